@@ -1,0 +1,1 @@
+"""Model shapes, hardware peaks, FLOPs and bytes; pure."""

@@ -1,0 +1,225 @@
+"""The validated, frozen Profile: what an experiment is.
+
+Every section is a closed pydantic model: unknown keys are errors. ``profile/load.py`` reads YAML into it and
+``profile/plan.py`` unfolds it into ordered runs. Lengths are in tokens, rates in requests per second,
+durations in seconds, as people write them.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", description="lower-case name without spaces")]
+EngineKind = Literal["sim", "vllm", "vllm-lenvm", "sglang", "sglang-lenvm", "llamacpp", "transformers", "attach"]
+FactorValue = str | int | float | bool | None
+
+
+class Section(BaseModel):
+    """A part of a profile: frozen, closed, and strict about types (``"5"`` is no number)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class LengthRange(Section):
+    """Lengths drawn log-normally around ``mean`` with coefficient of variation ``cv``, cut to [min, max]."""
+
+    mean: float = Field(gt=0)
+    cv: float = Field(default=0.0, ge=0, le=5)
+    min: int = Field(default=1, ge=1)
+    max: int = Field(default=1_000_000, ge=1)
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "LengthRange":
+        if not self.min <= self.mean <= self.max:
+            raise ValueError(f"needs min <= mean <= max, got {self.min} <= {self.mean} <= {self.max}")
+        return self
+
+
+Length = Annotated[int, Field(ge=1)] | LengthRange
+
+
+class Arrival(Section):
+    """When requests are sent.
+
+    ``closed-loop`` keeps ``max_concurrency`` requests open. ``burst`` sends all at once. The open-loop kinds
+    send at precomputed times whatever the server does: ``constant`` and ``poisson`` at ``request_rate``,
+    ``gamma`` at ``request_rate`` with ``burstiness`` (1 = Poisson, below 1 = burstier, as vLLM defines it),
+    ``trace`` at the recorded times of the dataset, divided by ``speedup``. ``max_concurrency`` caps them too
+    where it is given.
+    """
+
+    kind: Literal["closed-loop", "burst", "constant", "poisson", "gamma", "trace"] = "closed-loop"
+    max_concurrency: int | None = Field(default=None, ge=1)
+    request_rate: float | None = Field(default=None, gt=0)
+    burstiness: float = Field(default=1.0, gt=0)
+    speedup: float = Field(default=1.0, gt=0)
+    launch_rate_limit: float | None = Field(default=None, gt=0)
+    """Requests per second at which sends are throttled, whatever the schedule says."""
+
+    @model_validator(mode="after")
+    def _complete(self) -> "Arrival":
+        if self.kind == "closed-loop" and self.max_concurrency is None:
+            raise ValueError("kind closed-loop needs max_concurrency")
+        if self.kind in {"constant", "poisson", "gamma"} and self.request_rate is None:
+            raise ValueError(f"kind {self.kind} needs request_rate")
+        return self
+
+
+class Workload(Section):
+    """Request set and arrival schedule."""
+
+    dataset: Literal["gsm8k", "sharegpt", "sharegpt-replay", "azure-trace", "synthetic", "generated"]
+    path: str | None = None
+    """File to read instead of the one in the data directory."""
+    num_prompts: int = Field(default=50, ge=1)
+    selection: Literal["first", "sample"] = "first"
+    """The first prompts in file order, or a seeded sample."""
+    samples_per_prompt: int = Field(default=1, ge=1)
+    samples_as: Literal["one-request", "requests"] = "one-request"
+    """n samples as one request with ``n``, or as n requests with distinct seeds."""
+    if_missing: Literal["generated", "fail"] = "generated"
+    """When the dataset cannot be had: a generated set steps in with a warning, or the command fails."""
+    input_len: Length | None = None
+    """Prompt length of the ``synthetic`` dataset."""
+    output_len: Length | None = None
+    """Length of each output with stop mode ``forced``; the dataset's own lengths where it has them."""
+    max_tokens: int = Field(default=1500, ge=1)
+    """Limit of each output with stop mode ``natural``."""
+    arrival: Arrival
+    num_warmups: int = Field(default=1, ge=0)
+
+
+class Sampling(Section):
+    """Sampling parameters of every request of a variant. ``top_k: -1`` keeps the whole vocabulary."""
+
+    temperature: float = Field(default=1.0, ge=0)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    top_k: int = Field(default=-1, ge=-1)
+    min_p: float = Field(default=0.0, ge=0, le=1)
+
+    @model_validator(mode="after")
+    def _top_k_is_a_count(self) -> "Sampling":
+        if self.top_k == 0:
+            raise ValueError("top_k is 0; write -1 for the whole vocabulary or a positive count")
+        return self
+
+
+class Guidance(Section):
+    """What the requests of a guided variant ask of the value model (``custom_params`` of the fork)."""
+
+    mode: Literal["mul", "linear", "exp", "length_mul", "centered_exp", "value_bias"] = "centered_exp"
+    value_scale: float = 0.0
+    gamma: float = Field(default=0.997, gt=0, lt=1)
+    value_entropy_threshold: float | None = Field(default=None, ge=0)
+
+
+class Variant(Section):
+    """One named server configuration, as far as it differs from the profile's own settings."""
+
+    description: str = ""
+    server: dict[str, Any] = {}
+    """Engine options that replace those of the profile."""
+    sampling: dict[str, Any] = {}
+    guidance: Guidance | None = None
+    swept: bool = True
+    """Whether the factors of ``sweep`` apply; never for the baseline."""
+
+
+class Timeouts(Section):
+    """Limits in seconds."""
+
+    ready_s: float = Field(default=600.0, gt=0)
+    request_s: float = Field(default=600.0, gt=0)
+    connect_s: float = Field(default=10.0, gt=0)
+    stop_s: float = Field(default=10.0, gt=0)
+
+
+class Telemetry(Section):
+    """Sampling rates in Hz; 0 switches a sampler off."""
+
+    gpu_hz: float = Field(default=10.0, ge=0, le=100)
+    host_hz: float = Field(default=2.0, ge=0, le=20)
+
+
+class Engine(Section):
+    """Kind of server software and the options that all variants share."""
+
+    kind: EngineKind
+    options: dict[str, Any] = {}
+
+
+class Profile(Section):
+    """The YAML that describes an experiment, complete and valid.
+
+    Invariants: ``baseline`` names a variant; every factor of ``sweep`` sets a key that the swept variants
+    accept; with a guided variant in modes ``centered_exp`` or ``value_bias``, top_k is finite.
+    """
+
+    name: Name
+    description: str = ""
+    seed: int = Field(default=0, ge=0)
+    blocks: int = Field(default=8, ge=1)
+    stop: Literal["forced", "natural"] = "forced"
+    engine: Engine
+    model: str = "qwen2.5-7b"
+    """Name in the built-in table of shapes, or a directory with a config.json."""
+    hardware: str = "h100-sxm"
+    """Whose peaks FLOP/s are compared with; a name of the hardware table."""
+    workload: Workload
+    sampling: Sampling = Sampling()
+    variants: dict[Name, Variant] = Field(min_length=1)
+    baseline: Name = "baseline"
+    sweep: dict[str, tuple[FactorValue, ...]] = {}
+    """Factor to values. A factor is ``top_k``, ``value_model``, ``value_scale``, or a dotted path such as
+    ``server.max_num_seqs``."""
+    allowed_differences: tuple[str, ...] = ()
+    """Settings in which variants may differ, as dotted paths; ``guidance.*`` covers what is below."""
+    primary_metrics: tuple[str, ...] = ("step_ms", "tpot_ms", "wall_s")
+    timeouts: Timeouts = Timeouts()
+    telemetry: Telemetry = Telemetry()
+
+    @model_validator(mode="after")
+    def _baseline_exists(self) -> "Profile":
+        if self.baseline not in self.variants:
+            known = ", ".join(self.variants)
+            raise ValueError(f"baseline is {self.baseline!r}, which is no variant; variants are {known}")
+        return self
+
+
+class SimOptions(Section):
+    """Options of the engine ``sim``."""
+
+    cost_model: Literal["lenvm-h100", "roofline", "llm-mock"] = "lenvm-h100"
+    time_scale: float = Field(default=1.0, gt=0)
+    """Virtual seconds per wall second."""
+    noise: Literal["none", "published"] = "none"
+    """Seeded run-to-run variation of step times: none, or of the size that was published."""
+    revision: Literal["V1", "V2", "V4"] = "V1"
+    """Which generation of the guided fork is emulated: V2 skips the value model at a neutral scale."""
+    value_model: str | None = None
+    """Value model that the server loads for guidance; none on a stock server."""
+    overlap_schedule: bool = True
+    max_num_seqs: int = Field(default=1024, ge=1)
+    max_num_batched_tokens: int = Field(default=8192, ge=1)
+    num_kv_blocks: int = Field(default=65536, ge=1)
+    block_size: int = Field(default=16, ge=1)
+    enable_prefix_caching: bool = False
+    tokens_per_chunk: int = Field(default=1, ge=1)
+    port: int | None = Field(default=None, ge=1, le=65535)
+    """A fixed port; a free one where it is not given."""
+    start_delay_s: float = Field(default=0.0, ge=0)
+    """Time the server takes to become ready, to rehearse slow starts."""
+
+
+ENGINE_OPTIONS: dict[str, type[Section]] = {"sim": SimOptions}
+"""Typed options of each engine that this version can start."""
+
+
+class VariantSettings(Section):
+    """What one run uses: a variant in one cell, all overrides applied and checked."""
+
+    variant: str
+    model: str
+    server: SimOptions
+    sampling: Sampling
+    guidance: Guidance | None

@@ -1,0 +1,226 @@
+"""The result directory: create it, reopen it, read it.
+
+    <root>/manifest.json profile.yaml plan.json requests.jsonl
+    <root>/runs/<nnn>-b<block>-<variant>[-<cell>]/run.json requests.jsonl steps.jsonl gpu.jsonl host.jsonl …
+
+JSON documents are replaced atomically, JSON Lines are appended. Nothing here knows what the numbers mean.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from benchctl.errors import RecordError
+from benchctl.records.jsonl import JsonlWriter, read_jsonl, write_bytes_atomic, write_json_atomic
+from benchctl.records.run import (
+    Cell,
+    GpuSample,
+    HostSample,
+    Manifest,
+    Plan,
+    PreparedRequest,
+    RequestRecord,
+    ResultWarning,
+    RunRecord,
+    StepRecord,
+)
+from benchctl.records.schema import upgrade
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+def cell_name(cell: Cell) -> str:
+    """A cell as people write it: ``top_k=3, value_model=qwen2.5-1.5b``; empty for the baseline."""
+    return ", ".join(f"{factor}={value}" for factor, value in cell.items())
+
+
+def run_directory_name(index: int, block: int, variant: str, cell: Cell) -> str:
+    """``007-b2-guided-top_k3``: sorts in the order of execution and reads without a map."""
+    parts = [f"{index:03d}", f"b{block}", variant]
+    parts += [f"{factor}{value}" for factor, value in cell.items()]
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", "-".join(parts))
+
+
+@dataclass(frozen=True, slots=True)
+class RunDirectory:
+    """The directory of one run."""
+
+    path: Path
+
+    @property
+    def server_log(self) -> Path:
+        return self.path / "server.log"
+
+    def read(self) -> RunRecord:
+        return _read_json(self.path / "run.json", RunRecord)
+
+    def write(self, run: RunRecord) -> None:
+        self.path.mkdir(parents=True, exist_ok=True)
+        write_json_atomic(self.path / "run.json", run)
+
+    def append(self, name: str) -> JsonlWriter:
+        """Open ``<name>.jsonl`` for appending: ``requests``, ``steps``, ``gpu``, ``host``, ``prometheus``."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        return JsonlWriter(self.path / f"{name}.jsonl")
+
+    def requests(self) -> Iterator[RequestRecord]:
+        return read_jsonl(self.path / "requests.jsonl", RequestRecord)
+
+    def steps(self) -> Iterator[StepRecord]:
+        return read_jsonl(self.path / "steps.jsonl", StepRecord)
+
+    def gpu(self) -> Iterator[GpuSample]:
+        return read_jsonl(self.path / "gpu.jsonl", GpuSample)
+
+    def host(self) -> Iterator[HostSample]:
+        return read_jsonl(self.path / "host.jsonl", HostSample)
+
+
+@dataclass(frozen=True, slots=True)
+class ResultDirectory:
+    """One experiment on disk."""
+
+    path: Path
+
+    def manifest(self) -> Manifest:
+        return _read_json(self.path / "manifest.json", Manifest)
+
+    def write_manifest(self, manifest: Manifest) -> None:
+        self.path.mkdir(parents=True, exist_ok=True)
+        write_json_atomic(self.path / "manifest.json", manifest)
+
+    def plan(self) -> Plan:
+        return _read_json(self.path / "plan.json", Plan)
+
+    def write_plan(self, plan: Plan) -> None:
+        write_json_atomic(self.path / "plan.json", plan)
+
+    def prepared_requests(self) -> tuple[PreparedRequest, ...]:
+        return tuple(read_jsonl(self.path / "requests.jsonl", PreparedRequest))
+
+    def write_prepared_requests(self, content: bytes) -> None:
+        """Store the request set exactly as its sha256 was taken."""
+        write_bytes_atomic(self.path / "requests.jsonl", content)
+
+    def write_profile(self, text: str) -> None:
+        write_bytes_atomic(self.path / "profile.yaml", text.encode())
+
+    def run(self, run_id: str) -> RunDirectory:
+        return RunDirectory(self.path / "runs" / run_id)
+
+    def runs(self) -> tuple[RunDirectory, ...]:
+        """Directories of all planned runs, in plan order, whether they were begun or not."""
+        return tuple(self.run(planned.run_id) for planned in self.plan().runs)
+
+
+def open_results(path: Path) -> ResultDirectory:
+    """Open a result directory for reading.
+
+    Raises RecordError when ``path`` is none, SchemaVersionError when it is of a newer schema.
+    """
+    if not (path / "manifest.json").is_file():
+        raise RecordError(
+            f"{path} is no result directory: it has no manifest.json. "
+            "Name a directory that 'benchctl run' wrote; 'benchctl list' shows them"
+        )
+    results = ResultDirectory(path)
+    results.manifest()
+    return results
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedRun:
+    """One run in memory. ``warnings`` holds what was damaged or absent, beside the run's own warnings."""
+
+    record: RunRecord
+    requests: tuple[RequestRecord, ...]
+    steps: tuple[StepRecord, ...]
+    gpu: tuple[GpuSample, ...]
+    host: tuple[HostSample, ...]
+    warnings: tuple[ResultWarning, ...]
+    is_damaged: bool = False
+    """A run that says ``done`` holds a line that cannot be read."""
+
+
+def load_run(directory: RunDirectory) -> LoadedRun:
+    """Read one run, keeping all that is readable.
+
+    A damaged line ends its file: what came before is kept and a warning names file and line. In a run that
+    says ``done`` this marks the run as damaged, because nobody should compare it.
+    """
+    record = directory.read()
+    damage: list[ResultWarning] = []
+
+    def keep(records: Iterator[T]) -> tuple[T, ...]:
+        kept: list[T] = []
+        try:
+            kept.extend(records)
+        except RecordError as error:
+            damage.append(ResultWarning(code="damaged-line", message=str(error), where=record.run_id))
+        return tuple(kept)
+
+    requests, steps = keep(directory.requests()), keep(directory.steps())
+    gpu, host = keep(directory.gpu()), keep(directory.host())
+    return LoadedRun(
+        record=record,
+        requests=requests,
+        steps=steps,
+        gpu=gpu,
+        host=host,
+        warnings=(*record.warnings, *damage),
+        is_damaged=bool(damage) and record.state == "done",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedResults:
+    """An experiment in memory: what the reading half works on."""
+
+    path: Path
+    manifest: Manifest
+    profile_yaml: str
+    """The resolved profile as written; ``profile.load.parse_profile`` reads it."""
+    plan: Plan
+    requests: tuple[PreparedRequest, ...]
+    runs: tuple[LoadedRun, ...]
+    """Runs that were begun, in plan order."""
+
+
+def load_results(path: Path) -> LoadedResults:
+    """Read a whole result directory; see ``load_run`` for damaged lines."""
+    results = open_results(path)
+    begun = [directory for directory in results.runs() if (directory.path / "run.json").is_file()]
+    return LoadedResults(
+        path=path,
+        manifest=results.manifest(),
+        profile_yaml=_read_text(path / "profile.yaml"),
+        plan=results.plan(),
+        requests=results.prepared_requests(),
+        runs=tuple(load_run(directory) for directory in begun),
+    )
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise RecordError(f"{path} is missing: the result directory is incomplete; copy it again whole") from error
+
+
+def _read_json(path: Path, kind: type[T]) -> T:
+    try:
+        document: Any = msgspec.json.decode(path.read_bytes())
+    except FileNotFoundError as error:
+        raise RecordError(f"{path} is missing: the result directory is incomplete; copy it again whole") from error
+    except msgspec.DecodeError as error:
+        raise RecordError(f"{path}: {error}; restore the file from a copy, or run the experiment again") from error
+    if not isinstance(document, dict):
+        raise RecordError(f"{path}: expected an object, found {type(document).__name__}; restore the file")
+    try:
+        return msgspec.convert(upgrade(document, path), kind)
+    except msgspec.ValidationError as error:
+        raise RecordError(f"{path}: {error}; restore the file from a copy, or run the experiment again") from error

@@ -1,0 +1,86 @@
+"""JSON Lines and JSON files: appended with one flush per record, read with the place of any damage."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TypeVar
+
+import msgspec
+
+from benchctl.errors import RecordError
+
+R = TypeVar("R", bound=msgspec.Struct)
+
+_encoder = msgspec.json.Encoder(order="sorted")
+
+
+def encode(record: object) -> bytes:
+    """One record as canonical JSON: keys of mappings sorted, no white space, so that equal means byte-equal."""
+    return _encoder.encode(record)
+
+
+class JsonlWriter:
+    """Appends records to a file, one line and one flush each, so that a crash costs at most a torn last line."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file = path.open("ab")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def write(self, record: msgspec.Struct) -> None:
+        self._file.write(encode(record) + b"\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def write_json_atomic(path: Path, record: object) -> None:
+    """Replace ``path`` in one step: a reader sees the old document or the new one, never a part."""
+    write_bytes_atomic(path, msgspec.json.format(encode(record), indent=1) + b"\n")
+
+
+def write_bytes_atomic(path: Path, content: bytes) -> None:
+    """Replace ``path`` in one step with ``content``, on disk before the name changes."""
+    partial = path.with_name(f".{path.name}.partial")
+    with partial.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+
+
+def read_jsonl(path: Path, kind: type[R]) -> Iterator[R]:
+    """Yield the records of a file.
+
+    Raises RecordError naming file and line at the first damaged line; the records before it have been
+    yielded by then. A missing file has no records.
+    """
+    if not path.exists():
+        return
+    decoder = msgspec.json.Decoder(kind)
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
+            try:
+                yield decoder.decode(line)
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                raise RecordError(_describe_damage(path, number, line, error)) from error
+
+
+def _describe_damage(path: Path, number: int, line: bytes, error: Exception) -> str:
+    what = str(error) if line.endswith(b"\n") else f"the line is cut off ({error})"
+    shown = line[:60].decode(errors="replace").rstrip("\n")
+    return (
+        f"{path}:{number}: {what}; it begins {shown!r}. "
+        "Run the experiment again with --resume after deleting this run's directory, or remove the line"
+    )

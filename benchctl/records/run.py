@@ -1,0 +1,326 @@
+"""Record types: what a result directory holds, line by line.
+
+All are frozen msgspec structs. ``None`` means *unknown*, never zero, and is left out of the JSON; times are
+integer nanoseconds of the measuring host's monotonic clock unless the field says otherwise.
+"""
+
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+RunState: TypeAlias = Literal["planned", "running", "done", "failed", "suspect"]
+Clock: TypeAlias = Literal["host", "device", "virtual"]
+Phase: TypeAlias = Literal["prefill", "decode", "mixed"]
+Cell: TypeAlias = dict[str, str | int | float | bool | None]
+"""One point of the sweep: a value for each swept factor. Empty for the baseline."""
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What all records share: frozen, keyword-only, absent where unknown."""
+
+
+class ResultWarning(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """Doubt as data: attached to a result, printed as a footnote, kept in the JSON.
+
+    ``code`` is stable and machine-readable (``gpu-sampler-missing``); ``message`` says what it means for the
+    numbers; ``where`` names the run, file or metric it is about.
+    """
+
+    code: str
+    message: str
+    where: str | None = None
+
+
+class Message(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """One chat message."""
+
+    role: str
+    content: str
+
+
+class PreparedRequest(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """One line of ``requests.jsonl`` at the top of a result directory: what will be asked, and when.
+
+    The same for every variant and cell; byte-identical for the same profile and seed. Exactly one of
+    ``messages`` (chat) and ``prompt`` (completion) is set. ``max_tokens`` is the limit of each of the ``n``
+    choices; with ``ignore_eos`` it is their exact length.
+    """
+
+    request_id: str
+    index: int
+    arrival_ns: int
+    """Offset from the start of the load. 0 for all requests of a closed loop, which send when a slot frees."""
+    messages: tuple[Message, ...] | None = None
+    prompt: str | None = None
+    prompt_tokens: int
+    """Length of the prompt as known or estimated by the workload; the engine's own count is in ``usage``."""
+    max_tokens: int
+    ignore_eos: bool = False
+    n: int = 1
+    seed: int
+    source: str
+    """Where the prompt comes from, for example ``gsm8k/test:17``."""
+    sample: int = 0
+    """Which sample of the same prompt this is, when ``n`` samples are sent as ``n`` requests."""
+    answer: str | None = None
+    """Gold answer where the dataset has one."""
+
+
+class ChoiceRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """What arrived for one choice of one request.
+
+    ``chunk_ns[i]`` is the arrival of the i-th event that carried output of this choice; ``chunk_tokens[i]``
+    the number of tokens in it, where the engine says so. Chunks are not tokens: count from usage.
+    """
+
+    index: int
+    chunk_ns: tuple[int, ...] = ()
+    chunk_tokens: tuple[int, ...] | None = None
+    output_tokens: int | None = None
+    finish_reason: str | None = None
+    text: str = ""
+
+
+class RequestError(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """Why a request failed. ``kind`` is a class: ``connect``, ``timeout``, ``http-status``, ``early-close``,
+    ``malformed-stream``, ``server-error``, ``short-output``, ``cancelled``.
+    """
+
+    kind: str
+    message: str
+    status: int | None = None
+
+
+class RequestRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """One line of a run's ``requests.jsonl``: one request as the client saw it.
+
+    Failed requests are lines like any other and stay in every denominator. ``attempts`` counts sends;
+    the times are those of the last one.
+    """
+
+    request_id: str
+    index: int
+    is_warmup: bool = False
+    scheduled_ns: int
+    sent_ns: int | None = None
+    done_ns: int | None = None
+    status: int | None = None
+    choices: tuple[ChoiceRecord, ...] = ()
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    """From ``usage``: summed over the choices of this request, once per request."""
+    cached_tokens: int | None = None
+    attempts: int = 1
+    error: RequestError | None = None
+
+
+class StepRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """One line of ``steps.jsonl``: one forward iteration of the engine over a batch.
+
+    ``sections_ns`` are parts of ``dur_ns`` by name; ``SECTION_PARENT`` says which lie inside which.
+    ``clock`` says what ``dur_ns`` is: host time (asynchronous unless the engine synchronises), device time,
+    or the virtual time of a simulator. ``context_tokens`` is the sum of contexts over the batch.
+    """
+
+    step: int
+    start_ns: int
+    dur_ns: int
+    clock: Clock
+    phase: Phase
+    is_warmup: bool = False
+    num_seqs: int
+    num_prefill_tokens: int | None = None
+    num_decode_tokens: int | None = None
+    context_tokens: int | None = None
+    output_tokens: int | None = None
+    is_greedy: bool | None = None
+    guided_rows: int | None = None
+    """Rows whose candidates a value model scored in this step."""
+    candidates: int | None = None
+    """Candidates scored, summed over the guided rows."""
+    fused: bool | None = None
+    draft_tokens: int | None = None
+    accepted_tokens: int | None = None
+    preempted: int | None = None
+    kv_used_blocks: int | None = None
+    value_prefill_tokens: int | None = None
+    """Prompt tokens that the value model prefilled in this step."""
+    value_extend_tokens: int | None = None
+    """Tokens by which the value model extended its prefixes in this step."""
+    sections_ns: dict[str, int] = {}
+
+
+SECTION_PARENT: dict[str, str | None] = {
+    "schedule": None,
+    "model_forward": None,
+    "sampler_total": None,
+    "pre_lvm": "sampler_total",
+    "lvm_apply_outer": "sampler_total",
+    "sample": "sampler_total",
+    "lvm_build_pending": "lvm_apply_outer",
+    "lvm_forward": "lvm_apply_outer",
+    "lvm_apply_guidance": "lvm_apply_outer",
+    "value_model_load": "lvm_apply_outer",
+}
+"""Parent of each known section; ``None`` is the step itself. Children of one parent are disjoint, so the
+parent less the sum of its children is the time not named. The LenVM names are those of the fork's timing log
+without ``t_`` and ``_ms``."""
+
+
+class GpuSample(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """One line of ``gpu.jsonl``: one reading of one visible device."""
+
+    t_ns: int
+    index: int
+    uuid: str | None = None
+    source: Literal["nvml", "nvidia-smi"]
+    utilization_frac: float | None = None
+    memory_used_bytes: int | None = None
+    power_w: float | None = None
+    energy_j: float | None = None
+    """Counter of the device since its driver was loaded; differences are energy."""
+    sm_clock_hz: int | None = None
+    memory_clock_hz: int | None = None
+    temperature_c: float | None = None
+    throttle_reasons: tuple[str, ...] | None = None
+
+
+class HostSample(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """One line of ``host.jsonl``: the server's process tree and the client, as psutil sees them."""
+
+    t_ns: int
+    server_cpu_cores: float | None = None
+    """Cores kept busy since the previous sample (1.5 = one and a half cores)."""
+    server_rss_bytes: int | None = None
+    server_processes: int | None = None
+    client_cpu_cores: float | None = None
+    host_cpu_frac: float | None = None
+    memory_available_bytes: int | None = None
+
+
+class RunTimes(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """When the phases of one run began, on the client's monotonic clock."""
+
+    launch_ns: int | None = None
+    ready_ns: int | None = None
+    warmup_start_ns: int | None = None
+    first_send_ns: int | None = None
+    last_token_ns: int | None = None
+    stop_ns: int | None = None
+
+
+class RunFailure(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """Why a run failed, with the end of the server's log."""
+
+    cause: str
+    message: str
+    log_tail: str = ""
+
+
+class RunRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """``run.json``: one fresh server and one workload.
+
+    ``clock`` is the clock of the engine's steps; with a virtual one, ``time_scale`` is virtual seconds per
+    wall second, and a duration seen by the client is multiplied by it to compare with the steps.
+    """
+
+    schema_version: int
+    index: int
+    run_id: str
+    block: int
+    position: int
+    """Place within the block, from 0."""
+    variant: str
+    cell: Cell = {}
+    state: RunState = "planned"
+    attempt: int = 0
+    argv: tuple[str, ...] = ()
+    env: dict[str, str] = {}
+    engine: str | None = None
+    engine_version: str | None = None
+    effective_config: dict[str, Any] = {}
+    """What the server says of itself, flat: one key per setting."""
+    started_at: str | None = None
+    """UTC, ISO 8601; the only wall-clock time of a run."""
+    times: RunTimes = RunTimes()
+    clock: Clock = "host"
+    time_scale: float = 1.0
+    num_sent: int | None = None
+    num_completed: int | None = None
+    num_failed: int | None = None
+    warnings: tuple[ResultWarning, ...] = ()
+    failure: RunFailure | None = None
+
+
+class PlannedRun(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """One entry of ``plan.json``."""
+
+    index: int
+    run_id: str
+    block: int
+    position: int
+    variant: str
+    cell: Cell = {}
+
+
+class Plan(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """``plan.json``: the ordered runs of an experiment."""
+
+    schema_version: int
+    runs: tuple[PlannedRun, ...]
+
+
+class GitState(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """Commit of the code that measured, and whether the work tree differed from it."""
+
+    sha: str
+    is_dirty: bool
+
+
+class HostInfo(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """The measuring machine."""
+
+    hostname: str
+    platform: str
+    python: str
+    cpu_model: str | None = None
+    num_cores: int
+    memory_bytes: int
+
+
+class GpuInfo(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """One visible device at the start of the experiment."""
+
+    index: int
+    name: str
+    uuid: str | None = None
+    memory_bytes: int | None = None
+    driver: str | None = None
+
+
+class Manifest(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """``manifest.json``: what was measured, by whom, with what. ``state`` is that of the whole experiment."""
+
+    schema_version: int
+    state: RunState
+    profile: str
+    profile_sha256: str
+    """Of the resolved profile without output location and label: resuming demands the same."""
+    request_set_sha256: str
+    dataset: str
+    """The request set's true source, for example ``gsm8k/test`` or ``generated``."""
+    seed: int
+    blocks: int
+    baseline: str
+    """Name of the variant that the others are compared with."""
+    stop: Literal["forced", "natural"]
+    engine: str
+    label: str | None = None
+    created_at: str
+    argv: tuple[str, ...]
+    benchctl_version: str
+    versions: dict[str, str] = {}
+    git: GitState | None = None
+    host: HostInfo
+    gpus: tuple[GpuInfo, ...] = ()
+    warnings: tuple[ResultWarning, ...] = ()
