@@ -1,0 +1,42 @@
+"""The table of commands."""
+
+from typing import Annotated
+
+import typer
+
+from benchctl import __version__
+from benchctl.cli import compare, data, flops, list_results, profiles, report, run, show
+
+app = typer.Typer(
+    name="benchctl",
+    help="What does a change to the decode path of an LLM server cost, where does the cost sit, and is it real?",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(f"benchctl {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Options before the command."""
+
+
+app.command("run")(run.run)
+app.command("compare")(compare.compare)
+app.command("show")(show.show)
+app.command("list")(list_results.list_results)
+app.command("report")(report.report)
+app.command("flops")(flops.flops)
+app.add_typer(profiles.app, name="profiles")
+app.add_typer(data.app, name="data")

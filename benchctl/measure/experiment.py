@@ -1,0 +1,189 @@
+"""An experiment: create its result directory, or reopen one, and do every run that is not done.
+
+The order is the plan's. A failed run is kept and the next one starts; an interrupt stops the experiment with
+everything measured so far on disk.
+"""
+
+import datetime
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+
+from benchctl import __version__
+from benchctl.errors import NotComparableError, RecordError
+from benchctl.measure.provenance import git_state, gpu_inventory, host_info, package_versions
+from benchctl.measure.run import RunContext, measure_run
+from benchctl.profile.load import dump_profile, parse_profile, profile_sha256
+from benchctl.profile.model import Profile
+from benchctl.profile.plan import plan_runs
+from benchctl.records.directory import ResultDirectory, open_results
+from benchctl.records.run import Manifest, PlannedRun, PreparedRequest, ResultWarning, RunRecord, RunState
+from benchctl.records.schema import SCHEMA_VERSION
+from benchctl.workload.prepare import PreparedSet
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Where an experiment comes from, as far as the profile does not say it."""
+
+    output_root: Path
+    label: str | None
+    argv: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listener:
+    """What the caller wants to hear while runs go on."""
+
+    run_started: Callable[[PlannedRun, int], None]
+    """The run and how many of its requests there are."""
+    request_done: Callable[[int], None]
+    """How many requests of the current run have ended."""
+    run_ended: Callable[[PlannedRun, RunRecord], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What became of the runs of one call."""
+
+    num_done: int
+    num_failed: int
+    num_suspect: int
+    num_skipped: int
+    """Runs that an earlier call had done."""
+
+
+def create_experiment(profile: Profile, prepared: PreparedSet, origin: Origin) -> ResultDirectory:
+    """Write everything that is known before the first run; returns the new directory."""
+    sha256 = profile_sha256(profile)
+    now = datetime.datetime.now(datetime.UTC)
+    results = ResultDirectory(_free_directory(origin.output_root / profile.name, now, sha256[:8]))
+    results.write_manifest(
+        Manifest(
+            schema_version=SCHEMA_VERSION,
+            state="planned",
+            profile=profile.name,
+            profile_sha256=sha256,
+            request_set_sha256=prepared.sha256,
+            dataset=prepared.dataset,
+            seed=profile.seed,
+            blocks=profile.blocks,
+            baseline=profile.baseline,
+            stop=profile.stop,
+            engine=profile.engine.kind,
+            label=origin.label,
+            created_at=now.isoformat(timespec="seconds").replace("+00:00", "Z"),
+            argv=origin.argv,
+            benchctl_version=__version__,
+            versions=package_versions(),
+            git=git_state(),
+            host=host_info(),
+            gpus=gpu_inventory(),
+            warnings=prepared.warnings,
+        )
+    )
+    results.write_profile(dump_profile(profile))
+    results.write_prepared_requests(prepared.content)
+    results.write_plan(plan_runs(profile))
+    return results
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reopened:
+    """A result directory whose experiment goes on, with exactly what it began with."""
+
+    results: ResultDirectory
+    profile: Profile
+    requests: tuple[PreparedRequest, ...]
+
+
+def reopen_experiment(path: Path, profile: Profile | None) -> Reopened:
+    """Reopen a directory for resuming.
+
+    Raises NotComparableError when ``profile`` is given and is not the one the directory began with, and
+    RecordError when the stored profile or request set was changed since.
+    """
+    results = open_results(path)
+    manifest = results.manifest()
+    if profile is not None and profile_sha256(profile) != manifest.profile_sha256:
+        raise NotComparableError(
+            f"{path} was begun with another profile: its sha256 is {manifest.profile_sha256[:12]}…, that of "
+            f"{profile.name!r} as given now is {profile_sha256(profile)[:12]}…. Resume without --profile and --set to "
+            "go on with the stored one, or start a new experiment"
+        )
+    stored_path = path / "profile.yaml"
+    stored = parse_profile(stored_path.read_text(encoding="utf-8"), str(stored_path))
+    if profile_sha256(stored) != manifest.profile_sha256:
+        raise RecordError(f"{stored_path} was changed since the experiment began; restore it, or start a new one")
+    request_path = path / "requests.jsonl"
+    if hashlib.sha256(request_path.read_bytes()).hexdigest() != manifest.request_set_sha256:
+        raise RecordError(f"{request_path} was changed since the experiment began; restore it, or start a new one")
+    return Reopened(results=results, profile=stored, requests=results.prepared_requests())
+
+
+def run_experiment(
+    results: ResultDirectory, profile: Profile, requests: Sequence[PreparedRequest], listener: Listener
+) -> Outcome:
+    """Do every run that is not done, in plan order.
+
+    A KeyboardInterrupt passes through after the manifest says ``failed``; what was measured is kept.
+    """
+    context = RunContext(profile=profile, requests=tuple(requests), on_progress=listener.request_done)
+    outcome = Outcome(num_done=0, num_failed=0, num_suspect=0, num_skipped=0)
+    _set_state(results, "running")
+    try:
+        for planned in results.plan().runs:
+            directory = results.run(planned.run_id)
+            if (directory.path / "run.json").is_file() and directory.read().state == "done":
+                outcome = replace(outcome, num_skipped=outcome.num_skipped + 1)
+                continue
+            listener.run_started(planned, len(requests))
+            record = measure_run(context, planned, directory)
+            outcome = _count(outcome, record.state)
+            listener.run_ended(planned, record)
+    except BaseException:
+        _set_state(results, "failed")
+        raise
+    _set_state(results, _final_state(outcome))
+    return outcome
+
+
+def _count(outcome: Outcome, state: RunState) -> Outcome:
+    if state == "done":
+        return replace(outcome, num_done=outcome.num_done + 1)
+    if state == "suspect":
+        return replace(outcome, num_suspect=outcome.num_suspect + 1)
+    return replace(outcome, num_failed=outcome.num_failed + 1)
+
+
+def _final_state(outcome: Outcome) -> RunState:
+    if outcome.num_failed:
+        return "failed"
+    return "suspect" if outcome.num_suspect else "done"
+
+
+def _set_state(results: ResultDirectory, state: RunState) -> None:
+    results.write_manifest(msgspec.structs.replace(results.manifest(), state=state))
+
+
+def add_warning(results: ResultDirectory, warning: ResultWarning) -> None:
+    """Attach a warning to the whole experiment, once."""
+    manifest = results.manifest()
+    if warning not in manifest.warnings:
+        results.write_manifest(msgspec.structs.replace(manifest, warnings=(*manifest.warnings, warning)))
+
+
+def _free_directory(parent: Path, now: datetime.datetime, hash8: str) -> Path:
+    """``<utc>-<hash8>`` below ``parent``, with a number behind it if two experiments start in one second."""
+    stem = f"{now.strftime('%Y%m%dT%H%M%SZ')}-{hash8}"
+    for number in range(1, 1000):
+        path = parent / (stem if number == 1 else f"{stem}-{number}")
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        return path
+    raise RecordError(f"{parent / stem}: a thousand directories of this name exist; choose another --output-dir")
