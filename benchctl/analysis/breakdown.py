@@ -1,0 +1,167 @@
+"""Where the time of a step sits: its sections as a tree whose parts add up.
+
+Time per step of a section = total over all steps / number of all steps. Because every section is divided by the
+same count, children and the remainder that no section names add up to their parent, and the top level adds up
+to the step. The other convention in use, the mean over the steps that have the section, is kept beside it: it
+says what a section costs when it runs, but its values do not add up.
+
+What a section holds depends on the clock. Host time without synchronisation charges the first call that blocks
+with all the device work queued before it, so such a section is never called GPU time here.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from benchctl.records.run import SECTION_PARENT, Clock, StepRecord
+
+STEP: Final = "step"
+
+CLOCK_NOTE: Final[dict[Clock, str]] = {
+    "host": (
+        "host time: the device works asynchronously, so a section may hold waiting for work that was queued "
+        "before it; no section is GPU time"
+    ),
+    "device": "device time",
+    "virtual": "virtual time of the simulator",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """Time of one section over ``num_steps`` steps, ``num_records`` of which have it.
+
+    Invariant: ``total_ns`` is the sum over ``children``, when there are any; the last child is then the
+    remainder (``is_unnamed``), which is negative only when the log contradicts itself.
+    """
+
+    name: str
+    total_ns: int
+    num_records: int
+    num_steps: int
+    children: tuple["Section", ...] = ()
+    is_unnamed: bool = False
+
+    @property
+    def mean_ns(self) -> float:
+        """Time per step: total / number of all steps. Adds up."""
+        return self.total_ns / self.num_steps
+
+    @property
+    def record_mean_ns(self) -> float | None:
+        """Mean over the steps that have the section: total / number of records. Does not add up."""
+        return self.total_ns / self.num_records if self.num_records else None
+
+    def walk(self, depth: int = 0) -> Iterator[tuple[int, "Section"]]:
+        """This section and all below it with their depth, parents first."""
+        yield depth, self
+        for child in self.children:
+            yield from child.walk(depth + 1)
+
+    def leaves(self) -> Iterator["Section"]:
+        """The sections without children; their totals add up to this one."""
+        return (section for _, section in self.walk() if not section.children)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Breakdown:
+    """The sections of a set of steps. ``unplaced`` are sections whose parent is not known: they are listed,
+    but stand outside the tree, because they may lie inside one another.
+    """
+
+    step: Section
+    unplaced: tuple[Section, ...]
+    clocks: tuple[Clock, ...]
+
+    @property
+    def num_steps(self) -> int:
+        return self.step.num_steps
+
+    @property
+    def clock_note(self) -> str:
+        """What the times are, in words."""
+        return "; ".join(CLOCK_NOTE[clock] for clock in self.clocks)
+
+    def section(self, name: str) -> Section | None:
+        """The section called ``name``, wherever it lies."""
+        found = (section for _, section in self.step.walk() if section.name == name)
+        return next(found, None) or next((s for s in self.unplaced if s.name == name), None)
+
+    def leaf_means_ns(self) -> dict[str, float]:
+        """Time per step of each leaf; the values add up to the mean step."""
+        return {leaf.name: leaf.mean_ns for leaf in self.step.leaves()}
+
+
+def break_down(steps: Iterable[StepRecord]) -> Breakdown | None:
+    """The breakdown of all steps that are no warm-up; of several runs when their steps are chained.
+
+    A parent that a step leaves out although it has children counts as their sum. None without steps.
+    """
+    totals: Counter[str] = Counter()
+    records: Counter[str] = Counter()
+    clocks: set[Clock] = set()
+    for step in steps:
+        if step.is_warmup:
+            continue
+        totals[STEP] += step.dur_ns
+        records[STEP] += 1
+        clocks.add(step.clock)
+        for name, duration_ns in _with_parents(step.sections_ns).items():
+            totals[name] += duration_ns
+            records[name] += 1
+    if not records[STEP]:
+        return None
+    unplaced = sorted(name for name in totals if name != STEP and name not in SECTION_PARENT)
+    return Breakdown(
+        step=_section(STEP, totals, records),
+        unplaced=tuple(_leaf(name, totals, records) for name in unplaced),
+        clocks=tuple(sorted(clocks)),
+    )
+
+
+def _depth(name: str) -> int:
+    parent = SECTION_PARENT[name]
+    return 0 if parent is None else 1 + _depth(parent)
+
+
+_DEEPEST_FIRST: Final = tuple(sorted(SECTION_PARENT, key=_depth, reverse=True))
+
+
+def _with_parents(sections_ns: dict[str, int]) -> dict[str, int]:
+    """The sections of one step, with every absent parent of a present child as the sum of its children."""
+    complete = dict(sections_ns)
+    for name in _DEEPEST_FIRST:
+        parent = SECTION_PARENT[name]
+        if name in complete and parent is not None and parent not in sections_ns:
+            complete[parent] = complete.get(parent, 0) + complete[name]
+    return complete
+
+
+def _section(name: str, totals: Counter[str], records: Counter[str]) -> Section:
+    parent = None if name == STEP else name
+    children = [
+        _section(child, totals, records)
+        for child, above in SECTION_PARENT.items()
+        if above == parent and child in records
+    ]
+    if not children:
+        return _leaf(name, totals, records)
+    unnamed = Section(
+        name=f"{name} (unnamed)",
+        total_ns=totals[name] - sum(child.total_ns for child in children),
+        num_records=records[name],
+        num_steps=records[STEP],
+        is_unnamed=True,
+    )
+    return Section(
+        name=name,
+        total_ns=totals[name],
+        num_records=records[name],
+        num_steps=records[STEP],
+        children=(*children, unnamed),
+    )
+
+
+def _leaf(name: str, totals: Counter[str], records: Counter[str]) -> Section:
+    return Section(name=name, total_ns=totals[name], num_records=records[name], num_steps=records[STEP])
