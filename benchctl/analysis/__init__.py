@@ -1,0 +1,1 @@
+"""What the records mean: metrics, statistics, reconciliation and comparison, as pure functions over records."""

@@ -1,0 +1,177 @@
+"""The metrics of one run: ``METRICS`` says what each is, ``run_metrics`` derives them all from its records.
+
+Warm-up requests and warm-up steps never count. Failed requests stay in ``num_requests`` and in the wall time;
+tokens and latencies are those of completed requests. Unknown is None.
+"""
+
+from collections.abc import Callable, Sequence
+from statistics import fmean
+
+from benchctl.analysis.device_metrics import gpu_metrics, host_metrics
+from benchctl.analysis.metric_table import LATENCIES, METRICS, Direction, Metric
+from benchctl.analysis.percentile import percentiles, smallest_sample
+from benchctl.analysis.request_timing import (
+    e2el_ns,
+    is_completed,
+    itls_ns,
+    load_span_ns,
+    measured,
+    send_lag_ns,
+    tpots_ns,
+    ttft_ns,
+)
+from benchctl.records.directory import LoadedRun
+from benchctl.records.run import RequestRecord, RunRecord, StepRecord
+from benchctl.units import ms_from_ns, s_from_ns
+
+__all__ = ["METRICS", "Direction", "Metric", "run_metrics", "unavailable_reason"]
+
+
+def run_metrics(run: LoadedRun) -> dict[str, float | None]:
+    """Every metric of ``METRICS`` for one run, None where its records do not tell."""
+    requests = measured(run.requests)
+    completed = tuple(request for request in requests if is_completed(request))
+    span = load_window_ns(run)
+    found: dict[str, float | None] = {
+        **_load_metrics(run.record, requests, completed, span),
+        **_latency_metrics(completed, clock_factor(run.record)),
+        **_step_metrics([step for step in run.steps if not step.is_warmup]),
+        **gpu_metrics(run.gpu, span),
+        **host_metrics(run.host, span),
+    }
+    found["gpu_energy_per_token_j"] = _ratio(found["gpu_energy_j"], found["output_tokens"])
+    return {name: found[name] for name in METRICS}
+
+
+def unavailable_reason(run: LoadedRun, name: str) -> str | None:
+    """Why a metric of this run is unknown, as a person would say it; None where it is known."""
+    if run_metrics(run)[name] is not None:
+        return None
+    requests = sum(is_completed(request) for request in measured(run.requests))
+    steps = sum(not step.is_warmup for step in run.steps)
+    label, _, rest = name.partition("_")
+    counted, noun = (steps, "steps") if rest == "step_ms" else (requests, "completed requests")
+    if label.startswith("p") and label[1:].isdigit() and counted:
+        needed = smallest_sample(int(label[1:]))
+        if counted < needed:
+            return f"n/a (n={counted} < {needed} {noun})"
+    return f"n/a (needs {METRICS[name].needs})"
+
+
+def clock_factor(record: RunRecord) -> float:
+    """Seconds of the engine's clock in one second of the client's: ``time_scale`` on a virtual clock, else 1."""
+    return record.time_scale if record.clock == "virtual" else 1.0
+
+
+def load_window_ns(run: LoadedRun) -> tuple[int, int] | None:
+    """First send and last output on the client's clock, from the run's times or else from its requests."""
+    times = run.record.times
+    if times.first_send_ns is not None and times.last_token_ns is not None:
+        return times.first_send_ns, times.last_token_ns
+    return load_span_ns(measured(run.requests))
+
+
+def _load_metrics(
+    record: RunRecord,
+    requests: Sequence[RequestRecord],
+    completed: Sequence[RequestRecord],
+    span: tuple[int, int] | None,
+) -> dict[str, float | None]:
+    times = record.times
+    client_wall_s = _seconds(*span) if span else None
+    wall_s = None if client_wall_s is None else client_wall_s * clock_factor(record)
+    output_tokens = _total([request.completion_tokens for request in completed])
+    lags = _known([send_lag_ns(request) for request in requests])
+    return {
+        "wall_s": wall_s,
+        "client_wall_s": client_wall_s,
+        "ready_s": _seconds(times.launch_ns, times.ready_ns),
+        "warmup_s": _seconds(times.warmup_start_ns, times.first_send_ns),
+        "num_requests": len(requests) if requests else None,
+        "num_completed": len(completed) if requests else None,
+        "num_failed": len(requests) - len(completed) if requests else None,
+        "prompt_tokens": _total([request.prompt_tokens for request in completed]),
+        "output_tokens": output_tokens,
+        "cached_tokens": _total([request.cached_tokens for request in completed]),
+        "output_throughput": _ratio(output_tokens, wall_s),
+        "request_throughput": _ratio(len(completed), wall_s),
+        "max_send_lag_ms": ms_from_ns(max(lags)) if lags else None,
+    }
+
+
+def _latency_metrics(completed: Sequence[RequestRecord], factor: float) -> dict[str, float | None]:
+    values: dict[str, Sequence[float]] = {
+        "ttft": _known([ttft_ns(request) for request in completed]),
+        "tpot": [value for request in completed for value in tpots_ns(request)],
+        "itl": [value for request in completed for value in itls_ns(request)],
+        "e2el": _known([e2el_ns(request) for request in completed]),
+    }
+    found: dict[str, float | None] = {}
+    for latency in LATENCIES:
+        durations = values[latency]
+        mean = ms_from_ns(fmean(durations) * factor) if durations else None
+        found[f"{latency}_ms"] = found[f"mean_{latency}_ms"] = mean
+        for percent, value in percentiles(durations, len(completed)).items():
+            found[f"p{percent}_{latency}_ms"] = _ms(value, factor)
+    return found
+
+
+def _step_metrics(steps: Sequence[StepRecord]) -> dict[str, float | None]:
+    durations = [step.dur_ns for step in steps]
+    tails = percentiles(durations, len(durations), (50, 95))
+    decode = [step for step in steps if step.phase == "decode"]
+    output_tokens = _total([step.output_tokens for step in steps])
+    candidates = _total([step.candidates for step in steps])
+    drafted = _total([step.draft_tokens for step in steps])
+    blocks = _known([step.kv_used_blocks for step in steps])
+    return {
+        "num_steps": len(steps) if steps else None,
+        "step_ms": _mean_ms(steps),
+        "p50_step_ms": _ms(tails[50]),
+        "p95_step_ms": _ms(tails[95]),
+        "prefill_step_ms": _mean_ms([step for step in steps if step.phase == "prefill"]),
+        "decode_step_ms": _mean_ms(decode),
+        "mixed_step_ms": _mean_ms([step for step in steps if step.phase == "mixed"]),
+        "tokens_per_step": _ratio(_total([step.output_tokens for step in decode]), sum(s.num_seqs for s in decode)),
+        "batch_tokens_per_step": _ratio(output_tokens, len(steps)),
+        "mean_batch_size": _ratio(sum(step.num_seqs for step in steps), len(steps)),
+        "greedy_step_frac": _share(steps, lambda step: step.is_greedy),
+        "guided_step_frac": _share(steps, lambda step: None if step.guided_rows is None else step.guided_rows > 0),
+        "candidates_per_token": _ratio(candidates, output_tokens),
+        "acceptance_frac": _ratio(_total([step.accepted_tokens for step in steps]), drafted),
+        "preemptions": _total([step.preempted for step in steps]),
+        "peak_kv_blocks": max(blocks) if blocks else None,
+    }
+
+
+def _ms(duration_ns: float | None, factor: float = 1.0) -> float | None:
+    return None if duration_ns is None else ms_from_ns(duration_ns * factor)
+
+
+def _mean_ms(steps: Sequence[StepRecord]) -> float | None:
+    return ms_from_ns(fmean(step.dur_ns for step in steps)) if steps else None
+
+
+def _share(steps: Sequence[StepRecord], says: Callable[[StepRecord], bool | None]) -> float | None:
+    """Share of steps for which it is true; unknown when any step does not say."""
+    answers = [says(step) for step in steps]
+    known = [answer for answer in answers if answer is not None]
+    return sum(known) / len(known) if known and len(known) == len(answers) else None
+
+
+def _total(values: Sequence[int | None]) -> int | None:
+    """The sum; unknown when there is nothing to add or any part is unknown."""
+    known = _known(values)
+    return sum(known) if known and len(known) == len(values) else None
+
+
+def _known(values: Sequence[int | None]) -> list[int]:
+    return [value for value in values if value is not None]
+
+
+def _ratio(numerator: float | None, denominator: float | None) -> float | None:
+    return None if numerator is None or not denominator else numerator / denominator
+
+
+def _seconds(start_ns: int | None, end_ns: int | None) -> float | None:
+    return None if start_ns is None or end_ns is None else s_from_ns(end_ns - start_ns)

@@ -1,0 +1,88 @@
+"""Durations of one request, by vLLM's definitions, in nanoseconds of the client's clock.
+
+A chunk is an arrival of output, not a token: gaps between chunks are ``itl``, and ``tpot`` divides by tokens
+counted by the engine. Only requests that completed have durations; a failed one keeps its place in the counts.
+"""
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+
+from benchctl.records.run import ChoiceRecord, RequestRecord
+
+
+def measured(requests: Iterable[RequestRecord]) -> tuple[RequestRecord, ...]:
+    """Requests that count: all but the warm-up."""
+    return tuple(request for request in requests if not request.is_warmup)
+
+
+def is_completed(request: RequestRecord) -> bool:
+    """The request was answered to its end without an error."""
+    return request.error is None and request.done_ns is not None
+
+
+def first_token_ns(request: RequestRecord) -> int | None:
+    """Arrival of the first output of any choice, whatever its kind."""
+    return min((choice.chunk_ns[0] for choice in request.choices if choice.chunk_ns), default=None)
+
+
+def last_token_ns(request: RequestRecord) -> int | None:
+    """Arrival of the last output of any choice."""
+    return max((choice.chunk_ns[-1] for choice in request.choices if choice.chunk_ns), default=None)
+
+
+def ttft_ns(request: RequestRecord) -> int | None:
+    """Time to first token: first output of any choice minus send."""
+    first = first_token_ns(request)
+    return None if first is None or request.sent_ns is None else first - request.sent_ns
+
+
+def e2el_ns(request: RequestRecord) -> int | None:
+    """End-to-end latency: last output of any choice minus send."""
+    last = last_token_ns(request)
+    return None if last is None or request.sent_ns is None else last - request.sent_ns
+
+
+def choice_tokens(request: RequestRecord, choice: ChoiceRecord) -> int | None:
+    """Output tokens of one choice as the engine counted them.
+
+    With one choice, ``usage``. With several, ``usage`` is their sum and says nothing of one of them: then the
+    choice's own count, or the tokens of its chunks.
+    """
+    if len(request.choices) == 1 and request.completion_tokens is not None:
+        return request.completion_tokens
+    if choice.output_tokens is not None:
+        return choice.output_tokens
+    return None if choice.chunk_tokens is None else sum(choice.chunk_tokens)
+
+
+def tpots_ns(request: RequestRecord) -> tuple[float, ...]:
+    """Time per output token of each choice: (last - first output) / (output tokens - 1).
+
+    A choice of one token, or of an unknown number of tokens, has none.
+    """
+    found = []
+    for choice in request.choices:
+        tokens = choice_tokens(request, choice)
+        if choice.chunk_ns and tokens is not None and tokens > 1:
+            found.append((choice.chunk_ns[-1] - choice.chunk_ns[0]) / (tokens - 1))
+    return tuple(found)
+
+
+def itls_ns(request: RequestRecord) -> tuple[int, ...]:
+    """Inter-token latencies as observed: gaps between successive chunks of the same choice.
+
+    Never spread over the tokens of a chunk: a chunk of three tokens is one gap.
+    """
+    return tuple(later - earlier for choice in request.choices for earlier, later in pairwise(choice.chunk_ns))
+
+
+def send_lag_ns(request: RequestRecord) -> int | None:
+    """How late the request was sent: send minus schedule."""
+    return None if request.sent_ns is None else request.sent_ns - request.scheduled_ns
+
+
+def load_span_ns(requests: Sequence[RequestRecord]) -> tuple[int, int] | None:
+    """First send and last output over the given requests, or None when nothing was sent or came back."""
+    sent = [request.sent_ns for request in requests if request.sent_ns is not None]
+    last = [arrival for request in requests if (arrival := last_token_ns(request)) is not None]
+    return (min(sent), max(last)) if sent and last else None
