@@ -17,16 +17,20 @@ FactorValue = str | int | float | bool | None
 class Section(BaseModel):
     """A part of a profile: frozen, closed, and strict about types (``"5"`` is no number)."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
 
 
 class LengthRange(Section):
     """Lengths drawn log-normally around ``mean`` with coefficient of variation ``cv``, cut to [min, max]."""
 
     mean: float = Field(gt=0)
+    """Mean length before cutting."""
     cv: float = Field(default=0.0, ge=0, le=5)
+    """Standard deviation over mean; 0 gives every length the mean."""
     min: int = Field(default=1, ge=1)
+    """Shortest length."""
     max: int = Field(default=1_000_000, ge=1)
+    """Longest length."""
 
     @model_validator(mode="after")
     def _ordered(self) -> "LengthRange":
@@ -49,10 +53,15 @@ class Arrival(Section):
     """
 
     kind: Literal["closed-loop", "burst", "constant", "poisson", "gamma", "trace"] = "closed-loop"
+    """``closed-loop`` sends when a slot frees, ``burst`` all at once, the others at precomputed times."""
     max_concurrency: int | None = Field(default=None, ge=1)
+    """Requests open at the same time; needed by ``closed-loop``, a cap for the others."""
     request_rate: float | None = Field(default=None, gt=0)
+    """Requests per second of ``constant``, ``poisson`` and ``gamma``."""
     burstiness: float = Field(default=1.0, gt=0)
+    """Shape of ``gamma``: 1 is Poisson, below 1 burstier."""
     speedup: float = Field(default=1.0, gt=0)
+    """Divides the recorded times of ``trace``."""
     launch_rate_limit: float | None = Field(default=None, gt=0)
     """Requests per second at which sends are throttled, whatever the schedule says."""
 
@@ -69,12 +78,15 @@ class Workload(Section):
     """Request set and arrival schedule."""
 
     dataset: Literal["gsm8k", "sharegpt", "sharegpt-replay", "azure-trace", "synthetic", "generated"]
+    """Where the prompts come from."""
     path: str | None = None
     """File to read instead of the one in the data directory."""
     num_prompts: int = Field(default=50, ge=1)
+    """Prompts taken from the dataset."""
     selection: Literal["first", "sample"] = "first"
     """The first prompts in file order, or a seeded sample."""
     samples_per_prompt: int = Field(default=1, ge=1)
+    """Answers asked for each prompt."""
     samples_as: Literal["one-request", "requests"] = "one-request"
     """n samples as one request with ``n``, or as n requests with distinct seeds."""
     if_missing: Literal["generated", "fail"] = "generated"
@@ -86,16 +98,22 @@ class Workload(Section):
     max_tokens: int = Field(default=1500, ge=1)
     """Limit of each output with stop mode ``natural``."""
     arrival: Arrival
+    """When requests are sent."""
     num_warmups: int = Field(default=1, ge=0)
+    """Requests sent to each fresh server before the measured ones, and left out of every metric."""
 
 
 class Sampling(Section):
     """Sampling parameters of every request of a variant. ``top_k: -1`` keeps the whole vocabulary."""
 
     temperature: float = Field(default=1.0, ge=0)
+    """Divides the logits; 0 is greedy."""
     top_p: float = Field(default=1.0, gt=0, le=1)
+    """Keeps the most probable tokens up to this probability mass."""
     top_k: int = Field(default=-1, ge=-1)
+    """Keeps this many most probable tokens; 1 is greedy, -1 keeps all."""
     min_p: float = Field(default=0.0, ge=0, le=1)
+    """Drops tokens less probable than this fraction of the most probable one."""
 
     @model_validator(mode="after")
     def _top_k_is_a_count(self) -> "Sampling":
@@ -108,19 +126,26 @@ class Guidance(Section):
     """What the requests of a guided variant ask of the value model (``custom_params`` of the fork)."""
 
     mode: Literal["mul", "linear", "exp", "length_mul", "centered_exp", "value_bias"] = "centered_exp"
+    """How values tilt the candidates' probabilities; ``centered_exp`` and ``value_bias`` need a finite top_k."""
     value_scale: float = 0.0
+    """Strength of the tilt: 0 is neutral, negative shortens with ``centered_exp``."""
     gamma: float = Field(default=0.997, gt=0, lt=1)
+    """Discount that turns a value into a length."""
     value_entropy_threshold: float | None = Field(default=None, ge=0)
+    """Entropy of the candidates, in nats, that decides which rows skip guidance; none: no row skips."""
 
 
 class Variant(Section):
     """One named server configuration, as far as it differs from the profile's own settings."""
 
     description: str = ""
+    """What the variant is for."""
     server: dict[str, Any] = {}
     """Engine options that replace those of the profile."""
     sampling: dict[str, Any] = {}
+    """Sampling parameters that replace those of the profile."""
     guidance: Guidance | None = None
+    """What requests ask of the value model; a variant with this section is guided."""
     swept: bool = True
     """Whether the factors of ``sweep`` apply; never for the baseline."""
 
@@ -129,23 +154,31 @@ class Timeouts(Section):
     """Limits in seconds."""
 
     ready_s: float = Field(default=600.0, gt=0)
+    """From launch until the server answers."""
     request_s: float = Field(default=600.0, gt=0)
+    """From sending a request to its last token."""
     connect_s: float = Field(default=10.0, gt=0)
+    """For opening a connection."""
     stop_s: float = Field(default=10.0, gt=0)
+    """From asking a server to end until it is killed."""
 
 
 class Telemetry(Section):
     """Sampling rates in Hz; 0 switches a sampler off."""
 
     gpu_hz: float = Field(default=10.0, ge=0, le=100)
+    """Readings of each visible GPU."""
     host_hz: float = Field(default=2.0, ge=0, le=20)
+    """Readings of the server's processes and of the client."""
 
 
 class Engine(Section):
     """Kind of server software and the options that all variants share."""
 
     kind: EngineKind
+    """Server software."""
     options: dict[str, Any] = {}
+    """Options of that software; those of ``sim`` are listed below."""
 
 
 class Profile(Section):
@@ -156,27 +189,40 @@ class Profile(Section):
     """
 
     name: Name
+    """Name of the experiment and of its result directories; the file's name unless it is given."""
     description: str = ""
+    """One line for ``benchctl profiles list``."""
     seed: int = Field(default=0, ge=0)
+    """Feeds every random stream: request set, arrivals, order of runs."""
     blocks: int = Field(default=8, ge=1)
+    """Complete replicates, each a fresh server for the baseline and for every cell."""
     stop: Literal["forced", "natural"] = "forced"
+    """``forced`` gives every output its planned length (equal work); ``natural`` lets the model end it."""
     engine: Engine
+    """Server software, shared by all variants: a preset's name, or kind and options."""
     model: str = "qwen2.5-7b"
     """Name in the built-in table of shapes, or a directory with a config.json."""
     hardware: str = "h100-sxm"
     """Whose peaks FLOP/s are compared with; a name of the hardware table."""
     workload: Workload
+    """Request set and arrival schedule."""
     sampling: Sampling = Sampling()
+    """Sampling parameters that all variants share."""
     variants: dict[Name, Variant] = Field(min_length=1)
+    """Named server configurations."""
     baseline: Name = "baseline"
-    sweep: dict[str, tuple[FactorValue, ...]] = {}
+    """The variant that the others are compared with."""
+    sweep: dict[str, Annotated[tuple[FactorValue, ...], Field(min_length=1)]] = {}
     """Factor to values. A factor is ``top_k``, ``value_model``, ``value_scale``, or a dotted path such as
     ``server.max_num_seqs``."""
     allowed_differences: tuple[str, ...] = ()
     """Settings in which variants may differ, as dotted paths; ``guidance.*`` covers what is below."""
     primary_metrics: tuple[str, ...] = ("step_ms", "tpot_ms", "wall_s")
+    """Metrics that decide the verdict of a comparison; all others are exploratory."""
     timeouts: Timeouts = Timeouts()
+    """Limits on waiting."""
     telemetry: Telemetry = Telemetry()
+    """Sampling rates of the GPU and host readings."""
 
     @model_validator(mode="after")
     def _baseline_exists(self) -> "Profile":
@@ -190,6 +236,7 @@ class SimOptions(Section):
     """Options of the engine ``sim``."""
 
     cost_model: Literal["lenvm-h100", "roofline", "llm-mock"] = "lenvm-h100"
+    """What a step costs: calibrated to published LenVM timings, computed from hardware peaks, or llm-mock's law."""
     time_scale: float = Field(default=1.0, gt=0)
     """Virtual seconds per wall second."""
     noise: Literal["none", "published"] = "none"
@@ -199,12 +246,19 @@ class SimOptions(Section):
     value_model: str | None = None
     """Value model that the server loads for guidance; none on a stock server."""
     overlap_schedule: bool = True
+    """Whether the scheduler works while the device does."""
     max_num_seqs: int = Field(default=1024, ge=1)
+    """Sequences in one batch at most."""
     max_num_batched_tokens: int = Field(default=8192, ge=1)
+    """Tokens in one step at most; longer prompts are prefilled in chunks."""
     num_kv_blocks: int = Field(default=65536, ge=1)
+    """Blocks of the KV cache."""
     block_size: int = Field(default=16, ge=1)
+    """Tokens in one KV block."""
     enable_prefix_caching: bool = False
+    """Whether prompts that begin alike share their KV blocks."""
     tokens_per_chunk: int = Field(default=1, ge=1)
+    """Tokens in one streamed event."""
     port: int | None = Field(default=None, ge=1, le=65535)
     """A fixed port; a free one where it is not given."""
     start_delay_s: float = Field(default=0.0, ge=0)
