@@ -1,0 +1,110 @@
+"""Why an observed account differs from a published one: each correction with its price.
+
+The corrections are applied one after the other, so their prices add up to the whole difference exactly. The
+order matters for the single prices (a correction is priced at the lengths and counts reached so far), not for
+their sum.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from benchctl.costs.flops import FlopsAccount, price_work, published_work
+from benchctl.costs.shapes import ModelShape
+from benchctl.costs.work import (
+    RunLengths,
+    RunWork,
+    SeenCounts,
+    TokenWork,
+    observed_work,
+    output_work,
+    prefill_work,
+    total_work,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Correction:
+    """One step from the published account to the observed one; ``flops`` is negative where less was computed."""
+
+    code: str
+    meaning: str
+    flops: int
+
+
+class _Stage(NamedTuple):
+    code: str
+    meaning: str
+    work: RunWork
+
+
+def explain_difference(
+    published: FlopsAccount,
+    *,
+    lengths: RunLengths,
+    seen: SeenCounts,
+    base: ModelShape,
+    value_model: ModelShape | None,
+    top_k: int,
+) -> tuple[Correction, ...]:
+    """Corrections that lead from ``published`` to ``observed_flops`` of the same run.
+
+    Invariant: ``published.total`` plus all ``flops`` is the observed total. Value-model corrections are left out
+    when there is no value model, ``convention`` when the account follows the published rule.
+    """
+    value = value_model.as_value_model() if value_model is not None else None
+    output_tokens = lengths.totals().output_tokens
+    corrections: list[Correction] = []
+    reached = published.total
+    for stage in _stages(lengths, seen, top_k):
+        total = price_work(stage.work, base, value, output_tokens).total
+        corrections.append(Correction(code=stage.code, meaning=stage.meaning, flops=total - reached))
+        reached = total
+    # A correction that can never apply says nothing; one that happens to cost nothing does.
+    never = {"value-prefill", "value-extend", "candidates"} if value is None else set()
+    never |= {"convention"} if corrections[0].flops == 0 else set()
+    return tuple(correction for correction in corrections if correction.code not in never)
+
+
+def _stages(lengths: RunLengths, seen: SeenCounts, top_k: int) -> Iterator[_Stage]:
+    observed = observed_work(lengths.sequences, seen)
+    yield _Stage(
+        "convention",
+        "the published rule with a value head and candidates at full cost",
+        published_work(lengths.totals(), top_k),
+    )
+
+    prompts = total_work(prefill_work(prompt) for prompt in lengths.question_prompts)
+    outputs = output_work(lengths.sequences)
+    nothing = TokenWork()
+    work = RunWork(
+        base_prefill=prompts,
+        base_decode=outputs,
+        value_prefill=prompts if top_k >= 1 else nothing,
+        value_extend=outputs if top_k >= 1 else nothing,
+        value_candidates=outputs * max(top_k, 0),
+    )
+    yield _Stage("lengths", "each sequence's own length instead of rounded means", work)
+
+    work = replace(
+        work,
+        base_prefill=replace(work.base_prefill, heads=observed.base_prefill.heads),
+        value_prefill=replace(work.value_prefill, heads=0),
+        value_extend=replace(work.value_extend, heads=0),
+    )
+    yield _Stage("head", "heads only where a token is sampled or a candidate scored", work)
+
+    work = replace(work, base_decode=observed.base_decode)
+    yield _Stage("first-token", "the first output token comes from prefill", work)
+
+    work = replace(work, base_prefill=observed.base_prefill)
+    yield _Stage("base-prefill", "prompt tokens that the base model prefilled, not one prompt per question", work)
+
+    work = replace(work, value_prefill=observed.value_prefill)
+    yield _Stage("value-prefill", "prompt tokens that the value model prefilled, sample by sample", work)
+
+    work = replace(work, value_extend=observed.value_extend)
+    yield _Stage("value-extend", "tokens by which the value model extended its prefixes, not every one", work)
+
+    work = replace(work, value_candidates=observed.value_candidates)
+    yield _Stage("candidates", "candidates scored, not top_k for each output token", work)

@@ -1,0 +1,172 @@
+"""Work of a run as counts: tokens forwarded, positions seen, heads evaluated.
+
+Every convention of accounting comes down to these counts, so two conventions differ in numbers that can be
+looked at, and one function (``costs.flops.price_work``) turns either into FLOPs.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from benchctl.errors import UsageError
+
+
+class Lengths(NamedTuple):
+    """One generated sequence: tokens of its prompt and tokens of its output."""
+
+    prompt_tokens: int
+    output_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenWork:
+    """Tokens that one model forwards.
+
+    ``positions`` is the sum over these tokens of the positions each attends to, itself included; ``heads`` the
+    number of positions at which the head is evaluated.
+    """
+
+    tokens: int = 0
+    positions: int = 0
+    heads: int = 0
+
+    def __add__(self, other: "TokenWork") -> "TokenWork":
+        return TokenWork(
+            tokens=self.tokens + other.tokens,
+            positions=self.positions + other.positions,
+            heads=self.heads + other.heads,
+        )
+
+    def __mul__(self, times: int) -> "TokenWork":
+        return TokenWork(tokens=self.tokens * times, positions=self.positions * times, heads=self.heads * times)
+
+    def resized(self, tokens: int, *, heads: int) -> "TokenWork":
+        """Another number of tokens that see, on average, as many positions as these do."""
+        positions = (2 * self.positions * tokens + self.tokens) // (2 * self.tokens) if self.tokens else 0
+        return TokenWork(tokens=tokens, positions=positions, heads=heads)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunWork:
+    """What the base model and the value model forward in one run. No value model: its parts are empty."""
+
+    base_prefill: TokenWork
+    base_decode: TokenWork
+    value_prefill: TokenWork = TokenWork()
+    value_extend: TokenWork = TokenWork()
+    value_candidates: TokenWork = TokenWork()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunTotals:
+    """What a run is described by when only totals are known; each is at least 1.
+
+    ``prompt_tokens`` counts each question once; ``num_sequences`` is questions times samples.
+    """
+
+    num_questions: int
+    num_sequences: int
+    prompt_tokens: int
+    output_tokens: int
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            if (value := getattr(self, name)) < 1:
+                raise UsageError(f"{name} is {value}; an account of FLOPs needs at least 1")
+
+    def evenly(self) -> "RunLengths":
+        """Lengths of these totals that are as equal as whole tokens allow."""
+        prompts = spread_evenly(self.prompt_tokens, self.num_questions)
+        samples = spread_evenly(self.num_sequences, self.num_questions)
+        prompt_of = [prompt for prompt, num in zip(prompts, samples, strict=True) for _ in range(num)]
+        outputs = spread_evenly(self.output_tokens, self.num_sequences)
+        return RunLengths(
+            question_prompts=tuple(prompts),
+            sequences=tuple(Lengths(*pair) for pair in zip(prompt_of, outputs, strict=True)),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunLengths:
+    """What a run is described by when every sequence is known.
+
+    ``question_prompts`` holds the prompt of each question once, ``sequences`` every generated sequence: a
+    question sampled n times is one of the former and n of the latter.
+    """
+
+    question_prompts: tuple[int, ...]
+    sequences: tuple[Lengths, ...]
+
+    def totals(self) -> RunTotals:
+        return RunTotals(
+            num_questions=len(self.question_prompts),
+            num_sequences=len(self.sequences),
+            prompt_tokens=sum(self.question_prompts),
+            output_tokens=sum(output for _, output in self.sequences),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeenCounts:
+    """What a step log says was forwarded; see ``StepRecord`` for the fields that these sum up."""
+
+    base_prefill_tokens: int
+    value_prefill_tokens: int = 0
+    value_extend_tokens: int = 0
+    candidates: int = 0
+
+
+def prefill_work(prompt_tokens: int) -> TokenWork:
+    """A prompt of P tokens from nothing: P tokens, P (P + 1) / 2 positions, a head at every token."""
+    return TokenWork(tokens=prompt_tokens, positions=prompt_tokens * (prompt_tokens + 1) // 2, heads=prompt_tokens)
+
+
+def decode_work(prompt_tokens: int, num_tokens: int) -> TokenWork:
+    """N tokens one by one after a prompt of P: N tokens, N P + N (N + 1) / 2 positions, a head at each."""
+    positions = num_tokens * prompt_tokens + num_tokens * (num_tokens + 1) // 2
+    return TokenWork(tokens=num_tokens, positions=positions, heads=num_tokens)
+
+
+def total_work(parts: Iterable[TokenWork]) -> TokenWork:
+    return sum(parts, start=TokenWork())
+
+
+def output_work(sequences: Sequence[Lengths], *, without_first: bool = False) -> TokenWork:
+    """Each output token of each sequence forwarded once; without the first of each, which prefill yields."""
+    skipped = 1 if without_first else 0
+    return total_work(decode_work(prompt, max(output - skipped, 0)) for prompt, output in sequences)
+
+
+def observed_work(sequences: Sequence[Lengths], seen: SeenCounts) -> RunWork:
+    """What a serving engine does, from each sequence's own lengths and the counts of its step log.
+
+    The conventions, each with the one that is rejected:
+
+    * lengths of each sequence, not rounded means: attention is convex in length;
+    * logits where a token is sampled (once for each output token), not for every prompt token;
+    * the first output token comes from prefill, so a sequence decodes O - 1 tokens, not O;
+    * base prefill as logged: prompts shared by prefix caching are not forwarded again, recomputed ones are;
+    * value-model prefill as logged: it shares no prefixes among samples, and one for each prompt is too little;
+    * value-model extends and candidates as logged, not one and k for each output token: filters leave fewer than
+      k, a row with one candidate is not scored, a greedy step scores nothing;
+    * the value head at each candidate only: the values of prompt and prefix are not used.
+
+    Logged tokens are taken to see as many positions on average as all prompt (output) tokens do; a log has no
+    finer count, and attention is about one percent of the whole.
+    """
+    prompts = total_work(prefill_work(prompt) for prompt, _ in sequences)
+    outputs = output_work(sequences)
+    num_first_tokens = sum(1 for _, output in sequences if output > 0)
+    return RunWork(
+        base_prefill=prompts.resized(seen.base_prefill_tokens, heads=num_first_tokens),
+        base_decode=output_work(sequences, without_first=True),
+        value_prefill=prompts.resized(seen.value_prefill_tokens, heads=0),
+        value_extend=outputs.resized(seen.value_extend_tokens, heads=0),
+        value_candidates=outputs.resized(seen.candidates, heads=seen.candidates),
+    )
+
+
+def spread_evenly(total: int, parts: int) -> list[int]:
+    """``total`` as ``parts`` whole numbers that differ by at most one, larger ones first."""
+    each, rest = divmod(total, parts)
+    return [each + 1] * rest + [each] * (parts - rest)
