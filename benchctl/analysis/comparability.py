@@ -1,0 +1,129 @@
+"""May two sets of runs be compared? Only the declared factor may differ.
+
+Every difference is collected, so that one look shows them all. What makes the work itself different (request
+set, stop mode, schema) can never be allowed; the rest is allowed by the profiles of both sides or by whoever asks.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from benchctl.errors import NotComparableError
+from benchctl.profile.plan import allowed_difference
+from benchctl.records.directory import LoadedResults, LoadedRun
+from benchctl.records.run import Manifest, ResultWarning
+
+NEVER_ALLOWED: Final = frozenset({"request_set_sha256", "stop", "schema_version"})
+_ABSENT: Final = "absent"
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One setting that is not the same on both sides; ``cells`` are those in which it is seen, none for all."""
+
+    key: str
+    a: str
+    b: str
+    cells: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        where = f" ({'; '.join(self.cells)})" if self.cells else ""
+        return f"{self.key}: {self.a} against {self.b}{where}"
+
+
+def experiment_differences(a: Manifest, b: Manifest) -> tuple[Difference, ...]:
+    """What two experiments do not share: request set, seed, stop mode, kind of engine, schema."""
+    found = []
+    for key in ("schema_version", "request_set_sha256", "seed", "stop", "engine"):
+        left, right = getattr(a, key), getattr(b, key)
+        if left != right:
+            found.append(Difference(key, _shown(left), _shown(right)))
+    return tuple(found)
+
+
+def configuration_differences(
+    cells: Mapping[str, tuple[Sequence[LoadedRun], Sequence[LoadedRun]]],
+) -> tuple[Difference, ...]:
+    """Settings in which the servers of the two sides differ by their own account, over all cells.
+
+    A setting that changes between the blocks of one side differs too: both values are shown.
+    """
+    seen: dict[tuple[str, str, str], list[str]] = {}
+    for cell, (a_runs, b_runs) in cells.items():
+        keys = sorted({key for run in (*a_runs, *b_runs) for key in run.record.effective_config})
+        for key in keys:
+            left, right = _values(a_runs, key), _values(b_runs, key)
+            if len({*left, *right}) > 1:
+                seen.setdefault((key, " or ".join(left), " or ".join(right)), []).append(cell)
+    return tuple(
+        Difference(key, left, right, () if len(found) == len(cells) else tuple(found))
+        for (key, left, right), found in sorted(seen.items())
+    )
+
+
+def _values(runs: Sequence[LoadedRun], key: str) -> tuple[str, ...]:
+    values = (
+        _shown(run.record.effective_config[key]) if key in run.record.effective_config else _ABSENT for run in runs
+    )
+    return tuple(dict.fromkeys(values))
+
+
+def _shown(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)
+
+
+def require_comparable(differences: Sequence[Difference], patterns: Sequence[str]) -> tuple[Difference, ...]:
+    """The differences that are allowed. Raises NotComparableError naming each one that is not."""
+    allowed = tuple(d for d in differences if d.key not in NEVER_ALLOWED and allowed_difference(d.key, patterns))
+    refused = tuple(str(d) for d in differences if d not in allowed)
+    if refused:
+        raise NotComparableError(refusal(refused), refused)
+    return allowed
+
+
+def refusal(differences: Sequence[str]) -> str:
+    """The message for differences that no one declared."""
+    listed = "\n".join(f"  {difference}" for difference in differences)
+    never = ", ".join(sorted(NEVER_ALLOWED))
+    return (
+        f"the two sides differ in more than the declared factor:\n{listed}\n"
+        "Measure both sides with the same settings; or declare a setting in the profile's allowed_differences, or "
+        f"with --allow-difference, if it is the change that you study. Never allowed: {never}"
+    )
+
+
+def machine_warnings(a: LoadedResults, b: LoadedResults) -> tuple[ResultWarning, ...]:
+    """Doubts about two experiments that were measured at different places or times with different software."""
+    pairs = {
+        "host": (_host(a.manifest), _host(b.manifest)),
+        "GPUs": (_gpus(a.manifest), _gpus(b.manifest)),
+        "engine version": (_engine_versions(a), _engine_versions(b)),
+        "benchctl version": (a.manifest.benchctl_version, b.manifest.benchctl_version),
+        "git commit": (_commit(a.manifest), _commit(b.manifest)),
+    }
+    return tuple(
+        ResultWarning(code="machines-differ", message=f"{name} differs: {left} against {right}", where=name)
+        for name, (left, right) in pairs.items()
+        if left != right
+    )
+
+
+def _host(manifest: Manifest) -> str:
+    host = manifest.host
+    return f"{host.hostname} ({host.cpu_model or 'unknown CPU'}, {host.num_cores} cores, {host.platform})"
+
+
+def _gpus(manifest: Manifest) -> str:
+    return ", ".join(f"{gpu.name} driver {gpu.driver or 'unknown'}" for gpu in manifest.gpus) or "none"
+
+
+def _engine_versions(results: LoadedResults) -> str:
+    versions = sorted({run.record.engine_version or "unknown" for run in results.runs})
+    return ", ".join(versions) or "unknown"
+
+
+def _commit(manifest: Manifest) -> str:
+    if manifest.git is None:
+        return "unknown"
+    return manifest.git.sha[:12] + (" with changes" if manifest.git.is_dirty else "")

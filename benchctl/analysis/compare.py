@@ -1,0 +1,182 @@
+"""The verdict: two sides, matched cell by cell and block by block, judged against a margin.
+
+    sides ▸ load ▸ match cells ▸ require comparable ▸ metrics and checks of each run ▸ estimates ▸ verdict
+
+A pure function of the directories: no clock, no randomness, and the same numbers on every machine.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from benchctl.analysis.comparability import (
+    configuration_differences,
+    experiment_differences,
+    require_comparable,
+)
+from benchctl.analysis.comparison import CellComparison, Comparison
+from benchctl.analysis.doubts import measurement_doubts, statistical_doubts
+from benchctl.analysis.metric_comparison import Role, Rules, compare_metrics, roles_of, wall_split
+from benchctl.analysis.metrics import METRICS, run_metrics
+from benchctl.analysis.pairing import CellPair, Side, match_cells, parse_side
+from benchctl.analysis.reconcile import Check, expectation_of, profile_of, reconcile
+from benchctl.analysis.request_timing import is_completed, measured
+from benchctl.errors import UsageError
+from benchctl.profile.locate import nearest
+from benchctl.profile.model import Profile
+from benchctl.records.directory import LoadedResults, LoadedRun, load_results
+
+__all__ = ["CompareOptions", "Side", "compare_sides", "parse_side"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompareOptions:
+    """How to compare. ``metrics`` replaces the profile's primary metrics; ``allow`` adds allowed differences."""
+
+    margin_frac: float = 0.01
+    confidence: float = 0.95
+    metrics: tuple[str, ...] = ()
+    allow: tuple[str, ...] = ()
+    allow_failed: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.margin_frac < 1:
+            raise UsageError(
+                f"the threshold is {self.margin_frac:.3g}; it is a fraction from 0 to below 1: 0.01 or 1%"
+            )
+        if not 0.5 <= self.confidence < 1:
+            raise UsageError(
+                f"the confidence is {self.confidence:.3g}; it lies from 0.5 to below 1, for example 0.95"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class _Evidence:
+    """What one run says: its metrics, and whether its records agree."""
+
+    run: LoadedRun
+    metrics: Mapping[str, float | None]
+    checks: tuple[Check, ...]
+
+
+_Account = dict[int, _Evidence]
+"""Evidence by the identity of the loaded run: a baseline run serves many cells and is read once."""
+
+
+def compare_sides(a_side: Side, b_side: Side, options: CompareOptions) -> Comparison:
+    """Compare B with A.
+
+    Raises NotComparableError when they differ in more than what was declared, RecordError when results are
+    damaged, UsageError for a variant or metric that does not exist.
+    """
+    a = load_results(a_side.path)
+    b = a if b_side.path.resolve() == a_side.path.resolve() else load_results(b_side.path)
+    a_profile, b_profile = profile_of(a), profile_of(b)
+    deciding = deciding_metrics(options.metrics or a_profile.primary_metrics)
+    pairs = match_cells(a, a_side, b, b_side)
+    differences = (
+        *experiment_differences(a.manifest, b.manifest),
+        *configuration_differences({pair.label: (pair.a_runs, pair.b_runs) for pair in pairs}),
+    )
+    shared = tuple(p for p in a_profile.allowed_differences if p in b_profile.allowed_differences)
+    allowed = require_comparable(differences, (*shared, *options.allow))
+    account = _account(a, a_profile, [run for pair in pairs for run in pair.a_runs])
+    account |= _account(b, b_profile, [run for pair in pairs for run in pair.b_runs])
+    rules = Rules(
+        margin_frac=options.margin_frac,
+        confidence=options.confidence,
+        is_paired=pairs[0].pairing != "unpaired",
+    )
+    roles = roles_of(deciding, is_forced=a.manifest.stop == "forced")
+    cells = tuple(_compare_cell(pair, account, roles, rules, allow_failed=options.allow_failed) for pair in pairs)
+    checks = [(evidence.run, check) for evidence in account.values() for check in evidence.checks]
+    a_name, b_name = side_names(a_side, b_side)
+    return Comparison(
+        a_name=a_name,
+        b_name=b_name,
+        pairing=pairs[0].pairing,
+        margin_frac=options.margin_frac,
+        confidence=options.confidence,
+        cells=cells,
+        allowed=allowed,
+        warnings=(*measurement_doubts(a, b, pairs, checks), *statistical_doubts(cells, rules)),
+    )
+
+
+def deciding_metrics(names: Sequence[str]) -> tuple[str, ...]:
+    """Metrics that make the verdict. Raises UsageError for one that is unknown or has no better direction."""
+    for name in names:
+        if name not in METRICS:
+            near = nearest(name, METRICS)
+            hint = f"did you mean {near!r}?" if near else f"metrics are {', '.join(METRICS)}"
+            raise UsageError(f"no metric is called {name!r}; {hint}")
+        if METRICS[name].direction == "none" and not METRICS[name].is_exact:
+            raise UsageError(
+                f"{name} cannot decide a comparison: neither more nor less of it is better. "
+                "It is shown as exploratory; name others with --metrics, or as primary_metrics of the profile"
+            )
+    return tuple(dict.fromkeys(names))
+
+
+def side_names(a: Side, b: Side) -> tuple[str, str]:
+    """The shortest names that tell the two sides apart."""
+    if a.variant and b.variant and a.variant != b.variant:
+        return a.variant, b.variant
+    short = (a.path.resolve().name, b.path.resolve().name)
+    return short if short[0] != short[1] else (str(a), str(b))
+
+
+def _account(results: LoadedResults, profile: Profile, runs: Sequence[LoadedRun]) -> _Account:
+    return {
+        id(run): _Evidence(run, run_metrics(run), reconcile(run, expectation_of(profile, results, run.record)))
+        for run in {id(run): run for run in runs}.values()
+    }
+
+
+def _compare_cell(
+    pair: CellPair, account: _Account, roles: Mapping[str, Role], rules: Rules, *, allow_failed: bool
+) -> CellComparison:
+    a, b = [account[id(run)] for run in pair.a_runs], [account[id(run)] for run in pair.b_runs]
+    a_metrics, b_metrics = [evidence.metrics for evidence in a], [evidence.metrics for evidence in b]
+    metrics = compare_metrics(a_metrics, b_metrics, roles, rules)
+    faults = [] if a and b else ["no block has a usable run on both sides"]
+    failures = [failure for evidence in (*a, *b) if (failure := _failure(evidence.run))]
+    if failures and not allow_failed:
+        faults += [f"INCOMPLETE: {failure}" for failure in failures]
+    elif not failures:
+        faults += [
+            f"{m.metric.name} must be equal and is {m.a:.6g} against {m.b:.6g}"
+            for m in metrics
+            if m.verdict == "different"
+        ]
+    faults += [
+        f"{evidence.run.record.run_id}: check {check.name} failed: {check.detail}"
+        for evidence in (*a, *b)
+        for check in evidence.checks
+        if check.ok is False and check.is_fatal
+    ]
+    is_ordered = pair.pairing == "interleaved" and pair.a.key != pair.b.key
+    return CellComparison(
+        label=pair.label,
+        a_label=pair.a.label,
+        b_label=pair.b.label,
+        num_blocks=min(len(a), len(b)),
+        num_a_first=sum(_ran_before(x, y) for x, y in zip(a, b, strict=True)) if is_ordered else None,
+        metrics=metrics,
+        wall_split=wall_split(a_metrics, b_metrics),
+        faults=tuple(faults),
+        failures=tuple(failures),
+    )
+
+
+def _failure(run: LoadedRun) -> str | None:
+    """Which requests of a run failed, by kind; None when all were answered."""
+    requests = measured(run.requests)
+    failed = [request for request in requests if not is_completed(request)]
+    if not failed:
+        return None
+    kinds = sorted({request.error.kind if request.error else "unanswered" for request in failed})
+    return f"{len(failed)} of {len(requests)} requests failed in {run.record.run_id} ({', '.join(kinds)})"
+
+
+def _ran_before(x: _Evidence, y: _Evidence) -> bool:
+    return x.run.record.position < y.run.record.position

@@ -1,0 +1,93 @@
+"""The result of comparing two sides: values only. ``compare`` makes them, ``cli`` prints them."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
+
+from benchctl.analysis.comparability import Difference
+from benchctl.analysis.metric_comparison import MetricComparison, MetricVerdict
+from benchctl.analysis.pairing import Pairing
+from benchctl.records.run import ResultWarning
+
+OverallVerdict: TypeAlias = Literal["invalid", "regression", "inconclusive", "improvement", "equivalent"]
+
+EXIT_CODES: Final[dict[OverallVerdict, int]] = {
+    "invalid": 4,
+    "regression": 1,
+    "inconclusive": 3,
+    "improvement": 0,
+    "equivalent": 0,
+}
+"""Exit code of each verdict, in order of precedence: the first that any part has is that of the whole."""
+
+_PART: Final[dict[MetricVerdict, OverallVerdict]] = {
+    "regression": "regression",
+    "improvement": "improvement",
+    "equivalent": "equivalent",
+    "equal": "equivalent",
+}
+"""What a deciding metric contributes; every other verdict, an unknown value too, leaves the whole inconclusive."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellComparison:
+    """Two arms compared. ``faults`` say why it is invalid; empty when it is valid.
+
+    ``failures`` say which requests failed: faults too, unless they were allowed. ``num_a_first`` counts blocks
+    in which A ran before B, None where the two sides share no blocks or are the same runs. ``wall_split`` holds
+    the ratios of ``wall_s``, ``num_steps``, ``step_ms`` and the remainder.
+    """
+
+    label: str
+    a_label: str
+    b_label: str
+    num_blocks: int
+    num_a_first: int | None
+    metrics: tuple[MetricComparison, ...]
+    wall_split: dict[str, float] | None
+    faults: tuple[str, ...]
+    failures: tuple[str, ...] = ()
+
+    @property
+    def deciding(self) -> tuple[MetricComparison, ...]:
+        return tuple(m for m in self.metrics if m.role == "deciding")
+
+    @property
+    def verdict(self) -> OverallVerdict:
+        if self.faults:
+            return "invalid"
+        return first_verdict(_PART.get(m.verdict, "inconclusive") for m in self.deciding)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Everything ``benchctl compare`` has to say."""
+
+    a_name: str
+    b_name: str
+    pairing: Pairing
+    margin_frac: float
+    confidence: float
+    cells: tuple[CellComparison, ...]
+    allowed: tuple[Difference, ...]
+    """Differences between the sides that were declared."""
+    warnings: tuple[ResultWarning, ...]
+
+    @property
+    def verdict(self) -> OverallVerdict:
+        return first_verdict(cell.verdict for cell in self.cells)
+
+    @property
+    def exit_code(self) -> int:
+        return EXIT_CODES[self.verdict]
+
+    @property
+    def num_tests(self) -> int:
+        """Deciding metrics times cells: how many chances there were to be wrong."""
+        return sum(len(cell.deciding) for cell in self.cells)
+
+
+def first_verdict(verdicts: Iterable[OverallVerdict]) -> OverallVerdict:
+    """The verdict of highest precedence; nothing to judge is inconclusive."""
+    given = set(verdicts)
+    return next((verdict for verdict in EXIT_CODES if verdict in given), "inconclusive")

@@ -1,0 +1,94 @@
+"""A comparison in sentences: the verdict, its reasons, and where the wall time went."""
+
+import math
+from collections.abc import Iterator
+
+from benchctl.analysis.comparison import CellComparison, Comparison
+from benchctl.analysis.metric_comparison import MetricComparison
+
+
+def percent(change_frac: float) -> str:
+    """A relative change as people read it: ``+14.3%``."""
+    return f"{change_frac * 100:+.1f}%" if abs(change_frac) >= 0.01 else f"{change_frac * 100:+.2f}%"
+
+
+def change_text(metric: MetricComparison) -> str:
+    """``+14.3% [+13.1%, +15.4%]``; without the interval where one block tells none."""
+    estimate = metric.estimate
+    if estimate is None:
+        return {"equal": "=", "different": "differs"}.get(metric.verdict, "?")
+    change = percent(estimate.ratio - 1)
+    if estimate.ci_low is None or estimate.ci_high is None:
+        return f"{change} [one block]"
+    return f"{change} [{percent(estimate.ci_low - 1)}, {percent(estimate.ci_high - 1)}]"
+
+
+def margin_text(margin_frac: float) -> str:
+    """A margin with its two ends, which are equal as factors but not in per cent."""
+    return f"{margin_frac * 100:.3g}% ({percent(1 / (1 + margin_frac) - 1)} to {percent(margin_frac)})"
+
+
+def verdict_sentence(comparison: Comparison) -> str:
+    """The first line of the output: the verdict and the strongest reason for it."""
+    verdict = comparison.verdict
+    sides = f"{comparison.b_name} against {comparison.a_name}"
+    if verdict == "invalid":
+        faults = [fault for cell in comparison.cells for fault in cell.faults]
+        more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
+        return f"invalid: {sides} cannot be judged: {faults[0]}{more}"
+    found = [(c, m) for c in comparison.cells for m in c.deciding if _decides(m, verdict)]
+    if not found:
+        return f"inconclusive: {sides}: nothing to judge"
+    cell, strongest = max(found, key=lambda pair: _strength(pair[1]))
+    tests = comparison.num_tests
+    counted = f"{len(found)} of {tests} comparisons" if tests > 1 else "the one comparison"
+    return (
+        f"{verdict}: {sides}: {counted} {_OUTCOME[verdict]} a margin of {comparison.margin_frac * 100:.3g}%, "
+        f"foremost {strongest.metric.name} {change_text(strongest)} in {cell.label}"
+    )
+
+
+_OUTCOME = {
+    "regression": "worse by more than",
+    "improvement": "better by more than",
+    "equivalent": "inside",
+    "inconclusive": "undecided at",
+}
+
+
+def reasons_of(comparison: Comparison) -> tuple[str, ...]:
+    """What led to the verdict: every fault, or each deciding metric that has the verdict of the whole."""
+    return tuple(reason for cell in comparison.cells for reason in _cell_reasons(cell, comparison.verdict))
+
+
+def _cell_reasons(cell: CellComparison, verdict: str) -> Iterator[str]:
+    if verdict == "invalid":
+        yield from (f"{cell.label}: {fault}" for fault in cell.faults)
+        return
+    for metric in cell.deciding:
+        if _decides(metric, verdict):
+            reason = f": {metric.reason}" if metric.reason else ""
+            yield f"{cell.label}: {metric.metric.name} {change_text(metric)} {metric.verdict}{reason}"
+
+
+def split_sentence(cell: CellComparison) -> str | None:
+    """``wall x1.550 = steps x1.000 * time per step x1.550 * remainder x1.000``."""
+    split = cell.wall_split
+    if split is None:
+        return None
+    return (
+        f"wall x{split['wall_s']:.3f} = steps x{split['num_steps']:.3f} * time per step x{split['step_ms']:.3f} "
+        f"* remainder x{split['remainder']:.3f}"
+    )
+
+
+def _decides(metric: MetricComparison, verdict: str) -> bool:
+    if verdict == "equivalent":
+        return metric.verdict in {"equivalent", "equal"}
+    if verdict == "inconclusive":
+        return metric.verdict in {"inconclusive", "unknown"}
+    return metric.verdict == verdict
+
+
+def _strength(metric: MetricComparison) -> float:
+    return -1.0 if metric.estimate is None else math.fabs(metric.estimate.log_ratio)

@@ -1,0 +1,139 @@
+"""What a reader of a comparison should doubt: warnings as data, gathered from the runs and from the statistics."""
+
+from collections.abc import Iterable, Sequence
+
+from benchctl.analysis.comparability import machine_warnings
+from benchctl.analysis.comparison import CellComparison
+from benchctl.analysis.metric_comparison import Rules
+from benchctl.analysis.pairing import CellPair, unmatched_arms
+from benchctl.analysis.reconcile import Check
+from benchctl.analysis.statistics import blocks_for_tests
+from benchctl.records.directory import LoadedResults, LoadedRun
+from benchctl.records.run import ResultWarning
+
+
+def measurement_doubts(
+    a: LoadedResults, b: LoadedResults, pairs: Sequence[CellPair], checks: Iterable[tuple[LoadedRun, Check]]
+) -> tuple[ResultWarning, ...]:
+    """Doubts about what was measured: gaps, machines, order, and what the runs themselves said."""
+    experiments = (a,) if a.path.resolve() == b.path.resolve() else (a, b)
+    runs = {id(run): run for pair in pairs for run in (*pair.a_runs, *pair.b_runs)}
+    return _collected(
+        [
+            *(warning for results in experiments for warning in _experiment_doubts(results)),
+            *_pairing_doubts(a, b, pairs),
+            *_excluded(pairs),
+            *(() if len(experiments) == 1 else machine_warnings(a, b)),
+            *(
+                ResultWarning(code=f"check-{check.name}", message=check.detail, where=run.record.run_id)
+                for run, check in checks
+                if check.ok is False and not check.is_fatal
+            ),
+            *(warning for run in runs.values() for warning in _run_doubts(run)),
+        ]
+    )
+
+
+def statistical_doubts(cells: Sequence[CellComparison], rules: Rules) -> tuple[ResultWarning, ...]:
+    """Doubts about the numbers: too few blocks for the tests made, or no scatter at all."""
+    num_tests = sum(len(cell.deciding) for cell in cells)
+    counted = [cell.num_blocks for cell in cells if cell.num_blocks]
+    found = [
+        ResultWarning(code="failed-requests", message=failure)
+        for failure in dict.fromkeys(failure for cell in cells for failure in cell.failures)
+    ]
+    if not num_tests or not counted:
+        return tuple(found)
+    fewest, needed = min(counted), blocks_for_tests(num_tests, rules.confidence)
+    if fewest < needed:
+        found.append(
+            ResultWarning(
+                code="few-blocks",
+                message=(
+                    f"{num_tests} tests on {fewest} blocks: with {needed} blocks an exact test could reach "
+                    f"p < {(1 - rules.confidence) / num_tests:.2g} in each of them; the intervals are not "
+                    "corrected for the number of tests"
+                ),
+            )
+        )
+    estimates = [m.estimate for cell in cells for m in cell.deciding if m.estimate is not None]
+    if any(estimate.standard_error == 0 for estimate in estimates):
+        found.append(
+            ResultWarning(
+                code="no-scatter",
+                message="blocks are exactly alike: a simulator without noise, or copied runs; "
+                "the interval says nothing of a real machine",
+            )
+        )
+    return tuple(found)
+
+
+def _experiment_doubts(results: LoadedResults) -> Iterable[ResultWarning]:
+    where = str(results.path)
+    if results.manifest.state != "done":
+        yield ResultWarning(
+            code="experiment-unfinished",
+            message=f"the experiment is {results.manifest.state}; 'benchctl run --resume {where}' goes on with it",
+            where=where,
+        )
+    yield from results.manifest.warnings
+
+
+def _pairing_doubts(a: LoadedResults, b: LoadedResults, pairs: Sequence[CellPair]) -> Iterable[ResultWarning]:
+    pairing = pairs[0].pairing
+    if pairing == "same-plan":
+        yield ResultWarning(
+            code="not-interleaved",
+            message="blocks are paired by index across two directories of the same plan; they were not interleaved "
+            "in time, so a drift of the machine between them looks like a change",
+        )
+    if pairing == "unpaired":
+        yield ResultWarning(
+            code="unpaired",
+            message="the directories share no blocks: unpaired Welch intervals, wider than those of one experiment",
+        )
+    if all(pair.a.key == pair.b.key for pair in pairs) and a.path.resolve() == b.path.resolve():
+        yield ResultWarning(code="same-runs", message="both sides are the same runs")
+    for arm in unmatched_arms(a, b, pairs):
+        yield ResultWarning(code="unmatched", message=f"{arm} has no counterpart and is not compared")
+
+
+def _excluded(pairs: Sequence[CellPair]) -> Iterable[ResultWarning]:
+    for pair in pairs:
+        for arm in (pair.a, pair.b):
+            for block, reason in sorted(arm.excluded.items()):
+                yield ResultWarning(code="excluded-block", message=f"block {block} is left out: {reason}")
+
+
+def _run_doubts(run: LoadedRun) -> Iterable[ResultWarning]:
+    record = run.record
+    if not record.effective_config:
+        yield ResultWarning(
+            code="configuration-unknown",
+            message="the server did not say how it was configured: nothing proves that only the declared factor "
+            "differs",
+            where=record.run_id,
+        )
+    if record.attempt > 1:
+        yield ResultWarning(
+            code="repeated-run", message="the run needed more than one attempt", where=record.run_id
+        )
+    yield from run.warnings
+
+
+def _collected(warnings: Iterable[ResultWarning]) -> tuple[ResultWarning, ...]:
+    """One warning for each code and message, with the places where it was seen."""
+    places: dict[tuple[str, str], list[str]] = {}
+    for warning in warnings:
+        seen = places.setdefault((warning.code, warning.message), [])
+        if warning.where is not None and warning.where not in seen:
+            seen.append(warning.where)
+    return tuple(
+        ResultWarning(code=code, message=message, where=_where(seen)) for (code, message), seen in places.items()
+    )
+
+
+def _where(places: Sequence[str]) -> str | None:
+    if not places:
+        return None
+    return places[0] + (f" and {len(places) - 1} more" if len(places) > 1 else "")

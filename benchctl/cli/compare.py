@@ -1,0 +1,70 @@
+"""``benchctl compare``: is B worse than A, by how much, and is it real?"""
+
+import json
+from typing import Annotated
+
+import typer
+
+from benchctl.errors import InvalidDataError, UsageError
+
+
+def compare(
+    a: Annotated[str, typer.Argument(metavar="A", help="What to compare with: DIR, or DIR:variant.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="What to judge: DIR, or DIR:variant.")],
+    threshold: Annotated[
+        str, typer.Option("--threshold", help="Margin that a change must leave to count: 1% or 0.01.")
+    ] = "1%",
+    confidence: Annotated[float, typer.Option("--confidence", help="Confidence of the intervals.")] = 0.95,
+    metrics: Annotated[
+        str | None,
+        typer.Option("--metrics", help="Metrics that decide, separated by commas; those of the profile otherwise."),
+    ] = None,
+    allow_difference: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allow-difference",
+            metavar="PATTERN",
+            help="A setting in which the sides may differ, beside those of the profile, such as server.*; "
+            "repeat as needed.",
+        ),
+    ] = None,
+    allow_failed: Annotated[
+        bool, typer.Option("--allow-failed", help="Judge the requests that completed although others failed.")
+    ] = False,
+    show_all: Annotated[bool, typer.Option("--all", help="Show every exploratory metric.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the table.")] = False,
+) -> None:
+    """Compare two sides, block by block, and say: regression, improvement, equivalent or inconclusive.
+
+    Exit code: 0 improvement or equivalent, 1 regression, 2 wrong usage, 3 inconclusive, 4 not comparable or
+    invalid. For example: benchctl compare results/x:baseline results/x:guided
+    """
+    from benchctl.analysis.compare import CompareOptions, compare_sides, parse_side
+    from benchctl.cli.compare_output import document_of, print_comparison, refusal_document
+
+    options = CompareOptions(
+        margin_frac=parse_threshold(threshold),
+        confidence=confidence,
+        metrics=tuple(name.strip() for name in metrics.split(",")) if metrics is not None else (),
+        allow=tuple(allow_difference or ()),
+        allow_failed=allow_failed,
+    )
+    try:
+        comparison = compare_sides(parse_side(a), parse_side(b), options)
+    except InvalidDataError as error:
+        if as_json:
+            print(json.dumps(refusal_document(error), indent=1))
+        raise
+    if as_json:
+        print(json.dumps(document_of(comparison), indent=1, allow_nan=False))
+    else:
+        print_comparison(comparison, show_all=show_all)
+    raise typer.Exit(comparison.exit_code)
+
+
+def parse_threshold(text: str) -> float:
+    """``1%`` or ``0.01`` to a fraction."""
+    try:
+        return float(text.removesuffix("%")) / 100 if text.endswith("%") else float(text)
+    except ValueError:
+        raise UsageError(f"--threshold is {text!r}; write a percentage or a fraction: 1% or 0.01") from None
