@@ -7,9 +7,9 @@ durations in seconds, as people write them.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", description="lower-case name without spaces")]
+Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")]
 EngineKind = Literal["sim", "vllm", "vllm-lenvm", "sglang", "sglang-lenvm", "llamacpp", "transformers", "attach"]
 FactorValue = str | int | float | bool | None
 
@@ -115,11 +115,12 @@ class Sampling(Section):
     min_p: float = Field(default=0.0, ge=0, le=1)
     """Drops tokens less probable than this fraction of the most probable one."""
 
-    @model_validator(mode="after")
-    def _top_k_is_a_count(self) -> "Sampling":
-        if self.top_k == 0:
+    @field_validator("top_k")
+    @classmethod
+    def _top_k_is_a_count(cls, top_k: int) -> int:
+        if top_k == 0:
             raise ValueError("top_k is 0; write -1 for the whole vocabulary or a positive count")
-        return self
+        return top_k
 
 
 class Guidance(Section):
@@ -132,7 +133,7 @@ class Guidance(Section):
     gamma: float = Field(default=0.997, gt=0, lt=1)
     """Discount that turns a value into a length."""
     value_entropy_threshold: float | None = Field(default=None, ge=0)
-    """Entropy of the candidates, in nats, that decides which rows skip guidance; none: no row skips."""
+    """Entropy in nats at or below which a row skips guidance; null: no row does."""
 
 
 class Variant(Section):
@@ -213,8 +214,7 @@ class Profile(Section):
     baseline: Name = "baseline"
     """The variant that the others are compared with."""
     sweep: dict[str, Annotated[tuple[FactorValue, ...], Field(min_length=1)]] = {}
-    """Factor to values. A factor is ``top_k``, ``value_model``, ``value_scale``, or a dotted path such as
-    ``server.max_num_seqs``."""
+    """Factor to values; each combination is a cell of every swept variant."""
     allowed_differences: tuple[str, ...] = ()
     """Settings in which variants may differ, as dotted paths; ``guidance.*`` covers what is below."""
     primary_metrics: tuple[str, ...] = ("step_ms", "tpot_ms", "wall_s")

@@ -1,0 +1,64 @@
+"""The keys of a profile, as its models declare them: for suggestions and for the reference."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+
+from benchctl.profile.document import Step
+from benchctl.profile.model import ENGINE_OPTIONS, Profile, Section, Variant
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One key: its dotted path, with ``<name>`` where the writer chooses one, and its declaration."""
+
+    path: str
+    field: FieldInfo
+
+
+def section_at(root: type[Section], path: tuple[Step, ...]) -> type[Section] | None:
+    """The section that stands at ``path`` below ``root``, or None when that is no section."""
+    annotation: Any = root
+    for step in path:
+        annotation = _below(annotation, step)
+    return next(_sections_in(annotation), None)
+
+
+def profile_keys() -> tuple[Key, ...]:
+    """Every key of a profile in the order of declaration, those of a section after the section's own."""
+    return tuple(_keys(Profile, ""))
+
+
+def option_keys(kind: str) -> tuple[Key, ...]:
+    """The options of one engine."""
+    return tuple(_keys(ENGINE_OPTIONS[kind], "engine.options."))
+
+
+def _keys(section: type[Section], prefix: str) -> Iterator[Key]:
+    for name, field in section.model_fields.items():
+        yield Key(f"{prefix}{name}", field)
+        for inner in _sections_in(field.annotation):
+            chosen = "<name>." if inner is Variant else ""
+            yield from _keys(inner, f"{prefix}{name}.{chosen}")
+
+
+def _sections_in(annotation: Any) -> Iterator[type[Section]]:  # annotations have no type
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        yield annotation
+    for argument in get_args(annotation):
+        yield from _sections_in(argument)
+
+
+def _below(annotation: Any, step: Step) -> Any:  # annotations have no type
+    """What is declared one step below a declaration; None when nothing is."""
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        field = annotation.model_fields.get(str(step))
+        return field.annotation if field else None
+    arguments = get_args(annotation)
+    if get_origin(annotation) is dict:
+        return arguments[1]
+    if get_origin(annotation) is tuple:
+        return arguments[0]
+    return next((found for argument in arguments if (found := _below(argument, step)) is not None), None)

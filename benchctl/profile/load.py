@@ -1,0 +1,123 @@
+"""Read, write and identify profiles.
+
+A profile is read in layers (``sources``): the files it extends, itself, its engine preset, the command line.
+The result is validated as a whole, and every fault is reported at once with the line it stands on.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchctl.profile.checks import profile_faults
+from benchctl.profile.document import Fault, Place, dump_document, node_from_plain
+from benchctl.profile.faults import profile_error, validate
+from benchctl.profile.locate import locate_profile, profile_files
+from benchctl.profile.model import ENGINE_OPTIONS, Engine, Profile
+from benchctl.profile.sources import (
+    Draft,
+    from_assignment,
+    from_option,
+    read_file,
+    read_profile_file,
+    read_text,
+    with_engine,
+    without,
+)
+from benchctl.records.jsonl import encode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileEntry:
+    """A profile that is found by name."""
+
+    name: str
+    path: Path
+    description: str
+
+
+def load_profile(
+    name_or_path: str,
+    *,
+    engine: str | None = None,
+    overrides: Sequence[str] = (),
+    blocks: int | None = None,
+    seed: int | None = None,
+) -> Profile:
+    """Read a profile by name or path, with what the command line changes in it.
+
+    ``engine`` is a preset or a kind and replaces the profile's engine; ``overrides`` are assignments such as
+    ``workload.num_prompts=3`` and go over everything else, in the order given. Raises ProfileError with every
+    fault.
+    """
+    draft = read_profile_file(locate_profile(name_or_path))
+    options = {"--engine": (("engine",), engine), "--blocks": (("blocks",), blocks), "--seed": (("seed",), seed)}
+    for option, (path, value) in options.items():
+        if value is not None:
+            draft = draft.under(from_option(option, path, value))
+    for assignment in overrides:
+        draft = draft.under(from_assignment(assignment))
+    return _profile(draft)
+
+
+def parse_profile(text: str, source: str) -> Profile:
+    """Read a complete profile from its text, for example the ``profile.yaml`` of a result directory.
+
+    ``source`` names the text in messages. Raises ProfileError with every fault.
+    """
+    draft = read_text(text, source)
+    extends = draft.tree.child("extends")
+    if extends is not None:
+        problem = "a profile is complete here and extends nothing; write out what it extends"
+        tree = without(draft.tree, {"extends"})
+        draft = Draft(tree, (*draft.faults, Fault(extends.place, extends.path, problem)), is_whole=False)
+    return _profile(draft)
+
+
+def dump_profile(profile: Profile) -> str:
+    """The complete profile as YAML; ``parse_profile`` reads it back as the same profile."""
+    return dump_document(profile.model_dump(mode="json"))
+
+
+def profile_sha256(profile: Profile) -> str:
+    """Identity of an experiment: SHA-256 of the complete profile as canonical JSON.
+
+    The order of keys does not matter, but for variants and factors, whose order is that of the plan.
+    """
+    document: dict[str, Any] = profile.model_dump(mode="json")
+    ordered = {key: list(document[key].items()) for key in ("variants", "sweep")}
+    return hashlib.sha256(encode(document | ordered)).hexdigest()
+
+
+def list_profiles() -> tuple[ProfileEntry, ...]:
+    """The profiles that are found by name, in the order of their names; faulty ones too."""
+    return tuple(
+        ProfileEntry(name=name, path=path, description=_description(read_file(path)))
+        for name, path in profile_files().items()
+    )
+
+
+def _description(draft: Draft) -> str:
+    node = draft.tree.child("description")
+    if node is not None:
+        return str(node.value)
+    return "" if draft.is_whole else "not readable; 'benchctl profiles validate' says why"
+
+
+def _profile(draft: Draft) -> Profile:
+    draft = with_engine(draft)
+    profile, found = validate(draft.tree, Profile)
+    if not draft.is_whole:
+        found = tuple(fault for fault in found if not fault.is_absence)
+    faults = (*draft.faults, *found, *profile_faults(draft.tree))
+    if profile is None or faults:
+        raise profile_error(faults)
+    return profile.model_copy(update={"engine": _complete_engine(profile.engine)})
+
+
+def _complete_engine(engine: Engine) -> Engine:
+    """The engine with all its options written out, as far as they can stand without a variant's."""
+    tree = node_from_plain(engine.options, Place("engine"))
+    options, _ = validate(tree, ENGINE_OPTIONS[engine.kind])
+    return engine if options is None else Engine(kind=engine.kind, options=options.model_dump(mode="json"))

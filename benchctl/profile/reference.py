@@ -1,0 +1,114 @@
+"""The reference of profile keys as Markdown, from the models that validate them."""
+
+import json
+from collections.abc import Iterable
+from itertools import groupby
+from types import NoneType
+from typing import Any, Final, Literal, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+
+from benchctl.profile.keys import Key, option_keys, profile_keys
+from benchctl.profile.model import ENGINE_OPTIONS, Section
+from benchctl.profile.settings import FACTOR_SETTINGS
+
+_INTRODUCTION: Final = """\
+# Profiles
+
+A profile is the YAML that describes an experiment. `benchctl profiles list` shows those that are found by name: in
+`./profiles`, then among the ones that benchctl carries. `benchctl profiles show NAME` prints one with all defaults
+written out, and `benchctl profiles validate FILE` reports every fault with its line.
+
+## Writing one
+
+* `extends: NAME` (or a path relative to the file) takes everything from another profile but its `name` and
+  `description`. Mappings merge key by key, anything else replaces. An inherited variant or factor is dropped by
+  setting it to `null`.
+* `engine` is the name of a preset in `engines/`, or `{preset: NAME, options: {...}}`, or
+  `{kind: KIND, options: {...}}`. An `engine` that has only `options` adds to the inherited one. `--engine NAME`
+  replaces it.
+* `--set path=value` changes any key for one call: `--set workload.num_prompts=3`.
+* A variant says only how it differs: its `server`, `sampling` and `guidance` go over `engine.options` and
+  `sampling`. Its name is yours; `baseline` names the one that all others are compared with.
+* `sweep` gives a variant one cell for each combination of values; the baseline is never swept. A factor is a
+  dotted path such as `sampling.min_p`, or one of the short names
+  %s.
+* Guidance needs a server with a `value_model`, and in modes `centered_exp` and `value_bias` a finite `top_k`.
+* The YAML is plain: keys are text and appear once, `yes` and `on` are text, and there are no aliases and no tags.
+
+`allowed_differences` lists what variants may differ in, as dotted paths (`guidance.*` covers all below `guidance`).
+Everything else that differs makes a comparison invalid; `benchctl profiles validate` warns of it beforehand.
+
+## Keys
+"""
+
+_WORDS: Final = {
+    str: "text",
+    int: "whole number",
+    float: "number",
+    bool: "true or false",
+    NoneType: "null",
+    Any: "any",
+}
+_BOUNDS: Final = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+
+
+def profile_reference() -> str:
+    """``profiles/README.md``: how to write a profile, and every key with type, default and meaning."""
+    factors = ", ".join(f"`{name}`" for name in FACTOR_SETTINGS)
+    parts = [_INTRODUCTION % factors, _tables(profile_keys())]
+    for kind in ENGINE_OPTIONS:
+        parts += [f"## Options of the engine `{kind}`\n", _tables(option_keys(kind))]
+    return "\n".join(parts)
+
+
+def _tables(keys: Iterable[Key]) -> str:
+    """One table for each section, the sections in the order of their first key."""
+    by_section = sorted(enumerate(keys), key=lambda item: (item[1].path.count("."), item[0]))
+    return "\n".join(
+        _table(section, [key for _, key in group])
+        for section, group in groupby(by_section, key=lambda item: item[1].path.rpartition(".")[0])
+    )
+
+
+def _table(section: str, keys: Iterable[Key]) -> str:
+    rows = [f"### `{section}`\n"] if section else []
+    rows += ["| key | type | default | meaning |", "|---|---|---|---|"]
+    for key in keys:
+        name = key.path.rpartition(".")[2]
+        meaning = " ".join((key.field.description or "").replace("``", "`").split())
+        rows.append(f"| `{name}` | {_type_text(key.field)} | {_default_text(key.field)} | {meaning} |")
+    return "\n".join(rows) + "\n"
+
+
+def _type_text(field: FieldInfo) -> str:
+    bounds = [
+        f"{sign} {getattr(limit, name):g}"
+        for limit in field.metadata
+        for name, sign in _BOUNDS.items()
+        if getattr(limit, name, None) is not None
+    ]
+    return ", ".join((_words(field.annotation), *bounds))
+
+
+def _words(annotation: Any) -> str:
+    arguments = get_args(annotation)
+    if annotation in _WORDS:
+        return _WORDS[annotation]
+    if get_origin(annotation) is Literal:
+        return "one of " + ", ".join(f"`{choice}`" for choice in arguments)
+    if get_origin(annotation) is tuple:
+        return f"list of {_words(arguments[0])}"
+    if get_origin(annotation) is dict or (isinstance(annotation, type) and issubclass(annotation, Section)):
+        return "mapping"
+    if hasattr(annotation, "__metadata__"):
+        return _words(arguments[0])
+    return " or ".join(_words(argument) for argument in arguments)
+
+
+def _default_text(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    if isinstance(field.default, Section):
+        return "its defaults"
+    return f"`{json.dumps(field.default)}`"
