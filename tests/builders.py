@@ -4,8 +4,11 @@ The law: a baseline step takes ``step_ns`` and every step yields one token for e
 ``step_ns`` plus the three LenVM sections. A block multiplies all times by its own factor.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from benchctl.records.directory import ResultDirectory, run_directory_name
 from benchctl.records.jsonl import encode
@@ -233,3 +236,30 @@ def _write_run(
     with directory.append("steps") as writer:
         for step in steps:
             writer.write(step)
+
+
+def edit_manifest(results: ResultDirectory, **changes: Any) -> None:
+    """Replace fields of ``manifest.json``."""
+    results.write_manifest(msgspec.structs.replace(results.manifest(), **changes))
+
+
+def edit_run(results: ResultDirectory, run_id: str, **changes: Any) -> None:
+    """Replace fields of one ``run.json``."""
+    directory = results.run(run_id)
+    directory.write(msgspec.structs.replace(directory.read(), **changes))
+
+
+def edit_requests(
+    results: ResultDirectory, run_id: str, change: Callable[[RequestRecord], RequestRecord | None]
+) -> None:
+    """Replace each request of one run by what ``change`` makes of it; None leaves it out."""
+    path = results.run(run_id).path / "requests.jsonl"
+    changed = [change(request) for request in results.run(run_id).requests()]
+    path.write_bytes(b"".join(encode(request) + b"\n" for request in changed if request is not None))
+
+
+def edit_steps(results: ResultDirectory, run_id: str, change: Callable[[StepRecord], StepRecord]) -> None:
+    """Replace each step of one run by what ``change`` makes of it."""
+    path = results.run(run_id).path / "steps.jsonl"
+    changed = [change(step) for step in results.run(run_id).steps()]
+    path.write_bytes(b"".join(encode(step) + b"\n" for step in changed))
