@@ -19,10 +19,7 @@ from benchctl.records.run import SECTION_PARENT, Clock, StepRecord
 STEP: Final = "step"
 
 CLOCK_NOTE: Final[dict[Clock, str]] = {
-    "host": (
-        "host time: the device works asynchronously, so a section may hold waiting for work that was queued "
-        "before it; no section is GPU time"
-    ),
+    "host": "host time, so a section may hold waiting for device work queued before it; no section is GPU time",
     "device": "device time",
     "virtual": "virtual time of the simulator",
 }

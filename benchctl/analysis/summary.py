@@ -1,0 +1,132 @@
+"""Every run as one row of numbers, and every variant and cell as the mean over its blocks."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+from typing import Any
+
+from benchctl.analysis.accounts import Accounts
+from benchctl.analysis.flops_accounting import RunFlops
+from benchctl.analysis.summary_columns import LABEL_COLUMNS, SUMMARY_COLUMNS, Value, summary_row
+from benchctl.profile.model import VariantSettings
+from benchctl.records.directory import LoadedResults, LoadedRun, cell_name
+from benchctl.records.run import Cell, ResultWarning, RunRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSummary:
+    """One run and its row: a value for every column of ``SUMMARY_COLUMNS``, None where it is unknown."""
+
+    run: LoadedRun
+    settings: VariantSettings | None
+    flops: RunFlops | None
+    values: Mapping[str, Value]
+    warnings: tuple[ResultWarning, ...]
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether the run may stand in a mean: it ended as planned and every line of it can be read."""
+        return self.run.record.state == "done" and not self.run.is_damaged
+
+    @property
+    def label(self) -> str:
+        return arm_label(self.run.record.variant, self.run.record.cell)
+
+    def number(self, column: str) -> float | None:
+        """The value of a column that holds a number."""
+        value = self.values[column]
+        return None if value is None or isinstance(value, str) else float(value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """A value over blocks. ``sd`` is that of a sample (n - 1), ``cv_frac`` = sd / mean; None below two blocks."""
+
+    mean: float
+    n: int
+    sd: float | None = None
+    cv_frac: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellSummary:
+    """One variant in one cell over its blocks; ``spreads`` holds the columns of which a number is known."""
+
+    variant: str
+    cell: Cell
+    runs: tuple[RunSummary, ...]
+    """Usable runs, by block."""
+    num_unusable: int
+    spreads: Mapping[str, Spread]
+
+    @property
+    def label(self) -> str:
+        return arm_label(self.variant, self.cell)
+
+    def mean(self, column: str) -> float | None:
+        spread = self.spreads.get(column)
+        return None if spread is None else spread.mean
+
+
+def arm_label(variant: str, cell: Cell) -> str:
+    """A variant in a cell as people write it: ``guided top_k=3``."""
+    return f"{variant} {cell_name(cell)}".rstrip()
+
+
+def summarise_runs(results: LoadedResults, accounts: Accounts) -> tuple[RunSummary, ...]:
+    """The row of every run that was begun, in plan order."""
+    return tuple(_summarise(run, accounts) for run in results.runs)
+
+
+def _summarise(run: LoadedRun, accounts: Accounts) -> RunSummary:
+    settings = accounts.settings(run.record)
+    flops, warnings = accounts.flops(run)
+    return RunSummary(
+        run=run,
+        settings=settings,
+        flops=flops,
+        values=summary_row(run, settings, flops),
+        warnings=(*run.warnings, *warnings),
+    )
+
+
+def summarise_cells(runs: Iterable[RunSummary], baseline: str) -> tuple[CellSummary, ...]:
+    """Each variant and cell over its blocks: the baseline first, then by variant and factor values."""
+    groups: dict[str, list[RunSummary]] = {}
+    for run in sorted(runs, key=lambda run: arm_order(run.run.record, baseline)):
+        groups.setdefault(run.label, []).append(run)
+    return tuple(_over_blocks(group) for group in groups.values())
+
+
+def arm_order(record: RunRecord, baseline: str) -> tuple[Any, ...]:
+    """Sort key: the baseline, then variant, factor values (numbers by size, words by spelling), block."""
+    cell = tuple(
+        (1, 0.0, str(value)) if isinstance(value, str) or value is None else (0, float(value), "")
+        for value in record.cell.values()
+    )
+    return record.variant != baseline, record.variant, cell, record.block
+
+
+def _over_blocks(group: Sequence[RunSummary]) -> CellSummary:
+    usable = tuple(run for run in group if run.is_usable)
+    spreads = {}
+    for column in SUMMARY_COLUMNS:
+        numbers = [number for run in usable if (number := run.number(column)) is not None]
+        if numbers and column not in LABEL_COLUMNS:
+            spreads[column] = _spread(numbers)
+    first = group[0].run.record
+    return CellSummary(
+        variant=first.variant,
+        cell=first.cell,
+        runs=usable,
+        num_unusable=len(group) - len(usable),
+        spreads=spreads,
+    )
+
+
+def _spread(numbers: Sequence[float]) -> Spread:
+    mean = fmean(numbers)
+    if len(numbers) < 2:
+        return Spread(mean=mean, n=len(numbers))
+    sd = stdev(numbers)
+    return Spread(mean=mean, n=len(numbers), sd=sd, cv_frac=sd / abs(mean) if mean else None)

@@ -1,0 +1,216 @@
+"""Every cell against the baseline of its own block: what guidance costs in time, in FLOPs, and what is left.
+
+A ratio is taken within a block, the cell's run over the baseline's run of the same block, and the ratio of a
+cell is the geometric mean over its blocks, with a Student-t interval of the logarithms. Absolute times, rates
+and FLOPs are geometric means over the same blocks, so that each ratio column is exactly the quotient of its two
+columns. Section times (``*_ms_mean``) are arithmetic means over blocks of the mean over the steps that have the
+section, as published. The leading columns carry the names of the published sweep table.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Final
+
+from benchctl.analysis.statistics import RatioEstimate, estimate_paired
+from benchctl.analysis.summary import RunSummary, arm_label, arm_order
+from benchctl.analysis.summary_columns import Value
+from benchctl.records.directory import cell_name
+from benchctl.records.run import Cell
+
+LENVM_SWEEP_COLUMNS: Final = (
+    "k",
+    "results_dir",
+    "base_wall_s",
+    "lvm_wall_s",
+    "wall_ratio",
+    "base_tok_per_s",
+    "lvm_tok_per_s",
+    "tok_per_s_ratio",
+    "base_pflops",
+    "lvm_pflops",
+    "flops_ratio",
+    "base_achieved_tflops_per_s",
+    "lvm_achieved_tflops_per_s",
+    "achieved_tflops_ratio",
+    "lvm_apply_ms_mean",
+    "lvm_forward_ms_mean",
+    "lvm_build_pending_ms_mean",
+    "lvm_apply_guidance_ms_mean",
+    "utilization_gap",
+)
+OWN_SWEEP_COLUMNS: Final = (
+    "variant",
+    "cell",
+    "n_blocks",
+    "wall_ratio_ci_low",
+    "wall_ratio_ci_high",
+    "num_steps_ratio",
+    "step_ms_ratio",
+    "flops_ratio_observed",
+    "utilization_gap_observed",
+    "unexplained_frac",
+    "unexplained_frac_observed",
+)
+SWEEP_COLUMNS: Final = (*LENVM_SWEEP_COLUMNS, *OWN_SWEEP_COLUMNS)
+
+_COMPARED: Final = {
+    "wall": "wall_clock_s",
+    "tok_per_s": "throughput_output_tokens_per_s",
+    "pflops": "theoretical_pflops_total",
+    "achieved_tflops": "achieved_tflops_per_s",
+    "num_steps": "num_steps",
+    "step_ms": "step_ms",
+    "pflops_observed": "observed_pflops_total",
+}
+"""What is divided, and the column of the run's row that holds it."""
+
+_SECTION_MEANS: Final = {
+    "lvm_apply_ms_mean": "t_lvm_apply_outer_ms_mean",
+    "lvm_forward_ms_mean": "t_lvm_forward_ms_mean",
+    "lvm_build_pending_ms_mean": "t_lvm_build_pending_ms_mean",
+    "lvm_apply_guidance_ms_mean": "t_lvm_apply_guidance_ms_mean",
+}
+
+MIN_EXPLAINED_LOG_RATIO: Final = math.log(1.02)
+"""Below a slowdown of two percent there is nothing whose causes could be divided."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Baseline and cell of one block."""
+
+    block: int
+    base: RunSummary
+    other: RunSummary
+
+    def ratio(self, quantity: str) -> float | None:
+        """Cell over baseline for a quantity that a sweep compares; None unless both are known and positive."""
+        column = _COMPARED[quantity]
+        before, after = self.base.number(column), self.other.number(column)
+        return after / before if before and after and before > 0 and after > 0 else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepRow:
+    """One cell of one variant against the baseline; ``values`` has every column of ``SWEEP_COLUMNS``."""
+
+    variant: str
+    cell: Cell
+    pairs: tuple[Pair, ...]
+    """One for each block in which both runs are usable; at least one."""
+    estimates: Mapping[str, RatioEstimate]
+    """Ratio of each compared quantity, where all blocks know it."""
+    values: Mapping[str, Value]
+
+    @property
+    def label(self) -> str:
+        return arm_label(self.variant, self.cell)
+
+    def number(self, column: str) -> float | None:
+        value = self.values[column]
+        return None if value is None or isinstance(value, str) else float(value)
+
+
+def sweep_rows(runs: Sequence[RunSummary], *, baseline: str, results_dir: str) -> tuple[SweepRow, ...]:
+    """A row for each variant and cell that shares at least one usable block with the baseline."""
+    usable = [run for run in runs if run.is_usable]
+    bases = {run.run.record.block: run for run in usable if run.run.record.variant == baseline}
+    groups: dict[str, list[Pair]] = {}
+    for run in sorted(usable, key=lambda run: arm_order(run.run.record, baseline)):
+        record = run.run.record
+        if record.variant != baseline and record.block in bases:
+            groups.setdefault(run.label, []).append(Pair(record.block, bases[record.block], run))
+    return tuple(_row(pairs, results_dir) for pairs in groups.values())
+
+
+def unexplained_frac(wall_ratio: float | None, flops_ratio: float | None) -> float | None:
+    """Share of a slowdown that more FLOPs do not explain: 1 - ln(FLOPs ratio) / ln(wall ratio).
+
+    From wall ratio = FLOPs ratio / (ratio of achieved FLOP/s): in logarithms the two factors add up, so their
+    shares do as well. Above 1 when FLOPs fell; below 0 when FLOPs grew more than time. None where there is no
+    slowdown to divide.
+    """
+    if wall_ratio is None or flops_ratio is None or math.log(wall_ratio) < MIN_EXPLAINED_LOG_RATIO:
+        return None
+    return 1 - math.log(flops_ratio) / math.log(wall_ratio)
+
+
+def _row(pairs: Sequence[Pair], results_dir: str) -> SweepRow:
+    estimates = {
+        quantity: estimate for quantity in _COMPARED if (estimate := _estimate(pairs, quantity)) is not None
+    }
+    ratio = {quantity: estimate.ratio for quantity, estimate in estimates.items()}
+    record = pairs[0].other.run.record
+    settings = pairs[0].other.settings
+    wall, flops, observed = ratio.get("wall"), ratio.get("pflops"), ratio.get("pflops_observed")
+    values: dict[str, Value] = {
+        "k": None if settings is None else settings.sampling.top_k,
+        "results_dir": results_dir,
+        **_absolutes(pairs),
+        "wall_ratio": wall,
+        "tok_per_s_ratio": ratio.get("tok_per_s"),
+        "flops_ratio": flops,
+        "achieved_tflops_ratio": ratio.get("achieved_tflops"),
+        **{name: _mean([pair.other.number(column) for pair in pairs]) for name, column in _SECTION_MEANS.items()},
+        "utilization_gap": _quotient(wall, flops),
+        "variant": record.variant,
+        "cell": cell_name(record.cell),
+        "n_blocks": len(pairs),
+        "wall_ratio_ci_low": estimates["wall"].ci_low if "wall" in estimates else None,
+        "wall_ratio_ci_high": estimates["wall"].ci_high if "wall" in estimates else None,
+        "num_steps_ratio": ratio.get("num_steps"),
+        "step_ms_ratio": ratio.get("step_ms"),
+        "flops_ratio_observed": observed,
+        "utilization_gap_observed": _quotient(wall, observed),
+        "unexplained_frac": unexplained_frac(wall, flops),
+        "unexplained_frac_observed": unexplained_frac(wall, observed),
+    }
+    return SweepRow(
+        variant=record.variant,
+        cell=record.cell,
+        pairs=tuple(pairs),
+        estimates=estimates,
+        values={column: values[column] for column in SWEEP_COLUMNS},
+    )
+
+
+def _estimate(pairs: Sequence[Pair], quantity: str) -> RatioEstimate | None:
+    ratios = [ratio for pair in pairs if (ratio := pair.ratio(quantity)) is not None]
+    return estimate_paired([math.log(ratio) for ratio in ratios]) if len(ratios) == len(pairs) else None
+
+
+def _absolutes(pairs: Sequence[Pair]) -> dict[str, Value]:
+    columns = {
+        "wall_s": "wall_clock_s",
+        "tok_per_s": "throughput_output_tokens_per_s",
+        "pflops": "theoretical_pflops_total",
+        "achieved_tflops_per_s": "achieved_tflops_per_s",
+    }
+    sides: dict[str, Callable[[Pair], RunSummary]] = {
+        "base": lambda pair: pair.base,
+        "lvm": lambda pair: pair.other,
+    }
+    return {
+        f"{side}_{name}": _geometric_mean([run_of(pair).number(column) for pair in pairs])
+        for side, run_of in sides.items()
+        for name, column in columns.items()
+    }
+
+
+def _geometric_mean(values: Sequence[float | None]) -> float | None:
+    """exp(mean of logarithms); equal values give exactly that value. None unless all are known and positive."""
+    known = [value for value in values if value is not None and value > 0]
+    if not known or len(known) != len(values):
+        return None
+    return known[0] if len(set(known)) == 1 else math.exp(fmean(math.log(value) for value in known))
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None
+
+
+def _quotient(numerator: float | None, denominator: float | None) -> float | None:
+    return None if numerator is None or not denominator else numerator / denominator
