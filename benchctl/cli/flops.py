@@ -1,0 +1,284 @@
+"""``benchctl flops``: what a run should have computed, from its totals alone."""
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from benchctl.errors import UsageError
+
+if TYPE_CHECKING:
+    from benchctl.costs.difference import Correction
+    from benchctl.costs.flops import FlopsAccount
+    from benchctl.costs.hardware import Hardware
+    from benchctl.costs.shapes import ModelShape
+    from benchctl.costs.work import RunLengths, RunTotals, SeenCounts
+
+NO_MODEL = "none"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """The command line, resolved."""
+
+    base: "ModelShape"
+    value_model: "ModelShape | None"
+    totals: "RunTotals"
+    top_k: int
+    candidate_cost: float
+    convention: Literal["published", "two-n", "lm-head-value-model"]
+    wall_s: float | None
+    hardware: "Hardware"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Answer:
+    """The account that was asked for; with observed candidates also theirs, and the way from one to the other."""
+
+    account: "FlopsAccount"
+    observed: "FlopsAccount | None" = None
+    corrections: "tuple[Correction, ...]" = ()
+
+
+_Base = Annotated[
+    str, typer.Option("--base", metavar="MODEL", help="A Qwen2.5 name, or a directory with a config.json.")
+]
+_ValueModel = Annotated[
+    str, typer.Option("--value-model", metavar="MODEL", help=f"Value model, named likewise; '{NO_MODEL}' for none.")
+]
+_Questions = Annotated[int, typer.Option("--questions", min=1, help="Distinct prompts.")]
+_Samples = Annotated[int, typer.Option("--samples", min=1, help="Outputs sampled for each prompt.")]
+_PromptTokens = Annotated[
+    int, typer.Option("--prompt-tokens", min=1, help="Total over the questions, each counted once.")
+]
+_OutputTokens = Annotated[int, typer.Option("--output-tokens", min=1, help="Total over questions and samples.")]
+_TopK = Annotated[int, typer.Option("--top-k", min=1, help="Candidates charged for each output token.")]
+_Wall = Annotated[
+    float | None, typer.Option("--wall", metavar="SECONDS", help="Time the run took; gives achieved FLOP/s.")
+]
+_HardwareName = Annotated[
+    str, typer.Option("--hardware", metavar="NAME", help="Device whose peak achieved FLOP/s are compared with.")
+]
+_CandidateCost = Annotated[
+    float, typer.Option("--candidate-cost", help="Cost of a candidate, as a multiple of a decoded token.")
+]
+_ConventionName = Annotated[
+    Literal["published", "two-n", "lm-head-value-model"],
+    typer.Option("--convention", help="Rule of accounting; the last two are earlier forms of the first."),
+]
+_ObservedCandidates = Annotated[
+    float | None,
+    typer.Option(
+        "--observed-candidates",
+        metavar="MEAN",
+        help="Candidates scored per output token; adds the account of what was computed.",
+    ),
+]
+_AsJson = Annotated[bool, typer.Option("--json", help="One JSON document instead of the table.")]
+
+
+def flops(
+    base: _Base = "qwen2.5-7b",
+    value_model: _ValueModel = "qwen2.5-1.5b",
+    questions: _Questions = 50,
+    samples: _Samples = 16,
+    prompt_tokens: _PromptTokens = 5200,
+    output_tokens: _OutputTokens = 237_675,
+    top_k: _TopK = 5,
+    wall: _Wall = None,
+    hardware: _HardwareName = "h100-sxm",
+    candidate_cost: _CandidateCost = 1.0,
+    convention: _ConventionName = "published",
+    observed_candidates: _ObservedCandidates = None,
+    as_json: _AsJson = False,
+) -> None:
+    """FLOPs of a run from its totals. The defaults are those of a published run: 50 questions, 16 samples."""
+    from benchctl.costs.hardware import hardware_for
+    from benchctl.costs.shapes import shape_for
+    from benchctl.costs.work import RunTotals
+
+    if wall is not None and not (math.isfinite(wall) and wall > 0):
+        raise UsageError(f"--wall is {wall}; give the seconds that the run took, more than 0")
+    asked = _Asked(
+        base=shape_for(base),
+        value_model=None if value_model.lower() == NO_MODEL else shape_for(value_model),
+        totals=RunTotals(
+            num_questions=questions,
+            num_sequences=questions * samples,
+            prompt_tokens=prompt_tokens,
+            output_tokens=output_tokens,
+        ),
+        top_k=top_k,
+        candidate_cost=candidate_cost,
+        convention=convention,
+        wall_s=wall,
+        hardware=hardware_for(hardware),
+    )
+    answer = _account(asked, observed_candidates)
+    if as_json:
+        _print_json(asked, answer, observed_candidates)
+    else:
+        _print_tables(asked, answer)
+
+
+def _account(asked: _Asked, observed_candidates: float | None) -> _Answer:
+    from benchctl.costs.difference import explain_difference
+    from benchctl.costs.flops import observed_flops, published_flops
+
+    base, value_model = asked.base, asked.value_model
+    account = published_flops(
+        asked.totals,
+        base=base,
+        value_model=value_model,
+        top_k=asked.top_k,
+        candidate_cost=asked.candidate_cost,
+        convention=asked.convention,
+    )
+    if observed_candidates is None:
+        return _Answer(account=account)
+    lengths = asked.totals.evenly()
+    seen = _assumed_counts(asked, lengths, observed_candidates)
+    return _Answer(
+        account=account,
+        observed=observed_flops(lengths.sequences, seen, base=base, value_model=value_model),
+        corrections=explain_difference(
+            account, lengths=lengths, seen=seen, base=base, value_model=value_model, top_k=asked.top_k
+        ),
+    )
+
+
+def _assumed_counts(asked: _Asked, lengths: "RunLengths", candidates_per_token: float) -> "SeenCounts":
+    """What a step log would count, had the value model scored so many candidates for each token."""
+    from benchctl.costs.work import SeenCounts
+
+    if asked.value_model is None:
+        raise UsageError("--observed-candidates needs a value model that scores them; name one with --value-model")
+    if not 0 <= candidates_per_token <= asked.top_k:
+        raise UsageError(
+            f"--observed-candidates is {candidates_per_token}; it is a mean per output token, from 0 to the "
+            f"--top-k of {asked.top_k}"
+        )
+    is_scored = candidates_per_token > 0
+    return SeenCounts(
+        base_prefill_tokens=asked.totals.prompt_tokens,
+        value_prefill_tokens=sum(prompt for prompt, _ in lengths.sequences) if is_scored else 0,
+        value_extend_tokens=sum(max(output - 1, 0) for _, output in lengths.sequences) if is_scored else 0,
+        candidates=round(candidates_per_token * asked.totals.output_tokens),
+    )
+
+
+def _print_tables(asked: _Asked, answer: _Answer) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from benchctl.units import PETA
+
+    accounts = [answer.account] + ([answer.observed] if answer.observed is not None else [])
+    headings: list[str] = [asked.convention, "observed"][: len(accounts)]
+    table = Table("", *headings)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    columns = [_readable(account, asked) for account in accounts]
+    for label in columns[0]:
+        table.add_row(label, *(column[label] for column in columns), end_section=label.endswith("total, PFLOP"))
+    console = Console(highlight=False)
+    console.print(_title(asked))
+    console.print(table)
+    if answer.corrections:
+        corrections = Table("correction", "PFLOP", "because")
+        corrections.columns[1].justify = "right"
+        for correction in answer.corrections:
+            corrections.add_row(correction.code, f"{correction.flops / PETA:+.4g}", correction.meaning)
+        console.print(
+            f"From {headings[0]} to observed, which assumes equal lengths and prompts prefilled once by the base "
+            "model, but once for each sample by the value model:"
+        )
+        console.print(corrections)
+
+
+def _title(asked: _Asked) -> str:
+    guided = f" guided by {asked.value_model.name}, top_k {asked.top_k}" if asked.value_model else ""
+    totals = asked.totals
+    return (
+        f"{asked.base.name}{guided}: {totals.num_sequences} outputs of {totals.num_questions} prompts, "
+        f"{totals.output_tokens} output tokens"
+    )
+
+
+def _readable(account: "FlopsAccount", asked: _Asked) -> dict[str, str]:
+    """One column of the table; labels carry the units that people read."""
+    from benchctl.units import GIGA, PETA, TERA
+
+    numbers = _numbers(account, asked)
+    shown = {
+        "base prefill, PFLOP": ("base_prefill_flops", PETA),
+        "base decode, PFLOP": ("base_decode_flops", PETA),
+        "  of both: linear": ("base_linear_flops", PETA),
+        "  of both: attention": ("base_attention_flops", PETA),
+        "  of both: head": ("base_head_flops", PETA),
+        "base total, PFLOP": ("base_total_flops", PETA),
+        "value model prefill, PFLOP": ("value_prefill_flops", PETA),
+        "value model extend, PFLOP": ("value_extend_flops", PETA),
+        "value model candidates, PFLOP": ("value_candidates_flops", PETA),
+        "value model total, PFLOP": ("value_total_flops", PETA),
+        "total, PFLOP": ("total_flops", PETA),
+        "total / base": ("ratio", 1),
+        "GFLOP per output token": ("flops_per_output_token", GIGA),
+        "achieved TFLOP/s": ("achieved_flops_per_s", TERA),
+        f"% of {asked.hardware.name}'s peak": ("utilization_frac", 0.01),
+    }
+    column = {}
+    for label, (key, unit) in shown.items():
+        number = numbers[key]
+        column[label] = "needs --wall" if number is None else f"{number / unit:.4g}"
+    return column
+
+
+def _numbers(account: "FlopsAccount", asked: _Asked) -> dict[str, float | None]:
+    from benchctl.costs.flops import achieved_flops_per_s, utilization_frac
+
+    return {
+        "base_prefill_flops": account.base_prefill.total,
+        "base_decode_flops": account.base_decode.total,
+        "base_linear_flops": account.base.linear,
+        "base_attention_flops": account.base.attention,
+        "base_head_flops": account.base.head,
+        "base_total_flops": account.base.total,
+        "value_prefill_flops": account.value_prefill.total,
+        "value_extend_flops": account.value_extend.total,
+        "value_candidates_flops": account.value_candidates.total,
+        "value_total_flops": account.value.total,
+        "total_flops": account.total,
+        "ratio": account.ratio,
+        "flops_per_output_token": account.flops_per_output_token,
+        "achieved_flops_per_s": achieved_flops_per_s(account.total, asked.wall_s),
+        "utilization_frac": utilization_frac(account.total, asked.wall_s, asked.hardware),
+    }
+
+
+def _print_json(asked: _Asked, answer: _Answer, observed_candidates: float | None) -> None:
+    import json
+
+    document: dict[str, Any] = {
+        "base": asked.base.name,
+        "value_model": asked.value_model.name if asked.value_model else None,
+        "num_questions": asked.totals.num_questions,
+        "num_sequences": asked.totals.num_sequences,
+        "prompt_tokens": asked.totals.prompt_tokens,
+        "output_tokens": asked.totals.output_tokens,
+        "top_k": asked.top_k,
+        "candidate_cost": asked.candidate_cost,
+        "observed_candidates_per_token": observed_candidates,
+        "wall_s": asked.wall_s,
+        "hardware": asked.hardware.name,
+        "peak_flops_per_s": asked.hardware.peak_flops_per_s,
+        "convention": asked.convention,
+        "account": _numbers(answer.account, asked),
+        "observed": _numbers(answer.observed, asked) if answer.observed is not None else None,
+        "corrections": [
+            {"code": correction.code, "flops": correction.flops, "meaning": correction.meaning}
+            for correction in answer.corrections
+        ],
+    }
+    print(json.dumps(document, indent=1))
