@@ -1,0 +1,170 @@
+"""Estimates over blocks: agreement with scipy, their laws, and how often the interval covers the truth."""
+
+import math
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from benchctl.analysis.statistics import (
+    blocks_for_effect,
+    blocks_for_tests,
+    estimate_paired,
+    estimate_unpaired,
+    log_ratios,
+    sign_flip_p,
+    t_quantile,
+)
+
+DIFFERENCES = (0.010, 0.014, 0.008, 0.021, -0.002, 0.016)
+A = (10.0, 11.0, 10.5, 9.8)
+B = (12.0, 12.5, 12.2, 13.0, 11.9)
+
+positive = st.floats(0.01, 100)
+blocks = st.lists(st.tuples(positive, positive), min_size=2, max_size=10)
+
+
+def test_the_paired_interval_is_that_of_a_one_sample_t_test():
+    estimate = estimate_paired(DIFFERENCES, 0.9)
+    reference = stats.ttest_1samp(DIFFERENCES, 0).confidence_interval(0.9)
+    assert estimate.log_ratio == pytest.approx(np.mean(DIFFERENCES))
+    assert estimate.log_interval == pytest.approx((reference.low, reference.high))
+    assert estimate.ratio == pytest.approx(math.exp(np.mean(DIFFERENCES)))
+    assert estimate.is_paired
+
+
+def test_the_unpaired_interval_is_welchs():
+    estimate = estimate_unpaired(A, B, 0.95)
+    reference = stats.ttest_ind(np.log(B), np.log(A), equal_var=False)
+    interval = reference.confidence_interval(0.95)
+    assert estimate.log_interval == pytest.approx((interval.low, interval.high))
+    assert estimate.p_value == pytest.approx(reference.pvalue)
+    assert estimate.degrees_of_freedom == pytest.approx(reference.df)
+    assert not estimate.is_paired
+    assert estimate.num_blocks == 4
+
+
+@pytest.mark.parametrize(("df", "value"), [(2, 4.302653), (4, 2.776445), (7, 2.364624), (19, 2.093024)])
+def test_t_quantiles_are_those_of_the_tables(df, value):
+    assert t_quantile(0.975, df) == pytest.approx(value, abs=1e-6)
+
+
+def test_the_sign_flip_test_agrees_with_an_enumeration():
+    reference = stats.permutation_test(
+        (DIFFERENCES,), np.sum, permutation_type="samples", n_resamples=math.inf, alternative="two-sided"
+    )
+    assert sign_flip_p(DIFFERENCES) == pytest.approx(reference.pvalue)
+
+
+@pytest.mark.parametrize(("n", "least"), [(3, 0.25), (5, 0.0625), (6, 0.03125), (8, 0.0078125), (20, 2**-19)])
+def test_the_sign_flip_test_cannot_go_below_two_in_all_choices_of_signs(n, least):
+    assert sign_flip_p([1.0 + 0.01 * i for i in range(n)]) == least
+
+
+def test_above_twenty_blocks_the_signs_are_drawn_the_same_every_time():
+    stream = random.Random("21 blocks")
+    weak = [stream.gauss(0.2, 1) for _ in range(21)]
+    drawn = sign_flip_p(weak)
+    assert drawn == sign_flip_p(weak)
+    assert drawn == pytest.approx(stats.ttest_1samp(weak, 0).pvalue, abs=0.03)
+    assert sign_flip_p([1.0] * 25) == pytest.approx(1e-5)
+
+
+def test_blocks_that_do_not_differ_have_p_one_and_an_interval_of_no_width():
+    estimate = estimate_paired((0.0, 0.0, 0.0))
+    assert estimate.p_value == 1
+    assert (estimate.ci_low, estimate.ratio, estimate.ci_high) == (1, 1, 1)
+    assert estimate.detectable_frac == 0
+
+
+def test_sides_that_do_not_scatter_are_told_apart_without_dividing_by_zero():
+    assert estimate_unpaired((2.0, 2.0), (3.0, 3.0)).p_value == 0
+    assert estimate_unpaired((2.0, 2.0), (2.0, 2.0)).p_value == 1
+
+
+@pytest.mark.parametrize("estimate", [estimate_paired((0.5,)), estimate_unpaired((1.0,), (2.0, 3.0))])
+def test_one_block_tells_a_ratio_and_nothing_else(estimate):
+    assert estimate.ratio > 1
+    assert estimate.ci_low is estimate.ci_high is estimate.p_value is estimate.detectable_frac is None
+
+
+@given(blocks)
+def test_swapping_the_sides_turns_the_ratio_round(pairs):
+    a, b = zip(*pairs, strict=True)
+    forth, back = estimate_paired(log_ratios(a, b)), estimate_paired(log_ratios(b, a))
+    assert forth.ratio * back.ratio == pytest.approx(1)
+    assert forth.ci_low * back.ci_high == pytest.approx(1)
+    assert forth.p_value == back.p_value
+
+
+@given(blocks, positive)
+def test_the_unit_of_measurement_changes_nothing(pairs, factor):
+    a, b = zip(*pairs, strict=True)
+    scaled = log_ratios([factor * value for value in a], [factor * value for value in b])
+    assert estimate_paired(scaled).log_ratio == pytest.approx(estimate_paired(log_ratios(a, b)).log_ratio, abs=1e-9)
+    before, after = estimate_unpaired(a, b), estimate_unpaired([factor * v for v in a], [factor * v for v in b])
+    assert after.log_ratio == pytest.approx(before.log_ratio, abs=1e-9)
+    assert after.standard_error == pytest.approx(before.standard_error, abs=1e-9)
+
+
+@given(blocks)
+def test_the_ratio_lies_inside_its_interval(pairs):
+    a, b = zip(*pairs, strict=True)
+    for estimate in (estimate_paired(log_ratios(a, b)), estimate_unpaired(a, b)):
+        assert estimate.ci_low <= estimate.ratio <= estimate.ci_high
+        assert 0 <= estimate.p_value <= 1
+
+
+@given(blocks, st.floats(0.5, 2))
+def test_a_factor_common_to_a_block_leaves_the_paired_ratio_alone(pairs, factor):
+    a, b = zip(*pairs, strict=True)
+    shaken = log_ratios((a[0] * factor, *a[1:]), (b[0] * factor, *b[1:]))
+    assert shaken == pytest.approx(log_ratios(a, b), abs=1e-9)
+
+
+@pytest.mark.parametrize("num_blocks", [3, 5, 8])
+def test_an_interval_of_95_per_cent_covers_the_truth_95_times_in_a_hundred(num_blocks):
+    stream, truth, trials = random.Random(f"coverage of {num_blocks}"), 0.03, 3000
+    covered = 0
+    for _ in range(trials):
+        low, high = estimate_paired([stream.gauss(truth, 0.02) for _ in range(num_blocks)]).log_interval
+        covered += low <= truth <= high
+    assert covered / trials == pytest.approx(0.95, abs=0.012)
+
+
+def test_the_unpaired_interval_covers_the_truth_with_unequal_scatter():
+    stream, trials = random.Random("welch"), 2000
+    covered = 0
+    for _ in range(trials):
+        a = [math.exp(stream.gauss(0, 0.14)) for _ in range(6)]
+        b = [math.exp(stream.gauss(0.5, 0.02)) for _ in range(8)]
+        low, high = estimate_unpaired(a, b).log_interval
+        covered += low <= 0.5 <= high
+    assert covered / trials == pytest.approx(0.95, abs=0.015)
+
+
+@pytest.mark.parametrize(
+    ("sd", "effect", "needed"),
+    [(0.01, 0.01, 10), (0.02, 0.01, 34), (0.02, 0.02, 11), (0.005, 0.01, 5), (0.03, 0.02, 21), (0.0, 0.01, 2)],
+)
+def test_blocks_needed_to_see_an_effect(sd, effect, needed):
+    assert blocks_for_effect(sd, effect) == needed
+
+
+def test_an_effect_that_a_thousand_blocks_would_not_show_needs_an_unknown_number():
+    assert blocks_for_effect(0.14, 0.001) is None
+
+
+def test_the_detectable_effect_is_the_one_for_which_the_blocks_suffice():
+    sd = np.std(DIFFERENCES, ddof=1)
+    detectable = estimate_paired(DIFFERENCES).detectable_frac
+    assert blocks_for_effect(float(sd), detectable * 1.0001) == len(DIFFERENCES)
+    assert blocks_for_effect(float(sd), detectable * 0.999) == len(DIFFERENCES) + 1
+
+
+@pytest.mark.parametrize(("tests", "needed"), [(1, 6), (3, 7), (6, 8), (10, 9), (30, 11)])
+def test_more_tests_need_more_blocks(tests, needed):
+    assert blocks_for_tests(tests) == needed
