@@ -1,7 +1,8 @@
 """Result directories with a known truth, written by the same code that a measurement uses.
 
 The law: a baseline step takes ``step_ns`` and every step yields one token for each sequence; a guided step takes
-``step_ns`` plus the three LenVM sections. A block multiplies all times by its own factor.
+``step_ns`` plus the three LenVM sections. In a cell with top_k 1 a guided run is greedy and takes the baseline's
+time. A block multiplies all times by its own factor.
 """
 
 from collections.abc import Callable, Sequence
@@ -71,7 +72,13 @@ def prepared(num_requests: int, output_tokens: int, n: int = 1) -> tuple[Prepare
 
 
 def steps_of(
-    num_seqs: int, output_tokens: int, factor: float, *, guided: bool, prompt_tokens: int = 20
+    num_seqs: int,
+    output_tokens: int,
+    factor: float,
+    *,
+    guided: bool,
+    prompt_tokens: int = 20,
+    is_greedy: bool = False,
 ) -> list[StepRecord]:
     steps, start = [], 0
     for i in range(output_tokens):
@@ -93,7 +100,7 @@ def steps_of(
                 num_decode_tokens=0 if i == 0 else num_seqs,
                 context_tokens=num_seqs * (prompt_tokens + i),
                 output_tokens=num_seqs,
-                is_greedy=False,
+                is_greedy=is_greedy,
                 guided_rows=num_seqs if guided else 0,
                 candidates=3 * num_seqs if guided else 0,
                 value_prefill_tokens=num_seqs * prompt_tokens if guided and i == 0 else 0,
@@ -104,6 +111,21 @@ def steps_of(
         )
         start += duration
     return steps
+
+
+def load_step() -> StepRecord:
+    """The warm-up step in which a value model is loaded: two seconds."""
+    load_ns = 2_000_000_000
+    return StepRecord(
+        step=1,
+        start_ns=-load_ns,
+        dur_ns=load_ns,
+        clock="host",
+        phase="decode",
+        is_warmup=True,
+        num_seqs=1,
+        sections_ns={"sampler_total": load_ns, "lvm_apply_outer": load_ns, "value_model_load": load_ns},
+    )
 
 
 def requests_of(requests: Sequence[PreparedRequest], steps: Sequence[StepRecord]) -> list[RequestRecord]:
@@ -147,10 +169,12 @@ def write_results(
     seed: int = 7,
     request_set_sha256: str = "0" * 64,
     state: str = "done",
+    loads_in_warmup: bool = False,
 ) -> ResultDirectory:
     """An experiment of ``len(block_factors)`` blocks: the baseline and one guided run for each cell.
 
-    ``block_factors[b][variant]`` multiplies the step times of that variant in block b.
+    ``block_factors[b][variant]`` multiplies the step times of that variant in block b. With ``loads_in_warmup``
+    every guided run begins with a warm-up step that loads the value model.
     """
     results = ResultDirectory(path)
     requests = prepared(num_requests, output_tokens, n)
@@ -189,17 +213,26 @@ def write_results(
                     cell=cell,
                 )
             )
-            _write_run(results, planned[-1], requests, factors[variant])
+            _write_run(
+                results, planned[-1], requests, factors[variant], loads=loads_in_warmup and variant == "guided"
+            )
     results.write_plan(Plan(schema_version=1, runs=tuple(planned)))
     return results
 
 
 def _write_run(
-    results: ResultDirectory, planned: PlannedRun, requests: Sequence[PreparedRequest], factor: float
+    results: ResultDirectory,
+    planned: PlannedRun,
+    requests: Sequence[PreparedRequest],
+    factor: float,
+    *,
+    loads: bool = False,
 ) -> None:
     directory = results.run(planned.run_id)
     num_seqs = sum(request.n for request in requests)
-    steps = steps_of(num_seqs, requests[0].max_tokens, factor, guided=planned.variant == "guided")
+    is_greedy = planned.cell.get("top_k") == 1
+    guided = planned.variant == "guided" and not is_greedy
+    steps = steps_of(num_seqs, requests[0].max_tokens, factor, guided=guided, is_greedy=is_greedy)
     records = requests_of(requests, steps)
     last = max(record.done_ns or 0 for record in records)
     directory.write(
@@ -234,7 +267,7 @@ def _write_run(
         for record in records:
             writer.write(record)
     with directory.append("steps") as writer:
-        for step in steps:
+        for step in [load_step(), *steps] if loads else steps:
             writer.write(step)
 
 
