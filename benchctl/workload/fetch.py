@@ -73,12 +73,13 @@ def _download(file: DatasetFile, partial: Path, on_progress: Progress) -> None:
 
 def _check(file: DatasetFile, partial: Path) -> None:
     """Refuse what is not the pinned content: a beginning is kept for the next attempt, all else is removed."""
-    size, digest = _size(partial), sha256_of(partial)
+    size = _size(partial)
     if size < file.size_bytes:
         raise DatasetError(
             f"{file.url} ended after {size} of {file.size_bytes} bytes. What has come is kept; run "
             f"'benchctl data fetch {file.name}' again to go on"
         )
+    digest = sha256_of(partial)
     if digest == file.sha256:
         return
     partial.unlink()

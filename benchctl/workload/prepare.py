@@ -75,11 +75,7 @@ def prepare_requests(profile: Profile, directory: Path | None = None) -> Prepare
 
 def _choose_prompts(profile: Profile, directory: Path) -> _Chosen:
     workload, seed = profile.workload, profile.seed
-    if (workload.input_len is not None) != (workload.dataset == "synthetic"):
-        raise ProfileError(
-            f"workload.input_len is {workload.input_len} with dataset {workload.dataset}; dataset synthetic needs "
-            "it, the others have their own prompts: set it to null or choose workload.dataset: synthetic"
-        )
+    _check_keys_apply(workload)
     if workload.input_len is not None:
         return "synthetic", synthetic_prompts(workload.input_len, workload.num_prompts, seed), ()
     if workload.dataset == "generated":
@@ -89,6 +85,21 @@ def _choose_prompts(profile: Profile, directory: Path) -> _Chosen:
         return _substitute(workload, seed, directory)
     selection = Selection(num_prompts=workload.num_prompts, method=workload.selection, seed=seed)
     return source.dataset, _READERS[workload.dataset](source, selection), ()
+
+
+def _check_keys_apply(workload: Workload) -> None:
+    """Refuse keys that the dataset would leave unread: whoever wrote them expects an effect."""
+    if (workload.input_len is not None) != (workload.dataset == "synthetic"):
+        length = "null" if workload.input_len is None else workload.input_len
+        raise ProfileError(
+            f"workload.input_len is {length} with dataset {workload.dataset}; dataset synthetic needs it, the "
+            "others have their own prompts: set it for synthetic, and to null for the others"
+        )
+    if workload.path is not None and workload.dataset not in _READERS:
+        raise ProfileError(
+            f"workload.path is {workload.path}, but dataset {workload.dataset} reads no file; leave it out, or "
+            f"choose one of {', '.join(_READERS)}"
+        )
 
 
 def _substitute(workload: Workload, seed: int, directory: Path) -> _Chosen:

@@ -5,6 +5,7 @@ there are enough of them to give each entry of a model's vocabulary its own.
 """
 
 from collections.abc import Iterable
+from typing import Final
 
 from benchctl.profile.model import Length
 from benchctl.workload.length import draw_length
@@ -27,6 +28,10 @@ def word(number: int) -> str:
     )
 
 
+_FILLER: Final = tuple(word(number) for number in range(0, NUM_WORDS, 113))
+"""About two thousand words of which most of a text consists."""
+
+
 def text_from_numbers(numbers: Iterable[int]) -> str:
     """One word for each number, so that shared beginnings stay shared."""
     return " ".join(map(word, numbers))
@@ -39,7 +44,7 @@ def text_of_length(num_tokens: int, index: int, seed: int) -> str:
     others are drawn from a stream of this prompt alone.
     """
     stream = named_stream(seed, f"text:{index}")
-    return text_from_numbers([index, *(stream.randrange(NUM_WORDS) for _ in range(num_tokens - 1))])
+    return " ".join([word(index), *stream.choices(_FILLER, k=num_tokens - 1)])
 
 
 def synthetic_prompts(input_len: Length, num_prompts: int, seed: int) -> tuple[Prompt, ...]:

@@ -1,0 +1,89 @@
+"""Arrival schedules and drawn lengths: their laws."""
+
+import math
+import random
+import statistics
+from itertools import islice, pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchctl.profile.model import Arrival, LengthRange
+from benchctl.workload.arrival import (
+    arrival_offsets_ns,
+    constant_offsets_ns,
+    gamma_gaps_ns,
+    trace_offsets_ns,
+)
+from benchctl.workload.length import draw_length
+
+OPEN_LOOP = [
+    Arrival(kind="constant", request_rate=7.0),
+    Arrival(kind="poisson", request_rate=7.0),
+    Arrival(kind="gamma", request_rate=7.0, burstiness=0.3),
+]
+
+
+@pytest.mark.parametrize("arrival", [Arrival(kind="closed-loop", max_concurrency=4), Arrival(kind="burst")])
+def test_closed_loop_and_burst_release_all_requests_at_once(arrival: Arrival) -> None:
+    assert arrival_offsets_ns(arrival, 5, seed=1) == (0, 0, 0, 0, 0)
+
+
+def test_constant_arrivals_are_evenly_spaced_and_never_drift() -> None:
+    assert constant_offsets_ns(4.0, 3) == (250_000_000, 500_000_000, 750_000_000)
+    assert constant_offsets_ns(3.0, 300_000)[-1] == 10**14
+
+
+@pytest.mark.parametrize("rate", [0.5, 20.0])
+@pytest.mark.parametrize("burstiness", [0.25, 1.0, 4.0])
+def test_gaps_have_the_rate_and_the_burstiness_that_are_asked_for(rate: float, burstiness: float) -> None:
+    num = 20_000
+    gaps = list(islice(gamma_gaps_ns(rate, burstiness, random.Random(f"3:{rate}:{burstiness}")), num))
+    cv = 1 / math.sqrt(burstiness)
+    assert statistics.fmean(gaps) == pytest.approx(1e9 / rate, rel=4 * cv / math.sqrt(num))
+    assert statistics.pstdev(gaps) / statistics.fmean(gaps) == pytest.approx(cv, rel=0.06)
+
+
+def test_poisson_is_gamma_with_burstiness_one() -> None:
+    poisson = arrival_offsets_ns(Arrival(kind="poisson", request_rate=3.0, burstiness=9.0), 50, seed=5)
+    gamma = arrival_offsets_ns(Arrival(kind="gamma", request_rate=3.0, burstiness=1.0), 50, seed=5)
+    assert poisson == gamma
+
+
+@pytest.mark.parametrize("arrival", OPEN_LOOP, ids=lambda arrival: arrival.kind)
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 2**32), num=st.integers(0, 60), more=st.integers(0, 60))
+def test_more_requests_extend_the_same_schedule_and_time_never_runs_back(
+    arrival: Arrival, seed: int, num: int, more: int
+) -> None:
+    offsets = arrival_offsets_ns(arrival, num + more, seed)
+    assert offsets[:num] == arrival_offsets_ns(arrival, num, seed)
+    assert all(earlier <= later for earlier, later in pairwise((0, *offsets)))
+
+
+def test_another_seed_gives_another_schedule() -> None:
+    assert arrival_offsets_ns(OPEN_LOOP[1], 5, seed=1) != arrival_offsets_ns(OPEN_LOOP[1], 5, seed=2)
+
+
+def test_a_trace_is_replayed_in_order_of_time_and_faster_on_demand() -> None:
+    assert trace_offsets_ns([30, 10, 20], 1.0) == (10, 20, 30)
+    assert trace_offsets_ns([10, 20, 30], 2.0) == (5, 10, 15)
+
+
+def test_lengths_have_the_mean_and_variation_that_are_asked_for() -> None:
+    stream = random.Random("lengths")
+    lengths = [draw_length(LengthRange(mean=200.0, cv=0.5), stream) for _ in range(20_000)]
+    assert statistics.fmean(lengths) == pytest.approx(200, rel=0.02)
+    assert statistics.pstdev(lengths) / statistics.fmean(lengths) == pytest.approx(0.5, rel=0.05)
+
+
+@given(seed=st.integers(0, 2**32), cv=st.floats(0, 5))
+def test_lengths_stay_within_their_range(seed: int, cv: float) -> None:
+    drawn = draw_length(LengthRange(mean=100.0, cv=cv, min=90, max=130), random.Random(seed))
+    assert 90 <= drawn <= 130
+
+
+def test_lengths_without_variation_are_the_mean() -> None:
+    assert draw_length(LengthRange(mean=99.6), random.Random(0)) == 100
+    assert draw_length(17, random.Random(0)) == 17
