@@ -148,7 +148,7 @@ def why_inconclusive(estimate: RatioEstimate, margin_frac: float) -> str:
     """What is missing for a verdict, in blocks where that can be said."""
     if estimate.ci_low is None:
         return f"{estimate.num_blocks} block: at least 2 are needed for an interval, 6 for p < 0.05"
-    across = f"the interval reaches across the margin of {margin_frac:.3g}"
+    across = f"the interval reaches across the margin of {margin_frac * 100:.3g}%"
     needed = blocks_for_verdict(estimate, margin_frac)
     if needed is None or needed <= estimate.num_blocks:
         return f"{across}; the change is so close to the margin that more blocks will hardly tell"

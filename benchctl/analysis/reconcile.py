@@ -123,7 +123,10 @@ def _check_client_tokens(completed: Sequence[RequestRecord]) -> Check:
         return Check(name, None, "no request has both usage and tokens counted by the client")
     if wrong:
         return Check(
-            name, False, f"client and usage differ in {len(wrong)} requests: {_some(wrong)}", is_fatal=True
+            name,
+            False,
+            f"client and usage differ in {len(wrong)} of {compared} requests: {_some(wrong)}",
+            is_fatal=True,
         )
     return Check(name, True, f"client and usage agree in {compared} requests", is_fatal=True)
 
@@ -197,7 +200,8 @@ def _check_forced_stop(completed: Sequence[RequestRecord], expectation: Expectat
         if request.completion_tokens != wanted[request.request_id]
     ]
     if wrong:
-        return Check(name, False, f"{len(wrong)} requests of another length: {_some(wrong)}", is_fatal=True)
+        detail = f"{len(wrong)} of {len(known)} requests have another length: {_some(wrong)}"
+        return Check(name, False, detail, is_fatal=True)
     return Check(name, True, f"{len(known)} requests have their declared length", is_fatal=True)
 
 

@@ -1,0 +1,271 @@
+"""Which runs stand against which, and the verdict over them."""
+
+import math
+import random
+
+import pytest
+from builders import edit_manifest, edit_run, write_results
+
+from benchctl.analysis.compare import CompareOptions, Side, compare_sides, parse_side
+from benchctl.analysis.comparison_text import reasons_of, split_sentence, verdict_sentence
+from benchctl.errors import NotComparableError, UsageError
+
+TRUTH = 15.5 / 10
+
+
+def factors(num_blocks=6, guided=1.0, noise=0.002, drift=0.1, seed="blocks"):
+    """Block factors that shake both variants together by ``drift`` and each alone by ``noise``."""
+    stream = random.Random(seed)
+    found = []
+    for _ in range(num_blocks):
+        block = math.exp(stream.gauss(0, drift))
+        found.append(
+            {
+                "baseline": block * math.exp(stream.gauss(0, noise)),
+                "guided": block * guided * math.exp(stream.gauss(0, noise)),
+            }
+        )
+    return found
+
+
+def compare(a, b, **options):
+    return compare_sides(parse_side(str(a)), parse_side(str(b)), CompareOptions(**options))
+
+
+def metric(comparison, name, cell=0):
+    return next(m for m in comparison.cells[cell].metrics if m.metric.name == name)
+
+
+@pytest.fixture(name="path")
+def _path(tmp_path):
+    return write_results(tmp_path / "r", block_factors=factors()).path
+
+
+def test_a_side_is_a_directory_or_a_variant_of_one(tmp_path):
+    assert parse_side("results/x") == Side(parse_side("results/x").path, None)
+    assert parse_side("results/x:guided").variant == "guided"
+    assert str(parse_side("results/x:guided")) == "results/x:guided"
+    with_colon = tmp_path / "2026-01-01T10:00"
+    with_colon.mkdir()
+    assert parse_side(str(with_colon)).variant is None
+    assert parse_side(f"{with_colon}:baseline") == Side(with_colon, "baseline")
+
+
+@pytest.mark.parametrize("text", [":guided", "results/x:"])
+def test_half_a_side_is_refused(text):
+    with pytest.raises(UsageError, match="write DIR or DIR:variant"):
+        parse_side(text)
+
+
+def test_guided_against_baseline_is_a_regression_of_the_known_size(path):
+    comparison = compare(f"{path}:baseline", f"{path}:guided")
+    assert (comparison.verdict, comparison.exit_code) == ("regression", 1)
+    step = metric(comparison, "step_ms")
+    assert step.estimate.ratio == pytest.approx(TRUTH, rel=0.003)
+    assert step.estimate.ci_low < TRUTH < step.estimate.ci_high
+    assert step.b / step.a == pytest.approx(step.estimate.ratio)
+    assert step.estimate.p_value == pytest.approx(2 / 2**6)
+    assert comparison.pairing == "interleaved"
+    assert comparison.num_tests == 3
+    assert comparison.cells[0].num_a_first == 6
+    assert verdict_sentence(comparison).startswith("regression: guided against baseline: 3 of 3 comparisons worse")
+    assert len(reasons_of(comparison)) == 3
+
+
+def test_blocks_that_drift_together_are_cancelled_by_pairing(path):
+    estimate = metric(compare(f"{path}:baseline", f"{path}:guided"), "step_ms").estimate
+    assert estimate.half_width < 0.005
+
+
+def test_swapping_the_sides_is_an_improvement_of_the_inverse_ratio(path):
+    forth, back = compare(f"{path}:baseline", f"{path}:guided"), compare(f"{path}:guided", f"{path}:baseline")
+    assert (back.verdict, back.exit_code) == ("improvement", 0)
+    ratios = [metric(c, "wall_s").estimate.ratio for c in (forth, back)]
+    assert ratios[0] * ratios[1] == pytest.approx(1)
+
+
+def test_throughput_is_better_when_higher(path):
+    comparison = compare(f"{path}:guided", f"{path}:baseline", metrics=("output_throughput",))
+    assert metric(comparison, "output_throughput").estimate.ratio > 1
+    assert comparison.verdict == "improvement"
+
+
+@pytest.mark.parametrize(
+    ("guided", "noise", "verdict", "code"),
+    [(1 / TRUTH, 0.0005, "equivalent", 0), (1.002 / TRUTH, 0.05, "inconclusive", 3)],
+)
+def test_equal_variants_are_equivalent_only_when_the_noise_is_small(tmp_path, guided, noise, verdict, code):
+    path = write_results(tmp_path / "r", block_factors=factors(guided=guided, noise=noise)).path
+    comparison = compare(f"{path}:baseline", f"{path}:guided")
+    assert (comparison.verdict, comparison.exit_code) == (verdict, code)
+    assert verdict_sentence(comparison).startswith(verdict)
+
+
+def test_an_inconclusive_comparison_says_how_many_blocks_are_missing(tmp_path):
+    path = write_results(tmp_path / "r", block_factors=factors(guided=1 / TRUTH, noise=0.02, seed="wide")).path
+    comparison = compare(f"{path}:baseline", f"{path}:guided", metrics=("step_ms",))
+    assert "more blocks, if ratio and scatter stay as they are" in reasons_of(comparison)[0]
+
+
+def test_one_block_is_never_a_verdict(tmp_path):
+    path = write_results(tmp_path / "r", block_factors=factors(1)).path
+    comparison = compare(f"{path}:baseline", f"{path}:guided")
+    assert comparison.verdict == "inconclusive"
+    assert "1 block: at least 2 are needed" in reasons_of(comparison)[0]
+
+
+def test_a_margin_wide_enough_makes_the_change_equivalent(path):
+    assert compare(f"{path}:baseline", f"{path}:guided", margin_frac=0.6).verdict == "equivalent"
+
+
+def test_each_guided_cell_meets_the_baseline_of_its_blocks(tmp_path):
+    cells = ({"top_k": 2}, {"top_k": 5})
+    path = write_results(tmp_path / "r", block_factors=factors(3), cells=cells).path
+    comparison = compare(f"{path}:baseline", f"{path}:guided")
+    assert [cell.label for cell in comparison.cells] == ["top_k=2", "top_k=5"]
+    assert [cell.a_label for cell in comparison.cells] == ["baseline", "baseline"]
+    assert comparison.num_tests == 6
+
+
+def test_a_regression_in_one_cell_outweighs_the_others(tmp_path):
+    path = write_results(
+        tmp_path / "r", block_factors=factors(4, noise=1e-5, drift=0), cells=({"top_k": 2}, {"top_k": 5})
+    ).path
+    slow = write_results(
+        tmp_path / "s", block_factors=factors(4, guided=1.1, noise=1e-5, drift=0), cells=({"top_k": 5},)
+    ).path
+    comparison = compare(path, slow)
+    assert [(cell.label, cell.verdict) for cell in comparison.cells] == [
+        ("baseline", "equivalent"),
+        ("guided, top_k=5", "regression"),
+    ]
+    assert comparison.verdict == "regression"
+    assert any("guided, top_k=2" in w.message for w in comparison.warnings if w.code == "unmatched")
+
+
+def test_two_directories_of_the_same_plan_are_paired_and_said_not_to_be_interleaved(tmp_path, path):
+    other = write_results(tmp_path / "other", block_factors=factors(seed="later"))
+    edit_manifest(other, created_at="2026-02-01T00:00:00Z")
+    comparison = compare(path, other.path)
+    assert comparison.pairing == "same-plan"
+    assert {w.code for w in comparison.warnings} >= {"not-interleaved"}
+    assert [cell.label for cell in comparison.cells] == ["baseline", "guided, top_k=5"]
+
+
+def test_directories_that_share_no_blocks_are_compared_unpaired(tmp_path, path):
+    other = write_results(tmp_path / "other", block_factors=factors(4, seed="other"))
+    comparison = compare(f"{path}:baseline", f"{other.path}:guided")
+    assert comparison.pairing == "unpaired"
+    assert "unpaired" in {w.code for w in comparison.warnings}
+    estimate = metric(comparison, "step_ms").estimate
+    assert (estimate.is_paired, estimate.num_blocks) == (False, 4)
+    assert comparison.cells[0].num_a_first is None
+
+
+def test_a_variant_named_on_one_side_holds_for_both(tmp_path, path):
+    other = write_results(tmp_path / "other", block_factors=factors(seed="later")).path
+    comparison = compare(path, f"{other}:guided")
+    assert [(cell.a_label, cell.b_label) for cell in comparison.cells] == [("guided, top_k=5", "guided, top_k=5")]
+
+
+def test_a_directory_against_itself_is_equivalent_and_says_so(path):
+    comparison = compare(path, path)
+    assert comparison.verdict == "equivalent"
+    assert {"same-runs", "no-scatter"} <= {w.code for w in comparison.warnings}
+
+
+def test_too_few_blocks_for_the_number_of_tests_are_a_doubt(path):
+    warning = next(w for w in compare(f"{path}:baseline", f"{path}:guided").warnings if w.code == "few-blocks")
+    assert warning.message.startswith("3 tests on 6 blocks: with 7 blocks")
+    assert not any(
+        w.code == "few-blocks" for w in compare(f"{path}:baseline", f"{path}:guided", metrics=("step_ms",)).warnings
+    )
+
+
+def test_the_wall_ratio_splits_exactly_into_steps_and_step_time(path):
+    cell = compare(f"{path}:baseline", f"{path}:guided").cells[0]
+    split = cell.wall_split
+    assert split["wall_s"] == pytest.approx(split["num_steps"] * split["step_ms"] * split["remainder"], rel=1e-12)
+    assert split["num_steps"] == 1
+    assert split["remainder"] == pytest.approx(1)
+    assert split_sentence(cell).startswith("wall x1.5")
+
+
+def test_exact_metrics_are_equal_without_statistics(path):
+    comparison = compare(f"{path}:baseline", f"{path}:guided")
+    tokens = metric(comparison, "output_tokens")
+    assert (tokens.role, tokens.verdict, tokens.estimate) == ("exact", "equal", None)
+
+
+def test_output_tokens_of_natural_stops_are_a_change_and_not_a_fault(tmp_path):
+    path = write_results(tmp_path / "r", block_factors=factors(3)).path
+    longer = write_results(tmp_path / "longer", block_factors=factors(3), output_tokens=10).path
+    for results in (path, longer):
+        (results / "manifest.json").write_text(
+            (results / "manifest.json").read_text().replace('"forced"', '"natural"')
+        )
+    comparison = compare(f"{path}:baseline", f"{longer}:baseline")
+    tokens = metric(comparison, "output_tokens")
+    assert (tokens.role, tokens.verdict) == ("exploratory", "changed")
+    assert comparison.verdict != "invalid"
+
+
+def test_metrics_that_were_not_recorded_leave_a_deciding_one_unknown_and_the_verdict_open(path):
+    comparison = compare(f"{path}:baseline", f"{path}:guided", metrics=("gpu_energy_j",))
+    assert metric(comparison, "gpu_energy_j").verdict == "unknown"
+    assert comparison.verdict == "inconclusive"
+    assert "needs GPU samples" in reasons_of(comparison)[0]
+    assert all(m.metric.name != "gpu_power_w" for m in comparison.cells[0].metrics)
+
+
+def test_a_zero_that_is_the_same_on_both_sides_is_equal(path):
+    assert metric(compare(f"{path}:baseline", f"{path}:guided"), "preemptions").verdict == "equal"
+
+
+def test_a_ratio_to_zero_is_not_invented(path):
+    guided = metric(compare(f"{path}:baseline", f"{path}:guided"), "candidates_per_token")
+    assert (guided.verdict, guided.reason) == ("inconclusive", "a value of zero has no ratio")
+
+
+@pytest.mark.parametrize(
+    ("metrics", "message"),
+    [
+        (("step_sm",), "no metric is called 'step_sm'; did you mean 'step_ms'"),
+        (("qqqq",), "metrics are wall_s, "),
+        (("mean_batch_size",), "mean_batch_size cannot decide a comparison"),
+    ],
+)
+def test_a_metric_that_cannot_decide_is_refused(path, metrics, message):
+    with pytest.raises(UsageError, match=message):
+        compare(f"{path}:baseline", f"{path}:guided", metrics=metrics)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"margin_frac": 1.0}, "threshold is 1"),
+        ({"margin_frac": -0.1}, "-0.1"),
+        ({"confidence": 1.0}, "confidence is 1"),
+    ],
+)
+def test_options_outside_their_range_are_refused(options, message):
+    with pytest.raises(UsageError, match=message):
+        CompareOptions(**options)
+
+
+def test_an_unknown_variant_names_those_there_are(path):
+    with pytest.raises(UsageError, match="has no variant 'guide'; it has baseline, guided"):
+        compare(f"{path}:baseline", f"{path}:guide")
+
+
+def test_sweeps_without_a_common_cell_are_not_comparable(tmp_path, path):
+    other = write_results(tmp_path / "other", block_factors=factors(), cells=({"top_k": 3},)).path
+    with pytest.raises(NotComparableError, match="share no cell: guided, top_k=5 against guided, top_k=3"):
+        compare(f"{path}:guided", f"{other}:guided")
+
+
+def test_a_run_that_ran_second_in_its_block_is_counted(tmp_path):
+    results = write_results(tmp_path / "r", block_factors=factors(2))
+    edit_run(results, "002-b1-baseline", position=1)
+    edit_run(results, "003-b1-guided-top_k5", position=0)
+    assert compare(f"{results.path}:baseline", f"{results.path}:guided").cells[0].num_a_first == 1
