@@ -138,6 +138,13 @@ class _Dumper(yaml.SafeDumper):
     """Writes the dialect: whatever would be read as another type is quoted."""
 
 
+def _text_node(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    """Text with a rare line break is escaped: in any other style a reader takes it for a space."""
+    style = '"' if any(character in text for character in "\x85\u2028\u2029\ufeff") else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _text_node)
 _Composer.yaml_implicit_resolvers = _implicit_resolvers()
 _Dumper.yaml_implicit_resolvers = _implicit_resolvers()
 

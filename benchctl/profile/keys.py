@@ -59,6 +59,4 @@ def _below(annotation: Any, step: Step) -> Any:  # annotations have no type
     arguments = get_args(annotation)
     if get_origin(annotation) is dict:
         return arguments[1]
-    if get_origin(annotation) is tuple:
-        return arguments[0]
     return next((found for argument in arguments if (found := _below(argument, step)) is not None), None)

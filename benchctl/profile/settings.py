@@ -70,9 +70,9 @@ def settings_tree(profile: Node, variant: str, cell: Cell) -> Node:
         own.path,
     )
     for factor, value in cell.items():
-        tree = _set(
-            tree, setting_of(factor), _swept_value(profile, factor, value) or node_from_plain(value, own.place)
-        )
+        setting = setting_of(factor)
+        node = _swept_value(profile, factor, value) or node_from_plain(value, own.place, setting)
+        tree = _set(tree, setting, node)
     return tree
 
 
