@@ -38,7 +38,10 @@ class Rules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricComparison:
-    """``a`` and ``b`` are means over the blocks, geometric where all are positive, so that b / a is the ratio."""
+    """``a`` and ``b`` are means over the blocks, geometric where all are positive: b / a is then the ratio.
+
+    Where a block is known on one side only, it is in that side's mean and not in the estimate.
+    """
 
     metric: Metric
     role: Role

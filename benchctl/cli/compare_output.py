@@ -28,7 +28,7 @@ def print_comparison(comparison: Comparison, *, show_all: bool = False) -> None:
     """The verdict, the table, then what must be known to trust it."""
     console = Console(highlight=False)
     console.width = max(console.width, _LEAST_WIDTH)
-    console.print(verdict_sentence(comparison), style="bold", markup=False)
+    console.print(verdict_sentence(comparison), style="bold", markup=False, soft_wrap=True)
     console.print()
     console.print(_table(comparison, show_all=show_all))
     console.print()
