@@ -269,3 +269,15 @@ def test_a_run_that_ran_second_in_its_block_is_counted(tmp_path):
     edit_run(results, "002-b1-baseline", position=1)
     edit_run(results, "003-b1-guided-top_k5", position=0)
     assert compare(f"{results.path}:baseline", f"{results.path}:guided").cells[0].num_a_first == 1
+
+
+def test_exact_metrics_alone_decide_nothing(path):
+    comparison = compare(f"{path}:baseline", f"{path}:guided", metrics=("output_tokens",))
+    assert comparison.exit_code == 3
+    assert "nothing to judge" in verdict_sentence(comparison)
+
+
+def test_a_baseline_may_be_judged_against_the_only_guided_cell(tmp_path, path):
+    swept = write_results(tmp_path / "s", block_factors=factors(3), cells=({"top_k": 2}, {"top_k": 5})).path
+    assert [c.label for c in compare(f"{swept}:guided", f"{swept}:baseline").cells] == ["top_k=2", "top_k=5"]
+    assert [c.a_label for c in compare(f"{path}:guided", f"{path}:baseline").cells] == ["guided, top_k=5"]

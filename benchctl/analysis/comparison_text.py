@@ -38,7 +38,10 @@ def verdict_sentence(comparison: Comparison) -> str:
         return f"invalid: {sides} cannot be judged: {faults[0]}{more}"
     found = [(c, m) for c in comparison.cells for m in c.deciding if _decides(m, verdict)]
     if not found:
-        return f"inconclusive: {sides}: nothing to judge"
+        return (
+            f"inconclusive: {sides}: nothing to judge, because exact metrics can only be equal or make the comparison "
+            "invalid; name one that scatters with --metrics, such as step_ms"
+        )
     cell, strongest = max(found, key=lambda pair: _strength(pair[1]))
     tests = comparison.num_tests
     counted = f"{len(found)} of {tests} comparisons" if tests > 1 else "the one comparison"
