@@ -272,7 +272,7 @@ def test_a_run_that_ran_second_in_its_block_is_counted(tmp_path):
 
 
 def test_exact_metrics_alone_decide_nothing(path):
-    comparison = compare(f"{path}:baseline", f"{path}:guided", metrics=("output_tokens",))
+    comparison = compare(f"{path}:baseline", f"{path}:guided", metrics=("num_completed",))
     assert comparison.exit_code == 3
     assert "nothing to judge" in verdict_sentence(comparison)
 

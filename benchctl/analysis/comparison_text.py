@@ -39,8 +39,8 @@ def verdict_sentence(comparison: Comparison) -> str:
     found = [(c, m) for c in comparison.cells for m in c.deciding if _decides(m, verdict)]
     if not found:
         return (
-            f"inconclusive: {sides}: nothing to judge, because exact metrics can only be equal or make the comparison "
-            "invalid; name one that scatters with --metrics, such as step_ms"
+            f"inconclusive: {sides}: nothing to judge, because exact metrics can only be equal or make "
+            "the comparison invalid; name one that scatters with --metrics, such as step_ms"
         )
     cell, strongest = max(found, key=lambda pair: _strength(pair[1]))
     tests = comparison.num_tests
