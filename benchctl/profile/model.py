@@ -237,6 +237,8 @@ class SimOptions(Section):
 
     cost_model: Literal["lenvm-h100", "roofline", "llm-mock"] = "lenvm-h100"
     """What a step costs: calibrated to published LenVM timings, computed from hardware peaks, or llm-mock's law."""
+    hardware: str = "h100-sxm"
+    """Device whose peaks the cost model computes with; a name of the hardware table."""
     time_scale: float = Field(default=1.0, gt=0)
     """Virtual seconds per wall second."""
     noise: Literal["none", "published"] = "none"

@@ -1,0 +1,174 @@
+"""The simulator as an engine: how it is started, asked and read. It is a process of its own, reached by HTTP."""
+
+import importlib.util
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+import msgspec
+
+from benchctl.costs.hardware import hardware_for
+from benchctl.costs.shapes import shape_for
+from benchctl.errors import EngineUnavailableError, UsageError
+from benchctl.profile.model import SimOptions, VariantSettings
+from benchctl.records.jsonl import encode, read_jsonl
+from benchctl.records.run import Clock, PreparedRequest, ResultWarning, StepRecord
+
+_NOT_FLAGS: Final = frozenset({"port"})
+_LAG_FRAC: Final = 0.02
+"""Share of the wall time that the simulator may fall behind before its client-side times are doubted."""
+_SIGNATURES: Final = (
+    (
+        "address already in use",
+        "port-taken",
+        "end the process that holds the port, or leave port out of the profile",
+    ),
+    ("MemoryError", "out-of-memory", "lower num_kv_blocks or max_num_seqs, or free memory"),
+    ("unknown model", "bad-model", "name a built-in shape or a directory with a config.json"),
+    ("unknown hardware", "bad-model", "name a device of the hardware table"),
+    (": error:", "bad-flag", "correct the engine option that the message names"),
+)
+_METRIC: Final = re.compile(r"^(benchctl_sim:\w+)\{[^}]*\} (\S+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestCall:
+    """One request in the engine's dialect; ``body`` is JSON."""
+
+    path: str
+    headers: Mapping[str, str]
+    body: bytes
+
+
+class SimEngine:
+    """The simulated server of ``python -m benchctl.sim``."""
+
+    health_path: Final = "/health"
+    clock: Final[Clock] = "virtual"
+
+    def check_available(self, settings: VariantSettings) -> None:
+        """Raises EngineUnavailableError when the simulator cannot serve these settings here."""
+        for package in ("aiohttp", "uvloop"):
+            if importlib.util.find_spec(package) is None:
+                raise EngineUnavailableError(f"engine 'sim' needs {package}; run: pip install {package}")
+        if settings.server.cost_model == "llm-mock":
+            return
+        try:
+            shape_for(settings.model)
+            hardware_for(settings.server.hardware)
+            if settings.server.value_model is not None:
+                shape_for(settings.server.value_model)
+        except UsageError as error:
+            raise EngineUnavailableError(f"engine 'sim', variant {settings.variant!r}: {error}") from error
+
+    def argv(self, settings: VariantSettings, *, port: int, step_log: Path, noise_seed: int) -> tuple[str, ...]:
+        """The command line of the server."""
+        argv = [sys.executable, "-m", "benchctl.sim", "--host", "127.0.0.1", "--port", str(port)]
+        argv += ["--step-log", str(step_log), "--model", settings.model, "--noise-seed", str(noise_seed)]
+        for name in SimOptions.model_fields:
+            value = getattr(settings.server, name)
+            if name in _NOT_FLAGS or value is None:
+                continue
+            flag = name.replace("_", "-")
+            if isinstance(value, bool):
+                argv.append(f"--{flag}" if value else f"--no-{flag}")
+            else:
+                argv += [f"--{flag}", str(value)]
+        return tuple(argv)
+
+    def env(self, settings: VariantSettings) -> dict[str, str]:  # noqa: ARG002 - part of what an engine offers
+        """Variables of the server's environment beyond ours; the simulator needs none."""
+        return {}
+
+    def time_scale(self, settings: VariantSettings) -> float:
+        """Virtual seconds per wall second."""
+        return settings.server.time_scale
+
+    def request_call(self, request: PreparedRequest, settings: VariantSettings) -> RequestCall:
+        """Ask for ``request`` as this variant does: streamed, with usage and token ids."""
+        body: dict[str, Any] = {
+            "model": settings.model,
+            "n": request.n,
+            "seed": request.seed,
+            "max_tokens": request.max_tokens,
+            "ignore_eos": request.ignore_eos,
+            **settings.sampling.model_dump(),
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "return_token_ids": True,
+        }
+        if settings.guidance is not None:
+            body["custom_params"] = settings.guidance.model_dump(exclude_none=True)
+        if request.messages is not None:
+            path, body["messages"] = "/v1/chat/completions", request.messages
+        else:
+            path, body["prompt"] = "/v1/completions", request.prompt
+        return RequestCall(path=path, headers={"X-Request-Id": request.request_id}, body=encode(body))
+
+    async def announce(
+        self,
+        client: httpx.AsyncClient,
+        requests: Sequence[PreparedRequest],
+        *,
+        max_concurrency: int | None,
+        is_warmup: bool,
+    ) -> None:
+        """Tell the server what comes next and when, so that its virtual arrivals are exact."""
+        body = {
+            "requests": [
+                {"request_id": request.request_id, "arrival_ns": request.arrival_ns} for request in requests
+            ],
+            "max_concurrency": max_concurrency,
+            "is_warmup": is_warmup,
+        }
+        response = await client.post(
+            "/sim/schedule", content=encode(body), headers={"Content-Type": "application/json"}
+        )
+        response.raise_for_status()
+
+    async def effective_config(self, client: httpx.AsyncClient) -> dict[str, Any]:
+        """What the server says of itself, flat."""
+        response = await client.get("/server_info")
+        response.raise_for_status()
+        config: dict[str, Any] = msgspec.json.decode(response.content)
+        return config
+
+    async def after_load_warnings(self, client: httpx.AsyncClient) -> tuple[ResultWarning, ...]:
+        """What the server knows that puts its numbers in doubt."""
+        response = await client.get("/metrics")
+        response.raise_for_status()
+        values = {name: float(value) for name, value in _METRIC.findall(response.text)}
+        warnings = []
+        lag_s, wall_s = values["benchctl_sim:lag_seconds"], values["benchctl_sim:phase_wall_seconds"]
+        if lag_s > _LAG_FRAC * wall_s:
+            warnings.append(
+                ResultWarning(
+                    code="sim-lag",
+                    message=f"the simulator fell {lag_s:.3f} s behind in {wall_s:.3f} s: times seen by the client "
+                    "are longer than the simulated ones; lower time_scale or free the machine. Steps are exact",
+                )
+            )
+        if values["benchctl_sim:abandoned_phases"] > 0:
+            warnings.append(
+                ResultWarning(
+                    code="sim-schedule-lost",
+                    message="announced requests did not come, so the simulator left the schedule: arrivals and "
+                    "steps depend on the machine's timing",
+                )
+            )
+        return tuple(warnings)
+
+    def read_steps(self, raw: Path) -> Iterator[StepRecord]:
+        """The step records of the server's own log, which is in our format already."""
+        return read_jsonl(raw, StepRecord)
+
+    def diagnose(self, log_tail: str) -> tuple[str, str] | None:
+        """Cause and remedy, where the end of the server's log shows a known one."""
+        for signature, cause, remedy in _SIGNATURES:
+            if signature in log_tail:
+                return cause, remedy
+        return None

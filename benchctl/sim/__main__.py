@@ -1,0 +1,75 @@
+"""``python -m benchctl.sim``: start the simulated server."""
+
+import argparse
+import asyncio
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, get_args
+
+import uvloop
+
+from benchctl.errors import UsageError
+from benchctl.sim.config import CostModelName, Noise, Revision, SimConfig
+from benchctl.sim.server import Server, open_step_log
+
+log = logging.getLogger("benchctl.sim")
+
+_DEFAULTS: Final = SimConfig()
+
+
+def parser() -> argparse.ArgumentParser:
+    """Every option of SimConfig is a flag, next to where to listen and where to log."""
+    flags = argparse.ArgumentParser(prog="python -m benchctl.sim", description=__doc__, allow_abbrev=False)
+    flags.add_argument("--host", default="127.0.0.1")
+    flags.add_argument("--port", type=int, required=True)
+    flags.add_argument("--step-log", type=Path, help="JSON Lines file for the step records; written anew")
+    flags.add_argument("--model", default=_DEFAULTS.model)
+    flags.add_argument("--value-model", help="value model for guided decoding; a stock server without it")
+    flags.add_argument("--cost-model", choices=get_args(CostModelName), default=_DEFAULTS.cost_model)
+    flags.add_argument("--hardware", default=_DEFAULTS.hardware)
+    flags.add_argument("--time-scale", type=float, default=_DEFAULTS.time_scale, help="virtual per wall seconds")
+    flags.add_argument("--noise", choices=get_args(Noise), default=_DEFAULTS.noise)
+    flags.add_argument("--noise-seed", type=int, default=_DEFAULTS.noise_seed)
+    flags.add_argument("--revision", choices=get_args(Revision), default=_DEFAULTS.revision)
+    for name in ("overlap-schedule", "enable-prefix-caching"):
+        default = getattr(_DEFAULTS, name.replace("-", "_"))
+        flags.add_argument(f"--{name}", action=argparse.BooleanOptionalAction, default=default)
+    for name in (
+        "max-num-seqs",
+        "max-num-batched-tokens",
+        "num-kv-blocks",
+        "block-size",
+        "max-model-len",
+        "tokens-per-chunk",
+    ):
+        flags.add_argument(f"--{name}", type=int, default=getattr(_DEFAULTS, name.replace("-", "_")))
+    flags.add_argument("--start-delay-s", type=float, default=_DEFAULTS.start_delay_s, help="time until ready")
+    return flags
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    flags = parser()
+    options = vars(flags.parse_args(argv))
+    host, port, step_log = options.pop("host"), options.pop("port"), options.pop("step_log")
+    try:
+        config = SimConfig(**options)
+    except UsageError as error:
+        flags.error(str(error))
+    writer = open_step_log(step_log) if step_log is not None else None
+    try:
+        server = Server(config, writer)
+    except UsageError as error:
+        log.error("%s", error)  # noqa: TRY400 - one clear line, no traceback
+        return 1
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        code = runner.run(server.serve(host, port))
+    if writer is not None:
+        writer.close()
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

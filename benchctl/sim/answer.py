@@ -1,0 +1,119 @@
+"""What a sequence says, and when it stops: deterministic words in place of a language model."""
+
+from typing import Final
+
+import msgspec
+
+from benchctl.sim.length import guided_length_ratio, mock_length, natural_length, natural_quantile
+from benchctl.sim.request import Request
+from benchctl.workload.stream import named_stream
+
+_WORDS: Final = """
+the of and to a in is that for it as was with be by on not he his but at are this have from or had an they
+which one you were all her she there would their we him been has when who will no more if out so up said what
+its about than into them can only other time new some could these two may first then do any like my now over
+such our man me even most made after also did many off before must well back through years much where your way
+down should because long each just state those people too mr how little good world make very year still see
+work life men day get here old between both under last never know same us house another while small great use
+since part place again around however home found does away three every number went hand fact want right
+against few less give costs total hours cents miles
+""".split()  # noqa: SIM905 - readable as text
+FIRST_TOKEN_ID: Final = 1000
+CLOSING_TOKEN_ID: Final = 999
+"""The one token that closes an answer with its result in a box."""
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole output of one sequence, known from the start.
+
+    Word i of the output is entry (``first`` + i ``stride``) mod W of the vocabulary; W is prime, so every stride
+    goes through all words. ``box`` is the number that the last token states, or None. ``shown`` holds the text of
+    each token where a stop string, which is not shown, cuts the text.
+    """
+
+    num_tokens: int
+    finish_reason: str
+    first: int
+    stride: int
+    box: int | None = None
+    shown: tuple[str, ...] | None = None
+
+    def token_id(self, position: int) -> int:
+        if self.box is not None and position == self.num_tokens - 1:
+            return CLOSING_TOKEN_ID
+        return FIRST_TOKEN_ID + (self.first + position * self.stride) % len(_WORDS)
+
+    def token_text(self, position: int) -> str:
+        """What one token adds to the text."""
+        if self.shown is not None:
+            return self.shown[position]
+        if self.box is not None and position == self.num_tokens - 1:
+            return f"\n\\boxed{{{self.box}}}"
+        return " " + _WORDS[(self.first + position * self.stride) % len(_WORDS)]
+
+    def text(self) -> str:
+        return "".join(map(self.token_text, range(self.num_tokens)))
+
+
+def plan_answer(request: Request, choice: int, *, is_mock: bool = False) -> Answer:
+    """Decide length, text and finish reason of one choice of a request.
+
+    ``is_mock`` takes the length rule of llm-mock. The text depends on seed, prompt, choice and, where guidance
+    tilts the probabilities, on the guidance; a greedy one on prompt and choice alone. The greedy choices of one
+    request say the same for different lengths: on a real engine they drift apart as batches round differently,
+    and the published run with top_k 1 had as many steps as the sampled ones.
+    """
+    is_greedy, guidance = request.sampling.is_greedy, request.guidance
+    if is_greedy:
+        draw = named_stream(0, f"greedy:text:{request.prompt.digest}")
+    else:
+        tilt = "" if guidance is None or guidance.is_neutral else f":{guidance.mode}={guidance.value_scale}"
+        draw = named_stream(request.seed, f"text:{request.prompt.digest}:{choice}{tilt}")
+    natural = _natural_tokens(request, choice, is_mock=is_mock)
+    num_tokens = request.max_tokens if natural is None else min(natural, request.max_tokens)
+    ends_itself = natural is not None and natural <= request.max_tokens
+    answer = Answer(
+        num_tokens=num_tokens,
+        finish_reason="stop" if ends_itself else "length",
+        first=draw.randrange(len(_WORDS)),
+        stride=draw.randrange(1, len(_WORDS)),
+        box=draw.randrange(1000) if ends_itself and request.prompt.asks_for_box else None,
+    )
+    return _cut_at_stop(answer, request.stop) if request.stop else answer
+
+
+def _natural_tokens(request: Request, choice: int, *, is_mock: bool) -> int | None:
+    """Length at which the answer ends by itself; None when it may not."""
+    if request.ignore_eos:
+        return None
+    if is_mock:
+        return mock_length(request.prompt.num_tokens)
+    is_greedy = request.sampling.is_greedy
+    quantile = natural_quantile(
+        seed=0 if is_greedy else request.seed,
+        prompt_digest=request.prompt.digest,
+        choice=choice,
+        n=request.n,
+    )
+    ratio = 1.0 if is_greedy else guided_length_ratio(request.guidance)
+    return max(1, round(natural_length(quantile) * ratio))
+
+
+def _cut_at_stop(answer: Answer, stop: tuple[str, ...]) -> Answer:
+    """End the answer with the token that completes the first stop string."""
+    text = answer.text()
+    found = [(start + len(string), start) for string in stop if (start := text.find(string)) >= 0]
+    if not found:
+        return answer
+    end, visible = min(found)
+    shown: list[str] = []
+    offset = 0
+    for position in range(answer.num_tokens):
+        piece = answer.token_text(position)
+        shown.append(piece[: max(0, visible - offset)])
+        offset += len(piece)
+        if offset >= end:
+            break
+    # A box is only the last token of an answer that ends by itself; cut earlier, that token is never reached.
+    box = answer.box if len(shown) == answer.num_tokens else None
+    return msgspec.structs.replace(answer, num_tokens=len(shown), finish_reason="stop", box=box, shown=tuple(shown))

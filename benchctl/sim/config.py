@@ -1,0 +1,71 @@
+"""Configuration of one simulated server."""
+
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
+
+from benchctl.errors import UsageError
+
+CostModelName: TypeAlias = Literal["lenvm-h100", "roofline", "llm-mock"]
+Noise: TypeAlias = Literal["none", "published"]
+Revision: TypeAlias = Literal["V1", "V2", "V4"]
+
+MAX_MODEL_LEN: Final = 32768
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimConfig:
+    """What the server was told at its start. ``value_model`` is None on a stock server.
+
+    ``revision`` is the generation of the guided fork: V2 skips the value model at a neutral scale and extends
+    and scores in one pass when no row lags; V4 scores at every scale and always in one pass; V1 does neither.
+    ``max_model_len`` bounds prompt and output together.
+    """
+
+    model: str = "qwen2.5-7b"
+    value_model: str | None = None
+    cost_model: CostModelName = "lenvm-h100"
+    hardware: str = "h100-sxm"
+    time_scale: float = 1.0
+    noise: Noise = "none"
+    noise_seed: int = 0
+    revision: Revision = "V1"
+    overlap_schedule: bool = True
+    max_num_seqs: int = 1024
+    max_num_batched_tokens: int = 8192
+    num_kv_blocks: int = 65536
+    block_size: int = 16
+    max_model_len: int = MAX_MODEL_LEN
+    enable_prefix_caching: bool = False
+    tokens_per_chunk: int = 1
+    start_delay_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("max_num_seqs", "max_num_batched_tokens", "num_kv_blocks", "block_size", "tokens_per_chunk"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{_flag(name)} is {getattr(self, name)}; it must be at least 1")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise UsageError(
+                f"--max-num-batched-tokens is {self.max_num_batched_tokens}, below --max-num-seqs "
+                f"{self.max_num_seqs}: a step must have room for one token of each sequence; raise the former or "
+                "lower the latter"
+            )
+        if not self.time_scale > 0:
+            raise UsageError(f"--time-scale is {self.time_scale}; it must be above 0")
+        if self.start_delay_s < 0:
+            raise UsageError(f"--start-delay-s is {self.start_delay_s}; it must not be negative")
+        if self.cost_model == "llm-mock" and self.value_model is not None:
+            raise UsageError(
+                "--cost-model llm-mock cannot price a value model; drop --value-model or use lenvm-h100 or roofline"
+            )
+
+    def server_info(self) -> dict[str, str | int | float | bool | None]:
+        """What the server says of itself: everything that two servers of one configuration share."""
+        names = [name for name in self.__slots__ if name not in _PRIVATE]
+        return {"clock": "virtual", **{name: getattr(self, name) for name in names}}
+
+
+_PRIVATE: Final = frozenset({"noise_seed", "start_delay_s"})
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")

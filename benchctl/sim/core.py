@@ -1,0 +1,101 @@
+"""The virtual-time core: the engine, and the phases of load that feed it. Pure; the caller decides when."""
+
+from collections import deque
+from typing import Final
+
+from benchctl.sim.engine import Engine, StepOutput
+from benchctl.sim.phase import Phase
+from benchctl.sim.request import Request
+
+
+class Core:
+    """Feeds the engine from announced phases, one after the other, and from whoever comes unannounced.
+
+    A phase starts when the engine is idle and the phase before it is over or abandoned. Virtual time passes in
+    steps, and within a phase in jumps to the next arrival; between phases it stands still.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine: Final = engine
+        self.phase: Phase | None = None
+        self._announced: deque[Phase] = deque()
+        self.num_abandoned_phases = 0
+
+    def announce(self, phase: Phase) -> None:
+        """Queue a phase; it replaces one in which nothing runs and whose requests did not all come."""
+        self._announced.append(phase)
+        self._turn_phases()
+
+    def submit(self, request: Request) -> None:
+        """A request has come in: announced ones enter when they are due, others now."""
+        self._turn_phases()
+        for phase in self._phases():
+            if phase.expects(request.request_id):
+                phase.come_in(request.request_id, request)
+                return
+        self.engine.add_request(request)
+
+    def refuse(self, request_id: str) -> None:
+        """A request came in that cannot be served; if it was announced, nobody waits for it any longer."""
+        self._turn_phases()
+        for phase in self._phases():
+            if phase.expects(request_id):
+                phase.come_in(request_id, None)
+
+    def abort(self, request_id: str) -> None:
+        """The client has gone."""
+        self.engine.abort(request_id)
+        for phase in self._phases():
+            phase.end(request_id, self.engine.now_ns)
+
+    def missing(self) -> str | None:
+        """The announced request that holds the core back, or None."""
+        if self.phase is None:
+            return None
+        due_ns = self.engine.now_ns
+        if not self.engine.has_work and (entry_ns := self.phase.next_entry_ns()) is not None:
+            due_ns = max(due_ns, entry_ns)
+        return self.phase.missing(due_ns)
+
+    def abandon_phase(self) -> None:
+        """Fall back to free running: what has come in enters now, what comes later enters as it comes."""
+        if self.phase is not None:
+            for request in self.phase.give_up():
+                self.engine.add_request(request)
+            self.num_abandoned_phases += 1
+
+    def next_step(self) -> StepOutput | None:
+        """Let in what is due and run one step; None when nothing can happen before something comes in."""
+        self._turn_phases()
+        if self.phase is not None and not self._admit(self.phase):
+            return None
+        if not self.engine.has_work:
+            return None
+        self.engine.is_warmup = self.phase is not None and self.phase.is_warmup
+        output = self.engine.step()
+        if self.phase is not None:
+            for request_id in output.finished_requests:
+                self.phase.end(request_id, self.engine.now_ns)
+        return output
+
+    def _admit(self, phase: Phase) -> bool:
+        """Whether the core may go on: False while a request that is due has not come in."""
+        if not self.engine.has_work and (entry_ns := phase.next_entry_ns()) is not None:
+            if not phase.has_next_come_in():
+                return False
+            self.engine.now_ns = max(self.engine.now_ns, entry_ns)
+        for request in phase.take_due(self.engine.now_ns):
+            self.engine.add_request(request)
+        return phase.missing(self.engine.now_ns) is None
+
+    def _turn_phases(self) -> None:
+        if self.engine.has_work or not self._announced:
+            return
+        if self.phase is not None and not self.phase.is_over:
+            self.phase.give_up()
+            self.num_abandoned_phases += 1
+        self.phase = self._announced.popleft()
+        self.phase.start(self.engine.now_ns)
+
+    def _phases(self) -> list[Phase]:
+        return [*([self.phase] if self.phase else []), *self._announced]

@@ -1,0 +1,104 @@
+"""An announced phase of load: which request enters the core at which virtual time.
+
+Whoever sends the load tells the server beforehand what will come and when. Then the arrival times are exact
+whatever the network does, and the same load gives the same steps, byte for byte.
+"""
+
+from collections.abc import Sequence as Items
+from typing import Final, NamedTuple
+
+from benchctl.sim.request import Request
+
+
+class Arrival(NamedTuple):
+    """One announced request; ``arrival_ns`` counts from the start of the phase."""
+
+    request_id: str
+    arrival_ns: int
+
+
+class Phase:
+    """The announced requests in their order, and how far they have come.
+
+    Request i is due at start + arrival_ns. With a limit C on concurrency request i >= C is not due before the
+    (i - C + 1)-th request has ended. Requests enter in order; a request that is due and has not come in holds
+    the core back.
+    """
+
+    def __init__(self, arrivals: Items[Arrival], *, max_concurrency: int | None, is_warmup: bool) -> None:
+        self._arrivals: Final = sorted(arrivals, key=lambda arrival: arrival.arrival_ns)
+        self._max_concurrency: Final = max_concurrency
+        self.is_warmup: Final = is_warmup
+        self.start_ns: int | None = None
+        self._expected = {arrival.request_id for arrival in arrivals}
+        self._come_in: dict[str, Request | None] = {}
+        self._num_entered = 0
+        self._open: set[str] = set()
+        self._ended_ns: list[int] = []
+
+    @property
+    def is_over(self) -> bool:
+        return self._num_entered == len(self._arrivals) and not self._open
+
+    def start(self, now_ns: int) -> None:
+        self.start_ns = now_ns
+
+    def expects(self, request_id: str) -> bool:
+        """Whether this request was announced and has not come in yet."""
+        return request_id in self._expected
+
+    def come_in(self, request_id: str, request: Request | None) -> None:
+        """An announced request has arrived; None when it was refused, which ends it as it enters."""
+        self._expected.discard(request_id)
+        self._come_in[request_id] = request
+
+    def next_entry_ns(self) -> int | None:
+        """When the next request in order is due; None when it waits for a slot, or when none is left."""
+        index = self._num_entered
+        if index == len(self._arrivals) or self.start_ns is None:
+            return None
+        due_ns = self.start_ns + self._arrivals[index].arrival_ns
+        if self._max_concurrency is None or index < self._max_concurrency:
+            return due_ns
+        ended = index - self._max_concurrency
+        return max(due_ns, self._ended_ns[ended]) if ended < len(self._ended_ns) else None
+
+    def missing(self, now_ns: int) -> str | None:
+        """The request that is due by ``now_ns`` and has not come in, or None."""
+        entry_ns = self.next_entry_ns()
+        if entry_ns is None or entry_ns > now_ns:
+            return None
+        request_id = self._arrivals[self._num_entered].request_id
+        return None if request_id in self._come_in else request_id
+
+    def has_next_come_in(self) -> bool:
+        return self._arrivals[self._num_entered].request_id in self._come_in
+
+    def take_due(self, now_ns: int) -> list[Request]:
+        """The requests that enter by ``now_ns``, up to one that has not come in."""
+        entering: list[Request] = []
+        while (entry_ns := self.next_entry_ns()) is not None and entry_ns <= now_ns and self.has_next_come_in():
+            request_id = self._arrivals[self._num_entered].request_id
+            request = self._come_in[request_id]
+            self._num_entered += 1
+            if request is None:
+                self._ended_ns.append(now_ns)
+            else:
+                self._open.add(request_id)
+                entering.append(request)
+        return entering
+
+    def end(self, request_id: str, now_ns: int) -> None:
+        """A request has ended; before it entered, it will end as it enters."""
+        if request_id in self._open:
+            self._open.remove(request_id)
+            self._ended_ns.append(now_ns)
+        elif request_id in self._come_in:
+            self._come_in[request_id] = None
+
+    def give_up(self) -> list[Request]:
+        """Leave the schedule: the requests that have come in and not entered, in order."""
+        left = [self._come_in.get(arrival.request_id) for arrival in self._arrivals[self._num_entered :]]
+        self._num_entered = len(self._arrivals)
+        self._expected.clear()
+        return [request for request in left if request is not None]

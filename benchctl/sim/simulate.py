@@ -1,0 +1,72 @@
+"""A whole request list in virtual time: the server without HTTP and without waiting."""
+
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+
+from benchctl.records.run import StepRecord
+from benchctl.sim.config import SimConfig
+from benchctl.sim.core import Core
+from benchctl.sim.engine import Engine
+from benchctl.sim.noise import published_noise
+from benchctl.sim.phase import Arrival, Phase
+from benchctl.sim.pricing import cost_model_for
+from benchctl.sim.request import Request
+from benchctl.sim.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimLoad:
+    """One phase of load: requests, their offsets from its start, and how many may be open at a time."""
+
+    requests: tuple[Request, ...]
+    arrival_ns: tuple[int, ...] | None = None
+    """One offset for each request; None sends all at the start."""
+    max_concurrency: int | None = None
+    is_warmup: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulation:
+    """What one server life did."""
+
+    steps: tuple[StepRecord, ...]
+    sequences: tuple[Sequence, ...]
+    """Finished sequences in the order of their end."""
+
+    def measured_steps(self) -> tuple[StepRecord, ...]:
+        return tuple(step for step in self.steps if not step.is_warmup)
+
+    def makespan_ns(self) -> int:
+        """From the first measured step's start to the last one's end."""
+        steps = self.measured_steps()
+        return steps[-1].start_ns + steps[-1].dur_ns - steps[0].start_ns if steps else 0
+
+
+def engine_for_config(config: SimConfig) -> Engine:
+    """A fresh engine. Raises UsageError when the configuration names an unknown model or device."""
+    noise = None
+    if config.noise == "published":
+        noise = published_noise(config.noise_seed, has_value_model=config.value_model is not None)
+    return Engine(config, cost_model_for(config), noise)
+
+
+def simulate(config: SimConfig, loads: Items[SimLoad]) -> Simulation:
+    """Run phases of load on one fresh server.
+
+    The steps are those that the server logs when the same phases are announced and sent over HTTP.
+    """
+    core = Core(engine_for_config(config))
+    steps: list[StepRecord] = []
+    sequences: list[Sequence] = []
+    for load in loads:
+        arrival_ns = load.arrival_ns or (0,) * len(load.requests)
+        arrivals = [
+            Arrival(request.request_id, offset) for request, offset in zip(load.requests, arrival_ns, strict=True)
+        ]
+        core.announce(Phase(arrivals, max_concurrency=load.max_concurrency, is_warmup=load.is_warmup))
+        for request in load.requests:
+            core.submit(request)
+        while (output := core.next_step()) is not None:
+            steps.append(output.record)
+            sequences += output.finished
+    return Simulation(steps=tuple(steps), sequences=tuple(sequences))
