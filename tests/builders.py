@@ -220,6 +220,12 @@ def write_results(
     return results
 
 
+def rewrite_lines(path: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """Replace every record of a JSON Lines file by what ``change`` makes of it."""
+    changed = [change(msgspec.json.decode(line)) for line in path.read_bytes().splitlines()]
+    path.write_bytes(b"".join(encode(record) + b"\n" for record in changed))
+
+
 def _write_run(
     results: ResultDirectory,
     planned: PlannedRun,

@@ -19,8 +19,8 @@ from benchctl.analysis.summary import CellSummary, RunSummary
 from benchctl.analysis.sweep import SweepRow
 from benchctl.units import ms_from_ns, s_from_ns
 
-FLAT_MARGIN_FRAC: Final = 0.05
-"""Flat: over the whole range of the factor, the interval of the change stays within five percent."""
+FLAT_MARGIN_FRAC: Final = 0.10
+"""Flat: over the whole range of the factor, the interval of the change stays within ten percent."""
 SLOWDOWN_FRAC: Final = 0.05
 """A slowdown is looked into when its interval lies wholly above five percent."""
 NOISY_CV_FRAC: Final = 0.03
@@ -111,6 +111,7 @@ def _trend(rows: Sequence[SweepRow]) -> Finding | None:
     subject = f"The overhead of {rows[0].variant}"
     claim = f"is flat in {factor}" if is_flat else f"{'grows' if low > 0 else 'shrinks'} with {factor}"
     sentence = f"{subject} {claim} from {first:g} to {last:g}: the wall ratio changes by {change} for each 1 more"
+    sentence += f" (flat is within ±{FLAT_MARGIN_FRAC:.0%} over the range)" if is_flat else ""
     ends = [rows[values.index(end)].number("flops_ratio") for end in (first, last)]
     numbers = {"slope_log_per_unit": slope.log_ratio, "slope_log_ci_low": low, "slope_log_ci_high": high}
     if ends[0] and ends[1]:
@@ -151,7 +152,7 @@ def _unexplained(rows: Sequence[SweepRow]) -> Finding | None:
     flops = [row.number(f"flops_ratio{suffix}") or math.nan for row in slow]
     sentence = (
         f"{_cells(slow)}: {_range(walls, '.2f')} times the wall time for {_range(flops, '.2f')} times the {kind} "
-        f"FLOPs, so {_range([100 * share for share in shares], '.0f')} % of the slowdown (in logarithms) is not "
+        f"FLOPs, so {_range([100 * share for share in shares], '.0f')}% of the slowdown (in logarithms) is not "
         "arithmetic."
     )
     numbers = {"wall_ratio": fmean(walls), f"flops_ratio{suffix}": fmean(flops), "unexplained_frac": fmean(shares)}
@@ -186,7 +187,7 @@ def _largest_section(section: str, group: Sequence[tuple[SweepRow, float, float]
     sentence = (
         f"{_cells([row for row, _, _ in group])}: a step takes {_range(added_ms, '.3g')} ms longer than the "
         f"baseline's, and the largest part of that is {section} with {_range(largest_ms, '.3g')} ms "
-        f"({_range(shares, '.0f')} %); {note}."
+        f"({_range(shares, '.0f')}%); {note}."
     )
     numbers = {
         "added_step_ms": fmean(added_ms),

@@ -125,16 +125,18 @@ def sweep_rows(runs: Sequence[RunSummary], *, baseline: str, results_dir: str) -
     return tuple(_row(pairs, results_dir) for pairs in groups.values())
 
 
-def unexplained_frac(wall_ratio: float | None, flops_ratio: float | None) -> float | None:
+def unexplained_frac(wall: RatioEstimate | None, flops_ratio: float | None) -> float | None:
     """Share of a slowdown that more FLOPs do not explain: 1 - ln(FLOPs ratio) / ln(wall ratio).
 
     From wall ratio = FLOPs ratio / (ratio of achieved FLOP/s): in logarithms the two factors add up, so their
     shares do as well. Above 1 when FLOPs fell; below 0 when FLOPs grew more than time. None where there is no
-    slowdown to divide.
+    slowdown to divide: the ratio is below two percent, or its interval reaches 1.
     """
-    if wall_ratio is None or flops_ratio is None or math.log(wall_ratio) < MIN_EXPLAINED_LOG_RATIO:
+    if wall is None or flops_ratio is None or wall.log_ratio < MIN_EXPLAINED_LOG_RATIO:
         return None
-    return 1 - math.log(flops_ratio) / math.log(wall_ratio)
+    if wall.log_interval is not None and wall.log_interval[0] <= 0:
+        return None
+    return 1 - math.log(flops_ratio) / wall.log_ratio
 
 
 def _row(pairs: Sequence[Pair], results_dir: str) -> SweepRow:
@@ -164,8 +166,8 @@ def _row(pairs: Sequence[Pair], results_dir: str) -> SweepRow:
         "step_ms_ratio": ratio.get("step_ms"),
         "flops_ratio_observed": observed,
         "utilization_gap_observed": _quotient(wall, observed),
-        "unexplained_frac": unexplained_frac(wall, flops),
-        "unexplained_frac_observed": unexplained_frac(wall, observed),
+        "unexplained_frac": unexplained_frac(estimates.get("wall"), flops),
+        "unexplained_frac_observed": unexplained_frac(estimates.get("wall"), observed),
     }
     return SweepRow(
         variant=record.variant,

@@ -1,0 +1,51 @@
+"""``benchctl list``: the result directories under a root."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from benchctl.report.catalog import Entry
+
+TABLE_WIDTH = 1000
+"""No row is cut, whatever the terminal's width."""
+
+
+def list_results(
+    root: Annotated[Path, typer.Argument(help="Where result directories lie.")] = Path("results"),
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document instead of a table.")] = False,
+) -> None:
+    """List result directories, newest first: when, profile, engine, state, runs done of planned."""
+    from benchctl.report.catalog import list_directories
+
+    entries = list_directories(root)
+    if as_json:
+        import msgspec
+
+        document = {"root": str(root), "results": [entry.document() for entry in entries]}
+        print(msgspec.json.format(msgspec.json.encode(document), indent=1).decode())
+    elif entries:
+        _print_table(root, entries)
+    else:
+        print(f"{root} holds no results yet; 'benchctl run' makes some")
+
+
+def _print_table(root: Path, entries: "Sequence[Entry]") -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for column in ("directory", "created", "profile", "engine", "state", "runs", "remarks"):
+        table.add_column(column, justify="right" if column == "runs" else "left", no_wrap=True)
+    for entry in entries:
+        name = str(entry.path.relative_to(root)) if entry.path != root else str(root)
+        if entry.problem is not None:
+            table.add_row(name, "", "", "", "unreadable", "", entry.problem)
+            continue
+        done = f"{entry.num_done}/{entry.num_planned}"
+        fields = (entry.created_at, entry.profile, entry.engine, entry.state, done, entry.label)
+        table.add_row(name, *(field or "" for field in fields))
+    Console(highlight=False, markup=False, soft_wrap=True, width=TABLE_WIDTH).print(table)

@@ -1,0 +1,1 @@
+"""Analysis results as tables, CSV, JSON and pictures. Nothing here prints."""

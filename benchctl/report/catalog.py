@@ -1,0 +1,106 @@
+"""Which result directories lie under a root, newest first. What is no result directory, or cannot be read, is an
+entry that says so: a listing never fails on what others left there.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchctl.errors import InvalidDataError, UsageError
+from benchctl.records.directory import ResultDirectory, open_results
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One directory. ``problem`` says why nothing else is known of it."""
+
+    path: Path
+    created_at: str | None = None
+    profile: str | None = None
+    engine: str | None = None
+    state: str | None = None
+    label: str | None = None
+    num_done: int | None = None
+    num_planned: int | None = None
+    problem: str | None = None
+
+    def document(self) -> dict[str, Any]:
+        """As JSON."""
+        return {name: str(self.path) if name == "path" else getattr(self, name) for name in self.__slots__}
+
+
+def list_directories(root: Path) -> tuple[Entry, ...]:
+    """Result directories in ``root`` and one level below it, newest first, unreadable ones last.
+
+    Raises UsageError when ``root`` is no directory.
+    """
+    if not root.is_dir():
+        raise UsageError(
+            f"{root} is no directory; name the one that holds results, or make some with 'benchctl run'"
+        )
+    entries = [_entry(path) for path in _candidates(root)]
+    known = sorted((entry for entry in entries if entry.problem is None), key=_age, reverse=True)
+    return (*known, *(entry for entry in entries if entry.problem is not None))
+
+
+def _age(entry: Entry) -> tuple[str, str]:
+    return entry.created_at or "", str(entry.path)
+
+
+def _candidates(root: Path) -> Iterator[Path]:
+    """The root itself when it is a result directory, else its children or what lies in them."""
+    if _is_result(root):
+        yield root
+        return
+    for child in _directories(root):
+        below = [] if _is_result(child) else _directories(child)
+        if below and any(_is_result(path) for path in below):
+            yield from below
+        else:
+            yield child
+
+
+def _is_result(path: Path) -> bool:
+    return (path / "manifest.json").is_file()
+
+
+def _directories(path: Path) -> list[Path]:
+    try:
+        return sorted(child for child in path.iterdir() if child.is_dir() and not child.name.startswith("."))
+    except PermissionError:
+        return []
+
+
+def _entry(path: Path) -> Entry:
+    if not _is_result(path):
+        return Entry(path=path, problem="no result directory")
+    try:
+        results = open_results(path)
+        manifest = results.manifest()
+        num_done, num_planned = _count_runs(results)
+    except InvalidDataError as error:
+        return Entry(path=path, problem=str(error))
+    return Entry(
+        path=path,
+        created_at=manifest.created_at,
+        profile=manifest.profile,
+        engine=manifest.engine,
+        state=manifest.state,
+        label=manifest.label,
+        num_done=num_done,
+        num_planned=num_planned,
+    )
+
+
+def _count_runs(results: ResultDirectory) -> tuple[int, int]:
+    """Runs done and runs planned. A run whose record cannot be read is not done."""
+    runs = results.runs()
+    return sum(_is_done(results, run.path.name) for run in runs), len(runs)
+
+
+def _is_done(results: ResultDirectory, run_id: str) -> bool:
+    try:
+        return results.run(run_id).read().state == "done"
+    except InvalidDataError:
+        return False

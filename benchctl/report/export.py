@@ -1,0 +1,91 @@
+"""Write a report: summary and sweep as CSV and JSON, ``result.json`` for each run, and the pictures.
+
+All files are derived from the records and can be written again at any time; each is replaced in one step.
+"""
+
+import csv
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchctl.analysis.accounts import open_accounts
+from benchctl.analysis.summary_columns import SUMMARY_COLUMNS, Value
+from benchctl.analysis.sweep import SWEEP_COLUMNS
+from benchctl.records.jsonl import write_bytes_atomic, write_json_atomic
+from benchctl.report.documents import summary_document, sweep_document
+from benchctl.report.plots import draw_plots
+from benchctl.report.reading import Reading, read_results
+from benchctl.report.vllm_result import vllm_result
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportFiles:
+    """What a report consists of. ``skipped`` says of each picture that could not be drawn why not; ``damage``
+    are the messages about files that could not be read whole.
+    """
+
+    written: tuple[Path, ...]
+    skipped: tuple[str, ...]
+    damage: tuple[str, ...]
+
+
+def write_report(results_path: Path) -> ReportFiles:
+    """Read a result directory and write everything that is derived from it into it.
+
+    Raises RecordError when ``results_path`` is no result directory, SchemaVersionError when it is newer.
+    """
+    return write_derived(read_results(results_path))
+
+
+def write_derived(reading: Reading) -> ReportFiles:
+    """Write everything that is derived from a directory that has been read, into it."""
+    written = [*_write_tables(reading), *_write_run_results(reading)]
+    plots = draw_plots(reading)
+    directory = reading.results.path / "plots"
+    for plot in plots:
+        if plot.png is not None:
+            directory.mkdir(exist_ok=True)
+            write_bytes_atomic(directory / plot.name, plot.png)
+            written.append(directory / plot.name)
+    return ReportFiles(
+        written=tuple(written),
+        skipped=tuple(f"{plot.name}: {plot.skipped}" for plot in plots if plot.skipped is not None),
+        damage=reading.damage,
+    )
+
+
+def _write_tables(reading: Reading) -> list[Path]:
+    root = reading.results.path
+    documents = {"summary.json": summary_document(reading), "sweep_summary.json": sweep_document(reading)}
+    tables = {
+        "summary.csv": csv_bytes(SUMMARY_COLUMNS, (run.values for run in reading.runs)),
+        "sweep_summary.csv": csv_bytes(SWEEP_COLUMNS, (row.values for row in reading.sweep)),
+    }
+    for name, document in documents.items():
+        write_json_atomic(root / name, document)
+    for name, content in tables.items():
+        write_bytes_atomic(root / name, content)
+    return [root / name for name in (*tables, *documents)]
+
+
+def _write_run_results(reading: Reading) -> list[Path]:
+    profile = open_accounts(reading.results).profile
+    arrival = None if profile is None else profile.workload.arrival
+    written = []
+    for run in reading.runs:
+        if run.is_usable:
+            path = reading.results.path / "runs" / run.run.record.run_id / "result.json"
+            write_json_atomic(path, vllm_result(run.run, reading.results.manifest, arrival))
+            written.append(path)
+    return written
+
+
+def csv_bytes(columns: Sequence[str], rows: Iterable[Mapping[str, Value]]) -> bytes:
+    """RFC 4180 with a header line; an unknown value is an empty cell."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\r\n")
+    writer.writerow(columns)
+    for row in rows:
+        writer.writerow(["" if row[column] is None else row[column] for column in columns])
+    return text.getvalue().encode()

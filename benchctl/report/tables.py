@@ -1,0 +1,193 @@
+"""A reading as tables for a terminal: values that the command line prints. ms and % exist here, not before."""
+
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from typing import Final
+
+from rich.table import Table
+from rich.text import Text
+
+from benchctl.analysis.breakdown import Breakdown, Section, break_down
+from benchctl.analysis.summary import Spread
+from benchctl.records.run import ResultWarning
+from benchctl.report.reading import Reading
+from benchctl.units import ms_from_ns
+
+_UNKNOWN: Final = "-"
+_RUN_COLUMNS: Final = {
+    "wall s": "wall_s",
+    "tok/s": "output_throughput",
+    "step ms": "step_ms",
+    "tok/step": "tokens_per_step",
+    "TTFT ms": "ttft_ms",
+    "TPOT ms": "tpot_ms",
+}
+_SWEEP_COLUMNS: Final = {
+    "wall base s": "base_wall_s",
+    "wall cell s": "lvm_wall_s",
+    "steps": "num_steps_ratio",
+    "step time": "step_ms_ratio",
+    "FLOPs publ.": "flops_ratio",
+    "FLOPs obs.": "flops_ratio_observed",
+}
+
+
+def headline(reading: Reading) -> str:
+    """What was measured, in three lines."""
+    manifest = reading.results.manifest
+    num_done = sum(run.run.record.state == "done" for run in reading.runs)
+    num_planned = len(reading.results.plan.runs)
+    code = f"benchctl {manifest.benchctl_version}"
+    if manifest.git is not None:
+        code += f" ({manifest.git.sha[:10]}{', work tree changed' if manifest.git.is_dirty else ''})"
+    devices = ", ".join(gpu.name for gpu in manifest.gpus) or "no GPU"
+    label = f" · {manifest.label}" if manifest.label else ""
+    return (
+        f"{manifest.profile}{label} · {manifest.state} · {num_done} of {num_planned} runs done · "
+        f"{manifest.blocks} blocks · baseline {manifest.baseline}\n"
+        f"engine {manifest.engine} · {len(reading.results.requests)} requests of {manifest.dataset} "
+        f"({manifest.request_set_sha256[:10]}) · stop {manifest.stop} · seed {manifest.seed}\n"
+        f"{manifest.created_at} · {code} · {manifest.host.hostname}, {devices}"
+    )
+
+
+def footnotes(reading: Reading) -> tuple[ResultWarning, ...]:
+    """Every warning once, in the order in which the tables meet it: the same doubt of many runs is one footnote."""
+    met: dict[tuple[str, str], ResultWarning] = {}
+    for warning in chain(reading.warnings, *(run.warnings for run in reading.runs)):
+        met.setdefault((warning.code, warning.message), warning)
+    return tuple(met.values())
+
+
+def footnote_lines(reading: Reading) -> list[str]:
+    """``[1] code: message (which runs)``."""
+    lines = []
+    for number, note in enumerate(footnotes(reading), start=1):
+        places = [run.run.record.run_id for run in reading.runs if _mentions(run.warnings, note)]
+        shown = ", ".join(places[:3]) + (f" and {len(places) - 3} more" if len(places) > 3 else "")
+        lines.append(f"[{number}] {note.code}: {note.message}" + (f" ({shown})" if shown else ""))
+    return lines
+
+
+def runs_table(reading: Reading) -> Table:
+    """Every planned run: its state, its main numbers, its footnotes."""
+    notes = footnotes(reading)
+    table = _table("Runs, in the order of execution", ["run", "state"], [*_RUN_COLUMNS, "failed", "notes"])
+    begun = {run.run.record.run_id: run for run in reading.runs}
+    for planned in reading.results.plan.runs:
+        run = begun.get(planned.run_id)
+        if run is None:
+            blanks = [_UNKNOWN] * (len(_RUN_COLUMNS) + 1)
+            table.add_row(planned.run_id, "planned", *blanks, "")
+            continue
+        state = f"{run.run.record.state}{', damaged' if run.run.is_damaged else ''}"
+        numbers = [_number(run.number(column)) for column in _RUN_COLUMNS.values()]
+        marks = " ".join(str(i) for i, note in enumerate(notes, start=1) if _mentions(run.warnings, note))
+        failed = _count(run.number("num_failed"))
+        table.add_row(planned.run_id, state, *numbers, failed, marks)
+    return table
+
+
+def cells_table(reading: Reading) -> Table | None:
+    """Every variant and cell as mean and scatter over blocks; None without a finished run."""
+    cells = [cell for cell in reading.cells if cell.runs]
+    if not cells:
+        return None
+    table = _table("Cells, mean ± coefficient of variation over blocks", ["cell", "blocks"], list(_RUN_COLUMNS))
+    for cell in cells:
+        spreads = [_spread(cell.spreads.get(column)) for column in _RUN_COLUMNS.values()]
+        table.add_row(cell.label, str(len(cell.runs)), *spreads)
+    return table
+
+
+def breakdown_table(reading: Reading) -> Table | None:
+    """Sections of a step by cell, ms: sum / all steps, which adds up; in brackets the mean where it runs."""
+    cells = {
+        cell.label: breakdown
+        for cell in reading.cells
+        if (breakdown := break_down(chain.from_iterable(run.run.steps for run in cell.runs))) is not None
+    }
+    if not cells or not any(breakdown.step.children for breakdown in cells.values()):
+        return None
+    notes = sorted({breakdown.clock_note for breakdown in cells.values()})
+    title = f"Time per step, ms: sum / all steps (mean where it runs)\n{'; '.join(notes)}"
+    table = _table(title, ["section"], [label.replace(" ", "\n", 1) for label in cells])
+    for depth, name in _section_names(cells):
+        sections = [breakdown.section(name) for breakdown in cells.values()]
+        table.add_row("  " * depth + name, *(_section(section) for section in sections))
+    return table
+
+
+def sweep_table(reading: Reading) -> Table | None:
+    """Every cell against the baseline of the same block; None where there is none to compare."""
+    if not reading.sweep:
+        return None
+    title = "Against the baseline of the same block: ratios, geometric means over blocks"
+    table = _table(title, ["cell", "blocks"], ["wall time (95 % interval)", *_SWEEP_COLUMNS, "not FLOPs"])
+    for row in reading.sweep:
+        ratio, low, high = (row.number(f"wall_ratio{end}") for end in ("", "_ci_low", "_ci_high"))
+        interval = f" [{low:.3g}, {high:.3g}]" if low is not None and high is not None else ""
+        wall = _UNKNOWN if ratio is None else f"{ratio:.3g}{interval}"
+        share = row.number("unexplained_frac_observed")
+        left = _UNKNOWN if share is None else f"{share:.0%}"
+        numbers = [_number(row.number(column)) for column in _SWEEP_COLUMNS.values()]
+        table.add_row(row.label, str(row.values["n_blocks"]), wall, *numbers, left)
+    return table
+
+
+def findings_lines(reading: Reading) -> list[str]:
+    return [f"* {finding.sentence} [{finding.code}]" for finding in reading.findings]
+
+
+def _section_names(cells: Mapping[str, Breakdown]) -> list[tuple[int, str]]:
+    """Sections of the fullest tree in its order; then what only other cells have."""
+    widest = max(cells.values(), key=lambda breakdown: len(list(breakdown.step.walk())))
+    names = [(depth, section.name) for depth, section in widest.step.walk()]
+    known = {name for _, name in names}
+    for breakdown in cells.values():
+        for depth, section in breakdown.step.walk():
+            if section.name not in known:
+                names.append((depth, section.name))
+                known.add(section.name)
+    return names
+
+
+def _section(section: Section | None) -> str:
+    if section is None:
+        return ""
+    mean = _number(ms_from_ns(section.mean_ns))
+    if section.record_mean_ns is None or section.num_records == section.num_steps or section.is_unnamed:
+        return mean
+    return f"{mean} ({_number(ms_from_ns(section.record_mean_ns))})"
+
+
+def _mentions(warnings: Sequence[ResultWarning], note: ResultWarning) -> bool:
+    return any((warning.code, warning.message) == (note.code, note.message) for warning in warnings)
+
+
+def _table(title: str, left: Sequence[str], right: Sequence[str]) -> Table:
+    table = Table(title=Text(title), title_justify="left", title_style="bold", box=None, pad_edge=False)
+    for column in left:
+        table.add_column(column, no_wrap=True)
+    for column in right:
+        table.add_column(column, justify="right", no_wrap=True)
+    return table
+
+
+def _spread(spread: Spread | None) -> str:
+    if spread is None:
+        return _UNKNOWN
+    return _number(spread.mean) + ("" if spread.cv_frac is None else f" ± {spread.cv_frac:.1%}")
+
+
+def _count(value: float | None) -> str:
+    return _UNKNOWN if value is None else f"{value:.0f}"
+
+
+def _number(value: float | None) -> str:
+    """Four significant digits, without an exponent where people read."""
+    if value is None:
+        return _UNKNOWN
+    if value == 0 or abs(value) >= 1000:
+        return f"{value:.0f}"
+    return f"{value:#.4g}" if abs(value) >= 0.01 else f"{value:.2g}"
