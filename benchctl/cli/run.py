@@ -1,0 +1,186 @@
+"""``benchctl run``: measure an experiment, or go on with one."""
+
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from benchctl.errors import UsageError
+
+if TYPE_CHECKING:
+    from benchctl.measure.experiment import Outcome
+    from benchctl.profile.model import Profile
+    from benchctl.records.directory import ResultDirectory
+    from benchctl.records.run import PreparedRequest
+    from benchctl.workload.prepare import PreparedSet
+
+QUICK_BLOCKS = 2
+A_RUN_FAILED = 5
+
+
+def run(  # the parameters are the command line
+    profile: Annotated[
+        str | None,
+        typer.Option("--profile", "-p", metavar="NAME|PATH", help="The experiment (not a torch profile)."),
+    ] = None,
+    engine: Annotated[
+        str | None, typer.Option("--engine", help="Engine preset or kind instead of the profile's.")
+    ] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", metavar="A.B=C", help="Override one setting; repeat as needed.")
+    ] = None,
+    blocks: Annotated[int | None, typer.Option("--blocks", min=1, help="Complete replicates.")] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help=f"{QUICK_BLOCKS} blocks: a screening, no verdict.")
+    ] = False,
+    seed: Annotated[int | None, typer.Option("--seed", min=0, help="Seed of everything that is drawn.")] = None,
+    output_dir: Annotated[
+        Path, typer.Option("--output-dir", "-o", help="Where result directories are made.")
+    ] = Path("results"),
+    label: Annotated[str | None, typer.Option("--label", help="A remark kept in the manifest.")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the ordered runs and an estimate; measure nothing.")
+    ] = False,
+    resume: Annotated[
+        Path | None, typer.Option("--resume", metavar="DIR", help="Do the runs of DIR that are not done.")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="One line per run and no bars, for CI.")] = False,
+) -> None:
+    """Measure an experiment: every variant and cell on fresh servers, in blocks, into a result directory."""
+    if quick and blocks is not None:
+        raise UsageError(f"--quick means --blocks {QUICK_BLOCKS}; give one of the two")
+    chosen = _load(profile, engine, overrides or [], QUICK_BLOCKS if quick else blocks, seed)
+    if resume is not None:
+        _resume(resume, chosen, is_quiet=quiet)
+        return
+    if chosen is None:
+        raise UsageError("name an experiment with --profile; 'benchctl profiles list' shows them")
+    prepared = _prepare(chosen)
+    if dry_run:
+        from benchctl.cli.plan_view import print_plan
+
+        print_plan(chosen, prepared.requests)
+        return
+    _measure_new(chosen, prepared, output_dir, label, is_quiet=quiet)
+
+
+def _load(
+    name: str | None, engine: str | None, overrides: list[str], blocks: int | None, seed: int | None
+) -> "Profile | None":
+    if name is None:
+        if engine or overrides or blocks or seed is not None:
+            raise UsageError(
+                "--engine, --set, --blocks, --quick and --seed change a profile: name it with --profile"
+            )
+        return None
+    from benchctl.profile.load import load_profile
+
+    return load_profile(name, engine=engine, overrides=overrides, blocks=blocks, seed=seed)
+
+
+def _prepare(profile: "Profile") -> "PreparedSet":
+    from benchctl.engines import engine_for
+    from benchctl.profile.plan import arms, undeclared_differences, variant_settings
+    from benchctl.workload.prepare import prepare_requests
+
+    engine = engine_for(profile.engine.kind)
+    for variant, cell in arms(profile):
+        engine.check_available(variant_settings(profile, variant, cell))
+    for path in undeclared_differences(profile):
+        _warn(f"variants differ in {path}, which allowed_differences does not list: compare will refuse them")
+    prepared = prepare_requests(profile)
+    for warning in prepared.warnings:
+        _warn(warning.message)
+    return prepared
+
+
+def _measure_new(
+    profile: "Profile", prepared: "PreparedSet", output_dir: Path, label: str | None, *, is_quiet: bool
+) -> None:
+    from benchctl.measure.experiment import Origin, create_experiment
+
+    origin = Origin(output_root=output_dir, label=label, argv=("benchctl", *sys.argv[1:]))
+    results = create_experiment(profile, prepared, origin)
+    print(f"results in {results.path}")
+    _measure(results, profile, prepared.requests, is_quiet=is_quiet)
+
+
+def _resume(path: Path, profile: "Profile | None", *, is_quiet: bool) -> None:
+    from benchctl.measure.experiment import reopen_experiment
+
+    reopened = reopen_experiment(path, profile)
+    print(f"going on with {path}")
+    _measure(reopened.results, reopened.profile, reopened.requests, is_quiet=is_quiet)
+
+
+def _measure(
+    results: "ResultDirectory", profile: "Profile", requests: "tuple[PreparedRequest, ...]", *, is_quiet: bool
+) -> None:
+    from benchctl.cli.progress import experiment_progress
+    from benchctl.measure.experiment import run_experiment
+
+    is_quiet = is_quiet or bool(os.environ.get("CI"))
+    try:
+        with experiment_progress(len(results.plan().runs), is_quiet=is_quiet) as listener:
+            outcome = run_experiment(results, profile, requests, listener)
+    except KeyboardInterrupt:
+        again = shlex.join(["benchctl", "run", "--resume", str(results.path)])
+        print(f"interrupted; what was measured is kept. Go on with: {again}", file=sys.stderr)
+        raise
+    _print_results(results.path)
+    _print_outcome(results.path, outcome)
+    if outcome.num_failed:
+        raise typer.Exit(A_RUN_FAILED)
+
+
+def _print_results(path: Path) -> None:
+    """The sweep, what follows from it, and where tables and pictures are."""
+    from rich.console import Console
+
+    from benchctl.cli.show import TABLE_WIDTH
+    from benchctl.report.export import write_derived
+    from benchctl.report.reading import read_results
+    from benchctl.report.tables import cells_table, findings_lines, footnote_lines, sweep_table
+
+    reading = read_results(path)
+    files = write_derived(reading)
+    console = Console(highlight=False, markup=False, soft_wrap=True, width=TABLE_WIDTH)
+    for table in (cells_table(reading), sweep_table(reading)):
+        if table is not None:
+            console.print(table)
+            console.print()
+    for title, lines in (("What follows", findings_lines(reading)), ("Notes", footnote_lines(reading))):
+        if lines:
+            console.print(title, style="bold")
+            for line in lines:
+                console.print(line)
+            console.print()
+    for reason in files.skipped:
+        print(f"not drawn: {reason}")
+    for picture in files.written:
+        if picture.suffix == ".png":
+            print(f"picture: {picture}")
+
+
+def _print_outcome(path: Path, outcome: "Outcome") -> None:
+    counts = {
+        "done": outcome.num_done,
+        "suspect": outcome.num_suspect,
+        "failed": outcome.num_failed,
+        "done before": outcome.num_skipped,
+    }
+    said = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+    print(f"runs: {said}")
+    print(f"tables: {path / 'summary.csv'}, {path / 'sweep_summary.csv'}")
+    print(f"look closer: benchctl show {shlex.quote(str(path))}")
+    if outcome.num_failed:
+        _warn(
+            f"{outcome.num_failed} runs failed; do them again with: benchctl run --resume {shlex.quote(str(path))}"
+        )
+
+
+def _warn(message: str) -> None:
+    print(f"warning: {message}", file=sys.stderr)

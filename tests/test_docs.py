@@ -1,0 +1,111 @@
+"""The manual is true: every console block of the documentation is run, in order, and its output compared.
+
+A block holds commands after ``$ `` and, below each, what it prints. ``# exit N`` behind a command is its exit
+code. Numbers, times, hashes and paths differ between machines, so the comparison is of everything else; ``…`` on a
+line of its own stands for any lines.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+DOCUMENTS = ["README.md"]
+BLOCK = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+SET_UP = {"scripts/demo", "scripts/test"}
+"""Commands that make an environment of their own; what they run is tested elsewhere."""
+
+
+@dataclass(frozen=True)
+class Command:
+    line: str
+    exit_code: int
+    output: tuple[str, ...]
+
+
+def commands_of(document: Path) -> list[Command]:
+    commands: list[Command] = []
+    for block in BLOCK.findall(document.read_text(encoding="utf-8")):
+        for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+            first, *output = part.rstrip("\n").split("\n")
+            line, _, remark = first.partition("  # exit ")
+            commands.append(Command(line.strip(), int(remark or 0), tuple(output)))
+    return commands
+
+
+def skeleton(line: str) -> str:
+    """A line without what differs between machines: numbers, signs, rules of tables, white space."""
+    line = re.sub(r"\d{8}T\d{6}Z-[0-9a-f]{8}", "STAMP", line)
+    line = re.sub(r"\b[0-9a-f]{12,64}\b", "HASH", line)
+    line = re.sub(r"[-+−~±]?\d[\d.,]*(e[-+]?\d+)?", "#", line)  # noqa: RUF001  # the typographic minus is meant
+    line = re.sub(r"[─━═┄\-]{2,}", "-", line)
+    return re.sub(r"\s+", " ", line).strip()
+
+
+def assert_same_output(command: Command, printed: str) -> None:
+    actual = [skeleton(line) for line in printed.splitlines()]
+    position = 0
+    for expected in map(skeleton, command.output):
+        if expected in {"…", ""}:
+            continue
+        assert expected in actual[position:], (
+            f"$ {command.line}\nthe manual shows:\n  {expected}\nafter what was matched so far, benchctl printed:\n"
+            + "\n".join(f"  {line}" for line in actual[position:])
+        )
+        position += actual[position:].index(expected) + 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_every_console_block_of_the_manual_does_what_it_shows(name: str, tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "profiles", tmp_path / "profiles")
+    env = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "BENCHCTL_DATA_DIR": str(tmp_path / "data"),
+        "COLUMNS": "118",
+        "CI": "true",
+    }
+    ran = 0
+    for command in commands_of(ROOT / name):
+        if command.line.split()[0] in SET_UP or command.line.startswith("git clone"):
+            continue
+        done = subprocess.run(
+            ["bash", "-c", command.line],
+            cwd=tmp_path,
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        printed = done.stdout + done.stderr
+        assert done.returncode == command.exit_code, f"$ {command.line}\n{printed}"
+        assert_same_output(command, printed)
+        ran += 1
+    assert ran, f"{name} shows no command"
+
+
+def test_the_scripts_that_the_manual_names_exist() -> None:
+    named = {command.line.split()[0] for command in commands_of(ROOT / "README.md")} & SET_UP
+    assert named == SET_UP
+    for script in named:
+        assert os.access(ROOT / script, os.X_OK)
+
+
+def test_every_command_has_help_and_a_place_in_the_manual() -> None:
+    import typer.main
+
+    from benchctl.cli.app import app
+
+    manual = (ROOT / "README.md").read_text(encoding="utf-8")
+    group = typer.main.get_command(app)
+    for name, command in group.commands.items():  # type: ignore[attr-defined]
+        assert command.help, f"benchctl {name} has no help"
+        assert f"benchctl {name}" in manual, f"README.md does not mention benchctl {name}"
