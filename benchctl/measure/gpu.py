@@ -1,0 +1,56 @@
+"""GPU telemetry: choose a way to the numbers, list the devices, wait until their memory is free again."""
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import pynvml
+
+from benchctl.measure.gpu_reading import GpuReader
+from benchctl.measure.nvidia_smi import open_smi
+from benchctl.measure.nvml import open_nvml
+from benchctl.records.run import GpuInfo, ResultWarning
+from benchctl.units import MIB
+
+_SLACK_BYTES: Final = 256 * MIB
+"""What a driver may hold on to without anybody noticing: contexts of other programs come and go."""
+_RETURN_LIMIT_S: Final = 30.0
+_POLL_S: Final = 0.2
+
+SAMPLER_MISSING: Final = ResultWarning(
+    code="gpu-sampler-missing",
+    message="neither NVML nor nvidia-smi shows a visible GPU: use, power, clocks and throttling are unknown",
+)
+
+
+@contextmanager
+def open_gpu(visible: str | None, nvml: Any = pynvml) -> Iterator[GpuReader | None]:
+    """A reader of the devices that ``visible`` (the value of CUDA_VISIBLE_DEVICES) names, or None."""
+    with open_nvml(nvml, visible) as reader:
+        yield reader or open_smi(visible)
+
+
+def gpu_inventory() -> tuple[GpuInfo, ...]:
+    """The visible devices; empty where there are none."""
+    with open_gpu(os.environ.get("CUDA_VISIBLE_DEVICES")) as reader:
+        return reader.inventory() if reader else ()
+
+
+def memory_used_bytes(reader: GpuReader) -> int:
+    """Memory in use, summed over the devices that know it."""
+    return sum(sample.memory_used_bytes or 0 for sample in reader.read())
+
+
+def wait_memory_returned(
+    reader: GpuReader, baseline_bytes: int, limit_s: float = _RETURN_LIMIT_S
+) -> tuple[ResultWarning, ...]:
+    """Wait until the devices hold no more than before the run, so that the next one finds the same machine."""
+    deadline = time.monotonic() + limit_s
+    while (held := memory_used_bytes(reader) - baseline_bytes) > _SLACK_BYTES:
+        if time.monotonic() >= deadline:
+            message = f"{held // MIB} MiB of GPU memory are still held {limit_s:g} s after the server was stopped"
+            return (ResultWarning(code="gpu-memory-held", message=message),)
+        time.sleep(_POLL_S)
+    return ()

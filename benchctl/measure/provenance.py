@@ -1,0 +1,81 @@
+"""Where a measurement comes from: machine, code, versions. What cannot be found out is absent."""
+
+import importlib.metadata
+import platform
+import re
+import subprocess
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+import benchctl
+from benchctl.measure.gpu import gpu_inventory
+from benchctl.records.run import GitState, HostInfo
+
+__all__ = ["git_state", "gpu_inventory", "host_info", "package_versions"]
+
+_PACKAGES: Final = (
+    "aiohttp", "httpx", "httpx-aiohttp", "llama-cpp-python", "msgspec", "numpy", "nvidia-ml-py", "pydantic",
+    "scipy", "sglang", "torch", "transformers", "uvloop", "vllm",
+)  # fmt: skip
+"""Packages whose version can change a number: the client's, and the engines where they are installed with it."""
+_GIT_LIMIT_S: Final = 10.0
+
+
+def package_versions() -> dict[str, str]:
+    """Installed versions of the packages that matter."""
+    versions: dict[str, str] = {}
+    for name in _PACKAGES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def git_state(package: Path = Path(benchctl.__file__).parent) -> GitState | None:
+    """Commit of the measuring code; None where ``package`` is no part of a git work tree, or git is absent.
+
+    A package that merely lies below a work tree (an installation in an ignored virtual environment) has no commit.
+    """
+    if not _git(package, "ls-files", "."):
+        return None
+    sha = _git(package, "rev-parse", "HEAD")
+    changes = _git(package, "status", "--porcelain", "--", ".")
+    return GitState(sha=sha.strip(), is_dirty=bool(changes)) if sha and changes is not None else None
+
+
+def _git(directory: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ("git", "-C", str(directory), *arguments),  # noqa: S607 - the git of the user
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=_GIT_LIMIT_S,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout
+
+
+def host_info() -> HostInfo:
+    """The measuring machine."""
+    return HostInfo(
+        hostname=platform.node(),
+        platform=platform.platform(),
+        python=platform.python_version(),
+        cpu_model=_cpu_model(Path("/proc/cpuinfo")),
+        num_cores=psutil.cpu_count() or 1,
+        memory_bytes=psutil.virtual_memory().total,
+    )
+
+
+def _cpu_model(cpuinfo: Path) -> str | None:
+    try:
+        text = cpuinfo.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    return found[1].strip() if found else None

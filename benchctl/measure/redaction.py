@@ -1,0 +1,70 @@
+"""Removing secrets from what is recorded. The rule is by name, and by the look of well-known tokens."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+REDACTED: Final = "***"
+
+_SECRET_NAME: Final = re.compile(
+    r"(^|[-_.])(token|secret|secrets|password|passwd|passphrase|credential|credentials|auth|authorization"
+    r"|apikey|(api|access|private|secret|signing)[-_]?key)([-_.]|$)",
+    re.IGNORECASE,
+)
+"""A whole word of a name: ``HF_TOKEN`` and ``--api-key`` are secrets, ``--max-num-batched-tokens`` and
+``TOKENIZERS_PARALLELISM`` are not."""
+_SECRET_VALUE: Final = re.compile(
+    r"\b(hf_|sk-|ghp_|glpat-|xox[abp]-)[A-Za-z0-9_-]{12,}|(?<=://)[^/@\s]+:[^/@\s]+(?=@)"
+)
+_MODEL_HUB: Final = frozenset({"HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"})
+_RECORDED: Final = (
+    "CUDA_", "NVIDIA_", "NCCL_", "VLLM_", "SGLANG_", "LVM_", "LENVM_", "TORCH", "PYTORCH_", "TRITON_", "OMP_",
+    "MKL_", "OPENBLAS_", "GGML_", "LLAMA_", "HF_", "TOKENIZERS_", "LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH",
+    "MALLOC_",
+)  # fmt: skip
+"""Beginnings of the names of inherited variables that change what a server does, and are therefore recorded."""
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether a variable or option of this name holds a secret."""
+    return _SECRET_NAME.search(name.lstrip("-")) is not None
+
+
+def _redacted_value(value: str) -> str:
+    return _SECRET_VALUE.sub(REDACTED, value)
+
+
+def redacted_argv(argv: Sequence[str]) -> tuple[str, ...]:
+    """``argv`` with the values of secret options replaced, as ``--api-key X`` and as ``--api-key=X``."""
+    shown: list[str] = []
+    hides_next = False
+    for word in argv:
+        name, equals, _ = word.partition("=")
+        is_option = word.startswith("-")
+        if hides_next and not is_option:
+            shown.append(REDACTED)
+        elif is_option and equals and is_secret_name(name):
+            shown.append(f"{name}={REDACTED}")
+        else:
+            shown.append(_redacted_value(word))
+        hides_next = is_option and not equals and is_secret_name(word)
+    return tuple(shown)
+
+
+def redacted_env(env: Mapping[str, str]) -> dict[str, str]:
+    """``env`` by name, with secret values replaced."""
+    return {name: REDACTED if is_secret_name(name) else _redacted_value(env[name]) for name in sorted(env)}
+
+
+def server_env(inherited: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
+    """What a server is started with: our environment and the engine's own variables.
+
+    Secrets of ours are none of a server's business, but for the token with which it fetches its model.
+    """
+    kept = {name: value for name, value in inherited.items() if name in _MODEL_HUB or not is_secret_name(name)}
+    return kept | dict(own)
+
+
+def recorded_env(env: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
+    """What of a server's environment belongs into a record: the engine's own and what changes its work."""
+    return redacted_env({name: value for name, value in env.items() if name in own or name.startswith(_RECORDED)})

@@ -1,0 +1,265 @@
+"""One run: a fresh server, a warm-up, the load with its telemetry, and everything of it on disk.
+
+    begin ▸ server up ▸ effective configuration ▸ warm-up ▸ load ∥ samplers ▸ server down ▸ steps ▸ verdict
+
+``run.json`` is replaced at each transition. A run that fails keeps what it has and does not stop the
+experiment; an interrupt and a usage error do, after the run says so.
+"""
+
+import datetime as dt
+import hashlib
+import itertools
+import os
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from benchctl.engines import engine_for
+from benchctl.engines.sim import SimEngine
+from benchctl.errors import RecordError, RunError
+from benchctl.measure.attempt import begin_attempt
+from benchctl.measure.client import StreamClient
+from benchctl.measure.gpu import SAMPLER_MISSING, memory_used_bytes, open_gpu, wait_memory_returned
+from benchctl.measure.gpu_reading import GpuReader
+from benchctl.measure.interrupt import run_interruptible
+from benchctl.measure.load import NOTHING_SENT, Load
+from benchctl.measure.phase import Target, control_errors, drive
+from benchctl.measure.port import choose_port
+from benchctl.measure.redaction import recorded_env, redacted_argv, server_env
+from benchctl.measure.server import Launch, ServerProcess
+from benchctl.measure.telemetry import sampled, steady_interpreter
+from benchctl.measure.warmup import warmup_requests
+from benchctl.profile.model import Arrival, Profile
+from benchctl.profile.plan import variant_settings
+from benchctl.records.directory import RunDirectory, cell_name
+from benchctl.records.run import (
+    PlannedRun,
+    PreparedRequest,
+    RequestRecord,
+    ResultWarning,
+    RunFailure,
+    RunRecord,
+    RunState,
+)
+from benchctl.records.schema import SCHEMA_VERSION
+
+
+def _ignore_progress(_num_ended: int) -> None:
+    """Progress for nobody."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunContext:
+    """What all runs of an experiment share."""
+
+    profile: Profile
+    requests: tuple[PreparedRequest, ...]
+    on_progress: Callable[[int], None] = _ignore_progress
+    """Called with the number of requests that have ended."""
+    engine: SimEngine | None = None
+    """In place of the one that the profile names."""
+
+
+def measure_run(context: RunContext, planned: PlannedRun, directory: RunDirectory) -> RunRecord:
+    """Do one run and return its final record, which is also on disk.
+
+    A failed run is a record with state ``failed``. Raises UsageError when no run of this profile can succeed,
+    and KeyboardInterrupt on SIGINT or SIGTERM; in both cases the record says so and no process is left.
+    """
+    return _Run(context, planned, directory).measure()
+
+
+def noise_seed(profile: Profile, planned: PlannedRun) -> int:
+    """Seed of a run's own variation: the first 32 bits of a hash of what identifies the run."""
+    identity = f"{profile.seed}:{planned.block}:{planned.variant}:{cell_name(planned.cell)}"
+    return int.from_bytes(hashlib.sha256(identity.encode()).digest()[:4])
+
+
+class _Run:
+    """One run while it goes on."""
+
+    def __init__(self, context: RunContext, planned: PlannedRun, directory: RunDirectory) -> None:
+        self._context = context
+        self._profile = context.profile
+        self._planned = planned
+        self._directory = directory
+        self._engine = context.engine or engine_for(context.profile.engine.kind)
+        self._settings = variant_settings(context.profile, planned.variant, planned.cell)
+        self._load: Load | None = None
+        self._is_doubtful = False
+        self._record = RunRecord(
+            schema_version=SCHEMA_VERSION,
+            **msgspec.structs.asdict(planned),
+            state="running",
+            engine=context.profile.engine.kind,
+            started_at=dt.datetime.now(dt.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            clock=self._engine.clock,
+            time_scale=self._engine.time_scale(self._settings),
+        )
+
+    def measure(self) -> RunRecord:
+        self._update(attempt=begin_attempt(self._directory))
+        try:
+            run_interruptible(self._go())
+        except RunError as error:
+            return self._fail(error.cause, str(error), error.log_tail)
+        except KeyboardInterrupt:
+            self._fail("interrupted", "the run was interrupted by a signal")
+            raise
+        except BaseException as error:
+            self._fail(type(error).__name__, str(error))
+            raise
+        return self._end()
+
+    async def _go(self) -> None:
+        self._engine.check_available(self._settings)
+        launch = self._launch()
+        visible = launch.env.get("CUDA_VISIBLE_DEVICES")
+        with ExitStack() as stack:
+            # A simulated server uses no device, so none is watched and nobody misses the samples.
+            is_simulated = self._engine.clock == "virtual"
+            gpu = None if is_simulated else stack.enter_context(open_gpu(visible))
+            if gpu is None and not is_simulated:
+                self._warn(SAMPLER_MISSING)
+            held_bytes = memory_used_bytes(gpu) if gpu is not None else 0
+            try:
+                await self._serve(launch, gpu)
+            finally:
+                self._write_steps()
+            if gpu is not None:
+                self._warn(*wait_memory_returned(gpu, held_bytes))
+
+    def _launch(self) -> Launch:
+        settings, engine = self._settings, self._engine
+        port = choose_port(settings.server.port)
+        raw_steps = self._directory.path / "steps.raw.jsonl"
+        argv = engine.argv(
+            settings, port=port, step_log=raw_steps, noise_seed=noise_seed(self._profile, self._planned)
+        )
+        own = engine.env(settings)
+        env = server_env(os.environ, own)
+        self._update(argv=redacted_argv(argv), env=recorded_env(env, own))
+        return Launch(
+            argv=argv,
+            env=env,
+            port=port,
+            health_path=engine.health_path,
+            log=self._directory.server_log,
+            timeouts=self._profile.timeouts,
+            diagnose=engine.diagnose,
+        )
+
+    async def _serve(self, launch: Launch, gpu: GpuReader | None) -> None:
+        server = ServerProcess(launch)
+        try:
+            with server:
+                self._time(launch_ns=server.launch_ns)
+                async with StreamClient(launch.base_url, self._profile.timeouts) as client:
+                    self._time(ready_ns=await server.wait_ready(client.control))
+                    target = Target(engine=self._engine, settings=self._settings, server=server, client=client)
+                    await self._ask_configuration(target)
+                    await self._warm_up(target)
+                    await self._measured_load(target, gpu)
+                    with control_errors(server):
+                        self._warn(*await self._engine.after_load_warnings(client.control))
+        finally:
+            self._warn(*server.warnings)
+            self._time(stop_ns=server.stop_ns)
+
+    async def _ask_configuration(self, target: Target) -> None:
+        """Record what the server says of itself, beside what it will be asked for."""
+        with control_errors(target.server):
+            told = await self._engine.effective_config(target.client.control)
+        settings = self._settings
+        config: dict[str, Any] = {"model": settings.model} | {f"server.{key}": value for key, value in told.items()}
+        for name, section in (("sampling", settings.sampling), ("guidance", settings.guidance)):
+            if section is not None:
+                config |= {f"{name}.{key}": value for key, value in section.model_dump(mode="json").items()}
+        version = told.get("version")
+        self._update(effective_config=config, engine_version=None if version is None else str(version))
+
+    async def _warm_up(self, target: Target) -> None:
+        requests = warmup_requests(self._context.requests, self._profile.workload.num_warmups)
+        if not requests:
+            return
+        self._time(warmup_start_ns=time.monotonic_ns())
+        with self._directory.append("requests") as writer:
+            load = Load(target.client, Arrival(kind="burst"), writer.write)
+            await drive(target, load, requests, max_concurrency=None, is_warmup=True)
+        num_failed = load.summary().num_failed
+        if num_failed:
+            what = f"{num_failed} of {len(requests)} warm-up requests failed: the load may have met a cold server"
+            self._doubt("warmup-failed", what)
+
+    async def _measured_load(self, target: Target, gpu: GpuReader | None) -> None:
+        arrival, num_ended = self._profile.workload.arrival, itertools.count(1)
+        with self._directory.append("requests") as writer:
+
+            def keep(record: RequestRecord) -> None:
+                writer.write(record)
+                self._context.on_progress(next(num_ended))
+
+            load = self._load = Load(target.client, arrival, keep)
+            limit = arrival.max_concurrency
+            sampling = sampled(self._directory.path, self._profile.telemetry, target.server.pid, gpu)
+            with sampling as doubts, steady_interpreter():
+                await drive(target, load, self._context.requests, max_concurrency=limit, is_warmup=False)
+        self._warn(*doubts)
+
+    def _write_steps(self) -> None:
+        """Normalise the engine's own step log, keeping all of it that can be read."""
+        raw, count = self._directory.path / "steps.raw.jsonl", 0
+        try:
+            with self._directory.append("steps") as writer:
+                for step in self._engine.read_steps(raw):
+                    writer.write(step)
+                    count += 1
+        except RecordError as error:
+            self._doubt("steps-damaged", f"the step log ends after {count} steps: {error}")
+        if not count and self._load is not None:
+            self._doubt("steps-missing", f"{raw.name} holds no steps: time per step is unknown")
+
+    def _end(self) -> RunRecord:
+        """The verdict on a run that went to its end."""
+        load = self._load.summary() if self._load is not None else NOTHING_SENT
+        if load.num_failed:
+            self._doubt(
+                "failed-requests", f"{load.num_failed} of {load.num_sent} requests failed: see requests.jsonl"
+            )
+        return self._close("suspect" if self._is_doubtful else "done")
+
+    def _fail(self, cause: str, message: str, log_tail: str = "") -> RunRecord:
+        return self._close("failed", RunFailure(cause=cause, message=message, log_tail=log_tail))
+
+    def _close(self, state: RunState, failure: RunFailure | None = None) -> RunRecord:
+        load = self._load.summary() if self._load is not None else NOTHING_SENT
+        self._time(first_send_ns=load.first_send_ns, last_token_ns=load.last_token_ns)
+        self._update(
+            state=state,
+            failure=failure,
+            num_sent=load.num_sent,
+            num_completed=load.num_sent - load.num_failed,
+            num_failed=load.num_failed,
+        )
+        return self._record
+
+    def _doubt(self, code: str, message: str) -> None:
+        """A warning that keeps the run from counting as done."""
+        self._is_doubtful = True
+        self._warn(ResultWarning(code=code, message=message, where=self._planned.run_id))
+
+    def _warn(self, *warnings: ResultWarning) -> None:
+        if warnings:
+            self._update(warnings=(*self._record.warnings, *warnings))
+
+    def _time(self, **times: int | None) -> None:
+        self._update(times=msgspec.structs.replace(self._record.times, **times))
+
+    def _update(self, **changes: Any) -> None:
+        """Replace ``run.json``: what is known is on disk at any moment."""
+        self._record = msgspec.structs.replace(self._record, **changes)
+        self._directory.write(self._record)

@@ -1,0 +1,53 @@
+"""What surrounds a load: the samplers, and an interpreter that does not get in the way of time stamps."""
+
+import gc
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from benchctl.measure.gpu_reading import GpuReader
+from benchctl.measure.host import host_samples
+from benchctl.measure.sampler import Sampler
+from benchctl.profile.model import Telemetry
+from benchctl.records.run import ResultWarning
+
+_SWITCH_INTERVAL_S: Final = 0.0005
+
+
+@contextmanager
+def sampled(
+    directory: Path, rates: Telemetry, server_pid: int, gpu: GpuReader | None
+) -> Iterator[list[ResultWarning]]:
+    """Inside, ``gpu.jsonl`` and ``host.jsonl`` fill. The list has the samplers' own doubts afterwards."""
+    samplers: list[Sampler] = []
+    if gpu is not None and rates.gpu_hz:
+        samplers.append(Sampler("gpu", directory / "gpu.jsonl", partial(gpu.samples, rates.gpu_hz)))
+    if rates.host_hz:
+        samplers.append(Sampler("host", directory / "host.jsonl", partial(host_samples, server_pid, rates.host_hz)))
+    doubts: list[ResultWarning] = []
+    with ExitStack() as stack:
+        for sampler in samplers:
+            stack.enter_context(sampler)
+        yield doubts
+    doubts += [warning for sampler in samplers for warning in sampler.warnings]
+
+
+@contextmanager
+def steady_interpreter() -> Iterator[None]:
+    """Keep the interpreter's own pauses out of arrival times.
+
+    What lives already is set aside from garbage collection, whose full passes would stop all streams for
+    milliseconds; and a sampler thread hands the interpreter back after half a millisecond in place of five.
+    """
+    interval_s = sys.getswitchinterval()
+    gc.collect()
+    gc.freeze()
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(interval_s)
+        gc.unfreeze()

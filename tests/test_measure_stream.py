@@ -1,0 +1,190 @@
+"""Reading a stream: what counts as output, and that only the bytes matter, not how they were cut."""
+
+import itertools
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchctl.measure.stream import CompletionReader, EventSplitter
+
+USAGE = {"prompt_tokens": 9, "completion_tokens": 3}
+
+
+def event(*choices, **rest):
+    return b"data: " + json.dumps({"choices": list(choices), **rest}).encode() + b"\n\n"
+
+
+def choice(content=None, *, index=0, finish=None, ids=None, **delta):
+    if content is not None:
+        delta["content"] = content
+    return {"index": index, "delta": delta, "finish_reason": finish, "token_ids": ids}
+
+
+def read(*events, n=1):
+    """A reader after ``events``, of which the i-th arrived at i."""
+    reader = CompletionReader(n)
+    for i, data in enumerate(events):
+        reader.feed(i, data)
+    reader.finish(len(events))
+    return reader
+
+
+PLAIN = (
+    event(choice("", role="assistant")),
+    event(choice("Hel")),
+    event(choice("lo ")),
+    event(choice("wörld", finish="stop")),
+    event(usage=USAGE),
+    b"data: [DONE]\n\n",
+)
+
+
+def test_a_chat_stream_gives_text_arrivals_finish_reason_and_usage():
+    reader = read(*PLAIN)
+    (only,) = reader.choices()
+    assert (only.text, only.finish_reason, only.chunk_ns) == ("Hello wörld", "stop", (1, 2, 3))
+    assert (only.output_tokens, only.chunk_tokens) == (3, None)
+    assert reader.usage is not None
+    assert (reader.usage.prompt_tokens, reader.usage.cached_tokens) == (9, None)
+    assert reader.is_terminated
+    assert reader.error is None
+
+
+def test_a_first_event_that_only_names_the_role_is_no_output():
+    assert read(PLAIN[0]).choices()[0].chunk_ns == ()
+
+
+def test_a_completion_stream_is_read_like_a_chat_stream():
+    reader = read(event({"index": 0, "text": "abc"}), event({"index": 0, "text": "", "finish_reason": "length"}))
+    assert reader.choices()[0].text == "abc"
+    assert reader.choices()[0].finish_reason == "length"
+
+
+def test_token_ids_without_text_are_output_and_are_counted():
+    reader = read(
+        event(choice("a", ids=[1, 2])), event(choice("", ids=[3])), event(choice("", finish="length", ids=[]))
+    )
+    (only,) = reader.choices()
+    assert (only.chunk_ns, only.chunk_tokens, only.output_tokens) == ((0, 1), (2, 1), 3)
+
+
+def test_one_chunk_without_token_ids_makes_all_counts_of_its_choice_unknown():
+    (only,) = read(event(choice("a", ids=[1])), event(choice("b"))).choices()
+    assert (only.chunk_tokens, only.output_tokens) == (None, None)
+
+
+def test_reasoning_text_is_output():
+    reader = read(event(choice(reasoning_content="hm ")), event(choice(reasoning="so ")), event(choice("42")))
+    assert reader.choices()[0].text == "hm so 42"
+    assert reader.choices()[0].chunk_ns == (0, 1, 2)
+
+
+def test_choices_of_one_stream_are_kept_apart():
+    reader = read(
+        event(choice("a", index=1, ids=[5])),
+        event(choice("x", index=0, ids=[6]), choice("b", index=1, ids=[7], finish="stop")),
+        event(choice("y", index=0, ids=[8, 9], finish="length")),
+        event(usage={"prompt_tokens": 9, "completion_tokens": 5}),
+        n=2,
+    )
+    first, second = reader.choices()
+    assert (first.text, first.chunk_ns, first.output_tokens, first.finish_reason) == ("xy", (1, 2), 3, "length")
+    assert (second.text, second.chunk_ns, second.output_tokens, second.finish_reason) == ("ab", (0, 1), 2, "stop")
+    assert reader.num_finished == 2
+
+
+def test_a_running_usage_counts_the_tokens_of_each_chunk_also_of_silent_ones():
+    def used(count):
+        return {"prompt_tokens": 9, "completion_tokens": count}
+
+    reader = read(
+        event(choice("", role="assistant"), usage=used(0)),
+        event(choice("a"), usage=used(2)),
+        event(choice(""), usage=used(3)),
+        event(choice("b", finish="stop"), usage=used(4)),
+        event(usage=used(4)),
+    )
+    (only,) = reader.choices()
+    assert (only.chunk_ns, only.chunk_tokens, only.output_tokens) == ((1, 2, 3), (2, 1, 1), 4)
+
+
+def test_a_usage_that_only_the_last_event_carries_is_no_chunk():
+    reader = read(event(choice("a")), event(choice("b")), event(choice("", finish="length"), usage=USAGE))
+    (only,) = reader.choices()
+    assert (only.chunk_ns, only.chunk_tokens, only.output_tokens) == ((0, 1), None, 3)
+
+
+def test_cached_tokens_are_read_from_the_prompt_details():
+    reader = read(event(usage=USAGE | {"prompt_tokens_details": {"cached_tokens": 4}}))
+    assert reader.usage is not None
+    assert reader.usage.cached_tokens == 4
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b'data: {"error": {"message": "engine died"}}\n\n',
+        b'error: {"message": "engine died"}\n\n',
+        b'event: error\ndata: {"type": "error", "error": {"message": "engine died"}}\n\n',
+        b'data: {"object": "error", "message": "engine died"}\n\n',
+    ],
+)
+def test_an_error_event_is_a_server_error_in_every_dialect(data):
+    error = read(PLAIN[1], data, b"data: [DONE]\n\n").error
+    assert error is not None
+    assert error.kind == "server-error"
+    assert "engine died" in error.message
+
+
+@pytest.mark.parametrize(
+    "payload", [b"{not json}", b'{"choices": 7}', b'"text"', b'{"choices": [{"index": "\xff"}]}']
+)
+def test_an_event_that_cannot_be_read_is_reported_with_its_beginning(payload):
+    error = read(b"data: " + payload + b"\n\n").error
+    assert error is not None
+    assert error.kind == "malformed-stream"
+    assert "cannot be read" in error.message
+
+
+def test_a_null_error_is_no_error():
+    assert read(event(choice("a"), error=None)).error is None
+
+
+def test_a_last_event_without_its_blank_line_still_counts():
+    assert read(PLAIN[1], b'data: {"choices": [{"index": 0, "finish_reason": "stop"}]}').num_finished == 1
+
+
+SPOKEN = b": keep-alive\r\n\r\n" + b"".join(PLAIN[:2]) + b"id: 3\ndata: " + PLAIN[2][6:] + b"".join(PLAIN[3:])
+
+
+@given(cuts=st.lists(st.integers(0, len(SPOKEN)), max_size=20), ends=st.sampled_from([b"\n", b"\r\n", b"\r"]))
+def test_any_cut_of_the_bytes_and_any_line_end_give_the_same_result(cuts, ends):
+    spoken = SPOKEN.replace(b"\r\n", b"\n").replace(b"\n", ends)
+    places = sorted({0, len(spoken), *(min(cut, len(spoken)) for cut in cuts)})
+    reader = read(*(spoken[a:b] for a, b in itertools.pairwise(places)))
+    (only,) = reader.choices()
+    assert (only.text, only.finish_reason, len(only.chunk_ns)) == ("Hello wörld", "stop", 3)
+    assert reader.error is None
+    assert reader.is_terminated
+
+
+@given(data=st.binary(max_size=400), cut=st.integers(0, 400))
+def test_no_bytes_whatever_raise_and_a_cut_changes_nothing(data, cut):
+    whole, parts = read(data, n=2), read(data[:cut], data[cut:], n=2)
+    assert whole.error == parts.error
+    assert [c.text for c in whole.choices()] == [c.text for c in parts.choices()]
+
+
+def test_several_data_lines_are_one_payload_and_comments_are_none():
+    splitter = EventSplitter()
+    assert splitter.feed(b"\xef\xbb\xbfdata: {\ndata: }\n\n: hello\n\nretry: 5\n\ndata:x\n\n") == [b"{\n}", b"x"]
+
+
+def test_an_event_arrives_with_its_blank_line():
+    splitter = EventSplitter()
+    assert splitter.feed(b"data: 1\n") == []
+    assert splitter.feed(b"\ndata: 2") == [b"1"]
+    assert splitter.finish() == b"2"
+    assert splitter.finish() == b""
