@@ -116,6 +116,7 @@ def test_show_of_a_damaged_line_shows_the_rest_then_names_file_and_line(tmp_path
     assert result.exception.exit_code == 4
     assert f"{path}:8: the line is cut off" in str(result.exception)
     assert "002-b1-baseline done, damaged" in words(result.output)
+    assert "baseline 2 (1 left out) 0.08000" in words(result.output)
     assert "Against the baseline of the same block" in result.output
 
 

@@ -93,10 +93,14 @@ def cells_table(reading: Reading) -> Table | None:
     cells = [cell for cell in reading.cells if cell.runs]
     if not cells:
         return None
-    table = _table("Cells, mean ± coefficient of variation over blocks", ["cell", "blocks"], list(_RUN_COLUMNS))
+    title = "Cells, mean ± coefficient of variation over blocks"
+    table = _table(title, ["cell", "blocks"], [*_RUN_COLUMNS, "failed"])
     for cell in cells:
         spreads = [_spread(cell.spreads.get(column)) for column in _RUN_COLUMNS.values()]
-        table.add_row(cell.label, str(len(cell.runs)), *spreads)
+        left_out = f" ({cell.num_unusable} left out)" if cell.num_unusable else ""
+        failed = cell.spreads.get("num_failed")
+        num_failed = _count(None if failed is None else failed.mean * failed.n)
+        table.add_row(cell.label, f"{len(cell.runs)}{left_out}", *spreads, num_failed)
     return table
 
 

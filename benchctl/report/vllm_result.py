@@ -107,7 +107,7 @@ def _details(requests: Sequence[RequestRecord], factor: float) -> dict[str, Any]
         "input_lens": [request.prompt_tokens for request in ordered],
         "output_lens": [request.completion_tokens for request in ordered],
         "ttfts": [_scaled_s(ttft_ns(request), factor) for request in ordered],
-        "itls": [[s_from_ns(gap * factor) for gap in itls_ns(request)] for request in ordered],
+        "itls": [[_seconds(gap * factor) for gap in itls_ns(request)] for request in ordered],
         "start_times": [
             None if request.sent_ns is None or first is None else _scaled_s(request.sent_ns - first, factor)
             for request in ordered
@@ -117,4 +117,9 @@ def _details(requests: Sequence[RequestRecord], factor: float) -> dict[str, Any]
 
 
 def _scaled_s(duration_ns: float | None, factor: float) -> float | None:
-    return None if duration_ns is None else s_from_ns(duration_ns * factor)
+    return None if duration_ns is None else _seconds(duration_ns * factor)
+
+
+def _seconds(duration_ns: float) -> float:
+    """Seconds to the nanosecond, which is what was measured: half the digits, half the file."""
+    return round(s_from_ns(duration_ns), 9)
