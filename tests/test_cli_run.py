@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import psutil
@@ -36,7 +36,8 @@ def environment(cwd: Path, **env: str) -> dict[str, str]:
 
 
 def only_result(cwd: Path) -> Path:
-    (path,) = (cwd / "results").glob("*/*")
+    (path,) = (found for found in (cwd / "results").glob("*/*") if not found.is_symlink())
+    assert (path.parent / "latest").resolve() == path.resolve()
     return path
 
 
@@ -143,7 +144,7 @@ def running(cwd: Path, *args: str) -> Iterator["subprocess.Popen[str]"]:
         process.communicate()
 
 
-def wait_until(what: str, happens: "callable[[], bool]", timeout_s: float = 30) -> None:  # type: ignore[valid-type]
+def wait_until(what: str, happens: Callable[[], bool], timeout_s: float = 30) -> None:
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         if happens():
@@ -152,10 +153,10 @@ def wait_until(what: str, happens: "callable[[], bool]", timeout_s: float = 30) 
     raise AssertionError(f"{what} did not happen within {timeout_s} s")
 
 
-def steps_written(cwd: Path, run: int) -> bool:
-    return any(
-        path.stat().st_size > 2000 for path in (cwd / "results").glob(f"*/*/runs/{run:03d}-*/steps.raw.jsonl")
-    )
+def load_goes_on(cwd: Path, run: int) -> bool:
+    """Whether the run's log holds steps that are no warm-up."""
+    logs = (cwd / "results").glob(f"*/*/runs/{run:03d}-*/steps.raw.jsonl")
+    return any(b'"is_warmup"' not in line for log in logs for line in log.read_bytes().splitlines())
 
 
 SLOW_ENGINE = ["--set", "engine.options.time_scale=2"]
@@ -164,7 +165,7 @@ SLOW_ENGINE = ["--set", "engine.options.time_scale=2"]
 
 def test_a_killed_server_fails_its_run_and_the_sweep_goes_on_and_resume_completes_it(tmp_path: Path) -> None:
     with running(tmp_path, *EXACT, *SLOW_ENGINE) as process:
-        wait_until("the first load", lambda: steps_written(tmp_path, 0))
+        wait_until("the first load", lambda: load_goes_on(tmp_path, 0))
         (server,) = psutil.Process(process.pid).children()
         server.kill()
         _, stderr = process.communicate(timeout=120)
@@ -201,8 +202,8 @@ def test_an_interrupt_at_any_moment_ends_with_130_and_leaves_a_directory_that_re
     slow = [*SLOW_ENGINE, "--set", "engine.options.start_delay_s=1"] if moment == "start-up" else SLOW_ENGINE
     moments = {
         "start-up": lambda: bool(list((tmp_path / "results").glob("*/*/runs/*/server.log"))),
-        "load": lambda: steps_written(tmp_path, 0),
-        "second run": lambda: steps_written(tmp_path, 1),
+        "load": lambda: load_goes_on(tmp_path, 0),
+        "second run": lambda: load_goes_on(tmp_path, 1),
     }
     with running(tmp_path, *EXACT, *slow, "--blocks", "1") as process:
         wait_until(moment, moments[moment])
@@ -214,6 +215,19 @@ def test_an_interrupt_at_any_moment_ends_with_130_and_leaves_a_directory_that_re
     assert_no_process_is_left(results)
     shown = benchctl("show", str(results), cwd=tmp_path)
     assert shown.returncode == 0, shown.stderr
+    resumed = benchctl("run", "--resume", str(results), "--quiet", cwd=tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+    assert {state_of(run)["state"] for run in (results / "runs").iterdir()} == {"done"}
+
+
+def test_killing_benchctl_itself_leaves_no_server_and_a_directory_that_resumes(tmp_path: Path) -> None:
+    with running(tmp_path, *EXACT, *SLOW_ENGINE, "--blocks", "1") as process:
+        wait_until("the first load", lambda: load_goes_on(tmp_path, 0))
+        process.kill()
+        process.communicate(timeout=30)
+    results = only_result(tmp_path)
+    assert_no_process_is_left(results)
+    assert json.loads((results / "manifest.json").read_text())["state"] == "running"
     resumed = benchctl("run", "--resume", str(results), "--quiet", cwd=tmp_path)
     assert resumed.returncode == 0, resumed.stderr
     assert {state_of(run)["state"] for run in (results / "runs").iterdir()} == {"done"}

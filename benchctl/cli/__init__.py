@@ -27,6 +27,9 @@ def main() -> NoReturn:
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
+    except OSError as error:
+        print(f"benchctl: the system refused: {error}; what was measured is kept", file=sys.stderr)
+        sys.exit(BenchctlError.exit_code)
     sys.exit(0)
 
 

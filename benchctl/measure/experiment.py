@@ -4,23 +4,26 @@ The order is the plan's. A failed run is kept and the next one starts; an interr
 everything measured so far on disk.
 """
 
-import datetime
+import datetime as dt
 import hashlib
-from collections.abc import Callable, Sequence
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 
 from benchctl import __version__
-from benchctl.errors import NotComparableError, RecordError
+from benchctl.errors import NotComparableError, RecordError, UsageError
 from benchctl.measure.provenance import git_state, gpu_inventory, host_info, package_versions
 from benchctl.measure.run import RunContext, measure_run
 from benchctl.profile.load import dump_profile, parse_profile, profile_sha256
 from benchctl.profile.model import Profile
 from benchctl.profile.plan import plan_runs
 from benchctl.records.directory import ResultDirectory, open_results
-from benchctl.records.run import Manifest, PlannedRun, PreparedRequest, ResultWarning, RunRecord, RunState
+from benchctl.records.run import Manifest, PlannedRun, PreparedRequest, RunRecord, RunState
 from benchctl.records.schema import SCHEMA_VERSION
 from benchctl.workload.prepare import PreparedSet
 
@@ -59,36 +62,78 @@ class Outcome:
 def create_experiment(profile: Profile, prepared: PreparedSet, origin: Origin) -> ResultDirectory:
     """Write everything that is known before the first run; returns the new directory."""
     sha256 = profile_sha256(profile)
-    now = datetime.datetime.now(datetime.UTC)
-    results = ResultDirectory(_free_directory(origin.output_root / profile.name, now, sha256[:8]))
-    results.write_manifest(
-        Manifest(
-            schema_version=SCHEMA_VERSION,
-            state="planned",
-            profile=profile.name,
-            profile_sha256=sha256,
-            request_set_sha256=prepared.sha256,
-            dataset=prepared.dataset,
-            seed=profile.seed,
-            blocks=profile.blocks,
-            baseline=profile.baseline,
-            stop=profile.stop,
-            engine=profile.engine.kind,
-            label=origin.label,
-            created_at=now.isoformat(timespec="seconds").replace("+00:00", "Z"),
-            argv=origin.argv,
-            benchctl_version=__version__,
-            versions=package_versions(),
-            git=git_state(),
-            host=host_info(),
-            gpus=gpu_inventory(),
-            warnings=prepared.warnings,
-        )
+    now = dt.datetime.now(dt.UTC)
+    parent = origin.output_root / profile.name
+    stem = f"{now.strftime('%Y%m%dT%H%M%SZ')}-{sha256[:8]}"
+    manifest = Manifest(
+        schema_version=SCHEMA_VERSION,
+        state="planned",
+        profile=profile.name,
+        profile_sha256=sha256,
+        request_set_sha256=prepared.sha256,
+        dataset=prepared.dataset,
+        seed=profile.seed,
+        blocks=profile.blocks,
+        baseline=profile.baseline,
+        stop=profile.stop,
+        engine=profile.engine.kind,
+        label=origin.label,
+        created_at=now.isoformat(timespec="seconds").replace("+00:00", "Z"),
+        argv=origin.argv,
+        benchctl_version=__version__,
+        versions=package_versions(),
+        git=git_state(),
+        host=host_info(),
+        gpus=gpu_inventory(),
+        warnings=prepared.warnings,
     )
-    results.write_profile(dump_profile(profile))
-    results.write_prepared_requests(prepared.content)
-    results.write_plan(plan_runs(profile))
-    return results
+    with _whole_or_not_at_all(parent, stem) as (unfinished, finish):
+        results = ResultDirectory(unfinished)
+        results.write_manifest(manifest)
+        results.write_profile(dump_profile(profile))
+        results.write_prepared_requests(prepared.content)
+        results.write_plan(plan_runs(profile))
+        path = finish()
+    _point_latest(path)
+    return ResultDirectory(path)
+
+
+def _point_latest(path: Path) -> None:
+    """Let ``latest`` beside the result directories name the newest one, for people who type paths."""
+    link = path.with_name(".latest.partial")
+    # A file system without links only costs the convenience.
+    with suppress(OSError):
+        link.unlink(missing_ok=True)
+        link.symlink_to(path.name, target_is_directory=True)
+        link.replace(path.with_name("latest"))
+
+
+@contextmanager
+def _whole_or_not_at_all(parent: Path, stem: str) -> Iterator[tuple[Path, Callable[[], Path]]]:
+    """A directory that gets its name when it is complete, so that an interrupt leaves none that cannot be resumed.
+
+    Yields the unfinished directory and the function that names it ``stem``, with a number behind it if two
+    experiments start in one second.
+    """
+    unfinished = parent / f".{stem}.{os.getpid()}.partial"
+    try:
+        unfinished.mkdir(parents=True)
+    except OSError as error:
+        raise UsageError(
+            f"{parent}: result directories cannot be made there ({error.strerror}); choose another --output-dir"
+        ) from error
+
+    def finish() -> Path:
+        for number in range(1, 1000):
+            path = parent / (stem if number == 1 else f"{stem}-{number}")
+            with suppress(OSError):  # the name is in use
+                return unfinished.rename(path)
+        raise UsageError(f"{parent / stem}: a thousand directories of this name; choose another --output-dir")
+
+    try:
+        yield unfinished, finish
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,23 +212,3 @@ def _final_state(outcome: Outcome) -> RunState:
 
 def _set_state(results: ResultDirectory, state: RunState) -> None:
     results.write_manifest(msgspec.structs.replace(results.manifest(), state=state))
-
-
-def add_warning(results: ResultDirectory, warning: ResultWarning) -> None:
-    """Attach a warning to the whole experiment, once."""
-    manifest = results.manifest()
-    if warning not in manifest.warnings:
-        results.write_manifest(msgspec.structs.replace(manifest, warnings=(*manifest.warnings, warning)))
-
-
-def _free_directory(parent: Path, now: datetime.datetime, hash8: str) -> Path:
-    """``<utc>-<hash8>`` below ``parent``, with a number behind it if two experiments start in one second."""
-    stem = f"{now.strftime('%Y%m%dT%H%M%SZ')}-{hash8}"
-    for number in range(1, 1000):
-        path = parent / (stem if number == 1 else f"{stem}-{number}")
-        try:
-            path.mkdir(parents=True)
-        except FileExistsError:
-            continue
-        return path
-    raise RecordError(f"{parent / stem}: a thousand directories of this name exist; choose another --output-dir")
