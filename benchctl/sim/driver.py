@@ -21,7 +21,7 @@ _PATIENCE_S: Final = 30.0
 _SLICE_S: Final = 0.002
 """How long steps that are behind the wall clock may run before the network gets its turn."""
 _TIMER_S: Final = 0.001
-"""Resolution of the event loop's timer."""
+"""Resolution of the event loop's timer; steps shorter than twice that are released several at a time."""
 
 
 class Driver:
@@ -107,8 +107,9 @@ class Driver:
         elapsed_s = (self.core.engine.now_ns - virtual_ns) / NS_PER_S
         self.phase_wall_s = elapsed_s / self._config.time_scale
         due_s = wall_s + self.phase_wall_s
+        is_short = output.record.dur_ns / NS_PER_S / self._config.time_scale < 2 * _TIMER_S
         while (now_s := time.monotonic()) < due_s:
-            await asyncio.sleep(max(due_s - now_s, _TIMER_S))
+            await _sleep(due_s - now_s, is_coarse=is_short)
             self._last_turn_s = time.monotonic()
         self.lag_s = max(self.lag_s, now_s - due_s)
         if now_s - self._last_turn_s > _SLICE_S:
@@ -132,3 +133,15 @@ class Driver:
                 touched[seq.request.request_id] = reply
         for reply in touched.values():
             reply.flush()
+
+
+async def _sleep(duration_s: float, *, is_coarse: bool) -> None:
+    """Sleep about ``duration_s``. The loop's timer counts whole milliseconds; the last two are left to a thread,
+    which the kernel wakes more exactly.
+    """
+    if is_coarse:
+        await asyncio.sleep(max(duration_s, _TIMER_S))
+    elif duration_s > 2 * _TIMER_S:
+        await asyncio.sleep(duration_s - 2 * _TIMER_S)
+    else:
+        await asyncio.get_running_loop().run_in_executor(None, time.sleep, duration_s)

@@ -1,0 +1,223 @@
+"""Laws of the virtual-time core, whatever the load."""
+
+import itertools
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from simulated import FILTERED, NEUTRAL, VALUE_MODEL, prompt_of, request_of, run
+
+from benchctl.errors import UsageError
+from benchctl.records.jsonl import encode
+from benchctl.records.run import SECTION_PARENT, StepRecord
+from benchctl.sim.config import SimConfig
+from benchctl.sim.core import Core
+from benchctl.sim.phase import Arrival, Phase
+from benchctl.sim.request import Request, SamplingParams
+from benchctl.sim.simulate import engine_for_config
+
+requests_strategy = st.lists(
+    st.tuples(st.integers(1, 60), st.integers(1, 40), st.integers(1, 3), st.integers(0, 300)),
+    min_size=1,
+    max_size=8,
+)
+limits_strategy = st.fixed_dictionaries(
+    {
+        "max_num_seqs": st.integers(1, 6),
+        "max_num_batched_tokens": st.integers(6, 64),
+        "num_kv_blocks": st.integers(26, 80),
+        "block_size": st.sampled_from([4, 8]),
+        "enable_prefix_caching": st.booleans(),
+    }
+)
+
+
+def requests_from(
+    sizes: list[tuple[int, int, int, int]], block_size: int, *, is_guided: bool = False
+) -> list[Request]:
+    return [
+        request_of(
+            f"r{i}",
+            prompt=prompt_of(prompt, "shared" if i % 2 else f"r{i}-", block_size),
+            max_tokens=output,
+            n=n,
+            seed=i,
+            sampling=FILTERED,
+            guidance=NEUTRAL if is_guided else None,
+        )
+        for i, (prompt, output, n, _) in enumerate(sizes)
+    ]
+
+
+def check_sections_add_up(step: StepRecord) -> None:
+    tops = [ns for name, ns in step.sections_ns.items() if SECTION_PARENT[name] is None]
+    assert sum(tops) == step.dur_ns
+    for parent in step.sections_ns:
+        children = [ns for name, ns in step.sections_ns.items() if SECTION_PARENT[name] == parent]
+        assert sum(children) <= step.sections_ns[parent]
+
+
+@settings(max_examples=60, deadline=None)
+@given(requests_strategy, limits_strategy, st.booleans())
+def test_every_load_ends_with_all_tokens_and_all_blocks_back(
+    sizes: list[tuple[int, int, int, int]], limits: dict[str, int], is_guided: bool
+) -> None:
+    config = SimConfig(**limits, value_model=VALUE_MODEL if is_guided else None)
+    engine = engine_for_config(config)
+    core = Core(engine)
+    requests = requests_from(sizes, config.block_size, is_guided=is_guided)
+    arrivals = [Arrival(r.request_id, size[3] * 1_000_000) for r, size in zip(requests, sizes, strict=True)]
+    core.announce(Phase(arrivals, max_concurrency=3, is_warmup=False))
+    for request in requests:
+        core.submit(request)
+    steps, finished = [], []
+    while (output := core.next_step()) is not None:
+        scheduler, blocks = engine.scheduler, engine.block_manager
+        running = scheduler.decoding + scheduler.prefilling
+        assert scheduler.decode_context == sum(seq.num_tokens for seq in scheduler.decoding)
+        assert {block for seq in running for block in seq.block_table} == set(blocks._num_holders)
+        assert blocks.num_used + blocks.num_free == config.num_kv_blocks
+        assert len(running) <= config.max_num_seqs
+        record = output.record
+        assert (record.num_prefill_tokens or 0) + (record.num_decode_tokens or 0) <= config.max_num_batched_tokens
+        steps.append(record)
+        finished += output.finished
+    assert engine.block_manager.num_used == 0
+    assert Counter(seq.request.request_id for seq in finished) == {r.request_id: r.n for r in requests}
+    assert sum(step.output_tokens or 0 for step in steps) == sum(r.n * r.max_tokens for r in requests)
+    assert [step.step for step in steps] == list(range(1, len(steps) + 1))
+    for before, after in itertools.pairwise(steps):
+        assert after.start_ns >= before.start_ns + before.dur_ns
+    for step in steps:
+        check_sections_add_up(step)
+
+
+@settings(max_examples=20, deadline=None)
+@given(requests_strategy, limits_strategy, st.sampled_from(["none", "published"]))
+def test_the_same_load_gives_the_same_steps_byte_for_byte(
+    sizes: list[tuple[int, int, int, int]], limits: dict[str, int], noise: str
+) -> None:
+    offsets = [size[3] * 1_000_000 for size in sizes]
+    logs = [
+        b"\n".join(
+            encode(step)
+            for step in run(
+                requests_from(sizes, limits["block_size"]), arrival_ns=offsets, **limits, noise=noise
+            ).steps
+        )
+        for _ in range(2)
+    ]
+    assert logs[0] == logs[1]
+
+
+def test_requests_begin_in_the_order_of_their_arrival() -> None:
+    requests = [request_of(f"r{i}", prompt_tokens=5 + 7 * i % 40, max_tokens=4) for i in range(12)]
+    simulation = run(requests, arrival_ns=[i * 1_000_000 for i in range(12)], max_num_seqs=2)
+    firsts = sorted(simulation.sequences, key=lambda seq: (seq.first_token_ns, seq.seq_id))
+    assert [seq.request.request_id for seq in firsts] == [f"r{i}" for i in range(12)]
+
+
+def test_a_long_prompt_is_prefilled_in_chunks_beside_decoding_rows() -> None:
+    requests = [request_of("short", prompt_tokens=4, max_tokens=20), request_of("long", prompt_tokens=100)]
+    steps = run(requests, arrival_ns=[0, 1], max_num_batched_tokens=32, max_num_seqs=4).steps
+    assert [step.phase for step in steps[:6]] == ["prefill", "mixed", "mixed", "mixed", "mixed", "decode"]
+    assert [step.num_prefill_tokens for step in steps[:6]] == [4, 31, 31, 31, 7, 0]
+    assert [step.output_tokens for step in steps[:6]] == [1, 1, 1, 1, 2, 2]
+
+
+def test_a_step_that_only_prefills_part_of_a_prompt_samples_nothing() -> None:
+    first = run([request_of("long", prompt_tokens=100)], max_num_batched_tokens=32, max_num_seqs=4).steps[0]
+    assert (first.output_tokens, first.is_greedy) == (0, None)
+    assert "sampler_total" not in first.sections_ns
+
+
+def test_the_last_to_arrive_is_preempted_and_computes_everything_again() -> None:
+    requests = [request_of(f"r{i}", prompt_tokens=16, max_tokens=30) for i in range(3)]
+    simulation = run(requests, num_kv_blocks=7, block_size=8, max_num_seqs=4)
+    assert sum(step.preempted or 0 for step in simulation.steps) > 0
+    assert [seq.request.request_id for seq in simulation.sequences] == ["r0", "r1", "r2"]
+    assert sum(step.output_tokens or 0 for step in simulation.steps) == 90
+    # 48 prompt tokens, and what the preempted had computed before
+    assert sum(step.num_prefill_tokens or 0 for step in simulation.steps) > 48
+
+
+def test_the_samples_of_one_request_share_the_full_blocks_of_its_prompt() -> None:
+    simulation = run([request_of("r", prompt_tokens=50, n=4)])
+    assert simulation.steps[0].num_prefill_tokens == 50 + 3 * 2
+    assert simulation.steps[0].kv_used_blocks == 4 + 3
+
+
+def test_two_requests_share_a_prefix_only_with_prefix_caching() -> None:
+    def prefill_tokens(*, enable_prefix_caching: bool) -> int:
+        requests = [request_of(name, prompt=prompt_of(64, "same")) for name in ("a", "b")]
+        simulation = run(requests, arrival_ns=[0, 10**9], enable_prefix_caching=enable_prefix_caching)
+        return sum(step.num_prefill_tokens or 0 for step in simulation.steps)
+
+    assert prefill_tokens(enable_prefix_caching=False) == 128
+    # All four blocks are known, but the last token's logits are needed: its block is computed again.
+    assert prefill_tokens(enable_prefix_caching=True) == 64 + 16
+
+
+def test_a_cached_prefix_is_given_up_when_its_blocks_are_needed() -> None:
+    requests = [
+        request_of("a", prompt=prompt_of(64, "a"), max_tokens=1),
+        request_of("flood", prompt=prompt_of(150, "f"), max_tokens=1),
+        request_of("again", prompt=prompt_of(64, "a"), max_tokens=1),
+    ]
+    simulation = run(requests, arrival_ns=[0, 10**9, 2 * 10**9], enable_prefix_caching=True, num_kv_blocks=10)
+    assert [step.num_prefill_tokens for step in simulation.steps] == [64, 150, 64]
+
+
+def test_an_aborted_request_leaves_its_blocks_and_the_others_alone() -> None:
+    engine = engine_for_config(SimConfig(max_num_seqs=2))
+    for name in ("a", "b", "c"):
+        engine.add_request(request_of(name, n=1, max_tokens=50))
+    for _ in range(3):
+        engine.step()
+    engine.abort("a")
+    engine.abort("c")
+    engine.abort("never-seen")
+    finished: list[str] = []
+    while engine.has_work:
+        finished += engine.step().finished_requests
+    assert finished == ["b"]
+    assert engine.block_manager.num_used == 0
+
+
+def test_a_batch_is_greedy_only_when_all_its_rows_are() -> None:
+    greedy = request_of("greedy", sampling=SamplingParams(temperature=0.0), max_tokens=10)
+    sampled = request_of("sampled", max_tokens=4)
+    steps = run([greedy, sampled]).steps
+    assert [step.is_greedy for step in steps] == [False] * 4 + [True] * 6
+    assert set(steps[-1].sections_ns) == {"schedule", "model_forward", "sampler_total"}
+
+
+@pytest.mark.parametrize(
+    ("prompt_tokens", "max_tokens", "config", "message"),
+    [
+        (100, 40_000, {}, "exceed the context of 32768 tokens; shorten either"),
+        (100, 100, {"num_kv_blocks": 10}, "need 13 blocks of key-value memory, the server has 10"),
+    ],
+)
+def test_a_request_that_can_never_fit_is_refused(
+    prompt_tokens: int, max_tokens: int, config: dict[str, int], message: str
+) -> None:
+    engine = engine_for_config(SimConfig(**config))
+    with pytest.raises(UsageError, match=message):
+        engine.check_servable(request_of("r", prompt_tokens=prompt_tokens, max_tokens=max_tokens))
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"max_num_seqs": 0}, "--max-num-seqs is 0; it must be at least 1"),
+        ({"max_num_batched_tokens": 512}, "--max-num-batched-tokens is 512, below --max-num-seqs 1024"),
+        ({"time_scale": 0.0}, "--time-scale is 0.0; it must be above 0"),
+        ({"start_delay_s": -1.0}, "--start-delay-s is -1.0"),
+        ({"cost_model": "llm-mock", "value_model": "qwen2.5-0.5b"}, "llm-mock cannot price a value model"),
+    ],
+)
+def test_a_configuration_that_cannot_work_is_refused(config: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        SimConfig(**config)
