@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 
 from benchctl.analysis.request_timing import measured
 from benchctl.errors import NotComparableError, RecordError, UsageError
-from benchctl.records.directory import LoadedResults, LoadedRun, cell_name
+from benchctl.records.directory import LoadedResults, LoadedRun, cell_name, cell_order
 from benchctl.records.run import Cell
 
 Pairing: TypeAlias = Literal["interleaved", "same-plan", "unpaired"]
@@ -87,7 +87,7 @@ def parse_side(text: str) -> Side:
 
 
 def arms_of(results: LoadedResults) -> tuple[Arm, ...]:
-    """Every arm of the plan, in plan order.
+    """Every arm of the plan: the baseline first, then by variant and factor values.
 
     Raises RecordError when a run that says ``done`` is damaged: its numbers would be those of a part.
     """
@@ -103,7 +103,10 @@ def arms_of(results: LoadedResults) -> tuple[Arm, ...]:
             arm.excluded[planned.block] = f"{planned.run_id}: {reason}"
         else:
             arm.runs[planned.block] = run
-    return tuple(arms.values())
+    baseline = results.manifest.baseline
+    return tuple(
+        sorted(arms.values(), key=lambda arm: (arm.variant != baseline, arm.variant, cell_order(arm.cell)))
+    )
 
 
 def _refuse_damage(results: LoadedResults) -> None:

@@ -9,7 +9,7 @@ from benchctl.analysis.accounts import Accounts
 from benchctl.analysis.flops_accounting import RunFlops
 from benchctl.analysis.summary_columns import LABEL_COLUMNS, SUMMARY_COLUMNS, Value, summary_row
 from benchctl.profile.model import VariantSettings
-from benchctl.records.directory import LoadedResults, LoadedRun, cell_name
+from benchctl.records.directory import LoadedResults, LoadedRun, cell_name, cell_order
 from benchctl.records.run import Cell, ResultWarning, RunRecord
 
 
@@ -100,11 +100,7 @@ def summarise_cells(runs: Iterable[RunSummary], baseline: str) -> tuple[CellSumm
 
 def arm_order(record: RunRecord, baseline: str) -> tuple[Any, ...]:
     """Sort key: the baseline, then variant, factor values (numbers by size, words by spelling), block."""
-    cell = tuple(
-        (1, 0.0, str(value)) if isinstance(value, str) or value is None else (0, float(value), "")
-        for value in record.cell.values()
-    )
-    return record.variant != baseline, record.variant, cell, record.block
+    return record.variant != baseline, record.variant, cell_order(record.cell), record.block
 
 
 def _over_blocks(group: Sequence[RunSummary]) -> CellSummary:

@@ -38,6 +38,14 @@ def cell_name(cell: Cell) -> str:
     return ", ".join(f"{factor}={value}" for factor, value in cell.items())
 
 
+def cell_order(cell: Cell) -> tuple[tuple[int, float, str], ...]:
+    """Sort key of a cell: numbers by size, before words by spelling."""
+    return tuple(
+        (1, 0.0, str(value)) if isinstance(value, str) or value is None else (0, float(value), "")
+        for value in cell.values()
+    )
+
+
 def run_directory_name(index: int, block: int, variant: str, cell: Cell) -> str:
     """``007-b2-guided-top_k3``: sorts in the order of execution and reads without a map."""
     parts = [f"{index:03d}", f"b{block}", variant]

@@ -67,9 +67,14 @@ def _is_result(path: Path) -> bool:
 
 def _directories(path: Path) -> list[Path]:
     try:
-        return sorted(child for child in path.iterdir() if child.is_dir() and not child.name.startswith("."))
+        return sorted(child for child in path.iterdir() if _is_listed(child))
     except PermissionError:
         return []
+
+
+def _is_listed(path: Path) -> bool:
+    """A directory of its own: links such as ``latest`` name one that is listed already."""
+    return path.is_dir() and not path.is_symlink() and not path.name.startswith(".")
 
 
 def _entry(path: Path) -> Entry:
