@@ -123,7 +123,7 @@ class _Run:
             # A simulated server uses no device, so none is watched and nobody misses the samples.
             is_simulated = self._engine.clock == "virtual"
             gpu = None if is_simulated else stack.enter_context(open_gpu(visible))
-            if gpu is None and not is_simulated:
+            if gpu is None and not is_simulated and self._profile.telemetry.gpu_hz:
                 self._warn(SAMPLER_MISSING)
             held_bytes = memory_used_bytes(gpu) if gpu is not None else 0
             try:
