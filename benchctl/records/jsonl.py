@@ -12,11 +12,11 @@ from benchctl.errors import RecordError
 
 R = TypeVar("R", bound=msgspec.Struct)
 
-_encoder = msgspec.json.Encoder(order="sorted")
+_encoder = msgspec.json.Encoder(order="deterministic")
 
 
 def encode(record: object) -> bytes:
-    """One record as canonical JSON: keys of mappings sorted, no white space, so that equal means byte-equal."""
+    """One record as canonical JSON: fields in their order, keys of mappings sorted; equal means byte-equal."""
     return _encoder.encode(record)
 
 
