@@ -46,6 +46,12 @@ def parser() -> argparse.ArgumentParser:
     ):
         flags.add_argument(f"--{name}", type=int, default=getattr(_DEFAULTS, name.replace("-", "_")))
     flags.add_argument("--start-delay-s", type=float, default=_DEFAULTS.start_delay_s, help="time until ready")
+    flags.add_argument(
+        "--schedule-patience-s",
+        type=float,
+        default=_DEFAULTS.schedule_patience_s,
+        help="how long an announced request is waited for",
+    )
     return flags
 
 

@@ -38,6 +38,8 @@ class SimConfig:
     enable_prefix_caching: bool = False
     tokens_per_chunk: int = 1
     start_delay_s: float = 0.0
+    schedule_patience_s: float = 30.0
+    """How long the core waits for an announced request before it gives the schedule up."""
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "num_kv_blocks", "block_size", "tokens_per_chunk"):
@@ -64,7 +66,7 @@ class SimConfig:
         return {"clock": "virtual", **{name: getattr(self, name) for name in names}}
 
 
-_PRIVATE: Final = frozenset({"noise_seed", "start_delay_s"})
+_PRIVATE: Final = frozenset({"noise_seed", "start_delay_s", "schedule_patience_s"})
 
 
 def _flag(name: str) -> str:

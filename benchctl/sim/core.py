@@ -41,6 +41,8 @@ class Core:
         for phase in self._phases():
             if phase.expects(request_id):
                 phase.come_in(request_id, None)
+        if self.phase is not None:
+            self._admit(self.phase)
 
     def abort(self, request_id: str) -> None:
         """The client has gone."""
@@ -50,12 +52,11 @@ class Core:
 
     def missing(self) -> str | None:
         """The announced request that holds the core back, or None."""
-        if self.phase is None:
+        phase, entry_ns = self.phase, None if self.phase is None else self.phase.next_entry_ns()
+        if phase is None or entry_ns is None or phase.has_next_come_in():
             return None
-        due_ns = self.engine.now_ns
-        if not self.engine.has_work and (entry_ns := self.phase.next_entry_ns()) is not None:
-            due_ns = max(due_ns, entry_ns)
-        return self.phase.missing(due_ns)
+        is_due = entry_ns <= self.engine.now_ns or not self.engine.has_work
+        return phase.next_request_id() if is_due else None
 
     def abandon_phase(self) -> None:
         """Fall back to free running: what has come in enters now, what comes later enters as it comes."""
@@ -71,7 +72,7 @@ class Core:
             return None
         if not self.engine.has_work:
             return None
-        self.engine.is_warmup = self.phase is not None and self.phase.is_warmup
+        self.engine.is_warmup = self.phase is not None and self.phase.is_warmup and not self.phase.is_over
         output = self.engine.step()
         if self.phase is not None:
             for request_id in output.finished_requests:
@@ -79,21 +80,24 @@ class Core:
         return output
 
     def _admit(self, phase: Phase) -> bool:
-        """Whether the core may go on: False while a request that is due has not come in."""
-        if not self.engine.has_work and (entry_ns := phase.next_entry_ns()) is not None:
-            if not phase.has_next_come_in():
-                return False
-            self.engine.now_ns = max(self.engine.now_ns, entry_ns)
-        for request in phase.take_due(self.engine.now_ns):
-            self.engine.add_request(request)
-        return phase.missing(self.engine.now_ns) is None
+        """Let in what is due, jumping over idle time; False while a request that is due has not come in."""
+        while True:
+            for request in phase.take_due(self.engine.now_ns):
+                self.engine.add_request(request)
+            if self.engine.has_work:
+                return self.missing() is None
+            entry_ns = phase.next_entry_ns()
+            if entry_ns is None or not phase.has_next_come_in():
+                return entry_ns is None
+            self.engine.now_ns = entry_ns
 
     def _turn_phases(self) -> None:
-        if self.engine.has_work or not self._announced:
+        if not self._announced or self.engine.has_work:
             return
         if self.phase is not None and not self.phase.is_over:
-            self.phase.give_up()
-            self.num_abandoned_phases += 1
+            self.abandon_phase()
+            if self.engine.has_work:
+                return
         self.phase = self._announced.popleft()
         self.phase.start(self.engine.now_ns)
 

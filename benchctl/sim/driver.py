@@ -16,8 +16,6 @@ from benchctl.units import NS_PER_S
 
 log = logging.getLogger("benchctl.sim")
 
-_PATIENCE_S: Final = 30.0
-"""How long the core waits for an announced request before it gives the schedule up."""
 _SLICE_S: Final = 0.002
 """How long steps that are behind the wall clock may run before the network gets its turn."""
 _TIMER_S: Final = 0.001
@@ -81,18 +79,18 @@ class Driver:
             self._deliver(output)
 
     async def _wait_for_arrival(self) -> None:
-        missing = self.core.missing()
+        missing, patience_s = self.core.missing(), self._config.schedule_patience_s
         if missing is None and (self.core.phase is None or self.core.phase.is_over):
             self._anchor = None
         try:
-            async with asyncio.timeout(_PATIENCE_S if missing is not None else None):
+            async with asyncio.timeout(patience_s if missing is not None else None):
                 await self._wake.wait()
         except TimeoutError:
             log.warning(
                 "announced request %s did not come within %g s: the schedule is given up, arrivals are no longer "
                 "exact",
                 missing,
-                _PATIENCE_S,
+                patience_s,
             )
             self.core.abandon_phase()
             self._anchor = None

@@ -63,22 +63,18 @@ class Phase:
         ended = index - self._max_concurrency
         return max(due_ns, self._ended_ns[ended]) if ended < len(self._ended_ns) else None
 
-    def missing(self, now_ns: int) -> str | None:
-        """The request that is due by ``now_ns`` and has not come in, or None."""
-        entry_ns = self.next_entry_ns()
-        if entry_ns is None or entry_ns > now_ns:
-            return None
-        request_id = self._arrivals[self._num_entered].request_id
-        return None if request_id in self._come_in else request_id
+    def next_request_id(self) -> str:
+        """The next request in order; there must be one."""
+        return self._arrivals[self._num_entered].request_id
 
     def has_next_come_in(self) -> bool:
-        return self._arrivals[self._num_entered].request_id in self._come_in
+        return self.next_request_id() in self._come_in
 
     def take_due(self, now_ns: int) -> list[Request]:
         """The requests that enter by ``now_ns``, up to one that has not come in."""
         entering: list[Request] = []
         while (entry_ns := self.next_entry_ns()) is not None and entry_ns <= now_ns and self.has_next_come_in():
-            request_id = self._arrivals[self._num_entered].request_id
+            request_id = self.next_request_id()
             request = self._come_in[request_id]
             self._num_entered += 1
             if request is None:

@@ -25,8 +25,6 @@ class Reply:
     ) -> None:
         self.request: Final = request
         self.is_streaming: Final = bool(body.stream)
-        self.failure: str | None = None
-        """Why the answer will never be complete, once that is known."""
         self._is_chat: Final = isinstance(body, ChatBody)
         self._options: Final = body.stream_options or _NO_OPTIONS
         self._with_ids: Final = bool(body.return_token_ids)
@@ -71,13 +69,8 @@ class Reply:
 
     def flush(self) -> None:
         """Wake the handler if there is something for it."""
-        if self._buffer or self.is_done or self.failure:
+        if self._buffer or self.is_done:
             self._changed.set()
-
-    def fail(self, message: str) -> None:
-        """The answer will never be complete."""
-        self.failure = message
-        self._changed.set()
 
     async def take(self) -> bytes:
         """Wait for events and return all that have gathered."""
@@ -89,7 +82,7 @@ class Reply:
 
     async def document(self) -> dict[str, Any]:
         """Wait for the end and return the whole answer."""
-        while not self.is_done and self.failure is None:
+        while not self.is_done:
             await self._changed.wait()
             self._changed.clear()
         choices = [self._choice(self._finished[index]) for index in sorted(self._finished)]

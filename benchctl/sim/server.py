@@ -181,12 +181,13 @@ async def _stream(http: web.Request, reply: Reply) -> web.StreamResponse:
     )
     await response.prepare(http)
     with suppress(ConnectionResetError):
-        while True:
-            is_done = reply.is_done
-            if data := await reply.take():
+        is_last = False
+        while not is_last:
+            data = await reply.take()
+            # Asked before the write, during which more may gather.
+            is_last = reply.is_done
+            if data:
                 await response.write(data)
-            if is_done or reply.is_done:
-                break
     return response
 
 
