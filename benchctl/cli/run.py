@@ -104,7 +104,7 @@ def _measure_new(
 
     origin = Origin(output_root=output_dir, label=label, argv=("benchctl", *sys.argv[1:]))
     results = create_experiment(profile, prepared, origin)
-    print(f"results in {results.path}")
+    print(f"results in {results.path}", flush=True)
     _measure(results, profile, prepared.requests, is_quiet=is_quiet)
 
 
@@ -112,7 +112,7 @@ def _resume(path: Path, profile: "Profile | None", *, is_quiet: bool) -> None:
     from benchctl.measure.experiment import reopen_experiment
 
     reopened = reopen_experiment(path, profile)
-    print(f"going on with {path}")
+    print(f"going on with {path}", flush=True)
     _measure(reopened.results, reopened.profile, reopened.requests, is_quiet=is_quiet)
 
 
