@@ -7,14 +7,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulated import NEUTRAL, prompt_of, question_request, request_of
 
-from benchctl.sim.answer import CLOSING_TOKEN_ID, FIRST_TOKEN_ID, plan_answer
+from benchctl.sim.answer import CLOSING_TOKEN_ID, FIRST_TOKEN_ID, Answer, plan_answers
 from benchctl.sim.guidance_params import GuidanceParams
-from benchctl.sim.length import guided_length_ratio, natural_length, natural_quantile
+from benchctl.sim.length import guided_length_ratio, natural_length, natural_quantiles
 from benchctl.sim.request import Request, SamplingParams
 
 
 def natural_request(**fields: object) -> Request:
     return request_of("r", **{"ignore_eos": False, "max_tokens": 6000, **fields})
+
+
+def plan_answer(request: Request, choice: int) -> Answer:
+    return plan_answers(request)[choice]
 
 
 def test_a_forced_answer_has_exactly_max_tokens() -> None:
@@ -54,6 +58,12 @@ def test_a_greedy_answer_ignores_the_seed() -> None:
     assert answers[0] == answers[1]
 
 
+def test_greedy_choices_say_the_same_for_different_lengths() -> None:
+    answers = plan_answers(natural_request(sampling=SamplingParams(temperature=0.0), n=4))
+    assert len({answer.num_tokens for answer in answers}) == 4
+    assert len({answer.token_text(0) + answer.token_text(1) for answer in answers}) == 1
+
+
 def test_an_answer_stops_before_its_stop_string() -> None:
     full = plan_answer(request_of("r", max_tokens=50), 0)
     words = full.text().split()
@@ -77,7 +87,7 @@ def test_lengths_rise_with_the_quantile(a: float, b: float) -> None:
 
 
 def test_the_samples_of_a_request_are_spread_over_the_distribution() -> None:
-    quantiles = [natural_quantile(seed=3, prompt_digest="d", choice=c, n=16) for c in range(16)]
+    quantiles = natural_quantiles(seed=3, prompt_digest="d", n=16)
     assert sorted(int(q * 16) for q in quantiles) == list(range(16))
 
 

@@ -1,10 +1,11 @@
 """What a sequence says, and when it stops: deterministic words in place of a language model."""
 
+import random
 from typing import Final
 
 import msgspec
 
-from benchctl.sim.length import guided_length_ratio, mock_length, natural_length, natural_quantile
+from benchctl.sim.length import guided_length_ratio, mock_length, natural_length, natural_quantiles
 from benchctl.sim.request import Request
 from benchctl.workload.stream import named_stream
 
@@ -55,48 +56,53 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
         return "".join(map(self.token_text, range(self.num_tokens)))
 
 
-def plan_answer(request: Request, choice: int, *, is_mock: bool = False) -> Answer:
-    """Decide length, text and finish reason of one choice of a request.
+def plan_answers(request: Request, *, is_mock: bool = False) -> list[Answer]:
+    """Decide length, text and finish reason of each choice of a request.
 
-    ``is_mock`` takes the length rule of llm-mock. The text depends on seed, prompt, choice and, where guidance
-    tilts the probabilities, on the guidance; a greedy one on prompt and choice alone. The greedy choices of one
+    ``is_mock`` takes the length rule of llm-mock. The texts depend on seed, prompt, choice and, where guidance
+    tilts the probabilities, on the guidance; greedy ones on prompt and choice alone. The greedy choices of one
     request say the same for different lengths: on a real engine they drift apart as batches round differently,
     and the published run with top_k 1 had as many steps as the sampled ones.
     """
-    is_greedy, guidance = request.sampling.is_greedy, request.guidance
-    if is_greedy:
-        draw = named_stream(0, f"greedy:text:{request.prompt.digest}")
-    else:
-        tilt = "" if guidance is None or guidance.is_neutral else f":{guidance.mode}={guidance.value_scale}"
-        draw = named_stream(request.seed, f"text:{request.prompt.digest}:{choice}{tilt}")
-    natural = _natural_tokens(request, choice, is_mock=is_mock)
-    num_tokens = request.max_tokens if natural is None else min(natural, request.max_tokens)
-    ends_itself = natural is not None and natural <= request.max_tokens
-    answer = Answer(
-        num_tokens=num_tokens,
-        finish_reason="stop" if ends_itself else "length",
-        first=draw.randrange(len(_WORDS)),
-        stride=draw.randrange(1, len(_WORDS)),
-        box=draw.randrange(1000) if ends_itself and request.prompt.asks_for_box else None,
-    )
-    return _cut_at_stop(answer, request.stop) if request.stop else answer
+    draw = _text_stream(request)
+    answers: list[Answer] = []
+    for natural in _natural_tokens(request, is_mock=is_mock):
+        num_tokens = request.max_tokens if natural is None else min(natural, request.max_tokens)
+        ends_itself = natural is not None and natural <= request.max_tokens
+        first, stride, box = draw.randrange(len(_WORDS)), draw.randrange(1, len(_WORDS)), draw.randrange(1000)
+        if request.sampling.is_greedy and answers:
+            first, stride = answers[0].first, answers[0].stride
+        answer = Answer(
+            num_tokens=num_tokens,
+            finish_reason="stop" if ends_itself else "length",
+            first=first,
+            stride=stride,
+            box=box if ends_itself and request.prompt.asks_for_box else None,
+        )
+        answers.append(_cut_at_stop(answer, request.stop) if request.stop else answer)
+    return answers
 
 
-def _natural_tokens(request: Request, choice: int, *, is_mock: bool) -> int | None:
-    """Length at which the answer ends by itself; None when it may not."""
+def _text_stream(request: Request) -> random.Random:
+    if request.sampling.is_greedy:
+        return named_stream(0, f"text:{request.prompt.digest}")
+    guidance = request.guidance
+    tilt = "" if guidance is None or guidance.is_neutral else f":{guidance.mode}={guidance.value_scale}"
+    return named_stream(request.seed, f"text:{request.prompt.digest}{tilt}")
+
+
+def _natural_tokens(request: Request, *, is_mock: bool) -> list[int] | list[None]:
+    """Length at which each choice ends by itself; None where it may not."""
     if request.ignore_eos:
-        return None
+        return [None] * request.n
     if is_mock:
-        return mock_length(request.prompt.num_tokens)
+        return [mock_length(request.prompt.num_tokens)] * request.n
     is_greedy = request.sampling.is_greedy
-    quantile = natural_quantile(
-        seed=0 if is_greedy else request.seed,
-        prompt_digest=request.prompt.digest,
-        choice=choice,
-        n=request.n,
+    quantiles = natural_quantiles(
+        seed=0 if is_greedy else request.seed, prompt_digest=request.prompt.digest, n=request.n
     )
     ratio = 1.0 if is_greedy else guided_length_ratio(request.guidance)
-    return max(1, round(natural_length(quantile) * ratio))
+    return [max(1, round(natural_length(quantile) * ratio)) for quantile in quantiles]
 
 
 def _cut_at_stop(answer: Answer, stop: tuple[str, ...]) -> Answer:

@@ -25,8 +25,9 @@ _TIMER_S: Final = 0.001
 class Driver:
     """Runs the core for ever, logs its steps and hands out their tokens.
 
-    Wall and virtual time are tied together when a phase or a busy period begins; from then on a step that ends
-    at virtual v is released at anchor + (v - anchor_v) / time_scale, however long the ones before took.
+    Wall and virtual time are tied together when the first request of a phase or of a busy period comes in; from
+    then on a step that ends at virtual v is released at anchor + (v - anchor_v) / time_scale, however long the
+    ones before took.
     """
 
     def __init__(self, core: Core, step_log: JsonlWriter | None) -> None:
@@ -42,6 +43,7 @@ class Driver:
         self._wake: Final = asyncio.Event()
         self._anchor: tuple[float, int] | None = None
         self._anchored_phase: Phase | None = None
+        self._busy_since_s: float | None = None
         self._last_turn_s = 0.0
 
     def is_open(self, request_id: str) -> bool:
@@ -49,6 +51,8 @@ class Driver:
 
     def submit(self, request: Request, reply: Reply) -> None:
         self._replies[request.request_id] = reply
+        if self._busy_since_s is None:
+            self._busy_since_s = time.monotonic()
         self.core.submit(request)
         self._wake.set()
 
@@ -81,7 +85,7 @@ class Driver:
     async def _wait_for_arrival(self) -> None:
         missing, patience_s = self.core.missing(), self._config.schedule_patience_s
         if missing is None and (self.core.phase is None or self.core.phase.is_over):
-            self._anchor = None
+            self._anchor = self._busy_since_s = None
         try:
             async with asyncio.timeout(patience_s if missing is not None else None):
                 await self._wake.wait()
@@ -93,12 +97,13 @@ class Driver:
                 patience_s,
             )
             self.core.abandon_phase()
-            self._anchor = None
+            self._anchor = self._busy_since_s = None
         self._wake.clear()
 
     async def _wait_for_release(self, output: StepOutput) -> None:
         if self._anchor is None or self.core.phase is not self._anchored_phase:
-            self._anchor = (time.monotonic(), output.record.start_ns)
+            since_s = time.monotonic() if self._busy_since_s is None else self._busy_since_s
+            self._anchor = (since_s, output.record.start_ns)
             self._anchored_phase = self.core.phase
             self.lag_s = 0.0
         wall_s, virtual_ns = self._anchor

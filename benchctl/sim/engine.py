@@ -4,7 +4,7 @@ from typing import Final, NamedTuple
 
 from benchctl.errors import UsageError
 from benchctl.records.run import Phase, StepRecord
-from benchctl.sim.answer import plan_answer
+from benchctl.sim.answer import Answer, plan_answers
 from benchctl.sim.block_manager import BlockManager
 from benchctl.sim.config import SimConfig
 from benchctl.sim.cost_mock import MAX_NUM_SEQS as MOCK_MAX_NUM_SEQS
@@ -81,7 +81,8 @@ class Engine:
 
     def add_request(self, request: Request) -> list[Sequence]:
         """Queue the choices of a request at the present virtual time."""
-        seqs = [self._sequence(request, choice) for choice in range(request.n)]
+        answers = plan_answers(request, is_mock=self._is_mock)
+        seqs = [self._sequence(request, choice, answer) for choice, answer in enumerate(answers)]
         self._open[request.request_id] = seqs.copy()
         for seq in seqs:
             self.scheduler.add(seq)
@@ -130,7 +131,7 @@ class Engine:
         )
         return StepOutput(record, emitted, finished, self._close(finished))
 
-    def _sequence(self, request: Request, choice: int) -> Sequence:
+    def _sequence(self, request: Request, choice: int, answer: Answer) -> Sequence:
         guidance, guided = request.guidance, None
         skips = guidance is not None and guidance.is_neutral and self.config.revision == "V2"
         if guidance is not None and self._has_value_model and not skips and not request.sampling.is_greedy:
@@ -144,7 +145,7 @@ class Engine:
                 repeats_from=None if request.ignore_eos else prompt_tokens + REPEATS_FROM_TOKENS,
             )
         self._num_seqs += 1
-        seq = Sequence(self._num_seqs, request, choice, plan_answer(request, choice, is_mock=self._is_mock), guided)
+        seq = Sequence(self._num_seqs, request, choice, answer, guided)
         seq.arrival_ns = self.now_ns
         return seq
 

@@ -7,7 +7,7 @@ A large gap means certainty: on mathematical text most rows have a single candid
 value model, and lag until the next time that they are scored.
 
 The published means imply that 9.8 % of the guided steps ran no value forward. Those are put where a batch has
-few rows, at the end: a natural answer of more than 1,081 tokens to a school question repeats itself, and leaves
+few rows, at the end: a natural answer of more than 1,080 tokens to a school question repeats itself, and leaves
 no choice from there on. Answers of forced length do not.
 """
 
@@ -22,7 +22,7 @@ from benchctl.sim.request import SamplingParams
 
 _GAP_SCALE: Final = 13.8
 """S, in nats, an assumption: with min_p 0.01 (bound 4.6 nats) three in four rows have one candidate."""
-REPEATS_FROM_TOKENS: Final = 1081
+REPEATS_FROM_TOKENS: Final = 1080
 """Calibrated to the 90.2 % of guided steps with a value forward."""
 _VOCAB: Final = 152_064
 _SMALLEST_GAP: Final = 1e-6

@@ -23,14 +23,15 @@ _TRADEOFF: Final = ((-100.0, 278.905), (-10.0, 343.32375), (-5.0, 351.300625), (
 order by less than their noise of 5.9 tokens; both stand at their mean, so that the curve is monotone."""
 
 
-def natural_quantile(*, seed: int, prompt_digest: str, choice: int, n: int) -> float:
-    """Where in the length distribution a choice lies, in [0, 1).
+def natural_quantiles(*, seed: int, prompt_digest: str, n: int) -> list[float]:
+    """Where in the length distribution each of n choices lies, in [0, 1).
 
-    Choice c of n lies in stratum p(c) of n equal ones, p a permutation drawn for the prompt.
+    Choice c lies in stratum p(c) of n equal ones, p a permutation drawn for the prompt.
     """
+    draw = named_stream(seed, f"length:{prompt_digest}")
     strata = list(range(n))
-    named_stream(seed, f"strata:{prompt_digest}").shuffle(strata)
-    return (strata[choice] + named_stream(seed, f"length:{prompt_digest}:{choice}").random()) / n
+    draw.shuffle(strata)
+    return [(stratum + draw.random()) / n for stratum in strata]
 
 
 def natural_length(quantile: float) -> int:
