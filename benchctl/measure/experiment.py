@@ -156,8 +156,8 @@ def reopen_experiment(path: Path, profile: Profile | None) -> Reopened:
     if profile is not None and profile_sha256(profile) != manifest.profile_sha256:
         raise NotComparableError(
             f"{path} was begun with another profile: its sha256 is {manifest.profile_sha256[:12]}…, that of "
-            f"{profile.name!r} as given now is {profile_sha256(profile)[:12]}…. Resume without --profile and --set to "
-            "go on with the stored one, or start a new experiment"
+            f"{profile.name!r} as given now is {profile_sha256(profile)[:12]}…. Resume without --profile and --set "
+            "to go on with the stored one, or start a new experiment"
         )
     stored_path = path / "profile.yaml"
     stored = parse_profile(stored_path.read_text(encoding="utf-8"), str(stored_path))
