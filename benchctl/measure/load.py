@@ -39,13 +39,24 @@ NOTHING_SENT: Final = LoadSummary(num_sent=0, num_failed=0, first_send_ns=None, 
 
 
 class Load:
-    """One load. ``on_record`` gets each record as it completes."""
+    """One load. ``on_record`` gets each record as it completes.
 
-    def __init__(self, client: StreamClient, arrival: Arrival, on_record: Callable[[RequestRecord], None]) -> None:
+    The schedule is on the engine's clock: with a virtual one, ``time_scale`` seconds of it pass in each second.
+    """
+
+    def __init__(
+        self,
+        client: StreamClient,
+        arrival: Arrival,
+        on_record: Callable[[RequestRecord], None],
+        *,
+        time_scale: float = 1.0,
+    ) -> None:
         self._client = client
+        self._time_scale = time_scale
         self._is_open_loop = arrival.kind in _OPEN_LOOP
         self._slots = asyncio.Semaphore(arrival.max_concurrency) if arrival.max_concurrency else None
-        self._throttle = _throttler(arrival.launch_rate_limit)
+        self._throttle = _throttler(arrival.launch_rate_limit, time_scale)
         self._on_record = on_record
         self._records: list[RequestRecord] = []
         self._flights: set[asyncio.Task[None]] = set()
@@ -88,7 +99,8 @@ class Load:
         In an open loop that is the planned time, so that every delay of the client or of a cap shows as the
         difference to the send. Elsewhere a request is due the moment nothing holds it back.
         """
-        due_ns = start_ns + call.request.arrival_ns if self._is_open_loop else start_ns
+        offset_ns = round(call.request.arrival_ns / self._time_scale) if self._is_open_loop else 0
+        due_ns = start_ns + offset_ns
         await _sleep_until(due_ns)
         if self._slots is not None:
             await self._slots.acquire()
@@ -144,7 +156,7 @@ async def _understood(exchange: Exchange) -> RequestRecord:
         return await understand(exchange)
 
 
-def _throttler(rate_per_s: float | None) -> Throttler | None:
+def _throttler(rate_per_s: float | None, time_scale: float) -> Throttler | None:
     if rate_per_s is None:
         return None
-    return Throttler(rate_limit=1, period=1 / rate_per_s, retry_interval=0.001)
+    return Throttler(rate_limit=1, period=1 / (rate_per_s * time_scale), retry_interval=0.001)

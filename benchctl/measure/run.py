@@ -203,7 +203,7 @@ class _Run:
                 writer.write(record)
                 self._context.on_progress(next(num_ended))
 
-            load = self._load = Load(target.client, arrival, keep)
+            load = self._load = Load(target.client, arrival, keep, time_scale=self._record.time_scale)
             limit = arrival.max_concurrency
             sampling = sampled(self._directory.path, self._profile.telemetry, target.server.pid, gpu)
             with sampling as doubts, steady_interpreter():
@@ -253,8 +253,10 @@ class _Run:
         self._warn(ResultWarning(code=code, message=message, where=self._planned.run_id))
 
     def _warn(self, *warnings: ResultWarning) -> None:
+        """Attach warnings; those that name no place are about this run."""
         if warnings:
-            self._update(warnings=(*self._record.warnings, *warnings))
+            placed = [w if w.where else msgspec.structs.replace(w, where=self._planned.run_id) for w in warnings]
+            self._update(warnings=(*self._record.warnings, *placed))
 
     def _time(self, **times: int | None) -> None:
         self._update(times=msgspec.structs.replace(self._record.times, **times))

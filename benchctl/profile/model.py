@@ -57,7 +57,7 @@ class Arrival(Section):
     max_concurrency: int | None = Field(default=None, ge=1)
     """Requests open at the same time; needed by ``closed-loop``, a cap for the others."""
     request_rate: float | None = Field(default=None, gt=0)
-    """Requests per second of ``constant``, ``poisson`` and ``gamma``."""
+    """Requests per second, on the engine's clock, of ``constant``, ``poisson`` and ``gamma``."""
     burstiness: float = Field(default=1.0, gt=0)
     """Shape of ``gamma``: 1 is Poisson, below 1 burstier."""
     speedup: float = Field(default=1.0, gt=0)
