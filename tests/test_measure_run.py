@@ -14,7 +14,7 @@ import psutil
 import pytest
 from paced import PacedEngine, planned, profile, request
 
-from benchctl.errors import EngineUnavailableError, PortTakenError
+from benchctl.errors import EngineUnavailableError, PortTakenError, RunError
 from benchctl.measure.process import is_alive
 from benchctl.measure.run import RunContext, measure_run, noise_seed
 from benchctl.records.directory import RunDirectory, load_run
@@ -140,19 +140,40 @@ def test_a_server_that_does_not_start_fails_the_run_with_cause_and_log(tmp_path)
     assert "address already in use" in run.failure.log_tail
 
 
-def test_a_server_that_is_up_but_answers_nonsense_fails_the_run(tmp_path):
-    class Deaf(PacedEngine):
-        async def announce(self, client, requests, **how):
-            (await client.get("/nowhere", headers={"content-length": "oops"})).raise_for_status()
+class Misannounced(PacedEngine):
+    """An engine whose server refuses what it is told before the load."""
 
-        async def effective_config(self, client):
-            return dict((await client.get("http://127.0.0.1:9/info")).json())
+    async def announce(self, client, requests, **how):
+        (await client.get("/nowhere", headers={"x-status": "404"})).raise_for_status()
 
-    loaded = measure(tmp_path, [request(0)], engine=Deaf(truth=tmp_path / "truth.jsonl"))
+
+@pytest.mark.parametrize(
+    ("engine", "flags", "told"),
+    [(PacedEngine, ("--broken-info",), "JSONDecodeError"), (Misannounced, (), "404")],
+)
+def test_a_server_that_is_up_but_answers_nonsense_fails_the_run(tmp_path, engine, flags, told):
+    loaded = measure(tmp_path, [request(0)], engine=engine(truth=tmp_path / "truth.jsonl", flags=flags))
     assert loaded.record.state == "failed"
     assert loaded.record.failure is not None
     assert loaded.record.failure.cause == "bad-answer"
     assert "does not answer as its engine should" in loaded.record.failure.message
+    assert told in loaded.record.failure.message
+
+
+def test_a_disk_that_is_full_stops_the_experiment_with_a_remedy(tmp_path):
+    def full(_num_ended):
+        raise OSError(28, "No space left on device")
+
+    context = RunContext(
+        profile=profile(),
+        requests=(request(0),),
+        engine=PacedEngine(truth=tmp_path / "truth.jsonl"),
+        on_progress=full,
+    )
+    directory = RunDirectory(tmp_path / "run")
+    with pytest.raises(RunError, match=r"run: .*No space left on device; free space .* --resume"):
+        measure_run(context, planned(), directory)
+    assert directory.read().failure.cause == "disk"
 
 
 def test_a_mistake_of_ours_is_recorded_and_not_hidden(tmp_path):

@@ -1,12 +1,14 @@
 """One phase of a run (the warm-up or the load): announce the requests, send them, watch the server meanwhile."""
 
 import asyncio
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import aiohttp
 import httpx
+import msgspec
 
 from benchctl.engines.sim import SimEngine
 from benchctl.errors import LoadError
@@ -58,7 +60,7 @@ def control_errors(server: ServerProcess) -> Iterator[None]:
     """Translate what goes wrong between us and the server outside the measured requests."""
     try:
         yield
-    except (httpx.HTTPError, aiohttp.ClientError) as error:
+    except (httpx.HTTPError, aiohttp.ClientError, msgspec.DecodeError, json.JSONDecodeError) as error:
         server.check_alive()
         cause = error.__cause__ or error
         raise LoadError(

@@ -12,7 +12,7 @@ import itertools
 import os
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -110,6 +110,13 @@ class _Run:
         except KeyboardInterrupt:
             self._fail("interrupted", "the run was interrupted by a signal")
             raise
+        except OSError as error:
+            with suppress(OSError):  # the disk may be full for this, too
+                self._fail("disk", str(error))
+            raise RunError(
+                f"{self._directory.path}: {error}; free space or correct the permissions, then go on with --resume",
+                cause="disk",
+            ) from error
         except BaseException as error:
             self._fail(type(error).__name__, str(error))
             raise

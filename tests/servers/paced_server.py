@@ -166,7 +166,7 @@ class Server:
             return
         ready = not self.options.never_ready
         content = b"[broken" if self.options.broken_info else b'{"version": "1.2", "colour": "blue"}'
-        status = 200 if ready else 503
+        status = int(headers.get("x-status", 200 if ready else 503))
         writer.write(f"HTTP/1.1 {status} X\r\ncontent-length: {len(content)}\r\n\r\n".encode() + content)
 
 
