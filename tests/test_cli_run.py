@@ -100,6 +100,15 @@ def test_the_same_profile_and_seed_give_the_same_requests_and_the_same_steps(
     assert len(steps_of(second)) == 4
 
 
+def test_no_secret_reaches_a_result_directory(tmp_path: Path) -> None:
+    secret = "hf_" + "s3cr3t" * 5
+    done = benchctl(*EXACT, "--blocks", "1", cwd=tmp_path, HF_TOKEN=secret, OPENAI_API_KEY=secret)
+    assert done.returncode == 0, done.stderr
+    files = [path for path in only_result(tmp_path).rglob("*") if path.is_file() and path.suffix != ".png"]
+    assert files
+    assert not [path for path in files if secret.encode() in path.read_bytes()]
+
+
 def test_another_seed_is_another_request_set(measured: Path, tmp_path: Path) -> None:
     plan = benchctl(*EXACT, "--seed", "99", "--blocks", "1", cwd=tmp_path)
     assert plan.returncode == 0, plan.stderr

@@ -18,6 +18,7 @@ import msgspec
 from benchctl import __version__
 from benchctl.errors import NotComparableError, RecordError, UsageError
 from benchctl.measure.provenance import git_state, gpu_inventory, host_info, package_versions
+from benchctl.measure.redaction import redacted_argv
 from benchctl.measure.run import RunContext, measure_run
 from benchctl.profile.load import dump_profile, parse_profile, profile_sha256
 from benchctl.profile.model import Profile
@@ -79,7 +80,7 @@ def create_experiment(profile: Profile, prepared: PreparedSet, origin: Origin) -
         engine=profile.engine.kind,
         label=origin.label,
         created_at=now.isoformat(timespec="seconds").replace("+00:00", "Z"),
-        argv=origin.argv,
+        argv=redacted_argv(origin.argv),
         benchctl_version=__version__,
         versions=package_versions(),
         git=git_state(),
