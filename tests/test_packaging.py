@@ -1,0 +1,38 @@
+"""What the package asks its environment for: exactly what it imports."""
+
+import ast
+import re
+import sys
+import tomllib
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+
+def declared() -> set[str]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return {re.match(r"[A-Za-z0-9._-]+", requirement)[0] for requirement in project["dependencies"]}
+
+
+def imported() -> set[str]:
+    """Distributions of all third-party modules that some module of the package imports."""
+    modules: set[str] = set()
+    for path in (ROOT / "benchctl").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                modules |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                modules.add(node.module.partition(".")[0])
+    known = packages_distributions()
+    third_party = modules - set(sys.stdlib_module_names) - {"benchctl"}
+    return {re.sub(r"[-_.]+", "-", known[module][0]).lower() for module in third_party}
+
+
+def test_every_import_is_a_declared_dependency_and_every_dependency_is_imported():
+    assert imported() == declared()
+
+
+def test_every_module_says_what_it_holds():
+    modules = sorted((ROOT / "benchctl").rglob("*.py"))
+    assert [str(path) for path in modules if not ast.get_docstring(ast.parse(path.read_text()))] == []
