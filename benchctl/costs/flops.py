@@ -164,8 +164,7 @@ def published_flops(
     value model runs; ``observed_flops`` charges what ran.
 
     Source: LenVM, pull request 2, as of commit b1b4ba0; earlier forms are dc93a52 (``two-n``) and 497f75b
-    (``lm-head-value-model``). Raises UsageError for a
-    ``candidate_cost`` that is negative or not finite.
+    (``lm-head-value-model``). Raises UsageError for a ``candidate_cost`` that is negative or not finite.
     """
     if not (math.isfinite(candidate_cost) and candidate_cost >= 0):
         raise UsageError(f"candidate_cost is {candidate_cost}; it must be a finite number from 0")

@@ -71,7 +71,7 @@ class RunDirectory:
         write_json_atomic(self.path / "run.json", run)
 
     def append(self, name: str) -> JsonlWriter:
-        """Open ``<name>.jsonl`` for appending: ``requests``, ``steps``, ``gpu``, ``host``, ``prometheus``."""
+        """Open ``<name>.jsonl`` for appending: such as ``requests`` or ``steps``."""
         self.path.mkdir(parents=True, exist_ok=True)
         return JsonlWriter(self.path / f"{name}.jsonl")
 
