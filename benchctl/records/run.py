@@ -94,8 +94,7 @@ class RequestError(Record, frozen=True, kw_only=True, omit_defaults=True):
 class RequestRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
     """One line of a run's ``requests.jsonl``: one request as the client saw it.
 
-    Failed requests are lines like any other and stay in every denominator. ``attempts`` counts sends;
-    the times are those of the last one.
+    Failed requests are lines like any other and stay in every denominator. Nothing is sent twice.
     """
 
     request_id: str
@@ -110,7 +109,6 @@ class RequestRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
     completion_tokens: int | None = None
     """From ``usage``: summed over the choices of this request, once per request."""
     cached_tokens: int | None = None
-    attempts: int = 1
     error: RequestError | None = None
 
 
@@ -305,7 +303,7 @@ class Manifest(Record, frozen=True, kw_only=True, omit_defaults=True):
     state: RunState
     profile: str
     profile_sha256: str
-    """Of the resolved profile without output location and label: resuming demands the same."""
+    """Of the resolved profile: resuming demands the same."""
     request_set_sha256: str
     dataset: str
     """The request set's true source, for example ``gsm8k/test`` or ``generated``."""
