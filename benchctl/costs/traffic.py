@@ -11,6 +11,6 @@ def weight_read_bytes(shape: ModelShape, bytes_per_param: float = 2) -> int:
     return round((shape.linear_flops_per_token() + shape.head_flops()) // 2 * bytes_per_param)
 
 
-def kv_read_bytes(shape: ModelShape, context_tokens: int, bytes_per_element: float = 2) -> int:
-    """Key-value cache read by a decode step; ``context_tokens`` is summed over the sequences of the batch."""
-    return shape.kv_bytes_per_token(bytes_per_element) * context_tokens
+def kv_bytes(shape: ModelShape, num_tokens: float, bytes_per_element: float = 2) -> float:
+    """Key-value cache of so many tokens, summed over the sequences of the batch: read or written once."""
+    return shape.kv_bytes_per_token(bytes_per_element) * num_tokens

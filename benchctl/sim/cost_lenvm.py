@@ -25,7 +25,7 @@ from typing import Final
 from benchctl.costs.hardware import Hardware
 from benchctl.costs.shapes import ModelShape, shape_for
 from benchctl.sim.config import SimConfig
-from benchctl.sim.step_cost import CostModel, StepBatch, StepCost
+from benchctl.sim.step_cost import CostModel, StepBatch, StepCost, value_model_load_ns
 from benchctl.units import NS_PER_S, NS_PER_US
 
 _LAYER_NS: Final = 212 * NS_PER_US
@@ -45,8 +45,6 @@ _APPLY_GUIDANCE_NS: Final = 5_290 * NS_PER_US
 
 _VALUE_SIZE_EXPONENT: Final = 0.514
 _VALUE_PREFILL_EFFICIENCY: Final = 0.5
-_LOAD_BYTES_PER_S: Final = 1e9
-"""3.1 s for the 1.5B value model, an assumption."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +128,7 @@ def _guided(
     prefill_ns = (
         value_shape.linear_flops_per_token() / hardware.peak_flops_per_s / _VALUE_PREFILL_EFFICIENCY * NS_PER_S
     )
-    load_ns = round(value_shape.weight_bytes() / _LOAD_BYTES_PER_S * NS_PER_S)
+    load_ns = value_model_load_ns(value_shape)
 
     def price(batch: StepBatch, schedule_ns: int, forward_ns: int) -> StepCost:
         guided = batch.guided

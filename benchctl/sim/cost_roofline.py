@@ -2,24 +2,25 @@
 
 model_forward = max(F / peak, M / bandwidth), with
 F = linear T + attention P + head R   (T new tokens, P positions they see, R rows that sample)
-M = weights + kv (context + T)        (read every context, write the new tokens; bfloat16)
+M = weights + kv (context + T)        (read weights and every context, write the new tokens; bfloat16)
 
 The value model's forward is the same with its own shape: T its prefill, extend and candidate tokens, R the
-candidates. Sampling reads and writes the rows' 32-bit probabilities a few times. Nothing else takes time: no
-host, no launches. Real servers are slower; the distance to this bound is what one wants to know.
+candidates. Sampling reads and writes the rows' 32-bit probabilities a few times. Nothing else takes time (no
+host, no launches) but loading the value model once. Real servers are slower; the distance to this bound is what
+one wants to know.
 """
 
 from typing import Final
 
 from benchctl.costs.hardware import Hardware
 from benchctl.costs.shapes import ModelShape
-from benchctl.sim.step_cost import CostModel, StepBatch, StepCost
+from benchctl.costs.traffic import kv_bytes, weight_read_bytes
+from benchctl.sim.step_cost import CostModel, StepBatch, StepCost, value_model_load_ns
 from benchctl.units import NS_PER_S
 
 _BYTES_PER_PROBABILITY: Final = 4
 _PRE_PASSES: Final = 2
 _SAMPLE_PASSES: Final = 4
-_LOAD_BYTES_PER_S: Final = 1e9
 
 
 def roofline_ns(flops: float, num_bytes: float, hardware: Hardware) -> int:
@@ -49,7 +50,7 @@ def roofline_cost(shape: ModelShape, value_shape: ModelShape | None, hardware: H
             lvm_build_pending=pre if batch.guided.wanted_rows else None,
             lvm_forward=_value_forward_ns(batch, scored, hardware) if scored else None,
             lvm_apply_guidance=pre if scored else None,
-            value_model_load=_load_ns(scored) if scored and batch.loads_value_model else None,
+            value_model_load=value_model_load_ns(scored) if scored and batch.loads_value_model else None,
         )
 
     return price
@@ -62,9 +63,7 @@ def _forward_ns(batch: StepBatch, shape: ModelShape, hardware: Hardware) -> int:
         + shape.attention_flops_per_position() * batch.attended_positions
         + shape.lm_head_flops() * batch.num_sampling
     )
-    return roofline_ns(
-        flops, shape.weight_bytes() + shape.kv_bytes_per_token() * (batch.context_tokens + tokens), hardware
-    )
+    return roofline_ns(flops, weight_read_bytes(shape) + kv_bytes(shape, batch.context_tokens + tokens), hardware)
 
 
 def _value_forward_ns(batch: StepBatch, shape: ModelShape, hardware: Hardware) -> int:
@@ -79,8 +78,4 @@ def _value_forward_ns(batch: StepBatch, shape: ModelShape, hardware: Hardware) -
         + shape.value_head_flops() * guided.candidates
     )
     kv_tokens = guided.scored_rows * context + tokens
-    return roofline_ns(flops, shape.weight_bytes() + shape.kv_bytes_per_token() * kv_tokens, hardware)
-
-
-def _load_ns(shape: ModelShape) -> int:
-    return round(shape.weight_bytes() / _LOAD_BYTES_PER_S * NS_PER_S)
+    return roofline_ns(flops, weight_read_bytes(shape) + kv_bytes(shape, kv_tokens), hardware)

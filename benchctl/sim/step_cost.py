@@ -1,10 +1,15 @@
 """What a cost model is told about a step, and what it answers."""
 
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
 
+from benchctl.costs.shapes import ModelShape
 from benchctl.sim.guidance import UNGUIDED, GuidedStep
+from benchctl.units import NS_PER_S
+
+_LOAD_BYTES_PER_S: Final = 1e9
+"""3.1 s for the 1.5B value model, an assumption."""
 
 
 class StepBatch(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,3 +89,8 @@ class CostModel(Protocol):
     """Prices a step. Implementations: lenvm-h100, roofline, llm-mock."""
 
     def __call__(self, batch: StepBatch, /) -> StepCost: ...
+
+
+def value_model_load_ns(shape: ModelShape) -> int:
+    """What the first guided step takes longer on a server that loads its value model lazily: weights / 1 GB/s."""
+    return round(shape.weight_bytes() / _LOAD_BYTES_PER_S * NS_PER_S)
