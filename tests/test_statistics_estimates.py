@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from benchctl.analysis.statistics import (
-    blocks_for_effect,
     blocks_for_tests,
     estimate_paired,
     estimate_unpaired,
@@ -146,23 +145,11 @@ def test_the_unpaired_interval_covers_the_truth_with_unequal_scatter():
     assert covered / trials == pytest.approx(0.95, abs=0.015)
 
 
-@pytest.mark.parametrize(
-    ("sd", "effect", "needed"),
-    [(0.01, 0.01, 10), (0.02, 0.01, 34), (0.02, 0.02, 11), (0.005, 0.01, 5), (0.03, 0.02, 21), (0.0, 0.01, 2)],
-)
-def test_blocks_needed_to_see_an_effect(sd, effect, needed):
-    assert blocks_for_effect(sd, effect) == needed
-
-
-def test_an_effect_that_a_thousand_blocks_would_not_show_needs_an_unknown_number():
-    assert blocks_for_effect(0.14, 0.001) is None
-
-
-def test_the_detectable_effect_is_the_one_for_which_the_blocks_suffice():
-    sd = np.std(DIFFERENCES, ddof=1)
-    detectable = estimate_paired(DIFFERENCES).detectable_frac
-    assert blocks_for_effect(float(sd), detectable * 1.0001) == len(DIFFERENCES)
-    assert blocks_for_effect(float(sd), detectable * 0.999) == len(DIFFERENCES) + 1
+def test_the_detectable_effect_is_the_one_that_these_blocks_show_four_times_in_five():
+    n = len(DIFFERENCES)
+    both = stats.t.ppf(0.975, n - 1) + stats.t.ppf(0.8, n - 1)
+    expected = math.exp(both * np.std(DIFFERENCES, ddof=1) / math.sqrt(n)) - 1
+    assert estimate_paired(DIFFERENCES).detectable_frac == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(("tests", "needed"), [(1, 6), (3, 7), (6, 8), (10, 9), (30, 11)])

@@ -178,15 +178,6 @@ def verdict_of(estimate: RatioEstimate, margin_frac: float, direction: Direction
     return "regression" if (low > margin) == (direction == "lower") else "improvement"
 
 
-def blocks_for_effect(sd: float, effect_frac: float, confidence: float = 0.95) -> int | None:
-    """Blocks that show a change of ``effect_frac`` four times in five, for log-ratios of the given sd.
-
-    The least n with (t(1 - alpha / 2, n - 1) + t(power, n - 1)) * sd / sqrt(n) <= ln(1 + effect); None above
-    a thousand.
-    """
-    return _least_blocks(sd, log_margin(effect_frac), (1 - (1 - confidence) / 2, POWER))
-
-
 def blocks_for_verdict(estimate: RatioEstimate, margin_frac: float) -> int | None:
     """Blocks that would end an inconclusive comparison, if ratio and scatter stay as they are.
 
@@ -197,12 +188,9 @@ def blocks_for_verdict(estimate: RatioEstimate, margin_frac: float) -> int | Non
         return None
     sd = estimate.standard_error * math.sqrt(estimate.num_blocks)
     distance = abs(abs(estimate.log_ratio) - log_margin(margin_frac))
-    return _least_blocks(sd, distance, (1 - (1 - estimate.confidence) / 2,))
-
-
-def _least_blocks(sd: float, distance: float, probabilities: Sequence[float]) -> int | None:
+    upper = 1 - (1 - estimate.confidence) / 2
     for n in range(2, MAX_BLOCKS_NEEDED + 1):
-        if sum(t_quantile(p, n - 1) for p in probabilities) * sd / math.sqrt(n) <= distance:
+        if t_quantile(upper, n - 1) * sd / math.sqrt(n) <= distance:
             return n
     return None
 
