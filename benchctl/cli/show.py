@@ -48,6 +48,7 @@ def _print_tables(reading: "Reading") -> None:
         breakdown_table,
         cells_table,
         findings_lines,
+        flops_table,
         footnote_lines,
         headline,
         runs_table,
@@ -56,7 +57,8 @@ def _print_tables(reading: "Reading") -> None:
 
     console = Console(highlight=False, markup=False, soft_wrap=True, width=TABLE_WIDTH)
     console.print(headline(reading))
-    for table in (runs_table(reading), cells_table(reading), breakdown_table(reading), sweep_table(reading)):
+    tables = (runs_table, cells_table, breakdown_table, flops_table, sweep_table)
+    for table in (draw(reading) for draw in tables):
         if table is not None:
             console.print()
             console.print(table)

@@ -4,6 +4,7 @@ from typing import Any
 
 import msgspec
 
+from benchctl.analysis.flops_bridge import flops_bridge
 from benchctl.analysis.metrics import METRICS
 from benchctl.analysis.statistics import RatioEstimate
 from benchctl.analysis.summary import CellSummary
@@ -65,6 +66,7 @@ def _cell(cell: CellSummary) -> dict[str, Any]:
             column: {"mean": spread.mean, "sd": spread.sd, "cv_frac": spread.cv_frac, "n": spread.n}
             for column, spread in cell.spreads.items()
         },
+        "flops_bridge": None if (bridge := flops_bridge(cell)) is None else msgspec.to_builtins(bridge),
     }
 
 

@@ -8,10 +8,11 @@ from rich.table import Table
 from rich.text import Text
 
 from benchctl.analysis.breakdown import Breakdown, Section, break_down
+from benchctl.analysis.flops_bridge import flops_bridge
 from benchctl.analysis.summary import Spread
 from benchctl.records.run import ResultWarning
 from benchctl.report.reading import Reading
-from benchctl.units import ms_from_ns
+from benchctl.units import TERA, ms_from_ns
 
 _UNKNOWN: Final = "-"
 _RUN_COLUMNS: Final = {
@@ -136,6 +137,22 @@ def sweep_table(reading: Reading) -> Table | None:
         left = _UNKNOWN if share is None else f"{share:.0%}"
         numbers = [_number(row.number(column)) for column in _SWEEP_COLUMNS.values()]
         table.add_row(row.label, str(row.values["n_blocks"]), wall, *numbers, left)
+    return table
+
+
+def flops_table(reading: Reading) -> Table | None:
+    """From published to observed FLOPs, each correction with its price; None where no run has both accounts."""
+    bridges = [bridge for cell in reading.cells if (bridge := flops_bridge(cell)) is not None]
+    if not bridges:
+        return None
+    title = "FLOPs of a run, TFLOP: from the published rule to what the step log saw (model FLOPs, not measured)"
+    table = _table(title, ["account"], [bridge.label.replace(" ", "\n", 1) for bridge in bridges])
+    table.add_column("because", no_wrap=True)
+    table.add_row("published", *(_number(bridge.published_flops / TERA) for bridge in bridges))
+    for code, meaning in {step.code: step.meaning for bridge in bridges for step in bridge.steps}.items():
+        prices = [{step.code: step.flops for step in bridge.steps}.get(code) for bridge in bridges]
+        table.add_row(f"  {code}", *("" if flops is None else f"{flops / TERA:+.3g}" for flops in prices), meaning)
+    table.add_row("observed", *(_number(bridge.observed_flops / TERA) for bridge in bridges))
     return table
 
 
