@@ -11,12 +11,11 @@ from typing import Final
 
 from benchctl.measure.gpu_reading import throttle_reasons, visible_positions
 from benchctl.records.run import GpuInfo, GpuSample
-from benchctl.units import MIB
+from benchctl.units import HZ_PER_MHZ, MIB, MS_PER_S
 
 _PROGRAM: Final = "nvidia-smi"
 _CALL_LIMIT_S: Final = 20.0
 _POLL_S: Final = 0.1
-_HZ_PER_MHZ: Final = 1_000_000
 _INFO_FIELDS: Final = ("index", "uuid", "name", "memory.total", "driver_version")
 _SAMPLE_FIELDS: Final = (
     "index",
@@ -45,7 +44,7 @@ class SmiReader:
         return tuple(_sample(line) for line in _query(_SAMPLE_FIELDS, self._selection))
 
     def samples(self, hz: float, stopped: Event) -> Iterator[GpuSample]:
-        argv = (*_argv(_SAMPLE_FIELDS), *self._selection, "-lms", str(round(1000 / hz)))
+        argv = (*_argv(_SAMPLE_FIELDS), *self._selection, "-lms", str(round(MS_PER_S / hz)))
         with subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as program:
             try:
                 for line in _lines(program, stopped):
@@ -129,8 +128,8 @@ def _sample(line: str) -> GpuSample:
         utilization_frac=None if utilization is None else utilization / 100,
         memory_used_bytes=None if memory is None else round(memory * MIB),
         power_w=power,
-        sm_clock_hz=None if sm_clock is None else round(sm_clock * _HZ_PER_MHZ),
-        memory_clock_hz=None if memory_clock is None else round(memory_clock * _HZ_PER_MHZ),
+        sm_clock_hz=None if sm_clock is None else round(sm_clock * HZ_PER_MHZ),
+        memory_clock_hz=None if memory_clock is None else round(memory_clock * HZ_PER_MHZ),
         temperature_c=temperature,
         throttle_reasons=None if mask is None else throttle_reasons(mask),
     )

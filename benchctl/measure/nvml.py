@@ -12,11 +12,9 @@ from typing import Any, TypeVar
 
 from benchctl.measure.gpu_reading import throttle_reasons, visible_positions
 from benchctl.records.run import GpuInfo, GpuSample
+from benchctl.units import HZ_PER_MHZ, MILLI_PER_UNIT
 
 T = TypeVar("T")
-
-_HZ_PER_MHZ = 1_000_000
-_PER_MILLI = 1_000
 
 
 class NvmlReader:
@@ -66,10 +64,10 @@ class NvmlReader:
             source="nvml",
             utilization_frac=None if utilization_percent is None else utilization_percent / 100,
             memory_used_bytes=ask(lambda: nvml.nvmlDeviceGetMemoryInfo(handle).used),
-            power_w=None if power_mw is None else power_mw / _PER_MILLI,
-            energy_j=None if energy_mj is None else energy_mj / _PER_MILLI,
-            sm_clock_hz=None if sm_mhz is None else sm_mhz * _HZ_PER_MHZ,
-            memory_clock_hz=None if memory_mhz is None else memory_mhz * _HZ_PER_MHZ,
+            power_w=None if power_mw is None else power_mw / MILLI_PER_UNIT,
+            energy_j=None if energy_mj is None else energy_mj / MILLI_PER_UNIT,
+            sm_clock_hz=None if sm_mhz is None else sm_mhz * HZ_PER_MHZ,
+            memory_clock_hz=None if memory_mhz is None else memory_mhz * HZ_PER_MHZ,
             temperature_c=ask(lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)),
             throttle_reasons=None if reasons is None else throttle_reasons(reasons),
         )
