@@ -15,8 +15,17 @@ from benchctl.measure.interrupt import run_interruptible
 from benchctl.measure.process import tree
 from benchctl.measure.provenance import _cpu_model, git_state, host_info, package_versions
 from benchctl.measure.redaction import recorded_env, redacted_argv, redacted_env, server_env
+from benchctl.units import s_from_ns
 
 BUSY = "import time\nend = time.time() + 30\nwhile time.time() < end: pass"
+
+
+def wait_for_cpu_s(process, used_s, limit_s=20):
+    """Until ``process`` has worked for that long, however little of the machine it gets."""
+    before, deadline = process.cpu_times().user, time.monotonic() + limit_s
+    while process.cpu_times().user - before < used_s:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def test_host_samples_tell_the_server_from_the_client():
@@ -24,14 +33,16 @@ def test_host_samples_tell_the_server_from_the_client():
         try:
             samples = host_samples(server.pid, 10, Event())
             first = next(samples)
-            time.sleep(0.3)
+            wait_for_cpu_s(psutil.Process(server.pid), 0.3)
             second = next(samples)
         finally:
             server.kill()
+    elapsed_s = s_from_ns(second.t_ns - first.t_ns)
     assert (first.server_cpu_cores, first.client_cpu_cores, first.host_cpu_frac) == (None, None, None)
     assert second.server_rss_bytes > 1 << 20
     assert second.server_processes == 1
-    assert 0.2 < second.server_cpu_cores < 1.3
+    assert second.server_cpu_cores * elapsed_s > 0.2
+    assert second.server_cpu_cores < 1.3
     assert second.client_cpu_cores < second.server_cpu_cores
     assert 0 < second.host_cpu_frac <= 1
 
