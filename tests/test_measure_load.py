@@ -1,6 +1,7 @@
 """The load: what is sent when, in which order, and that everything sent leaves one record."""
 
 import asyncio
+import gc
 import itertools
 
 import pytest
@@ -114,11 +115,13 @@ def test_failed_requests_free_their_slot_and_are_counted(tmp_path):
     assert (summary.num_sent, summary.num_failed) == (6, 3)
 
 
-def test_a_record_that_cannot_be_kept_ends_the_load(tmp_path):
+def test_a_record_that_cannot_be_kept_ends_the_load_and_is_told_once(tmp_path, caplog):
     def full(_record):
         raise OSError(28, "No space left on device")
 
     with pytest.raises(OSError, match="No space left"):
         drive(
-            tmp_path, {"kind": "closed-loop", "max_concurrency": 1}, [request(i) for i in range(5)], on_record=full
+            tmp_path, {"kind": "closed-loop", "max_concurrency": 3}, [request(i) for i in range(5)], on_record=full
         )
+    gc.collect()
+    assert caplog.messages == []

@@ -119,8 +119,9 @@ class Load:
 
     def _landed(self, flight: asyncio.Task[None]) -> None:
         self._flights.discard(flight)
-        if not flight.cancelled() and self._fault is None:
-            self._fault = flight.exception()
+        if not flight.cancelled():
+            fault = flight.exception()  # asked for each, because asyncio complains of those that nobody asked for
+            self._fault = self._fault or fault
 
     def _raise_fault(self) -> None:
         """A record that cannot be kept (a full disk) ends the load: its numbers would be lost one by one."""
