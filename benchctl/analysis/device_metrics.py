@@ -3,8 +3,8 @@
 from collections import defaultdict
 from collections.abc import Sequence
 from itertools import pairwise
-from statistics import fmean
 
+from benchctl.analysis.unknown import mean_of_known, quotient, total
 from benchctl.records.run import GpuSample, HostSample
 from benchctl.units import s_from_ns
 
@@ -31,18 +31,17 @@ def gpu_metrics(samples: Sequence[GpuSample], span: tuple[int, int] | None) -> d
         if span is not None and span[0] <= sample.t_ns <= span[1]:
             devices[sample.index].append(sample)
     groups = [devices[index] for index in sorted(devices)]
-    power = [_mean([s.power_w for s in group]) for group in groups]
-    busy = [_mean([s.utilization_frac for s in group]) for group in groups]
+    power = [mean_of_known([s.power_w for s in group]) for group in groups]
+    busy = [mean_of_known([s.utilization_frac for s in group]) for group in groups]
     memory = [
         max((float(s.memory_used_bytes) for s in group if s.memory_used_bytes is not None), default=None)
         for group in groups
     ]
-    utilization = _sum(busy)
     return {
-        "gpu_energy_j": _sum([device_energy_j(group) for group in groups]),
-        "gpu_power_w": _sum(power),
-        "gpu_utilization_frac": None if utilization is None else utilization / len(groups),
-        "gpu_peak_memory_bytes": _sum(memory),
+        "gpu_energy_j": total([device_energy_j(group) for group in groups]),
+        "gpu_power_w": total(power),
+        "gpu_utilization_frac": quotient(total(busy), len(groups)),
+        "gpu_peak_memory_bytes": total(memory),
     }
 
 
@@ -50,16 +49,6 @@ def host_metrics(samples: Sequence[HostSample], span: tuple[int, int] | None) ->
     """Mean busy cores of server and client."""
     inside = [s for s in samples if span is not None and span[0] <= s.t_ns <= span[1]]
     return {
-        "server_cpu_cores": _mean([s.server_cpu_cores for s in inside]),
-        "client_cpu_cores": _mean([s.client_cpu_cores for s in inside]),
+        "server_cpu_cores": mean_of_known([s.server_cpu_cores for s in inside]),
+        "client_cpu_cores": mean_of_known([s.client_cpu_cores for s in inside]),
     }
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return fmean(known) if known else None
-
-
-def _sum(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if known and len(known) == len(values) else None

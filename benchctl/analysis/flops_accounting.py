@@ -6,11 +6,12 @@ guided run costs nothing extra. Where the log does not tell, the observed accoun
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from benchctl.analysis.metrics import clock_factor, load_window_ns
 from benchctl.analysis.request_timing import choice_tokens, is_completed, measured
+from benchctl.analysis.unknown import known, total
 from benchctl.costs.difference import Correction, explain_difference
 from benchctl.costs.flops import (
     FlopsAccount,
@@ -151,11 +152,10 @@ def _prompt_tokens(request: RequestRecord, prepared: PreparedRequest | None, dou
 def _output_tokens(request: RequestRecord, doubts: _Doubts) -> tuple[int, ...] | None:
     """Tokens of each choice; their sum is ``usage`` where that is known."""
     counts = [choice_tokens(request, choice) for choice in request.choices]
-    known = [count for count in counts if count is not None]
-    total = request.completion_tokens
-    if known and len(known) == len(counts) and total in {None, sum(known)}:
-        return tuple(known)
-    if total is None:
+    usage, counted = request.completion_tokens, total(counts)
+    if counted is not None and usage in {None, counted}:
+        return tuple(known(counts))
+    if usage is None:
         return None
     num_choices = max(len(counts), 1)
     if num_choices > 1:
@@ -164,7 +164,7 @@ def _output_tokens(request: RequestRecord, doubts: _Doubts) -> tuple[int, ...] |
             "observed FLOPs: the lengths of single choices are unknown or disagree with usage; "
             "usage is spread evenly over the choices of its request",
         )
-    return tuple(spread_evenly(total, num_choices))
+    return tuple(spread_evenly(usage, num_choices))
 
 
 def _seen_counts(
@@ -176,7 +176,7 @@ def _seen_counts(
         doubts.add(
             "drafts-not-charged", "observed FLOPs: draft tokens are not charged, neither proposed nor verified"
         )
-    base_prefill_tokens = _sum_known(steps, lambda step: step.num_prefill_tokens)
+    base_prefill_tokens = total([step.num_prefill_tokens for step in steps])
     if base_prefill_tokens is None:
         base_prefill_tokens = sum(lengths.question_prompts)
         doubts.add(
@@ -190,7 +190,7 @@ def _seen_counts(
 def _with_value_counts(
     seen: SeenCounts, steps: Sequence[StepRecord], lengths: RunLengths, doubts: _Doubts
 ) -> SeenCounts | None:
-    candidates = _sum_known(steps, lambda step: _value_count(step, step.candidates))
+    candidates = total([_value_count(step, step.candidates) for step in steps])
     if candidates is None:
         doubts.add(
             "candidates-unknown",
@@ -198,8 +198,8 @@ def _with_value_counts(
             "the published account charges top_k for each token",
         )
         return None
-    prefill = _sum_known(steps, lambda step: _value_count(step, step.value_prefill_tokens))
-    extend = _sum_known(steps, lambda step: _value_count(step, step.value_extend_tokens))
+    prefill = total([_value_count(step, step.value_prefill_tokens) for step in steps])
+    extend = total([_value_count(step, step.value_extend_tokens) for step in steps])
     if candidates and (prefill is None or extend is None):
         doubts.add(
             "value-prefixes-assumed",
@@ -216,10 +216,3 @@ def _value_count(step: StepRecord, count: int | None) -> int | None:
     if count is None and (step.is_greedy or step.guided_rows == 0):
         return 0
     return count
-
-
-def _sum_known(steps: Iterable[StepRecord], count: Callable[[StepRecord], int | None]) -> int | None:
-    """Sum over the steps; None when any of them, or the whole log, is unknown."""
-    counts = [count(step) for step in steps]
-    known = [value for value in counts if value is not None]
-    return sum(known) if counts and len(known) == len(counts) else None

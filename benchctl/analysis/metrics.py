@@ -20,6 +20,7 @@ from benchctl.analysis.request_timing import (
     tpots_ns,
     ttft_ns,
 )
+from benchctl.analysis.unknown import known, quotient, total
 from benchctl.records.directory import LoadedRun
 from benchctl.records.run import RequestRecord, RunRecord, StepRecord
 from benchctl.units import ms_from_ns, s_from_ns
@@ -39,7 +40,7 @@ def run_metrics(run: LoadedRun) -> dict[str, float | None]:
         **gpu_metrics(run.gpu, span),
         **host_metrics(run.host, span),
     }
-    found["gpu_energy_per_token_j"] = _ratio(found["gpu_energy_j"], found["output_tokens"])
+    found["gpu_energy_per_token_j"] = quotient(found["gpu_energy_j"], found["output_tokens"])
     return {name: found[name] for name in METRICS}
 
 
@@ -80,8 +81,8 @@ def _load_metrics(
     times = record.times
     client_wall_s = _seconds(*span) if span else None
     wall_s = None if client_wall_s is None else client_wall_s * clock_factor(record)
-    output_tokens = _total([request.completion_tokens for request in completed])
-    lags = _known([send_lag_ns(request) for request in requests])
+    output_tokens = total([request.completion_tokens for request in completed])
+    lags = known([send_lag_ns(request) for request in requests])
     return {
         "wall_s": wall_s,
         "client_wall_s": client_wall_s,
@@ -90,21 +91,21 @@ def _load_metrics(
         "num_requests": len(requests) if requests else None,
         "num_completed": len(completed) if requests else None,
         "num_failed": len(requests) - len(completed) if requests else None,
-        "prompt_tokens": _total([request.prompt_tokens for request in completed]),
+        "prompt_tokens": total([request.prompt_tokens for request in completed]),
         "output_tokens": output_tokens,
-        "cached_tokens": _total([request.cached_tokens for request in completed]),
-        "output_throughput": _ratio(output_tokens, wall_s),
-        "request_throughput": _ratio(len(completed), wall_s),
+        "cached_tokens": total([request.cached_tokens for request in completed]),
+        "output_throughput": quotient(output_tokens, wall_s),
+        "request_throughput": quotient(len(completed), wall_s),
         "max_send_lag_ms": ms_from_ns(max(lags)) if lags else None,
     }
 
 
 def _latency_metrics(completed: Sequence[RequestRecord], factor: float) -> dict[str, float | None]:
     values: dict[str, Sequence[float]] = {
-        "ttft": _known([ttft_ns(request) for request in completed]),
+        "ttft": known([ttft_ns(request) for request in completed]),
         "tpot": [value for request in completed for value in tpots_ns(request)],
         "itl": [value for request in completed for value in itls_ns(request)],
-        "e2el": _known([e2el_ns(request) for request in completed]),
+        "e2el": known([e2el_ns(request) for request in completed]),
     }
     found: dict[str, float | None] = {}
     for latency in LATENCIES:
@@ -120,10 +121,10 @@ def _step_metrics(steps: Sequence[StepRecord]) -> dict[str, float | None]:
     durations = [step.dur_ns for step in steps]
     tails = percentiles(durations, len(durations), (50, 95))
     decode = [step for step in steps if step.phase == "decode"]
-    output_tokens = _total([step.output_tokens for step in steps])
-    candidates = _total([step.candidates for step in steps])
-    drafted = _total([step.draft_tokens for step in steps])
-    blocks = _known([step.kv_used_blocks for step in steps])
+    output_tokens = total([step.output_tokens for step in steps])
+    candidates = total([step.candidates for step in steps])
+    drafted = total([step.draft_tokens for step in steps])
+    blocks = known([step.kv_used_blocks for step in steps])
     return {
         "num_steps": len(steps) if steps else None,
         "step_ms": _mean_ms(steps),
@@ -132,14 +133,16 @@ def _step_metrics(steps: Sequence[StepRecord]) -> dict[str, float | None]:
         "prefill_step_ms": _mean_ms([step for step in steps if step.phase == "prefill"]),
         "decode_step_ms": _mean_ms(decode),
         "mixed_step_ms": _mean_ms([step for step in steps if step.phase == "mixed"]),
-        "tokens_per_step": _ratio(_total([step.output_tokens for step in decode]), sum(s.num_seqs for s in decode)),
-        "batch_tokens_per_step": _ratio(output_tokens, len(steps)),
-        "mean_batch_size": _ratio(sum(step.num_seqs for step in steps), len(steps)),
+        "tokens_per_step": quotient(
+            total([step.output_tokens for step in decode]), sum(s.num_seqs for s in decode)
+        ),
+        "batch_tokens_per_step": quotient(output_tokens, len(steps)),
+        "mean_batch_size": quotient(sum(step.num_seqs for step in steps), len(steps)),
         "greedy_step_frac": _share(steps, lambda step: step.is_greedy),
         "guided_step_frac": _share(steps, lambda step: None if step.guided_rows is None else step.guided_rows > 0),
-        "candidates_per_token": _ratio(candidates, output_tokens),
-        "acceptance_frac": _ratio(_total([step.accepted_tokens for step in steps]), drafted),
-        "preemptions": _total([step.preempted for step in steps]),
+        "candidates_per_token": quotient(candidates, output_tokens),
+        "acceptance_frac": quotient(total([step.accepted_tokens for step in steps]), drafted),
+        "preemptions": total([step.preempted for step in steps]),
         "peak_kv_blocks": max(blocks) if blocks else None,
     }
 
@@ -154,23 +157,7 @@ def _mean_ms(steps: Sequence[StepRecord]) -> float | None:
 
 def _share(steps: Sequence[StepRecord], says: Callable[[StepRecord], bool | None]) -> float | None:
     """Share of steps for which it is true; unknown when any step does not say."""
-    answers = [says(step) for step in steps]
-    known = [answer for answer in answers if answer is not None]
-    return sum(known) / len(known) if known and len(known) == len(answers) else None
-
-
-def _total(values: Sequence[int | None]) -> int | None:
-    """The sum; unknown when there is nothing to add or any part is unknown."""
-    known = _known(values)
-    return sum(known) if known and len(known) == len(values) else None
-
-
-def _known(values: Sequence[int | None]) -> list[int]:
-    return [value for value in values if value is not None]
-
-
-def _ratio(numerator: float | None, denominator: float | None) -> float | None:
-    return None if numerator is None or not denominator else numerator / denominator
+    return quotient(total([says(step) for step in steps]), len(steps))
 
 
 def _seconds(start_ns: int | None, end_ns: int | None) -> float | None:

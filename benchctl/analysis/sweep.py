@@ -16,6 +16,7 @@ from typing import Final
 from benchctl.analysis.statistics import RatioEstimate, estimate_paired
 from benchctl.analysis.summary import RunSummary, arm_label, arm_order
 from benchctl.analysis.summary_columns import Value
+from benchctl.analysis.unknown import mean_of_known, quotient
 from benchctl.records.directory import cell_name
 from benchctl.records.run import Cell
 
@@ -155,8 +156,11 @@ def _row(pairs: Sequence[Pair], results_dir: str) -> SweepRow:
         "tok_per_s_ratio": ratio.get("tok_per_s"),
         "flops_ratio": flops,
         "achieved_tflops_ratio": ratio.get("achieved_tflops"),
-        **{name: _mean([pair.other.number(column) for pair in pairs]) for name, column in _SECTION_MEANS.items()},
-        "utilization_gap": _quotient(wall, flops),
+        **{
+            name: mean_of_known([pair.other.number(column) for pair in pairs])
+            for name, column in _SECTION_MEANS.items()
+        },
+        "utilization_gap": quotient(wall, flops),
         "variant": record.variant,
         "cell": cell_name(record.cell),
         "n_blocks": len(pairs),
@@ -165,7 +169,7 @@ def _row(pairs: Sequence[Pair], results_dir: str) -> SweepRow:
         "num_steps_ratio": ratio.get("num_steps"),
         "step_ms_ratio": ratio.get("step_ms"),
         "flops_ratio_observed": observed,
-        "utilization_gap_observed": _quotient(wall, observed),
+        "utilization_gap_observed": quotient(wall, observed),
         "unexplained_frac": unexplained_frac(estimates.get("wall"), flops),
         "unexplained_frac_observed": unexplained_frac(estimates.get("wall"), observed),
     }
@@ -207,12 +211,3 @@ def _geometric_mean(values: Sequence[float | None]) -> float | None:
     if not known or len(known) != len(values):
         return None
     return known[0] if len(set(known)) == 1 else math.exp(fmean(math.log(value) for value in known))
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return fmean(known) if known else None
-
-
-def _quotient(numerator: float | None, denominator: float | None) -> float | None:
-    return None if numerator is None or not denominator else numerator / denominator
