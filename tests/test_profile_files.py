@@ -28,6 +28,11 @@ def test_every_built_in_profile_is_valid_and_declares_its_differences(name, engi
         variant_settings(profile, run.variant, run.cell)
 
 
+@pytest.mark.parametrize("engine", [None, "sim-exact"])
+def test_the_published_experiment_runs_at_a_pace_that_eight_hundred_streams_can_keep(engine):
+    assert load_profile("lenvm-50x16", engine=engine).engine.options["time_scale"] <= 4
+
+
 def test_the_built_in_profiles_are_these():
     assert {path.stem for path in builtin_profiles().glob("*.yaml")} == set(NAMES)
     assert set(preset_files()) == {"sim", "sim-exact"}

@@ -149,7 +149,7 @@ def test_an_extending_profile_adds_engine_options_or_replaces_the_engine(here):
 
 def test_the_engine_option_takes_a_preset_or_a_kind(here):
     write(here / "profiles/p.yaml", SMALL.replace("{kind: sim}", "{kind: sim, options: {block_size: 8}}"))
-    assert load_profile("p", engine="sim-exact").engine.options["time_scale"] == 20.0
+    assert load_profile("p", engine="sim-exact").engine.options["time_scale"] == 4.0
     assert load_profile("p", engine="sim-exact").engine.options["block_size"] == 16
     write(here / "profiles/engines/sim.yaml", "kind: sim\noptions: {time_scale: 3}\n")
     assert load_profile("p", engine="sim").engine.options["time_scale"] == 3.0
