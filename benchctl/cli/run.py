@@ -33,9 +33,7 @@ def run(  # the parameters are the command line
         list[str] | None, typer.Option("--set", metavar="A.B=C", help="Override one setting; repeat as needed.")
     ] = None,
     blocks: Annotated[int | None, typer.Option("--blocks", min=1, help="Complete replicates.")] = None,
-    quick: Annotated[
-        bool, typer.Option("--quick", help=f"{QUICK_BLOCKS} blocks: a screening, no verdict.")
-    ] = False,
+    quick: Annotated[bool, typer.Option("--quick", help=f"{QUICK_BLOCKS} blocks: a screening.")] = False,
     seed: Annotated[int | None, typer.Option("--seed", min=0, help="Seed of everything that is drawn.")] = None,
     output_dir: Annotated[
         Path, typer.Option("--output-dir", "-o", help="Where result directories are made.")
