@@ -22,6 +22,7 @@ from benchctl.records.run import (
     Plan,
     PlannedRun,
     PreparedRequest,
+    PrometheusSample,
     RequestRecord,
     RunRecord,
     RunTimes,
@@ -272,6 +273,9 @@ def _write_run(
     with directory.append("requests") as writer:
         for record in records:
             writer.write(record)
+    with directory.append("prometheus") as writer:
+        for t_ns, total in ((T0_NS, 0), (last, sum(record.completion_tokens or 0 for record in records))):
+            writer.write(PrometheusSample(t_ns=t_ns, values={"vllm:generation_tokens_total": float(total)}))
     with directory.append("steps") as writer:
         for step in [load_step(), *steps] if loads else steps:
             writer.write(step)

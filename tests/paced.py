@@ -29,6 +29,7 @@ class PacedEngine:
     flags: tuple[str, ...] = ()
     clock: str = "host"
     health_path: str = "/health"
+    metrics_path: str | None = None
 
     def check_available(self, settings: Any) -> None:
         pass

@@ -80,7 +80,9 @@ def test_a_run_leaves_the_whole_result_directory(measured: Path) -> None:
     assert len(runs) == 4
     for run in runs:
         assert state_of(run)["state"] == "done"
-        for name in ["requests.jsonl", "steps.jsonl", "steps.raw.jsonl", "host.jsonl", "server.log", "result.json"]:
+        for name in ["requests", "steps", "steps.raw", "host", "prometheus"]:
+            assert (run / f"{name}.jsonl").exists(), name
+        for name in ["server.log", "result.json"]:
             assert (run / name).exists(), name
     manifest = json.loads((measured / "manifest.json").read_text())
     assert manifest["state"] == "done"

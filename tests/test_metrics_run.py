@@ -23,7 +23,7 @@ def metrics_of(results, index=0):
 
 def run_with(**changes):
     record = RunRecord(schema_version=1, index=0, run_id="r", block=0, position=0, variant="v")
-    fields = {"requests": (), "steps": (), "gpu": (), "host": (), "warnings": ()} | changes
+    fields = {"requests": (), "steps": (), "gpu": (), "host": (), "prometheus": (), "warnings": ()} | changes
     return LoadedRun(**({"record": record} | fields))
 
 

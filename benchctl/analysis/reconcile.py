@@ -16,9 +16,11 @@ from benchctl.profile.load import parse_profile
 from benchctl.profile.model import Profile
 from benchctl.profile.plan import variant_settings
 from benchctl.records.directory import LoadedResults, LoadedRun
-from benchctl.records.run import PreparedRequest, RequestRecord, RunRecord, StepRecord
+from benchctl.records.run import PreparedRequest, PrometheusSample, RequestRecord, RunRecord, StepRecord
 from benchctl.units import NS_PER_MS, s_from_ns
 
+GENERATED_TOKENS: Final = "vllm:generation_tokens_total"
+"""The counter of output tokens, as vLLM names it."""
 WALL_TOLERANCE_FRAC: Final = 0.01
 WALL_TOLERANCE_NS: Final = 20 * NS_PER_MS
 """What sending, receiving and waking up may add on the client's clock."""
@@ -77,6 +79,7 @@ def reconcile(run: LoadedRun, expectation: Expectation) -> tuple[Check, ...]:
         _check_requests(run.record, requests, expectation.prepared),
         _check_client_tokens(completed),
         _check_step_tokens(steps, requests, completed),
+        _check_counters(run.prometheus, requests, completed),
         _check_step_time(run, steps),
         _check_guided(steps, expectation),
         _check_greedy(steps, expectation),
@@ -144,6 +147,28 @@ def _check_step_tokens(
     if len(completed) < len(requests):
         return Check(name, None, f"{detail}; failed requests took tokens that no usage counts")
     return Check(name, sum(by_step) == sum(by_usage), detail, is_fatal=True)
+
+
+def _check_counters(
+    samples: Sequence[PrometheusSample], requests: Sequence[RequestRecord], completed: Sequence[RequestRecord]
+) -> Check:
+    """What the server's token counter grew by during the load = sum of usage."""
+    name = "counters"
+    totals = [total for sample in samples if (total := _counted_tokens(sample)) is not None]
+    by_usage = [request.completion_tokens for request in completed if request.completion_tokens is not None]
+    if len(totals) < 2 or not by_usage or len(by_usage) < len(completed):
+        return Check(name, None, f"no two readings of {GENERATED_TOKENS}, or no usage")
+    counted = round(totals[-1] - totals[0])
+    detail = f"{GENERATED_TOKENS} grew by {counted}, usage {sum(by_usage)}"
+    if len(completed) < len(requests):
+        return Check(name, None, f"{detail}; failed requests took tokens that no usage counts")
+    return Check(name, counted == sum(by_usage), detail, is_fatal=True)
+
+
+def _counted_tokens(sample: PrometheusSample) -> float | None:
+    """The counter summed over its series, one for each model and engine."""
+    series = [value for name, value in sample.values.items() if name.partition("{")[0] == GENERATED_TOKENS]
+    return sum(series) if series else None
 
 
 def _check_step_time(run: LoadedRun, steps: Sequence[StepRecord]) -> Check:

@@ -48,6 +48,8 @@ class SimEngine:
     """The simulated server of ``python -m benchctl.sim``."""
 
     health_path: Final = "/health"
+    metrics_path: Final[str | None] = "/metrics"
+    """Where the server's counters are in Prometheus format; None for an engine that has none."""
     clock: Final[Clock] = "virtual"
 
     def check_available(self, settings: VariantSettings) -> None:

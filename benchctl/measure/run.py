@@ -31,7 +31,7 @@ from benchctl.measure.phase import Target, control_errors, drive
 from benchctl.measure.port import choose_port
 from benchctl.measure.redaction import recorded_env, redacted_argv, server_env
 from benchctl.measure.server import Launch, ServerProcess
-from benchctl.measure.telemetry import sampled, steady_interpreter
+from benchctl.measure.telemetry import Watched, sampled, steady_interpreter
 from benchctl.measure.warmup import warmup_requests
 from benchctl.profile.model import Arrival, Profile
 from benchctl.profile.plan import variant_settings
@@ -212,10 +212,15 @@ class _Run:
 
             load = self._load = Load(target.client, arrival, keep, time_scale=self._record.time_scale)
             limit = arrival.max_concurrency
-            sampling = sampled(self._directory.path, self._profile.telemetry, target.server.pid, gpu)
+            sampling = sampled(self._directory.path, self._profile.telemetry, self._watched(target, gpu))
             with sampling as doubts, steady_interpreter():
                 await drive(target, load, self._context.requests, max_concurrency=limit, is_warmup=False)
         self._warn(*doubts)
+
+    def _watched(self, target: Target, gpu: GpuReader | None) -> Watched:
+        path = self._engine.metrics_path
+        url = None if path is None else str(target.client.control.base_url.join(path))
+        return Watched(server_pid=target.server.pid, gpu=gpu, metrics_url=url)
 
     def _write_steps(self) -> None:
         """Normalise the engine's own step log, keeping all of it that can be read."""

@@ -4,16 +4,21 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Event, Thread
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 import msgspec
 
 from benchctl.records.jsonl import JsonlWriter
 from benchctl.records.run import ResultWarning
 
+_FIRST_SAMPLE_S: Final = 5.0
+"""How long a load waits for the first sample; one that takes longer starts without."""
+
 
 class Sampler:
     """Inside the context, what ``samples`` yields is written to ``path``, one flushed line each.
+
+    The context begins when the first sample is written, so that each load has a reading from before it.
 
     ``warnings`` says afterwards whether sampling broke off; the run goes on without it.
     """
@@ -24,10 +29,12 @@ class Sampler:
         self._path = path
         self._samples = samples
         self._stopped = Event()
+        self._begun = Event()
         self._thread = Thread(target=self._write, name=f"benchctl-{name}-sampler", daemon=True)
 
     def __enter__(self) -> Self:
         self._thread.start()
+        self._begun.wait(_FIRST_SAMPLE_S)
         return self
 
     def __exit__(
@@ -41,6 +48,9 @@ class Sampler:
             with JsonlWriter(self._path) as writer:
                 for sample in self._samples(self._stopped):
                     writer.write(sample)
+                    self._begun.set()
         except (OSError, ValueError) as error:
             message = f"the {self._name} sampler broke off ({error}): its samples do not cover the whole load"
             self.warnings = (ResultWarning(code=f"{self._name}-sampler-failed", message=message),)
+        finally:
+            self._begun.set()

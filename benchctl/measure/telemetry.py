@@ -4,12 +4,14 @@ import gc
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final
 
 from benchctl.measure.gpu_reading import GpuReader
 from benchctl.measure.host import host_samples
+from benchctl.measure.prometheus import prometheus_samples
 from benchctl.measure.sampler import Sampler
 from benchctl.profile.model import Telemetry
 from benchctl.records.run import ResultWarning
@@ -17,16 +19,27 @@ from benchctl.records.run import ResultWarning
 _SWITCH_INTERVAL_S: Final = 0.0005
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watched:
+    """What is sampled: the server's processes, its devices and its metrics page, as far as there are any."""
+
+    server_pid: int
+    gpu: GpuReader | None
+    metrics_url: str | None
+
+
 @contextmanager
-def sampled(
-    directory: Path, rates: Telemetry, server_pid: int, gpu: GpuReader | None
-) -> Iterator[list[ResultWarning]]:
-    """Inside, ``gpu.jsonl`` and ``host.jsonl`` fill. The list has the samplers' own doubts afterwards."""
+def sampled(directory: Path, rates: Telemetry, watched: Watched) -> Iterator[list[ResultWarning]]:
+    """Inside, ``gpu``, ``host`` and ``prometheus.jsonl`` fill. The list has the samplers' own doubts afterwards."""
     samplers: list[Sampler] = []
-    if gpu is not None and rates.gpu_hz:
-        samplers.append(Sampler("gpu", directory / "gpu.jsonl", partial(gpu.samples, rates.gpu_hz)))
+    if watched.gpu is not None and rates.gpu_hz:
+        samplers.append(Sampler("gpu", directory / "gpu.jsonl", partial(watched.gpu.samples, rates.gpu_hz)))
     if rates.host_hz:
-        samplers.append(Sampler("host", directory / "host.jsonl", partial(host_samples, server_pid, rates.host_hz)))
+        read = partial(host_samples, watched.server_pid, rates.host_hz)
+        samplers.append(Sampler("host", directory / "host.jsonl", read))
+    if watched.metrics_url is not None and rates.prometheus_hz:
+        scrape = partial(prometheus_samples, watched.metrics_url, rates.prometheus_hz)
+        samplers.append(Sampler("prometheus", directory / "prometheus.jsonl", scrape))
     doubts: list[ResultWarning] = []
     with ExitStack() as stack:
         for sampler in samplers:

@@ -171,6 +171,8 @@ class Telemetry(Section):
     """Readings of each visible GPU."""
     host_hz: float = Field(default=2.0, ge=0, le=20)
     """Readings of the server's processes and of the client."""
+    prometheus_hz: float = Field(default=1.0, ge=0, le=10)
+    """Readings of the server's counters and gauges, where it offers them."""
 
 
 class Engine(Section):

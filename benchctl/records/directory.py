@@ -23,6 +23,7 @@ from benchctl.records.run import (
     Manifest,
     Plan,
     PreparedRequest,
+    PrometheusSample,
     RequestRecord,
     ResultWarning,
     RunRecord,
@@ -87,6 +88,9 @@ class RunDirectory:
     def host(self) -> Iterator[HostSample]:
         return read_jsonl(self.path / "host.jsonl", HostSample)
 
+    def prometheus(self) -> Iterator[PrometheusSample]:
+        return read_jsonl(self.path / "prometheus.jsonl", PrometheusSample)
+
 
 @dataclass(frozen=True, slots=True)
 class ResultDirectory:
@@ -149,6 +153,7 @@ class LoadedRun:
     steps: tuple[StepRecord, ...]
     gpu: tuple[GpuSample, ...]
     host: tuple[HostSample, ...]
+    prometheus: tuple[PrometheusSample, ...]
     warnings: tuple[ResultWarning, ...]
     is_damaged: bool = False
     """A run that says ``done`` holds a line that cannot be read."""
@@ -172,13 +177,14 @@ def load_run(directory: RunDirectory) -> LoadedRun:
         return tuple(kept)
 
     requests, steps = keep(directory.requests()), keep(directory.steps())
-    gpu, host = keep(directory.gpu()), keep(directory.host())
+    gpu, host, prometheus = keep(directory.gpu()), keep(directory.host()), keep(directory.prometheus())
     return LoadedRun(
         record=record,
         requests=requests,
         steps=steps,
         gpu=gpu,
         host=host,
+        prometheus=prometheus,
         warnings=(*record.warnings, *damage),
         is_damaged=bool(damage) and record.state == "done",
     )

@@ -196,6 +196,16 @@ class HostSample(Record, frozen=True, kw_only=True, omit_defaults=True):
     memory_available_bytes: int | None = None
 
 
+class PrometheusSample(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """One line of ``prometheus.jsonl``: the server's counters and gauges at one moment, without histogram buckets.
+
+    Keys are series as the server writes them: ``name`` or ``name{label="value"}``.
+    """
+
+    t_ns: int
+    values: dict[str, float]
+
+
 class RunTimes(Record, frozen=True, kw_only=True, omit_defaults=True):
     """When the phases of one run began, on the client's monotonic clock."""
 
