@@ -205,6 +205,11 @@ def test_a_value_model_loaded_in_the_warm_up_is_mentioned(tmp_path):
     assert finding.numbers == {"num_runs": 3.0, "load_s": 2.0}
 
 
+def test_one_run_is_called_one_run(tmp_path):
+    builders.write_results(tmp_path, block_factors=({"baseline": 1.0, "guided": 1.0},), loads_in_warmup=True)
+    assert findings(tmp_path)["lazy-load-in-warmup"].sentence.startswith("In 1 run the value model was loaded")
+
+
 def test_a_value_model_loaded_in_what_was_measured_is_called_out(tmp_path):
     results = builders.write_results(tmp_path, loads_in_warmup=True)
     for run in results.runs():

@@ -73,7 +73,7 @@ def test_every_published_column_comes_first_and_every_metric_follows():
 
 def test_a_row_holds_what_the_run_is_known_to_have_done(tmp_path):
     builders.write_results(tmp_path, num_requests=4, output_tokens=8, n=2)
-    guided = next(run for run in summarise(tmp_path) if run.run.record.variant == "guided")
+    guided = next(run for run in summarise(tmp_path) if run.record.variant == "guided")
     expected = {
         "tag": "guided",
         "cell": "top_k=5",
@@ -127,7 +127,7 @@ def test_flops_columns_follow_the_published_rule_and_observed_ones_the_step_log(
 
 def test_a_greedy_run_is_charged_by_the_published_rule_and_by_no_observation(tmp_path):
     builders.write_results(tmp_path, cells=[{"top_k": 1}])
-    greedy = next(run for run in summarise(tmp_path) if run.run.record.variant == "guided")
+    greedy = next(run for run in summarise(tmp_path) if run.record.variant == "guided")
     assert greedy.values["n_steps_with_lvm"] == 0
     assert greedy.number("lvm_pflops_total") > 0
     assert greedy.values["observed_lvm_pflops"] == 0

@@ -6,16 +6,15 @@ wide, a log that is silent) there is no sentence. A finding never replaces the n
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Final
 
 import numpy as np
 
-from benchctl.analysis.breakdown import Breakdown, break_down
 from benchctl.analysis.statistics import estimate_paired
-from benchctl.analysis.summary import CellSummary, RunSummary
+from benchctl.analysis.summary import CellSummary, RunSummary, pooled_breakdown
 from benchctl.analysis.sweep import SweepRow
 from benchctl.units import ms_from_ns, s_from_ns
 
@@ -73,8 +72,8 @@ def _greedy_path(cell: CellSummary) -> Finding:
     steps = sum(run.number("num_steps") or 0 for run in cell.runs)
     charged, total = cell.mean("lvm_pflops_total"), cell.mean("theoretical_pflops_total")
     sentence = (
-        f"{cell.label} took the greedy path: all {steps:.0f} steps of its {_runs(cell.runs)} were greedy and the "
-        "value model never ran, so this cell measures no guidance."
+        f"{cell.label} took the greedy path: all {steps:.0f} steps of its {_count(len(cell.runs))} were greedy and "
+        "the value model never ran, so this cell measures no guidance."
     )
     numbers = {"num_steps": float(steps), "num_runs": float(len(cell.runs))}
     if charged and total:
@@ -164,7 +163,8 @@ def _added_time(rows: Sequence[SweepRow]) -> list[Finding]:
     groups: dict[tuple[str, str], list[tuple[SweepRow, float, float]]] = {}
     notes: dict[tuple[str, str], str] = {}
     for row in rows:
-        base, other = _pooled([pair.base for pair in row.pairs]), _pooled([pair.other for pair in row.pairs])
+        base = pooled_breakdown(pair.base for pair in row.pairs)
+        other = pooled_breakdown(pair.other for pair in row.pairs)
         if base is None or other is None:
             continue
         added_ns = other.step.mean_ns - base.step.mean_ns
@@ -197,10 +197,6 @@ def _largest_section(section: str, group: Sequence[tuple[SweepRow, float, float]
     return Finding(code="largest-added-section", sentence=sentence, numbers=numbers)
 
 
-def _pooled(runs: Iterable[RunSummary]) -> Breakdown | None:
-    return break_down(itertools.chain.from_iterable(run.run.steps for run in runs))
-
-
 def _baseline_noise(cells: Sequence[CellSummary], baseline: str, greedy_labels: set[str]) -> Finding | None:
     base = next((cell.spreads.get("wall_clock_s") for cell in cells if cell.variant == baseline), None)
     others = [
@@ -231,15 +227,14 @@ def _lazy_loads(runs: Sequence[RunSummary]) -> list[Finding]:
     found = []
     for is_warmup, code, consequence in (
         (True, "lazy-load-in-warmup", "without a warm-up the measured load would have paid for it"),
-        (False, "lazy-load-measured", "these runs measured loading a model; warm up with a guided request"),
+        (False, "lazy-load-measured", "the measured times hold it; warm up with a guided request"),
     ):
         loads = [load for run in runs if (load := _load_ns(run, is_warmup=is_warmup)) > 0]
         if loads:
             mean_s = s_from_ns(fmean(loads))
             place = "the warm-up" if is_warmup else "the measured load"
-            sentence = (
-                f"In {len(loads)} runs the value model was loaded during {place} ({mean_s:.2g} s): {consequence}."
-            )
+            where = f"In {_count(len(loads))} the value model was loaded during {place}"
+            sentence = f"{where} ({mean_s:.2g} s): {consequence}."
             numbers = {"num_runs": float(len(loads)), "load_s": mean_s}
             found.append(Finding(code=code, sentence=sentence, numbers=numbers))
     return found
@@ -259,8 +254,8 @@ def _cells(rows: Sequence[SweepRow]) -> str:
     return "; ".join(row.label for row in rows)
 
 
-def _runs(runs: Sequence[RunSummary]) -> str:
-    return f"{len(runs)} run{'s' if len(runs) != 1 else ''}"
+def _count(num_runs: int) -> str:
+    return f"{num_runs} run{'s' if num_runs != 1 else ''}"
 
 
 def _range(values: Sequence[float], form: str) -> str:

@@ -171,7 +171,7 @@ def _seen_counts(
     run: LoadedRun, lengths: RunLengths, doubts: _Doubts, *, has_value_model: bool
 ) -> SeenCounts | None:
     """Counts of the step log; None when the value model's candidates are unknown."""
-    steps = [step for step in run.steps if not step.is_warmup]
+    steps = measured(run.steps)
     if any(step.draft_tokens for step in steps):
         doubts.add(
             "drafts-not-charged", "observed FLOPs: draft tokens are not charged, neither proposed nor verified"

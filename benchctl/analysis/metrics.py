@@ -36,7 +36,7 @@ def run_metrics(run: LoadedRun) -> dict[str, float | None]:
     found: dict[str, float | None] = {
         **_load_metrics(run.record, requests, completed, span),
         **_latency_metrics(completed, clock_factor(run.record)),
-        **_step_metrics([step for step in run.steps if not step.is_warmup]),
+        **_step_metrics(measured(run.steps)),
         **gpu_metrics(run.gpu, span),
         **host_metrics(run.host, span),
     }
@@ -48,8 +48,7 @@ def unavailable_reason(run: LoadedRun, name: str) -> str | None:
     """Why a metric of this run is unknown, as a person would say it; None where it is known."""
     if run_metrics(run)[name] is not None:
         return None
-    requests = sum(is_completed(request) for request in measured(run.requests))
-    steps = sum(not step.is_warmup for step in run.steps)
+    requests, steps = sum(map(is_completed, measured(run.requests))), len(measured(run.steps))
     label, _, rest = name.partition("_")
     counted, noun = (steps, "steps") if rest == "step_ms" else (requests, "completed requests")
     if label.startswith("p") and label[1:].isdigit() and counted:

@@ -6,13 +6,16 @@ counted by the engine. Only requests that completed have durations; a failed one
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
+from typing import TypeVar
 
-from benchctl.records.run import ChoiceRecord, RequestRecord
+from benchctl.records.run import ChoiceRecord, RequestRecord, StepRecord
+
+M = TypeVar("M", RequestRecord, StepRecord)
 
 
-def measured(requests: Iterable[RequestRecord]) -> tuple[RequestRecord, ...]:
-    """Requests that count: all but the warm-up."""
-    return tuple(request for request in requests if not request.is_warmup)
+def measured(records: Iterable[M]) -> tuple[M, ...]:
+    """Requests or steps that count: all but the warm-up."""
+    return tuple(record for record in records if not record.is_warmup)
 
 
 def is_completed(request: RequestRecord) -> bool:

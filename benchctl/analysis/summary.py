@@ -6,8 +6,9 @@ from statistics import fmean, stdev
 from typing import Any
 
 from benchctl.analysis.accounts import Accounts
+from benchctl.analysis.breakdown import Breakdown, break_down
 from benchctl.analysis.flops_accounting import RunFlops
-from benchctl.analysis.summary_columns import LABEL_COLUMNS, SUMMARY_COLUMNS, Value, summary_row
+from benchctl.analysis.summary_columns import LABEL_COLUMNS, SUMMARY_COLUMNS, Value, number_of, summary_row
 from benchctl.profile.model import VariantSettings
 from benchctl.records.directory import LoadedResults, LoadedRun, cell_name, cell_order
 from benchctl.records.run import Cell, ResultWarning, RunRecord
@@ -24,18 +25,21 @@ class RunSummary:
     warnings: tuple[ResultWarning, ...]
 
     @property
+    def record(self) -> RunRecord:
+        return self.run.record
+
+    @property
     def is_usable(self) -> bool:
         """Whether the run may stand in a mean: it ended as planned and every line of it can be read."""
-        return self.run.record.state == "done" and not self.run.is_damaged
+        return self.record.state == "done" and not self.run.is_damaged
 
     @property
     def label(self) -> str:
-        return arm_label(self.run.record.variant, self.run.record.cell)
+        return arm_label(self.record.variant, self.record.cell)
 
     def number(self, column: str) -> float | None:
         """The value of a column that holds a number."""
-        value = self.values[column]
-        return None if value is None or isinstance(value, str) else float(value)
+        return number_of(self.values[column])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +71,10 @@ class CellSummary:
         spread = self.spreads.get(column)
         return None if spread is None else spread.mean
 
+    def breakdown(self) -> Breakdown | None:
+        """Where the time of a step sits, over all usable runs."""
+        return pooled_breakdown(self.runs)
+
 
 def arm_label(variant: str, cell: Cell) -> str:
     """A variant in a cell as people write it: ``guided top_k=3``."""
@@ -76,6 +84,11 @@ def arm_label(variant: str, cell: Cell) -> str:
 def summarise_runs(results: LoadedResults, accounts: Accounts) -> tuple[RunSummary, ...]:
     """The row of every run that was begun, in plan order."""
     return tuple(_summarise(run, accounts) for run in results.runs)
+
+
+def pooled_breakdown(runs: Iterable[RunSummary]) -> Breakdown | None:
+    """Where the time of a step sits, over the steps of several runs; None without steps."""
+    return break_down(step for run in runs for step in run.run.steps)
 
 
 def _summarise(run: LoadedRun, accounts: Accounts) -> RunSummary:
@@ -93,7 +106,7 @@ def _summarise(run: LoadedRun, accounts: Accounts) -> RunSummary:
 def summarise_cells(runs: Iterable[RunSummary], baseline: str) -> tuple[CellSummary, ...]:
     """Each variant and cell over its blocks: the baseline first, then by variant and factor values."""
     groups: dict[str, list[RunSummary]] = {}
-    for run in sorted(runs, key=lambda run: arm_order(run.run.record, baseline)):
+    for run in sorted(runs, key=lambda run: arm_order(run.record, baseline)):
         groups.setdefault(run.label, []).append(run)
     return tuple(_over_blocks(group) for group in groups.values())
 
@@ -110,7 +123,7 @@ def _over_blocks(group: Sequence[RunSummary]) -> CellSummary:
         numbers = [number for run in usable if (number := run.number(column)) is not None]
         if numbers and column not in LABEL_COLUMNS:
             spreads[column] = _spread(numbers)
-    first = group[0].run.record
+    first = group[0].record
     return CellSummary(
         variant=first.variant,
         cell=first.cell,

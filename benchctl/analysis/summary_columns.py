@@ -89,7 +89,7 @@ def summary_row(run: LoadedRun, settings: VariantSettings | None, flops: RunFlop
     values: dict[str, Value] = {
         **_identity(run, settings),
         **_load_columns(run, metrics),
-        **_step_columns([step for step in run.steps if not step.is_warmup]),
+        **_step_columns(measured(run.steps)),
         **_published_columns(None if flops is None else flops.published, metrics["wall_s"]),
         **_observed_columns(None if flops is None else flops.observed, metrics["wall_s"]),
         **metrics,
@@ -184,6 +184,11 @@ def _observed_columns(account: FlopsAccount | None, wall_s: float | None) -> dic
         "observed_gflops_per_output_token": account.gflops_per_output_token,
         "observed_achieved_tflops_per_s": _tera(achieved_flops_per_s(account.total, wall_s)),
     }
+
+
+def number_of(value: Value) -> float | None:
+    """The value of a column as a number; None where it is unknown, or text."""
+    return None if value is None or isinstance(value, str) else float(value)
 
 
 def _tera(flops_per_s: float | None) -> float | None:

@@ -15,7 +15,7 @@ from typing import Final
 
 from benchctl.analysis.statistics import RatioEstimate, estimate_paired
 from benchctl.analysis.summary import RunSummary, arm_label, arm_order
-from benchctl.analysis.summary_columns import Value
+from benchctl.analysis.summary_columns import Value, number_of
 from benchctl.analysis.unknown import mean_of_known, quotient
 from benchctl.records.directory import cell_name
 from benchctl.records.run import Cell
@@ -110,17 +110,16 @@ class SweepRow:
         return arm_label(self.variant, self.cell)
 
     def number(self, column: str) -> float | None:
-        value = self.values[column]
-        return None if value is None or isinstance(value, str) else float(value)
+        return number_of(self.values[column])
 
 
 def sweep_rows(runs: Sequence[RunSummary], *, baseline: str, results_dir: str) -> tuple[SweepRow, ...]:
     """A row for each variant and cell that shares at least one usable block with the baseline."""
     usable = [run for run in runs if run.is_usable]
-    bases = {run.run.record.block: run for run in usable if run.run.record.variant == baseline}
+    bases = {run.record.block: run for run in usable if run.record.variant == baseline}
     groups: dict[str, list[Pair]] = {}
-    for run in sorted(usable, key=lambda run: arm_order(run.run.record, baseline)):
-        record = run.run.record
+    for run in sorted(usable, key=lambda run: arm_order(run.record, baseline)):
+        record = run.record
         if record.variant != baseline and record.block in bases:
             groups.setdefault(run.label, []).append(Pair(record.block, bases[record.block], run))
     return tuple(_row(pairs, results_dir) for pairs in groups.values())
@@ -145,7 +144,7 @@ def _row(pairs: Sequence[Pair], results_dir: str) -> SweepRow:
         quantity: estimate for quantity in _COMPARED if (estimate := _estimate(pairs, quantity)) is not None
     }
     ratio = {quantity: estimate.ratio for quantity, estimate in estimates.items()}
-    record = pairs[0].other.run.record
+    record = pairs[0].other.record
     settings = pairs[0].other.settings
     wall, flops, observed = ratio.get("wall"), ratio.get("pflops"), ratio.get("pflops_observed")
     values: dict[str, Value] = {

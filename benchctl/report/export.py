@@ -75,7 +75,7 @@ def _write_run_results(reading: Reading) -> list[Path]:
     written = []
     for run in reading.runs:
         if run.is_usable:
-            path = reading.results.path / "runs" / run.run.record.run_id / "result.json"
+            path = reading.results.path / "runs" / run.record.run_id / "result.json"
             write_json_atomic(path, vllm_result(run.run, reading.results.manifest, arrival))
             written.append(path)
     return written

@@ -1,10 +1,9 @@
 """The pictures of a report. Each is drawn from a reading, or skipped with a reason a person can act on."""
 
-import itertools
 from collections.abc import Sequence
 from typing import Final
 
-from benchctl.analysis.breakdown import CLOCK_NOTE, Breakdown, break_down
+from benchctl.analysis.breakdown import CLOCK_NOTE, Breakdown
 from benchctl.analysis.summary import CellSummary
 from benchctl.costs.flops import FlopsAccount
 from benchctl.records.run import SECTION_PARENT
@@ -55,11 +54,7 @@ _FLOPS_PARTS: Final = (
 def draw_plots(reading: Reading) -> tuple[Plot, ...]:
     """Every picture of a result directory, drawn or skipped with its reason."""
     cells = [cell for cell in reading.cells if cell.runs]
-    broken_down = [
-        (cell, breakdown)
-        for cell in cells
-        if (breakdown := break_down(itertools.chain.from_iterable(run.run.steps for run in cell.runs))) is not None
-    ]
+    broken_down = [(cell, breakdown) for cell in cells if (breakdown := cell.breakdown()) is not None]
     return (
         _draw_steps(broken_down),
         _draw_apply(broken_down),

@@ -48,7 +48,7 @@ class Reading:
     @property
     def unbegun(self) -> tuple[PlannedRun, ...]:
         """Planned runs of which nothing is there."""
-        begun = {run.run.record.run_id for run in self.runs}
+        begun = {run.record.run_id for run in self.runs}
         return tuple(planned for planned in self.results.plan.runs if planned.run_id not in begun)
 
 

@@ -7,7 +7,7 @@ from typing import Final
 from rich.table import Table
 from rich.text import Text
 
-from benchctl.analysis.breakdown import Breakdown, Section, break_down
+from benchctl.analysis.breakdown import Breakdown, Section
 from benchctl.analysis.flops_bridge import flops_bridge
 from benchctl.analysis.summary import Spread
 from benchctl.records.run import ResultWarning
@@ -36,7 +36,7 @@ _SWEEP_COLUMNS: Final = {
 def headline(reading: Reading) -> str:
     """What was measured, in three lines."""
     manifest = reading.results.manifest
-    num_done = sum(run.run.record.state == "done" for run in reading.runs)
+    num_done = sum(run.record.state == "done" for run in reading.runs)
     num_planned = len(reading.results.plan.runs)
     code = f"benchctl {manifest.benchctl_version}"
     if manifest.git is not None:
@@ -64,7 +64,7 @@ def footnote_lines(reading: Reading) -> list[str]:
     """``[1] code: message (which runs)``."""
     lines = []
     for number, note in enumerate(footnotes(reading), start=1):
-        places = [run.run.record.run_id for run in reading.runs if _mentions(run.warnings, note)]
+        places = [run.record.run_id for run in reading.runs if _mentions(run.warnings, note)]
         shown = ", ".join(places[:3]) + (f" and {len(places) - 3} more" if len(places) > 3 else "")
         lines.append(f"[{number}] {note.code}: {note.message}" + (f" ({shown})" if shown else ""))
     return lines
@@ -74,14 +74,14 @@ def runs_table(reading: Reading) -> Table:
     """Every planned run: its state, its main numbers, its footnotes."""
     notes = footnotes(reading)
     table = _table("Runs, in the order of execution", ["run", "state"], [*_RUN_COLUMNS, "failed", "notes"])
-    begun = {run.run.record.run_id: run for run in reading.runs}
+    begun = {run.record.run_id: run for run in reading.runs}
     for planned in reading.results.plan.runs:
         run = begun.get(planned.run_id)
         if run is None:
             blanks = [_UNKNOWN] * (len(_RUN_COLUMNS) + 1)
             table.add_row(planned.run_id, "planned", *blanks, "")
             continue
-        state = f"{run.run.record.state}{', damaged' if run.run.is_damaged else ''}"
+        state = f"{run.record.state}{', damaged' if run.run.is_damaged else ''}"
         numbers = [_number(run.number(column)) for column in _RUN_COLUMNS.values()]
         marks = " ".join(str(i) for i, note in enumerate(notes, start=1) if _mentions(run.warnings, note))
         failed = _count(run.number("num_failed"))
@@ -107,11 +107,7 @@ def cells_table(reading: Reading) -> Table | None:
 
 def breakdown_table(reading: Reading) -> Table | None:
     """Sections of a step by cell, ms: sum / all steps, which adds up; in brackets the mean where it runs."""
-    cells = {
-        cell.label: breakdown
-        for cell in reading.cells
-        if (breakdown := break_down(chain.from_iterable(run.run.steps for run in cell.runs))) is not None
-    }
+    cells = {cell.label: breakdown for cell in reading.cells if (breakdown := cell.breakdown()) is not None}
     if not cells or not any(breakdown.step.children for breakdown in cells.values()):
         return None
     notes = sorted({breakdown.clock_note for breakdown in cells.values()})

@@ -5,6 +5,7 @@ from typing import Final
 
 import numpy as np
 
+from benchctl.analysis.request_timing import measured
 from benchctl.analysis.summary import RunSummary, arm_order
 from benchctl.report.plot_style import DASHES, SERIES, Plot, legend_beside, new_figure, png_bytes, tidy
 from benchctl.report.reading import Reading
@@ -19,15 +20,13 @@ _MAX_RUNS: Final = len(SERIES) * len(DASHES)
 
 def draw_timeline(reading: Reading) -> Plot:
     """Every arm of the first block that has the most finished runs with a step log."""
-    runs = [run for run in reading.runs if run.is_usable and any(not step.is_warmup for step in run.run.steps)]
+    runs = [run for run in reading.runs if run.is_usable and measured(run.run.steps)]
     if not runs:
         return Plot(name=_NAME, skipped="no finished run has a step log")
-    blocks = [run.run.record.block for run in runs]
+    blocks = [run.record.block for run in runs]
     block = max(sorted(set(blocks)), key=blocks.count)
     baseline = reading.results.manifest.baseline
-    shown = sorted(
-        (run for run in runs if run.run.record.block == block), key=lambda r: arm_order(r.run.record, baseline)
-    )
+    shown = sorted((run for run in runs if run.record.block == block), key=lambda r: arm_order(r.record, baseline))
     figure = new_figure(6.0, f"Course of the runs of block {block}")
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
     for i, run in enumerate(shown[:_MAX_RUNS]):
@@ -37,9 +36,7 @@ def draw_timeline(reading: Reading) -> Plot:
         lower.plot(times_s, batch, dashes, color=SERIES[i % len(SERIES)], linewidth=1.4)
     upper.set_ylabel("step time, ms")
     lower.set_ylabel("sequences in the batch")
-    lower.set_xlabel(
-        f"time since the first step, s ({', '.join(sorted({r.run.record.clock for r in shown}))} clock)"
-    )
+    lower.set_xlabel(f"time since the first step, s ({', '.join(sorted({r.record.clock for r in shown}))} clock)")
     for axes in (upper, lower):
         axes.set_ylim(bottom=0)
         axes.set_xlim(left=0)
@@ -50,7 +47,7 @@ def draw_timeline(reading: Reading) -> Plot:
 
 def _course(run: RunSummary) -> tuple[Sequence[float], Sequence[float], Sequence[float]]:
     """Mean step time and batch size in stretches of equal duration; stretches without a step are left out."""
-    steps = [step for step in run.run.steps if not step.is_warmup]
+    steps = measured(run.run.steps)
     starts = np.asarray([step.start_ns for step in steps], dtype=float)
     starts -= starts.min()
     duration_ns = max(start + step.dur_ns for start, step in zip(starts, steps, strict=True))
