@@ -110,17 +110,10 @@ def arms_of(results: LoadedResults) -> tuple[Arm, ...]:
 
 
 def _refuse_damage(results: LoadedResults) -> None:
-    damaged = [
-        warning.message
-        for run in results.runs
-        if run.is_damaged
-        for warning in run.warnings
-        if warning.code == "damaged-line"
-    ]
-    if damaged:
-        raise RecordError(
-            "a run that is marked done cannot be read whole:\n" + "\n".join(f"  {d}" for d in damaged)
-        )
+    damage = [message for run in results.runs for message in run.damage]
+    if damage:
+        listed = "\n".join(f"  {message}" for message in damage)
+        raise RecordError(f"a run that is marked done cannot be read whole:\n{listed}")
 
 
 def _unusable(run: LoadedRun) -> str | None:

@@ -161,7 +161,7 @@ def reopen_experiment(path: Path, profile: Profile | None) -> Reopened:
             "to go on with the stored one, or start a new experiment"
         )
     stored_path = path / "profile.yaml"
-    stored = parse_profile(stored_path.read_text(encoding="utf-8"), str(stored_path))
+    stored = parse_profile(results.profile_yaml(), str(stored_path))
     if profile_sha256(stored) != manifest.profile_sha256:
         raise RecordError(f"{stored_path} was changed since the experiment began; restore it, or start a new one")
     request_path = path / "requests.jsonl"

@@ -118,6 +118,14 @@ class ResultDirectory:
         """Store the request set exactly as its sha256 was taken."""
         write_bytes_atomic(self.path / "requests.jsonl", content)
 
+    def profile_yaml(self) -> str:
+        """The resolved profile as written; ``profile.load.parse_profile`` reads it."""
+        path = self.path / "profile.yaml"
+        try:
+            return _read_bytes(path).decode()
+        except UnicodeDecodeError as error:
+            raise RecordError(f"{path} is no UTF-8 text ({error}); restore the file from a copy") from error
+
     def write_profile(self, text: str) -> None:
         write_bytes_atomic(self.path / "profile.yaml", text.encode())
 
@@ -127,6 +135,11 @@ class ResultDirectory:
     def runs(self) -> tuple[RunDirectory, ...]:
         """Directories of all planned runs, in plan order, whether they were begun or not."""
         return tuple(self.run(planned.run_id) for planned in self.plan().runs)
+
+    def begun_runs(self, plan: Plan) -> tuple[RunDirectory, ...]:
+        """Directories of the runs of ``plan`` that were begun, in its order."""
+        planned = (self.run(planned.run_id) for planned in plan.runs)
+        return tuple(run for run in planned if (run.path / "run.json").is_file())
 
 
 def open_results(path: Path) -> ResultDirectory:
@@ -157,6 +170,12 @@ class LoadedRun:
     warnings: tuple[ResultWarning, ...]
     is_damaged: bool = False
     """A run that says ``done`` holds a line that cannot be read."""
+
+    @property
+    def damage(self) -> tuple[str, ...]:
+        """What cannot be read of a run that says ``done``, with file and line."""
+        damaged = (warning.message for warning in self.warnings if warning.code == "damaged-line")
+        return tuple(damaged) if self.is_damaged else ()
 
 
 def load_run(directory: RunDirectory) -> LoadedRun:
@@ -207,29 +226,31 @@ class LoadedResults:
 def load_results(path: Path) -> LoadedResults:
     """Read a whole result directory; see ``load_run`` for damaged lines."""
     results = open_results(path)
-    begun = [directory for directory in results.runs() if (directory.path / "run.json").is_file()]
+    plan = results.plan()
     return LoadedResults(
         path=path,
         manifest=results.manifest(),
-        profile_yaml=_read_text(path / "profile.yaml"),
-        plan=results.plan(),
+        profile_yaml=results.profile_yaml(),
+        plan=plan,
         requests=results.prepared_requests(),
-        runs=tuple(load_run(directory) for directory in begun),
+        runs=tuple(load_run(directory) for directory in results.begun_runs(plan)),
     )
 
 
-def _read_text(path: Path) -> str:
+def _read_bytes(path: Path) -> bytes:
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_bytes()
     except FileNotFoundError as error:
         raise RecordError(f"{path} is missing: the result directory is incomplete; copy it again whole") from error
+    except OSError as error:
+        raise RecordError(
+            f"{path} cannot be read: {error.strerror}; correct its permissions, or copy the directory again"
+        ) from error
 
 
 def _read_json(path: Path, kind: type[T]) -> T:
     try:
-        document: Any = msgspec.json.decode(path.read_bytes())
-    except FileNotFoundError as error:
-        raise RecordError(f"{path} is missing: the result directory is incomplete; copy it again whole") from error
+        document: Any = msgspec.json.decode(_read_bytes(path))
     except msgspec.DecodeError as error:
         raise RecordError(f"{path}: {error}; restore the file from a copy, or run the experiment again") from error
     if not isinstance(document, dict):

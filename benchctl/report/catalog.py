@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchctl.errors import InvalidDataError, UsageError
-from benchctl.records.directory import ResultDirectory, open_results
+from benchctl.records.directory import ResultDirectory, RunDirectory, open_results
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,11 +101,11 @@ def _entry(path: Path) -> Entry:
 def _count_runs(results: ResultDirectory) -> tuple[int, int]:
     """Runs done and runs planned. A run whose record cannot be read is not done."""
     runs = results.runs()
-    return sum(_is_done(results, run.path.name) for run in runs), len(runs)
+    return sum(map(_is_done, runs)), len(runs)
 
 
-def _is_done(results: ResultDirectory, run_id: str) -> bool:
+def _is_done(run: RunDirectory) -> bool:
     try:
-        return results.run(run_id).read().state == "done"
+        return run.read().state == "done"
     except InvalidDataError:
         return False

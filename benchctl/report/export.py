@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchctl.analysis.accounts import open_accounts
 from benchctl.analysis.summary_columns import SUMMARY_COLUMNS, Value
 from benchctl.analysis.sweep import SWEEP_COLUMNS
 from benchctl.records.jsonl import write_bytes_atomic, write_json_atomic
@@ -70,8 +69,7 @@ def _write_tables(reading: Reading) -> list[Path]:
 
 
 def _write_run_results(reading: Reading) -> list[Path]:
-    profile = open_accounts(reading.results).profile
-    arrival = None if profile is None else profile.workload.arrival
+    arrival = None if reading.profile is None else reading.profile.workload.arrival
     written = []
     for run in reading.runs:
         if run.is_usable:

@@ -4,29 +4,26 @@
 holds is better served by all that is readable and a list of what is not: that is what is opened here.
 """
 
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 from benchctl.analysis.accounts import open_accounts
 from benchctl.analysis.findings import Finding, find
 from benchctl.analysis.summary import CellSummary, RunSummary, summarise_cells, summarise_runs
 from benchctl.analysis.sweep import SweepRow, sweep_rows
 from benchctl.errors import RecordError
+from benchctl.profile.model import Profile
 from benchctl.records.directory import (
     LoadedResults,
     LoadedRun,
     ResultDirectory,
-    RunDirectory,
     load_run,
     open_results,
 )
-from benchctl.records.run import Plan, PlannedRun, ResultWarning
+from benchctl.records.run import Plan, PlannedRun, PreparedRequest, ResultWarning
 from benchctl.records.schema import SCHEMA_VERSION
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +35,8 @@ class Reading:
     """
 
     results: LoadedResults
+    profile: Profile | None
+    """None where it cannot be read."""
     runs: tuple[RunSummary, ...]
     cells: tuple[CellSummary, ...]
     sweep: tuple[SweepRow, ...]
@@ -66,6 +65,7 @@ def read_results(path: Path) -> Reading:
     rows = sweep_rows(runs, baseline=baseline, results_dir=str(path))
     return Reading(
         results=results,
+        profile=accounts.profile,
         runs=runs,
         cells=cells,
         sweep=rows,
@@ -77,44 +77,34 @@ def read_results(path: Path) -> Reading:
 
 def _load(directory: ResultDirectory) -> tuple[LoadedResults, list[str]]:
     damage: list[str] = []
-
-    def readable(read: Callable[[], T], instead: T) -> T:
-        try:
-            return read()
-        except RecordError as error:
-            damage.append(str(error))
-            return instead
-
-    plan = readable(directory.plan, Plan(schema_version=SCHEMA_VERSION, runs=()))
-    begun = [
-        run for planned in plan.runs if (run := directory.run(planned.run_id)).path.joinpath("run.json").is_file()
-    ]
-    loaded = [readable(partial(_load_or_none, run), None) for run in begun]
-    runs = tuple(run for run in loaded if run is not None)
-    damage += [
-        warning.message
-        for run in runs
-        if run.is_damaged
-        for warning in run.warnings
-        if warning.code == "damaged-line"
-    ]
+    plan, profile_yaml = Plan(schema_version=SCHEMA_VERSION, runs=()), ""
+    requests: tuple[PreparedRequest, ...] = ()
+    runs: list[LoadedRun] = []
+    with _noted(damage):
+        plan = directory.plan()
+    for run in directory.begun_runs(plan):
+        with _noted(damage):
+            runs.append(load_run(run))
+            damage += runs[-1].damage
+    with _noted(damage):
+        profile_yaml = directory.profile_yaml()
+    with _noted(damage):
+        requests = directory.prepared_requests()
     results = LoadedResults(
         path=directory.path,
         manifest=directory.manifest(),
-        profile_yaml=readable(partial(_profile_text, directory.path / "profile.yaml"), ""),
+        profile_yaml=profile_yaml,
         plan=plan,
-        requests=readable(directory.prepared_requests, ()),
-        runs=runs,
+        requests=requests,
+        runs=tuple(runs),
     )
     return results, damage
 
 
-def _load_or_none(directory: RunDirectory) -> LoadedRun | None:
-    return load_run(directory)
-
-
-def _profile_text(path: Path) -> str:
+@contextmanager
+def _noted(damage: list[str]) -> Iterator[None]:
+    """What cannot be read inside is noted and left out."""
     try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise RecordError(f"{path} cannot be read ({error}); copy the result directory again whole") from error
+        yield
+    except RecordError as error:
+        damage.append(str(error))
