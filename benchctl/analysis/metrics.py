@@ -11,14 +11,11 @@ from benchctl.analysis.device_metrics import gpu_metrics, host_metrics
 from benchctl.analysis.metric_table import LATENCIES, METRICS, Direction, Metric
 from benchctl.analysis.percentile import percentiles, smallest_sample
 from benchctl.analysis.request_timing import (
-    e2el_ns,
     is_completed,
-    itls_ns,
+    latencies_ns,
     load_span_ns,
     measured,
     send_lag_ns,
-    tpots_ns,
-    ttft_ns,
 )
 from benchctl.analysis.unknown import known, quotient, total
 from benchctl.records.directory import LoadedRun
@@ -100,12 +97,7 @@ def _load_metrics(
 
 
 def _latency_metrics(completed: Sequence[RequestRecord], factor: float) -> dict[str, float | None]:
-    values: dict[str, Sequence[float]] = {
-        "ttft": known([ttft_ns(request) for request in completed]),
-        "tpot": [value for request in completed for value in tpots_ns(request)],
-        "itl": [value for request in completed for value in itls_ns(request)],
-        "e2el": known([e2el_ns(request) for request in completed]),
-    }
+    values = latencies_ns(completed)
     found: dict[str, float | None] = {}
     for latency in LATENCIES:
         durations = values[latency]

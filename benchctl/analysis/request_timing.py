@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import TypeVar
 
+from benchctl.analysis.unknown import known
 from benchctl.records.run import ChoiceRecord, RequestRecord, StepRecord
 
 M = TypeVar("M", RequestRecord, StepRecord)
@@ -77,6 +78,16 @@ def itls_ns(request: RequestRecord) -> tuple[int, ...]:
     Never spread over the tokens of a chunk: a chunk of three tokens is one gap.
     """
     return tuple(later - earlier for choice in request.choices for earlier, later in pairwise(choice.chunk_ns))
+
+
+def latencies_ns(requests: Sequence[RequestRecord]) -> dict[str, Sequence[float]]:
+    """All durations of these requests, by the name under which they are pooled."""
+    return {
+        "ttft": known(ttft_ns(request) for request in requests),
+        "tpot": [value for request in requests for value in tpots_ns(request)],
+        "itl": [value for request in requests for value in itls_ns(request)],
+        "e2el": known(e2el_ns(request) for request in requests),
+    }
 
 
 def send_lag_ns(request: RequestRecord) -> int | None:

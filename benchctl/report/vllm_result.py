@@ -13,7 +13,7 @@ import numpy as np
 from benchctl.analysis.metric_table import LATENCIES
 from benchctl.analysis.metrics import METRICS, clock_factor, run_metrics
 from benchctl.analysis.percentile import PERCENTS
-from benchctl.analysis.request_timing import e2el_ns, is_completed, itls_ns, measured, tpots_ns, ttft_ns
+from benchctl.analysis.request_timing import is_completed, itls_ns, latencies_ns, measured, ttft_ns
 from benchctl.profile.model import Arrival
 from benchctl.records.directory import LoadedRun
 from benchctl.records.run import Manifest, RequestRecord
@@ -81,13 +81,7 @@ def _latencies(
     requests: Sequence[RequestRecord], metrics: Mapping[str, float | None], factor: float
 ) -> dict[str, float | None]:
     """{mean,median,std,pNN}_{ttft,tpot,itl,e2el}_ms; a tail that too few requests bear out is null."""
-    completed = [request for request in requests if is_completed(request)]
-    durations: dict[str, list[float]] = {
-        "ttft": [value for request in completed if (value := ttft_ns(request)) is not None],
-        "tpot": [value for request in completed for value in tpots_ns(request)],
-        "itl": [value for request in completed for value in itls_ns(request)],
-        "e2el": [value for request in completed if (value := e2el_ns(request)) is not None],
-    }
+    durations = latencies_ns([request for request in requests if is_completed(request)])
     found: dict[str, float | None] = {}
     for latency in LATENCIES:
         values = durations[latency]
