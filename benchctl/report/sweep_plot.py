@@ -49,7 +49,8 @@ def _draw(rows: Sequence[SweepRow], *, suffix: str) -> Plot:
     positions = _place(axes, rows, varied)
     has_order = len(varied) == 1  # cells of several factors have no order that a line could follow
     axes.axhline(1.0, color="#555555", linewidth=1.0, label="baseline")
-    _draw_wall(axes, rows, positions, has_order=has_order)
+    top = _top(rows)
+    _draw_wall(axes, rows, positions, has_order=has_order, top=top)
     for quantity, label, color, dashes, marker in _LINES:
         if all(quantity in row.estimates for row in rows):
             ratios = [row.estimates[quantity].ratio for row in rows]
@@ -63,7 +64,7 @@ def _draw(rows: Sequence[SweepRow], *, suffix: str) -> Plot:
                 markersize=5,
             )
     axes.set_ylabel("ratio to the baseline")
-    axes.set_ylim(0, _top(rows))
+    axes.set_ylim(0, top)
     tidy(axes, grid="y")
     legend_beside(axes)
     stem = "topk" if varied == ["top_k"] else "_".join(factor.replace(".", "_") for factor in varied)
@@ -89,12 +90,14 @@ def _place(axes: Axes, rows: Sequence[SweepRow], varied: Sequence[str]) -> list[
     return positions
 
 
-def _draw_wall(axes: Axes, rows: Sequence[SweepRow], positions: Sequence[float], *, has_order: bool) -> None:
+def _draw_wall(
+    axes: Axes, rows: Sequence[SweepRow], positions: Sequence[float], *, has_order: bool, top: float
+) -> None:
     estimates = [row.estimates["wall"] for row in rows]
     bounds = [interval for estimate in estimates if (interval := _interval(estimate)) is not None]
     ratios = [estimate.ratio for estimate in estimates]
     if len(bounds) == len(rows):
-        label = f"wall time, {estimates[0].confidence:.0%} interval over blocks"
+        label = f"wall time, {interval_label(estimates, top)}"
         lows, highs = [low for low, _ in bounds], [high for _, high in bounds]
         if has_order:
             axes.fill_between(positions, lows, highs, color=BLUE, alpha=0.15, linewidth=0, label=label)
@@ -124,6 +127,15 @@ def _draw_wall(axes: Axes, rows: Sequence[SweepRow], positions: Sequence[float],
         label="wall time, one block",
         zorder=3,
     )
+
+
+def interval_label(estimates: Sequence[RatioEstimate], top: float) -> str:
+    """What the shown intervals are: their confidence, their blocks, and whether the picture holds all of them."""
+    blocks = sorted({estimate.num_blocks for estimate in estimates})
+    counted = str(blocks[0]) if len(blocks) == 1 else f"{blocks[0]} to {blocks[-1]}"
+    is_cut = any(estimate.ci_high is not None and estimate.ci_high > top for estimate in estimates)
+    label = f"{estimates[0].confidence:.0%} interval over {counted} blocks"
+    return f"{label},\nreaches beyond the top" if is_cut else label
 
 
 def _interval(estimate: RatioEstimate) -> tuple[float, float] | None:

@@ -27,15 +27,15 @@ def draw_timeline(reading: Reading) -> Plot:
     block = max(sorted(set(blocks)), key=blocks.count)
     baseline = reading.results.manifest.baseline
     shown = sorted((run for run in runs if run.record.block == block), key=lambda r: arm_order(r.record, baseline))
-    figure = new_figure(6.0, f"Course of the runs of block {block}")
+    figure = new_figure(6.0, f"Course of the runs of block {block}, means over up to {_MAX_BINS} stretches")
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
     for i, run in enumerate(shown[:_MAX_RUNS]):
         times_s, step_ms, batch = _course(run)
         dashes = DASHES[i // len(SERIES)]
         upper.plot(times_s, step_ms, dashes, color=SERIES[i % len(SERIES)], linewidth=1.4, label=run.label)
         lower.plot(times_s, batch, dashes, color=SERIES[i % len(SERIES)], linewidth=1.4)
-    upper.set_ylabel("step time, ms")
-    lower.set_ylabel("sequences in the batch")
+    upper.set_ylabel("mean step time, ms")
+    lower.set_ylabel("mean sequences in a step")
     lower.set_xlabel(f"time since the first step, s ({', '.join(sorted({r.record.clock for r in shown}))} clock)")
     for axes in (upper, lower):
         axes.set_ylim(bottom=0)
