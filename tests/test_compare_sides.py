@@ -137,10 +137,10 @@ def test_a_regression_in_one_cell_outweighs_the_others(tmp_path):
     comparison = compare(path, slow)
     assert [(cell.label, cell.verdict) for cell in comparison.cells] == [
         ("baseline", "equivalent"),
-        ("guided, top_k=5", "regression"),
+        ("guided top_k=5", "regression"),
     ]
     assert comparison.verdict == "regression"
-    assert any("guided, top_k=2" in w.message for w in comparison.warnings if w.code == "unmatched")
+    assert any("guided top_k=2" in w.message for w in comparison.warnings if w.code == "unmatched")
 
 
 def test_two_directories_of_the_same_plan_are_paired_and_said_not_to_be_interleaved(tmp_path, path):
@@ -149,7 +149,7 @@ def test_two_directories_of_the_same_plan_are_paired_and_said_not_to_be_interlea
     comparison = compare(path, other.path)
     assert comparison.pairing == "same-plan"
     assert {w.code for w in comparison.warnings} >= {"not-interleaved"}
-    assert [cell.label for cell in comparison.cells] == ["baseline", "guided, top_k=5"]
+    assert [cell.label for cell in comparison.cells] == ["baseline", "guided top_k=5"]
 
 
 def test_directories_that_share_no_blocks_are_compared_unpaired(tmp_path, path):
@@ -165,7 +165,7 @@ def test_directories_that_share_no_blocks_are_compared_unpaired(tmp_path, path):
 def test_a_variant_named_on_one_side_holds_for_both(tmp_path, path):
     other = write_results(tmp_path / "other", block_factors=factors(seed="later")).path
     comparison = compare(path, f"{other}:guided")
-    assert [(cell.a_label, cell.b_label) for cell in comparison.cells] == [("guided, top_k=5", "guided, top_k=5")]
+    assert [(cell.a_label, cell.b_label) for cell in comparison.cells] == [("guided top_k=5", "guided top_k=5")]
 
 
 def test_a_directory_against_itself_is_equivalent_and_says_so(path):
@@ -260,7 +260,7 @@ def test_an_unknown_variant_names_those_there_are(path):
 
 def test_sweeps_without_a_common_cell_are_not_comparable(tmp_path, path):
     other = write_results(tmp_path / "other", block_factors=factors(), cells=({"top_k": 3},)).path
-    with pytest.raises(NotComparableError, match="share no cell: guided, top_k=5 against guided, top_k=3"):
+    with pytest.raises(NotComparableError, match="share no cell: guided top_k=5 against guided top_k=3"):
         compare(f"{path}:guided", f"{other}:guided")
 
 
@@ -280,4 +280,4 @@ def test_exact_metrics_alone_decide_nothing(path):
 def test_a_baseline_may_be_judged_against_the_only_guided_cell(tmp_path, path):
     swept = write_results(tmp_path / "s", block_factors=factors(3), cells=({"top_k": 2}, {"top_k": 5})).path
     assert [c.label for c in compare(f"{swept}:guided", f"{swept}:baseline").cells] == ["top_k=2", "top_k=5"]
-    assert [c.a_label for c in compare(f"{path}:guided", f"{path}:baseline").cells] == ["guided, top_k=5"]
+    assert [c.a_label for c in compare(f"{path}:guided", f"{path}:baseline").cells] == ["guided top_k=5"]

@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 
 from benchctl.analysis.request_timing import measured
 from benchctl.errors import NotComparableError, RecordError, UsageError
-from benchctl.records.directory import LoadedResults, LoadedRun, cell_name, cell_order
+from benchctl.records.directory import LoadedResults, LoadedRun, arm_label, cell_name, cell_order
 from benchctl.records.run import Cell
 
 Pairing: TypeAlias = Literal["interleaved", "same-plan", "unpaired"]
@@ -44,7 +44,7 @@ class Arm:
 
     @property
     def label(self) -> str:
-        return ", ".join(part for part in (self.variant, cell_name(self.cell)) if part)
+        return arm_label(self.variant, self.cell)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

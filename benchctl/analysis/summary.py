@@ -10,7 +10,7 @@ from benchctl.analysis.breakdown import Breakdown, break_down
 from benchctl.analysis.flops_accounting import RunFlops
 from benchctl.analysis.summary_columns import LABEL_COLUMNS, SUMMARY_COLUMNS, Value, number_of, summary_row
 from benchctl.profile.model import VariantSettings
-from benchctl.records.directory import LoadedResults, LoadedRun, cell_name, cell_order
+from benchctl.records.directory import LoadedResults, LoadedRun, arm_label, cell_order
 from benchctl.records.run import Cell, ResultWarning, RunRecord
 
 
@@ -74,11 +74,6 @@ class CellSummary:
     def breakdown(self) -> Breakdown | None:
         """Where the time of a step sits, over all usable runs."""
         return pooled_breakdown(self.runs)
-
-
-def arm_label(variant: str, cell: Cell) -> str:
-    """A variant in a cell as people write it: ``guided top_k=3``."""
-    return f"{variant} {cell_name(cell)}".rstrip()
 
 
 def summarise_runs(results: LoadedResults, accounts: Accounts) -> tuple[RunSummary, ...]:

@@ -14,10 +14,10 @@ from statistics import fmean
 from typing import Final
 
 from benchctl.analysis.statistics import RatioEstimate, estimate_paired
-from benchctl.analysis.summary import RunSummary, arm_label, arm_order
+from benchctl.analysis.summary import RunSummary, arm_order
 from benchctl.analysis.summary_columns import Value, number_of
 from benchctl.analysis.unknown import mean_of_known, quotient
-from benchctl.records.directory import cell_name
+from benchctl.records.directory import arm_label, cell_name
 from benchctl.records.run import Cell
 
 LENVM_SWEEP_COLUMNS: Final = (

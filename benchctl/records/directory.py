@@ -39,6 +39,11 @@ def cell_name(cell: Cell) -> str:
     return ", ".join(f"{factor}={value}" for factor, value in cell.items())
 
 
+def arm_label(variant: str, cell: Cell) -> str:
+    """A variant in a cell as people write it: ``guided top_k=3``."""
+    return f"{variant} {cell_name(cell)}".rstrip()
+
+
 def cell_order(cell: Cell) -> tuple[tuple[int, float, str], ...]:
     """Sort key of a cell: numbers by size, before words by spelling."""
     return tuple(
