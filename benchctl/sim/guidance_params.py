@@ -1,12 +1,12 @@
 """What a request asks of the value model: the keys of ``custom_params`` that the guided fork understands."""
 
-import difflib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from benchctl.errors import UsageError
+from benchctl.profile.locate import nearest
 
 MODES: Final = ("mul", "linear", "exp", "length_mul", "centered_exp", "value_bias")
 _FINITE_TOP_K_MODES: Final = frozenset({"centered_exp", "value_bias"})
@@ -25,7 +25,7 @@ _PASSIVE_KEYS: Final = (
     "boosted_token_ids",
     "token_temp_divisor",
 )
-_KNOWN_KEYS: Final = frozenset(_ACTIVATING_KEYS + _PASSIVE_KEYS)
+_KNOWN_KEYS: Final = tuple(sorted(_ACTIVATING_KEYS + _PASSIVE_KEYS))
 _CONSTRAINTS: Final = frozenset({"eq", "ge", "le", "eq_soft", "==", "=", ">=", "<=", "~=", "~"})
 _NEUTRAL_WIDTH: Final = 1e-12
 
@@ -82,10 +82,8 @@ def parse_custom_params(params: Mapping[str, Any], *, top_k: int, revision: str)
 def _check_keys(params: Mapping[str, Any]) -> None:
     for key in params:
         if key not in _KNOWN_KEYS:
-            nearest = difflib.get_close_matches(key, _KNOWN_KEYS, n=1)
-            hint = (
-                f"did you mean {nearest[0]!r}?" if nearest else f"known keys are {', '.join(sorted(_KNOWN_KEYS))}"
-            )
+            near = nearest(key, _KNOWN_KEYS)
+            hint = f"did you mean {near!r}?" if near else f"known keys are {', '.join(_KNOWN_KEYS)}"
             raise UsageError(f"custom_params: unknown key {key!r}; {hint}")
     if ("boosted_token_ids" in params) != ("token_temp_divisor" in params):
         raise UsageError("custom_params: boosted_token_ids and token_temp_divisor must come together")
