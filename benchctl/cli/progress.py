@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class _Bars:
-    """The two bars: runs of the experiment, requests of the current run."""
+class _Course:
+    """How far the experiment has come, and since when the current run goes on."""
 
     num_runs: int
-    is_quiet: bool
     began_s: float = 0.0
     num_ended: int = 0
 
-    def line(self, planned: PlannedRun, record: RunRecord) -> str:
+    def end_run(self, planned: PlannedRun, record: RunRecord) -> str:
+        """Count a run that has ended; returns the line that says so."""
         self.num_ended += 1
         took = time.monotonic() - self.began_s
         text = f"[{self.num_ended}/{self.num_runs}] {planned.run_id}: {record.state} in {took:.1f} s"
@@ -38,7 +38,7 @@ def experiment_progress(num_runs: int, *, is_quiet: bool) -> Iterator["Listener"
 
     from benchctl.measure.experiment import Listener
 
-    state = _Bars(num_runs=num_runs, is_quiet=is_quiet)
+    course = _Course(num_runs=num_runs)
     hidden = is_quiet or not sys.stderr.isatty()
     with (
         tqdm(total=num_runs, desc="runs", unit="run", disable=hidden, position=0) as runs,
@@ -46,7 +46,7 @@ def experiment_progress(num_runs: int, *, is_quiet: bool) -> Iterator["Listener"
     ):
 
         def started(planned: PlannedRun, num_requests: int) -> None:
-            state.began_s = time.monotonic()
+            course.began_s = time.monotonic()
             requests.reset(total=num_requests)
             requests.set_description(planned.run_id)
 
@@ -55,16 +55,10 @@ def experiment_progress(num_runs: int, *, is_quiet: bool) -> Iterator["Listener"
 
         def ended(planned: PlannedRun, record: RunRecord) -> None:
             runs.update(1)
-            line = state.line(planned, record)
-            _write_line(line, write=tqdm.write if not hidden else None, is_wanted=hidden or record.state != "done")
+            line = course.end_run(planned, record)
+            if hidden:
+                print(line, file=sys.stderr, flush=True)
+            elif record.state != "done":  # the bars show the others
+                tqdm.write(line, file=sys.stderr)
 
         yield Listener(run_started=started, request_done=advanced, run_ended=ended)
-
-
-def _write_line(line: str, *, write: Callable[..., None] | None, is_wanted: bool) -> None:
-    if not is_wanted:
-        return
-    if write is None:
-        print(line, file=sys.stderr, flush=True)
-    else:
-        write(line, file=sys.stderr)

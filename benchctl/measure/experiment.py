@@ -17,7 +17,8 @@ import msgspec
 
 from benchctl import __version__
 from benchctl.errors import NotComparableError, RecordError, UsageError
-from benchctl.measure.provenance import git_state, gpu_inventory, host_info, package_versions
+from benchctl.measure.gpu import gpu_inventory
+from benchctl.measure.provenance import git_state, host_info, package_versions
 from benchctl.measure.redaction import redacted_argv
 from benchctl.measure.run import RunContext, measure_run
 from benchctl.profile.load import dump_profile, parse_profile, profile_sha256

@@ -10,10 +10,7 @@ from typing import Final
 import psutil
 
 import benchctl
-from benchctl.measure.gpu import gpu_inventory
 from benchctl.records.run import GitState, HostInfo
-
-__all__ = ["git_state", "gpu_inventory", "host_info", "package_versions"]
 
 _PACKAGES: Final = (
     "aiohttp", "httpx", "httpx-aiohttp", "llama-cpp-python", "msgspec", "numpy", "nvidia-ml-py", "pydantic",
