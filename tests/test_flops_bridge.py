@@ -63,3 +63,16 @@ def test_the_table_shows_each_correction_and_why(reading: Reading) -> None:
         assert words in shown
     documents = {cell["variant"]: cell["flops_bridge"] for cell in summary_document(reading)["cells"]}
     assert {step["code"] for step in documents["guided"]["steps"]} >= {"candidates", "value-prefill"}
+
+
+def test_large_corrections_are_written_out_as_their_totals_are(
+    reading: Reading, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("benchctl.report.tables.TERA", 1e7)
+    console = Console(width=200, file=io.StringIO())
+    with console.capture() as capture:
+        console.print(flops_table(reading))
+    words = [line.split() for line in capture.get().splitlines()]
+    rows = {row[0]: row[1] for row in words if len(row) > 3 and row[1][-1].isdigit()}
+    assert all(abs(float(rows[code])) > 1000 for code in ("published", "candidates"))
+    assert not any("e" in value for value in rows.values())

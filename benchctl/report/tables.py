@@ -147,7 +147,7 @@ def flops_table(reading: Reading) -> Table | None:
     table.add_row("published", *(_number(bridge.published_flops / TERA) for bridge in bridges))
     for code, meaning in {step.code: step.meaning for bridge in bridges for step in bridge.steps}.items():
         prices = [{step.code: step.flops for step in bridge.steps}.get(code) for bridge in bridges]
-        table.add_row(f"  {code}", *("" if flops is None else f"{flops / TERA:+.3g}" for flops in prices), meaning)
+        table.add_row(f"  {code}", *("" if flops is None else _signed(flops / TERA) for flops in prices), meaning)
     table.add_row("observed", *(_number(bridge.observed_flops / TERA) for bridge in bridges))
     return table
 
@@ -208,3 +208,7 @@ def _number(value: float | None) -> str:
     if value == 0 or abs(value) >= 1000:
         return f"{value:.0f}"
     return f"{value:#.4g}" if abs(value) >= 0.01 else f"{value:.2g}"
+
+
+def _signed(value: float) -> str:
+    return f"{'-' if value < 0 else '+'}{_number(abs(value))}"
