@@ -5,11 +5,13 @@ stays fast. Errors of ``benchctl.errors`` become one message on stderr and their
 else.
 """
 
+import os
 import signal
 import sys
 from types import FrameType
 from typing import NoReturn
 
+from benchctl.cli.streams import drop_output, steady_streams
 from benchctl.errors import BenchctlError, RunError
 
 INTERRUPTED = 130
@@ -17,24 +19,45 @@ INTERRUPTED = 130
 
 def main() -> NoReturn:
     """Run the command line and exit with its code (0 to 5, or 130 when interrupted)."""
-    signal.signal(signal.SIGTERM, _interrupt)
+    code = INTERRUPTED
+    try:
+        steady_streams()
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:  # under nohup it stays ignored
+                signal.signal(number, _interrupt)
+        code = _run()
+    except KeyboardInterrupt:
+        pass
+    # All is done that had to be: a signal that comes now must not change what is said of it.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    drop_output()
+    if code == INTERRUPTED:
+        # Python would end itself by SIGINT when the interrupt fell into a module that was being made.
+        os._exit(INTERRUPTED)
+    sys.exit(code)
+
+
+def _run() -> int:
+    """The exit code of the command that the command line names."""
     try:
         from benchctl.cli.app import app
 
         app(prog_name="benchctl")
+        sys.stdout.flush()
+    except SystemExit as leaving:
+        return leaving.code if isinstance(leaving.code, int) else 0
     except BenchctlError as error:
         _explain(error)
-        sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        sys.exit(INTERRUPTED)
+        return error.exit_code
     except OSError as error:
         print(f"benchctl: the system refused: {error}; what was measured is kept", file=sys.stderr)
-        sys.exit(BenchctlError.exit_code)
-    sys.exit(0)
+        return BenchctlError.exit_code
+    return 0
 
 
 def _interrupt(_signal: int, _frame: FrameType | None) -> None:
-    """SIGTERM ends benchctl the way Ctrl-C does: servers are stopped, what was measured is kept."""
+    """SIGTERM and a terminal that closes end benchctl as Ctrl-C does: servers are stopped, all measured is kept."""
     raise KeyboardInterrupt
 
 

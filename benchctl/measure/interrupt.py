@@ -1,7 +1,7 @@
-"""Running a coroutine so that Ctrl-C and SIGTERM end it in good order.
+"""Running a coroutine so that Ctrl-C, SIGTERM and a terminal that closes end it in good order.
 
 A signal cancels the coroutine, whose cleaning up then runs to its end; only after that KeyboardInterrupt is
-raised. Left alone, SIGTERM would end the process at once and leave its servers behind.
+raised. Left alone, the latter two would end the process at once and leave its servers behind.
 """
 
 import asyncio
@@ -9,11 +9,13 @@ import signal
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import uvloop
 
 T = TypeVar("T")
+
+_ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def run_interruptible(main: Coroutine[Any, Any, T]) -> T:
@@ -45,11 +47,15 @@ async def _cancelled_by_signals(main: Coroutine[Any, Any, T], came: list[int]) -
 
 @contextmanager
 def _handled_by(handler: Callable[[int, object], None]) -> Iterator[None]:
-    """Handlers for SIGINT and SIGTERM; outside the main thread, where Python allows none, nothing happens."""
+    """A handler for the signals that end us, but for those that are ignored (nohup, jobs in the background).
+
+    Outside the main thread, where Python allows none, nothing happens.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
+    heeded = [number for number in _ENDING if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, handler) for number in heeded}
     try:
         yield
     finally:

@@ -1,0 +1,110 @@
+"""What a shell, a terminal or another process does to benchctl changes neither its verdict nor its results."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).parent.parent
+COMMAND = [sys.executable, "-m", "benchctl"]
+SHORT = ["run", "--profile", "ci-smoke", "--engine", "sim-exact", "--blocks", "1", "--quiet"]
+TINY = [*SHORT, "--set", "workload.num_prompts=1", "--set", "workload.output_len=8"]
+
+
+def in_shell(line: str, cwd: Path, **env: str) -> "subprocess.CompletedProcess[str]":
+    """Run a line of bash in which ``$benchctl`` is the command."""
+    return subprocess.run(
+        ["bash", "-c", line],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "benchctl": " ".join(COMMAND), **env},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("reader", ["true", "head -1"])
+@pytest.mark.parametrize(("command", "code"), [("profiles reference", 0), ("profiles validate aa no-such-name", 2)])
+def test_a_reader_that_leaves_changes_no_exit_code_and_leaves_no_traceback(
+    tmp_path: Path, command: str, code: int, reader: str
+) -> None:
+    done = in_shell(f"$benchctl {command} | {reader}; exit ${{PIPESTATUS[0]}}", tmp_path)
+    assert done.returncode == code
+    assert "Error" not in done.stderr
+    assert "Broken pipe" not in done.stderr
+
+
+def test_a_terminal_without_our_signs_gets_the_others(tmp_path: Path) -> None:
+    (tmp_path / "profiles").mkdir()
+    (tmp_path / "profiles" / "own.yaml").write_text("extends: aa\ndescription: 1 ± 2\n", encoding="utf-8")
+    done = in_shell("$benchctl profiles list", tmp_path, PYTHONIOENCODING="ascii", LC_ALL="C")
+    assert done.returncode == 0, done.stderr
+    assert "1 ? 2" in done.stdout
+
+
+def test_a_full_device_behind_the_output_is_one_message(tmp_path: Path) -> None:
+    done = in_shell("$benchctl profiles reference > /dev/full", tmp_path)
+    assert done.returncode == 5
+    assert done.stderr.count("\n") == 1
+    assert "No space left on device" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_an_experiment_runs_with_closed_streams(tmp_path: Path, closed: str) -> None:
+    done = in_shell(f"$benchctl {' '.join(TINY)} {closed}", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert len(list((tmp_path / "results").glob("ci-smoke/2*/runs/*/result.json"))) == 2
+
+
+def started(cwd: Path, *args: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [*COMMAND, *args],
+        cwd=cwd,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def wait_for(happens: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not happens():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.slow
+def test_a_terminal_that_closes_ends_the_experiment_in_good_order(tmp_path: Path) -> None:
+    with started(tmp_path, *SHORT, "--set", "engine.options.start_delay_s=20") as process:
+        wait_for(lambda: bool(list(tmp_path.glob("results/*/*/runs/*/server.log"))))
+        wait_for(lambda: bool(psutil.Process(process.pid).children()))
+        (server,) = psutil.Process(process.pid).children()
+        process.send_signal(signal.SIGHUP)
+        _, stderr = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "Go on with: benchctl run --resume" in stderr
+    assert not server.is_running()
+
+
+@pytest.mark.slow
+def test_an_interrupt_while_modules_are_being_loaded_ends_with_130(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import signal, sys, threading, os, time\n"
+        "class Interrupting:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'benchctl.profile.load':\n"
+        "            exec('os.kill(os.getpid(), signal.SIGINT); time.sleep(1)')\n"
+        "sys.meta_path.insert(0, Interrupting())\n"
+    )
+    done = in_shell("exec $benchctl profiles validate aa", tmp_path, PYTHONPATH=f"{tmp_path}:{ROOT}")
+    assert done.returncode == 130, done.stderr
+    assert "Traceback" not in done.stderr
