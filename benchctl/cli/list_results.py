@@ -10,9 +10,6 @@ if TYPE_CHECKING:
 
     from benchctl.report.catalog import Entry
 
-TABLE_WIDTH = 1000
-"""No row is cut, whatever the terminal's width."""
-
 
 def list_results(
     root: Annotated[Path, typer.Argument(help="Where result directories lie.")] = Path("results"),
@@ -34,8 +31,9 @@ def list_results(
 
 
 def _print_table(root: Path, entries: "Sequence[Entry]") -> None:
-    from rich.console import Console
     from rich.table import Table
+
+    from benchctl.cli.screen import wide_console
 
     table = Table(box=None, pad_edge=False)
     for column in ("directory", "created", "profile", "engine", "state", "runs", "remarks"):
@@ -48,4 +46,4 @@ def _print_table(root: Path, entries: "Sequence[Entry]") -> None:
         done = f"{entry.num_done}/{entry.num_planned}"
         fields = (entry.created_at, entry.profile, entry.engine, entry.state, done, entry.label)
         table.add_row(name, *(field or "" for field in fields))
-    Console(highlight=False, markup=False, soft_wrap=True, width=TABLE_WIDTH).print(table)
+    wide_console().print(table)

@@ -136,26 +136,20 @@ def _measure(
 
 def _print_results(path: Path) -> None:
     """The sweep, what follows from it, and where tables and pictures are."""
-    from rich.console import Console
-
-    from benchctl.cli.show import TABLE_WIDTH
+    from benchctl.cli.screen import print_notes, wide_console
     from benchctl.report.export import write_derived
     from benchctl.report.reading import read_results
-    from benchctl.report.tables import cells_table, findings_lines, footnote_lines, sweep_table
+    from benchctl.report.tables import cells_table, sweep_table
 
     reading = read_results(path)
     files = write_derived(reading)
-    console = Console(highlight=False, markup=False, soft_wrap=True, width=TABLE_WIDTH)
+    console = wide_console()
     for table in (cells_table(reading), sweep_table(reading)):
         if table is not None:
+            console.print()
             console.print(table)
-            console.print()
-    for title, lines in (("What follows", findings_lines(reading)), ("Notes", footnote_lines(reading))):
-        if lines:
-            console.print(title, style="bold")
-            for line in lines:
-                console.print(line)
-            console.print()
+    print_notes(console, reading)
+    console.print()
     for reason in files.skipped:
         print(f"not drawn: {reason}")
     for picture in files.written:

@@ -10,9 +10,6 @@ from benchctl.errors import RecordError
 if TYPE_CHECKING:
     from benchctl.report.reading import Reading
 
-TABLE_WIDTH = 1000
-"""No table is cut, whatever the terminal's width: numbers without their last digits would mislead."""
-
 
 def show(
     results: Annotated[Path, typer.Argument(metavar="DIR", help="A result directory, finished or not.")],
@@ -42,29 +39,21 @@ def _print_json(reading: "Reading") -> None:
 
 
 def _print_tables(reading: "Reading") -> None:
-    from rich.console import Console
-
+    from benchctl.cli.screen import print_notes, wide_console
     from benchctl.report.tables import (
         breakdown_table,
         cells_table,
-        findings_lines,
         flops_table,
-        footnote_lines,
         headline,
         runs_table,
         sweep_table,
     )
 
-    console = Console(highlight=False, markup=False, soft_wrap=True, width=TABLE_WIDTH)
+    console = wide_console()
     console.print(headline(reading))
     tables = (runs_table, cells_table, breakdown_table, flops_table, sweep_table)
     for table in (draw(reading) for draw in tables):
         if table is not None:
             console.print()
             console.print(table)
-    for title, lines in (("What follows", findings_lines(reading)), ("Notes", footnote_lines(reading))):
-        if lines:
-            console.print()
-            console.print(title, style="bold")
-            for line in lines:
-                console.print(line)
+    print_notes(console, reading)

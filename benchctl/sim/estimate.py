@@ -1,0 +1,41 @@
+"""How long a run will take, known beforehand: its load simulated in virtual time."""
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from benchctl.engines.sim import SimEngine
+from benchctl.profile.model import Arrival, VariantSettings
+from benchctl.records.run import PreparedRequest
+from benchctl.sim.config import SimConfig
+from benchctl.sim.openai_api import ChatBody, CompletionBody, request_from
+from benchctl.sim.request import Request
+from benchctl.sim.simulate import SimLoad, simulate
+from benchctl.units import s_from_ns
+
+_OVERHEAD_S: Final = 0.6
+"""Starting, warming up and stopping one simulated server, beyond its configured delay."""
+
+
+def estimated_run_s(settings: VariantSettings, requests: Sequence[PreparedRequest], arrival: Arrival) -> float:
+    """Wall time of one run: its load without noise, and what a run takes beside it."""
+    config = SimConfig(
+        model=settings.model, noise="none", **settings.server.model_dump(exclude={"port", "noise", "start_delay_s"})
+    )
+    load = SimLoad(
+        requests=tuple(_parsed(request, settings, config) for request in requests),
+        arrival_ns=tuple(request.arrival_ns for request in requests),
+        max_concurrency=arrival.max_concurrency,
+    )
+    load_s = s_from_ns(simulate(config, [load]).makespan_ns()) / settings.server.time_scale
+    return load_s + _OVERHEAD_S + settings.server.start_delay_s
+
+
+def _parsed(request: PreparedRequest, settings: VariantSettings, config: SimConfig) -> Request:
+    """The request as the server will understand it."""
+    kind: type[ChatBody | CompletionBody] = ChatBody if request.messages is not None else CompletionBody
+    body: ChatBody | CompletionBody = msgspec.json.decode(
+        SimEngine().request_call(request, settings).body, type=kind
+    )
+    return request_from(body, request.request_id, config)
