@@ -25,7 +25,7 @@ def imported() -> set[str]:
             elif isinstance(node, ast.ImportFrom):
                 modules.add(node.module.partition(".")[0])
     known = packages_distributions()
-    third_party = modules - set(sys.stdlib_module_names) - {"benchctl"}
+    third_party = modules - set(sys.stdlib_module_names) - {"benchctl", "_typeshed"}  # the last: for type checkers
     return {re.sub(r"[-_.]+", "-", known[module][0]).lower() for module in third_party}
 
 
