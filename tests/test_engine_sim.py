@@ -210,7 +210,7 @@ def test_a_simulator_that_falls_behind_says_so(tmp_path: Path) -> None:
         asyncio.run(load(server, prepared(4, max_tokens=200)))
         (warning,) = ask(server, "after_load_warnings")
     assert warning.code == "sim-lag"
-    assert "lower time_scale or free the machine" in warning.message
+    assert "tokens come in bunches; lower time_scale or free the machine" in warning.message
 
 
 def test_a_simulator_that_keeps_up_has_no_warnings(tmp_path: Path) -> None:

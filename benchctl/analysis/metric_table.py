@@ -42,7 +42,10 @@ _LATENCIES: Final = {
         "(last - first output) / (output tokens - 1), per choice; tokens as the engine counted them",
         "completed requests with arrival times and more than one token",
     ),
-    "itl": ("gaps between successive chunks of a choice, pooled", "completed requests of several chunks"),
+    "itl": (
+        "gaps between successive chunks of a choice, pooled; 0 between chunks that came in one read",
+        "completed requests of several chunks",
+    ),
     "e2el": ("last output of any choice - send, per request", _ARRIVALS),
 }
 LATENCIES: Final = tuple(_LATENCIES)

@@ -151,7 +151,8 @@ class SimEngine:
                 ResultWarning(
                     code="sim-lag",
                     message=f"the simulator fell {lag_s:.3f} s behind in {wall_s:.3f} s: times seen by the client "
-                    "are longer than the simulated ones; lower time_scale or free the machine. Steps are exact",
+                    "are longer than the simulated ones, and tokens come in bunches; lower time_scale or free the "
+                    "machine. Steps are exact",
                 )
             )
         if values["benchctl_sim:abandoned_phases"] > 0:
