@@ -28,9 +28,7 @@ def main() -> NoReturn:
         code = _run()
     except KeyboardInterrupt:
         pass
-    # All is done that had to be: a signal that comes now must not change what is said of it.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
+    _ignore_signals()
     drop_output()
     if code == INTERRUPTED:
         # Python would end itself by SIGINT when the interrupt fell into a module that was being made.
@@ -54,6 +52,15 @@ def _run() -> int:
         print(f"benchctl: the system refused: {error}; what was measured is kept", file=sys.stderr)
         return BenchctlError.exit_code
     return 0
+
+
+def _ignore_signals() -> None:
+    """All is done that had to be: a signal that comes now must not change what is said of it."""
+    try:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+    except KeyboardInterrupt:
+        _ignore_signals()
 
 
 def _interrupt(_signal: int, _frame: FrameType | None) -> None:

@@ -17,6 +17,7 @@ import msgspec
 
 from benchctl import __version__
 from benchctl.errors import NotComparableError, RecordError, UsageError
+from benchctl.measure.claim import sole_writer
 from benchctl.measure.gpu import gpu_inventory
 from benchctl.measure.provenance import git_state, host_info, package_versions
 from benchctl.measure.redaction import redacted_argv
@@ -176,8 +177,16 @@ def run_experiment(
 ) -> Outcome:
     """Do every run that is not done, in plan order.
 
-    A KeyboardInterrupt passes through after the manifest says ``failed``; what was measured is kept.
+    A KeyboardInterrupt passes through after the manifest says ``failed``; what was measured is kept. Raises
+    UsageError when another benchctl measures into the directory.
     """
+    with sole_writer(results.path):
+        return _do_runs(results, profile, requests, listener)
+
+
+def _do_runs(
+    results: ResultDirectory, profile: Profile, requests: Sequence[PreparedRequest], listener: Listener
+) -> Outcome:
     context = RunContext(profile=profile, requests=tuple(requests), on_progress=listener.request_done)
     outcome = Outcome(num_done=0, num_failed=0, num_suspect=0, num_skipped=0)
     _set_state(results, "running")

@@ -9,6 +9,7 @@ import signal
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import uvloop
@@ -19,11 +20,34 @@ _ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def run_interruptible(main: Coroutine[Any, Any, T]) -> T:
-    """The result of ``main``. Raises KeyboardInterrupt after it has ended, when a signal came meanwhile."""
+    """The result of ``main``. Raises KeyboardInterrupt after it has ended, when a signal came meanwhile.
+
+    The first signal cancels; those after it change nothing, lest they cut short the cleaning up.
+    """
     came: list[int] = []
+    cancels: list[Callable[[], object]] = []
+
+    def heed(number: int, _frame: object) -> None:
+        came.append(number)
+        while cancels:
+            cancels.pop()()
+
+    async def cancellable() -> T:
+        task = asyncio.current_task()
+        if task is not None:
+            cancels.append(partial(asyncio.get_running_loop().call_soon_threadsafe, task.cancel))
+        try:
+            if came:
+                main.close()
+                raise asyncio.CancelledError
+            return await main
+        finally:
+            cancels.clear()
+
     try:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            result = runner.run(_cancelled_by_signals(main, came))
+        # The handlers stand around the loop: an exception raised by one inside it would break it.
+        with _handled_by(heed), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            result = runner.run(cancellable())
     except asyncio.CancelledError:
         if came:
             raise KeyboardInterrupt from None
@@ -31,18 +55,6 @@ def run_interruptible(main: Coroutine[Any, Any, T]) -> T:
     if came:
         raise KeyboardInterrupt
     return result
-
-
-async def _cancelled_by_signals(main: Coroutine[Any, Any, T], came: list[int]) -> T:
-    loop, task = asyncio.get_running_loop(), asyncio.current_task()
-
-    def cancel(number: int, _frame: object) -> None:
-        came.append(number)
-        if task is not None:
-            loop.call_soon_threadsafe(task.cancel)
-
-    with _handled_by(cancel):
-        return await main
 
 
 @contextmanager

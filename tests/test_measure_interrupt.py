@@ -1,0 +1,70 @@
+"""Signals end a coroutine in good order: the first one cancels it, and nothing cuts short its cleaning up."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from benchctl.errors import UsageError
+from benchctl.measure.claim import sole_writer
+from benchctl.measure.interrupt import run_interruptible
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signals_that_follow_the_first_do_not_cut_short_the_cleaning_up(number):
+    cleaned = []
+
+    async def work():
+        os.kill(os.getpid(), number)
+        try:
+            await asyncio.sleep(10)
+        finally:
+            for _ in range(3):
+                os.kill(os.getpid(), number)
+                await asyncio.sleep(0.01)
+                cleaned.append(number)
+
+    with pytest.raises(KeyboardInterrupt):
+        run_interruptible(work())
+    assert cleaned == [number] * 3
+
+
+def test_a_signal_at_the_very_end_is_told_after_the_loop_has_closed():
+    async def work():
+        asyncio.get_running_loop().call_soon(os.kill, os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(KeyboardInterrupt):
+        run_interruptible(work())
+
+
+def test_a_signal_that_is_ignored_stays_ignored():
+    async def work():
+        os.kill(os.getpid(), signal.SIGHUP)
+        await asyncio.sleep(0.01)
+        return "done"
+
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert run_interruptible(work()) == "done"
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_directory_is_measured_into_by_one_process_at_a_time_and_free_when_that_is_killed(tmp_path):
+    code = (
+        "import sys, time; from pathlib import Path; from benchctl.measure.claim import sole_writer\n"
+        "with sole_writer(Path(sys.argv[1])): print('mine', flush=True); time.sleep(60)"
+    )
+    argv = [sys.executable, "-c", code, str(tmp_path)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout.readline() == "mine\n"
+        with pytest.raises(UsageError, match="another benchctl is measuring into this directory; wait until"):
+            sole_writer(tmp_path).__enter__()
+        holder.kill()
+        holder.wait()
+    with sole_writer(tmp_path):
+        assert not list(tmp_path.iterdir())
