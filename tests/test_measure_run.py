@@ -102,11 +102,24 @@ def test_failed_requests_make_a_run_suspect_and_stay_in_the_data(tmp_path):
 
 
 def test_a_failed_warm_up_makes_a_run_suspect(tmp_path):
-    loaded = measure(tmp_path, [request(0)], workload={"num_warmups": 1}, timeouts={"request_s": 0.0001})
+    class Cold(PacedEngine):
+        def request_call(self, asked, settings):
+            how = {"mode": "truncate"} if asked.request_id.startswith("warmup") else {}
+            return super().request_call(msgspec.structs.replace(asked, prompt=json.dumps(how)), settings)
+
+    engine = Cold(truth=tmp_path / "truth.jsonl")
+    loaded = measure(tmp_path, [request(0)], engine=engine, workload={"num_warmups": 1})
     assert loaded.record.state == "suspect"
-    codes = [warning.code for warning in loaded.record.warnings]
-    assert codes[0] == "warmup-failed"
-    assert codes[-1] == "failed-requests"
+    assert [warning.code for warning in loaded.record.warnings] == ["warmup-failed"]
+    assert "1 of 1 warm-up requests failed (early-close: " in loaded.record.warnings[0].message
+
+
+def test_a_run_of_which_no_request_completes_has_failed_and_says_why(tmp_path):
+    loaded = measure(tmp_path, [request(0), request(1)], timeouts={"request_s": 0.0001})
+    assert loaded.record.state == "failed"
+    assert loaded.record.failure.cause == "no-request-completed"
+    assert loaded.record.failure.message.startswith("2 of 2 requests failed (timeout: ")
+    assert (loaded.record.num_sent, loaded.record.num_failed) == (2, 2)
 
 
 def test_a_server_that_is_killed_in_mid_run_fails_the_run_and_keeps_its_records(tmp_path):

@@ -33,6 +33,8 @@ class LoadSummary:
     num_failed: int
     first_send_ns: int | None
     last_token_ns: int | None
+    first_error: str | None = None
+    """What the first failed request failed with."""
 
 
 NOTHING_SENT: Final = LoadSummary(num_sent=0, num_failed=0, first_send_ns=None, last_token_ns=None)
@@ -66,11 +68,13 @@ class Load:
         """What has been recorded until now."""
         sends = [record.sent_ns for record in self._records if record.sent_ns is not None]
         tokens = [c.chunk_ns[-1] for record in self._records for c in record.choices if c.chunk_ns]
+        errors = [record.error for record in self._records if record.error is not None]
         return LoadSummary(
             num_sent=len(self._records),
-            num_failed=sum(record.error is not None for record in self._records),
+            num_failed=len(errors),
             first_send_ns=min(sends, default=None),
             last_token_ns=max(tokens, default=None),
+            first_error=f"{errors[0].kind}: {errors[0].message}" if errors else None,
         )
 
     async def drive(self, calls: Sequence[Call]) -> None:

@@ -197,10 +197,10 @@ class _Run:
         with self._directory.append("requests") as writer:
             load = Load(target.client, Arrival(kind="burst"), writer.write)
             await drive(target, load, requests, max_concurrency=None, is_warmup=True)
-        num_failed = load.summary().num_failed
-        if num_failed:
-            what = f"{num_failed} of {len(requests)} warm-up requests failed: the load may have met a cold server"
-            self._doubt("warmup-failed", what)
+        ended = load.summary()
+        if ended.num_failed:
+            what = f"{ended.num_failed} of {len(requests)} warm-up requests failed ({ended.first_error})"
+            self._doubt("warmup-failed", f"{what}: the load may have met a cold server")
 
     async def _measured_load(self, target: Target, gpu: GpuReader | None) -> None:
         arrival, num_ended = self._profile.workload.arrival, itertools.count(1)
@@ -239,9 +239,10 @@ class _Run:
         """The verdict on a run that went to its end."""
         load = self._load.summary() if self._load is not None else NOTHING_SENT
         if load.num_failed:
-            self._doubt(
-                "failed-requests", f"{load.num_failed} of {load.num_sent} requests failed: see requests.jsonl"
-            )
+            what = f"{load.num_failed} of {load.num_sent} requests failed ({load.first_error}): see requests.jsonl"
+            self._doubt("failed-requests", what)
+            if load.num_failed == load.num_sent:
+                return self._fail("no-request-completed", what)
         return self._close("suspect" if self._is_doubtful else "done")
 
     def _fail(self, cause: str, message: str, log_tail: str = "") -> RunRecord:
