@@ -108,3 +108,44 @@ def test_an_interrupt_while_modules_are_being_loaded_ends_with_130(tmp_path: Pat
     done = in_shell("exec $benchctl profiles validate aa", tmp_path, PYTHONPATH=f"{tmp_path}:{ROOT}")
     assert done.returncode == 130, done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("option", ["--dry-run", "--label x", "--output-dir elsewhere"])
+def test_resuming_refuses_options_that_it_could_not_honour(tmp_path: Path, option: str) -> None:
+    done = in_shell(f"$benchctl run --resume results/x {option}", tmp_path)
+    assert done.returncode == 2
+    assert "--resume goes on with results/x as it was begun: leave out --dry-run, --label" in done.stderr
+
+
+@pytest.mark.slow
+def test_resuming_refuses_a_directory_that_is_being_measured_into(tmp_path: Path) -> None:
+    with started(tmp_path, *SHORT, "--set", "engine.options.start_delay_s=30") as process:
+        wait_for(lambda: bool(list(tmp_path.glob("results/*/*/runs/*/server.log"))))
+        second = in_shell("$benchctl run --resume results/ci-smoke/latest", tmp_path)
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=30)
+    assert second.returncode == 2
+    assert "another benchctl is measuring into this directory" in second.stderr
+    assert process.returncode == 130
+
+
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        ("primary_metrics=[step_mz]", "primary_metrics: no metric is called 'step_mz'; did you mean 'step_ms'?"),
+        ("hardware=h1000", "hardware: unknown hardware 'h1000': name one of h100-sxm"),
+        ("blocks=99999999999999999999", "blocks: is 99999999999999999999; it must be at most 10000"),
+        ("workload.num_prompts=5000000", "workload.num_prompts: is 5000000; it must be at most 1000000"),
+        ("workload.samples_per_prompt=129", "asks for 129 samples in one request, which takes at most 128; set"),
+        ("workload.samples_per_prompt=500000", "asks for 1500000 outputs, more than 1000000; lower num_prompts"),
+        ("engine.options.time_scale=1e-300", "time_scale: is 1e-300; it must be at least 1e-06"),
+        ("workload.arrival.request_rate=1e-300", "request_rate: is 1e-300; it must be at least 1e-06"),
+    ],
+)
+def test_what_could_only_fail_later_is_refused_before_anything_is_measured(
+    tmp_path: Path, setting: str, says: str
+) -> None:
+    for command in ("profiles validate ci-smoke", "run --dry-run --profile ci-smoke"):
+        done = in_shell(f"$benchctl {command} --set '{setting}'", tmp_path)
+        assert done.returncode == 2
+        assert says in done.stderr

@@ -99,6 +99,7 @@ def test_all_faults_of_a_profile_are_told_at_once():
         ),
         ("a: &x 1\nb: *x\n", "p.yaml:2: not readable as YAML: aliases (*name) are not read; write the value out"),
         ("a: \0\n", "p.yaml:1: not readable as YAML: unacceptable character #x0000"),
+        ("[" * 5000, "p.yaml:1: not readable as YAML: nested deeper than any profile; write it flatter"),
     ],
 )
 def test_a_text_that_is_no_yaml_mapping_is_refused_with_its_line_and_nothing_else(text, fault):
@@ -239,7 +240,7 @@ def test_options_shared_by_all_variants_are_told_once_at_their_own_line():
     assert faults_of(text) == [
         "2 faults in the profile",
         "p.yaml:2: engine.options.noize: unknown key; did you mean 'noise'?",
-        "p.yaml:2: engine.options.time_scale: is 0; it must be above 0",
+        "p.yaml:2: engine.options.time_scale: is 0; it must be at least 1e-06",
     ]
 
 

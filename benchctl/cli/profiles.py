@@ -1,11 +1,14 @@
 """``benchctl profiles``: list, show and validate profiles, and print the reference of their keys."""
 
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from benchctl.errors import ProfileError
+from benchctl.errors import ProfileError, UsageError
+
+if TYPE_CHECKING:
+    from benchctl.profile.model import Profile
 
 app = typer.Typer(no_args_is_help=True, help="List, show and validate profiles.")
 
@@ -71,11 +74,27 @@ def _validate(name: str, engine: str | None, overrides: list[str]) -> None:
     from benchctl.profile.plan import plan_runs, undeclared_differences
 
     profile = load_profile(name, engine=engine, overrides=overrides)
+    check_names(profile)
     num_runs = len(plan_runs(profile).runs)
     print(f"ok {name}: {num_runs} runs in {profile.blocks} blocks on {profile.engine.kind}")
     for path in undeclared_differences(profile):
         warning = f"{path} differs from the baseline and allowed_differences does not list it: compare will refuse"
         print(f"warning {name}: {warning}")
+
+
+def check_names(profile: "Profile") -> None:
+    """Look up the names that only the reading half needs: better refused before the measuring than after it."""
+    from benchctl.analysis.compare import deciding_metrics
+    from benchctl.costs.hardware import hardware_for
+
+    for key, look_up in (
+        ("primary_metrics", lambda: deciding_metrics(profile.primary_metrics)),
+        ("hardware", lambda: hardware_for(profile.hardware)),
+    ):
+        try:
+            look_up()
+        except UsageError as error:
+            raise ProfileError(f"profile {profile.name}: {key}: {error}") from error
 
 
 @app.command("reference")

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 QUICK_BLOCKS = 2
 A_RUN_FAILED = 5
+RESULTS = Path("results")
 
 
 def run(  # the parameters are the command line
@@ -37,7 +38,7 @@ def run(  # the parameters are the command line
     seed: Annotated[int | None, typer.Option("--seed", min=0, help="Seed of everything that is drawn.")] = None,
     output_dir: Annotated[
         Path, typer.Option("--output-dir", "-o", help="Where result directories are made.")
-    ] = Path("results"),
+    ] = RESULTS,
     label: Annotated[str | None, typer.Option("--label", help="A remark kept in the manifest.")] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the ordered runs and an estimate; measure nothing.")
@@ -52,6 +53,10 @@ def run(  # the parameters are the command line
         raise UsageError(f"--quick means --blocks {QUICK_BLOCKS}; give one of the two")
     chosen = _load(profile, engine, overrides or [], QUICK_BLOCKS if quick else blocks, seed)
     if resume is not None:
+        if dry_run or label is not None or output_dir != RESULTS:
+            raise UsageError(
+                f"--resume goes on with {resume} as it was begun: leave out --dry-run, --label and --output-dir"
+            )
         _resume(resume, chosen, is_quiet=quiet)
         return
     if chosen is None:
@@ -80,10 +85,12 @@ def _load(
 
 
 def _prepare(profile: "Profile") -> "PreparedSet":
+    from benchctl.cli.profiles import check_names
     from benchctl.engines import engine_for
     from benchctl.profile.plan import arms, undeclared_differences, variant_settings
     from benchctl.workload.prepare import prepare_requests
 
+    check_names(profile)
     engine = engine_for(profile.engine.kind)
     for variant, cell in arms(profile):
         engine.check_available(variant_settings(profile, variant, cell))

@@ -201,6 +201,8 @@ def _compose(text: str) -> yaml.Node | None:
     composer = _Composer(text)
     try:
         return composer.get_single_node()
+    except RecursionError:
+        raise yaml.YAMLError("nested deeper than any profile; write it flatter") from None
     finally:
         composer.dispose()
 

@@ -154,7 +154,7 @@ def _problem(model: type[Section], item: _Found) -> str:
             return str(context["error"])
         case _ if kind in _BOUNDS:
             key, word = _BOUNDS[kind]
-            return f"is {value}; it must be {word} {context[key]:g}"
+            return f"is {value}; it must be {word} {context[key]:.10g}"
         case _:
             return f"is {value}: {error['msg']}"
 

@@ -11,6 +11,12 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")]
 EngineKind = Literal["sim", "vllm", "vllm-lenvm", "sglang", "sglang-lenvm", "llamacpp", "transformers", "attach"]
+MAX_OUTPUTS = 1_000_000
+MAX_TOKENS = 1_000_000
+MAX_SAMPLES_OF_A_REQUEST = 128
+"""What the OpenAI dialect takes as ``n``."""
+LEAST, MOST = 1e-6, 1e6
+"""Rates, factors and durations lie between, so that no time computed from them overflows."""
 FactorValue = str | int | float | bool | None
 
 
@@ -29,7 +35,7 @@ class LengthRange(Section):
     """Standard deviation over mean; 0 gives every length the mean."""
     min: int = Field(default=1, ge=1)
     """Shortest length."""
-    max: int = Field(default=1_000_000, ge=1)
+    max: int = Field(default=MAX_TOKENS, ge=1, le=MAX_TOKENS)
     """Longest length."""
 
     @model_validator(mode="after")
@@ -39,7 +45,7 @@ class LengthRange(Section):
         return self
 
 
-Length = Annotated[int, Field(ge=1)] | LengthRange
+Length = Annotated[int, Field(ge=1, le=MAX_TOKENS)] | LengthRange
 
 
 class Arrival(Section):
@@ -56,13 +62,13 @@ class Arrival(Section):
     """``closed-loop`` sends when a slot frees, ``burst`` all at once, the others at precomputed times."""
     max_concurrency: int | None = Field(default=None, ge=1)
     """Requests open at the same time; needed by ``closed-loop``, a cap for the others."""
-    request_rate: float | None = Field(default=None, gt=0)
+    request_rate: float | None = Field(default=None, ge=LEAST, le=MOST)
     """Requests per second, on the engine's clock, of ``constant``, ``poisson`` and ``gamma``."""
-    burstiness: float = Field(default=1.0, gt=0)
+    burstiness: float = Field(default=1.0, ge=LEAST, le=MOST)
     """Shape of ``gamma``: 1 is Poisson, below 1 burstier."""
-    speedup: float = Field(default=1.0, gt=0)
+    speedup: float = Field(default=1.0, ge=LEAST, le=MOST)
     """Divides the recorded times of ``trace``."""
-    launch_rate_limit: float | None = Field(default=None, gt=0)
+    launch_rate_limit: float | None = Field(default=None, ge=LEAST, le=MOST)
     """Requests per second at which sends are throttled, whatever the schedule says."""
 
     @model_validator(mode="after")
@@ -81,11 +87,11 @@ class Workload(Section):
     """Where the prompts come from."""
     path: str | None = None
     """File to read instead of the one in the data directory."""
-    num_prompts: int = Field(default=50, ge=1)
+    num_prompts: int = Field(default=50, ge=1, le=MAX_OUTPUTS)
     """Prompts taken from the dataset."""
     selection: Literal["first", "sample"] = "first"
     """The first prompts in file order, or a seeded sample."""
-    samples_per_prompt: int = Field(default=1, ge=1)
+    samples_per_prompt: int = Field(default=1, ge=1, le=MAX_OUTPUTS)
     """Answers asked for each prompt."""
     samples_as: Literal["one-request", "requests"] = "one-request"
     """n samples as one request with ``n``, or as n requests with distinct seeds."""
@@ -95,12 +101,24 @@ class Workload(Section):
     """Prompt length of the ``synthetic`` dataset."""
     output_len: Length | None = None
     """Length of each output with stop mode ``forced``; the dataset's own lengths where it has them."""
-    max_tokens: int = Field(default=1500, ge=1)
+    max_tokens: int = Field(default=1500, ge=1, le=MAX_TOKENS)
     """Limit of each output with stop mode ``natural``."""
     arrival: Arrival
     """When requests are sent."""
-    num_warmups: int = Field(default=1, ge=0)
+    num_warmups: int = Field(default=1, ge=0, le=10_000)
     """Requests sent to each fresh server before the measured ones, and left out of every metric."""
+
+    @model_validator(mode="after")
+    def _of_a_size(self) -> "Workload":
+        num_outputs = self.num_prompts * self.samples_per_prompt
+        if num_outputs > MAX_OUTPUTS:
+            raise ValueError(f"asks for {num_outputs} outputs, more than {MAX_OUTPUTS}; lower num_prompts")
+        if self.samples_as == "one-request" and self.samples_per_prompt > MAX_SAMPLES_OF_A_REQUEST:
+            raise ValueError(
+                f"asks for {self.samples_per_prompt} samples in one request, which takes at most "
+                f"{MAX_SAMPLES_OF_A_REQUEST}; set samples_as: requests"
+            )
+        return self
 
 
 class Sampling(Section):
@@ -154,13 +172,13 @@ class Variant(Section):
 class Timeouts(Section):
     """Limits in seconds."""
 
-    ready_s: float = Field(default=600.0, gt=0)
+    ready_s: float = Field(default=600.0, gt=0, le=MOST)
     """From launch until the server answers."""
-    request_s: float = Field(default=600.0, gt=0)
+    request_s: float = Field(default=600.0, gt=0, le=MOST)
     """From sending a request to its last token."""
-    connect_s: float = Field(default=10.0, gt=0)
+    connect_s: float = Field(default=10.0, gt=0, le=MOST)
     """For opening a connection."""
-    stop_s: float = Field(default=10.0, gt=0)
+    stop_s: float = Field(default=10.0, gt=0, le=MOST)
     """From asking a server to end until it is killed."""
 
 
@@ -197,7 +215,7 @@ class Profile(Section):
     """One line for ``benchctl profiles list``."""
     seed: int = Field(default=0, ge=0)
     """Feeds every random stream: request set, arrivals, order of runs."""
-    blocks: int = Field(default=8, ge=1)
+    blocks: int = Field(default=8, ge=1, le=10_000)
     """Complete replicates, each a fresh server for the baseline and for every cell."""
     stop: Literal["forced", "natural"] = "forced"
     """``forced`` gives every output its planned length (equal work); ``natural`` lets the model end it."""
@@ -241,7 +259,7 @@ class SimOptions(Section):
     """What a step costs: calibrated to published LenVM timings, computed from hardware peaks, or llm-mock's law."""
     hardware: str = "h100-sxm"
     """Device whose peaks the cost model computes with; a name of the hardware table."""
-    time_scale: float = Field(default=1.0, gt=0)
+    time_scale: float = Field(default=1.0, ge=LEAST, le=MOST)
     """Virtual seconds per wall second."""
     noise: Literal["none", "published"] = "none"
     """Seeded run-to-run variation of step times: none, or of the size that was published."""
@@ -265,7 +283,7 @@ class SimOptions(Section):
     """Tokens in one streamed event."""
     port: int | None = Field(default=None, ge=1, le=65535)
     """A fixed port; a free one where it is not given."""
-    start_delay_s: float = Field(default=0.0, ge=0)
+    start_delay_s: float = Field(default=0.0, ge=0, le=MOST)
     """Time the server takes to become ready, to rehearse slow starts."""
 
 

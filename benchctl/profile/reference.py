@@ -83,7 +83,7 @@ def _table(section: str, keys: Iterable[Key]) -> str:
 
 def _type_text(field: FieldInfo) -> str:
     bounds = [
-        f"{sign} {getattr(limit, name):g}"
+        f"{sign} {getattr(limit, name):.10g}"
         for limit in field.metadata
         for name, sign in _BOUNDS.items()
         if getattr(limit, name, None) is not None
