@@ -53,7 +53,7 @@ def test_a_full_device_behind_the_output_is_one_message(tmp_path: Path) -> None:
     done = in_shell("$benchctl profiles reference > /dev/full", tmp_path)
     assert done.returncode == 5
     assert done.stderr.count("\n") == 1
-    assert "No space left on device" in done.stderr
+    assert "output: the system refuses (No space left on device); make room" in done.stderr
 
 
 @pytest.mark.slow
@@ -149,3 +149,30 @@ def test_what_could_only_fail_later_is_refused_before_anything_is_measured(
         done = in_shell(f"$benchctl {command} --set '{setting}'", tmp_path)
         assert done.returncode == 2
         assert says in done.stderr
+
+
+@pytest.mark.slow
+def test_a_disk_that_fills_up_is_told_with_the_file_the_remedy_and_a_way_to_go_on(tmp_path: Path) -> None:
+    with started(tmp_path, *TINY, "--set", "engine.options.start_delay_s=2") as process:
+        wait_for(lambda: bool(list(tmp_path.glob("results/*/*/runs/*/server.log"))))
+        (log,) = tmp_path.glob("results/*/2*/runs/*/server.log")
+        results = log.parents[2]
+        (log.parent / ".run.json.partial").symlink_to("/dev/full")
+        (results / ".manifest.json.partial").symlink_to("/dev/full")
+        _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 5
+    assert f"No space left on device: 'results/ci-smoke/{results.name}/runs/{log.parent.name}/run.json'" in stderr
+    assert "free space or correct the permissions, then go on with --resume" in stderr
+    again = in_shell(f"$benchctl run --quiet --resume {results}", tmp_path)
+    assert again.returncode == 0, again.stderr
+
+
+@pytest.mark.slow
+def test_resuming_repeats_a_run_whose_record_cannot_be_read_and_keeps_what_it_left(tmp_path: Path) -> None:
+    assert in_shell(f"$benchctl {' '.join(TINY)}", tmp_path).returncode == 0
+    (record, *_) = sorted(tmp_path.glob("results/ci-smoke/2*/runs/*/run.json"))
+    record.write_text('{"state": "do')
+    again = in_shell("$benchctl run --quiet --resume results/ci-smoke/latest", tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert (record.parent / "attempt-1" / "run.json").read_text() == '{"state": "do'
+    assert again.stderr.count("done in") == 1

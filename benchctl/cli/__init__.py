@@ -49,7 +49,9 @@ def _run() -> int:
         _explain(error)
         return error.exit_code
     except OSError as error:
-        print(f"benchctl: the system refused: {error}; what was measured is kept", file=sys.stderr)
+        place = error.filename if error.filename is not None else "output"
+        remedy = "make room or correct the permissions; what was measured is kept"
+        print(f"benchctl: {place}: the system refuses ({error.strerror or error}); {remedy}", file=sys.stderr)
         return BenchctlError.exit_code
     return 0
 

@@ -25,7 +25,7 @@ from benchctl.measure.run import RunContext, measure_run
 from benchctl.profile.load import dump_profile, parse_profile, profile_sha256
 from benchctl.profile.model import Profile
 from benchctl.profile.plan import plan_runs
-from benchctl.records.directory import ResultDirectory, open_results
+from benchctl.records.directory import ResultDirectory, RunDirectory, open_results
 from benchctl.records.run import Manifest, PlannedRun, PreparedRequest, RunRecord, RunState
 from benchctl.records.schema import SCHEMA_VERSION
 from benchctl.workload.prepare import PreparedSet
@@ -193,7 +193,7 @@ def _do_runs(
     try:
         for planned in results.plan().runs:
             directory = results.run(planned.run_id)
-            if (directory.path / "run.json").is_file() and directory.read().state == "done":
+            if _is_done(directory):
                 outcome = replace(outcome, num_skipped=outcome.num_skipped + 1)
                 continue
             listener.run_started(planned, len(requests))
@@ -201,10 +201,19 @@ def _do_runs(
             outcome = _count(outcome, record.state)
             listener.run_ended(planned, record)
     except BaseException:
-        _set_state(results, "failed")
+        with suppress(OSError):  # a full disk is told as what it did to the run
+            _set_state(results, "failed")
         raise
     _set_state(results, _final_state(outcome))
     return outcome
+
+
+def _is_done(directory: RunDirectory) -> bool:
+    """Whether the run says so; one whose ``run.json`` cannot be read is done again, beside what it left."""
+    try:
+        return (directory.path / "run.json").is_file() and directory.read().state == "done"
+    except RecordError:
+        return False
 
 
 def _count(outcome: Outcome, state: RunState) -> Outcome:
