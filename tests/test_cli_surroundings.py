@@ -53,7 +53,13 @@ def test_a_full_device_behind_the_output_is_one_message(tmp_path: Path) -> None:
     done = in_shell("$benchctl profiles reference > /dev/full", tmp_path)
     assert done.returncode == 5
     assert done.stderr.count("\n") == 1
-    assert "output: the system refuses (No space left on device); make room" in done.stderr
+    assert "output: refused (No space left on device); make room" in done.stderr
+
+
+def test_a_current_directory_that_is_gone_is_named(tmp_path: Path) -> None:
+    done = in_shell("mkdir gone; cd gone; rmdir ../gone; $benchctl profiles list", tmp_path)
+    assert done.returncode == 5
+    assert "the current directory: refused (No such file or directory)" in done.stderr
 
 
 @pytest.mark.slow
@@ -120,7 +126,7 @@ def test_resuming_refuses_options_that_it_could_not_honour(tmp_path: Path, optio
 @pytest.mark.slow
 def test_resuming_refuses_a_directory_that_is_being_measured_into(tmp_path: Path) -> None:
     with started(tmp_path, *SHORT, "--set", "engine.options.start_delay_s=30") as process:
-        wait_for(lambda: bool(list(tmp_path.glob("results/*/*/runs/*/server.log"))))
+        wait_for(lambda: bool(list(tmp_path.glob("results/*/2*/runs/*/server.log"))))
         second = in_shell("$benchctl run --resume results/ci-smoke/latest", tmp_path)
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=30)
@@ -139,6 +145,8 @@ def test_resuming_refuses_a_directory_that_is_being_measured_into(tmp_path: Path
         ("workload.samples_per_prompt=129", "asks for 129 samples in one request, which takes at most 128; set"),
         ("workload.samples_per_prompt=500000", "asks for 1500000 outputs, more than 1000000; lower num_prompts"),
         ("engine.options.time_scale=1e-300", "time_scale: is 1e-300; it must be at least 1e-06"),
+        ("engine.options.max_num_seqs=9000", "max_num_batched_tokens is 8192, below max_num_seqs 9000: a step"),
+        ("engine.options.cost_model=llm-mock", "variants.guided.server: cost_model llm-mock cannot price a value"),
         ("workload.arrival.request_rate=1e-300", "request_rate: is 1e-300; it must be at least 1e-06"),
     ],
 )
@@ -176,3 +184,18 @@ def test_resuming_repeats_a_run_whose_record_cannot_be_read_and_keeps_what_it_le
     assert again.returncode == 0, again.stderr
     assert (record.parent / "attempt-1" / "run.json").read_text() == '{"state": "do'
     assert again.stderr.count("done in") == 1
+
+
+@pytest.mark.slow
+def test_a_resume_of_latest_stays_with_its_directory_when_a_newer_experiment_begins(tmp_path: Path) -> None:
+    line = f"$benchctl {' '.join(TINY)}"
+    assert in_shell(f"{line} --set engine.options.start_delay_s=1", tmp_path).returncode == 0
+    (first,) = tmp_path.glob("results/ci-smoke/2*")
+    for run in (first / "runs").iterdir():
+        (run / "run.json").unlink()
+    with started(tmp_path, "run", "--quiet", "--resume", "results/ci-smoke/latest") as process:
+        wait_for(lambda: bool(list(first.glob("runs/*/attempt-1"))))
+        (first.parent / "latest").unlink()
+        _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 0, stderr
+    assert [path.name for path in first.parent.iterdir()] == [first.name]

@@ -5,6 +5,7 @@ stays fast. Errors of ``benchctl.errors`` become one message on stderr and their
 else.
 """
 
+import errno
 import os
 import signal
 import sys
@@ -15,6 +16,8 @@ from benchctl.cli.streams import drop_output, steady_streams
 from benchctl.errors import BenchctlError, RunError
 
 INTERRUPTED = 130
+_NAMELESS = {errno.ENOENT: "the current directory", errno.ENOSPC: "output"}
+"""What it was where an error of the system names no file."""
 
 
 def main() -> NoReturn:
@@ -49,9 +52,9 @@ def _run() -> int:
         _explain(error)
         return error.exit_code
     except OSError as error:
-        place = error.filename if error.filename is not None else "output"
+        place = error.filename or _NAMELESS.get(error.errno or 0, "the system")
         remedy = "make room or correct the permissions; what was measured is kept"
-        print(f"benchctl: {place}: the system refuses ({error.strerror or error}); {remedy}", file=sys.stderr)
+        print(f"benchctl: {place}: refused ({error.strerror or error}); {remedy}", file=sys.stderr)
         return BenchctlError.exit_code
     return 0
 

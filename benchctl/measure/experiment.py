@@ -154,6 +154,8 @@ def reopen_experiment(path: Path, profile: Profile | None) -> Reopened:
     Raises NotComparableError when ``profile`` is given and is not the one the directory began with, and
     RecordError when the stored profile or request set was changed since.
     """
+    if path.is_symlink():  # ``latest`` will name another directory when the next experiment begins
+        path = path.parent / path.readlink()
     results = open_results(path)
     manifest = results.manifest()
     if profile is not None and profile_sha256(profile) != manifest.profile_sha256:

@@ -286,6 +286,19 @@ class SimOptions(Section):
     start_delay_s: float = Field(default=0.0, ge=0, le=MOST)
     """Time the server takes to become ready, to rehearse slow starts."""
 
+    @model_validator(mode="after")
+    def _can_be_served(self) -> "SimOptions":
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError(
+                f"max_num_batched_tokens is {self.max_num_batched_tokens}, below max_num_seqs {self.max_num_seqs}: "
+                "a step must have room for one token of each sequence; raise the former or lower the latter"
+            )
+        if self.cost_model == "llm-mock" and self.value_model is not None:
+            raise ValueError(
+                "cost_model llm-mock cannot price a value model; drop value_model, or take lenvm-h100 or roofline"
+            )
+        return self
+
 
 ENGINE_OPTIONS: dict[str, type[Section]] = {"sim": SimOptions}
 """Typed options of each engine that this version can start."""

@@ -172,9 +172,12 @@ def _max_tokens(profile: Profile, prompts: tuple[Prompt, ...]) -> tuple[int, ...
         return tuple(draw_length(workload.output_len, stream) for _ in prompts)
     recorded = tuple(prompt.output_tokens for prompt in prompts if prompt.output_tokens is not None)
     if len(recorded) < len(prompts):
+        source = prompts[0].source.partition(":")[0]
+        if source == "generated" != workload.dataset:
+            source = f"generated, in place of the missing {workload.dataset},"
         raise ProfileError(
-            f"stop is forced, but the prompts of {prompts[0].source.partition(':')[0]} have no output lengths of "
-            "their own; set workload.output_len, or stop: natural"
+            f"stop is forced, but the prompts of {source} have no output lengths of their own; "
+            "set workload.output_len, or stop: natural"
         )
     return recorded
 
