@@ -158,7 +158,9 @@ def test_forced_stop_uses_the_recorded_lengths_unless_others_are_asked_for(tmp_p
 def test_forced_stop_without_any_length_names_the_key_to_set() -> None:
     with pytest.raises(ProfileError, match=r"stop is forced, but the prompts of generated .*workload\.output_len"):
         prepare({}, stop="forced")
-    with pytest.raises(ProfileError, match="prompts of generated, in place of the missing sharegpt, have no output"):
+    with pytest.raises(
+        ProfileError, match="prompts of generated, in place of the missing sharegpt, have no output"
+    ):
         prepare({"dataset": "sharegpt"}, stop="forced")
 
 
