@@ -9,6 +9,7 @@ import errno
 import os
 import signal
 import sys
+from contextlib import suppress
 from types import FrameType
 from typing import NoReturn
 
@@ -28,10 +29,11 @@ def main() -> NoReturn:
         for number in (signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) is not signal.SIG_IGN:  # under nohup it stays ignored
                 signal.signal(number, _interrupt)
-        code = _run()
-    except KeyboardInterrupt:
-        pass
-    _ignore_signals()
+        with suppress(KeyboardInterrupt):
+            code = _run()
+        _ignore_signals()
+    except KeyboardInterrupt:  # a second signal, on the way out
+        _ignore_signals()
     drop_output()
     if code == INTERRUPTED:
         # Python would end itself by SIGINT when the interrupt fell into a module that was being made.
