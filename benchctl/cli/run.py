@@ -125,11 +125,11 @@ def _measure(
     results: "ResultDirectory", profile: "Profile", requests: "tuple[PreparedRequest, ...]", *, is_quiet: bool
 ) -> None:
     from benchctl.cli.progress import experiment_progress
-    from benchctl.measure.experiment import run_experiment
+    from benchctl.measure.experiment import pending_runs, run_experiment
 
     is_quiet = is_quiet or bool(os.environ.get("CI"))
     try:
-        with experiment_progress(len(results.plan().runs), is_quiet=is_quiet) as listener:
+        with experiment_progress(len(pending_runs(results)), is_quiet=is_quiet) as listener:
             outcome = run_experiment(results, profile, requests, listener)
     except KeyboardInterrupt:
         again = shlex.join(["benchctl", "run", "--resume", str(results.path)])

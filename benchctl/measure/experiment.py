@@ -174,6 +174,11 @@ def reopen_experiment(path: Path, profile: Profile | None) -> Reopened:
     return Reopened(results=results, profile=stored, requests=results.prepared_requests())
 
 
+def pending_runs(results: ResultDirectory) -> tuple[PlannedRun, ...]:
+    """The runs that are not done, in plan order."""
+    return tuple(planned for planned in results.plan().runs if not _is_done(results.run(planned.run_id)))
+
+
 def run_experiment(
     results: ResultDirectory, profile: Profile, requests: Sequence[PreparedRequest], listener: Listener
 ) -> Outcome:
@@ -190,16 +195,14 @@ def _do_runs(
     results: ResultDirectory, profile: Profile, requests: Sequence[PreparedRequest], listener: Listener
 ) -> Outcome:
     context = RunContext(profile=profile, requests=tuple(requests), on_progress=listener.request_done)
-    outcome = Outcome(num_done=0, num_failed=0, num_suspect=0, num_skipped=0)
+    pending = pending_runs(results)
+    num_skipped = len(results.plan().runs) - len(pending)
+    outcome = Outcome(num_done=0, num_failed=0, num_suspect=0, num_skipped=num_skipped)
     _set_state(results, "running")
     try:
-        for planned in results.plan().runs:
-            directory = results.run(planned.run_id)
-            if _is_done(directory):
-                outcome = replace(outcome, num_skipped=outcome.num_skipped + 1)
-                continue
+        for planned in pending:
             listener.run_started(planned, len(requests))
-            record = measure_run(context, planned, directory)
+            record = measure_run(context, planned, results.run(planned.run_id))
             outcome = _count(outcome, record.state)
             listener.run_ended(planned, record)
     except BaseException:
