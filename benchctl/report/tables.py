@@ -127,8 +127,8 @@ def sweep_table(reading: Reading) -> Table | None:
     table = _table(title, ["cell", "blocks"], ["wall time (95 % interval)", *_SWEEP_COLUMNS, "not FLOPs"])
     for row in reading.sweep:
         ratio, low, high = (row.number(f"wall_ratio{end}") for end in ("", "_ci_low", "_ci_high"))
-        interval = f" [{low:.3g}, {high:.3g}]" if low is not None and high is not None else ""
-        wall = _UNKNOWN if ratio is None else f"{ratio:.3g}{interval}"
+        interval = f" [{_ratio(low)}, {_ratio(high)}]" if low is not None and high is not None else ""
+        wall = _UNKNOWN if ratio is None else f"{_ratio(ratio)}{interval}"
         share = row.number("unexplained_frac_observed")
         left = _UNKNOWN if share is None else f"{share:.0%}"
         numbers = [_number(row.number(column)) for column in _SWEEP_COLUMNS.values()]
@@ -195,6 +195,11 @@ def _spread(spread: Spread | None) -> str:
     if spread is None:
         return _UNKNOWN
     return _number(spread.mean) + ("" if spread.cv_frac is None else f" ± {spread.cv_frac:.1%}")
+
+
+def _ratio(value: float) -> str:
+    """Three significant digits, also where the last are zeros."""
+    return f"{value:#.3g}".rstrip(".")
 
 
 def _count(value: float | None) -> str:
