@@ -71,7 +71,7 @@ def test_a_run_leaves_its_whole_story_on_disk(tmp_path):
     assert run.env["PACED_COLOUR"] == "blue"
     assert run.env["PACED_API_KEY"] == "***"
     assert [record.is_warmup for record in loaded.requests] == [True] * 2 + [False] * 6
-    assert [record.request_id for record in loaded.requests[:2]] == ["warmup-0", "warmup-1"]
+    assert {record.request_id for record in loaded.requests[:2]} == {"warmup-0", "warmup-1"}
     assert len(loaded.steps) == 8 * 5
     assert loaded.host
     assert loaded.host[-1].server_processes == 1
