@@ -9,7 +9,8 @@ from builders import edit_requests, write_results
 from simulated import sim_server
 
 from benchctl.analysis.reconcile import GENERATED_TOKENS, Check, expectation_of, profile_of, reconcile
-from benchctl.measure.prometheus import prometheus_samples, series_of
+from benchctl.engines.metrics_page import series_of
+from benchctl.measure.prometheus import prometheus_samples
 from benchctl.measure.sampler import Sampler
 from benchctl.records.directory import ResultDirectory, load_results
 from benchctl.records.jsonl import read_jsonl

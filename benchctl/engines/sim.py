@@ -1,7 +1,6 @@
 """The simulator as an engine: how it is started, asked and read. It is a process of its own, reached by HTTP."""
 
 import importlib.util
-import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import msgspec
 
 from benchctl.costs.hardware import hardware_for
 from benchctl.costs.shapes import shape_for
+from benchctl.engines.metrics_page import series_of
 from benchctl.errors import EngineUnavailableError, UsageError
 from benchctl.profile.model import SimOptions, VariantSettings
 from benchctl.records.jsonl import encode, read_jsonl
@@ -32,7 +32,6 @@ _SIGNATURES: Final = (
     ("unknown hardware", "bad-model", "name a device of the hardware table"),
     (": error:", "bad-flag", "correct the engine option that the message names"),
 )
-_METRIC: Final = re.compile(r"^(benchctl_sim:\w+)\{[^}]*\} (\S+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +142,7 @@ class SimEngine:
         """What the server knows that puts its numbers in doubt."""
         response = await client.get("/metrics")
         response.raise_for_status()
-        values = {name: float(value) for name, value in _METRIC.findall(response.text)}
+        values = {name.partition("{")[0]: value for name, value in series_of(response.text).items()}
         warnings = []
         lag_s, wall_s = values["benchctl_sim:lag_seconds"], values["benchctl_sim:phase_wall_seconds"]
         if lag_s > _LAG_FRAC * wall_s:

@@ -10,14 +10,11 @@ from threading import Event
 from typing import Final
 
 import httpx
-from prometheus_client.parser import text_string_to_metric_families
-from prometheus_client.samples import Sample
 
+from benchctl.engines.metrics_page import series_of
 from benchctl.records.run import PrometheusSample
 
 _TIMEOUT_S: Final = 5.0
-_LEFT_OUT: Final = ("_bucket", "_created")
-"""Histogram buckets and times of creation: most of the page, and nothing that is compared."""
 
 
 def prometheus_samples(url: str, hz: float, stopped: Event) -> Iterator[PrometheusSample]:
@@ -41,18 +38,3 @@ def _reading(client: httpx.Client, url: str) -> PrometheusSample:
     except httpx.HTTPError as error:
         raise OSError(f"GET {url}: {error}") from error
     return PrometheusSample(t_ns=time.monotonic_ns(), values=series_of(response.text))
-
-
-def series_of(page: str) -> dict[str, float]:
-    """Counters and gauges of a page in the Prometheus text format, by series. Raises ValueError for other text."""
-    return {
-        _series_name(sample): float(sample.value)
-        for family in text_string_to_metric_families(page)
-        for sample in family.samples
-        if not sample.name.endswith(_LEFT_OUT)
-    }
-
-
-def _series_name(sample: Sample) -> str:
-    labels = ",".join(f'{name}="{value}"' for name, value in sorted(sample.labels.items()))
-    return f"{sample.name}{{{labels}}}" if labels else sample.name

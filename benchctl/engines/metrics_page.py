@@ -1,0 +1,27 @@
+"""The Prometheus text format, in which servers state their counters and gauges."""
+
+from typing import Final
+
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
+
+_LEFT_OUT: Final = ("_bucket", "_created")
+"""Histogram buckets and times of creation: most of the page, and nothing that is compared."""
+
+
+def series_of(page: str) -> dict[str, float]:
+    """Counters and gauges of a page, by series: ``name`` or ``name{label="value"}``.
+
+    Raises ValueError for other text.
+    """
+    return {
+        _series_name(sample): float(sample.value)
+        for family in text_string_to_metric_families(page)
+        for sample in family.samples
+        if not sample.name.endswith(_LEFT_OUT)
+    }
+
+
+def _series_name(sample: Sample) -> str:
+    labels = ",".join(f'{name}="{value}"' for name, value in sorted(sample.labels.items()))
+    return f"{sample.name}{{{labels}}}" if labels else sample.name
