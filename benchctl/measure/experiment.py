@@ -5,6 +5,7 @@ everything measured so far on disk.
 """
 
 import datetime as dt
+import errno
 import hashlib
 import os
 import shutil
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
@@ -29,6 +31,8 @@ from benchctl.records.directory import ResultDirectory, RunDirectory, open_resul
 from benchctl.records.run import Manifest, PlannedRun, PreparedRequest, RunRecord, RunState
 from benchctl.records.schema import SCHEMA_VERSION
 from benchctl.workload.prepare import PreparedSet
+
+_NAME_IN_USE: Final = {errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,8 +133,11 @@ def _whole_or_not_at_all(parent: Path, stem: str) -> Iterator[tuple[Path, Callab
     def finish() -> Path:
         for number in range(1, 1000):
             path = parent / (stem if number == 1 else f"{stem}-{number}")
-            with suppress(OSError):  # the name is in use
+            try:
                 return unfinished.rename(path)
+            except OSError as error:
+                if error.errno not in _NAME_IN_USE:
+                    raise
         raise UsageError(f"{parent / stem}: a thousand directories of this name; choose another --output-dir")
 
     try:
