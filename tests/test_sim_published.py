@@ -3,10 +3,10 @@
 import itertools
 import json
 from functools import cache
-from pathlib import Path
 
 import pytest
 from simulated import FILTERED, NEUTRAL, VALUE_MODEL, question_request
+from sources import GSM8K
 
 from benchctl.records.run import StepRecord
 from benchctl.sim.config import SimConfig
@@ -15,7 +15,6 @@ from benchctl.sim.request import Request, SamplingParams
 from benchctl.sim.simulate import SimLoad, Simulation, simulate
 from benchctl.workload.generated import problems
 
-GSM8K = Path(__file__).resolve().parents[2] / "shared" / "data" / "gsm8k" / "test.jsonl"
 TOLERANCE = 0.03
 BASELINE_SAMPLING = SamplingParams(min_p=0.01)
 

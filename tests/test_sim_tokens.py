@@ -1,16 +1,14 @@
 """The rule by which prompts are counted."""
 
 import json
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sources import GSM8K
 
 from benchctl.records.run import Message
 from benchctl.workload.tokens import count_chat_tokens, count_tokens, tokenize
-
-GSM8K = Path(__file__).resolve().parents[2] / "shared" / "data" / "gsm8k" / "test.jsonl"
 
 
 @given(st.text())

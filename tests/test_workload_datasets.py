@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from sources import DATA, first, needs_data, source
 
 from benchctl.errors import DatasetError
 from benchctl.workload import datasets
@@ -12,17 +13,6 @@ from benchctl.workload.gsm8k import gold_answer, gsm8k_prompts
 from benchctl.workload.prompt import Selection, SourceFile
 from benchctl.workload.sharegpt import sharegpt_prompts
 from benchctl.workload.tokens import count_chat_tokens
-
-DATA = Path(__file__).parents[2] / "shared/data"
-needs_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"the real data sets are not at {DATA}")
-
-
-def source(path: Path, kind: str) -> SourceFile:
-    return SourceFile(path=path, kind=kind, dataset=kind)
-
-
-def first(num_prompts: int) -> Selection:
-    return Selection(num_prompts=num_prompts, method="first", seed=0)
 
 
 def sample(num_prompts: int, seed: int = 0) -> Selection:

@@ -6,14 +6,13 @@ import statistics
 from collections.abc import Callable
 from fractions import Fraction
 from itertools import islice
-from pathlib import Path
 
 import pytest
+from sources import GSM8K
 
 from benchctl.workload.generated import generated_prompts, problems
 from benchctl.workload.stories import STORIES
 
-GSM8K = Path(__file__).parents[2] / "shared/data/gsm8k/test.jsonl"
 GSM8K_SIZE = 1319
 
 # Each rule reads the numbers of a problem in the order in which its text names them.

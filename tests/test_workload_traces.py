@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from sources import DATA, first, needs_data, source
 
 from benchctl.errors import DatasetError
 from benchctl.workload.azure import azure_prompts, timestamp_ns
@@ -12,18 +13,6 @@ from benchctl.workload.prompt import Prompt, Selection, SourceFile
 from benchctl.workload.replay import replay_prompts
 from benchctl.workload.synthetic import NUM_WORDS, synthetic_prompts, text_of_length, word
 from benchctl.workload.tokens import count_tokens
-
-DATA = Path(__file__).parents[2] / "shared/data"
-needs_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"the real data sets are not at {DATA}")
-
-
-def source(path: Path, kind: str) -> SourceFile:
-    return SourceFile(path=path, kind=kind, dataset=kind)
-
-
-def first(num_prompts: int) -> Selection:
-    return Selection(num_prompts=num_prompts, method="first", seed=0)
-
 
 # Replay
 
