@@ -5,6 +5,7 @@ BenchctlError
 │   ├── ProfileError            a profile does not say a valid experiment
 │   ├── DatasetError            a dataset is missing, damaged or not what was pinned
 │   ├── EngineUnavailableError  the engine is not installed here
+│   ├── UnsupportedError        the engine cannot do what the profile asks
 │   └── PortTakenError          the port that a profile insists on is in use
 ├── InvalidDataError         4  results cannot be read, or must not be compared
 │   ├── RecordError             a file of a result directory is damaged (names file and line)
@@ -44,6 +45,10 @@ class DatasetError(UsageError):
 
 class EngineUnavailableError(UsageError):
     """The chosen engine is not installed here."""
+
+
+class UnsupportedError(UsageError):
+    """The chosen engine cannot do what the profile asks of it."""
 
 
 class PortTakenError(UsageError):

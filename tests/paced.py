@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from benchctl.engines.engine import Diagnosis, LaunchSite, raw_step_log
 from benchctl.measure.client import Call, StreamClient
 from benchctl.measure.port import choose_port
 from benchctl.measure.server import Launch
@@ -28,20 +29,38 @@ class PacedEngine:
     truth: Path
     flags: tuple[str, ...] = ()
     clock: str = "host"
-    health_path: str = "/health"
-    metrics_path: str | None = None
+    kind: str = "sim"
+    is_launched: bool = True
+    needs_first_generation: bool = False
+    essential_processes: tuple[str, ...] = ()
+    metrics_at: str | None = None
 
     def check_available(self, settings: Any) -> None:
         pass
 
+    def check_requests(self, requests: Any, settings: Any) -> None:
+        pass
+
+    def health_path(self, settings: Any) -> str:
+        return "/health"
+
+    def metrics_path(self, settings: Any) -> str | None:
+        return self.metrics_at
+
+    def base_url(self, settings: Any, port: int) -> str:
+        return f"http://127.0.0.1:{port}"
+
+    def has_steps(self, settings: Any) -> bool:
+        return True
+
     def time_scale(self, settings: Any) -> float:
         return 1.0
 
-    def argv(self, settings: Any, *, port: int, step_log: Path, noise_seed: int) -> tuple[str, ...]:
-        files = ("--truth", str(self.truth), "--step-log", str(step_log))
-        return (sys.executable, str(SERVER), "--port", str(port), *files, *self.flags)
+    def argv(self, settings: Any, site: LaunchSite) -> tuple[str, ...]:
+        files = ("--truth", str(self.truth), "--step-log", str(site.step_log))
+        return (sys.executable, str(SERVER), "--port", str(site.port), *files, *self.flags)
 
-    def env(self, settings: Any) -> dict[str, str]:
+    def env(self, settings: Any, site: LaunchSite) -> dict[str, str]:
         return {"PACED_API_KEY": "very secret", "PACED_COLOUR": "blue"}
 
     def request_call(self, request: PreparedRequest, settings: Any) -> Any:
@@ -52,18 +71,18 @@ class PacedEngine:
     async def announce(self, client: Any, requests: Sequence[PreparedRequest], **how: Any) -> None:
         pass
 
-    async def effective_config(self, client: Any) -> dict[str, Any]:
+    async def effective_config(self, client: Any, settings: Any, site: LaunchSite) -> dict[str, Any]:
         return dict((await client.get("/info")).json())
 
     async def after_load_warnings(self, client: Any) -> tuple[()]:
         return ()
 
-    def read_steps(self, raw: Path) -> Iterator[StepRecord]:
-        return read_jsonl(raw, StepRecord)
+    def read_steps(self, directory: Path) -> Iterator[StepRecord]:
+        return read_jsonl(raw_step_log(directory), StepRecord)
 
-    def diagnose(self, log_tail: str) -> tuple[str, str] | None:
+    def diagnose(self, log_tail: str) -> Diagnosis | None:
         if "address already in use" in log_tail:
-            return ("port-taken", "choose another port")
+            return Diagnosis(cause="port-taken", remedy="choose another port")
         return None
 
     def truths(self) -> dict[str, dict[str, Any]]:
@@ -114,10 +133,10 @@ def launch(directory: Path, *flags: str, **timeouts: float) -> Launch:
     engine = PacedEngine(truth=directory / "truth.jsonl", flags=flags)
     port = choose_port(None)
     return Launch(
-        argv=engine.argv(None, port=port, step_log=directory / "steps.raw.jsonl", noise_seed=0),
+        argv=engine.argv(None, LaunchSite(port=port, directory=directory)),
         env=dict(os.environ),
         port=port,
-        health_path=engine.health_path,
+        health_path=engine.health_path(None),
         log=directory / "server.log",
         timeouts=Timeouts.model_validate({"ready_s": 10.0, "stop_s": 3.0, "request_s": 20.0} | timeouts),
         diagnose=engine.diagnose,

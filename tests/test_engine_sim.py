@@ -11,9 +11,11 @@ import pytest
 from simulated import VALUE_MODEL, SimServer, events, sim_server
 
 from benchctl.engines import engine_for
+from benchctl.engines.engine import LaunchSite
 from benchctl.engines.sim import SimEngine
 from benchctl.errors import EngineUnavailableError, RecordError
-from benchctl.profile.model import Guidance, Sampling, SimOptions, VariantSettings
+from benchctl.profile.engine_options import SimOptions
+from benchctl.profile.model import Guidance, Sampling, VariantSettings
 from benchctl.records.run import Message, PreparedRequest, ResultWarning
 from benchctl.sim.__main__ import parser
 from benchctl.sim.config import SimConfig
@@ -100,7 +102,7 @@ async def load(
 )
 def test_the_server_understands_every_option_of_its_command_line(options: dict[str, Any]) -> None:
     settings = settings_of(**options)
-    argv = ENGINE.argv(settings, port=1234, step_log=Path("steps.raw.jsonl"), noise_seed=77)
+    argv = ENGINE.argv(settings, LaunchSite(port=1234, directory=Path(), noise_seed=77))
     understood = vars(parser().parse_args(argv[3:]))
     assert argv[1:3] == ("-m", "benchctl.sim")
     assert (understood["host"], understood["port"], understood["noise_seed"]) == ("127.0.0.1", 1234, 77)
@@ -154,7 +156,7 @@ def test_announced_loads_give_the_same_steps_whatever_the_network_does(tmp_path:
         logs.append(server.step_log.read_bytes())
         tokens = sum(events(text)[-1]["usage"]["completion_tokens"] for text in texts)
         assert tokens == sum(request.n * request.max_tokens for request in requests)
-        assert sum(step.output_tokens or 0 for step in ENGINE.read_steps(server.step_log)) == tokens
+        assert sum(step.output_tokens or 0 for step in ENGINE.read_steps(server.step_log.parent)) == tokens
     assert logs[0] == logs[1]
 
 
@@ -165,7 +167,7 @@ def test_a_closed_loop_gives_the_same_steps_twice(tmp_path: Path) -> None:
         with sim_server(tmp_path / str(life), "--value-model", VALUE_MODEL, time_scale=100.0) as server:
             asyncio.run(load(server, requests, max_concurrency=3, delays_s=[life * 0.01 * i for i in range(9)]))
         logs.append(server.step_log.read_bytes())
-        assert max(step.num_seqs for step in ENGINE.read_steps(server.step_log)) == 3
+        assert max(step.num_seqs for step in ENGINE.read_steps(server.step_log.parent)) == 3
     assert logs[0] == logs[1]
 
 
@@ -186,6 +188,8 @@ def test_a_warm_up_is_marked_in_the_steps(tmp_path: Path) -> None:
 def ask(server: SimServer, what: str) -> Any:
     async def call() -> Any:
         async with httpx.AsyncClient(base_url=server.client.base_url, timeout=20) as client:
+            if what == "effective_config":
+                return await ENGINE.effective_config(client, GUIDED, LaunchSite(port=1, directory=Path()))
             return await getattr(ENGINE, what)(client)
 
     return asyncio.run(call())
@@ -268,8 +272,8 @@ def test_a_torn_step_log_is_read_up_to_the_tear(tmp_path: Path) -> None:
     server.step_log.write_bytes(content[:-20])
     steps = []
     with pytest.raises(RecordError, match=r"steps.raw.jsonl:3: the line is cut off"):
-        steps.extend(ENGINE.read_steps(server.step_log))
-    assert list(ENGINE.read_steps(tmp_path / "absent.jsonl")) == []
+        steps.extend(ENGINE.read_steps(server.step_log.parent))
+    assert list(ENGINE.read_steps(tmp_path / "absent")) == []
 
 
 @pytest.mark.parametrize(
@@ -285,8 +289,9 @@ def test_a_torn_step_log_is_read_up_to_the_tear(tmp_path: Path) -> None:
 def test_the_end_of_a_log_tells_the_cause(log_tail: str, cause: str) -> None:
     known = ENGINE.diagnose(f"INFO something\n{log_tail}\n")
     assert known is not None
-    assert known[0] == cause
-    assert known[1]
+    assert known.cause == cause
+    assert known.remedy
+    assert known.is_profile_fault is cause.startswith("bad-")
 
 
 def test_an_ordinary_log_tells_nothing() -> None:
@@ -295,9 +300,9 @@ def test_an_ordinary_log_tells_nothing() -> None:
 
 def test_small_facts_of_the_engine() -> None:
     assert ENGINE.clock == "virtual"
-    assert ENGINE.health_path == "/health"
+    assert ENGINE.health_path(GUIDED) == "/health"
     assert ENGINE.time_scale(GUIDED) == 200.0
-    assert ENGINE.env(GUIDED) == {}
+    assert ENGINE.env(GUIDED, LaunchSite(port=1, directory=Path())) == {}
     ENGINE.check_available(GUIDED)
     ENGINE.check_available(settings_of(cost_model="llm-mock", hardware="abacus"))
 
@@ -321,9 +326,9 @@ def test_engines_are_found_by_their_kind() -> None:
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        ("vllm", "engine 'vllm' cannot be started by this version.*available is 'sim'"),
-        ("sglang-lenvm", "engine 'sglang-lenvm' cannot be started by this version"),
-        ("abacus", "unknown engine 'abacus'; known are sim, vllm"),
+        ("vllm-lenvm", "engine 'vllm-lenvm' cannot be measured by this version; choose one of sim"),
+        ("sglang-lenvm", "engine 'sglang-lenvm' cannot be measured by this version"),
+        ("abacus", "unknown engine 'abacus'; choose one of sim"),
     ],
 )
 def test_an_engine_that_cannot_be_started_is_refused_by_name(kind: str, message: str) -> None:

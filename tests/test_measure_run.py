@@ -14,6 +14,7 @@ import psutil
 import pytest
 from paced import PacedEngine, planned, profile, request
 
+from benchctl.engines.engine import raw_step_log
 from benchctl.errors import EngineUnavailableError, PortTakenError, RunError
 from benchctl.measure.process import is_alive
 from benchctl.measure.run import RunContext, measure_run, noise_seed
@@ -191,7 +192,7 @@ def test_a_disk_that_is_full_stops_the_experiment_with_a_remedy(tmp_path):
 
 def test_a_mistake_of_ours_is_recorded_and_not_hidden(tmp_path):
     class Mistaken(PacedEngine):
-        async def effective_config(self, client):
+        async def effective_config(self, client, settings, site):
             raise KeyError("version")
 
     with pytest.raises(KeyError):
@@ -222,9 +223,10 @@ def test_an_engine_that_is_not_installed_stops_the_experiment(tmp_path):
 
 def test_a_step_log_that_is_torn_is_kept_as_far_as_it_goes(tmp_path):
     class Torn(PacedEngine):
-        def read_steps(self, raw):
+        def read_steps(self, directory):
+            raw = raw_step_log(directory)
             raw.write_bytes(raw.read_bytes()[:-20])
-            return super().read_steps(raw)
+            return super().read_steps(directory)
 
     loaded = measure(tmp_path, [request(0, max_tokens=4)], engine=Torn(truth=tmp_path / "truth.jsonl"))
     assert loaded.record.state == "suspect"
@@ -234,7 +236,7 @@ def test_a_step_log_that_is_torn_is_kept_as_far_as_it_goes(tmp_path):
 
 def test_a_run_without_steps_is_suspect(tmp_path):
     class Stepless(PacedEngine):
-        def read_steps(self, raw):
+        def read_steps(self, directory):
             return iter(())
 
         async def after_load_warnings(self, client):

@@ -308,8 +308,8 @@ def test_a_sweep_of_too_many_cells_is_refused_before_it_is_unfolded():
 
 
 def test_an_engine_that_cannot_be_started_is_refused():
-    assert fault_of(HEAD.replace("kind: sim", "kind: vllm")) == (
-        "p.yaml:2: engine.kind: is 'vllm', which this version cannot start; it starts sim"
+    assert fault_of(HEAD.replace("kind: sim", "kind: vllm-lenvm")) == (
+        "p.yaml:2: engine.kind: is 'vllm-lenvm', which this version cannot measure; it measures sim, vllm, sglang, llamacpp, transformers, attach"
     )
 
 

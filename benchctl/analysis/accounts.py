@@ -39,7 +39,7 @@ class Accounts:
         settings = self.settings(run.record)
         if self.profile is None or settings is None:
             return None, ()
-        guided_by = settings.server.value_model if settings.guidance is not None else None
+        guided_by = settings.server.guides_with if settings.guidance is not None else None
         try:
             base = shape_for(settings.model)
             value_model = None if guided_by is None else shape_for(guided_by)

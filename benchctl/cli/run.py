@@ -92,11 +92,14 @@ def _prepare(profile: "Profile") -> "PreparedSet":
 
     check_names(profile)
     engine = engine_for(profile.engine.kind)
-    for variant, cell in arms(profile):
-        engine.check_available(variant_settings(profile, variant, cell))
+    settings = [variant_settings(profile, variant, cell) for variant, cell in arms(profile)]
+    for of_arm in settings:
+        engine.check_available(of_arm)
     for path in undeclared_differences(profile):
         _warn(f"variants differ in {path}, which allowed_differences does not list: compare will refuse them")
     prepared = prepare_requests(profile)
+    for of_arm in settings:
+        engine.check_requests(prepared.requests, of_arm)
     for warning in prepared.warnings:
         _warn(warning.message)
     return prepared

@@ -1,21 +1,23 @@
 """What differs between kinds of server software, one file each."""
 
-from typing import get_args
+from collections.abc import Callable
+from typing import Final, get_args
 
+from benchctl.engines.engine import Engine
 from benchctl.engines.sim import SimEngine
 from benchctl.errors import EngineUnavailableError
 from benchctl.profile.model import EngineKind
 
+_ENGINES: Final[dict[str, Callable[[], Engine]]] = {
+    "sim": SimEngine,
+}
 
-def engine_for(kind: str) -> SimEngine:
-    """The engine of a kind. Raises EngineUnavailableError for kinds that this version cannot start."""
-    if kind == "sim":
-        return SimEngine()
+
+def engine_for(kind: str) -> Engine:
+    """The engine of a kind. Raises EngineUnavailableError for kinds that this version cannot measure."""
+    if kind in _ENGINES:
+        return _ENGINES[kind]()
+    known = ", ".join(_ENGINES)
     if kind in get_args(EngineKind):
-        raise EngineUnavailableError(
-            f"engine {kind!r} cannot be started by this version: it has no launcher and no step-log reader for it; "
-            "available is 'sim', the simulator (--engine sim)"
-        )
-    raise EngineUnavailableError(
-        f"unknown engine {kind!r}; known are {', '.join(get_args(EngineKind))}, of which 'sim' is available"
-    )
+        raise EngineUnavailableError(f"engine {kind!r} cannot be measured by this version; choose one of {known}")
+    raise EngineUnavailableError(f"unknown engine {kind!r}; choose one of {known}")

@@ -2,8 +2,7 @@
 
 import importlib.util
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,64 +11,81 @@ import msgspec
 
 from benchctl.costs.hardware import hardware_for
 from benchctl.costs.shapes import shape_for
+from benchctl.engines.engine import Diagnosis, LaunchSite, RequestCall, Signature, diagnosed, raw_step_log
 from benchctl.engines.metrics_page import series_of
 from benchctl.errors import EngineUnavailableError, UsageError
-from benchctl.profile.model import SimOptions, VariantSettings
+from benchctl.profile.engine_options import SimOptions
+from benchctl.profile.model import VariantSettings
 from benchctl.records.jsonl import encode, read_jsonl
 from benchctl.records.run import Clock, PreparedRequest, ResultWarning, StepRecord
 
 _NOT_FLAGS: Final = frozenset({"port"})
 _LAG_FRAC: Final = 0.02
 """Share of the wall time that the simulator may fall behind before its client-side times are doubted."""
-_SIGNATURES: Final = (
-    (
-        "address already in use",
-        "port-taken",
-        "end the process that holds the port, or leave port out of the profile",
-    ),
-    ("MemoryError", "out-of-memory", "lower num_kv_blocks or max_num_seqs, or free memory"),
-    ("unknown model", "bad-model", "name a built-in shape or a directory with a config.json"),
-    ("unknown hardware", "bad-model", "name a device of the hardware table"),
-    (": error:", "bad-flag", "correct the engine option that the message names"),
+_SIGNATURES: Final = tuple(
+    Signature(text=text, diagnosis=Diagnosis(cause=cause, remedy=remedy, is_profile_fault=cause.startswith("bad-")))
+    for text, cause, remedy in (
+        (
+            "address already in use",
+            "port-taken",
+            "end the process that holds the port, or leave port out of the profile",
+        ),
+        ("MemoryError", "out-of-memory", "lower num_kv_blocks or max_num_seqs, or free memory"),
+        ("unknown model", "bad-model", "name a built-in shape or a directory with a config.json"),
+        ("unknown hardware", "bad-model", "name a device of the hardware table"),
+        (": error:", "bad-flag", "correct the engine option that the message names"),
+    )
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestCall:
-    """One request in the engine's dialect; ``body`` is JSON."""
-
-    path: str
-    headers: Mapping[str, str]
-    body: bytes
+def sim_options(settings: VariantSettings) -> SimOptions:
+    """The simulator's own options; a programming error where they are another engine's."""
+    if not isinstance(settings.server, SimOptions):
+        raise TypeError(f"the simulator cannot serve {type(settings.server).__name__}")
+    return settings.server
 
 
 class SimEngine:
     """The simulated server of ``python -m benchctl.sim``."""
 
-    health_path: Final = "/health"
-    metrics_path: Final[str | None] = "/metrics"
-    """Where the server's counters are in Prometheus format; None for an engine that has none."""
+    kind: Final = "sim"
     clock: Final[Clock] = "virtual"
+    is_launched: Final = True
+    needs_first_generation: Final = False
+    essential_processes: Final[tuple[str, ...]] = ()
 
     def check_available(self, settings: VariantSettings) -> None:
         """Raises EngineUnavailableError when the simulator cannot serve these settings here."""
         for package in ("aiohttp", "uvloop"):
             if importlib.util.find_spec(package) is None:
                 raise EngineUnavailableError(f"engine 'sim' needs {package}; run: pip install {package}")
-        if settings.server.cost_model == "llm-mock":
+        options = sim_options(settings)
+        if options.cost_model == "llm-mock":
             return
         try:
             shape_for(settings.model)
-            hardware_for(settings.server.hardware)
-            if settings.server.value_model is not None:
-                shape_for(settings.server.value_model)
+            hardware_for(options.hardware)
+            if options.value_model is not None:
+                shape_for(options.value_model)
         except UsageError as error:
             raise EngineUnavailableError(f"engine 'sim', variant {settings.variant!r}: {error}") from error
 
-    def argv(self, settings: VariantSettings, *, port: int, step_log: Path, noise_seed: int) -> tuple[str, ...]:
+    def check_requests(self, requests: Sequence[PreparedRequest], settings: VariantSettings) -> None:
+        """The simulator does all that a profile can ask."""
+
+    def health_path(self, settings: VariantSettings) -> str:
+        return "/health"
+
+    def metrics_path(self, settings: VariantSettings) -> str | None:
+        return "/metrics"
+
+    def base_url(self, settings: VariantSettings, port: int) -> str:
+        return f"http://127.0.0.1:{port}"
+
+    def argv(self, settings: VariantSettings, site: LaunchSite) -> tuple[str, ...]:
         """The command line of the server."""
-        argv = [sys.executable, "-m", "benchctl.sim", "--host", "127.0.0.1", "--port", str(port)]
-        argv += ["--step-log", str(step_log), "--model", settings.model, "--noise-seed", str(noise_seed)]
+        argv = [sys.executable, "-m", "benchctl.sim", "--host", "127.0.0.1", "--port", str(site.port)]
+        argv += ["--step-log", str(site.step_log), "--model", settings.model, "--noise-seed", str(site.noise_seed)]
         for name in SimOptions.model_fields:
             value = getattr(settings.server, name)
             if name in _NOT_FLAGS or value is None:
@@ -81,13 +97,13 @@ class SimEngine:
                 argv += [f"--{flag}", str(value)]
         return tuple(argv)
 
-    def env(self, settings: VariantSettings) -> dict[str, str]:  # noqa: ARG002 - part of what an engine offers
+    def env(self, settings: VariantSettings, site: LaunchSite) -> dict[str, str]:
         """Variables of the server's environment beyond ours; the simulator needs none."""
         return {}
 
     def time_scale(self, settings: VariantSettings) -> float:
         """Virtual seconds per wall second."""
-        return settings.server.time_scale
+        return sim_options(settings).time_scale
 
     def request_call(self, request: PreparedRequest, settings: VariantSettings) -> RequestCall:
         """Ask for ``request`` as this variant does: streamed, with usage and token ids."""
@@ -131,7 +147,12 @@ class SimEngine:
         )
         response.raise_for_status()
 
-    async def effective_config(self, client: httpx.AsyncClient) -> dict[str, Any]:
+    async def effective_config(
+        self,
+        client: httpx.AsyncClient,
+        settings: VariantSettings,
+        site: LaunchSite,
+    ) -> dict[str, Any]:
         """What the server says of itself, flat."""
         response = await client.get("/server_info")
         response.raise_for_status()
@@ -164,13 +185,13 @@ class SimEngine:
             )
         return tuple(warnings)
 
-    def read_steps(self, raw: Path) -> Iterator[StepRecord]:
-        """The step records of the server's own log, which is in our format already."""
-        return read_jsonl(raw, StepRecord)
+    def has_steps(self, settings: VariantSettings) -> bool:
+        return True
 
-    def diagnose(self, log_tail: str) -> tuple[str, str] | None:
-        """Cause and remedy, where the end of the server's log shows a known one."""
-        for signature, cause, remedy in _SIGNATURES:
-            if signature in log_tail:
-                return cause, remedy
-        return None
+    def read_steps(self, directory: Path) -> Iterator[StepRecord]:
+        """The step records of the server's own log, which is in our format already."""
+        return read_jsonl(raw_step_log(directory), StepRecord)
+
+    def diagnose(self, log_tail: str) -> Diagnosis | None:
+        """What the end of the server's log shows."""
+        return diagnosed(_SIGNATURES, log_tail)

@@ -10,11 +10,11 @@ import aiohttp
 import httpx
 import msgspec
 
-from benchctl.engines.sim import SimEngine
+from benchctl.engines.engine import Engine
 from benchctl.errors import LoadError
 from benchctl.measure.client import Call, StreamClient
 from benchctl.measure.load import Load
-from benchctl.measure.server import ServerProcess
+from benchctl.measure.server import Server
 from benchctl.profile.model import VariantSettings
 from benchctl.records.run import PreparedRequest
 
@@ -23,9 +23,9 @@ from benchctl.records.run import PreparedRequest
 class Target:
     """A server that is up, and how to speak to it."""
 
-    engine: SimEngine
+    engine: Engine
     settings: VariantSettings
-    server: ServerProcess
+    server: Server
     client: StreamClient
 
     def call(self, request: PreparedRequest, *, is_warmup: bool) -> Call:
@@ -56,7 +56,7 @@ async def drive(
 
 
 @contextmanager
-def control_errors(server: ServerProcess) -> Iterator[None]:
+def control_errors(server: Server) -> Iterator[None]:
     """Translate what goes wrong between us and the server outside the measured requests."""
     try:
         yield

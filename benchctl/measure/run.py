@@ -19,8 +19,9 @@ from typing import Any
 import msgspec
 
 from benchctl.engines import engine_for
-from benchctl.engines.sim import SimEngine
-from benchctl.errors import RecordError, RunError
+from benchctl.engines.engine import Engine, LaunchSite, raw_step_log
+from benchctl.errors import RecordError, RunError, ServerStartError
+from benchctl.measure.attached import AttachedServer
 from benchctl.measure.attempt import begin_attempt
 from benchctl.measure.client import StreamClient
 from benchctl.measure.gpu import SAMPLER_MISSING, memory_used_bytes, open_gpu, wait_memory_returned
@@ -30,7 +31,7 @@ from benchctl.measure.load import NOTHING_SENT, Load
 from benchctl.measure.phase import Target, control_errors, drive
 from benchctl.measure.port import choose_port
 from benchctl.measure.redaction import recorded_env, redacted_argv, server_env
-from benchctl.measure.server import Launch, ServerProcess
+from benchctl.measure.server import Launch, Server, ServerProcess
 from benchctl.measure.telemetry import Watched, sampled, steady_interpreter
 from benchctl.measure.warmup import warmup_requests
 from benchctl.profile.model import Arrival, Profile
@@ -44,6 +45,7 @@ from benchctl.records.run import (
     RunFailure,
     RunRecord,
     RunState,
+    StepRecord,
 )
 from benchctl.records.schema import SCHEMA_VERSION
 
@@ -60,7 +62,7 @@ class RunContext:
     requests: tuple[PreparedRequest, ...]
     on_progress: Callable[[int], None] = _ignore_progress
     """Called with the number of requests that have ended."""
-    engine: SimEngine | None = None
+    engine: Engine | None = None
     """In place of the one that the profile names."""
 
 
@@ -123,52 +125,64 @@ class _Run:
         return self._end()
 
     async def _go(self) -> None:
-        self._engine.check_available(self._settings)
-        launch = self._launch()
-        visible = launch.env.get("CUDA_VISIBLE_DEVICES")
+        engine, settings = self._engine, self._settings
+        engine.check_available(settings)
+        port = choose_port(settings.server.fixed_port) if engine.is_launched else 0
+        site = LaunchSite(
+            port=port, directory=self._directory.path, noise_seed=noise_seed(self._profile, self._planned)
+        )
+        env = server_env(os.environ, engine.env(settings, site))
         with ExitStack() as stack:
-            # A simulated server uses no device, so none is watched and nobody misses the samples.
-            is_simulated = self._engine.clock == "virtual"
-            gpu = None if is_simulated else stack.enter_context(open_gpu(visible))
-            if gpu is None and not is_simulated and self._profile.telemetry.gpu_hz:
-                self._warn(SAMPLER_MISSING)
+            gpu = self._open_gpu(stack, env.get("CUDA_VISIBLE_DEVICES"))
             held_bytes = memory_used_bytes(gpu) if gpu is not None else 0
             try:
-                await self._serve(launch, gpu)
+                await self._serve(self._server(site, env), site, gpu)
             finally:
                 self._write_steps()
             if gpu is not None:
                 self._warn(*wait_memory_returned(gpu, held_bytes))
 
-    def _launch(self) -> Launch:
-        settings, engine = self._settings, self._engine
-        port = choose_port(settings.server.port)
-        raw_steps = self._directory.path / "steps.raw.jsonl"
-        argv = engine.argv(
-            settings, port=port, step_log=raw_steps, noise_seed=noise_seed(self._profile, self._planned)
-        )
-        own = engine.env(settings)
-        env = server_env(os.environ, own)
-        self._update(argv=redacted_argv(argv), env=recorded_env(env, own))
-        return Launch(
-            argv=argv,
-            env=env,
-            port=port,
-            health_path=engine.health_path,
-            log=self._directory.server_log,
-            timeouts=self._profile.timeouts,
-            diagnose=engine.diagnose,
+    def _open_gpu(self, stack: ExitStack, visible: str | None) -> GpuReader | None:
+        """The devices of a server of ours; a simulated one uses none, and those of an attached one are unknown."""
+        if self._engine.clock == "virtual" or not self._engine.is_launched:
+            return None
+        gpu = stack.enter_context(open_gpu(visible))
+        if gpu is None and self._profile.telemetry.gpu_hz:
+            self._warn(SAMPLER_MISSING)
+        return gpu
+
+    def _server(self, site: LaunchSite, env: dict[str, str]) -> Server:
+        settings, engine, timeouts = self._settings, self._engine, self._profile.timeouts
+        health_path = engine.health_path(settings)
+        if not engine.is_launched:
+            return AttachedServer(engine.base_url(settings, site.port), health_path, timeouts.ready_s)
+        argv = engine.argv(settings, site)
+        self._update(argv=redacted_argv(argv), env=recorded_env(env, engine.env(settings, site)))
+        return ServerProcess(
+            Launch(
+                argv=argv,
+                env=env,
+                port=site.port,
+                health_path=health_path,
+                log=self._directory.server_log,
+                timeouts=timeouts,
+                diagnose=engine.diagnose,
+                essential_processes=engine.essential_processes,
+            )
         )
 
-    async def _serve(self, launch: Launch, gpu: GpuReader | None) -> None:
-        server = ServerProcess(launch)
+    async def _serve(self, server: Server, site: LaunchSite, gpu: GpuReader | None) -> None:
+        base_url = self._engine.base_url(self._settings, site.port)
         try:
             with server:
                 self._time(launch_ns=server.launch_ns)
-                async with StreamClient(launch.base_url, self._profile.timeouts) as client:
-                    self._time(ready_ns=await server.wait_ready(client.control))
+                async with StreamClient(base_url, self._profile.timeouts) as client:
+                    ready_ns = await server.wait_ready(client.control)
                     target = Target(engine=self._engine, settings=self._settings, server=server, client=client)
-                    await self._ask_configuration(target)
+                    if self._engine.needs_first_generation:
+                        ready_ns = await self._first_generation(target)
+                    self._time(ready_ns=ready_ns)
+                    await self._ask_configuration(target, site)
                     await self._warm_up(target)
                     await self._measured_load(target, gpu)
                     with control_errors(server):
@@ -177,10 +191,28 @@ class _Run:
             self._warn(*server.warnings)
             self._time(stop_ns=server.stop_ns)
 
-    async def _ask_configuration(self, target: Target) -> None:
+    async def _first_generation(self, target: Target) -> int:
+        """One short answer, as the load will ask for it; returns when it was there.
+
+        Some servers answer their health path before they can generate, and one keeps for its whole life what the
+        first request says of sampling.
+        """
+        (asked,) = warmup_requests(self._context.requests, 1)
+        asked = msgspec.structs.replace(asked, request_id="first-generation", n=1)
+        with self._directory.append("requests") as writer:
+            load = Load(target.client, Arrival(kind="burst"), writer.write)
+            await drive(target, load, (asked,), max_concurrency=None, is_warmup=True)
+        ended = load.summary()
+        if ended.num_failed:
+            message = f"the server answers its health path but does not generate ({ended.first_error})"
+            tail = target.server.log_tail()
+            raise ServerStartError(f"{message}; its log says more", cause="no-first-generation", log_tail=tail)
+        return time.monotonic_ns()
+
+    async def _ask_configuration(self, target: Target, site: LaunchSite) -> None:
         """Record what the server says of itself, beside what it will be asked for."""
         with control_errors(target.server):
-            told = await self._engine.effective_config(target.client.control)
+            told = await self._engine.effective_config(target.client.control, self._settings, site)
         settings = self._settings
         config: dict[str, Any] = {"model": settings.model} | {f"server.{key}": value for key, value in told.items()}
         for name, section in (("sampling", settings.sampling), ("guidance", settings.guidance)):
@@ -218,17 +250,22 @@ class _Run:
         self._warn(*doubts)
 
     def _watched(self, target: Target, gpu: GpuReader | None) -> Watched:
-        path = self._engine.metrics_path
+        path = self._engine.metrics_path(self._settings)
         url = None if path is None else str(target.client.control.base_url.join(path))
         return Watched(server_pid=target.server.pid, gpu=gpu, metrics_url=url)
 
     def _write_steps(self) -> None:
         """Normalise the engine's own step log, keeping all of it that can be read."""
-        raw, count = self._directory.path / "steps.raw.jsonl", 0
+        if not self._engine.has_steps(self._settings):
+            message = f"engine {self._engine.kind!r} records no steps: time per step is unknown"
+            self._warn(ResultWarning(code="steps-unknown", message=message))
+            return
+        raw, count = raw_step_log(self._directory.path), 0
+        first_send_ns = self._load.summary().first_send_ns if self._load is not None else None
         try:
             with self._directory.append("steps") as writer:
-                for step in self._engine.read_steps(raw):
-                    writer.write(step)
+                for step in self._engine.read_steps(self._directory.path):
+                    writer.write(_placed(step, first_send_ns))
                     count += 1
         except RecordError as error:
             self._doubt("steps-damaged", f"the step log ends after {count} steps: {error}")
@@ -278,3 +315,10 @@ class _Run:
         """Replace ``run.json``: what is known is on disk at any moment."""
         self._record = msgspec.structs.replace(self._record, **changes)
         self._directory.write(self._record)
+
+
+def _placed(step: StepRecord, first_send_ns: int | None) -> StepRecord:
+    """A step on the host's clock that ended before the first send belongs to the start or the warm-up."""
+    if step.clock != "host" or (first_send_ns is not None and step.start_ns + step.dur_ns > first_send_ns):
+        return step
+    return msgspec.structs.replace(step, is_warmup=True)

@@ -14,20 +14,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Final, NamedTuple, Self
+from typing import Final, NamedTuple, Protocol, Self
 
 import aiohttp
 import httpx
 import psutil
 
+from benchctl.engines.engine import Diagnosis
 from benchctl.errors import ServerDiedError, ServerStartError
 from benchctl.measure import process as processes
 from benchctl.measure.port import HOST, belongs_to, wait_free
 from benchctl.profile.model import Timeouts
 from benchctl.records.run import ResultWarning
 
-Diagnose = Callable[[str], tuple[str, str] | None]
-"""The end of a log to (cause, remedy), where the engine knows the trouble."""
+Diagnose = Callable[[str], Diagnosis | None]
+"""The end of a log to what it shows, where the engine knows the trouble."""
 
 _FIRST_POLL_S: Final = 0.02
 _LAST_POLL_S: Final = 0.5
@@ -50,10 +51,50 @@ class Launch:
     log: Path
     timeouts: Timeouts
     diagnose: Diagnose
+    essential_processes: tuple[str, ...] = ()
+    """Parts of the titles of processes without which the server cannot go on, beside its first one."""
 
     @property
     def base_url(self) -> str:
         return f"http://{HOST}:{self.port}"
+
+
+class Server(Protocol):
+    """A server as a run sees it: one that we started, or one that we were led to."""
+
+    @property
+    def pid(self) -> int | None:
+        """Its first process, where we know it."""
+
+    @property
+    def launch_ns(self) -> int | None:
+        """When we started it."""
+
+    @property
+    def stop_ns(self) -> int | None:
+        """When we asked it to end."""
+
+    @property
+    def warnings(self) -> tuple[ResultWarning, ...]:
+        """What is doubtful about it, complete when its context has ended."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    async def wait_ready(self, client: httpx.AsyncClient) -> int:
+        """Wait until it is ready; returns when it was. Raises ServerStartError when it will not be."""
+
+    async def died(self) -> None:
+        """Returns when it has ended."""
+
+    def check_alive(self) -> None:
+        """Raises ServerDiedError when it has ended."""
+
+    def log_tail(self) -> str:
+        """The last lines of its log."""
 
 
 class _Trouble(NamedTuple):
@@ -184,7 +225,7 @@ class ServerProcess:
         tail = self.log_tail()
         known = self._launch.diagnose(tail)
         if known is not None:
-            cause, remedy = known
+            cause, remedy = known.cause, known.remedy
             what = f"{what} ({cause})"
         return _Trouble(f"{what}; {remedy or 'its log says why'}: {self._launch.log}", cause, tail)
 

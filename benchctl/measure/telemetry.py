@@ -23,7 +23,7 @@ _SWITCH_INTERVAL_S: Final = 0.0005
 class Watched:
     """What is sampled: the server's processes, its devices and its metrics page, as far as there are any."""
 
-    server_pid: int
+    server_pid: int | None
     gpu: GpuReader | None
     metrics_url: str | None
 
@@ -34,7 +34,7 @@ def sampled(directory: Path, rates: Telemetry, watched: Watched) -> Iterator[lis
     samplers: list[Sampler] = []
     if watched.gpu is not None and rates.gpu_hz:
         samplers.append(Sampler("gpu", directory / "gpu.jsonl", partial(watched.gpu.samples, rates.gpu_hz)))
-    if rates.host_hz:
+    if watched.server_pid is not None and rates.host_hz:
         read = partial(host_samples, watched.server_pid, rates.host_hz)
         samplers.append(Sampler("host", directory / "host.jsonl", read))
     if watched.metrics_url is not None and rates.prometheus_hz:

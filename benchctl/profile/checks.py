@@ -8,9 +8,10 @@ from math import prod
 from typing import Final, get_args
 
 from benchctl.profile.document import Fault, Node
+from benchctl.profile.engine_options import ENGINE_OPTIONS
 from benchctl.profile.faults import shown
 from benchctl.profile.locate import nearest
-from benchctl.profile.model import ENGINE_OPTIONS, EngineKind, Profile
+from benchctl.profile.model import EngineKind, Profile
 from benchctl.profile.settings import (
     Values,
     cells_of,
@@ -33,13 +34,13 @@ def profile_faults(profile: Node) -> Iterator[Fault]:
     if kind is None or kind.value not in get_args(EngineKind):
         return
     if kind.value not in ENGINE_OPTIONS:
-        startable = ", ".join(ENGINE_OPTIONS)
-        problem = f"is {shown(kind.value)}, which this version cannot start; it starts {startable}"
+        known = ", ".join(ENGINE_OPTIONS)
+        problem = f"is {shown(kind.value)}, which this version cannot measure; it measures {known}"
         yield Fault(kind.place, kind.path, problem)
         return
     faults = tuple(_sweep_faults(profile, str(kind.value)))
     yield from faults
-    yield from _settings_faults(profile, None if faults else _sweep(profile))
+    yield from _settings_faults(profile, str(kind.value), None if faults else _sweep(profile))
 
 
 def _baseline_name(profile: Node) -> str:
@@ -130,10 +131,10 @@ def _unguided_faults(profile: Node, factor: str, node: Node) -> Iterator[Fault]:
         yield Fault(node.place, node.path, problem)
 
 
-def _settings_faults(profile: Node, sweep: dict[str, Values] | None) -> Iterator[Fault]:
+def _settings_faults(profile: Node, kind: str, sweep: dict[str, Values] | None) -> Iterator[Fault]:
     """Faults of every run's settings; where the sweep itself is faulty, swept variants are left out."""
     swept = _swept_variants(profile)
     for variant in _variants(profile):
         factors = sweep if variant in swept else {}
         for cell in () if factors is None else cells_of(factors):
-            yield from settings_faults(settings_tree(profile, variant, cell))[1]
+            yield from settings_faults(settings_tree(profile, variant, cell), kind)[1]

@@ -13,7 +13,7 @@ from benchctl.errors import ProfileError
 from benchctl.profile.document import Fault, Node, Step, path_text
 from benchctl.profile.keys import profile_keys, section_at
 from benchctl.profile.locate import nearest
-from benchctl.profile.model import Section
+from benchctl.profile.section import Section
 
 S = TypeVar("S", bound=Section)
 

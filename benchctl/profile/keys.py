@@ -7,7 +7,9 @@ from typing import Any, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from benchctl.profile.document import Step
-from benchctl.profile.model import ENGINE_OPTIONS, Profile, Section, Variant
+from benchctl.profile.engine_options import ENGINE_OPTIONS
+from benchctl.profile.model import Profile, Variant
+from benchctl.profile.section import Section
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,14 +7,16 @@ The result is validated as a whole, and every fault is reported at once with the
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
 from benchctl.profile.checks import profile_faults
 from benchctl.profile.document import Fault, Place, dump_document, node_from_plain
+from benchctl.profile.engine_options import ENGINE_OPTIONS, GUIDING_ENGINES
 from benchctl.profile.faults import profile_error, validate
 from benchctl.profile.locate import locate_profile, profile_files
-from benchctl.profile.model import ENGINE_OPTIONS, Engine, Profile
+from benchctl.profile.model import Engine, Profile
 from benchctl.profile.sources import (
     Draft,
     from_assignment,
@@ -51,14 +53,26 @@ def load_profile(
     ``workload.num_prompts=3`` and go over everything else, in the order given. Raises ProfileError with every
     fault.
     """
-    draft = read_profile_file(locate_profile(name_or_path))
-    options = {"--engine": (("engine",), engine), "--blocks": (("blocks",), blocks), "--seed": (("seed",), seed)}
-    for option, (path, value) in options.items():
-        if value is not None:
-            draft = draft.under(from_option(option, path, value))
-    for assignment in overrides:
-        draft = draft.under(from_assignment(assignment))
+    path = locate_profile(name_or_path)
+    options = {"--engine": engine, "--blocks": blocks, "--seed": seed}
+    above = [from_option(name, (name[2:],), value) for name, value in options.items() if value is not None]
+    above += [from_assignment(assignment) for assignment in overrides]
+    draft = _layered(path, above, is_unguided=False)
+    if _cannot_guide(draft):
+        draft = _layered(path, above, is_unguided=True)
     return _profile(draft)
+
+
+def _layered(path: Path, above: Sequence[Draft], *, is_unguided: bool) -> Draft:
+    """The file with what it extends, and the command line over it."""
+    return with_engine(reduce(Draft.under, above, read_profile_file(path, is_unguided=is_unguided)))
+
+
+def _cannot_guide(draft: Draft) -> bool:
+    """Whether the draft's engine is one that loads no value model."""
+    engine = draft.tree.child("engine")
+    kind = engine.child("kind") if engine else None
+    return kind is not None and kind.value in ENGINE_OPTIONS and kind.value not in GUIDING_ENGINES
 
 
 def parse_profile(text: str, source: str) -> Profile:
@@ -72,7 +86,7 @@ def parse_profile(text: str, source: str) -> Profile:
         problem = "a profile is complete here and extends nothing; write out what it extends"
         tree = without(draft.tree, {"extends"})
         draft = Draft(tree, (*draft.faults, Fault(extends.place, extends.path, problem)), is_whole=False)
-    return _profile(draft)
+    return _profile(with_engine(draft))
 
 
 def dump_profile(profile: Profile) -> str:
@@ -106,7 +120,6 @@ def _description(draft: Draft) -> str:
 
 
 def _profile(draft: Draft) -> Profile:
-    draft = with_engine(draft)
     profile, found = validate(draft.tree, Profile)
     if not draft.is_whole:
         found = tuple(fault for fault in found if not fault.is_absence)
@@ -120,4 +133,6 @@ def _complete_engine(engine: Engine) -> Engine:
     """The engine with all its options written out, as far as they can stand without a variant's."""
     tree = node_from_plain(engine.options, Place("engine"))
     options, _ = validate(tree, ENGINE_OPTIONS[engine.kind])
-    return engine if options is None else Engine(kind=engine.kind, options=options.model_dump(mode="json"))
+    if options is None:
+        return engine
+    return engine.model_copy(update={"options": options.model_dump(mode="json")})

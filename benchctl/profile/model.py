@@ -7,7 +7,10 @@ durations in seconds, as people write them.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, SerializeAsAny, field_validator, model_validator
+
+from benchctl.profile.engine_options import ServerOptions
+from benchctl.profile.section import LEAST, MOST, Section
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")]
 EngineKind = Literal["sim", "vllm", "vllm-lenvm", "sglang", "sglang-lenvm", "llamacpp", "transformers", "attach"]
@@ -15,15 +18,7 @@ MAX_OUTPUTS = 1_000_000
 MAX_TOKENS = 1_000_000
 MAX_SAMPLES_OF_A_REQUEST = 128
 """What the OpenAI dialect takes as ``n``."""
-LEAST, MOST = 1e-6, 1e6
-"""Rates, factors and durations lie between, so that no time computed from them overflows."""
 FactorValue = str | int | float | bool | None
-
-
-class Section(BaseModel):
-    """A part of a profile: frozen, closed, and strict about types (``"5"`` is no number)."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
 
 
 class LengthRange(Section):
@@ -178,6 +173,8 @@ class Timeouts(Section):
     """From sending a request to its last token."""
     connect_s: float = Field(default=10.0, gt=0, le=MOST)
     """For opening a connection."""
+    stall_s: float = Field(default=120.0, gt=0, le=MOST)
+    """Without a token of any request, while requests are open, until the server counts as hung."""
     stop_s: float = Field(default=10.0, gt=0, le=MOST)
     """From asking a server to end until it is killed."""
 
@@ -198,8 +195,10 @@ class Engine(Section):
 
     kind: EngineKind
     """Server software."""
+    python: str | None = None
+    """Interpreter of the environment that has the engine, for engines that are Python programs."""
     options: dict[str, Any] = {}
-    """Options of that software; those of ``sim`` are listed below."""
+    """Options of that software, listed below for each."""
 
 
 class Profile(Section):
@@ -252,63 +251,12 @@ class Profile(Section):
         return self
 
 
-class SimOptions(Section):
-    """Options of the engine ``sim``."""
-
-    cost_model: Literal["lenvm-h100", "roofline", "llm-mock"] = "lenvm-h100"
-    """What a step costs: calibrated to published LenVM timings, computed from hardware peaks, or llm-mock's law."""
-    hardware: str = "h100-sxm"
-    """Device whose peaks the cost model computes with; a name of the hardware table."""
-    time_scale: float = Field(default=1.0, ge=LEAST, le=MOST)
-    """Virtual seconds per wall second."""
-    noise: Literal["none", "published"] = "none"
-    """Seeded run-to-run variation of step times: none, or of the size that was published."""
-    revision: Literal["V1", "V2", "V4"] = "V1"
-    """Which generation of the guided fork is emulated: V2 skips the value model at a neutral scale."""
-    value_model: str | None = None
-    """Value model that the server loads for guidance; none on a stock server."""
-    overlap_schedule: bool = True
-    """Whether the scheduler works while the device does."""
-    max_num_seqs: int = Field(default=1024, ge=1)
-    """Sequences in one batch at most."""
-    max_num_batched_tokens: int = Field(default=8192, ge=1)
-    """Tokens in one step at most; longer prompts are prefilled in chunks."""
-    num_kv_blocks: int = Field(default=65536, ge=1)
-    """Blocks of the KV cache."""
-    block_size: int = Field(default=16, ge=1)
-    """Tokens in one KV block."""
-    enable_prefix_caching: bool = False
-    """Whether prompts that begin alike share their KV blocks."""
-    tokens_per_chunk: int = Field(default=1, ge=1)
-    """Tokens in one streamed event."""
-    port: int | None = Field(default=None, ge=1, le=65535)
-    """A fixed port; a free one where it is not given."""
-    start_delay_s: float = Field(default=0.0, ge=0, le=MOST)
-    """Time the server takes to become ready, to rehearse slow starts."""
-
-    @model_validator(mode="after")
-    def _can_be_served(self) -> "SimOptions":
-        if self.max_num_batched_tokens < self.max_num_seqs:
-            raise ValueError(
-                f"max_num_batched_tokens is {self.max_num_batched_tokens}, below max_num_seqs {self.max_num_seqs}: "
-                "a step must have room for one token of each sequence; raise the former or lower the latter"
-            )
-        if self.cost_model == "llm-mock" and self.value_model is not None:
-            raise ValueError(
-                "cost_model llm-mock cannot price a value model; drop value_model, or take lenvm-h100 or roofline"
-            )
-        return self
-
-
-ENGINE_OPTIONS: dict[str, type[Section]] = {"sim": SimOptions}
-"""Typed options of each engine that this version can start."""
-
-
 class VariantSettings(Section):
     """What one run uses: a variant in one cell, all overrides applied and checked."""
 
     variant: str
     model: str
-    server: SimOptions
+    server: SerializeAsAny[ServerOptions]
+    """Of the engine's own class, which ``settings.py`` sees to."""
     sampling: Sampling
     guidance: Guidance | None

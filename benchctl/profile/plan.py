@@ -53,7 +53,7 @@ def variant_settings(profile: Profile, variant: str, cell: Cell) -> VariantSetti
         if problem:
             raise ProfileError(f"profile {profile.name}: {factor}: {problem}")
     tree = node_from_plain(profile.model_dump(mode="json"), Place(f"profile {profile.name}"))
-    settings, faults = settings_faults(settings_tree(tree, variant, cell))
+    settings, faults = settings_faults(settings_tree(tree, variant, cell), profile.engine.kind)
     if settings is None:
         raise profile_error(faults)
     return settings

@@ -8,8 +8,9 @@ from typing import Any, Final, Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
+from benchctl.profile.engine_options import ENGINE_OPTIONS
 from benchctl.profile.keys import Key, option_keys, profile_keys
-from benchctl.profile.model import ENGINE_OPTIONS, Section
+from benchctl.profile.section import Section
 from benchctl.profile.settings import FACTOR_SETTINGS
 
 _INTRODUCTION: Final = """\
@@ -33,6 +34,8 @@ written out, and `benchctl profiles validate FILE` reports every fault with its 
 * `sweep` gives a variant one cell for each combination of values; the baseline is never swept. A factor is a
   dotted path such as `sampling.min_p`, or one of the short names
   %s.
+* What a file says under `unguided` goes over the rest of that file when the engine in use cannot guide (`vllm`,
+  `sglang`, `llamacpp`, `transformers`, `attach`), so that one profile serves both kinds.
 * Guidance needs a server with a `value_model`, and in modes `centered_exp` and `value_bias` a finite `top_k`.
 * The YAML is plain: keys are text and appear once, `yes` and `on` are text, and there are no aliases and no tags.
 

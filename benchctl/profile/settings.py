@@ -8,14 +8,17 @@ and at last each factor of the cell, at the setting it stands for
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import reduce
+from functools import cache, reduce
 from itertools import product
 from typing import Final, TypeAlias
 
+from pydantic import create_model
+
 from benchctl.profile.document import Fault, Node, Step, merge, node_from_plain
+from benchctl.profile.engine_options import ENGINE_OPTIONS, GUIDING_ENGINES
 from benchctl.profile.faults import validate
 from benchctl.profile.locate import nearest
-from benchctl.profile.model import ENGINE_OPTIONS, Guidance, Profile, Sampling, VariantSettings
+from benchctl.profile.model import Guidance, Profile, Sampling, VariantSettings
 from benchctl.records.run import Cell
 
 Values: TypeAlias = Sequence[str | int | float | bool | None]
@@ -62,7 +65,7 @@ def settings_tree(profile: Node, variant: str, cell: Cell) -> Node:
         {
             "variant": node_from_plain(variant, own.place, own.path),
             "model": profile.child("model") or node_from_plain(_DEFAULT_MODEL, profile.place),
-            "server": _over(own, _at(profile, ("engine", "options")), own.child("server")),
+            "server": _over(own, *_engine_layers(profile), own.child("server")),
             "sampling": _over(own, profile.child("sampling"), own.child("sampling")),
             "guidance": own.child("guidance") or node_from_plain(None, own.place, own.path),
         },
@@ -76,20 +79,33 @@ def settings_tree(profile: Node, variant: str, cell: Cell) -> Node:
     return tree
 
 
-def settings_faults(tree: Node) -> tuple[VariantSettings | None, tuple[Fault, ...]]:
-    """The settings of one run, or None and what is wrong with them."""
-    settings, faults = validate(tree, VariantSettings)
+def settings_faults(tree: Node, kind: str) -> tuple[VariantSettings | None, tuple[Fault, ...]]:
+    """The settings of one run on an engine of this kind, or None and what is wrong with them."""
+    settings, faults = validate(tree, _settings_model(kind))
     if settings is None:
         return None, faults
-    faults = tuple(_guidance_faults(tree, settings))
+    faults = tuple(_guidance_faults(tree, kind, settings))
     return (None, faults) if faults else (settings, ())
 
 
-def _guidance_faults(tree: Node, settings: VariantSettings) -> Iterable[Fault]:
+@cache
+def _settings_model(kind: str) -> type[VariantSettings]:
+    """Settings whose server options are those of an engine."""
+    return create_model("VariantSettings", __base__=VariantSettings, server=(ENGINE_OPTIONS[kind], ...))
+
+
+def _guidance_faults(tree: Node, kind: str, settings: VariantSettings) -> Iterable[Fault]:
     guidance = tree.child("guidance")
     if settings.guidance is None or guidance is None:
         return
-    if settings.server.value_model is None:
+    if kind not in GUIDING_ENGINES:
+        problem = (
+            f"variant {settings.variant!r} is guided, and engine {kind!r} loads no value model; remove guidance, "
+            f"or choose an engine that guides: {', '.join(sorted(GUIDING_ENGINES))}"
+        )
+        yield Fault(guidance.place, guidance.path, problem)
+        return
+    if settings.server.guides_with is None:
         problem = (
             f"variant {settings.variant!r} is guided, but its server loads no value model; "
             f"set variants.{settings.variant}.server.value_model, or remove guidance"
@@ -124,10 +140,19 @@ def _at(node: Node, path: Iterable[Step]) -> Node | None:
     return found
 
 
-def _over(owner: Node, below: Node | None, above: Node | None) -> Node:
-    """Two layers of one section, or no entries at all where neither is written."""
-    layers = [layer for layer in (below, above) if layer is not None]
-    return reduce(merge, layers) if layers else owner.with_entries({})
+def _engine_layers(profile: Node) -> tuple[Node | None, Node | None]:
+    """What the engine's section says of every server: its options, and its interpreter over those."""
+    engine = profile.child("engine")
+    python = engine.child("python") if engine else None
+    if engine is None or python is None or python.value is None:
+        return _at(profile, ("engine", "options")), None
+    return engine.child("options"), engine.with_entries({"python": python})
+
+
+def _over(owner: Node, *layers: Node | None) -> Node:
+    """The layers of one section, each over those before it; no entries at all where none is written."""
+    written = [layer for layer in layers if layer is not None]
+    return reduce(merge, written) if written else owner.with_entries({})
 
 
 def _set(tree: Node, path: tuple[str, ...], value: Node) -> Node:

@@ -5,7 +5,9 @@ Each layer goes over the one below it with the same rules:
 * mappings merge key by key, anything else replaces;
 * an inherited variant or factor that is set to null is dropped;
 * an ``engine`` that names a preset or a kind replaces the engine below, one that has only options adds to it;
-* ``name`` and ``description`` are a file's own and are not inherited.
+* ``name`` and ``description`` are a file's own and are not inherited;
+* what a file says under ``unguided`` goes over the rest of that file where the engine cannot guide; null there
+  says that the experiment is about guidance and needs an engine that can.
 """
 
 from collections.abc import Collection
@@ -14,6 +16,7 @@ from pathlib import Path
 from typing import Final, get_args
 
 from benchctl.profile.document import Fault, Node, Place, merge, node_from_plain, read_document, read_value
+from benchctl.profile.engine_options import GUIDING_ENGINES
 from benchctl.profile.faults import shown
 from benchctl.profile.locate import (
     is_path,
@@ -56,9 +59,12 @@ def read_text(text: str, source: str) -> Draft:
     return Draft(_with_engine_mapping(tree), faults, is_whole=bool(tree.entries()) or not faults)
 
 
-def read_profile_file(path: Path) -> Draft:
-    """The draft of a file with everything it extends; a file without a name has that of the file."""
-    draft = _read_chain(path, ())
+def read_profile_file(path: Path, *, is_unguided: bool) -> Draft:
+    """The draft of a file with everything it extends; a file without a name has that of the file.
+
+    ``is_unguided`` where the engine in use cannot guide.
+    """
+    draft = _read_chain(path, (), is_unguided=is_unguided)
     if draft.tree.child("name") is None:
         name = node_from_plain(path.stem, Place(shown_path(path), 1), ("name",))
         draft = replace(draft, tree=draft.tree.with_entries({"name": name, **draft.tree.entries()}))
@@ -77,9 +83,9 @@ def read_file(path: Path) -> Draft:
     return Draft(Node({}, Place(source))).with_fault(Fault(Place(source), (), problem))
 
 
-def _read_chain(path: Path, below: tuple[Path, ...]) -> Draft:
+def _read_chain(path: Path, below: tuple[Path, ...], *, is_unguided: bool) -> Draft:
     """``below`` holds the files that led here, each extending the next."""
-    draft = read_file(path)
+    draft = _for_engine(read_file(path), is_unguided=is_unguided)
     extends = draft.tree.child("extends")
     if extends is None:
         return draft
@@ -92,8 +98,25 @@ def _read_chain(path: Path, below: tuple[Path, ...]) -> Draft:
     if base.resolve() in known:
         circle = " -> ".join(shown_path(file) for file in (*files[known.index(base.resolve()) :], base))
         return draft.with_fault(Fault(extends.place, extends.path, f"goes round in a circle: {circle}; remove one"))
-    inherited = _read_chain(base, tuple(files))
+    inherited = _read_chain(base, tuple(files), is_unguided=is_unguided)
+    if is_unguided:  # what is dropped here may be there for engines that guide only
+        draft = replace(draft, tree=_without_idle_drops(inherited.tree, draft.tree))
     return replace(inherited, tree=without(inherited.tree, _NOT_INHERITED)).under(draft)
+
+
+def _for_engine(draft: Draft, *, is_unguided: bool) -> Draft:
+    """A file's draft with what it says under ``unguided`` laid over it, or left out."""
+    overlay = draft.tree.child("unguided")
+    if overlay is None:
+        return draft
+    draft = replace(draft, tree=without(draft.tree, {"unguided"}))
+    if overlay.value is None:
+        problem = f"this experiment needs an engine that guides: {', '.join(sorted(GUIDING_ENGINES))}"
+        return draft.with_fault(Fault(overlay.place, overlay.path, problem)) if is_unguided else draft
+    if not isinstance(overlay.plain(), dict):
+        problem = f"is {shown(overlay.plain())}; write what goes over this profile on engines that cannot guide"
+        return draft.with_fault(Fault(overlay.place, overlay.path, problem))
+    return draft.under(Draft(_with_engine_mapping(overlay))) if is_unguided else draft
 
 
 def _find_base(extends: Node, path: Path) -> Path | Fault:
@@ -193,6 +216,19 @@ def _over(below: Node, above: Node) -> Node:
         below = _with_entry(below, section, without(lower, dropped))
         above = _with_entry(above, section, without(upper, dropped))
     return merge(below, above)
+
+
+def _without_idle_drops(below: Node, above: Node) -> Node:
+    """``above`` without the nulls of variants and factors that ``below`` does not have."""
+    for section in _DROPPABLE:
+        lower, upper = below.child(section), above.child(section)
+        if upper is None:
+            continue
+        idle = {
+            key for key, node in upper.entries().items() if node.value is None and not (lower and lower.child(key))
+        }
+        above = _with_entry(above, section, without(upper, idle))
+    return above
 
 
 def _with_entry(node: Node, key: str, child: Node) -> Node:

@@ -5,7 +5,7 @@ from typing import Final
 
 import msgspec
 
-from benchctl.engines.sim import SimEngine
+from benchctl.engines.sim import SimEngine, sim_options
 from benchctl.profile.model import Arrival, VariantSettings
 from benchctl.records.run import PreparedRequest
 from benchctl.sim.config import SimConfig
@@ -20,16 +20,17 @@ _OVERHEAD_S: Final = 0.6
 
 def estimated_run_s(settings: VariantSettings, requests: Sequence[PreparedRequest], arrival: Arrival) -> float:
     """Wall time of one run: its load without noise, and what a run takes beside it."""
+    options = sim_options(settings)
     config = SimConfig(
-        model=settings.model, noise="none", **settings.server.model_dump(exclude={"port", "noise", "start_delay_s"})
+        model=settings.model, noise="none", **options.model_dump(exclude={"port", "noise", "start_delay_s"})
     )
     load = SimLoad(
         requests=tuple(_parsed(request, settings, config) for request in requests),
         arrival_ns=tuple(request.arrival_ns for request in requests),
         max_concurrency=arrival.max_concurrency,
     )
-    load_s = s_from_ns(simulate(config, [load]).makespan_ns()) / settings.server.time_scale
-    return load_s + _OVERHEAD_S + settings.server.start_delay_s
+    load_s = s_from_ns(simulate(config, [load]).makespan_ns()) / options.time_scale
+    return load_s + _OVERHEAD_S + options.start_delay_s
 
 
 def _parsed(request: PreparedRequest, settings: VariantSettings, config: SimConfig) -> Request:

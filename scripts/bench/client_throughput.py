@@ -21,13 +21,15 @@ from typing import cast
 
 import uvloop
 
-from benchctl.engines.sim import RequestCall, SimEngine
+from benchctl.engines.engine import LaunchSite, RequestCall
+from benchctl.engines.sim import SimEngine
 from benchctl.measure.client import StreamClient
 from benchctl.measure.load import Load
 from benchctl.measure.port import HOST, choose_port
 from benchctl.measure.server import Launch, ServerProcess
 from benchctl.measure.telemetry import steady_interpreter
-from benchctl.profile.model import Arrival, Sampling, SimOptions, Timeouts, VariantSettings
+from benchctl.profile.engine_options import SimOptions
+from benchctl.profile.model import Arrival, Sampling, Timeouts, VariantSettings
 from benchctl.records.run import PreparedRequest
 
 CASES = {"many events per read": 1e6, "one event per read": 0.1}
@@ -126,10 +128,10 @@ async def compare(options: argparse.Namespace, how: VariantSettings, directory: 
     requests = prepared(options.requests, options.tokens)
     asked = [engine.request_call(request, how) for request in requests]
     launch = Launch(
-        argv=engine.argv(how, port=port, step_log=directory / "steps.jsonl", noise_seed=0),
+        argv=engine.argv(how, LaunchSite(port=port, directory=directory)),
         env=dict(os.environ),
         port=port,
-        health_path=engine.health_path,
+        health_path=engine.health_path(how),
         log=directory / "server.log",
         timeouts=Timeouts(),
         diagnose=engine.diagnose,

@@ -1,0 +1,154 @@
+"""What ``measure`` asks of every engine, and the values that pass between the two.
+
+An engine file knows one kind of server software: how it is started, asked and read, and how its log sounds when
+it fails. It starts nothing and keeps no state; ``measure`` owns processes, sockets and files.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import httpx
+
+from benchctl.profile.model import VariantSettings
+from benchctl.records.run import Clock, PreparedRequest, ResultWarning, StepRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchSite:
+    """Where one server is started: its port, the directory of its run, and the seed of its own variation."""
+
+    port: int
+    directory: Path
+    noise_seed: int = 0
+
+    @property
+    def step_log(self) -> Path:
+        """Where the server, or what we run inside it, writes its steps."""
+        return raw_step_log(self.directory)
+
+    @property
+    def description(self) -> Path:
+        """Where what we run inside the server writes what the server says of itself, as one JSON object."""
+        return self.directory / "server.json"
+
+
+def raw_step_log(directory: Path) -> Path:
+    """The engine's own step log in the directory of a run."""
+    return directory / "steps.raw.jsonl"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestCall:
+    """One request in the engine's dialect; ``body`` is JSON."""
+
+    path: str
+    headers: Mapping[str, str]
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    """What the end of a server's log shows.
+
+    ``cause`` is a short class such as ``out-of-memory``; ``remedy`` one sentence that says what happened and what
+    to do. ``is_profile_fault`` where no run of this variant can succeed until the profile is corrected.
+    ``is_final`` where the server may live on although it will never serve.
+    """
+
+    cause: str
+    remedy: str
+    is_profile_fault: bool = False
+    is_final: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signature:
+    """A piece of a log that gives a failure away, and what it means."""
+
+    text: str
+    diagnosis: Diagnosis
+
+
+def diagnosed(signatures: Iterable[Signature], log_tail: str) -> Diagnosis | None:
+    """The first signature, in the order given, that the end of a log shows."""
+    return next((signature.diagnosis for signature in signatures if signature.text in log_tail), None)
+
+
+class Engine(Protocol):
+    """One kind of server software."""
+
+    @property
+    def kind(self) -> str:
+        """Its name in profiles."""
+
+    @property
+    def clock(self) -> Clock:
+        """The clock of its steps."""
+
+    @property
+    def is_launched(self) -> bool:
+        """Whether we start and end its servers; false where someone else does."""
+
+    @property
+    def needs_first_generation(self) -> bool:
+        """Whether it answers its health path before it can generate."""
+
+    @property
+    def essential_processes(self) -> tuple[str, ...]:
+        """Parts of the titles of the processes without which a server cannot go on, beside its first one."""
+
+    def check_available(self, settings: VariantSettings) -> None:
+        """Raises EngineUnavailableError when no such server can be started here."""
+
+    def check_requests(self, requests: Sequence[PreparedRequest], settings: VariantSettings) -> None:
+        """Raises UnsupportedError when the engine cannot do what these requests or settings ask."""
+
+    def health_path(self, settings: VariantSettings) -> str:
+        """Answers 200 when the server is up."""
+
+    def metrics_path(self, settings: VariantSettings) -> str | None:
+        """Where its counters are in Prometheus format; None for an engine that has none."""
+
+    def base_url(self, settings: VariantSettings, port: int) -> str:
+        """Where the server is reached."""
+
+    def argv(self, settings: VariantSettings, site: LaunchSite) -> tuple[str, ...]:
+        """The command line of the server."""
+
+    def env(self, settings: VariantSettings, site: LaunchSite) -> dict[str, str]:
+        """Variables of the server's environment beyond ours."""
+
+    def time_scale(self, settings: VariantSettings) -> float:
+        """Seconds of the engine's clock per wall second."""
+
+    def request_call(self, request: PreparedRequest, settings: VariantSettings) -> RequestCall:
+        """Ask for ``request`` as this variant does."""
+
+    async def announce(
+        self,
+        client: httpx.AsyncClient,
+        requests: Sequence[PreparedRequest],
+        *,
+        max_concurrency: int | None,
+        is_warmup: bool,
+    ) -> None:
+        """Prepare the server for a phase: the warm-up or the load."""
+
+    async def effective_config(
+        self, client: httpx.AsyncClient, settings: VariantSettings, site: LaunchSite
+    ) -> dict[str, Any]:
+        """What the server says of itself, flat; ``version`` is that of the engine."""
+
+    async def after_load_warnings(self, client: httpx.AsyncClient) -> tuple[ResultWarning, ...]:
+        """What the server knows that puts its numbers in doubt."""
+
+    def has_steps(self, settings: VariantSettings) -> bool:
+        """Whether a run of these settings leaves steps to be read."""
+
+    def read_steps(self, directory: Path) -> Iterator[StepRecord]:
+        """The steps of a run from what the server left in its directory, in their order."""
+
+    def diagnose(self, log_tail: str) -> Diagnosis | None:
+        """What the end of the server's log shows; None where it shows nothing known."""

@@ -1,0 +1,83 @@
+"""Where engines are installed: each in a Python environment of its own, which shares nothing with benchctl's.
+
+Searched in this order: the interpreter that the profile names, the environment that ``scripts/engines`` installs
+(``$BENCHCTL_ENGINES_DIR/<kind>``, by default in the user's cache directory), benchctl's own environment.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+from platformdirs import user_cache_path
+
+from benchctl.errors import EngineUnavailableError
+
+_ASK: Final = """
+import importlib.metadata as metadata, json, sys
+found = {}
+for name in sys.argv[1:]:
+    try:
+        found[name] = metadata.version(name)
+    except metadata.PackageNotFoundError:
+        pass
+print(json.dumps(found))
+"""
+_ASK_LIMIT_S: Final = 60.0
+
+
+def engines_directory() -> Path:
+    """Where ``scripts/engines`` installs environments, one directory for each kind."""
+    named = os.environ.get("BENCHCTL_ENGINES_DIR")
+    return Path(named).expanduser() if named else user_cache_path("benchctl") / "engines"
+
+
+def interpreter_for(kind: str, named: str | None, distributions: Sequence[str]) -> Path:
+    """The interpreter of the environment that has one of ``distributions``, the engine's package names.
+
+    Raises EngineUnavailableError with what brings it.
+    """
+    wanted = " or ".join(distributions)
+    if named is not None:
+        return _named_interpreter(kind, named, tuple(distributions))
+    own = engines_directory() / kind
+    for python in (own / "bin" / "python", Path(sys.executable)):
+        if os.access(python, os.X_OK) and installed_versions(python, tuple(distributions)):
+            return python
+    raise EngineUnavailableError(
+        f"engine {kind!r} is not installed: neither {own} nor benchctl's own environment has {wanted}; "
+        f"run scripts/engines/install_{kind}.sh, or name the interpreter of an environment that has it: "
+        "--set engine.python=/path/to/venv/bin/python"
+    )
+
+
+def _named_interpreter(kind: str, named: str, distributions: tuple[str, ...]) -> Path:
+    python = Path(named).expanduser()
+    if not os.access(python, os.X_OK):
+        problem = "cannot be executed; name an interpreter, such as /path/to/venv/bin/python"
+    elif not installed_versions(python, distributions):
+        problem = f"has no {' or '.join(distributions)}; install it there, or name another interpreter"
+    else:
+        return python
+    raise EngineUnavailableError(f"engine {kind!r}: engine.python is {named!r}, which {problem}")
+
+
+@cache
+def installed_versions(python: Path, distributions: tuple[str, ...]) -> dict[str, str]:
+    """Versions of those of ``distributions`` that an environment has, by name; empty for a broken interpreter."""
+    try:
+        answer = subprocess.run(
+            (str(python), "-c", _ASK, *distributions),
+            capture_output=True,
+            check=True,
+            timeout=_ASK_LIMIT_S,
+            env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+        )
+        found: dict[str, str] = json.loads(answer.stdout)
+    except (OSError, subprocess.SubprocessError, json.JSONDecodeError):
+        return {}
+    return found
