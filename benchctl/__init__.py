@@ -9,8 +9,8 @@ Reading guide. Open these files in this order:
 4. ``analysis/metric_table.py`` and ``analysis/metrics.py``: every derived number, its formula, how it is derived.
 5. ``analysis/compare.py``: the verdict.
 
-Imports go downwards only: cli, {measure, report, sim}, {analysis, engines}, workload, profile, records, costs,
-units, errors. ``docs/architecture.md`` is the map.
+Imports go downwards only: cli, {measure, report, sim, checkpoints}, {analysis, engines}, workload, profile,
+records, costs, units, errors. ``docs/architecture.md`` is the map.
 """
 
 __version__ = "0.1.0"

@@ -12,7 +12,10 @@ ROOT = Path(__file__).parents[1]
 
 def declared() -> set[str]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    return {re.match(r"[A-Za-z0-9._-]+", requirement)[0] for requirement in project["dependencies"]}
+    requirements = list(project["dependencies"])
+    for extra, optional in project["optional-dependencies"].items():
+        requirements += [] if extra == "dev" else optional
+    return {re.match(r"[A-Za-z0-9._-]+", requirement)[0] for requirement in requirements}
 
 
 def imported() -> set[str]:

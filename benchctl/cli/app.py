@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from benchctl import __version__
-from benchctl.cli import compare, data, flops, list_results, profiles, report, run, show
+from benchctl.cli import compare, data, flops, list_results, models, profiles, report, run, show
 
 app = typer.Typer(
     name="benchctl",
@@ -40,3 +40,4 @@ app.command("report")(report.report)
 app.command("flops")(flops.flops)
 app.add_typer(profiles.app, name="profiles")
 app.add_typer(data.app, name="data")
+app.add_typer(models.app, name="models")

@@ -1,0 +1,143 @@
+"""What a model of random weights is made from, and the tensors that follow from it; pure."""
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias, get_args
+
+from benchctl.costs.shapes import ModelShape
+from benchctl.errors import UsageError
+
+Architecture: TypeAlias = Literal["qwen2", "qwen3", "llama"]
+WeightType: TypeAlias = Literal["bfloat16", "float16", "float32"]
+
+BYTES_PER_WEIGHT: Final[dict[WeightType, int]] = {"bfloat16": 2, "float16": 2, "float32": 4}
+NORM_SPREAD: Final = 0.1
+"""Standard deviation of norm weights around 1. Were all of them 1, an engine could mix them up unseen."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """Everything that decides the bytes of a model directory; ``context`` is its longest sequence in tokens.
+
+    Raises UsageError where no engine could load the result, or where the shape is not of this architecture.
+    """
+
+    arch: Architecture
+    shape: ModelShape
+    context: int
+    dtype: WeightType
+    seed: int
+
+    def __post_init__(self) -> None:
+        shape = self.shape
+        for what, value, known in (("arch", self.arch, Architecture), ("dtype", self.dtype, WeightType)):
+            if value not in get_args(known):
+                raise UsageError(f"{what} is {value!r}; choose {', '.join(get_args(known))}")
+        if self.context < 1:
+            raise UsageError(f"context is {self.context}; give the longest sequence in tokens, 1 or more")
+        if shape.head != "lm_head":
+            raise UsageError(f"shape {shape.name!r} has a value head; name the backbone that it was made from")
+        if shape.head_dim % 2:
+            raise UsageError(
+                f"shape {shape.name!r}: {shape.head_dim} dimensions per head cannot be rotated in pairs; choose "
+                "hidden and heads so that hidden / heads is even"
+            )
+        if shape.head_dim * shape.q_heads != shape.hidden and self.arch == "qwen2":
+            raise UsageError(
+                f"shape {shape.name!r}: {shape.q_heads} heads of {shape.head_dim} are not the hidden size of "
+                f"{shape.hidden}, as qwen2 needs; choose another arch"
+            )
+
+    @property
+    def name(self) -> str:
+        """Says what it is made from, whatever directory it lies in."""
+        return f"random-{self.arch}-{self.shape.layers}x{self.shape.hidden}-seed{self.seed}"
+
+    @property
+    def initializer_range(self) -> float:
+        """Standard deviation of all matrices: 0.2 at a hidden size of 128, and 0.2 sqrt(128 / hidden) in general.
+
+        Trained models start from 0.02, which leaves a small random model almost nothing but its embedding: it
+        repeats one token for ever. With this value a state of unit size gives logits that spread by 2.3 at any
+        width, so that one token differs from the next and sampling has something to choose.
+        """
+        return 0.2 * math.sqrt(128 / self.shape.hidden)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """One tensor of a checkpoint by its Hugging Face name: normal values of mean ``center``, spread ``scale``."""
+
+    name: str
+    dims: tuple[int, ...]
+    scale: float
+    center: float = 0.0
+
+    @property
+    def size(self) -> int:
+        """Number of values."""
+        return math.prod(self.dims)
+
+
+def tensor_specs(recipe: Recipe) -> tuple[TensorSpec, ...]:
+    """All tensors of the model, in the order of a forward pass."""
+    shape, scale = recipe.shape, recipe.initializer_range
+    embedding = (shape.vocab, shape.hidden)
+    specs = [TensorSpec("model.embed_tokens.weight", embedding, scale)]
+    for layer in range(shape.layers):
+        specs += _layer_specs(recipe, f"model.layers.{layer}.")
+    specs.append(_norm("model.norm.weight", shape.hidden))
+    if not shape.tied_embeddings:
+        specs.append(TensorSpec("lm_head.weight", embedding, scale))
+    return tuple(specs)
+
+
+def _layer_specs(recipe: Recipe, prefix: str) -> Iterator[TensorSpec]:
+    shape, scale = recipe.shape, recipe.initializer_range
+    q_rows, kv_rows = shape.q_heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    yield _norm(f"{prefix}input_layernorm.weight", shape.hidden)
+    for part, rows in (("q", q_rows), ("k", kv_rows), ("v", kv_rows)):
+        yield TensorSpec(f"{prefix}self_attn.{part}_proj.weight", (rows, shape.hidden), scale)
+        if shape.qkv_bias:
+            yield TensorSpec(f"{prefix}self_attn.{part}_proj.bias", (rows,), scale)
+        if recipe.arch == "qwen3" and part in "qk":
+            yield _norm(f"{prefix}self_attn.{part}_norm.weight", shape.head_dim)
+    yield TensorSpec(f"{prefix}self_attn.o_proj.weight", (shape.hidden, q_rows), scale)
+    yield _norm(f"{prefix}post_attention_layernorm.weight", shape.hidden)
+    yield TensorSpec(f"{prefix}mlp.gate_proj.weight", (shape.ffn, shape.hidden), scale)
+    yield TensorSpec(f"{prefix}mlp.up_proj.weight", (shape.ffn, shape.hidden), scale)
+    yield TensorSpec(f"{prefix}mlp.down_proj.weight", (shape.hidden, shape.ffn), scale)
+
+
+def _norm(name: str, size: int) -> TensorSpec:
+    return TensorSpec(name, (size,), NORM_SPREAD, center=1.0)
+
+
+def gguf_name(name: str) -> str:
+    """The name that llama.cpp gives to the tensor that a Hugging Face checkpoint calls ``name``."""
+    outer = {"model.embed_tokens.": "token_embd.", "model.norm.": "output_norm.", "lm_head.": "output."}
+    for theirs, ours in outer.items():
+        if name.startswith(theirs):
+            return ours + name.removeprefix(theirs)
+    match = re.fullmatch(r"model\.layers\.(\d+)\.(?:\w+\.)?(\w+)\.(weight|bias)", name)
+    if match is None:
+        raise ValueError(f"{name!r} is no tensor of these models")
+    layer, part, kind = match.groups()
+    return f"blk.{layer}.{_GGUF_PARTS[part]}.{kind}"
+
+
+_GGUF_PARTS: Final = {
+    "input_layernorm": "attn_norm",
+    "q_proj": "attn_q",
+    "k_proj": "attn_k",
+    "v_proj": "attn_v",
+    "o_proj": "attn_output",
+    "q_norm": "attn_q_norm",
+    "k_norm": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "gate_proj": "ffn_gate",
+    "up_proj": "ffn_up",
+    "down_proj": "ffn_down",
+}
