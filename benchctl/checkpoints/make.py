@@ -25,7 +25,7 @@ def make_model(
     with random ones of their own. An existing directory is replaced only when asked for, and only when it
     holds nothing but the files of a model. Raises UsageError for that, and where nothing can be written.
     """
-    directory = directory.expanduser().absolute()
+    directory = directory.expanduser().resolve()
     _refuse_what_must_stay(directory, replace=replace)
     try:
         with _replacing(directory) as partial:

@@ -24,11 +24,6 @@ def _dimension(option: str, what: str) -> typer.models.OptionInfo:
     return info
 
 
-@app.callback()
-def models() -> None:
-    """Make models of random weights, to try real engines with."""
-
-
 @app.command("make-tiny")
 def make_tiny(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory to make.")],
@@ -58,7 +53,7 @@ def make_tiny(
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace a model directory that exists.")] = False,
 ) -> None:
-    """Write a causal language model of random weights that vLLM, SGLang, transformers and llama.cpp load.
+    """Write a causal language model of random weights that vLLM, transformers and llama.cpp load.
 
     No network is needed. The same options give the same bytes.
     """
