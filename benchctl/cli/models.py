@@ -72,8 +72,9 @@ def make_tiny(
     )
     files = make_model(directory, recipe, weights=not no_weights, gguf=gguf, replace=force)
     num_bytes = sum(path.stat().st_size for path in files)
+    weights = f"in {dtype}, seed {seed}" if not no_weights else "that are not written"
     print(
-        f"{directory}: {arch} of {recipe.shape.num_params() / 1e6:,.2f} M random weights in {dtype}, seed {seed}; "
+        f"{directory}: {arch} of {recipe.shape.num_params() / 1e6:,.2f} M random weights {weights}; "
         f"{len(files)} files, {num_bytes / 1e6:,.1f} MB"
     )
 
