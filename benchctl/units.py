@@ -16,6 +16,7 @@ TERA: Final = 1e12
 PETA: Final = 1e15
 
 MIB: Final = 1 << 20
+GIB: Final = 1 << 30
 
 HZ_PER_MHZ: Final = 1_000_000
 MILLI_PER_UNIT: Final = 1_000
