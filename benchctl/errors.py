@@ -6,7 +6,8 @@ BenchctlError
 │   ├── DatasetError            a dataset is missing, damaged or not what was pinned
 │   ├── EngineUnavailableError  the engine is not installed here
 │   ├── UnsupportedError        the engine cannot do what the profile asks
-│   └── PortTakenError          the port that a profile insists on is in use
+│   ├── PortTakenError          the port that a profile insists on is in use
+│   └── ServerRefusalError      the server refuses what the profile asks of it
 ├── InvalidDataError         4  results cannot be read, or must not be compared
 │   ├── RecordError             a file of a result directory is damaged (names file and line)
 │   ├── SchemaVersionError      the directory was written by a newer benchctl
@@ -27,6 +28,8 @@ class BenchctlError(Exception):
     """Root of every error that benchctl raises on purpose."""
 
     exit_code: ClassVar[int] = 5
+    log_tail: str = ""
+    """The last lines of the log of a server that is to blame."""
 
 
 class UsageError(BenchctlError):
@@ -53,6 +56,14 @@ class UnsupportedError(UsageError):
 
 class PortTakenError(UsageError):
     """The profile insists on a port that another process holds."""
+
+
+class ServerRefusalError(UsageError):
+    """The server refuses what the profile asks of it; ``log_tail`` holds its last words."""
+
+    def __init__(self, message: str, *, log_tail: str = "") -> None:
+        super().__init__(message)
+        self.log_tail = log_tail
 
 
 class InvalidDataError(BenchctlError):
@@ -93,7 +104,13 @@ class RunError(BenchctlError):
 
 
 class ServerStartError(RunError):
-    """The server did not become ready."""
+    """The server did not become ready; with ``is_profile_fault`` none of this variant ever will."""
+
+    def __init__(
+        self, message: str, *, cause: str = "unknown", log_tail: str = "", is_profile_fault: bool = False
+    ) -> None:
+        super().__init__(message, cause=cause, log_tail=log_tail)
+        self.is_profile_fault = is_profile_fault
 
 
 class ServerDiedError(RunError):

@@ -115,7 +115,7 @@ def test_a_large_answer_is_read_in_slices_between_which_others_have_their_turn(t
         with ServerProcess(how) as server:
             async with StreamClient(how.base_url, how.timeouts) as client:
                 await server.wait_ready(client.control)
-                exchange = await client.exchange(call(client, request(0, max_tokens=800, gap_ms=0)), 0)
+                exchange = await client.exchange(call(client, request(0, max_tokens=4000, gap_ms=0)), 0)
                 reading = asyncio.create_task(understand(exchange))
                 while not reading.done():
                     turns += 1

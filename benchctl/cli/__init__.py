@@ -13,8 +13,8 @@ from contextlib import suppress
 from types import FrameType
 from typing import NoReturn
 
-from benchctl.cli.streams import drop_output, steady_streams
-from benchctl.errors import BenchctlError, RunError
+from benchctl.cli.streams import drop_output, log_line, steady_streams
+from benchctl.errors import BenchctlError
 
 INTERRUPTED = 130
 _NAMELESS = {errno.ENOENT: "the current directory", errno.ENOSPC: "output"}
@@ -77,7 +77,7 @@ def _interrupt(_signal: int, _frame: FrameType | None) -> None:
 
 def _explain(error: BenchctlError) -> None:
     print(f"benchctl: {error}", file=sys.stderr)
-    if isinstance(error, RunError) and error.log_tail:
+    if error.log_tail:
         print("the server's log ends:", file=sys.stderr)
         for line in error.log_tail.splitlines():
-            print(f"  | {line}", file=sys.stderr)
+            print(log_line(line), file=sys.stderr)

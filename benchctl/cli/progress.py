@@ -5,12 +5,17 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+from benchctl.cli.streams import log_line
 from benchctl.records.run import PlannedRun, RunRecord
 
 if TYPE_CHECKING:
     from benchctl.measure.experiment import Listener
+
+_TELL_AGAIN_S: Final = 10.0
+_TAIL_LINES: Final = 8
+"""Lines shown of the log of a server that failed; the record keeps more."""
 
 
 @dataclass(slots=True)
@@ -18,8 +23,22 @@ class _Course:
     """How far the experiment has come, and since when the current run goes on."""
 
     num_runs: int
+    run_id: str = ""
     began_s: float = 0.0
+    told_s: float = 0.0
     num_ended: int = 0
+
+    def begin_run(self, planned: PlannedRun) -> None:
+        self.run_id = planned.run_id
+        self.began_s = self.told_s = time.monotonic()
+
+    def waiting(self, line: str) -> str | None:
+        """The line that says what a starting server is at; None while the last such line is recent."""
+        now_s = time.monotonic()
+        if now_s - self.told_s < _TELL_AGAIN_S:
+            return None
+        self.told_s = now_s
+        return f"{self.run_id}: the server is starting since {now_s - self.began_s:.0f} s: {line}"
 
     def end_run(self, planned: PlannedRun, record: RunRecord) -> str:
         """Count a run that has ended; returns the line that says so."""
@@ -27,7 +46,8 @@ class _Course:
         took = time.monotonic() - self.began_s
         text = f"[{self.num_ended}/{self.num_runs}] {planned.run_id}: {record.state} in {took:.1f} s"
         if record.failure is not None:
-            return f"{text}; {record.failure.cause}: {record.failure.message}"
+            tail = record.failure.log_tail.splitlines()[-_TAIL_LINES:]
+            return "\n".join([f"{text}; {record.failure.cause}: {record.failure.message}", *map(log_line, tail)])
         return "; ".join([text, *(f"{warning.code}: {warning.message}" for warning in record.warnings)])
 
 
@@ -46,12 +66,19 @@ def experiment_progress(num_runs: int, *, is_quiet: bool) -> Iterator["Listener"
     ):
 
         def started(planned: PlannedRun, num_requests: int) -> None:
-            course.began_s = time.monotonic()
+            course.begin_run(planned)
             requests.reset(total=num_requests)
             requests.set_description(planned.run_id)
 
         def advanced(num_done: int) -> None:
+            requests.set_postfix_str("", refresh=False)
             requests.update(num_done - requests.n)
+
+        def said(line: str) -> None:
+            if not hidden:
+                requests.set_postfix_str(line)
+            elif told := course.waiting(line):
+                print(told, file=sys.stderr, flush=True)
 
         def ended(planned: PlannedRun, record: RunRecord) -> None:
             runs.update(1)
@@ -61,4 +88,4 @@ def experiment_progress(num_runs: int, *, is_quiet: bool) -> Iterator["Listener"
             elif record.state != "done":  # the bars show the others
                 tqdm.write(line, file=sys.stderr)
 
-        yield Listener(run_started=started, request_done=advanced, run_ended=ended)
+        yield Listener(run_started=started, request_done=advanced, run_ended=ended, server_said=said)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 QUICK_BLOCKS = 2
 A_RUN_FAILED = 5
+A_RUN_IS_SUSPECT = 4
 RESULTS = Path("results")
 
 
@@ -142,6 +143,8 @@ def _measure(
     _print_outcome(results.path, outcome)
     if outcome.num_failed:
         raise typer.Exit(A_RUN_FAILED)
+    if outcome.num_suspect:
+        raise typer.Exit(A_RUN_IS_SUSPECT)
 
 
 def _print_results(path: Path) -> None:
@@ -182,6 +185,8 @@ def _print_outcome(path: Path, outcome: "Outcome") -> None:
         _warn(
             f"{outcome.num_failed} runs failed; do them again with: benchctl run --resume {shlex.quote(str(path))}"
         )
+    if outcome.num_suspect:
+        _warn(f"{outcome.num_suspect} runs are suspect: what they measured is not to be relied on; see Notes")
 
 
 def _warn(message: str) -> None:

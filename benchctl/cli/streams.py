@@ -37,6 +37,11 @@ def steady_streams() -> None:
     sys.stderr = _steady(sys.stderr, 2)
 
 
+def log_line(line: str) -> str:
+    """A line of a server's log as it stands below what we say ourselves."""
+    return f"  | {line}"
+
+
 def drop_output() -> None:
     """Flush the standard streams; what cannot be written is dropped, lest the interpreter try it once more."""
     for stream in (sys.stdout, sys.stderr):

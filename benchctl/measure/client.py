@@ -36,7 +36,7 @@ class Call:
     is_warmup: bool = False
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class Exchange:
     """What went over the wire for one call: raw reads with their arrival times, not yet understood."""
 
@@ -55,6 +55,9 @@ class StreamClient:
 
     def __init__(self, base_url: str, timeouts: Timeouts) -> None:
         self._timeouts = timeouts
+        self._open: set[Exchange] = set()
+        self.last_end_ns = 0
+        """When the last request ended for which anything had arrived; 0 before there is one."""
         self.control = httpx.AsyncClient(
             base_url=base_url,
             # A bare context spares loading the certificates of the world: the server is reached by plain HTTP.
@@ -72,6 +75,11 @@ class StreamClient:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.control.__aexit__(kind, error, trace)
+
+    @property
+    def open(self) -> frozenset[Exchange]:
+        """Requests that are open now."""
+        return frozenset(self._open)
 
     def prepare(
         self,
@@ -97,6 +105,7 @@ class StreamClient:
         exchange = Exchange(call=call, scheduled_ns=scheduled_ns)
         reads, now = exchange.reads, time.monotonic_ns
         exchange.sent_ns = now()
+        self._open.add(exchange)
         try:
             async with asyncio.timeout(self._timeouts.request_s):
                 response = await self.control.send(call.http, stream=True)
@@ -114,6 +123,9 @@ class StreamClient:
         except (httpx.HTTPError, aiohttp.ClientError, OSError) as error:
             exchange.failure = _transport_error(error, exchange)
         exchange.done_ns = now()
+        self._open.discard(exchange)
+        if reads:
+            self.last_end_ns = reads[-1][0]
         return exchange
 
 

@@ -23,15 +23,17 @@ from benchctl.measure.claim import sole_writer
 from benchctl.measure.gpu import gpu_inventory
 from benchctl.measure.provenance import git_state, host_info, package_versions
 from benchctl.measure.redaction import redacted_argv
-from benchctl.measure.run import RunContext, measure_run
+from benchctl.measure.run import RunContext, decline_run, measure_run
 from benchctl.profile.load import dump_profile, parse_profile, profile_sha256
 from benchctl.profile.model import Profile
 from benchctl.profile.plan import plan_runs
-from benchctl.records.directory import ResultDirectory, RunDirectory, open_results
-from benchctl.records.run import Manifest, PlannedRun, PreparedRequest, RunRecord, RunState
+from benchctl.records.directory import ResultDirectory, RunDirectory, cell_name, open_results
+from benchctl.records.run import Manifest, PlannedRun, PreparedRequest, RunFailure, RunRecord, RunState
 from benchctl.records.schema import SCHEMA_VERSION
 from benchctl.workload.prepare import PreparedSet
 
+OUT_OF_MEMORY: Final = "out-of-memory"
+"""Cause of a failure that makes the settings of a run infeasible here."""
 _NAME_IN_USE: Final = {errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR}
 
 
@@ -53,6 +55,8 @@ class Listener:
     request_done: Callable[[int], None]
     """How many requests of the current run have ended."""
     run_ended: Callable[[PlannedRun, RunRecord], None]
+    server_said: Callable[[str], None]
+    """The last line of the log of a server that is starting."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,15 +205,21 @@ def run_experiment(
 def _do_runs(
     results: ResultDirectory, profile: Profile, requests: Sequence[PreparedRequest], listener: Listener
 ) -> Outcome:
-    context = RunContext(profile=profile, requests=tuple(requests), on_progress=listener.request_done)
+    context = RunContext(
+        profile=profile,
+        requests=tuple(requests),
+        on_progress=listener.request_done,
+        on_log_line=listener.server_said,
+    )
     pending = pending_runs(results)
     num_skipped = len(results.plan().runs) - len(pending)
     outcome = Outcome(num_done=0, num_failed=0, num_suspect=0, num_skipped=num_skipped)
+    infeasible: dict[str, RunRecord] = {}
     _set_state(results, "running")
     try:
         for planned in pending:
             listener.run_started(planned, len(requests))
-            record = measure_run(context, planned, results.run(planned.run_id))
+            record = _measure_feasible(context, planned, results.run(planned.run_id), infeasible)
             outcome = _count(outcome, record.state)
             listener.run_ended(planned, record)
     except BaseException:
@@ -218,6 +228,25 @@ def _do_runs(
         raise
     _set_state(results, _final_state(outcome))
     return outcome
+
+
+def _measure_feasible(
+    context: RunContext, planned: PlannedRun, directory: RunDirectory, infeasible: dict[str, RunRecord]
+) -> RunRecord:
+    """Do a run, unless an earlier one of its arm ran out of memory: with the same settings so would this one.
+
+    ``infeasible`` holds the first such run of each arm, by the arm's name.
+    """
+    arm = f"{planned.variant} {cell_name(planned.cell)}"
+    if first := infeasible.get(arm):
+        message = (
+            f"not tried, because {first.run_id} ran out of memory with the same settings; --resume tries it again"
+        )
+        return decline_run(context, planned, directory, RunFailure(cause="infeasible", message=message))
+    record = measure_run(context, planned, directory)
+    if record.failure is not None and record.failure.cause == OUT_OF_MEMORY:
+        infeasible[arm] = record
+    return record
 
 
 def _is_done(directory: RunDirectory) -> bool:

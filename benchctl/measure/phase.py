@@ -2,9 +2,10 @@
 
 import asyncio
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from typing import Final
 
 import aiohttp
 import httpx
@@ -15,8 +16,12 @@ from benchctl.errors import LoadError
 from benchctl.measure.client import Call, StreamClient
 from benchctl.measure.load import Load
 from benchctl.measure.server import Server
+from benchctl.measure.stall import stalled
 from benchctl.profile.model import VariantSettings
 from benchctl.records.run import PreparedRequest
+
+_LAST_BREATH_S: Final = 3.0
+"""How long a server that has broken off may take to end, so that its end is told and not what came of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +32,8 @@ class Target:
     settings: VariantSettings
     server: Server
     client: StreamClient
+    stall_s: float
+    """Without anything arriving for an open request, until the server counts as hung."""
 
     def call(self, request: PreparedRequest, *, is_warmup: bool) -> Call:
         """``request`` in the engine's dialect, ready to be sent."""
@@ -37,30 +44,42 @@ class Target:
 async def drive(
     target: Target, load: Load, requests: Sequence[PreparedRequest], *, max_concurrency: int | None, is_warmup: bool
 ) -> None:
-    """Send ``requests`` through ``load``. Raises ServerDiedError when the server ends meanwhile."""
+    """Send ``requests`` through ``load``.
+
+    Raises ServerDiedError when the server ends meanwhile, and LoadError with cause ``hung`` when it hangs.
+    """
     calls = [target.call(request, is_warmup=is_warmup) for request in requests]
-    with control_errors(target.server):
+    async with control_errors(target.server):
         await target.engine.announce(
             target.client.control, requests, max_concurrency=max_concurrency, is_warmup=is_warmup
         )
     driving = asyncio.create_task(load.drive(calls))
     death = asyncio.create_task(target.server.died())
+    stall = asyncio.create_task(stalled(target.client, target.server, target.stall_s))
     try:
-        await asyncio.wait({driving, death}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({driving, death, stall}, return_when=asyncio.FIRST_COMPLETED)
+        if driving.done() and load.is_broken_off:
+            await asyncio.wait({death}, timeout=_LAST_BREATH_S)
     finally:
-        death.cancel()
-        driving.cancel()  # no effect on one that has ended
-        await asyncio.wait({driving, death})
+        for task in (driving, death, stall):
+            task.cancel()  # no effect on one that has ended
+        await asyncio.wait({driving, death, stall})
+    hang = None if stall.cancelled() else stall.exception()
     target.server.check_alive()
+    if hang is not None:
+        raise hang
     await driving
 
 
-@contextmanager
-def control_errors(server: Server) -> Iterator[None]:
+@asynccontextmanager
+async def control_errors(server: Server) -> AsyncIterator[None]:
     """Translate what goes wrong between us and the server outside the measured requests."""
     try:
         yield
     except (httpx.HTTPError, aiohttp.ClientError, msgspec.DecodeError, json.JSONDecodeError) as error:
+        if isinstance(error, (httpx.TransportError, aiohttp.ClientError)):
+            with suppress(TimeoutError):
+                await asyncio.wait_for(server.died(), _LAST_BREATH_S)
         server.check_alive()
         cause = error.__cause__ or error
         raise LoadError(

@@ -18,9 +18,11 @@ from typing import Any
 
 import msgspec
 
+from benchctl.analysis.bunching import bunching_doubts
+from benchctl.analysis.reconcile import failed_checks
 from benchctl.engines import engine_for
 from benchctl.engines.engine import Engine, LaunchSite, raw_step_log
-from benchctl.errors import RecordError, RunError, ServerStartError
+from benchctl.errors import RecordError, RunError, ServerRefusalError, ServerStartError
 from benchctl.measure.attached import AttachedServer
 from benchctl.measure.attempt import begin_attempt
 from benchctl.measure.client import StreamClient
@@ -36,7 +38,7 @@ from benchctl.measure.telemetry import Watched, sampled, steady_interpreter
 from benchctl.measure.warmup import warmup_requests
 from benchctl.profile.model import Arrival, Profile
 from benchctl.profile.plan import variant_settings
-from benchctl.records.directory import RunDirectory, cell_name
+from benchctl.records.directory import RunDirectory, cell_name, load_run
 from benchctl.records.run import (
     PlannedRun,
     PreparedRequest,
@@ -50,7 +52,7 @@ from benchctl.records.run import (
 from benchctl.records.schema import SCHEMA_VERSION
 
 
-def _ignore_progress(_num_ended: int) -> None:
+def _ignore_progress(_news: object) -> None:
     """Progress for nobody."""
 
 
@@ -62,6 +64,8 @@ class RunContext:
     requests: tuple[PreparedRequest, ...]
     on_progress: Callable[[int], None] = _ignore_progress
     """Called with the number of requests that have ended."""
+    on_log_line: Callable[[str], None] = _ignore_progress
+    """Called with what a server says while it starts."""
     engine: Engine | None = None
     """In place of the one that the profile names."""
 
@@ -73,6 +77,13 @@ def measure_run(context: RunContext, planned: PlannedRun, directory: RunDirector
     and KeyboardInterrupt on SIGINT or SIGTERM; in both cases the record says so and no process is left.
     """
     return _Run(context, planned, directory).measure()
+
+
+def decline_run(
+    context: RunContext, planned: PlannedRun, directory: RunDirectory, failure: RunFailure
+) -> RunRecord:
+    """Record that a run is not tried; returns its record."""
+    return _Run(context, planned, directory).decline(failure)
 
 
 def noise_seed(profile: Profile, planned: PlannedRun) -> int:
@@ -108,7 +119,10 @@ class _Run:
         try:
             run_interruptible(self._go())
         except RunError as error:
-            return self._fail(error.cause, str(error), error.log_tail)
+            record = self._fail(error.cause, str(error), error.log_tail)
+            if isinstance(error, ServerStartError) and error.is_profile_fault:
+                raise ServerRefusalError(f"{self._planned.run_id}: {error}", log_tail=error.log_tail) from error
+            return record
         except KeyboardInterrupt:
             self._fail("interrupted", "the run was interrupted by a signal")
             raise
@@ -123,6 +137,10 @@ class _Run:
             self._fail(type(error).__name__, str(error))
             raise
         return self._end()
+
+    def decline(self, failure: RunFailure) -> RunRecord:
+        self._update(attempt=begin_attempt(self._directory))
+        return self._close("failed", failure)
 
     async def _go(self) -> None:
         engine, settings = self._engine, self._settings
@@ -168,6 +186,7 @@ class _Run:
                 timeouts=timeouts,
                 diagnose=engine.diagnose,
                 essential_processes=engine.essential_processes,
+                on_log_line=self._context.on_log_line,
             )
         )
 
@@ -178,15 +197,22 @@ class _Run:
                 self._time(launch_ns=server.launch_ns)
                 async with StreamClient(base_url, self._profile.timeouts) as client:
                     ready_ns = await server.wait_ready(client.control)
-                    target = Target(engine=self._engine, settings=self._settings, server=server, client=client)
+                    target = Target(
+                        engine=self._engine,
+                        settings=self._settings,
+                        server=server,
+                        client=client,
+                        stall_s=self._profile.timeouts.stall_s,
+                    )
                     if self._engine.needs_first_generation:
                         ready_ns = await self._first_generation(target)
                     self._time(ready_ns=ready_ns)
                     await self._ask_configuration(target, site)
                     await self._warm_up(target)
                     await self._measured_load(target, gpu)
-                    with control_errors(server):
+                    async with control_errors(server):
                         self._warn(*await self._engine.after_load_warnings(client.control))
+                    server.check_alive()
         finally:
             self._warn(*server.warnings)
             self._time(stop_ns=server.stop_ns)
@@ -211,7 +237,7 @@ class _Run:
 
     async def _ask_configuration(self, target: Target, site: LaunchSite) -> None:
         """Record what the server says of itself, beside what it will be asked for."""
-        with control_errors(target.server):
+        async with control_errors(target.server):
             told = await self._engine.effective_config(target.client.control, self._settings, site)
         settings = self._settings
         config: dict[str, Any] = {"model": settings.model} | {f"server.{key}": value for key, value in told.items()}
@@ -252,7 +278,8 @@ class _Run:
     def _watched(self, target: Target, gpu: GpuReader | None) -> Watched:
         path = self._engine.metrics_path(self._settings)
         url = None if path is None else str(target.client.control.base_url.join(path))
-        return Watched(server_pid=target.server.pid, gpu=gpu, metrics_url=url)
+        is_real = self._record.clock != "virtual"
+        return Watched(server_pid=target.server.pid, gpu=gpu, metrics_url=url, counts_late=is_real)
 
     def _write_steps(self) -> None:
         """Normalise the engine's own step log, keeping all of it that can be read."""
@@ -280,22 +307,30 @@ class _Run:
             self._doubt("failed-requests", what)
             if load.num_failed == load.num_sent:
                 return self._fail("no-request-completed", what)
+        self._judge()
         return self._close("suspect" if self._is_doubtful else "done")
+
+    def _judge(self) -> None:
+        """Hold the accounts of the run against each other, as they are on disk now."""
+        self._count_load()
+        loaded = load_run(self._directory)
+        for doubt in failed_checks(loaded, self._profile, self._context.requests):
+            self._doubt(doubt.code, doubt.message)
+        self._warn(*bunching_doubts(loaded))
 
     def _fail(self, cause: str, message: str, log_tail: str = "") -> RunRecord:
         return self._close("failed", RunFailure(cause=cause, message=message, log_tail=log_tail))
 
     def _close(self, state: RunState, failure: RunFailure | None = None) -> RunRecord:
+        self._count_load()
+        self._update(state=state, failure=failure)
+        return self._record
+
+    def _count_load(self) -> None:
         load = self._load.summary() if self._load is not None else NOTHING_SENT
         self._time(first_send_ns=load.first_send_ns, last_token_ns=load.last_token_ns)
-        self._update(
-            state=state,
-            failure=failure,
-            num_sent=load.num_sent,
-            num_completed=load.num_sent - load.num_failed,
-            num_failed=load.num_failed,
-        )
-        return self._record
+        num_completed = load.num_sent - load.num_failed
+        self._update(num_sent=load.num_sent, num_completed=num_completed, num_failed=load.num_failed)
 
     def _doubt(self, code: str, message: str) -> None:
         """A warning that keeps the run from counting as done."""

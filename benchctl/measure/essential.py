@@ -1,0 +1,52 @@
+"""Processes without which a server cannot go on, beside its first one: the engine behind an HTTP front end.
+
+They are known by a part of their title. A child that has just been forked carries its parent's title for a moment,
+whatever it becomes; therefore a process counts when two looks have found it under such a title.
+"""
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Final
+
+import psutil
+
+from benchctl.measure.process import is_alive
+
+_NONE: Final[Mapping[psutil.Process, str]] = MappingProxyType({})
+
+
+class EssentialProcesses:
+    """The essential processes of one server, found by looking at all of its processes now and then."""
+
+    def __init__(self, titles: tuple[str, ...]) -> None:
+        """``titles`` are parts of the titles of essential processes."""
+        self._titles = titles
+        self._seen_once = _NONE
+        self._watched = _NONE
+
+    def look(self, members: Iterable[psutil.Process]) -> None:
+        """Take notice of ``members``, all processes of the server that live."""
+        if not self._titles:
+            return
+        found = {member: title for member in members if self._is_essential(title := _title(member))}
+        gone = {process: title for process, title in self._watched.items() if not is_alive(process)}
+        known = {process: title for process, title in found.items() if process in self._seen_once}
+        self._watched = gone | known
+        self._seen_once = found
+
+    def lost(self) -> str | None:
+        """The first that has gone, as a sentence names it; None while all live."""
+        for process, title in self._watched.items():
+            if not is_alive(process):
+                return f"process {process.pid} ({title}) of the server"
+        return None
+
+    def _is_essential(self, title: str) -> bool:
+        return any(part in title for part in self._titles)
+
+
+def _title(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline()).strip() or process.name()
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return ""

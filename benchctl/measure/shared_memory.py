@@ -1,0 +1,80 @@
+"""Shared memory that a killed server leaves in ``/dev/shm``: found while it lives, removed when it is gone.
+
+A segment is a server's when one of its processes has mapped or opened it and when it did not exist before the
+server was started. Names prove nothing and are not looked at. It is removed only when no living process has it.
+"""
+
+import os
+import re
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, NamedTuple
+
+_DIRECTORY: Final = Path("/dev/shm")  # noqa: S108 - where the system keeps it
+_PROC: Final = Path("/proc")
+_MAPPED: Final = re.compile(rb" (/dev/shm/.+?)(?: \(deleted\))?$", re.MULTILINE)
+
+
+class Segment(NamedTuple):
+    """A file of shared memory; the number tells it from a later one of the same name."""
+
+    path: str
+    inode: int
+
+
+class Segments:
+    """The segments of one server, from a moment before its start."""
+
+    def __init__(self) -> None:
+        self._older = frozenset(_existing())
+        self._ours: frozenset[Segment] = frozenset()
+
+    def look(self, pids: Iterable[int]) -> frozenset[Segment]:
+        """Find out what ``pids`` use; returns what is new. Costs one listing where nothing was added."""
+        fresh = frozenset(_existing()) - self._older - self._ours
+        if fresh:
+            used = {path for pid in pids for path in _used_by(pid)}
+            fresh = frozenset(segment for segment in fresh if segment.path in used)
+            self._ours |= fresh
+        return fresh
+
+    def remove(self) -> tuple[str, ...]:
+        """Remove what the server left and nobody has; returns the paths that cannot be removed."""
+        left = self._ours & set(_existing())
+        if not left:
+            return ()
+        in_use = {path for pid in _pids() for path in _used_by(pid)}
+        return tuple(sorted(segment.path for segment in left if segment.path in in_use or not _unlinked(segment)))
+
+
+def _existing() -> Iterable[Segment]:
+    try:
+        entries = list(os.scandir(_DIRECTORY))
+    except OSError:  # a system without it
+        return ()
+    return [Segment(entry.path, entry.inode()) for entry in entries]
+
+
+def _pids() -> list[int]:
+    return [int(place.name) for place in os.scandir(_PROC) if place.name.isdigit()] if _PROC.is_dir() else []
+
+
+def _used_by(pid: int) -> set[str]:
+    """Paths of the segments that a process has mapped or open; empty where we may not know."""
+    place, paths = _PROC / str(pid), set()
+    with suppress(OSError):
+        paths |= {os.fsdecode(path) for path in _MAPPED.findall((place / "maps").read_bytes())}
+    with suppress(OSError):
+        for handle in (place / "fd").iterdir():
+            with suppress(OSError):
+                paths.add(str(handle.readlink()))
+    return {path for path in paths if path.startswith(f"{_DIRECTORY}/")}
+
+
+def _unlinked(segment: Segment) -> bool:
+    try:
+        Path(segment.path).unlink(missing_ok=True)
+    except OSError:
+        return False
+    return True
