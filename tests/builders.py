@@ -275,7 +275,8 @@ def _write_run(
             writer.write(record)
     with directory.append("prometheus") as writer:
         for t_ns, total in ((T0_NS, 0), (last, sum(record.completion_tokens or 0 for record in records))):
-            writer.write(PrometheusSample(t_ns=t_ns, values={"vllm:generation_tokens_total": float(total)}))
+            values = {"vllm:generation_tokens_total": float(total), "vllm:prefix_cache_hits_total": 0.0}
+            writer.write(PrometheusSample(t_ns=t_ns, values=values))
     with directory.append("steps") as writer:
         for step in [load_step(), *steps] if loads else steps:
             writer.write(step)

@@ -8,7 +8,8 @@ import pytest
 from builders import edit_requests, write_results
 from simulated import sim_server
 
-from benchctl.analysis.reconcile import GENERATED_TOKENS, Check, expectation_of, profile_of, reconcile
+from benchctl.analysis.reconcile import Check, expectation_of, profile_of, reconcile
+from benchctl.analysis.server_counters import GENERATED_TOKENS
 from benchctl.engines.metrics_page import series_of
 from benchctl.measure.prometheus import prometheus_samples
 from benchctl.measure.sampler import Sampler
@@ -16,6 +17,7 @@ from benchctl.records.directory import ResultDirectory, load_results
 from benchctl.records.jsonl import read_jsonl
 from benchctl.records.run import PrometheusSample, RequestError, RequestRecord
 
+VLLM_TOKENS = GENERATED_TOKENS[0]
 PAGE = """\
 # HELP vllm:generation_tokens_total Tokens.
 # TYPE vllm:generation_tokens counter
@@ -49,7 +51,7 @@ def test_the_counter_grows_by_what_was_generated_between_the_first_and_the_last_
             assert server.client.post("/v1/completions", json=body).status_code == 200
     samples = list(read_jsonl(tmp_path / "prometheus.jsonl", PrometheusSample))
     assert len(samples) >= 2
-    totals = [sum(v for k, v in s.values.items() if k.startswith(GENERATED_TOKENS)) for s in samples]
+    totals = [sum(v for k, v in s.values.items() if k.startswith(VLLM_TOKENS)) for s in samples]
     assert (totals[0], totals[-1]) == (18, 36)
     assert [s.t_ns for s in samples] == sorted(s.t_ns for s in samples)
 
@@ -83,7 +85,7 @@ def counted(results: ResultDirectory, *totals: float) -> Check:
     (results.runs()[0].path / "prometheus.jsonl").unlink()
     with results.runs()[0].append("prometheus") as writer:
         for number, total in enumerate(totals):
-            series = {f'{GENERATED_TOKENS}{{engine="0"}}': total, f'{GENERATED_TOKENS}{{engine="1"}}': 1.0}
+            series = {f'{VLLM_TOKENS}{{engine="0"}}': total, f'{VLLM_TOKENS}{{engine="1"}}': 1.0}
             writer.write(PrometheusSample(t_ns=number, values=series))
     loaded = load_results(results.path)
     run = loaded.runs[0]
@@ -99,7 +101,7 @@ def test_a_counter_that_differs_from_usage_makes_the_run_invalid(results: Result
     check = counted(results, 100, 165)
     assert check.ok is False
     assert check.is_fatal
-    assert check.detail == f"{GENERATED_TOKENS} grew by 65, usage 64"
+    assert check.detail == f"{VLLM_TOKENS} grew by 65, usage 64"
 
 
 def test_one_reading_says_nothing(results: ResultDirectory) -> None:

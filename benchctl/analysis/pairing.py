@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
+from benchctl.analysis.reconcile import CHECK_FAILED
 from benchctl.analysis.request_timing import measured
 from benchctl.errors import NotComparableError, RecordError, UsageError
 from benchctl.records.directory import LoadedResults, LoadedRun, arm_label, cell_name, cell_order
@@ -117,12 +118,16 @@ def _refuse_damage(results: LoadedResults) -> None:
 
 
 def _unusable(run: LoadedRun) -> str | None:
-    """Why a run cannot be compared. Failed requests alone do not exclude it: they make its cell incomplete."""
+    """Why a run cannot be compared.
+
+    Failed requests and failed checks do not exclude it: they make its cell incomplete or invalid, which is told.
+    """
     record = run.record
     if record.state == "done":
         return None
     if record.state == "suspect":
-        if any(request.error is not None for request in measured(run.requests)):
+        is_judged = any(warning.code == CHECK_FAILED for warning in record.warnings)
+        if is_judged or any(request.error is not None for request in measured(run.requests)):
             return None
         return "suspect: " + ("; ".join(warning.message for warning in record.warnings) or "no reason recorded")
     if record.state == "failed" and record.failure is not None:

@@ -6,34 +6,42 @@ request set, the profile. ``ok`` is None where an account is missing or the chec
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
+from benchctl.analysis.check import Check, some
 from benchctl.analysis.metrics import clock_factor, load_window_ns
 from benchctl.analysis.request_timing import e2el_ns, is_completed, measured
+from benchctl.analysis.token_checks import (
+    check_client_tokens,
+    check_counters,
+    check_prefix_cache,
+    check_step_tokens,
+)
 from benchctl.errors import ProfileError, RecordError
 from benchctl.profile.load import parse_profile
 from benchctl.profile.model import Profile
 from benchctl.profile.plan import variant_settings
 from benchctl.records.directory import LoadedResults, LoadedRun
-from benchctl.records.run import PreparedRequest, PrometheusSample, RequestRecord, RunRecord, StepRecord
+from benchctl.records.run import PreparedRequest, RequestRecord, ResultWarning, RunRecord, StepRecord
 from benchctl.units import NS_PER_MS, s_from_ns
 
-GENERATED_TOKENS: Final = "vllm:generation_tokens_total"
-"""The counter of output tokens, as vLLM names it."""
+__all__ = [
+    "CHECK_FAILED",
+    "Check",
+    "Expectation",
+    "expectation_of",
+    "expected",
+    "failed_checks",
+    "profile_of",
+    "reconcile",
+]
+
+CHECK_FAILED: Final = "check-failed"
+"""Code of the doubt that two accounts of one run contradict each other: its numbers are invalid."""
 WALL_TOLERANCE_FRAC: Final = 0.01
 WALL_TOLERANCE_NS: Final = 20 * NS_PER_MS
 """What sending, receiving and waking up may add on the client's clock."""
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One reconciliation. A fatal one that fails makes the measurement invalid; the others cast doubt on it."""
-
-    name: str
-    ok: bool | None
-    detail: str
-    is_fatal: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +54,8 @@ class Expectation:
     is_greedy: bool
     max_concurrency: int | None
     """Limit of a closed loop; None for every other arrival."""
+    is_cached: bool = False
+    """Whether prompts may be found in a prefix cache."""
 
 
 def profile_of(results: LoadedResults) -> Profile:
@@ -58,15 +68,21 @@ def profile_of(results: LoadedResults) -> Profile:
 
 
 def expectation_of(profile: Profile, results: LoadedResults, record: RunRecord) -> Expectation:
-    """What one run should show. Greedy is declared by top_k 1 or temperature 0."""
+    """What one run of a result directory should show."""
+    return replace(expected(profile, results.requests, record), stop=results.manifest.stop)
+
+
+def expected(profile: Profile, prepared: Sequence[PreparedRequest], record: RunRecord) -> Expectation:
+    """What one run of a profile should show. Greedy is declared by top_k 1 or temperature 0."""
     settings = variant_settings(profile, record.variant, record.cell)
     arrival = profile.workload.arrival
     return Expectation(
-        stop=results.manifest.stop,
-        prepared=results.requests,
+        stop=profile.stop,
+        prepared=tuple(prepared),
         is_guided=settings.guidance is not None,
         is_greedy=settings.sampling.top_k == 1 or settings.sampling.temperature == 0,
         max_concurrency=arrival.max_concurrency if arrival.kind == "closed-loop" else None,
+        is_cached=profile.workload.prefix_hits == "allowed",
     )
 
 
@@ -77,14 +93,28 @@ def reconcile(run: LoadedRun, expectation: Expectation) -> tuple[Check, ...]:
     steps = [step for step in run.steps if not step.is_warmup]
     return (
         _check_requests(run.record, requests, expectation.prepared),
-        _check_client_tokens(completed),
-        _check_step_tokens(steps, requests, completed),
-        _check_counters(run.prometheus, requests, completed),
+        check_client_tokens(completed),
+        check_step_tokens(steps, requests, completed),
+        check_counters(run.prometheus, requests, completed),
+        check_prefix_cache(run.prometheus, requests, is_allowed=expectation.is_cached),
         _check_step_time(run, steps),
         _check_guided(steps, expectation),
         _check_greedy(steps, expectation),
         _check_forced_stop(completed, expectation),
         _check_concurrency(run, completed, steps, expectation),
+    )
+
+
+def failed_checks(
+    run: LoadedRun, profile: Profile, prepared: Sequence[PreparedRequest]
+) -> tuple[ResultWarning, ...]:
+    """One doubt for each fatal check that fails: a run with any must not count as done."""
+    return tuple(
+        ResultWarning(
+            code=CHECK_FAILED, message=f"check {check.name} failed: {check.detail}", where=run.record.run_id
+        )
+        for check in reconcile(run, expected(profile, prepared, run.record))
+        if check.ok is False and check.is_fatal
     )
 
 
@@ -99,76 +129,13 @@ def _check_requests(
         faults.append(f"run.json says {record.num_sent} were sent")
     counts = Counter(request.request_id for request in requests)
     if twice := sorted(request_id for request_id, count in counts.items() if count > 1):
-        faults.append(f"recorded more than once: {_some(twice)}")
+        faults.append(f"recorded more than once: {some(twice)}")
     if missing := [request.request_id for request in prepared if request.request_id not in counts]:
-        faults.append(f"never recorded: {_some(missing)}")
+        faults.append(f"never recorded: {some(missing)}")
     detail = (
         f"{len(requests)} recorded = {num_completed} completed + {num_failed} failed, of {len(prepared)} prepared"
     )
     return Check("requests", not faults, "; ".join([detail, *faults]), is_fatal=True)
-
-
-def _check_client_tokens(completed: Sequence[RequestRecord]) -> Check:
-    """Tokens of usage = tokens that the client saw arrive, request by request."""
-    name, wrong, compared = "client-tokens", [], 0
-    for request in completed:
-        seen = [
-            sum(choice.chunk_tokens) if choice.chunk_tokens is not None else choice.output_tokens
-            for choice in request.choices
-        ]
-        known = [tokens for tokens in seen if tokens is not None]
-        if request.completion_tokens is None or not known or len(known) < len(seen):
-            continue
-        compared += 1
-        if sum(known) != request.completion_tokens:
-            wrong.append(f"{request.request_id} {sum(known)} != {request.completion_tokens}")
-    if not compared:
-        return Check(name, None, "no request has both usage and tokens counted by the client")
-    if wrong:
-        return Check(
-            name,
-            False,
-            f"client and usage differ in {len(wrong)} of {compared} requests: {_some(wrong)}",
-            is_fatal=True,
-        )
-    return Check(name, True, f"client and usage agree in {compared} requests", is_fatal=True)
-
-
-def _check_step_tokens(
-    steps: Sequence[StepRecord], requests: Sequence[RequestRecord], completed: Sequence[RequestRecord]
-) -> Check:
-    """Sum of output tokens of steps = sum of usage."""
-    name = "step-tokens"
-    by_step = [step.output_tokens for step in steps if step.output_tokens is not None]
-    by_usage = [request.completion_tokens for request in completed if request.completion_tokens is not None]
-    if not by_step or len(by_step) < len(steps) or not by_usage or len(by_usage) < len(completed):
-        return Check(name, None, "steps or usage do not count tokens")
-    detail = f"steps {sum(by_step)}, usage {sum(by_usage)}"
-    if len(completed) < len(requests):
-        return Check(name, None, f"{detail}; failed requests took tokens that no usage counts")
-    return Check(name, sum(by_step) == sum(by_usage), detail, is_fatal=True)
-
-
-def _check_counters(
-    samples: Sequence[PrometheusSample], requests: Sequence[RequestRecord], completed: Sequence[RequestRecord]
-) -> Check:
-    """What the server's token counter grew by during the load = sum of usage."""
-    name = "counters"
-    totals = [total for sample in samples if (total := _counted_tokens(sample)) is not None]
-    by_usage = [request.completion_tokens for request in completed if request.completion_tokens is not None]
-    if len(totals) < 2 or not by_usage or len(by_usage) < len(completed):
-        return Check(name, None, f"no two readings of {GENERATED_TOKENS}, or no usage")
-    counted = round(totals[-1] - totals[0])
-    detail = f"{GENERATED_TOKENS} grew by {counted}, usage {sum(by_usage)}"
-    if len(completed) < len(requests):
-        return Check(name, None, f"{detail}; failed requests took tokens that no usage counts")
-    return Check(name, counted == sum(by_usage), detail, is_fatal=True)
-
-
-def _counted_tokens(sample: PrometheusSample) -> float | None:
-    """The counter summed over its series, one for each model and engine."""
-    series = [value for name, value in sample.values.items() if name.partition("{")[0] == GENERATED_TOKENS]
-    return sum(series) if series else None
 
 
 def _check_step_time(run: LoadedRun, steps: Sequence[StepRecord]) -> Check:
@@ -225,7 +192,7 @@ def _check_forced_stop(completed: Sequence[RequestRecord], expectation: Expectat
         if request.completion_tokens != wanted[request.request_id]
     ]
     if wrong:
-        detail = f"{len(wrong)} of {len(known)} requests have another length: {_some(wrong)}"
+        detail = f"{len(wrong)} of {len(known)} requests have another length: {some(wrong)}"
         return Check(name, False, detail, is_fatal=True)
     return Check(name, True, f"{len(known)} requests have their declared length", is_fatal=True)
 
@@ -250,7 +217,3 @@ def _check_concurrency(
         batch = sum(step.num_seqs * step.dur_ns for step in steps) / total_ns
         detail += f"; {batch:.2f} sequences in the engine's batch"
     return Check(name, in_flight <= expectation.max_concurrency * (1 + WALL_TOLERANCE_FRAC), detail)
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

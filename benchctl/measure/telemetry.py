@@ -26,6 +26,8 @@ class Watched:
     server_pid: int | None
     gpu: GpuReader | None
     metrics_url: str | None
+    counts_late: bool = False
+    """Whether the server's counters follow its answers a moment later, as those of other people's servers do."""
 
 
 @contextmanager
@@ -38,7 +40,7 @@ def sampled(directory: Path, rates: Telemetry, watched: Watched) -> Iterator[lis
         read = partial(host_samples, watched.server_pid, rates.host_hz)
         samplers.append(Sampler("host", directory / "host.jsonl", read))
     if watched.metrics_url is not None and rates.prometheus_hz:
-        scrape = partial(prometheus_samples, watched.metrics_url, rates.prometheus_hz)
+        scrape = partial(prometheus_samples, watched.metrics_url, rates.prometheus_hz, settles=watched.counts_late)
         samplers.append(Sampler("prometheus", directory / "prometheus.jsonl", scrape))
     doubts: list[ResultWarning] = []
     with ExitStack() as stack:

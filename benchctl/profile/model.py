@@ -102,6 +102,11 @@ class Workload(Section):
     """When requests are sent."""
     num_warmups: int = Field(default=1, ge=0, le=10_000)
     """Requests sent to each fresh server before the measured ones, and left out of every metric."""
+    warmup_shapes: bool | None = None
+    """Whether the warm-up also passes through every batch size and prompt length of the load; null: yes on servers
+    that others wrote, unless num_warmups is 0."""
+    prefix_hits: Literal["forbidden", "allowed"] = "forbidden"
+    """Whether prompts may be found in a prefix cache of the server; where they may not, a run with hits is invalid."""
 
     @model_validator(mode="after")
     def _of_a_size(self) -> "Workload":

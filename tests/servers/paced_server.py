@@ -84,7 +84,7 @@ class Stream:
                     }
                 )
             await self.writer.drain()
-            self.server.count_token()
+            self.server.count_token(self.body.get("n", 1))
         if self.mode != "no-usage":
             total = num_tokens * self.body.get("n", 1)
             self.event({"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": total}})
@@ -122,12 +122,12 @@ class Server:
         self.steps = options.step_log.open("a") if options.step_log else None
         self.truth = options.truth.open("a")
 
-    def count_token(self):
+    def count_token(self, num_choices):
         self.num_tokens += 1
         if self.steps:
             now = time.monotonic_ns()
             step = {"step": self.num_tokens, "start_ns": now, "dur_ns": 1000, "clock": "host", "phase": "decode"}
-            self.steps.write(json.dumps(step | {"num_seqs": 1, "output_tokens": 1}) + "\n")
+            self.steps.write(json.dumps(step | {"num_seqs": num_choices, "output_tokens": num_choices}) + "\n")
             self.steps.flush()
         if self.num_tokens == self.options.die_after:
             print("fatal: out of luck", flush=True)

@@ -1,0 +1,19 @@
+"""One comparison of two accounts of the same thing, and what came of it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One reconciliation. A fatal one that fails makes the measurement invalid; the others cast doubt on it."""
+
+    name: str
+    ok: bool | None
+    detail: str
+    is_fatal: bool = False
+
+
+def some(names: Sequence[str]) -> str:
+    """The first three names, and how many more there are."""
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
