@@ -35,7 +35,7 @@ from benchctl.measure.port import choose_port
 from benchctl.measure.redaction import recorded_env, redacted_argv, server_env
 from benchctl.measure.server import Launch, Server, ServerProcess
 from benchctl.measure.telemetry import Watched, sampled, steady_interpreter
-from benchctl.measure.warmup import warmup_requests
+from benchctl.measure.warmup import warmup_bursts, warmup_requests
 from benchctl.profile.model import Arrival, Profile
 from benchctl.profile.plan import variant_settings
 from benchctl.records.directory import RunDirectory, cell_name, load_run
@@ -248,16 +248,17 @@ class _Run:
         self._update(effective_config=config, engine_version=None if version is None else str(version))
 
     async def _warm_up(self, target: Target) -> None:
-        requests = warmup_requests(self._context.requests, self._profile.workload.num_warmups)
-        if not requests:
+        bursts = warmup_bursts(self._context.requests, self._profile, self._settings)
+        if not bursts:
             return
         self._time(warmup_start_ns=time.monotonic_ns())
         with self._directory.append("requests") as writer:
             load = Load(target.client, Arrival(kind="burst"), writer.write)
-            await drive(target, load, requests, max_concurrency=None, is_warmup=True)
+            for requests in bursts:
+                await drive(target, load, requests, max_concurrency=None, is_warmup=True)
         ended = load.summary()
         if ended.num_failed:
-            what = f"{ended.num_failed} of {len(requests)} warm-up requests failed ({ended.first_error})"
+            what = f"{ended.num_failed} of {ended.num_sent} warm-up requests failed ({ended.first_error})"
             self._doubt("warmup-failed", f"{what}: the load may have met a cold server")
 
     async def _measured_load(self, target: Target, gpu: GpuReader | None) -> None:

@@ -1,37 +1,152 @@
-"""The warm-up: what the server loads or compiles lazily is loaded before the load begins."""
+"""The warm-up: what the server loads, compiles or captures lazily is there before the load begins.
 
-from collections.abc import Sequence
+The first requests are those of every engine: a few, short, sampled as the run samples. Servers that others wrote
+also have work that depends on shapes (captured graphs, compiled kernels, buffers that grow), so there the warm-up
+passes through them: the longest and the shortest prompt alone, then a burst as large as the load's largest batch,
+whose outputs end one after another so that the batch drains through every size.
+"""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Final
 
 import msgspec
 
+from benchctl.profile.model import Profile, VariantSettings
 from benchctl.records.run import PreparedRequest
 
 _MAX_TOKENS: Final = 16
 """Enough steps to reach a token at which a value model has candidates to choose from."""
+_ALL_SIZES: Final = 32
+"""Up to this batch every size is passed through; beyond it the multiples of 8, and of 16 above 256, because engines
+capture those and pad the others to them."""
+_LARGEST_BURST: Final = 512
+"""No warm-up batch is larger: by then a shape more costs time and changes little."""
+_STEPS_PER_SIZE: Final = 2
+_TOKENS_PER_STEP: Final = 2048
+"""Prompt tokens that a step takes where the profile does not say it: the least that servers have by default."""
+
+Burst = tuple[PreparedRequest, ...]
+"""Requests that are sent at once; the next burst begins when all have ended."""
 
 
-def warmup_requests(requests: Sequence[PreparedRequest], count: int) -> tuple[PreparedRequest, ...]:
+def warmup_bursts(
+    requests: Sequence[PreparedRequest], profile: Profile, settings: VariantSettings
+) -> tuple[Burst, ...]:
+    """Everything that the warm-up of a run sends, burst by burst."""
+    first = warmup_requests(requests, profile.workload.num_warmups)
+    bursts = [first] if first else []
+    if requests and _covers_shapes(profile):
+        size = largest_batch(requests, profile, settings)
+        tokens_per_step = getattr(settings.server, "max_num_batched_tokens", None) or _TOKENS_PER_STEP
+        bursts += shape_bursts(requests, size, tokens_per_step)
+    return tuple(bursts)
+
+
+def _covers_shapes(profile: Profile) -> bool:
+    asked = profile.workload.warmup_shapes
+    if asked is not None:
+        return asked
+    return profile.engine.kind != "sim" and profile.workload.num_warmups > 0
+
+
+def warmup_requests(requests: Sequence[PreparedRequest], count: int) -> Burst:
     """The first ``count`` requests again (from the start, where there are fewer), short and in other words.
 
     Other words, because a prompt that the server has seen would be found in its prefix cache. Their sampling is
     that of the run, so that whatever the server loads lazily for it is loaded now.
     """
-    return tuple(_reworded(requests[i % len(requests)], i) for i in range(count if requests else 0))
+    return tuple(
+        _again(requests[i % len(requests)], f"warmup-{i}", i, f"(warm-up {i}) ", _MAX_TOKENS)
+        for i in range(count if requests else 0)
+    )
 
 
-def _reworded(request: PreparedRequest, i: int) -> PreparedRequest:
-    prefix = f"(warm-up {i}) "
+def largest_batch(requests: Sequence[PreparedRequest], profile: Profile, settings: VariantSettings) -> int:
+    """Sequences in the largest batch of the load: what can be open at once, as far as the server takes it."""
+    num_open = min(profile.workload.arrival.max_concurrency or len(requests), len(requests))
+    choices = sorted((request.n for request in requests), reverse=True)
+    limit = getattr(settings.server, "max_num_seqs", None) or _LARGEST_BURST
+    return min(sum(choices[:num_open]), limit, _LARGEST_BURST)
+
+
+def shape_bursts(requests: Sequence[PreparedRequest], size: int, tokens_per_step: int) -> Iterator[Burst]:
+    """The longest prompt alone, the shortest alone, all choices of one request, then the burst that drains.
+
+    The burst has ``size`` sequences: prompts from the longest to the shortest, the longest with the shortest
+    output, so that none grows beyond what the load asks of it. It stays whole until the last prompt is computed,
+    as far as the lengths of the load allow it.
+    """
+    by_length = sorted(requests, key=lambda request: (-request.prompt_tokens, request.index))
+    numbers = iter(range(2 * size + 4))
+    for request in (by_length[0], by_length[-1]):
+        yield (_shape(request, next(numbers), 2, n=1),)
+    widest = max(requests, key=lambda request: request.n)
+    if widest.n > 1:
+        yield (_shape(widest, next(numbers), _MAX_TOKENS, n=widest.n),)
+    chosen = _spread(by_length, size)
+    limit = min(request.max_tokens for request in chosen)
+    num_prefill_steps = sum(request.prompt_tokens for request in chosen) // max(tokens_per_step, 1) + 1
+    lengths = drain_lengths(size, whole_steps=_MAX_TOKENS + num_prefill_steps, limit=limit)
+    yield tuple(
+        _shape(request, next(numbers), length, n=1) for request, length in zip(chosen, lengths, strict=True)
+    )
+
+
+def drain_lengths(size: int, *, whole_steps: int, limit: int) -> tuple[int, ...]:
+    """Output lengths of ``size`` sequences, ascending and at most ``limit``, whose batch drains through all sizes.
+
+    The batch is whole for ``whole_steps`` tokens and then stays two tokens at each smaller size of ``batch_sizes``.
+    Where ``limit`` is too low for that, the sizes have one token each, then the whole batch gets fewer, then some
+    sizes share a token.
+    """
+    sizes = batch_sizes(size)[::-1]
+    num_drops = len(sizes) - 1
+    step = _STEPS_PER_SIZE if whole_steps + _STEPS_PER_SIZE * num_drops <= limit else 1
+    whole = max(1, min(whole_steps, limit - step * num_drops))
+    scale = min(1.0, (limit - whole) / (step * num_drops)) if num_drops else 0.0
+    # The sequences that make the difference between two sizes end together, when the batch is to become smaller.
+    ends = [(large - small, whole + int(i * step * scale)) for i, (large, small) in enumerate(_falling(sizes))]
+    return tuple(chain.from_iterable([length] * count for count, length in ends))
+
+
+def batch_sizes(largest: int) -> tuple[int, ...]:
+    """The sizes from 1 to ``largest`` at which a server may have a shape of its own, ascending."""
+    beyond = [*range(_ALL_SIZES + 8, min(largest, 256) + 1, 8), *range(272, largest + 1, 16)]
+    return tuple(sorted({*range(1, min(largest, _ALL_SIZES) + 1), *beyond, largest}))
+
+
+def _falling(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Each size with the next smaller one, down to none."""
+    return zip(sizes, (*sizes[1:], 0), strict=True)
+
+
+def _spread(by_length: Sequence[PreparedRequest], size: int) -> list[PreparedRequest]:
+    """``size`` requests over the whole range, from the longest to the shortest; several times each if need be."""
+    if size <= 1:
+        return [by_length[0]][:size]
+    return [by_length[i * (len(by_length) - 1) // (size - 1)] for i in range(size)]
+
+
+def _shape(request: PreparedRequest, number: int, max_tokens: int, *, n: int) -> PreparedRequest:
+    """A request of a shape burst: its prompt begins with a word that no other prompt begins with."""
+    word = hashlib.sha256(f"warm-up {number}".encode()).hexdigest()[:8]
+    again = _again(request, f"warmup-shape-{number}", number, f"{word} ", max_tokens)
+    return msgspec.structs.replace(again, n=n)
+
+
+def _again(request: PreparedRequest, request_id: str, index: int, prefix: str, max_tokens: int) -> PreparedRequest:
     messages, prompt = request.messages, request.prompt
     if messages is not None:
         messages = tuple(msgspec.structs.replace(message, content=prefix + message.content) for message in messages)
     return msgspec.structs.replace(
         request,
-        request_id=f"warmup-{i}",
-        index=i,
+        request_id=request_id,
+        index=index,
         arrival_ns=0,
         messages=messages,
         prompt=None if prompt is None else prefix + prompt,
-        max_tokens=min(request.max_tokens, _MAX_TOKENS),
+        max_tokens=min(request.max_tokens, max_tokens),
         ignore_eos=True,
     )
