@@ -149,15 +149,21 @@ def shape_for(name_or_dir: str) -> ModelShape:
     """The shape that a name or a path stands for.
 
     A built-in name may carry its owner, ``-Instruct`` and capitals (``Qwen/Qwen2.5-7B-Instruct``). A path names
-    a directory with a config.json, or that file. A published value model is known by its name
-    (``lvm-…-b-qwen2.5-1.5b-instruct``) and has a value head. Raises UsageError for anything else.
+    a directory with a config.json, that file, or a .gguf file beside it. A published value model is known by its
+    name (``lvm-…-b-qwen2.5-1.5b-instruct``) and has a value head. Raises UsageError for anything else.
     """
     if name_or_dir in BUILT_IN_SHAPES:
         return BUILT_IN_SHAPES[name_or_dir]
     path = Path(name_or_dir).expanduser()
-    config = path if path.is_file() else path / "config.json"
+    if path.suffix == ".gguf" and path.is_file():
+        path = path.parent
+    config = path if path.suffix == ".json" else (path.parent if path.is_file() else path) / "config.json"
     if config.is_file():
         return shape_from_config(config)
+    if path.is_file():
+        raise UsageError(
+            f"{path} has no config.json beside it, which would say the shape of the model; add it there"
+        )
     return _built_in(name_or_dir)
 
 

@@ -91,11 +91,24 @@ class Usage(msgspec.Struct):
         return self.prompt_tokens_details.cached_tokens if self.prompt_tokens_details else None
 
 
+class _Timings(msgspec.Struct):
+    predicted_n: int | None = None
+
+
 class _Event(msgspec.Struct):
     choices: list[_ChoiceEvent] | None = None
     usage: Usage | None = None
+    timings: _Timings | None = None
+    """llama-server's own account of the request so far."""
     error: msgspec.Raw = msgspec.Raw()
     object: str | None = None
+
+    @property
+    def tokens_so_far(self) -> int | None:
+        """Output tokens of the whole request until this event, where the server states them."""
+        if self.usage is not None and self.usage.completion_tokens is not None:
+            return self.usage.completion_tokens
+        return self.timings.predicted_n if self.timings is not None else None
 
 
 _decode_event = msgspec.json.Decoder(_Event).decode
@@ -114,7 +127,16 @@ class _Choice:
 class CompletionReader:
     """One streamed completion of ``num_choices`` choices, read event by event."""
 
-    __slots__ = ("_choices", "_is_counting", "_num_choices", "_splitter", "error", "is_terminated", "usage")
+    __slots__ = (
+        "_choices",
+        "_is_counting",
+        "_num_choices",
+        "_splitter",
+        "_tokens_before",
+        "error",
+        "is_terminated",
+        "usage",
+    )
 
     def __init__(self, num_choices: int) -> None:
         self.usage: Usage | None = None
@@ -126,6 +148,7 @@ class CompletionReader:
         self._choices: dict[int, _Choice] = {}
         self._splitter = EventSplitter()
         self._is_counting = False
+        self._tokens_before = 0
 
     def feed(self, t_ns: int, data: bytes) -> None:
         """Take what arrived at ``t_ns``."""
@@ -177,20 +200,25 @@ class CompletionReader:
             return
         if event.object == "error" or bytes(event.error) not in {b"", b"null"}:
             self._fail("server-error", shown(bytes(event.error) or payload))
+        counted = self._counted_since(event)
         for choice in event.choices or ():
-            self._take_choice(t_ns, choice, self._counted_since(event))
+            self._take_choice(t_ns, choice, counted)
+        if not event.choices and counted and self._is_counting:
+            # The last token completed no character, and the server sent no event of its own for it.
+            self._take_choice(t_ns, _ChoiceEvent(index=next(iter(self._choices))), counted)
         if event.usage is not None:
             self.usage = event.usage
 
     def _counted_since(self, event: _Event) -> int | None:
-        """Tokens since the last event, for servers that state a running usage in every event.
+        """Tokens since the last event, for servers that state a running count in every event.
 
-        Known for a single choice only: with several, servers differ in whose tokens the usage counts.
+        Known for a single choice only: with several, servers differ in whose tokens they count.
         """
-        if self._num_choices != 1 or event.usage is None or event.usage.completion_tokens is None:
+        total = event.tokens_so_far
+        if self._num_choices != 1 or total is None:
             return None
-        before = self.usage.completion_tokens if self.usage is not None else 0
-        return event.usage.completion_tokens - (before or 0)
+        since, self._tokens_before = total - self._tokens_before, total
+        return since
 
     def _take_choice(self, t_ns: int, event: _ChoiceEvent, counted: int | None) -> None:
         choice = self._choices.get(event.index)

@@ -177,7 +177,7 @@ class LlamaCppOptions(LaunchedOptions):
     """Path of ``llama-server``; searched for where it is not given."""
     python: str | None = None
     """Interpreter of an environment that carries ``llama-server`` in a package."""
-    max_model_len: int | None = Field(default=None, ge=1)
+    max_model_len: int = Field(default=2048, ge=1)
     """Longest prompt and output of one sequence together, in tokens (``-c`` divided by ``-np``)."""
     max_num_seqs: int = Field(default=32, ge=1)
     """Sequences in one batch at most, each with its own share of the context (``-np``)."""
@@ -204,6 +204,8 @@ class TransformersOptions(PythonOptions):
     """Tokens in one KV block (``--cb-block-size``)."""
     max_num_batched_tokens: int | None = Field(default=None, ge=1)
     """Tokens in one step at most (``--cb-max-batch-tokens``)."""
+    enable_prefix_caching: bool = False
+    """Whether prompts that begin alike share their KV blocks; off, because repeated prompts would be free."""
     attn_implementation: str | None = None
     """Kernels of attention."""
     step_log: bool = True
