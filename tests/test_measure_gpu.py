@@ -36,6 +36,7 @@ class FakeNvml:
         self.has_driver = has_driver
         self.depth = 0
         self.used_mib = 1000
+        self.used_mib_of = {}
         self.energy_mj = 5_000_000
 
     def nvmlInit(self):  # noqa: N802
@@ -53,7 +54,9 @@ class FakeNvml:
             "nvmlDeviceGetHandleByIndex": lambda index: index,
             "nvmlDeviceGetName": lambda handle: f"GPU {handle}",
             "nvmlDeviceGetUUID": lambda handle: f"GPU-{handle}{handle}",
-            "nvmlDeviceGetMemoryInfo": lambda _: SimpleNamespace(total=80 << 30, used=self.used_mib * MIB),
+            "nvmlDeviceGetMemoryInfo": lambda handle: SimpleNamespace(
+                total=80 << 30, used=self.used_mib_of.get(handle, self.used_mib) * MIB
+            ),
             "nvmlDeviceGetUtilizationRates": lambda _: SimpleNamespace(gpu=55),
             "nvmlDeviceGetPowerUsage": self.known_to_first(345_600),
             "nvmlDeviceGetTotalEnergyConsumption": self.known_to_first(self.energy_mj),
@@ -147,13 +150,23 @@ def test_memory_that_comes_back_is_awaited_and_memory_that_does_not_is_a_warning
     nvml = FakeNvml()
     with open_gpu("0", nvml) as reader:
         baseline = memory_used_bytes(reader)
-        assert baseline == 1000 * MIB
+        assert baseline == {0: 1000 * MIB}
         nvml.used_mib = 1200
         assert wait_memory_returned(reader, baseline) == ()
         nvml.used_mib = 41_000
         (warning,) = wait_memory_returned(reader, baseline, limit_s=0.3)
     assert warning.code == "gpu-memory-held"
-    assert "40000 MiB" in warning.message
+    assert warning.message.startswith("40000 MiB of GPU 0 are still held")
+
+
+def test_memory_that_one_device_frees_does_not_hide_what_another_holds():
+    nvml = FakeNvml()
+    nvml.used_mib_of = {0: 30_000, 1: 1000}
+    with open_gpu(None, nvml) as reader:
+        before = memory_used_bytes(reader)
+        nvml.used_mib_of = {0: 1000, 1: 21_000}
+        (warning,) = wait_memory_returned(reader, before, limit_s=0.3)
+    assert warning.message.startswith("20000 MiB of GPU 1 are still held")
 
 
 SMI = """#!/bin/sh

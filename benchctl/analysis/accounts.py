@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from benchctl.analysis.flops_accounting import RunFlops, account_run
-from benchctl.costs.hardware import hardware_or_none
+from benchctl.analysis.peaks import peaks_of
+from benchctl.costs.hardware import Hardware
 from benchctl.costs.shapes import shape_for
 from benchctl.errors import UsageError
 from benchctl.profile.load import parse_profile
@@ -21,6 +22,8 @@ class Accounts:
     profile: Profile | None
     prepared: Sequence[PreparedRequest]
     warnings: tuple[ResultWarning, ...] = ()
+    hardware: Hardware | None = None
+    """The device whose peaks FLOP/s may be compared with."""
 
     def settings(self, record: RunRecord) -> VariantSettings | None:
         """What a run used, or None when the profile does not say so."""
@@ -51,7 +54,7 @@ class Accounts:
             base=base,
             value_model=value_model,
             top_k=settings.sampling.top_k,
-            hardware=hardware_or_none(self.profile.hardware),
+            hardware=self.hardware,
             prepared=self.prepared,
         )
         return flops, flops.warnings
@@ -61,7 +64,7 @@ def open_accounts(results: LoadedResults) -> Accounts:
     """Read the profile that lies in a result directory; a warning says so when that cannot be done."""
     source = str(results.path / "profile.yaml")
     try:
-        return Accounts(parse_profile(results.profile_yaml, source), results.requests)
+        profile = parse_profile(results.profile_yaml, source)
     except UsageError as error:
         doubt = ResultWarning(
             code="profile-unreadable",
@@ -69,3 +72,5 @@ def open_accounts(results: LoadedResults) -> Accounts:
             where=source,
         )
         return Accounts(None, results.requests, (doubt,))
+    hardware, doubts = peaks_of(profile, results.manifest)
+    return Accounts(profile, results.requests, doubts, hardware)

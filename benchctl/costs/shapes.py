@@ -157,7 +157,7 @@ def shape_for(name_or_dir: str) -> ModelShape:
     path = Path(name_or_dir).expanduser()
     if path.suffix == ".gguf" and path.is_file():
         path = path.parent
-    config = path if path.suffix == ".json" else (path.parent if path.is_file() else path) / "config.json"
+    config = path if path.is_file() else path / "config.json"
     if config.is_file():
         return shape_from_config(config)
     if path.is_file():

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -38,19 +38,30 @@ def gpu_inventory() -> tuple[GpuInfo, ...]:
         return reader.inventory() if reader else ()
 
 
-def memory_used_bytes(reader: GpuReader) -> int:
-    """Memory in use, summed over the devices that know it."""
-    return sum(sample.memory_used_bytes or 0 for sample in reader.read())
+def memory_used_bytes(reader: GpuReader) -> dict[int, int]:
+    """Memory in use on each device that knows it, by index."""
+    readings = reader.read()
+    return {sample.index: sample.memory_used_bytes for sample in readings if sample.memory_used_bytes is not None}
 
 
 def wait_memory_returned(
-    reader: GpuReader, baseline_bytes: int, limit_s: float = _RETURN_LIMIT_S
+    reader: GpuReader, before_bytes: Mapping[int, int], limit_s: float = _RETURN_LIMIT_S
 ) -> tuple[ResultWarning, ...]:
-    """Wait until the devices hold no more than before the run, so that the next one finds the same machine."""
+    """Wait until no device holds more than before the run, so that the next one finds the same machine.
+
+    Each device is looked at by itself: what one frees meanwhile must not hide what another still holds.
+    """
     deadline = time.monotonic() + limit_s
-    while (held := memory_used_bytes(reader) - baseline_bytes) > _SLACK_BYTES:
+    while held := _held_bytes(memory_used_bytes(reader), before_bytes):
         if time.monotonic() >= deadline:
-            message = f"{held // MIB} MiB of GPU memory are still held {limit_s:g} s after the server was stopped"
+            told = ", ".join(f"{num_bytes // MIB} MiB of GPU {index}" for index, num_bytes in sorted(held.items()))
+            message = f"{told} are still held {limit_s:g} s after the server was stopped"
             return (ResultWarning(code="gpu-memory-held", message=message),)
         time.sleep(_POLL_S)
     return ()
+
+
+def _held_bytes(now: Mapping[int, int], before: Mapping[int, int]) -> dict[int, int]:
+    """What each device holds beyond what it held before, where that is more than other programs account for."""
+    more = {index: used - before.get(index, used) for index, used in now.items()}
+    return {index: num_bytes for index, num_bytes in more.items() if num_bytes > _SLACK_BYTES}

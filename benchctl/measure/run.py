@@ -152,7 +152,7 @@ class _Run:
         env = server_env(os.environ, engine.env(settings, site))
         with ExitStack() as stack:
             gpu = self._open_gpu(stack, env.get("CUDA_VISIBLE_DEVICES"))
-            held_bytes = memory_used_bytes(gpu) if gpu is not None else 0
+            held_bytes = memory_used_bytes(gpu) if gpu is not None else {}
             try:
                 await self._serve(self._server(site, env), site, gpu)
             finally:

@@ -1,0 +1,35 @@
+"""Which device's peaks a measurement may be compared with."""
+
+from benchctl.costs.hardware import Hardware, hardware_or_none
+from benchctl.profile.model import Profile
+from benchctl.records.run import Manifest, ResultWarning
+
+
+def peaks_of(profile: Profile, manifest: Manifest) -> tuple[Hardware | None, tuple[ResultWarning, ...]]:
+    """The device that FLOP/s are compared with, and what is doubtful about that.
+
+    A simulated server has the device that the profile names. Any other ran on the machine's own: without a GPU
+    nothing is compared, and a GPU that is not the profile's leaves the comparison out. One that the table does not
+    know is taken at the profile's word.
+    """
+    named = hardware_or_none(profile.hardware)
+    if manifest.engine == "sim":
+        return named, ()
+    found = {gpu.name: hardware_or_none(gpu.name) for gpu in manifest.gpus}
+    if not found or named is None:
+        return None, ()
+    others = [f"{name} ({device.name})" for name, device in found.items() if device not in {None, named} and device]
+    if others:
+        message = (
+            f"the profile says {named.name} and the machine has {', '.join(others)}: FLOP/s are compared with no "
+            "peak; set hardware to the machine's own"
+        )
+        return None, (ResultWarning(code="hardware-differs", message=message, where="hardware"),)
+    unknown = [name for name, device in found.items() if device is None]
+    if unknown:
+        message = (
+            f"{', '.join(unknown)}: not in the table of devices; FLOP/s are compared with the peaks of "
+            f"{named.name}, as the profile says"
+        )
+        return named, (ResultWarning(code="hardware-unknown", message=message, where="hardware"),)
+    return named, ()
