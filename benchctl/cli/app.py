@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from benchctl import __version__
-from benchctl.cli import compare, data, flops, list_results, models, profiles, report, run, show
+from benchctl.cli import compare, data, doctor, flops, list_results, models, profiles, report, run, show
 
 app = typer.Typer(
     name="benchctl",
@@ -38,6 +38,7 @@ app.command("show")(show.show)
 app.command("list")(list_results.list_results)
 app.command("report")(report.report)
 app.command("flops")(flops.flops)
+app.command("doctor")(doctor.doctor)
 app.add_typer(profiles.app, name="profiles")
 app.add_typer(data.app, name="data")
 app.add_typer(models.app, name="models")

@@ -89,7 +89,7 @@ class LlamaCppEngine(OpenAiServer):
 
     def check_available(self, settings: VariantSettings) -> None:
         """Raises EngineUnavailableError when program or model file cannot be found."""
-        _program(_options(settings))
+        program_of(_options(settings))
         _model_file(settings)
 
     def check_requests(self, requests: Sequence[PreparedRequest], settings: VariantSettings) -> None:
@@ -116,7 +116,7 @@ class LlamaCppEngine(OpenAiServer):
     def argv(self, settings: VariantSettings, site: LaunchSite) -> tuple[str, ...]:
         """The command line of the server."""
         options = _options(settings)
-        argv = [str(_program(options)), "--model", str(_model_file(settings)), "--alias", _ALIAS]
+        argv = [str(program_of(options)), "--model", str(_model_file(settings)), "--alias", _ALIAS]
         argv += ["--host", LOOPBACK, "--port", str(site.port), "--metrics"]
         argv += ["--ctx-size", str(options.max_model_len * options.max_num_seqs)]
         argv += ["--parallel", str(options.max_num_seqs), "--threads", str(options.threads)]
@@ -200,7 +200,7 @@ def _refusal(settings: VariantSettings, what: str, remedy: str) -> UnsupportedEr
     return UnsupportedError(f"engine 'llamacpp', variant {settings.variant!r}: the server {what}; {remedy}")
 
 
-def _program(options: LlamaCppOptions) -> Path:
+def program_of(options: LlamaCppOptions) -> Path:
     """The program: the named one, that of the named environment, of ``$PATH``, of the installed environment."""
     if options.binary is not None:
         return _named_program(Path(options.binary).expanduser())
