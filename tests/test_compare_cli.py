@@ -190,3 +190,19 @@ def test_the_command_module_imports_without_the_analysis():
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
+
+
+def test_markdown_has_the_rows_of_the_table_and_its_footnotes(results):
+    plain, found = call(*sides(results)).stdout, call(*sides(results), "--markdown")
+    assert found.exit_code == 1
+    verdict, _, headings, rule, first, *_ = found.stdout.splitlines()
+    assert verdict == f"**{plain.splitlines()[0].replace('_', chr(92) + '_')}**"
+    assert headings == "| cell | metric | baseline | guided | change (95% CI) | p | verdict |"
+    assert rule == "|" + " --- |" * 7
+    fields = [" ".join(field.replace("\\", "").split()) for field in first.strip("|").split("|")]
+    assert " ".join(fields) == " ".join(plain.splitlines()[3].split())
+    assert "\n- n = 4 blocks, interleaved, baseline ran first in 4 of 4" in found.stdout
+
+
+def test_two_forms_at_once_are_refused(results):
+    assert isinstance(call(*sides(results), "--markdown", "--json").exception, UsageError)

@@ -33,6 +33,9 @@ def compare(
     ] = False,
     show_all: Annotated[bool, typer.Option("--all", help="Show every exploratory metric.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the table.")] = False,
+    as_markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print the table as Markdown, for the summary of a CI job.")
+    ] = False,
 ) -> None:
     """Compare two sides, block by block, and say: regression, improvement, equivalent or inconclusive.
 
@@ -40,8 +43,11 @@ def compare(
     invalid. For example: benchctl compare results/x:baseline results/x:guided
     """
     from benchctl.analysis.compare import CompareOptions, compare_sides, parse_side
+    from benchctl.cli.compare_markdown import markdown_of
     from benchctl.cli.compare_output import document_of, print_comparison, refusal_document
 
+    if as_json and as_markdown:
+        raise UsageError("--json and --markdown are two forms of one answer; give one of the two")
     options = CompareOptions(
         margin_frac=parse_threshold(threshold),
         confidence=confidence,
@@ -57,6 +63,8 @@ def compare(
         raise
     if as_json:
         print(json.dumps(document_of(comparison), indent=1, allow_nan=False))
+    elif as_markdown:
+        print(markdown_of(comparison, show_all=show_all))
     else:
         print_comparison(comparison, show_all=show_all)
     raise typer.Exit(comparison.exit_code)

@@ -32,20 +32,31 @@ def print_comparison(comparison: Comparison, *, show_all: bool = False) -> None:
     console.print()
     console.print(_table(comparison, show_all=show_all))
     console.print()
-    for line in _footnotes(comparison):
+    for line in footnotes_of(comparison):
         console.print(line, markup=False, soft_wrap=True)
 
 
 def _table(comparison: Comparison, *, show_all: bool) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    change = f"change ({comparison.confidence * 100:.3g}% CI)"
-    for heading in ("cell", "metric", comparison.a_name, comparison.b_name, change, "p", "verdict"):
+    for heading in headings_of(comparison):
         table.add_column(heading, no_wrap=True)
+    for row in rows_of(comparison, show_all=show_all):
+        table.add_row(*row)
+    return table
+
+
+def headings_of(comparison: Comparison) -> tuple[str, ...]:
+    """The columns of the table."""
+    change = f"change ({comparison.confidence * 100:.3g}% CI)"
+    return ("cell", "metric", comparison.a_name, comparison.b_name, change, "p", "verdict")
+
+
+def rows_of(comparison: Comparison, *, show_all: bool) -> Iterator[tuple[str, ...]]:
+    """The rows of the table; a cell is named in its first one."""
     for cell in comparison.cells:
         shown = [metric for metric in cell.metrics if _is_shown(metric, show_all=show_all)]
         for index, metric in enumerate(shown):
-            table.add_row("" if index else cell.label, *_row(metric))
-    return table
+            yield ("" if index else cell.label, *_row(metric))
 
 
 def _is_shown(metric: MetricComparison, *, show_all: bool) -> bool:
@@ -78,7 +89,8 @@ def _value(mean: float | None, blocks: tuple[float | None, ...]) -> str:
     return text if not spread else f"{text} ± {spread * 100:.1f}%"
 
 
-def _footnotes(comparison: Comparison) -> Iterator[str]:
+def footnotes_of(comparison: Comparison) -> Iterator[str]:
+    """What must be known to trust the table."""
     for cell in comparison.cells:
         split = split_sentence(cell)
         if split:
