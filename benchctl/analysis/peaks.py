@@ -18,7 +18,7 @@ def peaks_of(profile: Profile, manifest: Manifest) -> tuple[Hardware | None, tup
     found = {gpu.name: hardware_or_none(gpu.name) for gpu in manifest.gpus}
     if not found or named is None:
         return None, ()
-    others = [f"{name} ({device.name})" for name, device in found.items() if device not in {None, named} and device]
+    others = [f"{name} ({device.name})" for name, device in found.items() if device is not None and device != named]
     if others:
         message = (
             f"the profile says {named.name} and the machine has {', '.join(others)}: FLOP/s are compared with no "

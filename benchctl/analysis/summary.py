@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
-from typing import Any
+from typing import Any, Final
 
 from benchctl.analysis.accounts import Accounts
 from benchctl.analysis.breakdown import Breakdown, break_down
@@ -12,6 +12,9 @@ from benchctl.analysis.summary_columns import LABEL_COLUMNS, SUMMARY_COLUMNS, Va
 from benchctl.profile.model import VariantSettings
 from benchctl.records.directory import LoadedResults, LoadedRun, arm_label, cell_order
 from benchctl.records.run import Cell, ResultWarning, RunRecord
+
+INFEASIBLE_CAUSES: Final = frozenset({"out-of-memory", "infeasible"})
+"""Causes of failure that mark a cell and not a mishap: ``infeasible`` are the blocks not tried after the first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +65,8 @@ class CellSummary:
     """Usable runs, by block."""
     num_unusable: int
     spreads: Mapping[str, Spread]
+    infeasible: str | None = None
+    """Why no server can do this cell, where that is why no run of it is usable: ``out of memory``."""
 
     @property
     def label(self) -> str:
@@ -125,7 +130,14 @@ def _over_blocks(group: Sequence[RunSummary]) -> CellSummary:
         runs=usable,
         num_unusable=len(group) - len(usable),
         spreads=spreads,
+        infeasible=None if usable else _infeasibility(group),
     )
+
+
+def _infeasibility(group: Sequence[RunSummary]) -> str | None:
+    """What the failures say: a server that ran out of memory, and the runs that were then not tried again."""
+    causes = {run.record.failure.cause for run in group if run.record.failure is not None}
+    return "out of memory" if causes & INFEASIBLE_CAUSES else None
 
 
 def _spread(numbers: Sequence[float]) -> Spread:

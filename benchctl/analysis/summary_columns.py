@@ -71,6 +71,7 @@ OWN_COLUMNS: Final[tuple[str, ...]] = (
     "position",
     "state",
     "attempt",
+    "failure",
     "clock",
     "observed_base_pflops",
     "observed_lvm_pflops",
@@ -111,6 +112,7 @@ def _identity(run: LoadedRun, settings: VariantSettings | None) -> dict[str, Val
         "position": record.position,
         "state": record.state,
         "attempt": record.attempt,
+        "failure": None if record.failure is None else record.failure.cause,
         "clock": record.clock,
     }
 

@@ -14,7 +14,7 @@ from statistics import fmean
 from typing import Final
 
 from benchctl.analysis.statistics import RatioEstimate, estimate_paired
-from benchctl.analysis.summary import RunSummary, arm_order
+from benchctl.analysis.summary import CellSummary, RunSummary, arm_order
 from benchctl.analysis.summary_columns import Value, number_of
 from benchctl.analysis.unknown import mean_of_known, quotient
 from benchctl.records.directory import arm_label, cell_name
@@ -53,6 +53,7 @@ OWN_SWEEP_COLUMNS: Final = (
     "utilization_gap_observed",
     "unexplained_frac",
     "unexplained_frac_observed",
+    "infeasible",
 )
 SWEEP_COLUMNS: Final = (*LENVM_SWEEP_COLUMNS, *OWN_SWEEP_COLUMNS)
 
@@ -125,6 +126,18 @@ def sweep_rows(runs: Sequence[RunSummary], *, baseline: str, results_dir: str) -
     return tuple(_row(pairs, results_dir) for pairs in groups.values())
 
 
+def infeasible_values(cell: CellSummary, results_dir: str) -> dict[str, Value]:
+    """The columns of a cell that no server can do: its name, no number, and why."""
+    known: dict[str, Value] = {
+        "results_dir": results_dir,
+        "variant": cell.variant,
+        "cell": cell_name(cell.cell),
+        "n_blocks": 0,
+        "infeasible": cell.infeasible,
+    }
+    return {column: known.get(column) for column in SWEEP_COLUMNS}
+
+
 def unexplained_frac(wall: RatioEstimate | None, flops_ratio: float | None) -> float | None:
     """Share of a slowdown that more FLOPs do not explain: 1 - ln(FLOPs ratio) / ln(wall ratio).
 
@@ -171,6 +184,7 @@ def _row(pairs: Sequence[Pair], results_dir: str) -> SweepRow:
         "utilization_gap_observed": quotient(wall, observed),
         "unexplained_frac": unexplained_frac(estimates.get("wall"), flops),
         "unexplained_frac_observed": unexplained_frac(estimates.get("wall"), observed),
+        "infeasible": None,
     }
     return SweepRow(
         variant=record.variant,

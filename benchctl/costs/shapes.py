@@ -160,10 +160,6 @@ def shape_for(name_or_dir: str) -> ModelShape:
     config = path if path.is_file() else path / "config.json"
     if config.is_file():
         return shape_from_config(config)
-    if path.is_file():
-        raise UsageError(
-            f"{path} has no config.json beside it, which would say the shape of the model; add it there"
-        )
     return _built_in(name_or_dir)
 
 

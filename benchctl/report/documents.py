@@ -43,6 +43,7 @@ def sweep_document(reading: Reading) -> dict[str, Any]:
         "profile": manifest.profile,
         "baseline": manifest.baseline,
         "rows": [_sweep_row(row) for row in reading.sweep],
+        "infeasible": [_infeasible(cell) for cell in reading.infeasible],
     }
 
 
@@ -53,6 +54,7 @@ def show_document(reading: Reading) -> dict[str, Any]:
         "manifest": msgspec.to_builtins(reading.results.manifest),
         "not_begun": [planned.run_id for planned in reading.unbegun],
         "sweep": sweep_document(reading)["rows"],
+        "infeasible": [_infeasible(cell) for cell in reading.infeasible],
     }
 
 
@@ -62,12 +64,17 @@ def _cell(cell: CellSummary) -> dict[str, Any]:
         "cell": cell.cell,
         "num_runs": len(cell.runs),
         "num_unusable": cell.num_unusable,
+        "infeasible": cell.infeasible,
         "columns": {
             column: {"mean": spread.mean, "sd": spread.sd, "cv_frac": spread.cv_frac, "n": spread.n}
             for column, spread in cell.spreads.items()
         },
         "flops_bridge": None if (bridge := flops_bridge(cell)) is None else msgspec.to_builtins(bridge),
     }
+
+
+def _infeasible(cell: CellSummary) -> dict[str, Any]:
+    return {"variant": cell.variant, "factors": cell.cell, "infeasible": cell.infeasible}
 
 
 def _sweep_row(row: SweepRow) -> dict[str, Any]:

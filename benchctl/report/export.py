@@ -59,7 +59,7 @@ def _write_tables(reading: Reading) -> list[Path]:
     documents = {"summary.json": summary_document(reading), "sweep_summary.json": sweep_document(reading)}
     tables = {
         "summary.csv": csv_bytes(SUMMARY_COLUMNS, (run.values for run in reading.runs)),
-        "sweep_summary.csv": csv_bytes(SWEEP_COLUMNS, (row.values for row in reading.sweep)),
+        "sweep_summary.csv": csv_bytes(SWEEP_COLUMNS, reading.sweep_values()),
     }
     for name, document in documents.items():
         write_json_atomic(root / name, document)

@@ -4,7 +4,7 @@
 holds is better served by all that is readable and a list of what is not: that is what is opened here.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,8 @@ from pathlib import Path
 from benchctl.analysis.accounts import open_accounts
 from benchctl.analysis.findings import Finding, find
 from benchctl.analysis.summary import CellSummary, RunSummary, summarise_cells, summarise_runs
-from benchctl.analysis.sweep import SweepRow, sweep_rows
+from benchctl.analysis.summary_columns import Value
+from benchctl.analysis.sweep import SweepRow, infeasible_values, sweep_rows
 from benchctl.errors import RecordError
 from benchctl.profile.model import Profile
 from benchctl.records.directory import (
@@ -49,6 +50,17 @@ class Reading:
         """Planned runs of which nothing is there."""
         begun = {run.record.run_id for run in self.runs}
         return tuple(planned for planned in self.results.plan.runs if planned.run_id not in begun)
+
+    @property
+    def infeasible(self) -> tuple[CellSummary, ...]:
+        """Cells of other variants than the baseline that no server can do, in the order of all cells."""
+        baseline = self.results.manifest.baseline
+        return tuple(cell for cell in self.cells if cell.infeasible is not None and cell.variant != baseline)
+
+    def sweep_values(self) -> tuple[Mapping[str, Value], ...]:
+        """The rows of ``sweep_summary.csv``: every cell that was compared, then those that no server can do."""
+        beyond = (infeasible_values(cell, str(self.results.path)) for cell in self.infeasible)
+        return (*(row.values for row in self.sweep), *beyond)
 
 
 def read_results(path: Path) -> Reading:

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from benchctl.analysis.breakdown import Breakdown, Section
 from benchctl.analysis.flops_bridge import flops_bridge
-from benchctl.analysis.summary import Spread
+from benchctl.analysis.summary import CellSummary, Spread
 from benchctl.records.run import ResultWarning
 from benchctl.report.reading import Reading
 from benchctl.units import TERA, ms_from_ns
@@ -90,13 +90,16 @@ def runs_table(reading: Reading) -> Table:
 
 
 def cells_table(reading: Reading) -> Table | None:
-    """Every variant and cell as mean and scatter over blocks; None without a finished run."""
-    cells = [cell for cell in reading.cells if cell.runs]
+    """Every variant and cell as mean and scatter over blocks; None without a finished run or an infeasible cell."""
+    cells = [cell for cell in reading.cells if cell.runs or cell.infeasible]
     if not cells:
         return None
     title = "Cells, mean ± coefficient of variation over blocks"
     table = _table(title, ["cell", "blocks"], [*_RUN_COLUMNS, "failed"])
     for cell in cells:
+        if cell.infeasible:
+            table.add_row(cell.label, _infeasible(cell))
+            continue
         spreads = [_spread(cell.spreads.get(column)) for column in _RUN_COLUMNS.values()]
         left_out = f" ({cell.num_unusable} left out)" if cell.num_unusable else ""
         failed = cell.spreads.get("num_failed")
@@ -121,7 +124,7 @@ def breakdown_table(reading: Reading) -> Table | None:
 
 def sweep_table(reading: Reading) -> Table | None:
     """Every cell against the baseline of the same block; None where there is none to compare."""
-    if not reading.sweep:
+    if not reading.sweep and not reading.infeasible:
         return None
     title = "Against the baseline of the same block: ratios, geometric means over blocks"
     table = _table(title, ["cell", "blocks"], ["wall time (95 % interval)", *_SWEEP_COLUMNS, "not FLOPs"])
@@ -133,6 +136,8 @@ def sweep_table(reading: Reading) -> Table | None:
         left = _UNKNOWN if share is None else f"{share:.0%}"
         numbers = [_number(row.number(column)) for column in _SWEEP_COLUMNS.values()]
         table.add_row(row.label, str(row.values["n_blocks"]), wall, *numbers, left)
+    for cell in reading.infeasible:
+        table.add_row(cell.label, "0", _infeasible(cell))
     return table
 
 
@@ -176,6 +181,10 @@ def _section(section: Section | None) -> str:
     if section.record_mean_ns is None or section.num_records == section.num_steps or section.is_unnamed:
         return mean
     return f"{mean} ({_number(ms_from_ns(section.record_mean_ns))})"
+
+
+def _infeasible(cell: CellSummary) -> str:
+    return f"infeasible ({cell.infeasible})"
 
 
 def _mentions(warnings: Sequence[ResultWarning], note: ResultWarning) -> bool:
