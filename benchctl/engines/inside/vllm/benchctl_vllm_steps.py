@@ -1,0 +1,239 @@
+"""Runs inside a vLLM server: writes one line of JSON for each engine step, and what the server is configured to.
+
+vLLM finds this directory's entry point of the group ``vllm.stat_logger_plugins`` on ``PYTHONPATH`` and calls
+``StepLog.record`` in its front end after the outputs of each step. ``BENCHCTL_STEP_LOG`` names the file of steps,
+``BENCHCTL_SERVER_DESCRIPTION`` the one that describes the server; without them nothing is written.
+
+A line keeps vLLM's own names and numbers, in parts that are absent where vLLM says nothing:
+
+``engine`` index of the replica; ``recorded_ns`` when the line was made; ``ended_ns`` when the engine's process had
+the outputs of the step; ``scheduled_ns`` when the scheduler took up the first request that gets its first output
+here, said only where the engine had nothing to do before; all on CLOCK_MONOTONIC, which processes of one machine
+share. ``details`` (of the scheduler: requests, tokens, the wait for the model in ``elapsed_ms``), ``scheduler``,
+``prefix_cache``, ``spec_decoding``, ``outputs`` (tokens that went to requests).
+
+The front end may be late and read the outputs of several steps at once: ``recorded_ns`` is then late as well, and
+``ended_ns`` is not. It comes from the message of the engine's process, which vLLM does not hand to its loggers, so
+the method that receives it is wrapped.
+
+Nothing here may harm the server: at the first trouble one warning goes to its log, and nothing is written from
+then on.
+"""
+
+import enum
+import functools
+import importlib
+import json
+import logging
+import math
+import os
+import platform
+import sys
+import time
+
+from vllm.v1.metrics.loggers import StatLoggerBase
+
+_log = logging.getLogger("vllm.benchctl_step_log")
+
+_DETAILS = (
+    "iteration_index", "num_ctx_requests", "num_ctx_tokens", "num_generation_requests", "num_generation_tokens",
+    "elapsed_ms", "is_dummy",
+)  # fmt: skip
+_SCHEDULER = ("num_running_reqs", "num_waiting_reqs", "num_skipped_waiting_reqs", "kv_cache_usage")
+_PREFIX_CACHE = ("requests", "queries", "hits", "preempted_requests", "preempted_queries", "preempted_hits")
+_SPEC_DECODING = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
+_OUTPUTS = ("num_generation_tokens", "num_prompt_tokens", "num_preempted_reqs")
+_LATENCIES = ("time_to_first_tokens_iter", "inter_token_latencies_iter")
+"""One entry for each request that got its first, or a further, token."""
+_UNFINISHED = ("num_running_reqs", "num_waiting_reqs", "num_skipped_waiting_reqs")
+_SCHEDULED_EVENT = "SCHEDULED"
+_SECTIONS = (
+    "model_config", "cache_config", "scheduler_config", "parallel_config", "load_config", "device_config",
+    "compilation_config", "speculative_config", "observability_config",
+)  # fmt: skip
+_LONGEST_LIST = 64
+_SECRETS = ("token", "key", "secret", "password")
+"""Parts of the names of text fields that are never written, such as the key with which a model was fetched."""
+
+
+class _Received:
+    """The newest message of an engine's process; there is one reader of them in a server."""
+
+    message: object = None
+
+
+def _watch_messages() -> None:
+    """Keep each message of the engine's process for the moment in which its step is recorded."""
+    client = importlib.import_module("vllm.v1.engine.core_client").AsyncMPClient
+    receive = client.get_output_async
+    if hasattr(receive, "__wrapped__"):
+        return
+
+    @functools.wraps(receive)
+    async def get_output_async(self, *args, **how):  # type: ignore[no-untyped-def]
+        message = await receive(self, *args, **how)
+        _Received.message = message
+        return message
+
+    client.get_output_async = get_output_async
+
+
+def _leave_iterations_to_us(record: logging.LogRecord) -> bool:
+    """False for vLLM's own line of each iteration, which says what the step log says, and costs time to write."""
+    return "Iteration(%d)" not in str(record.msg)
+
+
+class StepLog(StatLoggerBase):  # type: ignore[misc]
+    """A logger of statistics as vLLM makes them, one for each replica of the engine."""
+
+    def __init__(self, vllm_config: object = None, engine_index: int = 0, *_: object, **__: object) -> None:
+        self._config = vllm_config
+        self._engine = engine_index
+        self._file: int | None = None
+        self._was_idle = True
+        self._is_silent = False
+        self._try(self._open)
+
+    def _try(self, action: object, *given: object) -> None:
+        """Whatever goes wrong is said once; then this logger is silent. The server knows nothing of it."""
+        if self._is_silent:
+            return
+        try:
+            action(*given)  # type: ignore[operator]
+        except Exception as error:  # noqa: BLE001 - a measurement must not end what it measures
+            self._is_silent = True
+            _log.warning("benchctl records no more steps of this server: %s: %s", type(error).__name__, error)
+
+    def _open(self) -> None:
+        path = os.environ.get("BENCHCTL_STEP_LOG")
+        if path is None:
+            return
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        logging.getLogger("vllm.v1.metrics.loggers").addFilter(_leave_iterations_to_us)
+        try:
+            _watch_messages()
+        except (ImportError, AttributeError) as error:
+            _log.warning(
+                "benchctl cannot see when steps end in this version of vLLM, only when they are told: %s", error
+            )
+
+    def record(
+        self,
+        scheduler_stats: object = None,
+        iteration_stats: object = None,
+        *_: object,
+        **__: object,
+    ) -> None:
+        """One step's statistics."""
+        if self._file is not None:
+            self._try(self._record, scheduler_stats, iteration_stats)
+
+    def _record(self, scheduler: object, iteration: object) -> None:
+        if scheduler is None and iteration is None:
+            return
+        said = {
+            "details": _numbers(getattr(scheduler, "iteration_details", None), _DETAILS),
+            "scheduler": _numbers(scheduler, _SCHEDULER),
+            "prefix_cache": _numbers(getattr(scheduler, "prefix_cache_stats", None), _PREFIX_CACHE),
+            "spec_decoding": _numbers(getattr(scheduler, "spec_decoding_stats", None), _SPEC_DECODING),
+            "outputs": _numbers(iteration, _OUTPUTS),
+        }
+        if iteration is not None and not said["details"]:  # a version of vLLM that has none
+            said["outputs"]["num_requests"] = sum(len(getattr(iteration, name, ())) for name in _LATENCIES)
+        line = {"engine": self._engine, **self._times(), **{name: part for name, part in said.items() if part}}
+        if scheduler is not None:
+            self._was_idle = not any(said["scheduler"].get(name) for name in _UNFINISHED)
+        self._write(json.dumps(line, allow_nan=False, separators=(",", ":")).encode() + b"\n")
+
+    def _times(self) -> dict[str, int]:
+        times = {"recorded_ns": time.monotonic_ns()}
+        message, _Received.message = _Received.message, None
+        ended_s = getattr(message, "timestamp", None)
+        if isinstance(ended_s, float) and ended_s > 0:
+            times["ended_ns"] = round(ended_s * 1e9)
+        if self._was_idle:
+            scheduled_s = _first_scheduled_s(message)
+            if scheduled_s is not None:
+                times["scheduled_ns"] = round(scheduled_s * 1e9)
+        return times
+
+    def _write(self, line: bytes) -> None:
+        written = os.write(self._file, line)  # type: ignore[arg-type]
+        if written != len(line):
+            raise OSError(f"only {written} of {len(line)} bytes of a line could be written; the disk may be full")
+
+    def log_engine_initialized(self) -> None:
+        """The engine is up: say how it is configured."""
+        self._try(self._describe)
+
+    def _describe(self) -> None:
+        path = os.environ.get("BENCHCTL_SERVER_DESCRIPTION")
+        if path is None:
+            return
+        sections = {name: _plain_fields(getattr(self._config, name, None)) for name in _SECTIONS}
+        described = {"versions": _versions(), **{name: fields for name, fields in sections.items() if fields}}
+        with open(f"{path}.partial", "w", encoding="utf-8") as file:  # noqa: PTH123
+            json.dump(described, file, indent=1, sort_keys=True)
+        os.replace(f"{path}.partial", path)  # noqa: PTH105
+
+    def log(self, *_: object, **__: object) -> None:
+        """Nothing is said from time to time."""
+
+
+# A version of vLLM may ask its loggers for more than these methods; what it asks beyond them we do not do.
+StepLog.__abstractmethods__ = frozenset()
+
+
+def _numbers(source: object, names: tuple[str, ...]) -> dict[str, int | float | bool]:
+    """Those of the named attributes that are numbers."""
+    found = {}
+    for name in names:
+        value = getattr(source, name, None)
+        if isinstance(value, int) or (isinstance(value, float) and math.isfinite(value)):
+            found[name] = value
+    return found
+
+
+def _first_scheduled_s(message: object) -> float | None:
+    """When the scheduler first took up one of the requests in a message that have waited until now."""
+    found = [
+        event.timestamp
+        for output in getattr(message, "outputs", ())
+        for event in getattr(output, "events", None) or ()
+        if getattr(event.type, "name", None) == _SCHEDULED_EVENT
+    ]
+    return min(found, default=None)
+
+
+def _plain_fields(config: object) -> dict[str, object]:
+    """The public fields of a configuration that JSON can say."""
+    fields = getattr(config, "__dict__", {})
+    said = {name: _plain(value) for name, value in fields.items() if not name.startswith("_")}
+    return {name: value for name, value in said.items() if value is not _plain and not _is_secret(name, value)}
+
+
+def _is_secret(name: str, value: object) -> bool:
+    return isinstance(value, str) and any(part in name.split("_") for part in _SECRETS)
+
+
+def _plain(value: object) -> object:
+    """A value as JSON can say it; this function itself for one that it cannot."""
+    if isinstance(value, enum.Enum):
+        return value.name
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if type(value).__module__ == "torch":
+        return str(value)
+    if isinstance(value, (list, tuple)) and len(value) <= _LONGEST_LIST:
+        items = [_plain(item) for item in value]
+        return items if _plain not in items else _plain
+    return _plain
+
+
+def _versions() -> dict[str, str]:
+    loaded = (
+        (name, getattr(sys.modules.get(name), "__version__", None)) for name in ("vllm", "torch", "transformers")
+    )
+    return {"python": platform.python_version(), **{name: str(version) for name, version in loaded if version}}

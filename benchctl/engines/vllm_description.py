@@ -1,0 +1,65 @@
+"""What a vLLM server is configured to, from the description that our plugin wrote of it.
+
+Its configuration has sections; the effective configuration of a run is flat. Names are vLLM's own and mostly
+those of the options, so that a profile allows a difference under one name: ``server.max_num_seqs``.
+"""
+
+import re
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+_FLAT: Final = (
+    "model_config",
+    "cache_config",
+    "scheduler_config",
+    "parallel_config",
+    "load_config",
+    "device_config",
+)
+"""Sections whose settings keep their names; of two of one name the earlier section's is taken."""
+_PREFIXED: Final = {
+    "compilation_config": "compilation",
+    "speculative_config": "speculative",
+    "observability_config": "observability",
+}
+_OF_THE_RUN: Final = re.compile(r"(^|_)(port|ip|addr|host|time|uuid|id|dir|path)$")
+"""Settings that say where or when a server ran, and differ between two that are configured alike."""
+_INFERRED: Final = frozenset({"num_gpu_blocks", "kv_cache_size_tokens", "kv_cache_max_concurrency"})
+"""What the server sizes by the memory that it happens to find."""
+
+
+def effective(path: Path, *, has_fixed_cache: bool) -> dict[str, Any]:
+    """The flat configuration; empty when the plugin wrote none, for which the server's log has the reason.
+
+    With ``has_fixed_cache`` the size of the KV cache follows from the options alone, and belongs to them.
+    """
+    told = read_description(path)
+    flat: dict[str, Any] = {}
+    for section in _FLAT:
+        flat = told.get(section, {}) | flat
+    for section, prefix in _PREFIXED.items():
+        flat |= {f"{prefix}.{name}": value for name, value in told.get(section, {}).items()}
+    kept = {name: value for name, value in flat.items() if _is_configured(name, has_fixed_cache=has_fixed_cache)}
+    return kept | {
+        f"{name}_version": version for name, version in told.get("versions", {}).items() if name != "vllm"
+    }
+
+
+def num_kv_blocks(path: Path) -> int | None:
+    """Blocks that requests can hold: all but the one that vLLM keeps for itself. None where it is unknown."""
+    blocks = read_description(path).get("cache_config", {}).get("num_gpu_blocks")
+    return blocks - 1 if isinstance(blocks, int) and blocks > 1 else None
+
+
+def read_description(path: Path) -> dict[str, dict[str, Any]]:
+    """The document as it was written, section by section; empty when it is missing or damaged."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, dict[str, Any]])
+    except (OSError, msgspec.DecodeError):
+        return {}
+
+
+def _is_configured(name: str, *, has_fixed_cache: bool) -> bool:
+    return not _OF_THE_RUN.search(name) and (has_fixed_cache or name not in _INFERRED)

@@ -1,0 +1,5 @@
+"""placeholder"""
+
+from benchctl.engines.engine import Signature
+
+SIGNATURES: tuple[Signature, ...] = ()
