@@ -5,9 +5,7 @@ from typing import Final, get_args
 
 from benchctl.engines.engine import Engine
 from benchctl.engines.llamacpp import LlamaCppEngine
-from benchctl.engines.llamacpp import LlamaCppEngine
 from benchctl.engines.sim import SimEngine
-from benchctl.engines.transformers import TransformersEngine
 from benchctl.engines.transformers import TransformersEngine
 from benchctl.engines.vllm import VllmEngine
 from benchctl.errors import EngineUnavailableError
@@ -15,8 +13,6 @@ from benchctl.profile.model import EngineKind
 
 _ENGINES: Final[dict[str, Callable[[], Engine]]] = {
     "sim": SimEngine,
-    "llamacpp": LlamaCppEngine,
-    "transformers": TransformersEngine,
     "llamacpp": LlamaCppEngine,
     "transformers": TransformersEngine,
     "vllm": VllmEngine,
