@@ -38,9 +38,9 @@ def effective(path: Path, *, has_fixed_cache: bool) -> dict[str, Any]:
     told = read_description(path)
     flat: dict[str, Any] = {}
     for section in _FLAT:
-        flat = told.get(section, {}) | flat
+        flat = _said(told, section) | flat
     for section, prefix in _PREFIXED.items():
-        flat |= {f"{prefix}.{name}": value for name, value in told.get(section, {}).items()}
+        flat |= {f"{prefix}.{name}": value for name, value in _said(told, section).items()}
     kept = {name: value for name, value in flat.items() if _is_configured(name, has_fixed_cache=has_fixed_cache)}
     return kept | {
         f"{name}_version": version for name, version in told.get("versions", {}).items() if name != "vllm"
@@ -59,6 +59,11 @@ def read_description(path: Path) -> dict[str, dict[str, Any]]:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, dict[str, Any]])
     except (OSError, msgspec.DecodeError):
         return {}
+
+
+def _said(told: dict[str, dict[str, Any]], section: str) -> dict[str, Any]:
+    """The settings of a section that have a value: most of the others say null for what nobody asked for."""
+    return {name: value for name, value in told.get(section, {}).items() if value is not None}
 
 
 def _is_configured(name: str, *, has_fixed_cache: bool) -> bool:

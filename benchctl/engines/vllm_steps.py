@@ -2,18 +2,18 @@
 
 **When.** A step ends when the engine's process has its outputs (``ended_ns``). It starts when the step before it
 ended, if the engine had unfinished requests then, for it goes on at once; else when the scheduler took up the
-first of the requests that woke it. Steps so defined do not overlap and leave no gap while there is work: scheduling,
-the model, sampling and taking in the outputs are all inside. vLLM's own ``elapsed_ms`` is less: the wait for the
-model's answer after the work was handed over. It stands in only where nothing better is known: for the first part
-of a long prompt that meets an idle engine. With asynchronous scheduling the next step is handed over before this
-one's answer; the time between two answers is still what a token takes.
+first of the requests that woke it. Steps so defined do not overlap and leave no gap while there is work:
+scheduling, the model, sampling and taking in the outputs are all inside. vLLM's own ``elapsed_ms`` is less: the
+wait for the model's answer after the work was handed over. It stands in only where nothing better is known: for
+the first part of a long prompt that meets an idle engine. With asynchronous scheduling the next step is handed
+over before this one's answer; the time between two answers is still what a token takes.
 
 **What.** ``num_prefill_tokens`` and ``num_decode_tokens`` are the tokens computed, of requests without and with
 output so far; a draft counts among the latter, and so does everything that a preempted request computes again.
-``output_tokens`` are those that requests got: their sum is the usage, also with several choices, preemption, prompts
-in chunks and drafts. (A text cut by a stop string in the midst of a draft would be the exception; benchctl asks for
-none.) ``preempted`` are preemptions that became known with this step's outputs; ``kv_used_blocks`` what was in use
-after it.
+``output_tokens`` are those that requests got: their sum is the usage, also with several choices, preemption,
+prompts in chunks and drafts. (A text cut by a stop string in the midst of a draft would be the exception; benchctl
+asks for none.) ``preempted`` are preemptions that became known with this step's outputs; ``kv_used_blocks`` what
+was in use after it.
 """
 
 from collections.abc import Iterator
