@@ -1,0 +1,85 @@
+#!/usr/bin/env bash
+# Is a change to an engine or to benchctl felt on real hardware? Looks at the machine, runs the profile ci-smoke (3
+# questions, 4 samples of each) on a real engine, compares with a stored result directory, and prints Markdown.
+#
+#   scripts/gpu_smoke.sh [--cpu] [OPTION OF benchctl run]...
+#
+# --cpu asks for no GPU. From the environment:
+#   ENGINE     engine preset or kind (vllm)
+#   MODEL      directory, GGUF file or name on the hub; else a model of random weights is made and kept, of the shape
+#              of Qwen2.5-1.5B, or tiny with --cpu. The simulator needs none
+#   BLOCKS     complete replicates (3)
+#   THRESHOLD  margin that a change must leave to count (10%)
+#   RESULTS    where result directories are made (results)
+#   BASELINE   result directory to compare with ($RESULTS/gpu-smoke-baseline/$ENGINE); the first run is stored there
+#
+# Exit code: 0 no regression found (also where nothing could be decided, which the summary says), 1 regression, 2 something
+# is missing, 4 not comparable or invalid, 5 a run failed. The summary also goes to $GITHUB_STEP_SUMMARY.
+started_in=$PWD
+source "$(dirname "$0")/environment.sh"
+cd "$started_in"
+
+engine=${ENGINE:-vllm}
+results=${RESULTS:-results}
+baseline=${BASELINE:-$results/gpu-smoke-baseline/$engine}
+needed=(--gpu)
+shape=(--shape qwen2.5-1.5b)
+model_name=qwen2.5-1.5b-random
+if [ "${1:-}" = --cpu ]; then
+  shift
+  needed=()
+  shape=()
+  model_name=tiny-random
+fi
+command -v benchctl >/dev/null || { cd "$root" && use_environment .venv-smoke --editable '.[models]' && cd "$started_in"; }
+
+summarize() { tee -a "${GITHUB_STEP_SUMMARY:-/dev/null}"; }
+
+model_setting() {
+  local model=${MODEL:-}
+  if [[ $engine == sim* ]]; then return; fi
+  if [ -z "$model" ]; then
+    model=${XDG_CACHE_HOME:-$HOME/.cache}/benchctl/models/$model_name
+    if [ ! -e "$model/config.json" ]; then
+      local extra=()
+      [[ $engine != llamacpp* ]] || extra=(--gguf)
+      mkdir -p "$(dirname "$model")"
+      benchctl models make-tiny "$model" "${shape[@]}" "${extra[@]}" >&2
+    fi
+  fi
+  echo "--set=model=$model"
+}
+
+benchctl doctor --engine "$engine" "${needed[@]}" -o "$results" >&2
+model=$(model_setting)
+code=0
+said=$(benchctl run --profile ci-smoke --engine "$engine" --blocks "${BLOCKS:-3}" -o "$results" --quiet \
+  ${model:+"$model"} "$@" | tee /dev/stderr) || code=$?
+new=$(sed -n 's/^results in //p' <<<"$said")
+
+{
+  echo "## Smoke of $engine"
+  echo
+  echo "\`${new:-nothing measured}\` against \`$baseline\`"
+  echo
+} | summarize
+if [ "$code" -ne 0 ]; then
+  echo "The run ended with exit code $code; its log says why. Nothing was compared." | summarize
+  exit "$code"
+fi
+if [ ! -e "$baseline/manifest.json" ]; then
+  mkdir -p "$baseline"
+  cp -a "$new/." "$baseline"
+  echo "There was nothing to compare with: this run is stored as the baseline of the next ones." | summarize
+  exit
+fi
+compared=$(benchctl compare "$baseline" "$new" --threshold "${THRESHOLD:-10%}" --markdown 2>&1) || code=$?
+echo "$compared" | summarize
+case $code in
+  3)
+    code=0
+    echo $'\nNo regression was found, and none was ruled out: more blocks (BLOCKS) tell more.' | summarize
+    ;;
+  4) echo $'\nIf the difference is meant, remove the stored baseline; the next run becomes the new one.' | summarize ;;
+esac
+exit "$code"
