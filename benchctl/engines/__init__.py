@@ -3,8 +3,10 @@
 from collections.abc import Callable
 from typing import Final, get_args
 
+from benchctl.engines.attach import AttachEngine
 from benchctl.engines.engine import Engine
 from benchctl.engines.llamacpp import LlamaCppEngine
+from benchctl.engines.sglang import SglangEngine
 from benchctl.engines.sim import SimEngine
 from benchctl.engines.transformers import TransformersEngine
 from benchctl.engines.vllm import VllmEngine
@@ -13,9 +15,11 @@ from benchctl.profile.model import EngineKind
 
 _ENGINES: Final[dict[str, Callable[[], Engine]]] = {
     "sim": SimEngine,
+    "sglang": SglangEngine,
     "llamacpp": LlamaCppEngine,
     "transformers": TransformersEngine,
     "vllm": VllmEngine,
+    "attach": AttachEngine,
 }
 
 

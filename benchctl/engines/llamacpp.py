@@ -9,7 +9,7 @@ It tells nothing of single steps. Its counter ``llamacpp:n_decode_total`` is the
 
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,8 +20,8 @@ from benchctl.engines.engine import Diagnosis, LaunchSite, RequestCall, Signatur
 from benchctl.engines.environment import engines_directory
 from benchctl.engines.openai_server import LOOPBACK, OpenAiServer, streamed
 from benchctl.errors import EngineUnavailableError, UnsupportedError
-from benchctl.profile.engine_options import LlamaCppOptions
-from benchctl.profile.model import VariantSettings
+from benchctl.profile.engine_options import AttachOptions, LlamaCppOptions
+from benchctl.profile.model import Sampling, VariantSettings
 from benchctl.records.run import PreparedRequest, StepRecord
 
 _PROGRAM: Final = "llama-server"
@@ -96,13 +96,13 @@ class LlamaCppEngine(OpenAiServer):
         """Raises UnsupportedError for several answers to one request, guidance, and what a slot cannot hold."""
         if settings.guidance is not None:
             raise _refusal(settings, "loads no value model", "remove guidance, or choose an engine that guides")
-        context = _options(settings).max_model_len
+        context = getattr(settings.server, "max_model_len", None)
         for request in requests:
             if request.n > 1:
                 what = f"counts one of the {request.n} answers that request {request.request_id!r} asks for"
                 raise _refusal(settings, what, "set workload.samples_as: requests")
             needed = request.prompt_tokens + request.max_tokens
-            if needed > context:
+            if context is not None and needed > context:
                 what = (
                     f"has {context} tokens of context for each sequence and would cut request "
                     f"{request.request_id!r} short, which needs {needed} ({request.prompt_tokens} of prompt and "
@@ -131,8 +131,12 @@ class LlamaCppEngine(OpenAiServer):
 
     def request_call(self, request: PreparedRequest, settings: VariantSettings) -> RequestCall:
         """Ask for ``request`` as this variant does."""
-        caching = _options(settings).enable_prefix_caching
-        return streamed(request, {"model": _ALIAS, **completion_body(request, settings), "cache_prompt": caching})
+        options, body = settings.server, _body(request, settings.sampling)
+        if isinstance(options, AttachOptions):
+            body["model"] = options.served_model or settings.model
+        else:
+            body |= {"model": _ALIAS, "cache_prompt": _options(settings).enable_prefix_caching}
+        return streamed(request, body)
 
     async def effective_config(
         self, client: httpx.AsyncClient, settings: VariantSettings, site: LaunchSite
@@ -142,7 +146,9 @@ class LlamaCppEngine(OpenAiServer):
         asked = options.model_dump(exclude=set(_NOT_TOLD), exclude_none=True)
         if options.extra_args:
             asked["extra_args"] = " ".join(options.extra_args)
-        return asked | await told_config(client)
+        response = await client.get("/props")
+        response.raise_for_status()
+        return asked | told_config(msgspec.json.decode(response.content))
 
     def has_steps(self, settings: VariantSettings) -> bool:
         return False
@@ -156,13 +162,12 @@ class LlamaCppEngine(OpenAiServer):
         return diagnosed(_SIGNATURES, log_tail)
 
 
-def completion_body(request: PreparedRequest, settings: VariantSettings) -> dict[str, Any]:
+def _body(request: PreparedRequest, sampling: Sampling) -> dict[str, Any]:
     """What llama-server is asked beside prompt and length.
 
     Everything that chooses tokens is said, because what a request leaves out takes the server's own defaults: a
     top-k of 40, a min-p of 0.05. ``timings_per_token`` brings a running count of tokens in every event.
     """
-    sampling = settings.sampling
     return {
         "seed": request.seed,
         "ignore_eos": request.ignore_eos,
@@ -176,18 +181,16 @@ def completion_body(request: PreparedRequest, settings: VariantSettings) -> dict
     }
 
 
-async def told_config(client: httpx.AsyncClient) -> dict[str, Any]:
-    """What a llama-server says of itself, under the names of our options where it has them."""
-    response = await client.get("/props")
-    response.raise_for_status()
-    props: dict[str, Any] = msgspec.json.decode(response.content)
-    return {
+def told_config(props: Mapping[str, Any]) -> dict[str, Any]:
+    """What counts of ``/props``, under the names of our options where it has them."""
+    config = {
         "version": props.get("build_info"),
         "max_model_len": props.get("default_generation_settings", {}).get("n_ctx"),
         "max_num_seqs": props.get("total_slots"),
         "model_ftype": props.get("model_ftype"),
         "model_path": props.get("model_path"),
     }
+    return {name: value for name, value in config.items() if value is not None}
 
 
 def _options(settings: VariantSettings) -> LlamaCppOptions:

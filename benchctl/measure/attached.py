@@ -16,10 +16,14 @@ from benchctl.errors import ServerDiedError, ServerStartError
 from benchctl.records.run import ResultWarning
 
 _POLL_S: Final = 0.5
-_WATCH_S: Final = 1.0
+_WATCH_S: Final = 0.5
 _HEALTH_TIMEOUT_S: Final = 5.0
 _MISSED_LOOKS: Final = 3
-"""Looks in a row without an answer until the server counts as gone: a busy one may miss one."""
+"""Looks in a row without an answer until the server counts as gone: a busy one may miss one. With nobody at the
+address at all this takes a second and a half."""
+
+_NOBODY_S: Final = 5.0
+"""Without anybody at the address, until it counts as wrong: its owner has started the server before us."""
 
 NOT_FRESH: Final = ResultWarning(
     code="server-not-fresh",
@@ -52,15 +56,21 @@ class AttachedServer:
         """It is its owner's to end."""
 
     async def wait_ready(self, client: httpx.AsyncClient) -> int:
-        """Wait until the server answers; returns when it did. Raises ServerStartError when the time is up."""
+        """Wait until the server answers; returns when it did.
+
+        Raises ServerStartError when the time is up, and sooner where nobody is at its address.
+        """
         self._client = client
-        deadline = time.monotonic() + self._ready_s
-        while not await self._answers():
-            if time.monotonic() >= deadline:
-                message = f"{self._url}{self._health_path} does not answer with 200 within {self._ready_s:g} s"
-                raise ServerStartError(
-                    f"{message}; start the server, or correct engine.options.url", cause="not-ready"
-                )
+        start = time.monotonic()
+        is_found = False
+        while (answer := await self._answer()) != "200":
+            is_found = is_found or answer.isdecimal()
+            limit_s = self._ready_s if is_found else min(self._ready_s, _NOBODY_S)
+            if time.monotonic() >= start + limit_s:
+                what = f"answers {answer}, not 200" if answer.isdecimal() else f"does not answer ({answer})"
+                message = f"{self._url}{self._health_path} {what}, after {limit_s:g} s"
+                remedy = "start the server, or correct server.url (engine.options.url, or that of the variant)"
+                raise ServerStartError(f"{message}; {remedy}", cause="not-ready")
             await asyncio.sleep(_POLL_S)
         return time.monotonic_ns()
 
@@ -69,7 +79,7 @@ class AttachedServer:
         missed = 0
         while missed < _MISSED_LOOKS:
             await asyncio.sleep(_WATCH_S)
-            missed = 0 if await self._answers() else missed + 1
+            missed = 0 if await self._answer() == "200" else missed + 1
         self._is_gone = True
 
     def check_alive(self) -> None:
@@ -81,11 +91,12 @@ class AttachedServer:
         """Nothing: the log is its owner's."""
         return ""
 
-    async def _answers(self) -> bool:
+    async def _answer(self) -> str:
+        """The status of its health path, or the name of what went wrong instead."""
         if self._client is None:
-            return False
+            raise RuntimeError("the server is watched before it was awaited")
         try:
             response = await self._client.get(self._health_path, timeout=_HEALTH_TIMEOUT_S)
-        except (httpx.HTTPError, aiohttp.ClientError, OSError):
-            return False
-        return response.status_code == httpx.codes.OK
+        except (httpx.HTTPError, aiohttp.ClientError, OSError) as error:
+            return type(error.__cause__ or error).__name__
+        return str(response.status_code)

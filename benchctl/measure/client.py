@@ -60,8 +60,7 @@ class StreamClient:
         """When the last request ended for which anything had arrived; 0 before there is one."""
         self.control = httpx.AsyncClient(
             base_url=base_url,
-            # A bare context spares loading the certificates of the world: the server is reached by plain HTTP.
-            transport=AiohttpTransport(verify=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), client=_session),
+            transport=AiohttpTransport(verify=_tls(base_url), client=_session),
             headers={"accept-encoding": "identity", "user-agent": "benchctl"},
             timeout=httpx.Timeout(timeouts.connect_s),
             trust_env=False,
@@ -127,6 +126,13 @@ class StreamClient:
         if reads:
             self.last_end_ns = reads[-1][0]
         return exchange
+
+
+def _tls(base_url: str) -> ssl.SSLContext:
+    """A bare context for plain HTTP spares loading the certificates of the world."""
+    if base_url.startswith("https:"):
+        return ssl.create_default_context()
+    return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
 def _session() -> aiohttp.ClientSession:

@@ -5,7 +5,7 @@ and one sweep fit several; the engine's own file spells them as its server does.
 through ``extra_args`` as it is.
 """
 
-from typing import Any, Final, Literal
+from typing import Any, ClassVar, Final, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -14,6 +14,9 @@ from benchctl.profile.section import LEAST, MOST, Section
 
 class ServerOptions(Section):
     """What all engines have."""
+
+    VALUE_MODEL_OPTIONS: ClassVar[frozenset[str]] = frozenset()
+    """Options that load a value model: a server without them is the same one without guidance."""
 
     @property
     def fixed_port(self) -> int | None:
@@ -28,6 +31,8 @@ class ServerOptions(Section):
 
 class SimOptions(ServerOptions):
     """Options of the engine ``sim``."""
+
+    VALUE_MODEL_OPTIONS: ClassVar[frozenset[str]] = frozenset({"value_model"})
 
     cost_model: Literal["lenvm-h100", "roofline", "llm-mock"] = "lenvm-h100"
     """What a step costs: calibrated to published LenVM timings, computed from hardware peaks, or llm-mock's law."""
@@ -220,7 +225,7 @@ class AttachOptions(ServerOptions):
     dialect: Literal["vllm", "sglang", "llamacpp", "transformers"] = "vllm"
     """Whose spelling of requests the server understands."""
     served_model: str | None = None
-    """Name under which the server offers the model; asked of the server where it is not given."""
+    """Name under which the server offers the model; where it is not given, requests name none."""
     api_key_env: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
     """Variable of our environment that holds the server's key; the key itself is never recorded."""
 
@@ -229,7 +234,11 @@ class AttachOptions(ServerOptions):
     def _is_http(cls, url: str) -> str:
         if not url.startswith(("http://", "https://")):
             raise ValueError(f"is {url!r}; write the whole address, such as http://127.0.0.1:8000")
-        return url.rstrip("/")
+        if "@" in url.partition("://")[2].partition("/")[0]:
+            raise ValueError("holds credentials, which would be recorded; name a variable in api_key_env instead")
+        if (bare := url.rstrip("/")).endswith("/v1"):
+            raise ValueError(f"is {url!r}; leave out /v1, which requests bring themselves")
+        return bare
 
 
 ENGINE_OPTIONS: Final[dict[str, type[ServerOptions]]] = {

@@ -1,0 +1,222 @@
+"""SGLang as an engine: its OpenAI server, as it is.
+
+* **Sampling** is said in full with every request, the repetition penalty included: SGLang fills what a request
+  leaves out from the model's own ``generation_config.json``.
+* **Seeds** of requests are honoured only with ``--enable-deterministic-inference`` (through ``extra_args``), whose
+  kernels are slower. The server's own seed is fixed, so that it is not one more difference between servers.
+* **Steps** are not recorded. The log has a line for every 40th decode step and could have one for each, but its
+  only times are a rate since the line before, prefills and pauses included, and a clock of whole seconds: durations
+  made of these would be guesses. Its counters are held against usage as those of other servers are.
+* **A taken port** is found late and is final: the server says so, and lives on without ever serving.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+import msgspec
+
+from benchctl.engines.engine import Diagnosis, LaunchSite, RequestCall, Signature, diagnosed
+from benchctl.engines.environment import interpreter_for
+from benchctl.engines.hub import checkpoint_for, context_of, is_local
+from benchctl.engines.openai_server import LOOPBACK, OpenAiServer, streamed
+from benchctl.errors import UnsupportedError
+from benchctl.profile.engine_options import AttachOptions, SglangOptions
+from benchctl.profile.model import VariantSettings
+from benchctl.records.run import PreparedRequest, StepRecord
+
+_DISTRIBUTION: Final = "sglang"
+_SEED: Final = 0
+_DETERMINISTIC: Final = "--enable-deterministic-inference"
+_VALUES: Final = {
+    "device": "--device",
+    "dtype": "--dtype",
+    "load_format": "--load-format",
+    "max_model_len": "--context-length",
+    "mem_fraction_static": "--mem-fraction-static",
+    "max_num_seqs": "--max-running-requests",
+    "max_num_batched_tokens": "--chunked-prefill-size",
+    "attention_backend": "--attention-backend",
+    "sampling_backend": "--sampling-backend",
+    "tensor_parallel_size": "--tp-size",
+    "data_parallel_size": "--dp-size",
+}
+"""Options that are flags with a value."""
+_TOLD: Final = {
+    "version": "version",
+    "model_path": "model_path",
+    "device": "device",
+    "dtype": "dtype",
+    "kv_cache_dtype": "kv_cache_dtype",
+    "quantization": "quantization",
+    "load_format": "load_format",
+    "context_length": "max_model_len",
+    "mem_fraction_static": "mem_fraction_static",
+    "max_running_requests": "max_num_seqs",
+    "chunked_prefill_size": "max_num_batched_tokens",
+    "page_size": "page_size",
+    "schedule_policy": "schedule_policy",
+    "stream_interval": "stream_interval",
+    "attention_backend": "attention_backend",
+    "sampling_backend": "sampling_backend",
+    "speculative_algorithm": "speculative_algorithm",
+    "tp_size": "tensor_parallel_size",
+    "dp_size": "data_parallel_size",
+    "enable_deterministic_inference": "enable_deterministic_inference",
+}
+"""What counts of the hundreds of settings that the server tells, by our names. The rest changes from start to start
+(ports, free memory) or is secret (``api_key``)."""
+_TOLD_INVERTED: Final = {
+    "disable_radix_cache": "enable_prefix_caching",
+    "disable_overlap_schedule": "overlap_schedule",
+}
+_SIGNATURES: Final = tuple(
+    Signature(
+        text=text,
+        diagnosis=Diagnosis(
+            cause=cause,
+            remedy=remedy,
+            is_profile_fault=cause.startswith("bad-"),
+            is_final=cause == "port-taken",
+        ),
+    )
+    for text, cause, remedy in (
+        (
+            "error while attempting to bind on address",
+            "port-taken",
+            "end the process that holds the port, or leave port out of the profile",
+        ),
+        ("address already in use", "port-taken", "end the process that holds the port"),
+        (
+            "Please try to increase --mem-fraction-static",
+            "out-of-memory",
+            "weights leave no room for the KV cache: raise mem_fraction_static, or free memory",
+        ),
+        ("OutOfMemoryError", "out-of-memory", "lower mem_fraction_static or max_num_seqs, or free memory"),
+        ("CUDA out of memory", "out-of-memory", "lower mem_fraction_static or max_num_seqs, or free memory"),
+        ("Cannot find any model weights", "bad-model", "the model has no weights: get them, or load_format: dummy"),
+        (
+            "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN",
+            "bad-flag",
+            "lower max_model_len: the model was made for shorter texts",
+        ),
+        ("error: unrecognized arguments", "bad-flag", "correct extra_args: this version does not know the flag"),
+        (".py: error: ", "bad-flag", "correct the option that the log names"),
+        ("Repo id must be", "bad-model", "correct the path of the model"),
+        ("is not a local folder and is not a valid model identifier", "bad-model", "correct the model's name"),
+        ("No CUDA GPUs are available", "no-device", "make a GPU visible, or set device"),
+        ("Initialization failed. warmup error", "warm-up-failed", "the log says why its first request failed"),
+        ("Scheduler hit an exception", "engine-died", "the log says which exception ended the scheduler"),
+    )
+)
+
+
+class SglangEngine(OpenAiServer):
+    """Servers of ``python -m sglang.launch_server``."""
+
+    kind: Final = "sglang"
+    is_launched: Final = True
+    essential_processes: Final = ("sglang::scheduler", "sglang::detokenizer")
+
+    def check_available(self, settings: VariantSettings) -> None:
+        """Raises EngineUnavailableError when SGLang is not installed, or the model is none that it could load."""
+        _interpreter(settings)
+        checkpoint_for(settings.model, self.kind)
+
+    def check_requests(self, requests: Sequence[PreparedRequest], settings: VariantSettings) -> None:
+        """Raises UnsupportedError for guidance, and for lengths beyond the server's context."""
+        if settings.guidance is not None:
+            raise _refusal(settings, "loads no value model", "remove guidance, or choose an engine that guides")
+        limit = getattr(settings.server, "max_model_len", None) or context_of(settings.model)
+        longest = max((request.prompt_tokens + request.max_tokens for request in requests), default=0)
+        if limit is not None and longest > limit:
+            what = f"refuses prompt and output of more than {limit} tokens together, and a request needs {longest}"
+            raise _refusal(settings, what, "lower workload.output_len, or raise engine.options.max_model_len")
+
+    def metrics_path(self, settings: VariantSettings) -> str | None:
+        return "/metrics"
+
+    def argv(self, settings: VariantSettings, site: LaunchSite) -> tuple[str, ...]:
+        """The command line of the server; what the options leave open is SGLang's choice."""
+        options = _options(settings)
+        argv = [str(_interpreter(settings)), "-m", "sglang.launch_server"]
+        argv += ["--model-path", checkpoint_for(settings.model, self.kind), "--served-model-name", settings.model]
+        argv += ["--host", LOOPBACK, "--port", str(site.port), "--enable-metrics", "--random-seed", str(_SEED)]
+        for name, flag in _VALUES.items():
+            if (value := getattr(options, name)) is not None:
+                argv += [flag, str(value)]
+        switches = {
+            "--disable-radix-cache": not options.enable_prefix_caching,
+            "--disable-cuda-graph": options.enforce_eager,
+            "--disable-overlap-schedule": not options.overlap_schedule,
+        }
+        return (*argv, *(flag for flag, is_set in switches.items() if is_set), *options.extra_args)
+
+    def env(self, settings: VariantSettings, site: LaunchSite) -> dict[str, str]:
+        """Offline for a model on disk; what the profile sets goes over that."""
+        own = {"HF_HUB_DISABLE_TELEMETRY": "1"} | ({"HF_HUB_OFFLINE": "1"} if is_local(settings.model) else {})
+        return own | super().env(settings, site)
+
+    def request_call(self, request: PreparedRequest, settings: VariantSettings) -> RequestCall:
+        """Ask for ``request`` as this variant does: streamed, with a running usage, and sampling said in full."""
+        options = settings.server
+        served = options.served_model if isinstance(options, AttachOptions) else None
+        body = {
+            "model": served or settings.model,
+            "n": request.n,
+            "seed": request.seed,
+            "ignore_eos": request.ignore_eos,
+            **settings.sampling.model_dump(),
+            "repetition_penalty": 1.0,
+            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+        }
+        return streamed(request, body)
+
+    async def effective_config(
+        self, client: httpx.AsyncClient, settings: VariantSettings, site: LaunchSite
+    ) -> dict[str, Any]:
+        """What the server says of itself, and whether it honours the seeds of requests."""
+        response = await client.get("/server_info")
+        if response.status_code == httpx.codes.NOT_FOUND:  # its name before
+            response = await client.get("/get_server_info")
+        response.raise_for_status()
+        options = _options(settings)
+        config = told_config(msgspec.json.decode(response.content))
+        config["enforce_eager"] = options.enforce_eager
+        config["request_seed"] = "honoured" if _DETERMINISTIC in options.extra_args else "ignored"
+        if options.extra_args:
+            config["extra_args"] = " ".join(options.extra_args)
+        return config
+
+    def has_steps(self, settings: VariantSettings) -> bool:
+        return False
+
+    def read_steps(self, directory: Path) -> Iterator[StepRecord]:
+        """None; the docstring of this file says why."""
+        return iter(())
+
+    def diagnose(self, log_tail: str) -> Diagnosis | None:
+        """What the end of the server's log shows."""
+        return diagnosed(_SIGNATURES, log_tail)
+
+
+def told_config(info: Mapping[str, Any]) -> dict[str, Any]:
+    """What counts of ``/server_info``, under the names of our options where it has them."""
+    config = {ours: info[theirs] for theirs, ours in _TOLD.items() if info.get(theirs) is not None}
+    config |= {ours: not info[theirs] for theirs, ours in _TOLD_INVERTED.items() if theirs in info}
+    return config
+
+
+def _options(settings: VariantSettings) -> SglangOptions:
+    if not isinstance(settings.server, SglangOptions):
+        raise TypeError(f"SGLang cannot be started with {type(settings.server).__name__}")
+    return settings.server
+
+
+def _interpreter(settings: VariantSettings) -> Path:
+    return interpreter_for("sglang", _options(settings).python, (_DISTRIBUTION,))
+
+
+def _refusal(settings: VariantSettings, what: str, remedy: str) -> UnsupportedError:
+    return UnsupportedError(f"engine 'sglang', variant {settings.variant!r}: the server {what}; {remedy}")
