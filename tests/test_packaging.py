@@ -10,11 +10,15 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 
 
+NOT_IMPORTED = {"dev", "transformers", "vllm-cpu"}
+"""Extras of tools and of engines, which are started and never imported."""
+
+
 def declared() -> set[str]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     requirements = list(project["dependencies"])
     for extra, optional in project["optional-dependencies"].items():
-        requirements += [] if extra == "dev" else optional
+        requirements += [] if extra in NOT_IMPORTED else optional
     return {re.match(r"[A-Za-z0-9._-]+", requirement)[0] for requirement in requirements}
 
 
