@@ -12,6 +12,7 @@ import psutil
 
 from benchctl.measure.process import is_alive
 
+_NAME_CHARS: Final = 40
 _NONE: Final[Mapping[psutil.Process, str]] = MappingProxyType({})
 
 
@@ -28,7 +29,7 @@ class EssentialProcesses:
         """Take notice of ``members``, all processes of the server that live."""
         if not self._titles:
             return
-        found = {member: title for member in members if self._is_essential(title := _title(member))}
+        found = {member: name for member in members if (name := self._name(_title(member)))}
         gone = {process: title for process, title in self._watched.items() if not is_alive(process)}
         known = {process: title for process, title in found.items() if process in self._seen_once}
         self._watched = gone | known
@@ -41,8 +42,10 @@ class EssentialProcesses:
                 return f"process {process.pid} ({title}) of the server"
         return None
 
-    def _is_essential(self, title: str) -> bool:
-        return any(part in title for part in self._titles)
+    def _name(self, title: str) -> str | None:
+        """How an essential process is called: its title, or of a long command line what is known of it."""
+        part = next((part for part in self._titles if part in title), None)
+        return title if part is not None and len(title) <= _NAME_CHARS else part
 
 
 def _title(process: psutil.Process) -> str:

@@ -37,9 +37,6 @@ class LoadSummary:
     """What the first failed request failed with."""
 
 
-_BROKEN_OFF: Final = frozenset({"connect", "early-close", "server-error"})
-"""How requests fail when the server behind them ends."""
-
 NOTHING_SENT: Final = LoadSummary(num_sent=0, num_failed=0, first_send_ns=None, last_token_ns=None)
 
 
@@ -81,10 +78,9 @@ class Load:
         )
 
     @property
-    def is_broken_off(self) -> bool:
-        """Whether the last request that ended failed as requests do when their server ends."""
-        error = self._records[-1].error if self._records else None
-        return error is not None and error.kind in _BROKEN_OFF
+    def error_kinds(self) -> frozenset[str]:
+        """The ways in which requests have failed until now."""
+        return frozenset(record.error.kind for record in self._records if record.error is not None)
 
     async def drive(self, calls: Sequence[Call]) -> None:
         """Send all of ``calls``, in their order, and wait for the last to end.

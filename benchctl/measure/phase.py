@@ -20,8 +20,11 @@ from benchctl.measure.stall import stalled
 from benchctl.profile.model import VariantSettings
 from benchctl.records.run import PreparedRequest
 
-_LAST_BREATH_S: Final = 3.0
+_LAST_BREATH_S: Final = 2.0
 """How long a server that has broken off may take to end, so that its end is told and not what came of it."""
+_FAREWELL_S: Final = 8.0
+"""The same for one that refuses connections: it has been asked to end and does so when it has drained."""
+_BROKEN_OFF: Final = frozenset({"early-close", "server-error"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,8 +61,8 @@ async def drive(
     stall = asyncio.create_task(stalled(target.client, target.server, target.stall_s))
     try:
         await asyncio.wait({driving, death, stall}, return_when=asyncio.FIRST_COMPLETED)
-        if driving.done() and load.is_broken_off:
-            await asyncio.wait({death}, timeout=_LAST_BREATH_S)
+        if driving.done():
+            await asyncio.wait({death}, timeout=_patience_s(load.error_kinds))
     finally:
         for task in (driving, death, stall):
             task.cancel()  # no effect on one that has ended
@@ -69,6 +72,13 @@ async def drive(
     if hang is not None:
         raise hang
     await driving
+
+
+def _patience_s(error_kinds: frozenset[str]) -> float:
+    """How long to wait for the end of a server whose requests failed in these ways."""
+    if "connect" in error_kinds:
+        return _FAREWELL_S
+    return _LAST_BREATH_S if error_kinds & _BROKEN_OFF else 0.0
 
 
 @asynccontextmanager

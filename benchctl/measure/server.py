@@ -45,6 +45,8 @@ _LOOK_AGAIN_S: Final = 10.0
 """The same while requests are served: a look costs some milliseconds, in a thread of its own."""
 _LAST_WORDS_S: Final = 1.0
 """How long a server whose engine has gone may take to say why."""
+_RUIN_GRACE_S: Final = 1.0
+"""How long what is left of a server that has ended may take to end: it has nothing more to put in order."""
 _PORT_WAIT_S: Final = 5.0
 
 
@@ -66,7 +68,7 @@ class Launch:
     essential_processes: tuple[str, ...] = ()
     """Parts of the titles of processes without which the server cannot go on, beside its first one."""
     on_log_line: Callable[[str], None] = _unheard
-    """Called with the last line of the log whenever there is a new one, until the server is ready."""
+    """Called with the last line of the log now and then, until the server is ready."""
 
     @property
     def base_url(self) -> str:
@@ -162,7 +164,8 @@ class ServerProcess:
             return
         self.stop_ns = time.monotonic_ns()
         self._look()
-        survivors = self._tree.stop(self._launch.timeouts.stop_s)
+        grace_s = self._launch.timeouts.stop_s
+        survivors = self._tree.stop(min(grace_s, _RUIN_GRACE_S) if self._has_ended() else grace_s)
         self.warnings = tuple(_survival(survivor) for survivor in survivors)
         if left := self._segments.remove():
             message = f"shared memory of the server is still there: {', '.join(left)}"
@@ -255,10 +258,10 @@ class ServerProcess:
 
     def _heed_log(self) -> None:
         """Pass on what the log says; raises ServerStartError when that is the end of all hope."""
-        if not self._log.has_changed():
-            return
         if line := self._log.last_line():
             self._launch.on_log_line(line)
+        if not self._log.has_changed():
+            return
         known = self._launch.diagnose(self._log.end())
         if known is not None and known.is_final:
             raise _start_error(self._explain("the server lives on but will never be ready"))

@@ -39,12 +39,17 @@ class Segments:
             self._ours |= fresh
         return fresh
 
+    def unused(self) -> tuple[str, ...]:
+        """Paths of what was added since, by whomever, and what no living process has."""
+        added = {segment.path for segment in _existing()} - {segment.path for segment in self._older}
+        return tuple(sorted(added - _in_use()))
+
     def remove(self) -> tuple[str, ...]:
         """Remove what the server left and nobody has; returns the paths that cannot be removed."""
         left = self._ours & set(_existing())
         if not left:
             return ()
-        in_use = {path for pid in _pids() for path in _used_by(pid)}
+        in_use = _in_use()
         return tuple(sorted(segment.path for segment in left if segment.path in in_use or not _unlinked(segment)))
 
 
@@ -58,6 +63,10 @@ def _existing() -> Iterable[Segment]:
 
 def _pids() -> list[int]:
     return [int(place.name) for place in os.scandir(_PROC) if place.name.isdigit()] if _PROC.is_dir() else []
+
+
+def _in_use() -> set[str]:
+    return {path for pid in _pids() for path in _used_by(pid)}
 
 
 def _used_by(pid: int) -> set[str]:

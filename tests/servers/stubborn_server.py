@@ -43,8 +43,11 @@ class StubbornStream(paced_server.Stream):
     """More modes: ``cut`` (ends inside a chunk, politely), ``late-error`` (everything, then an error event)."""
 
     num_open = 0
+    is_closing = False
 
     async def answer(self):
+        if StubbornStream.is_closing:
+            return
         StubbornStream.num_open += 1
         try:
             await super().answer()
@@ -75,6 +78,8 @@ def mourn(core, options):
 
 
 def leave_when_idle(_signal, _frame):
+    StubbornStream.is_closing = True
+
     def wait():
         while StubbornStream.num_open:
             time.sleep(0.01)
