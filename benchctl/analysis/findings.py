@@ -171,6 +171,8 @@ def _added_time(rows: Sequence[SweepRow]) -> list[Finding]:
         before = base.leaf_means_ns()
         growth = {name: mean - before.get(name, 0.0) for name, mean in other.leaf_means_ns().items()}
         largest = max(growth, key=lambda name: growth[name])
+        if _is_within_scatter(row):
+            continue
         if len(growth) > 1 and added_ns >= ADDED_STEP_FRAC * base.step.mean_ns and growth[largest] > 0:
             key = (row.variant, largest)
             groups.setdefault(key, []).append((row, added_ns, growth[largest]))
@@ -178,6 +180,12 @@ def _added_time(rows: Sequence[SweepRow]) -> list[Finding]:
     return [
         _largest_section(section, group, notes[variant, section]) for (variant, section), group in groups.items()
     ]
+
+
+def _is_within_scatter(row: SweepRow) -> bool:
+    """Whether the interval of the step ratio leaves open that steps take no longer at all."""
+    estimate = row.estimates.get("step_ms")
+    return estimate is not None and estimate.log_interval is not None and estimate.log_interval[0] <= 0
 
 
 def _largest_section(section: str, group: Sequence[tuple[SweepRow, float, float]], note: str) -> Finding:

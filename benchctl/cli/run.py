@@ -151,13 +151,14 @@ def _print_results(path: Path) -> None:
     """The sweep, what follows from it, and where tables and pictures are."""
     from benchctl.cli.screen import print_notes, wide_console
     from benchctl.report.export import write_derived
+    from benchctl.report.ladder_table import ladder_table
     from benchctl.report.reading import read_results
     from benchctl.report.tables import cells_table, sweep_table
 
     reading = read_results(path)
     files = write_derived(reading)
     console = wide_console()
-    for table in (cells_table(reading), sweep_table(reading)):
+    for table in (cells_table(reading), sweep_table(reading), ladder_table(reading)):
         if table is not None:
             console.print()
             console.print(table)

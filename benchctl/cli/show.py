@@ -40,6 +40,7 @@ def _print_json(reading: "Reading") -> None:
 
 def _print_tables(reading: "Reading") -> None:
     from benchctl.cli.screen import print_notes, wide_console
+    from benchctl.report.ladder_table import ladder_table
     from benchctl.report.tables import (
         breakdown_table,
         cells_table,
@@ -51,7 +52,7 @@ def _print_tables(reading: "Reading") -> None:
 
     console = wide_console()
     console.print(headline(reading))
-    tables = (runs_table, cells_table, breakdown_table, flops_table, sweep_table)
+    tables = (runs_table, cells_table, breakdown_table, flops_table, sweep_table, ladder_table)
     for table in (draw(reading) for draw in tables):
         if table is not None:
             console.print()

@@ -17,6 +17,7 @@ from benchctl.profile.settings import (
     cells_of,
     factor_name,
     factor_problem,
+    factors_of,
     is_same,
     setting_of,
     settings_faults,
@@ -60,9 +61,14 @@ def _swept_variants(profile: Node) -> dict[str, Node]:
     }
 
 
-def _is_swept(variant: Node) -> bool:
+def _swept(variant: Node) -> bool | list[str]:
     swept = variant.child("swept")
-    return swept is None or swept.value is not False
+    plain = True if swept is None else swept.plain()
+    return plain if isinstance(plain, bool | list) else True
+
+
+def _is_swept(variant: Node) -> bool:
+    return bool(_swept(variant))
 
 
 def _sweep(profile: Node) -> dict[str, Values] | None:
@@ -95,6 +101,7 @@ def _sweep_faults(profile: Node, kind: str) -> Iterator[Fault]:
     if not _swept_variants(profile):
         problem = "applies to no variant; add a variant beside the baseline without 'swept: false', or remove sweep"
         yield Fault(sweep.place, sweep.path, problem)
+    yield from _listed_factor_faults(profile, sweep)
     writers: dict[tuple[str, ...], str] = {}
     for factor, node in sweep.entries().items():
         first = writers.setdefault(setting_of(factor), factor)
@@ -107,6 +114,16 @@ def _sweep_faults(profile: Node, kind: str) -> Iterator[Fault]:
     if num_cells > MAX_CELLS:
         problem = f"has {num_cells} cells, more than {MAX_CELLS}; sweep fewer values, or split the profile"
         yield Fault(sweep.place, sweep.path, problem)
+
+
+def _listed_factor_faults(profile: Node, sweep: Node) -> Iterator[Fault]:
+    """A variant that lists its factors and names one that is not swept."""
+    for variant in _variants(profile).values():
+        listed, swept = _swept(variant), variant.child("swept")
+        for factor in listed if isinstance(listed, list) and swept is not None else ():
+            if factor not in sweep.entries():
+                problem = f"names {shown(factor)}, which sweep does not have; it has {', '.join(sweep.entries())}"
+                yield Fault(swept.place, swept.path, problem)  # type: ignore[union-attr]
 
 
 def _repeated_value(node: Node) -> str | None:
@@ -124,6 +141,8 @@ def _unguided_faults(profile: Node, factor: str, node: Node) -> Iterator[Fault]:
     for name, variant in _swept_variants(profile).items():
         if not isinstance(variant.plain(), dict) or variant.child("guidance") is not None:
             continue
+        if factor not in factors_of(_swept(variant), {factor: None}):
+            continue
         problem = (
             f"{factor_name(factor)} is swept, but variant {name!r} has no guidance; "
             f"give it a guidance section, or set variants.{name}.swept: false"
@@ -135,6 +154,6 @@ def _settings_faults(profile: Node, kind: str, sweep: dict[str, Values] | None) 
     """Faults of every run's settings; where the sweep itself is faulty, swept variants are left out."""
     swept = _swept_variants(profile)
     for variant in _variants(profile):
-        factors = sweep if variant in swept else {}
-        for cell in () if factors is None else cells_of(factors):
+        factors = {} if variant not in swept or sweep is None else factors_of(_swept(swept[variant]), sweep)
+        for cell in () if sweep is None and variant in swept else cells_of(factors):
             yield from settings_faults(settings_tree(profile, variant, cell), kind)[1]

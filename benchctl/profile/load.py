@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchctl.profile.checks import profile_faults
+from benchctl.profile.controls import with_controls
 from benchctl.profile.document import Fault, Place, dump_document, node_from_plain
 from benchctl.profile.engine_options import ENGINE_OPTIONS, GUIDING_ENGINES
 from benchctl.profile.faults import profile_error, validate
@@ -120,10 +121,11 @@ def _description(draft: Draft) -> str:
 
 
 def _profile(draft: Draft) -> Profile:
-    profile, found = validate(draft.tree, Profile)
+    tree, names_taken = with_controls(draft.tree)
+    profile, found = validate(tree, Profile)
     if not draft.is_whole:
         found = tuple(fault for fault in found if not fault.is_absence)
-    faults = (*draft.faults, *found, *profile_faults(draft.tree))
+    faults = (*draft.faults, *names_taken, *found, *profile_faults(tree))
     if profile is None or faults:
         raise profile_error(faults)
     return profile.model_copy(update={"engine": _complete_engine(profile.engine)})

@@ -106,7 +106,7 @@ class Workload(Section):
     """Whether the warm-up also passes through every batch size and prompt length of the load; null: yes on servers
     that others wrote, unless num_warmups is 0."""
     prefix_hits: Literal["forbidden", "allowed"] = "forbidden"
-    """Whether prompts may be found in a prefix cache of the server; where they may not, a run with hits is invalid."""
+    """Whether prompts may be found in a prefix cache; where they may not, a run with hits is invalid."""
 
     @model_validator(mode="after")
     def _of_a_size(self) -> "Workload":
@@ -154,6 +154,15 @@ class Guidance(Section):
     """Entropy in nats at or below which a row skips guidance; null: no row does."""
 
 
+class Control(Section):
+    """What makes a variant one step of a ladder of controls; written by ``controls`` of another variant."""
+
+    of: Name
+    """Variant whose price the step helps to divide."""
+    rung: Literal["flags", "idle", "neutral"]
+    """Which step it is."""
+
+
 class Variant(Section):
     """One named server configuration, as far as it differs from the profile's own settings."""
 
@@ -165,8 +174,14 @@ class Variant(Section):
     """Sampling parameters that replace those of the profile."""
     guidance: Guidance | None = None
     """What requests ask of the value model; a variant with this section is guided."""
-    swept: bool = True
-    """Whether the factors of ``sweep`` apply; never for the baseline."""
+    swept: bool | tuple[str, ...] = True
+    """Whether the factors of ``sweep`` apply, or which of them; never for the baseline."""
+    controls: bool = False
+    """Whether the steps from the baseline to this variant are measured too, as variants of their own:
+    ``<name>-flags`` (its server options without a value model), ``<name>-idle`` (its server, asked as the baseline
+    is) and ``<name>-neutral`` (its guidance at value_scale 0)."""
+    control: Control | None = None
+    """Which step to which variant this one is."""
 
 
 class Timeouts(Section):

@@ -13,7 +13,7 @@ from benchctl.profile.document import Place, node_from_plain
 from benchctl.profile.faults import profile_error
 from benchctl.profile.locate import nearest
 from benchctl.profile.model import Profile, VariantSettings
-from benchctl.profile.settings import cells_of, factor_problem, settings_faults, settings_tree
+from benchctl.profile.settings import cells_of, factor_problem, factors_of, settings_faults, settings_tree
 from benchctl.records.directory import run_directory_name
 from benchctl.records.run import Cell, Plan, PlannedRun
 from benchctl.records.schema import SCHEMA_VERSION
@@ -33,7 +33,7 @@ def arms(profile: Profile) -> tuple[Arm, ...]:
         (name, cell)
         for name, variant in profile.variants.items()
         if name != profile.baseline
-        for cell in (cells(profile) if variant.swept else ({},))
+        for cell in cells_of(factors_of(variant.swept, profile.sweep))
     ]
     return ((profile.baseline, {}), *others)
 

@@ -10,7 +10,7 @@ and at last each factor of the cell, at the setting it stands for
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, reduce
 from itertools import product
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, TypeVar
 
 from pydantic import create_model
 
@@ -21,6 +21,7 @@ from benchctl.profile.locate import nearest
 from benchctl.profile.model import Guidance, Profile, Sampling, VariantSettings
 from benchctl.records.run import Cell
 
+V = TypeVar("V")
 Values: TypeAlias = Sequence[str | int | float | bool | None]
 """What a factor is swept over."""
 
@@ -45,6 +46,13 @@ def setting_of(factor: str) -> tuple[str, ...]:
 def cells_of(sweep: Mapping[str, Values]) -> tuple[Cell, ...]:
     """Every combination of the factors' values, the last factor changing fastest; one empty cell without any."""
     return tuple(dict(zip(sweep, values, strict=True)) for values in product(*sweep.values()))
+
+
+def factors_of(swept: bool | Sequence[str], sweep: Mapping[str, V]) -> dict[str, V]:
+    """The factors of a sweep that apply to a variant whose ``swept`` says this."""
+    if isinstance(swept, bool):
+        return dict(sweep) if swept else {}
+    return {factor: values for factor, values in sweep.items() if factor in swept}
 
 
 def factor_problem(factor: str, kind: str) -> str | None:

@@ -23,6 +23,7 @@ def summary_document(reading: Reading) -> dict[str, Any]:
         "baseline": manifest.baseline,
         "runs": [dict(run.values) for run in reading.runs],
         "cells": [_cell(cell) for cell in reading.cells],
+        "ladders": msgspec.to_builtins(reading.ladders),
         "findings": [
             {"code": finding.code, "sentence": finding.sentence, "numbers": dict(finding.numbers)}
             for finding in reading.findings

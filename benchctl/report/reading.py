@@ -11,6 +11,7 @@ from pathlib import Path
 
 from benchctl.analysis.accounts import open_accounts
 from benchctl.analysis.findings import Finding, find
+from benchctl.analysis.ladder import Ladder, ladders
 from benchctl.analysis.summary import CellSummary, RunSummary, summarise_cells, summarise_runs
 from benchctl.analysis.summary_columns import Value
 from benchctl.analysis.sweep import SweepRow, infeasible_values, sweep_rows
@@ -41,6 +42,7 @@ class Reading:
     runs: tuple[RunSummary, ...]
     cells: tuple[CellSummary, ...]
     sweep: tuple[SweepRow, ...]
+    ladders: tuple[Ladder, ...]
     findings: tuple[Finding, ...]
     warnings: tuple[ResultWarning, ...]
     damage: tuple[str, ...]
@@ -81,6 +83,7 @@ def read_results(path: Path) -> Reading:
         runs=runs,
         cells=cells,
         sweep=rows,
+        ladders=ladders(accounts.profile, runs),
         findings=find(cells, rows, baseline),
         warnings=(*results.manifest.warnings, *accounts.warnings),
         damage=tuple(damage),
