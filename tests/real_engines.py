@@ -1,4 +1,4 @@
-"""What tests of real engines share: whether an engine is installed here, a model for it, and its turn on the machine."""
+"""What tests of real engines share: is an engine installed here, a model for it, and its turn on the machine."""
 
 import fcntl
 import os

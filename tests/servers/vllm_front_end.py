@@ -53,7 +53,7 @@ async def serve(steps):
         for logger in made:
             logger.record(thing(step["scheduler"]), thing(step["iteration"]), mm_cache_stats=None, engine_idx=0)
             logger.log()
-    print(len(made))
+    sys.stdout.write(f"{len(made)}\n")
 
 
 logging.basicConfig(format="%(levelname)s %(name)s %(message)s")
