@@ -143,8 +143,9 @@ def strike(blow: Blow, model: Path, directory: Path) -> Outcome:
             time.sleep(1.0)
         _wait(lambda: experiment.find(blow.who) and experiment.has_come_to(blow.moment), experiment.benchctl)
         victim = experiment.find(blow.who) or victim
+        assert victim is not None, f"benchctl ended before: {(directory / 'benchctl.log').read_text()}"
+        assert is_alive(victim), f"it was dead before: {(directory / 'benchctl.log').read_text()}"
         victim.send_signal(blow.number)
-        psutil.wait_procs([victim], timeout=0)
         _wait(lambda: not is_alive(victim), experiment.benchctl)
         died_s = time.monotonic()
         _wait(lambda: experiment.record().get("state") in {"failed", "done", "suspect"}, experiment.benchctl)
