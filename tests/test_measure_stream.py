@@ -116,6 +116,29 @@ def test_a_usage_that_only_the_last_event_carries_is_no_chunk():
     assert (only.chunk_ns, only.chunk_tokens, only.output_tokens) == ((0, 1), None, 3)
 
 
+def test_timings_of_llama_server_count_the_tokens_of_each_chunk_also_of_a_silent_last_one():
+    def so_far(count):
+        return {"predicted_n": count, "predicted_ms": 1.0}
+
+    reader = read(
+        event(choice(None, role="assistant")),
+        event(choice("a"), timings=so_far(1)),
+        event(choice("b"), timings=so_far(3)),
+        event(choice(finish="length")),
+        event(usage={"prompt_tokens": 9, "completion_tokens": 4}, timings=so_far(4)),
+    )
+    (only,) = reader.choices()
+    assert (only.chunk_ns, only.chunk_tokens, only.output_tokens) == ((1, 2, 4), (1, 2, 1), 4)
+    assert (only.text, only.finish_reason) == ("ab", "length")
+
+
+def test_timings_that_only_the_last_event_carries_are_no_chunk():
+    timings = {"predicted_n": 3}
+    reader = read(event(choice("a")), event(choice("b", finish="length")), event(usage=USAGE, timings=timings))
+    (only,) = reader.choices()
+    assert (only.chunk_ns, only.chunk_tokens, only.output_tokens) == ((0, 1), None, 3)
+
+
 def test_cached_tokens_are_read_from_the_prompt_details():
     reader = read(event(usage=USAGE | {"prompt_tokens_details": {"cached_tokens": 4}}))
     assert reader.usage is not None
