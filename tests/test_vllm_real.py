@@ -15,7 +15,11 @@ from benchctl.records.directory import LoadedRun, load_results
 
 pytestmark = [pytest.mark.real_engine, pytest.mark.slow, needs("vllm")]
 
-LONGER_THAN_A_STEP = "engine.options.max_num_batched_tokens=128"
+IN_PARTS = [
+    "engine.options.enable_chunked_prefill=true",
+    "engine.options.max_num_batched_tokens=128",  # prompts are longer
+    "sampling.temperature=0",  # on a CPU only greedy requests survive it
+]
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +28,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Any:
     directory = tmp_path_factory.mktemp("vllm")
     model = tiny_model(directory)
     command = [sys.executable, "-m", "benchctl", "run", "--profile", "ci-smoke", "--engine", "vllm-cpu", "--quiet"]
-    small = [f"model={model}", "workload.output_len=24", "workload.num_prompts=2", LONGER_THAN_A_STEP]
+    small = [f"model={model}", "workload.output_len=24", "workload.num_prompts=2", *IN_PARTS]
     small += ["engine.options.max_num_seqs=16"]
     with turn_of("vllm"):
         done = subprocess.run(
@@ -58,6 +62,7 @@ def test_tokens_of_steps_are_those_of_usage_and_of_the_client(results):
         assert usage == sum(step.output_tokens for step in measured_steps(run))
         prompts = sum(request.prompt_tokens for request in requests)
         assert prompts == sum(step.num_prefill_tokens for step in measured_steps(run))
+        assert any(not step.output_tokens for step in measured_steps(run)), "no prompt was computed in parts"
 
 
 def test_steps_lie_one_after_another_within_the_load(results):

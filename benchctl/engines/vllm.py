@@ -9,7 +9,8 @@
 * **Sampling** is what the profile says and nothing else: ``--generation-config vllm`` keeps the server from adding
   what the model's own file wishes, such as a repetition penalty, which costs time in every step.
 * **Seeds** of requests are honoured; each seeded row has a random generator of its own, in baseline and variant
-  alike.
+  alike. On a CPU vLLM 0.32 dies when the prompt of a seeded request is computed in parts: it winds the generator
+  back, which only those of CUDA can. The preset ``vllm-cpu`` therefore computes prompts whole.
 * **Prefix caching** is off unless the profile asks for it, and so are telemetry and, for a model on disk, the hub.
 """
 
@@ -42,7 +43,7 @@ _VALUES: Final = (
     "data_parallel_size", "max_num_seqs", "max_num_batched_tokens", "load_format", "quantization",
 )  # fmt: skip
 """Options that are flags with a value, spelt alike."""
-_SWITCHES: Final = ("enable_prefix_caching", "enforce_eager", "async_scheduling")
+_SWITCHES: Final = ("enable_prefix_caching", "enable_chunked_prefill", "enforce_eager", "async_scheduling")
 """Options that are flags with a counterpart ``--no-…``."""
 
 

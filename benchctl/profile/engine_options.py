@@ -126,6 +126,8 @@ class VllmOptions(PythonOptions):
     """Replicas of the engine behind one front end."""
     enable_prefix_caching: bool = False
     """Whether prompts that begin alike share their KV blocks; off, because repeated prompts would be free."""
+    enable_chunked_prefill: bool | None = None
+    """Whether long prompts are computed in parts; on a CPU vLLM dies of one that belongs to a seeded request."""
     enforce_eager: bool = False
     """Whether to run without compilation and CUDA graphs."""
     max_num_seqs: int | None = Field(default=None, ge=1)
