@@ -7,6 +7,7 @@ import pytest
 
 from benchctl.errors import ProfileError
 from benchctl.profile.load import load_profile, parse_profile
+from benchctl.profile.locate import preset_files
 
 HEAD = """\
 name: p
@@ -322,10 +323,8 @@ def test_an_engine_with_both_a_preset_and_a_kind_is_refused():
 @pytest.mark.parametrize("engine", ["simm", "{preset: simm}"])
 def test_an_unknown_engine_preset_is_answered_with_the_nearest(engine):
     fault = fault_of(HEAD.replace("{kind: sim}", engine))
-    assert (
-        "'simm' is no engine preset and no kind of engine; presets are sim, sim-exact, kinds are sim, vllm,"
-        in fault
-    )
+    presets = ", ".join(sorted(preset_files()))
+    assert f"'simm' is no engine preset and no kind of engine; presets are {presets}, kinds are sim, vllm," in fault
     assert fault.endswith("did you mean 'sim'?")
 
 

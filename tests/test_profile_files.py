@@ -35,7 +35,9 @@ def test_the_published_experiment_runs_at_a_pace_that_eight_hundred_streams_can_
 
 def test_the_built_in_profiles_are_these():
     assert {path.stem for path in builtin_profiles().glob("*.yaml")} == set(NAMES)
-    assert set(preset_files()) == {"sim", "sim-exact"}
+    assert set(preset_files()) == {
+        "attach", "llamacpp-cpu", "sglang", "sim", "sim-exact", "transformers-cpu", "vllm", "vllm-cpu",
+    }  # fmt: skip
 
 
 def test_the_top_k_sweep_asks_for_equal_work_of_a_baseline_and_five_cells():
@@ -96,7 +98,7 @@ def test_list_shows_every_profile_and_preset():
     for entry in list_profiles():
         assert f"{entry.name} " in result.output
         assert entry.description in result.output
-    assert "engine presets: sim, sim-exact" in result.output
+    assert f"engine presets: {', '.join(sorted(preset_files()))}" in result.output
 
 
 def test_show_prints_a_profile_that_can_be_read_back():
