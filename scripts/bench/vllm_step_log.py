@@ -93,7 +93,7 @@ def main() -> None:
                 f"round {index}: {rates[False]:.0f} tok/s without, {rates[True]:.0f} with, ratio {ratios[-1]:.3f}"
             )
         step_us = statistics.median(steps_ms) * 1000
-        print(f"step {step_us:.0f} us: one record is {100 * mean / step_us:.2f} % of it, in another process")
+        print(f"step {step_us:.0f} us: one record is {100 * median / step_us:.2f} % of it, in another process")
         print(f"throughput with the log over without: median {statistics.median(ratios):.3f}")
 
 
