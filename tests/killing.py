@@ -62,11 +62,12 @@ class Outcome:
 
 @dataclass
 class _Experiment:
-    """A running benchctl, and every process seen below it."""
+    """A running benchctl, every process seen below it, and the shared memory of these."""
 
     benchctl: psutil.Process
     results: Path
     seen: set[psutil.Process] = field(default_factory=set)
+    segments: Segments = field(default_factory=Segments)
 
     def run_directory(self) -> Path | None:
         return next(iter(self.results.glob("killing/2*/runs/000-*")), None)
@@ -94,6 +95,7 @@ class _Experiment:
         """The process to be killed, when it is there."""
         try:
             self.seen.update(self.benchctl.children(recursive=True))
+            self.segments.look(process.pid for process in self.seen)
             children = [child for child in self.benchctl.children() if "-S" not in child.cmdline()]
             if who == FRONT_END:
                 return children[0] if children else None
@@ -133,7 +135,6 @@ def strike(blow: Blow, model: Path, directory: Path) -> Outcome:
         blow.engine,
     ]
     command += ["--set", f"model={model}", "-o", str(directory)]
-    segments = Segments()
     with (directory / "benchctl.log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
     experiment = _Experiment(benchctl=psutil.Process(process.pid), results=directory)
@@ -156,7 +157,7 @@ def strike(blow: Blow, model: Path, directory: Path) -> Outcome:
             process.terminate()
             process.wait(60)
     alive = [f"{member.pid} {_title(member)[:40]}" for member in experiment.seen if is_alive(member)]
-    shared = segments.unused()
+    shared = [segment.path for segment in experiment.segments.left()]
     record = experiment.record()
     failure = record.get("failure") or {}
     return Outcome(

@@ -39,14 +39,13 @@ class Segments:
             self._ours |= fresh
         return fresh
 
-    def unused(self) -> tuple[str, ...]:
-        """Paths of what was added since, by whomever, and what no living process has."""
-        added = {segment.path for segment in _existing()} - {segment.path for segment in self._older}
-        return tuple(sorted(added - _in_use()))
+    def left(self) -> frozenset[Segment]:
+        """What the server was seen to use and what still exists."""
+        return self._ours & set(_existing())
 
     def remove(self) -> tuple[str, ...]:
         """Remove what the server left and nobody has; returns the paths that cannot be removed."""
-        left = self._ours & set(_existing())
+        left = self.left()
         if not left:
             return ()
         in_use = _in_use()
