@@ -8,6 +8,8 @@ from real_engines import needs, tiny_model, turn_of
 
 pytestmark = [pytest.mark.real_engine, pytest.mark.slow]
 TOLD_WITHIN_S = 5.0
+CAUSES = {"server-died", "engine-died", "engine-failed"}
+"""Where the log of the front end says more than that it ended, the cause is the engine's."""
 
 
 def fails_in_time(blow, tmp_path):
@@ -16,7 +18,8 @@ def fails_in_time(blow, tmp_path):
     assert outcome.leftovers == ()
     if blow.moment == "stop" and outcome.state == "done":
         return outcome.message  # all was measured, and benchctl was about to end the server itself
-    assert (outcome.state, outcome.cause, outcome.exit_code) == ("failed", "server-died", 5)
+    assert (outcome.state, outcome.exit_code) == ("failed", 5)
+    assert outcome.cause in CAUSES
     assert outcome.told_s < TOLD_WITHIN_S
     return outcome.message
 
@@ -33,8 +36,8 @@ def test_a_transformers_server_that_is_killed_fails_its_run_and_leaves_nothing(t
 @pytest.mark.parametrize(
     ("who", "number", "told"),
     [
-        ("VLLM::EngineCore", signal.SIGKILL, "(VLLM::EngineCore) of the server has gone"),
-        ("VLLM::Worker", signal.SIGTERM, "of the server has gone"),
+        ("VLLM::EngineCore", signal.SIGKILL, "(VLLM::EngineCore)"),
+        ("VLLM::Worker", signal.SIGTERM, "(VLLM::Worker)"),
         (FRONT_END, signal.SIGKILL, "the server was ended by SIGKILL"),
     ],
 )

@@ -36,11 +36,11 @@ class EssentialProcesses:
         self._seen_once = found
 
     def lost(self) -> str | None:
-        """The first that has gone, as a sentence names it; None while all live."""
-        for process, title in self._watched.items():
-            if not is_alive(process):
-                return f"process {process.pid} ({title}) of the server"
-        return None
+        """Who has gone, as the beginning of a sentence; None while all live."""
+        gone = [f"{process.pid} ({title})" for process, title in self._watched.items() if not is_alive(process)]
+        if len(gone) > 1:
+            return f"processes {', '.join(gone)} of the server have gone"
+        return f"process {gone[0]} of the server has gone" if gone else None
 
     def _name(self, title: str) -> str | None:
         """How an essential process is called: its title, or of a long command line what is known of it."""

@@ -293,7 +293,7 @@ class ServerProcess:
                 end = f"was ended by {signal.Signals(-code).name}"
         if lost is None:
             return f"the server {end}"
-        return f"{lost} has gone" if code is None else f"{lost} has gone and the server {end}"
+        return lost if code is None else f"{lost} and the server {end}"
 
     def _explain(self, what: str, *, cause: str = "server-died", remedy: str | None = None) -> _Trouble:
         """Join what we saw with what the engine reads in its log, or else with what the system lacks."""

@@ -30,7 +30,7 @@ def main() -> None:
 
 
 def row(blow: Blow, outcome: Outcome) -> str:
-    message = outcome.message.rpartition("; ")[0] or outcome.message
+    message = outcome.message.partition("; ")[0]
     cells = [blow.who, blow.number.name, blow.moment, outcome.state, outcome.cause, str(outcome.exit_code)]
     cells += [f"{outcome.told_s:.1f} s", ", ".join(outcome.leftovers) or "nothing", message.replace("|", "/")]
     return f"| {' | '.join(cells)} |"
