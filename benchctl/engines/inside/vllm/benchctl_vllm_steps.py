@@ -30,6 +30,7 @@ import os
 import platform
 import sys
 import time
+from collections.abc import Callable
 
 from vllm.v1.metrics.loggers import StatLoggerBase
 
@@ -94,12 +95,12 @@ class StepLog(StatLoggerBase):  # type: ignore[misc]
         self._is_silent = False
         self._try(self._open)
 
-    def _try(self, action: object, *given: object) -> None:
+    def _try(self, action: Callable[..., None], *given: object) -> None:
         """Whatever goes wrong is said once; then this logger is silent. The server knows nothing of it."""
         if self._is_silent:
             return
         try:
-            action(*given)  # type: ignore[operator]
+            action(*given)
         except Exception as error:  # noqa: BLE001 - a measurement must not end what it measures
             self._is_silent = True
             _log.warning("benchctl records no more steps of this server: %s: %s", type(error).__name__, error)
