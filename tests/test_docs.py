@@ -112,3 +112,11 @@ def test_every_command_has_help_and_a_place_in_the_manual() -> None:
     for name, command in group.commands.items():  # type: ignore[attr-defined]
         assert command.help, f"benchctl {name} has no help"
         assert f"benchctl {name}" in manual, f"README.md does not mention benchctl {name}"
+
+
+def test_every_engine_has_a_section_of_its_own_in_the_manual_of_engines() -> None:
+    from benchctl.profile.engine_options import ENGINE_OPTIONS
+
+    manual = (ROOT / "docs" / "engines.md").read_text(encoding="utf-8")
+    sections = re.findall(r"^## (\S+)$", manual, re.MULTILINE)
+    assert set(ENGINE_OPTIONS) <= set(sections)
