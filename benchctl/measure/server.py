@@ -34,7 +34,7 @@ Diagnose = Callable[[str], Diagnosis | None]
 """The end of a log to what it shows, where the engine knows the trouble."""
 
 _FIRST_POLL_S: Final = 0.02
-_LAST_POLL_S: Final = 0.5
+_LAST_POLL_S: Final = 0.25
 _POLL_GROWTH: Final = 1.5
 _HEALTH_TIMEOUT_S: Final = 2.0
 _WATCH_S: Final = 0.02
@@ -45,6 +45,7 @@ _LOOK_AGAIN_S: Final = 10.0
 """The same while requests are served: a look costs some milliseconds, in a thread of its own."""
 _LAST_WORDS_S: Final = 1.0
 """How long a server whose engine has gone may take to say why."""
+_RUIN_LOOK_S: Final = 0.1
 _RUIN_GRACE_S: Final = 1.0
 """How long what is left of a server that has ended may take to end: it has nothing more to put in order."""
 _PORT_WAIT_S: Final = 5.0
@@ -273,10 +274,14 @@ class ServerProcess:
         return self._explain(what, cause="not-ready", remedy="raise timeouts.ready_s if it was still loading")
 
     async def _hear_last_words(self) -> None:
-        """When an essential process has gone, wait a moment for the first one to say why, and to end by itself."""
+        """When an essential process has gone, wait a moment for the first one to say why, and to end by itself.
+
+        Looks on meanwhile: a family in ruin makes new members and memory that nobody will put away.
+        """
         deadline = time.monotonic() + _LAST_WORDS_S
-        while self._returncode() is None and time.monotonic() < deadline:  # noqa: ASYNC110 - see above
-            await asyncio.sleep(_WATCH_S)
+        while self._returncode() is None and time.monotonic() < deadline:
+            self._look()
+            await asyncio.sleep(_RUIN_LOOK_S)
 
     def _returncode(self) -> int | None:
         return self._process.poll() if self._process is not None else None
