@@ -11,7 +11,7 @@
 #   MODEL   a model to take instead
 started_in=$PWD
 source "$(dirname "$0")/environment.sh"
-use_environment .venv-smoke --editable '.[models]'
+command -v benchctl >/dev/null || use_environment .venv-smoke --editable '.[models]'
 cd "$started_in"
 
 engine=${ENGINE:-transformers}
@@ -45,7 +45,7 @@ section machine.md benchctl doctor --gpu --engine "$engine" -o "$directory"
 section machine.md nvidia-smi
 echo "# NVML and nvidia-smi under load" >"$directory/agreement.md"
 section agreement.md python "$root/scripts/bench/nvml_agreement.py" -- "${measure[@]}" --profile ci-smoke --blocks 1
-echo "# What sampling costs on $engine with a model of the shape $shape" >"$directory/engine.md"
+echo "# What sampling costs on $engine with the model $(basename "$model")" >"$directory/engine.md"
 section engine.md "${measure[@]}" --profile topk-sweep --blocks 2
 section engine.md benchctl show "$directory/results/topk-sweep/latest"
 section engine.md "${measure[@]}" --profile aa --blocks 4

@@ -17,6 +17,7 @@
 # is missing, 4 not comparable or invalid, 5 a run failed. The summary also goes to $GITHUB_STEP_SUMMARY.
 started_in=$PWD
 source "$(dirname "$0")/environment.sh"
+command -v benchctl >/dev/null || use_environment .venv-smoke --editable '.[models]'
 cd "$started_in"
 
 engine=${ENGINE:-vllm}
@@ -31,7 +32,6 @@ if [ "${1:-}" = --cpu ]; then
   shape=()
   model_name=tiny-random
 fi
-command -v benchctl >/dev/null || { cd "$root" && use_environment .venv-smoke --editable '.[models]' && cd "$started_in"; }
 
 summarize() { tee -a "${GITHUB_STEP_SUMMARY:-/dev/null}"; }
 

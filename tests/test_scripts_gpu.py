@@ -18,10 +18,10 @@ ROOT = Path(__file__).parents[1]
 STEADY = ["--set", "workload.output_len=16"]
 
 
-def smoke(cwd: Path, *arguments: str, **env: str):
+def smoke(cwd: Path, *arguments: str, script: str = "gpu_smoke.sh", **env: str):
     """The script with this interpreter's benchctl on PATH; its summary is on stdout."""
     return subprocess.run(
-        [ROOT / "scripts" / "gpu_smoke.sh", *arguments],
+        [ROOT / "scripts" / script, *arguments],
         cwd=cwd,
         env={
             **os.environ,
@@ -73,8 +73,9 @@ def test_a_run_that_fails_is_told_and_nothing_is_stored(tmp_path):
     assert not (tmp_path / "results" / "gpu-smoke-baseline").exists()
 
 
-def test_without_cpu_a_gpu_is_demanded_before_anything_is_measured(tmp_path):
-    refused = smoke(tmp_path)
+@pytest.mark.parametrize("script", ["gpu_smoke.sh", "gpu_measurements.sh"])
+def test_a_gpu_is_demanded_before_anything_is_measured(tmp_path, script):
+    refused = smoke(tmp_path, script=script)
     assert refused.returncode == 2
     assert "gpu device missing" in refused.stderr
     assert list(tmp_path.iterdir()) == []
