@@ -1,6 +1,7 @@
 """Whatever family a server has, nothing of it stays: no process, no shared memory, whoever is killed first."""
 
 import asyncio
+import multiprocessing
 import signal
 import subprocess
 import sys
@@ -102,6 +103,18 @@ def test_shared_memory_that_a_living_process_has_mapped_stays_and_is_told(tmp_pa
         reader.communicate()
     finally:
         (SHARED / name).unlink(missing_ok=True)
+
+
+def test_a_semaphore_is_known_although_it_was_mapped_under_another_name():
+    segments = Segments()
+    semaphore = multiprocessing.get_context("spawn").Semaphore()
+    try:
+        (segment,) = segments.look([psutil.Process().pid])
+        assert segment.path == f"/dev/shm/sem.{semaphore._semlock.name.strip('/')}"
+        assert segments.remove() == (segment.path,)  # we live and have it: it stays
+    finally:
+        del semaphore
+    assert segments.left() == frozenset()
 
 
 def test_a_segment_that_was_there_before_the_server_is_never_its_own(tmp_path):

@@ -1,7 +1,8 @@
 """Shared memory that a killed server leaves in ``/dev/shm``: found while it lives, removed when it is gone.
 
 A segment is a server's when one of its processes has mapped or opened it and when it did not exist before the
-server was started. Names prove nothing and are not looked at. It is removed only when no living process has it.
+server was started. Files are compared by number: names prove nothing, and a semaphore is mapped under another name
+than the one it is left with. It is removed only when no living process has it.
 """
 
 import os
@@ -13,7 +14,8 @@ from typing import Final, NamedTuple
 
 _DIRECTORY: Final = Path("/dev/shm")  # noqa: S108 - where the system keeps it
 _PROC: Final = Path("/proc")
-_MAPPED: Final = re.compile(rb" (/dev/shm/.+?)(?: \(deleted\))?$", re.MULTILINE)
+_MAPPED: Final = re.compile(rb" (\d+) +/dev/shm/.*$", re.MULTILINE)
+"""A line of ``/proc/<pid>/maps``: the number of the file, and its name as it was when it was mapped."""
 
 
 class Segment(NamedTuple):
@@ -34,8 +36,8 @@ class Segments:
         """Find out what ``pids`` use; returns what is new. Costs one listing where nothing was added."""
         fresh = frozenset(_existing()) - self._older - self._ours
         if fresh:
-            used = {path for pid in pids for path in _used_by(pid)}
-            fresh = frozenset(segment for segment in fresh if segment.path in used)
+            used = {inode for pid in pids for inode in _used_by(pid)}
+            fresh = frozenset(segment for segment in fresh if segment.inode in used)
             self._ours |= fresh
         return fresh
 
@@ -49,7 +51,7 @@ class Segments:
         if not left:
             return ()
         in_use = _in_use()
-        return tuple(sorted(segment.path for segment in left if segment.path in in_use or not _unlinked(segment)))
+        return tuple(sorted(segment.path for segment in left if segment.inode in in_use or not _unlinked(segment)))
 
 
 def _existing() -> Iterable[Segment]:
@@ -64,20 +66,21 @@ def _pids() -> list[int]:
     return [int(place.name) for place in os.scandir(_PROC) if place.name.isdigit()] if _PROC.is_dir() else []
 
 
-def _in_use() -> set[str]:
-    return {path for pid in _pids() for path in _used_by(pid)}
+def _in_use() -> set[int]:
+    return {inode for pid in _pids() for inode in _used_by(pid)}
 
 
-def _used_by(pid: int) -> set[str]:
-    """Paths of the segments that a process has mapped or open; empty where we may not know."""
-    place, paths = _PROC / str(pid), set()
+def _used_by(pid: int) -> set[int]:
+    """Numbers of the segments that a process has mapped or open; empty where we may not know."""
+    place, inodes = _PROC / str(pid), set()
     with suppress(OSError):
-        paths |= {os.fsdecode(path) for path in _MAPPED.findall((place / "maps").read_bytes())}
+        inodes |= {int(inode) for inode in _MAPPED.findall((place / "maps").read_bytes())}
     with suppress(OSError):
         for handle in (place / "fd").iterdir():
             with suppress(OSError):
-                paths.add(str(handle.readlink()))
-    return {path for path in paths if path.startswith(f"{_DIRECTORY}/")}
+                if str(handle.readlink()).startswith(f"{_DIRECTORY}/"):
+                    inodes.add(handle.stat().st_ino)
+    return inodes
 
 
 def _unlinked(segment: Segment) -> bool:
