@@ -1,6 +1,6 @@
 """SGLang as an engine: command line, dialect, what it tells of itself, and how its failures read.
 
-The log lines are those that its public sources print.
+No real server takes part: the log lines are examples of its messages, and what it serves is played by a small one.
 """
 
 import asyncio

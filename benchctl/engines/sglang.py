@@ -2,8 +2,8 @@
 
 * **Sampling** is said in full with every request, the repetition penalty included: SGLang fills what a request
   leaves out from the model's own ``generation_config.json``.
-* **Seeds** of requests are honoured only with ``--enable-deterministic-inference`` (through ``extra_args``), whose
-  kernels are slower. The server's own seed is fixed, so that it is not one more difference between servers.
+* **Seeds** of requests are honoured only with ``--enable-deterministic-inference`` (through ``extra_args``), which
+  takes other kernels. The server's own seed is fixed, so that it is not one more difference between servers.
 * **Steps** are not recorded. The log has a line for every 40th decode step and could have one for each, but its
   only times are a rate since the line before, prefills and pauses included, and a clock of whole seconds: durations
   made of these would be guesses. Its counters are held against usage as those of other servers are.
