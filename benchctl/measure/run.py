@@ -230,9 +230,7 @@ class _Run:
             await drive(target, load, (asked,), max_concurrency=None, is_warmup=True)
         ended = load.summary()
         if ended.num_failed:
-            message = f"the server answers its health path but does not generate ({ended.first_error})"
-            tail = target.server.log_tail()
-            raise ServerStartError(f"{message}; its log says more", cause="no-first-generation", log_tail=tail)
+            raise _no_first_generation(str(ended.first_error), target.server.log_tail(), self._engine)
         return time.monotonic_ns()
 
     async def _ask_configuration(self, target: Target, site: LaunchSite) -> None:
@@ -351,6 +349,18 @@ class _Run:
         """Replace ``run.json``: what is known is on disk at any moment."""
         self._record = msgspec.structs.replace(self._record, **changes)
         self._directory.write(self._record)
+
+
+def _no_first_generation(error: str, log_tail: str, engine: Engine) -> ServerStartError:
+    """What to tell of a server that is up and does not generate; its log may give away why."""
+    known = engine.diagnose(log_tail)
+    return ServerStartError(
+        f"the server answers its health path but does not generate ({error}); "
+        + ("its log says more" if known is None else known.remedy),
+        cause="no-first-generation" if known is None else known.cause,
+        log_tail=log_tail,
+        is_profile_fault=known is not None and known.is_profile_fault,
+    )
 
 
 def _placed(step: StepRecord, first_send_ns: int | None) -> StepRecord:
