@@ -174,3 +174,19 @@ def test_a_benchctl_that_is_killed_takes_the_whole_family_of_its_server_along(tm
         benchctl.kill()
         benchctl.communicate()
         (SHARED / name).unlink(missing_ok=True)
+
+
+def test_a_process_whose_first_thread_has_ended_lives_as_long_as_the_others_do(tmp_path):
+    program = tmp_path / "headless.py"
+    program.write_text(
+        "import ctypes, threading, time\n"
+        "threading.Thread(target=time.sleep, args=(20,)).start()\n"
+        "ctypes.CDLL(None).pthread_exit(None)\n"
+    )
+    with subprocess.Popen([sys.executable, str(program)]) as started:
+        process = psutil.Process(started.pid)
+        wait_until("the end of its first thread", lambda: process.status() == psutil.STATUS_ZOMBIE)
+        assert is_alive(process)
+        started.kill()
+        started.wait(10)
+        assert not is_alive(process)

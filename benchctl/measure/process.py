@@ -87,9 +87,15 @@ def _session_of(pid: int) -> int | None:
 
 
 def is_alive(process: psutil.Process) -> bool:
-    """Whether the very process (not a later one of the same id) still runs; a zombie does not."""
+    """Whether the very process (not a later one of the same id) still runs.
+
+    A zombie does not, unless only its first thread has ended: such a process looks like a zombie, cannot be reaped
+    and holds its port until its other threads have ended as well.
+    """
     try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+        if not process.is_running():
+            return False
+        return process.status() != psutil.STATUS_ZOMBIE or process.num_threads() > 1
     except psutil.NoSuchProcess:
         return False
 

@@ -1,21 +1,12 @@
 """Removing secrets from what is recorded. The rule is by name, and by the look of well-known tokens."""
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from benchctl.profile.secret import SECRET_VALUE, is_secret_name
+
 REDACTED: Final = "***"
 
-_SECRET_NAME: Final = re.compile(
-    r"(^|[-_.])(token|secret|secrets|password|passwd|passphrase|credential|credentials|auth|authorization"
-    r"|apikey|(api|access|private|secret|signing)[-_]?key)([-_.]|$)",
-    re.IGNORECASE,
-)
-"""A whole word of a name: ``HF_TOKEN`` and ``--api-key`` are secrets, ``--max-num-batched-tokens`` and
-``TOKENIZERS_PARALLELISM`` are not."""
-_SECRET_VALUE: Final = re.compile(
-    r"\b(hf_|sk-|ghp_|glpat-|xox[abp]-)[A-Za-z0-9_-]{12,}|(?<=://)[^/@\s]+:[^/@\s]+(?=@)"
-)
 _MODEL_HUB: Final = frozenset({"HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"})
 _RECORDED: Final = (
     "CUDA_", "NVIDIA_", "NCCL_", "VLLM_", "SGLANG_", "LVM_", "LENVM_", "TORCH", "PYTORCH_", "TRITON_", "OMP_",
@@ -25,13 +16,8 @@ _RECORDED: Final = (
 """Beginnings of the names of inherited variables that change what a server does, and are therefore recorded."""
 
 
-def is_secret_name(name: str) -> bool:
-    """Whether a variable or option of this name holds a secret."""
-    return _SECRET_NAME.search(name.lstrip("-")) is not None
-
-
 def _redacted_value(value: str) -> str:
-    return _SECRET_VALUE.sub(REDACTED, value)
+    return SECRET_VALUE.sub(REDACTED, value)
 
 
 def redacted_argv(argv: Sequence[str]) -> tuple[str, ...]:

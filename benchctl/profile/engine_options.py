@@ -9,7 +9,12 @@ from typing import Any, ClassVar, Final, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from benchctl.profile.secret import SECRET_VALUE, is_secret_name, secret_options
 from benchctl.profile.section import LEAST, MOST, Section
+
+_INSTEAD: Final = (
+    "remove it: a server on the loopback interface needs no key, and HF_TOKEN is taken from your environment"
+)
 
 
 class ServerOptions(Section):
@@ -96,6 +101,23 @@ class LaunchedOptions(ServerOptions):
     """Variables of the server's environment beyond ours."""
     extra_args: tuple[str, ...] = ()
     """Words added to the server's command line as they are, after those that the options give."""
+
+    @field_validator("env")
+    @classmethod
+    def _env_has_no_secrets(cls, env: dict[str, str]) -> dict[str, str]:
+        for name, value in env.items():
+            if is_secret_name(name) or SECRET_VALUE.search(value):
+                raise ValueError(
+                    f"{name} looks like a secret, which profiles and results must not hold; {_INSTEAD}"
+                )
+        return env
+
+    @field_validator("extra_args")
+    @classmethod
+    def _words_have_no_secrets(cls, words: tuple[str, ...]) -> tuple[str, ...]:
+        for found in secret_options(words):
+            raise ValueError(f"{found} looks like a secret, which profiles and results must not hold; {_INSTEAD}")
+        return words
 
     @property
     def fixed_port(self) -> int | None:
