@@ -6,7 +6,6 @@
 experiment; an interrupt and a usage error do, after the run says so.
 """
 
-import datetime as dt
 import hashlib
 import itertools
 import os
@@ -29,7 +28,8 @@ from benchctl.measure.client import StreamClient
 from benchctl.measure.gpu import SAMPLER_MISSING, memory_used_bytes, open_gpu, wait_memory_returned
 from benchctl.measure.gpu_reading import GpuReader
 from benchctl.measure.interrupt import run_interruptible
-from benchctl.measure.load import NOTHING_SENT, Load
+from benchctl.measure.journal import Journal, utc_now
+from benchctl.measure.load import NOTHING_SENT, Load, LoadSummary
 from benchctl.measure.phase import Target, control_errors, drive
 from benchctl.measure.port import choose_port
 from benchctl.measure.redaction import recorded_env, redacted_argv, server_env
@@ -103,19 +103,19 @@ class _Run:
         self._engine = context.engine or engine_for(context.profile.engine.kind)
         self._settings = variant_settings(context.profile, planned.variant, planned.cell)
         self._load: Load | None = None
-        self._is_doubtful = False
-        self._record = RunRecord(
+        record = RunRecord(
             schema_version=SCHEMA_VERSION,
             **msgspec.structs.asdict(planned),
             state="running",
             engine=context.profile.engine.kind,
-            started_at=dt.datetime.now(dt.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            started_at=utc_now(),
             clock=self._engine.clock,
             time_scale=self._engine.time_scale(self._settings),
         )
+        self._journal = Journal(directory, record)
 
     def measure(self) -> RunRecord:
-        self._update(attempt=begin_attempt(self._directory))
+        self._journal.update(attempt=begin_attempt(self._directory))
         try:
             run_interruptible(self._go())
         except RunError as error:
@@ -139,7 +139,7 @@ class _Run:
         return self._end()
 
     def decline(self, failure: RunFailure) -> RunRecord:
-        self._update(attempt=begin_attempt(self._directory))
+        self._journal.update(attempt=begin_attempt(self._directory))
         return self._close("failed", failure)
 
     async def _go(self) -> None:
@@ -158,7 +158,7 @@ class _Run:
             finally:
                 self._write_steps()
             if gpu is not None:
-                self._warn(*wait_memory_returned(gpu, held_bytes))
+                self._journal.warn(*wait_memory_returned(gpu, held_bytes))
 
     def _open_gpu(self, stack: ExitStack, visible: str | None) -> GpuReader | None:
         """The devices of a server of ours; a simulated one uses none, and those of an attached one are unknown."""
@@ -166,7 +166,7 @@ class _Run:
             return None
         gpu = stack.enter_context(open_gpu(visible))
         if gpu is None and self._profile.telemetry.gpu_hz:
-            self._warn(SAMPLER_MISSING)
+            self._journal.warn(SAMPLER_MISSING)
         return gpu
 
     def _server(self, site: LaunchSite, env: dict[str, str]) -> Server:
@@ -175,7 +175,7 @@ class _Run:
         if not engine.is_launched:
             return AttachedServer(engine.base_url(settings, site.port), health_path, timeouts.ready_s)
         argv = engine.argv(settings, site)
-        self._update(argv=redacted_argv(argv), env=recorded_env(env, engine.env(settings, site)))
+        self._journal.update(argv=redacted_argv(argv), env=recorded_env(env, engine.env(settings, site)))
         return ServerProcess(
             Launch(
                 argv=argv,
@@ -194,7 +194,7 @@ class _Run:
         base_url = self._engine.base_url(self._settings, site.port)
         try:
             with server:
-                self._time(launch_ns=server.launch_ns)
+                self._journal.time(launch_ns=server.launch_ns)
                 async with StreamClient(base_url, self._profile.timeouts) as client:
                     ready_ns = await server.wait_ready(client.control)
                     target = Target(
@@ -206,16 +206,16 @@ class _Run:
                     )
                     if self._engine.needs_first_generation:
                         ready_ns = await self._first_generation(target)
-                    self._time(ready_ns=ready_ns)
+                    self._journal.time(ready_ns=ready_ns)
                     await self._ask_configuration(target, site)
                     await self._warm_up(target)
                     await self._measured_load(target, gpu)
                     async with control_errors(server):
-                        self._warn(*await self._engine.after_load_warnings(client.control))
+                        self._journal.warn(*await self._engine.after_load_warnings(client.control))
                     server.check_alive()
         finally:
-            self._warn(*server.warnings)
-            self._time(stop_ns=server.stop_ns)
+            self._journal.warn(*server.warnings)
+            self._journal.time(stop_ns=server.stop_ns)
 
     async def _first_generation(self, target: Target) -> int:
         """One short answer, as the load will ask for it; returns when it was there.
@@ -243,13 +243,13 @@ class _Run:
             if section is not None:
                 config |= {f"{name}.{key}": value for key, value in section.model_dump(mode="json").items()}
         version = told.get("version")
-        self._update(effective_config=config, engine_version=None if version is None else str(version))
+        self._journal.update(effective_config=config, engine_version=None if version is None else str(version))
 
     async def _warm_up(self, target: Target) -> None:
         bursts = warmup_bursts(self._context.requests, self._profile, self._settings)
         if not bursts:
             return
-        self._time(warmup_start_ns=time.monotonic_ns())
+        self._journal.time(warmup_start_ns=time.monotonic_ns())
         with self._directory.append("requests") as writer:
             load = Load(target.client, Arrival(kind="burst"), writer.write)
             for requests in bursts:
@@ -257,7 +257,7 @@ class _Run:
         ended = load.summary()
         if ended.num_failed:
             what = f"{ended.num_failed} of {ended.num_sent} warm-up requests failed ({ended.first_error})"
-            self._doubt("warmup-failed", f"{what}: the load may have met a cold server")
+            self._journal.doubt("warmup-failed", f"{what}: the load may have met a cold server")
 
     async def _measured_load(self, target: Target, gpu: GpuReader | None) -> None:
         arrival, num_ended = self._profile.workload.arrival, itertools.count(1)
@@ -267,88 +267,65 @@ class _Run:
                 writer.write(record)
                 self._context.on_progress(next(num_ended))
 
-            load = self._load = Load(target.client, arrival, keep, time_scale=self._record.time_scale)
+            load = self._load = Load(target.client, arrival, keep, time_scale=self._journal.record.time_scale)
             limit = arrival.max_concurrency
             sampling = sampled(self._directory.path, self._profile.telemetry, self._watched(target, gpu))
             with sampling as doubts, steady_interpreter():
                 await drive(target, load, self._context.requests, max_concurrency=limit, is_warmup=False)
-        self._warn(*doubts)
+        self._journal.warn(*doubts)
 
     def _watched(self, target: Target, gpu: GpuReader | None) -> Watched:
         path = self._engine.metrics_path(self._settings)
         url = None if path is None else str(target.client.control.base_url.join(path))
-        is_real = self._record.clock != "virtual"
+        is_real = self._journal.record.clock != "virtual"
         return Watched(server_pid=target.server.pid, gpu=gpu, metrics_url=url, counts_late=is_real)
 
     def _write_steps(self) -> None:
         """Normalise the engine's own step log, keeping all of it that can be read."""
         if not self._engine.has_steps(self._settings):
             message = f"engine {self._engine.kind!r} records no steps: time per step is unknown"
-            self._warn(ResultWarning(code="steps-unknown", message=message))
+            self._journal.warn(ResultWarning(code="steps-unknown", message=message))
             return
         raw, count = raw_step_log(self._directory.path), 0
-        first_send_ns = self._load.summary().first_send_ns if self._load is not None else None
+        first_send_ns = self._load_summary().first_send_ns
         try:
             with self._directory.append("steps") as writer:
                 for step in self._engine.read_steps(self._directory.path):
                     writer.write(_placed(step, first_send_ns))
                     count += 1
         except RecordError as error:
-            self._doubt("steps-damaged", f"the step log ends after {count} steps: {error}")
+            self._journal.doubt("steps-damaged", f"the step log ends after {count} steps: {error}")
         if not count and self._load is not None:
-            self._doubt("steps-missing", f"{raw.name} holds no steps: time per step is unknown")
+            self._journal.doubt("steps-missing", f"{raw.name} holds no steps: time per step is unknown")
 
     def _end(self) -> RunRecord:
         """The verdict on a run that went to its end."""
-        load = self._load.summary() if self._load is not None else NOTHING_SENT
+        load = self._load_summary()
         if load.num_failed:
             what = f"{load.num_failed} of {load.num_sent} requests failed ({load.first_error}): see requests.jsonl"
-            self._doubt("failed-requests", what)
+            self._journal.doubt("failed-requests", what)
             if load.num_failed == load.num_sent:
                 return self._fail("no-request-completed", what)
         self._judge()
-        return self._close("suspect" if self._is_doubtful else "done")
+        return self._close("suspect" if self._journal.is_doubtful else "done")
 
     def _judge(self) -> None:
         """Hold the accounts of the run against each other, as they are on disk now."""
-        self._count_load()
+        self._journal.count(self._load_summary())
         loaded = load_run(self._directory)
         for doubt in failed_checks(loaded, self._profile, self._context.requests):
-            self._doubt(doubt.code, doubt.message)
-        self._warn(*bunching_doubts(loaded))
+            self._journal.doubt(doubt.code, doubt.message)
+        self._journal.warn(*bunching_doubts(loaded))
 
     def _fail(self, cause: str, message: str, log_tail: str = "") -> RunRecord:
         return self._close("failed", RunFailure(cause=cause, message=message, log_tail=log_tail))
 
     def _close(self, state: RunState, failure: RunFailure | None = None) -> RunRecord:
-        self._count_load()
-        self._update(state=state, failure=failure)
-        return self._record
+        self._journal.count(self._load_summary())
+        return self._journal.close(state, failure)
 
-    def _count_load(self) -> None:
-        load = self._load.summary() if self._load is not None else NOTHING_SENT
-        self._time(first_send_ns=load.first_send_ns, last_token_ns=load.last_token_ns)
-        num_completed = load.num_sent - load.num_failed
-        self._update(num_sent=load.num_sent, num_completed=num_completed, num_failed=load.num_failed)
-
-    def _doubt(self, code: str, message: str) -> None:
-        """A warning that keeps the run from counting as done."""
-        self._is_doubtful = True
-        self._warn(ResultWarning(code=code, message=message, where=self._planned.run_id))
-
-    def _warn(self, *warnings: ResultWarning) -> None:
-        """Attach warnings; those that name no place are about this run."""
-        if warnings:
-            placed = [w if w.where else msgspec.structs.replace(w, where=self._planned.run_id) for w in warnings]
-            self._update(warnings=(*self._record.warnings, *placed))
-
-    def _time(self, **times: int | None) -> None:
-        self._update(times=msgspec.structs.replace(self._record.times, **times))
-
-    def _update(self, **changes: Any) -> None:
-        """Replace ``run.json``: what is known is on disk at any moment."""
-        self._record = msgspec.structs.replace(self._record, **changes)
-        self._directory.write(self._record)
+    def _load_summary(self) -> LoadSummary:
+        return self._load.summary() if self._load is not None else NOTHING_SENT
 
 
 def _no_first_generation(error: str, log_tail: str, engine: Engine) -> ServerStartError:

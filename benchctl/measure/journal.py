@@ -1,0 +1,57 @@
+"""The record of one run while it goes on: whatever becomes known is on disk at once."""
+
+import datetime as dt
+from typing import Any
+
+import msgspec
+
+from benchctl.measure.load import LoadSummary
+from benchctl.records.directory import RunDirectory
+from benchctl.records.run import ResultWarning, RunFailure, RunRecord, RunState
+
+
+def utc_now() -> str:
+    """The time of day, UTC, ISO 8601, to milliseconds."""
+    return dt.datetime.now(dt.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+class Journal:
+    """Keeps ``run.json``; each change replaces the file."""
+
+    def __init__(self, directory: RunDirectory, record: RunRecord) -> None:
+        self._directory = directory
+        self.record = record
+        self.is_doubtful = False
+        """Whether something keeps the run from counting as done."""
+
+    def update(self, **changes: Any) -> None:
+        """Replace fields of the record."""
+        self.record = msgspec.structs.replace(self.record, **changes)
+        self._directory.write(self.record)
+
+    def time(self, **times: int | None) -> None:
+        """Note when phases began."""
+        self.update(times=msgspec.structs.replace(self.record.times, **times))
+
+    def warn(self, *warnings: ResultWarning) -> None:
+        """Attach warnings; those that name no place are about this run."""
+        if warnings:
+            here = self.record.run_id
+            placed = [w if w.where else msgspec.structs.replace(w, where=here) for w in warnings]
+            self.update(warnings=(*self.record.warnings, *placed))
+
+    def doubt(self, code: str, message: str) -> None:
+        """A warning that keeps the run from counting as done."""
+        self.is_doubtful = True
+        self.warn(ResultWarning(code=code, message=message))
+
+    def count(self, load: LoadSummary) -> None:
+        """Note what the load came to."""
+        self.time(first_send_ns=load.first_send_ns, last_token_ns=load.last_token_ns)
+        num_completed = load.num_sent - load.num_failed
+        self.update(num_sent=load.num_sent, num_completed=num_completed, num_failed=load.num_failed)
+
+    def close(self, state: RunState, failure: RunFailure | None = None) -> RunRecord:
+        """Write the verdict; returns the final record."""
+        self.update(state=state, failure=failure)
+        return self.record
