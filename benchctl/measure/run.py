@@ -19,6 +19,7 @@ import msgspec
 
 from benchctl.analysis.bunching import bunching_doubts
 from benchctl.analysis.reconcile import failed_checks
+from benchctl.analysis.starvation import starvation_doubts
 from benchctl.engines import engine_for
 from benchctl.engines.engine import Engine, LaunchSite, raw_step_log
 from benchctl.errors import RecordError, RunError, ServerRefusalError, ServerStartError
@@ -315,7 +316,7 @@ class _Run:
         loaded = load_run(self._directory)
         for doubt in failed_checks(loaded, self._profile, self._context.requests):
             self._journal.doubt(doubt.code, doubt.message)
-        self._journal.warn(*bunching_doubts(loaded))
+        self._journal.warn(*bunching_doubts(loaded), *starvation_doubts(loaded))
 
     def _fail(self, cause: str, message: str, log_tail: str = "") -> RunRecord:
         return self._close("failed", RunFailure(cause=cause, message=message, log_tail=log_tail))
