@@ -6,7 +6,7 @@ switched on and off between bursts of requests, in the order on, off, off, on. `
 then is noise.
 
 Run it both ways: a ratio says something only where its interval is narrower than that of ``--aa``. Where server and
-client share a few busy cores, tokens reach the front end one by one or in bunches, whatever the log does; both times
+client share a few busy cores, tokens reach the front end singly or in bunches, whatever the log does; both times
 then vary by factors, and only the time of one record beside that of a step is known.
 
     python scripts/bench/vllm_step_log.py [--model DIR] [--rounds 10] [--records 20000] [--aa]
