@@ -1,14 +1,14 @@
 """A server under load that dies, hangs or ends its answers early: the run fails, in time, and says with what."""
 
 import asyncio
+import os
 import signal
 import threading
 import time
 
-import psutil
 import pytest
 from paced import planned, profile, request
-from stubborn import CORE, StubbornEngine, launch, wait_until
+from stubborn import CORE, StubbornEngine, launch, processes_of, wait_until
 
 from benchctl.measure.client import Exchange, StreamClient, understand
 from benchctl.measure.run import RunContext, measure_run
@@ -39,8 +39,7 @@ def _when_tokens_flow(tmp_path, meanwhile):
 
 def family(tmp_path):
     """The first process of the server that writes into ``tmp_path``, and its engine process where it has one."""
-    found = [child for child in psutil.Process().children() if str(tmp_path) in " ".join(child.cmdline())]
-    (leader,) = [child for child in found if "-S" not in child.cmdline()]
+    (leader,) = [process for process in processes_of(str(tmp_path)) if process.ppid() == os.getpid()]
     return leader, next((child for child in leader.children() if CORE in child.cmdline()), None)
 
 
@@ -130,8 +129,8 @@ def test_a_server_that_is_stopped_by_a_signal_hangs_and_is_ended_all_the_same(tm
     ).record
     assert run.failure.cause == "hung"
     assert "is stopped)" in run.failure.message
-    assert not [child for child in psutil.Process().children() if str(tmp_path) in " ".join(child.cmdline())]
-    assert run.warnings == () or "server-survivor" not in {warning.code for warning in run.warnings}
+    assert processes_of(str(tmp_path)) == []
+    assert "server-survivor" not in {warning.code for warning in run.warnings}
 
 
 def test_silence_counts_from_the_last_byte_or_from_the_oldest_open_request():

@@ -61,12 +61,10 @@ def test_an_orphan_of_an_earlier_run_that_answers_is_not_taken_for_a_server_that
         asyncio.run(wait_ready(other, orphan))
         argv = tuple(str(orphan.port) if part == str(orphan.port) else part for part in orphan.argv)
         loading = replace(orphan, argv=(*argv, "--start-delay-s", "60"), log=tmp_path / "server.log")
-        server = ServerProcess(loading)
-        server.__enter__()
-        with pytest.raises(ServerStartError, match="answered by a process that is not the server just started"):
-            asyncio.run(wait_ready(server, loading))
-        other.stop()
-        server.stop()
+        with ServerProcess(loading) as server:
+            with pytest.raises(ServerStartError, match="answered by a process that is not the server just started"):
+                asyncio.run(wait_ready(server, loading))
+            other.stop()
     assert is_free(orphan.port)
 
 

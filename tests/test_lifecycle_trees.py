@@ -2,6 +2,7 @@
 
 import asyncio
 import multiprocessing
+import os
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import pytest
 from stubborn import CORE, launch, wait_until
 
 from benchctl.measure.client import StreamClient
-from benchctl.measure.process import is_alive, tree
+from benchctl.measure.process import ProcessTree, is_alive, start, tree
 from benchctl.measure.server import ServerProcess
 from benchctl.measure.shared_memory import Segments
 
@@ -25,6 +26,13 @@ def ready(server, how):
             return await server.wait_ready(client.control)
 
     return asyncio.run(wait())
+
+
+def reap_orphans():
+    """Take leave of what was handed to us, as the process that started the servers before, and has ended."""
+    for child in psutil.Process().children():
+        if child.status() == psutil.STATUS_ZOMBIE:
+            os.waitpid(child.pid, 0)
 
 
 def runaway_of(log):
@@ -52,6 +60,30 @@ def test_a_runaway_of_a_server_that_dies_at_once_is_ended_although_nobody_saw_it
         asyncio.run(asyncio.wait_for(server.died(), 10))
         assert is_alive(runaway)
     assert not is_alive(runaway)
+
+
+LATE_LEAVER = "import os, signal, time; signal.signal(signal.SIGUSR1, lambda *_: os.setsid()); "
+LATE_LEAVER += "print('leaver', os.getpid(), flush=True); time.sleep(300)"
+ITS_PARENT = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {LATE_LEAVER!r}])"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the guardian reads the table of processes that only Linux has")
+def test_who_leaves_the_session_after_it_was_seen_is_named_to_the_guardian(tmp_path):
+    leader = start((sys.executable, "-c", ITS_PARENT), dict(os.environ), tmp_path / "log")
+    family = ProcessTree(leader)
+    try:
+        said = wait_until("the leaver", lambda: (tmp_path / "log").read_text().split())
+        leaver = psutil.Process(int(said[1]))
+        assert leaver in family.living()
+        leaver.send_signal(signal.SIGUSR1)
+        wait_until("a session of its own", lambda: os.getsid(leaver.pid) == leaver.pid)
+        assert leaver in family.living()
+        leader.kill()
+        leader.wait()
+        family._guardian.stdin.close()  # as the kernel does when we are killed
+        wait_until("its end", lambda: not is_alive(leaver))
+    finally:
+        assert family.stop(0.1) == []
 
 
 def test_two_servers_in_one_program_do_not_end_each_other(tmp_path):
@@ -95,12 +127,17 @@ def test_shared_memory_that_a_living_process_has_mapped_stays_and_is_told(tmp_pa
             reader = subprocess.Popen(
                 [sys.executable, "-c", map_it + "print(1, flush=True); time.sleep(60)"], stdout=-1
             )
-            reader.stdout.readline()
+            try:
+                reader.stdout.readline()
+                server.stop()
+            finally:
+                reader_still_ran = reader.poll() is None
+                reader.kill()
+                reader.communicate()
+        assert reader_still_ran
         assert [warning.code for warning in server.warnings] == ["shared-memory-left"]
         assert name in server.warnings[0].message
         assert (SHARED / name).exists()
-        reader.kill()
-        reader.communicate()
     finally:
         (SHARED / name).unlink(missing_ok=True)
 
@@ -173,6 +210,7 @@ def test_a_benchctl_that_is_killed_takes_the_whole_family_of_its_server_along(tm
     finally:
         benchctl.kill()
         benchctl.communicate()
+        reap_orphans()
         (SHARED / name).unlink(missing_ok=True)
 
 

@@ -72,11 +72,12 @@ def _main() -> None:
     leader, start_ticks = int(sys.argv[1]), int(sys.argv[2])
     told, segments = [], []
     for line in sys.stdin:
-        kind, *values = line.split()
+        kind, _, what = line.rstrip("\n").partition(" ")
         if kind == "process":
-            told.append((int(values[0]), int(values[1])))
+            pid, ticks = what.split()
+            told.append((int(pid), int(ticks)))
         else:
-            segments.append(values[0])
+            segments.append(what)
     _end(leader, start_ticks, told)
     for path in segments:
         with suppress(OSError):

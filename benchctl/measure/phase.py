@@ -67,10 +67,11 @@ async def drive(
         for task in (driving, death, stall):
             task.cancel()  # no effect on one that has ended
         await asyncio.wait({driving, death, stall})
-    hang = None if stall.cancelled() else stall.exception()
+    troubles = [None if watcher.cancelled() else watcher.exception() for watcher in (stall, death)]
     target.server.check_alive()
-    if hang is not None:
-        raise hang
+    for trouble in troubles:
+        if trouble is not None:
+            raise trouble
     await driving
 
 

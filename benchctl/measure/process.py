@@ -43,7 +43,7 @@ def start(argv: Sequence[str], env: Mapping[str, str], log: Path) -> Started:
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            preexec_fn=_die_with_parent_hook(),  # noqa: PLW1509 - one system call, and no thread of ours runs yet
+            preexec_fn=_die_with_parent_hook(),  # noqa: PLW1509 - a single system call, looked up before the fork
         )
     _OURS.add(started.pid)
     return started
@@ -110,6 +110,7 @@ class ProcessTree:
         self._leader = leader
         self._others = frozenset(child.pid for child in psutil.Process().children())
         self._seen: frozenset[psutil.Process] = frozenset()
+        self._told: frozenset[psutil.Process] = frozenset()
         self._guardian = _guardian_of(leader.pid)
 
     def living(self) -> list[psutil.Process]:
@@ -119,7 +120,7 @@ class ProcessTree:
             found.add(wanderer)
             with contextlib.suppress(psutil.NoSuchProcess):
                 found.update(wanderer.children(recursive=True))
-        self._tell_wanderers(found - self._seen)
+        self._tell_wanderers(found - self._told)
         self._seen |= found
         return [process for process in found if is_alive(process)]
 
@@ -152,11 +153,13 @@ class ProcessTree:
         return [child for child in strangers if _session_of(child.pid) not in {own, None}]
 
     def _tell_wanderers(self, found: Iterable[psutil.Process]) -> None:
+        """Name to the guardian who has left the session, which may be long after it was first seen."""
         for process in found:
             if _session_of(process.pid) not in {self._leader.pid, None} and (
                 entry := guardian.entry_of(process.pid)
             ):
                 self.tell_guardian(f"process {process.pid} {entry.start_ticks}")
+                self._told |= {process}
 
     def _wait_gone(self, members: Sequence[psutil.Process], limit_s: float) -> list[psutil.Process]:
         """Wait until no member lives, those born meanwhile included; returns the living when time is up."""

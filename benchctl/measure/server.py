@@ -8,6 +8,7 @@ would be measured in place of the new server.
 import asyncio
 import contextlib
 import signal
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -131,6 +132,7 @@ class ServerProcess:
         self._launch = launch
         self._process: processes.Started | None = None
         self._essential = EssentialProcesses(launch.essential_processes)
+        self._looking = threading.Lock()
         self.launch_ns: int | None = None
         self.stop_ns: int | None = None
         self.warnings: tuple[ResultWarning, ...] = ()
@@ -232,11 +234,15 @@ class ServerProcess:
         return self._process
 
     def _look(self) -> None:
-        """Take notice of the server's processes and of their shared memory while there are any."""
-        members = self._tree.living()
-        self._essential.look(members)
-        for segment in self._segments.look(member.pid for member in members):
-            self._tree.tell_guardian(f"segment {segment.path}")
+        """Take notice of the server's processes and of their shared memory while there are any.
+
+        One look at a time: a run that is called off may leave one under way in its thread.
+        """
+        with self._looking:
+            members = self._tree.living()
+            self._essential.look(members)
+            for segment in self._segments.look(member.pid for member in members):
+                self._tree.tell_guardian(f"segment {segment.path}")
 
     async def _ask(self, client: httpx.AsyncClient) -> str:
         """``ready``, or what the health path did instead."""
