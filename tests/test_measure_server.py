@@ -71,7 +71,9 @@ def test_a_server_that_never_becomes_ready_is_given_up_in_time(tmp_path):
     how = launch(tmp_path, "--never-ready", ready_s=0.4)
     began = time.monotonic()
     with pytest.raises(
-        ServerStartError, match=r"not ready within 0.4 s: GET /health answered 503, its log ends 'paced server listening'; raise timeouts.ready_s"
+        ServerStartError,
+        match=r"not ready within 0.4 s: GET /health answered 503, its log ends 'paced server listening'; "
+        "raise timeouts.ready_s",
     ) as caught:
         start(how)
     assert time.monotonic() - began < 4

@@ -71,6 +71,14 @@ class Signature:
     diagnosis: Diagnosis
 
 
+def signatures(
+    cause: str, remedy: str, *texts: str, is_profile_fault: bool = False, is_final: bool = False
+) -> tuple[Signature, ...]:
+    """Signatures of one kind of failure: each of ``texts`` gives it away. See ``Diagnosis`` for the rest."""
+    diagnosis = Diagnosis(cause=cause, remedy=remedy, is_profile_fault=is_profile_fault, is_final=is_final)
+    return tuple(Signature(text=text, diagnosis=diagnosis) for text in texts)
+
+
 def diagnosed(signatures: Iterable[Signature], log_tail: str) -> Diagnosis | None:
     """The first signature, in the order given, that the end of a log shows."""
     return next((signature.diagnosis for signature in signatures if signature.text in log_tail), None)

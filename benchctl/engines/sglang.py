@@ -17,7 +17,7 @@ from typing import Any, Final
 import httpx
 import msgspec
 
-from benchctl.engines.engine import Diagnosis, LaunchSite, RequestCall, Signature, diagnosed
+from benchctl.engines.engine import Diagnosis, LaunchSite, RequestCall, diagnosed, signatures
 from benchctl.engines.environment import interpreter_for
 from benchctl.engines.hub import checkpoint_for, context_of, is_local
 from benchctl.engines.openai_server import LOOPBACK, OpenAiServer, streamed
@@ -71,44 +71,56 @@ _TOLD_INVERTED: Final = {
     "disable_radix_cache": "enable_prefix_caching",
     "disable_overlap_schedule": "overlap_schedule",
 }
-_SIGNATURES: Final = tuple(
-    Signature(
-        text=text,
-        diagnosis=Diagnosis(
-            cause=cause,
-            remedy=remedy,
-            is_profile_fault=cause.startswith("bad-"),
-            is_final=cause == "port-taken",
-        ),
-    )
-    for text, cause, remedy in (
-        (
-            "error while attempting to bind on address",
-            "port-taken",
-            "end the process that holds the port, or leave port out of the profile",
-        ),
-        ("address already in use", "port-taken", "end the process that holds the port"),
-        (
-            "Please try to increase --mem-fraction-static",
-            "out-of-memory",
-            "weights leave no room for the KV cache: raise mem_fraction_static, or free memory",
-        ),
-        ("OutOfMemoryError", "out-of-memory", "lower mem_fraction_static or max_num_seqs, or free memory"),
-        ("CUDA out of memory", "out-of-memory", "lower mem_fraction_static or max_num_seqs, or free memory"),
-        ("Cannot find any model weights", "bad-model", "the model has no weights: get them, or load_format: dummy"),
-        (
-            "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN",
-            "bad-flag",
-            "lower max_model_len: the model was made for shorter texts",
-        ),
-        ("error: unrecognized arguments", "bad-flag", "correct extra_args: this version does not know the flag"),
-        (".py: error: ", "bad-flag", "correct the option that the log names"),
-        ("Repo id must be", "bad-model", "correct the path of the model"),
-        ("is not a local folder and is not a valid model identifier", "bad-model", "correct the model's name"),
-        ("No CUDA GPUs are available", "no-device", "make a GPU visible, or set device"),
-        ("Initialization failed. warmup error", "warm-up-failed", "the log says why its first request failed"),
-        ("Scheduler hit an exception", "engine-died", "the log says which exception ended the scheduler"),
-    )
+_SIGNATURES: Final = (
+    *signatures(
+        "port-taken",
+        "end the process that holds the port, or leave port out of the profile",
+        "error while attempting to bind on address",
+        is_final=True,
+    ),
+    *signatures("port-taken", "end the process that holds the port", "address already in use", is_final=True),
+    *signatures(
+        "out-of-memory",
+        "weights leave no room for the KV cache: raise mem_fraction_static, or free memory",
+        "Please try to increase --mem-fraction-static",
+    ),
+    *signatures(
+        "out-of-memory",
+        "lower mem_fraction_static or max_num_seqs, or free memory",
+        "OutOfMemoryError",
+        "CUDA out of memory",
+    ),
+    *signatures(
+        "bad-model",
+        "the model has no weights: get them, or load_format: dummy",
+        "Cannot find any model weights",
+        is_profile_fault=True,
+    ),
+    *signatures(
+        "bad-flag",
+        "lower max_model_len: the model was made for shorter texts",
+        "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN",
+        is_profile_fault=True,
+    ),
+    *signatures(
+        "bad-flag",
+        "correct extra_args: this version does not know the flag",
+        "error: unrecognized arguments",
+        is_profile_fault=True,
+    ),
+    *signatures("bad-flag", "correct the option that the log names", ".py: error: ", is_profile_fault=True),
+    *signatures("bad-model", "correct the path of the model", "Repo id must be", is_profile_fault=True),
+    *signatures(
+        "bad-model",
+        "correct the model's name",
+        "is not a local folder and is not a valid model identifier",
+        is_profile_fault=True,
+    ),
+    *signatures("no-device", "make a GPU visible, or set device", "No CUDA GPUs are available"),
+    *signatures(
+        "warm-up-failed", "the log says why its first request failed", "Initialization failed. warmup error"
+    ),
+    *signatures("engine-died", "the log says which exception ended the scheduler", "Scheduler hit an exception"),
 )
 
 

@@ -11,7 +11,7 @@ import msgspec
 
 from benchctl.costs.hardware import hardware_for
 from benchctl.costs.shapes import shape_for
-from benchctl.engines.engine import Diagnosis, LaunchSite, RequestCall, Signature, diagnosed, raw_step_log
+from benchctl.engines.engine import Diagnosis, LaunchSite, RequestCall, diagnosed, raw_step_log, signatures
 from benchctl.engines.metrics_page import series_of
 from benchctl.errors import EngineUnavailableError, UsageError
 from benchctl.profile.engine_options import SimOptions
@@ -22,19 +22,21 @@ from benchctl.records.run import Clock, PreparedRequest, ResultWarning, StepReco
 _NOT_FLAGS: Final = frozenset({"port"})
 _LAG_FRAC: Final = 0.02
 """Share of the wall time that the simulator may fall behind before its client-side times are doubted."""
-_SIGNATURES: Final = tuple(
-    Signature(text=text, diagnosis=Diagnosis(cause=cause, remedy=remedy, is_profile_fault=cause.startswith("bad-")))
-    for text, cause, remedy in (
-        (
-            "address already in use",
-            "port-taken",
-            "end the process that holds the port, or leave port out of the profile",
-        ),
-        ("MemoryError", "out-of-memory", "lower num_kv_blocks or max_num_seqs, or free memory"),
-        ("unknown model", "bad-model", "name a built-in shape or a directory with a config.json"),
-        ("unknown hardware", "bad-model", "name a device of the hardware table"),
-        (": error:", "bad-flag", "correct the engine option that the message names"),
-    )
+_SIGNATURES: Final = (
+    *signatures(
+        "port-taken",
+        "end the process that holds the port, or leave port out of the profile",
+        "address already in use",
+    ),
+    *signatures("out-of-memory", "lower num_kv_blocks or max_num_seqs, or free memory", "MemoryError"),
+    *signatures(
+        "bad-model",
+        "name a built-in shape or a directory with a config.json",
+        "unknown model",
+        is_profile_fault=True,
+    ),
+    *signatures("bad-model", "name a device of the hardware table", "unknown hardware", is_profile_fault=True),
+    *signatures("bad-flag", "correct the engine option that the message names", ": error:", is_profile_fault=True),
 )
 
 

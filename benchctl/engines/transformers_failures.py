@@ -1,29 +1,20 @@
 """How the log of ``transformers serve`` sounds when it fails. Each text was seen; the general ones stand last."""
 
+from functools import partial
 from typing import Final
 
-from benchctl.engines.engine import Diagnosis, Signature
+from benchctl.engines.engine import signatures
 
-
-def _fault(cause: str, remedy: str, *texts: str) -> tuple[Signature, ...]:
-    """Signatures of what only a corrected profile ends."""
-    diagnosis = Diagnosis(cause=cause, remedy=remedy, is_profile_fault=True)
-    return tuple(Signature(text=text, diagnosis=diagnosis) for text in texts)
-
-
-def _dead(cause: str, remedy: str, *texts: str) -> tuple[Signature, ...]:
-    """Signatures of a thread of generation that ended: the server lives on, answers 503 and generates no more."""
-    diagnosis = Diagnosis(cause=cause, remedy=remedy, is_final=True)
-    return tuple(Signature(text=text, diagnosis=diagnosis) for text in texts)
-
+_fault: Final = partial(signatures, is_profile_fault=True)
+_dead: Final = partial(signatures, is_final=True)
+"""A thread of generation that ended: the server lives on, answers 503 and generates no more."""
 
 _LESS_MEMORY: Final = "lower num_kv_blocks or max_num_batched_tokens, or free memory"
 SIGNATURES: Final = (
-    Signature(
-        text="address already in use",
-        diagnosis=Diagnosis(
-            cause="port-taken", remedy="end the process that holds the port, or leave port out of the profile"
-        ),
+    *signatures(
+        "port-taken",
+        "end the process that holds the port, or leave port out of the profile",
+        "address already in use",
     ),
     *_fault("bad-model", "correct model: no such directory is there", "Repo id must be in the form"),
     *_fault(
