@@ -117,6 +117,7 @@ def test_what_servers_of_a_dialect_cannot_do_is_refused():
     [
         ("127.0.0.1:8000", "write the whole address, such as http://127.0.0.1:8000"),
         ("http://me:word@host:1", "holds credentials, which would be recorded; name a variable in api_key_env"),
+        ("http://host:1/?api_key=word", "holds a query, which requests cannot carry"),
         ("http://host:1/v1/", "leave out /v1, which requests bring themselves"),
     ],
 )

@@ -104,6 +104,14 @@ def test_a_model_on_disk_is_served_offline_and_the_profile_has_the_last_word(mod
     assert ENGINE.env(settings_of(model, env={"HF_HUB_OFFLINE": "0"}), site)["HF_HUB_OFFLINE"] == "0"
 
 
+def test_a_built_in_name_stands_for_its_repository_and_what_is_no_model_is_refused(python, tmp_path):
+    site = LaunchSite(port=8123, directory=tmp_path)
+    argv = ENGINE.argv(settings_of("qwen2.5-7b", python=python), site)
+    assert argv[argv.index("serve") + 1] == "Qwen/Qwen2.5-7B-Instruct"
+    with pytest.raises(EngineUnavailableError, match=r"is a directory without a config\.json"):
+        ENGINE.argv(settings_of(tmp_path, python=python), site)
+
+
 def test_an_environment_without_what_the_server_needs_is_refused_with_what_is_missing(python, model):
     with pytest.raises(
         EngineUnavailableError, match=r"lacks .*uvicorn.*pip install 'transformers\[serving\]' torch"

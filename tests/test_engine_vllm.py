@@ -125,6 +125,13 @@ def test_a_directory_without_a_configuration_and_a_file_are_refused_as_models(py
         ENGINE.check_available(settings_of(model, python=python))
 
 
+@pytest.mark.parametrize("content", ['{"model_type": ', "[1, 2]", "", "\udcff"])
+def test_a_configuration_that_is_cut_off_is_refused_before_anything_starts(python, model, content):
+    (Path(model) / "config.json").write_text(content, errors="surrogateescape")
+    with pytest.raises(EngineUnavailableError, match=r"config\.json that is damaged.*--set model="):
+        ENGINE.check_available(settings_of(model, python=python))
+
+
 def test_the_server_finds_the_plugin_first_and_stays_offline_for_a_model_on_disk(
     python, model, tmp_path, monkeypatch
 ):
@@ -139,6 +146,7 @@ def test_the_server_finds_the_plugin_first_and_stays_offline_for_a_model_on_disk
         str(site.description),
     )
     assert (env["HF_HUB_OFFLINE"], env["VLLM_NO_USAGE_STATS"], env["COLOUR"]) == ("1", "1", "blue")
+    assert env["VLLM_HOST_IP"] == "127.0.0.1"
     assert "VLLM_PLUGINS" not in env
     assert "HF_HUB_OFFLINE" not in ENGINE.env(settings_of("qwen2.5-7b", python=python), site)
 

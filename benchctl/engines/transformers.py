@@ -26,6 +26,7 @@ import msgspec
 
 from benchctl.engines.engine import Diagnosis, LaunchSite, RequestCall, diagnosed, raw_step_log
 from benchctl.engines.environment import installed_versions, interpreter_for
+from benchctl.engines.hub import checkpoint_for, is_local
 from benchctl.engines.openai_server import LOOPBACK, OpenAiServer, streamed
 from benchctl.engines.transformers_failures import SIGNATURES
 from benchctl.engines.transformers_model import ModelLimits, limits_of
@@ -63,7 +64,7 @@ class TransformersEngine(OpenAiServer):
     essential_processes: Final[tuple[str, ...]] = ()
 
     def check_available(self, settings: VariantSettings) -> None:
-        """Raises EngineUnavailableError when no environment has the library and what its server needs."""
+        """Raises EngineUnavailableError without the library and what its server needs, or without a model."""
         python = _interpreter(settings)
         found = installed_versions(python, _NEEDED)
         if missing := [name for name in _NEEDED if name not in found]:
@@ -71,6 +72,7 @@ class TransformersEngine(OpenAiServer):
                 f"engine 'transformers': the environment of {python} lacks {', '.join(missing)}; "
                 f"run: {python} -m pip install 'transformers[serving]' torch"
             )
+        checkpoint_for(settings.model, self.kind)
 
     def check_requests(self, requests: Sequence[PreparedRequest], settings: VariantSettings) -> None:
         """Raises UnsupportedError for guidance, several choices, and lengths or ends that it would get wrong."""
@@ -97,8 +99,8 @@ class TransformersEngine(OpenAiServer):
             argv += ["--step-log", str(site.step_log)]
         if not options.enable_prefix_caching:
             argv.append("--no-prefix-caching")
-        argv += ["--", "serve", settings.model, "--host", LOOPBACK, "--port", str(site.port)]
-        argv += ["--default-seed", str(site.noise_seed)]
+        argv += ["--", "serve", checkpoint_for(settings.model, self.kind), "--host", LOOPBACK]
+        argv += ["--port", str(site.port), "--default-seed", str(site.noise_seed)]
         if options.continuous_batching:
             argv.append("--continuous-batching")
         for name, flag in _FLAGS.items():
@@ -109,7 +111,7 @@ class TransformersEngine(OpenAiServer):
     def env(self, settings: VariantSettings, site: LaunchSite) -> dict[str, str]:
         """Offline for a model on disk; what the profile sets goes over that."""
         own = {"HF_HUB_DISABLE_TELEMETRY": "1"}
-        if Path(settings.model).is_dir():
+        if is_local(settings.model):
             own["HF_HUB_OFFLINE"] = "1"
         return own | super().env(settings, site)
 

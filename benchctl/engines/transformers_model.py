@@ -19,7 +19,7 @@ class ModelLimits:
 @lru_cache(maxsize=8)
 def limits_of(model: str) -> ModelLimits:
     """What ``config.json`` and ``generation_config.json`` of a directory state; the latter goes first."""
-    directory = Path(model)
+    directory = Path(model).expanduser()
     config, generation = _document(directory / "config.json"), _document(directory / "generation_config.json")
     text = config.get("text_config") or config
     context = text.get("max_position_embeddings")

@@ -14,7 +14,6 @@
 * **Prefix caching** is off unless the profile asks for it, and so are telemetry and, for a model on disk, the hub.
 """
 
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -25,7 +24,7 @@ import msgspec
 from benchctl.engines.engine import Diagnosis, LaunchSite, RequestCall, diagnosed
 from benchctl.engines.environment import interpreter_for
 from benchctl.engines.hub import checkpoint_for, context_of, is_local
-from benchctl.engines.openai_server import LOOPBACK, OpenAiServer, streamed
+from benchctl.engines.openai_server import LOOPBACK, OpenAiServer, plugged_in, streamed
 from benchctl.engines.vllm_description import effective
 from benchctl.engines.vllm_signatures import SIGNATURES
 from benchctl.engines.vllm_steps import read_vllm_steps
@@ -93,15 +92,14 @@ class VllmEngine(OpenAiServer):
     def env(self, settings: VariantSettings, site: LaunchSite) -> dict[str, str]:
         """The way to our plugin, silence towards the outside, and what the profile sets."""
         own = {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
+        own["VLLM_HOST_IP"] = LOOPBACK  # its processes would meet at the address by which the host is known outside
         if is_local(settings.model):
             own["HF_HUB_OFFLINE"] = "1"
         own |= super().env(settings, site)
         own["BENCHCTL_SERVER_DESCRIPTION"] = str(site.description)
         if _options(settings).step_log:
             own["BENCHCTL_STEP_LOG"] = str(site.step_log)
-        return (
-            own | _joined(own, "PYTHONPATH", os.pathsep, str(_INSIDE)) | _joined(own, "VLLM_PLUGINS", ",", _PLUGIN)
-        )
+        return plugged_in(own, _INSIDE, _PLUGIN, allowed_in="VLLM_PLUGINS")
 
     def request_call(self, request: PreparedRequest, settings: VariantSettings) -> RequestCall:
         """Ask for ``request`` as this variant does: streamed, with usage and with the ids in each event."""
@@ -154,14 +152,6 @@ def _interpreter(settings: VariantSettings) -> Path:
 
 def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
-
-
-def _joined(own: dict[str, str], name: str, separator: str, added: str) -> dict[str, str]:
-    """A variable that lists things, with ours first; VLLM_PLUGINS unset means all plugins, and so stays unset."""
-    before = own.get(name, os.environ.get(name))
-    if before is None:
-        return {} if name == "VLLM_PLUGINS" else {name: added}
-    return {name: separator.join(part for part in (added, before) if part)}
 
 
 def _unsupported(settings: VariantSettings, what: str, remedy: str) -> UnsupportedError:

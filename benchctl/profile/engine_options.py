@@ -197,6 +197,8 @@ class SglangOptions(PythonOptions):
     """Kernels of attention."""
     sampling_backend: str | None = None
     """Kernels of sampling."""
+    step_log: bool = True
+    """Whether steps are recorded, by a plugin inside the server's scheduler."""
 
 
 class LlamaCppOptions(LaunchedOptions):
@@ -258,6 +260,8 @@ class AttachOptions(ServerOptions):
     def _is_http(cls, url: str) -> str:
         if not url.startswith(("http://", "https://")):
             raise ValueError(f"is {url!r}; write the whole address, such as http://127.0.0.1:8000")
+        if "?" in url or "#" in url:
+            raise ValueError("holds a query, which requests cannot carry; name a variable in api_key_env instead")
         if "@" in url.partition("://")[2].partition("/")[0]:
             raise ValueError("holds credentials, which would be recorded; name a variable in api_key_env instead")
         if (bare := url.rstrip("/")).endswith("/v1"):
