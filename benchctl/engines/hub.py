@@ -8,7 +8,7 @@ repository there.
 import json
 import re
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from benchctl.errors import EngineUnavailableError
 
@@ -34,6 +34,8 @@ def checkpoint_for(model: str, kind: str) -> str:
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise _refusal(kind, model, "is a directory without a config.json")
+        if _configuration(path) is None:
+            raise _refusal(kind, model, "has a config.json that is damaged: it holds no JSON object")
         return str(path.resolve())
     if path.exists():
         raise _refusal(kind, model, "is a file")
@@ -51,12 +53,19 @@ def is_local(model: str) -> bool:
 
 def context_of(model: str) -> int | None:
     """Tokens that a model on disk was made for, prompt and output together; None where it does not say."""
-    try:
-        config = json.loads((Path(model).expanduser() / "config.json").read_text(encoding="utf-8"))
-        said = (config.get("text_config") or config).get("max_position_embeddings")
-    except (OSError, ValueError, AttributeError):
-        return None  # the server will say what is wrong with it
+    config = _configuration(Path(model).expanduser()) or {}
+    text = config.get("text_config")
+    said = (text if isinstance(text, dict) else config).get("max_position_embeddings")
     return said if isinstance(said, int) else None
+
+
+def _configuration(directory: Path) -> dict[str, Any] | None:
+    """What a model's ``config.json`` holds; None where that is not to be read or no JSON object."""
+    try:
+        found = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def _refusal(kind: str, model: str, problem: str) -> EngineUnavailableError:
