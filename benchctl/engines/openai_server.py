@@ -1,6 +1,8 @@
 """What servers share that others wrote and that speak the dialect of OpenAI: asked by HTTP, timed by the host."""
 
+import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import httpx
@@ -60,3 +62,22 @@ def streamed(
     return RequestCall(
         path=path, headers={"X-Request-Id": request.request_id, **(headers or {})}, body=encode(asked)
     )
+
+
+def plugged_in(own: Mapping[str, str], directory: Path, name: str, *, allowed_in: str) -> dict[str, str]:
+    """The environment ``own`` with our plugin ``name``, which lies in ``directory``, in the way of the server.
+
+    ``allowed_in`` is the variable that lists what plugins the engine may load; unset means all, and so stays unset.
+    """
+    plugged = {**own, "PYTHONPATH": _first(str(directory), _inherited(own, "PYTHONPATH"), os.pathsep)}
+    if (allowed := _inherited(own, allowed_in)) is not None:
+        plugged[allowed_in] = _first(name, allowed, ",")
+    return plugged
+
+
+def _inherited(own: Mapping[str, str], name: str) -> str | None:
+    return own.get(name, os.environ.get(name))
+
+
+def _first(added: str, before: str | None, separator: str) -> str:
+    return f"{added}{separator}{before}" if before else added
