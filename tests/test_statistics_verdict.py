@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchctl.analysis.metric_comparison import why_inconclusive
 from benchctl.analysis.statistics import blocks_for_verdict, estimate_paired, log_margin, verdict_of
 
 MIRROR = {"regression": "improvement", "improvement": "regression"}
@@ -96,3 +97,10 @@ def test_the_blocks_still_needed_end_the_doubt():
 def test_no_number_of_blocks_tells_a_change_that_lies_on_the_margin():
     assert blocks_for_verdict(around(1.01), 0.01) is None
     assert blocks_for_verdict(estimate_paired([0.0]), 0.01) is None
+
+
+def test_a_scatter_beyond_any_number_of_blocks_is_not_called_a_change_close_to_the_margin():
+    reason = why_inconclusive(around(1.03, scatter=0.6), 0.01)
+    assert "not even 1000 blocks would tell: the scatter is too large" in reason
+    reason = why_inconclusive(around(1.03, scatter=0.05), 0.01)
+    assert "more blocks, if ratio and scatter stay as they are" in reason

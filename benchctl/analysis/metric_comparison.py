@@ -8,6 +8,7 @@ from typing import Final, Literal, TypeAlias
 
 from benchctl.analysis.metric_table import METRICS, Metric
 from benchctl.analysis.statistics import (
+    MAX_BLOCKS_NEEDED,
     RatioEstimate,
     Verdict,
     blocks_for_verdict,
@@ -153,8 +154,11 @@ def why_inconclusive(estimate: RatioEstimate, margin_frac: float) -> str:
         return f"{estimate.num_blocks} block: at least 2 are needed for an interval, 6 for p < 0.05"
     across = f"the interval reaches across the margin of {margin_frac * 100:.3g}%"
     needed = blocks_for_verdict(estimate, margin_frac)
-    if needed is None or needed <= estimate.num_blocks:
-        return f"{across}; the change is so close to the margin that more blocks will hardly tell"
+    if needed is None:
+        return (
+            f"{across}; not even {MAX_BLOCKS_NEEDED} blocks would tell: the scatter is too large, or the change "
+            "too close to the margin"
+        )
     return f"{across}; about {needed - estimate.num_blocks} more blocks, if ratio and scatter stay as they are"
 
 
