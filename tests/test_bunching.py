@@ -9,7 +9,13 @@ from builders import T0_NS, edit_requests, edit_run, write_results
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchctl.analysis.bunching import BUNCHED_FRAC, bunching_doubts, short_gap_frac
+from benchctl.analysis.bunching import (
+    BUNCHED_FRAC,
+    UNEVEN_STEPS,
+    bunching_doubts,
+    delivery_unevenness_steps,
+    short_gap_frac,
+)
 from benchctl.records.directory import load_results
 from benchctl.records.run import ChoiceRecord, RequestRecord, StepRecord
 
@@ -99,6 +105,53 @@ def test_arrivals_without_any_pace_stay_below_the_threshold():
 def test_a_few_gaps_say_nothing():
     assert short_gap_frac([request_of(0, in_bursts(16, 8))]) is None
     assert short_gap_frac([]) is None
+
+
+def one_after_another(num_steps, num_seqs=1):
+    """Steps without a gap between them, each with a token for every sequence."""
+    return [
+        StepRecord(
+            step=i,
+            start_ns=i * STEP_NS,
+            dur_ns=STEP_NS,
+            clock="host",
+            phase="decode",
+            num_seqs=num_seqs,
+            output_tokens=num_seqs,
+        )
+        for i in range(num_steps)
+    ]
+
+
+@given(delay_ns=st.integers(0, 10**9), num_requests=st.integers(1, 8))
+def test_a_delay_that_all_tokens_share_is_no_unevenness(delay_ns, num_requests):
+    requests = [request_of(r, evenly(64, STEP_NS, delay_ns)) for r in range(num_requests)]
+    assert delivery_unevenness_steps(requests, one_after_another(64, num_requests)) == 0
+
+
+def test_a_front_end_that_stands_still_now_and_then_makes_few_short_gaps_and_is_found():
+    """Every hundred steps it sleeps through fifteen, and delivers what they made when it wakes."""
+    arrivals = [STEP_NS * (i + 1 if i % 100 < 85 else (i // 100 + 1) * 100) for i in range(400)]
+    requests = [request_of(r, arrivals) for r in range(4)]
+    steps = one_after_another(400, 4)
+    assert short_gap_frac(requests, steps) < BUNCHED_FRAC
+    assert delivery_unevenness_steps(requests, steps) == pytest.approx(9, abs=1)
+    assert delivery_unevenness_steps(requests, steps) > UNEVEN_STEPS
+
+
+def test_unevenness_is_unknown_where_tokens_cannot_be_matched():
+    requests, steps = [request_of(0, evenly(64, STEP_NS))], one_after_another(64)
+    uncounted = msgspec.structs.replace(
+        requests[0], choices=(ChoiceRecord(index=0, chunk_ns=requests[0].choices[0].chunk_ns),)
+    )
+    assert delivery_unevenness_steps(requests, steps) is not None
+    assert delivery_unevenness_steps([uncounted], steps) is None
+    assert delivery_unevenness_steps(requests, steps[:-1]) is None
+    assert (
+        delivery_unevenness_steps(requests, [msgspec.structs.replace(s, output_tokens=None) for s in steps]) is None
+    )
+    assert delivery_unevenness_steps(requests, [msgspec.structs.replace(s, clock="device") for s in steps]) is None
+    assert delivery_unevenness_steps(requests, []) is None
 
 
 @pytest.fixture(name="results")

@@ -6,13 +6,18 @@ then sees gaps near zero, and one long gap between two bursts. Its ``itl`` says 
 """
 
 from collections.abc import Iterable, Sequence
-from statistics import median
+from statistics import fmean, median
 from typing import Final
+
+import numpy as np
+import numpy.typing as npt
 
 from benchctl.analysis.request_timing import is_completed, itls_ns, measured
 from benchctl.records.directory import LoadedRun
 from benchctl.records.run import RequestRecord, ResultWarning, StepRecord
 
+CLIENT_BUNCHING: Final = "client-bunching"
+"""Code of the warning that what the client timed says little of the engine."""
 SHORT_FRAC: Final = 0.1
 """A gap is short below this fraction of the time that one chunk should take."""
 BUNCHED_FRAC: Final = 0.2
@@ -21,6 +26,10 @@ BUNCHED_FRAC: Final = 0.2
 swallowed, the others are already a quarter too long."""
 _MIN_GAPS: Final = 20
 """Fewer gaps say nothing of a run."""
+UNEVEN_STEPS: Final = 5.0
+"""Steps by which one token in twenty is later than the median token, from which a run is called bunched. It was 2.3
+where the front end of a server kept pace on two cores, and 19 or more where it did not. A front end that stands
+still from time to time makes few short gaps, because only those of the burst that follows are short."""
 
 
 def short_gap_frac(requests: Iterable[RequestRecord], steps: Sequence[StepRecord] = ()) -> float | None:
@@ -46,18 +55,54 @@ def short_gap_frac(requests: Iterable[RequestRecord], steps: Sequence[StepRecord
     return num_short / sum(map(len, gaps))
 
 
+def delivery_unevenness_steps(requests: Sequence[RequestRecord], steps: Sequence[StepRecord]) -> float | None:
+    """How unevenly tokens travel from engine to client, in mean steps: the p95 of their delays less the median.
+
+    A token's delay is its arrival less the end of the step that made it. Tokens are matched in the order of both
+    times, so that one that overtook another makes the result smaller, never larger. A delay that all share is no
+    unevenness: it moves ttft and leaves itl and tpot as they are. None unless both sides count each token and come
+    to the same number, on the host's clock.
+    """
+    chunks = [(c.chunk_ns, c.chunk_tokens) for request in requests for c in request.choices]
+    counts = [step.output_tokens for step in steps]
+    if not steps or any(tokens is None for _, tokens in chunks) or None in counts:
+        return None
+    if any(step.clock != "host" for step in steps):
+        return None
+    arrived = np.sort(
+        _each_token([t for ns, _ in chunks for t in ns], [n for _, each in chunks for n in each or ()])
+    )
+    made = np.sort(_each_token([step.start_ns + step.dur_ns for step in steps], [count or 0 for count in counts]))
+    if not len(made) or len(made) != len(arrived):
+        return None
+    middle, late = np.percentile(arrived - made, [50, 95])
+    return float(late - middle) / fmean(step.dur_ns for step in steps)
+
+
+def _each_token(times_ns: Sequence[int], num_tokens: Sequence[int]) -> npt.NDArray[np.int64]:
+    return np.repeat(np.asarray(times_ns, dtype=np.int64), np.asarray(num_tokens, dtype=np.int64))
+
+
 def bunching_doubts(run: LoadedRun) -> tuple[ResultWarning, ...]:
     """A warning where a run's arrivals are bunched; a simulator's clock has its own measure of lag."""
     if run.record.clock == "virtual":
         return ()
-    steps = measured(run.steps)
-    share = short_gap_frac(measured(run.requests), steps)
-    if share is None or share <= BUNCHED_FRAC:
+    requests, steps = measured(run.requests), measured(run.steps)
+    seen = _signs_of_bursts(requests, steps)
+    if seen is None:
         return ()
     truth = "step metrics carry the truth" if steps else "wall time and throughput hold, and no steps are known"
     message = (
-        f"tokens reached the client in bursts: more than {BUNCHED_FRAC:.0%} of the gaps between chunks are shorter "
-        f"than a tenth of a chunk's time, so ttft, itl and tpot of the client are not trustworthy; {truth}. Free "
-        "processors for the server's front end and for the client"
+        f"tokens reached the client in bursts: {seen}, so ttft, itl and tpot of the client are not trustworthy; "
+        f"{truth}. Free processors for the server's front end and for the client"
     )
-    return (ResultWarning(code="client-bunching", message=message, where=run.record.run_id),)
+    return (ResultWarning(code=CLIENT_BUNCHING, message=message, where=run.record.run_id),)
+
+
+def _signs_of_bursts(requests: Sequence[RequestRecord], steps: Sequence[StepRecord]) -> str | None:
+    share, unevenness = short_gap_frac(requests, steps), delivery_unevenness_steps(requests, steps)
+    if share is not None and share > BUNCHED_FRAC:
+        return f"more than {BUNCHED_FRAC:.0%} of the gaps between chunks are shorter than a tenth of a chunk's time"
+    if unevenness is not None and unevenness > UNEVEN_STEPS:
+        return f"one token in twenty took over {UNEVEN_STEPS:.0f} steps longer to arrive than the median token"
+    return None
