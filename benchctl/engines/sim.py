@@ -13,6 +13,7 @@ from benchctl.costs.hardware import hardware_for
 from benchctl.costs.shapes import shape_for
 from benchctl.engines.engine import Diagnosis, LaunchSite, RequestCall, diagnosed, raw_step_log, signatures
 from benchctl.engines.metrics_page import series_of
+from benchctl.engines.openai_server import LOOPBACK, streamed
 from benchctl.errors import EngineUnavailableError, UsageError
 from benchctl.profile.engine_options import SimOptions
 from benchctl.profile.model import VariantSettings
@@ -82,11 +83,11 @@ class SimEngine:
         return "/metrics"
 
     def base_url(self, settings: VariantSettings, port: int) -> str:
-        return f"http://127.0.0.1:{port}"
+        return f"http://{LOOPBACK}:{port}"
 
     def argv(self, settings: VariantSettings, site: LaunchSite) -> tuple[str, ...]:
         """The command line of the server."""
-        argv = [sys.executable, "-m", "benchctl.sim", "--host", "127.0.0.1", "--port", str(site.port)]
+        argv = [sys.executable, "-m", "benchctl.sim", "--host", LOOPBACK, "--port", str(site.port)]
         argv += ["--step-log", str(site.step_log), "--model", settings.model, "--noise-seed", str(site.noise_seed)]
         for name in SimOptions.model_fields:
             value = getattr(settings.server, name)
@@ -113,20 +114,14 @@ class SimEngine:
             "model": settings.model,
             "n": request.n,
             "seed": request.seed,
-            "max_tokens": request.max_tokens,
             "ignore_eos": request.ignore_eos,
             **settings.sampling.model_dump(),
-            "stream": True,
             "stream_options": {"include_usage": True},
             "return_token_ids": True,
         }
         if settings.guidance is not None:
             body["custom_params"] = settings.guidance.model_dump(exclude_none=True)
-        if request.messages is not None:
-            path, body["messages"] = "/v1/chat/completions", request.messages
-        else:
-            path, body["prompt"] = "/v1/completions", request.prompt
-        return RequestCall(path=path, headers={"X-Request-Id": request.request_id}, body=encode(body))
+        return streamed(request, body)
 
     async def announce(
         self,

@@ -38,7 +38,7 @@ from benchctl.records.run import Phase, PreparedRequest, StepRecord
 
 _LAUNCHER: Final = Path(__file__).parent / "inside" / "transformers" / "serve.py"
 _DISTRIBUTION: Final = "transformers"
-_NEEDED: Final = ("torch", "fastapi", "uvicorn", "openai", "pydantic")
+NEEDED: Final = ("torch", "fastapi", "uvicorn", "openai", "pydantic")
 """What its server needs beside it; ``transformers[serving]`` asks for all but torch."""
 _FLAGS: Final = {
     "device": "--device",
@@ -66,8 +66,8 @@ class TransformersEngine(OpenAiServer):
     def check_available(self, settings: VariantSettings) -> None:
         """Raises EngineUnavailableError without the library and what its server needs, or without a model."""
         python = _interpreter(settings)
-        found = installed_versions(python, _NEEDED)
-        if missing := [name for name in _NEEDED if name not in found]:
+        found = installed_versions(python, NEEDED)
+        if missing := [name for name in NEEDED if name not in found]:
             raise EngineUnavailableError(
                 f"engine 'transformers': the environment of {python} lacks {', '.join(missing)}; "
                 f"run: {python} -m pip install 'transformers[serving]' torch"

