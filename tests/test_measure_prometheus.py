@@ -42,6 +42,12 @@ def test_series_are_named_as_the_server_writes_them_and_buckets_are_left_out() -
     }
 
 
+def test_a_gauge_whose_value_the_server_does_not_know_is_left_out() -> None:
+    """SGLang states its occupancy as NaN until it has measured one, and JSON has no such number."""
+    page = "# TYPE a gauge\na NaN\n# TYPE b gauge\nb +Inf\n# TYPE c gauge\nc 3\n"
+    assert series_of(page) == {"c": 3.0}
+
+
 def test_the_counter_grows_by_what_was_generated_between_the_first_and_the_last_reading(tmp_path: Path) -> None:
     body = {"prompt": "one two three", "max_tokens": 9, "ignore_eos": True, "n": 2}
     with sim_server(tmp_path) as server:

@@ -1,5 +1,6 @@
 """The Prometheus text format, in which servers state their counters and gauges."""
 
+import math
 from typing import Final
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -12,13 +13,14 @@ _LEFT_OUT: Final = ("_bucket", "_created")
 def series_of(page: str) -> dict[str, float]:
     """Counters and gauges of a page, by series: ``name`` or ``name{label="value"}``.
 
-    Raises ValueError for other text.
+    A value that is no finite number says that the server knows none, and its series is left out. Raises ValueError
+    for other text.
     """
     return {
         _series_name(sample): float(sample.value)
         for family in text_string_to_metric_families(page)
         for sample in family.samples
-        if not sample.name.endswith(_LEFT_OUT)
+        if not sample.name.endswith(_LEFT_OUT) and math.isfinite(sample.value)
     }
 
 
