@@ -35,6 +35,7 @@ from benchctl.engines import engine_for
 from benchctl.engines.engine import LaunchSite
 from benchctl.engines.environment import engines_directory
 from benchctl.measure.port import choose_port
+from benchctl.measure.redaction import server_env
 from benchctl.measure.run import RunContext, measure_run
 from benchctl.measure.server import Launch, ServerProcess
 from benchctl.profile.load import parse_profile
@@ -119,7 +120,7 @@ def fresh_server(trial: Trial, name: str) -> Iterator[str]:
     site = LaunchSite(port=choose_port(None), directory=trial.directory)
     launch = Launch(
         argv=engine.argv(settings, site),
-        env=dict(os.environ),
+        env=server_env(os.environ, engine.env(settings, site)),
         port=site.port,
         health_path=engine.health_path(settings),
         log=trial.directory / f"{name}.log",
