@@ -27,9 +27,9 @@ swallowed, the others are already a quarter too long."""
 _MIN_GAPS: Final = 20
 """Fewer gaps say nothing of a run."""
 UNEVEN_STEPS: Final = 5.0
-"""Steps by which one token in twenty is later than the median token, from which a run is called bunched. A front end
-that stands still from time to time makes few short gaps, because only those of the burst that follows are short.
-Chosen by looking at 29 runs of one small model on two cores: 24 with more short gaps than ``BUNCHED_FRAC`` had 6 or
+"""Steps by which one token in twenty is later than the median token, from which a run is called bunched. A front
+end that stands still from time to time makes few short gaps: only those of the burst that follows are short.
+Chosen by looking at 29 runs of small models on two cores: 24 with more short gaps than ``BUNCHED_FRAC`` had 6 or
 more, of the other five two had 11 and 54 and three had 2.0, 2.3 and 3.3. No run on a GPU has tried it."""
 
 

@@ -14,6 +14,7 @@ from benchctl.analysis.comparability import (
     require_comparable,
 )
 from benchctl.analysis.comparison import CellComparison, Comparison
+from benchctl.analysis.distrust import without_distrusted
 from benchctl.analysis.doubts import measurement_doubts, statistical_doubts
 from benchctl.analysis.metric_comparison import Role, Rules, compare_metrics, roles_of, wall_split
 from benchctl.analysis.metrics import METRICS, run_metrics
@@ -137,7 +138,9 @@ def _compare_cell(
 ) -> CellComparison:
     a, b = [account[id(run)] for run in pair.a_runs], [account[id(run)] for run in pair.b_runs]
     a_metrics, b_metrics = [evidence.metrics for evidence in a], [evidence.metrics for evidence in b]
-    metrics = compare_metrics(a_metrics, b_metrics, roles, rules)
+    runs = [evidence.run for evidence in (*a, *b)]
+    found = compare_metrics(a_metrics, b_metrics, roles, rules)
+    metrics = tuple(without_distrusted(compared, runs) for compared in found)
     faults = [] if a and b else ["no block has a usable run on both sides"]
     failures = [failure for evidence in (*a, *b) if (failure := _failure(evidence.run))]
     if failures and not allow_failed:

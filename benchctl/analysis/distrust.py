@@ -1,0 +1,34 @@
+"""A metric that a run itself calls untrustworthy is shown in a comparison and decides nothing.
+
+Tokens that come in bursts change ``ttft``, ``itl`` and ``tpot`` by multiples, and often in one variant more than in
+the other: an interval over blocks would call that a change. The steps and the wall time of such runs still hold.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from benchctl.analysis.bunching import CLIENT_BUNCHING
+from benchctl.analysis.metric_comparison import MetricComparison
+from benchctl.records.directory import LoadedRun
+
+_CLIENT_TIMED: Final = ("ttft_ms", "itl_ms", "tpot_ms")
+"""Ends of the names of what only the client times, chunk by chunk."""
+_NOTHING_SAID: Final = frozenset({"unknown", "inconclusive"})
+
+
+def without_distrusted(compared: MetricComparison, runs: Sequence[LoadedRun]) -> MetricComparison:
+    """``compared`` as it is, or inconclusive where tokens came in bursts in any of the ``runs`` behind it.
+
+    Its numbers and its interval stay: they are what the client saw.
+    """
+    if compared.verdict in _NOTHING_SAID or not compared.metric.name.endswith(_CLIENT_TIMED):
+        return compared
+    bunched = sum(any(warning.code == CLIENT_BUNCHING for warning in run.record.warnings) for run in runs)
+    if not bunched:
+        return compared
+    reason = (
+        f"tokens reached the client in bursts in {bunched} of {len(runs)} runs, so that it decides nothing; free "
+        "processors and measure again, or let others decide (--metrics)"
+    )
+    return replace(compared, verdict="inconclusive", reason=reason)
