@@ -5,6 +5,7 @@ No real server takes part: the log lines are examples of its messages, and what 
 
 import asyncio
 import json
+import os
 import sys
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -12,6 +13,7 @@ from pathlib import Path
 from threading import Thread
 
 import httpx
+import msgspec
 import pytest
 
 from benchctl.engines import engine_for
@@ -22,9 +24,9 @@ from benchctl.errors import EngineUnavailableError, ServerStartError, Unsupporte
 from benchctl.measure.client import StreamClient
 from benchctl.measure.port import choose_port
 from benchctl.measure.server import Launch, ServerProcess
-from benchctl.profile.engine_options import SglangOptions
+from benchctl.profile.engine_options import AttachOptions, SglangOptions
 from benchctl.profile.model import Guidance, Sampling, Timeouts, VariantSettings
-from benchctl.records.run import PreparedRequest
+from benchctl.records.run import Message, PreparedRequest
 
 ENGINE = SglangEngine()
 BIND_ERROR = (
@@ -114,7 +116,7 @@ def test_what_the_profile_leaves_open_is_left_to_the_server(python, model, tmp_p
     argv = ENGINE.argv(settings_of(model, python=python), LaunchSite(port=1234, directory=tmp_path))
     assert argv == (
         python, "-m", "sglang.launch_server", "--model-path", model, "--served-model-name", model,
-        "--host", "127.0.0.1", "--port", "1234", "--enable-metrics", "--random-seed", "0",
+        "--host", "127.0.0.1", "--port", "1234", "--random-seed", "0", "--enable-metrics", "--enable-cache-report",
         "--tp-size", "1", "--dp-size", "1", "--disable-radix-cache",
     )  # fmt: skip
 
@@ -148,6 +150,14 @@ def test_sampling_is_said_in_full_so_that_the_model_s_own_wishes_do_not_act():
     assert (body["top_k"], body["top_p"], body["min_p"], body["temperature"]) == (-1, 0.9, 0.02, 0.7)
     assert (body["repetition_penalty"], body["seed"], body["n"], body["ignore_eos"]) == (1.0, 3, 2, True)
     assert body["stream_options"] == {"include_usage": True, "continuous_usage_stats": True}
+    assert body["return_token_ids"] is True
+
+
+def test_a_streamed_chat_is_counted_by_its_running_usage_because_it_may_not_have_ids():
+    request = msgspec.structs.replace(asked(), prompt=None, messages=(Message(role="user", content="Hi"),))
+    call = ENGINE.request_call(request, settings_of())
+    assert call.path == "/v1/chat/completions"
+    assert "return_token_ids" not in json.loads(call.body)
 
 
 def test_a_model_on_disk_is_served_without_the_hub(model, tmp_path):
@@ -155,6 +165,31 @@ def test_a_model_on_disk_is_served_without_the_hub(model, tmp_path):
     assert ENGINE.env(settings_of(model), site)["HF_HUB_OFFLINE"] == "1"
     assert "HF_HUB_OFFLINE" not in ENGINE.env(settings_of("Qwen/Qwen2.5-7B-Instruct"), site)
     assert ENGINE.env(settings_of(model, env={"HF_HUB_OFFLINE": "0"}), site)["HF_HUB_OFFLINE"] == "0"
+
+
+def test_the_plugin_reaches_the_server_and_what_the_profile_lists_stays(tmp_path, monkeypatch):
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    site = LaunchSite(port=1, directory=tmp_path)
+    env = ENGINE.env(settings_of(), site)
+    assert env["BENCHCTL_STEP_LOG"] == str(site.step_log)
+    assert Path(env["PYTHONPATH"], "benchctl_sglang_steps.py").is_file()
+    assert "SGLANG_PLUGINS" not in env
+    theirs = ENGINE.env(settings_of(env={"PYTHONPATH": "/theirs", "SGLANG_PLUGINS": "one,two"}), site)
+    assert theirs["PYTHONPATH"] == f"{env['PYTHONPATH']}{os.pathsep}/theirs"
+    assert theirs["SGLANG_PLUGINS"] == "benchctl-steps,one,two"
+
+
+def test_without_a_step_log_nothing_of_ours_is_in_the_server(tmp_path, monkeypatch):
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    settings = settings_of(step_log=False)
+    env = ENGINE.env(settings, LaunchSite(port=1, directory=tmp_path))
+    assert not {"PYTHONPATH", "BENCHCTL_STEP_LOG"} & env.keys()
+    assert not ENGINE.has_steps(settings)
+
+
+def test_asking_whether_the_server_is_well_generates_nothing(tmp_path):
+    env = ENGINE.env(settings_of(), LaunchSite(port=1, directory=tmp_path))
+    assert env["SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION"] == "0"
 
 
 def test_requests_that_the_server_would_refuse_are_refused_before_it_starts(model):
@@ -239,8 +274,13 @@ def test_a_server_that_cannot_have_its_port_and_lives_on_is_given_up_at_once(tmp
     assert caught.value.cause == "port-taken"
 
 
-def test_it_claims_no_steps(tmp_path):
-    assert not ENGINE.has_steps(settings_of())
-    assert list(ENGINE.read_steps(tmp_path)) == []
+def test_steps_of_one_replica_are_a_series_and_those_of_several_are_not():
+    assert ENGINE.has_steps(settings_of())
+    assert not ENGINE.has_steps(settings_of(data_parallel_size=2))
+    attached = settings_of().model_copy(update={"server": AttachOptions(url="http://127.0.0.1:1")})
+    assert not ENGINE.has_steps(attached)
+
+
+def test_the_processes_without_which_a_server_cannot_go_on_are_named():
     assert ENGINE.essential_processes == ("sglang::scheduler", "sglang::detokenizer")
     assert isinstance(engine_for("sglang"), SglangEngine)

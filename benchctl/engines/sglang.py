@@ -1,12 +1,15 @@
-"""SGLang as an engine: its OpenAI server, as it is.
+"""SGLang as an engine: its OpenAI server, with a plugin of ours that records steps.
 
+* **Steps** come from ``inside/sglang``, which reaches the schedulers by ``PYTHONPATH`` and SGLang's own plugins
+  (since 0.5.12); ``sglang_steps.py`` says what they mean. What SGLang records of itself is too coarse: its log and
+  ``step_time_dict`` have an average since the line before, prefills and pauses included.
 * **Sampling** is said in full with every request, the repetition penalty included: SGLang fills what a request
   leaves out from the model's own ``generation_config.json``.
 * **Seeds** of requests are honoured only with ``--enable-deterministic-inference`` (through ``extra_args``), which
   takes other kernels. The server's own seed is fixed, so that it is not one more difference between servers.
-* **Steps** are not recorded. The log has a line for every 40th decode step and could have one for each, but its
-  only times are a rate since the line before, prefills and pauses included, and a clock of whole seconds: durations
-  made of these would be guesses. Its counters are held against usage as those of other servers are.
+* **Several choices** (``n``) cost an additional pass over each prompt, by which SGLang fills its prefix cache, also
+  where that is off.
+* **Health.** By default each call of ``/health`` generates a token and takes a second; here it is told not to.
 * **A taken port** is found late and is final: the server says so, and lives on without ever serving.
 """
 
@@ -20,13 +23,16 @@ import msgspec
 from benchctl.engines.engine import Diagnosis, LaunchSite, RequestCall, diagnosed, signatures
 from benchctl.engines.environment import interpreter_for
 from benchctl.engines.hub import checkpoint_for, context_of, is_local
-from benchctl.engines.openai_server import LOOPBACK, OpenAiServer, streamed
+from benchctl.engines.openai_server import LOOPBACK, OpenAiServer, plugged_in, streamed
+from benchctl.engines.sglang_steps import read_sglang_steps
 from benchctl.errors import UnsupportedError
 from benchctl.profile.engine_options import AttachOptions, SglangOptions
 from benchctl.profile.model import VariantSettings
 from benchctl.records.run import PreparedRequest, StepRecord
 
 _DISTRIBUTION: Final = "sglang"
+_INSIDE: Final = Path(__file__).parent / "inside" / "sglang"
+_PLUGIN: Final = "benchctl-steps"
 _SEED: Final = 0
 _DETERMINISTIC: Final = "--enable-deterministic-inference"
 _VALUES: Final = {
@@ -154,7 +160,8 @@ class SglangEngine(OpenAiServer):
         options = _options(settings)
         argv = [str(_interpreter(settings)), "-m", "sglang.launch_server"]
         argv += ["--model-path", checkpoint_for(settings.model, self.kind), "--served-model-name", settings.model]
-        argv += ["--host", LOOPBACK, "--port", str(site.port), "--enable-metrics", "--random-seed", str(_SEED)]
+        argv += ["--host", LOOPBACK, "--port", str(site.port), "--random-seed", str(_SEED)]
+        argv += ["--enable-metrics", "--enable-cache-report"]
         for name, flag in _VALUES.items():
             if (value := getattr(options, name)) is not None:
                 argv += [flag, str(value)]
@@ -166,12 +173,22 @@ class SglangEngine(OpenAiServer):
         return (*argv, *(flag for flag, is_set in switches.items() if is_set), *options.extra_args)
 
     def env(self, settings: VariantSettings, site: LaunchSite) -> dict[str, str]:
-        """Offline for a model on disk; what the profile sets goes over that."""
-        own = {"HF_HUB_DISABLE_TELEMETRY": "1"} | ({"HF_HUB_OFFLINE": "1"} if is_local(settings.model) else {})
-        return own | super().env(settings, site)
+        """The way to our plugin, silence towards the outside, and what the profile sets."""
+        own = {"HF_HUB_DISABLE_TELEMETRY": "1", "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0"}
+        if is_local(settings.model):
+            own["HF_HUB_OFFLINE"] = "1"
+        own |= super().env(settings, site)
+        if not _options(settings).step_log:
+            return own
+        own["BENCHCTL_STEP_LOG"] = str(site.step_log)
+        return plugged_in(own, _INSIDE, _PLUGIN, allowed_in="SGLANG_PLUGINS")
 
     def request_call(self, request: PreparedRequest, settings: VariantSettings) -> RequestCall:
-        """Ask for ``request`` as this variant does: streamed, with a running usage, and sampling said in full."""
+        """Ask for ``request`` as this variant does: streamed, with sampling said in full.
+
+        The ids of tokens tell what each event holds, also with several choices; SGLang has them since 0.5.20, and
+        refuses them for streamed chats. A running usage stands in for them where there is one choice.
+        """
         options = settings.server
         served = options.served_model if isinstance(options, AttachOptions) else None
         body = {
@@ -183,6 +200,8 @@ class SglangEngine(OpenAiServer):
             "repetition_penalty": 1.0,
             "stream_options": {"include_usage": True, "continuous_usage_stats": True},
         }
+        if request.messages is None:
+            body["return_token_ids"] = True
         return streamed(request, body)
 
     async def effective_config(
@@ -202,11 +221,13 @@ class SglangEngine(OpenAiServer):
         return config
 
     def has_steps(self, settings: VariantSettings) -> bool:
-        return False
+        """Steps of one replica are one series; those of several overlap and have no common time per step."""
+        options = settings.server
+        return isinstance(options, SglangOptions) and options.step_log and options.data_parallel_size == 1
 
     def read_steps(self, directory: Path) -> Iterator[StepRecord]:
-        """None; the docstring of this file says why."""
-        return iter(())
+        """The steps that the plugin recorded, on the clock of the host."""
+        return read_sglang_steps(directory)
 
     def diagnose(self, log_tail: str) -> Diagnosis | None:
         """What the end of the server's log shows."""

@@ -1,0 +1,208 @@
+"""Runs inside an SGLang server: writes one line of JSON for each step of its scheduler.
+
+SGLang finds this directory's entry point of the group ``sglang.srt.plugins`` on ``PYTHONPATH`` and calls
+``register`` in each of its processes. In those that schedule, five methods get a hook around them. The file is
+named by ``BENCHCTL_STEP_LOG``; without it nothing is done. The ranks of a tensor-parallel server go through the
+same batches at the same time: the one that creates the file records, the others leave it alone.
+
+A line is one batch, written when its tokens have been handed to their requests:
+
+``began_ns`` when the turn of the loop began that put the batch together, and ``ended_ns`` when its tokens had been
+handed out, on CLOCK_MONOTONIC; ``after_idle`` whether the scheduler found nothing to do before it. ``num_seqs``
+rows; ``prefill_tokens`` and ``decode_tokens`` computed in it; ``output_tokens`` by which the answers grew;
+``context_tokens`` the sum of contexts with what was computed; ``preempted`` requests that lost their place since
+the line before; ``is_greedy`` whether every row takes the likeliest token. ``is_overlapped`` where the scheduler
+prepares the next batch before it hands out this one: a request's end is then learnt one batch late, and a row may
+give no token. ``schedule_ns`` is the part of the turn that chose the batch. ``compute_ns`` (model and sampler) and
+its part ``sampler_ns`` stand only on the CPU, where a call lasts as long as its work.
+
+Nothing here may harm the server: at the first trouble one warning goes to its log, and nothing is written from
+then on.
+"""
+
+import importlib
+import json
+import logging
+import os
+import pkgutil
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any
+
+_log = logging.getLogger("sglang.benchctl_step_log")
+
+_SCHEDULER = "sglang.srt.managers.scheduler"
+_BATCH = "sglang.srt.managers.schedule_batch.ScheduleBatch"
+_RUNNER = "sglang.srt.model_executor.model_runner.ModelRunner"
+
+
+class StepLog:
+    """Watches one scheduler. All its methods run in the thread of the scheduler's loop."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._file: int | None = None
+        self._is_silent = False
+        self._is_idle = True
+        self._began_ns = self._schedule_ns = self._sampler_ns = 0
+        self._preempted = 0
+        self._launched: deque[tuple[Any, dict[str, Any]]] = deque()
+        """Batches that were launched and whose tokens were not handed out: their results, and what is known."""
+
+    def hooks(self) -> dict[str, Callable[..., Any]]:
+        """Each method that is watched, and what is called in its place, with the method itself put first."""
+        return {
+            f"{_SCHEDULER}.Scheduler.get_next_batch_to_run": self.schedule,
+            f"{_SCHEDULER}.Scheduler.run_batch": self.launch,
+            f"{_SCHEDULER}.Scheduler.process_batch_result": self.hand_out,
+            f"{_BATCH}.retract_decode": self.retract,
+            f"{_RUNNER}.sample": self.sample,
+        }
+
+    def schedule(self, choose: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """A turn of the loop begins: it chooses the next batch, or finds none."""
+        began_ns = time.monotonic_ns()
+        plan = choose(*args, **kwargs)
+        self._try(self._chosen, began_ns, plan)
+        return plan
+
+    def _chosen(self, began_ns: int, plan: Any) -> None:
+        self._began_ns, self._schedule_ns = began_ns, time.monotonic_ns() - began_ns
+        if getattr(plan, "batch_to_run", plan) is None:  # the batch itself in earlier versions
+            self._is_idle = True
+
+    def launch(self, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """A batch is given to the device; on the CPU this computes it."""
+        self._sampler_ns, start_ns = 0, time.monotonic_ns()
+        result = run(*args, **kwargs)
+        self._try(self._note, args, result, time.monotonic_ns() - start_ns)
+        return result
+
+    def _note(self, given: tuple[Any, ...], result: Any, compute_ns: int) -> None:
+        """Keep what the batch is made of: it goes on changing until its tokens are handed out."""
+        scheduler, batch = given[:2]
+        step = {
+            "began_ns": self._began_ns,
+            "after_idle": self._is_idle,
+            "preempted": self._preempted,
+            "is_greedy": bool(batch.sampling_info.is_all_greedy),
+            "is_overlapped": bool(scheduler.enable_overlap),
+            "schedule_ns": self._schedule_ns,
+            **work_of(batch),
+        }
+        if str(scheduler.device) == "cpu":
+            step |= {"compute_ns": compute_ns, "sampler_ns": self._sampler_ns}
+        self._is_idle, self._preempted = False, 0
+        self._launched.append((result, step))
+
+    def hand_out(self, process: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """The tokens of a batch go to its requests."""
+        self._try(self._count_before, args)
+        returned = process(*args, **kwargs)
+        self._try(self._write, args)
+        return returned
+
+    def _count_before(self, given: tuple[Any, ...]) -> None:
+        _, batch, result = given
+        while self._launched and self._launched[0][0] is not result:
+            self._launched.popleft()  # its result was dropped, as that of a batch without rows may be
+        if self._launched:
+            step = self._launched[0][1]
+            step["output_tokens"] = -answered(batch.reqs)
+            if not step["prefill_tokens"]:
+                step["context_tokens"] = sum(length_of(request) for request in batch.reqs)
+
+    def _write(self, given: tuple[Any, ...]) -> None:
+        ended_ns, (_, batch, result) = time.monotonic_ns(), given
+        if not self._launched or self._launched[0][0] is not result:
+            return
+        _, step = self._launched.popleft()
+        step["output_tokens"] += answered(batch.reqs)
+        if self._file is None:
+            self._open()
+        line = json.dumps({"ended_ns": ended_ns, **step}, allow_nan=False, separators=(",", ":")).encode() + b"\n"
+        if not self._is_silent and os.write(self._file, line) != len(line):  # type: ignore[arg-type]
+            raise OSError("a line could be written only in part; the disk may be full")
+
+    def _open(self) -> None:
+        how = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
+        try:
+            self._file = os.open(self._path, how, 0o644)
+        except FileExistsError:
+            self._is_silent = True
+            _log.info("another process of this server records its steps")
+
+    def retract(self, push_out: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Requests lose their place in the KV cache, and will be computed again."""
+        pushed_out = push_out(*args, **kwargs)
+        self._try(self._add_preempted, pushed_out)
+        return pushed_out
+
+    def _add_preempted(self, pushed_out: Any) -> None:
+        self._preempted += len(pushed_out[0])
+
+    def sample(self, draw: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Tokens are drawn; what this takes is known only where a call waits for its work."""
+        start_ns = time.monotonic_ns()
+        drawn = draw(*args, **kwargs)
+        self._sampler_ns += time.monotonic_ns() - start_ns
+        return drawn
+
+    def _try(self, action: Callable[..., None], *given: Any) -> None:
+        """Whatever goes wrong is said once; then this log is silent. The server knows nothing of it."""
+        if self._is_silent:
+            return
+        try:
+            action(*given)
+        except Exception as error:  # noqa: BLE001 - a measurement must not end what it measures
+            self._is_silent = True
+            self._launched.clear()
+            _log.warning("benchctl records no more steps of this server: %s: %s", type(error).__name__, error)
+
+
+def work_of(batch: Any) -> dict[str, int]:
+    """Rows and tokens of a batch that was just launched; decoding rows may stand among those of prompts."""
+    num_seqs = len(batch.reqs)
+    if not batch.forward_mode.is_extend():
+        return {"num_seqs": num_seqs, "prefill_tokens": 0, "decode_tokens": num_seqs}
+    decoding = len(batch.decoding_reqs or ())
+    computed = int(batch.extend_num_tokens)
+    return {
+        "num_seqs": num_seqs,
+        "prefill_tokens": computed - decoding,
+        "decode_tokens": decoding,
+        "context_tokens": sum(batch.prefix_lens) + computed,
+    }
+
+
+def length_of(request: Any) -> int:
+    """Tokens of a request until now, those of its prompt included."""
+    return len(request.origin_input_ids) + len(request.output_ids)
+
+
+def answered(requests: Iterable[Any]) -> int:
+    """Tokens that the answers of these requests hold, without what was computed beyond their ends."""
+    counted = 0
+    for request in requests:
+        end = request.finished_len
+        counted += len(request.output_ids) if end is None else end
+    return counted
+
+
+def register() -> None:
+    """Called by SGLang in each of its processes, before it starts its work there."""
+    path = os.environ.get("BENCHCTL_STEP_LOG")
+    if path is None or _SCHEDULER not in sys.modules:
+        return
+    registry = importlib.import_module("sglang.srt.plugins.hook_registry")
+    hooks = StepLog(path).hooks()
+    try:
+        for target in hooks:
+            pkgutil.resolve_name(target)
+    except (ImportError, AttributeError) as error:
+        _log.warning("benchctl cannot record the steps of this version of SGLang: %s", error)
+        return
+    for target, hook in hooks.items():
+        registry.HookRegistry.register(target, hook, registry.HookType.AROUND)

@@ -1,0 +1,85 @@
+"""What the lines of our plugin in an SGLang server mean: moments and counts to step records.
+
+**When.** A step ends when its tokens have been handed to their requests. It starts when the step before it ended,
+if the scheduler has not been idle since, for it goes on at once; else when the turn of the loop began that chose
+its batch. Steps so defined do not overlap and leave no gap while there is work: taking in requests, scheduling,
+the model, sampling and handing out are all inside. Where the scheduler works while the device does (SGLang's
+default), the device computes a batch while the host hands out the one before, and the time between two such
+moments is what a token takes; on the CPU, where nothing goes on beside the host, it is then the next batch whose
+computation falls into a step.
+
+**What.** ``output_tokens`` are those by which the answers grew: their sum is the usage. Rows of requests that have
+ended, which an overlapping scheduler learns one batch late, count in ``num_seqs`` and not there; a drafted token
+counts once it is part of an answer. The first request of several choices (``n``) is computed once more for its
+prompt alone: that step has no output.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from benchctl.engines.engine import raw_step_log
+from benchctl.records.jsonl import read_jsonl
+from benchctl.records.run import Phase, StepRecord
+
+
+class _RawStep(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of the plugin, whose docstring says what the fields are."""
+
+    began_ns: int
+    ended_ns: int
+    after_idle: bool
+    num_seqs: int
+    prefill_tokens: int
+    decode_tokens: int
+    output_tokens: int
+    context_tokens: int
+    preempted: int
+    is_greedy: bool
+    is_overlapped: bool
+    schedule_ns: int
+    compute_ns: int | None = None
+    sampler_ns: int | None = None
+
+    @property
+    def phase(self) -> Phase:
+        if not self.prefill_tokens:
+            return "decode"
+        return "mixed" if self.decode_tokens else "prefill"
+
+    @property
+    def sections_ns(self) -> dict[str, int]:
+        """Its parts; with an overlapping scheduler what the host does in a step belongs to the next batch."""
+        if self.is_overlapped:
+            return {}
+        if self.compute_ns is None or self.sampler_ns is None:
+            return {"schedule": self.schedule_ns}
+        return {
+            "schedule": self.schedule_ns,
+            "model_forward": self.compute_ns - self.sampler_ns,
+            "sampler_total": self.sampler_ns,
+        }
+
+
+def read_sglang_steps(directory: Path) -> Iterator[StepRecord]:
+    """The steps of a run. Raises RecordError at the first line that is damaged."""
+    last_end_ns = 0
+    for index, raw in enumerate(read_jsonl(raw_step_log(directory), _RawStep)):
+        start_ns = max(raw.began_ns, last_end_ns) if raw.after_idle or not index else last_end_ns
+        last_end_ns = raw.ended_ns
+        yield StepRecord(
+            step=index,
+            start_ns=start_ns,
+            dur_ns=raw.ended_ns - start_ns,
+            clock="host",
+            phase=raw.phase,
+            num_seqs=raw.num_seqs,
+            num_prefill_tokens=raw.prefill_tokens,
+            num_decode_tokens=raw.decode_tokens,
+            context_tokens=raw.context_tokens,
+            output_tokens=raw.output_tokens,
+            is_greedy=raw.is_greedy,
+            preempted=raw.preempted,
+            sections_ns=raw.sections_ns,
+        )
