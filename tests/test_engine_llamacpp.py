@@ -171,7 +171,7 @@ def test_sampling_is_said_in_full_so_that_no_default_of_the_server_acts(top_k, s
         (
             asked(prompt_tokens=90, max_tokens=11),
             settings_of("m", max_model_len=100),
-            "100 tokens of context .* needs 101 .* set server.max_model_len to 101 or more",
+            "100 tokens of context .* needs 101 .* raise engine.options.max_model_len to 101",
         ),
         (asked(), settings_of("m", guidance=Guidance()), "loads no value model"),
     ],
@@ -203,6 +203,10 @@ def test_a_program_that_is_nowhere_is_told_with_what_brings_it(elsewhere):
         EngineUnavailableError, match=r"neither on PATH nor in .*run scripts/engines/install_llamacpp"
     ):
         ENGINE.check_available(settings_of("m"))
+    with pytest.raises(
+        EngineUnavailableError, match=r"engine\.python is '/no/bin/python', whose environment has no llama-server"
+    ):
+        ENGINE.check_available(settings_of("m", python="/no/bin/python"))
 
 
 @pytest.mark.parametrize(

@@ -126,7 +126,7 @@ class LlamaCppEngine(OpenAiServer):
                     f"{request.request_id!r} short, which needs {needed} ({request.prompt_tokens} of prompt and "
                     f"{request.max_tokens} of output)"
                 )
-                raise _refusal(settings, what, f"set server.max_model_len to {needed} or more, or ask for less")
+                raise _refusal(settings, what, f"raise engine.options.max_model_len to {needed}, or ask for less")
 
     def metrics_path(self, settings: VariantSettings) -> str | None:
         return "/metrics"
@@ -237,10 +237,11 @@ def program_of(options: LlamaCppOptions) -> Path:
             for program in sorted(environment.glob(f"{place}/{_PROGRAM}")):
                 if os.access(program, os.X_OK) and not _is_script(program):
                     return program
+    missing = f"{_PROGRAM} is neither on PATH nor in {environments[0]}; run scripts/engines/install_llamacpp.sh"
+    if options.python is not None:
+        missing = f"engine.python is {options.python!r}, whose environment has no {_PROGRAM}; leave it out"
     raise EngineUnavailableError(
-        f"engine 'llamacpp': {_PROGRAM} is neither on PATH nor in {environments[0]}; run "
-        "scripts/engines/install_llamacpp.sh, or name the program: "
-        "--set engine.options.binary=/path/to/llama-server"
+        f"engine 'llamacpp': {missing}, or name the program: --set engine.options.binary=/path/to/llama-server"
     )
 
 
