@@ -47,7 +47,11 @@ def test_an_engine_that_is_nowhere_is_told_with_what_brings_it():
 
 @pytest.mark.parametrize(
     ("named", "problem"),
-    [("/no/such/python", "cannot be executed"), (sys.executable, "has no absent-package; install it there")],
+    [
+        ("/no/such/python", "cannot be executed"),
+        (str(HERE.parent), "cannot be executed"),
+        (sys.executable, "has no absent-package; install it there"),
+    ],
 )
 def test_a_named_interpreter_without_the_engine_is_refused(named, problem):
     with pytest.raises(EngineUnavailableError, match=f"engine.python is '{named}', which {problem}"):

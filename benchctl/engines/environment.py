@@ -57,7 +57,7 @@ def interpreter_for(kind: str, named: str | None, distributions: Sequence[str]) 
 
 def _named_interpreter(kind: str, named: str, distributions: tuple[str, ...]) -> Path:
     python = Path(named).expanduser()
-    if not os.access(python, os.X_OK):
+    if python.is_dir() or not os.access(python, os.X_OK):
         problem = "cannot be executed; name an interpreter, such as /path/to/venv/bin/python"
     elif not installed_versions(python, distributions):
         problem = f"has no {' or '.join(distributions)}; install it there, or name another interpreter"
