@@ -125,7 +125,7 @@ def test_an_engine_without_what_it_needs_is_missing(tmp_path, monkeypatch):
     make_environment(tmp_path, "transformers", transformers="5.23.0", torch="2.13.0")
     checks = {check.name: check for check in engine_checks((), has_gpu=False)}
     assert checks["transformers"].state == "missing"
-    assert "does not start without fastapi, uvicorn, openai" in checks["transformers"].finding
+    assert "does not start without accelerate, fastapi, uvicorn, openai" in checks["transformers"].finding
 
 
 def test_a_build_for_the_cpu_beside_a_gpu_is_a_warning(tmp_path, monkeypatch):

@@ -114,7 +114,7 @@ def test_a_built_in_name_stands_for_its_repository_and_what_is_no_model_is_refus
 
 def test_an_environment_without_what_the_server_needs_is_refused_with_what_is_missing(python, model):
     with pytest.raises(
-        EngineUnavailableError, match=r"lacks .*uvicorn.*pip install 'transformers\[serving\]' torch"
+        EngineUnavailableError, match=r"lacks .*accelerate.*uvicorn.*pip install 'transformers\[serving\]' torch"
     ):
         ENGINE.check_available(settings_of(model, python=python))
 
@@ -197,6 +197,7 @@ def test_a_model_that_is_not_on_disk_is_refused_only_where_a_text_must_end():
         ("Run 'transformers serve --help' for full details.", "bad-flag", 1, 0),
         ("Try 'transformers serve --help' for help.\n\nError: Invalid value for '--port': 'abc'", "bad-flag", 1, 0),
         ("ModuleNotFoundError: No module named 'requests'", "missing-package", 1, 0),
+        ("ValueError: this requires `sentencepiece`. You can install it with `pip", "missing-package", 1, 0),
         ("AssertionError: Torch not compiled with CUDA enabled", "bad-device", 1, 0),
         ("Error in generation loop: x\ntorch.OutOfMemoryError: CUDA out of memory.", "out-of-memory", 0, 1),
         ("Error in generation loop: x\nMemoryError: Memory footprint 2 is more than", "out-of-memory", 0, 1),

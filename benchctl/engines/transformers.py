@@ -38,7 +38,7 @@ from benchctl.records.run import Phase, PreparedRequest, StepRecord
 
 _LAUNCHER: Final = Path(__file__).parent / "inside" / "transformers" / "serve.py"
 _DISTRIBUTION: Final = "transformers"
-NEEDED: Final = ("torch", "fastapi", "uvicorn", "openai", "pydantic")
+NEEDED: Final = ("torch", "accelerate", "fastapi", "uvicorn", "openai", "pydantic")
 """What its server needs beside it; ``transformers[serving]`` asks for all but torch."""
 _FLAGS: Final = {
     "device": "--device",

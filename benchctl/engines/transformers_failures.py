@@ -57,6 +57,7 @@ SIGNATURES: Final = (
         "complete the engine's environment: pip install 'transformers[serving]' torch requests",
         "ModuleNotFoundError: No module named",
         "Missing dependencies for serving",
+        "You can install it with",
     ),
     *_dead("out-of-memory", _LESS_MEMORY, "CUDA out of memory", "OutOfMemoryError", "can't allocate memory"),
     *_dead("out-of-memory", _LESS_MEMORY, "MemoryError: Memory footprint"),
