@@ -55,7 +55,9 @@ def _settled(client: httpx.Client, url: str) -> PrometheusSample:
 def _reading(client: httpx.Client, url: str) -> PrometheusSample:
     try:
         response = client.get(url)
-        response.raise_for_status()
     except httpx.HTTPError as error:
         raise OSError(f"GET {url}: {error}") from error
+    if response.status_code != httpx.codes.OK:
+        remedy = "start the server with its counters switched on, or set telemetry.prometheus_hz to 0"
+        raise OSError(f"GET {url}: answered {response.status_code} {response.reason_phrase}; {remedy}")
     return PrometheusSample(t_ns=time.monotonic_ns(), values=series_of(response.text))
