@@ -85,5 +85,8 @@ def check_prefix_cache(
         return Check(name, ok=True, detail=detail, is_fatal=True)
     if is_allowed:
         return Check(name, None, f"{detail}; the profile allows it (workload.prefix_hits)")
-    remedy = "switch the cache off (enable_prefix_caching: false), or set workload.prefix_hits: allowed"
+    remedy = (
+        "switch the server's prefix cache off (enable_prefix_caching: false, or when it is started by someone else), "
+        "or set workload.prefix_hits: allowed"
+    )
     return Check(name, ok=False, detail=f"{detail}; {remedy}", is_fatal=True)
