@@ -107,5 +107,5 @@ def test_suspect_runs_are_an_invalid_measurement(tmp_path):
 @pytest.mark.slow
 def test_a_long_start_is_told_where_nobody_watches_a_bar(tmp_path):
     done = benchctl(tmp_path, "--start-delay-s|11", *SMALL, "--blocks", "1")
-    assert "the server is starting since 1" in done.stderr
+    assert "the server has been starting for 1" in done.stderr
     assert " s: paced server starting\n" in done.stderr

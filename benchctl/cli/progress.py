@@ -38,7 +38,7 @@ class _Course:
         if now_s - self.told_s < _TELL_AGAIN_S:
             return None
         self.told_s = now_s
-        return f"{self.run_id}: the server is starting since {now_s - self.began_s:.0f} s: {line}"
+        return f"{self.run_id}: the server has been starting for {now_s - self.began_s:.0f} s: {line}"
 
     def end_run(self, planned: PlannedRun, record: RunRecord) -> str:
         """Count a run that has ended; returns the line that says so."""
