@@ -214,6 +214,16 @@ def wait_for_load(cwd: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_server_of_another_dialect_is_told_by_the_option_that_names_it(tmp_path):
+    with sim_server(tmp_path / "a", time_scale=50.0) as server:
+        dialect = {"engine.options.dialect": "transformers", "blocks": 1, "workload.num_prompts": 1}
+        done = benchctl(tmp_path, **{"engine.options.url": server.client.base_url}, **dialect)
+    assert done.returncode == 5
+    assert "does not generate" in done.stderr
+    assert "correct engine.options.dialect, or ask its owner" in done.stderr
+
+
+@pytest.mark.slow
 def test_an_address_where_nobody_answers_fails_at_once_with_the_remedy(tmp_path):
     start = time.monotonic()
     done = benchctl(tmp_path, **{"engine.options.url": f"http://127.0.0.1:{free_port()}"})

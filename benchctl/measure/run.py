@@ -332,9 +332,10 @@ class _Run:
 def _no_first_generation(error: str, log_tail: str, engine: Engine) -> ServerStartError:
     """What to tell of a server that is up and does not generate; its log may give away why."""
     known = engine.diagnose(log_tail)
+    remedy = "its log says more" if engine.is_launched else "correct engine.options.dialect, or ask its owner"
     return ServerStartError(
         f"the server answers its health path but does not generate ({error}); "
-        + ("its log says more" if known is None else known.remedy),
+        + (remedy if known is None else known.remedy),
         cause="no-first-generation" if known is None else known.cause,
         log_tail=log_tail,
         is_profile_fault=known is not None and known.is_profile_fault,
