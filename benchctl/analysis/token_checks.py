@@ -86,7 +86,7 @@ def check_prefix_cache(
     if is_allowed:
         return Check(name, None, f"{detail}; the profile allows it (workload.prefix_hits)")
     remedy = (
-        "switch the server's prefix cache off (enable_prefix_caching: false, or when it is started by someone else), "
-        "or set workload.prefix_hits: allowed"
+        "switch the server's prefix cache off (enable_prefix_caching: false, or where its owner starts it), or set "
+        "workload.prefix_hits: allowed"
     )
     return Check(name, ok=False, detail=f"{detail}; {remedy}", is_fatal=True)
