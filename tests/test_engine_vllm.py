@@ -132,6 +132,13 @@ def test_a_configuration_that_is_cut_off_is_refused_before_anything_starts(pytho
         ENGINE.check_available(settings_of(model, python=python))
 
 
+def test_a_cache_that_is_too_large_for_the_machine_is_to_be_lowered_not_set():
+    found = ENGINE.diagnose("Available memory on node 0 (20/23 GiB) is less than requested memory for kv (400 GiB)")
+    assert found is not None
+    assert found.cause == "out-of-memory"
+    assert "lower kv_cache_memory_bytes" in found.remedy
+
+
 def test_the_server_finds_the_plugin_first_and_stays_offline_for_a_model_on_disk(
     python, model, tmp_path, monkeypatch
 ):

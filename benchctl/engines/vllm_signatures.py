@@ -80,7 +80,13 @@ SIGNATURES: Final = (
         "out-of-memory",
         "the first memory node of this machine has less free than the share that vLLM asks for: set "
         "kv_cache_memory_bytes, such as 256M (the preset vllm-cpu does)",
-        "is less than desired CPU memory utilization", "is less than requested memory for kv",
+        "is less than desired CPU memory utilization",
+    ),
+    *signatures(
+        "out-of-memory",
+        "a memory node of this machine has less free than the KV cache is to have: lower kv_cache_memory_bytes, or "
+        "end what else uses memory",
+        "is less than requested memory for kv",
     ),
     *signatures(
         "out-of-memory",
