@@ -39,10 +39,13 @@ model_setting() {
   local model=${MODEL:-}
   if [[ $engine == sim* ]]; then return; fi
   if [ -z "$model" ]; then
+    local extra=()
+    if [[ $engine == llamacpp* ]]; then  # a model of its own: one kept for another engine has no GGUF file
+      extra=(--gguf)
+      model_name+=-gguf
+    fi
     model=${XDG_CACHE_HOME:-$HOME/.cache}/benchctl/models/$model_name
     if [ ! -e "$model/config.json" ]; then
-      local extra=()
-      [[ $engine != llamacpp* ]] || extra=(--gguf)
       mkdir -p "$(dirname "$model")"
       benchctl models make-tiny "$model" "${shape[@]}" "${extra[@]}" >&2
     fi
@@ -54,7 +57,7 @@ benchctl doctor --engine "$engine" "${needed[@]}" -o "$results" >&2
 model=$(model_setting)
 code=0
 said=$(benchctl run --profile ci-smoke --engine "$engine" --blocks "${BLOCKS:-3}" -o "$results" --quiet \
-  ${model:+"$model"} "$@" | tee /dev/stderr) || code=$?
+  ${model:+"$model"} "$@" | tee >(cat >&2)) || code=$?
 new=$(sed -n 's/^results in //p' <<<"$said")
 
 {

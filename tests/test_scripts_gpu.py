@@ -1,6 +1,7 @@
 """The scripts for GPU machines, as far as a machine without one can show: the simulator stands in for an engine."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from real_engines import needs, tiny_model
 sys.path.insert(0, str(Path(__file__).parents[1] / "scripts" / "bench"))
 from nvml_agreement import differences, paired, report
 
+from benchctl.engines.environment import engines_directory
 from benchctl.records.run import GpuSample
 from benchctl.units import MIB, NS_PER_MS
 
@@ -18,8 +20,8 @@ ROOT = Path(__file__).parents[1]
 STEADY = ["--set", "workload.output_len=16"]
 
 
-def smoke(cwd: Path, *arguments: str, script: str = "gpu_smoke.sh", **env: str):
-    """The script with this interpreter's benchctl on PATH; its summary is on stdout."""
+def smoke(cwd: Path, *arguments: str, script: str = "gpu_smoke.sh", log=subprocess.PIPE, **env: str):
+    """The script with this interpreter's benchctl on PATH; its summary is on stdout, all else goes to ``log``."""
     return subprocess.run(
         [ROOT / "scripts" / script, *arguments],
         cwd=cwd,
@@ -31,7 +33,8 @@ def smoke(cwd: Path, *arguments: str, script: str = "gpu_smoke.sh", **env: str):
             "CUDA_VISIBLE_DEVICES": "",
             **env,
         },
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=log,
         text=True,
         timeout=240,
         check=False,
@@ -93,6 +96,25 @@ def test_a_real_engine_is_smoked_against_itself(tmp_path):
     assert [run.returncode for run in runs] == [0, 0], runs[-1].stderr
     assert "stored as the baseline" in runs[0].stdout
     assert "| sampled top\\_k=5 | step\\_ms |" in runs[1].stdout
+
+
+@pytest.mark.slow
+@pytest.mark.real_engine
+@needs("llamacpp")
+def test_an_engine_of_gguf_files_gets_a_model_of_its_own_and_a_log_in_a_file_is_whole(tmp_path, monkeypatch):
+    monkeypatch.setenv("BENCHCTL_ENGINES_DIR", str(engines_directory()))
+    kept = tmp_path / "cache" / "benchctl" / "models" / "tiny-random"
+    kept.parent.mkdir(parents=True)
+    shutil.copytree(tiny_model(tmp_path), kept)
+    with (tmp_path / "log").open("wb") as log:
+        done = smoke(
+            tmp_path, "--cpu", ENGINE="llamacpp-cpu", BLOCKS="1", XDG_CACHE_HOME=str(tmp_path / "cache"), log=log
+        )
+    said = (tmp_path / "log").read_text()
+    assert done.returncode == 0, said
+    assert list(kept.parent.glob("tiny-random-gguf/*.gguf"))
+    assert said.index("finding") < said.index("results in ") < said.index("runs: 2 done")
+    assert "\0" not in said
 
 
 def sample(t_ms: float, power_w: float | None = 300.0, **more) -> GpuSample:
