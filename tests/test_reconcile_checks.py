@@ -179,3 +179,36 @@ def test_a_profile_that_was_damaged_since_is_named(results):
     path.write_text(PROFILE_YAML.replace("num_prompts", "num_promts"))
     with pytest.raises(RecordError, match=r"profile\.yaml cannot be read as the profile of these results"):
         profile_of(load_results(results.path))
+
+
+def prefilling(num_tokens):
+    """A change of steps: those of the load that compute prompt compute ``num_tokens`` of it."""
+    return lambda step: msgspec.structs.replace(
+        step, num_prefill_tokens=num_tokens if step.num_prefill_tokens else 0
+    )
+
+
+def without_counters(results):
+    (results.run(BASELINE).path / "prometheus.jsonl").unlink()
+
+
+def test_prompts_that_no_step_computed_came_from_a_cache_even_if_the_server_tells_of_none(results):
+    without_counters(results)
+    edit_steps(results, BASELINE, prefilling(79))  # of 4 prompts of 20 tokens
+    check = checks_of(results, BASELINE)["prefix-cache"]
+    assert (check.ok, check.is_fatal) == (False, True)
+    assert check.detail.startswith("steps left out 1 of the prompt tokens that usage counts")
+    assert checks_of(results, BASELINE, is_cached=True)["prefix-cache"].ok is None
+
+
+@pytest.mark.parametrize("computed", [80, 200])
+def test_prompts_that_were_computed_once_or_again_after_preemption_came_from_no_cache(results, computed):
+    without_counters(results)
+    edit_steps(results, BASELINE, prefilling(computed))
+    assert checks_of(results, BASELINE)["prefix-cache"].ok is True
+
+
+def test_a_step_log_that_lacks_steps_says_nothing_of_a_cache(results):
+    without_counters(results)
+    edit_steps(results, BASELINE, lambda step: msgspec.structs.replace(prefilling(0)(step), output_tokens=1))
+    assert checks_of(results, BASELINE)["prefix-cache"].ok is None

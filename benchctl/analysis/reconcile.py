@@ -96,7 +96,7 @@ def reconcile(run: LoadedRun, expectation: Expectation) -> tuple[Check, ...]:
         check_client_tokens(completed),
         check_step_tokens(steps, requests, completed),
         check_counters(run.prometheus, requests, completed),
-        check_prefix_cache(run.prometheus, requests, is_allowed=expectation.is_cached),
+        check_prefix_cache(run.prometheus, requests, steps, is_allowed=expectation.is_cached),
         _check_step_time(run, steps),
         _check_guided(steps, expectation),
         _check_greedy(steps, expectation),

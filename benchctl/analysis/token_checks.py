@@ -64,9 +64,13 @@ def check_counters(
 
 
 def check_prefix_cache(
-    samples: Sequence[PrometheusSample], requests: Sequence[RequestRecord], *, is_allowed: bool
+    samples: Sequence[PrometheusSample],
+    requests: Sequence[RequestRecord],
+    steps: Sequence[StepRecord],
+    *,
+    is_allowed: bool,
 ) -> Check:
-    """No prompt token of the load was found in a cache, by the server's counter and by usage.
+    """No prompt token of the load was found in a cache, by the server's counter, by usage and by the steps.
 
     Tokens from a cache cost nothing: a run that met a warmer cache than another would look faster. With
     ``is_allowed`` hits are part of the experiment and are only told.
@@ -77,10 +81,13 @@ def check_prefix_cache(
     if by_usage:
         cached = sum(request.cached_tokens or 0 for request in by_usage)
         accounts.append(f"usage says that {cached} prompt tokens of {len(by_usage)} requests came from a cache")
+    uncomputed = _uncomputed_tokens(steps, requests)
+    if uncomputed is not None:
+        accounts.append(f"steps left out {uncomputed} of the prompt tokens that usage counts")
     if not accounts:
-        return Check(name, None, "neither counters nor usage tell of hits in a prefix cache")
+        return Check(name, None, "neither counters nor usage nor steps tell of hits in a prefix cache")
     detail = "; ".join(accounts)
-    has_hits = bool(grown and grown.count) or any(request.cached_tokens for request in by_usage)
+    has_hits = bool(grown and grown.count) or any(request.cached_tokens for request in by_usage) or bool(uncomputed)
     if not has_hits:
         return Check(name, ok=True, detail=detail, is_fatal=True)
     if is_allowed:
@@ -90,3 +97,18 @@ def check_prefix_cache(
         "workload.prefix_hits: allowed"
     )
     return Check(name, ok=False, detail=f"{detail}; {remedy}", is_fatal=True)
+
+
+def _uncomputed_tokens(steps: Sequence[StepRecord], requests: Sequence[RequestRecord]) -> int | None:
+    """Prompt tokens of usage that no step computed, for servers that tell of hits nowhere else.
+
+    At least 0, because a step may compute a prompt again. None unless the steps have all output tokens of usage.
+    """
+    prompt = known(request.prompt_tokens for request in requests)
+    output = known(request.completion_tokens for request in requests)
+    computed = known(step.num_prefill_tokens for step in steps)
+    made = known(step.output_tokens for step in steps)
+    is_counted = len(prompt) == len(output) == len(requests) and len(computed) == len(made) == len(steps)
+    if not requests or not steps or not is_counted or sum(made) != sum(output):
+        return None
+    return max(0, sum(prompt) - sum(computed))
