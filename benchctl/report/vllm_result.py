@@ -3,6 +3,9 @@
 Aggregates are in milliseconds and details in seconds, as there. ``itls`` of a request with several choices holds
 the gaps of each choice in turn. Two things differ on purpose: unknown is null, never 0, and the texts stay in
 the run's ``requests.jsonl``. Keys after ``errors`` are benchctl's own.
+
+The sweep plots of vLLM 0.32 read a list of such documents in a file ``summary.json``, in a directory that has no
+other file of that name; a column that is null in every run, such as the p99 of few requests, they cannot draw.
 """
 
 from collections.abc import Mapping, Sequence
