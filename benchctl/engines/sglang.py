@@ -114,7 +114,13 @@ _SIGNATURES: Final = (
         "error: unrecognized arguments",
         is_profile_fault=True,
     ),
-    *signatures("bad-flag", "correct the option that the log names", ".py: error: ", is_profile_fault=True),
+    *signatures(
+        "bad-flag",
+        "correct the option that the log names",
+        "sglang serve: error: ",
+        ".py: error: ",
+        is_profile_fault=True,
+    ),
     *signatures("bad-model", "correct the path of the model", "Repo id must be", is_profile_fault=True),
     *signatures(
         "bad-model",
