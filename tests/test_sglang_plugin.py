@@ -36,7 +36,7 @@ def scheduled(script: Any, log: Path | None = None) -> "subprocess.CompletedProc
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    num_plugins, got = json.loads(done.stdout)
+    num_plugins, got, _ = json.loads(done.stdout)
     assert num_plugins == 1
     assert got == {name: limit for name, (_, limit) in script.get("requests", REQUESTS).items()}
     return done
@@ -72,6 +72,16 @@ def test_a_step_after_a_pause_starts_when_its_batch_was_chosen(tmp_path):
     pause_ns = second.start_ns - (first.start_ns + first.dur_ns)
     assert pause_ns > 2_000_000  # two turns without work
     assert third.start_ns == second.start_ns + second.dur_ns
+
+
+def test_what_is_done_after_tokens_were_sent_belongs_to_the_next_step_and_to_none_after_the_last(tmp_path):
+    done = scheduled({"turns": LOAD}, tmp_path / "steps.raw.jsonl")
+    *_, over_ns = json.loads(done.stdout)
+    first, second, third = read_sglang_steps(tmp_path)
+    at_least_ns = 20_000_000  # the stand-in sleeps that long after it sent the tokens of a step
+    assert second.start_ns == first.start_ns + first.dur_ns
+    assert min(second.dur_ns, third.dur_ns) >= at_least_ns
+    assert over_ns - (third.start_ns + third.dur_ns) >= at_least_ns
 
 
 def test_the_parts_of_a_step_lie_within_it_on_the_cpu(tmp_path):

@@ -1,7 +1,7 @@
 """SGLang as an engine: its OpenAI server, with a plugin of ours that records steps.
 
 * **Steps** come from ``inside/sglang``, which reaches the schedulers by ``PYTHONPATH`` and SGLang's own plugins
-  (since 0.5.12); ``sglang_steps.py`` says what they mean. What SGLang records of itself is too coarse: its log and
+  (since 0.5.15); ``sglang_steps.py`` says what they mean. What SGLang records of itself is too coarse: its log and
   ``step_time_dict`` have an average since the line before, prefills and pauses included.
 * **Sampling** is said in full with every request, the repetition penalty included: SGLang fills what a request
   leaves out from the model's own ``generation_config.json``.

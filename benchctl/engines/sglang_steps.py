@@ -1,12 +1,12 @@
 """What the lines of our plugin in an SGLang server mean: moments and counts to step records.
 
-**When.** A step ends when its tokens have been handed to their requests. It starts when the step before it ended,
-if the scheduler has not been idle since, for it goes on at once; else when the turn of the loop began that chose
-its batch. Steps so defined do not overlap and leave no gap while there is work: taking in requests, scheduling,
-the model, sampling and handing out are all inside. Where the scheduler works while the device does (SGLang's
-default), the device computes a batch while the host hands out the one before, and the time between two such
-moments is what a token takes; on the CPU, where nothing goes on beside the host, it is then the next batch whose
-computation falls into a step.
+**When.** A step ends when its tokens are about to be sent. It starts when the step before it ended, if the
+scheduler has not been idle since, for it goes on at once; else when the turn of the loop began that chose its
+batch. Steps so defined do not overlap and leave no gap while there is work: sending the tokens of the step before,
+taking in requests, scheduling, the model and sampling are all inside. Where the scheduler works while the device
+does (SGLang's default), the device computes a batch while the host hands out the one before, and the time between
+two such moments is what a token takes; on the CPU, where nothing goes on beside the host, it is then the next
+batch whose computation falls into a step.
 
 **What.** ``output_tokens`` are those by which the answers grew: their sum is the usage. Rows of requests that have
 ended, which an overlapping scheduler learns one batch late, count in ``num_seqs`` and not there; a drafted token

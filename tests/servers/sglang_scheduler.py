@@ -5,7 +5,8 @@ batch of prompts, ``extend`` (tokens computed), ``prefixes`` (tokens of each row
 (rows that decode among them); ``is_part`` for a part of a prompt, which gives no token; ``retracted`` requests that
 lose their place before it. ``requests`` by name with the lengths ``prompt`` and ``limit``. ``overlap`` and
 ``device`` as SGLang has them; ``lacks`` names a method of batches that this version does not have; ``schedules``
-is false for a process of another kind. Prints how many plugins it ran and how many tokens every request has got.
+is false for a process of another kind. Prints how many plugins it ran, how many tokens every request has got, and
+when the last turn was over.
 """
 
 import functools
@@ -20,6 +21,7 @@ from types import ModuleType, SimpleNamespace
 
 STEP_S = 0.002
 SAMPLE_S = 0.001
+AFTERWARDS_S = 0.02
 
 
 class HookRegistry:
@@ -59,6 +61,13 @@ class ModelRunner:
 
     def sample(self):
         time.sleep(SAMPLE_S)
+
+
+class SchedulerOutputStreamer:
+    """Sends tokens."""
+
+    def stream_output(self, requests):
+        assert requests
 
 
 class ScheduleBatch:
@@ -110,6 +119,8 @@ class Scheduler:
             request.output_ids.append(0)
             if len(request.output_ids) >= request.limit:
                 request.finished_len = request.limit
+        SchedulerOutputStreamer().stream_output(batch.reqs)
+        time.sleep(AFTERWARDS_S)
 
     def run_event_loop(self):
         waiting = deque()
@@ -146,12 +157,15 @@ def main():
     if script.get("schedules", True):
         module("sglang.srt.managers.scheduler", Scheduler=Scheduler)
     module("sglang.srt.managers.schedule_batch", ScheduleBatch=ScheduleBatch)
+    module("sglang.srt.managers.scheduler_components")
+    streamer = {"SchedulerOutputStreamer": SchedulerOutputStreamer}
+    module("sglang.srt.managers.scheduler_components.output_streamer", **streamer)
     module("sglang.srt.model_executor.model_runner", ModelRunner=ModelRunner)
     num_plugins = load_plugins()
     scheduler = Scheduler(script)
     scheduler.run_event_loop()
     got = {name: len(request.output_ids) for name, request in scheduler.requests.items()}
-    sys.stdout.write(json.dumps([num_plugins, got]))
+    sys.stdout.write(json.dumps([num_plugins, got, time.monotonic_ns()]))
 
 
 logging.basicConfig(format="%(levelname)s %(name)s %(message)s")

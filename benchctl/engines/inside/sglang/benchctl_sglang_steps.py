@@ -1,20 +1,21 @@
 """Runs inside an SGLang server: writes one line of JSON for each step of its scheduler.
 
 SGLang finds this directory's entry point of the group ``sglang.srt.plugins`` on ``PYTHONPATH`` and calls
-``register`` in each of its processes. In those that schedule, five methods get a hook around them. The file is
+``register`` in each of its processes. In those that schedule, six methods get a hook around them. The file is
 named by ``BENCHCTL_STEP_LOG``; without it nothing is done. The ranks of a tensor-parallel server go through the
 same batches at the same time: the one that creates the file records, the others leave it alone.
 
-A line is one batch, written when its tokens have been handed to their requests:
+A line is one batch, written when all about it is done:
 
-``began_ns`` when the turn of the loop began that put the batch together, and ``ended_ns`` when its tokens had been
-handed out, on CLOCK_MONOTONIC; ``after_idle`` whether the scheduler found nothing to do before it. ``num_seqs``
-rows; ``prefill_tokens`` and ``decode_tokens`` computed in it; ``output_tokens`` by which the answers grew;
-``context_tokens`` the sum of contexts with what was computed; ``preempted`` requests that lost their place since
-the line before; ``is_greedy`` whether every row takes the likeliest token. ``is_overlapped`` where the scheduler
-prepares the next batch before it hands out this one: a request's end is then learnt one batch late, and a row may
-give no token. ``schedule_ns`` is the part of the turn that chose the batch. ``compute_ns`` (model and sampler) and
-its part ``sampler_ns`` stand only on the CPU, where a call lasts as long as its work.
+``began_ns`` when the turn of the loop began that put the batch together, and ``ended_ns`` when its tokens were
+there, about to be sent on their way to the clients, on CLOCK_MONOTONIC; ``after_idle`` whether the scheduler found
+nothing to do before it. ``num_seqs`` rows; ``prefill_tokens`` and ``decode_tokens`` computed in it;
+``output_tokens`` by which the answers grew; ``context_tokens`` the sum of contexts with what was computed;
+``preempted`` requests that lost their place since the line before; ``is_greedy`` whether every row takes the
+likeliest token. ``is_overlapped`` where the scheduler prepares the next batch before it hands out this one: a
+request's end is then learnt one batch late, and a row may give no token. ``schedule_ns`` is the part of the turn
+that chose the batch. ``compute_ns`` (model and sampler) and its part ``sampler_ns`` stand only on the CPU, where a
+call lasts as long as its work.
 
 Nothing here may harm the server: at the first trouble one warning goes to its log, and nothing is written from
 then on.
@@ -35,6 +36,7 @@ _log = logging.getLogger("sglang.benchctl_step_log")
 
 _SCHEDULER = "sglang.srt.managers.scheduler"
 _BATCH = "sglang.srt.managers.schedule_batch.ScheduleBatch"
+_STREAMER = "sglang.srt.managers.scheduler_components.output_streamer.SchedulerOutputStreamer"
 _RUNNER = "sglang.srt.model_executor.model_runner.ModelRunner"
 
 
@@ -47,6 +49,7 @@ class StepLog:
         self._is_silent = False
         self._is_idle = True
         self._began_ns = self._schedule_ns = self._sampler_ns = 0
+        self._ended_ns: int | None = None
         self._preempted = 0
         self._launched: deque[tuple[Any, dict[str, Any]]] = deque()
         """Batches that were launched and whose tokens were not handed out: their results, and what is known."""
@@ -57,6 +60,7 @@ class StepLog:
             f"{_SCHEDULER}.Scheduler.get_next_batch_to_run": self.schedule,
             f"{_SCHEDULER}.Scheduler.run_batch": self.launch,
             f"{_SCHEDULER}.Scheduler.process_batch_result": self.hand_out,
+            f"{_STREAMER}.stream_output": self.send,
             f"{_BATCH}.retract_decode": self.retract,
             f"{_RUNNER}.sample": self.sample,
         }
@@ -105,7 +109,7 @@ class StepLog:
         return returned
 
     def _count_before(self, given: tuple[Any, ...]) -> None:
-        _, batch, result = given
+        self._ended_ns, (_, batch, result) = None, given
         while self._launched and self._launched[0][0] is not result:
             self._launched.popleft()  # its result was dropped, as that of a batch without rows may be
         if self._launched:
@@ -114,8 +118,14 @@ class StepLog:
             if not step["prefill_tokens"]:
                 step["context_tokens"] = sum(length_of(request) for request in batch.reqs)
 
+    def send(self, stream: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Tokens are sent; what follows, such as giving memory back, is done while they are on their way."""
+        if self._ended_ns is None:
+            self._ended_ns = time.monotonic_ns()
+        return stream(*args, **kwargs)
+
     def _write(self, given: tuple[Any, ...]) -> None:
-        ended_ns, (_, batch, result) = time.monotonic_ns(), given
+        ended_ns, (_, batch, result) = self._ended_ns or time.monotonic_ns(), given
         if not self._launched or self._launched[0][0] is not result:
             return
         _, step = self._launched.popleft()
