@@ -236,8 +236,9 @@ def test_seeds_are_honoured_where_inference_is_deterministic():
         ("sglang serve: error: argument --dtype: invalid choice: 'nonsense' (choose from 'auto')", "bad-flag"),
         (
             (
-                "ValueError: User-specified context_length (9999) is greater than the derived context_length (4096). "
-                "To allow overriding this maximum, set the env var SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1"
+                "ValueError: User-specified context_length (9999) is greater than the derived context_length "
+                "(4096). To allow overriding this maximum, set the env var "
+                "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1"
             ),
             "bad-flag",
         ),
