@@ -1,9 +1,15 @@
-"""What every test can rely on: no process of ours outlives it."""
+"""What every test can rely on: signals mean what they mean at a terminal, and no process of ours outlives it."""
 
+import signal
 from collections.abc import Iterator
 
 import psutil
 import pytest
+
+# A shell starts background jobs deaf to Ctrl-C, and nohup to the end of a terminal; programs that tests start would
+# inherit that, and tests of interrupts would wait for nothing.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def _server_processes() -> set[psutil.Process]:
