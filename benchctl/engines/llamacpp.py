@@ -18,8 +18,8 @@ import msgspec
 
 from benchctl.engines.engine import Diagnosis, LaunchSite, RequestCall, diagnosed, signatures
 from benchctl.engines.environment import engines_directory
-from benchctl.engines.openai_server import LOOPBACK, OpenAiServer, streamed
-from benchctl.errors import EngineUnavailableError, UnsupportedError
+from benchctl.engines.openai_server import LOOPBACK, OpenAiServer, streamed, unsupported
+from benchctl.errors import EngineUnavailableError
 from benchctl.profile.engine_options import AttachOptions, LlamaCppOptions
 from benchctl.profile.model import Sampling, VariantSettings
 from benchctl.records.run import PreparedRequest, StepRecord
@@ -113,12 +113,14 @@ class LlamaCppEngine(OpenAiServer):
     def check_requests(self, requests: Sequence[PreparedRequest], settings: VariantSettings) -> None:
         """Raises UnsupportedError for several answers to one request, guidance, and what a slot cannot hold."""
         if settings.guidance is not None:
-            raise _refusal(settings, "loads no value model", "remove guidance, or choose an engine that guides")
+            raise unsupported(
+                "llamacpp", settings, "loads no value model", "remove guidance, or choose an engine that guides"
+            )
         context = getattr(settings.server, "max_model_len", None)
         for request in requests:
             if request.n > 1:
                 what = f"counts one of the {request.n} answers that request {request.request_id!r} asks for"
-                raise _refusal(settings, what, "set workload.samples_as: requests")
+                raise unsupported("llamacpp", settings, what, "set workload.samples_as: requests")
             needed = request.prompt_tokens + request.max_tokens
             if context is not None and needed > context:
                 what = (
@@ -126,7 +128,9 @@ class LlamaCppEngine(OpenAiServer):
                     f"{request.request_id!r} short, which needs {needed} ({request.prompt_tokens} of prompt and "
                     f"{request.max_tokens} of output)"
                 )
-                raise _refusal(settings, what, f"raise engine.options.max_model_len to {needed}, or ask for less")
+                raise unsupported(
+                    "llamacpp", settings, what, f"raise engine.options.max_model_len to {needed}, or ask for less"
+                )
 
     def metrics_path(self, settings: VariantSettings) -> str | None:
         return "/metrics"
@@ -215,10 +219,6 @@ def _options(settings: VariantSettings) -> LlamaCppOptions:
     if not isinstance(settings.server, LlamaCppOptions):
         raise TypeError(f"llama-server cannot be started with {type(settings.server).__name__}")
     return settings.server
-
-
-def _refusal(settings: VariantSettings, what: str, remedy: str) -> UnsupportedError:
-    return UnsupportedError(f"engine 'llamacpp', variant {settings.variant!r}: the server {what}; {remedy}")
 
 
 def program_of(options: LlamaCppOptions) -> Path:

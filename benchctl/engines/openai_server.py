@@ -8,6 +8,7 @@ from typing import Any, Final
 import httpx
 
 from benchctl.engines.engine import LaunchSite, RequestCall
+from benchctl.errors import UnsupportedError
 from benchctl.profile.model import VariantSettings
 from benchctl.records.jsonl import encode
 from benchctl.records.run import Clock, PreparedRequest, ResultWarning
@@ -81,3 +82,8 @@ def _inherited(own: Mapping[str, str], name: str) -> str | None:
 
 def _first(added: str, before: str | None, separator: str) -> str:
     return f"{added}{separator}{before}" if before else added
+
+
+def unsupported(kind: str, settings: VariantSettings, what: str, remedy: str) -> UnsupportedError:
+    """The refusal of what a server cannot do; ``what`` goes on after "the server"."""
+    return UnsupportedError(f"engine {kind!r}, variant {settings.variant!r}: the server {what}; {remedy}")

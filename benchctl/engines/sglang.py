@@ -23,9 +23,8 @@ import msgspec
 from benchctl.engines.engine import Diagnosis, LaunchSite, RequestCall, diagnosed, signatures
 from benchctl.engines.environment import interpreter_for
 from benchctl.engines.hub import checkpoint_for, context_of, is_local
-from benchctl.engines.openai_server import LOOPBACK, OpenAiServer, plugged_in, streamed
+from benchctl.engines.openai_server import LOOPBACK, OpenAiServer, plugged_in, streamed, unsupported
 from benchctl.engines.sglang_steps import read_sglang_steps
-from benchctl.errors import UnsupportedError
 from benchctl.profile.engine_options import AttachOptions, SglangOptions
 from benchctl.profile.model import VariantSettings
 from benchctl.records.run import PreparedRequest, StepRecord
@@ -151,12 +150,16 @@ class SglangEngine(OpenAiServer):
     def check_requests(self, requests: Sequence[PreparedRequest], settings: VariantSettings) -> None:
         """Raises UnsupportedError for guidance, and for lengths beyond the server's context."""
         if settings.guidance is not None:
-            raise _refusal(settings, "loads no value model", "remove guidance, or choose an engine that guides")
+            raise unsupported(
+                "sglang", settings, "loads no value model", "remove guidance, or choose an engine that guides"
+            )
         limit = getattr(settings.server, "max_model_len", None) or context_of(settings.model)
         longest = max((request.prompt_tokens + request.max_tokens for request in requests), default=0)
         if limit is not None and longest > limit:
             what = f"refuses prompt and output of more than {limit} tokens together, and a request needs {longest}"
-            raise _refusal(settings, what, "lower workload.output_len, or raise engine.options.max_model_len")
+            raise unsupported(
+                "sglang", settings, what, "lower workload.output_len, or raise engine.options.max_model_len"
+            )
 
     def metrics_path(self, settings: VariantSettings) -> str | None:
         return "/metrics"
@@ -255,7 +258,3 @@ def _options(settings: VariantSettings) -> SglangOptions:
 
 def _interpreter(settings: VariantSettings) -> Path:
     return interpreter_for("sglang", _options(settings).python, (_DISTRIBUTION,))
-
-
-def _refusal(settings: VariantSettings, what: str, remedy: str) -> UnsupportedError:
-    return UnsupportedError(f"engine 'sglang', variant {settings.variant!r}: the server {what}; {remedy}")

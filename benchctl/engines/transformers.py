@@ -27,10 +27,10 @@ import msgspec
 from benchctl.engines.engine import Diagnosis, LaunchSite, RequestCall, diagnosed, raw_step_log
 from benchctl.engines.environment import installed_versions, interpreter_for
 from benchctl.engines.hub import checkpoint_for, is_local
-from benchctl.engines.openai_server import LOOPBACK, OpenAiServer, streamed
+from benchctl.engines.openai_server import LOOPBACK, OpenAiServer, streamed, unsupported
 from benchctl.engines.transformers_failures import SIGNATURES
 from benchctl.engines.transformers_model import ModelLimits, limits_of
-from benchctl.errors import EngineUnavailableError, UnsupportedError
+from benchctl.errors import EngineUnavailableError
 from benchctl.profile.engine_options import AttachOptions, TransformersOptions
 from benchctl.profile.model import Sampling, VariantSettings
 from benchctl.records.jsonl import encode, read_jsonl
@@ -77,15 +77,19 @@ class TransformersEngine(OpenAiServer):
     def check_requests(self, requests: Sequence[PreparedRequest], settings: VariantSettings) -> None:
         """Raises UnsupportedError for guidance, several choices, and lengths or ends that it would get wrong."""
         if settings.guidance is not None:
-            raise _unsupported(settings, "loads no value model", "measure guidance on a guided engine")
+            raise unsupported(
+                "transformers", settings, "loads no value model", "measure guidance on a guided engine"
+            )
         if any(request.n > 1 for request in requests):
             what = "gives one answer to each request and ignores n"
-            raise _unsupported(settings, what, "set workload.samples_as: requests")
+            raise unsupported("transformers", settings, what, "set workload.samples_as: requests")
         limits = limits_of(settings.model)
         _check_lengths(requests, settings, limits)
         if not limits.eos_token_ids and not all(request.ignore_eos for request in requests):
             what = f"must be told the token that ends a text, and {settings.model!r} is no directory that names one"
-            raise _unsupported(settings, what, "name a local directory as model, or set stop: forced")
+            raise unsupported(
+                "transformers", settings, what, "name a local directory as model, or set stop: forced"
+            )
 
     def metrics_path(self, settings: VariantSettings) -> str | None:
         """It counts nothing for others to read."""
@@ -139,7 +143,7 @@ class TransformersEngine(OpenAiServer):
         options = _options(settings)
         if options.continuous_batching and not told.get("continuous_batching"):
             what = f"cannot batch requests of a {told.get('model_class', 'model of this kind')}"
-            raise _unsupported(settings, what, "set engine.options.continuous_batching to false")
+            raise unsupported("transformers", settings, what, "set engine.options.continuous_batching to false")
         batching = {f"cb.{name}": value for name, value in told.pop("cb", {}).items()}
         for name, option in _INFERRED.items():
             if getattr(options, option) is None:
@@ -239,14 +243,10 @@ def _check_lengths(requests: Sequence[PreparedRequest], settings: VariantSetting
         what = (
             f"would silently compute past the model's context of {limits.context} tokens: a request needs {longest}"
         )
-        raise _unsupported(settings, what, remedy)
+        raise unsupported("transformers", settings, what, remedy)
     options = settings.server
     if isinstance(options, TransformersOptions) and options.num_kv_blocks and options.block_size:
         room = options.num_kv_blocks * options.block_size
         if longest > room:
             what = f"has a KV cache of {room} tokens and stops for good when one request needs more: {longest}"
-            raise _unsupported(settings, what, f"raise num_kv_blocks, or {remedy}")
-
-
-def _unsupported(settings: VariantSettings, what: str, remedy: str) -> UnsupportedError:
-    return UnsupportedError(f"engine 'transformers', variant {settings.variant!r}: the server {what}; {remedy}")
+            raise unsupported("transformers", settings, what, f"raise num_kv_blocks, or {remedy}")

@@ -24,11 +24,10 @@ import msgspec
 from benchctl.engines.engine import Diagnosis, LaunchSite, RequestCall, diagnosed
 from benchctl.engines.environment import interpreter_for
 from benchctl.engines.hub import checkpoint_for, context_of, is_local
-from benchctl.engines.openai_server import LOOPBACK, OpenAiServer, plugged_in, streamed
+from benchctl.engines.openai_server import LOOPBACK, OpenAiServer, plugged_in, streamed, unsupported
 from benchctl.engines.vllm_description import effective
 from benchctl.engines.vllm_signatures import SIGNATURES
 from benchctl.engines.vllm_steps import read_vllm_steps
-from benchctl.errors import UnsupportedError
 from benchctl.profile.engine_options import AttachOptions, VllmOptions
 from benchctl.profile.model import VariantSettings
 from benchctl.records.jsonl import encode
@@ -62,12 +61,14 @@ class VllmEngine(OpenAiServer):
     def check_requests(self, requests: Sequence[PreparedRequest], settings: VariantSettings) -> None:
         """Raises UnsupportedError for guidance, and for lengths beyond the server's context."""
         if settings.guidance is not None:
-            raise _unsupported(settings, "loads no value model", "measure guidance on a guided engine")
+            raise unsupported("vllm", settings, "loads no value model", "measure guidance on a guided engine")
         limit = getattr(settings.server, "max_model_len", None) or context_of(settings.model)
         longest = max((request.prompt_tokens + request.max_tokens for request in requests), default=0)
         if limit is not None and longest > limit:
             what = f"refuses prompt and output of more than {limit} tokens together, and a request needs {longest}"
-            raise _unsupported(settings, what, "lower workload.output_len, or raise engine.options.max_model_len")
+            raise unsupported(
+                "vllm", settings, what, "lower workload.output_len, or raise engine.options.max_model_len"
+            )
 
     def metrics_path(self, settings: VariantSettings) -> str | None:
         return "/metrics"
@@ -153,7 +154,3 @@ def _interpreter(settings: VariantSettings) -> Path:
 
 def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
-
-
-def _unsupported(settings: VariantSettings, what: str, remedy: str) -> UnsupportedError:
-    return UnsupportedError(f"engine 'vllm', variant {settings.variant!r}: the server {what}; {remedy}")
