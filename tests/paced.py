@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from benchctl.engines.engine import Diagnosis, LaunchSite, raw_step_log
-from benchctl.measure.client import Call, StreamClient
+from benchctl.load.client import Call, StreamClient
 from benchctl.measure.port import choose_port
 from benchctl.measure.server import Launch
 from benchctl.profile.model import Profile, Timeouts

@@ -63,7 +63,9 @@ def assert_same_output(command: Command, printed: str) -> None:
 
 
 def test_a_share_that_noise_forbids_reads_like_one_that_it_allows() -> None:
-    assert skeleton("guided top_k=1  8  1.06 [0.990, 1.14]  -") == skeleton("guided top_k=1  8  1.31 [1.02, 1.7]  14%")
+    assert skeleton("guided top_k=1  8  1.06 [0.990, 1.14]  -") == skeleton(
+        "guided top_k=1  8  1.31 [1.02, 1.7]  14%"
+    )
     assert skeleton("guided top_k=1  8  inconclusive") != skeleton("guided top_k=1  8  regression")
 
 

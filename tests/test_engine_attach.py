@@ -14,7 +14,7 @@ from simulated import free_port, sim_server
 from benchctl.engines import engine_for
 from benchctl.engines.attach import AttachEngine
 from benchctl.errors import EngineUnavailableError, ProfileError, UnsupportedError
-from benchctl.measure.client import StreamClient
+from benchctl.load.client import StreamClient
 from benchctl.profile.engine_options import AttachOptions
 from benchctl.profile.load import load_profile
 from benchctl.profile.model import Guidance, Sampling, Timeouts, VariantSettings
@@ -128,7 +128,7 @@ def test_an_address_that_cannot_be_used_is_refused_with_the_remedy(url, message)
 
 @pytest.mark.parametrize(("url", "verifies"), [("https://host:1", True), ("http://127.0.0.1:1", False)])
 def test_a_server_behind_https_is_checked_against_the_certificates_of_this_machine(url, verifies):
-    from benchctl.measure.client import _tls
+    from benchctl.load.client import _tls
 
     assert bool(_tls(url).cert_store_stats()["x509_ca"]) is verifies
     assert str(StreamClient(url, Timeouts()).control.base_url).rstrip("/") == url

@@ -22,7 +22,7 @@ from benchctl.engines import engine_for
 from benchctl.engines.engine import LaunchSite
 from benchctl.engines.llamacpp import LlamaCppEngine
 from benchctl.errors import EngineUnavailableError, ServerStartError, UnsupportedError
-from benchctl.measure.client import StreamClient, understand
+from benchctl.load.client import StreamClient, understand
 from benchctl.measure.port import choose_port
 from benchctl.measure.server import Launch, ServerProcess
 from benchctl.profile.engine_options import LlamaCppOptions

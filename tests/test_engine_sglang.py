@@ -21,7 +21,7 @@ from benchctl.engines.engine import LaunchSite
 from benchctl.engines.environment import installed_versions
 from benchctl.engines.sglang import SglangEngine
 from benchctl.errors import EngineUnavailableError, ServerStartError, UnsupportedError
-from benchctl.measure.client import StreamClient
+from benchctl.load.client import StreamClient
 from benchctl.measure.port import choose_port
 from benchctl.measure.server import Launch, ServerProcess
 from benchctl.profile.engine_options import AttachOptions, SglangOptions

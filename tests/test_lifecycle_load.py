@@ -10,7 +10,7 @@ import pytest
 from paced import planned, profile, request
 from stubborn import CORE, StubbornEngine, launch, processes_of, wait_until
 
-from benchctl.measure.client import Exchange, StreamClient, understand
+from benchctl.load.client import Exchange, StreamClient, understand
 from benchctl.measure.run import RunContext, measure_run
 from benchctl.measure.server import ServerProcess
 from benchctl.measure.stall import silence_ns

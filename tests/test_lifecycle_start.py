@@ -9,7 +9,7 @@ import pytest
 from stubborn import CORE, launch, wait_until
 
 from benchctl.errors import ServerStartError
-from benchctl.measure.client import StreamClient
+from benchctl.load.client import StreamClient
 from benchctl.measure.port import is_free
 from benchctl.measure.process import is_alive
 from benchctl.measure.server import ServerProcess

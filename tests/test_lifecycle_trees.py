@@ -12,7 +12,7 @@ import psutil
 import pytest
 from stubborn import CORE, launch, wait_until
 
-from benchctl.measure.client import StreamClient
+from benchctl.load.client import StreamClient
 from benchctl.measure.process import ProcessTree, is_alive, start, tree
 from benchctl.measure.server import ServerProcess
 from benchctl.measure.shared_memory import Segments
@@ -171,7 +171,7 @@ MEASURE = """
 import sys, asyncio
 from pathlib import Path
 from stubborn import launch
-from benchctl.measure.client import StreamClient
+from benchctl.load.client import StreamClient
 from benchctl.measure.server import ServerProcess
 
 async def ready(server):

@@ -11,7 +11,7 @@ import pytest
 from paced import launch
 
 from benchctl.errors import PortTakenError, RunError, ServerDiedError, ServerStartError
-from benchctl.measure.client import StreamClient
+from benchctl.load.client import StreamClient
 from benchctl.measure.port import belongs_to, choose_port, is_free, port_holder, wait_free
 from benchctl.measure.process import is_alive, tree
 from benchctl.measure.server import ServerProcess

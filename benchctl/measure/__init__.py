@@ -1,1 +1,1 @@
-"""Everything that touches processes, sockets and devices: server, client, load, samplers, and one whole run."""
+"""Everything that touches processes and devices: server, samplers, one whole run, the experiment."""

@@ -13,8 +13,8 @@ import msgspec
 
 from benchctl.engines.engine import Engine
 from benchctl.errors import LoadError
-from benchctl.measure.client import Call, StreamClient
-from benchctl.measure.load import Load
+from benchctl.load.client import Call, StreamClient
+from benchctl.load.driver import Load
 from benchctl.measure.server import Server
 from benchctl.measure.stall import stalled
 from benchctl.profile.model import VariantSettings

@@ -23,14 +23,14 @@ from benchctl.analysis.starvation import starvation_doubts
 from benchctl.engines import engine_for
 from benchctl.engines.engine import Engine, LaunchSite, raw_step_log
 from benchctl.errors import RecordError, RunError, ServerRefusalError, ServerStartError
+from benchctl.load.client import StreamClient
+from benchctl.load.driver import NOTHING_SENT, Load, LoadSummary
 from benchctl.measure.attached import AttachedServer
 from benchctl.measure.attempt import begin_attempt
-from benchctl.measure.client import StreamClient
 from benchctl.measure.gpu import SAMPLER_MISSING, memory_used_bytes, open_gpu, wait_memory_returned
 from benchctl.measure.gpu_reading import GpuReader
 from benchctl.measure.interrupt import run_interruptible
 from benchctl.measure.journal import Journal, utc_now
-from benchctl.measure.load import NOTHING_SENT, Load, LoadSummary
 from benchctl.measure.phase import Target, control_errors, drive
 from benchctl.measure.port import choose_port
 from benchctl.measure.redaction import recorded_env, redacted_argv, server_env

@@ -7,7 +7,7 @@ from typing import Final
 import psutil
 
 from benchctl.errors import LoadError
-from benchctl.measure.client import Exchange, StreamClient
+from benchctl.load.client import Exchange, StreamClient
 from benchctl.measure.server import Server
 from benchctl.units import NS_PER_S, s_from_ns
 

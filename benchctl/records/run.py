@@ -70,11 +70,15 @@ class ChoiceRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
     """What arrived for one choice of one request.
 
     ``chunk_ns[i]`` is the arrival of the i-th event that carried output of this choice; ``chunk_tokens[i]``
-    the number of tokens in it, where the engine says so. Chunks are not tokens: count from usage.
+    the number of tokens in it, where the engine says so. Chunks are not tokens: count from usage. Chunks that came
+    out of one read share its time, which is that of its newest bytes: for all but the last of them it is an upper
+    bound.
     """
 
     index: int
     chunk_ns: tuple[int, ...] = ()
+    chunk_late_ns: tuple[int, ...] | None = None
+    """By how much later than ``chunk_ns`` the client read each chunk, where the kernel stamped the arrivals."""
     chunk_tokens: tuple[int, ...] | None = None
     output_tokens: int | None = None
     finish_reason: str | None = None
@@ -82,8 +86,13 @@ class ChoiceRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class RequestError(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """Why a request failed. ``kind`` is a class: ``connect``, ``timeout``, ``http-status``, ``early-close``,
-    ``malformed-stream``, ``server-error``, ``short-output``, ``cancelled``.
+    """Why a request failed.
+
+    ``kind`` is a class of its own for each way: ``connect-refused``, ``connect-timeout``, ``connect-failed``
+    (anything else before there was a connection), ``first-token-timeout``, ``between-tokens-timeout``,
+    ``total-timeout``, ``reset`` and ``early-close`` (the connection broke, or ended before the answer did),
+    ``http-status``, ``malformed-http``, ``malformed-stream``, ``server-error`` (an error event in the stream),
+    ``wrong-length`` (not as many tokens as ``ignore_eos`` demands), ``cancelled``.
     """
 
     kind: str
@@ -101,8 +110,14 @@ class RequestRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
     index: int
     is_warmup: bool = False
     scheduled_ns: int
+    connected_ns: int | None = None
+    """When its connection was open: before ``sent_ns``, because connections are made ahead."""
     sent_ns: int | None = None
+    """When its first byte was handed to the kernel; ``sent_ns - scheduled_ns`` is the send lag."""
     done_ns: int | None = None
+    stamps: Literal["kernel", "loop"] = "loop"
+    """Who took the time of the chunks: the kernel as their bytes reached this host, or the client as it read
+    them."""
     status: int | None = None
     choices: tuple[ChoiceRecord, ...] = ()
     prompt_tokens: int | None = None

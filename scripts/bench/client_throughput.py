@@ -23,8 +23,8 @@ import uvloop
 
 from benchctl.engines.engine import LaunchSite, RequestCall
 from benchctl.engines.sim import SimEngine
-from benchctl.measure.client import StreamClient
-from benchctl.measure.load import Load
+from benchctl.load.client import StreamClient
+from benchctl.load.driver import Load
 from benchctl.measure.port import HOST, choose_port
 from benchctl.measure.server import Launch, ServerProcess
 from benchctl.measure.telemetry import steady_interpreter

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchctl.measure.stream import CompletionReader, EventSplitter
+from benchctl.load.stream import CompletionReader, EventSplitter
 
 USAGE = {"prompt_tokens": 9, "completion_tokens": 3}
 

@@ -15,7 +15,7 @@ from typing import Final
 
 from asyncio_throttle.throttler import Throttler
 
-from benchctl.measure.client import Call, Exchange, StreamClient, understand
+from benchctl.load.client import Call, Exchange, StreamClient, understand
 from benchctl.profile.model import Arrival
 from benchctl.records.run import RequestRecord
 from benchctl.units import NS_PER_S

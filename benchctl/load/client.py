@@ -19,7 +19,7 @@ import httpx
 import msgspec
 from httpx_aiohttp import AiohttpTransport
 
-from benchctl.measure.stream import CompletionReader, shown
+from benchctl.load.stream import CompletionReader, shown
 from benchctl.profile.model import Timeouts
 from benchctl.records.run import PreparedRequest, RequestError, RequestRecord
 

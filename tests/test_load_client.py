@@ -6,7 +6,7 @@ import socket
 import pytest
 from paced import PacedEngine, call, launch, request
 
-from benchctl.measure.client import StreamClient, understand
+from benchctl.load.client import StreamClient, understand
 from benchctl.measure.server import ServerProcess
 from benchctl.profile.model import Timeouts
 from benchctl.units import NS_PER_MS
@@ -104,7 +104,7 @@ def test_nobody_listening_is_a_connect_error():
     ],
 )
 def test_a_refusal_is_quoted_in_the_words_of_the_server(body, stated):
-    from benchctl.measure.client import _stated
+    from benchctl.load.client import _stated
 
     assert _stated(body) == stated
 

@@ -7,8 +7,8 @@ import itertools
 import pytest
 from paced import PacedEngine, call, launch, request
 
-from benchctl.measure.client import StreamClient
-from benchctl.measure.load import Load
+from benchctl.load.client import StreamClient
+from benchctl.load.driver import Load
 from benchctl.measure.server import ServerProcess
 from benchctl.profile.model import Arrival
 from benchctl.units import NS_PER_MS
