@@ -307,7 +307,7 @@ class PacedServer:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--port", type=int, required=True, help="on 127.0.0.1")
+    parser.add_argument("--port", type=int, default=0, help="on 127.0.0.1; default: a free one, which it prints")
     parser.add_argument("--truth", type=Path)
     parser.add_argument("--tick-ms", type=float, default=20.0)
     parser.add_argument("--ttft-ticks", type=int, default=1, help="ticks from arrival to the first token")
@@ -325,7 +325,7 @@ def main() -> None:
 
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
-    print("listening", flush=True)
+    print(f"listening on {server.listener.getsockname()[1]}", flush=True)
     server.serve()
 
 

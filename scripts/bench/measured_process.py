@@ -1,0 +1,121 @@
+"""Runs a command and says what its whole family of processes took: processor time, memory, wall time."""
+
+import os
+import resource
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+SAMPLE_S = 0.05
+STDERR_TAIL_CHARS = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """``cpu_s``: user and system time of the process and its descendants. ``peak_bytes``: the largest sum of their
+    resident sizes in a sample, in which memory that processes share counts for each of them."""
+
+    cpu_s: float
+    peak_bytes: int
+    wall_s: float
+    most_processes: int
+    failure: str | None
+    """The end of what it said when it failed."""
+
+
+@dataclass(slots=True)
+class Family:
+    """What was seen of a process and its descendants so far."""
+
+    pid: int
+    cpu_s: dict[int, float] = field(default_factory=dict)
+    """Of each process, when last seen."""
+    peak_bytes: int = 0
+    most_processes: int = 0
+
+    def look(self) -> None:
+        sizes = []
+        for process in self.members():
+            try:
+                with process.oneshot():
+                    times = process.cpu_times()
+                    self.cpu_s[process.pid] = times.user + times.system
+                    sizes.append(process.memory_info().rss)
+            except psutil.Error:  # it has just ended
+                continue
+        self.peak_bytes = max(self.peak_bytes, sum(sizes))
+        self.most_processes = max(self.most_processes, len(sizes))
+
+    def members(self) -> list[psutil.Process]:
+        try:
+            first = psutil.Process(self.pid)
+            return [first, *first.children(recursive=True)]
+        except psutil.Error:
+            return []
+
+
+def run_measured(
+    argv: Sequence[str], log: Path, *, timeout_s: float = 600.0, environment: Mapping[str, str]
+) -> Cost:
+    """Run ``argv`` to its end; its output goes to ``log``. Whatever it leaves behind in its session is ended.
+
+    Processor time is what the kernel counted for the process and the descendants it waited for; of those that it
+    did not wait for, what was last seen, when that is more.
+    """
+    began_s = time.perf_counter()
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env={**os.environ, **environment},
+        )
+        family = Family(process.pid)
+        try:
+            status, used = wait(family, began_s + timeout_s)
+        finally:
+            end_session(process.pid)
+    process.returncode = os.waitstatus_to_exitcode(status)  # it has been waited for here
+    return Cost(
+        cpu_s=max(used.ru_utime + used.ru_stime, sum(family.cpu_s.values())),
+        peak_bytes=max(family.peak_bytes, used.ru_maxrss * 1024),
+        wall_s=time.perf_counter() - began_s,
+        most_processes=family.most_processes,
+        failure=f"ended with {process.returncode}: {tail(log)}" if process.returncode else None,
+    )
+
+
+def wait(family: Family, deadline_s: float) -> tuple[int, resource.struct_rusage]:
+    """Watch until the first process ends; past the deadline it is ended."""
+    handle = os.pidfd_open(family.pid)  # readable as soon as it ends
+    try:
+        while not select.select([handle], [], [], SAMPLE_S)[0]:
+            family.look()
+            if time.perf_counter() > deadline_s:
+                end_session(family.pid)
+    finally:
+        os.close(handle)
+    _, status, used = os.wait4(family.pid, 0)
+    return status, used
+
+
+def end_session(leader: int) -> None:
+    """Kill what still lives in the session that ``leader`` began."""
+    for process in psutil.process_iter():
+        try:
+            if os.getsid(process.pid) == leader:
+                process.send_signal(signal.SIGKILL)
+        except (psutil.Error, ProcessLookupError, PermissionError):
+            continue
+
+
+def tail(log: Path) -> str:
+    return log.read_bytes()[-STDERR_TAIL_CHARS:].decode(errors="replace").strip()
