@@ -100,57 +100,6 @@ def with_ratios(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [row | ({"x limit": row["us/token"] / limit} if limit and "us/token" in row else {}) for row in rows]
 
 
-def measure(self, tool: Tool, asked: Asked) -> Cost:
-        argv = on_cores(tool.argv(asked), usable_cores()[1])
-        log = asked.directory / "tool.log"
-        return run_measured(argv, log, timeout_s=self.options.timeout_s, environment=tool.environment)
-
-    def per_token(self, name: str, phase: str, streams: int) -> dict[str, Any]:
-        """Medians over rounds; the range of the cost of a token over rounds beside it."""
-        short, long = self.options.output_len
-        pairs = []
-        for _ in range(self.options.rounds):
-            pair = tuple(self.cost(name, phase, streams, output_len) for output_len in (short, long))
-            for cost in pair:
-                if cost.failure:
-                    return {"tool": TOOLS[name].name, "failed": cost.failure}
-            pairs.append(pair)
-        us = [1e6 * (more.cpu_s - less.cpu_s) / (streams * (long - short)) for less, more in pairs]
-        return {
-            "tool": TOOLS[name].name,
-            "us/token": statistics.median(us),
-            "lowest": min(us),
-            "highest": max(us),
-            "peak MB": max(more.peak_bytes for _, more in pairs) / 1e6,
-            "processes": max(more.most_processes for _, more in pairs),
-        }
-
-    def smallest(self, name: str) -> dict[str, Any]:
-        costs = [self.cost(name, "common", 1, 1) for _ in range(self.options.rounds)]
-        if failure := next((cost.failure for cost in costs if cost.failure), None):
-            return {"tool": TOOLS[name].name, "failed": failure}
-        return {
-            "tool": TOOLS[name].name,
-            "wall s": statistics.median(cost.wall_s for cost in costs),
-            "CPU s": statistics.median(cost.cpu_s for cost in costs),
-            "peak MB": max(cost.peak_bytes for cost in costs) / 1e6,
-        }
-
-
-def with_ratios(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Each cost beside that of the limit, where that was measured."""
-    limit = next((row["us/token"] for row in rows if row["tool"] == TOOLS[LIMIT].name and "us/token" in row), None)
-    return [row | ({"x limit": row["us/token"] / limit} if limit and "us/token" in row else {}) for row in rows]
-
-
-def print_rows(title: str, rows: list[dict[str, Any]]) -> None:
-    """The table, and under it what kept a tool out of it."""
-    show([{name: value for name, value in row.items() if name != "failed"} for row in rows], title)
-    for row in rows:
-        if "failed" in row:
-            print(f"{row['tool']}: {row['failed']}")
-
-
 def measure(options: argparse.Namespace, root: Path) -> dict[str, Any]:
     bench = Bench(options, root)
     missing = [{"tool": TOOLS[name].name, "failed": "not installed"} for name in missing_tools(options.tools)]

@@ -258,6 +258,6 @@ TOOLS = {
     "benchctl": Tool("benchctl", PYTHON, benchctl_command, seen_by_benchctl),
     "vllm": Tool("vllm bench serve", VLLM, vllm_command, seen_by_vllm, OFFLINE),
     "guidellm": Tool("GuideLLM", GUIDELLM, guidellm_command, seen_by_guidellm, OFFLINE),
-    "aiperf": Tool("AIPerf", AIPERF, aiperf_command, seen_by_aiperf, OFFLINE),
+    "aiperf": Tool("AIPerf", AIPERF, aiperf_command, seen_by_aiperf),  # offline it takes no tokenizer by its path
 }
 """By the name that ``--tools`` takes."""

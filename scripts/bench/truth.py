@@ -105,7 +105,8 @@ class Errors:
     num_matched: int
     num_unknown: int
     """Requests that the tool tells of and the server does not know by that name."""
-    num_wrong_tokens: int
+    num_wrong_tokens: int | None
+    """Requests with another number of tokens; None where the tool counts none."""
     num_itl_missing: int
     bound_share: float | None
 
@@ -120,6 +121,7 @@ def errors(seen: Sequence[Seen], truths: Iterable[Truth]) -> Errors:
     known = [
         (request, gap) for request, gap in gaps if request.itl_ns is not None and len(request.itl_ns) == len(gap)
     ]
+    wrong = [said.output_tokens != sum(was.event_tokens) for said, was in pairs if said.output_tokens is not None]
     bounds = [request.num_bound for request, _ in pairs if request.num_bound is not None]
     num_events = sum(len(gap) + 1 for request, gap in gaps if request.num_bound is not None)
     return Errors(
@@ -136,7 +138,7 @@ def errors(seen: Sequence[Seen], truths: Iterable[Truth]) -> Errors:
         ],
         num_matched=len(pairs),
         num_unknown=len(seen) - len(pairs),
-        num_wrong_tokens=sum(request.output_tokens != sum(truth.event_tokens) for request, truth in pairs),
+        num_wrong_tokens=sum(wrong) if len(wrong) == len(pairs) else None,
         num_itl_missing=len(pairs) - len(known),
         bound_share=sum(bounds) / num_events if bounds else None,
     )
