@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from benchctl.engines.engine import Diagnosis, LaunchSite, raw_step_log
-from benchctl.load.client import Call, StreamClient
+from benchctl.load.exchange import Call
 from benchctl.measure.port import choose_port
 from benchctl.measure.server import Launch
 from benchctl.profile.model import Profile, Timeouts
@@ -143,7 +143,7 @@ def launch(directory: Path, *flags: str, **timeouts: float) -> Launch:
     )
 
 
-def call(client: StreamClient, asked: PreparedRequest) -> Call:
+def call(asked: PreparedRequest, *, is_warmup: bool = False) -> Call:
     """``asked`` in the paced server's dialect, ready to be sent."""
     spoken = PacedEngine(truth=Path()).request_call(asked, None)
-    return client.prepare(asked, spoken.path, spoken.headers, spoken.body)
+    return Call(request=asked, path=spoken.path, headers=spoken.headers, body=spoken.body, is_warmup=is_warmup)

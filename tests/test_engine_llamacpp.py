@@ -22,7 +22,8 @@ from benchctl.engines import engine_for
 from benchctl.engines.engine import LaunchSite
 from benchctl.engines.llamacpp import LlamaCppEngine
 from benchctl.errors import EngineUnavailableError, ServerStartError, UnsupportedError
-from benchctl.load.client import StreamClient, understand
+from benchctl.load.client import StreamClient
+from benchctl.load.exchange import Call
 from benchctl.measure.port import choose_port
 from benchctl.measure.server import Launch, ServerProcess
 from benchctl.profile.engine_options import LlamaCppOptions
@@ -107,8 +108,8 @@ def answers(settings, directory, *requests) -> tuple[list[RequestRecord], dict]:
             await server.wait_ready(client.control)
             for request in requests:
                 call = ENGINE.request_call(request, settings)
-                prepared = client.prepare(request, call.path, call.headers, call.body)
-                records.append(await understand(await client.exchange(prepared, 0)))
+                prepared = Call(request=request, path=call.path, headers=call.headers, body=call.body)
+                records.append(await (await client.exchange(prepared, 0)).understood())
             slots = (await client.control.get("/slots")).json()
         return records, next(slot for slot in slots if "params" in slot)
 

@@ -10,7 +10,9 @@ import pytest
 from paced import planned, profile, request
 from stubborn import CORE, StubbornEngine, launch, processes_of, wait_until
 
-from benchctl.load.client import Exchange, StreamClient, understand
+from benchctl.load.client import StreamClient
+from benchctl.load.exchange import Call
+from benchctl.load.tally import Activity
 from benchctl.measure.run import RunContext, measure_run
 from benchctl.measure.server import ServerProcess
 from benchctl.measure.stall import silence_ns
@@ -134,15 +136,10 @@ def test_a_server_that_is_stopped_by_a_signal_hangs_and_is_ended_all_the_same(tm
 
 
 def test_silence_counts_from_the_last_byte_or_from_the_oldest_open_request():
-    def exchange(sent_ns, *reads_ns):
-        return Exchange(call=None, scheduled_ns=0, sent_ns=sent_ns, reads=[(t_ns, b"x") for t_ns in reads_ns])
-
-    assert silence_ns(frozenset(), 5, 100) == 0
-    assert silence_ns(frozenset([exchange(40)]), 0, 100) == 60
-    assert silence_ns(frozenset([exchange(40), exchange(90)]), 0, 100) == 60  # a new request is no sign of life
-    assert silence_ns(frozenset([exchange(40, 50, 70), exchange(30)]), 0, 100) == 30
-    assert silence_ns(frozenset([exchange(40)]), 75, 100) == 25  # another request ended with a byte at 75
-    assert silence_ns(frozenset([exchange(90)]), 20, 100) == 10  # nobody waited before it was sent
+    assert silence_ns(Activity(num_open=0, heard_ns=5), 100) == 0
+    assert silence_ns(Activity(num_open=1, oldest_sent_ns=40), 100) == 60
+    assert silence_ns(Activity(num_open=2, oldest_sent_ns=30, heard_ns=70), 100) == 30
+    assert silence_ns(Activity(num_open=1, oldest_sent_ns=90, heard_ns=20), 100) == 10  # nobody waited before
 
 
 @pytest.mark.parametrize(
@@ -152,7 +149,7 @@ def test_silence_counts_from_the_last_byte_or_from_the_oldest_open_request():
         ({"mode": "late-error"}, "server-error", "died after the last word"),
         ({"mode": "cut"}, "early-close", "in mid-stream"),
         ({"mode": "truncate"}, "early-close", "in mid-stream"),
-        ({"tokens": 3}, "short-output", "3 output tokens where ignore_eos demands 4"),
+        ({"tokens": 3}, "wrong-length", "3 output tokens where ignore_eos demands 4"),
         ({"mode": "no-finish"}, "early-close", "0 of 1 choices finished"),
     ],
     ids=str,
@@ -165,8 +162,8 @@ def test_a_polite_but_early_end_is_a_failure_of_the_request(tmp_path, how, kind,
                 await server.wait_ready(client.control)
                 asked = request(0, max_tokens=4, **how)
                 spoken = StubbornEngine(truth=tmp_path).request_call(asked, None)
-                call = client.prepare(asked, spoken.path, spoken.headers, spoken.body)
-                return await understand(await client.exchange(call, 0))
+                call = Call(request=asked, path=spoken.path, headers=spoken.headers, body=spoken.body)
+                return await (await client.exchange(call, 0)).understood()
 
     record = asyncio.run(ask())
     assert record.status == 200

@@ -6,7 +6,7 @@ import socket
 import pytest
 from paced import PacedEngine, call, launch, request
 
-from benchctl.load.client import StreamClient, understand
+from benchctl.load.client import StreamClient
 from benchctl.measure.server import ServerProcess
 from benchctl.profile.model import Timeouts
 from benchctl.units import NS_PER_MS
@@ -15,7 +15,7 @@ from benchctl.units import NS_PER_MS
 async def ask(base_url, *asked, request_s=20.0):
     """Records of ``asked``, sent one after another."""
     async with StreamClient(base_url, Timeouts(request_s=request_s, connect_s=2.0)) as client:
-        return [await understand(await client.exchange(call(client, one), scheduled_ns=1)) for one in asked]
+        return [await (await client.exchange(call(one), scheduled_ns=1)).understood() for one in asked]
 
 
 async def served(how, *asked, **limits):
@@ -51,14 +51,13 @@ def test_times_and_counts_agree_with_what_the_server_did(tmp_path):
     [
         ({"mode": "truncate"}, "early-close", "the server closed the connection in mid-stream"),
         ({"mode": "hang-up"}, "early-close", "the server closed the connection before it answered"),
-        ({"mode": "noise"}, "malformed-stream", "the answer is no HTTP"),
+        ({"mode": "noise"}, "malformed-http", "the answer is no HTTP"),
         ({"mode": "no-finish"}, "early-close", "the stream ended with 0 of 1 choices finished"),
-        ({"mode": "no-usage"}, "malformed-stream", "the stream states no usage"),
         ({"mode": "error-event"}, "server-error", "engine core died"),
         ({"mode": "garbage"}, "malformed-stream", "an event cannot be read"),
         ({"mode": "plain"}, "malformed-stream", "the answer holds no events"),
         ({"mode": "refuse"}, "http-status", "the engine is tired"),
-        ({"tokens": 3}, "short-output", "3 output tokens where ignore_eos demands 4"),
+        ({"tokens": 3}, "wrong-length", "3 output tokens where ignore_eos demands 4"),
     ],
     ids=lambda value: value.get("mode", "short") if isinstance(value, dict) else "",
 )
@@ -74,10 +73,17 @@ def test_each_way_of_failing_has_its_kind_and_what_arrived_is_kept(tmp_path, how
         assert record.error.status == record.status == 500
 
 
+def test_without_usage_the_ids_of_the_tokens_count(tmp_path):
+    (record,) = asyncio.run(served(launch(tmp_path), request(0, max_tokens=4, mode="no-usage")))
+    assert record.error is None
+    assert record.completion_tokens is None
+    assert [choice.output_tokens for choice in record.choices] == [4]
+
+
 def test_a_stream_that_never_ends_times_out_and_keeps_its_first_half(tmp_path):
     (record,) = asyncio.run(served(launch(tmp_path), request(0, max_tokens=4, mode="stall"), request_s=0.3))
     assert record.error is not None
-    assert record.error.kind == "timeout"
+    assert record.error.kind == "total-timeout"
     assert "0.3 s (timeouts.request_s)" in record.error.message
     assert len(record.choices[0].chunk_ns) == 2
 
@@ -87,7 +93,7 @@ def test_nobody_listening_is_a_connect_error():
         holder.bind(("127.0.0.1", 0))
         (record,) = asyncio.run(ask(f"http://127.0.0.1:{holder.getsockname()[1]}", request(0)))
     assert record.error is not None
-    assert record.error.kind == "connect"
+    assert record.error.kind == "connect-refused"
     assert record.status is None
 
 
@@ -104,7 +110,7 @@ def test_nobody_listening_is_a_connect_error():
     ],
 )
 def test_a_refusal_is_quoted_in_the_words_of_the_server(body, stated):
-    from benchctl.load.client import _stated
+    from benchctl.load.answer import _stated
 
     assert _stated(body) == stated
 
@@ -115,8 +121,8 @@ def test_a_large_answer_is_read_in_slices_between_which_others_have_their_turn(t
         with ServerProcess(how) as server:
             async with StreamClient(how.base_url, how.timeouts) as client:
                 await server.wait_ready(client.control)
-                exchange = await client.exchange(call(client, request(0, max_tokens=4000, gap_ms=0)), 0)
-                reading = asyncio.create_task(understand(exchange))
+                exchange = await client.exchange(call(request(0, max_tokens=4000, gap_ms=0)), 0)
+                reading = asyncio.create_task(exchange.understood())
                 while not reading.done():
                     turns += 1
                     await asyncio.sleep(0)

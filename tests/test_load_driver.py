@@ -23,7 +23,7 @@ def drive(tmp_path, arrival, requests, *, cancel_after_s=None, on_record=None, t
             async with StreamClient(how.base_url, how.timeouts) as client:
                 await server.wait_ready(client.control)
                 load = Load(client, Arrival(**arrival), on_record or records.append, time_scale=time_scale)
-                driving = asyncio.create_task(load.drive([call(client, one) for one in requests]))
+                driving = asyncio.create_task(load.drive([call(one) for one in requests]))
                 if cancel_after_s is not None:
                     await asyncio.sleep(cancel_after_s)
                     driving.cancel()

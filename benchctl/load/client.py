@@ -1,53 +1,33 @@
-"""The streaming client: sends one prepared request and notes when each read arrived.
+"""The streaming client: httpx over a transport that stamps each read and understands it after the stream has ended.
 
-Bytes are stamped as they arrive and understood after the stream has ended, so that the cost of understanding
-them is in no measured time; it is paid in slices between which other streams are served. One connection per
-request: some servers close theirs after a stream, and a reused one then fails through no fault of the load.
-Nothing is sent twice.
+One connection per request: some servers close theirs after a stream, and a reused one then fails through no fault
+of the load. Nothing is sent twice, unless a server sends it on to another place.
 """
 
 import asyncio
 import ssl
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from contextlib import suppress
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 import aiohttp
 import httpx
-import msgspec
 from httpx_aiohttp import AiohttpTransport
 
-from benchctl.load.stream import CompletionReader, shown
+from benchctl.load.exchange import Call, Exchange
+from benchctl.load.kernel_clock import KernelClock
+from benchctl.load.limits import limit_reached
+from benchctl.load.receiver import Receiver
+from benchctl.load.tally import Activity
+from benchctl.load.transport import EXCHANGE, StreamTransport
 from benchctl.profile.model import Timeouts
-from benchctl.records.run import PreparedRequest, RequestError, RequestRecord
+from benchctl.records.run import RequestError
 
-_SLICE_BYTES = 16_384
-"""Read at one go, a quarter of a millisecond; then other streams have their turn."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
-    """A request ready to be sent, made before the load so that no send waits for it."""
-
-    request: PreparedRequest
-    http: httpx.Request
-    is_warmup: bool = False
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class Exchange:
-    """What went over the wire for one call: raw reads with their arrival times, not yet understood."""
-
-    call: Call
-    scheduled_ns: int
-    sent_ns: int = 0
-    done_ns: int = 0
-    status: int | None = None
-    reads: list[tuple[int, bytes]] = field(default_factory=list)
-    failure: RequestError | None = None
-    """Trouble of the transport; what the stream itself says is found when it is read."""
+_LOOK_S: Final = 0.05
+"""How often limits are looked at: a timeout is found at most so much too late."""
+_HELD_BYTES: Final = 8 << 20
+"""Reads of open streams that are kept before some are understood while the streams go on."""
 
 
 class StreamClient:
@@ -56,83 +36,160 @@ class StreamClient:
     def __init__(self, base_url: str, timeouts: Timeouts) -> None:
         self._timeouts = timeouts
         self._open: set[Exchange] = set()
-        self.last_end_ns = 0
-        """When the last request ended for which anything had arrived; 0 before there is one."""
+        self._tasks: list[asyncio.Task[None]] = []
+        self._last_end_ns = 0
+        """When something last came of a request that has ended; 0 before there is one."""
         self.control = httpx.AsyncClient(
             base_url=base_url,
-            transport=AiohttpTransport(verify=_tls(base_url), client=_session),
+            transport=_httpx_transport(base_url),
             headers={"accept-encoding": "identity", "user-agent": "benchctl"},
             timeout=httpx.Timeout(timeouts.connect_s),
             trust_env=False,
         )
+        self.clock = KernelClock()
 
     async def __aenter__(self) -> Self:
         await self.control.__aenter__()
+        self._receiver = Receiver()
+        self._streams = httpx.AsyncClient(
+            transport=StreamTransport(self._receiver, self.clock),
+            mounts={"https://": _httpx_transport(base_url)} if (base_url := self._tls_url()) else None,
+            follow_redirects=True,
+            trust_env=False,
+        )
+        self._watching = asyncio.create_task(self._watch())
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._watching.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._watching
+        await self._streams.aclose()
+        self._receiver.close()
         await self.control.__aexit__(kind, error, trace)
 
-    @property
-    def open(self) -> frozenset[Exchange]:
-        """Requests that are open now."""
-        return frozenset(self._open)
-
-    def prepare(
-        self,
-        request: PreparedRequest,
-        path: str,
-        headers: Mapping[str, str],
-        body: bytes,
-        *,
-        is_warmup: bool = False,
-    ) -> Call:
-        """Make the HTTP request that asks for ``request``."""
-        http = self.control.build_request(
-            "POST",
-            path,
-            headers={"content-type": "application/json", "accept": "text/event-stream", **headers},
-            content=body,
-            timeout=httpx.Timeout(None, connect=self._timeouts.connect_s),
+    def activity(self) -> Activity:
+        """What is open now, and when something last came of it."""
+        sent = [exchange for exchange in self._open if exchange.sent_ns]
+        return Activity(
+            num_open=len(sent),
+            oldest_sent_ns=min((exchange.sent_ns for exchange in sent), default=0),
+            heard_ns=max(self._last_end_ns, *(exchange.last_ns for exchange in sent), 0),
         )
-        return Call(request=request, http=http, is_warmup=is_warmup)
+
+    def begin(self, call: Call) -> Exchange:
+        """An exchange for ``call``, to be passed to ``carry_out``."""
+        return Exchange(call=call, clock=self.clock, held=self._receiver.held)
+
+    def breathe(self) -> None:
+        """Take in what has arrived, in the middle of something that would keep it waiting."""
+        self._receiver.read_ready()
 
     async def exchange(self, call: Call, scheduled_ns: int) -> Exchange:
-        """Send ``call`` and take in the stream. Trouble is noted, never raised: also being cancelled."""
-        exchange = Exchange(call=call, scheduled_ns=scheduled_ns)
-        reads, now = exchange.reads, time.monotonic_ns
-        exchange.sent_ns = now()
-        self._open.add(exchange)
-        try:
-            async with asyncio.timeout(self._timeouts.request_s):
-                response = await self.control.send(call.http, stream=True)
-                exchange.status = response.status_code
-                try:
-                    async for data in response.aiter_raw():
-                        reads.append((now(), data))
-                finally:
-                    await response.aclose()
-        except TimeoutError:
-            limit = f"no end within {self._timeouts.request_s:g} s (timeouts.request_s)"
-            exchange.failure = RequestError(kind="timeout", message=limit)
-        except asyncio.CancelledError:
-            exchange.failure = RequestError(kind="cancelled", message="the load ended before this request did")
-        except (httpx.HTTPError, aiohttp.ClientError, OSError) as error:
-            exchange.failure = _transport_error(error, exchange)
-        exchange.done_ns = now()
-        self._open.discard(exchange)
-        if reads:
-            self.last_end_ns = reads[-1][0]
+        """Send ``call`` as soon as its connection is open, and take in the stream."""
+        exchange = self.begin(call)
+        carrying = asyncio.create_task(self.carry_out(exchange))
+        await exchange.launch.ready()
+        exchange.leave(scheduled_ns)
+        await carrying
         return exchange
 
+    async def carry_out(self, exchange: Exchange) -> None:
+        """Open a connection, wait for the launch, send, take in the stream.
 
-def _tls(base_url: str) -> ssl.SSLContext:
-    """A bare context for plain HTTP spares loading the certificates of the world."""
-    if base_url.startswith("https:"):
-        return ssl.create_default_context()
-    return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        Trouble is noted in the exchange, never raised: also being cancelled.
+        """
+        failure: RequestError | None = None
+        carrying = asyncio.current_task()
+        exchange.stop = carrying.cancel if carrying is not None else None
+        self._open.add(exchange)
+        try:
+            await self._send(exchange)
+        except asyncio.CancelledError:
+            failure = RequestError(kind="cancelled", message="the load ended before this request did")
+            if exchange.failure is not None and carrying is not None:
+                carrying.uncancel()  # a limit of its own stopped it, and nobody else
+        except (httpx.HTTPError, httpx.InvalidURL, aiohttp.ClientError, OSError) as error:
+            failure = transport_error(error, exchange)
+        exchange.end(failure)
+        exchange.launch.lay()  # nobody need wait for one that failed before it could leave
+        self._open.discard(exchange)
+        self._last_end_ns = max(self._last_end_ns, exchange.last_ns)
+
+    async def _send(self, exchange: Exchange) -> None:
+        request = self._http_request(exchange)
+        if request.url.scheme == "https":
+            await self._send_by_httpx(request, exchange)
+            return
+        response = await self._streams.send(request, stream=True)
+        exchange.num_redirects = len(response.history)
+        await response.aclose()
+
+    async def _send_by_httpx(self, request: httpx.Request, exchange: Exchange) -> None:
+        """The way for what our transport does not speak: reads are stamped as the task gets them."""
+        exchange.route = "httpx"
+        exchange.launch.lay()
+        await exchange.launch.gone()
+        exchange.sent_ns = time.monotonic_ns()
+        response = await self._streams.send(request, stream=True)
+        exchange.num_redirects = len(response.history)
+        try:
+            # What follows has no framing of its own any more: it ends where the connection does.
+            exchange.keep(time.monotonic_ns(), b"HTTP/1.1 %d -\r\n\r\n" % response.status_code)
+            async for data in response.aiter_raw():
+                exchange.keep(time.monotonic_ns(), data)
+        finally:
+            await response.aclose()
+
+    def _http_request(self, exchange: Exchange) -> httpx.Request:
+        call = exchange.call
+        if call is None:
+            raise ValueError("an exchange without a call cannot be sent")
+        request = self.control.build_request(
+            "POST",
+            call.path,
+            headers={"content-type": "application/json", "accept": "text/event-stream", **call.headers},
+            content=call.body,
+            timeout=httpx.Timeout(None, connect=self._timeouts.connect_s),
+        )
+        request.extensions[EXCHANGE] = exchange
+        return request
+
+    async def _watch(self) -> None:
+        """Stop requests that have reached a limit, and keep what is held within bounds."""
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            now_ns = time.monotonic_ns()
+            for exchange in tuple(self._open):
+                reached = limit_reached(exchange, self._timeouts, now_ns)
+                if reached is not None and exchange.stop is not None:
+                    exchange.failure = reached
+                    exchange.stop()
+            await self._digest_some()
+
+    async def _digest_some(self) -> None:
+        """Where streams are so long or so many that their reads fill the memory, understand them as they come."""
+        if self._receiver.held.num_bytes <= _HELD_BYTES:
+            return
+        for exchange in sorted(self._open, key=lambda exchange: len(exchange.reads), reverse=True):
+            while len(exchange.reads) > 1 and exchange.failure is None:
+                exchange.digest()
+                await asyncio.sleep(0)
+            if self._receiver.held.num_bytes <= _HELD_BYTES // 2:
+                return
+
+    def _tls_url(self) -> str | None:
+        url = self.control.base_url
+        return str(url) if url.scheme == "https" else None
+
+
+def _httpx_transport(base_url: str) -> httpx.AsyncBaseTransport:
+    """One of httpx's own. A bare context for plain HTTP spares loading the certificates of the world."""
+    is_tls = base_url.startswith("https:")
+    context = ssl.create_default_context() if is_tls else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    return AiohttpTransport(verify=context, client=_session)
 
 
 def _session() -> aiohttp.ClientSession:
@@ -140,96 +197,22 @@ def _session() -> aiohttp.ClientSession:
     return aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
 
 
-def _transport_error(error: Exception, exchange: Exchange) -> RequestError:
-    """Classify by the underlying exception: the transport's own mapping calls a lost connection a timeout."""
-    cause = (error.__cause__ if isinstance(error, httpx.HTTPError) else None) or error
+def transport_error(error: Exception, exchange: Exchange) -> RequestError:
+    """The class of what went wrong below HTTP, by the exception underneath: names of transports differ."""
+    cause = error
+    while isinstance(cause, (httpx.HTTPError, aiohttp.ClientError)) and isinstance(cause.__cause__, Exception):
+        cause = cause.__cause__
     message = f"{type(cause).__name__}: {cause}"
-    if isinstance(cause, (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)):
-        return RequestError(kind="connect", message=message)
+    if isinstance(error, (httpx.ConnectTimeout, aiohttp.ConnectionTimeoutError)):
+        return RequestError(kind="connect-timeout", message=str(error))
+    if isinstance(error, (httpx.ConnectError, aiohttp.ClientConnectorError)):
+        is_refused = isinstance(cause, ConnectionRefusedError) or "refused" in message.lower()
+        return RequestError(kind="connect-refused" if is_refused else "connect-failed", message=message)
+    if isinstance(error, (httpx.UnsupportedProtocol, httpx.InvalidURL, httpx.TooManyRedirects)):
+        return RequestError(kind="connect-failed", message=message)
     if isinstance(cause, aiohttp.ClientResponseError):
-        return RequestError(kind="malformed-stream", message=f"the answer is no HTTP: {message}")
-    when = "before it answered" if exchange.status is None else "in mid-stream"
-    return RequestError(kind="early-close", message=f"the server closed the connection {when}: {message}")
-
-
-async def understand(exchange: Exchange) -> RequestRecord:
-    """Turn the raw reads into a record, in slices that leave the loop free for the other streams."""
-    reader = CompletionReader(exchange.call.request.n)
-    pending = 0
-    for t_ns, data in exchange.reads:
-        reader.feed(t_ns, data)
-        pending += len(data)
-        if pending >= _SLICE_BYTES:
-            pending = 0
-            await asyncio.sleep(0)
-    if exchange.failure is None:
-        reader.finish(exchange.done_ns)
-    return _record(exchange, reader)
-
-
-def _record(exchange: Exchange, reader: CompletionReader) -> RequestRecord:
-    request, usage = exchange.call.request, reader.usage
-    return RequestRecord(
-        request_id=request.request_id,
-        index=request.index,
-        is_warmup=exchange.call.is_warmup,
-        scheduled_ns=exchange.scheduled_ns,
-        sent_ns=exchange.sent_ns,
-        done_ns=exchange.done_ns,
-        status=exchange.status,
-        choices=reader.choices(),
-        prompt_tokens=usage.prompt_tokens if usage else None,
-        completion_tokens=usage.completion_tokens if usage else None,
-        cached_tokens=usage.cached_tokens if usage else None,
-        error=_error(exchange, reader),
-    )
-
-
-def _error(exchange: Exchange, reader: CompletionReader) -> RequestError | None:
-    """What is wrong with an exchange; None only when everything asked for has arrived.
-
-    What the server says of its own failure explains more than the way in which the stream then ended.
-    """
-    failure = exchange.failure
-    if failure is not None and failure.kind in {"cancelled", "timeout", "connect"}:
-        return failure
-    if exchange.status is not None and exchange.status != httpx.codes.OK:
-        body = b"".join(data for _, data in exchange.reads)
-        return RequestError(kind="http-status", message=_stated(body), status=exchange.status)
-    return reader.error or failure or _incompleteness(exchange, reader)
-
-
-def _incompleteness(exchange: Exchange, reader: CompletionReader) -> RequestError | None:
-    request, usage = exchange.call.request, reader.usage
-    if not reader.has_events and exchange.reads:
-        message = f"the answer holds no events: {shown(exchange.reads[0][1])}"
-        return RequestError(kind="malformed-stream", message=message)
-    if reader.num_finished < request.n:
-        message = f"the stream ended with {reader.num_finished} of {request.n} choices finished"
-        return RequestError(kind="early-close", message=message)
-    if usage is None or usage.completion_tokens is None:
-        return RequestError(kind="malformed-stream", message="the stream states no usage: tokens cannot be counted")
-    wanted = request.max_tokens * request.n
-    if request.ignore_eos and usage.completion_tokens != wanted:
-        message = f"{usage.completion_tokens} output tokens where ignore_eos demands {wanted}"
-        return RequestError(kind="short-output", message=message)
-    return None
-
-
-class _Refusal(msgspec.Struct):
-    error: msgspec.Raw = msgspec.Raw()
-    message: str | None = None
-
-
-def _stated(body: bytes) -> str:
-    """What the body of a refusal says: ``{"error": {"message": …}}``, ``{"message": …}``, or as it is."""
-    told = body
-    while told:
-        try:
-            refusal = msgspec.json.decode(told, type=_Refusal)
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            break
-        if refusal.message is not None:
-            return shown(refusal.message.encode())
-        body, told = told, bytes(refusal.error)
-    return shown(told or body) or "no message"
+        return RequestError(kind="malformed-http", message=f"the answer is no HTTP: {message}")
+    when = "in mid-stream" if exchange.last_ns else "before it answered"
+    is_reset = isinstance(cause, (ConnectionResetError, BrokenPipeError))
+    verb, kind = ("reset", "reset") if is_reset else ("closed", "early-close")
+    return RequestError(kind=kind, message=f"the server {verb} the connection {when}: {message}")

@@ -1,47 +1,41 @@
 """Driving the load: which request is sent when.
 
-One dispatcher goes through the prepared requests in their order and starts each when it is due *and* a slot is
-free *and* the rate limit allows it. A closed loop is the case in which nothing but the slot counts, an open
-loop the one in which nothing but the time does, a burst the one in which nothing does. Every request that was
-sent leaves exactly one record, whatever happens.
+Requests go through two hands, in their order. The first lays each ready shortly before it is due: it waits for a
+free slot and opens the connection. The second launches each when it is due *and* the rate limit allows it. A closed
+loop is the case in which nothing but the slot counts, an open loop the one in which nothing but the time does, a
+burst the one in which nothing does. What can leave at the start is laid ready as a whole and then launched in one
+go, so that "at once" means within the time that writing takes. Every request that was sent leaves exactly one
+record, whatever happens.
 """
 
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from itertools import islice
 from typing import Final
 
 from asyncio_throttle.throttler import Throttler
 
-from benchctl.load.client import Call, Exchange, StreamClient, understand
+from benchctl.load.client import StreamClient
+from benchctl.load.exchange import Call, Exchange
+from benchctl.load.heartbeat import beat
+from benchctl.load.tally import Activity, LoadSummary, Tally
 from benchctl.profile.model import Arrival
-from benchctl.records.run import RequestRecord
+from benchctl.records.run import ClientSample, RequestRecord
 from benchctl.units import NS_PER_S
 
-_OPEN_LOOP: Final = frozenset({"constant", "poisson", "gamma", "trace"})
+OPEN_LOOP: Final = frozenset({"constant", "poisson", "gamma", "trace"})
+_LEAD_NS: Final = 100_000_000
+"""How long before it is due a request is laid ready: its connection must be open by then."""
 _LAST_WORDS_S: Final = 0.2
 """How long requests in flight may still end by themselves when the load is called off."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadSummary:
-    """What one load came to."""
-
-    num_sent: int
-    num_failed: int
-    first_send_ns: int | None
-    last_token_ns: int | None
-    first_error: str | None = None
-    """What the first failed request failed with."""
-
-
-NOTHING_SENT: Final = LoadSummary(num_sent=0, num_failed=0, first_send_ns=None, last_token_ns=None)
+_SENDS_AT_ONCE: Final = 4
+"""Launches in a row before what has arrived meanwhile is read: 4 take some 0.1 ms."""
 
 
 class Load:
-    """One load. ``on_record`` gets each record as it completes.
+    """One load of one process. ``on_record`` gets each record as it completes, ``on_sample`` how the process does.
 
     The schedule is on the engine's clock: with a virtual one, ``time_scale`` seconds of it pass in each second.
     """
@@ -53,75 +47,132 @@ class Load:
         on_record: Callable[[RequestRecord], None],
         *,
         time_scale: float = 1.0,
+        on_sample: Callable[[ClientSample], None] | None = None,
+        worker: int = 0,
     ) -> None:
         self._client = client
+        self._on_sample = on_sample
+        self._worker = worker
         self._time_scale = time_scale
-        self._is_open_loop = arrival.kind in _OPEN_LOOP
+        self._is_open_loop = arrival.kind in OPEN_LOOP
+        self._max_concurrency = arrival.max_concurrency
         self._slots = asyncio.Semaphore(arrival.max_concurrency) if arrival.max_concurrency else None
         self._throttle = _throttler(arrival.launch_rate_limit, time_scale)
         self._on_record = on_record
-        self._records: list[RequestRecord] = []
+        self._tally = Tally()
         self._flights: set[asyncio.Task[None]] = set()
         self._fault: BaseException | None = None
 
     def summary(self) -> LoadSummary:
         """What has been recorded until now."""
-        sends = [record.sent_ns for record in self._records if record.sent_ns is not None]
-        tokens = [c.chunk_ns[-1] for record in self._records for c in record.choices if c.chunk_ns]
-        errors = [record.error for record in self._records if record.error is not None]
-        return LoadSummary(
-            num_sent=len(self._records),
-            num_failed=len(errors),
-            first_send_ns=min(sends, default=None),
-            last_token_ns=max(tokens, default=None),
-            first_error=f"{errors[0].kind}: {errors[0].message}" if errors else None,
-        )
+        return self._tally.summary()
 
     @property
     def error_kinds(self) -> frozenset[str]:
         """The ways in which requests have failed until now."""
-        return frozenset(record.error.kind for record in self._records if record.error is not None)
+        return self._tally.error_kinds
 
-    async def drive(self, calls: Sequence[Call]) -> None:
+    def activity(self) -> Activity:
+        """What is open now, and when something last came of it."""
+        return self._client.activity()
+
+    async def drive(self, calls: Iterable[Call], begin: Callable[[], Awaitable[int]] | None = None) -> None:
         """Send all of ``calls``, in their order, and wait for the last to end.
 
-        When cancelled, requests in flight are recorded as ``cancelled`` with what they had received; those that
-        were not sent leave no record.
+        ``begin`` is awaited when the first requests are ready and says when the schedule starts, in place of at
+        once. When cancelled, requests in flight are recorded as ``cancelled`` with what they had received; those
+        that were not sent leave no record.
         """
-        start_ns = time.monotonic_ns()
+        beating = asyncio.create_task(self._beat())
         try:
-            for call in calls:
-                scheduled_ns = await self._turn(call, start_ns)
-                flight = asyncio.create_task(self._fly(call, scheduled_ns))
-                self._flights.add(flight)
-                flight.add_done_callback(self._landed)
-                self._raise_fault()
+            if self._is_open_loop:
+                start_ns = await begin() if begin is not None else time.monotonic_ns() + _LEAD_NS
+                await self._drive_by_time(iter(calls), start_ns)
+            else:
+                await self._drive_by_slots(iter(calls), begin)
             while self._flights:
                 await asyncio.wait(self._flights)
         finally:
             await self._call_down()
+            beating.cancel()
+            await asyncio.wait({beating})
         self._raise_fault()
 
-    async def _turn(self, call: Call, start_ns: int) -> int:
-        """Wait until ``call`` may go; returns when it was scheduled.
+    async def _beat(self) -> None:
+        if self._on_sample is not None:
+            await beat(self._client, self._on_sample, self._worker)
 
-        In an open loop that is the planned time, so that every delay of the client or of a cap shows as the
-        difference to the send. Elsewhere a request is due the moment nothing holds it back.
-        """
-        offset_ns = round(call.request.arrival_ns / self._time_scale) if self._is_open_loop else 0
-        due_ns = start_ns + offset_ns
-        await _sleep_until(due_ns)
+    async def _drive_by_slots(self, calls: Iterator[Call], begin: Callable[[], Awaitable[int]] | None) -> None:
+        """Launch what the slots hold in one go, then each of the others as a slot frees."""
+        first = [await self._lay(call) for call in islice(calls, self._max_concurrency)]
+        for exchange in first:
+            await exchange.launch.ready()
+        if begin is not None:
+            await _sleep_until(await begin())
+        now_ns = time.monotonic_ns()
+        for number, exchange in enumerate(first, 1):
+            exchange.leave(await self._throttled(now_ns))
+            if number % _SENDS_AT_ONCE == 0:
+                self._client.breathe()
+        for call in calls:
+            exchange = await self._lay(call)
+            await exchange.launch.ready()
+            exchange.leave(await self._throttled(exchange.scheduled_ns))
+            self._raise_fault()
+
+    async def _drive_by_time(self, calls: Iterator[Call], start_ns: int) -> None:
+        """Launch each at its planned time, and lay it ready before."""
+        laid: asyncio.Queue[Exchange | None] = asyncio.Queue()
+        laying = asyncio.create_task(self._lay_ahead(calls, start_ns, laid))
+        try:
+            while (exchange := await laid.get()) is not None:
+                await exchange.launch.ready()
+                await _sleep_until(exchange.scheduled_ns)
+                await self._throttled(0)
+                exchange.leave(exchange.scheduled_ns)
+                self._raise_fault()
+        finally:
+            laying.cancel()
+            await asyncio.wait({laying})
+        await laying
+
+    async def _lay_ahead(self, calls: Iterator[Call], start_ns: int, laid: asyncio.Queue[Exchange | None]) -> None:
+        """The planned time is kept whatever a cap or the client does, so that every delay shows in the send."""
+        try:
+            for call in calls:
+                due_ns = start_ns + round(call.request.arrival_ns / self._time_scale)
+                await _sleep_until(due_ns - _LEAD_NS)
+                exchange = await self._lay(call)
+                exchange.scheduled_ns = due_ns
+                laid.put_nowait(exchange)
+        finally:
+            laid.put_nowait(None)
+
+    async def _lay(self, call: Call) -> Exchange:
+        """Begin an exchange as soon as there is a slot for it; it is due from then on, unless there is a plan."""
         if self._slots is not None:
             await self._slots.acquire()
-        if self._throttle is not None:
-            await self._throttle.acquire()  # type: ignore[no-untyped-call]
-        return due_ns if self._is_open_loop else time.monotonic_ns()
+        exchange = self._client.begin(call)
+        exchange.scheduled_ns = time.monotonic_ns()
+        flight = asyncio.create_task(self._fly(exchange))
+        self._flights.add(flight)
+        flight.add_done_callback(self._landed)
+        return exchange
 
-    async def _fly(self, call: Call, scheduled_ns: int) -> None:
-        exchange = await self._client.exchange(call, scheduled_ns)
+    async def _throttled(self, due_ns: int) -> int:
+        """Wait for the rate limit; returns ``due_ns``, or the time at which a limit allowed it."""
+        if self._throttle is None:
+            return due_ns
+        await self._throttle.acquire()  # type: ignore[no-untyped-call]
+        return time.monotonic_ns()
+
+    async def _fly(self, exchange: Exchange) -> None:
+        await self._client.carry_out(exchange)
         if self._slots is not None:
             self._slots.release()
-        # The next request goes out before this one is read: the slot must not stay empty meanwhile.
+        if not exchange.has_left:
+            return
+        # The next request goes out before this one is understood: the slot must not stay empty meanwhile.
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.sleep(0)
         self._keep(await _understood(exchange))
@@ -148,7 +199,7 @@ class Load:
             await asyncio.wait(late)
 
     def _keep(self, record: RequestRecord) -> None:
-        self._records.append(record)
+        self._tally.count(record)
         self._on_record(record)
 
 
@@ -161,9 +212,9 @@ async def _sleep_until(due_ns: int) -> None:
 async def _understood(exchange: Exchange) -> RequestRecord:
     """Read the exchange to the end; a cancellation that arrives meanwhile only means to be quick."""
     try:
-        return await understand(exchange)
+        return await exchange.understood()
     except asyncio.CancelledError:
-        return await understand(exchange)
+        return await exchange.understood()
 
 
 def _throttler(rate_per_s: float | None, time_scale: float) -> Throttler | None:

@@ -3,125 +3,42 @@
 Pure and incremental: bytes come in with the time at which they arrived, and any way of cutting the same bytes
 into reads gives the same result but for those times. An event has arrived when its closing blank line has.
 
-What counts as output of a choice, and so as a chunk: text, reasoning text, or token ids. A first event that
-only names the role is no output; an event with token ids and no text is (a token that completes no character).
+What counts as output of a choice, and so as a chunk: text, reasoning text, a part of a tool call, or token ids.
+A first event that only names the role is no output; an event with token ids and no text is (a token that
+completes no character), and so is one by which a running count grew.
 """
 
+from collections import defaultdict
 from dataclasses import dataclass, field
+from typing import Final, TypeAlias
 
 import msgspec
 
+from benchctl.load.events import CR, UNREADABLE, ChoiceEvent, Delta, Event, EventSplitter, Usage, decode_event
 from benchctl.records.run import ChoiceRecord, RequestError
 
-_SHOWN_BYTES = 200
+_SHOWN_BYTES: Final = 200
 
-
-class EventSplitter:
-    """Cuts a byte stream into the payloads of server-sent events (WHATWG HTML, section 9.2).
-
-    Comments and fields other than ``data`` are dropped, several ``data`` lines are joined by a line feed, and
-    all three line ends are understood. A line ``error: {...}``, which some servers send in place of an event,
-    comes out as ``{"error": {...}}``.
-    """
-
-    __slots__ = ("_rest",)
-
-    def __init__(self) -> None:
-        self._rest = b""
-
-    def feed(self, data: bytes) -> list[bytes]:
-        """Payloads of the events that ``data`` completes."""
-        data = self._rest + data
-        held = b""
-        if b"\r" in data:
-            if data.endswith(b"\r"):  # a line feed that belongs to it may come with the next read
-                data, held = data[:-1], b"\r"
-            data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-        *events, rest = data.split(b"\n\n")
-        self._rest = rest + held
-        return [payload for event in events if (payload := _payload(event))]
-
-    def finish(self) -> bytes:
-        """Payload of an event that the end of the stream cut short of its blank line; empty when none."""
-        rest, self._rest = self._rest.rstrip(b"\r\n"), b""
-        return _payload(rest.replace(b"\r\n", b"\n").replace(b"\r", b"\n"))
-
-
-def _payload(event: bytes) -> bytes:
-    if event.startswith(b"data: ") and b"\n" not in event:
-        return event[6:]
-    lines: list[bytes] = []
-    for line in event.split(b"\n"):
-        name, _, value = line.removeprefix(b"\xef\xbb\xbf").partition(b":")
-        value = value.removeprefix(b" ")
-        if name == b"data":
-            lines.append(value)
-        elif name == b"error":
-            lines.append(b'{"error":' + value + b"}")
-    return b"\n".join(lines)
-
-
-class _Delta(msgspec.Struct):
-    content: str | None = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None
-
-
-class _ChoiceEvent(msgspec.Struct):
-    index: int = 0
-    delta: _Delta | None = None
-    text: str | None = None
-    token_ids: list[int] | None = None
-    finish_reason: str | None = None
-
-
-class _PromptDetails(msgspec.Struct):
-    cached_tokens: int | None = None
-
-
-class Usage(msgspec.Struct):
-    """Token counts as the server states them."""
-
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    prompt_tokens_details: _PromptDetails | None = None
-
-    @property
-    def cached_tokens(self) -> int | None:
-        return self.prompt_tokens_details.cached_tokens if self.prompt_tokens_details else None
-
-
-class _Timings(msgspec.Struct):
-    predicted_n: int | None = None
-
-
-class _Event(msgspec.Struct):
-    choices: list[_ChoiceEvent] | None = None
-    usage: Usage | None = None
-    timings: _Timings | None = None
-    """llama-server's own account of the request so far."""
-    error: msgspec.Raw = msgspec.Raw()
-    object: str | None = None
-
-    @property
-    def tokens_so_far(self) -> int | None:
-        """Output tokens of the whole request until this event, where the server states them."""
-        if self.usage is not None and self.usage.completion_tokens is not None:
-            return self.usage.completion_tokens
-        return self.timings.predicted_n if self.timings is not None else None
-
-
-_decode_event = msgspec.json.Decoder(_Event).decode
+_Chunk: TypeAlias = tuple[int, int, int | None, str | None]
+"""Arrival, lateness of the read, tokens where the server counts them, text. The text is None where nothing but a
+count says that there was output: a chunk only if the server goes on counting."""
 
 
 @dataclass(slots=True)
 class _Choice:
-    """One choice while it is being read. ``chunk_tokens[i]`` is None where the server does not count chunk i."""
+    """One choice while it is being read."""
 
-    chunk_ns: list[int] = field(default_factory=list)
-    chunk_tokens: list[int | None] = field(default_factory=list)
-    texts: list[str] = field(default_factory=list)
+    chunks: list[_Chunk] = field(default_factory=list)
     finish_reason: str | None = None
+    is_told_empty: bool = False
+    """A list of token ids came and held none: the server counts, also when there is nothing to count."""
+
+    @property
+    def counted(self) -> tuple[int, ...] | None:
+        """Tokens of each chunk; None unless the server counts all of them."""
+        counts = tuple(count for _, _, count, _ in self.chunks if count is not None)
+        is_known = len(counts) == len(self.chunks) and (bool(counts) or self.is_told_empty)
+        return counts if is_known else None
 
 
 class CompletionReader:
@@ -130,9 +47,11 @@ class CompletionReader:
     __slots__ = (
         "_choices",
         "_is_counting",
+        "_is_ending",
         "_num_choices",
         "_splitter",
-        "_tokens_before",
+        "_tokens_so_far",
+        "cut_event",
         "error",
         "is_terminated",
         "usage",
@@ -140,25 +59,55 @@ class CompletionReader:
 
     def __init__(self, num_choices: int) -> None:
         self.usage: Usage | None = None
+        """The last one stated."""
         self.error: RequestError | None = None
         """The first error event or unreadable event."""
         self.is_terminated = False
         """Whether ``[DONE]`` arrived; not every server sends it."""
+        self.cut_event = b""
+        """What had arrived of an event in whose middle the stream ended."""
         self._num_choices = num_choices
-        self._choices: dict[int, _Choice] = {}
+        self._choices: defaultdict[int, _Choice] = defaultdict(_Choice)
         self._splitter = EventSplitter()
+        self._is_ending = False
         self._is_counting = False
-        self._tokens_before = 0
+        """The server states a running count: each event until now that could have carried it did."""
+        self._tokens_so_far: int | None = None
 
-    def feed(self, t_ns: int, data: bytes) -> None:
-        """Take what arrived at ``t_ns``."""
-        for payload in self._splitter.feed(data):
-            self._take(t_ns, payload)
+    def feed(self, t_ns: int, data: bytes, late_ns: int = 0) -> None:
+        """Take what arrived at ``t_ns`` and was read ``late_ns`` after that."""
+        line, _, rest = data.partition(b"\n")
+        if rest == b"\n" and line[:7] == b"data: {" and CR not in line and self._splitter.is_between:
+            payloads = [line[6:]]  # nearly always; the splitter would find the same
+        else:
+            payloads = self._splitter.feed(data)
+        for payload in payloads:
+            try:
+                event = decode_event(payload)
+            except UNREADABLE as error:
+                self._take_unreadable(payload, error)
+                continue
+            choices, counted = event.choices, None
+            if not choices or event.usage is not None or event.timings is not None or event.error is not None:
+                counted = self._note(event)
+                if counted and not choices:
+                    self._take_silent(t_ns, late_ns, counted)
+            for told in choices or ():
+                text, ids = told.text, told.token_ids
+                if text is None:
+                    text = _text(told.delta)
+                if (text or ids) and counted is None and told.finish_reason is None:
+                    # Nearly all events come here; the long way gives the same for them.
+                    self._is_counting = False
+                    chunk = (t_ns, late_ns, None if ids is None else len(ids), text)
+                    self._choices[told.index].chunks.append(chunk)
+                else:
+                    self._take_choice(t_ns, late_ns, told, text, counted)
 
-    def finish(self, t_ns: int) -> None:
+    def finish(self, t_ns: int, late_ns: int = 0) -> None:
         """Take what is left when the stream has ended; a last event may lack its blank line."""
-        if payload := self._splitter.finish():
-            self._take(t_ns, payload)
+        self._is_ending = True
+        self.feed(t_ns, b"\n\n", late_ns)
 
     @property
     def num_finished(self) -> int:
@@ -166,89 +115,118 @@ class CompletionReader:
         return sum(choice.finish_reason is not None for choice in self._choices.values())
 
     @property
+    def indices(self) -> tuple[int, ...]:
+        """Of the choices that the stream speaks of, ascending."""
+        return tuple(sorted(self._choices))
+
+    @property
+    def last_chunk_ns(self) -> int:
+        """When output last arrived; 0 before there was any."""
+        return max((choice.chunks[-1][0] for choice in self._choices.values() if choice.chunks), default=0)
+
+    @property
     def has_events(self) -> bool:
         return bool(self._choices) or self.usage is not None or self.error is not None or self.is_terminated
 
-    def choices(self) -> tuple[ChoiceRecord, ...]:
-        """What arrived for each choice, by index."""
-        return tuple(self._record(index) for index in sorted(self._choices))
+    @property
+    def output_tokens(self) -> int | None:
+        """Tokens of all choices: as ``usage`` states them, or else the sum of what the events count."""
+        if self.usage is not None and self.usage.completion_tokens is not None:
+            return self.usage.completion_tokens
+        counts = [self._output_tokens(choice) for choice in self._choices.values()]
+        known = [count for count in counts if count is not None]
+        return sum(known) if len(known) == len(counts) == self._num_choices else None
 
-    def _record(self, index: int) -> ChoiceRecord:
-        choice = self._choices[index]
-        counts = tuple(count for count in choice.chunk_tokens if count is not None)
-        is_counted = bool(counts) and len(counts) == len(choice.chunk_ns)
-        output_tokens = sum(counts) if is_counted else None
-        if self._num_choices == 1 and self.usage is not None and self.usage.completion_tokens is not None:
-            output_tokens = self.usage.completion_tokens
+    def choices(self, stamps_late: bool = False) -> tuple[ChoiceRecord, ...]:
+        """What arrived for each choice, by index; with ``stamps_late`` also how late each chunk was read."""
+        return tuple(self._record(index, self._choices[index], stamps_late) for index in self.indices)
+
+    def _record(self, index: int, choice: _Choice, stamps_late: bool) -> ChoiceRecord:
+        counts = choice.counted
+        chunks = choice.chunks
+        if counts is None:  # the count did not go on running, so it was none that could show a chunk
+            chunks = [chunk for chunk in chunks if chunk[3] is not None]
         return ChoiceRecord(
             index=index,
-            chunk_ns=tuple(choice.chunk_ns),
-            chunk_tokens=counts if is_counted else None,
-            output_tokens=output_tokens,
+            chunk_ns=tuple(t_ns for t_ns, _, _, _ in chunks),
+            chunk_late_ns=tuple(late_ns for _, late_ns, _, _ in chunks) if stamps_late else None,
+            chunk_tokens=counts,
+            output_tokens=self._output_tokens(choice),
             finish_reason=choice.finish_reason,
-            text="".join(choice.texts),
+            text="".join([text for _, _, _, text in chunks if text]),
         )
 
-    def _take(self, t_ns: int, payload: bytes) -> None:
-        if payload == b"[DONE]":
-            self.is_terminated = True
-            return
-        try:
-            event = _decode_event(payload)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            self._fail("malformed-stream", f"an event cannot be read ({error}): {shown(payload)}")
-            return
-        if event.object == "error" or bytes(event.error) not in {b"", b"null"}:
-            self._fail("server-error", shown(bytes(event.error) or payload))
-        counted = self._counted_since(event)
-        for choice in event.choices or ():
-            self._take_choice(t_ns, choice, counted)
-        if not event.choices and counted and self._is_counting:
-            # The last token completed no character, and the server sent no event of its own for it.
-            self._take_choice(t_ns, _ChoiceEvent(index=next(iter(self._choices))), counted)
-        if event.usage is not None:
-            self.usage = event.usage
+    def _output_tokens(self, choice: _Choice) -> int | None:
+        if self._num_choices == 1:
+            stated = self.usage.completion_tokens if self.usage is not None else None
+            stated = self._tokens_so_far if stated is None else stated
+            if stated is not None:
+                return stated
+        counts = choice.counted
+        return None if counts is None else sum(counts)
 
-    def _counted_since(self, event: _Event) -> int | None:
-        """Tokens since the last event, for servers that state a running count in every event.
+    def _take_choice(self, t_ns: int, late_ns: int, told: ChoiceEvent, text: str, counted: int | None) -> None:
+        choice = self._choices[told.index]
+        if told.finish_reason is not None:
+            choice.finish_reason = told.finish_reason
+        # A usage that only the last event carries is no running count: it would claim all tokens for that event.
+        is_running = counted is not None and (self._is_counting or not choice.chunks)
+        if is_running and told.finish_reason is None:
+            self._is_counting = True
+        num_ids = None if told.token_ids is None else len(told.token_ids)
+        if text or num_ids or _calls_tool(told.delta):
+            self._is_counting = is_running
+            count = num_ids if num_ids is not None else counted if is_running else None
+            choice.chunks.append((t_ns, late_ns, count, text))
+        elif is_running and counted and self._is_counting:
+            choice.chunks.append((t_ns, late_ns, counted, None))
+        elif num_ids is not None:
+            choice.is_told_empty = True
+
+    def _take_silent(self, t_ns: int, late_ns: int, counted: int) -> None:
+        """The last token completed no character, and the server sent no event of its own for it."""
+        if self._is_counting and self._choices:
+            self._take_choice(t_ns, late_ns, ChoiceEvent(index=next(iter(self._choices))), "", counted)
+
+    def _note(self, event: Event) -> int | None:
+        """Take what an event says beside its choices; the tokens since the last one that counted them.
 
         Known for a single choice only: with several, servers differ in whose tokens they count.
         """
+        if event.error is not None or (event.object == "error" and not event.choices):
+            said = event.message if event.error is None else event.error
+            self._fail("server-error", shown(said.encode() if isinstance(said, str) else msgspec.json.encode(said)))
+        if event.usage is not None:
+            self.usage = event.usage
         total = event.tokens_so_far
         if self._num_choices != 1 or total is None:
             return None
-        since, self._tokens_before = total - self._tokens_before, total
-        return since
+        since, self._tokens_so_far = total - (self._tokens_so_far or 0), total
+        return since if since >= 0 else None
 
-    def _take_choice(self, t_ns: int, event: _ChoiceEvent, counted: int | None) -> None:
-        choice = self._choices.get(event.index)
-        if choice is None:
-            choice = self._choices[event.index] = _Choice()
-        if event.finish_reason is not None:
-            choice.finish_reason = event.finish_reason
-        text = _text(event)
-        num_ids = len(event.token_ids) if event.token_ids is not None else None
-        # A usage that only the last event carries is no running count: it would claim all tokens for that event.
-        is_running = counted is not None and (self._is_counting or not choice.chunk_ns)
-        is_silent_token = is_running and self._is_counting and bool(counted)
-        if text or num_ids or is_silent_token:
-            self._is_counting = is_running
-            choice.chunk_ns.append(t_ns)
-            choice.chunk_tokens.append(num_ids if num_ids is not None else counted if is_running else None)
-            choice.texts.append(text)
+    def _take_unreadable(self, payload: bytes, error: Exception) -> None:
+        if payload == b"[DONE]":
+            self.is_terminated = True
+        elif self._is_ending:
+            self.cut_event = payload
+        else:
+            self._fail("malformed-stream", f"an event cannot be read ({error}): {shown(payload)}")
 
     def _fail(self, kind: str, message: str) -> None:
         if self.error is None:
             self.error = RequestError(kind=kind, message=message)
 
 
-def _text(event: _ChoiceEvent) -> str:
-    if event.text is not None:
-        return event.text
-    delta = event.delta
+def _text(delta: Delta | None) -> str:
     if delta is None:
         return ""
-    return (delta.reasoning_content or delta.reasoning or "") + (delta.content or "")
+    content = delta.content or delta.refusal or ""
+    reasoning = delta.reasoning_content or delta.reasoning
+    return reasoning + content if reasoning else content
+
+
+def _calls_tool(delta: Delta | None) -> bool:
+    return delta is not None and bool(delta.tool_calls or delta.function_call)
 
 
 def shown(data: bytes) -> str:

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from benchctl.load.driver import LoadSummary
+from benchctl.load.tally import LoadSummary
 from benchctl.records.directory import RunDirectory
 from benchctl.records.run import ResultWarning, RunFailure, RunRecord, RunState
 

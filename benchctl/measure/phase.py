@@ -13,8 +13,9 @@ import msgspec
 
 from benchctl.engines.engine import Engine
 from benchctl.errors import LoadError
-from benchctl.load.client import Call, StreamClient
+from benchctl.load.client import StreamClient
 from benchctl.load.driver import Load
+from benchctl.load.exchange import Call
 from benchctl.measure.server import Server
 from benchctl.measure.stall import stalled
 from benchctl.profile.model import VariantSettings
@@ -24,7 +25,8 @@ _LAST_BREATH_S: Final = 2.0
 """How long a server that has broken off may take to end, so that its end is told and not what came of it."""
 _FAREWELL_S: Final = 8.0
 """The same for one that refuses connections: it has been asked to end and does so when it has drained."""
-_BROKEN_OFF: Final = frozenset({"early-close", "server-error"})
+_BROKEN_OFF: Final = frozenset({"early-close", "reset", "server-error"})
+_UNREACHABLE: Final = frozenset({"connect-refused", "connect-timeout", "connect-failed"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +43,9 @@ class Target:
     def call(self, request: PreparedRequest, *, is_warmup: bool) -> Call:
         """``request`` in the engine's dialect, ready to be sent."""
         asked = self.engine.request_call(request, self.settings)
-        return self.client.prepare(request, asked.path, asked.headers, asked.body, is_warmup=is_warmup)
+        return Call(
+            request=request, path=asked.path, headers=asked.headers, body=asked.body, is_warmup=is_warmup
+        )
 
 
 async def drive(
@@ -51,14 +55,14 @@ async def drive(
 
     Raises ServerDiedError when the server ends meanwhile, and LoadError with cause ``hung`` when it hangs.
     """
-    calls = [target.call(request, is_warmup=is_warmup) for request in requests]
+    calls = (target.call(request, is_warmup=is_warmup) for request in requests)
     async with control_errors(target.server):
         await target.engine.announce(
             target.client.control, requests, max_concurrency=max_concurrency, is_warmup=is_warmup
         )
     driving = asyncio.create_task(load.drive(calls))
     death = asyncio.create_task(target.server.died())
-    stall = asyncio.create_task(stalled(target.client, target.server, target.stall_s))
+    stall = asyncio.create_task(stalled(load.activity, target.server, target.stall_s))
     try:
         await asyncio.wait({driving, death, stall}, return_when=asyncio.FIRST_COMPLETED)
         if driving.done():
@@ -77,7 +81,7 @@ async def drive(
 
 def _patience_s(error_kinds: frozenset[str]) -> float:
     """How long to wait for the end of a server whose requests failed in these ways."""
-    if "connect" in error_kinds:
+    if error_kinds & _UNREACHABLE:
         return _FAREWELL_S
     return _LAST_BREATH_S if error_kinds & _BROKEN_OFF else 0.0
 

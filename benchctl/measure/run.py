@@ -24,7 +24,8 @@ from benchctl.engines import engine_for
 from benchctl.engines.engine import Engine, LaunchSite, raw_step_log
 from benchctl.errors import RecordError, RunError, ServerRefusalError, ServerStartError
 from benchctl.load.client import StreamClient
-from benchctl.load.driver import NOTHING_SENT, Load, LoadSummary
+from benchctl.load.driver import Load
+from benchctl.load.tally import NOTHING_SENT, LoadSummary
 from benchctl.measure.attached import AttachedServer
 from benchctl.measure.attempt import begin_attempt
 from benchctl.measure.gpu import SAMPLER_MISSING, memory_used_bytes, open_gpu, wait_memory_returned

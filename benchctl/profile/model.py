@@ -193,6 +193,10 @@ class Timeouts(Section):
     """From sending a request to its last token."""
     connect_s: float = Field(default=10.0, gt=0, le=MOST)
     """For opening a connection."""
+    first_token_s: float | None = Field(default=None, gt=0, le=MOST)
+    """From sending a request to its first token; null: only ``request_s`` counts."""
+    between_tokens_s: float | None = Field(default=None, gt=0, le=MOST)
+    """From one token of a request to the next; null: only ``request_s`` counts."""
     stall_s: float = Field(default=120.0, gt=0, le=MOST)
     """Without a token of any request, while requests are open, until the server counts as hung."""
     stop_s: float = Field(default=10.0, gt=0, le=MOST)

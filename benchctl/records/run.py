@@ -118,6 +118,10 @@ class RequestRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
     stamps: Literal["kernel", "loop"] = "loop"
     """Who took the time of the chunks: the kernel as their bytes reached this host, or the client as it read
     them."""
+    route: Literal["stream", "httpx"] = "stream"
+    """Through the transport made for streams, or one of httpx's own, which costs more and stamps later."""
+    num_redirects: int = 0
+    """How often the server sent the request on to another place."""
     status: int | None = None
     choices: tuple[ChoiceRecord, ...] = ()
     prompt_tokens: int | None = None
@@ -125,6 +129,30 @@ class RequestRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
     """From ``usage``: summed over the choices of this request, once per request."""
     cached_tokens: int | None = None
     error: RequestError | None = None
+
+
+class ClockOffset(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """The wall clock less the monotonic clock, and from when on it was so."""
+
+    t_ns: int
+    realtime_less_monotonic_ns: int
+
+
+class ClientSample(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """One line of ``client.jsonl``: how one process of the load generator did since its last line.
+
+    ``loop_lag_ns`` is by how much later than due its event loop woke for this sample; ``cpu_ns`` the processor time
+    of the process until now.
+    """
+
+    t_ns: int
+    worker: int = 0
+    loop_lag_ns: int
+    cpu_ns: int
+    num_open: int
+    """Requests open at ``t_ns``."""
+    offset: ClockOffset | None = None
+    """Where it is new: in the first sample, and after somebody set the wall clock."""
 
 
 class StepRecord(Record, frozen=True, kw_only=True, omit_defaults=True):

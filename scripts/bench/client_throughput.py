@@ -25,6 +25,7 @@ from benchctl.engines.engine import LaunchSite, RequestCall
 from benchctl.engines.sim import SimEngine
 from benchctl.load.client import StreamClient
 from benchctl.load.driver import Load
+from benchctl.load.exchange import Call
 from benchctl.measure.port import HOST, choose_port
 from benchctl.measure.server import Launch, ServerProcess
 from benchctl.measure.telemetry import steady_interpreter
@@ -101,7 +102,7 @@ async def stream(
     client: StreamClient, requests: list[PreparedRequest], asked: list[RequestCall], streams: int
 ) -> None:
     pairs = zip(requests, asked, strict=True)
-    calls = [client.prepare(request, call.path, call.headers, call.body) for request, call in pairs]
+    calls = [Call(request=request, path=call.path, headers=call.headers, body=call.body) for request, call in pairs]
     load = Load(client, Arrival(kind="closed-loop", max_concurrency=streams), lambda _record: None)
     await load.drive(calls)
     if load.summary().num_failed:

@@ -1,0 +1,152 @@
+"""Server-sent events: cutting a byte stream into payloads, and what a payload of a completion may say.
+
+The format is that of WHATWG HTML, section 9.2.
+"""
+
+from typing import Annotated, Any, Final
+
+import msgspec
+
+_BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
+CR: Final = 13
+
+
+class EventSplitter:
+    """Cuts a byte stream into the payloads of its events, however the stream is cut into reads.
+
+    Several ``data`` lines are joined by a line feed, all three line ends are understood, and comments and other
+    fields are dropped. What a server says in an event named ``error``, or in a line ``error: …`` that some send in
+    place of an event, comes out as ``{"error": "…"}``.
+    """
+
+    __slots__ = ("_after_cr", "_held", "_is_start", "_lines", "is_between")
+
+    def __init__(self) -> None:
+        self._lines: list[bytes] = []
+        """Of the event that is not whole yet."""
+        self._held: list[bytes] = []
+        """Pieces of the line that is not whole yet."""
+        self._after_cr = False
+        """The last byte was a carriage return: a line feed that follows belongs to it."""
+        self._is_start = True
+        self.is_between = False
+        """The next byte begins an event, and is not the first of the stream."""
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Payloads of the events that ``data`` completes."""
+        payloads = []
+        for line in self._whole_lines(data):
+            if line:
+                self._lines.append(line)
+            elif self._lines:
+                if payload := _payload(self._lines):
+                    payloads.append(payload)
+                self._lines.clear()
+        self.is_between = not (self._lines or self._held or self._is_start or self._after_cr)
+        return payloads
+
+    def _whole_lines(self, data: bytes) -> list[bytes]:
+        """Lines that ``data`` completes; what begins another is held."""
+        if self._after_cr and data:
+            data = data.removeprefix(b"\n")
+            self._after_cr = False
+        if CR in data:
+            self._after_cr = data.endswith(b"\r")
+            data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        *lines, rest = data.split(b"\n")
+        if lines:
+            if self._held:
+                lines[0] = b"".join((*self._held, lines[0]))
+                self._held.clear()
+            if self._is_start:
+                lines[0] = lines[0].removeprefix(_BYTE_ORDER_MARK)
+                self._is_start = False
+        if rest:
+            self._held.append(rest)
+        return lines
+
+
+def _payload(lines: list[bytes]) -> bytes:
+    if len(lines) == 1 and lines[0][:6] == b"data: ":
+        return lines[0][6:]
+    told: list[bytes] = []
+    is_error = False
+    for line in lines:
+        name, _, value = line.partition(b":")
+        value = value.removeprefix(b" ")
+        if name in {b"data", b"error"}:
+            told.append(value)
+        is_error = is_error or name == b"error" or (name == b"event" and value == b"error")
+    text = b"\n".join(told)
+    return msgspec.json.encode({"error": text.decode(errors="replace")}) if is_error else text
+
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
+"""Larger ones are nonsense, and JSON could not hold them for other readers of a result."""
+
+
+class Delta(msgspec.Struct, gc=False):
+    """What a chat event adds to a choice."""
+
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    refusal: str | None = None
+    tool_calls: Any = None
+    function_call: Any = None
+
+
+class ChoiceEvent(msgspec.Struct, gc=False):
+    """What an event says of one choice: of a completion (``text``) or of a chat (``delta``)."""
+
+    index: Count = 0
+    delta: Delta | None = None
+    text: str | None = None
+    token_ids: list[int] | None = None
+    finish_reason: str | None = None
+
+
+class _PromptDetails(msgspec.Struct):
+    cached_tokens: Count | None = None
+
+
+class Usage(msgspec.Struct):
+    """Token counts as the server states them."""
+
+    prompt_tokens: Count | None = None
+    completion_tokens: Count | None = None
+    prompt_tokens_details: _PromptDetails | None = None
+
+    @property
+    def cached_tokens(self) -> int | None:
+        return self.prompt_tokens_details.cached_tokens if self.prompt_tokens_details else None
+
+
+class Timings(msgspec.Struct):
+    """llama-server's own account of the request so far."""
+
+    predicted_n: Count | None = None
+
+
+class Event(msgspec.Struct, gc=False):
+    """The payload of one event."""
+
+    choices: list[ChoiceEvent] | None = None
+    usage: Usage | None = None
+    timings: Timings | None = None
+    error: Any = None
+    object: Any = None
+    message: Any = None
+
+    @property
+    def tokens_so_far(self) -> int | None:
+        """Output tokens of the whole request until this event, where the server states them."""
+        if self.usage is not None and self.usage.completion_tokens is not None:
+            return self.usage.completion_tokens
+        return self.timings.predicted_n if self.timings is not None else None
+
+
+UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What a decoder raises on bytes that it cannot read; the last one on thousands of nested brackets."""
+
+decode_event = msgspec.json.Decoder(Event).decode

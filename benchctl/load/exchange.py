@@ -1,0 +1,230 @@
+"""One request on its way: what was sent when, what has come back, and what it means once it has been understood."""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from benchctl.load.answer import Answer, error_of
+from benchctl.load.kernel_clock import TIMESPEC, KernelClock
+from benchctl.load.receiver import OVERHEAD_BYTES, Held, Read
+from benchctl.records.run import PreparedRequest, RequestError, RequestRecord
+from benchctl.units import NS_PER_S
+
+_SLICE_BYTES: Final = 32_768
+"""Understood at one go, a quarter of a millisecond; then other streams have their turn."""
+_STANDS_ALONE: Final = frozenset(
+    {
+        "cancelled", "connect-refused", "connect-timeout", "connect-failed",
+        "first-token-timeout", "between-tokens-timeout", "total-timeout",
+    }
+)  # fmt: skip
+"""Failures that what the server said of itself does not explain."""
+_SAID_BY_SERVER: Final = frozenset({"http-status", "server-error", "malformed-http"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """A request in the engine's dialect."""
+
+    request: PreparedRequest
+    path: str
+    headers: Mapping[str, str]
+    body: bytes
+    is_warmup: bool = False
+
+
+class Launch:
+    """The moment at which a prepared exchange leaves: who drives the load waits for ``ready`` and calls ``go``."""
+
+    __slots__ = ("_go", "_gone", "_ready")
+
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._ready: asyncio.Future[None] = loop.create_future()
+        self._gone: asyncio.Future[None] = loop.create_future()
+        self._go: Callable[[], int] | None = None
+
+    async def ready(self) -> None:
+        """Wait until the exchange can leave, or has failed before it could."""
+        await asyncio.shield(self._ready)
+
+    async def gone(self) -> None:
+        """Wait until it may leave; for those that cannot be laid ready."""
+        await asyncio.shield(self._gone)
+
+    def lay(self, go: Callable[[], int] | None = None) -> None:
+        """Say that it is ready; ``go`` sends it and returns when that was."""
+        self._go = go
+        if not self._ready.done():
+            self._ready.set_result(None)
+
+    def go(self) -> int | None:
+        """Let it leave; returns when it did, None where that is still to come."""
+        if not self._gone.done():
+            self._gone.set_result(None)
+        return self._go() if self._go is not None else None
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Exchange:
+    """What went over the wire for one call. Times are monotonic ns, 0 before they are known."""
+
+    call: Call | None
+    clock: KernelClock
+    held: Held
+    scheduled_ns: int = 0
+    connected_ns: int = 0
+    sent_ns: int = 0
+    done_ns: int = 0
+    heard_ns: int = 0
+    """When something last arrived, as far as it has been digested."""
+    reads: list[Read] = field(default_factory=list)
+    """What has come and is not yet digested."""
+    answer: Answer = field(init=False)
+    failure: RequestError | None = None
+    """Trouble of the transport, or a limit that was reached; what the server says is in the answer."""
+    route: Literal["stream", "httpx"] = "stream"
+    """Whether it went through our transport or one of httpx's own."""
+    num_redirects: int = 0
+    is_stamped: bool = True
+    """Whether the kernel has stamped all that came."""
+    stop: Callable[[], object] | None = None
+    """Ends it at once."""
+    launch: Launch = field(default_factory=Launch)
+    _pause: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.begin_answer()
+
+    def begin_answer(self) -> None:
+        """Expect an answer from its beginning."""
+        self.held.num_bytes -= sum(len(data) + OVERHEAD_BYTES for _, _, data in self.reads)
+        self.reads.clear()
+        self.answer = Answer(self.call.request.n if self.call else 1)
+
+    @property
+    def has_left(self) -> bool:
+        """Whether it was sent, or could not be: a request that nobody launched has not happened."""
+        return bool(self.sent_ns) or (self.failure is not None and self.failure.kind != "cancelled")
+
+    @property
+    def last_ns(self) -> int:
+        """When something last arrived; 0 before."""
+        return self.reads[-1][0] if self.reads else self.heard_ns
+
+    def leave(self, scheduled_ns: int) -> None:
+        """Send it now."""
+        self.scheduled_ns = scheduled_ns
+        sent_ns = self.launch.go()
+        if sent_ns is not None:
+            self.sent_ns = sent_ns
+
+    def keep(self, read_ns: int, data: bytes) -> None:
+        """Keep a read that no receiver has stamped."""
+        self.reads.append((read_ns, b"", data))
+        self.held.num_bytes += len(data) + OVERHEAD_BYTES
+
+    def look(self) -> None:
+        """Something has come after which the answer may be whole."""
+        self._pause.set()
+
+    async def looked(self) -> None:
+        """Wait for ``look``."""
+        await self._pause.wait()
+        self._pause.clear()
+
+    @property
+    def output_ns(self) -> int:
+        """When output last arrived, as far as what came has been digested; 0 before."""
+        return self.answer.reader.last_chunk_ns
+
+    def is_whole(self) -> bool:
+        """Whether the answer has come to its end by its own account."""
+        self.digest_all()
+        return self.answer.is_complete
+
+    def digest_all(self) -> None:
+        """Understand everything that has come."""
+        while self.reads:
+            self.digest()
+
+    def digest(self) -> None:
+        """Understand a slice of what has come, and let go of it."""
+        reads, feed, heard_ns = self.reads, self.answer.feed, self.heard_ns
+        num_bytes = num_reads = 0
+        for arrival_ns, read_ns, data in self._arrivals():
+            num_reads += 1
+            num_bytes += len(data) + OVERHEAD_BYTES
+            heard_ns = max(arrival_ns, heard_ns)
+            feed(heard_ns, max(read_ns - heard_ns, 0), data)
+            if num_bytes >= _SLICE_BYTES:
+                break
+        del reads[:num_reads]
+        self.heard_ns = heard_ns
+        self.held.num_bytes -= num_bytes
+
+    def _arrivals(self) -> Iterator[tuple[int, int, bytes]]:
+        """(arrival, read, bytes) of what is kept; where the kernel's stamp is of no use, it arrived when read."""
+        clock, unpack = self.clock, TIMESPEC.unpack
+        offset_ns = clock.steady_offset_ns(self.reads[-1][0]) if self.reads else None
+        for read_ns, stamp, data in self.reads:
+            if stamp and offset_ns is not None:  # the usual case, without a call per read
+                seconds, nanoseconds = unpack(stamp)
+                arrival_ns = seconds * NS_PER_S + nanoseconds - offset_ns
+                if arrival_ns <= read_ns:
+                    yield arrival_ns, read_ns, data
+                    continue
+            found_ns = clock.arrival_ns(stamp, read_ns)
+            self.is_stamped = self.is_stamped and (found_ns is not None or not data)
+            yield read_ns if found_ns is None else found_ns, read_ns, data
+
+    def end(self, failure: RequestError | None) -> None:
+        """Note how it ended; the first word of a failure counts."""
+        self.failure = self.failure or failure
+        self.done_ns = self.last_ns if self.failure is None else time.monotonic_ns()
+
+    async def understood(self) -> RequestRecord:
+        """What it was, as a record; understood in slices that leave the loop free for the other streams."""
+        while self.reads:
+            self.digest()
+            if self.reads:
+                await asyncio.sleep(0)
+        self.answer.finish(self.done_ns)
+        return self._record()
+
+    def _record(self) -> RequestRecord:
+        call = self.call
+        if call is None:
+            raise ValueError("an exchange without a call leaves no record")
+        reader, request = self.answer.reader, call.request
+        usage, is_stamped = reader.usage, self.is_stamped and bool(self.heard_ns)
+        return RequestRecord(
+            request_id=request.request_id,
+            index=request.index,
+            is_warmup=call.is_warmup,
+            scheduled_ns=self.scheduled_ns,
+            connected_ns=self.connected_ns or None,
+            sent_ns=self.sent_ns or None,
+            done_ns=self.done_ns,
+            stamps="kernel" if is_stamped else "loop",
+            route=self.route,
+            num_redirects=self.num_redirects,
+            status=self.answer.status,
+            choices=reader.choices(is_stamped),
+            prompt_tokens=usage.prompt_tokens if usage else None,
+            completion_tokens=usage.completion_tokens if usage else None,
+            cached_tokens=usage.cached_tokens if usage else None,
+            error=self._error(request),
+        )
+
+    def _error(self, request: PreparedRequest) -> RequestError | None:
+        """What is wrong; what the server says of its own failure explains more than how the stream then ended."""
+        failure = self.failure
+        if failure is not None and failure.kind in _STANDS_ALONE:
+            return failure
+        found = error_of(self.answer, request)
+        if failure is None or (found is not None and found.kind in _SAID_BY_SERVER):
+            return found
+        return failure

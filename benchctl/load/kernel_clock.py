@@ -1,0 +1,111 @@
+"""The kernel's receive stamps on the measuring clock.
+
+Linux stamps each segment as it reaches this host (``SO_TIMESTAMPNS``, socket(7)), however late the client then
+reads it. Its clock is ``CLOCK_REALTIME``; ours is ``CLOCK_MONOTONIC``. Both tick at the same corrected rate, so
+that their difference is constant until somebody sets the wall clock: then reads from between the two samples that
+show the step have no kernel time.
+"""
+
+import socket
+import struct
+import time
+from bisect import bisect_right
+from typing import Final
+
+from benchctl.records.run import ClockOffset
+from benchctl.units import NS_PER_S
+
+SO_TIMESTAMPNS: Final = 35
+"""Of Linux's generic ABI (x86, Arm, RISC-V); the standard library has no name for it."""
+ANCILLARY_BYTES: Final = socket.CMSG_SPACE(16)
+TIMESPEC: Final = struct.Struct("@qq")
+_STEP_NS: Final = 20_000
+"""The difference of the clocks changes by more only when the wall clock is set."""
+FUTURE_NS: Final = 5_000
+"""By how much a mapped stamp may lie after its own read: the inaccuracy of a sample."""
+_TRIES: Final = 5
+_GOOD_BRACKET_NS: Final = 2_000
+
+
+def stamp_arrivals(sock: socket.socket) -> bool:
+    """Ask the kernel to stamp what arrives on ``sock``; False where it cannot."""
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
+    except OSError:
+        return False
+    return True
+
+
+def realtime_less_monotonic() -> tuple[int, int, int]:
+    """(monotonic time, difference of the clocks, inaccuracy), in ns: the tightest bracket of a few."""
+    best = (0, 0, 1 << 62)
+    for _ in range(_TRIES):
+        before = time.monotonic_ns()
+        real = time.time_ns()
+        width = time.monotonic_ns() - before
+        if width < best[2]:
+            best = (before, real - before - width // 2, width)
+        if width <= _GOOD_BRACKET_NS:
+            break
+    return best
+
+
+class KernelClock:
+    """Maps receive stamps to the monotonic clock, and knows when it cannot.
+
+    Samples the difference of the clocks whenever asked to; a stamp between two samples that differ has no time.
+    """
+
+    def __init__(self) -> None:
+        t_ns, offset_ns, _ = realtime_less_monotonic()
+        self._sampled_ns = t_ns
+        self._epochs: list[tuple[int, int]] = [(t_ns, offset_ns)]
+        """From when each difference is known to hold. It held until the start of the gap before the next."""
+        self._gaps: list[int] = [0]
+        """For each epoch, the last sample before it: between that and the epoch the clock was set."""
+
+    @property
+    def offsets(self) -> tuple[ClockOffset, ...]:
+        """Every difference that held, with the time from which it did."""
+        return tuple(ClockOffset(t_ns=t_ns, realtime_less_monotonic_ns=offset) for t_ns, offset in self._epochs)
+
+    @property
+    def num_steps(self) -> int:
+        """How often the wall clock was set meanwhile."""
+        return len(self._epochs) - 1
+
+    def sample(self) -> None:
+        """Look at both clocks now."""
+        t_ns, offset_ns, width_ns = realtime_less_monotonic()
+        if width_ns > _STEP_NS:
+            return  # the process was interrupted in all the tries: nothing learnt
+        if abs(offset_ns - self._epochs[-1][1]) > _STEP_NS:
+            self._gaps.append(self._sampled_ns)
+            self._epochs.append((t_ns, offset_ns))
+        self._sampled_ns = t_ns
+
+    def steady_offset_ns(self, until_ns: int) -> int | None:
+        """The difference of the clocks where it has been the same until ``until_ns``; None after a step."""
+        if until_ns > self._sampled_ns:
+            self.sample()
+        return self._epochs[0][1] if len(self._epochs) == 1 else None
+
+    def arrival_ns(self, stamp: bytes, read_ns: int) -> int | None:
+        """When the bytes read at ``read_ns`` arrived, monotonic; None where their stamp cannot be trusted."""
+        if read_ns > self._sampled_ns:
+            self.sample()
+        epoch = self._epoch_at(read_ns)
+        if epoch is None or len(stamp) != TIMESPEC.size:
+            return None
+        since_ns, offset_ns = epoch
+        seconds, nanoseconds = TIMESPEC.unpack(stamp)
+        arrival_ns: int = seconds * NS_PER_S + nanoseconds - offset_ns
+        is_plausible = since_ns <= arrival_ns <= read_ns + FUTURE_NS
+        return min(arrival_ns, read_ns) if is_plausible else None
+
+    def _epoch_at(self, t_ns: int) -> tuple[int, int] | None:
+        """Since when the difference at ``t_ns`` has held, and the difference; None in the gap around a step."""
+        i = max(bisect_right(self._epochs, (t_ns, 1 << 62)) - 1, 0)
+        if i + 1 < len(self._epochs) and t_ns >= self._gaps[i + 1]:
+            return None
+        return self._epochs[i] if i else (0, self._epochs[0][1])

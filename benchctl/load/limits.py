@@ -1,0 +1,36 @@
+"""Limits of one request: to its first token, from token to token, to its end."""
+
+from benchctl.load.exchange import Exchange
+from benchctl.profile.model import Timeouts
+from benchctl.records.run import RequestError
+from benchctl.units import NS_PER_S
+
+
+def limit_reached(exchange: Exchange, timeouts: Timeouts, now_ns: int) -> RequestError | None:
+    """The limit that ``exchange`` has reached at ``now_ns``; None while there is none.
+
+    Only output counts as a token, not a comment that keeps the connection alive, nor an event that names the role.
+    What has arrived is therefore understood first; once per limit, as only then it might have been reached.
+    """
+    if not exchange.sent_ns or exchange.failure is not None:
+        return None
+    if _is_past(timeouts.request_s, exchange.sent_ns, now_ns):
+        return _error("total-timeout", f"no end within {timeouts.request_s:g} s (timeouts.request_s)")
+    limit_s = timeouts.between_tokens_s if exchange.output_ns else timeouts.first_token_s
+    if limit_s is None or not _is_past(limit_s, exchange.output_ns or exchange.sent_ns, now_ns):
+        return None
+    exchange.digest_all()
+    if exchange.output_ns == 0:
+        return _error("first-token-timeout", f"no token within {limit_s:g} s (timeouts.first_token_s)")
+    limit_s = timeouts.between_tokens_s
+    if limit_s is None or not _is_past(limit_s, exchange.output_ns, now_ns):
+        return None
+    return _error("between-tokens-timeout", f"no further token within {limit_s:g} s (timeouts.between_tokens_s)")
+
+
+def _is_past(limit_s: float, since_ns: int, now_ns: int) -> bool:
+    return now_ns - since_ns > limit_s * NS_PER_S
+
+
+def _error(kind: str, message: str) -> RequestError:
+    return RequestError(kind=kind, message=message)

@@ -1,0 +1,72 @@
+"""What a load has come to, counted as its records pass."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from benchctl.records.run import RequestRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadSummary:
+    """What one load came to."""
+
+    num_sent: int
+    num_failed: int
+    first_send_ns: int | None
+    last_token_ns: int | None
+    first_error: str | None = None
+    """What the first failed request failed with."""
+
+
+NOTHING_SENT: Final = LoadSummary(num_sent=0, num_failed=0, first_send_ns=None, last_token_ns=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Activity:
+    """Signs of life of a server under load, in monotonic ns."""
+
+    num_open: int = 0
+    oldest_sent_ns: int = 0
+    """When the oldest of the open requests was sent."""
+    heard_ns: int = 0
+    """When something last arrived for any request, open or ended; 0 before."""
+
+
+class Tally:
+    """Counts of the records that passed; it keeps none of them."""
+
+    def __init__(self) -> None:
+        self._num_sent = 0
+        self._num_failed = 0
+        self._first_send_ns: int | None = None
+        self._last_token_ns: int | None = None
+        self._first_error: str | None = None
+        self._error_kinds: set[str] = set()
+
+    @property
+    def error_kinds(self) -> frozenset[str]:
+        """The ways in which requests have failed until now."""
+        return frozenset(self._error_kinds)
+
+    def count(self, record: RequestRecord) -> None:
+        """Take ``record`` in."""
+        self._num_sent += 1
+        if record.sent_ns is not None:
+            self._first_send_ns = min(record.sent_ns, self._first_send_ns or record.sent_ns)
+        last_ns = max((choice.chunk_ns[-1] for choice in record.choices if choice.chunk_ns), default=None)
+        if last_ns is not None:
+            self._last_token_ns = max(last_ns, self._last_token_ns or last_ns)
+        if record.error is not None:
+            self._num_failed += 1
+            self._error_kinds.add(record.error.kind)
+            self._first_error = self._first_error or f"{record.error.kind}: {record.error.message}"
+
+    def summary(self) -> LoadSummary:
+        """What has been counted until now."""
+        return LoadSummary(
+            num_sent=self._num_sent,
+            num_failed=self._num_failed,
+            first_send_ns=self._first_send_ns,
+            last_token_ns=self._last_token_ns,
+            first_error=self._first_error,
+        )
