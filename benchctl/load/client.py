@@ -113,7 +113,8 @@ class StreamClient:
                 carrying.uncancel()  # a limit of its own stopped it, and nobody else
         except (httpx.HTTPError, httpx.InvalidURL, aiohttp.ClientError, OSError) as error:
             failure = transport_error(error, exchange)
-        exchange.end(failure)
+        # Limits are looked at now and then; what has ended too late in between was too late all the same.
+        exchange.end(failure or limit_reached(exchange, self._timeouts, exchange.last_ns))
         exchange.launch.lay()  # nobody need wait for one that failed before it could leave
         self._open.discard(exchange)
         self._last_end_ns = max(self._last_end_ns, exchange.last_ns)

@@ -12,7 +12,7 @@ def limit_reached(exchange: Exchange, timeouts: Timeouts, now_ns: int) -> Reques
     Only output counts as a token, not a comment that keeps the connection alive, nor an event that names the role.
     What has arrived is therefore understood first; once per limit, as only then it might have been reached.
     """
-    if not exchange.sent_ns or exchange.failure is not None:
+    if not exchange.sent_ns or exchange.failure is not None or not now_ns:
         return None
     if _is_past(timeouts.request_s, exchange.sent_ns, now_ns):
         return _error("total-timeout", f"no end within {timeouts.request_s:g} s (timeouts.request_s)")
