@@ -1,34 +1,14 @@
 """Reading a stream: what counts as output, and that only the bytes matter, not how they were cut."""
 
-import itertools
-import json
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sse import choice, cut, event, read, told, used, written
 
-from benchctl.load.stream import CompletionReader, EventSplitter
+from benchctl.load.events import EventSplitter, decode_event
+from benchctl.load.stream import CompletionReader, _text
 
-USAGE = {"prompt_tokens": 9, "completion_tokens": 3}
-
-
-def event(*choices, **rest):
-    return b"data: " + json.dumps({"choices": list(choices), **rest}).encode() + b"\n\n"
-
-
-def choice(content=None, *, index=0, finish=None, ids=None, **delta):
-    if content is not None:
-        delta["content"] = content
-    return {"index": index, "delta": delta, "finish_reason": finish, "token_ids": ids}
-
-
-def read(*events, n=1):
-    """A reader after ``events``, of which the i-th arrived at i."""
-    reader = CompletionReader(n)
-    for i, data in enumerate(events):
-        reader.feed(i, data)
-    reader.finish(len(events))
-    return reader
+USAGE = used(3)
 
 
 PLAIN = (
@@ -57,7 +37,7 @@ def test_a_first_event_that_only_names_the_role_is_no_output():
 
 
 def test_a_completion_stream_is_read_like_a_chat_stream():
-    reader = read(event({"index": 0, "text": "abc"}), event({"index": 0, "text": "", "finish_reason": "length"}))
+    reader = read(event(written("abc")), event(written("", finish="length")))
     assert reader.choices()[0].text == "abc"
     assert reader.choices()[0].finish_reason == "length"
 
@@ -96,9 +76,6 @@ def test_choices_of_one_stream_are_kept_apart():
 
 
 def test_a_running_usage_counts_the_tokens_of_each_chunk_also_of_silent_ones():
-    def used(count):
-        return {"prompt_tokens": 9, "completion_tokens": count}
-
     reader = read(
         event(choice("", role="assistant"), usage=used(0)),
         event(choice("a"), usage=used(2)),
@@ -152,6 +129,9 @@ def test_cached_tokens_are_read_from_the_prompt_details():
         b'error: {"message": "engine died"}\n\n',
         b'event: error\ndata: {"type": "error", "error": {"message": "engine died"}}\n\n',
         b'data: {"object": "error", "message": "engine died"}\n\n',
+        b'event: error\ndata: {"message": "engine died"}\n\n',
+        b"event: error\ndata: engine died\n\n",
+        b'data: {"choices": [], "error": "engine died"}\n\n',
     ],
 )
 def test_an_error_event_is_a_server_error_in_every_dialect(data):
@@ -162,7 +142,16 @@ def test_an_error_event_is_a_server_error_in_every_dialect(data):
 
 
 @pytest.mark.parametrize(
-    "payload", [b"{not json}", b'{"choices": 7}', b'"text"', b'{"choices": [{"index": "\xff"}]}']
+    "payload",
+    [
+        b"{not json}",
+        b'{"choices": 7}',
+        b'"text"',
+        b'{"choices": [{"index": "\xff"}]}',
+        b'{"choices": [{"index": -1}]}',
+        b'{"usage": {"completion_tokens": 1e3}}',
+        b'{"x":' + b"[" * 100_000,
+    ],
 )
 def test_an_event_that_cannot_be_read_is_reported_with_its_beginning(payload):
     error = read(b"data: " + payload + b"\n\n").error
@@ -185,19 +174,63 @@ SPOKEN = b": keep-alive\r\n\r\n" + b"".join(PLAIN[:2]) + b"id: 3\ndata: " + PLAI
 @given(cuts=st.lists(st.integers(0, len(SPOKEN)), max_size=20), ends=st.sampled_from([b"\n", b"\r\n", b"\r"]))
 def test_any_cut_of_the_bytes_and_any_line_end_give_the_same_result(cuts, ends):
     spoken = SPOKEN.replace(b"\r\n", b"\n").replace(b"\n", ends)
-    places = sorted({0, len(spoken), *(min(cut, len(spoken)) for cut in cuts)})
-    reader = read(*(spoken[a:b] for a, b in itertools.pairwise(places)))
+    reader = read(*cut(spoken, cuts))
     (only,) = reader.choices()
     assert (only.text, only.finish_reason, len(only.chunk_ns)) == ("Hello wörld", "stop", 3)
     assert reader.error is None
     assert reader.is_terminated
 
 
-@given(data=st.binary(max_size=400), cut=st.integers(0, 400))
-def test_no_bytes_whatever_raise_and_a_cut_changes_nothing(data, cut):
-    whole, parts = read(data, n=2), read(data[:cut], data[cut:], n=2)
-    assert whole.error == parts.error
-    assert [c.text for c in whole.choices()] == [c.text for c in parts.choices()]
+FRAGMENTS = st.sampled_from(
+    (
+        *PLAIN,
+        *(
+            b"data: ",
+            b"data:",
+            b"\n",
+            b"\n\n",
+            b"\r",
+            b"\r\n",
+            b": ping",
+            b"error: ",
+            b"event: error",
+            b"\xef\xbb\xbf",
+        ),
+        *(b"[DONE]", b'{"choices":', b"[{", b'"text":"a"', b'"index":1', b"}]}", b"\xff", b"{", b"}"),
+        *(b'{"usage":{"completion_tokens":2}}', b'{"object": "error"}', b'{"error": null}'),
+    )
+)
+
+
+@given(parts=st.lists(FRAGMENTS | st.binary(max_size=5), max_size=25), places=st.lists(st.integers(0, 900)))
+def test_no_bytes_whatever_raise_and_no_cut_changes_what_they_say(parts, places):
+    data = b"".join(parts)
+    whole = told(read(data, n=2))
+    assert told(read(*cut(data, places), n=2)) == whole
+    assert told(read(*(data[i : i + 1] for i in range(len(data))), n=2)) == whole
+    assert told(read(*parts, n=2)) == whole
+
+
+SAID = st.builds(
+    dict,
+    index=st.integers(0, 1),
+    text=st.sampled_from([None, "", "a"]),
+    delta=st.sampled_from([None, {}, {"content": "b"}, {"reasoning": "c"}, {"tool_calls": [{}]}]),
+    token_ids=st.sampled_from([None, [], [7], [7, 8]]),
+    finish_reason=st.sampled_from([None, "stop"]),
+)
+
+
+@given(said=st.lists(SAID, max_size=12), n=st.integers(1, 2))
+def test_the_short_way_for_common_events_gives_what_the_long_way_gives(said, n):
+    short, long = CompletionReader(n), CompletionReader(n)
+    for t_ns, one in enumerate(said):
+        data = event(one)
+        short.feed(t_ns, data, t_ns)
+        (choice_event,) = decode_event(data[6:-2]).choices
+        text = _text(choice_event.delta) if choice_event.text is None else choice_event.text
+        long._take_choice(t_ns, t_ns, choice_event, text, None)
+    assert short.choices(stamps_late=True) == long.choices(stamps_late=True)
 
 
 def test_several_data_lines_are_one_payload_and_comments_are_none():
@@ -205,9 +238,39 @@ def test_several_data_lines_are_one_payload_and_comments_are_none():
     assert splitter.feed(b"\xef\xbb\xbfdata: {\ndata: }\n\n: hello\n\nretry: 5\n\ndata:x\n\n") == [b"{\n}", b"x"]
 
 
+def test_a_byte_order_mark_is_one_only_at_the_start_of_the_stream():
+    splitter = EventSplitter()
+    assert splitter.feed(b"\xef") == splitter.feed(b"\xbb") == []
+    assert splitter.feed(b"\xbfdata: 1\n\n\xef\xbb\xbfdata: 2\n\n") == [b"1"]
+
+
 def test_an_event_arrives_with_its_blank_line():
     splitter = EventSplitter()
     assert splitter.feed(b"data: 1\n") == []
     assert splitter.feed(b"\ndata: 2") == [b"1"]
-    assert splitter.finish() == b"2"
-    assert splitter.finish() == b""
+    assert splitter.feed(b"\n\n") == [b"2"]
+
+
+def test_a_carriage_return_ends_a_line_at_once_and_the_line_feed_after_it_ends_none():
+    splitter = EventSplitter()
+    assert splitter.feed(b"data: 1\r\n\r") == [b"1"]
+    assert splitter.feed(b"\ndata: 2\r") == []
+    assert splitter.feed(b"\n") == []
+    assert splitter.feed(b"\r") == [b"2"]
+
+
+def test_chunks_of_one_read_share_its_time_and_tell_how_late_it_was_when_asked():
+    reader = read(PLAIN[1], PLAIN[2] + PLAIN[3] + PLAIN[1][:5], PLAIN[1][5:])
+    (only,) = reader.choices(stamps_late=True)
+    assert (only.chunk_ns, only.chunk_late_ns) == ((0, 1, 1, 2), (0, 10, 10, 20))
+    assert reader.choices()[0].chunk_late_ns is None
+    assert reader.last_chunk_ns == 2
+    assert read(PLAIN[0]).last_chunk_ns == 0
+
+
+def test_an_event_that_the_end_of_the_stream_cuts_is_kept_and_is_not_the_fault_of_who_wrote_it():
+    reader = read(PLAIN[1], PLAIN[2][:30])
+    assert reader.cut_event == PLAIN[2][6:30]
+    assert reader.error is None
+    assert read(PLAIN[1]).cut_event == b""
+    assert read(b"data: [DONE]").is_terminated
