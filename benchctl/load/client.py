@@ -190,12 +190,12 @@ def _httpx_transport(base_url: str) -> httpx.AsyncBaseTransport:
     """One of httpx's own. A bare context for plain HTTP spares loading the certificates of the world."""
     is_tls = base_url.startswith("https:")
     context = ssl.create_default_context() if is_tls else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    return AiohttpTransport(verify=context, client=_session)
 
+    def session() -> aiohttp.ClientSession:
+        connector = aiohttp.TCPConnector(limit=0, force_close=True, ssl=context)
+        return aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
 
-def _session() -> aiohttp.ClientSession:
-    connector = aiohttp.TCPConnector(limit=0, force_close=True)
-    return aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
+    return AiohttpTransport(verify=context, client=session)
 
 
 def transport_error(error: Exception, exchange: Exchange) -> RequestError:
@@ -204,9 +204,12 @@ def transport_error(error: Exception, exchange: Exchange) -> RequestError:
     while isinstance(cause, (httpx.HTTPError, aiohttp.ClientError)) and isinstance(cause.__cause__, Exception):
         cause = cause.__cause__
     message = f"{type(cause).__name__}: {cause}"
-    if isinstance(error, (httpx.ConnectTimeout, aiohttp.ConnectionTimeoutError)):
+    is_connecting = isinstance(error, (httpx.ConnectError, httpx.ConnectTimeout)) or isinstance(
+        cause, (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
+    )
+    if is_connecting and isinstance(cause, TimeoutError):
         return RequestError(kind="connect-timeout", message=str(error))
-    if isinstance(error, (httpx.ConnectError, aiohttp.ClientConnectorError)):
+    if is_connecting:
         is_refused = isinstance(cause, ConnectionRefusedError) or "refused" in message.lower()
         return RequestError(kind="connect-refused" if is_refused else "connect-failed", message=message)
     if isinstance(error, (httpx.UnsupportedProtocol, httpx.InvalidURL, httpx.TooManyRedirects)):

@@ -16,16 +16,17 @@ def limit_reached(exchange: Exchange, timeouts: Timeouts, now_ns: int) -> Reques
         return None
     if _is_past(timeouts.request_s, exchange.sent_ns, now_ns):
         return _error("total-timeout", f"no end within {timeouts.request_s:g} s (timeouts.request_s)")
-    limit_s = timeouts.between_tokens_s if exchange.output_ns else timeouts.first_token_s
-    if limit_s is None or not _is_past(limit_s, exchange.output_ns or exchange.sent_ns, now_ns):
+    waits_s = [limit_s for limit_s in (timeouts.first_token_s, timeouts.between_tokens_s) if limit_s is not None]
+    if not waits_s or not _is_past(min(waits_s), exchange.output_ns or exchange.sent_ns, now_ns):
         return None
     exchange.digest_all()
-    if exchange.output_ns == 0:
-        return _error("first-token-timeout", f"no token within {limit_s:g} s (timeouts.first_token_s)")
-    limit_s = timeouts.between_tokens_s
-    if limit_s is None or not _is_past(limit_s, exchange.output_ns, now_ns):
+    if exchange.output_ns:
+        limit_s, what, key = timeouts.between_tokens_s, "between-tokens-timeout", "between_tokens_s"
+    else:
+        limit_s, what, key = timeouts.first_token_s, "first-token-timeout", "first_token_s"
+    if limit_s is None or not _is_past(limit_s, exchange.output_ns or exchange.sent_ns, now_ns):
         return None
-    return _error("between-tokens-timeout", f"no further token within {limit_s:g} s (timeouts.between_tokens_s)")
+    return _error(what, f"no {'further ' if exchange.output_ns else ''}token within {limit_s:g} s (timeouts.{key})")
 
 
 def _is_past(limit_s: float, since_ns: int, now_ns: int) -> bool:

@@ -102,10 +102,10 @@ class Receiver:
 
     def read_ready(self) -> None:
         """Read once from each line that has something."""
-        lines, held, now_ns = self._lines, self.held, time.monotonic_ns
+        lines, now_ns, num_bytes = self._lines, time.monotonic_ns, 0
         for descriptor, event in self._epoll.poll(0):
             line = lines.get(descriptor)
-            if line is None or (event & _OUT and not self._sent_on(line, event)):
+            if line is None or (event != _IN and event & _OUT and not self._sent_on(line, event)):
                 continue
             try:
                 data, ancillary, _, _ = line.recvmsg(_READ_BYTES, ANCILLARY_BYTES)
@@ -115,9 +115,10 @@ class Receiver:
                 self._end(line, error)
                 continue
             line.keep((now_ns(), ancillary[0][2] if ancillary else b"", data))
-            held.num_bytes += len(data) + OVERHEAD_BYTES
-            if line.is_plain or not data or data.endswith(_LAST_CHUNK):
+            num_bytes += len(data) + OVERHEAD_BYTES
+            if line.is_plain or data[-5:] == _LAST_CHUNK or not data:
                 self._look(line, data)
+        self.held.num_bytes += num_bytes
 
     def _look(self, line: Line, data: bytes) -> None:
         """A read after which the answer may be whole."""

@@ -39,6 +39,7 @@ class StreamTransport(httpx.AsyncBaseTransport):
         if request.url.scheme != "http":
             message = f"the server sends requests on to {request.url}; give that address as the server's"
             raise httpx.UnsupportedProtocol(message, request=request)
+        await request.aread()
         sock = await self._connected(request)
         exchange.connected_ns = exchange.connected_ns or time.monotonic_ns()
         try:
