@@ -144,6 +144,11 @@ def test_a_refusal_is_quoted_whatever_its_form(body, stated):
     assert answer.body_head == body[:4096]
 
 
+def test_what_an_answer_without_events_says_is_quoted_from_all_its_reads():
+    answer = answered(HEAD + b"\r\nall ", b"at ", b"once")
+    assert error_of(answer, request()).message == "the answer holds no events: all at once"
+
+
 def test_a_refusal_cut_short_is_still_a_refusal():
     assert error_of(answered(REFUSAL[:-5]), request()).kind == "http-status"
 

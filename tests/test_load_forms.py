@@ -104,6 +104,22 @@ FORMS = {
         ],
         [("abc", None, 7)],
     ),
+    "a running count with a gap that only ids fill": (
+        [
+            event(choice("a"), usage=used(1)),
+            event(choice("b", ids=[7])),
+            event(choice("c", finish="stop"), usage=used(3)),
+        ],
+        [("abc", None, 3)],
+    ),
+    "a running count with a gap at the call of a tool": (
+        [
+            event(choice("a"), usage=used(1)),
+            event(choice(None, tool_calls=tool("{}"), ids=[7])),
+            event(choice("c", finish="stop"), usage=used(3)),
+        ],
+        [("ac", None, 3)],
+    ),
     "timings in every event": (
         [
             event(choice("a"), timings=so_far(1)),

@@ -242,6 +242,36 @@ def test_a_byte_order_mark_is_one_only_at_the_start_of_the_stream():
     splitter = EventSplitter()
     assert splitter.feed(b"\xef") == splitter.feed(b"\xbb") == []
     assert splitter.feed(b"\xbfdata: 1\n\n\xef\xbb\xbfdata: 2\n\n") == [b"1"]
+    assert splitter.feed(b"\xef\xbb\xbfdata: 3\n\n") == []
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        b"",
+        b"\r",
+        b"\n",
+        b": ping\r",
+        b"data: [\n",
+        b"data: [",
+        b"event: error\n",
+        b"id: 1\n",
+        b"da",
+        b"\xef\xbb\xbf",
+    ],
+)
+@pytest.mark.parametrize("first", [b"", PLAIN[1]])
+def test_an_event_that_comes_alone_is_read_as_it_is_behind_what_came_before(before, first):
+    after = b"\xef\xbb\xbf" + PLAIN[3]  # for the mark is one only at the start
+    whole = told(read(first + before + PLAIN[2] + after))
+    assert told(read(first, before, PLAIN[2], after)) == whole
+    assert told(read(first + before, PLAIN[2], after)) == whole
+
+
+def test_a_carriage_return_in_the_middle_of_an_event_ends_a_line_also_in_an_event_that_comes_alone():
+    alone = b'data: {"choices":\r[{"text": "a"}]}\n\n'
+    assert read(PLAIN[1], alone).error is not None
+    assert told(read(PLAIN[1], alone)) == told(read(PLAIN[1] + alone))
 
 
 def test_an_event_arrives_with_its_blank_line():

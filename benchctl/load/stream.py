@@ -220,9 +220,9 @@ class CompletionReader:
 def _text(delta: Delta | None) -> str:
     if delta is None:
         return ""
-    content = delta.content or delta.refusal or ""
+    text = delta.content or delta.refusal or ""
     reasoning = delta.reasoning_content or delta.reasoning
-    return reasoning + content if reasoning else content
+    return reasoning + text if reasoning else text
 
 
 def _calls_tool(delta: Delta | None) -> bool:
