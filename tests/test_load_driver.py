@@ -3,6 +3,8 @@
 import asyncio
 import gc
 import itertools
+import subprocess
+import sys
 
 import pytest
 from paced import PacedEngine, call, launch, request
@@ -125,3 +127,14 @@ def test_a_record_that_cannot_be_kept_ends_the_load_and_is_told_once(tmp_path, c
         )
     gc.collect()
     assert caplog.messages == []
+
+
+def test_as_many_connections_are_allowed_as_the_system_allows(tmp_path):
+    script = (
+        "import resource; from benchctl.load.open_files import allow_many_open_files\n"
+        "_, hard = resource.getrlimit(resource.RLIMIT_NOFILE)\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (64, min(hard, 2048)))\n"
+        "allow_many_open_files(); print(resource.getrlimit(resource.RLIMIT_NOFILE)[0] == min(hard, 2048))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "True\n"

@@ -14,6 +14,8 @@ from typing import Any, Final, TypeVar
 
 import uvloop
 
+from benchctl.load.open_files import allow_many_open_files
+
 T = TypeVar("T")
 
 _ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -24,6 +26,7 @@ def run_interruptible(main: Coroutine[Any, Any, T]) -> T:
 
     The first signal cancels; those after it change nothing, lest they cut short the cleaning up.
     """
+    allow_many_open_files()
     came: list[int] = []
     cancels: list[Callable[[], object]] = []
 
