@@ -140,10 +140,10 @@ class Exchange:
         """When output last arrived, as far as what came has been digested; 0 before."""
         return self.answer.reader.last_chunk_ns
 
-    def is_whole(self) -> bool:
-        """Whether the answer has come to its end by its own account."""
+    def is_over(self) -> bool:
+        """Whether nothing that may still come can change the answer."""
         self.digest_all()
-        return self.answer.is_complete
+        return self.answer.is_over
 
     def digest_all(self) -> None:
         """Understand everything that has come."""

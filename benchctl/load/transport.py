@@ -56,7 +56,7 @@ class StreamTransport(httpx.AsyncBaseTransport):
                 self._receiver.launch(line, wire)
             else:
                 exchange.launch.lay(lambda: self._receiver.launch(line, wire))
-            while not line.is_ended and not exchange.is_whole():
+            while not line.is_ended and not exchange.is_over():
                 await exchange.looked()
         finally:
             self._receiver.drop(line)
