@@ -10,7 +10,7 @@ they compare with its steps; ``client_wall_s``, ``ready_s`` and ``warmup_s`` nev
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from benchctl.analysis.percentile import PERCENTS
+from benchctl.analysis.percentile import PERCENTS, smallest_sample
 
 Direction = Literal["lower", "higher", "none"]
 
@@ -34,6 +34,7 @@ class Metric:
 _SCALED = " (* time_scale on a virtual clock)"
 _ARRIVALS = "completed requests with arrival times"
 _STEPS = "a step log"
+_CLIENT = "samples of the client"
 _GPU = "GPU samples taken during the load"
 
 _LATENCIES: Final = {
@@ -78,8 +79,32 @@ _LOAD_METRICS: Final = [
     Metric("cached_tokens", "tokens", "Σ prompt tokens found in the prefix cache", needs="cached tokens in usage"),
     Metric("output_throughput", "tokens/s", "output_tokens / wall_s", "higher", needs="usage and arrival times"),
     Metric("request_throughput", "requests/s", "num_completed / wall_s", "higher", needs=_ARRIVALS),
-    Metric("max_send_lag_ms", "ms", "max of send - schedule, client's clock", "lower", needs="sent requests"),
 ]
+
+_CHUNKS = "chunks of measured requests"
+_SENT = "sent requests"
+_CLIENT_METRICS: Final = [
+    Metric("p50_send_lag_ms", "ms", "p50 of send - schedule, client's clock", needs=_SENT),
+    Metric("p99_send_lag_ms", "ms", "p99 of send - schedule, client's clock", needs=_SENT),
+    Metric("max_send_lag_ms", "ms", "max of send - schedule, client's clock", "lower", needs=_SENT),
+    Metric("kernel_stamp_frac", "1", "chunks whose arrival the kernel stamped / chunks", needs=_CHUNKS),
+    Metric(
+        "bound_stamp_frac",
+        "1",
+        "chunks read together with the next of their choice, so that their time is an upper bound / chunks",
+        needs=_CHUNKS,
+    ),
+    Metric(
+        "p99_read_late_ms",
+        "ms",
+        "p99 of read - arrival over chunks, client's clock",
+        needs=f"{smallest_sample(99)} chunks stamped by the kernel",
+    ),
+    Metric("max_loop_lag_ms", "ms", "max of wake-up - due of the client's event loop", needs=_CLIENT),
+    Metric("load_cpu_cores", "cores", "Σ over the load generator's processes of CPU time / time", needs=_CLIENT),
+]
+CLIENT_METRICS: Final = tuple(metric.name for metric in _CLIENT_METRICS)
+"""Those that say how well the load generator did, and nothing of the server."""
 
 _STEP_METRICS: Final = [
     Metric("num_steps", "steps", "steps after the warm-up", "lower", needs=_STEPS),
@@ -141,5 +166,6 @@ _DEVICE_METRICS: Final = [
 ]
 
 METRICS: Final[dict[str, Metric]] = {
-    metric.name: metric for metric in [*_LOAD_METRICS, *_latency_metrics(), *_STEP_METRICS, *_DEVICE_METRICS]
+    metric.name: metric
+    for metric in [*_LOAD_METRICS, *_CLIENT_METRICS, *_latency_metrics(), *_STEP_METRICS, *_DEVICE_METRICS]
 }

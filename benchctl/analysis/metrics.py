@@ -15,8 +15,8 @@ from benchctl.analysis.request_timing import (
     latencies_ns,
     load_span_ns,
     measured,
-    send_lag_ns,
 )
+from benchctl.analysis.stamps import client_metrics
 from benchctl.analysis.unknown import known, quotient, total
 from benchctl.records.directory import LoadedRun
 from benchctl.records.run import RequestRecord, RunRecord, StepRecord
@@ -32,6 +32,7 @@ def run_metrics(run: LoadedRun) -> dict[str, float | None]:
     span = load_window_ns(run)
     found: dict[str, float | None] = {
         **_load_metrics(run.record, requests, completed, span),
+        **client_metrics(requests, run.client),
         **_latency_metrics(completed, clock_factor(run.record)),
         **_step_metrics(measured(run.steps)),
         **gpu_metrics(run.gpu, span),
@@ -78,7 +79,6 @@ def _load_metrics(
     client_wall_s = _seconds(*span) if span else None
     wall_s = None if client_wall_s is None else client_wall_s * clock_factor(record)
     output_tokens = total([request.completion_tokens for request in completed])
-    lags = known([send_lag_ns(request) for request in requests])
     return {
         "wall_s": wall_s,
         "client_wall_s": client_wall_s,
@@ -92,7 +92,6 @@ def _load_metrics(
         "cached_tokens": total([request.cached_tokens for request in completed]),
         "output_throughput": quotient(output_tokens, wall_s),
         "request_throughput": quotient(len(completed), wall_s),
-        "max_send_lag_ms": ms_from_ns(max(lags)) if lags else None,
     }
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
+from benchctl.analysis.client_guard import CLIENT_DOUBTS
 from benchctl.analysis.reconcile import CHECK_FAILED
 from benchctl.analysis.request_timing import measured
 from benchctl.errors import NotComparableError, RecordError, UsageError
@@ -127,7 +128,8 @@ def _unusable(run: LoadedRun) -> str | None:
         return None
     if record.state == "suspect":
         is_judged = any(warning.code == CHECK_FAILED for warning in record.warnings)
-        if is_judged or any(request.error is not None for request in measured(run.requests)):
+        is_late = any(warning.code in CLIENT_DOUBTS for warning in record.warnings)
+        if is_judged or (not is_late and any(request.error is not None for request in measured(run.requests))):
             return None
         return "suspect: " + ("; ".join(warning.message for warning in record.warnings) or "no reason recorded")
     if record.state == "failed" and record.failure is not None:

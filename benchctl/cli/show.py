@@ -40,6 +40,7 @@ def _print_json(reading: "Reading") -> None:
 
 def _print_tables(reading: "Reading") -> None:
     from benchctl.cli.screen import print_notes, wide_console
+    from benchctl.report.client_table import client_table
     from benchctl.report.ladder_table import ladder_table
     from benchctl.report.tables import (
         breakdown_table,
@@ -52,7 +53,7 @@ def _print_tables(reading: "Reading") -> None:
 
     console = wide_console()
     console.print(headline(reading))
-    tables = (runs_table, cells_table, breakdown_table, flops_table, sweep_table, ladder_table)
+    tables = (runs_table, cells_table, breakdown_table, flops_table, sweep_table, ladder_table, client_table)
     for table in (draw(reading) for draw in tables):
         if table is not None:
             console.print()

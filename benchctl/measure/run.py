@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from benchctl.analysis.bunching import bunching_doubts
+from benchctl.analysis.client_guard import client_doubts, client_warnings
 from benchctl.analysis.reconcile import failed_checks
 from benchctl.analysis.starvation import starvation_doubts
 from benchctl.engines import engine_for
@@ -263,13 +264,14 @@ class _Run:
 
     async def _measured_load(self, target: Target, gpu: GpuReader | None) -> None:
         arrival, num_ended = self._profile.workload.arrival, itertools.count(1)
-        with self._directory.append("requests") as writer:
+        with self._directory.append("requests") as writer, self._directory.append("client") as samples:
 
             def keep(record: RequestRecord) -> None:
                 writer.write(record)
                 self._context.on_progress(next(num_ended))
 
-            load = self._load = Load(target.client, arrival, keep, time_scale=self._journal.record.time_scale)
+            scale = self._journal.record.time_scale
+            load = self._load = Load(target.client, arrival, keep, time_scale=scale, on_sample=samples.write)
             limit = arrival.max_concurrency
             sampling = sampled(self._directory.path, self._profile.telemetry, self._watched(target, gpu))
             with sampling as doubts, steady_interpreter():
@@ -315,8 +317,10 @@ class _Run:
         """Hold the accounts of the run against each other, as they are on disk now."""
         self._journal.count(self._load_summary())
         loaded = load_run(self._directory)
-        for doubt in failed_checks(loaded, self._profile, self._context.requests):
+        arrival, checks = self._profile.workload.arrival, (self._profile, self._context.requests)
+        for doubt in (*failed_checks(loaded, *checks), *client_doubts(loaded, arrival)):
             self._journal.doubt(doubt.code, doubt.message)
+        self._journal.warn(*client_warnings(loaded, arrival))
         self._journal.warn(*bunching_doubts(loaded), *starvation_doubts(loaded))
 
     def _fail(self, cause: str, message: str, log_tail: str = "") -> RunRecord:

@@ -1,7 +1,7 @@
 """The result directory: create it, reopen it, read it.
 
     <root>/manifest.json profile.yaml plan.json requests.jsonl
-    <root>/runs/<nnn>-b<block>-<variant>[-<cell>]/run.json requests.jsonl steps.jsonl gpu.jsonl host.jsonl …
+    <root>/runs/<nnn>-b<block>-<variant>[-<cell>]/run.json requests.jsonl steps.jsonl client.jsonl gpu.jsonl …
 
 JSON documents are replaced atomically, JSON Lines are appended. Nothing here knows what the numbers mean.
 """
@@ -18,6 +18,7 @@ from benchctl.errors import RecordError
 from benchctl.records.jsonl import JsonlWriter, read_jsonl, write_bytes_atomic, write_json_atomic
 from benchctl.records.run import (
     Cell,
+    ClientSample,
     GpuSample,
     HostSample,
     Manifest,
@@ -87,6 +88,9 @@ class RunDirectory:
     def steps(self) -> Iterator[StepRecord]:
         return read_jsonl(self.path / "steps.jsonl", StepRecord)
 
+    def client(self) -> Iterator[ClientSample]:
+        return read_jsonl(self.path / "client.jsonl", ClientSample)
+
     def gpu(self) -> Iterator[GpuSample]:
         return read_jsonl(self.path / "gpu.jsonl", GpuSample)
 
@@ -117,7 +121,11 @@ class ResultDirectory:
         write_json_atomic(self.path / "plan.json", plan)
 
     def prepared_requests(self) -> tuple[PreparedRequest, ...]:
-        return tuple(read_jsonl(self.path / "requests.jsonl", PreparedRequest))
+        return tuple(self.stored_requests())
+
+    def stored_requests(self) -> Iterator[PreparedRequest]:
+        """The request set, one by one as it is read."""
+        return read_jsonl(self.path / "requests.jsonl", PreparedRequest)
 
     def write_prepared_requests(self, content: bytes) -> None:
         """Store the request set exactly as its sha256 was taken."""
@@ -175,6 +183,8 @@ class LoadedRun:
     warnings: tuple[ResultWarning, ...]
     is_damaged: bool = False
     """A run that says ``done`` holds a line that cannot be read."""
+    client: tuple[ClientSample, ...] = ()
+    """How the load generator did; none in directories that were written before it told."""
 
     @property
     def damage(self) -> tuple[str, ...]:
@@ -202,6 +212,7 @@ def load_run(directory: RunDirectory) -> LoadedRun:
 
     requests, steps = keep(directory.requests()), keep(directory.steps())
     gpu, host, prometheus = keep(directory.gpu()), keep(directory.host()), keep(directory.prometheus())
+    client = keep(directory.client())
     return LoadedRun(
         record=record,
         requests=requests,
@@ -211,6 +222,7 @@ def load_run(directory: RunDirectory) -> LoadedRun:
         prometheus=prometheus,
         warnings=(*record.warnings, *damage),
         is_damaged=bool(damage) and record.state == "done",
+        client=client,
     )
 
 

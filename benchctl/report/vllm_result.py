@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from benchctl.analysis.metric_table import LATENCIES
+from benchctl.analysis.metric_table import CLIENT_METRICS, LATENCIES
 from benchctl.analysis.metrics import METRICS, clock_factor, run_metrics
 from benchctl.analysis.percentile import PERCENTS
 from benchctl.analysis.request_timing import is_completed, itls_ns, latencies_ns, measured, ttft_ns
@@ -58,8 +58,9 @@ def vllm_result(run: LoadedRun, manifest: Manifest, arrival: Arrival | None) -> 
         "time_scale": record.time_scale,
         "step_ms": metrics["step_ms"],
         "tokens_per_step": metrics["tokens_per_step"],
+        "client": {name: metrics[name] for name in CLIENT_METRICS},
         "definitions": {f"{latency}_ms": METRICS[f"{latency}_ms"].formula for latency in LATENCIES}
-        | {name: METRICS[name].formula for name in ("step_ms", "tokens_per_step")},
+        | {name: METRICS[name].formula for name in ("step_ms", "tokens_per_step", *CLIENT_METRICS)},
     }
 
 

@@ -1,0 +1,172 @@
+"""Was it the client? A load generator that was late, or had no processor left, measured itself.
+
+Four doubts keep a run from counting: requests left later than planned, too few of them left, arrivals may be timed
+wrong, a process had no processor to spare. Each asks for a habit: one hiccup of a busy machine, or a load too
+short to tell one from the other, says nothing. On a virtual clock they are silent, because a simulator keeps an
+account of its own lag.
+
+What is no fault of the client is a warning: a cap that held planned requests back, a wall clock that was set, a
+server that needs another way of asking.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from statistics import fmean
+from typing import Final
+
+import msgspec
+
+from benchctl.analysis.client_sends import (
+    HABIT_FRAC,
+    MIN_LOAD_NS,
+    above,
+    capped_rate,
+    is_habit,
+    late_sends,
+    missed_rate,
+    p99_ms,
+    sends_of,
+)
+from benchctl.analysis.metrics import clock_factor
+from benchctl.analysis.request_timing import itls_ns, measured
+from benchctl.analysis.stamps import busy_cores, held_up_ns, num_clock_steps, samples_span_ns, stamp_errors_ns
+from benchctl.profile.model import Arrival
+from benchctl.records.directory import LoadedRun
+from benchctl.records.run import ClientSample, RequestRecord, ResultWarning
+from benchctl.units import NS_PER_MS, NS_PER_S, ms_from_ns
+
+MAX_STAMP_ERROR_NS: Final = NS_PER_MS
+"""Arrivals may be wrong by this ..."""
+STAMP_ERROR_FRAC: Final = 0.1
+"""... or by this fraction of the mean gap between them, if that is more: one in a hundred, wrong by a tenth, moves
+a mean by a thousandth."""
+TIMER_NS: Final = NS_PER_MS
+"""By how much an event loop wakes late that is not late: its wait is rounded up to whole milliseconds."""
+MAX_LOOP_LAG_NS: Final = 100 * NS_PER_MS
+"""What no stamp of the kernel mends: the next request of a closed loop leaves later by this, and so does whatever
+the client has to decide."""
+MAX_BUSY_FRAC: Final = 0.9
+"""Share of a core from which a process has none to spare: what comes in at once waits in line."""
+MIN_HELD_UP_NS: Final = NS_PER_S // 2
+"""Time under late wake-ups from which it is no hiccup."""
+
+CLIENT_DOUBTS: Final = frozenset({"send-late", "rate-missed", "client-late", "client-cpu"})
+"""Codes of the doubts that the client measured itself."""
+
+
+def client_doubts(run: LoadedRun, arrival: Arrival) -> tuple[ResultWarning, ...]:
+    """What makes a run suspect, because the client was its bottleneck; nothing on a virtual clock."""
+    if run.record.clock == "virtual":
+        return ()
+    requests = measured(run.requests)
+    sends = sends_of(requests, arrival)
+    found = (
+        *late_sends(sends, _load_ns(requests)),
+        *missed_rate(sends),
+        *_late_reads(requests, run.client),
+        *_full_processors(run.client),
+    )
+    return _here(run, found)
+
+
+def client_warnings(run: LoadedRun, arrival: Arrival) -> tuple[ResultWarning, ...]:
+    """What a reader should know of how the load was made, and what is no fault of the client."""
+    requests = measured(run.requests)
+    found = (
+        *capped_rate(sends_of(requests, arrival), clock_factor(run.record)),
+        *_set_clock(run.client),
+        *_other_ways(requests),
+    )
+    return _here(run, found)
+
+
+def _here(run: LoadedRun, found: Iterable[ResultWarning]) -> tuple[ResultWarning, ...]:
+    return tuple(msgspec.structs.replace(warning, where=run.record.run_id) for warning in found)
+
+
+def _late_reads(requests: Sequence[RequestRecord], samples: Sequence[ClientSample]) -> Iterator[ResultWarning]:
+    if samples_span_ns(samples) < MIN_LOAD_NS:
+        return
+    lags = [sample.loop_lag_ns for sample in samples]
+    allowed_ns = _allowed_error_ns(requests)
+    chunks = [
+        (len(choice.chunk_ns), choice.chunk_late_ns is None) for request in requests for choice in request.choices
+    ]
+    num_chunks = sum(count for count, _ in chunks)
+    num_unstamped = sum(count for count, is_unstamped in chunks if is_unstamped)
+    errors = stamp_errors_ns(requests, samples)
+    found = []
+    if is_habit(num_unstamped, num_chunks) and _is_held_up(samples, allowed_ns + TIMER_NS):
+        found.append(
+            f"the client took the time of {num_unstamped} of {num_chunks} chunks itself, without the kernel's "
+            f"stamp, and its event loop was late (p99 {p99_ms(lags)} ms): these times may be off by as much"
+        )
+    if is_habit(wrong := above(errors, allowed_ns), len(errors)):
+        found.append(
+            f"{wrong} of {len(errors)} chunks were read together with newer ones when the client came late to "
+            f"read, and may have arrived more than {ms_from_ns(allowed_ns):.3g} ms before their time "
+            f"(p99 {p99_ms(errors)} ms)"
+        )
+    if _is_held_up(samples, MAX_LOOP_LAG_NS):
+        found.append(
+            f"the client's event loop was late (p99 {p99_ms(lags)} ms): it reads and sends on only then, and no "
+            "stamp mends that"
+        )
+    if found:
+        message = "; ".join(found) + ". Free processors for the client, or lower the load"
+        yield ResultWarning(code="client-late", message=message)
+
+
+def _is_held_up(samples: Sequence[ClientSample], limit_ns: float) -> bool:
+    """Whether the event loops were late by more than the limit for more than a hundredth of their time."""
+    late_ns = held_up_ns(samples, limit_ns)
+    return late_ns >= MIN_HELD_UP_NS and late_ns > HABIT_FRAC * samples_span_ns(samples)
+
+
+def _allowed_error_ns(requests: Sequence[RequestRecord]) -> float:
+    gaps = [gap for request in requests for gap in itls_ns(request)]
+    return max(MAX_STAMP_ERROR_NS, STAMP_ERROR_FRAC * fmean(gaps) if gaps else 0.0)
+
+
+def _full_processors(samples: Sequence[ClientSample]) -> Iterator[ResultWarning]:
+    cores = busy_cores(samples)
+    full = sorted(used for used in cores.values() if used > MAX_BUSY_FRAC)
+    if full:
+        yield ResultWarning(
+            code="client-cpu",
+            message=f"{len(full)} of {len(cores)} processes of the load generator used more than "
+            f"{MAX_BUSY_FRAC:.0%} of a core (at most {full[-1]:.0%}): what the load measured may be the client's "
+            "pace. Lower the load, or use more processes for it",
+        )
+
+
+def _set_clock(samples: Sequence[ClientSample]) -> Iterator[ResultWarning]:
+    if steps := num_clock_steps(samples):
+        yield ResultWarning(
+            code="wall-clock-set",
+            message=f"somebody set the wall clock {steps} times during the load: the kernel's stamps from around "
+            "that time are of no use, and the client's own took their place. Keep the clock of a measuring "
+            "machine steady",
+        )
+
+
+def _other_ways(requests: Sequence[RequestRecord]) -> Iterator[ResultWarning]:
+    num_other = sum(request.route == "httpx" for request in requests)
+    num_sent_on = sum(request.num_redirects > 0 for request in requests)
+    ways = []
+    if num_other:
+        ways.append(f"{num_other} of {len(requests)} requests went by a way that is not made for streams (TLS)")
+    if num_sent_on:
+        ways.append(f"the server sent {num_sent_on} of {len(requests)} requests on to another address")
+    if ways:
+        yield ResultWarning(
+            code="other-transport",
+            message="; ".join(ways)
+            + ": both cost the client more and are part of what it timed. Name the address that "
+            "answers, without TLS where the network is yours",
+        )
+
+
+def _load_ns(requests: Sequence[RequestRecord]) -> int:
+    """From when the first request was due to the end of the last."""
+    ended = [request.done_ns for request in requests if request.done_ns is not None]
+    return max(ended) - min(request.scheduled_ns for request in requests) if ended else 0

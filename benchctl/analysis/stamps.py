@@ -1,0 +1,155 @@
+"""What the client's times are worth: who took them, how late it read, and how busy it was meanwhile.
+
+The kernel stamps the newest bytes of a read. What came with them in one read arrived no later and may have arrived
+earlier: its time is an upper bound. Where the client reads at once, both arrived together and the bound is exact;
+where it was held up, they may lie as far apart as it was away.
+"""
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+from typing import Final
+
+from benchctl.analysis.percentile import percentiles
+from benchctl.analysis.request_timing import send_lag_ns
+from benchctl.analysis.unknown import known, quotient
+from benchctl.records.run import ChoiceRecord, ClientSample, RequestRecord
+from benchctl.units import NS_PER_MS, NS_PER_S, ms_from_ns
+
+LATE_READ_NS: Final = NS_PER_MS
+"""A read that comes later than this after its newest bytes was not at once: at once is some tens of microseconds,
+and a hundred streams that speak together are read within this."""
+HELD_UP_NS: Final = 10 * NS_PER_MS
+"""A loop that wakes later than this was held up. Needed beside the lateness of a read, because in a quick stream
+the newest bytes are always fresh, however long the others have waited."""
+_PERIOD_NS: Final = NS_PER_S // 10
+"""What a sample covers when nothing holds it up."""
+MIN_CPU_SPAN_NS: Final = NS_PER_S
+"""Processor time over less says little of a load."""
+
+
+def client_metrics(requests: Sequence[RequestRecord], samples: Sequence[ClientSample]) -> dict[str, float | None]:
+    """The metrics of the load generator itself, on its own clock."""
+    lags = known([send_lag_ns(request) for request in requests])
+    send = percentiles(lags, len(lags), (50, 99))
+    late = read_lates_ns(requests)
+    chunks = [len(choice.chunk_ns) for request in requests for choice in request.choices]
+    num_bounds = sum(
+        earlier == later
+        for request in requests
+        for choice in request.choices
+        for earlier, later in pairwise(choice.chunk_ns)
+    )
+    cores = busy_cores(samples)
+    return {
+        "p50_send_lag_ms": _ms(send[50]),
+        "p99_send_lag_ms": _ms(send[99]),
+        "max_send_lag_ms": _ms(max(lags, default=None)),
+        "kernel_stamp_frac": quotient(len(late), sum(chunks)),
+        "bound_stamp_frac": quotient(num_bounds, sum(chunks)),
+        "p99_read_late_ms": _ms(percentiles(late, len(late), (99,))[99]),
+        "max_loop_lag_ms": _ms(max((sample.loop_lag_ns for sample in samples), default=None)),
+        "load_cpu_cores": sum(cores.values()) if cores else None,
+    }
+
+
+def read_lates_ns(requests: Iterable[RequestRecord]) -> list[int]:
+    """How long each chunk that the kernel stamped had been there when it was read."""
+    return [late for request in requests for choice in request.choices for late in choice.chunk_late_ns or ()]
+
+
+def busy_cores(samples: Iterable[ClientSample]) -> Mapping[int, float]:
+    """Cores that each process of the load generator kept busy, by its number; at least a second of each."""
+    cores = {}
+    for worker, own in _by_worker(samples).items():
+        span_ns = own[-1].t_ns - own[0].t_ns
+        if span_ns >= MIN_CPU_SPAN_NS:
+            cores[worker] = (own[-1].cpu_ns - own[0].cpu_ns) / span_ns
+    return cores
+
+
+def samples_span_ns(samples: Iterable[ClientSample]) -> int:
+    """Time that the samples cover, as the process saw it that was watched longest."""
+    return max((own[-1].t_ns - own[0].t_ns + _PERIOD_NS for own in _by_worker(samples).values()), default=0)
+
+
+def held_up_ns(samples: Iterable[ClientSample], limit_ns: float) -> int:
+    """Time of samples in which an event loop was later than the limit; of the process that was so for longest.
+
+    A loop that is held up gives samples more rarely, so that their number would say less than their time.
+    """
+    late = []
+    for own in _by_worker(samples).values():
+        starts = [own[0].t_ns - _PERIOD_NS, *(sample.t_ns for sample in own[:-1])]
+        late.append(sum(s.t_ns - start for s, start in zip(own, starts, strict=True) if s.loop_lag_ns > limit_ns))
+    return max(late, default=0)
+
+
+def num_clock_steps(samples: Iterable[ClientSample]) -> int:
+    """How often the wall clock was set during the load, as the process saw it that saw most."""
+    told = [sum(sample.offset is not None for sample in own) for own in _by_worker(samples).values()]
+    return max(max(told, default=0) - 1, 0)  # the first is the difference at the start
+
+
+def stamp_errors_ns(requests: Iterable[RequestRecord], samples: Sequence[ClientSample]) -> list[int]:
+    """By how much the time of each chunk that the kernel stamped may be too late through the client's fault.
+
+    0 for the newest chunk of each read, and where the client read at once. Elsewhere the chunk came after the read
+    before, and waited no longer than the event loop was seen to be held up at that time.
+    """
+    lags = _Lags.of(samples)
+    return [
+        error
+        for request in requests
+        for choice in request.choices
+        for error in _choice_errors_ns(choice, request.sent_ns, lags)
+    ]
+
+
+def _choice_errors_ns(choice: ChoiceRecord, sent_ns: int | None, lags: "_Lags") -> Iterator[int]:
+    if choice.chunk_late_ns is None or not choice.chunk_ns:
+        return
+    read_before_ns = choice.chunk_ns[0] if sent_ns is None else sent_ns
+    for stamp_ns, group in groupby(zip(choice.chunk_ns, choice.chunk_late_ns, strict=True), lambda chunk: chunk[0]):
+        late = [late_ns for _, late_ns in group]
+        read_ns, error_ns = stamp_ns + late[-1], 0
+        if len(late) > 1:
+            lag_ns = lags.around(read_ns)
+            if late[-1] > LATE_READ_NS or lag_ns > HELD_UP_NS:
+                error_ns = max(min(stamp_ns - read_before_ns, lag_ns), 0)
+        yield from (error_ns,) * (len(late) - 1)
+        yield 0
+        read_before_ns = read_ns
+
+
+@dataclass(frozen=True, slots=True)
+class _Lags:
+    """For each process, when its event loop was looked at and the longest lag until then."""
+
+    series: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
+
+    @classmethod
+    def of(cls, samples: Iterable[ClientSample]) -> "_Lags":
+        return cls(
+            tuple(
+                (tuple(sample.t_ns for sample in own), tuple(sample.loop_lag_ns for sample in own))
+                for own in _by_worker(samples).values()
+            )
+        )
+
+    def around(self, t_ns: int) -> int:
+        """The longest lag that any process saw in the sample that covers ``t_ns``, or in its last."""
+        return max((lags[min(bisect_left(times, t_ns), len(times) - 1)] for times, lags in self.series), default=0)
+
+
+def _by_worker(samples: Iterable[ClientSample]) -> dict[int, list[ClientSample]]:
+    found: defaultdict[int, list[ClientSample]] = defaultdict(list)
+    for sample in samples:
+        found[sample.worker].append(sample)
+    return {worker: sorted(own, key=lambda sample: sample.t_ns) for worker, own in found.items()}
+
+
+def _ms(duration_ns: float | None) -> float | None:
+    return None if duration_ns is None else ms_from_ns(duration_ns)
