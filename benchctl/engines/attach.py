@@ -9,16 +9,17 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import aiohttp
 import httpx
 import msgspec
 
-from benchctl.engines.engine import Diagnosis, Engine, LaunchSite, RequestCall
+from benchctl.engines.engine import Diagnosis, LaunchSite, RequestCall
 from benchctl.engines.llamacpp import LlamaCppEngine
 from benchctl.engines.llamacpp import told_config as told_by_llamacpp
 from benchctl.engines.openai_server import OpenAiServer
+from benchctl.engines.plain_openai import PlainOpenAi
 from benchctl.engines.sglang import SglangEngine
 from benchctl.engines.sglang import told_config as told_by_sglang
 from benchctl.engines.transformers import TransformersEngine
@@ -29,11 +30,26 @@ from benchctl.profile.model import VariantSettings
 from benchctl.records.jsonl import encode
 from benchctl.records.run import PreparedRequest, StepRecord
 
-_DIALECTS: Final[dict[str, Callable[[], Engine]]] = {
+
+class Dialect(Protocol):
+    """What is asked of the engine whose servers are spoken to."""
+
+    def check_requests(self, requests: Sequence[PreparedRequest], settings: VariantSettings) -> None:
+        """Raises UnsupportedError when such servers cannot do what these requests or settings ask."""
+
+    def metrics_path(self, settings: VariantSettings) -> str | None:
+        """Where their counters are."""
+
+    def request_call(self, request: PreparedRequest, settings: VariantSettings) -> RequestCall:
+        """How they are asked."""
+
+
+_DIALECTS: Final[dict[str, Callable[[], Dialect]]] = {
     "vllm": VllmEngine,
     "sglang": SglangEngine,
     "llamacpp": LlamaCppEngine,
     "transformers": TransformersEngine,
+    "openai": PlainOpenAi,
 }
 _PENALISING: Final = frozenset({"vllm", "sglang"})
 """Dialects whose servers may add the repetition penalty that a model's own file wishes, unless they are told."""
@@ -131,7 +147,7 @@ def _authorization(options: AttachOptions) -> dict[str, str]:
     return {} if not key else {"Authorization": f"Bearer {key}"}
 
 
-def _dialect(settings: VariantSettings) -> Engine:
+def _dialect(settings: VariantSettings) -> Dialect:
     return _DIALECTS[_options(settings).dialect]()
 
 

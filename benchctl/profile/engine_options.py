@@ -248,8 +248,8 @@ class AttachOptions(ServerOptions):
 
     url: str
     """Address of the server, such as ``http://127.0.0.1:8000``."""
-    dialect: Literal["vllm", "sglang", "llamacpp", "transformers"] = "vllm"
-    """Whose spelling of requests the server understands."""
+    dialect: Literal["vllm", "sglang", "llamacpp", "transformers", "openai"] = "vllm"
+    """Whose spelling of requests the server understands; ``openai`` is what they have in common."""
     served_model: str | None = None
     """Name under which the server offers the model; where it is not given, requests name none."""
     api_key_env: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
