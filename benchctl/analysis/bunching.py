@@ -7,14 +7,15 @@ then sees gaps near zero, and one long gap between two bursts. Its ``itl`` says 
 
 from collections.abc import Iterable, Sequence
 from statistics import fmean, median
-from typing import Final
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Final
 
 from benchctl.analysis.request_timing import is_completed, itls_ns, measured
 from benchctl.records.directory import LoadedRun
 from benchctl.records.run import RequestRecord, ResultWarning, StepRecord
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 CLIENT_BUNCHING: Final = "client-bunching"
 """Code of the warning that what the client timed says little of the engine."""
@@ -70,6 +71,8 @@ def delivery_unevenness_steps(requests: Sequence[RequestRecord], steps: Sequence
         return None
     if any(step.clock != "host" for step in steps):
         return None
+    import numpy as np  # noqa: PLC0415 - takes longer to import than a short load without steps to judge
+
     arrived = np.sort(
         _each_token([t for ns, _ in chunks for t in ns], [n for _, each in chunks for n in each or ()])
     )
@@ -80,7 +83,9 @@ def delivery_unevenness_steps(requests: Sequence[RequestRecord], steps: Sequence
     return float(late - middle) / fmean(step.dur_ns for step in steps)
 
 
-def _each_token(times_ns: Sequence[int], num_tokens: Sequence[int]) -> npt.NDArray[np.int64]:
+def _each_token(times_ns: Sequence[int], num_tokens: Sequence[int]) -> "npt.NDArray[np.int64]":
+    import numpy as np  # noqa: PLC0415
+
     return np.repeat(np.asarray(times_ns, dtype=np.int64), np.asarray(num_tokens, dtype=np.int64))
 
 

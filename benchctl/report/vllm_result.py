@@ -11,11 +11,9 @@ other file of that name; a column that is null in every run, such as the p99 of 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from benchctl.analysis.metric_table import CLIENT_METRICS, LATENCIES
 from benchctl.analysis.metrics import METRICS, clock_factor, run_metrics
-from benchctl.analysis.percentile import PERCENTS
+from benchctl.analysis.percentile import PERCENTS, standard_deviation
 from benchctl.analysis.request_timing import is_completed, itls_ns, latencies_ns, measured, ttft_ns
 from benchctl.profile.model import Arrival
 from benchctl.records.directory import LoadedRun
@@ -36,7 +34,7 @@ def vllm_result(run: LoadedRun, manifest: Manifest, arrival: Arrival | None) -> 
         "model_id": record.effective_config.get("model"),
         "tokenizer_id": record.effective_config.get("server.tokenizer"),
         "num_prompts": len(requests),
-        **_schedule(arrival),
+        **schedule(arrival),
         "duration": metrics["wall_s"],
         "completed": metrics["num_completed"],
         "failed": metrics["num_failed"],
@@ -64,7 +62,7 @@ def vllm_result(run: LoadedRun, manifest: Manifest, arrival: Arrival | None) -> 
     }
 
 
-def _schedule(arrival: Arrival | None) -> dict[str, Any]:
+def schedule(arrival: Arrival | None) -> dict[str, Any]:
     """As vLLM writes them: the rate is ``inf`` where requests are sent as soon as they may be."""
     if arrival is None:
         return {"request_rate": None, "burstiness": None, "max_concurrency": None}
@@ -91,7 +89,8 @@ def _latencies(
         values = durations[latency]
         found[f"mean_{latency}_ms"] = metrics[f"mean_{latency}_ms"]
         found[f"median_{latency}_ms"] = metrics[f"p50_{latency}_ms"]
-        found[f"std_{latency}_ms"] = ms_from_ns(float(np.std(values)) * factor) if values else None
+        spread = standard_deviation(values)
+        found[f"std_{latency}_ms"] = None if spread is None else ms_from_ns(spread * factor)
         for percent in PERCENTS:
             found[f"p{percent}_{latency}_ms"] = metrics[f"p{percent}_{latency}_ms"]
     return found
