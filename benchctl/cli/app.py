@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from benchctl import __version__
-from benchctl.cli import compare, data, doctor, flops, list_results, models, profiles, report, run, show
+from benchctl.cli import compare, data, doctor, flops, list_results, load, models, profiles, report, run, show
 
 app = typer.Typer(
     name="benchctl",
@@ -33,6 +33,7 @@ def options(
 
 
 app.command("run")(run.run)
+app.command("load")(load.load)
 app.command("compare")(compare.compare)
 app.command("show")(show.show)
 app.command("list")(list_results.list_results)

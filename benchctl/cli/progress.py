@@ -52,7 +52,7 @@ class _Course:
         return "; ".join([text, *(f"{warning.code}: {warning.message}" for warning in record.warnings)])
 
 
-def _has_room_for_bars() -> bool:
+def has_room_for_bars() -> bool:
     """Whether stderr is a terminal with a width: bars on one without, as programs open them, would be invisible."""
     return sys.stderr.isatty() and os.get_terminal_size(sys.stderr.fileno()).columns > 0
 
@@ -65,7 +65,7 @@ def experiment_progress(num_runs: int, *, is_quiet: bool) -> Iterator["Listener"
     from benchctl.measure.experiment import Listener
 
     course = _Course(num_runs=num_runs)
-    hidden = is_quiet or not _has_room_for_bars()
+    hidden = is_quiet or not has_room_for_bars()
     with (
         tqdm(total=num_runs, desc="runs", unit="run", disable=hidden, position=0) as runs,
         tqdm(total=1, desc="requests", unit="req", disable=hidden, position=1, leave=False) as requests,

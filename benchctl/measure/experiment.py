@@ -21,6 +21,7 @@ from benchctl import __version__
 from benchctl.errors import NotComparableError, RecordError, UsageError
 from benchctl.measure.claim import sole_writer
 from benchctl.measure.gpu import gpu_inventory
+from benchctl.measure.latest import point_latest
 from benchctl.measure.provenance import git_state, host_info, package_versions
 from benchctl.measure.redaction import redacted_argv
 from benchctl.measure.run import RunContext, decline_run, measure_run
@@ -105,18 +106,8 @@ def create_experiment(profile: Profile, prepared: PreparedSet, origin: Origin) -
         results.write_prepared_requests(prepared.content)
         results.write_plan(plan_runs(profile))
         path = finish()
-    _point_latest(path)
+    point_latest(path)
     return ResultDirectory(path)
-
-
-def _point_latest(path: Path) -> None:
-    """Let ``latest`` beside the result directories name the newest one, for people who type paths."""
-    link = path.with_name(".latest.partial")
-    # A file system without links only costs the convenience.
-    with suppress(OSError):
-        link.unlink(missing_ok=True)
-        link.symlink_to(path.name, target_is_directory=True)
-        link.replace(path.with_name("latest"))
 
 
 @contextmanager

@@ -5,7 +5,7 @@ The result is validated as a whole, and every fault is reported at once with the
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
@@ -88,6 +88,14 @@ def parse_profile(text: str, source: str) -> Profile:
         tree = without(draft.tree, {"extends"})
         draft = Draft(tree, (*draft.faults, Fault(extends.place, extends.path, problem)), is_whole=False)
     return _profile(with_engine(draft))
+
+
+def profile_from_plain(plain: Mapping[str, Any], source: str) -> Profile:
+    """A complete profile from plain values. ``source`` says where they come from, for messages.
+
+    Raises ProfileError with every fault.
+    """
+    return _profile(with_engine(Draft(node_from_plain(plain, Place(source)))))
 
 
 def dump_profile(profile: Profile) -> str:

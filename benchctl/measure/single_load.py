@@ -1,0 +1,250 @@
+"""One load on one running server, without an experiment around it.
+
+    directory ▸ what the server says of itself ▸ warm-up ▸ load ▸ verdict
+
+What it leaves is a result directory like any other, with a single run, so that whatever reads those reads this. It
+starts nothing, samples no device and keeps neither requests nor records in memory: it is the smallest thing that
+measures.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import msgspec
+
+from benchctl.analysis.bunching import bunching_doubts
+from benchctl.analysis.client_guard import client_doubts, client_warnings
+from benchctl.analysis.load_figures import FiguresInPassing, LoadFigures
+from benchctl.analysis.stamps import client_metrics
+from benchctl.engines.attach import AttachEngine
+from benchctl.engines.engine import LaunchSite
+from benchctl.errors import LoadError, RunError
+from benchctl.load.client import StreamClient
+from benchctl.load.driver import Load
+from benchctl.load.exchange import Call
+from benchctl.load.interpreter import steady_interpreter
+from benchctl.load.workers import load_for
+from benchctl.measure.attached import NOT_FRESH
+from benchctl.measure.interrupt import run_interruptible
+from benchctl.measure.journal import Journal, utc_now
+from benchctl.measure.load_evidence import LoadEvidence
+from benchctl.measure.warmup import warmup_requests
+from benchctl.profile.engine_options import AttachOptions
+from benchctl.profile.model import Arrival, Profile, VariantSettings
+from benchctl.profile.plan import variant_settings
+from benchctl.records.directory import ResultDirectory, RunDirectory
+from benchctl.records.run import (
+    ClientSample,
+    Manifest,
+    PreparedRequest,
+    RequestRecord,
+    ResultWarning,
+    RunFailure,
+    RunRecord,
+    RunState,
+)
+from benchctl.records.schema import SCHEMA_VERSION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """What came of a load."""
+
+    manifest: Manifest
+    record: RunRecord
+    figures: LoadFigures
+    client: Mapping[str, float | None]
+    """How the load generator did: ``CLIENT_METRICS``."""
+    arrival: Arrival
+
+
+def load_server(results: ResultDirectory, profile: Profile, on_progress: Callable[[int], None]) -> Loaded:
+    """Send the load that lies ready in ``results`` and judge it; ``on_progress`` hears how many requests ended.
+
+    A load of which nothing completed is a record with state ``failed``. Raises KeyboardInterrupt on SIGINT or
+    SIGTERM; the records then say so.
+    """
+    single = _SingleLoad(results, profile, on_progress)
+    with _state_kept(results, single.journal):
+        try:
+            run_interruptible(single.go())
+        except LoadError as error:
+            single.fail(error.cause, str(error))
+    return single.loaded()
+
+
+@contextmanager
+def _state_kept(results: ResultDirectory, journal: Journal) -> Iterator[None]:
+    """However it ends, the records say how."""
+    try:
+        yield
+    except OSError as error:
+        with suppress(OSError):  # the disk may be full for this, too
+            journal.close("failed", RunFailure(cause="disk", message=str(error)))
+        raise RunError(f"{results.path}: {error}; free space or correct the permissions", cause="disk") from error
+    except BaseException as error:
+        is_interrupt = isinstance(error, KeyboardInterrupt)
+        cause = "interrupted" if is_interrupt else type(error).__name__
+        message = "the load was interrupted by a signal" if is_interrupt else str(error)
+        journal.close("failed", RunFailure(cause=cause, message=message))
+        raise
+    finally:
+        with suppress(OSError):
+            results.write_manifest(msgspec.structs.replace(results.manifest(), state=journal.record.state))
+
+
+class _SingleLoad:
+    """One load while it goes on."""
+
+    def __init__(self, results: ResultDirectory, profile: Profile, on_progress: Callable[[int], None]) -> None:
+        (planned,) = results.plan().runs
+        self._profile, self._on_progress = profile, on_progress
+        self._results = results
+        self._directory: RunDirectory = results.run(planned.run_id)
+        self._engine = AttachEngine()
+        self._settings = variant_settings(profile, planned.variant, planned.cell)
+        self._figures = FiguresInPassing()
+        self._evidence = LoadEvidence()
+        record = RunRecord(
+            schema_version=SCHEMA_VERSION,
+            **msgspec.structs.asdict(planned),
+            state="running",
+            attempt=1,
+            engine=profile.engine.kind,
+            started_at=utc_now(),
+        )
+        self.journal = Journal(self._directory, record)
+
+    def loaded(self) -> Loaded:
+        figures, seen = self._figures.figures(), self._evidence.as_run(self.journal.record)
+        return Loaded(
+            manifest=self._results.manifest(),
+            record=self.journal.record,
+            figures=figures,
+            client=client_metrics(seen.requests, seen.client) | figures.client_metrics(),
+            arrival=self._profile.workload.arrival,
+        )
+
+    def fail(self, cause: str, message: str) -> None:
+        self.journal.close("failed", RunFailure(cause=cause, message=message))
+
+    async def go(self) -> None:
+        base_url = self._engine.base_url(self._settings, 0)
+        async with StreamClient(base_url, self._profile.timeouts) as client:
+            await self._ask_configuration(client)
+            with self._directory.append("requests") as records, self._directory.append("client") as samples:
+                await self._warm_up(client, records.write)
+                await self._measured(client, records.write, samples.write)
+
+    async def _ask_configuration(self, client: StreamClient) -> None:
+        """Record what the server says of itself; a model that nobody named is the one it offers first."""
+        site = LaunchSite(port=0, directory=self._directory.path)
+        told = await self._engine.effective_config(client.control, self._settings, site)
+        served, options = told.get("served_model"), self._settings.server
+        if isinstance(options, AttachOptions) and options.served_model is None and isinstance(served, str):
+            server = options.model_copy(update={"served_model": served})
+            self._settings = self._settings.model_copy(update={"server": server})
+        version = told.get("version")
+        self.journal.update(
+            effective_config=_flat_config(self._settings, told),
+            engine_version=None if version is None else str(version),
+        )
+
+    async def _warm_up(self, client: StreamClient, write: Callable[[RequestRecord], None]) -> None:
+        """Raises LoadError when none of the warm-up's requests completes: the load would fail the same way."""
+        count = self._profile.workload.num_warmups
+        requests = [
+            msgspec.structs.replace(request, ignore_eos=self._profile.stop == "forced")
+            for request in warmup_requests(tuple(islice(self._results.stored_requests(), count)), count)
+        ]
+        if not requests:
+            return
+        self.journal.time(warmup_start_ns=time.monotonic_ns())
+        load = Load(client, Arrival(kind="burst"), write)
+        await load.drive([self._call(request, is_warmup=True) for request in requests])
+        ended = load.summary()
+        if ended.num_failed == ended.num_sent:
+            remedy = "correct the address, --model or --dialect, or ask the server's owner"
+            message = f"the server generates nothing ({ended.first_error}), so that no load was sent; {remedy}"
+            raise LoadError(message, cause="no-first-generation")
+        if ended.num_failed:
+            what = f"{ended.num_failed} of {ended.num_sent} warm-up requests failed ({ended.first_error})"
+            self.journal.doubt("warmup-failed", f"{what}: the load may have met a cold server")
+
+    async def _measured(
+        self,
+        client: StreamClient,
+        write: Callable[[RequestRecord], None],
+        write_sample: Callable[[ClientSample], None],
+    ) -> None:
+        num_ended = 0
+
+        def keep(record: RequestRecord) -> None:
+            nonlocal num_ended
+            write(record)
+            self._figures.take(record)
+            self._evidence.take(record)
+            num_ended += 1
+            self._on_progress(num_ended)
+
+        def watch(sample: ClientSample) -> None:
+            write_sample(sample)
+            self._evidence.take_sample(sample)
+
+        load = load_for(client, self._profile, self._profile.workload.num_prompts, keep, on_sample=watch)
+        try:
+            with steady_interpreter():
+                await load.drive(
+                    self._call(request, is_warmup=False) for request in self._results.stored_requests()
+                )
+        finally:
+            self.journal.count(load.summary())
+        self._judge(load.summary().first_error)
+
+    def _call(self, request: PreparedRequest, *, is_warmup: bool) -> Call:
+        asked = self._engine.request_call(request, self._settings)
+        return Call(request=request, path=asked.path, headers=asked.headers, body=asked.body, is_warmup=is_warmup)
+
+    def _judge(self, first_error: str | None) -> None:
+        """The verdict on a load that went to its end."""
+        journal, figures = self.journal, self._figures.figures()
+        journal.warn(NOT_FRESH)
+        if figures.cached_tokens:
+            journal.warn(_cached(figures.cached_tokens, figures.prompt_tokens))
+        seen, arrival = self._evidence.as_run(journal.record), self._profile.workload.arrival
+        journal.warn(*client_warnings(seen, arrival), *bunching_doubts(seen))
+        for doubt in client_doubts(seen, arrival):
+            journal.doubt(doubt.code, doubt.message)
+        if figures.miscounted:
+            journal.doubt("check-failed", _miscounted(figures.miscounted))
+        if figures.num_failed:
+            what = f"{figures.num_failed} of {figures.num_requests} requests failed ({first_error})"
+            journal.doubt("failed-requests", f"{what}: see {self._directory.path / 'requests.jsonl'}")
+            if not figures.num_completed:
+                self.fail("no-request-completed", what)
+                return
+        state: RunState = "suspect" if journal.is_doubtful else "done"
+        journal.close(state)
+
+
+def _flat_config(settings: VariantSettings, told: dict[str, Any]) -> dict[str, Any]:
+    config: dict[str, Any] = {"model": settings.model} | {f"server.{key}": value for key, value in told.items()}
+    return config | {f"sampling.{key}": value for key, value in settings.sampling.model_dump(mode="json").items()}
+
+
+def _cached(cached_tokens: int, prompt_tokens: int | None) -> ResultWarning:
+    of_all = "" if prompt_tokens is None else f" of {prompt_tokens}"
+    message = (
+        f"{cached_tokens}{of_all} prompt tokens came from the server's prefix cache: ttft is that of a warm cache; "
+        "another --seed asks other prompts"
+    )
+    return ResultWarning(code="prefix-cache", message=message)
+
+
+def _miscounted(request_ids: Sequence[str]) -> str:
+    shown = ", ".join(request_ids[:3]) + (" and others" if len(request_ids) > 3 else "")
+    return f"usage and what arrived count different tokens in {len(request_ids)} requests: {shown}"

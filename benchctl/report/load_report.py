@@ -1,0 +1,136 @@
+"""What a single load came to: its ``result.json``, and the tables that are printed."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from rich.table import Table
+from rich.text import Text
+
+from benchctl.analysis.load_figures import SEND_LAG, Durations, LoadFigures
+from benchctl.analysis.metric_table import CLIENT_METRICS, LATENCIES, METRICS
+from benchctl.analysis.percentile import PERCENTS, smallest_sample
+from benchctl.profile.model import Arrival
+from benchctl.records.run import Manifest, RunRecord
+from benchctl.records.schema import SCHEMA_VERSION
+from benchctl.report.vllm_result import schedule
+
+_UNKNOWN: Final = "-"
+_NAMES: Final = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "end to end", SEND_LAG: "send lag"}
+
+
+def load_result(
+    figures: LoadFigures,
+    record: RunRecord,
+    manifest: Manifest,
+    arrival: Arrival,
+    client: Mapping[str, float | None],
+) -> dict[str, Any]:
+    """The keys of ``vllm bench serve``, then our own; unknown is null.
+
+    The details of each request, which vLLM writes when it is asked to, are in the run's ``requests.jsonl``, and
+    ``benchctl report`` writes them here as well. ``client`` has the metrics of the load generator.
+    """
+    return {
+        "date": record.started_at or manifest.created_at,
+        "backend": record.effective_config.get("server.dialect"),
+        "label": manifest.label,
+        "model_id": record.effective_config.get("server.served_model"),
+        "tokenizer_id": None,
+        "num_prompts": figures.num_requests,
+        **schedule(arrival),
+        "duration": figures.wall_s,
+        "completed": figures.num_completed,
+        "failed": figures.num_failed,
+        "total_input_tokens": figures.prompt_tokens,
+        "total_output_tokens": figures.output_tokens,
+        "request_throughput": figures.request_throughput,
+        "request_goodput": None,
+        "output_throughput": figures.output_throughput,
+        "total_token_throughput": figures.total_token_throughput,
+        **_latencies(figures),
+        "schema_version": SCHEMA_VERSION,
+        "run_id": record.run_id,
+        "state": record.state,
+        "stop": manifest.stop,
+        "seed": manifest.seed,
+        "errors_by_kind": dict(figures.errors),
+        "cached_tokens": figures.cached_tokens,
+        "client": {name: client[name] for name in CLIENT_METRICS},
+        "definitions": {f"{latency}_ms": METRICS[f"{latency}_ms"].formula for latency in LATENCIES}
+        | {name: METRICS[name].formula for name in CLIENT_METRICS},
+    }
+
+
+def _latencies(figures: LoadFigures) -> dict[str, float | None]:
+    return {
+        key: value for latency in LATENCIES for key, value in _spelt(latency, figures.durations[latency]).items()
+    }
+
+
+def _spelt(name: str, durations: Durations) -> dict[str, float | None]:
+    """{mean,median,std,pNN}_<name>_ms, as vLLM calls them."""
+    found = {f"mean_{name}_ms": durations.mean, f"median_{name}_ms": durations.percentile[50]}
+    found[f"std_{name}_ms"] = durations.std
+    return found | {f"p{percent}_{name}_ms": durations.percentile[percent] for percent in PERCENTS}
+
+
+def totals_table(figures: LoadFigures, client: Mapping[str, float | None]) -> Table:
+    """Requests, tokens, throughput, and how well the times are known."""
+    failed = f"{figures.num_failed} failed"
+    if figures.errors:
+        failed += f" ({', '.join(f'{count} {kind}' for kind, count in sorted(figures.errors.items()))})"
+    rows = {
+        "requests": f"{figures.num_completed} completed, {failed}",
+        "duration": f"{_number(figures.wall_s)} s from the first send to the last output",
+        "tokens": f"{_count(figures.prompt_tokens)} in prompts, {_count(figures.output_tokens)} of output",
+        "throughput": f"{_number(figures.output_throughput)} output tokens/s, "
+        f"{_number(figures.total_token_throughput)} tokens/s, {_number(figures.request_throughput)} requests/s",
+        "arrival times": f"{_share(figures.kernel_stamp_frac)} of the chunks stamped by the kernel; "
+        f"{_share(figures.bound_stamp_frac)} read together with the next one (an upper bound)",
+        "client": f"{_number(client['load_cpu_cores'])} cores; its loop at most "
+        f"{_number(client['max_loop_lag_ms'])} ms late",
+    }
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    for name, said in rows.items():
+        table.add_row(name, said)
+    return table
+
+
+def durations_table(figures: LoadFigures) -> Table:
+    """Latencies by vLLM's definitions, and how late requests were sent."""
+    table = Table(title=Text("Durations, ms"), title_justify="left", title_style="bold", box=None, pad_edge=False)
+    table.add_column("", no_wrap=True)
+    for column in ("mean", "median", "p99", "max"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for name, shown in _NAMES.items():
+        durations = figures.durations[name]
+        numbers = (durations.mean, durations.percentile[50], durations.percentile[99], durations.largest)
+        table.add_row(shown, *map(_number, numbers))
+    return table
+
+
+def missing_tail(figures: LoadFigures) -> str | None:
+    """Why there is no p99, where there is none."""
+    needed = smallest_sample(99)
+    if figures.num_completed >= needed:
+        return None
+    return f"p99 needs {needed} completed requests; here are {figures.num_completed}"
+
+
+def _share(value: float | None) -> str:
+    return _UNKNOWN if value is None else f"{value:.1%}"
+
+
+def _count(value: int | None) -> str:
+    return _UNKNOWN if value is None else str(value)
+
+
+def _number(value: float | None) -> str:
+    """Four significant digits, without an exponent where people read."""
+    if value is None:
+        return _UNKNOWN
+    if value == 0 or abs(value) >= 1000:
+        return f"{value:.0f}"
+    return f"{value:#.4g}" if abs(value) >= 0.01 else f"{value:.2g}"
