@@ -179,6 +179,7 @@ def head_of(data: bytes) -> tuple[int, list[tuple[bytes, bytes]]] | None:
     """Status and headers of the answer that ``data`` begins; None while its head is not whole."""
     answer = Answer(1)
     answer.feed(0, 0, data)
+    answer.finish(0)
     return None if answer.status is None else (answer.status, answer.headers)
 
 

@@ -126,7 +126,7 @@ class StreamClient:
             return
         response = await self._streams.send(request, stream=True)
         exchange.num_redirects = len(response.history)
-        await response.aclose()
+        await _closed(response)
 
     async def _send_by_httpx(self, request: httpx.Request, exchange: Exchange) -> None:
         """The way for what our transport does not speak: reads are stamped as the task gets them."""
@@ -142,7 +142,7 @@ class StreamClient:
             async for data in response.aiter_raw():
                 exchange.keep(time.monotonic_ns(), data)
         finally:
-            await response.aclose()
+            await _closed(response)
 
     def _http_request(self, exchange: Exchange) -> httpx.Request:
         call = exchange.call
@@ -196,6 +196,13 @@ def _httpx_transport(base_url: str) -> httpx.AsyncBaseTransport:
         return aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
 
     return AiohttpTransport(verify=context, client=session)
+
+
+async def _closed(response: httpx.Response) -> None:
+    """Close it, and part it from its stream: each knows the other, and only a search for cycles would free them."""
+    await response.aclose()
+    for one in (response, *response.history):
+        one.stream = httpx.ByteStream(b"")
 
 
 def transport_error(error: Exception, exchange: Exchange) -> RequestError:

@@ -26,7 +26,7 @@ from benchctl.records.run import ClientSample, RequestRecord
 from benchctl.units import NS_PER_S
 
 OPEN_LOOP: Final = frozenset({"constant", "poisson", "gamma", "trace"})
-_LEAD_NS: Final = 100_000_000
+LEAD_NS: Final = 100_000_000
 """How long before it is due a request is laid ready: its connection must be open by then."""
 _LAST_WORDS_S: Final = 0.2
 """How long requests in flight may still end by themselves when the load is called off."""
@@ -86,7 +86,7 @@ class Load:
         beating = asyncio.create_task(self._beat())
         try:
             if self._is_open_loop:
-                start_ns = await begin() if begin is not None else time.monotonic_ns() + _LEAD_NS
+                start_ns = await begin() if begin is not None else time.monotonic_ns() + LEAD_NS
                 await self._drive_by_time(iter(calls), start_ns)
             else:
                 await self._drive_by_slots(iter(calls), begin)
@@ -141,7 +141,7 @@ class Load:
         try:
             for call in calls:
                 due_ns = start_ns + round(call.request.arrival_ns / self._time_scale)
-                await _sleep_until(due_ns - _LEAD_NS)
+                await _sleep_until(due_ns - LEAD_NS)
                 exchange = await self._lay(call)
                 exchange.scheduled_ns = due_ns
                 laid.put_nowait(exchange)
@@ -167,9 +167,12 @@ class Load:
         return time.monotonic_ns()
 
     async def _fly(self, exchange: Exchange) -> None:
-        await self._client.carry_out(exchange)
-        if self._slots is not None:
-            self._slots.release()
+        try:
+            await self._client.carry_out(exchange)
+        finally:  # also when it raised, which it never should: whoever waits for it must learn of the fault
+            exchange.launch.lay()
+            if self._slots is not None:
+                self._slots.release()
         if not exchange.has_left:
             return
         # The next request goes out before this one is understood: the slot must not stay empty meanwhile.

@@ -14,8 +14,8 @@ import msgspec
 from benchctl.engines.engine import Engine
 from benchctl.errors import LoadError
 from benchctl.load.client import StreamClient
-from benchctl.load.driver import Load
 from benchctl.load.exchange import Call
+from benchctl.load.workers import AnyLoad
 from benchctl.measure.server import Server
 from benchctl.measure.stall import stalled
 from benchctl.profile.model import VariantSettings
@@ -43,13 +43,16 @@ class Target:
     def call(self, request: PreparedRequest, *, is_warmup: bool) -> Call:
         """``request`` in the engine's dialect, ready to be sent."""
         asked = self.engine.request_call(request, self.settings)
-        return Call(
-            request=request, path=asked.path, headers=asked.headers, body=asked.body, is_warmup=is_warmup
-        )
+        return Call(request=request, path=asked.path, headers=asked.headers, body=asked.body, is_warmup=is_warmup)
 
 
 async def drive(
-    target: Target, load: Load, requests: Sequence[PreparedRequest], *, max_concurrency: int | None, is_warmup: bool
+    target: Target,
+    load: AnyLoad,
+    requests: Sequence[PreparedRequest],
+    *,
+    max_concurrency: int | None,
+    is_warmup: bool,
 ) -> None:
     """Send ``requests`` through ``load``.
 

@@ -26,7 +26,9 @@ from benchctl.engines.engine import Engine, LaunchSite, raw_step_log
 from benchctl.errors import RecordError, RunError, ServerRefusalError, ServerStartError
 from benchctl.load.client import StreamClient
 from benchctl.load.driver import Load
+from benchctl.load.interpreter import steady_interpreter
 from benchctl.load.tally import NOTHING_SENT, LoadSummary
+from benchctl.load.workers import AnyLoad, load_for
 from benchctl.measure.attached import AttachedServer
 from benchctl.measure.attempt import begin_attempt
 from benchctl.measure.gpu import SAMPLER_MISSING, memory_used_bytes, open_gpu, wait_memory_returned
@@ -37,7 +39,7 @@ from benchctl.measure.phase import Target, control_errors, drive
 from benchctl.measure.port import choose_port
 from benchctl.measure.redaction import recorded_env, redacted_argv, server_env
 from benchctl.measure.server import Launch, Server, ServerProcess
-from benchctl.measure.telemetry import Watched, sampled, steady_interpreter
+from benchctl.measure.telemetry import Watched, sampled
 from benchctl.measure.warmup import warmup_bursts, warmup_requests
 from benchctl.profile.model import Arrival, Profile
 from benchctl.profile.plan import variant_settings
@@ -105,7 +107,7 @@ class _Run:
         self._directory = directory
         self._engine = context.engine or engine_for(context.profile.engine.kind)
         self._settings = variant_settings(context.profile, planned.variant, planned.cell)
-        self._load: Load | None = None
+        self._load: AnyLoad | None = None
         record = RunRecord(
             schema_version=SCHEMA_VERSION,
             **msgspec.structs.asdict(planned),
@@ -270,8 +272,10 @@ class _Run:
                 writer.write(record)
                 self._context.on_progress(next(num_ended))
 
-            scale = self._journal.record.time_scale
-            load = self._load = Load(target.client, arrival, keep, time_scale=scale, on_sample=samples.write)
+            scale, num_requests = self._journal.record.time_scale, len(self._context.requests)
+            load = self._load = load_for(
+                target.client, self._profile, num_requests, keep, time_scale=scale, on_sample=samples.write
+            )
             limit = arrival.max_concurrency
             sampling = sampled(self._directory.path, self._profile.telemetry, self._watched(target, gpu))
             with sampling as doubts, steady_interpreter():

@@ -1,13 +1,10 @@
-"""What surrounds a load: the samplers, and an interpreter that does not get in the way of time stamps."""
+"""What surrounds a load: the samplers of the server, its devices and its counters."""
 
-import gc
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final
 
 from benchctl.measure.gpu_reading import GpuReader
 from benchctl.measure.host import host_samples
@@ -15,8 +12,6 @@ from benchctl.measure.prometheus import prometheus_samples
 from benchctl.measure.sampler import Sampler
 from benchctl.profile.model import Telemetry
 from benchctl.records.run import ResultWarning
-
-_SWITCH_INTERVAL_S: Final = 0.0005
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,21 +43,3 @@ def sampled(directory: Path, rates: Telemetry, watched: Watched) -> Iterator[lis
             stack.enter_context(sampler)
         yield doubts
     doubts += [warning for sampler in samplers for warning in sampler.warnings]
-
-
-@contextmanager
-def steady_interpreter() -> Iterator[None]:
-    """Keep the interpreter's own pauses out of arrival times.
-
-    What lives already is set aside from garbage collection, whose full passes would stop all streams for
-    milliseconds; and a sampler thread hands the interpreter back after half a millisecond in place of five.
-    """
-    interval_s = sys.getswitchinterval()
-    gc.collect()
-    gc.freeze()
-    sys.setswitchinterval(_SWITCH_INTERVAL_S)
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(interval_s)
-        gc.unfreeze()

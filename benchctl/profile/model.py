@@ -214,6 +214,14 @@ class Telemetry(Section):
     """Readings of the server's counters and gauges, where it offers them."""
 
 
+class LoadOptions(Section):
+    """The load generator itself."""
+
+    workers: Literal["auto"] | Annotated[int, Field(ge=1, le=64)] = "auto"
+    """Processes that the load is split over, request by request in turn; ``auto``: one per 512 requests that can be
+    open at once, leaving a core free. Never more than slots or requests."""
+
+
 class Engine(Section):
     """Kind of server software and the options that all variants share."""
 
@@ -266,6 +274,8 @@ class Profile(Section):
     """Limits on waiting."""
     telemetry: Telemetry = Telemetry()
     """Sampling rates of the GPU and host readings."""
+    load: LoadOptions = LoadOptions()
+    """The load generator itself."""
 
     @model_validator(mode="after")
     def _baseline_exists(self) -> "Profile":

@@ -26,9 +26,9 @@ from benchctl.engines.sim import SimEngine
 from benchctl.load.client import StreamClient
 from benchctl.load.driver import Load
 from benchctl.load.exchange import Call
+from benchctl.load.interpreter import steady_interpreter
 from benchctl.measure.port import HOST, choose_port
 from benchctl.measure.server import Launch, ServerProcess
-from benchctl.measure.telemetry import steady_interpreter
 from benchctl.profile.engine_options import SimOptions
 from benchctl.profile.model import Arrival, Sampling, Timeouts, VariantSettings
 from benchctl.records.run import PreparedRequest
