@@ -15,11 +15,13 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from simulated import sim_server
 
 from benchctl.analysis import percentile
+from benchctl.analysis.load_figures import FiguresInPassing
 from benchctl.engines.plain_openai import PlainOpenAi
 from benchctl.errors import UnsupportedError
 from benchctl.measure.load_evidence import LoadEvidence
@@ -339,6 +341,16 @@ def test_many_values_have_the_percentiles_that_few_have(monkeypatch: pytest.Monk
     percentile.sort_in_place(in_place)
     assert list(in_place) == sorted(values)
     assert percentile.standard_deviation(values) == pytest.approx(float(np.std(values)))
+
+
+def test_a_gap_of_any_length_counts() -> None:
+    passing = FiguresInPassing()
+    for index, gap_ns in enumerate((1_000_000, 7_000_000_000)):
+        choice = ChoiceRecord(index=0, chunk_ns=(5, 5 + gap_ns))
+        record = RequestRecord(request_id=f"r{index}", index=index, scheduled_ns=0, sent_ns=1, done_ns=9)
+        passing.take(msgspec.structs.replace(record, choices=(choice,)))
+    assert passing.figures().durations["itl"].mean == pytest.approx(3500.5)
+    assert passing.figures().durations["itl"].largest == 7000
 
 
 def test_evidence_keeps_every_request_and_as_many_arrivals_as_it_may() -> None:

@@ -6,10 +6,10 @@ its durations are kept, eight bytes each, and of the others their counts.
 
 from array import array
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Final
+from typing import Any, Final
 
 from benchctl.analysis.metric_table import LATENCIES
 from benchctl.analysis.percentile import percentiles_of_sorted, sort_in_place, standard_deviation
@@ -95,7 +95,9 @@ class FiguresInPassing:
     """Takes in records, one by one."""
 
     def __init__(self) -> None:
-        self._durations_ns = {name: array("d") for name in (*LATENCIES, SEND_LAG)}
+        self._durations_ns: dict[str, array[Any]] = {
+            name: array("I" if name == "itl" else "d") for name in (*LATENCIES, SEND_LAG)
+        }
         self._num_requests = self._num_completed = 0
         self._errors: Counter[str] = Counter()
         self._first_sent_ns: int | None = None
@@ -123,7 +125,7 @@ class FiguresInPassing:
         self._num_completed += 1
         durations = latencies_ns((record,))
         for name, found in durations.items():
-            self._durations_ns[name].extend(found)
+            self._keep(name, found)
         self._num_bounds += durations["itl"].count(0)
         for name in ("prompt_tokens", "completion_tokens", "cached_tokens"):
             before, tokens = 0 if is_first else self._tokens[name], getattr(record, name)
@@ -133,6 +135,14 @@ class FiguresInPassing:
         self._num_stamped += num_chunks if record.stamps == "kernel" else 0
         if check_client_tokens((record,)).ok is False:
             self._miscounted.append(record.request_id)
+
+    def _keep(self, name: str, found_ns: Sequence[float]) -> None:
+        kept = self._durations_ns[name]
+        try:
+            kept.extend(array(kept.typecode, found_ns))
+        except OverflowError:  # a gap of more than four seconds
+            kept = self._durations_ns[name] = array("d", kept)
+            kept.extend(array("d", found_ns))
 
     def _widen(self, record: RequestRecord) -> None:
         """Keep the first send and the last output."""

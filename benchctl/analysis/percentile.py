@@ -7,7 +7,7 @@ The 95 % rule: even for the largest of n values to be an upper bound of the q-th
 import math
 from array import array
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 TAIL_CONFIDENCE: Final = 0.95
 PERCENTS: Final = (50, 90, 95, 99)
@@ -49,7 +49,7 @@ def percentiles_of_sorted(
     }
 
 
-def sort_in_place(values: "array[float]") -> None:
+def sort_in_place(values: "array[Any]") -> None:
     """Let ``values`` ascend, without room for a second copy of many."""
     if len(values) <= _MANY:
         values[:] = array(values.typecode, sorted(values))

@@ -10,8 +10,8 @@ import msgspec
 from benchctl.records.directory import LoadedRun
 from benchctl.records.run import ClientSample, RequestRecord, RunRecord
 
-NUM_CHUNKS: Final = 50_000
-"""Arrivals that are kept, those of the requests that ended first: five megabytes."""
+NUM_CHUNKS: Final = 20_000
+"""Arrivals that are kept, those of the requests that ended first: two megabytes."""
 
 
 class LoadEvidence:
