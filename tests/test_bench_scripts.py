@@ -235,28 +235,36 @@ def failing_peer(directory):
 def test_the_cost_bench_names_what_is_not_installed_and_what_failed_beside_what_it_measured(tmp_path):
     env = failing_peer(tmp_path / "peers")
     small = ["--streams", 2, "--phases", "common", "--output-len", 2, 12, "--rounds", 1, "--tick-ms", 1]
-    tools = ["--tools", "limit", "limit-decode", "guidellm", "aiperf", "--json", tmp_path / "cost.json"]
+    tools = ["--tools", "limit", "benchctl", "guidellm", "aiperf", "--json", tmp_path / "cost.json"]
     said = run_script("client_cost.py", *small, *tools, env=env)
     assert "AIPerf: not installed" in said
     assert "GuideLLM: ended with 3: out of luck" in said
     found = json.loads((tmp_path / "cost.json").read_text())
     (tokens, smallest) = found["cases"].values()
-    assert [row["tool"] for row in tokens if "us/token" in row] == ["limit (uvloop)", "limit (uvloop) + decode"]
-    assert [row["tool"] for row in smallest if "wall s" in row] == ["limit (uvloop)", "limit (uvloop) + decode"]
+    assert [row["tool"] for row in tokens if "us/token" in row] == ["limit (uvloop)", "benchctl"]
+    assert [row["tool"] for row in smallest if "wall s" in row] == ["limit (uvloop)", "benchctl"]
     assert [run["server"]["tokens"] for run in found["runs"] if run["tool"] == "limit"] == [4, 24, 1]
 
 
 def test_the_accuracy_bench_matches_every_request_in_every_scenario(tmp_path):
-    small = ["--scale", 0.05, "--output-len", 8, "--tick-ms", 2, "--tools", "limit-stamps", "vllm"]
+    small = ["--scale", 0.05, "--output-len", 8, "--tick-ms", 2, "--tools", "limit-stamps", "benchctl", "vllm"]
     said = run_script("client_accuracy.py", *small, "--json", tmp_path / "accuracy.json", env=NO_PEERS)
     assert said.count("vllm bench serve: not installed") == 5
     found = json.loads((tmp_path / "accuracy.json").read_text())
-    matched = {scenario: rows[0]["matched"] for scenario, rows in found.items()}
-    assert matched == {
-        "plain": "3/3",
-        "busy-core": "3/3",
-        "burst": "13/13",
-        "multi-token": "3/3",
-        "coalesced": "3/3",
-    }
-    assert all(rows[0]["ttft max"] > 0 for rows in found.values())
+    streams = {"plain": 3, "busy-core": 3, "burst": 13, "multi-token": 3, "coalesced": 3}
+    for scenario, num_streams in streams.items():
+        measured = [row for row in found[scenario] if "failed" not in row]
+        assert {row["tool"] for row in measured} >= {"limit (uvloop)", "benchctl"}
+        assert {row["matched"] for row in measured} == {f"{num_streams}/{num_streams}"}
+        assert {row["wrong tokens"] for row in measured} == {None, 0}  # the limit counts none
+        assert all(row["ttft max"] > 0 for row in measured)
+
+
+def test_the_schedule_bench_finds_every_request_of_a_poisson_process(tmp_path):
+    small = ["--rate", 100, "--duration-s", 0.2, "--output-len", 2, "--tick-ms", 1, "--tools", "benchctl", "aiperf"]
+    said = run_script("schedule_accuracy.py", *small, "--json", tmp_path / "schedule.json", env=NO_PEERS)
+    assert "AIPerf: not installed" in said
+    ours, _ = json.loads((tmp_path / "schedule.json").read_text())
+    assert ours["requests"] == 20
+    assert 0 < ours["KS distance"] < 1
+    assert ours["sent late max"] >= ours["sent late p50"] >= 0

@@ -30,8 +30,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from measured_process import run_measured
-from peers import TOOLS, Asked, Tool, make_tokenizer
+from measured_process import Cost
+from peers import TOOLS, Asked, Tool, ToolError, make_tokenizer
 from table import add_arguments, print_rows, write
 from truth import Errors, PacedRun, errors, on_cores, paced_server, usable_cores
 
@@ -71,13 +71,10 @@ def company(cores: Sequence[int], *, is_busy: bool) -> Iterator[None]:
         process.wait()
 
 
-def run_tool(tool: Tool, asked: Asked, scenario: Scenario, timeout_s: float) -> str | None:
-    """Why it failed, if it did."""
+def run_tool(tool: Tool, asked: Asked, scenario: Scenario, timeout_s: float) -> Cost:
     cores = usable_cores()[1][: 1 if scenario.is_core_busy else None]
-    argv, log = on_cores(tool.argv(asked), cores), asked.directory / "tool.log"
     with company(cores, is_busy=scenario.is_core_busy):
-        found = run_measured(argv, log, timeout_s=timeout_s, environment=tool.environment, is_watched=False)
-    return found.failure
+        return tool.run(asked, cores, timeout_s=timeout_s, is_watched=False)
 
 
 def measure(name: str, scenario: Scenario, options: argparse.Namespace, directory: Path) -> list[dict[str, Any]]:
@@ -96,15 +93,19 @@ def measure(name: str, scenario: Scenario, options: argparse.Namespace, director
             output_len=options.output_len,
             workers=options.workers,
         )
-        if failure := run_tool(tool, asked, scenario, options.timeout_s):
-            return [{"tool": tool.name, "failed": failure}]
-    return told_rows(tool, asked, server)
+        cost = run_tool(tool, asked, scenario, options.timeout_s)
+    if cost.failure:
+        return [{"tool": tool.name, "failed": cost.failure}]
+    try:
+        return [{**told, **tool.doubt(cost)} for told in told_rows(tool, asked, server)]
+    except ToolError as error:
+        return [{"tool": tool.name, "failed": str(error)}]
 
 
 def told_rows(tool: Tool, asked: Asked, server: PacedRun) -> list[dict[str, Any]]:
     truths = server.requests()
     rows = []
-    for told, seen in tool.read(asked.directory).items():
+    for told, seen in tool.told(asked.directory).items():
         found = errors(seen, truths)
         rows.append({"tool": told, **row(found, asked.num_prompts), "server": server.stats})
     return rows

@@ -16,15 +16,19 @@ import statistics
 import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
-from measured_process import Cost, run_measured
-from peers import TOOLS, Asked, Tool, make_tokenizer
+from measured_process import Cost
+from peers import TOOLS, Asked, make_tokenizer
 from table import add_arguments, print_rows, write
-from truth import on_cores, paced_server, usable_cores
+from truth import paced_server, usable_cores
 
 LIMIT = "limit"
+UNRESOLVED = (
+    "starting varies by more than the tokens cost: longer answers (--output-len) or more --rounds would tell"
+)
 
 
 class Bench:
@@ -49,7 +53,8 @@ class Bench:
                 output_len=output_len,
                 workers=self.options.workers,
             )
-            found = self.measure(TOOLS[name], asked)
+            timeout_s = self.options.timeout_s
+            found = TOOLS[name].run(asked, usable_cores()[1], timeout_s=timeout_s, is_watched=True)
         if found.failure is None and server.stats["tokens"] < streams * output_len:
             said = f"only {server.stats['tokens']} of {streams * output_len} tokens were streamed"
             found = replace(found, failure=said)
@@ -57,30 +62,31 @@ class Bench:
         self.runs.append({**case, **asdict(found), "server": server.stats})
         return found
 
-    def measure(self, tool: Tool, asked: Asked) -> Cost:
-        argv = on_cores(tool.argv(asked), usable_cores()[1])
-        log = asked.directory / "tool.log"
-        return run_measured(argv, log, timeout_s=self.options.timeout_s, environment=tool.environment)
-
     def per_token(self, name: str, phase: str, streams: int) -> dict[str, Any]:
-        """Medians over rounds; the range of the cost of a token over rounds beside it."""
+        """Each long run less each short one, per token: the median of these, and their range.
+
+        Processor time of starting varies from run to run; where it swamps that of the tokens, ``failed`` says so
+        and there is no cost.
+        """
         short, long = self.options.output_len
-        pairs = []
-        for _ in range(self.options.rounds):
-            pair = tuple(self.cost(name, phase, streams, output_len) for output_len in (short, long))
-            for cost in pair:
-                if cost.failure:
-                    return {"tool": TOOLS[name].name, "failed": cost.failure}
-            pairs.append(pair)
-        us = [1e6 * (more.cpu_s - less.cpu_s) / (streams * (long - short)) for less, more in pairs]
-        return {
-            "tool": TOOLS[name].name,
+        lengths = (short, long) * self.options.rounds
+        costs = []
+        for output_len in lengths:
+            costs.append(self.cost(name, phase, streams, output_len))
+            if costs[-1].failure:
+                return {"tool": TOOLS[name].name, "failed": costs[-1].failure}
+        less, more = costs[::2], costs[1::2]
+        us = [1e6 * (one.cpu_s - other.cpu_s) / (streams * (long - short)) for one, other in product(more, less)]
+        shown = {
             "us/token": statistics.median(us),
             "lowest": min(us),
             "highest": max(us),
-            "peak MB": max(more.peak_bytes for _, more in pairs) / 1e6,
-            "processes": max(more.most_processes for _, more in pairs),
+            "peak MB": max(cost.peak_bytes for cost in more) / 1e6,
+            "processes": max(cost.most_processes for cost in more),
         }
+        if min(us) <= 0:
+            return {"tool": TOOLS[name].name, **shown, "us/token": None, "failed": UNRESOLVED}
+        return {"tool": TOOLS[name].name, **shown}
 
     def smallest(self, name: str) -> dict[str, Any]:
         costs = [self.cost(name, "common", 1, 1) for _ in range(self.options.rounds)]
@@ -96,8 +102,8 @@ class Bench:
 
 def with_ratios(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Each cost beside that of the limit, where that was measured."""
-    limit = next((row["us/token"] for row in rows if row["tool"] == TOOLS[LIMIT].name and "us/token" in row), None)
-    return [row | ({"x limit": row["us/token"] / limit} if limit and "us/token" in row else {}) for row in rows]
+    limit = next((row["us/token"] for row in rows if row["tool"] == TOOLS[LIMIT].name), None)
+    return [row | ({"x limit": row["us/token"] / limit} if limit and row.get("us/token") else {}) for row in rows]
 
 
 def measure(options: argparse.Namespace, root: Path) -> dict[str, Any]:
@@ -137,7 +143,7 @@ def main() -> None:
     parser.add_argument("--streams", type=int, nargs="+", default=[64, 256])
     parser.add_argument("--phases", nargs="+", choices=("common", "spread"), default=["common", "spread"])
     parser.add_argument("--tick-ms", type=float, default=20.0)
-    parser.add_argument("--output-len", type=int, nargs=2, default=[50, 650], metavar=("SHORT", "LONG"))
+    parser.add_argument("--output-len", type=int, nargs=2, default=[50, 1050], metavar=("SHORT", "LONG"))
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as root:

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 
 SAMPLE_S = 0.05
-STDERR_TAIL_CHARS = 2000
+TAIL_LINES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +25,7 @@ class Cost:
     peak_bytes: int
     wall_s: float
     most_processes: int
+    returncode: int
     failure: str | None
     """The end of what it said when it failed."""
 
@@ -67,7 +68,13 @@ class Family:
 
 
 def run_measured(
-    argv: Sequence[str], log: Path, *, timeout_s: float, environment: Mapping[str, str], is_watched: bool = True
+    argv: Sequence[str],
+    log: Path,
+    *,
+    timeout_s: float,
+    environment: Mapping[str, str],
+    is_watched: bool = True,
+    good_codes: Sequence[int] = (0,),
 ) -> Cost:
     """Run ``argv`` to its end; its output goes to ``log``. Whatever it leaves behind in its session is ended.
 
@@ -82,6 +89,7 @@ def run_measured(
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
+            cwd=log.parent,  # modules beside the caller are not for the tool to import
             start_new_session=True,
             env={**os.environ, **environment},
         )
@@ -90,13 +98,14 @@ def run_measured(
             status, used = wait(family, began_s + timeout_s, is_watched=is_watched)
         finally:
             end_session(process.pid)
-    process.returncode = os.waitstatus_to_exitcode(status)  # it has been waited for here
+    code = process.returncode = os.waitstatus_to_exitcode(status)  # it has been waited for here
     return Cost(
         cpu_s=max(used.ru_utime + used.ru_stime, sum(family.cpu_s.values())),
         peak_bytes=max(family.peak_bytes, used.ru_maxrss * 1024),
         wall_s=time.perf_counter() - began_s,
         most_processes=family.most_processes,
-        failure=f"ended with {process.returncode}: {tail(log)}" if process.returncode else None,
+        returncode=code,
+        failure=None if code in good_codes else f"ended with {code}: {tail(log)}",
     )
 
 
@@ -126,4 +135,5 @@ def end_session(leader: int) -> None:
 
 
 def tail(log: Path) -> str:
-    return log.read_bytes()[-STDERR_TAIL_CHARS:].decode(errors="replace").strip()
+    lines = log.read_text(errors="replace").splitlines()
+    return "\n".join([line for line in lines if line.strip()][-TAIL_LINES:])

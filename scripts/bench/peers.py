@@ -15,9 +15,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from truth import Seen
+from measured_process import Cost, run_measured
+from truth import Seen, on_cores
 
 from benchctl.engines.environment import engines_directory
+from benchctl.errors import BenchctlError
 from benchctl.records.jsonl import read_jsonl
 from benchctl.records.run import RequestRecord
 
@@ -44,22 +46,47 @@ class Asked:
     workers: str = "auto"
 
 
+class ToolError(Exception):
+    """A tool ended well and nevertheless left nothing to go by."""
+
+
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """One load generator. ``read`` gives what it tells of each request, under one name or more."""
+    """One load generator: how it is called, and how the files are read that it leaves."""
 
     name: str
     program: Path
     command: Callable[[Asked, Path], Sequence[str]]
     read: Callable[[Path], dict[str, list[Seen]]]
     environment: Mapping[str, str] = field(default_factory=dict)
+    suspect_code: int | None = None
+    """The exit code by which it says that it measured and that its figures are to be doubted."""
+
+    def told(self, directory: Path) -> dict[str, list[Seen]]:
+        """What it tells, under one name or more. Raises ToolError when its files are not as expected."""
+        try:
+            return self.read(directory)
+        except (OSError, LookupError, TypeError, ValueError, BenchctlError) as error:
+            raise ToolError(f"what it wrote cannot be read: {type(error).__name__}: {error}") from error
 
     @property
     def is_installed(self) -> bool:
         return self.program.exists()
 
-    def argv(self, asked: Asked) -> list[str]:
-        return [str(self.program), *self.command(asked, asked.directory)]
+    def run(self, asked: Asked, cores: Sequence[int], *, timeout_s: float, is_watched: bool) -> Cost:
+        """To its end, on these cores; its output goes to ``tool.log``."""
+        return run_measured(
+            on_cores([str(self.program), *self.command(asked, asked.directory)], cores),
+            asked.directory / "tool.log",
+            timeout_s=timeout_s,
+            environment=self.environment,
+            is_watched=is_watched,
+            good_codes=(0,) if self.suspect_code is None else (0, self.suspect_code),
+        )
+
+    def doubt(self, cost: Cost) -> dict[str, str]:
+        """A cell for the table where the tool doubts its own figures."""
+        return {"by itself": "suspect"} if cost.returncode == self.suspect_code else {}
 
 
 def peers_directory() -> Path:
@@ -87,7 +114,8 @@ def benchctl_command(asked: Asked, directory: Path) -> list[str]:
 
 def seen_by_benchctl(directory: Path) -> dict[str, list[Seen]]:
     """Once by the stamps in the records, once by when the client read: the kernel's stamps later by that much."""
-    records = read_jsonl(directory / "benchctl" / "requests.jsonl", RequestRecord)
+    (run,) = (directory / "benchctl" / "runs").iterdir()
+    records = read_jsonl(run / "requests.jsonl", RequestRecord)
     told = [record for record in records if not record.is_warmup and record.error is None]
     shown = {"benchctl": [benchctl_request(record, is_late=False) for record in told]}
     if any(record.stamps == "kernel" for record in told):
@@ -255,7 +283,7 @@ TOOLS = {
     "limit-asyncio": Tool("limit (asyncio)", PYTHON, limit_command("asyncio"), seen_by_nobody),
     "limit-decode": Tool("limit (uvloop) + decode", PYTHON, limit_command("uvloop", "--decode"), seen_by_nobody),
     "limit-stamps": Tool("limit (uvloop)", PYTHON, limit_command("uvloop", keeps_stamps=True), seen_by_limit),
-    "benchctl": Tool("benchctl", PYTHON, benchctl_command, seen_by_benchctl),
+    "benchctl": Tool("benchctl", PYTHON, benchctl_command, seen_by_benchctl, suspect_code=4),
     "vllm": Tool("vllm bench serve", VLLM, vllm_command, seen_by_vllm, OFFLINE),
     "guidellm": Tool("GuideLLM", GUIDELLM, guidellm_command, seen_by_guidellm, OFFLINE),
     "aiperf": Tool("AIPerf", AIPERF, aiperf_command, seen_by_aiperf),  # offline it takes no tokenizer by its path

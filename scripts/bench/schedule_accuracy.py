@@ -23,12 +23,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from measured_process import run_measured
 from paced_answer import Truth
-from peers import TOOLS, Asked, make_tokenizer
+from peers import TOOLS, Asked, ToolError, make_tokenizer
 from scipy import stats
 from table import add_arguments, print_rows, write
-from truth import Seen, on_cores, paced_server, usable_cores
+from truth import Seen, paced_server, usable_cores
 
 KS_95 = 1.358
 """Of Kolmogorov: by chance the distance times the root of the number stays below this 95 times in 100."""
@@ -42,6 +41,7 @@ class Sent:
     told: list[Seen]
     truths: dict[str, Truth]
     server: dict[str, Any]
+    doubt: dict[str, str]
 
 
 def run(name: str, options: argparse.Namespace, directory: Path) -> Sent | str:
@@ -58,15 +58,16 @@ def run(name: str, options: argparse.Namespace, directory: Path) -> Sent | str:
             seed=options.seed,
             workers=options.workers,
         )
-        argv = on_cores(tool.argv(asked), usable_cores()[1])
-        log = directory / "tool.log"
-        cost = run_measured(argv, log, timeout_s=options.timeout_s, environment=tool.environment, is_watched=False)
+        cost = tool.run(asked, usable_cores()[1], timeout_s=options.timeout_s, is_watched=False)
     if cost.failure:
         return cost.failure
-    told = next(iter(tool.read(directory).values()))
+    try:
+        told = next(iter(tool.told(directory).values()))
+    except ToolError as error:
+        return str(error)
     truths = {label: truth for truth in server.requests() for label in (truth.prompt_digest, truth.request_id)}
     known = {id(truths[seen.request_id]): truths[seen.request_id] for seen in told if seen.request_id in truths}
-    return Sent(sorted(truth.arrived_ns for truth in known.values()), told, truths, server.stats)
+    return Sent(sorted(truth.arrived_ns for truth in known.values()), told, truths, server.stats, tool.doubt(cost))
 
 
 def gaps_s(arrived_ns: Sequence[int]) -> list[float]:
@@ -107,6 +108,7 @@ def row(first: Sent, second: Sent, options: argparse.Namespace) -> dict[str, Any
         "KS distance": ks_distance(gaps, options.rate),
         "seed repeats": float(np.median(np.abs(np.subtract(gaps[:both], again[:both])))) * 1e3,
         **lateness_ms(first),
+        **first.doubt,
     }
 
 
