@@ -186,10 +186,16 @@ class StreamClient:
         return str(url) if url.scheme == "https" else None
 
 
+def tls_context(base_url: str) -> ssl.SSLContext:
+    """A bare one for plain HTTP spares loading the certificates of the world."""
+    if base_url.startswith("https:"):
+        return ssl.create_default_context()
+    return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+
+
 def _httpx_transport(base_url: str) -> httpx.AsyncBaseTransport:
-    """One of httpx's own. A bare context for plain HTTP spares loading the certificates of the world."""
-    is_tls = base_url.startswith("https:")
-    context = ssl.create_default_context() if is_tls else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    """One of httpx's own."""
+    context = tls_context(base_url)
 
     def session() -> aiohttp.ClientSession:
         connector = aiohttp.TCPConnector(limit=0, force_close=True, ssl=context)
