@@ -138,3 +138,13 @@ def test_as_many_connections_are_allowed_as_the_system_allows(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == "True\n"
+
+
+@pytest.mark.parametrize("arrival", [{"kind": "closed-loop", "max_concurrency": 1}, {"kind": "burst"}], ids=str)
+def test_a_fault_of_the_client_itself_ends_the_load_and_does_not_stall_it(tmp_path, arrival, monkeypatch):
+    async def broken(_client, _exchange):
+        raise ZeroDivisionError("a fault of ours")
+
+    monkeypatch.setattr(StreamClient, "_send", broken)
+    with pytest.raises(ZeroDivisionError, match="a fault of ours"):
+        drive(tmp_path, arrival, [request(i) for i in range(4)])

@@ -39,7 +39,7 @@ from benchctl.records.run import ClientSample, RequestRecord
 from benchctl.units import NS_PER_MS, NS_PER_S
 
 STREAMS_PER_WORKER: Final = 512
-"""Open at once, for which ``auto`` takes one process: their tokens fill a good part of a core."""
+"""Open at once, for which ``auto`` takes one process: at 20 ms per token they fill about a third of a core."""
 _HEADSTART_NS: Final = 20 * NS_PER_MS
 """From naming the start to the start itself, within which every worker has heard of it."""
 _LOOK_S: Final = 1.0
