@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from paced import PacedEngine, call, launch, request
 
 from benchctl.load import kernel_clock
+from benchctl.load.alarm import Alarm
 from benchctl.load.client import StreamClient
 from benchctl.load.kernel_clock import ANCILLARY_BYTES, KernelClock, realtime_less_monotonic, stamp_arrivals
 from benchctl.measure.server import ServerProcess
@@ -147,3 +148,26 @@ def test_times_of_streams_hold_though_the_loop_stands_still_again_and_again(tmp_
     assert late_ns[len(late_ns) // 2] > 3 * NS_PER_MS
     # The server may be held up between its note and its send, but not in half of them.
     assert 0 <= errors_ns[len(errors_ns) // 2] < 1 * NS_PER_MS
+
+
+@pytest.mark.parametrize("has_timers", [True, False], ids=["timer of the kernel", "timer of the loop"])
+def test_an_alarm_never_rings_early_and_lets_others_have_their_turn_when_its_time_is_past(monkeypatch, has_timers):
+    if not has_timers:
+        monkeypatch.setattr("benchctl.load.alarm.Alarm._set", lambda _alarm, _due_ns: False)
+
+    async def go():
+        turns = []
+        with Alarm() as alarm:
+            for wait_ns in (300_000, 3 * NS_PER_MS, 1, 20 * NS_PER_MS):
+                due_ns = time.monotonic_ns() + wait_ns
+                await alarm.sleep_until(due_ns)
+                assert time.monotonic_ns() >= due_ns
+            other = asyncio.create_task(asyncio.sleep(0, turns.append(1)))
+            await alarm.sleep_until(0)
+            assert other.done() or turns
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.01):
+                    await alarm.sleep_until(time.monotonic_ns() + NS_PER_S)
+            await alarm.sleep_until(time.monotonic_ns() + NS_PER_MS)  # another moment, before the first
+
+    asyncio.run(go())

@@ -23,6 +23,9 @@ WRITE_NS: Final = 100 * NS_PER_US
 MAX_WAVE_LAG_NS: Final = 50 * NS_PER_MS
 """By how much requests that are due at one moment may be late all together, or a hundredth of the load if that is
 more: one hiccup delays them all and changes the load as a whole by no more than this."""
+MAX_EMPTY_FRAC: Final = 0.05
+"""Share of their time for which the slots of a closed loop may stand empty because the client was late: beyond it
+the server met a twentieth fewer requests at once than it was to."""
 MIN_RATE_FRAC: Final = 0.95
 """A load of a twentieth less is another load: near saturation a server's queue follows the rate by multiples."""
 HABIT_FRAC: Final = 0.01
@@ -83,6 +86,7 @@ def late_sends(sends: Sends, load_ns: int) -> Iterator[ResultWarning]:
     lags = [lag_ns for wave in waves for lag_ns in wave]
     num_late, num_late_waves = above(lags, MAX_SEND_LAG_NS), above(map(max, waves), MAX_SEND_LAG_NS)
     is_always = is_habit(num_late_waves, len(waves)) and is_habit(num_late, len(lags))
+    is_always = is_always and (sends.is_planned or _leaves_slots_empty(sends))
     wave_limit_ns = max(MAX_WAVE_LAG_NS, round(load_ns * HABIT_FRAC))
     if not is_always and not is_habit(above(lags, wave_limit_ns), len(lags)):
         return
@@ -94,6 +98,12 @@ def late_sends(sends: Sends, load_ns: int) -> Iterator[ResultWarning]:
         f"(p99 {p99_ms(lags)} ms){closed}: the load was not the one that was asked for. Free processors for the "
         "client, or lower the load",
     )
+
+
+def _leaves_slots_empty(sends: Sends) -> bool:
+    """Whether requests that wait for nothing but the client take a good part of the time that answers take."""
+    answered = [(r.done_ns or 0) - (r.sent_ns or 0) for r in sends.requests if r.done_ns is not None]
+    return sum(sends.own_lag_ns) > MAX_EMPTY_FRAC * sum(answered)
 
 
 def _waves(sends: Sends) -> list[list[int]]:

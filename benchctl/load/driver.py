@@ -17,6 +17,7 @@ from typing import Final
 
 from asyncio_throttle.throttler import Throttler
 
+from benchctl.load.alarm import Alarm
 from benchctl.load.client import StreamClient
 from benchctl.load.exchange import Call, Exchange
 from benchctl.load.heartbeat import beat
@@ -108,7 +109,8 @@ class Load:
         for exchange in first:
             await exchange.launch.ready()
         if begin is not None:
-            await _sleep_until(await begin())
+            with Alarm() as alarm:
+                await alarm.sleep_until(await begin())
         now_ns = time.monotonic_ns()
         for number, exchange in enumerate(first, 1):
             exchange.leave(await self._throttled(now_ns))
@@ -125,12 +127,13 @@ class Load:
         laid: asyncio.Queue[Exchange | None] = asyncio.Queue()
         laying = asyncio.create_task(self._lay_ahead(calls, start_ns, laid))
         try:
-            while (exchange := await laid.get()) is not None:
-                await exchange.launch.ready()
-                await _sleep_until(exchange.scheduled_ns)
-                await self._throttled(0)
-                exchange.leave(exchange.scheduled_ns)
-                self._raise_fault()
+            with Alarm() as alarm:
+                while (exchange := await laid.get()) is not None:
+                    await exchange.launch.ready()
+                    await alarm.sleep_until(exchange.scheduled_ns)
+                    await self._throttled(0)
+                    exchange.leave(exchange.scheduled_ns)
+                    self._raise_fault()
         finally:
             laying.cancel()
             await asyncio.wait({laying})
@@ -141,7 +144,8 @@ class Load:
         try:
             for call in calls:
                 due_ns = start_ns + round(call.request.arrival_ns / self._time_scale)
-                await _sleep_until(due_ns - LEAD_NS)
+                # Others have their turn also when this is behind: what is laid has to leave.
+                await asyncio.sleep(max(due_ns - LEAD_NS - time.monotonic_ns(), 0) / NS_PER_S)
                 exchange = await self._lay(call)
                 exchange.scheduled_ns = due_ns
                 laid.put_nowait(exchange)
@@ -204,12 +208,6 @@ class Load:
     def _keep(self, record: RequestRecord) -> None:
         self._tally.count(record)
         self._on_record(record)
-
-
-async def _sleep_until(due_ns: int) -> None:
-    """Sleep until ``due_ns``; a timer that fires early is set again for the rest."""
-    while (early_ns := due_ns - time.monotonic_ns()) > 0:  # noqa: ASYNC110 - the condition is the time itself
-        await asyncio.sleep(early_ns / NS_PER_S)
 
 
 async def _understood(exchange: Exchange) -> RequestRecord:
