@@ -162,6 +162,7 @@ class Exchange:
             if num_bytes >= _SLICE_BYTES:
                 break
         del reads[:num_reads]
+        self.answer.reader.compact()
         self.heard_ns = heard_ns
         self.held.num_bytes -= num_bytes
 

@@ -8,9 +8,9 @@ A first event that only names the role is no output; an event with token ids and
 completes no character), and so is one by which a running count grew.
 """
 
+from array import array
 from collections import defaultdict
-from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from typing import Final
 
 import msgspec
 
@@ -19,26 +19,55 @@ from benchctl.records.run import ChoiceRecord, RequestError
 
 _SHOWN_BYTES: Final = 200
 
-_Chunk: TypeAlias = tuple[int, int, int | None, str | None]
-"""Arrival, lateness of the read, tokens where the server counts them, text. The text is None where nothing but a
-count says that there was output: a chunk only if the server goes on counting."""
+_UNCOUNTED: Final = -1
 
 
-@dataclass(slots=True)
 class _Choice:
-    """One choice while it is being read."""
+    """One choice while it is being read: of each chunk its arrival, the lateness of its read and its tokens.
 
-    chunks: list[_Chunk] = field(default_factory=list)
-    finish_reason: str | None = None
-    is_told_empty: bool = False
-    """A list of token ids came and held none: the server counts, also when there is nothing to count."""
+    Kept in columns, because a stream of ten thousand tokens is to weigh little while it is open.
+    """
+
+    __slots__ = ("add_count", "add_late", "add_ns", "add_text", "counts", "finish_reason", "is_told_empty", "lates_ns",
+                 "silent", "texts", "times_ns")  # fmt: skip
+
+    def __init__(self) -> None:
+        self.times_ns = array("q")
+        self.lates_ns = array("q")
+        self.counts = array("q")
+        """``_UNCOUNTED`` where the server does not say it."""
+        self.texts: list[str] = []
+        self.silent: list[int] = []
+        """Chunks of which nothing but a count says that there was output: chunks only if the server goes on
+        counting."""
+        self.finish_reason: str | None = None
+        self.is_told_empty = False
+        """A list of token ids came and held none: the server counts, also when there is nothing to count."""
+        self.add_ns = self.times_ns.append
+        self.add_late = self.lates_ns.append
+        self.add_count = self.counts.append
+        self.add_text = self.texts.append
+
+    def add(self, t_ns: int, late_ns: int, count: int | None, text: str | None) -> None:
+        """Take a chunk; its text is None where it is silent."""
+        if text is None:
+            self.silent.append(len(self.times_ns))
+        else:
+            self.texts.append(text)
+        self.times_ns.append(t_ns)
+        self.lates_ns.append(late_ns)
+        self.counts.append(_UNCOUNTED if count is None else count)
 
     @property
-    def counted(self) -> tuple[int, ...] | None:
-        """Tokens of each chunk; None unless the server counts all of them."""
-        counts = tuple(count for _, _, count, _ in self.chunks if count is not None)
-        is_known = len(counts) == len(self.chunks) and (bool(counts) or self.is_told_empty)
-        return counts if is_known else None
+    def is_counted(self) -> bool:
+        """Whether the server counts the tokens of all chunks."""
+        return _UNCOUNTED not in self.counts and (bool(self.counts) or self.is_told_empty)
+
+    def drop_silent(self) -> None:
+        """The count did not go on running, so it was none that could show a chunk."""
+        for i in reversed(self.silent):
+            del self.times_ns[i], self.lates_ns[i], self.counts[i]
+        self.silent.clear()
 
 
 class CompletionReader:
@@ -99,8 +128,11 @@ class CompletionReader:
                 if (text or ids) and counted is None and told.finish_reason is None:
                     # Nearly all events come here; the long way gives the same for them.
                     self._is_counting = False
-                    chunk = (t_ns, late_ns, None if ids is None else len(ids), text)
-                    self._choices[told.index].chunks.append(chunk)
+                    choice = self._choices[told.index]
+                    choice.add_ns(t_ns)
+                    choice.add_late(late_ns)
+                    choice.add_count(_UNCOUNTED if ids is None else len(ids))
+                    choice.add_text(text)
                 else:
                     self._take_choice(t_ns, late_ns, told, text, counted)
 
@@ -108,6 +140,12 @@ class CompletionReader:
         """Take what is left when the stream has ended; a last event may lack its blank line."""
         self._is_ending = True
         self.feed(t_ns, b"\n\n", late_ns)
+
+    def compact(self) -> None:
+        """Keep in less memory what has come until now."""
+        for choice in self._choices.values():
+            if len(choice.texts) > 1:
+                choice.texts[:] = ["".join(choice.texts)]
 
     @property
     def num_finished(self) -> int:
@@ -122,7 +160,7 @@ class CompletionReader:
     @property
     def last_chunk_ns(self) -> int:
         """When output last arrived; 0 before there was any."""
-        return max((choice.chunks[-1][0] for choice in self._choices.values() if choice.chunks), default=0)
+        return max((choice.times_ns[-1] for choice in self._choices.values() if choice.times_ns), default=0)
 
     @property
     def has_events(self) -> bool:
@@ -142,18 +180,17 @@ class CompletionReader:
         return tuple(self._record(index, self._choices[index], stamps_late) for index in self.indices)
 
     def _record(self, index: int, choice: _Choice, stamps_late: bool) -> ChoiceRecord:
-        counts = choice.counted
-        chunks = choice.chunks
-        if counts is None:  # the count did not go on running, so it was none that could show a chunk
-            chunks = [chunk for chunk in chunks if chunk[3] is not None]
+        is_counted, output_tokens = choice.is_counted, self._output_tokens(choice)
+        if not is_counted:
+            choice.drop_silent()
         return ChoiceRecord(
             index=index,
-            chunk_ns=tuple(t_ns for t_ns, _, _, _ in chunks),
-            chunk_late_ns=tuple(late_ns for _, late_ns, _, _ in chunks) if stamps_late else None,
-            chunk_tokens=counts,
-            output_tokens=self._output_tokens(choice),
+            chunk_ns=tuple(choice.times_ns),
+            chunk_late_ns=tuple(choice.lates_ns) if stamps_late else None,
+            chunk_tokens=tuple(choice.counts) if is_counted else None,
+            output_tokens=output_tokens,
             finish_reason=choice.finish_reason,
-            text="".join([text for _, _, _, text in chunks if text]),
+            text="".join(choice.texts),
         )
 
     def _output_tokens(self, choice: _Choice) -> int | None:
@@ -162,24 +199,23 @@ class CompletionReader:
             stated = self._tokens_so_far if stated is None else stated
             if stated is not None:
                 return stated
-        counts = choice.counted
-        return None if counts is None else sum(counts)
+        return sum(choice.counts) if choice.is_counted else None
 
     def _take_choice(self, t_ns: int, late_ns: int, told: ChoiceEvent, text: str, counted: int | None) -> None:
         choice = self._choices[told.index]
         if told.finish_reason is not None:
             choice.finish_reason = told.finish_reason
         # A usage that only the last event carries is no running count: it would claim all tokens for that event.
-        is_running = counted is not None and (self._is_counting or not choice.chunks)
+        is_running = counted is not None and (self._is_counting or not choice.times_ns)
         if is_running and told.finish_reason is None:
             self._is_counting = True
         num_ids = None if told.token_ids is None else len(told.token_ids)
         if text or num_ids or _calls_tool(told.delta):
             self._is_counting = is_running
             count = num_ids if num_ids is not None else counted if is_running else None
-            choice.chunks.append((t_ns, late_ns, count, text))
+            choice.add(t_ns, late_ns, count, text)
         elif is_running and counted and self._is_counting:
-            choice.chunks.append((t_ns, late_ns, counted, None))
+            choice.add(t_ns, late_ns, counted, None)
         elif num_ids is not None:
             choice.is_told_empty = True
 
