@@ -17,15 +17,16 @@ from httpx_aiohttp import AiohttpTransport
 
 from benchctl.load.exchange import Call, Exchange
 from benchctl.load.kernel_clock import KernelClock
-from benchctl.load.limits import limit_reached
+from benchctl.load.limits import limit_reached, look_s
 from benchctl.load.receiver import Receiver
 from benchctl.load.tally import Activity
 from benchctl.load.transport import EXCHANGE, StreamTransport
 from benchctl.profile.model import Timeouts
 from benchctl.records.run import RequestError
+from benchctl.units import NS_PER_S
 
-_LOOK_S: Final = 0.05
-"""How often limits are looked at: a timeout is found at most so much too late."""
+_BREATH_S: Final = 0.05
+"""How often it is seen to that what is held stays within bounds."""
 _HELD_BYTES: Final = 8 << 20
 """Reads of open streams that are kept before some are understood while the streams go on."""
 
@@ -160,10 +161,14 @@ class StreamClient:
 
     async def _watch(self) -> None:
         """Stop requests that have reached a limit, and keep what is held within bounds."""
+        look_ns = round(look_s(self._timeouts) * NS_PER_S)
+        next_look_ns = 0
         while True:
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_BREATH_S)
             now_ns = time.monotonic_ns()
-            for exchange in tuple(self._open):
+            due = tuple(self._open) if now_ns >= next_look_ns else ()
+            next_look_ns = now_ns + look_ns if due else next_look_ns
+            for exchange in due:
                 reached = limit_reached(exchange, self._timeouts, now_ns)
                 if reached is not None and exchange.stop is not None:
                     exchange.failure = reached

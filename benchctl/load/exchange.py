@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
@@ -152,13 +152,21 @@ class Exchange:
 
     def digest(self) -> None:
         """Understand a slice of what has come, and let go of it."""
-        reads, feed, heard_ns = self.reads, self.answer.feed, self.heard_ns
+        reads, feed, heard_ns, unpack = self.reads, self.answer.feed, self.heard_ns, TIMESPEC.unpack
+        offset_ns = self.clock.steady_offset_ns(reads[-1][0]) if reads else None
         num_bytes = num_reads = 0
-        for arrival_ns, read_ns, data in self._arrivals():
+        for read_ns, stamp, data in reads:
             num_reads += 1
             num_bytes += len(data) + OVERHEAD_BYTES
-            heard_ns = max(arrival_ns, heard_ns)
-            feed(heard_ns, max(read_ns - heard_ns, 0), data)
+            arrival_ns = read_ns + 1
+            if stamp and offset_ns is not None:  # the usual case, without a call per read
+                seconds, nanoseconds = unpack(stamp)
+                arrival_ns = seconds * NS_PER_S + nanoseconds - offset_ns
+            if arrival_ns > read_ns:
+                arrival_ns = self._arrival_ns(read_ns, stamp, data)
+            if arrival_ns > heard_ns:  # noqa: PLR1730 - a call per token costs more
+                heard_ns = arrival_ns
+            feed(heard_ns, read_ns - heard_ns, data)
             if num_bytes >= _SLICE_BYTES:
                 break
         del reads[:num_reads]
@@ -166,20 +174,11 @@ class Exchange:
         self.heard_ns = heard_ns
         self.held.num_bytes -= num_bytes
 
-    def _arrivals(self) -> Iterator[tuple[int, int, bytes]]:
-        """(arrival, read, bytes) of what is kept; where the kernel's stamp is of no use, it arrived when read."""
-        clock, unpack = self.clock, TIMESPEC.unpack
-        offset_ns = clock.steady_offset_ns(self.reads[-1][0]) if self.reads else None
-        for read_ns, stamp, data in self.reads:
-            if stamp and offset_ns is not None:  # the usual case, without a call per read
-                seconds, nanoseconds = unpack(stamp)
-                arrival_ns = seconds * NS_PER_S + nanoseconds - offset_ns
-                if arrival_ns <= read_ns:
-                    yield arrival_ns, read_ns, data
-                    continue
-            found_ns = clock.arrival_ns(stamp, read_ns)
-            self.is_stamped = self.is_stamped and (found_ns is not None or not data)
-            yield read_ns if found_ns is None else found_ns, read_ns, data
+    def _arrival_ns(self, read_ns: int, stamp: bytes, data: bytes) -> int:
+        """When a read arrived whose stamp is missing or doubtful: at the latest when it was read."""
+        found_ns = self.clock.arrival_ns(stamp, read_ns)
+        self.is_stamped = self.is_stamped and (found_ns is not None or not data)
+        return read_ns if found_ns is None else found_ns
 
     def end(self, failure: RequestError | None) -> None:
         """Note how it ended; the first word of a failure counts."""

@@ -1,9 +1,23 @@
 """Limits of one request: to its first token, from token to token, to its end."""
 
+from typing import Final
+
 from benchctl.load.exchange import Exchange
 from benchctl.profile.model import Timeouts
 from benchctl.records.run import RequestError
 from benchctl.units import NS_PER_S
+
+
+_LOOKS: Final = 20
+_LEAST_S: Final = 0.05
+_MOST_S: Final = 1.0
+
+
+def look_s(timeouts: Timeouts) -> float:
+    """How often to look at the limits: one is found out at most a twentieth of itself, or 50 ms, too late."""
+    limits_s = (timeouts.request_s, timeouts.first_token_s, timeouts.between_tokens_s)
+    shortest_s = min(limit_s for limit_s in limits_s if limit_s is not None)
+    return min(max(shortest_s / _LOOKS, _LEAST_S), _MOST_S)
 
 
 def limit_reached(exchange: Exchange, timeouts: Timeouts, now_ns: int) -> RequestError | None:

@@ -28,8 +28,10 @@ class _Choice:
     Kept in columns, because a stream of ten thousand tokens is to weigh little while it is open.
     """
 
-    __slots__ = ("add_count", "add_late", "add_ns", "add_text", "counts", "finish_reason", "is_told_empty", "lates_ns",
-                 "silent", "texts", "times_ns")  # fmt: skip
+    __slots__ = (
+        "add_count", "add_late", "add_ns", "add_text", "counts", "finish_reason", "is_told_empty", "lates_ns",
+        "silent", "texts", "times_ns",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.times_ns = array("q")
