@@ -7,7 +7,6 @@ from benchctl.profile.model import Timeouts
 from benchctl.records.run import RequestError
 from benchctl.units import NS_PER_S
 
-
 _LOOKS: Final = 20
 _LEAST_S: Final = 0.05
 _MOST_S: Final = 1.0
