@@ -174,7 +174,7 @@ def test_a_suspect_run_is_left_out_with_its_reason(results):
     throttled = ResultWarning(code="throttled", message="the GPU throttled for 3 s")
     edit_run(results, BASELINE, state="suspect", warnings=(throttled,))
     assert messages(within(results), "excluded-block") == [
-        f"block 0 is left out: {BASELINE}: suspect: the GPU throttled for 3 s"
+        f"block 0 is left out: {BASELINE}: suspect: the GPU throttled for 3 s (--allow-suspect counts it)"
     ]
 
 

@@ -5,8 +5,9 @@ wrong, a process had no processor to spare. Each asks for a habit: one hiccup of
 short to tell one from the other, says nothing. On a virtual clock they are silent, because a simulator keeps an
 account of its own lag.
 
-What is no fault of the client is a warning: a cap that held planned requests back, a wall clock that was set, a
-server that needs another way of asking.
+What spoils no record is a warning: an event loop that was away for long, whose cost to sends and stamps the
+doubts measure, a cap that held planned requests back, a wall clock that was set, a server that needs another way of
+asking.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -42,8 +43,8 @@ a mean by a thousandth."""
 TIMER_NS: Final = NS_PER_MS
 """By how much an event loop wakes late that is not late: its wait is rounded up to whole milliseconds."""
 MAX_LOOP_LAG_NS: Final = 100 * NS_PER_MS
-"""What no stamp of the kernel mends: the next request of a closed loop leaves later by this, and so does whatever
-the client has to decide."""
+"""What is worth telling although sends and stamps are good: the next request of a closed loop may leave later by
+this, and so does whatever the client has to decide."""
 MAX_BUSY_FRAC: Final = 0.9
 """Share of a core from which a process has none to spare: what comes in at once waits in line."""
 MIN_HELD_UP_NS: Final = NS_PER_S // 2
@@ -69,9 +70,10 @@ def client_doubts(run: LoadedRun, arrival: Arrival) -> tuple[ResultWarning, ...]
 
 
 def client_warnings(run: LoadedRun, arrival: Arrival) -> tuple[ResultWarning, ...]:
-    """What a reader should know of how the load was made, and what is no fault of the client."""
+    """What a reader should know of how the load was made, and what keeps no run from counting."""
     requests = measured(run.requests)
     found = (
+        *(() if run.record.clock == "virtual" else _away(run.client)),
         *capped_rate(sends_of(requests, arrival), clock_factor(run.record)),
         *_set_clock(run.client),
         *_other_ways(requests),
@@ -106,14 +108,21 @@ def _late_reads(requests: Sequence[RequestRecord], samples: Sequence[ClientSampl
             f"read, and may have arrived more than {ms_from_ns(allowed_ns):.3g} ms before their time "
             f"(p99 {p99_ms(errors)} ms)"
         )
-    if _is_held_up(samples, MAX_LOOP_LAG_NS):
-        found.append(
-            f"the client's event loop was late (p99 {p99_ms(lags)} ms): it reads and sends on only then, and no "
-            "stamp mends that"
-        )
     if found:
         message = "; ".join(found) + ". Free processors for the client, or lower the load"
         yield ResultWarning(code="client-late", message=message)
+
+
+def _away(samples: Sequence[ClientSample]) -> Iterator[ResultWarning]:
+    if samples_span_ns(samples) >= MIN_LOAD_NS and _is_held_up(samples, MAX_LOOP_LAG_NS):
+        lags = [sample.loop_lag_ns for sample in samples]
+        yield ResultWarning(
+            code="client-lag",
+            message=f"the client's event loop was away for more than {ms_from_ns(MAX_LOOP_LAG_NS):.0f} ms again "
+            f"and again (p99 {p99_ms(lags)} ms): by as much, refills of a closed loop may have left late, and "
+            "limits of time been looked at late. What that did to sends and to the times of arrivals is judged by "
+            "itself (send-late, client-late)",
+        )
 
 
 def _is_held_up(samples: Sequence[ClientSample], limit_ns: float) -> bool:

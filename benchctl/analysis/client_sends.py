@@ -16,8 +16,8 @@ from benchctl.records.run import RequestRecord, ResultWarning
 from benchctl.units import NS_PER_MS, NS_PER_S, NS_PER_US, ms_from_ns, s_from_ns
 
 MAX_SEND_LAG_NS: Final = 2 * NS_PER_MS
-"""A timer of an event loop fires up to 1 ms late, because its wait is rounded up to whole ones; as much again for a
-processor that is taken is fair, and more is not."""
+"""A timer of an event loop fires up to 1 ms late, because its wait is rounded up to whole ones (those of the kernel
+are exact, where it has them); as much again for a processor that is taken is fair, and more is not."""
 WRITE_NS: Final = 100 * NS_PER_US
 """What each of those that are due at one moment may take to leave: four times what it takes on a free core."""
 MAX_WAVE_LAG_NS: Final = 50 * NS_PER_MS

@@ -15,7 +15,7 @@ from benchctl.analysis.comparability import (
 )
 from benchctl.analysis.comparison import CellComparison, Comparison
 from benchctl.analysis.distrust import without_distrusted
-from benchctl.analysis.doubts import measurement_doubts, statistical_doubts
+from benchctl.analysis.doubts import counted_suspects, measurement_doubts, statistical_doubts
 from benchctl.analysis.metric_comparison import Role, Rules, compare_metrics, roles_of, wall_split
 from benchctl.analysis.metrics import METRICS, run_metrics
 from benchctl.analysis.pairing import CellPair, Side, match_cells, parse_side
@@ -31,13 +31,17 @@ __all__ = ["CompareOptions", "Side", "compare_sides", "parse_side"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompareOptions:
-    """How to compare. ``metrics`` replaces the profile's primary metrics; ``allow`` adds allowed differences."""
+    """How to compare. ``metrics`` replaces the profile's primary metrics; ``allow`` adds allowed differences.
+
+    ``allow_failed`` judges what completed although requests failed, ``allow_suspect`` counts suspect runs.
+    """
 
     margin_frac: float = 0.01
     confidence: float = 0.95
     metrics: tuple[str, ...] = ()
     allow: tuple[str, ...] = ()
     allow_failed: bool = False
+    allow_suspect: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.margin_frac < 1:
@@ -73,7 +77,7 @@ def compare_sides(a_side: Side, b_side: Side, options: CompareOptions) -> Compar
     b = a if b_side.path.resolve() == a_side.path.resolve() else load_results(b_side.path)
     a_profile, b_profile = profile_of(a), profile_of(b)
     deciding = deciding_metrics(options.metrics or a_profile.primary_metrics)
-    pairs = match_cells(a, a_side, b, b_side)
+    pairs = match_cells(a, a_side, b, b_side, allow_suspect=options.allow_suspect)
     differences = (
         *experiment_differences(a.manifest, b.manifest),
         *configuration_differences({pair.label: (pair.a_runs, pair.b_runs) for pair in pairs}),
@@ -91,6 +95,7 @@ def compare_sides(a_side: Side, b_side: Side, options: CompareOptions) -> Compar
     cells = tuple(_compare_cell(pair, account, roles, rules, allow_failed=options.allow_failed) for pair in pairs)
     checks = [(evidence.run, check) for evidence in account.values() for check in evidence.checks]
     a_name, b_name = side_names(a_side, b_side)
+    counted = counted_suspects(pairs, (a_name, b_name)) if options.allow_suspect else ()
     return Comparison(
         a_name=a_name,
         b_name=b_name,
@@ -99,7 +104,7 @@ def compare_sides(a_side: Side, b_side: Side, options: CompareOptions) -> Compar
         confidence=options.confidence,
         cells=cells,
         allowed=allowed,
-        warnings=(*measurement_doubts(a, b, pairs, checks), *statistical_doubts(cells, rules)),
+        warnings=(*counted, *measurement_doubts(a, b, pairs, checks), *statistical_doubts(cells, rules)),
     )
 
 

@@ -1,15 +1,26 @@
 """What a reader of a comparison should doubt: warnings as data, gathered from the runs and from the statistics."""
 
 from collections.abc import Iterable, Sequence
+from typing import Final
 
+from benchctl.analysis.client_guard import CLIENT_DOUBTS
 from benchctl.analysis.comparability import machine_warnings
 from benchctl.analysis.comparison import CellComparison
 from benchctl.analysis.metric_comparison import Rules
 from benchctl.analysis.pairing import CellPair, unmatched_arms
-from benchctl.analysis.reconcile import Check
+from benchctl.analysis.reconcile import CHECK_FAILED, Check
 from benchctl.analysis.statistics import blocks_for_tests
 from benchctl.records.directory import LoadedResults, LoadedRun
-from benchctl.records.run import ResultWarning
+from benchctl.records.run import ResultWarning, RunRecord
+
+RUN_DOUBTS: Final = CLIENT_DOUBTS | {
+    CHECK_FAILED,
+    "failed-requests",
+    "steps-damaged",
+    "steps-missing",
+    "warmup-failed",
+}
+"""Codes of the warnings that make a run suspect; its others only say what else is known of it."""
 
 
 def measurement_doubts(
@@ -32,6 +43,33 @@ def measurement_doubts(
             *(warning for run in runs.values() for warning in _run_doubts(run)),
         ]
     )
+
+
+def counted_suspects(pairs: Sequence[CellPair], names: tuple[str, str]) -> tuple[ResultWarning, ...]:
+    """How many runs of each side are suspect and part of the comparison all the same, with the codes of why."""
+    sides = ([run for pair in pairs for run in pair.a_runs], [run for pair in pairs for run in pair.b_runs])
+    told = [_suspects_of(name, runs) for name, runs in zip(names, sides, strict=True)]
+    if not any(told):
+        return ()
+    message = (
+        f"suspect runs are counted, as --allow-suspect asks: {' and '.join(filter(None, told))}; the verdict is no "
+        "better than they are"
+    )
+    return (ResultWarning(code="suspect-counted", message=message),)
+
+
+def _suspects_of(name: str, runs: Iterable[LoadedRun]) -> str:
+    distinct = {id(run): run.record for run in runs}.values()
+    suspect = [record for record in distinct if record.state == "suspect"]
+    if not suspect:
+        return ""
+    why = sorted({code for record in suspect for code in _codes_of(record)})
+    return f"{len(suspect)} of {len(distinct)} runs of {name} ({', '.join(why) or 'no reason recorded'})"
+
+
+def _codes_of(record: RunRecord) -> set[str]:
+    codes = {warning.code for warning in record.warnings}
+    return codes & RUN_DOUBTS or codes
 
 
 def statistical_doubts(cells: Sequence[CellComparison], rules: Rules) -> tuple[ResultWarning, ...]:

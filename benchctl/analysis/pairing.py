@@ -13,7 +13,14 @@ from benchctl.analysis.client_guard import CLIENT_DOUBTS
 from benchctl.analysis.reconcile import CHECK_FAILED
 from benchctl.analysis.request_timing import measured
 from benchctl.errors import NotComparableError, RecordError, UsageError
-from benchctl.records.directory import LoadedResults, LoadedRun, arm_label, cell_name, cell_order
+from benchctl.records.directory import (
+    DAMAGED_LINE,
+    LoadedResults,
+    LoadedRun,
+    arm_label,
+    cell_name,
+    cell_order,
+)
 from benchctl.records.run import Cell
 
 Pairing: TypeAlias = Literal["interleaved", "same-plan", "unpaired"]
@@ -88,10 +95,11 @@ def parse_side(text: str) -> Side:
     return Side(Path(path), variant)
 
 
-def arms_of(results: LoadedResults) -> tuple[Arm, ...]:
+def arms_of(results: LoadedResults, *, allow_suspect: bool = False) -> tuple[Arm, ...]:
     """Every arm of the plan: the baseline first, then by variant and factor values.
 
-    Raises RecordError when a run that says ``done`` is damaged: its numbers would be those of a part.
+    Suspect runs that would be left out count where ``allow_suspect``. Raises RecordError when a run that says
+    ``done`` is damaged: its numbers would be those of a part.
     """
     _refuse_damage(results)
     begun = {run.record.run_id: run for run in results.runs}
@@ -100,7 +108,7 @@ def arms_of(results: LoadedResults) -> tuple[Arm, ...]:
         fresh = Arm(variant=planned.variant, cell=planned.cell, runs={}, excluded={})
         arm = arms.setdefault(fresh.key, fresh)
         run = begun.get(planned.run_id)
-        reason = "not begun" if run is None else _unusable(run)
+        reason = "not begun" if run is None else _unusable(run, allow_suspect=allow_suspect)
         if run is None or reason is not None:
             arm.excluded[planned.block] = f"{planned.run_id}: {reason}"
         else:
@@ -118,7 +126,7 @@ def _refuse_damage(results: LoadedResults) -> None:
         raise RecordError(f"a run that is marked done cannot be read whole:\n{listed}")
 
 
-def _unusable(run: LoadedRun) -> str | None:
+def _unusable(run: LoadedRun, *, allow_suspect: bool) -> str | None:
     """Why a run cannot be compared.
 
     Failed requests and failed checks do not exclude it: they make its cell incomplete or invalid, which is told.
@@ -127,24 +135,35 @@ def _unusable(run: LoadedRun) -> str | None:
     if record.state == "done":
         return None
     if record.state == "suspect":
-        is_judged = any(warning.code == CHECK_FAILED for warning in record.warnings)
-        is_late = any(warning.code in CLIENT_DOUBTS for warning in record.warnings)
-        if is_judged or (not is_late and any(request.error is not None for request in measured(run.requests))):
-            return None
-        return "suspect: " + ("; ".join(warning.message for warning in record.warnings) or "no reason recorded")
+        return _unusable_suspect(run, allow_suspect=allow_suspect)
     if record.state == "failed" and record.failure is not None:
         return f"failed ({record.failure.cause}): {record.failure.message}"
     return record.state
 
 
-def match_cells(a: LoadedResults, a_side: Side, b: LoadedResults, b_side: Side) -> tuple[CellPair, ...]:
-    """The cells to compare.
+def _unusable_suspect(run: LoadedRun, *, allow_suspect: bool) -> str | None:
+    codes = {warning.code for warning in run.record.warnings}
+    is_late = not codes.isdisjoint(CLIENT_DOUBTS)
+    if CHECK_FAILED in codes or (not is_late and any(r.error is not None for r in measured(run.requests))):
+        return None
+    if not allow_suspect:
+        why = "; ".join(warning.message for warning in run.record.warnings) or "no reason recorded"
+        return f"suspect: {why} (--allow-suspect counts it)"
+    damage = [warning.message for warning in run.warnings if warning.code == DAMAGED_LINE]
+    return f"suspect, and cannot be read whole: {'; '.join(damage)}" if damage else None
+
+
+def match_cells(
+    a: LoadedResults, a_side: Side, b: LoadedResults, b_side: Side, *, allow_suspect: bool = False
+) -> tuple[CellPair, ...]:
+    """The cells to compare; suspect runs count only where ``allow_suspect``.
 
     With a variant on both sides, each cell of B meets the same cell of A or, where A has but one, that one. With
     none, every arm meets its namesake. A variant named on one side holds for both.
     """
     a_variant, b_variant = a_side.variant or b_side.variant, b_side.variant or a_side.variant
-    a_arms, b_arms = _arms_of_variant(a, a_variant), _arms_of_variant(b, b_variant)
+    a_arms = _arms_of_variant(a, a_variant, allow_suspect=allow_suspect)
+    b_arms = _arms_of_variant(b, b_variant, allow_suspect=allow_suspect)
     pairing = pairing_of(a, b)
     if a_variant == b_variant:
         known = {arm.key: arm for arm in a_arms}
@@ -194,8 +213,8 @@ def _meets(left: Arm, a_arms: Sequence[Arm], right: Arm, b_arms: Sequence[Arm]) 
     return len(a_arms) == 1 or (len(b_arms) == 1 and not right.cell)
 
 
-def _arms_of_variant(results: LoadedResults, variant: str | None) -> tuple[Arm, ...]:
-    arms = arms_of(results)
+def _arms_of_variant(results: LoadedResults, variant: str | None, *, allow_suspect: bool) -> tuple[Arm, ...]:
+    arms = arms_of(results, allow_suspect=allow_suspect)
     if variant is None:
         return arms
     chosen = tuple(arm for arm in arms if arm.variant == variant)

@@ -31,6 +31,12 @@ def compare(
     allow_failed: Annotated[
         bool, typer.Option("--allow-failed", help="Judge the requests that completed although others failed.")
     ] = False,
+    allow_suspect: Annotated[
+        bool,
+        typer.Option(
+            "--allow-suspect", help="Count runs that are suspect; their doubts are told beside the verdict."
+        ),
+    ] = False,
     show_all: Annotated[bool, typer.Option("--all", help="Show every exploratory metric.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the table.")] = False,
     as_markdown: Annotated[
@@ -54,6 +60,7 @@ def compare(
         metrics=tuple(name.strip() for name in metrics.split(",")) if metrics is not None else (),
         allow=tuple(allow_difference or ()),
         allow_failed=allow_failed,
+        allow_suspect=allow_suspect,
     )
     try:
         comparison = compare_sides(parse_side(a), parse_side(b), options)

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -33,6 +33,8 @@ from benchctl.records.run import (
 from benchctl.records.schema import upgrade
 
 T = TypeVar("T", bound=msgspec.Struct)
+DAMAGED_LINE: Final = "damaged-line"
+"""Code of the warning that a file of a run ends with a line that cannot be read."""
 
 
 def cell_name(cell: Cell) -> str:
@@ -189,7 +191,7 @@ class LoadedRun:
     @property
     def damage(self) -> tuple[str, ...]:
         """What cannot be read of a run that says ``done``, with file and line."""
-        damaged = (warning.message for warning in self.warnings if warning.code == "damaged-line")
+        damaged = (warning.message for warning in self.warnings if warning.code == DAMAGED_LINE)
         return tuple(damaged) if self.is_damaged else ()
 
 
@@ -207,7 +209,7 @@ def load_run(directory: RunDirectory) -> LoadedRun:
         try:
             kept.extend(records)
         except RecordError as error:
-            damage.append(ResultWarning(code="damaged-line", message=str(error), where=record.run_id))
+            damage.append(ResultWarning(code=DAMAGED_LINE, message=str(error), where=record.run_id))
         return tuple(kept)
 
     requests, steps = keep(directory.requests()), keep(directory.steps())
