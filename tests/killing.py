@@ -53,6 +53,8 @@ class Outcome:
     """What came of it. ``told_s`` is from the death to the record, which is written when all is cleaned up."""
 
     state: str
+    codes: frozenset[str]
+    """Of the warnings of the run."""
     cause: str
     message: str
     told_s: float
@@ -162,6 +164,7 @@ def strike(blow: Blow, model: Path, directory: Path) -> Outcome:
     failure = record.get("failure") or {}
     return Outcome(
         state=record["state"],
+        codes=frozenset(warning["code"] for warning in record.get("warnings", ())),
         cause=failure.get("cause", ""),
         message=failure.get("message", ""),
         told_s=told_s,

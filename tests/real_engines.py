@@ -1,4 +1,4 @@
-"""What tests of real engines share: is an engine installed here, a model for it, and its turn on the machine."""
+"""What tests of real engines share: is an engine installed here, a model for it, its turn, its end."""
 
 import fcntl
 import os
@@ -6,13 +6,20 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
+from benchctl.analysis.client_guard import CLIENT_DOUBTS
+from benchctl.analysis.doubts import RUN_DOUBTS
 from benchctl.checkpoints.make import make_model
 from benchctl.checkpoints.recipe import Recipe
 from benchctl.costs.shapes import ModelShape
 from benchctl.engines.environment import engines_directory
+from benchctl.records.directory import ResultDirectory
+
+if TYPE_CHECKING:
+    import subprocess
 
 
 def needs(kind: str) -> pytest.MarkDecorator:
@@ -44,3 +51,21 @@ def turn_of(kind: str) -> Iterator[None]:
     with (Path(tempfile.gettempdir()) / f"benchctl-{kind}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+
+
+def assert_ended(done: "subprocess.CompletedProcess[str]", results: Path) -> None:
+    """Every run of an experiment was measured to its end, and its accounts agree.
+
+    A run may be suspect for what the client measured of itself and for nothing else: an engine that takes all cores
+    makes the client late, and these tests ask for true accounts, not for a quiet machine.
+    """
+    said = done.stdout + done.stderr
+    assert done.returncode in {0, 4}, said
+    records = [run.read() for run in ResultDirectory(results).runs()]
+    assert {record.state for record in records} <= {"done", "suspect"}, said
+    suspect = [record for record in records if record.state == "suspect"]
+    assert done.returncode == (4 if suspect else 0), said
+    for record in suspect:
+        doubts = {warning.code for warning in record.warnings} & RUN_DOUBTS
+        assert doubts, f"{record.run_id} does not say why it is suspect\n{said}"
+        assert doubts <= CLIENT_DOUBTS, said

@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from real_engines import needs, tiny_model
+from real_engines import assert_ended, needs, tiny_model
 from stub_transformers import stub_transformers
 
 from benchctl.analysis.reconcile import expectation_of, profile_of, reconcile
@@ -312,8 +312,8 @@ def test_real_servers_give_runs_whose_accounts_agree_to_the_token(tmp_path):
     profile.write_text(PROFILE.format(model=tiny_model(tmp_path)))
     words = ("run", "--profile", str(profile), "--blocks", "1", "--output-dir", str(tmp_path / "out"), "--quiet")
     ended = subprocess.run((sys.executable, "-m", "benchctl", *words), capture_output=True, text=True, check=False)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    (path,) = (found for found in (tmp_path / "out" / "sampler").iterdir() if not found.is_symlink())
+    path = tmp_path / "out" / "sampler" / "latest"
+    assert_ended(ended, path)
     results = load_results(path)
     greedy, drawn = sorted(results.runs, key=lambda run: run.record.variant != "greedy")
     declared = profile_of(results)

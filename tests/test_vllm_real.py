@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from real_engines import needs, tiny_model, turn_of
+from real_engines import assert_ended, needs, tiny_model, turn_of
 
 from benchctl.analysis.reconcile import expectation_of, profile_of, reconcile
 from benchctl.records.directory import LoadedRun, load_results
@@ -40,8 +40,9 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Any:
             timeout=540,
             check=False,
         )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return load_results(directory / "results" / "ci-smoke" / "latest")
+    path = directory / "results" / "ci-smoke" / "latest"
+    assert_ended(done, path)
+    return load_results(path)
 
 
 def test_every_account_of_every_run_agrees(results):

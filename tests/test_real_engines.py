@@ -1,0 +1,51 @@
+"""What tests of real engines take for an experiment that ended well, and what they do not."""
+
+import subprocess
+
+import pytest
+from builders import edit_run, write_results
+from real_engines import assert_ended
+
+from benchctl.records.run import ResultWarning
+
+
+def ended(code):
+    return subprocess.CompletedProcess(args=(), returncode=code, stdout="what was printed", stderr="")
+
+
+@pytest.fixture(name="results")
+def _results(tmp_path):
+    return write_results(tmp_path / "r")
+
+
+def suspect(results, *codes):
+    warnings = tuple(ResultWarning(code=code, message=code) for code in codes)
+    edit_run(results, "000-b0-baseline", state="suspect", warnings=warnings)
+
+
+def test_runs_that_are_done_ended_well(results):
+    assert_ended(ended(0), results.path)
+
+
+def test_a_client_that_was_late_on_a_busy_machine_is_no_fault_of_the_engine(results):
+    suspect(results, "client-late", "client-cpu", "client-bunching", "engine-starved")
+    assert_ended(ended(4), results.path)
+
+
+@pytest.mark.parametrize(
+    "codes", [("check-failed",), ("client-late", "failed-requests"), ("client-late", "steps-missing"), ("other",)]
+)
+def test_any_other_doubt_is_a_failure(results, codes):
+    suspect(results, *codes)
+    with pytest.raises(AssertionError, match="what was printed"):
+        assert_ended(ended(4), results.path)
+
+
+@pytest.mark.parametrize(
+    ("state", "code"), [("failed", 4), ("running", 0), ("done", 4), ("suspect", 0), ("done", 5)]
+)
+def test_a_run_that_did_not_end_or_an_exit_code_that_is_not_its_own_is_a_failure(results, state, code):
+    late = (ResultWarning(code="client-late", message="late"),) if state == "suspect" else ()
+    edit_run(results, "000-b0-baseline", state=state, warnings=late)
+    with pytest.raises(AssertionError, match="what was printed"):
+        assert_ended(ended(code), results.path)
