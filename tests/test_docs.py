@@ -10,9 +10,12 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 
 ROOT = Path(__file__).parent.parent
@@ -62,6 +65,18 @@ def assert_same_output(command: Command, printed: str) -> None:
         position += actual[position:].index(expected) + 1
 
 
+@contextmanager
+def emptied(directory: Path) -> Iterator[None]:
+    """Ends what was left running in the directory: the command that was to end it may not have had its turn."""
+    try:
+        yield
+    finally:
+        for process in psutil.process_iter():
+            with suppress(psutil.Error, OSError):
+                if Path(process.cwd()) == directory.resolve():
+                    process.kill()
+
+
 def test_a_share_that_noise_forbids_reads_like_one_that_it_allows() -> None:
     assert skeleton("guided top_k=1  8  1.06 [0.990, 1.14]  -") == skeleton(
         "guided top_k=1  8  1.31 [1.02, 1.7]  14%"
@@ -82,23 +97,24 @@ def test_every_console_block_of_the_manual_does_what_it_shows(name: str, tmp_pat
         "PYTHONUNBUFFERED": "1",
     }
     ran = 0
-    for command in commands_of(ROOT / name):
-        line = STANDS_FOR.get(command.line, command.line)
-        if not line:
-            continue
-        done = subprocess.run(
-            ["bash", "-c", line],
-            cwd=tmp_path,
-            env=env,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=300,
-            check=False,
-        )
-        assert done.returncode == command.exit_code, f"$ {command.line}\n{done.stdout}"
-        assert_same_output(command, done.stdout)
-        ran += 1
+    with emptied(tmp_path):
+        for command in commands_of(ROOT / name):
+            line = STANDS_FOR.get(command.line, command.line)
+            if not line:
+                continue
+            done = subprocess.run(
+                ["bash", "-c", line],
+                cwd=tmp_path,
+                env=env,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                timeout=300,
+                check=False,
+            )
+            assert done.returncode == command.exit_code, f"$ {command.line}\n{done.stdout}"
+            assert_same_output(command, done.stdout)
+            ran += 1
     assert ran, f"{name} shows no command"
 
 
