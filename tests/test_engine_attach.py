@@ -101,6 +101,11 @@ def test_the_key_is_read_from_the_environment_when_a_request_is_made(monkeypatch
     monkeypatch.setenv("SERVER_KEY", KEY)
     ENGINE.check_available(settings)
     assert ENGINE.request_call(asked(), settings).headers["Authorization"] == f"Bearer {KEY}"
+    monkeypatch.setenv("SERVER_KEY", f"{KEY}\n")
+    with pytest.raises(EngineUnavailableError, match="holds line breaks or other characters") as told:
+        ENGINE.check_available(settings)
+    assert KEY not in str(told.value)
+    monkeypatch.setenv("SERVER_KEY", KEY)
     assert "Authorization" not in ENGINE.request_call(asked(), settings_of()).headers
 
 
@@ -119,6 +124,11 @@ def test_what_servers_of_a_dialect_cannot_do_is_refused():
         ("http://me:word@host:1", "holds credentials, which would be recorded; name a variable in api_key_env"),
         ("http://host:1/?api_key=word", "holds a query, which requests cannot carry"),
         ("http://host:1/v1/", "leave out /v1, which requests bring themselves"),
+        ("http://", "write a host and a port from 1 to 65535"),
+        ("http://host:abc", "write a host and a port from 1 to 65535"),
+        ("http://host:0", "write a host and a port from 1 to 65535"),
+        ("http://host:99999", "write a host and a port from 1 to 65535"),
+        ("http://[::1", "write a host and a port from 1 to 65535"),
     ],
 )
 def test_an_address_that_cannot_be_used_is_refused_with_the_remedy(url, message):

@@ -412,3 +412,11 @@ def test_a_directory_that_is_extended_is_no_profile(tmp_path):
     (tmp_path / "p.yaml").write_text("extends: d.yaml\n")
     with pytest.raises(ProfileError, match=r"extends: .*d\.yaml: no such file"):
         load_profile(str(tmp_path / "p.yaml"))
+
+
+def test_a_word_or_a_number_is_told_as_both_and_a_number_out_of_bounds_by_its_bound():
+    assert fault_of(HEAD + "load: {workers: many}\n") == (
+        "p.yaml:8: load.workers: is 'many'; allowed are auto, a whole number"
+    )
+    assert fault_of(HEAD + "load: {workers: 0}\n") == "p.yaml:8: load.workers: is 0; it must be at least 1"
+    assert fault_of(HEAD + "load: {workers: 65}\n") == "p.yaml:8: load.workers: is 65; it must be at most 64"

@@ -63,12 +63,20 @@ class AttachEngine(OpenAiServer):
     essential_processes: Final[tuple[str, ...]] = ()
 
     def check_available(self, settings: VariantSettings) -> None:
-        """Raises EngineUnavailableError when the key that the server asks for is not in our environment."""
+        """Raises EngineUnavailableError when our environment has not the key that the server asks for, or none that
+        a request can carry.
+        """
         name = _options(settings).api_key_env
-        if name is not None and not os.environ.get(name):
+        if name is None:
+            return
+        key = os.environ.get(name)
+        where = f"engine 'attach', variant {settings.variant!r}: api_key_env names {name}"
+        if not key:
+            raise EngineUnavailableError(f"{where}, which is not set; export {name}, or leave api_key_env out")
+        if not (key.isascii() and key.isprintable()):
             raise EngineUnavailableError(
-                f"engine 'attach', variant {settings.variant!r}: api_key_env names {name}, which is not set; "
-                f"export {name}, or leave api_key_env out"
+                f"{where}, whose value holds line breaks or other characters that no request carries; "
+                f"export {name} without them"
             )
 
     def check_requests(self, requests: Sequence[PreparedRequest], settings: VariantSettings) -> None:

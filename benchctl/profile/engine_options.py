@@ -6,6 +6,7 @@ through ``extra_args`` as it is.
 """
 
 from typing import Any, ClassVar, Final, Literal
+from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
@@ -266,7 +267,18 @@ class AttachOptions(ServerOptions):
             raise ValueError("holds credentials, which would be recorded; name a variable in api_key_env instead")
         if (bare := url.rstrip("/")).endswith("/v1"):
             raise ValueError(f"is {url!r}; leave out /v1, which requests bring themselves")
+        if not _names_a_place(url):
+            raise ValueError(f"is {url!r}; write a host and a port from 1 to 65535, such as http://127.0.0.1:8000")
         return bare
+
+
+def _names_a_place(url: str) -> bool:
+    """Whether a host is named, and a port that there is; a larger one would be taken for another by the system."""
+    try:
+        parts = urlsplit(url)
+        return bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
 
 
 ENGINE_OPTIONS: Final[dict[str, type[ServerOptions]]] = {

@@ -1,7 +1,7 @@
 """Validation of a tree against a model, every fault told in the profile's own terms."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, TypeVar, get_args, get_origin
 
@@ -110,18 +110,21 @@ def _faults(model: type[Section], found: list[_Found]) -> Iterable[Fault]:
         for item in items:
             if not _is_echo(item, items):
                 is_absence = item.error["type"] == "missing"
-                yield Fault(item.node.place, item.path, _problem(model, item), is_absence)
+                yield Fault(item.node.place, item.path, _problem(model, item, types), is_absence)
 
 
 def _is_echo(item: _Found, items: list[_Found]) -> bool:
     """Whether an error only follows from others.
 
-    That is the type error of the union member that was not meant, a list too short because its items are wrong,
-    and an error of the whole profile, which ``checks`` finds with its line.
+    That is the type error of the union member that was not meant, a word that was expected in place of a number
+    which is out of bounds, a list too short because its items are wrong, and an error of the whole profile, which
+    ``checks`` finds with its line.
     """
     kind = item.error["type"]
     if kind == "too_short":
         return bool(item.node.value)
+    if kind == "literal_error":
+        return any(other.error["type"] in _BOUNDS for other in items)
     return (kind in _EXPECTED and len(items) > 1) or (kind == "value_error" and not item.location)
 
 
@@ -134,7 +137,8 @@ def _wrong_type(expected: list[str], value: object) -> str:
     return f"expected {wanted}, found {shown(value)}{remedy}"
 
 
-def _problem(model: type[Section], item: _Found) -> str:
+def _problem(model: type[Section], item: _Found, types: Sequence[str]) -> str:
+    """What is wrong; ``types`` would have been right in its place, too."""
     error, value = item.error, shown(item.node.plain())
     kind, context = error["type"], error.get("ctx", {})
     match kind:
@@ -144,7 +148,7 @@ def _problem(model: type[Section], item: _Found) -> str:
             return _missing(model, item.location)
         case "literal_error":
             field = _field_at(model, item.location)
-            return not_among(item.node.plain(), _choices(field) if field else ())
+            return not_among(item.node.plain(), (*(_choices(field) if field else ()), *types))
         case "string_pattern_mismatch":
             name = shown(item.location[-1] if error["loc"][-1] == "[key]" else item.node.plain())
             return f"{name} is no name; write lower-case letters, digits, '.', '_' and '-', first a letter or digit"
@@ -194,5 +198,7 @@ def _field_at(model: type[Section], location: tuple[Step, ...]) -> FieldInfo | N
 
 
 def _choices(field: FieldInfo) -> tuple[str, ...]:
-    is_literal = get_origin(field.annotation) is Literal
-    return tuple(str(choice) for choice in get_args(field.annotation)) if is_literal else ()
+    """The words that may stand in ``field``, also beside values of another type."""
+    members = (field.annotation, *get_args(field.annotation))
+    literals = [member for member in members if get_origin(member) is Literal]
+    return tuple(str(choice) for literal in literals for choice in get_args(literal))
