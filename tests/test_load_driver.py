@@ -11,12 +11,14 @@ from paced import PacedEngine, call, launch, request
 
 from benchctl.load.client import StreamClient
 from benchctl.load.driver import Load
+from benchctl.load.exchange import Exchange
+from benchctl.load.transport import StreamTransport
 from benchctl.measure.server import ServerProcess
 from benchctl.profile.model import Arrival
 from benchctl.units import NS_PER_MS
 
 
-def drive(tmp_path, arrival, requests, *, cancel_after_s=None, on_record=None, time_scale=1.0):
+def drive(tmp_path, arrival, requests, *, cancel_when=None, on_record=None, on_sample=None, time_scale=1.0):
     """Records in the order of their completion, and the summary."""
 
     async def go():
@@ -24,10 +26,12 @@ def drive(tmp_path, arrival, requests, *, cancel_after_s=None, on_record=None, t
         with ServerProcess(how) as server:
             async with StreamClient(how.base_url, how.timeouts) as client:
                 await server.wait_ready(client.control)
-                load = Load(client, Arrival(**arrival), on_record or records.append, time_scale=time_scale)
+                keep = on_record or records.append
+                load = Load(client, Arrival(**arrival), keep, time_scale=time_scale, on_sample=on_sample)
                 driving = asyncio.create_task(load.drive([call(one) for one in requests]))
-                if cancel_after_s is not None:
-                    await asyncio.sleep(cancel_after_s)
+                if cancel_when is not None:
+                    while not cancel_when(client):  # noqa: ASYNC110 - nobody tells
+                        await asyncio.sleep(0.01)
                     driving.cancel()
                     with pytest.raises(asyncio.CancelledError):
                         await driving
@@ -51,14 +55,15 @@ def test_a_closed_loop_keeps_exactly_its_slots_filled_and_sends_in_order(tmp_pat
     requests = [request(i, max_tokens=3, gap_ms=4 + 7 * (i % 3)) for i in range(12)]
     records, summary = drive(tmp_path, {"kind": "closed-loop", "max_concurrency": 3}, requests)
     assert most_at_once(records) == 3
-    by_send = sorted(records, key=lambda record: record.sent_ns)
+    by_send = sorted(records, key=lambda record: (record.scheduled_ns, record.index))
     assert [record.index for record in by_send] == list(range(12))
+    assert {record.index for record in sorted(records, key=lambda record: record.sent_ns)[:3]} == {0, 1, 2}
     ends = sorted(record.done_ns for record in records)
     for freed, following in zip(ends, by_send[3:], strict=False):
         assert 0 <= following.sent_ns - freed < 500 * NS_PER_MS
         assert following.sent_ns - following.scheduled_ns < 500 * NS_PER_MS
     assert (summary.num_sent, summary.num_failed) == (12, 0)
-    assert summary.first_send_ns == by_send[0].sent_ns
+    assert summary.first_send_ns == min(record.sent_ns for record in records)
     assert summary.last_token_ns == max(c.chunk_ns[-1] for r in records for c in r.choices)
 
 
@@ -101,8 +106,12 @@ def test_a_launch_rate_limit_spaces_the_sends(tmp_path):
 
 
 def test_a_load_that_is_called_off_records_what_was_in_flight_and_sends_no_more(tmp_path):
-    requests = [request(i, max_tokens=40, gap_ms=50) for i in range(6)]
-    records, summary = drive(tmp_path, {"kind": "closed-loop", "max_concurrency": 2}, requests, cancel_after_s=0.8)
+    def have_tokens(client):
+        return len(client._open) == 2 and all(len(exchange.reads) > 2 for exchange in client._open)
+
+    requests = [request(i, max_tokens=400, gap_ms=20) for i in range(6)]
+    arrival = {"kind": "closed-loop", "max_concurrency": 2}
+    records, summary = drive(tmp_path, arrival, requests, cancel_when=have_tokens)
     assert sorted(record.index for record in records) == [0, 1]
     assert {record.error.kind for record in records if record.error} == {"cancelled"}
     assert all(record.choices[0].chunk_ns for record in records)
@@ -127,6 +136,75 @@ def test_a_record_that_cannot_be_kept_ends_the_load_and_is_told_once(tmp_path, c
         )
     gc.collect()
     assert caplog.messages == []
+
+
+def test_a_record_that_cannot_be_kept_ends_also_what_is_still_in_flight(tmp_path):
+    kinds = []
+
+    def full(record):
+        kinds.append(record.error and record.error.kind)
+        raise OSError(28, "No space left on device")
+
+    requests = [request(0, max_tokens=1), request(1, max_tokens=4000, gap_ms=20)]
+    with pytest.raises(OSError, match="No space left"):
+        drive(tmp_path, {"kind": "burst"}, requests, on_record=full)
+    assert kinds == [None, "cancelled"]
+
+
+def test_a_sample_that_cannot_be_kept_is_told(tmp_path, caplog):
+    def full(_sample):
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left"):
+        drive(tmp_path, {"kind": "burst"}, [request(0, max_tokens=20, gap_ms=20)], on_sample=full)
+    gc.collect()
+    assert caplog.messages == []
+
+
+def test_a_load_lets_go_of_each_request_that_has_ended(tmp_path):
+    ended, held = set(), []
+
+    def look(record):
+        alive = {one.call.request.index for one in gc.get_objects() if isinstance(one, Exchange)}
+        held.append(alive & ended)
+        ended.add(record.index)
+
+    requests = [request(i, max_tokens=1) for i in range(16)]
+    drive(tmp_path, {"kind": "closed-loop", "max_concurrency": 4}, requests, on_record=look)
+    assert len(ended) == 16
+    assert max(map(len, held)) <= 1, "who drives may know the one that it launched last"
+
+
+@pytest.mark.parametrize(
+    "arrival",
+    [
+        {"kind": "constant", "request_rate": 100.0},
+        {"kind": "constant", "request_rate": 100.0, "max_concurrency": 2},
+        {"kind": "closed-loop", "max_concurrency": 2},
+    ],
+    ids=["open loop", "capped", "closed loop"],
+)
+def test_a_connection_that_is_slow_to_open_holds_up_no_other_request(tmp_path, arrival, monkeypatch):
+    slow, last = 2, 4
+    connect, ended, numbers = StreamTransport._connected, [], itertools.count()
+    others = asyncio.Event()
+
+    async def connected(transport, asked):
+        if next(numbers) == slow:
+            await asyncio.wait_for(others.wait(), 10)
+        return await connect(transport, asked)
+
+    def keep(record):
+        ended.append(record)
+        if record.index == last:
+            others.set()
+
+    monkeypatch.setattr(StreamTransport, "_connected", connected)
+    requests = [request(i, max_tokens=1, arrival_ns=i * NS_PER_MS) for i in range(last + 1)]
+    drive(tmp_path, arrival, requests, on_record=keep)
+    assert [record.error for record in ended] == [None] * 5
+    assert [record.index for record in ended][-1] == slow
+    assert ended[-1].sent_ns >= ended[-1].connected_ns > ended[-2].done_ns
 
 
 def test_as_many_connections_are_allowed_as_the_system_allows(tmp_path):

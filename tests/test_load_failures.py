@@ -8,13 +8,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import httpx
 import pytest
 from paced import call, request
 
 from benchctl.load.client import StreamClient
 from benchctl.load.driver import Load
-from benchctl.load.transport import StreamTransport
 from benchctl.profile.model import Arrival, Timeouts
 from benchctl.records.run import RequestRecord
 
@@ -273,14 +271,75 @@ def test_a_large_prompt_is_sent_whole_though_the_socket_takes_it_in_parts():
     assert asyncio.run(go()).error is None
 
 
-def test_whoever_reads_the_answer_through_httpx_gets_its_body():
-    async def go() -> httpx.Response:
-        async with serving(writing(GOOD)) as url, StreamClient(url, Timeouts()) as owner:
-            transport = StreamTransport(owner._receiver, owner.clock)
-            async with httpx.AsyncClient(transport=transport) as client:
-                return await client.post(url, content=b"{}")
+def test_a_request_that_is_sent_on_in_an_answer_that_breaks_off_still_arrives():
+    async def go() -> RequestRecord:
+        async with serving(writing(GOOD)) as there:
+            head = b"HTTP/1.1 307 X\r\nlocation: %s/v1\r\ntransfer-encoding: chunked\r\n\r\n" % there.encode()
+            broken = writing(head, 0.01, b"no length of a chunk\r\n")
+            async with serving(broken) as here, StreamClient(here, Timeouts()) as client:
+                return await (await client.exchange(call(request(0, max_tokens=2)), 1)).understood()
 
-    response = asyncio.run(go())
-    assert response.status_code == 200
-    assert response.headers["content-type"] == "text/event-stream"
-    assert response.content == GOOD.removeprefix(HEAD)
+    record = asyncio.run(go())
+    assert record.error is None
+    assert (record.num_redirects, record.completion_tokens) == (1, 2)
+
+
+BODY = GOOD.removeprefix(HEAD)
+CHUNKED = HEAD.replace(b"connection: close", b"transfer-encoding: chunked") + b"%x\r\n%s\r\n" % (len(BODY), BODY)
+SIZED = HEAD.replace(b"connection: close", b"content-length: %d" % len(BODY)) + BODY
+HEAD_END = SIZED.index(b"\r\n\r\n")
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        (CHUNKED + b"0\r\n\r\n",),
+        (CHUNKED, b"0\r\n\r\n"),
+        (CHUNKED + b"0\r\n", b"\r\n"),
+        (CHUNKED, b"0", b"\r", b"\n\r", b"\n"),
+        (CHUNKED[:20], CHUNKED[20:] + b"0\r\n\r\n"),
+        (SIZED,),
+        (SIZED[:-9], SIZED[-9:]),
+        (SIZED[:20], SIZED[20:]),
+        (SIZED[:HEAD_END], SIZED[HEAD_END:200], SIZED[200:]),
+        (b"HTTP/1.1 100 Continue\r\n\r\n", SIZED[:100], SIZED[100:]),
+    ],
+)
+def test_an_answer_is_over_with_its_last_byte_though_its_connection_stays_open(parts):
+    record = asked(writing(*[piece for part in parts for piece in (part, 0.02)], 30.0), request_s=5.0)
+    assert record.error is None
+    assert record.completion_tokens == 2
+
+
+def test_an_answer_whose_last_chunk_comes_by_itself_is_not_understood_in_one_go():
+    events = b"".join(map(token, range(3000)))
+    head = HEAD.replace(b"connection: close", b"transfer-encoding: chunked")
+
+    async def go() -> int:
+        answer = writing(head + b"%x\r\n%s\r\n" % (len(events), events), 0.1, b"0\r\n\r\n", 30.0)
+        async with serving(answer) as url, StreamClient(url, Timeouts(request_s=5.0)) as client:
+            exchange = await client.exchange(call(request(0, max_tokens=3000)), 1)
+            return sum(len(data) for _, _, data in exchange.reads)
+
+    assert asyncio.run(go()) > len(events), "left for when other streams have had their turn"
+
+
+def test_the_address_of_a_server_is_asked_for_once(monkeypatch):
+    names, found = [], socket.getaddrinfo
+
+    def named(url: str) -> str:
+        return url.replace("127.0.0.1", "localhost")
+
+    def counted(host: str, *how: object, **more: object) -> object:
+        names.append(host)
+        return found(host, *how, **more)  # type: ignore[arg-type]
+
+    async def go() -> None:
+        async with serving(writing(GOOD)) as url, StreamClient(named(url), Timeouts()) as client:
+            monkeypatch.setattr(socket, "getaddrinfo", counted)
+            load = Load(client, Arrival(kind="burst"), lambda _record: None)
+            await load.drive(call(request(i, max_tokens=2)) for i in range(20))
+            assert load.summary().num_failed == 0
+
+    asyncio.run(go())
+    assert names == ["localhost"]

@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -21,6 +22,8 @@ from benchctl.errors import LoadError
 from benchctl.load import started_worker
 from benchctl.load.client import StreamClient
 from benchctl.load.driver import Load
+from benchctl.load.wire import FROM_WORKER, TO_WORKER, Begin, Stop, Wire
+from benchctl.load.worker import _obey
 from benchctl.load.workers import WorkerLoad, load_for, num_workers, shares
 from benchctl.measure.process import is_alive
 from benchctl.measure.run import RunContext, measure_run
@@ -263,6 +266,28 @@ def test_a_load_that_is_called_off_before_it_began_leaves_nothing(tmp_path):
     records, _, raised = drive(tmp_path, {"kind": "burst"}, [request(0), request(1)], 2, meanwhile=call_off)
     assert isinstance(raised, asyncio.CancelledError)
     assert (records, workers_of(os.getpid())) == ([], [])
+
+
+def test_a_start_that_is_named_after_the_load_was_called_off_changes_nothing():
+    async def go():
+        ours, theirs = socket.socketpair()
+        load = Wire(*await asyncio.open_unix_connection(sock=ours), FROM_WORKER)
+        worker = Wire(*await asyncio.open_unix_connection(sock=theirs), TO_WORKER)
+        started = asyncio.get_running_loop().create_future()
+        started.cancel()
+        driving = asyncio.create_task(asyncio.sleep(60))
+        load.send(Begin(start_ns=1))
+        load.send(Stop())
+        obeying = asyncio.create_task(_obey(worker, started, driving))
+        await asyncio.wait({driving, obeying}, return_when=asyncio.FIRST_COMPLETED)
+        was_called_off = driving.cancelled()
+        obeying.cancel()
+        await asyncio.wait({obeying})
+        await worker.close()
+        await load.close()
+        return was_called_off
+
+    assert asyncio.run(go())
 
 
 def test_a_record_that_cannot_be_kept_ends_the_load_and_the_workers(tmp_path, caplog):

@@ -14,8 +14,8 @@ from typing import Final, Self
 
 from benchctl.units import NS_PER_S
 
-_CLOCK_MONOTONIC: Final = 1
-_NONBLOCK_CLOEXEC: Final = 0o2004000
+_FLAGS: Final = os.O_NONBLOCK | os.O_CLOEXEC
+"""By definition the same bits as ``TFD_NONBLOCK`` and ``TFD_CLOEXEC``."""
 _ABSOLUTE: Final = 1
 
 
@@ -38,7 +38,7 @@ class Alarm:
         self._rung: asyncio.Future[None] | None = None
         self._libc = ctypes.CDLL(None, use_errno=True)
         create = getattr(self._libc, "timerfd_create", None)
-        self._file: int = -1 if create is None else create(_CLOCK_MONOTONIC, _NONBLOCK_CLOEXEC)
+        self._file: int = -1 if create is None else create(time.CLOCK_MONOTONIC, _FLAGS)
 
     def __enter__(self) -> Self:
         if self._file >= 0:

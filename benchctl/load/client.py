@@ -7,7 +7,7 @@ of the load. Nothing is sent twice, unless a server sends it on to another place
 import asyncio
 import ssl
 import time
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from types import TracebackType
 from typing import Final, Self
 
@@ -37,7 +37,6 @@ class StreamClient:
     def __init__(self, base_url: str, timeouts: Timeouts) -> None:
         self._timeouts = timeouts
         self._open: set[Exchange] = set()
-        self._tasks: list[asyncio.Task[None]] = []
         self._last_end_ns = 0
         """When something last came of a request that has ended; 0 before there is one."""
         self.control = httpx.AsyncClient(
@@ -53,7 +52,7 @@ class StreamClient:
         await self.control.__aenter__()
         self._receiver = Receiver()
         self._streams = httpx.AsyncClient(
-            transport=StreamTransport(self._receiver, self.clock),
+            transport=StreamTransport(self._receiver),
             mounts={"https://": _httpx_transport(base_url)} if (base_url := self._tls_url()) else None,
             follow_redirects=True,
             trust_env=False,
@@ -64,12 +63,13 @@ class StreamClient:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._watching.cancel()
-        with suppress(asyncio.CancelledError):
-            await self._watching
-        await self._streams.aclose()
-        self._receiver.close()
-        await self.control.__aexit__(kind, error, trace)
+        async with AsyncExitStack() as closing:  # all of it, also when the watch has failed
+            closing.push_async_callback(self.control.__aexit__, kind, error, trace)
+            closing.callback(self._receiver.close)
+            closing.push_async_callback(self._streams.aclose)
+            self._watching.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._watching
 
     def activity(self) -> Activity:
         """What is open now, and when something last came of it."""
@@ -147,8 +147,6 @@ class StreamClient:
 
     def _http_request(self, exchange: Exchange) -> httpx.Request:
         call = exchange.call
-        if call is None:
-            raise ValueError("an exchange without a call cannot be sent")
         request = self.control.build_request(
             "POST",
             call.path,
@@ -166,14 +164,20 @@ class StreamClient:
         while True:
             await asyncio.sleep(_BREATH_S)
             now_ns = time.monotonic_ns()
-            due = tuple(self._open) if now_ns >= next_look_ns else ()
-            next_look_ns = now_ns + look_ns if due else next_look_ns
-            for exchange in due:
-                reached = limit_reached(exchange, self._timeouts, now_ns)
-                if reached is not None and exchange.stop is not None:
-                    exchange.failure = reached
-                    exchange.stop()
+            if now_ns >= next_look_ns:
+                next_look_ns = now_ns + look_ns
+                await self._stop_overdue(now_ns)
             await self._digest_some()
+
+    async def _stop_overdue(self, now_ns: int) -> None:
+        for exchange in self._open.copy():
+            num_reads = len(exchange.reads)
+            reached = limit_reached(exchange, self._timeouts, now_ns) if exchange in self._open else None
+            if reached is not None and exchange.stop is not None:
+                exchange.failure = reached
+                exchange.stop()
+            if len(exchange.reads) < num_reads:
+                await asyncio.sleep(0)  # to understand them took its time: others have their turn
 
     async def _digest_some(self) -> None:
         """Where streams are so long or so many that their reads fill the memory, understand them as they come."""

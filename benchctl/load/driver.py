@@ -1,11 +1,12 @@
 """Driving the load: which request is sent when.
 
 Requests go through two hands, in their order. The first lays each ready shortly before it is due: it waits for a
-free slot and opens the connection. The second launches each when it is due *and* the rate limit allows it. A closed
-loop is the case in which nothing but the slot counts, an open loop the one in which nothing but the time does, a
-burst the one in which nothing does. What can leave at the start is laid ready as a whole and then launched in one
-go, so that "at once" means within the time that writing takes. Every request that was sent leaves exactly one
-record, whatever happens.
+free slot and opens the connection. The second launches each when it is due *and* the rate limit allows it; where
+the connection is not open by then, the request leaves as soon as it is, and holds up none of those that follow. A
+closed loop is the case in which nothing but the slot counts, an open loop the one in which nothing but the time
+does, a burst the one in which nothing does. What the slots hold at the start is laid ready as a whole and then
+launched in one go, so that "at once" means within the time that writing takes. Every request that was sent leaves
+exactly one record, whatever happens.
 """
 
 import asyncio
@@ -80,9 +81,10 @@ class Load:
     async def drive(self, calls: Iterable[Call], begin: Callable[[], Awaitable[int]] | None = None) -> None:
         """Send all of ``calls``, in their order, and wait for the last to end.
 
-        ``begin`` is awaited when the first requests are ready and says when the schedule starts, in place of at
-        once. When cancelled, requests in flight are recorded as ``cancelled`` with what they had received; those
-        that were not sent leave no record.
+        ``begin`` says when the schedule starts, in place of at once. It is awaited when what leaves at the start is
+        ready; in an open loop before anything is, and then names a moment that leaves time for it (``LEAD_NS``).
+        When cancelled, requests in flight are recorded as ``cancelled`` with what they had received; those that
+        were not sent leave no record.
         """
         beating = asyncio.create_task(self._beat())
         try:
@@ -92,11 +94,13 @@ class Load:
             else:
                 await self._drive_by_slots(iter(calls), begin)
             while self._flights:
-                await asyncio.wait(self._flights)
+                await asyncio.wait(self._flights, return_when=asyncio.FIRST_EXCEPTION)
+                self._raise_fault()
         finally:
             await self._call_down()
             beating.cancel()
             await asyncio.wait({beating})
+            self._note_fault(beating)
         self._raise_fault()
 
     async def _beat(self) -> None:
@@ -105,6 +109,13 @@ class Load:
 
     async def _drive_by_slots(self, calls: Iterator[Call], begin: Callable[[], Awaitable[int]] | None) -> None:
         """Launch what the slots hold in one go, then each of the others as a slot frees."""
+        await self._launch_first(calls, begin)
+        for call in calls:
+            exchange = await self._lay(call)
+            exchange.leave(await self._throttled(exchange.scheduled_ns))
+            self._raise_fault()
+
+    async def _launch_first(self, calls: Iterator[Call], begin: Callable[[], Awaitable[int]] | None) -> None:
         first = [await self._lay(call) for call in islice(calls, self._max_concurrency)]
         for exchange in first:
             await exchange.launch.ready()
@@ -116,11 +127,6 @@ class Load:
             exchange.leave(await self._throttled(now_ns))
             if number % _SENDS_AT_ONCE == 0:
                 self._client.breathe()
-        for call in calls:
-            exchange = await self._lay(call)
-            await exchange.launch.ready()
-            exchange.leave(await self._throttled(exchange.scheduled_ns))
-            self._raise_fault()
 
     async def _drive_by_time(self, calls: Iterator[Call], start_ns: int) -> None:
         """Launch each at its planned time, and lay it ready before."""
@@ -129,7 +135,6 @@ class Load:
         try:
             with Alarm() as alarm:
                 while (exchange := await laid.get()) is not None:
-                    await exchange.launch.ready()
                     await alarm.sleep_until(exchange.scheduled_ns)
                     await self._throttled(0)
                     exchange.leave(exchange.scheduled_ns)
@@ -186,9 +191,12 @@ class Load:
 
     def _landed(self, flight: asyncio.Task[None]) -> None:
         self._flights.discard(flight)
-        if not flight.cancelled():
-            fault = flight.exception()  # asked for each, because asyncio complains of those that nobody asked for
-            self._fault = self._fault or fault
+        self._note_fault(flight)
+
+    def _note_fault(self, ended: asyncio.Task[None]) -> None:
+        """Keep the first; all are asked for, because asyncio complains of those that nobody asked for."""
+        fault = None if ended.cancelled() else ended.exception()
+        self._fault = self._fault or fault
 
     def _raise_fault(self) -> None:
         """A record that cannot be kept (a full disk) ends the load: its numbers would be lost one by one."""

@@ -36,15 +36,15 @@ class Call:
 
 
 class Launch:
-    """The moment at which a prepared exchange leaves: who drives the load waits for ``ready`` and calls ``go``."""
+    """The moment at which an exchange leaves: when who drives the load calls ``go``, or as soon after as it can."""
 
-    __slots__ = ("_go", "_gone", "_ready")
+    __slots__ = ("_gone", "_ready", "_send")
 
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()
         self._ready: asyncio.Future[None] = loop.create_future()
         self._gone: asyncio.Future[None] = loop.create_future()
-        self._go: Callable[[], int] | None = None
+        self._send: Callable[[], None] | None = None
 
     async def ready(self) -> None:
         """Wait until the exchange can leave, or has failed before it could."""
@@ -54,24 +54,26 @@ class Launch:
         """Wait until it may leave; for those that cannot be laid ready."""
         await asyncio.shield(self._gone)
 
-    def lay(self, go: Callable[[], int] | None = None) -> None:
-        """Say that it is ready; ``go`` sends it and returns when that was."""
-        self._go = go
+    def lay(self, send: Callable[[], None] | None = None) -> None:
+        """Say that it is ready, and what sends it; None where it waits for ``gone``, or has failed."""
+        self._send = send
         if not self._ready.done():
             self._ready.set_result(None)
+        if send is not None and self._gone.done():
+            send()
 
-    def go(self) -> int | None:
-        """Let it leave; returns when it did, None where that is still to come."""
-        if not self._gone.done():
-            self._gone.set_result(None)
-        return self._go() if self._go is not None else None
+    def go(self) -> None:
+        """Let it leave: now, or else as soon as it is ready."""
+        self._gone.set_result(None)
+        if self._send is not None:
+            self._send()
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Exchange:
     """What went over the wire for one call. Times are monotonic ns, 0 before they are known."""
 
-    call: Call | None
+    call: Call
     clock: KernelClock
     held: Held
     scheduled_ns: int = 0
@@ -102,7 +104,7 @@ class Exchange:
         """Expect an answer from its beginning."""
         self.held.num_bytes -= sum(len(data) + OVERHEAD_BYTES for _, _, data in self.reads)
         self.reads.clear()
-        self.answer = Answer(self.call.request.n if self.call else 1)
+        self.answer = Answer(self.call.request.n)
 
     @property
     def has_left(self) -> bool:
@@ -115,11 +117,9 @@ class Exchange:
         return self.reads[-1][0] if self.reads else self.heard_ns
 
     def leave(self, scheduled_ns: int) -> None:
-        """Send it now."""
+        """Send it now, or as soon as its connection is open."""
         self.scheduled_ns = scheduled_ns
-        sent_ns = self.launch.go()
-        if sent_ns is not None:
-            self.sent_ns = sent_ns
+        self.launch.go()
 
     def keep(self, read_ns: int, data: bytes) -> None:
         """Keep a read that no receiver has stamped."""
@@ -195,15 +195,12 @@ class Exchange:
         return self._record()
 
     def _record(self) -> RequestRecord:
-        call = self.call
-        if call is None:
-            raise ValueError("an exchange without a call leaves no record")
-        reader, request = self.answer.reader, call.request
+        reader, request = self.answer.reader, self.call.request
         usage, is_stamped = reader.usage, self.is_stamped and bool(self.heard_ns)
         return RequestRecord(
             request_id=request.request_id,
             index=request.index,
-            is_warmup=call.is_warmup,
+            is_warmup=self.call.is_warmup,
             scheduled_ns=self.scheduled_ns,
             connected_ns=self.connected_ns or None,
             sent_ns=self.sent_ns or None,

@@ -13,7 +13,7 @@ _MOST_S: Final = 1.0
 
 
 def look_s(timeouts: Timeouts) -> float:
-    """How often to look at the limits: one is found out at most a twentieth of itself, or 50 ms, too late."""
+    """How often to look at the limits: a twentieth of the shortest, but neither below 50 ms nor above 1 s."""
     limits_s = (timeouts.request_s, timeouts.first_token_s, timeouts.between_tokens_s)
     shortest_s = min(limit_s for limit_s in limits_s if limit_s is not None)
     return min(max(shortest_s / _LOOKS, _LEAST_S), _MOST_S)

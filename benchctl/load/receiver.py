@@ -23,12 +23,16 @@ _READ_BYTES: Final = 16_384
 _IN: Final = select.EPOLLIN
 _OUT: Final = select.EPOLLOUT
 _LAST_CHUNK: Final = b"0\r\n\r\n"
+_ENDINGS: Final = frozenset(_LAST_CHUNK[i:] for i in range(len(_LAST_CHUNK)))
+"""What a read that completes the last chunk ends with, or is where that came in pieces."""
+_END: Final = b"\r\n" + _LAST_CHUNK
+"""A line that is 0 cannot stand in an event stream: all its lines begin with the name of a field."""
 OVERHEAD_BYTES: Final = 200
 """What keeping a read costs beside its bytes: a tuple, a number, two headers of objects."""
 
 
 class Line:
-    """One connection while an answer comes in. ``pause`` is what the receiver calls when the task should look."""
+    """One connection while an answer comes in. ``on_pause`` is called when its task should look."""
 
     __slots__ = ("error", "is_ended", "is_plain", "keep", "on_pause", "reads", "recvmsg", "sock", "unsent")
 
@@ -116,21 +120,22 @@ class Receiver:
                 continue
             line.keep((now_ns(), ancillary[0][2] if ancillary else b"", data))
             num_bytes += len(data) + OVERHEAD_BYTES
-            if line.is_plain or data[-5:] == _LAST_CHUNK or not data:
+            if line.is_plain or data[-5:] in _ENDINGS or not data:
                 self._look(line, data)
         self.held.num_bytes += num_bytes
 
     def _look(self, line: Line, data: bytes) -> None:
         """A read after which the answer may be whole."""
-        if not data or data.endswith(b"\r\n" + _LAST_CHUNK):
-            # A line that is 0 cannot stand in an event stream: all its lines begin with the name of a field.
+        if not data or _tail(line.reads) == _END:
             self._end(line, None)
-        elif data.endswith(_LAST_CHUNK):
+        elif data[-5:] in _ENDINGS:
             line.on_pause()
         elif line.is_plain:
             head, end, _ = data.partition(b"\r\n\r\n")
-            # Chunks have a last one, and an answer without a length ends with its connection.
-            line.is_plain = not end or b"content-length:" in head.lower()
+            # Chunks have a last one, and an answer without a length ends with its connection. A head that came in
+            # pieces, or after an interim one, is left to who understands it.
+            is_head = bool(end) and head[:5] == b"HTTP/" and head[8:10] != b" 1"
+            line.is_plain = not is_head or b"content-length:" in head.lower()
             if line.is_plain:
                 line.on_pause()
 
@@ -152,3 +157,13 @@ class Receiver:
         line.is_ended = True
         self.drop(line)
         line.on_pause()
+
+
+def _tail(reads: list[Read]) -> bytes:
+    """The last bytes that came, as many as ``_END`` has: servers often send the last chunk by itself."""
+    tail = b""
+    for _, _, data in reversed(reads):
+        tail = data[len(tail) - len(_END) :] + tail
+        if len(tail) == len(_END):
+            break
+    return tail

@@ -1,22 +1,21 @@
 """The transport under httpx for measured streams: HTTP/1.1 without TLS, one connection per request.
 
 A request passes through it in two halves. First the connection is opened and the bytes to send are laid ready; then
-it waits to be launched, so that many requests can leave at one moment. Its answer is handed to httpx when it has
-ended, not as it comes: reads are stamped by the ``Receiver`` and kept in the exchange.
+it waits to be launched, so that many requests can leave at one moment. The answer is kept in the exchange, as reads
+that the ``Receiver`` has stamped; when it has ended, httpx gets its head, to follow redirects by, and no body.
 """
 
 import asyncio
 import socket
 import time
-from collections.abc import AsyncIterator
+from functools import partial
 from typing import Final
 
-import httptools
 import httpx
 
 from benchctl.load.answer import head_of
 from benchctl.load.exchange import Exchange
-from benchctl.load.kernel_clock import KernelClock, stamp_arrivals
+from benchctl.load.kernel_clock import stamp_arrivals
 from benchctl.load.receiver import Line, Receiver
 
 EXCHANGE: Final = "benchctl.exchange"
@@ -27,15 +26,13 @@ _HTTP_PORT: Final = 80
 class StreamTransport(httpx.AsyncBaseTransport):
     """Sends requests and takes in streams through one ``Receiver``."""
 
-    def __init__(self, receiver: Receiver, clock: KernelClock) -> None:
+    def __init__(self, receiver: Receiver) -> None:
         self._receiver = receiver
-        self._clock = clock
+        self._looking_up = asyncio.Lock()
         self._addresses: dict[tuple[str, int], list[tuple[socket.AddressFamily, tuple[object, ...]]]] = {}
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        exchange = request.extensions.get(EXCHANGE)
-        if exchange is None:
-            exchange = Exchange(call=None, clock=self._clock, held=self._receiver.held)
+        exchange: Exchange = request.extensions[EXCHANGE]
         if request.url.scheme != "http":
             message = f"the server sends requests on to {request.url}; give that address as the server's"
             raise httpx.UnsupportedProtocol(message, request=request)
@@ -51,11 +48,11 @@ class StreamTransport(httpx.AsyncBaseTransport):
         line = Line(sock, exchange.reads, exchange.look)
         wire = wire_bytes(request)
         try:
-            if exchange.call is None or exchange.sent_ns:  # nobody launches it, or it was sent on to here
+            if exchange.sent_ns:  # it was sent on to here, and is due already
                 exchange.begin_answer()
                 self._receiver.launch(line, wire)
             else:
-                exchange.launch.lay(lambda: self._receiver.launch(line, wire))
+                exchange.launch.lay(partial(self._leave, exchange, line, wire))
             while not line.is_ended and not exchange.is_over():
                 await exchange.looked()
         finally:
@@ -63,7 +60,10 @@ class StreamTransport(httpx.AsyncBaseTransport):
         if line.error is not None:
             raise httpx.ReadError(str(line.error), request=request) from line.error
         status, headers = _head(exchange)
-        return httpx.Response(status, headers=headers, stream=_Body(exchange), request=request)
+        return httpx.Response(status, headers=headers, request=request)
+
+    def _leave(self, exchange: Exchange, line: Line, wire: bytes) -> None:
+        exchange.sent_ns = self._receiver.launch(line, wire)
 
     async def _connected(self, request: httpx.Request) -> socket.socket:
         """A fresh connection. Raises ConnectTimeout, and ConnectError from the error of the last address tried."""
@@ -98,12 +98,13 @@ class StreamTransport(httpx.AsyncBaseTransport):
         raise failure
 
     async def _resolved(self, host: str, port: int) -> list[tuple[socket.AddressFamily, tuple[object, ...]]]:
-        """Addresses of a host, asked for once."""
-        known = self._addresses.get((host, port))
-        if known is None:
-            loop = asyncio.get_running_loop()
-            found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-            known = self._addresses[host, port] = [(family, address) for family, _, _, _, address in found]
+        """Addresses of a host, asked for once, also when many connections are opened at one moment."""
+        async with self._looking_up:
+            known = self._addresses.get((host, port))
+            if known is None:
+                loop = asyncio.get_running_loop()
+                found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+                known = self._addresses[host, port] = [(family, address) for family, _, _, _, address in found]
         return known
 
 
@@ -120,28 +121,3 @@ def _head(exchange: Exchange) -> tuple[int, list[tuple[bytes, bytes]]]:
         return exchange.answer.status, exchange.answer.headers
     raw = b"".join(data for _, _, data in exchange.reads[:8])
     return head_of(raw) or (httpx.codes.BAD_GATEWAY, [])
-
-
-class _Body(httpx.AsyncByteStream):
-    """The body of an answer that has come in, for those who read it through httpx."""
-
-    def __init__(self, exchange: Exchange) -> None:
-        self._exchange = exchange
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        parser = httptools.HttpResponseParser(collected := _Collected())
-        for _, _, data in self._exchange.reads:
-            parser.feed_data(data)
-            for piece in collected.pieces:
-                yield piece
-            collected.pieces.clear()
-
-
-class _Collected:
-    """What ``httptools`` calls with the pieces of a body."""
-
-    def __init__(self) -> None:
-        self.pieces: list[bytes] = []
-
-    def on_body(self, piece: bytes) -> None:
-        self.pieces.append(piece)

@@ -89,7 +89,7 @@ async def _obey(wire: Wire[ToWorker], started: asyncio.Future[int], driving: asy
     """Heed what the load says while it goes on; without it, end at once."""
     while True:
         message = await wire.receive()
-        if isinstance(message, Begin):
+        if isinstance(message, Begin) and not started.done():  # the load may have been called off before
             started.set_result(message.start_ns)
         elif isinstance(message, Stop):
             driving.cancel()

@@ -164,10 +164,7 @@ class WorkerLoad:
     async def _follow(self, worker: StartedWorker) -> None:
         """Take what a worker says, to its end."""
         while not worker.has_ended:
-            message = await worker.receive()
-            if message is None:
-                raise await worker.death()
-            self._take(worker, message)
+            self._take(worker, await worker.receive())
 
     def _take(self, worker: StartedWorker, message: FromWorker) -> None:
         match message:
