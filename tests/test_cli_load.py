@@ -22,6 +22,7 @@ from simulated import sim_server
 
 from benchctl.analysis import percentile
 from benchctl.analysis.load_figures import FiguresInPassing
+from benchctl.analysis.stamps import client_metrics
 from benchctl.engines.plain_openai import PlainOpenAi
 from benchctl.errors import UnsupportedError
 from benchctl.measure.load_evidence import LoadEvidence
@@ -29,7 +30,7 @@ from benchctl.profile.engine_options import AttachOptions
 from benchctl.profile.load import parse_profile
 from benchctl.profile.model import Sampling, VariantSettings
 from benchctl.records.directory import load_results
-from benchctl.records.run import ChoiceRecord, PreparedRequest, RequestRecord
+from benchctl.records.run import ChoiceRecord, PreparedRequest, RequestError, RequestRecord
 
 KEY = "not-to-be-written-anywhere-0815"
 
@@ -353,13 +354,29 @@ def test_a_gap_of_any_length_counts() -> None:
     assert passing.figures().durations["itl"].largest == 7000
 
 
-def test_evidence_keeps_every_request_and_as_many_arrivals_as_it_may() -> None:
+def test_stamps_of_failed_requests_count_in_passing_as_they_do_from_disk() -> None:
+    passing, records = FiguresInPassing(), []
+    broken = RequestError(kind="early-close", message="the server closed the connection")
+    for index, (late_ns, error) in enumerate([((1, 2, 2), None), (None, None), ((5, 5, 5), broken)]):
+        choice = ChoiceRecord(index=0, chunk_ns=(10, 20, 20), chunk_late_ns=late_ns)
+        record = RequestRecord(
+            request_id=f"r{index}", index=index, scheduled_ns=0, sent_ns=1, done_ns=30, error=error
+        )
+        records.append(msgspec.structs.replace(record, choices=(choice,)))
+        passing.take(records[-1])
+    from_disk = client_metrics(records, ())
+    assert (from_disk["kernel_stamp_frac"], from_disk["bound_stamp_frac"]) == (6 / 9, 3 / 9)
+    in_passing = passing.figures().client_metrics()
+    assert in_passing == {name: from_disk[name] for name in in_passing}
+
+
+def test_evidence_keeps_every_request_and_arrivals_until_it_has_enough() -> None:
     evidence = LoadEvidence(num_chunks=5)
     for index in range(3):
         choice = ChoiceRecord(index=0, chunk_ns=(1, 2, 3), text="long")
         evidence.take(RequestRecord(request_id=f"r{index}", index=index, scheduled_ns=0, choices=(choice,)))
     kept = evidence.as_run(object()).requests  # type: ignore[arg-type]
-    assert [len(request.choices) for request in kept] == [1, 0, 0]
+    assert [len(request.choices) for request in kept] == [1, 1, 0]
     assert kept[0].choices[0].text == ""
 
 

@@ -52,9 +52,9 @@ class LoadFigures:
     cached_tokens: int | None
     durations: Mapping[str, Durations]
     kernel_stamp_frac: float | None
-    """Share of the chunks whose arrival the kernel stamped."""
+    """Share of the chunks of all requests whose arrival the kernel stamped."""
     bound_stamp_frac: float | None
-    """Share of the chunks whose time is only an upper bound, because another one of the same read came after it."""
+    """Share of them whose time is only an upper bound, because another one of the same read came after it."""
     miscounted: tuple[str, ...]
     """Requests of which usage and what arrived count different tokens."""
 
@@ -112,6 +112,7 @@ class FiguresInPassing:
             return
         self._num_requests += 1
         self._widen(record)
+        self._take_stamps(record)
         lag_ns = send_lag_ns(record)
         if lag_ns is not None:
             self._durations_ns[SEND_LAG].append(lag_ns)
@@ -123,18 +124,20 @@ class FiguresInPassing:
     def _take_completed(self, record: RequestRecord) -> None:
         is_first = not self._num_completed
         self._num_completed += 1
-        durations = latencies_ns((record,))
-        for name, found in durations.items():
+        for name, found in latencies_ns((record,)).items():
             self._keep(name, found)
-        self._num_bounds += durations["itl"].count(0)
         for name in ("prompt_tokens", "completion_tokens", "cached_tokens"):
             before, tokens = 0 if is_first else self._tokens[name], getattr(record, name)
             self._tokens[name] = None if before is None or tokens is None else before + tokens
-        num_chunks = sum(len(choice.chunk_ns) for choice in record.choices)
-        self._num_chunks += num_chunks
-        self._num_stamped += num_chunks if record.stamps == "kernel" else 0
         if check_client_tokens((record,)).ok is False:
             self._miscounted.append(record.request_id)
+
+    def _take_stamps(self, record: RequestRecord) -> None:
+        for choice in record.choices:
+            num_chunks = len(choice.chunk_ns)
+            self._num_chunks += num_chunks
+            self._num_stamped += 0 if choice.chunk_late_ns is None else num_chunks
+            self._num_bounds += num_chunks - len(set(choice.chunk_ns))
 
     def _keep(self, name: str, found_ns: Sequence[float]) -> None:
         kept = self._durations_ns[name]

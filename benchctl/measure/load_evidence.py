@@ -23,9 +23,9 @@ class LoadEvidence:
         self._samples: list[ClientSample] = []
 
     def take(self, record: RequestRecord) -> None:
-        """Keep ``record``, as far as there is room for its arrivals."""
+        """Keep ``record``, and its arrivals while there is room: those of the last that has some are kept whole."""
         num_chunks = sum(len(choice.chunk_ns) for choice in record.choices)
-        choices = () if num_chunks > self._room else record.choices
+        choices = record.choices if self._room > 0 else ()
         self._room -= num_chunks
         bare = tuple(msgspec.structs.replace(choice, text="") for choice in choices)
         self._requests.append(msgspec.structs.replace(record, choices=bare))
