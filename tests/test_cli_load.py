@@ -286,6 +286,7 @@ def test_an_interrupt_keeps_what_came(tmp_path: Path) -> None:
             _, stderr = process.communicate(timeout=30)
     assert process.returncode == 130, stderr
     assert "Traceback" not in stderr
+    assert "interrupted; what was measured is kept. Look at it with: benchctl show out" in stderr
     (run,) = load_results(tmp_path / "out").runs
     assert run.record.failure is not None
     assert run.record.failure.cause == "interrupted"
@@ -300,6 +301,8 @@ def test_an_interrupt_keeps_what_came(tmp_path: Path) -> None:
         (["http://127.0.0.1:9", "--request-rate", "-1"], "request_rate"),
         (["http://127.0.0.1:9", "--num-prompts", "0"], "num-prompts"),
         (["http://127.0.0.1:9", "--workers", "many"], "workers"),
+        (["http://127.0.0.1:9", "--workers", "-1"], "it must be at least 1"),
+        (["http://127.0.0.1:many"], "a port from 1 to 65535"),
         (["http://127.0.0.1:9", "--dataset-name", "gsm8k"], "benchctl data fetch gsm8k"),
         (["http://127.0.0.1:9", "--dataset-name", "synthetic"], "input_len"),
         (["http://127.0.0.1:9", "--output-dir", "taken"], "taken"),

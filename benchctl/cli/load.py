@@ -2,6 +2,7 @@
 
 import math
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -124,7 +125,7 @@ def load(  # the parameters are the command line
 
 def _workers(asked: str) -> str | int:
     """As the profile says it, whose bounds hold."""
-    return int(asked) if asked.isdecimal() else asked
+    return int(asked) if asked.removeprefix("-").isdecimal() else asked
 
 
 def _arrival(max_concurrency: int | None, rate: float | None, burstiness: float | None) -> dict[str, Any]:
@@ -180,8 +181,13 @@ def _load(plain: dict[str, Any], output_dir: Path | None, *, is_quiet: bool) -> 
     _check_key(profile)
     origin = LoadOrigin(root=_RESULTS, directory=output_dir, argv=("benchctl", *sys.argv[1:]))
     results = create_load_directory(profile, prepare_requests(profile), origin)
-    with _progress(profile.workload.num_prompts, is_quiet=is_quiet) as on_progress:
-        loaded = load_server(results, profile, on_progress)
+    try:
+        with _progress(profile.workload.num_prompts, is_quiet=is_quiet) as on_progress:
+            loaded = load_server(results, profile, on_progress)
+    except KeyboardInterrupt:
+        look = shlex.join(["benchctl", "show", str(results.path)])
+        print(f"interrupted; what was measured is kept. Look at it with: {look}", file=sys.stderr)
+        raise
     _tell(results.path, loaded, as_json=is_quiet)
     return loaded
 
