@@ -4,7 +4,6 @@ The order is the plan's. A failed run is kept and the next one starts; an interr
 everything measured so far on disk.
 """
 
-import datetime as dt
 import errno
 import hashlib
 import os
@@ -17,20 +16,17 @@ from typing import Final
 
 import msgspec
 
-from benchctl import __version__
 from benchctl.errors import NotComparableError, RecordError, UsageError
 from benchctl.measure.claim import sole_writer
 from benchctl.measure.gpu import gpu_inventory
 from benchctl.measure.latest import point_latest
-from benchctl.measure.provenance import git_state, host_info, package_versions
-from benchctl.measure.redaction import redacted_argv
+from benchctl.measure.provenance import directory_name, new_manifest
 from benchctl.measure.run import RunContext, decline_run, measure_run
 from benchctl.profile.load import dump_profile, parse_profile, profile_sha256
 from benchctl.profile.model import Profile
 from benchctl.profile.plan import plan_runs
 from benchctl.records.directory import ResultDirectory, RunDirectory, cell_name, open_results
-from benchctl.records.run import Manifest, PlannedRun, PreparedRequest, RunFailure, RunRecord, RunState
-from benchctl.records.schema import SCHEMA_VERSION
+from benchctl.records.run import PlannedRun, PreparedRequest, RunFailure, RunRecord, RunState
 from benchctl.workload.prepare import PreparedSet
 
 OUT_OF_MEMORY: Final = "out-of-memory"
@@ -73,33 +69,10 @@ class Outcome:
 
 def create_experiment(profile: Profile, prepared: PreparedSet, origin: Origin) -> ResultDirectory:
     """Write everything that is known before the first run; returns the new directory."""
-    sha256 = profile_sha256(profile)
-    now = dt.datetime.now(dt.UTC)
-    parent = origin.output_root / profile.name
-    stem = f"{now.strftime('%Y%m%dT%H%M%SZ')}-{sha256[:8]}"
-    manifest = Manifest(
-        schema_version=SCHEMA_VERSION,
-        state="planned",
-        profile=profile.name,
-        profile_sha256=sha256,
-        request_set_sha256=prepared.sha256,
-        dataset=prepared.dataset,
-        seed=profile.seed,
-        blocks=profile.blocks,
-        baseline=profile.baseline,
-        stop=profile.stop,
-        engine=profile.engine.kind,
-        label=origin.label,
-        created_at=now.isoformat(timespec="seconds").replace("+00:00", "Z"),
-        argv=redacted_argv(origin.argv),
-        benchctl_version=__version__,
-        versions=package_versions(),
-        git=git_state(),
-        host=host_info(),
-        gpus=gpu_inventory(),
-        warnings=prepared.warnings,
+    manifest = msgspec.structs.replace(
+        new_manifest(profile, prepared, origin.argv), label=origin.label, gpus=gpu_inventory()
     )
-    with _whole_or_not_at_all(parent, stem) as (unfinished, finish):
+    with _whole_or_not_at_all(origin.output_root / profile.name, directory_name(manifest)) as (unfinished, finish):
         results = ResultDirectory(unfinished)
         results.write_manifest(manifest)
         results.write_profile(dump_profile(profile))

@@ -1,22 +1,19 @@
 """The result directory of a single load: everything that is known before it is sent."""
 
-import datetime as dt
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from benchctl import __version__
+import msgspec
+
 from benchctl.errors import UsageError
 from benchctl.measure.latest import point_latest
-from benchctl.measure.provenance import git_state, host_info, package_versions
-from benchctl.measure.redaction import redacted_argv
-from benchctl.profile.load import dump_profile, profile_sha256
+from benchctl.measure.provenance import directory_name, new_manifest
+from benchctl.profile.load import dump_profile
 from benchctl.profile.model import Profile
 from benchctl.profile.plan import plan_runs
 from benchctl.records.directory import ResultDirectory
-from benchctl.records.run import Manifest
-from benchctl.records.schema import SCHEMA_VERSION
 from benchctl.workload.prepare import PreparedSet
 
 _NAMES_PER_SECOND: Final = 1000
@@ -33,29 +30,8 @@ class LoadOrigin:
 
 def create_load_directory(profile: Profile, prepared: PreparedSet, origin: LoadOrigin) -> ResultDirectory:
     """Write everything that is known before the load. Raises UsageError where no directory can be made."""
-    sha256, now = profile_sha256(profile), dt.datetime.now(dt.UTC)
-    manifest = Manifest(
-        schema_version=SCHEMA_VERSION,
-        state="running",
-        profile=profile.name,
-        profile_sha256=sha256,
-        request_set_sha256=prepared.sha256,
-        dataset=prepared.dataset,
-        seed=profile.seed,
-        blocks=profile.blocks,
-        baseline=profile.baseline,
-        stop=profile.stop,
-        engine=profile.engine.kind,
-        created_at=now.isoformat(timespec="seconds").replace("+00:00", "Z"),
-        argv=redacted_argv(origin.argv),
-        benchctl_version=__version__,
-        versions=package_versions(),
-        git=git_state(),
-        host=host_info(),
-        warnings=prepared.warnings,
-    )
-    stem = f"{now.strftime('%Y%m%dT%H%M%SZ')}-{sha256[:8]}"
-    path = _new_directory(origin, profile.name, stem)
+    manifest = msgspec.structs.replace(new_manifest(profile, prepared, origin.argv), state="running")
+    path = _new_directory(origin, profile.name, directory_name(manifest))
     results = ResultDirectory(path)
     results.write_profile(dump_profile(profile))
     results.write_prepared_requests(prepared.content)

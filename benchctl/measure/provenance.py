@@ -1,16 +1,23 @@
 """Where a measurement comes from: machine, code, versions. What cannot be found out is absent."""
 
+import datetime as dt
 import importlib.metadata
 import platform
 import re
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 import psutil
 
 import benchctl
-from benchctl.records.run import GitState, HostInfo
+from benchctl.measure.redaction import redacted_argv
+from benchctl.profile.load import profile_sha256
+from benchctl.profile.model import Profile
+from benchctl.records.run import GitState, HostInfo, Manifest
+from benchctl.records.schema import SCHEMA_VERSION
+from benchctl.workload.prepare import PreparedSet
 
 _PACKAGES: Final = (
     "aiohttp", "httpx", "httpx-aiohttp", "llama-cpp-python", "msgspec", "numpy", "nvidia-ml-py", "pydantic",
@@ -18,6 +25,36 @@ _PACKAGES: Final = (
 )  # fmt: skip
 """Packages whose version can change a number: the client's, and the engines where they are installed with it."""
 _GIT_LIMIT_S: Final = 10.0
+
+
+def new_manifest(profile: Profile, prepared: PreparedSet, argv: Sequence[str]) -> Manifest:
+    """Everything that is known of a measurement before it begins."""
+    return Manifest(
+        schema_version=SCHEMA_VERSION,
+        state="planned",
+        profile=profile.name,
+        profile_sha256=profile_sha256(profile),
+        request_set_sha256=prepared.sha256,
+        dataset=prepared.dataset,
+        seed=profile.seed,
+        blocks=profile.blocks,
+        baseline=profile.baseline,
+        stop=profile.stop,
+        engine=profile.engine.kind,
+        created_at=dt.datetime.now(dt.UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
+        argv=redacted_argv(argv),
+        benchctl_version=benchctl.__version__,
+        versions=package_versions(),
+        git=git_state(),
+        host=host_info(),
+        warnings=prepared.warnings,
+    )
+
+
+def directory_name(manifest: Manifest) -> str:
+    """``<utc>-<hash8>``: when it was made, and the start of the profile's hash."""
+    utc = manifest.created_at.replace("-", "").replace(":", "")
+    return f"{utc}-{manifest.profile_sha256[:8]}"
 
 
 def package_versions() -> dict[str, str]:

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 
@@ -31,6 +30,7 @@ from benchctl.load.tally import NOTHING_SENT, LoadSummary
 from benchctl.load.workers import AnyLoad, load_for
 from benchctl.measure.attached import AttachedServer
 from benchctl.measure.attempt import begin_attempt
+from benchctl.measure.configuration import flat_configuration
 from benchctl.measure.gpu import SAMPLER_MISSING, memory_used_bytes, open_gpu, wait_memory_returned
 from benchctl.measure.gpu_reading import GpuReader
 from benchctl.measure.interrupt import run_interruptible
@@ -242,11 +242,7 @@ class _Run:
         """Record what the server says of itself, beside what it will be asked for."""
         async with control_errors(target.server):
             told = await self._engine.effective_config(target.client.control, self._settings, site)
-        settings = self._settings
-        config: dict[str, Any] = {"model": settings.model} | {f"server.{key}": value for key, value in told.items()}
-        for name, section in (("sampling", settings.sampling), ("guidance", settings.guidance)):
-            if section is not None:
-                config |= {f"{name}.{key}": value for key, value in section.model_dump(mode="json").items()}
+        config = flat_configuration(self._settings, told)
         version = told.get("version")
         self._journal.update(effective_config=config, engine_version=None if version is None else str(version))
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
 
 import msgspec
 
@@ -29,12 +28,13 @@ from benchctl.load.exchange import Call
 from benchctl.load.interpreter import steady_interpreter
 from benchctl.load.workers import load_for
 from benchctl.measure.attached import NOT_FRESH
+from benchctl.measure.configuration import flat_configuration
 from benchctl.measure.interrupt import run_interruptible
 from benchctl.measure.journal import Journal, utc_now
 from benchctl.measure.load_evidence import LoadEvidence
 from benchctl.measure.warmup import warmup_requests
 from benchctl.profile.engine_options import AttachOptions
-from benchctl.profile.model import Arrival, Profile, VariantSettings
+from benchctl.profile.model import Arrival, Profile
 from benchctl.profile.plan import variant_settings
 from benchctl.records.directory import ResultDirectory, RunDirectory
 from benchctl.records.run import (
@@ -150,7 +150,7 @@ class _SingleLoad:
             self._settings = self._settings.model_copy(update={"server": server})
         version = told.get("version")
         self.journal.update(
-            effective_config=_flat_config(self._settings, told),
+            effective_config=flat_configuration(self._settings, told),
             engine_version=None if version is None else str(version),
         )
 
@@ -229,11 +229,6 @@ class _SingleLoad:
                 return
         state: RunState = "suspect" if journal.is_doubtful else "done"
         journal.close(state)
-
-
-def _flat_config(settings: VariantSettings, told: dict[str, Any]) -> dict[str, Any]:
-    config: dict[str, Any] = {"model": settings.model} | {f"server.{key}": value for key, value in told.items()}
-    return config | {f"sampling.{key}": value for key, value in settings.sampling.model_dump(mode="json").items()}
 
 
 def _cached(cached_tokens: int, prompt_tokens: int | None) -> ResultWarning:

@@ -6,9 +6,9 @@ from typing import Final
 from rich.table import Table
 from rich.text import Text
 
+from benchctl.report.digits import UNKNOWN
 from benchctl.report.reading import Reading
 
-_UNKNOWN: Final = "-"
 _TITLE: Final = "The client, ms of its own clock; of a cell the mean over blocks"
 _COLUMNS: Final = {
     "send lag p50": "p50_send_lag_ms",
@@ -45,5 +45,5 @@ def _row(value_of: Callable[[str], float | None]) -> list[str]:
 
 def _shown(column: str, value: float | None) -> str:
     if value is None:
-        return _UNKNOWN
+        return UNKNOWN
     return f"{value:.1%}" if column.endswith("_frac") else f"{value:.3g}"

@@ -12,9 +12,9 @@ from benchctl.analysis.percentile import PERCENTS, smallest_sample
 from benchctl.profile.model import Arrival
 from benchctl.records.run import Manifest, RunRecord
 from benchctl.records.schema import SCHEMA_VERSION
+from benchctl.report.digits import UNKNOWN, four_digits
 from benchctl.report.vllm_result import schedule
 
-_UNKNOWN: Final = "-"
 _NAMES: Final = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "end to end", SEND_LAG: "send lag"}
 
 
@@ -81,14 +81,15 @@ def totals_table(figures: LoadFigures, client: Mapping[str, float | None]) -> Ta
         failed += f" ({', '.join(f'{count} {kind}' for kind, count in sorted(figures.errors.items()))})"
     rows = {
         "requests": f"{figures.num_completed} completed, {failed}",
-        "duration": f"{_number(figures.wall_s)} s from the first send to the last output",
+        "duration": f"{four_digits(figures.wall_s)} s from the first send to the last output",
         "tokens": f"{_count(figures.prompt_tokens)} in prompts, {_count(figures.output_tokens)} of output",
-        "throughput": f"{_number(figures.output_throughput)} output tokens/s, "
-        f"{_number(figures.total_token_throughput)} tokens/s, {_number(figures.request_throughput)} requests/s",
+        "throughput": f"{four_digits(figures.output_throughput)} output tokens/s, "
+        f"{four_digits(figures.total_token_throughput)} tokens/s, "
+        f"{four_digits(figures.request_throughput)} requests/s",
         "arrival times": f"{_share(figures.kernel_stamp_frac)} of the chunks stamped by the kernel; "
         f"{_share(figures.bound_stamp_frac)} read together with the next one (an upper bound)",
-        "client": f"{_number(client['load_cpu_cores'])} cores; its loop at most "
-        f"{_number(client['max_loop_lag_ms'])} ms late",
+        "client": f"{four_digits(client['load_cpu_cores'])} cores; its loop at most "
+        f"{four_digits(client['max_loop_lag_ms'])} ms late",
     }
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(no_wrap=True)
@@ -107,7 +108,7 @@ def durations_table(figures: LoadFigures) -> Table:
     for name, shown in _NAMES.items():
         durations = figures.durations[name]
         numbers = (durations.mean, durations.percentile[50], durations.percentile[99], durations.largest)
-        table.add_row(shown, *map(_number, numbers))
+        table.add_row(shown, *map(four_digits, numbers))
     return table
 
 
@@ -120,17 +121,8 @@ def missing_tail(figures: LoadFigures) -> str | None:
 
 
 def _share(value: float | None) -> str:
-    return _UNKNOWN if value is None else f"{value:.1%}"
+    return UNKNOWN if value is None else f"{value:.1%}"
 
 
 def _count(value: int | None) -> str:
-    return _UNKNOWN if value is None else str(value)
-
-
-def _number(value: float | None) -> str:
-    """Four significant digits, without an exponent where people read."""
-    if value is None:
-        return _UNKNOWN
-    if value == 0 or abs(value) >= 1000:
-        return f"{value:.0f}"
-    return f"{value:#.4g}" if abs(value) >= 0.01 else f"{value:.2g}"
+    return UNKNOWN if value is None else str(value)

@@ -11,10 +11,10 @@ from benchctl.analysis.breakdown import Breakdown, Section
 from benchctl.analysis.flops_bridge import flops_bridge
 from benchctl.analysis.summary import CellSummary, Spread
 from benchctl.records.run import ResultWarning
+from benchctl.report.digits import UNKNOWN, four_digits
 from benchctl.report.reading import Reading
 from benchctl.units import TERA, ms_from_ns
 
-_UNKNOWN: Final = "-"
 _RUN_COLUMNS: Final = {
     "wall s": "wall_s",
     "tok/s": "output_throughput",
@@ -78,11 +78,11 @@ def runs_table(reading: Reading) -> Table:
     for planned in reading.results.plan.runs:
         run = begun.get(planned.run_id)
         if run is None:
-            blanks = [_UNKNOWN] * (len(_RUN_COLUMNS) + 1)
+            blanks = [UNKNOWN] * (len(_RUN_COLUMNS) + 1)
             table.add_row(planned.run_id, "planned", *blanks, "")
             continue
         state = f"{run.record.state}{', damaged' if run.run.is_damaged else ''}"
-        numbers = [_number(run.number(column)) for column in _RUN_COLUMNS.values()]
+        numbers = [four_digits(run.number(column)) for column in _RUN_COLUMNS.values()]
         marks = " ".join(str(i) for i, note in enumerate(notes, start=1) if _mentions(run.warnings, note))
         failed = _count(run.number("num_failed"))
         table.add_row(planned.run_id, state, *numbers, failed, marks)
@@ -131,10 +131,10 @@ def sweep_table(reading: Reading) -> Table | None:
     for row in reading.sweep:
         ratio, low, high = (row.number(f"wall_ratio{end}") for end in ("", "_ci_low", "_ci_high"))
         interval = f" [{_ratio(low)}, {_ratio(high)}]" if low is not None and high is not None else ""
-        wall = _UNKNOWN if ratio is None else f"{_ratio(ratio)}{interval}"
+        wall = UNKNOWN if ratio is None else f"{_ratio(ratio)}{interval}"
         share = row.number("unexplained_frac_observed")
-        left = _UNKNOWN if share is None else f"{share:.0%}"
-        numbers = [_number(row.number(column)) for column in _SWEEP_COLUMNS.values()]
+        left = UNKNOWN if share is None else f"{share:.0%}"
+        numbers = [four_digits(row.number(column)) for column in _SWEEP_COLUMNS.values()]
         table.add_row(row.label, str(row.values["n_blocks"]), wall, *numbers, left)
     for cell in reading.infeasible:
         table.add_row(cell.label, "0", _infeasible(cell))
@@ -149,11 +149,11 @@ def flops_table(reading: Reading) -> Table | None:
     title = "FLOPs of a run, TFLOP: from the published rule to what the step log saw (model FLOPs, not measured)"
     table = _table(title, ["account"], [bridge.label.replace(" ", "\n", 1) for bridge in bridges])
     table.add_column("because", no_wrap=True)
-    table.add_row("published", *(_number(bridge.published_flops / TERA) for bridge in bridges))
+    table.add_row("published", *(four_digits(bridge.published_flops / TERA) for bridge in bridges))
     for code, meaning in {step.code: step.meaning for bridge in bridges for step in bridge.steps}.items():
         prices = [{step.code: step.flops for step in bridge.steps}.get(code) for bridge in bridges]
         table.add_row(f"  {code}", *("" if flops is None else _signed(flops / TERA) for flops in prices), meaning)
-    table.add_row("observed", *(_number(bridge.observed_flops / TERA) for bridge in bridges))
+    table.add_row("observed", *(four_digits(bridge.observed_flops / TERA) for bridge in bridges))
     return table
 
 
@@ -177,10 +177,10 @@ def _section_names(cells: Mapping[str, Breakdown]) -> list[tuple[int, str]]:
 def _section(section: Section | None) -> str:
     if section is None:
         return ""
-    mean = _number(ms_from_ns(section.mean_ns))
+    mean = four_digits(ms_from_ns(section.mean_ns))
     if section.record_mean_ns is None or section.num_records == section.num_steps or section.is_unnamed:
         return mean
-    return f"{mean} ({_number(ms_from_ns(section.record_mean_ns))})"
+    return f"{mean} ({four_digits(ms_from_ns(section.record_mean_ns))})"
 
 
 def _infeasible(cell: CellSummary) -> str:
@@ -202,8 +202,8 @@ def _table(title: str, left: Sequence[str], right: Sequence[str]) -> Table:
 
 def _spread(spread: Spread | None) -> str:
     if spread is None:
-        return _UNKNOWN
-    return _number(spread.mean) + ("" if spread.cv_frac is None else f" ± {spread.cv_frac:.1%}")
+        return UNKNOWN
+    return four_digits(spread.mean) + ("" if spread.cv_frac is None else f" ± {spread.cv_frac:.1%}")
 
 
 def _ratio(value: float) -> str:
@@ -212,17 +212,8 @@ def _ratio(value: float) -> str:
 
 
 def _count(value: float | None) -> str:
-    return _UNKNOWN if value is None else f"{value:.0f}"
-
-
-def _number(value: float | None) -> str:
-    """Four significant digits, without an exponent where people read."""
-    if value is None:
-        return _UNKNOWN
-    if value == 0 or abs(value) >= 1000:
-        return f"{value:.0f}"
-    return f"{value:#.4g}" if abs(value) >= 0.01 else f"{value:.2g}"
+    return UNKNOWN if value is None else f"{value:.0f}"
 
 
 def _signed(value: float) -> str:
-    return f"{'-' if value < 0 else '+'}{_number(abs(value))}"
+    return f"{'-' if value < 0 else '+'}{four_digits(abs(value))}"
