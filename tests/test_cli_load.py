@@ -373,14 +373,29 @@ def test_stamps_of_failed_requests_count_in_passing_as_they_do_from_disk() -> No
     assert in_passing == {name: from_disk[name] for name in in_passing}
 
 
-def test_evidence_keeps_every_request_and_arrivals_until_it_has_enough() -> None:
-    evidence = LoadEvidence(num_chunks=5)
-    for index in range(3):
+def evidence_of(num_requests: int, evidence: LoadEvidence) -> list[RequestRecord]:
+    for index in range(num_requests):
         choice = ChoiceRecord(index=0, chunk_ns=(1, 2, 3), text="long")
         evidence.take(RequestRecord(request_id=f"r{index}", index=index, scheduled_ns=0, choices=(choice,)))
-    kept = evidence.as_run(object()).requests  # type: ignore[arg-type]
-    assert [len(request.choices) for request in kept] == [1, 1, 0]
-    assert kept[0].choices[0].text == ""
+    return list(evidence.as_run(object()).requests)  # type: ignore[arg-type]
+
+
+def test_evidence_keeps_every_request_and_arrivals_from_the_whole_load() -> None:
+    kept = evidence_of(1000, LoadEvidence(num_chunks=300, num_requests=2))
+    assert [request.index for request in kept] == list(range(1000))
+    whole = [request.index for request in kept if request.choices]
+    assert 50 <= len(whole) <= 100
+    assert all(request.choices[0].text == "" for request in kept if request.choices)
+    for first in range(0, 1000, 100):
+        assert 3 <= sum(first <= index < first + 100 for index in whole) <= 12
+    assert 0.3 < sum(index % 2 for index in whole) / len(whole) < 0.7  # both of two processes that take turns
+
+
+def test_some_long_answers_are_evidence_however_long_they_are() -> None:
+    kept = evidence_of(100, LoadEvidence(num_chunks=2, num_requests=8))
+    whole = [request.index for request in kept if request.choices]
+    assert 4 <= len(whole) <= 8
+    assert whole[-1] >= 50
 
 
 def test_the_plain_dialect_asks_for_nothing_beyond_the_published_api() -> None:
