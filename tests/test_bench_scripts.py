@@ -37,14 +37,16 @@ def _bench(monkeypatch):
 
 
 def run_script(name, *arguments, env=None):
-    return subprocess.run(
+    done = subprocess.run(
         [sys.executable, str(BENCH / name), *map(str, arguments)],
         capture_output=True,
         text=True,
-        check=True,
+        check=False,
         timeout=120,
         env={**os.environ, **(env or {})},
-    ).stdout
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def limit(url, *arguments):
