@@ -208,10 +208,9 @@ def test_a_worker_that_raises_ends_the_load_with_its_own_words(tmp_path):
 
 
 def test_a_worker_that_says_nothing_any_more_counts_as_hung_and_is_ended(tmp_path, monkeypatch):
-    monkeypatch.setattr(started_worker, "_SILENT_LOOKS", 2)
-
     async def stop_first(_driving, load, _place):
         await until_open(load, 2)
+        monkeypatch.setattr(started_worker, "_SILENT_LOOKS", 4)  # not before: workers are silent while they start
         stopped.append(workers_of(os.getpid())[0])
         stopped[0].suspend()
 
