@@ -13,6 +13,7 @@ from paced import call, request
 
 from benchctl.load.client import StreamClient
 from benchctl.load.driver import Load
+from benchctl.load.exchange import Call
 from benchctl.profile.model import Arrival, Timeouts
 from benchctl.records.run import RequestRecord
 
@@ -169,6 +170,37 @@ def test_tokens_that_keep_coming_never_reach_the_limit_between_them():
         writing(HEAD, token(0), 0.2, token(1, '"length"'), 0.2, USAGE), between_tokens_s=0.35, first_token_s=0.35
     )
     assert record.error is None
+
+
+@pytest.mark.parametrize(
+    ("waits", "limits", "kind"),
+    [
+        ((0.06, 0.0), {"first_token_s": 0.05}, "first-token-timeout"),
+        ((0.0, 0.06), {"between_tokens_s": 0.05}, "between-tokens-timeout"),
+    ],
+)
+def test_a_token_that_was_just_too_late_was_too_late_whenever_anybody_looked(waits, limits, kind):
+    before, between = waits
+    parts = (HEAD, before, token(0), between, token(1, '"length"'), USAGE)
+    records = [asked(writing(*parts), **limits) for _ in range(8)]
+    assert [record.error and record.error.kind for record in records] == [kind] * 8
+
+
+def test_a_server_that_repeats_the_key_does_not_bring_it_into_the_results():
+    body = b'{"error":{"message":"bad key Bearer sesame-open, sesame-open"}}'
+    refusal = b"HTTP/1.1 401 X\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
+
+    async def ask() -> RequestRecord:
+        shown = call(request(0))
+        keyed = Call(
+            request=shown.request, path=shown.path, headers={"Authorization": "Bearer sesame-open"}, body=shown.body
+        )
+        async with serving(writing(refusal)) as url, StreamClient(url, Timeouts()) as client:
+            return await (await client.exchange(keyed, 1)).understood()
+
+    record = asyncio.run(ask())
+    assert record.error is not None
+    assert record.error.message == "bad key [key], [key]"
 
 
 def test_a_port_that_nobody_listens_on_and_one_that_nobody_accepts_from_are_told_apart():

@@ -82,7 +82,7 @@ class StreamClient:
 
     def begin(self, call: Call) -> Exchange:
         """An exchange for ``call``, to be passed to ``carry_out``."""
-        return Exchange(call=call, clock=self.clock, held=self._receiver.held)
+        return Exchange(call=call, timeouts=self._timeouts, clock=self.clock, held=self._receiver.held)
 
     def breathe(self) -> None:
         """Take in what has arrived, in the middle of something that would keep it waiting."""

@@ -6,9 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+import msgspec
+
 from benchctl.load.answer import Answer, error_of
 from benchctl.load.kernel_clock import TIMESPEC, KernelClock
+from benchctl.load.limits import limit_passed
 from benchctl.load.receiver import OVERHEAD_BYTES, Held, Read
+from benchctl.profile.model import Timeouts
 from benchctl.records.run import PreparedRequest, RequestError, RequestRecord
 from benchctl.units import NS_PER_S
 
@@ -74,6 +78,7 @@ class Exchange:
     """What went over the wire for one call. Times are monotonic ns, 0 before they are known."""
 
     call: Call
+    timeouts: Timeouts
     clock: KernelClock
     held: Held
     scheduled_ns: int = 0
@@ -197,6 +202,8 @@ class Exchange:
     def _record(self) -> RequestRecord:
         reader, request = self.answer.reader, self.call.request
         usage, is_stamped = reader.usage, self.is_stamped and bool(self.heard_ns)
+        choices = reader.choices(is_stamped)
+        error = self._error(request) or limit_passed(choices, self.timeouts, self.sent_ns)
         return RequestRecord(
             request_id=request.request_id,
             index=request.index,
@@ -209,12 +216,21 @@ class Exchange:
             route=self.route,
             num_redirects=self.num_redirects,
             status=self.answer.status,
-            choices=reader.choices(is_stamped),
+            choices=choices,
             prompt_tokens=usage.prompt_tokens if usage else None,
             completion_tokens=usage.completion_tokens if usage else None,
             cached_tokens=usage.cached_tokens if usage else None,
-            error=self._error(request),
+            error=None if error is None else self._without_secrets(error),
         )
+
+    def _without_secrets(self, error: RequestError) -> RequestError:
+        """An error in which the server does not repeat the key that it was shown."""
+        message = error.message
+        for name, value in self.call.headers.items():
+            if name.lower() == "authorization":
+                for secret in (value, value.rpartition(" ")[2]):
+                    message = message.replace(secret, "[key]") if secret else message
+        return error if message == error.message else msgspec.structs.replace(error, message=message)
 
     def _error(self, request: PreparedRequest) -> RequestError | None:
         """What is wrong; what the server says of its own failure explains more than how the stream then ended."""

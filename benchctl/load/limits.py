@@ -1,11 +1,15 @@
 """Limits of one request: to its first token, from token to token, to its end."""
 
-from typing import Final
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final
 
-from benchctl.load.exchange import Exchange
 from benchctl.profile.model import Timeouts
-from benchctl.records.run import RequestError
+from benchctl.records.run import ChoiceRecord, RequestError
 from benchctl.units import NS_PER_S
+
+if TYPE_CHECKING:
+    from benchctl.load.exchange import Exchange
 
 _LOOKS: Final = 20
 _LEAST_S: Final = 0.05
@@ -19,7 +23,7 @@ def look_s(timeouts: Timeouts) -> float:
     return min(max(shortest_s / _LOOKS, _LEAST_S), _MOST_S)
 
 
-def limit_reached(exchange: Exchange, timeouts: Timeouts, now_ns: int) -> RequestError | None:
+def limit_reached(exchange: "Exchange", timeouts: Timeouts, now_ns: int) -> RequestError | None:
     """The limit that ``exchange`` has reached at ``now_ns``; None while there is none.
 
     Only output counts as a token, not a comment that keeps the connection alive, nor an event that names the role.
@@ -34,12 +38,32 @@ def limit_reached(exchange: Exchange, timeouts: Timeouts, now_ns: int) -> Reques
         return None
     exchange.digest_all()
     if exchange.output_ns:
-        limit_s, what, key = timeouts.between_tokens_s, "between-tokens-timeout", "between_tokens_s"
-    else:
-        limit_s, what, key = timeouts.first_token_s, "first-token-timeout", "first_token_s"
-    if limit_s is None or not _is_past(limit_s, exchange.output_ns or exchange.sent_ns, now_ns):
+        return _late_token(timeouts, exchange.output_ns, now_ns)
+    return _late_first_token(timeouts, exchange.sent_ns, now_ns)
+
+
+def limit_passed(choices: Sequence[ChoiceRecord], timeouts: Timeouts, sent_ns: int) -> RequestError | None:
+    """The first limit that output came too late for: looks at it fall into a short excess only by chance."""
+    if timeouts.first_token_s is None and timeouts.between_tokens_s is None:
         return None
-    return _error(what, f"no {'further ' if exchange.output_ns else ''}token within {limit_s:g} s (timeouts.{key})")
+    times_ns = sorted(t_ns for choice in choices for t_ns in choice.chunk_ns)
+    first = [_late_first_token(timeouts, sent_ns, t_ns) for t_ns in times_ns[:1]]
+    late = (_late_token(timeouts, before_ns, t_ns) for before_ns, t_ns in pairwise(times_ns))
+    return next((error for error in (*first, *late) if error is not None), None)
+
+
+def _late_first_token(timeouts: Timeouts, sent_ns: int, now_ns: int) -> RequestError | None:
+    limit_s = timeouts.first_token_s
+    if limit_s is None or not _is_past(limit_s, sent_ns, now_ns):
+        return None
+    return _error("first-token-timeout", f"no token within {limit_s:g} s (timeouts.first_token_s)")
+
+
+def _late_token(timeouts: Timeouts, before_ns: int, now_ns: int) -> RequestError | None:
+    limit_s = timeouts.between_tokens_s
+    if limit_s is None or not _is_past(limit_s, before_ns, now_ns):
+        return None
+    return _error("between-tokens-timeout", f"no further token within {limit_s:g} s (timeouts.between_tokens_s)")
 
 
 def _is_past(limit_s: float, since_ns: int, now_ns: int) -> bool:
