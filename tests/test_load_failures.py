@@ -166,9 +166,8 @@ def test_each_failure_is_of_its_own_class(answer, limits, kind, message, num_chu
 
 
 def test_tokens_that_keep_coming_never_reach_the_limit_between_them():
-    record = asked(
-        writing(HEAD, token(0), 0.2, token(1, '"length"'), 0.2, USAGE), between_tokens_s=0.35, first_token_s=0.35
-    )
+    parts = (HEAD, 0.4, token(0), 0.4, token(1, '"length"'), 0.4, USAGE)
+    record = asked(writing(*parts), between_tokens_s=0.9, first_token_s=0.9)
     assert record.error is None
 
 
