@@ -10,14 +10,14 @@ from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
+from handled import handled_by
 from simulated import sim_server
 
 from benchctl.analysis import percentile
@@ -106,14 +106,8 @@ def answering(answers: Answers) -> Iterator[str]:
         def log_message(self, *args: object) -> None:
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            thread.join()
+    with handled_by(Handler) as url:
+        yield url
 
 
 @pytest.fixture(scope="module")

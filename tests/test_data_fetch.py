@@ -1,13 +1,13 @@
 """Fetching dataset files from a real local server: whole, resumed, cut, wrong, refused."""
 
 import hashlib
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
+from handled import handled_by
 from typer.testing import CliRunner
 
 from benchctl.cli import data
@@ -74,14 +74,9 @@ def site() -> Iterator[Site]:
         def log_message(self, *_: object) -> None:
             """Keep the test's output clean."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    site.url = f"http://127.0.0.1:{server.server_address[1]}/file"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield site
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with handled_by(Handler) as url:
+        site.url = f"{url}/file"
+        yield site
 
 
 def fetch(site: Site, directory: Path) -> Path:

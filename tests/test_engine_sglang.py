@@ -8,13 +8,13 @@ import json
 import os
 import sys
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from threading import Thread
 
 import httpx
 import msgspec
 import pytest
+from handled import handled_by
 
 from benchctl.engines import engine_for
 from benchctl.engines.engine import LaunchSite
@@ -93,14 +93,8 @@ def telling(pages):
         def log_message(self, *_):
             """Nothing on the test's output."""
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            thread.join()
+    with handled_by(Handler) as url:
+        yield url
 
 
 def told_by(pages, settings):

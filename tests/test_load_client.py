@@ -97,24 +97,6 @@ def test_nobody_listening_is_a_connect_error():
     assert record.status is None
 
 
-@pytest.mark.parametrize(
-    ("body", "stated"),
-    [
-        (b'{"error": {"message": "too long", "type": "invalid"}}', "too long"),
-        (b'{"object": "error", "message": "no such model"}', "no such model"),
-        (b'{"error": "in one word"}', '"in one word"'),
-        (b'{"detail": "Not Found"}', '{"detail": "Not Found"}'),
-        (b"Internal\nServer Error", "Internal Server Error"),
-        (b"x" * 500, "x" * 200 + "…"),
-        (b"", "no message"),
-    ],
-)
-def test_a_refusal_is_quoted_in_the_words_of_the_server(body, stated):
-    from benchctl.load.answer import _stated
-
-    assert _stated(body) == stated
-
-
 def test_a_large_answer_is_read_in_slices_between_which_others_have_their_turn(tmp_path):
     async def count_turns():
         how, turns = launch(tmp_path), 0

@@ -4,11 +4,12 @@ import itertools
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from threading import Event, Thread
+from threading import Event
 
 import pytest
+from handled import handled_by
 
 from benchctl.analysis.server_counters import GENERATED_TOKENS, PREFIX_HITS, growth
 from benchctl.measure.prometheus import prometheus_samples
@@ -122,15 +123,8 @@ def page_of(states: Sequence[tuple[int, int]]) -> Iterator[str]:
         def log_message(self, *_: object) -> None:
             """Say nothing."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Page)
-    thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/metrics"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with handled_by(Page) as url:
+        yield f"{url}/metrics"
 
 
 def first_and_last(url: str) -> tuple[float, float]:
