@@ -51,9 +51,10 @@ class StreamClient:
     async def __aenter__(self) -> Self:
         await self.control.__aenter__()
         self._receiver = Receiver()
+        base_url = str(self.control.base_url)
         self._streams = httpx.AsyncClient(
             transport=StreamTransport(self._receiver),
-            mounts={"https://": _httpx_transport(base_url)} if (base_url := self._tls_url()) else None,
+            mounts={"https://": _httpx_transport(base_url)} if base_url.startswith("https:") else None,
             follow_redirects=True,
             trust_env=False,
         )
@@ -114,10 +115,11 @@ class StreamClient:
                 carrying.uncancel()  # a limit of its own stopped it, and nobody else
         except (httpx.HTTPError, httpx.InvalidURL, aiohttp.ClientError, OSError) as error:
             failure = transport_error(error, exchange)
+        finally:  # also for a fault of our own: whoever waits for the launch must learn of it
+            exchange.launch.lay()
+            self._open.discard(exchange)
         # Limits are looked at now and then; what has ended too late in between was too late all the same.
         exchange.end(failure or limit_reached(exchange, self._timeouts, exchange.last_ns))
-        exchange.launch.lay()  # nobody need wait for one that failed before it could leave
-        self._open.discard(exchange)
         self._last_end_ns = max(self._last_end_ns, exchange.last_ns)
 
     async def _send(self, exchange: Exchange) -> None:
@@ -189,10 +191,6 @@ class StreamClient:
                 await asyncio.sleep(0)
             if self._receiver.held.num_bytes <= _HELD_BYTES // 2:
                 return
-
-    def _tls_url(self) -> str | None:
-        url = self.control.base_url
-        return str(url) if url.scheme == "https" else None
 
 
 def tls_context(base_url: str) -> ssl.SSLContext:

@@ -178,8 +178,7 @@ class Load:
     async def _fly(self, exchange: Exchange) -> None:
         try:
             await self._client.carry_out(exchange)
-        finally:  # also when it raised, which it never should: whoever waits for it must learn of the fault
-            exchange.launch.lay()
+        finally:  # also when it raised, which it never should: the next request must not wait for ever
             if self._slots is not None:
                 self._slots.release()
         if not exchange.has_left:

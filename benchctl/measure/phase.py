@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Final
@@ -40,10 +40,14 @@ class Target:
     stall_s: float
     """Without anything arriving for an open request, until the server counts as hung."""
 
-    def call(self, request: PreparedRequest, *, is_warmup: bool) -> Call:
-        """``request`` in the engine's dialect, ready to be sent."""
-        asked = self.engine.request_call(request, self.settings)
-        return Call(request=request, path=asked.path, headers=asked.headers, body=asked.body, is_warmup=is_warmup)
+
+def calls_of(
+    engine: Engine, settings: VariantSettings, requests: Iterable[PreparedRequest], *, is_warmup: bool
+) -> Iterator[Call]:
+    """``requests`` in the engine's dialect, each made when it is asked for."""
+    for request in requests:
+        asked = engine.request_call(request, settings)
+        yield Call(request=request, path=asked.path, headers=asked.headers, body=asked.body, is_warmup=is_warmup)
 
 
 async def drive(
@@ -58,7 +62,7 @@ async def drive(
 
     Raises ServerDiedError when the server ends meanwhile, and LoadError with cause ``hung`` when it hangs.
     """
-    calls = (target.call(request, is_warmup=is_warmup) for request in requests)
+    calls = calls_of(target.engine, target.settings, requests, is_warmup=is_warmup)
     async with control_errors(target.server):
         await target.engine.announce(
             target.client.control, requests, max_concurrency=max_concurrency, is_warmup=is_warmup

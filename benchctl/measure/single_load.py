@@ -24,7 +24,6 @@ from benchctl.engines.engine import LaunchSite
 from benchctl.errors import LoadError, RunError
 from benchctl.load.client import StreamClient
 from benchctl.load.driver import Load
-from benchctl.load.exchange import Call
 from benchctl.load.interpreter import steady_interpreter
 from benchctl.load.workers import load_for
 from benchctl.measure.attached import NOT_FRESH
@@ -32,6 +31,7 @@ from benchctl.measure.configuration import flat_configuration
 from benchctl.measure.interrupt import run_interruptible
 from benchctl.measure.journal import Journal, utc_now
 from benchctl.measure.load_evidence import LoadEvidence
+from benchctl.measure.phase import calls_of
 from benchctl.measure.warmup import warmup_requests
 from benchctl.profile.engine_options import AttachOptions
 from benchctl.profile.model import Arrival, Profile
@@ -40,7 +40,6 @@ from benchctl.records.directory import ResultDirectory, RunDirectory
 from benchctl.records.run import (
     ClientSample,
     Manifest,
-    PreparedRequest,
     RequestRecord,
     ResultWarning,
     RunFailure,
@@ -165,7 +164,7 @@ class _SingleLoad:
             return
         self.journal.time(warmup_start_ns=time.monotonic_ns())
         load = Load(client, Arrival(kind="burst"), write)
-        await load.drive([self._call(request, is_warmup=True) for request in requests])
+        await load.drive(calls_of(self._engine, self._settings, requests, is_warmup=True))
         ended = load.summary()
         if ended.num_failed == ended.num_sent:
             remedy = "correct the address, --model or --dialect, or ask the server's owner"
@@ -198,16 +197,11 @@ class _SingleLoad:
         load = load_for(client, self._profile, self._profile.workload.num_prompts, keep, on_sample=watch)
         try:
             with steady_interpreter():
-                await load.drive(
-                    self._call(request, is_warmup=False) for request in self._results.stored_requests()
-                )
+                stored = self._results.stored_requests()
+                await load.drive(calls_of(self._engine, self._settings, stored, is_warmup=False))
         finally:
             self.journal.count(load.summary())
         self._judge(load.summary().first_error)
-
-    def _call(self, request: PreparedRequest, *, is_warmup: bool) -> Call:
-        asked = self._engine.request_call(request, self._settings)
-        return Call(request=request, path=asked.path, headers=asked.headers, body=asked.body, is_warmup=is_warmup)
 
     def _judge(self, first_error: str | None) -> None:
         """The verdict on a load that went to its end."""
