@@ -2,11 +2,12 @@
 
 import fcntl
 import os
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -16,10 +17,7 @@ from benchctl.checkpoints.make import make_model
 from benchctl.checkpoints.recipe import Recipe
 from benchctl.costs.shapes import ModelShape
 from benchctl.engines.environment import engines_directory
-from benchctl.records.directory import ResultDirectory
-
-if TYPE_CHECKING:
-    import subprocess
+from benchctl.records.directory import LoadedResults, ResultDirectory, load_results
 
 
 def needs(kind: str) -> pytest.MarkDecorator:
@@ -53,7 +51,26 @@ def turn_of(kind: str) -> Iterator[None]:
         yield
 
 
-def assert_ended(done: "subprocess.CompletedProcess[str]", results: Path) -> None:
+def smoked(kind: str, preset: str, directory: Path, *settings: str) -> LoadedResults:
+    """One block of the profile ``ci-smoke``: a small model, few short requests, each run on a fresh server."""
+    small = [f"model={tiny_model(directory)}", "workload.output_len=24", "workload.num_prompts=2", *settings]
+    command = [sys.executable, "-m", "benchctl", "run", "--profile", "ci-smoke", "--engine", preset, "--quiet"]
+    with turn_of(kind):
+        done = subprocess.run(
+            [*command, "--blocks", "1", *(word for setting in small for word in ("--set", setting))],
+            cwd=directory,
+            env={**os.environ, "BENCHCTL_DATA_DIR": str(directory / "no-data")},
+            capture_output=True,
+            text=True,
+            timeout=540,
+            check=False,
+        )
+    path = directory / "results" / "ci-smoke" / "latest"
+    assert_ended(done, path)
+    return load_results(path)
+
+
+def assert_ended(done: subprocess.CompletedProcess[str], results: Path) -> None:
     """Every run of an experiment was measured to its end, and its accounts agree.
 
     A run may be suspect for what the client measured of itself and for nothing else: an engine that takes all cores

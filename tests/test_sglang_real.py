@@ -3,17 +3,14 @@
 SGLang has no packages for machines without a GPU; an environment that was put together by hand serves there too.
 """
 
-import os
 import shutil
-import subprocess
-import sys
 from typing import Any
 
 import pytest
-from real_engines import assert_ended, needs, tiny_model, turn_of
+from real_engines import needs, smoked
 
 from benchctl.analysis.reconcile import expectation_of, profile_of, reconcile
-from benchctl.records.directory import LoadedRun, load_results
+from benchctl.records.directory import LoadedRun
 
 pytestmark = [pytest.mark.real_engine, pytest.mark.slow, needs("sglang")]
 
@@ -29,23 +26,8 @@ ON_A_CPU = [
 def results(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A baseline whose scheduler does not overlap, and one cell of a sweep, each on a fresh server."""
     directory = tmp_path_factory.mktemp("sglang")
-    command = [sys.executable, "-m", "benchctl", "run", "--profile", "ci-smoke", "--engine", "sglang", "--quiet"]
-    small = [f"model={tiny_model(directory)}", "workload.output_len=24", "workload.num_prompts=2"]
-    small += ["engine.options.overlap_schedule=false"]
-    small += [] if shutil.which("nvidia-smi") else ON_A_CPU
-    with turn_of("sglang"):
-        done = subprocess.run(
-            [*command, "--blocks", "1", *(word for setting in small for word in ("--set", setting))],
-            cwd=directory,
-            env={**os.environ, "BENCHCTL_DATA_DIR": str(directory / "no-data")},
-            capture_output=True,
-            text=True,
-            timeout=540,
-            check=False,
-        )
-    path = directory / "results" / "ci-smoke" / "latest"
-    assert_ended(done, path)
-    return load_results(path)
+    on_this_machine = [] if shutil.which("nvidia-smi") else ON_A_CPU
+    return smoked("sglang", "sglang", directory, "engine.options.overlap_schedule=false", *on_this_machine)
 
 
 def test_every_account_of_every_run_agrees(results):

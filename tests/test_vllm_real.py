@@ -1,17 +1,14 @@
 """vLLM itself, started and measured through the command line, with a model of random weights."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from real_engines import assert_ended, needs, tiny_model, turn_of
+from real_engines import needs, smoked
 
 from benchctl.analysis.reconcile import expectation_of, profile_of, reconcile
-from benchctl.records.directory import LoadedRun, load_results
+from benchctl.records.directory import LoadedRun
 
 pytestmark = [pytest.mark.real_engine, pytest.mark.slow, needs("vllm")]
 
@@ -26,23 +23,7 @@ IN_PARTS = [
 def results(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A baseline and one cell of a sweep, each on a fresh server that computes long prompts in parts."""
     directory = tmp_path_factory.mktemp("vllm")
-    model = tiny_model(directory)
-    command = [sys.executable, "-m", "benchctl", "run", "--profile", "ci-smoke", "--engine", "vllm-cpu", "--quiet"]
-    small = [f"model={model}", "workload.output_len=24", "workload.num_prompts=2", *IN_PARTS]
-    small += ["engine.options.max_num_seqs=16"]
-    with turn_of("vllm"):
-        done = subprocess.run(
-            [*command, "--blocks", "1", *(word for setting in small for word in ("--set", setting))],
-            cwd=directory,
-            env={**os.environ, "BENCHCTL_DATA_DIR": str(directory / "no-data")},
-            capture_output=True,
-            text=True,
-            timeout=540,
-            check=False,
-        )
-    path = directory / "results" / "ci-smoke" / "latest"
-    assert_ended(done, path)
-    return load_results(path)
+    return smoked("vllm", "vllm-cpu", directory, *IN_PARTS, "engine.options.max_num_seqs=16")
 
 
 def test_every_account_of_every_run_agrees(results):
