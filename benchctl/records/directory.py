@@ -7,10 +7,10 @@ JSON documents are replaced atomically, JSON Lines are appended. Nothing here kn
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
@@ -31,6 +31,9 @@ from benchctl.records.run import (
     StepRecord,
 )
 from benchctl.records.schema import upgrade
+
+if TYPE_CHECKING:
+    from benchctl.records.step_columns import StepColumns
 
 T = TypeVar("T", bound=msgspec.Struct)
 DAMAGED_LINE: Final = "damaged-line"
@@ -178,7 +181,7 @@ class LoadedRun:
 
     record: RunRecord
     requests: tuple[RequestRecord, ...]
-    steps: tuple[StepRecord, ...]
+    steps: Sequence[StepRecord]
     gpu: tuple[GpuSample, ...]
     host: tuple[HostSample, ...]
     prometheus: tuple[PrometheusSample, ...]
@@ -187,6 +190,13 @@ class LoadedRun:
     """A run that says ``done`` holds a line that cannot be read."""
     client: tuple[ClientSample, ...] = ()
     """How the load generator did; none in directories that were written before it told."""
+
+    @property
+    def columns(self) -> "StepColumns":
+        """The steps that are no warm-up, as arrays."""
+        from benchctl.records.step_columns import columns_from  # noqa: PLC0415 - numpy, where there are steps
+
+        return columns_from(self.steps)
 
     @property
     def damage(self) -> tuple[str, ...]:

@@ -1,0 +1,76 @@
+"""The steps of a run as columns of numbers: for logs of so many steps that a value for each would take too long."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final, TypeAlias
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from benchctl.records.run import Clock, Phase, StepRecord
+
+Integers: TypeAlias = npt.NDArray[np.int64]
+Floats: TypeAlias = npt.NDArray[np.float64]
+Flags: TypeAlias = npt.NDArray[np.bool_]
+
+PHASES: Final[tuple[Phase, ...]] = ("prefill", "decode", "mixed")
+OPTIONAL: Final = tuple(field.name for field in msgspec.structs.fields(StepRecord) if field.default is None)
+"""The counts and yes-or-no of a step that an engine may leave out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StepColumns:
+    """The steps of one run that are no warm-up, in the order of their log; all arrays have one value for each."""
+
+    start_ns: Integers
+    dur_ns: Integers
+    num_seqs: Integers
+    phase: npt.NDArray[np.uint8]
+    """Index into ``PHASES``."""
+    clocks: tuple[Clock, ...]
+    """The clocks that occur, each once, sorted."""
+    optionals: Mapping[str, Floats]
+    """The fields of ``OPTIONAL`` that any step has; NaN where one does not tell, 0 and 1 for no and yes."""
+    section_ns: Mapping[str, Integers]
+    """Time of each section that any step has, by name in sorted order; 0 in steps without it."""
+    has_section: Mapping[str, Flags]
+
+    def __len__(self) -> int:
+        return len(self.dur_ns)
+
+    def optional(self, name: str) -> Floats | None:
+        """A field of ``OPTIONAL`` with NaN for unknown; None when no step has it. ValueError for another name."""
+        if name not in OPTIONAL:
+            raise ValueError(f"{name!r} is no optional field of a step; those are {', '.join(OPTIONAL)}")
+        return self.optionals.get(name)
+
+    def in_phase(self, phase: Phase) -> Flags:
+        """Which steps are of this phase."""
+        return np.equal(self.phase, PHASES.index(phase))
+
+
+def columns_from(records: Iterable[StepRecord]) -> StepColumns:
+    """The columns of ``records``, without the warm-up. OverflowError for a number beyond 64 bits."""
+    steps = [record for record in records if not record.is_warmup]
+    names = sorted({name for step in steps for name in step.sections_ns})
+    optionals = {}
+    for name in OPTIONAL:
+        values = [getattr(step, name) for step in steps]
+        if any(value is not None for value in values):
+            optionals[name] = np.array([np.nan if value is None else value for value in values], dtype=np.float64)
+    return StepColumns(
+        start_ns=_integers([step.start_ns for step in steps]),
+        dur_ns=_integers([step.dur_ns for step in steps]),
+        num_seqs=_integers([step.num_seqs for step in steps]),
+        phase=np.array([PHASES.index(step.phase) for step in steps], dtype=np.uint8),
+        clocks=tuple(sorted({step.clock for step in steps})),
+        optionals=MappingProxyType(optionals),
+        section_ns=MappingProxyType({n: _integers([step.sections_ns.get(n, 0) for step in steps]) for n in names}),
+        has_section=MappingProxyType({n: np.array([n in s.sections_ns for s in steps], dtype=bool) for n in names}),
+    )
+
+
+def _integers(values: Sequence[int]) -> Integers:
+    return np.array(values, dtype=np.int64)
