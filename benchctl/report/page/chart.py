@@ -1,11 +1,12 @@
 """What a chart of the report page is: a Plotly figure as plain data, with the words that belong to it.
 
-Figures are dicts that go into the page as JSON; no Python class of Plotly is involved. Colours of the data are fixed
-here and readable on light and on dark; everything else that has a colour (paper, text, grid) is the page's theme, so
-a figure never sets it.
+Figures are dicts that go into the page as JSON; no Python class of Plotly is involved. Colours of the data are
+fixed here and readable on light and on dark; all else that has a colour (paper, text, grid) is the theme of the
+page, so a figure never sets it.
 """
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -14,8 +15,8 @@ from benchctl.report.plot_style import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILI
 SERIES: Final = (BLUE, VERMILION, GREEN, ORANGE, PURPLE, SKY)
 """The colours of Okabe and Ito that stand out on white and on near-black alike: without their black and yellow."""
 DASHES: Final = ("solid", "dash", "dot", "dashdot")
-PANEL_PX: Final = 150
-"""Height of one of several small panels above each other."""
+GREY: Final = "#888888"
+"""For what belongs to no series: as far from white as from black."""
 _BAND_OPACITY: Final = 0.2
 
 Trace = dict[str, Any]
@@ -52,6 +53,7 @@ def color(index: int) -> str:
 
 
 def dash(index: int) -> str:
+    """Line style of the series at ``index``: another one each time the palette starts over."""
     return DASHES[index // len(SERIES) % len(DASHES)]
 
 
@@ -62,15 +64,15 @@ def translucent(hex_color: str, opacity: float = _BAND_OPACITY) -> str:
 
 
 def layout(height: int, **axes_and_more: Any) -> dict[str, Any]:
-    """The layout that all charts share: transparent, the legend below the data, room for labels made by Plotly."""
+    """What all charts share: transparent, the legend below everything, room for labels made by Plotly."""
     return {
         "height": height,
         "autosize": True,
         "paper_bgcolor": "rgba(0,0,0,0)",
         "plot_bgcolor": "rgba(0,0,0,0)",
-        "margin": {"l": 8, "r": 8, "t": 8, "b": 8},
+        "margin": {"l": 8, "r": 12, "t": 8, "b": 8},
         "hovermode": "closest",
-        "legend": {"orientation": "h", "x": 0, "xanchor": "left", "y": -0.2, "yanchor": "top"},
+        "legend": {"orientation": "h", "x": 0, "xanchor": "left", "yref": "container", "y": 0, "yanchor": "bottom"},
         **axes_and_more,
     }
 
@@ -78,6 +80,57 @@ def layout(height: int, **axes_and_more: Any) -> dict[str, Any]:
 def axis(title: str, **more: Any) -> dict[str, Any]:
     """An axis with its title, which ends with the unit; margins grow with its labels."""
     return {"title": {"text": title, "standoff": 8}, "automargin": True, "zeroline": False, **more}
+
+
+def panels(
+    x_axis: Mapping[str, Any],
+    y_axes: Sequence[Mapping[str, Any]],
+    *,
+    shares: Sequence[float] | None = None,
+    gap_frac: float = 0.06,
+) -> dict[str, Any]:
+    """Axes of panels above each other that share the x axis at the bottom; the first y axis is the top one.
+
+    ``shares`` are their relative heights, equal by default; ``gap_frac`` is the share of the whole height between
+    two. The traces of panel i belong to ``panel_axis(i)``.
+    """
+    heights = list(shares or [1.0] * len(y_axes))
+    scale = (1 - gap_frac * (len(y_axes) - 1)) / sum(heights)
+    axes: dict[str, Any] = {"xaxis": {**x_axis, "anchor": panel_axis(len(y_axes) - 1)}}
+    top = 1.0
+    for i, (y_axis, height) in enumerate(zip(y_axes, heights, strict=True)):
+        bottom = max(0.0, top - height * scale)
+        domain = [round(bottom, 4), round(top, 4)]
+        axes["yaxis" if i == 0 else f"yaxis{i + 1}"] = {**y_axis, "domain": domain, "anchor": "x"}
+        top = bottom - gap_frac
+    return axes
+
+
+def panel_axis(index: int) -> str:
+    """What a trace of the panel at ``index`` calls its y axis."""
+    return "y" if index == 0 else f"y{index + 1}"
+
+
+def panel_titles(titles: Sequence[str]) -> list[dict[str, Any]]:
+    """Annotations: a title on top of each panel, at its left edge."""
+    return [
+        {
+            "text": f"<b>{title}</b>",
+            "showarrow": False,
+            "xref": "paper",
+            "x": 0,
+            "xanchor": "left",
+            "yref": f"{panel_axis(i)} domain",
+            "y": 1,
+            "yanchor": "bottom",
+        }
+        for i, title in enumerate(titles)
+    ]
+
+
+def rounded(values: Iterable[float | None], digits: int = 6) -> list[float | None]:
+    """Values at ``digits`` significant digits, which a picture cannot tell from more; None where not finite."""
+    return [None if v is None or not math.isfinite(v) else float(f"{v:.{digits}g}") for v in values]
 
 
 def band(x: Sequence[Any], low: Sequence[Any], high: Sequence[Any], hex_color: str, **more: Any) -> Trace:
@@ -95,3 +148,8 @@ def band(x: Sequence[Any], low: Sequence[Any], high: Sequence[Any], hex_color: s
         "showlegend": False,
         **more,
     }
+
+
+def no_chart(chart_id: str, title: str, reason: str) -> Chart:
+    """A chart that cannot be drawn, and why."""
+    return Chart(id=chart_id, title=title, caption="", definition="", figure=None, skipped=reason, height=0)
