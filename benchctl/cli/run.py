@@ -62,12 +62,12 @@ def run(  # the parameters are the command line
         return
     if chosen is None:
         raise UsageError("name an experiment with --profile; 'benchctl profiles list' shows them")
-    prepared = _prepare(chosen)
+    _check(chosen)
     if dry_run:
-        from benchctl.cli.plan_view import print_plan
-
-        print_plan(chosen, prepared.requests)
+        _print_plan(chosen)
         return
+    lengths_from = _measure_lengths(chosen, output_dir, label, is_quiet=quiet)
+    prepared = _prepare(chosen, lengths_from)
     _measure_new(chosen, prepared, output_dir, label, is_quiet=quiet)
 
 
@@ -85,36 +85,81 @@ def _load(
     return load_profile(name, engine=engine, overrides=overrides, blocks=blocks, seed=seed)
 
 
-def _prepare(profile: "Profile") -> "PreparedSet":
+def _check(profile: "Profile") -> None:
+    """Refuse what cannot be measured here before anything is."""
     from benchctl.cli.profiles import check_names
     from benchctl.engines import engine_for
     from benchctl.profile.plan import arms, undeclared_differences, variant_settings
-    from benchctl.workload.prepare import prepare_requests
 
     check_names(profile)
     engine = engine_for(profile.engine.kind)
-    settings = [variant_settings(profile, variant, cell) for variant, cell in arms(profile)]
-    for of_arm in settings:
-        engine.check_available(of_arm)
+    for variant, cell in arms(profile):
+        engine.check_available(variant_settings(profile, variant, cell))
     for path in undeclared_differences(profile):
         _warn(f"variants differ in {path}, which allowed_differences does not list: compare will refuse them")
-    prepared = prepare_requests(profile)
-    for of_arm in settings:
-        engine.check_requests(prepared.requests, of_arm)
+
+
+def _prepare(profile: "Profile", lengths_from: Path | None = None) -> "PreparedSet":
+    from benchctl.engines import engine_for
+    from benchctl.profile.plan import arms, variant_settings
+    from benchctl.workload.prepare import prepare_requests
+
+    engine = engine_for(profile.engine.kind)
+    prepared = prepare_requests(profile, lengths_from=lengths_from)
+    for variant, cell in arms(profile):
+        engine.check_requests(prepared.requests, variant_settings(profile, variant, cell))
     for warning in prepared.warnings:
         _warn(warning.message)
     return prepared
 
 
+def _print_plan(profile: "Profile") -> None:
+    """The runs in order; where natural lengths are measured first, as long as the answers are by nature."""
+    from benchctl.cli.plan_view import print_plan
+    from benchctl.workload.natural_lengths import lengths_profile, needs_lengths
+
+    if not needs_lengths(profile):
+        print_plan(profile, _prepare(profile).requests)
+        return
+    pilot = lengths_profile(profile)
+    requests = _prepare(pilot).requests
+    print(f"first the natural lengths of {len(requests)} answers, in a result directory of {pilot.name!r}:")
+    print_plan(pilot, requests)
+    print(f"then {profile.name!r}, every answer forced to its natural length:")
+    print_plan(profile, requests)
+
+
+def _measure_lengths(profile: "Profile", output_dir: Path, label: str | None, *, is_quiet: bool) -> Path | None:
+    """Measure the natural lengths that ``profile`` needs; returns their result directory, None if it needs none."""
+    from benchctl.workload.natural_lengths import KEY, lengths_profile, needs_lengths
+
+    if not needs_lengths(profile):
+        return None
+    pilot = lengths_profile(profile)
+    prepared = _prepare(pilot)
+    results = _create(pilot, prepared, output_dir, label)
+    print(f"natural lengths first: {profile.baseline} once, results in {results.path}", flush=True)
+    go_on = f"Set {KEY}={shlex.quote(str(results.path))} once it is measured, or begin again"
+    outcome = _measure(results, pilot, prepared.requests, go_on, is_quiet=is_quiet)
+    if outcome.num_failed:
+        _warn(f"the natural lengths could not be measured, so {profile.name!r} was not begun")
+        raise typer.Exit(A_RUN_FAILED)
+    return results.path
+
+
 def _measure_new(
     profile: "Profile", prepared: "PreparedSet", output_dir: Path, label: str | None, *, is_quiet: bool
 ) -> None:
+    results = _create(profile, prepared, output_dir, label)
+    print(f"results in {results.path}", flush=True)
+    _measure_and_tell(results, profile, prepared.requests, is_quiet=is_quiet)
+
+
+def _create(profile: "Profile", prepared: "PreparedSet", output_dir: Path, label: str | None) -> "ResultDirectory":
     from benchctl.measure.experiment import Origin, create_experiment
 
     origin = Origin(output_root=output_dir, label=label, argv=("benchctl", *sys.argv[1:]))
-    results = create_experiment(profile, prepared, origin)
-    print(f"results in {results.path}", flush=True)
-    _measure(results, profile, prepared.requests, is_quiet=is_quiet)
+    return create_experiment(profile, prepared, origin)
 
 
 def _resume(path: Path, profile: "Profile | None", *, is_quiet: bool) -> None:
@@ -122,29 +167,42 @@ def _resume(path: Path, profile: "Profile | None", *, is_quiet: bool) -> None:
 
     reopened = reopen_experiment(path, profile)
     print(f"going on with {path}", flush=True)
-    _measure(reopened.results, reopened.profile, reopened.requests, is_quiet=is_quiet)
+    _measure_and_tell(reopened.results, reopened.profile, reopened.requests, is_quiet=is_quiet)
 
 
-def _measure(
+def _measure_and_tell(
     results: "ResultDirectory", profile: "Profile", requests: "tuple[PreparedRequest, ...]", *, is_quiet: bool
 ) -> None:
-    from benchctl.cli.progress import experiment_progress
-    from benchctl.measure.experiment import pending_runs, run_experiment
-
-    is_quiet = is_quiet or bool(os.environ.get("CI"))
-    try:
-        with experiment_progress(len(pending_runs(results)), is_quiet=is_quiet) as listener:
-            outcome = run_experiment(results, profile, requests, listener)
-    except KeyboardInterrupt:
-        again = shlex.join(["benchctl", "run", "--resume", str(results.path)])
-        print(f"interrupted; what was measured is kept. Go on with: {again}", file=sys.stderr)
-        raise
+    """Measure, say what came of it, and end with the exit code of that."""
+    go_on = f"Go on with: {shlex.join(['benchctl', 'run', '--resume', str(results.path)])}"
+    outcome = _measure(results, profile, requests, go_on, is_quiet=is_quiet)
     _print_results(results.path)
     _print_outcome(results.path, outcome)
     if outcome.num_failed:
         raise typer.Exit(A_RUN_FAILED)
     if outcome.num_suspect:
         raise typer.Exit(A_RUN_IS_SUSPECT)
+
+
+def _measure(
+    results: "ResultDirectory",
+    profile: "Profile",
+    requests: "tuple[PreparedRequest, ...]",
+    go_on: str,
+    *,
+    is_quiet: bool,
+) -> "Outcome":
+    """Do the runs that are not done; ``go_on`` is what to do after an interrupt."""
+    from benchctl.cli.progress import experiment_progress
+    from benchctl.measure.experiment import pending_runs, run_experiment
+
+    is_quiet = is_quiet or bool(os.environ.get("CI"))
+    try:
+        with experiment_progress(len(pending_runs(results)), is_quiet=is_quiet) as listener:
+            return run_experiment(results, profile, requests, listener)
+    except KeyboardInterrupt:
+        print(f"interrupted; what was measured is kept. {go_on}", file=sys.stderr)
+        raise
 
 
 def _print_results(path: Path) -> None:

@@ -220,6 +220,7 @@ class Exchange:
             prompt_tokens=usage.prompt_tokens if usage else None,
             completion_tokens=usage.completion_tokens if usage else None,
             cached_tokens=usage.cached_tokens if usage else None,
+            natural_tokens=request.natural_tokens,
             error=None if error is None else self._without_secrets(error),
         )
 

@@ -40,6 +40,7 @@ def new_manifest(profile: Profile, prepared: PreparedSet, argv: Sequence[str]) -
         blocks=profile.blocks,
         baseline=profile.baseline,
         stop=profile.stop,
+        lengths_from=prepared.lengths_from,
         engine=profile.engine.kind,
         created_at=dt.datetime.now(dt.UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
         argv=redacted_argv(argv),

@@ -30,6 +30,7 @@ MAX_CELLS: Final = 1000
 def profile_faults(profile: Node) -> Iterator[Fault]:
     """Everything wrong with a profile's tree that its types do not show; an engine must be resolved before."""
     yield from _baseline_faults(profile)
+    yield from _lengths_faults(profile)
     engine = profile.child("engine")
     kind = engine.child("kind") if engine else None
     if kind is None or kind.value not in get_args(EngineKind):
@@ -42,6 +43,26 @@ def profile_faults(profile: Node) -> Iterator[Fault]:
     faults = tuple(_sweep_faults(profile, str(kind.value)))
     yield from faults
     yield from _settings_faults(profile, str(kind.value), None if faults else _sweep(profile))
+
+
+def _lengths_faults(profile: Node) -> Iterator[Fault]:
+    """Natural lengths are those of single answers, and are there to force or to judge forced ones."""
+    workload = profile.child("workload")
+    asked, given = profile.child("stop"), workload.child("lengths_from") if workload else None
+    stop = asked.value if asked else Profile.model_fields["stop"].default
+    has_lengths = given is not None and given.value is not None
+    if workload is None or not (has_lengths or stop == "forced-natural"):
+        return
+    if given is not None and has_lengths and stop == "natural":
+        problem = "is not used with stop: natural; set stop to forced-natural or forced, or leave it out"
+        yield Fault(given.place, given.path, problem)
+    as_one, num_samples = workload.child("samples_as"), workload.child("samples_per_prompt")
+    if num_samples is not None and num_samples.value != 1 and (as_one is None or as_one.value == "one-request"):
+        problem = (
+            f"is {shown(num_samples.value)} in one request, whose natural lengths cannot be told apart; "
+            "set samples_as: requests"
+        )
+        yield Fault(num_samples.place, num_samples.path, problem)
 
 
 def _baseline_name(profile: Node) -> str:

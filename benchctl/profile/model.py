@@ -11,6 +11,7 @@ from pydantic import Field, SerializeAsAny, field_validator, model_validator
 
 from benchctl.profile.engine_options import ServerOptions
 from benchctl.profile.section import LEAST, MOST, Section
+from benchctl.records.run import StopMode
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")]
 EngineKind = Literal["sim", "vllm", "vllm-lenvm", "sglang", "sglang-lenvm", "llamacpp", "transformers", "attach"]
@@ -97,7 +98,10 @@ class Workload(Section):
     output_len: Length | None = None
     """Length of each output with stop mode ``forced``; the dataset's own lengths where it has them."""
     max_tokens: int = Field(default=1500, ge=1, le=MAX_TOKENS)
-    """Limit of each output with stop mode ``natural``."""
+    """Limit of each output with stop mode ``natural``, and of the natural lengths of ``forced-natural``."""
+    lengths_from: str | None = None
+    """Result directory of the same prompts with stop mode ``natural``: its baseline says how long each answer is by
+    nature. null: with ``forced-natural`` that is measured first, otherwise it is unknown."""
     arrival: Arrival
     """When requests are sent."""
     num_warmups: int = Field(default=1, ge=0, le=10_000)
@@ -248,8 +252,10 @@ class Profile(Section):
     """Feeds every random stream: request set, arrivals, order of runs."""
     blocks: int = Field(default=8, ge=1, le=10_000)
     """Complete replicates, each a fresh server for the baseline and for every cell."""
-    stop: Literal["forced", "natural"] = "forced"
-    """``forced`` gives every output its planned length (equal work); ``natural`` lets the model end it."""
+    stop: StopMode = "forced"
+    """``forced`` gives every output its planned length (equal work); ``natural`` lets the model end it;
+    ``forced-natural`` gives every output the length at which the baseline's model ended it (equal work, none of it
+    past the end)."""
     engine: Engine
     """Server software, shared by all variants: a preset's name, or kind and options."""
     model: str = "qwen2.5-7b"

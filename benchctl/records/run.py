@@ -4,13 +4,17 @@ All are frozen msgspec structs. ``None`` means *unknown*, never zero, and is lef
 integer nanoseconds of the measuring host's monotonic clock unless the field says otherwise.
 """
 
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
 RunState: TypeAlias = Literal["planned", "running", "done", "failed", "suspect"]
 Clock: TypeAlias = Literal["host", "device", "virtual"]
+StopMode: TypeAlias = Literal["forced", "natural", "forced-natural"]
+"""What ends an output: its planned length, the model, or the length that the baseline's model gave it."""
 Phase: TypeAlias = Literal["prefill", "decode", "mixed"]
+Int64: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+"""A number that has its place in a column of 64 bits; a line with a larger one cannot be read."""
 Cell: TypeAlias = dict[str, str | int | float | bool | None]
 """One point of the sweep: a value for each swept factor. Empty for the baseline."""
 
@@ -64,6 +68,8 @@ class PreparedRequest(Record, frozen=True, kw_only=True, omit_defaults=True):
     """Which sample of the same prompt this is, when ``n`` samples are sent as ``n`` requests."""
     answer: str | None = None
     """Gold answer where the dataset has one."""
+    natural_tokens: int | None = None
+    """Length at which the baseline's model ended its answer, where that was measured beforehand."""
 
 
 class ChoiceRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
@@ -128,6 +134,8 @@ class RequestRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
     completion_tokens: int | None = None
     """From ``usage``: summed over the choices of this request, once per request."""
     cached_tokens: int | None = None
+    natural_tokens: int | None = None
+    """As the request set says it, so that the records of a run can be read by themselves."""
     error: RequestError | None = None
 
 
@@ -163,32 +171,32 @@ class StepRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
     or the virtual time of a simulator. ``context_tokens`` is the sum of contexts over the batch.
     """
 
-    step: int
-    start_ns: int
-    dur_ns: int
+    step: Int64
+    start_ns: Int64
+    dur_ns: Int64
     clock: Clock
     phase: Phase
     is_warmup: bool = False
-    num_seqs: int
-    num_prefill_tokens: int | None = None
-    num_decode_tokens: int | None = None
-    context_tokens: int | None = None
-    output_tokens: int | None = None
+    num_seqs: Int64
+    num_prefill_tokens: Int64 | None = None
+    num_decode_tokens: Int64 | None = None
+    context_tokens: Int64 | None = None
+    output_tokens: Int64 | None = None
     is_greedy: bool | None = None
-    guided_rows: int | None = None
+    guided_rows: Int64 | None = None
     """Rows whose candidates a value model scored in this step."""
-    candidates: int | None = None
+    candidates: Int64 | None = None
     """Candidates scored, summed over the guided rows."""
     fused: bool | None = None
-    draft_tokens: int | None = None
-    accepted_tokens: int | None = None
-    preempted: int | None = None
-    kv_used_blocks: int | None = None
-    value_prefill_tokens: int | None = None
+    draft_tokens: Int64 | None = None
+    accepted_tokens: Int64 | None = None
+    preempted: Int64 | None = None
+    kv_used_blocks: Int64 | None = None
+    value_prefill_tokens: Int64 | None = None
     """Prompt tokens that the value model prefilled in this step."""
-    value_extend_tokens: int | None = None
+    value_extend_tokens: Int64 | None = None
     """Tokens by which the value model extended its prefixes in this step."""
-    sections_ns: dict[str, int] = {}
+    sections_ns: dict[str, Int64] = {}
 
 
 SECTION_PARENT: dict[str, str | None] = {
@@ -364,7 +372,9 @@ class Manifest(Record, frozen=True, kw_only=True, omit_defaults=True):
     blocks: int
     baseline: str
     """Name of the variant that the others are compared with."""
-    stop: Literal["forced", "natural"]
+    stop: StopMode
+    lengths_from: str | None = None
+    """Result directory in which the natural lengths of the request set were measured."""
     engine: str
     label: str | None = None
     created_at: str

@@ -20,6 +20,8 @@ from benchctl.workload.datasets import DATA_DIRECTORY_VARIABLE, data_directory, 
 from benchctl.workload.generated import generated_prompts
 from benchctl.workload.gsm8k import gsm8k_prompts
 from benchctl.workload.length import draw_length
+from benchctl.workload.natural_lengths import KEY as LENGTHS_KEY
+from benchctl.workload.natural_lengths import natural_lengths, needs_lengths, with_lengths
 from benchctl.workload.prompt import Prompt, Selection, SourceFile
 from benchctl.workload.replay import replay_prompts
 from benchctl.workload.sharegpt import sharegpt_prompts
@@ -48,21 +50,38 @@ class PreparedSet:
     dataset: str
     """What it was truly made from, for example ``gsm8k/test`` or ``generated``."""
     warnings: tuple[ResultWarning, ...] = ()
+    lengths_from: str | None = None
+    """Result directory in which the natural lengths were measured."""
 
 
 _Chosen: TypeAlias = tuple[str, tuple[Prompt, ...], tuple[ResultWarning, ...]]
 
 
-def prepare_requests(profile: Profile, directory: Path | None = None) -> PreparedSet:
+def prepare_requests(
+    profile: Profile, directory: Path | None = None, *, lengths_from: Path | None = None
+) -> PreparedSet:
     """Prepare the request set of a profile; ``directory`` stands in for the data directory.
 
+    ``lengths_from`` is where natural lengths are read when the profile itself does not name a result directory.
     Raises DatasetError when the dataset cannot be had or is damaged, ProfileError when the profile asks for
-    what the dataset does not have.
+    what the dataset or the natural lengths do not have.
     """
+    if profile.workload.lengths_from is not None:
+        lengths_from = Path(profile.workload.lengths_from)
+    if lengths_from is None and needs_lengths(profile):
+        raise ProfileError(
+            f"stop is forced-natural, but {LENGTHS_KEY} names no result directory with the lengths of the answers; "
+            "measure them with stop: natural, or let 'benchctl run' do it"
+        )
     dataset, prompts, warnings = _choose_prompts(profile, directory or data_directory())
     if profile.workload.arrival.kind == "trace":
         prompts = tuple(sorted(prompts, key=lambda prompt: prompt.arrival_ns or 0))
     requests = tuple(_requests(profile, prompts))
+    if lengths_from is not None:
+        lengths = natural_lengths(lengths_from, profile, requests)
+        is_forced_to = profile.stop == "forced-natural"
+        requests = tuple(with_lengths(requests, lengths, is_forced_to=is_forced_to))
+        warnings = (*warnings, *_cut_lengths(sum(length.is_cut for length in lengths), len(lengths)))
     content = b"".join(encode(request) + b"\n" for request in requests)
     return PreparedSet(
         requests=requests,
@@ -70,7 +89,19 @@ def prepare_requests(profile: Profile, directory: Path | None = None) -> Prepare
         sha256=hashlib.sha256(content).hexdigest(),
         dataset=dataset,
         warnings=warnings,
+        lengths_from=None if lengths_from is None else str(lengths_from),
     )
+
+
+def _cut_lengths(num_cut: int, num_lengths: int) -> tuple[ResultWarning, ...]:
+    """The doubt that natural lengths are none, because a limit ended the answers."""
+    if not num_cut:
+        return ()
+    message = (
+        f"{num_cut} of {num_lengths} natural lengths are those of answers that max_tokens cut, which would have been "
+        "longer; raise workload.max_tokens where natural lengths are measured"
+    )
+    return (ResultWarning(code="natural-lengths-cut", message=message, where=LENGTHS_KEY),)
 
 
 def _choose_prompts(profile: Profile, directory: Path) -> _Chosen:
@@ -140,7 +171,7 @@ def _requests(profile: Profile, prompts: tuple[Prompt, ...]) -> Iterator[Prepare
                 prompt=prompt.text,
                 prompt_tokens=prompt.prompt_tokens,
                 max_tokens=limits[i],
-                ignore_eos=profile.stop == "forced",
+                ignore_eos=profile.stop != "natural",
                 n=workload.samples_per_prompt if as_one else 1,
                 seed=next(seeds),
                 source=prompt.source,
@@ -165,7 +196,7 @@ def _offsets_ns(arrival: Arrival, prompts: tuple[Prompt, ...], copies: int, seed
 def _max_tokens(profile: Profile, prompts: tuple[Prompt, ...]) -> tuple[int, ...]:
     """Output limit of each prompt, the same for all its samples so that both ways of sampling ask equal work."""
     workload = profile.workload
-    if profile.stop == "natural":
+    if profile.stop != "forced":
         return (workload.max_tokens,) * len(prompts)
     if workload.output_len is not None:
         stream = named_stream(profile.seed, "output-len")

@@ -1,0 +1,153 @@
+"""How long each answer is by nature: read from a result directory in which the baseline's model ended them itself.
+
+A forced length beyond that makes the model go on after its end of sequence, where its tokens are arbitrary and
+tell nothing of real use; one below cuts answers short. Measured lengths avoid both, and every variant still does
+equal work.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median_low
+from typing import Final
+
+import msgspec
+
+from benchctl.errors import ProfileError
+from benchctl.profile.load import parse_profile
+from benchctl.profile.model import Profile
+from benchctl.profile.plan import variant_settings
+from benchctl.records.directory import ResultDirectory, open_results
+from benchctl.records.run import PreparedRequest, RequestRecord
+
+KEY: Final = "workload.lengths_from"
+_MEASURED_STATES: Final = {"done", "suspect"}
+"""A run that is suspect for its times has counted its tokens all the same."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NaturalLength:
+    """Output tokens of one request at its natural end, the lower median over blocks; at least 1.
+
+    ``is_cut`` says that the limit of the request ended it, so that its true length is unknown and not smaller.
+    """
+
+    num_tokens: int
+    is_cut: bool = False
+
+
+def needs_lengths(profile: Profile) -> bool:
+    """Whether natural lengths must be measured before the request set of ``profile`` can be made."""
+    return profile.stop == "forced-natural" and profile.workload.lengths_from is None
+
+
+def lengths_profile(profile: Profile) -> Profile:
+    """The experiment that measures them: the baseline alone, once, its answers ending naturally."""
+    return profile.model_copy(
+        update={
+            "name": f"{profile.name}-lengths",
+            "description": f"Natural lengths of the answers of {profile.name}",
+            "blocks": 1,
+            "stop": "natural",
+            "variants": {profile.baseline: profile.variants[profile.baseline]},
+            "sweep": {},
+        }
+    )
+
+
+def natural_lengths(path: Path, profile: Profile, requests: Sequence[PreparedRequest]) -> tuple[NaturalLength, ...]:
+    """The natural length of each of ``requests``, which ``profile`` asks, as the baseline of ``path`` measured it.
+
+    Raises RecordError when ``path`` is no result directory or damaged, ProfileError when it did not measure these
+    answers: other prompts, another model or sampling, forced lengths, or no length for some request.
+    """
+    results = open_results(path)
+    _check_same_question(path, results, profile)
+    stored = {request.request_id: request for request in results.stored_requests()}
+    for request in requests:
+        _check_same_prompt(path, request, stored.get(request.request_id))
+    seen = _seen_lengths(results)
+    if not seen:
+        raise _refusal(path, "has no run of its baseline that was measured to its end", "resume it, or do it again")
+    missing = [request.request_id for request in requests if request.request_id not in seen]
+    if missing:
+        what = f"does not know how long the answer to {missing[0]!r} is, nor {len(missing) - 1} others"
+        raise _refusal(path, what, "measure again; its requests.jsonl say why they failed")
+    return tuple(_typical(seen[request.request_id]) for request in requests)
+
+
+def with_lengths(
+    requests: Sequence[PreparedRequest], lengths: Sequence[NaturalLength], *, is_forced_to: bool
+) -> Iterator[PreparedRequest]:
+    """The request set with what is known of natural lengths, each output forced to its own where ``is_forced_to``.
+
+    Of an answer that was cut, all that is known is that it is no shorter.
+    """
+    for request, length in zip(requests, lengths, strict=True):
+        max_tokens = length.num_tokens if is_forced_to else request.max_tokens
+        is_known = not length.is_cut or max_tokens <= length.num_tokens
+        yield msgspec.structs.replace(
+            request, max_tokens=max_tokens, natural_tokens=length.num_tokens if is_known else None
+        )
+
+
+def _check_same_question(path: Path, results: ResultDirectory, profile: Profile) -> None:
+    """The baseline of ``path`` must be the baseline of ``profile``, as far as lengths depend on it."""
+    manifest = results.manifest()
+    if manifest.stop != "natural":
+        raise _refusal(
+            path, f"was measured with stop {manifest.stop}", "name one that was measured with stop: natural"
+        )
+    theirs = parse_profile(results.profile_yaml(), str(path / "profile.yaml"))
+    then, now = (variant_settings(each, each.baseline, {}) for each in (theirs, profile))
+    for name, left, right in (
+        ("model", then.model, now.model),
+        ("sampling", then.sampling, now.sampling),
+        ("guidance", then.guidance, now.guidance),
+    ):
+        if left != right:
+            what = f"was measured with another {name} of its baseline ({left} against {right})"
+            raise _refusal(path, what, "measure natural lengths with the same baseline")
+
+
+def _check_same_prompt(path: Path, request: PreparedRequest, stored: PreparedRequest | None) -> None:
+    remedy = "name one of the same dataset, num_prompts, selection and seed"
+    if stored is None:
+        raise _refusal(path, f"did not ask {request.request_id!r}", remedy)
+    if (stored.messages, stored.prompt) != (request.messages, request.prompt):
+        raise _refusal(path, f"asked something else as {request.request_id!r}", remedy)
+    if stored.n > 1:
+        what = f"asked for {stored.n} answers in one request, whose lengths cannot be told apart"
+        raise _refusal(path, what, "measure it with workload.samples_as: requests")
+
+
+def _seen_lengths(results: ResultDirectory) -> dict[str, list[tuple[int, bool]]]:
+    """Lengths of each request in the baseline's runs, and whether its limit ended it; failed requests have none."""
+    baseline, seen = results.manifest().baseline, dict[str, list[tuple[int, bool]]]()
+    for planned in results.plan().runs:
+        directory = results.run(planned.run_id)
+        if planned.variant != baseline or not (directory.path / "run.json").is_file():
+            continue
+        if directory.read().state not in _MEASURED_STATES:
+            continue
+        for record in directory.requests():
+            if (length := _length_of(record)) is not None:
+                seen.setdefault(record.request_id, []).append(length)
+    return seen
+
+
+def _length_of(record: RequestRecord) -> tuple[int, bool] | None:
+    if record.is_warmup or record.error is not None or record.completion_tokens is None:
+        return None
+    return record.completion_tokens, any(choice.finish_reason == "length" for choice in record.choices)
+
+
+def _typical(seen: Sequence[tuple[int, bool]]) -> NaturalLength:
+    """A length that was seen, never a mean of two. An answer of no token at all is forced to one."""
+    typical = median_low(num_tokens for num_tokens, _ in seen)
+    is_cut = any(was_cut for num_tokens, was_cut in seen if num_tokens == typical)
+    return NaturalLength(num_tokens=max(1, typical), is_cut=is_cut)
+
+
+def _refusal(path: Path, what: str, remedy: str) -> ProfileError:
+    return ProfileError(f"{KEY}: {path} {what}; {remedy}")
