@@ -1,0 +1,99 @@
+"""Where the time of a step sits, section by section, for each arm."""
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from benchctl.analysis.breakdown import Breakdown
+from benchctl.analysis.summary import CellSummary
+from benchctl.records.run import SECTION_PARENT
+from benchctl.report.page.chart import GREY, Chart, Trace, axis, layout, no_chart, rounded
+from benchctl.report.page.chart_arms import arm_looks, clock_note
+from benchctl.report.plot_style import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION, YELLOW
+from benchctl.report.reading import Reading
+from benchctl.units import ms_from_ns
+
+_COLORS: Final = {
+    "schedule": SKY,
+    "model_forward": BLUE,
+    "sampler_total": PURPLE,
+    "pre_lvm": YELLOW,
+    "lvm_apply_outer": VERMILION,
+    "sample": PURPLE,
+    "lvm_build_pending": ORANGE,
+    "lvm_forward": VERMILION,
+    "lvm_apply_guidance": GREEN,
+    "value_model_load": YELLOW,
+}
+"""Two sections of one colour are never both leaves: one is the parent of the other, or has another pattern."""
+_PATTERNS: Final = {"value_model_load": "x"}
+_REST: Final = "not named by any section"
+_LABEL_CHARACTERS: Final = 16
+_BAR_PX: Final = 44
+_REST_PX: Final = 170
+_ID: Final = "sections"
+_TITLE: Final = "Time per step by section"
+
+
+def draw_sections(reading: Reading) -> Chart:
+    """Stacked bars, the baseline on top; every bar is as long as the mean step of its arm."""
+    cells = [look.cell for look in arm_looks(reading)]
+    found = [(cell, breakdown) for cell in cells if (breakdown := cell.breakdown()) is not None]
+    if not found:
+        return no_chart(_ID, _TITLE, "no finished run has a step log")
+    parts = parts_of([breakdown for _, breakdown in found])
+    height = _REST_PX + _BAR_PX * len(found)
+    note = clock_note(clock for _, breakdown in found for clock in breakdown.clocks)
+    return Chart(
+        id=_ID,
+        title=_TITLE,
+        caption=f"Mean time of a step in ms ({note}) and the sections it consists of, all usable runs of an arm.",
+        definition=(
+            "Σ time of the section / number of all steps, so that the sections of an arm add up to its mean step. "
+            + "; ".join(sorted({breakdown.clock_note for _, breakdown in found}))
+            + "."
+        ),
+        figure={
+            "data": [_bars(name, values, [cell for cell, _ in found]) for name, values in parts.items()],
+            "layout": layout(
+                height,
+                barmode="stack",
+                bargap=0.35,
+                xaxis=axis("time per step, ms", rangemode="tozero"),
+                yaxis={"autorange": "reversed", "automargin": True, "title": {"text": ""}},
+            ),
+        },
+        skipped=None,
+        height=height,
+    )
+
+
+def parts_of(breakdowns: Sequence[Breakdown]) -> Mapping[str, list[float]]:
+    """Time per step in ms of each leaf of the sections, one value for each breakdown; the rest is the last part.
+
+    The values of one breakdown add up to its mean step. Parts that take no time anywhere are left out.
+    """
+    leaves = [breakdown.leaf_means_ns() for breakdown in breakdowns]
+    names = [name for name in SECTION_PARENT if any(name in leaf for leaf in leaves)]
+    parts = {name: [ms_from_ns(leaf.get(name, 0.0)) for leaf in leaves] for name in names}
+    parts[_REST] = [
+        max(0.0, ms_from_ns(sum(mean for name, mean in leaf.items() if name not in names))) for leaf in leaves
+    ]
+    return {name: values for name, values in parts.items() if any(values)}
+
+
+def _bars(name: str, values_ms: Sequence[float], cells: Sequence[CellSummary]) -> Trace:
+    pattern = "/" if name == _REST else _PATTERNS.get(name, "")
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "name": name,
+        "x": rounded(values_ms, 8),
+        "y": ["<br>".join(textwrap.wrap(cell.label, _LABEL_CHARACTERS)) for cell in cells],
+        "marker": {
+            "color": _COLORS.get(name, GREY),
+            "pattern": {"shape": pattern, "fgopacity": 0.6, "size": 6},
+            "line": {"width": 0},
+        },
+        "hovertemplate": "%{y}: %{x:.4~g} ms per step",
+    }

@@ -1,0 +1,278 @@
+"""Ratios to the baseline over a swept factor: does the cost grow with it, and by how much?"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import stdev
+from typing import Final
+
+from benchctl.analysis.sweep import SweepRow
+from benchctl.records.directory import arm_label
+from benchctl.records.noise import MetricNoise
+from benchctl.report.page.chart import (
+    GREY,
+    Chart,
+    Trace,
+    axis,
+    band,
+    color,
+    dash,
+    layout,
+    no_chart,
+    panel_axis,
+    panels,
+    rounded,
+    translucent,
+)
+from benchctl.report.reading import Reading
+
+_QUANTITIES: Final = (("wall", "wall_s", "wall time"), ("step_ms", "step_ms", "time per step"))
+"""Name in a row of the sweep, name of the metric, and in words."""
+_ID: Final = "sweep"
+_TITLE: Final = "Cost over the swept factor"
+_PANEL_PX: Final = 210
+_REST_PX: Final = 100
+_MAX_BANDS: Final = 3
+_MAX_TICKS: Final = 12
+_LOG_FROM: Final = 10.0
+"""A factor whose largest value is this many times the smallest stands on a logarithmic axis."""
+_REACH: Final = 1.0
+"""An interval of few blocks can reach far; what lies beyond the points by more than their span is cut."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """The rows of one variant that differ in the factor alone, in its order."""
+
+    label: str
+    color: str
+    dash: str
+    rows: tuple[SweepRow, ...]
+    x: tuple[float | str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Reach:
+    """What the y axis of a panel shows, and whether an interval reaches beyond it."""
+
+    low: float
+    high: float
+    is_cut: bool
+
+
+def draw_sweep(reading: Reading, noise: Mapping[str, MetricNoise]) -> Chart:
+    """``noise`` is that of an A/A experiment, by metric; without it the baseline's own scatter is shown."""
+    rows = [row for row in reading.sweep if row.cell and any(name in row.estimates for name, _, _ in _QUANTITIES)]
+    if len(rows) < 2:
+        return no_chart(
+            _ID, _TITLE, "no variant has finished runs beside the baseline in two or more cells of a sweep"
+        )
+    factor = swept_factor(rows)
+    lines = lines_of(rows, factor)
+    shown = [item for item in _QUANTITIES if any(item[0] in row.estimates for row in rows)]
+    traces: list[Trace] = []
+    reaches = []
+    for panel, (quantity, _, _) in enumerate(shown):
+        reaches.append(_reach(rows, quantity))
+        for line in lines:
+            traces += _traces(line, quantity, panel, has_bands=factor is not None and len(lines) <= _MAX_BANDS)
+    height = _REST_PX + _PANEL_PX * len(shown)
+    bands = [_noise_band(reading, metric, noise, panel) for panel, (_, metric, _) in enumerate(shown)]
+    y_axes = [
+        axis(f"{words},<br>ratio to baseline", range=[reach.low, reach.high])
+        for (_, _, words), reach in zip(shown, reaches, strict=True)
+    ]
+    return Chart(
+        id=_ID,
+        title=_TITLE,
+        caption=_caption(rows, noise, is_cut=any(reach.is_cut for reach in reaches)),
+        definition=(
+            "Ratio to the baseline of the same block, geometric mean over the blocks, with its interval; open "
+            "circles are single blocks. Above 1 the cell is slower than the baseline."
+        ),
+        figure={
+            "data": traces,
+            "layout": layout(
+                height,
+                **panels(_x_axis(rows, factor), y_axes),
+                shapes=[*(_one(panel) for panel in range(len(shown))), *(shape for shape in bands if shape)],
+            ),
+        },
+        skipped=None,
+        height=height,
+    )
+
+
+def swept_factor(rows: Sequence[SweepRow]) -> str | None:
+    """The numeric factor with the most values, the first of equals; None where none has two."""
+    values = {name: {row.cell.get(name) for row in rows} for row in rows for name in row.cell}
+    numeric = {name: found for name, found in values.items() if len(found) > 1 and all(map(_is_number, found))}
+    return max(numeric, key=lambda name: len(numeric[name]), default=None)
+
+
+def lines_of(rows: Sequence[SweepRow], factor: str | None) -> tuple[Line, ...]:
+    """A line for each variant and each combination of the other factors; without a factor, one for each variant."""
+    groups: dict[str, list[SweepRow]] = {}
+    for row in rows:
+        others = {name: value for name, value in row.cell.items() if factor is not None and name != factor}
+        groups.setdefault(arm_label(row.variant, others), []).append(row)
+    found = []
+    for i, (label, group) in enumerate(groups.items(), start=1):
+        ordered = group if factor is None else sorted(group, key=lambda row: _number(row.cell[factor]))
+        x = [_cell_lines(row) if factor is None else _number(row.cell[factor]) for row in ordered]
+        found.append(Line(label=label, color=color(i), dash=dash(i), rows=tuple(ordered), x=tuple(x)))
+    return tuple(found)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _number(value: object) -> float:
+    if not isinstance(value, int | float):
+        raise TypeError(f"{value!r} is no value of a numeric factor")
+    return float(value)
+
+
+def _cell_lines(row: SweepRow) -> str:
+    return "<br>".join(f"{name}={value}" for name, value in row.cell.items())
+
+
+def _x_axis(rows: Sequence[SweepRow], factor: str | None) -> Trace:
+    if factor is None:
+        return axis("cell", type="category")
+    values = sorted({_number(row.cell[factor]) for row in rows})
+    is_log = values[0] > 0 and values[-1] / values[0] >= _LOG_FROM
+    few = {"tickvals": values, "ticktext": [f"{value:g}" for value in values]} if len(values) <= _MAX_TICKS else {}
+    return axis(factor, type="log" if is_log else "linear", **few)
+
+
+def _traces(line: Line, quantity: str, panel: int, *, has_bands: bool) -> list[Trace]:
+    known = [
+        (x, row, row.estimates[quantity])
+        for x, row in zip(line.x, line.rows, strict=True)
+        if quantity in row.estimates
+    ]
+    common = {"type": "scatter", "legendgroup": line.label, "yaxis": panel_axis(panel)}
+    x = [at for at, _, _ in known]
+    low, high = rounded(e.ci_low for _, _, e in known), rounded(e.ci_high for _, _, e in known)
+    ratios = rounded(e.ratio for _, _, e in known)
+    blocks = [
+        (at, pair.block, ratio) for at, row, _ in known for pair in row.pairs if (ratio := pair.ratio(quantity))
+    ]
+    mean: Trace = {
+        **common,
+        "mode": "lines+markers" if isinstance(line.x[0], float) else "markers",
+        "name": line.label,
+        "showlegend": panel == 0,
+        "x": x,
+        "y": ratios,
+        "line": {"color": line.color, "dash": line.dash, "width": 2},
+        "marker": {"color": line.color, "size": 8},
+        "customdata": [[lo, hi, e.num_blocks] for lo, hi, (_, _, e) in zip(low, high, known, strict=True)],
+        "hovertemplate": (
+            "%{x}: %{y:.4~g} [%{customdata[0]:.4~g}, %{customdata[1]:.4~g}] over %{customdata[2]} blocks"
+        ),
+    }
+    single: Trace = {
+        **common,
+        "mode": "markers",
+        "name": line.label,
+        "showlegend": False,
+        "x": [at for at, _, _ in blocks],
+        "y": rounded(value for _, _, value in blocks),
+        "customdata": [block for _, block, _ in blocks],
+        "marker": {"color": line.color, "symbol": "circle-open", "size": 6},
+        "hovertemplate": "%{x}, block %{customdata}: %{y:.4~g}",
+    }
+    if not has_bands:
+        return [{**mean, "error_y": _bars(ratios, low, high, line.color)}, single]
+    return [band(x, low, high, line.color, legendgroup=line.label, yaxis=panel_axis(panel)), mean, single]
+
+
+def _bars(
+    ratio: Sequence[float | None], low: Sequence[float | None], high: Sequence[float | None], hex_color: str
+) -> Trace:
+    """Distances of the bounds from the ratio."""
+    return {
+        "type": "data",
+        "symmetric": False,
+        "array": [None if r is None or h is None else max(0.0, h - r) for r, h in zip(ratio, high, strict=True)],
+        "arrayminus": [
+            None if r is None or lo is None else max(0.0, r - lo) for r, lo in zip(ratio, low, strict=True)
+        ],
+        "color": hex_color,
+        "thickness": 1.5,
+        "width": 4,
+    }
+
+
+def _reach(rows: Sequence[SweepRow], quantity: str) -> _Reach:
+    """All points and the baseline's 1, and as much of the intervals as leaves the points readable."""
+    known = [(row, row.estimates[quantity]) for row in rows if quantity in row.estimates]
+    points = [
+        1.0,
+        *(ratio for row, _ in known for pair in row.pairs if (ratio := pair.ratio(quantity)) is not None),
+    ]
+    lowest, highest = min(points), max(points)
+    span = max(highest - lowest, 0.02)
+    lows = [estimate.ci_low for _, estimate in known if estimate.ci_low is not None]
+    highs = [estimate.ci_high for _, estimate in known if estimate.ci_high is not None]
+    low = max(min([lowest, *lows]), lowest - _REACH * span)
+    high = min(max([highest, *highs]), highest + _REACH * span)
+    is_cut = low > min([low, *lows]) or high < max([high, *highs])
+    return _Reach(round(low - 0.06 * span, 4), round(high + 0.06 * span, 4), is_cut)
+
+
+def _one(panel: int) -> Trace:
+    return {
+        "type": "line",
+        "xref": "x domain",
+        "x0": 0,
+        "x1": 1,
+        "yref": panel_axis(panel),
+        "y0": 1,
+        "y1": 1,
+        "line": {"color": GREY, "width": 1.5, "dash": "dash"},
+    }
+
+
+def _noise_band(reading: Reading, metric: str, noise: Mapping[str, MetricNoise], panel: int) -> Trace | None:
+    """A grey band around 1, as wide as what nothing but noise shows."""
+    half = math.log1p(noise[metric].floor_frac) if metric in noise else _baseline_scatter(reading, metric)
+    if half is None:
+        return None
+    return {
+        "type": "rect",
+        "layer": "below",
+        "xref": "x domain",
+        "x0": 0,
+        "x1": 1,
+        "yref": panel_axis(panel),
+        "y0": math.exp(-half),
+        "y1": math.exp(half),
+        "fillcolor": translucent(GREY, 0.25),
+        "line": {"width": 0},
+    }
+
+
+def _baseline_scatter(reading: Reading, metric: str) -> float | None:
+    """Standard deviation of the logarithms of the baseline's blocks; None below three."""
+    baseline = reading.results.manifest.baseline
+    cells = [cell for cell in reading.cells if cell.variant == baseline and not cell.cell]
+    values = [
+        value for cell in cells for run in cell.runs if (value := run.number(metric)) is not None and value > 0
+    ]
+    return stdev(map(math.log, values)) if len(values) > 2 else None
+
+
+def _caption(rows: Sequence[SweepRow], noise: Mapping[str, MetricNoise], *, is_cut: bool) -> str:
+    estimates = [estimate for row in rows for estimate in row.estimates.values()]
+    counts = sorted({estimate.num_blocks for estimate in estimates})
+    blocks = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    grey = "the noise of an A/A experiment" if noise else "one standard deviation of the baseline's own blocks"
+    cut = "; intervals reach beyond the picture" if is_cut else ""
+    return (
+        f"Ratio to the baseline with its {estimates[0].confidence:.0%} interval over {blocks} blocks{cut}; the "
+        f"grey band around 1 is {grey}."
+    )
