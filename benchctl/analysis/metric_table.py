@@ -76,6 +76,12 @@ _LOAD_METRICS: Final = [
     Metric("num_failed", "requests", "num_requests - num_completed", "lower", True, "request records"),
     Metric("prompt_tokens", "tokens", "Σ usage.prompt_tokens, once per request", "none", True, "usage"),
     Metric("output_tokens", "tokens", "Σ usage.completion_tokens, once per request", needs="usage"),
+    Metric(
+        "after_eos_frac",
+        "1",
+        "Σ max(0, output tokens - natural tokens) / Σ output tokens: output past the end of the baseline's answers",
+        needs="natural lengths: stop forced-natural, or workload.lengths_from",
+    ),
     Metric("cached_tokens", "tokens", "Σ prompt tokens found in the prefix cache", needs="cached tokens in usage"),
     Metric("output_throughput", "tokens/s", "output_tokens / wall_s", "higher", needs="usage and arrival times"),
     Metric("request_throughput", "requests/s", "num_completed / wall_s", "higher", needs=_ARRIVALS),

@@ -89,10 +89,21 @@ def _load_metrics(
         "num_failed": len(requests) - len(completed) if requests else None,
         "prompt_tokens": total([request.prompt_tokens for request in completed]),
         "output_tokens": output_tokens,
+        "after_eos_frac": _after_eos_frac(completed),
         "cached_tokens": total([request.cached_tokens for request in completed]),
         "output_throughput": quotient(output_tokens, wall_s),
         "request_throughput": quotient(len(completed), wall_s),
     }
+
+
+def _after_eos_frac(completed: Sequence[RequestRecord]) -> float | None:
+    """Share of the output that the baseline's model would not have written; unknown when it is for any request."""
+    output_tokens = [request.completion_tokens for request in completed]
+    beyond = [
+        None if count is None or request.natural_tokens is None else max(0, count - request.natural_tokens)
+        for count, request in zip(output_tokens, completed, strict=True)
+    ]
+    return quotient(total(beyond), total(output_tokens))
 
 
 def _latency_metrics(completed: Sequence[RequestRecord], factor: float) -> dict[str, float | None]:

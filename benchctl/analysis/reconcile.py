@@ -7,7 +7,7 @@ request set, the profile. ``ok`` is None where an account is missing or the chec
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Literal
+from typing import Final
 
 from benchctl.analysis.check import Check, some
 from benchctl.analysis.metrics import clock_factor, load_window_ns
@@ -23,7 +23,7 @@ from benchctl.profile.load import parse_profile
 from benchctl.profile.model import Profile
 from benchctl.profile.plan import variant_settings
 from benchctl.records.directory import LoadedResults, LoadedRun
-from benchctl.records.run import PreparedRequest, RequestRecord, ResultWarning, RunRecord, StepRecord
+from benchctl.records.run import PreparedRequest, RequestRecord, ResultWarning, RunRecord, StepRecord, StopMode
 from benchctl.units import NS_PER_MS, s_from_ns
 
 __all__ = [
@@ -48,7 +48,7 @@ WALL_TOLERANCE_NS: Final = 20 * NS_PER_MS
 class Expectation:
     """What the profile and the request set declare of one run."""
 
-    stop: Literal["forced", "natural"]
+    stop: StopMode
     prepared: tuple[PreparedRequest, ...]
     is_guided: bool
     is_greedy: bool
@@ -180,7 +180,7 @@ def _check_greedy(steps: Sequence[StepRecord], expectation: Expectation) -> Chec
 def _check_forced_stop(completed: Sequence[RequestRecord], expectation: Expectation) -> Check:
     """With forced stop each completed request has exactly max_tokens * n output tokens."""
     name = "forced-stop"
-    if expectation.stop != "forced":
+    if expectation.stop == "natural":
         return Check(name, None, "outputs end naturally")
     wanted = {request.request_id: request.max_tokens * request.n for request in expectation.prepared}
     known = [r for r in completed if r.completion_tokens is not None and r.request_id in wanted]

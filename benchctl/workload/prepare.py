@@ -98,8 +98,8 @@ def _cut_lengths(num_cut: int, num_lengths: int) -> tuple[ResultWarning, ...]:
     if not num_cut:
         return ()
     message = (
-        f"{num_cut} of {num_lengths} natural lengths are those of answers that max_tokens cut, which would have been "
-        "longer; raise workload.max_tokens where natural lengths are measured"
+        f"{num_cut} of {num_lengths} natural lengths are those of answers that max_tokens cut, which would have "
+        "been longer; raise workload.max_tokens where natural lengths are measured"
     )
     return (ResultWarning(code="natural-lengths-cut", message=message, where=LENGTHS_KEY),)
 
