@@ -7,10 +7,10 @@ JSON documents are replaced atomically, JSON Lines are appended. Nothing here kn
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 import msgspec
 
@@ -34,8 +34,13 @@ from benchctl.records.schema import upgrade
 
 if TYPE_CHECKING:
     from benchctl.records.step_columns import StepColumns
+    from benchctl.records.step_log import StepLog
+
+    Steps: TypeAlias = tuple[StepRecord, ...] | StepLog
 
 T = TypeVar("T", bound=msgspec.Struct)
+FEW_STEPS_BYTES: Final = 1 << 16
+"""A log up to this size is decoded before polars would be imported."""
 DAMAGED_LINE: Final = "damaged-line"
 """Code of the warning that a file of a run ends with a line that cannot be read."""
 
@@ -75,6 +80,10 @@ class RunDirectory:
     def server_log(self) -> Path:
         return self.path / "server.log"
 
+    @property
+    def step_log(self) -> Path:
+        return self.path / "steps.jsonl"
+
     def read(self) -> RunRecord:
         return _read_json(self.path / "run.json", RunRecord)
 
@@ -91,7 +100,7 @@ class RunDirectory:
         return read_jsonl(self.path / "requests.jsonl", RequestRecord)
 
     def steps(self) -> Iterator[StepRecord]:
-        return read_jsonl(self.path / "steps.jsonl", StepRecord)
+        return read_jsonl(self.step_log, StepRecord)
 
     def client(self) -> Iterator[ClientSample]:
         return read_jsonl(self.path / "client.jsonl", ClientSample)
@@ -181,7 +190,8 @@ class LoadedRun:
 
     record: RunRecord
     requests: tuple[RequestRecord, ...]
-    steps: Sequence[StepRecord]
+    steps: "Steps"
+    """All of them, the warm-up's among them; those of a long log are decoded each time that somebody looks."""
     gpu: tuple[GpuSample, ...]
     host: tuple[HostSample, ...]
     prometheus: tuple[PrometheusSample, ...]
@@ -193,16 +203,27 @@ class LoadedRun:
 
     @property
     def columns(self) -> "StepColumns":
-        """The steps that are no warm-up, as arrays."""
-        from benchctl.records.step_columns import columns_from  # noqa: PLC0415 - numpy, where there are steps
+        """The steps that are no warm-up, as arrays; made anew each time, so that they need not stay in memory."""
+        return _columns(self.steps, is_warmup=False)
 
-        return columns_from(self.steps)
+    @property
+    def warmup_columns(self) -> "StepColumns":
+        """The steps of the warm-up, as arrays."""
+        return _columns(self.steps, is_warmup=True)
 
     @property
     def damage(self) -> tuple[str, ...]:
         """What cannot be read of a run that says ``done``, with file and line."""
         damaged = (warning.message for warning in self.warnings if warning.code == DAMAGED_LINE)
         return tuple(damaged) if self.is_damaged else ()
+
+
+def _columns(steps: "Steps", *, is_warmup: bool) -> "StepColumns":
+    from benchctl.records.step_columns import columns_from  # noqa: PLC0415 - numpy, where there are steps
+
+    if isinstance(steps, tuple):
+        return columns_from(steps, is_warmup=is_warmup)
+    return steps.columns(is_warmup=is_warmup)
 
 
 def load_run(directory: RunDirectory) -> LoadedRun:
@@ -214,15 +235,27 @@ def load_run(directory: RunDirectory) -> LoadedRun:
     record = directory.read()
     damage: list[ResultWarning] = []
 
+    def note(error: RecordError) -> None:
+        damage.append(ResultWarning(code=DAMAGED_LINE, message=str(error), where=record.run_id))
+
     def keep(records: Iterator[T]) -> tuple[T, ...]:
         kept: list[T] = []
         try:
             kept.extend(records)
         except RecordError as error:
-            damage.append(ResultWarning(code=DAMAGED_LINE, message=str(error), where=record.run_id))
+            note(error)
         return tuple(kept)
 
-    requests, steps = keep(directory.requests()), keep(directory.steps())
+    requests = keep(directory.requests())
+    steps: Steps
+    if _size_bytes(directory.step_log) <= FEW_STEPS_BYTES:
+        steps = keep(directory.steps())
+    else:
+        from benchctl.records.step_log import read_step_log  # noqa: PLC0415 - polars, where it is worth its time
+
+        steps, fault = read_step_log(directory.step_log)
+        if fault is not None:
+            note(fault)
     gpu, host, prometheus = keep(directory.gpu()), keep(directory.host()), keep(directory.prometheus())
     client = keep(directory.client())
     return LoadedRun(
@@ -264,6 +297,10 @@ def load_results(path: Path) -> LoadedResults:
         requests=results.prepared_requests(),
         runs=tuple(load_run(directory) for directory in results.begun_runs(plan)),
     )
+
+
+def _size_bytes(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else 0
 
 
 def _read_bytes(path: Path) -> bytes:

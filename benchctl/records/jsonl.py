@@ -1,7 +1,7 @@
 """JSON Lines and JSON files: appended with one flush per record, read with the place of any damage."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -72,15 +72,20 @@ def read_jsonl(path: Path, kind: type[R]) -> Iterator[R]:
     """
     if not path.exists():
         return
-    decoder = msgspec.json.Decoder(kind)
     with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            if not line.strip():
-                continue
-            try:
-                yield decoder.decode(line)
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                raise RecordError(_describe_damage(path, number, line, error)) from error
+        yield from decode_lines(file, path, kind)
+
+
+def decode_lines(lines: Iterable[bytes], path: Path, kind: type[R], first_line: int = 1) -> Iterator[R]:
+    """Yield the records of ``lines``, which begin with line ``first_line`` of ``path``, as ``read_jsonl`` does."""
+    decoder = msgspec.json.Decoder(kind)
+    for number, line in enumerate(lines, start=first_line):
+        if not line.strip():
+            continue
+        try:
+            yield decoder.decode(line)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise RecordError(_describe_damage(path, number, line, error)) from error
 
 
 def _describe_damage(path: Path, number: int, line: bytes, error: Exception) -> str:

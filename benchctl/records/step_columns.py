@@ -22,7 +22,7 @@ OPTIONAL: Final = tuple(field.name for field in msgspec.structs.fields(StepRecor
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StepColumns:
-    """The steps of one run that are no warm-up, in the order of their log; all arrays have one value for each."""
+    """Steps of one run, all but its warm-up or that alone, in the order of their log: one value in each array."""
 
     start_ns: Integers
     dur_ns: Integers
@@ -51,9 +51,9 @@ class StepColumns:
         return np.equal(self.phase, PHASES.index(phase))
 
 
-def columns_from(records: Iterable[StepRecord]) -> StepColumns:
-    """The columns of ``records``, without the warm-up. OverflowError for a number beyond 64 bits."""
-    steps = [record for record in records if not record.is_warmup]
+def columns_from(records: Iterable[StepRecord], *, is_warmup: bool = False) -> StepColumns:
+    """The columns of those ``records`` that are no warm-up, or of those that are."""
+    steps = [record for record in records if record.is_warmup == is_warmup]
     names = sorted({name for step in steps for name in step.sections_ns})
     optionals = {}
     for name in OPTIONAL:

@@ -1,0 +1,213 @@
+"""A long step log: its columns are those of its records, whatever stands in it, and damage is told as ever."""
+
+import itertools
+
+import msgspec
+import numpy as np
+import pytest
+from builders import write_results
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from benchctl.records import directory, step_log
+from benchctl.records.directory import DAMAGED_LINE, RunDirectory, load_run
+from benchctl.records.jsonl import encode
+from benchctl.records.run import SECTION_PARENT, StepRecord
+from benchctl.records.step_columns import OPTIONAL, PHASES, columns_from
+from benchctl.records.step_log import read_step_log
+
+int64 = st.integers(-(2**63), 2**63 - 1)
+counts = st.integers(0, 2**52)
+words = st.text(max_size=12) | st.sampled_from(
+    ["a", "b:c", 'quo"te', "brace}", "dur_ns", "logprob", *SECTION_PARENT]
+)
+
+
+def fields(*, optional=counts):
+    flags = {name: st.booleans() for name in ("is_greedy", "fused")}
+    return {
+        "step": int64,
+        "start_ns": int64,
+        "dur_ns": int64,
+        "num_seqs": int64,
+        "clock": st.sampled_from(["host", "device", "virtual"]),
+        "phase": st.sampled_from(PHASES),
+        "is_warmup": st.booleans(),
+        "sections_ns": st.dictionaries(words, int64, max_size=4),
+        **{name: st.none() | flags.get(name, optional) for name in OPTIONAL},
+    }
+
+
+records = st.lists(st.builds(StepRecord, **fields()), max_size=12)
+
+
+def step(number=0, **changed):
+    record = StepRecord(
+        step=number, start_ns=10 * number, dur_ns=7, clock="host", phase="decode", num_seqs=3, output_tokens=3
+    )
+    return msgspec.structs.replace(record, **changed)
+
+
+@pytest.fixture(name="small_blocks")
+def _small_blocks(monkeypatch):
+    monkeypatch.setattr(step_log, "BLOCK_BYTES", 600)
+
+
+def written(path, steps):
+    path.write_bytes(b"".join(encode(record) + b"\n" for record in steps))
+    return path
+
+
+def require_same(found, expected):
+    assert len(found) == len(expected)
+    assert found.clocks == expected.clocks
+    pairs = [
+        (getattr(found, name), getattr(expected, name)) for name in ("start_ns", "dur_ns", "num_seqs", "phase")
+    ]
+    for name in ("optionals", "section_ns", "has_section"):
+        mine, theirs = getattr(found, name), getattr(expected, name)
+        assert list(mine) == list(theirs)
+        pairs += [(mine[key], theirs[key]) for key in theirs]
+    for mine, theirs in pairs:
+        assert mine.dtype == theirs.dtype
+        np.testing.assert_array_equal(mine, theirs)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(steps=records)
+def test_the_columns_of_a_log_are_those_of_its_records(small_blocks, tmp_path, steps):
+    log, damage = read_step_log(written(tmp_path / "steps.jsonl", steps))
+    assert damage is None
+    assert list(log) == steps
+    for is_warmup in (False, True):
+        require_same(log.columns(is_warmup=is_warmup), columns_from(steps, is_warmup=is_warmup))
+
+
+def test_a_log_whose_every_block_is_read_by_polars_has_the_columns_of_its_records(
+    small_blocks, tmp_path, monkeypatch
+):
+    steps = [
+        step(
+            i,
+            is_greedy=i % 3 == 0,
+            candidates=None if i % 4 else i,
+            sections_ns={"sample": i, "own": 2**40} if i else {},
+        )
+        for i in range(100)
+    ]
+    monkeypatch.setattr(step_log, "_read_as_records", None)
+    log, _ = read_step_log(written(tmp_path / "steps.jsonl", steps))
+    require_same(log.columns(), columns_from(steps))
+    assert log.columns().optional("fused") is None
+    assert log[3] == steps[3]
+    assert log[-2:] == tuple(steps[-2:])
+
+
+@pytest.mark.parametrize("place", [0, 1, 50, 98, 99])
+def test_a_section_that_only_one_step_has_is_found_wherever_that_step_stands(small_blocks, tmp_path, place):
+    steps = [step(i, sections_ns={"rare": 5} if i == place else {"sample": 1}) for i in range(100)]
+    columns = read_step_log(written(tmp_path / "steps.jsonl", steps))[0].columns()
+    assert columns.section_ns["rare"].sum() == 5
+    assert columns.has_section["rare"].nonzero()[0].tolist() == [place]
+    assert columns.has_section["sample"].sum() == 99
+
+
+GOOD = encode(step())
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        GOOD.replace(b'"dur_ns":7', b'"dur_ns":8,"unheard_of":{"dur_ns":[1,{"x":2}]}'),
+        GOOD.replace(b'"dur_ns":7', b'"dur_ns":7,"dur_ns":9'),
+        GOOD.replace(b'"dur_ns":7', b'"dur_ns":7,"guided_rows":null'),
+        GOOD.replace(b'"dur_ns":7', b'"dur_ns":7,"sections_ns":{}'),
+        GOOD.replace(b'"dur_ns":7', b'"dur_ns":7,"sections_ns":{"a":1,"a":2}'),
+        GOOD.replace(b'"dur_ns":7', b'"dur_ns":7,"sections_ns":{"\\u0061":1,"a:b":2}'),
+        GOOD.replace(b'"dur_ns"', b'"dur\\u005fns"'),
+        b"  " + GOOD.replace(b":", b" :  ") + b" \r",
+        b"",
+        b"   ",
+    ],
+)
+def test_a_line_that_nobody_here_wrote_means_to_columns_what_it_means_to_records(small_blocks, tmp_path, line):
+    path = tmp_path / "steps.jsonl"
+    path.write_bytes(b"\n".join([*[encode(step(i)) for i in range(20)], line, GOOD]))
+    log, damage = read_step_log(path)
+    assert damage is None
+    require_same(log.columns(), columns_from(list(log)))
+    kinds = msgspec.json.Decoder(StepRecord)
+    assert list(log) == [kinds.decode(text) for text in path.read_bytes().split(b"\n") if text.strip()]
+
+
+@pytest.mark.parametrize(
+    "field", ["dur_ns", "sections_ns", "guided_rows", "clock", "is_greedy", "is_warmup", "num_seqs"]
+)
+@pytest.mark.parametrize(
+    "value", [b"null", b"1.0", b'"1"', b"true", b"1", b"[1]", b'{"a":null}', b"9223372036854775808", b"NaN"]
+)
+def test_a_value_of_another_kind_is_damage_to_columns_if_and_only_if_it_is_to_records(
+    small_blocks, tmp_path, field, value
+):
+    plain = msgspec.to_builtins(step(sections_ns={"a": 1})) | {field: msgspec.Raw(value)}
+    line = encode(plain)
+    path = tmp_path / "steps.jsonl"
+    path.write_bytes(b"\n".join([*[encode(step(i)) for i in range(20)], line, GOOD]) + b"\n")
+    log, damage = read_step_log(path)
+    fault = fault_of(line)
+    if fault is None:
+        assert damage is None
+        require_same(log.columns(), columns_from(list(log)))
+    else:
+        assert str(damage).startswith(f"{path}:21: {fault}; it begins")
+        assert len(log) == len(log.columns()) == len(list(log)) == 20
+
+
+def fault_of(line):
+    try:
+        msgspec.json.decode(line, type=StepRecord)
+    except msgspec.DecodeError as error:
+        return str(error)
+    return None
+
+
+def test_a_damaged_line_of_a_long_log_is_named_and_what_came_before_is_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(directory, "FEW_STEPS_BYTES", 0)
+    monkeypatch.setattr(step_log, "BLOCK_BYTES", 300)
+    run = RunDirectory(write_results(tmp_path / "r").runs()[0].path)
+    whole = list(run.steps())
+    run.step_log.write_bytes(run.step_log.read_bytes() + encode(step(9, is_warmup=True)) + b"\n" + GOOD[:-9])
+    loaded = load_run(run)
+    assert loaded.is_damaged
+    (warning,) = [warning for warning in loaded.warnings if warning.code == DAMAGED_LINE]
+    assert warning.message.startswith(f"{run.step_log}:{len(whole) + 2}: the line is cut off")
+    assert list(loaded.steps) == [*whole, step(9, is_warmup=True)]
+    require_same(loaded.columns, columns_from(whole))
+    require_same(loaded.warmup_columns, columns_from(loaded.steps, is_warmup=True))
+
+
+def test_few_steps_and_many_are_the_same_run(tmp_path, monkeypatch):
+    run = write_results(tmp_path / "r").runs()[1]
+    few = load_run(run)
+    monkeypatch.setattr(directory, "FEW_STEPS_BYTES", 0)
+    many = load_run(run)
+    assert isinstance(few.steps, tuple)
+    assert tuple(many.steps) == few.steps
+    require_same(many.columns, few.columns)
+
+
+def test_a_log_without_a_step_has_columns_without_a_value(tmp_path):
+    log, damage = read_step_log(written(tmp_path / "steps.jsonl", ()))
+    assert damage is None
+    require_same(log.columns(), columns_from(()))
+    assert len(log.columns()) == 0
+
+
+def test_a_column_that_no_step_could_have_is_refused_by_name():
+    with pytest.raises(ValueError, match="'outputs' is no optional field of a step; those are num_prefill_tokens"):
+        columns_from([step()]).optional("outputs")
+
+
+def test_the_phases_of_steps_are_told_apart():
+    columns = columns_from([step(i, phase=phase) for i, phase in enumerate(itertools.chain(PHASES, ["decode"]))])
+    assert columns.in_phase("decode").tolist() == [False, True, False, True]
