@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from benchctl.cli.compare import compare, parse_threshold
 from benchctl.errors import NotComparableError, RecordError, UsageError
 
-BLOCKS = tuple({"baseline": 1 + 0.004 * i, "guided": 1.02 - 0.003 * i} for i in range(4))
+BLOCKS = tuple({"baseline": 1 + 0.004 * i, "guided": 1.02 - 0.003 * i} for i in range(6))
 KEYS = {"name", "unit", "cell", "a", "b", "ratio", "ci_low", "ci_high", "blocks", "verdict", "p", "exploratory"}
 
 app = typer.Typer()
@@ -41,7 +41,7 @@ def test_the_table_opens_with_the_verdict_and_shows_change_p_and_verdict(results
     )
     assert " ".join(lines[2].split()) == "cell metric baseline guided change (95% CI) p verdict"
     assert " ".join(lines[3].split()) == (
-        "top_k=5 step_ms 10.06 ± 0.5% 15.74 ± 0.4% +56.5% [+54.3%, +58.7%] 0.125 regression"
+        "top_k=5 step_ms 10.1 ± 0.7% 15.69 ± 0.6% +55.4% [+53.3%, +57.5%] 0.031 regression"
     )
     assert "(regression)" in found.stdout
 
@@ -49,12 +49,13 @@ def test_the_table_opens_with_the_verdict_and_shows_change_p_and_verdict(results
 def test_the_footnotes_say_what_must_be_known_to_trust_the_table(results):
     text = call(*sides(results)).stdout
     for footnote in (
-        "top_k=5: wall x1.565 = steps x1.000 * time per step x1.565 * remainder x1.000",
-        "n = 4 blocks, interleaved, baseline ran first in 4 of 4 · detectable: step_ms 1.9%",
-        "margin 1% (-0.99% to +1.0%) · 3 deciding comparisons",
+        "top_k=5: wall x1.554 = steps x1.000 * time per step x1.554 * remainder x1.000",
+        "n = 6 blocks, interleaved, baseline ran first in 6 of 6 · detectable: step_ms 1.8%",
+        "margin 1% (-0.99% to +1.0%) · 3 deciding comparisons, corrected by Holm",
         "equal in every block: num_requests, num_completed, num_failed, prompt_tokens, output_tokens",
         'declared difference: server.value_model: absent against "qwen2.5-1.5b"',
-        "warning: 3 tests on 4 blocks",
+        "no noise floor: no A/A experiment of this machine is on file",
+        "the ratio changes by -0.69% per block (step_ms in top_k=5, p ",
     ):
         assert footnote in text
 
@@ -90,12 +91,12 @@ def test_json_holds_each_metric_of_each_cell(results):
     assert (document["verdict"], document["exit_code"], len(document["reasons"])) == ("regression", 1, 3)
     assert all(set(metric) >= KEYS for metric in document["metrics"])
     step = next(metric for metric in document["metrics"] if metric["name"] == "step_ms")
-    assert (step["unit"], step["cell"], step["blocks"], step["exploratory"]) == ("ms", "top_k=5", 4, False)
+    assert (step["unit"], step["cell"], step["blocks"], step["exploratory"]) == ("ms", "top_k=5", 6, False)
     assert step["ratio"] == pytest.approx(step["b"] / step["a"])
     assert step["ci_low"] < step["ratio"] < step["ci_high"]
-    assert len(step["a_blocks"]) == 4
+    assert len(step["a_blocks"]) == 6
     assert {d["key"] for d in document["allowed_differences"]} == {"sampling.top_k", "server.value_model"}
-    assert document["warnings"][0]["code"] == "few-blocks"
+    assert document["warnings"][0]["code"] == "trend"
 
 
 def test_json_is_valid_when_the_comparison_is_refused(results):
@@ -149,7 +150,7 @@ def test_numbers_of_blocks_that_differ_between_cells_are_a_range(tmp_path):
     results = write_results(tmp_path / "r", block_factors=BLOCKS, cells=({"top_k": 2}, {"top_k": 5}))
     edit_run(results, "001-b0-guided-top_k2", state="failed")
     text = call(*sides(results)).stdout
-    assert "n = 3 to 4 blocks" in text
+    assert "n = 5 to 6 blocks" in text
 
 
 def test_one_block_shows_a_change_without_an_interval(tmp_path):
@@ -179,7 +180,7 @@ def test_sides_with_equal_names_are_told_apart_by_their_paths(results):
 
 
 def test_a_value_of_ten_thousand_or_more_is_written_out(tmp_path):
-    fast = tuple({"baseline": 0.01, "guided": 0.01} for _ in range(2))
+    fast = tuple({"baseline": 0.01, "guided": 0.01} for _ in range(6))
     results = write_results(tmp_path / "r", block_factors=fast)
     assert "80,000" in call(*sides(results)).stdout
 
@@ -201,7 +202,7 @@ def test_markdown_has_the_rows_of_the_table_and_its_footnotes(results):
     assert rule == "|" + " --- |" * 7
     fields = [" ".join(field.replace("\\", "").split()) for field in first.strip("|").split("|")]
     assert " ".join(fields) == " ".join(plain.splitlines()[3].split())
-    assert "\n- n = 4 blocks, interleaved, baseline ran first in 4 of 4" in found.stdout
+    assert "\n- n = 6 blocks, interleaved, baseline ran first in 6 of 6" in found.stdout
 
 
 def test_two_forms_at_once_are_refused(results):

@@ -8,6 +8,7 @@ from benchctl.analysis.compare import CompareOptions, compare_sides, parse_side
 from benchctl.errors import NotComparableError, RecordError, SchemaVersionError
 from benchctl.records.run import GitState, GpuInfo, RequestError, ResultWarning, RunFailure
 
+SEVEN = ({"baseline": 1.0, "guided": 1.0},) * 7
 BASELINE, GUIDED = "000-b0-baseline", "001-b0-guided-top_k5"
 TIMEOUT = RequestError(kind="timeout", message="no answer in 600 s")
 
@@ -26,12 +27,12 @@ def messages(comparison, code):
 
 @pytest.fixture(name="results")
 def _results(tmp_path):
-    return write_results(tmp_path / "a")
+    return write_results(tmp_path / "a", block_factors=SEVEN)
 
 
 @pytest.fixture(name="other")
 def _other(tmp_path):
-    results = write_results(tmp_path / "b")
+    results = write_results(tmp_path / "b", block_factors=SEVEN)
     edit_manifest(results, created_at="2026-02-01T00:00:00Z")
     return results
 
@@ -75,7 +76,7 @@ def test_compare_refuses_runs_with_different_models(results, other):
 
 
 def test_an_undeclared_setting_of_the_guided_server_is_refused_and_can_be_declared(results):
-    for block in range(3):
+    for block in range(7):
         run_id = f"{2 * block + 1:03d}-b{block}-guided-top_k5"
         config = results.run(run_id).read().effective_config | {"server.overlap_schedule": False}
         edit_run(results, run_id, effective_config=config)
@@ -150,15 +151,15 @@ def test_a_request_that_was_never_answered_is_a_failure(results):
 def test_a_failed_run_takes_its_block_out_of_both_sides(results):
     edit_run(results, GUIDED, state="failed", failure=RunFailure(cause="server-died", message="killed by signal 9"))
     comparison = within(results)
-    assert comparison.cells[0].num_blocks == 2
+    assert comparison.cells[0].num_blocks == 6
     assert messages(comparison, "excluded-block") == [
         f"block 0 is left out: {GUIDED}: failed (server-died): killed by signal 9"
     ]
-    assert len(comparison.cells[0].metrics[0].a_blocks) == 2
+    assert len(comparison.cells[0].metrics[0].a_blocks) == 6
 
 
 def test_runs_that_were_not_measured_are_listed(results):
-    (results.run("005-b2-guided-top_k5").path / "run.json").unlink()
+    (results.run("013-b6-guided-top_k5").path / "run.json").unlink()
     edit_run(results, "003-b1-guided-top_k5", state="running")
     edit_manifest(results, state="running")
     comparison = within(results)
@@ -179,7 +180,7 @@ def test_a_suspect_run_is_left_out_with_its_reason(results):
 
 
 def test_a_comparison_without_a_usable_block_is_invalid(results):
-    for block in range(3):
+    for block in range(7):
         edit_run(results, f"{2 * block:03d}-b{block}-baseline", state="failed")
     comparison = within(results)
     assert comparison.verdict == "invalid"

@@ -17,6 +17,7 @@ from benchctl.analysis.doubts import RUN_DOUBTS
 from benchctl.cli.compare import compare as compare_command
 from benchctl.records.run import RequestError, ResultWarning, RunFailure
 
+SEVEN = ({"baseline": 1.0, "guided": 1.0},) * 7
 GUIDED = "001-b0-guided-top_k5"
 IN_BURSTS = ResultWarning(code="client-bunching", message="tokens came in bursts")
 
@@ -43,14 +44,14 @@ def messages(comparison, code):
 
 @pytest.fixture(name="results")
 def _results(tmp_path):
-    return write_results(tmp_path / "r")
+    return write_results(tmp_path / "r", block_factors=SEVEN)
 
 
 @pytest.mark.parametrize("code", sorted(RUN_DOUBTS - {"check-failed"}))
 def test_a_suspect_run_counts_if_asked_for_whatever_made_it_suspect(results, code):
     suspect(results, GUIDED, code)
     left_out, counted = compare(results), compare(results, allow_suspect=True)
-    assert (left_out.cells[0].num_blocks, counted.cells[0].num_blocks) == (2, 3)
+    assert (left_out.cells[0].num_blocks, counted.cells[0].num_blocks) == (6, 7)
     assert messages(counted, "excluded-block") == messages(left_out, "suspect-counted") == []
     assert messages(counted, code) == [f"{code} it was"]
 
@@ -62,15 +63,15 @@ def test_suspect_runs_that_count_are_told_side_by_side_with_the_codes_of_their_d
     suspect(results, GUIDED, "client-cpu")
     (message,) = messages(compare(results, allow_suspect=True), "suspect-counted")
     assert message.startswith(
-        "suspect runs are counted, as --allow-suspect asks: 3 of 3 runs of baseline (client-late, send-late) and "
-        "1 of 3 runs of guided (client-cpu); "
+        "suspect runs are counted, as --allow-suspect asks: 7 of 7 runs of baseline (client-late, send-late) and "
+        "1 of 7 runs of guided (client-cpu); "
     )
 
 
 def test_a_side_without_suspect_runs_is_not_named(results):
     suspect(results, GUIDED, "client-cpu")
     (message,) = messages(compare(results, allow_suspect=True), "suspect-counted")
-    assert "1 of 3 runs of guided (client-cpu)" in message
+    assert "1 of 7 runs of guided (client-cpu)" in message
     assert "baseline" not in message
 
 
@@ -97,7 +98,7 @@ def test_where_no_run_is_suspect_the_option_changes_nothing(results):
 def test_a_run_that_failed_never_counts(results):
     edit_run(results, GUIDED, state="failed", failure=RunFailure(cause="server-died", message="killed"))
     counted = compare(results, allow_suspect=True)
-    assert counted.cells[0].num_blocks == 2
+    assert counted.cells[0].num_blocks == 6
     assert messages(counted, "excluded-block") == [f"block 0 is left out: {GUIDED}: failed (server-died): killed"]
 
 
@@ -108,7 +109,7 @@ def test_failed_requests_of_a_suspect_run_that_counts_must_be_allowed_too(result
     edit_run(results, GUIDED, num_completed=3, num_failed=1)
     assert compare(results, allow_suspect=True).verdict == "invalid"
     both = compare(results, allow_suspect=True, allow_failed=True)
-    assert (both.verdict, both.cells[0].num_blocks) == ("regression", 3)
+    assert (both.verdict, both.cells[0].num_blocks) == ("regression", 7)
 
 
 def test_a_failed_check_makes_a_comparison_invalid_also_where_suspect_runs_count(results):
@@ -122,7 +123,7 @@ def test_a_suspect_run_that_cannot_be_read_whole_does_not_count(results):
     path.write_bytes(path.read_bytes()[:-20])
     suspect(results, GUIDED, "client-late")
     counted = compare(results, allow_suspect=True)
-    assert counted.cells[0].num_blocks == 2
+    assert counted.cells[0].num_blocks == 6
     (message,) = messages(counted, "excluded-block")
     assert "suspect, and cannot be read whole: " in message
     assert "steps.jsonl:8: the line is cut off" in message
@@ -136,7 +137,7 @@ def test_table_markdown_and_document_show_that_suspect_runs_count(results):
     ]
     table, markdown, document = forms
     assert {form.exit_code for form in forms} == {1}
-    told = "1 of 3 runs of guided (client-late)"
+    told = "1 of 7 runs of guided (client-late)"
     assert f"warning: suspect runs are counted, as --allow-suspect asks: {told}" in table.stdout
     assert f"- warning: suspect runs are counted, as --allow-suspect asks: {told}" in markdown.stdout
     warnings = {warning["code"]: warning["message"] for warning in json.loads(document.stdout)["warnings"]}

@@ -9,14 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from benchctl.analysis.planning import blocks_for_tests, blocks_to_detect, detectable_change
 from benchctl.analysis.statistics import (
-    blocks_for_tests,
+    decision_alpha,
     estimate_paired,
     estimate_unpaired,
+    log_margin,
     log_ratios,
     sign_flip_p,
     t_quantile,
+    verdict_of,
 )
+from benchctl.analysis.uncertainty import adjusted_means
 
 DIFFERENCES = (0.010, 0.014, 0.008, 0.021, -0.002, 0.016)
 A = (10.0, 11.0, 10.5, 9.8)
@@ -35,15 +39,99 @@ def test_the_paired_interval_is_that_of_a_one_sample_t_test():
     assert estimate.is_paired
 
 
-def test_the_unpaired_interval_is_welchs():
+def test_the_unpaired_ratio_is_the_median_shift_and_its_test_is_that_of_mann_and_whitney():
     estimate = estimate_unpaired(A, B, 0.95)
-    reference = stats.ttest_ind(np.log(B), np.log(A), equal_var=False)
-    interval = reference.confidence_interval(0.95)
-    assert estimate.log_interval == pytest.approx((interval.low, interval.high))
-    assert estimate.p_value == pytest.approx(reference.pvalue)
-    assert estimate.degrees_of_freedom == pytest.approx(reference.df)
-    assert not estimate.is_paired
-    assert estimate.num_blocks == 4
+    shifts = np.subtract.outer(np.log(B), np.log(A)).ravel()
+    assert estimate.log_ratio == pytest.approx(np.median(shifts))
+    assert estimate.p_value == pytest.approx(stats.mannwhitneyu(A, B, method="exact").pvalue)
+    welch = stats.ttest_ind(np.log(B), np.log(A), equal_var=False)
+    assert estimate.degrees_of_freedom == pytest.approx(welch.df)
+    assert (estimate.method, estimate.is_paired, estimate.num_blocks) == ("hodges-lehmann", False, 4)
+
+
+@given(st.integers(2, 7), st.integers(2, 7), st.sampled_from([0.8, 0.9, 0.95, 0.99]))
+def test_the_unpaired_interval_is_where_the_rank_test_does_not_refuse(num_a, num_b, confidence):
+    stream = random.Random(f"{num_a} {num_b}")
+    a = [math.exp(stream.gauss(0, 0.1)) for _ in range(num_a)]
+    b = [math.exp(stream.gauss(0.1, 0.1)) for _ in range(num_b)]
+    interval = estimate_unpaired(a, b, confidence).log_interval
+    least_p = 2 / math.comb(num_a + num_b, num_a)
+    if least_p > 1 - confidence:
+        assert interval is None
+        return
+    for end, outward in zip(interval, (-1, 1), strict=True):
+        for nudge, is_refused in ((1e-9 * outward, True), (-1e-9 * outward, False)):
+            moved = [value / math.exp(end + nudge) for value in b]
+            p = stats.mannwhitneyu(a, moved, method="exact").pvalue
+            assert (p <= 1 - confidence) == is_refused
+
+
+def test_the_place_in_the_block_is_taken_out_by_least_squares():
+    places = (1, -1, 1, -1, 3, -2)
+    estimate = estimate_paired(DIFFERENCES, places=places)
+    line = stats.linregress(places, DIFFERENCES)
+    assert estimate.log_ratio == pytest.approx(line.intercept)
+    assert estimate.place_effect == pytest.approx(line.slope)
+    assert estimate.standard_error == pytest.approx(line.intercept_stderr)
+    assert estimate.degrees_of_freedom == 4
+
+
+@given(st.floats(-0.1, 0.1), st.floats(-0.05, 0.05))
+def test_a_drift_inside_the_blocks_neither_shifts_nor_widens_the_interval(change, drift):
+    places = (1, -1, 1, -1, 1, -1, 1, -1)
+    noise = (0.01, -0.02, 0.005, 0.0, 0.013, -0.004, 0.002, -0.006)
+    still = estimate_paired([change + e for e in noise], places=places)
+    drifting = estimate_paired([change + e + drift * x for e, x in zip(noise, places, strict=True)], places=places)
+    assert drifting.log_interval == pytest.approx(still.log_interval, abs=1e-9)
+
+
+def test_places_that_never_vary_or_few_blocks_leave_the_mean_as_it_is():
+    plain = estimate_paired(DIFFERENCES)
+    assert estimate_paired(DIFFERENCES, places=(1,) * 6) == plain
+    assert estimate_paired(DIFFERENCES[:5], places=(1, -1, 1, -1, 1)) == estimate_paired(DIFFERENCES[:5])
+
+
+def test_from_fifteen_blocks_on_the_interval_is_the_bca_bootstrap_with_the_tails_of_t():
+    stream = random.Random("bca")
+    differences = [stream.expovariate(20) for _ in range(30)]
+    estimate = estimate_paired(differences)
+    assert estimate.method == "bca"
+    z = math.sqrt(30 / 29) * stats.t.ppf(0.975, 29)
+    reference = stats.bootstrap(
+        (differences,), np.mean, confidence_level=2 * stats.norm.cdf(z) - 1, n_resamples=20_000, rng=1
+    ).confidence_interval
+    assert estimate.log_interval == pytest.approx((reference.low, reference.high), rel=0.02)
+    assert estimate.log_interval == estimate_paired(differences).log_interval
+    low, high = estimate.log_interval
+    assert high - estimate.log_ratio > estimate.log_ratio - low
+
+
+def test_the_bootstrap_takes_the_place_out_of_every_resample():
+    stream = random.Random("places")
+    places = [(-1) ** i for i in range(16)]
+    noise = [stream.gauss(0, 0.01) for _ in places]
+    still = estimate_paired(noise, places=places).log_interval
+    drifting = estimate_paired([e + 0.03 * x for e, x in zip(noise, places, strict=True)], places=places)
+    assert drifting.log_interval == pytest.approx(still, abs=1e-9)
+
+
+def test_means_of_rows_are_adjusted_each_by_itself():
+    d = np.array([[1.0, 2.0, 3.0], [5.0, 5.0, 5.0]])
+    x = np.array([[1.0, 2.0, 3.0], [2.0, 2.0, 2.0]])
+    assert adjusted_means(d, x) == pytest.approx([0.0, 5.0])
+
+
+@given(st.lists(st.floats(-0.1, 0.1), min_size=2, max_size=9), st.floats(0, 0.05))
+def test_a_verdict_is_given_at_its_own_p_value_and_not_at_a_smaller_one(differences, margin):
+    estimate = estimate_paired(differences)
+    alpha = decision_alpha(estimate, margin)
+    if abs(abs(estimate.log_ratio) - log_margin(margin)) < 1e-6 or alpha < 1e-9:
+        return
+    assert verdict_of(estimate, margin, "none", 1 - alpha * 1.001) != "inconclusive"
+    assert verdict_of(estimate, margin, "none", 1 - alpha * 0.999) == "inconclusive"
+    distance = abs(abs(estimate.log_ratio) - log_margin(margin))
+    p = 2 * stats.t.sf(distance / estimate.standard_error, estimate.degrees_of_freedom)
+    assert alpha == pytest.approx(p, rel=1e-3)
 
 
 @pytest.mark.parametrize(("df", "value"), [(2, 4.302653), (4, 2.776445), (7, 2.364624), (19, 2.093024)])
@@ -80,7 +168,8 @@ def test_blocks_that_do_not_differ_have_p_one_and_an_interval_of_no_width():
 
 
 def test_sides_that_do_not_scatter_are_told_apart_without_dividing_by_zero():
-    assert estimate_unpaired((2.0, 2.0), (3.0, 3.0)).p_value == 0
+    assert estimate_unpaired((2.0,) * 4, (3.0,) * 4).p_value < 0.05
+    assert estimate_unpaired((2.0,) * 4, (3.0,) * 4).ci_low == pytest.approx(1.5)
     assert estimate_unpaired((2.0, 2.0), (2.0, 2.0)).p_value == 1
 
 
@@ -113,8 +202,9 @@ def test_the_unit_of_measurement_changes_nothing(pairs, factor):
 def test_the_ratio_lies_inside_its_interval(pairs):
     a, b = zip(*pairs, strict=True)
     for estimate in (estimate_paired(log_ratios(a, b)), estimate_unpaired(a, b)):
-        assert estimate.ci_low <= estimate.ratio <= estimate.ci_high
         assert 0 <= estimate.p_value <= 1
+        if estimate.ci_low is not None:
+            assert estimate.ci_low <= estimate.ratio <= estimate.ci_high
 
 
 @given(blocks, st.floats(0.5, 2))
@@ -134,15 +224,15 @@ def test_an_interval_of_95_per_cent_covers_the_truth_95_times_in_a_hundred(num_b
     assert covered / trials == pytest.approx(0.95, abs=0.012)
 
 
-def test_the_unpaired_interval_covers_the_truth_with_unequal_scatter():
-    stream, trials = random.Random("welch"), 2000
+def test_the_unpaired_interval_covers_the_truth():
+    stream, trials = random.Random("ranks"), 2000
     covered = 0
     for _ in range(trials):
-        a = [math.exp(stream.gauss(0, 0.14)) for _ in range(6)]
-        b = [math.exp(stream.gauss(0.5, 0.02)) for _ in range(8)]
+        a = [math.exp(stream.gauss(0, 0.1)) for _ in range(6)]
+        b = [math.exp(stream.gauss(0.5, 0.1)) for _ in range(8)]
         low, high = estimate_unpaired(a, b).log_interval
         covered += low <= 0.5 <= high
-    assert covered / trials == pytest.approx(0.95, abs=0.015)
+    assert covered / trials == pytest.approx(0.957, abs=0.015)
 
 
 def test_the_detectable_effect_is_the_one_that_these_blocks_show_four_times_in_five():
@@ -155,3 +245,23 @@ def test_the_detectable_effect_is_the_one_that_these_blocks_show_four_times_in_f
 @pytest.mark.parametrize(("tests", "needed"), [(1, 6), (3, 7), (6, 8), (10, 9), (30, 11)])
 def test_more_tests_need_more_blocks(tests, needed):
     assert blocks_for_tests(tests) == needed
+
+
+@pytest.mark.parametrize(("log_sd", "change", "blocks"), [(0.005, 0.05, 6), (0.01, 0.02, 6), (0.02, 0.02, 11)])
+def test_a_plan_says_which_change_so_many_blocks_can_show(log_sd, change, blocks):
+    assert blocks_to_detect(change, log_sd) == blocks
+    assert detectable_change(log_sd, blocks) <= change
+    assert detectable_change(log_sd, 5) is None
+    assert detectable_change(log_sd, blocks, num_tests=15) > detectable_change(log_sd, blocks)
+    assert detectable_change(log_sd, blocks, margin_frac=0.01) > detectable_change(log_sd, blocks)
+
+
+def test_a_planned_change_is_found_four_times_in_five():
+    stream, trials, n, sd = random.Random("plan"), 2000, 8, 0.02
+    change = detectable_change(sd, n, margin_frac=0.01)
+    found = 0
+    for _ in range(trials):
+        differences = [math.log1p(change) + stream.gauss(0, sd) for _ in range(n)]
+        estimate = estimate_paired(differences, places=[(-1) ** i for i in range(n)])
+        found += verdict_of(estimate, 0.01, "lower") == "regression"
+    assert found / trials == pytest.approx(0.8, abs=0.04)

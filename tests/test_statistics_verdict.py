@@ -6,8 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchctl.analysis.metric_comparison import why_inconclusive
-from benchctl.analysis.statistics import blocks_for_verdict, estimate_paired, log_margin, verdict_of
+from benchctl.analysis.metric_comparison import MetricComparison, judged
+from benchctl.analysis.metric_table import METRICS
+from benchctl.analysis.multiplicity import holm_levels
+from benchctl.analysis.planning import blocks_for_verdict
+from benchctl.analysis.statistics import estimate_paired, log_margin, verdict_of
 
 MIRROR = {"regression": "improvement", "improvement": "regression"}
 differences = st.lists(st.floats(-0.2, 0.2), min_size=1, max_size=8)
@@ -99,8 +102,42 @@ def test_no_number_of_blocks_tells_a_change_that_lies_on_the_margin():
     assert blocks_for_verdict(estimate_paired([0.0]), 0.01) is None
 
 
-def test_a_scatter_beyond_any_number_of_blocks_is_not_called_a_change_close_to_the_margin():
-    reason = why_inconclusive(around(1.03, scatter=0.6), 0.01)
-    assert "not even 1000 blocks would tell: the scatter is too large" in reason
-    reason = why_inconclusive(around(1.03, scatter=0.05), 0.01)
-    assert "more blocks, if ratio and scatter stay as they are" in reason
+@pytest.mark.parametrize(
+    ("scatter", "told"),
+    [
+        (0.6, "not even 1000 blocks would tell: the scatter is too large"),
+        (0.05, "more blocks, if ratio and scatter stay as they are"),
+    ],
+)
+def test_a_scatter_beyond_any_number_of_blocks_is_not_called_a_change_close_to_the_margin(scatter, told):
+    compared = MetricComparison(
+        metric=METRICS["step_ms"],
+        role="deciding",
+        verdict="inconclusive",
+        a_blocks=(),
+        b_blocks=(),
+        estimate=around(1.03, scatter=scatter),
+        margin_frac=0.01,
+    )
+    assert told in judged(compared, 0.95).reason
+
+
+@pytest.mark.parametrize(
+    ("p_values", "decided"),
+    [
+        ([0.01, 0.02, 0.03], [True, True, True]),
+        ([0.04, 0.01, 0.03], [False, True, False]),
+        ([0.02, 0.9, 0.02], [False, False, False]),
+        ([0.05], [True]),
+        ([], []),
+    ],
+)
+def test_holm_lets_a_verdict_stand_while_all_smaller_p_values_stand(p_values, decided):
+    levels = holm_levels(p_values, 0.05)
+    assert [p <= level for p, level in zip(p_values, levels, strict=True)] == decided
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=8))
+def test_holm_decides_all_that_bonferroni_does_and_nothing_beyond_one_test_alone(p_values):
+    levels = holm_levels(p_values, 0.05)
+    assert all(0.05 / len(p_values) - 1e-12 <= level <= 0.05 for level in levels)

@@ -6,7 +6,7 @@ A pure function of the directories: no clock, no randomness, and the same number
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from benchctl.analysis.comparability import (
     configuration_differences,
@@ -16,17 +16,30 @@ from benchctl.analysis.comparability import (
 from benchctl.analysis.comparison import CellComparison, Comparison
 from benchctl.analysis.distrust import without_distrusted
 from benchctl.analysis.doubts import counted_suspects, measurement_doubts, statistical_doubts
-from benchctl.analysis.metric_comparison import Role, Rules, compare_metrics, roles_of, wall_split
+from benchctl.analysis.metric_comparison import (
+    UNORDERED,
+    BlockDesign,
+    MetricComparison,
+    Role,
+    Rules,
+    compare_metrics,
+    judged,
+    roles_of,
+    wall_split,
+)
 from benchctl.analysis.metrics import METRICS, run_metrics
+from benchctl.analysis.multiplicity import holm_levels
 from benchctl.analysis.pairing import CellPair, Side, match_cells, parse_side
 from benchctl.analysis.reconcile import Check, expectation_of, profile_of, reconcile
 from benchctl.analysis.request_timing import is_completed, measured
+from benchctl.analysis.statistics import decision_alpha
 from benchctl.errors import UsageError
 from benchctl.profile.locate import nearest
 from benchctl.profile.model import Profile
 from benchctl.records.directory import LoadedResults, LoadedRun, load_results
+from benchctl.records.noise import MetricNoise, load_noise
 
-__all__ = ["CompareOptions", "Side", "compare_sides", "parse_side"]
+__all__ = ["CompareOptions", "Side", "compare_results", "compare_sides", "parse_side"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +55,8 @@ class CompareOptions:
     allow: tuple[str, ...] = ()
     allow_failed: bool = False
     allow_suspect: bool = False
+    noise: Mapping[str, MetricNoise] | None = None
+    """Noise floors by metric; None: those that lie in the directories, ``{}``: none."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.margin_frac < 1:
@@ -75,6 +90,14 @@ def compare_sides(a_side: Side, b_side: Side, options: CompareOptions) -> Compar
     """
     a = load_results(a_side.path)
     b = a if b_side.path.resolve() == a_side.path.resolve() else load_results(b_side.path)
+    return compare_results((a, a_side), (b, b_side), options)
+
+
+def compare_results(
+    a_given: tuple[LoadedResults, Side], b_given: tuple[LoadedResults, Side], options: CompareOptions
+) -> Comparison:
+    """``compare_sides`` of directories that were loaded; ``a_given[0] is b_given[0]`` where they are one."""
+    (a, a_side), (b, b_side) = a_given, b_given
     a_profile, b_profile = profile_of(a), profile_of(b)
     deciding = deciding_metrics(options.metrics or a_profile.primary_metrics)
     pairs = match_cells(a, a_side, b, b_side, allow_suspect=options.allow_suspect)
@@ -90,9 +113,11 @@ def compare_sides(a_side: Side, b_side: Side, options: CompareOptions) -> Compar
         margin_frac=options.margin_frac,
         confidence=options.confidence,
         is_paired=pairs[0].pairing != "unpaired",
+        noise=noise_of(a, b) if options.noise is None else options.noise,
     )
     roles = roles_of(deciding, is_forced=a.manifest.stop == "forced")
-    cells = tuple(_compare_cell(pair, account, roles, rules, allow_failed=options.allow_failed) for pair in pairs)
+    found = [_compare_cell(pair, account, roles, rules, allow_failed=options.allow_failed) for pair in pairs]
+    cells = corrected(found, options.confidence)
     checks = [(evidence.run, check) for evidence in account.values() for check in evidence.checks]
     a_name, b_name = side_names(a_side, b_side)
     counted = counted_suspects(pairs, (a_name, b_name)) if options.allow_suspect else ()
@@ -104,8 +129,41 @@ def compare_sides(a_side: Side, b_side: Side, options: CompareOptions) -> Compar
         confidence=options.confidence,
         cells=cells,
         allowed=allowed,
-        warnings=(*counted, *measurement_doubts(a, b, pairs, checks), *statistical_doubts(cells, rules)),
+        warnings=(*counted, *measurement_doubts(a, b, pairs, checks), *statistical_doubts(cells)),
+        noise={name: noise for name, noise in rules.noise.items() if name in deciding},
     )
+
+
+def noise_of(a: LoadedResults, b: LoadedResults) -> dict[str, MetricNoise]:
+    """The noise that lies in the directories; of two, the larger floor of each metric."""
+    found: dict[str, MetricNoise] = {}
+    for results in (a,) if a is b else (a, b):
+        floor = load_noise(results.path)
+        for name, noise in floor.metrics.items() if floor is not None else ():
+            if name not in found or noise.floor_frac > found[name].floor_frac:
+                found[name] = noise
+    return found
+
+
+def corrected(cells: Sequence[CellComparison], confidence: float) -> tuple[CellComparison, ...]:
+    """With the deciding verdicts of all cells made together: the chance of any wrong one is 1 - confidence."""
+    tests = [(c, i, m) for c, cell in enumerate(cells) for i, m in enumerate(cell.metrics) if _is_tested(m)]
+    p_values = [_p_value(metric) for _, _, metric in tests]
+    metrics = [list(cell.metrics) for cell in cells]
+    for (c, i, metric), level in zip(tests, holm_levels(p_values, 1 - confidence), strict=True):
+        metrics[c][i] = judged(metric, 1 - level)
+    return tuple(replace(cell, metrics=tuple(m)) for cell, m in zip(cells, metrics, strict=True))
+
+
+def _p_value(metric: MetricComparison) -> float:
+    """That of its verdict; 1 where there are too few blocks for one."""
+    if metric.estimate is None or metric.is_screening:
+        return 1.0
+    return decision_alpha(metric.estimate, metric.margin_frac)
+
+
+def _is_tested(metric: MetricComparison) -> bool:
+    return metric.role == "deciding" and metric.estimate is not None and not metric.is_distrusted
 
 
 def deciding_metrics(names: Sequence[str]) -> tuple[str, ...]:
@@ -144,7 +202,7 @@ def _compare_cell(
     a, b = [account[id(run)] for run in pair.a_runs], [account[id(run)] for run in pair.b_runs]
     a_metrics, b_metrics = [evidence.metrics for evidence in a], [evidence.metrics for evidence in b]
     runs = [evidence.run for evidence in (*a, *b)]
-    found = compare_metrics(a_metrics, b_metrics, roles, rules)
+    found = compare_metrics(a_metrics, b_metrics, roles, rules, _design_of(pair))
     metrics = tuple(without_distrusted(compared, runs) for compared in found)
     faults = [] if a and b else ["no block has a usable run on both sides"]
     failures = [failure for evidence in (*a, *b) if (failure := _failure(evidence.run))]
@@ -174,6 +232,17 @@ def _compare_cell(
         faults=tuple(faults),
         failures=tuple(failures),
     )
+
+
+def _design_of(pair: CellPair) -> BlockDesign:
+    """Blocks of a pair; places only where both sides ran inside the same blocks."""
+    if pair.pairing == "unpaired":
+        return UNORDERED
+    places = None
+    if pair.pairing == "interleaved" and pair.a.key != pair.b.key:
+        runs = zip(pair.a_runs, pair.b_runs, strict=True)
+        places = tuple(b.record.position - a.record.position for a, b in runs)
+    return BlockDesign(pair.blocks, places)
 
 
 def _failure(run: LoadedRun) -> str | None:

@@ -1,12 +1,13 @@
 """The result of comparing two sides: values only. ``compare`` makes them, ``cli`` prints them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 from benchctl.analysis.comparability import Difference
 from benchctl.analysis.metric_comparison import MetricComparison, MetricVerdict
 from benchctl.analysis.pairing import Pairing
+from benchctl.records.noise import MetricNoise
 from benchctl.records.run import ResultWarning
 
 OverallVerdict: TypeAlias = Literal["invalid", "regression", "inconclusive", "improvement", "equivalent"]
@@ -72,6 +73,8 @@ class Comparison:
     allowed: tuple[Difference, ...]
     """Differences between the sides that were declared."""
     warnings: tuple[ResultWarning, ...]
+    noise: Mapping[str, MetricNoise]
+    """Noise of the deciding metrics, where it was measured."""
 
     @property
     def verdict(self) -> OverallVerdict:
@@ -80,6 +83,12 @@ class Comparison:
     @property
     def exit_code(self) -> int:
         return EXIT_CODES[self.verdict]
+
+    @property
+    def is_screening(self) -> bool:
+        """No deciding metric has blocks enough for a verdict."""
+        estimated = [m for cell in self.cells for m in cell.deciding if m.estimate is not None]
+        return bool(estimated) and all(m.is_screening for m in estimated)
 
     @property
     def num_tests(self) -> int:

@@ -36,6 +36,9 @@ def verdict_sentence(comparison: Comparison) -> str:
         faults = [fault for cell in comparison.cells for fault in cell.faults]
         more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
         return f"invalid: {sides} cannot be judged: {faults[0]}{more}"
+    if comparison.is_screening:
+        fewest = min(cell.num_blocks for cell in comparison.cells)
+        return f"inconclusive: {sides}: a screening of {_blocks(fewest)} gives no verdict; {_strongest(comparison)}"
     found = [(c, m) for c in comparison.cells for m in c.deciding if _decides(m, verdict)]
     if not found:
         return (
@@ -49,6 +52,16 @@ def verdict_sentence(comparison: Comparison) -> str:
         f"{verdict}: {sides}: {counted} {_OUTCOME[verdict]} a margin of {comparison.margin_frac * 100:.3g}%, "
         f"foremost {strongest.metric.name} {change_text(strongest)} in {cell.label}"
     )
+
+
+def _blocks(count: int) -> str:
+    return "1 block" if count == 1 else f"{count} blocks"
+
+
+def _strongest(comparison: Comparison) -> str:
+    """The largest change that a screening saw."""
+    cell, metric = max(((c, m) for c in comparison.cells for m in c.deciding), key=lambda pair: _strength(pair[1]))
+    return f"what it saw most is {metric.metric.name} {change_text(metric)} in {cell.label}"
 
 
 _OUTCOME = {

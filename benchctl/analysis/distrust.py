@@ -14,7 +14,6 @@ from benchctl.records.directory import LoadedRun
 
 _CLIENT_TIMED: Final = ("ttft_ms", "itl_ms", "tpot_ms")
 """Ends of the names of what only the client times, chunk by chunk."""
-_NOTHING_SAID: Final = frozenset({"unknown", "inconclusive"})
 
 
 def without_distrusted(compared: MetricComparison, runs: Sequence[LoadedRun]) -> MetricComparison:
@@ -22,7 +21,7 @@ def without_distrusted(compared: MetricComparison, runs: Sequence[LoadedRun]) ->
 
     Its numbers and its interval stay: they are what the client saw.
     """
-    if compared.verdict in _NOTHING_SAID or not compared.metric.name.endswith(_CLIENT_TIMED):
+    if compared.estimate is None or not compared.metric.name.endswith(_CLIENT_TIMED):
         return compared
     bunched = sum(any(warning.code == CLIENT_BUNCHING for warning in run.record.warnings) for run in runs)
     if not bunched:
@@ -31,4 +30,4 @@ def without_distrusted(compared: MetricComparison, runs: Sequence[LoadedRun]) ->
         f"tokens reached the client in bursts in {bunched} of {len(runs)} runs, so that it decides nothing; free "
         "processors and measure again, or let others decide (--metrics)"
     )
-    return replace(compared, verdict="inconclusive", reason=reason)
+    return replace(compared, verdict="inconclusive", reason=reason, is_distrusted=True)

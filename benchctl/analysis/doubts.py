@@ -1,18 +1,19 @@
 """What a reader of a comparison should doubt: warnings as data, gathered from the runs and from the statistics."""
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Final
 
 from benchctl.analysis.client_guard import CLIENT_DOUBTS
 from benchctl.analysis.comparability import machine_warnings
 from benchctl.analysis.comparison import CellComparison
-from benchctl.analysis.metric_comparison import Rules
+from benchctl.analysis.metric_comparison import MetricComparison
 from benchctl.analysis.pairing import CellPair, unmatched_arms
 from benchctl.analysis.reconcile import CHECK_FAILED, Check
-from benchctl.analysis.statistics import blocks_for_tests
 from benchctl.records.directory import LoadedResults, LoadedRun
 from benchctl.records.run import ResultWarning, RunRecord
 
+SURPRISING_P: Final = 0.01
 RUN_DOUBTS: Final = CLIENT_DOUBTS | {
     CHECK_FAILED,
     "failed-requests",
@@ -72,30 +73,14 @@ def _codes_of(record: RunRecord) -> set[str]:
     return codes & RUN_DOUBTS or codes
 
 
-def statistical_doubts(cells: Sequence[CellComparison], rules: Rules) -> tuple[ResultWarning, ...]:
-    """Doubts about the numbers: too few blocks for the tests made, or no scatter at all."""
-    num_tests = sum(len(cell.deciding) for cell in cells)
-    counted = [cell.num_blocks for cell in cells if cell.num_blocks]
+def statistical_doubts(cells: Sequence[CellComparison]) -> tuple[ResultWarning, ...]:
+    """Doubts about the numbers: failed requests, no scatter at all, effects of the order, blocks that stand out."""
     found = [
         ResultWarning(code="failed-requests", message=failure)
         for failure in dict.fromkeys(failure for cell in cells for failure in cell.failures)
     ]
-    if not num_tests or not counted:
-        return tuple(found)
-    fewest, needed = min(counted), blocks_for_tests(num_tests, rules.confidence)
-    if fewest < needed:
-        found.append(
-            ResultWarning(
-                code="few-blocks",
-                message=(
-                    f"{num_tests} tests on {fewest} blocks: with {needed} blocks an exact test could reach "
-                    f"p < {(1 - rules.confidence) / num_tests:.2g} in each of them; the intervals are not "
-                    "corrected for the number of tests"
-                ),
-            )
-        )
-    estimates = [m.estimate for cell in cells for m in cell.deciding if m.estimate is not None]
-    if any(estimate.standard_error == 0 for estimate in estimates):
+    deciding = [(cell, m) for cell in cells for m in cell.deciding if m.estimate is not None]
+    if any(m.estimate is not None and m.estimate.standard_error == 0 for _, m in deciding):
         found.append(
             ResultWarning(
                 code="no-scatter",
@@ -103,7 +88,45 @@ def statistical_doubts(cells: Sequence[CellComparison], rules: Rules) -> tuple[R
                 "the interval says nothing of a real machine",
             )
         )
+    for cell, metric in deciding:
+        found += _order_doubts(cell, metric, max(1, len(deciding)))
     return tuple(found)
+
+
+def _order_doubts(cell: CellComparison, compared: MetricComparison, num_tests: int) -> Iterable[ResultWarning]:
+    """Told where p < 0.01 over all tests (Bonferroni), so that a long list of tests makes no alarms of its own."""
+    where = f"{compared.metric.name} in {cell.label}"
+    effects, limit = compared.order, SURPRISING_P / num_tests
+    if effects is not None and effects.place is not None and effects.place.p_value < limit:
+        yield ResultWarning(
+            code="place-effect",
+            message=f"a run takes {math.expm1(effects.place.log_per_unit) * 100:+.2g}% for each place later in its "
+            "block; the estimate is that of equal places",
+            where=where,
+        )
+    if effects is not None and effects.trend is not None and effects.trend.p_value < limit:
+        yield ResultWarning(
+            code="trend",
+            message=f"the ratio itself moves by {math.expm1(effects.trend.log_per_unit) * 100:+.2g}% per block: "
+            "one number does not describe it; look at the blocks",
+            where=where,
+        )
+    if compared.outlier_blocks:
+        blocks = ", ".join(str(block) for block in compared.outlier_blocks)
+        yield ResultWarning(
+            code="outlier-block",
+            message=f"block {blocks} stands out and counts all the same; {_without_outliers(compared)}",
+            where=where,
+        )
+
+
+def _without_outliers(compared: MetricComparison) -> str:
+    estimate = compared.without_outliers
+    if estimate is None or estimate.ci_low is None or estimate.ci_high is None:
+        return "without it nothing can be estimated"
+    ends = (estimate.ratio, estimate.ci_low, estimate.ci_high)
+    change, low, high = (f"{(end - 1) * 100:+.2f}%" for end in ends)
+    return f"without it the change would be {change} [{low}, {high}]"
 
 
 def _experiment_doubts(results: LoadedResults) -> Iterable[ResultWarning]:
@@ -128,7 +151,8 @@ def _pairing_doubts(a: LoadedResults, b: LoadedResults, pairs: Sequence[CellPair
     if pairing == "unpaired":
         yield ResultWarning(
             code="unpaired",
-            message="the directories share no blocks: unpaired Welch intervals, wider than those of one experiment",
+            message="the directories share no blocks: Hodges-Lehmann shifts with Mann-Whitney intervals, unpaired "
+            "and wider than those of one experiment",
         )
     if all(pair.a.key == pair.b.key for pair in pairs) and a.path.resolve() == b.path.resolve():
         yield ResultWarning(code="same-runs", message="both sides are the same runs")

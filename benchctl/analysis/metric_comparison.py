@@ -2,21 +2,24 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean, geometric_mean, stdev
 from typing import Final, Literal, TypeAlias
 
+from benchctl.analysis.block_order import OrderEffects, order_effects, outlying
 from benchctl.analysis.metric_table import METRICS, Metric
+from benchctl.analysis.planning import MAX_BLOCKS_NEEDED, blocks_for_verdict
 from benchctl.analysis.statistics import (
-    MAX_BLOCKS_NEEDED,
+    MIN_PAIRED_BLOCKS,
+    MIN_UNPAIRED_BLOCKS,
     RatioEstimate,
     Verdict,
-    blocks_for_verdict,
     estimate_paired,
     estimate_unpaired,
     log_ratios,
     verdict_of,
 )
+from benchctl.records.noise import MetricNoise
 
 MetricVerdict: TypeAlias = Verdict | Literal["equal", "different", "unknown"]
 """``equal`` and ``different`` are those of exact metrics; ``unknown`` is a metric that was not recorded."""
@@ -30,11 +33,34 @@ FORCED_EXACT: Final = frozenset({"output_tokens"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """How metrics are judged."""
+    """How metrics are judged. ``noise`` is what an A/A experiment of this machine showed, by metric."""
 
     margin_frac: float
     confidence: float
     is_paired: bool
+    noise: Mapping[str, MetricNoise]
+
+    def margin_of(self, name: str) -> float:
+        """The threshold, or the noise floor of the metric where that is larger."""
+        noise = self.noise.get(name)
+        return self.margin_frac if noise is None else max(self.margin_frac, noise.floor_frac)
+
+    @property
+    def min_blocks(self) -> int:
+        """Fewer are a screening: no verdict."""
+        return MIN_PAIRED_BLOCKS if self.is_paired else MIN_UNPAIRED_BLOCKS
+
+
+@dataclass(frozen=True, slots=True)
+class BlockDesign:
+    """Which block each value belongs to, and its place in it: that of B less that of A; None where not known."""
+
+    blocks: tuple[int, ...]
+    places: tuple[int, ...] | None = None
+
+
+UNORDERED: Final = BlockDesign(())
+"""Of values that share no blocks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +77,19 @@ class MetricComparison:
     b_blocks: tuple[float | None, ...]
     estimate: RatioEstimate | None = None
     reason: str | None = None
+    margin_frac: float = 0.0
+    """Margin of this metric: the threshold, or its noise floor where that is larger."""
+    judged_confidence: float | None = None
+    """Confidence of the interval that made the verdict: higher than the shown one where several tests are made."""
+    order: OrderEffects | None = None
+    outlier_blocks: tuple[int, ...] = ()
+    """Blocks that stand out. They count all the same."""
+    without_outliers: RatioEstimate | None = None
+    """What would be estimated without them, where there are any."""
+    is_screening: bool = False
+    """Too few blocks for any verdict."""
+    is_distrusted: bool = False
+    """The runs themselves call its values untrustworthy: it decides nothing."""
 
     @property
     def a(self) -> float | None:
@@ -90,12 +129,16 @@ def compare_metrics(
     b_runs: Sequence[Mapping[str, float | None]],
     roles: Mapping[str, Role],
     rules: Rules,
+    design: BlockDesign = UNORDERED,
 ) -> tuple[MetricComparison, ...]:
-    """Compare each metric; exploratory ones that neither side recorded are left out."""
+    """Compare each metric, without a correction for several; exploratory ones without values are left out."""
     found = []
     for name, role in roles.items():
         a_blocks, b_blocks = tuple(run[name] for run in a_runs), tuple(run[name] for run in b_runs)
-        compared = (_compare_exactly if role == "exact" else _compare_ratio)(name, role, a_blocks, b_blocks, rules)
+        if role == "exact":
+            compared = _compare_exactly(name, role, a_blocks, b_blocks, rules)
+        else:
+            compared = _compare_ratio(name, role, (a_blocks, b_blocks), rules, design)
         if role != "exploratory" or any(value is not None for value in (*a_blocks, *b_blocks)):
             found.append(compared)
     return tuple(found)
@@ -112,54 +155,104 @@ def _compare_exactly(name: str, role: Role, a: Blocks, b: Blocks, rules: Rules) 
     return MetricComparison(metric=METRICS[name], role=role, verdict=verdict, a_blocks=a, b_blocks=b)
 
 
-def _compare_ratio(name: str, role: Role, a: Blocks, b: Blocks, rules: Rules) -> MetricComparison:
+def _compare_ratio(
+    name: str, role: Role, sides: tuple[Blocks, Blocks], rules: Rules, design: BlockDesign
+) -> MetricComparison:
+    a, b = sides
     metric = METRICS[name]
-    known_a, known_b = _known(a, b, rules)
-    estimate, reason = None, None
-    verdict: MetricVerdict = "inconclusive"
+    compared = MetricComparison(
+        metric=metric,
+        role=role,
+        verdict="inconclusive",
+        a_blocks=a,
+        b_blocks=b,
+        margin_frac=rules.margin_of(name),
+    )
+    known_a, known_b, known_design = _known(a, b, rules, design)
     if not known_a or not known_b:
-        verdict, reason = "unknown", f"needs {metric.needs}"
-    elif min(*known_a, *known_b) <= 0:
+        return replace(compared, verdict="unknown", reason=f"needs {metric.needs}")
+    if min(*known_a, *known_b) <= 0:
         if len({*known_a, *known_b}) == 1:
-            verdict = "equal"
-        else:
-            reason = "a value of zero has no ratio"
-    else:
-        estimate = _estimate(known_a, known_b, rules)
-        verdict = verdict_of(estimate, rules.margin_frac, metric.direction)
-        if verdict == "inconclusive":
-            reason = why_inconclusive(estimate, rules.margin_frac)
-    return MetricComparison(
-        metric=metric, role=role, verdict=verdict, a_blocks=a, b_blocks=b, estimate=estimate, reason=reason
+            return replace(compared, verdict="equal")
+        return replace(compared, reason="a value of zero has no ratio")
+    return judged(_estimated(compared, known_a, known_b, rules, known_design), rules.confidence)
+
+
+def _known(a: Blocks, b: Blocks, rules: Rules, design: BlockDesign) -> tuple[list[float], list[float], BlockDesign]:
+    """Known values of each side; when paired, only blocks known on both, with their part of the design."""
+    if not rules.is_paired:
+        known_a, known_b = [v for v in a if v is not None], [v for v in b if v is not None]
+        return known_a, known_b, UNORDERED
+    pairs = [(i, x, y) for i, (x, y) in enumerate(zip(a, b, strict=True)) if x is not None and y is not None]
+    blocks = tuple(design.blocks[i] for i, _, _ in pairs) if design.blocks else tuple(i for i, _, _ in pairs)
+    places = None if design.places is None else tuple(design.places[i] for i, _, _ in pairs)
+    return [x for _, x, _ in pairs], [y for _, _, y in pairs], BlockDesign(blocks, places)
+
+
+def _estimated(
+    compared: MetricComparison, a: Sequence[float], b: Sequence[float], rules: Rules, design: BlockDesign
+) -> MetricComparison:
+    is_screening = min(len(a), len(b)) < rules.min_blocks
+    if not rules.is_paired:
+        estimate = estimate_unpaired(a, b, rules.confidence)
+        return replace(compared, estimate=estimate, is_screening=is_screening)
+    differences = log_ratios(a, b)
+    odd = outlying(differences)
+    return replace(
+        compared,
+        estimate=estimate_paired(differences, rules.confidence, design.places),
+        is_screening=is_screening,
+        order=order_effects([math.log(v) for v in a], [math.log(v) for v in b], design.blocks, design.places),
+        outlier_blocks=tuple(design.blocks[i] for i in odd),
+        without_outliers=_without(odd, differences, rules, design) if odd else None,
     )
 
 
-def _known(a: Blocks, b: Blocks, rules: Rules) -> tuple[list[float], list[float]]:
-    """Known values of each side; when paired, only blocks known on both."""
-    if not rules.is_paired:
-        return [value for value in a if value is not None], [value for value in b if value is not None]
-    pairs = [(x, y) for x, y in zip(a, b, strict=True) if x is not None and y is not None]
-    return [x for x, _ in pairs], [y for _, y in pairs]
+def _without(
+    odd: Sequence[int], differences: Sequence[float], rules: Rules, design: BlockDesign
+) -> RatioEstimate | None:
+    kept = [i for i in range(len(differences)) if i not in odd]
+    places = None if design.places is None else [design.places[i] for i in kept]
+    return estimate_paired([differences[i] for i in kept], rules.confidence, places)
 
 
-def _estimate(a: Sequence[float], b: Sequence[float], rules: Rules) -> RatioEstimate:
-    if rules.is_paired:
-        return estimate_paired(log_ratios(a, b), rules.confidence)
-    return estimate_unpaired(a, b, rules.confidence)
+def judged(compared: MetricComparison, confidence: float) -> MetricComparison:
+    """With the verdict of the interval of ``confidence``, and why where there is none."""
+    if compared.estimate is None:
+        return compared
+    estimate, margin = compared.estimate, compared.margin_frac
+    verdict: Verdict = "inconclusive"
+    if not compared.is_screening:
+        verdict = verdict_of(estimate, margin, compared.metric.direction, confidence)
+    reason = why_inconclusive(compared, confidence) if verdict == "inconclusive" else None
+    return replace(compared, verdict=verdict, reason=reason, judged_confidence=confidence)
 
 
-def why_inconclusive(estimate: RatioEstimate, margin_frac: float) -> str:
+def why_inconclusive(compared: MetricComparison, confidence: float) -> str:
     """What is missing for a verdict, in blocks where that can be said."""
-    if estimate.ci_low is None:
-        return f"{estimate.num_blocks} block: at least 2 are needed for an interval, 6 for p < 0.05"
-    across = f"the interval reaches across the margin of {margin_frac * 100:.3g}%"
-    needed = blocks_for_verdict(estimate, margin_frac)
+    estimate, margin = compared.estimate, compared.margin_frac
+    if estimate is None:
+        return "nothing was estimated"
+    least = MIN_PAIRED_BLOCKS if estimate.is_paired else MIN_UNPAIRED_BLOCKS
+    if compared.is_screening:
+        each = "" if estimate.is_paired else " on each side"
+        number = "1 block gives" if estimate.num_blocks == 1 else f"{estimate.num_blocks} blocks give"
+        return f"screening: {number} no verdict; at least {least}{each} are needed"
+    across = f"the interval reaches across the margin of {margin * 100:.3g}%"
+    if verdict_of(estimate, margin, "none") != "inconclusive":
+        across = (
+            f"the {estimate.confidence * 100:.3g}% interval is clear of the margin of {margin * 100:.3g}%, but not "
+            f"that of {confidence * 100:.4g}%, which so many tests ask for"
+        )
+    needed = blocks_for_verdict(estimate, margin, confidence)
     if needed is None:
         return (
             f"{across}; not even {MAX_BLOCKS_NEEDED} blocks would tell: the scatter is too large, or the change "
             "too close to the margin"
         )
-    return f"{across}; about {needed - estimate.num_blocks} more blocks, if ratio and scatter stay as they are"
+    more = max(1, needed - estimate.num_blocks)
+    blocks = "1 more block" if more == 1 else f"{more} more blocks"
+    return f"{across}; about {blocks}, if ratio and scatter stay as they are"
 
 
 def wall_split(

@@ -1,18 +1,29 @@
 """``benchctl compare``: is B worse than A, by how much, and is it real?"""
 
 import json
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from benchctl.errors import InvalidDataError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from benchctl.records.noise import MetricNoise
 
 
 def compare(
     a: Annotated[str, typer.Argument(metavar="A", help="What to compare with: DIR, or DIR:variant.")],
     b: Annotated[str, typer.Argument(metavar="B", help="What to judge: DIR, or DIR:variant.")],
     threshold: Annotated[
-        str, typer.Option("--threshold", help="Margin that a change must leave to count: 1% or 0.01.")
+        str,
+        typer.Option(
+            "--threshold",
+            help="Margin that a change must leave to count: 1% or 0.01. Where the machine's own noise is on file "
+            "and larger, it takes its place.",
+        ),
     ] = "1%",
     confidence: Annotated[float, typer.Option("--confidence", help="Confidence of the intervals.")] = 0.95,
     metrics: Annotated[
@@ -26,6 +37,14 @@ def compare(
             metavar="PATTERN",
             help="A setting in which the sides may differ, beside those of the profile, such as server.*; "
             "repeat as needed.",
+        ),
+    ] = None,
+    noise_floor: Annotated[
+        str | None,
+        typer.Option(
+            "--noise-floor",
+            metavar="DIR|none",
+            help="An A/A experiment whose noise counts instead of the one on file; none: only --threshold.",
         ),
     ] = None,
     allow_failed: Annotated[
@@ -49,8 +68,9 @@ def compare(
     invalid. For example: benchctl compare results/x:baseline results/x:guided
     """
     from benchctl.analysis.compare import CompareOptions, compare_sides, parse_side
-    from benchctl.cli.compare_markdown import markdown_of
-    from benchctl.cli.compare_output import document_of, print_comparison, refusal_document
+    from benchctl.cli.compare_output import print_comparison
+    from benchctl.report.comparison_document import document_of, refusal_document
+    from benchctl.report.comparison_markdown import markdown_of
 
     if as_json and as_markdown:
         raise UsageError("--json and --markdown are two forms of one answer; give one of the two")
@@ -61,6 +81,7 @@ def compare(
         allow=tuple(allow_difference or ()),
         allow_failed=allow_failed,
         allow_suspect=allow_suspect,
+        noise=_noise(noise_floor),
     )
     try:
         comparison = compare_sides(parse_side(a), parse_side(b), options)
@@ -75,6 +96,17 @@ def compare(
     else:
         print_comparison(comparison, show_all=show_all)
     raise typer.Exit(comparison.exit_code)
+
+
+def _noise(given: str | None) -> "Mapping[str, MetricNoise] | None":
+    if given is None:
+        return None
+    if given == "none":
+        return {}
+    from benchctl.analysis.noise_floor import noise_of_experiment
+    from benchctl.records.directory import load_results
+
+    return noise_of_experiment(load_results(Path(given))).metrics
 
 
 def parse_threshold(text: str) -> float:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from benchctl.analysis.comparison import Comparison
 from benchctl.analysis.comparison_text import verdict_sentence
-from benchctl.cli.compare_output import footnotes_of, headings_of, rows_of
+from benchctl.report.comparison_table import footnotes_of, headings_of, rows_of
 
 _SPECIAL = str.maketrans({sign: f"\\{sign}" for sign in "\\|*_`<"})
 

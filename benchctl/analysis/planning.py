@@ -1,0 +1,59 @@
+"""How many blocks: what can so many show, and how many more would end a doubt?"""
+
+import math
+from typing import Final
+
+from benchctl.analysis.statistics import MIN_PAIRED_BLOCKS, MIN_UNPAIRED_BLOCKS, POWER, RatioEstimate, log_margin
+from benchctl.analysis.uncertainty import t_quantile
+
+MAX_BLOCKS_NEEDED: Final = 1000
+ASSUMED_LOG_SD: Final = 0.02
+"""Scatter of block log-ratios where no A/A experiment is on file: an assumption, and said to be one."""
+
+
+def detectable_change(
+    log_sd: float, num_blocks: int, *, num_tests: int = 1, margin_frac: float = 0.0, confidence: float = 0.95
+) -> float | None:
+    """Smallest change, as a fraction, that such an experiment calls by its name four times in five.
+
+    exp(ln(1 + margin) + (t(1 - alpha / 2m) + t(power)) * sd / sqrt(n)) - 1 with n - 2 degrees of freedom, for the
+    most demanding of m corrected tests. None below 6 blocks, which give no verdict.
+    """
+    if num_blocks < MIN_PAIRED_BLOCKS:
+        return None
+    df = num_blocks - 2
+    both = t_quantile(1 - (1 - confidence) / (2 * num_tests), df) + t_quantile(POWER, df)
+    return math.expm1(log_margin(margin_frac) + both * log_sd / math.sqrt(num_blocks))
+
+
+def blocks_to_detect(
+    change_frac: float, log_sd: float, *, num_tests: int = 1, margin_frac: float = 0.0
+) -> int | None:
+    """The fewest blocks with which ``change_frac`` is detectable; None where a thousand do not suffice."""
+    for n in range(MIN_PAIRED_BLOCKS, MAX_BLOCKS_NEEDED + 1):
+        found = detectable_change(log_sd, n, num_tests=num_tests, margin_frac=margin_frac)
+        if found is not None and found <= change_frac:
+            return n
+    return None
+
+
+def blocks_for_verdict(estimate: RatioEstimate, margin_frac: float, confidence: float | None = None) -> int | None:
+    """Blocks that would end an inconclusive comparison, if ratio and scatter stay as they are.
+
+    The least n, from 6 on (4 unpaired), whose half t-interval is no wider than the distance of the ratio from the
+    nearer margin; None when that is more than a thousand, or when one block says nothing of the scatter.
+    """
+    if estimate.standard_error is None:
+        return None
+    sd = estimate.standard_error * math.sqrt(estimate.num_blocks)
+    distance = abs(abs(estimate.log_ratio) - log_margin(margin_frac))
+    upper = 1 - (1 - (estimate.confidence if confidence is None else confidence)) / 2
+    for n in range(MIN_PAIRED_BLOCKS if estimate.is_paired else MIN_UNPAIRED_BLOCKS, MAX_BLOCKS_NEEDED + 1):
+        if t_quantile(upper, n - 1) * sd / math.sqrt(n) <= distance:
+            return n
+    return None
+
+
+def blocks_for_tests(num_tests: int, confidence: float = 0.95) -> int:
+    """Blocks with which the sign-flip test can reach alpha / m in each of m tests: ceil(log2(2 m / alpha))."""
+    return math.ceil(math.log2(2 * num_tests / (1 - confidence)))

@@ -1,0 +1,92 @@
+"""A comparison as a JSON document: what ``compare --json`` prints and the report page carries."""
+# REBUILT at 15:42 from the committed cli/compare_output.py: an uncommitted text of this file was overwritten by
+# mistake (by page). Check the fields against what was written before; then remove this remark.
+
+from typing import Any
+
+import msgspec
+
+from benchctl.analysis.comparison import CellComparison, Comparison
+from benchctl.analysis.comparison_text import reasons_of, verdict_sentence
+from benchctl.analysis.metric_comparison import MetricComparison
+from benchctl.errors import InvalidDataError, NotComparableError
+
+
+def document_of(comparison: Comparison) -> dict[str, Any]:
+    """Everything of a comparison; units inside ``metrics`` are those of each metric, ratios are b / a."""
+    return {
+        "verdict": comparison.verdict,
+        "exit_code": comparison.exit_code,
+        "summary": verdict_sentence(comparison),
+        "reasons": list(reasons_of(comparison)),
+        "a": comparison.a_name,
+        "b": comparison.b_name,
+        "margin_frac": comparison.margin_frac,
+        "confidence": comparison.confidence,
+        "pairing": comparison.pairing,
+        "num_tests": comparison.num_tests,
+        "screening": comparison.is_screening,
+        "noise": {name: msgspec.to_builtins(noise) for name, noise in comparison.noise.items()},
+        "cells": [_cell_document(cell) for cell in comparison.cells],
+        "metrics": [_metric_document(cell, m) for cell in comparison.cells for m in cell.metrics],
+        "allowed_differences": [
+            {"key": d.key, "a": d.a, "b": d.b, "cells": list(d.cells)} for d in comparison.allowed
+        ],
+        "warnings": [{"code": w.code, "message": w.message, "where": w.where} for w in comparison.warnings],
+    }
+
+
+def refusal_document(error: InvalidDataError) -> dict[str, Any]:
+    """The same document for results that must not be compared or cannot be read."""
+    differences = error.differences if isinstance(error, NotComparableError) else ()
+    return {
+        "verdict": "not-comparable" if isinstance(error, NotComparableError) else "invalid",
+        "exit_code": error.exit_code,
+        "summary": str(error).splitlines()[0],
+        "reasons": list(differences) or [str(error)],
+        "cells": [],
+        "metrics": [],
+        "allowed_differences": [],
+        "warnings": [],
+    }
+
+
+def _cell_document(cell: CellComparison) -> dict[str, Any]:
+    return {
+        "cell": cell.label,
+        "a": cell.a_label,
+        "b": cell.b_label,
+        "blocks": cell.num_blocks,
+        "a_first": cell.num_a_first,
+        "verdict": cell.verdict,
+        "faults": list(cell.faults),
+        "wall_split": cell.wall_split,
+    }
+
+
+def _metric_document(cell: CellComparison, metric: MetricComparison) -> dict[str, Any]:
+    estimate = metric.estimate
+    return {
+        "name": metric.metric.name,
+        "unit": metric.metric.unit,
+        "cell": cell.label,
+        "a": metric.a,
+        "b": metric.b,
+        "ratio": estimate.ratio if estimate else None,
+        "ci_low": estimate.ci_low if estimate else None,
+        "ci_high": estimate.ci_high if estimate else None,
+        "blocks": estimate.num_blocks if estimate else cell.num_blocks,
+        "verdict": metric.verdict,
+        "reason": metric.reason,
+        "margin_frac": metric.margin_frac,
+        "judged_confidence": metric.judged_confidence,
+        "method": estimate.method if estimate else None,
+        "place_effect": estimate.place_effect if estimate else None,
+        "outlier_blocks": list(metric.outlier_blocks),
+        "p": estimate.p_value if estimate else None,
+        "detectable_frac": estimate.detectable_frac if estimate else None,
+        "exploratory": metric.role == "exploratory",
+        "role": metric.role,
+        "a_blocks": list(metric.a_blocks),
+        "b_blocks": list(metric.b_blocks),
+    }

@@ -1,0 +1,147 @@
+"""A comparison as headings, rows and footnotes, for every form of table."""
+
+import math
+from collections.abc import Iterator
+from typing import Final
+
+from benchctl.analysis.comparison import Comparison
+from benchctl.analysis.comparison_text import (
+    change_text,
+    margin_text,
+    percent,
+    reasons_of,
+    split_sentence,
+)
+from benchctl.analysis.metric_comparison import MetricComparison, spread_of_blocks
+
+SHOWN_EXPLORATORY: Final = frozenset(
+    {"output_throughput", "ttft_ms", "e2el_ms", "output_tokens", "num_steps", "tokens_per_step"}
+)
+"""Exploratory metrics of the table; the document has them all."""
+
+
+def headings_of(comparison: Comparison) -> tuple[str, ...]:
+    """The columns of the table."""
+    change = f"change ({comparison.confidence * 100:.3g}% CI)"
+    return ("cell", "metric", comparison.a_name, comparison.b_name, change, "p", "verdict")
+
+
+def rows_of(comparison: Comparison, *, show_all: bool) -> Iterator[tuple[str, ...]]:
+    """The rows of the table; a cell is named in its first one."""
+    for cell in comparison.cells:
+        shown = [metric for metric in cell.metrics if _is_shown(metric, show_all=show_all)]
+        for index, metric in enumerate(shown):
+            yield ("" if index else cell.label, *_row(metric))
+
+
+def _is_shown(metric: MetricComparison, *, show_all: bool) -> bool:
+    if metric.role == "deciding" or show_all:
+        return True
+    if metric.role == "exact":
+        return metric.verdict == "different"
+    return metric.metric.name in SHOWN_EXPLORATORY
+
+
+def _row(metric: MetricComparison) -> tuple[str, ...]:
+    p_value = metric.estimate.p_value if metric.estimate else None
+    exact = "exact" if metric.role == "exact" else ""
+    verdict = f"({metric.verdict})" if metric.role == "exploratory" else metric.verdict
+    return (
+        metric.metric.name,
+        _value(metric.a, metric.a_blocks),
+        _value(metric.b, metric.b_blocks),
+        change_text(metric),
+        exact if p_value is None else f"{p_value:.3f}",
+        verdict,
+    )
+
+
+def _value(mean: float | None, blocks: tuple[float | None, ...]) -> str:
+    if mean is None:
+        return "n/a"
+    text = f"{mean:,.0f}" if abs(mean) >= 10_000 else f"{mean:.4g}"
+    spread = spread_of_blocks(blocks)
+    return text if not spread else f"{text} ± {spread * 100:.1f}%"
+
+
+def footnotes_of(comparison: Comparison) -> Iterator[str]:
+    """What must be known to trust the table."""
+    for cell in comparison.cells:
+        split = split_sentence(cell)
+        if split:
+            yield f"{cell.label}: {split}"
+    yield _blocks_line(comparison)
+    yield from _margin_lines(comparison)
+    yield from _order_lines(comparison)
+    if equal := _equal_everywhere(comparison):
+        yield f"equal in every block: {', '.join(equal)}"
+    yield "verdicts in parentheses are exploratory and decide nothing"
+    for difference in comparison.allowed:
+        yield f"declared difference: {difference}"
+    if comparison.verdict in {"invalid", "inconclusive"}:
+        yield from (f"reason: {reason}" for reason in reasons_of(comparison))
+    for warning in comparison.warnings:
+        yield f"warning: {warning.message}" + (f" [{warning.where}]" if warning.where else "")
+
+
+def _margin_lines(comparison: Comparison) -> Iterator[str]:
+    """The margin, and where the noise of the machine is larger than what was asked for."""
+    tests = comparison.num_tests
+    how = f"{tests} deciding comparisons, corrected by Holm" if tests > 1 else "one deciding comparison"
+    yield f"margin {margin_text(comparison.margin_frac)} · {how}"
+    if not comparison.noise:
+        yield "no noise floor: no A/A experiment of this machine is on file (benchctl run --profile aa)"
+        return
+    floors = ", ".join(
+        f"{name} {noise.floor_frac * 100:.2g}%"
+        + (" (its margin)" if noise.floor_frac > comparison.margin_frac else "")
+        for name, noise in comparison.noise.items()
+    )
+    yield f"noise floor A/A: {floors}"
+
+
+def _order_lines(comparison: Comparison) -> Iterator[str]:
+    """What the order and the time did to the deciding metrics, in the cell where it is strongest."""
+    for what, unit in (("place", "place later in its block"), ("level", "block"), ("trend", "block")):
+        found = [
+            (slope.p_value, slope.log_per_unit, cell.label, metric.metric.name)
+            for cell in comparison.cells
+            for metric in cell.deciding
+            if metric.order is not None and (slope := getattr(metric.order, what)) is not None
+        ]
+        if found:
+            p_value, log, label, name = min(found)
+            subject = {"place": "a run", "level": "the machine", "trend": "the ratio"}[what]
+            yield f"{subject} changes by {percent(math.expm1(log))} per {unit} ({name} in {label}, p {p_value:.2g})"
+
+
+def _blocks_line(comparison: Comparison) -> str:
+    counts = sorted({cell.num_blocks for cell in comparison.cells})
+    numbers = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    line = f"n = {numbers} blocks, {comparison.pairing}"
+    first = [cell for cell in comparison.cells if cell.num_a_first is not None]
+    if first:
+        ran_first, blocks = sum(c.num_a_first or 0 for c in first), sum(c.num_blocks for c in first)
+        line += f", {comparison.a_name} ran first in {ran_first} of {blocks}"
+    detectable = _detectable(comparison)
+    return line + (f" · detectable: {detectable}" if detectable else "")
+
+
+def _detectable(comparison: Comparison) -> str:
+    """The smallest change that would show in each deciding metric, in the cell where it is largest."""
+    worst: dict[str, float] = {}
+    for cell in comparison.cells:
+        for metric in cell.deciding:
+            found = metric.estimate.detectable_frac if metric.estimate else None
+            if found is not None:
+                worst[metric.metric.name] = max(found, worst.get(metric.metric.name, 0.0))
+    return ", ".join(f"{name} {found * 100:.2g}%" for name, found in worst.items())
+
+
+def _equal_everywhere(comparison: Comparison) -> list[str]:
+    verdicts: dict[str, set[str]] = {}
+    for cell in comparison.cells:
+        for metric in cell.metrics:
+            if metric.role == "exact":
+                verdicts.setdefault(metric.metric.name, set()).add(metric.verdict)
+    return [name for name, found in verdicts.items() if found == {"equal"}]
