@@ -93,7 +93,7 @@ def answered(*reads, n=1):
 def told(reader):
     """All that a reader understood, but for times."""
     choices = [
-        (c.index, c.text, c.chunk_tokens, c.output_tokens, c.finish_reason, len(c.chunk_ns))
+        (c.index, c.text, c.chunk_chars, c.chunk_tokens, c.output_tokens, c.finish_reason, len(c.chunk_ns))
         for c in reader.choices()
     ]
     usage = reader.usage

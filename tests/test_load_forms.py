@@ -4,6 +4,7 @@ import pytest
 from sse import answered, choice, chunked, event, lines, read, request, so_far, told, total, used, written
 
 from benchctl.load.answer import error_of
+from benchctl.load.stream import CompletionReader
 
 DONE = b"data: [DONE]\n\n"
 
@@ -272,6 +273,8 @@ def test_tokens_of_each_form_are_what_the_server_said_wherever_reads_are_cut(for
     n = len(truth)
     reader = read(*pieces, n=n)
     assert [(c.text, c.chunk_tokens, c.output_tokens) for c in reader.choices()] == truth
+    for c in reader.choices():
+        assert (len(c.chunk_chars), sum(c.chunk_chars)) == (len(c.chunk_ns), len(c.text))
     wire = chunked(*pieces)
     whole = answered(wire, n=n)
     assert error_of(whole, request(n)) is None
@@ -310,6 +313,22 @@ def test_tokens_that_nobody_counts_are_unknown_and_the_answer_is_of_no_use(piece
     assert error is not None
     assert error.kind == "malformed-stream"
     assert "tokens cannot be counted" in error.message
+
+
+def test_the_characters_of_each_chunk_are_counted_also_those_of_chunks_without_text():
+    (only,) = read(
+        event(choice("öß", ids=[1])), event(choice("", ids=[2])), event(choice("🙂!?", ids=[3, 4], finish="stop"))
+    ).choices()
+    assert (only.text, only.chunk_chars, only.chunk_tokens) == ("öß🙂!?", (2, 0, 3), (1, 1, 2))
+
+
+def test_characters_are_counted_alike_when_a_long_answer_is_kept_in_less_memory_meanwhile():
+    reader = CompletionReader(1)
+    for i, text in enumerate(["ab", "", "cde", "f"]):
+        reader.feed(i, event(choice(text, ids=[i])))
+        reader.compact()
+    (only,) = reader.choices()
+    assert (only.text, only.chunk_chars) == ("abcdef", (2, 0, 3, 1))
 
 
 def test_the_text_of_a_cut_character_is_whole():

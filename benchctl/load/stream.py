@@ -29,8 +29,8 @@ class _Choice:
     """
 
     __slots__ = (
-        "add_count", "add_late", "add_ns", "add_text", "counts", "finish_reason", "is_told_empty", "lates_ns",
-        "silent", "texts", "times_ns",
+        "add_count", "add_late", "add_ns", "add_text", "chars", "counts", "finish_reason", "head", "is_told_empty",
+        "lates_ns", "silent", "texts", "times_ns",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -39,6 +39,10 @@ class _Choice:
         self.counts = array("q")
         """``_UNCOUNTED`` where the server does not say it."""
         self.texts: list[str] = []
+        """Of each chunk since the choice was last compacted; empty for a silent one."""
+        self.head = ""
+        """The text of the chunks before those, and in ``chars`` the length of each."""
+        self.chars = array("i")
         self.silent: list[int] = []
         """Chunks of which nothing but a count says that there was output: chunks only if the server goes on
         counting."""
@@ -54,8 +58,7 @@ class _Choice:
         """Take a chunk; its text is None where it is silent."""
         if text is None:
             self.silent.append(len(self.times_ns))
-        else:
-            self.texts.append(text)
+        self.texts.append(text or "")
         self.times_ns.append(t_ns)
         self.lates_ns.append(late_ns)
         self.counts.append(_UNCOUNTED if count is None else count)
@@ -65,10 +68,16 @@ class _Choice:
         """Whether the server counts the tokens of all chunks."""
         return _UNCOUNTED not in self.counts and (bool(self.counts) or self.is_told_empty)
 
+    def compact(self) -> None:
+        """Keep texts as one, and of each its length: while tokens arrive, nobody measures them."""
+        self.chars.extend(map(len, self.texts))
+        self.head += "".join(self.texts)
+        self.texts.clear()
+
     def drop_silent(self) -> None:
-        """The count did not go on running, so it was none that could show a chunk."""
+        """The count did not go on running, so it was none that could show a chunk. Of a compacted choice."""
         for i in reversed(self.silent):
-            del self.times_ns[i], self.lates_ns[i], self.counts[i]
+            del self.times_ns[i], self.lates_ns[i], self.counts[i], self.chars[i]
         self.silent.clear()
 
 
@@ -146,8 +155,7 @@ class CompletionReader:
     def compact(self) -> None:
         """Keep in less memory what has come until now."""
         for choice in self._choices.values():
-            if len(choice.texts) > 1:
-                choice.texts[:] = ["".join(choice.texts)]
+            choice.compact()
 
     @property
     def num_finished(self) -> int:
@@ -183,6 +191,7 @@ class CompletionReader:
 
     def _record(self, index: int, choice: _Choice, stamps_late: bool) -> ChoiceRecord:
         is_counted, output_tokens = choice.is_counted, self._output_tokens(choice)
+        choice.compact()
         if not is_counted:
             choice.drop_silent()
         return ChoiceRecord(
@@ -190,9 +199,10 @@ class CompletionReader:
             chunk_ns=tuple(choice.times_ns),
             chunk_late_ns=tuple(choice.lates_ns) if stamps_late else None,
             chunk_tokens=tuple(choice.counts) if is_counted else None,
+            chunk_chars=tuple(choice.chars),
             output_tokens=output_tokens,
             finish_reason=choice.finish_reason,
-            text="".join(choice.texts),
+            text=choice.head,
         )
 
     def _output_tokens(self, choice: _Choice) -> int | None:

@@ -19,6 +19,10 @@ Cell: TypeAlias = dict[str, str | int | float | bool | None]
 """One point of the sweep: a value for each swept factor. Empty for the baseline."""
 
 
+FOREIGN_GPU_PROCESS = "foreign-gpu-process"
+"""Code of the warning that another program computed on a device of the run."""
+
+
 class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What all records share: frozen, keyword-only, absent where unknown."""
 
@@ -86,6 +90,8 @@ class ChoiceRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
     chunk_late_ns: tuple[int, ...] | None = None
     """By how much later than ``chunk_ns`` the client read each chunk, where the kernel stamped the arrivals."""
     chunk_tokens: tuple[int, ...] | None = None
+    chunk_chars: tuple[int, ...] | None = None
+    """Characters (code points) of ``text`` in each chunk; their sum is its length. None in older records."""
     output_tokens: int | None = None
     finish_reason: str | None = None
     text: str = ""
@@ -357,6 +363,47 @@ class GpuInfo(Record, frozen=True, kw_only=True, omit_defaults=True):
     driver: str | None = None
 
 
+class HalfWidth(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """How well one metric of one cell was known at a look; ``num_blocks`` are those that count."""
+
+    cell: str
+    metric: str
+    num_blocks: int
+    half_width_frac: float | None = None
+    """Half the interval of the ratio, as a fraction; unknown below six blocks."""
+
+
+class Look(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """One look at what was measured so far; ``num_blocks`` had been run by then, good or bad."""
+
+    num_blocks: int
+    half_widths: tuple[HalfWidth, ...]
+    is_precise: bool
+    """Every half-width was within the precision: the experiment ended here."""
+
+
+class StoppingRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """A rule by which an experiment may end before its last block, and what became of it.
+
+    All but ``looks`` is written before the first run. Whoever estimates from such an experiment owes the correction
+    for all of ``look_blocks``, whether or not it ended early.
+    """
+
+    precision_frac: float
+    confidence: float
+    """Of the intervals at each look: 1 - 0.05 / number of looks."""
+    look_blocks: tuple[int, ...]
+    """After how many blocks there is a look; the last is the most that would be run."""
+    looks: tuple[Look, ...] = ()
+    """Those that were taken."""
+
+    @property
+    def ended_after(self) -> int | None:
+        """Blocks after which the rule ended the experiment before its last one; None where it did not."""
+        ended = [look.num_blocks for look in self.looks if look.is_precise]
+        return ended[0] if ended and ended[0] < self.look_blocks[-1] else None
+
+
 class Manifest(Record, frozen=True, kw_only=True, omit_defaults=True):
     """``manifest.json``: what was measured, by whom, with what. ``state`` is that of the whole experiment."""
 
@@ -375,6 +422,8 @@ class Manifest(Record, frozen=True, kw_only=True, omit_defaults=True):
     stop: StopMode
     lengths_from: str | None = None
     """Result directory in which the natural lengths of the request set were measured."""
+    stopping: StoppingRecord | None = None
+    """The rule that may end the experiment early; None where the number of blocks is fixed."""
     engine: str
     label: str | None = None
     created_at: str
