@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from benchctl.analysis.client_guard import CLIENT_DOUBTS
-from benchctl.analysis.reconcile import CHECK_FAILED
+from benchctl.analysis.gates import violated_gates
+from benchctl.analysis.reconcile import CHECK_FAILED, profile_of
 from benchctl.analysis.request_timing import measured
 from benchctl.errors import NotComparableError, RecordError, UsageError
+from benchctl.profile.model import Gate
 from benchctl.records.directory import (
     DAMAGED_LINE,
     LoadedResults,
@@ -99,16 +101,17 @@ def arms_of(results: LoadedResults, *, allow_suspect: bool = False) -> tuple[Arm
     """Every arm of the plan: the baseline first, then by variant and factor values.
 
     Suspect runs that would be left out count where ``allow_suspect``. Raises RecordError when a run that says
-    ``done`` is damaged: its numbers would be those of a part.
+    ``done`` is damaged, because its numbers would be those of a part, and when the profile cannot be read.
     """
     _refuse_damage(results)
+    gates = profile_of(results).gates
     begun = {run.record.run_id: run for run in results.runs}
     arms: dict[tuple[str, str], Arm] = {}
     for planned in results.plan.runs:
         fresh = Arm(variant=planned.variant, cell=planned.cell, runs={}, excluded={})
         arm = arms.setdefault(fresh.key, fresh)
         run = begun.get(planned.run_id)
-        reason = "not begun" if run is None else _unusable(run, allow_suspect=allow_suspect)
+        reason = "not begun" if run is None else _unusable(run, gates, allow_suspect=allow_suspect)
         if run is None or reason is not None:
             arm.excluded[planned.block] = f"{planned.run_id}: {reason}"
         else:
@@ -126,25 +129,35 @@ def _refuse_damage(results: LoadedResults) -> None:
         raise RecordError(f"a run that is marked done cannot be read whole:\n{listed}")
 
 
-def _unusable(run: LoadedRun, *, allow_suspect: bool) -> str | None:
-    """Why a run cannot be compared.
+def _unusable(run: LoadedRun, gates: Sequence[Gate], *, allow_suspect: bool) -> str | None:
+    """Why a run cannot be compared: it did not end, is suspect, or violates a gate that was declared.
 
-    Failed requests and failed checks do not exclude it: they make its cell incomplete or invalid, which is told.
+    Failed requests and failed checks do not exclude it: they make its cell incomplete or invalid, which is told and
+    which no gate of the machine hides. Where failed requests are a gate themselves, they do exclude it.
     """
     record = run.record
-    if record.state == "done":
-        return None
-    if record.state == "suspect":
-        return _unusable_suspect(run, allow_suspect=allow_suspect)
     if record.state == "failed" and record.failure is not None:
         return f"failed ({record.failure.cause}): {record.failure.message}"
-    return record.state
+    if record.state not in {"done", "suspect"}:
+        return record.state
+    is_told = _contradicts_itself(run) or (_has_failures(run) and "failed-requests" not in gates)
+    if not is_told and (violated := violated_gates(run, gates)):
+        return "; ".join(map(str, violated))
+    return _unusable_suspect(run, allow_suspect=allow_suspect) if record.state == "suspect" else None
+
+
+def _contradicts_itself(run: LoadedRun) -> bool:
+    return any(warning.code == CHECK_FAILED for warning in run.record.warnings)
+
+
+def _has_failures(run: LoadedRun) -> bool:
+    return any(request.error is not None for request in measured(run.requests))
 
 
 def _unusable_suspect(run: LoadedRun, *, allow_suspect: bool) -> str | None:
     codes = {warning.code for warning in run.record.warnings}
     is_late = not codes.isdisjoint(CLIENT_DOUBTS)
-    if CHECK_FAILED in codes or (not is_late and any(r.error is not None for r in measured(run.requests))):
+    if _contradicts_itself(run) or (not is_late and _has_failures(run)):
         return None
     if not allow_suspect:
         why = "; ".join(warning.message for warning in run.record.warnings) or "no reason recorded"

@@ -4,10 +4,10 @@ import os
 from collections.abc import Iterator
 from typing import Any, Final
 
-import psutil
 import pynvml
 
 from benchctl.measure.doctor_check import Check
+from benchctl.measure.gpu_reading import process_text
 from benchctl.measure.gpu_state import GpuState, gpu_states
 from benchctl.measure.nvidia_smi import open_smi
 from benchctl.units import GIB, HZ_PER_MHZ, MIB
@@ -81,7 +81,7 @@ def _memory(state: GpuState) -> Check:
             said += f", {(total - free) // MIB} MiB held"
             remedy = "end what holds it; 'sudo fuser -v /dev/nvidia*' also shows processes of other containers"
     if state.processes:
-        said += "; in use by " + ", ".join(_process(pid) for pid in state.processes)
+        said += "; in use by " + ", ".join(process_text(pid) for pid in state.processes)
         remedy = "end these processes: they take time and memory from what is measured"
     return Check(
         topic=_TOPIC,
@@ -96,13 +96,6 @@ def _memory(state: GpuState) -> Check:
             "processes": tuple(str(pid) for pid in state.processes),
         },
     )
-
-
-def _process(pid: int) -> str:
-    try:
-        return f"{pid} ({psutil.Process(pid).name()})"
-    except psutil.Error:
-        return f"{pid}"
 
 
 def _clocks(state: GpuState) -> Check:

@@ -1,4 +1,4 @@
-"""GPU telemetry: choose a way to the numbers, list the devices, wait until their memory is free again."""
+"""GPU telemetry: choose a way to the numbers, list devices and their users, wait until memory is free again."""
 
 import os
 import time
@@ -8,16 +8,18 @@ from typing import Any, Final
 
 import pynvml
 
-from benchctl.measure.gpu_reading import GpuReader
+from benchctl.measure.gpu_reading import GpuReader, process_text
 from benchctl.measure.nvidia_smi import open_smi
 from benchctl.measure.nvml import open_nvml
-from benchctl.records.run import GpuInfo, ResultWarning
+from benchctl.records.run import FOREIGN_GPU_PROCESS, GpuInfo, ResultWarning
 from benchctl.units import MIB
 
 _SLACK_BYTES: Final = 256 * MIB
 """What a driver may hold on to without anybody noticing: contexts of other programs come and go."""
 _RETURN_LIMIT_S: Final = 30.0
 _POLL_S: Final = 0.2
+FORGOTTEN_LIMIT_S: Final = 5.0
+"""What the driver may need to forget a program that has ended."""
 
 SAMPLER_MISSING: Final = ResultWarning(
     code="gpu-sampler-missing",
@@ -59,6 +61,27 @@ def wait_memory_returned(
             return (ResultWarning(code="gpu-memory-held", message=message),)
         time.sleep(_POLL_S)
     return ()
+
+
+def foreign_processes(reader: GpuReader, when: str, limit_s: float = 0.0) -> tuple[ResultWarning, ...]:
+    """Programs that compute on the devices while no server of ours runs, once those that ended are forgotten.
+
+    ``when`` goes on after "computed on GPU 0". The moment alone tells them from ours: in a container the process
+    ids of the driver are not those that are seen from inside.
+    """
+    deadline = time.monotonic() + limit_s
+    users = reader.compute_processes()
+    while any(users.values()) and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+        users = reader.compute_processes()
+    return tuple(
+        ResultWarning(
+            code=FOREIGN_GPU_PROCESS,
+            message=f"process {', '.join(map(process_text, pids))} computed on GPU {index} {when}",
+        )
+        for index, pids in users.items()
+        if pids
+    )
 
 
 def _held_bytes(now: Mapping[int, int], before: Mapping[int, int]) -> dict[int, int]:

@@ -4,6 +4,8 @@ from collections.abc import Iterator, Sequence
 from threading import Event
 from typing import Final, Protocol
 
+import psutil
+
 from benchctl.records.run import GpuInfo, GpuSample
 
 _REASONS: Final = {
@@ -33,9 +35,21 @@ class GpuReader(Protocol):
         """One reading of each."""
         ...
 
+    def compute_processes(self) -> dict[int, tuple[int, ...]]:
+        """Programs that compute on each device, by index; ids as the driver knows them, outside of containers."""
+        ...
+
     def samples(self, hz: float, stopped: Event) -> Iterator[GpuSample]:
         """Readings at ``hz`` until ``stopped`` is set."""
         ...
+
+
+def process_text(pid: int) -> str:
+    """A process by id, and by name where it can be seen from here."""
+    try:
+        return f"{pid} ({psutil.Process(pid).name()})"
+    except (psutil.Error, ValueError):
+        return f"{pid}"
 
 
 def throttle_reasons(mask: int) -> tuple[str, ...]:

@@ -43,6 +43,14 @@ class SmiReader:
     def read(self) -> tuple[GpuSample, ...]:
         return tuple(_sample(line) for line in _query(_SAMPLE_FIELDS, self._selection))
 
+    def compute_processes(self) -> dict[int, tuple[int, ...]]:
+        asked = (_PROGRAM, "--query-compute-apps=gpu_uuid,pid", "--format=csv,noheader", *self._selection)
+        users = [_fields(line, 2) for line in _answer(asked)]
+        return {
+            device.index: tuple(sorted(int(pid) for uuid, pid in users if uuid == device.uuid and pid.isdigit()))
+            for device in self._devices
+        }
+
     def samples(self, hz: float, stopped: Event) -> Iterator[GpuSample]:
         argv = (*_argv(_SAMPLE_FIELDS), *self._selection, "-lms", str(round(MS_PER_S / hz)))
         with subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as program:
@@ -77,10 +85,13 @@ def _argv(fields: Sequence[str]) -> tuple[str, ...]:
 
 
 def _query(fields: Sequence[str], selection: Sequence[str]) -> list[str]:
+    return _answer((*_argv(fields), *selection))
+
+
+def _answer(argv: Sequence[str]) -> list[str]:
+    """The lines that the program says; none where it is absent or fails."""
     try:
-        done = subprocess.run(
-            (*_argv(fields), *selection), capture_output=True, text=True, check=True, timeout=_CALL_LIMIT_S
-        )
+        done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=_CALL_LIMIT_S)
     except (OSError, subprocess.SubprocessError):
         return []
     return [line for line in done.stdout.splitlines() if line.strip()]

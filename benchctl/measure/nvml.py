@@ -42,6 +42,13 @@ class NvmlReader:
     def read(self) -> tuple[GpuSample, ...]:
         return tuple(self._sample(index, uuid, handle) for index, uuid, handle in self._devices)
 
+    def compute_processes(self) -> dict[int, tuple[int, ...]]:
+        found: dict[int, tuple[int, ...]] = {}
+        for index, _, handle in self._devices:
+            users = self._ask(lambda h=handle: self._nvml.nvmlDeviceGetComputeRunningProcesses(h))  # type: ignore[misc]
+            found[index] = tuple(sorted({user.pid for user in users or ()}))
+        return found
+
     def samples(self, hz: float, stopped: Event) -> Iterator[GpuSample]:
         while not stopped.is_set():
             yield from self.read()

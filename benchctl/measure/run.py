@@ -18,6 +18,7 @@ import msgspec
 
 from benchctl.analysis.bunching import bunching_doubts
 from benchctl.analysis.client_guard import client_doubts, client_warnings
+from benchctl.analysis.gates import clock_warnings
 from benchctl.analysis.reconcile import failed_checks
 from benchctl.analysis.starvation import starvation_doubts
 from benchctl.engines import engine_for
@@ -31,7 +32,14 @@ from benchctl.load.workers import AnyLoad, load_for
 from benchctl.measure.attached import AttachedServer
 from benchctl.measure.attempt import begin_attempt
 from benchctl.measure.configuration import flat_configuration
-from benchctl.measure.gpu import SAMPLER_MISSING, memory_used_bytes, open_gpu, wait_memory_returned
+from benchctl.measure.gpu import (
+    FORGOTTEN_LIMIT_S,
+    SAMPLER_MISSING,
+    foreign_processes,
+    memory_used_bytes,
+    open_gpu,
+    wait_memory_returned,
+)
 from benchctl.measure.gpu_reading import GpuReader
 from benchctl.measure.interrupt import run_interruptible
 from benchctl.measure.journal import Journal, utc_now
@@ -157,6 +165,8 @@ class _Run:
         env = server_env(os.environ, engine.env(settings, site))
         with ExitStack() as stack:
             gpu = self._open_gpu(stack, env.get("CUDA_VISIBLE_DEVICES"))
+            if gpu is not None:
+                self._journal.warn(*foreign_processes(gpu, "before the server was started"))
             held_bytes = memory_used_bytes(gpu) if gpu is not None else {}
             try:
                 await self._serve(self._server(site, env), site, gpu)
@@ -164,6 +174,7 @@ class _Run:
                 self._write_steps()
             if gpu is not None:
                 self._journal.warn(*wait_memory_returned(gpu, held_bytes))
+                self._journal.warn(*foreign_processes(gpu, "after the server was stopped", FORGOTTEN_LIMIT_S))
 
     def _open_gpu(self, stack: ExitStack, visible: str | None) -> GpuReader | None:
         """The devices of a server of ours; a simulated one uses none, and those of an attached one are unknown."""
@@ -321,7 +332,7 @@ class _Run:
         for doubt in (*failed_checks(loaded, *checks), *client_doubts(loaded, arrival)):
             self._journal.doubt(doubt.code, doubt.message)
         self._journal.warn(*client_warnings(loaded, arrival))
-        self._journal.warn(*bunching_doubts(loaded), *starvation_doubts(loaded))
+        self._journal.warn(*bunching_doubts(loaded), *starvation_doubts(loaded), *clock_warnings(loaded))
 
     def _fail(self, cause: str, message: str, log_tail: str = "") -> RunRecord:
         return self._close("failed", RunFailure(cause=cause, message=message, log_tail=log_tail))

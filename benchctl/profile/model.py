@@ -19,6 +19,7 @@ MAX_OUTPUTS = 1_000_000
 MAX_TOKENS = 1_000_000
 MAX_SAMPLES_OF_A_REQUEST = 128
 """What the OpenAI dialect takes as ``n``."""
+Gate = Literal["throttling", "foreign-gpu-process", "failed-requests"]
 FactorValue = str | int | float | bool | None
 
 
@@ -276,6 +277,11 @@ class Profile(Section):
     """Settings in which variants may differ, as dotted paths; ``guidance.*`` covers what is below."""
     primary_metrics: tuple[str, ...] = ("step_ms", "tpot_ms", "wall_s")
     """Metrics that decide the verdict of a comparison; all others are exploratory."""
+    gates: tuple[Gate, ...] = ("throttling", "foreign-gpu-process")
+    """What must hold in a run for it to be compared; one that violates a gate is left out with its pair, and named.
+    ``throttling``: no GPU slowed itself for heat or at the demand of its hardware. ``foreign-gpu-process``: no
+    other program computed on it before or after. ``failed-requests``: none failed; without this gate they make
+    the comparison incomplete."""
     timeouts: Timeouts = Timeouts()
     """Limits on waiting."""
     telemetry: Telemetry = Telemetry()
