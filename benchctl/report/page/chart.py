@@ -18,6 +18,10 @@ DASHES: Final = ("solid", "dash", "dot", "dashdot")
 GREY: Final = "#888888"
 """For what belongs to no series: as far from white as from black."""
 _BAND_OPACITY: Final = 0.2
+_PHONE_PX: Final = 300
+_LEGEND_SYMBOL_PX: Final = 45
+_LEGEND_ROW_PX: Final = 21
+_CHARACTER_PX: Final = 7
 
 Trace = dict[str, Any]
 
@@ -72,9 +76,27 @@ def layout(height: int, **axes_and_more: Any) -> dict[str, Any]:
         "plot_bgcolor": "rgba(0,0,0,0)",
         "margin": {"l": 8, "r": 12, "t": 8, "b": 8},
         "hovermode": "closest",
-        "legend": {"orientation": "h", "x": 0, "xanchor": "left", "yref": "container", "y": 0, "yanchor": "bottom"},
+        "legend": {
+            "orientation": "h",
+            "traceorder": "normal",
+            "x": 0,
+            "xanchor": "left",
+            "yref": "container",
+            "y": 0,
+            "yanchor": "bottom",
+        },
         **axes_and_more,
     }
+
+
+def legend_px(labels: Iterable[str]) -> int:
+    """Height of the legend on a phone, in pixels; on a wide screen the data has what is left of it."""
+    rows, used_px = 0, _PHONE_PX
+    for label in labels:
+        entry_px = _LEGEND_SYMBOL_PX + _CHARACTER_PX * len(label)
+        is_new_row = used_px + entry_px > _PHONE_PX
+        rows, used_px = (rows + 1, entry_px) if is_new_row else (rows, used_px + entry_px)
+    return _LEGEND_ROW_PX * rows
 
 
 def axis(title: str, **more: Any) -> dict[str, Any]:

@@ -8,13 +8,13 @@ import numpy as np
 
 from benchctl.analysis.summary import CellSummary
 from benchctl.records.step_columns import Floats, Integers
-from benchctl.report.page.chart import Chart, Trace, axis, layout, no_chart, rounded
+from benchctl.report.page.chart import Chart, Trace, axis, layout, legend_px, no_chart, rounded
 from benchctl.report.page.chart_arms import ArmLook, arm_looks, clock_note, with_steps
 from benchctl.report.reading import Reading
 from benchctl.units import NS_PER_MS
 
 _MAX_EXACT_SIZES: Final = 12
-_HEIGHT: Final = 380
+_HEIGHT: Final = 340
 _ID: Final = "step-time-by-batch-size"
 _TITLE: Final = "Step time by batch size"
 
@@ -52,6 +52,7 @@ def draw_batch_size(reading: Reading) -> Chart:
         reason = "no finished run has steps that only decode" if runs else "no finished run has a step log"
         return no_chart(_ID, _TITLE, reason)
     bins = bins_of(sizes)
+    height = _HEIGHT + legend_px(look.label for look in looks)
     note = clock_note(clock for run in runs for clock in run.run.columns.clocks)
     return Chart(
         id=_ID,
@@ -67,7 +68,7 @@ def draw_batch_size(reading: Reading) -> Chart:
         figure={
             "data": [_trace(look, *decodes[look.label], bins) for look in looks if len(decodes[look.label][0])],
             "layout": layout(
-                _HEIGHT,
+                height,
                 scattermode="group",
                 scattergap=0.5,
                 xaxis=axis(
@@ -80,7 +81,7 @@ def draw_batch_size(reading: Reading) -> Chart:
             ),
         },
         skipped=None,
-        height=_HEIGHT,
+        height=height,
     )
 
 

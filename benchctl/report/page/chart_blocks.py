@@ -1,21 +1,36 @@
 """The raw values of the deciding metrics, block by block: outliers, drift and order seen with the eye."""
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from statistics import geometric_mean
 from typing import Final
 
 from benchctl.analysis.comparison import CellComparison
 from benchctl.analysis.metric_table import METRICS
 from benchctl.analysis.summary import RunSummary
 from benchctl.profile.model import Profile
-from benchctl.report.page.chart import GREY, Chart, Trace, axis, layout, no_chart, panel_axis, panels, rounded
+from benchctl.report.page.chart import (
+    GREY,
+    Chart,
+    Trace,
+    axis,
+    layout,
+    legend_px,
+    no_chart,
+    panel_axis,
+    panels,
+    rounded,
+)
 from benchctl.report.page.chart_arms import ArmLook, arm_looks
 from benchctl.report.reading import Reading
 
 _ID: Final = "block-values"
 _TITLE: Final = "Values block by block"
 _PANEL_PX: Final = 190
-_REST_PX: Final = 100
+_REST_PX: Final = 80
+_HIDDEN_FROM: Final = 8.0
+_RELATIVE: Final = "in per cent from the mean of its arm, because the arms lie far apart"
 _SPREAD: Final = 0.6
 """Share of the distance between two blocks over which the arms of a block stand side by side."""
 
@@ -26,6 +41,8 @@ class Point:
 
     block: int
     x: float
+    y: float
+    """What is drawn: the value, or its distance from the mean of its arm in per cent."""
     value: float
     run_id: str
     is_outlier: bool
@@ -38,32 +55,28 @@ def draw_block_values(reading: Reading, cells: Sequence[CellComparison]) -> Char
     names = [name for name in deciding_names(reading.profile) if any(_has(look, name) for look in looks)]
     if not names:
         return no_chart(_ID, _TITLE, "no finished run knows a deciding metric")
-    outliers = outlier_blocks(cells)
+    found = {name: _by_arm(reading, looks, name, cells) for name in names}
+    is_relative = any(hides_scatter([[p.value for p in group] for group in found[name]]) for name in names)
     traces: list[Trace] = []
     for panel, name in enumerate(names):
-        points = {
-            look.label: _points(reading.runs, look, name, outliers.get((look.label, name), ()), place)
-            for look, place in zip(looks, _places(len(looks)), strict=True)
-        }
-        traces.append(_joints([point for group in points.values() for point in group], panel))
-        traces += [_trace(look, points[look.label], name, panel) for look in looks if points[look.label]]
-    height = _REST_PX + _PANEL_PX * len(names)
+        groups = [_relative(group) for group in found[name]] if is_relative else found[name]
+        traces.append(_joints([point for group in groups for point in group], panel))
+        traces += [_trace(look, group, name, panel) for look, group in zip(looks, groups, strict=True) if group]
+    height = _REST_PX + _PANEL_PX * len(names) + legend_px(look.label for look in looks)
     blocks = sorted({run.record.block for run in reading.runs})
     x_axis = axis("block", tickvals=blocks, showgrid=False, range=[blocks[0] - 0.6, blocks[-1] + 0.6])
     return Chart(
         id=_ID,
         title=_TITLE,
         caption=(
-            "Each point is one run, a fresh server; a line joins the runs of one block, in "
-            f"{_units(names)}. Open circles stand out in their comparison and count; crosses are left out."
+            f"Each point is one run, a fresh server, {_RELATIVE if is_relative else f'in {_units(names)}'}; a line "
+            "joins the runs of one block. Open circles stand out in their comparison, yet count; crosses do not."
         ),
         definition="; ".join(f"{name} = {METRICS[name].formula}" for name in names)
         + ". A run that failed, is suspect or damaged is left out; nothing else is.",
         figure={
             "data": traces,
-            "layout": layout(
-                height, **panels(x_axis, [axis(f"{name},<br>{METRICS[name].unit}") for name in names])
-            ),
+            "layout": layout(height, **panels(x_axis, [_y_axis(name, is_relative=is_relative) for name in names])),
         },
         skipped=None,
         height=height,
@@ -86,6 +99,32 @@ def outlier_blocks(cells: Sequence[CellComparison]) -> Mapping[tuple[str, str], 
     }
 
 
+def hides_scatter(groups: Sequence[Sequence[float]]) -> bool:
+    """Whether arms differ so much that on one axis the scatter of each would be a flat line.
+
+    That is when the values of all arms span more than eight times what those of one arm do, in logarithms.
+    """
+    known = [group for group in groups if group]
+    if not known or min(map(min, known)) <= 0:
+        return False
+    widest = max(math.log(max(group) / min(group)) for group in known)
+    whole = math.log(max(map(max, known)) / min(map(min, known)))
+    return 0 < widest < whole / _HIDDEN_FROM
+
+
+def _relative(points: Sequence[Point]) -> list[Point]:
+    """The points in per cent of the geometric mean of those that count."""
+    counted = [point.value for point in points if point.left_out is None]
+    mean = geometric_mean(counted) if counted and min(counted) > 0 else None
+    return [] if mean is None else [replace(point, y=100 * (point.value / mean - 1)) for point in points]
+
+
+def _y_axis(name: str, *, is_relative: bool) -> Trace:
+    if is_relative:
+        return axis(f"{name},<br>% from mean", nticks=5)
+    return axis(f"{name},<br>{METRICS[name].unit}", nticks=5)
+
+
 def _has(look: ArmLook, name: str) -> bool:
     return any(run.number(name) is not None for run in look.cell.runs)
 
@@ -94,25 +133,32 @@ def _units(names: Sequence[str]) -> str:
     return " and ".join(dict.fromkeys(METRICS[name].unit for name in names))
 
 
-def _places(num_arms: int) -> list[float]:
-    """Offsets from the middle of a block, one for each arm."""
-    return [_SPREAD * ((i + 0.5) / num_arms - 0.5) for i in range(num_arms)]
+def _by_arm(
+    reading: Reading, looks: Sequence[ArmLook], name: str, cells: Sequence[CellComparison]
+) -> list[list[Point]]:
+    """The points of each arm, its runs in the order of blocks."""
+    outliers = outlier_blocks(cells)
+    runs = sorted(reading.runs, key=lambda run: run.record.block)
+    places = [_SPREAD * ((i + 0.5) / len(looks) - 0.5) for i in range(len(looks))]
+    return [
+        _points([run for run in runs if run.label == look.label], name, outliers.get((look.label, name), ()), place)
+        for look, place in zip(looks, places, strict=True)
+    ]
 
 
-def _points(
-    runs: Sequence[RunSummary], look: ArmLook, name: str, outliers: Sequence[int], place: float
-) -> list[Point]:
+def _points(runs: Sequence[RunSummary], name: str, outliers: Sequence[int], place: float) -> list[Point]:
     return [
         Point(
             block=run.record.block,
             x=run.record.block + place,
+            y=value,
             value=value,
             run_id=run.record.run_id,
             is_outlier=run.record.block in outliers,
             left_out=None if run.is_usable else ("damaged" if run.run.is_damaged else run.record.state),
         )
-        for run in sorted(runs, key=lambda run: run.record.block)
-        if run.label == look.label and (value := run.number(name)) is not None
+        for run in runs
+        if (value := run.number(name)) is not None
     ]
 
 
@@ -121,9 +167,9 @@ def _joints(points: Sequence[Point], panel: int) -> Trace:
     x: list[float | None] = []
     y: list[float | None] = []
     for block in sorted({point.block for point in points}):
-        counted = sorted((p.x, p.value) for p in points if p.block == block and p.left_out is None)
+        counted = sorted((p.x, p.y) for p in points if p.block == block and p.left_out is None)
         x += [*(at for at, _ in counted), None]
-        y += [*(value for _, value in counted), None]
+        y += [*(y_at for _, y_at in counted), None]
     return {
         "type": "scatter",
         "mode": "lines",
@@ -139,6 +185,7 @@ def _joints(points: Sequence[Point], panel: int) -> Trace:
 def _trace(look: ArmLook, points: Sequence[Point], name: str, panel: int) -> Trace:
     symbols = ["x-thin-open" if p.left_out else "circle-open" if p.is_outlier else "circle" for p in points]
     notes = [f", left out: {p.left_out}" if p.left_out else ", stands out" if p.is_outlier else "" for p in points]
+    unit = METRICS[name].unit
     return {
         "type": "scatter",
         "mode": "markers",
@@ -146,9 +193,9 @@ def _trace(look: ArmLook, points: Sequence[Point], name: str, panel: int) -> Tra
         "legendgroup": look.label,
         "showlegend": panel == 0,
         "x": rounded(p.x for p in points),
-        "y": rounded((p.value for p in points), 8),
+        "y": rounded((p.y for p in points), 8),
         "yaxis": panel_axis(panel),
         "marker": {"color": look.color, "symbol": symbols, "size": 9, "line": {"width": 2, "color": look.color}},
-        "customdata": [[p.block, p.run_id + note] for p, note in zip(points, notes, strict=True)],
-        "hovertemplate": f"block %{{customdata[0]}}: %{{y:.5~g}} {METRICS[name].unit}<br>%{{customdata[1]}}",
+        "customdata": [[p.block, p.value, p.run_id + note] for p, note in zip(points, notes, strict=True)],
+        "hovertemplate": f"block %{{customdata[0]}}: %{{customdata[1]:.5~g}} {unit}<br>%{{customdata[2]}}",
     }

@@ -9,14 +9,14 @@ import numpy as np
 
 from benchctl.analysis.summary import RunSummary
 from benchctl.records.run import GpuSample, HostSample
-from benchctl.report.page.chart import Chart, Trace, axis, layout, no_chart, panel_axis, panels, rounded
+from benchctl.report.page.chart import Chart, Trace, axis, layout, legend_px, no_chart, panel_axis, panels, rounded
 from benchctl.report.page.chart_arms import ArmLook, arm_looks, runs_of_block
 from benchctl.report.reading import Reading
 from benchctl.units import GIB, HZ_PER_MHZ, NS_PER_S
 
 MAX_POINTS: Final = 300
 _PANEL_PX: Final = 130
-_REST_PX: Final = 90
+_REST_PX: Final = 70
 _DEVICE_DASHES: Final = ("solid", "dot", "dash", "longdash", "dashdot", "longdashdot")
 
 Points: TypeAlias = Sequence[tuple[int, float]]
@@ -122,12 +122,12 @@ def thinned(points: Points, at_most: int = MAX_POINTS) -> list[tuple[float, floa
 def _chart(
     chart_id: str, title: str, panel_names: Sequence[str], traces: Sequence[Trace], *, caption: str, definition: str
 ) -> Chart:
-    height = _REST_PX + _PANEL_PX * len(panel_names)
     named: set[str] = set()
     data = []
     for trace in traces:
         data.append({**trace, "showlegend": trace["name"] not in named})
         named.add(trace["name"])
+    height = _REST_PX + _PANEL_PX * len(panel_names) + legend_px(sorted(named))
     return Chart(
         id=chart_id,
         title=title,

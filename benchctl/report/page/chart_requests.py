@@ -27,7 +27,7 @@ from benchctl.units import NS_PER_S
 
 MAX_REQUESTS: Final = 200
 _MAX_PANELS: Final = 6
-_PANEL_PX: Final = 170
+_PANEL_PX: Final = 140
 _GAP_PX: Final = 34
 _REST_PX: Final = 80
 _ID: Final = "request-timeline"
@@ -104,6 +104,7 @@ def draw_requests(reading: Reading) -> Chart:
             "data": traces,
             "layout": layout(
                 height,
+                margin={"l": 8, "r": 12, "t": 26, "b": 8},
                 barmode="overlay",
                 bargap=0.1,
                 **panels(

@@ -7,7 +7,7 @@ from typing import Final
 from benchctl.analysis.breakdown import Breakdown
 from benchctl.analysis.summary import CellSummary
 from benchctl.records.run import SECTION_PARENT
-from benchctl.report.page.chart import GREY, Chart, Trace, axis, layout, no_chart, rounded
+from benchctl.report.page.chart import GREY, Chart, Trace, axis, layout, legend_px, no_chart, rounded
 from benchctl.report.page.chart_arms import arm_looks, clock_note
 from benchctl.report.plot_style import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION, YELLOW
 from benchctl.report.reading import Reading
@@ -29,8 +29,10 @@ _COLORS: Final = {
 _PATTERNS: Final = {"value_model_load": "x"}
 _REST: Final = "not named by any section"
 _LABEL_CHARACTERS: Final = 16
+_NAMED_FROM_FRAC: Final = 0.003
+"""A section that takes less of the longest bar cannot be seen and has no entry in the legend."""
 _BAR_PX: Final = 44
-_REST_PX: Final = 170
+_REST_PX: Final = 80
 _ID: Final = "sections"
 _TITLE: Final = "Time per step by section"
 
@@ -42,7 +44,9 @@ def draw_sections(reading: Reading) -> Chart:
     if not found:
         return no_chart(_ID, _TITLE, "no finished run has a step log")
     parts = parts_of([breakdown for _, breakdown in found])
-    height = _REST_PX + _BAR_PX * len(found)
+    longest = max(ms_from_ns(breakdown.step.mean_ns) for _, breakdown in found)
+    named = [name for name, values in parts.items() if max(values) >= _NAMED_FROM_FRAC * longest]
+    height = _REST_PX + _BAR_PX * len(found) + legend_px(named)
     note = clock_note(clock for _, breakdown in found for clock in breakdown.clocks)
     return Chart(
         id=_ID,
@@ -54,7 +58,10 @@ def draw_sections(reading: Reading) -> Chart:
             + "."
         ),
         figure={
-            "data": [_bars(name, values, [cell for cell, _ in found]) for name, values in parts.items()],
+            "data": [
+                _bars(name, values, [cell for cell, _ in found], is_named=name in named)
+                for name, values in parts.items()
+            ],
             "layout": layout(
                 height,
                 barmode="stack",
@@ -82,12 +89,13 @@ def parts_of(breakdowns: Sequence[Breakdown]) -> Mapping[str, list[float]]:
     return {name: values for name, values in parts.items() if any(values)}
 
 
-def _bars(name: str, values_ms: Sequence[float], cells: Sequence[CellSummary]) -> Trace:
+def _bars(name: str, values_ms: Sequence[float], cells: Sequence[CellSummary], *, is_named: bool) -> Trace:
     pattern = "/" if name == _REST else _PATTERNS.get(name, "")
     return {
         "type": "bar",
         "orientation": "h",
         "name": name,
+        "showlegend": is_named,
         "x": rounded(values_ms, 8),
         "y": ["<br>".join(textwrap.wrap(cell.label, _LABEL_CHARACTERS)) for cell in cells],
         "marker": {

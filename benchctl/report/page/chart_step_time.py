@@ -7,7 +7,7 @@ import numpy as np
 
 from benchctl.analysis.summary import RunSummary
 from benchctl.records.step_columns import Floats, StepColumns
-from benchctl.report.page.chart import Chart, Trace, axis, band, layout, no_chart, panels, rounded
+from benchctl.report.page.chart import Chart, Trace, axis, band, layout, legend_px, no_chart, panels, rounded
 from benchctl.report.page.chart_arms import (
     ArmLook,
     arm_looks,
@@ -22,7 +22,7 @@ MAX_STRETCHES: Final = 150
 _MIN_STEPS_PER_STRETCH: Final = 4
 _MAX_BANDS: Final = 3
 """Bands of more arms than this cover one another."""
-_HEIGHT: Final = 460
+_HEIGHT: Final = 420
 _ID: Final = "step-time"
 _TITLE: Final = "Step time over the run"
 
@@ -79,6 +79,7 @@ def draw_step_time(reading: Reading) -> Chart:
     if not shown:
         return no_chart(_ID, _TITLE, "no finished run has a step log")
     origins = [_first_send_ns(run, columns) for _, run, columns in shown]
+    height = _HEIGHT + legend_px(look.label for look, _, _ in shown)
     is_aligned = None not in origins
     traces: list[Trace] = []
     for (look, _, columns), origin_ns in zip(shown, origins, strict=True):
@@ -102,16 +103,19 @@ def draw_step_time(reading: Reading) -> Chart:
         figure={
             "data": traces,
             "layout": layout(
-                _HEIGHT,
+                height,
                 **panels(
                     axis(f"time since the {since}, s", rangemode="tozero"),
-                    [axis("step time, ms", rangemode="tozero"), axis("batch size, sequences", rangemode="tozero")],
+                    [
+                        axis("step time, ms", rangemode="tozero"),
+                        axis("batch size,<br>sequences", rangemode="tozero"),
+                    ],
                     shares=(3, 2),
                 ),
             ),
         },
         skipped=None,
-        height=_HEIGHT,
+        height=height,
     )
 
 

@@ -7,7 +7,6 @@ from statistics import stdev
 from typing import Final
 
 from benchctl.analysis.sweep import SweepRow
-from benchctl.records.directory import arm_label
 from benchctl.records.noise import MetricNoise
 from benchctl.report.page.chart import (
     GREY,
@@ -15,15 +14,15 @@ from benchctl.report.page.chart import (
     Trace,
     axis,
     band,
-    color,
-    dash,
     layout,
+    legend_px,
     no_chart,
     panel_axis,
     panels,
     rounded,
     translucent,
 )
+from benchctl.report.page.chart_sweep_lines import Line, lines_of, swept_factor, x_axis
 from benchctl.report.reading import Reading
 
 _QUANTITIES: Final = (("wall", "wall_s", "wall time"), ("step_ms", "step_ms", "time per step"))
@@ -31,24 +30,10 @@ _QUANTITIES: Final = (("wall", "wall_s", "wall time"), ("step_ms", "step_ms", "t
 _ID: Final = "sweep"
 _TITLE: Final = "Cost over the swept factor"
 _PANEL_PX: Final = 210
-_REST_PX: Final = 100
+_REST_PX: Final = 80
 _MAX_BANDS: Final = 3
-_MAX_TICKS: Final = 12
-_LOG_FROM: Final = 10.0
-"""A factor whose largest value is this many times the smallest stands on a logarithmic axis."""
 _REACH: Final = 1.0
 """An interval of few blocks can reach far; what lies beyond the points by more than their span is cut."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
-    """The rows of one variant that differ in the factor alone, in its order."""
-
-    label: str
-    color: str
-    dash: str
-    rows: tuple[SweepRow, ...]
-    x: tuple[float | str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +61,7 @@ def draw_sweep(reading: Reading, noise: Mapping[str, MetricNoise]) -> Chart:
         reaches.append(_reach(rows, quantity))
         for line in lines:
             traces += _traces(line, quantity, panel, has_bands=factor is not None and len(lines) <= _MAX_BANDS)
-    height = _REST_PX + _PANEL_PX * len(shown)
+    height = _REST_PX + _PANEL_PX * len(shown) + legend_px(line.label for line in lines)
     bands = [_noise_band(reading, metric, noise, panel) for panel, (_, metric, _) in enumerate(shown)]
     y_axes = [
         axis(f"{words},<br>ratio to baseline", range=[reach.low, reach.high])
@@ -94,57 +79,13 @@ def draw_sweep(reading: Reading, noise: Mapping[str, MetricNoise]) -> Chart:
             "data": traces,
             "layout": layout(
                 height,
-                **panels(_x_axis(rows, factor), y_axes),
+                **panels(x_axis(rows, factor), y_axes),
                 shapes=[*(_one(panel) for panel in range(len(shown))), *(shape for shape in bands if shape)],
             ),
         },
         skipped=None,
         height=height,
     )
-
-
-def swept_factor(rows: Sequence[SweepRow]) -> str | None:
-    """The numeric factor with the most values, the first of equals; None where none has two."""
-    values = {name: {row.cell.get(name) for row in rows} for row in rows for name in row.cell}
-    numeric = {name: found for name, found in values.items() if len(found) > 1 and all(map(_is_number, found))}
-    return max(numeric, key=lambda name: len(numeric[name]), default=None)
-
-
-def lines_of(rows: Sequence[SweepRow], factor: str | None) -> tuple[Line, ...]:
-    """A line for each variant and each combination of the other factors; without a factor, one for each variant."""
-    groups: dict[str, list[SweepRow]] = {}
-    for row in rows:
-        others = {name: value for name, value in row.cell.items() if factor is not None and name != factor}
-        groups.setdefault(arm_label(row.variant, others), []).append(row)
-    found = []
-    for i, (label, group) in enumerate(groups.items(), start=1):
-        ordered = group if factor is None else sorted(group, key=lambda row: _number(row.cell[factor]))
-        x = [_cell_lines(row) if factor is None else _number(row.cell[factor]) for row in ordered]
-        found.append(Line(label=label, color=color(i), dash=dash(i), rows=tuple(ordered), x=tuple(x)))
-    return tuple(found)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _number(value: object) -> float:
-    if not isinstance(value, int | float):
-        raise TypeError(f"{value!r} is no value of a numeric factor")
-    return float(value)
-
-
-def _cell_lines(row: SweepRow) -> str:
-    return "<br>".join(f"{name}={value}" for name, value in row.cell.items())
-
-
-def _x_axis(rows: Sequence[SweepRow], factor: str | None) -> Trace:
-    if factor is None:
-        return axis("cell", type="category")
-    values = sorted({_number(row.cell[factor]) for row in rows})
-    is_log = values[0] > 0 and values[-1] / values[0] >= _LOG_FROM
-    few = {"tickvals": values, "ticktext": [f"{value:g}" for value in values]} if len(values) <= _MAX_TICKS else {}
-    return axis(factor, type="log" if is_log else "linear", **few)
 
 
 def _traces(line: Line, quantity: str, panel: int, *, has_bands: bool) -> list[Trace]:
