@@ -9,10 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from benchctl.analysis.launch import launch_settings
 from benchctl.errors import NotComparableError
 from benchctl.profile.plan import allowed_difference
 from benchctl.records.directory import LoadedResults, LoadedRun
-from benchctl.records.run import Manifest, ResultWarning
+from benchctl.records.run import Manifest, ResultWarning, RunRecord
 
 NEVER_ALLOWED: Final = frozenset({"request_set_sha256", "stop", "schema_version"})
 _ABSENT: Final = "absent"
@@ -26,6 +27,8 @@ class Difference:
     a: str
     b: str
     cells: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
+    """Other names of the same setting; whoever allows one of them allows the difference."""
 
     def __str__(self) -> str:
         where = f" ({'; '.join(self.cells)})" if self.cells else ""
@@ -43,30 +46,43 @@ def experiment_differences(a: Manifest, b: Manifest) -> tuple[Difference, ...]:
 
 
 def configuration_differences(
-    cells: Mapping[str, tuple[Sequence[LoadedRun], Sequence[LoadedRun]]],
+    cells: Mapping[str, tuple[Sequence[LoadedRun], Sequence[LoadedRun]]], *, has_one_host: bool = True
 ) -> tuple[Difference, ...]:
-    """Settings in which the servers of the two sides differ by their own account, over all cells.
+    """Settings in which the servers of the two sides differ, over all cells: by their own account, and beside it in
+    the command line and the environment that they were started with.
 
-    A setting that changes between the blocks of one side differs too: both values are shown.
+    A setting that changes between the blocks of one side differs too: both values are shown. With ``has_one_host``
+    paths count whole.
     """
     seen: dict[tuple[str, str, str], list[str]] = {}
-    for cell, (a_runs, b_runs) in cells.items():
-        keys = sorted({key for run in (*a_runs, *b_runs) for key in run.record.effective_config})
-        for key in keys:
-            left, right = _values(a_runs, key), _values(b_runs, key)
-            if len({*left, *right}) > 1:
+    names: dict[str, tuple[str, ...]] = {}
+    for cell, sides in cells.items():
+        a, b = ([_settings_of(run.record, names, has_one_host=has_one_host) for run in runs] for runs in sides)
+        for key in sorted({key for settings in (*a, *b) for key in settings}):
+            left, right = _values(a, key), _values(b, key)
+            if len({*left, *right}) > 1 and not _is_told(names.get(key, ()), (*a, *b)):
                 seen.setdefault((key, " or ".join(left), " or ".join(right)), []).append(cell)
     return tuple(
-        Difference(key, left, right, () if len(found) == len(cells) else tuple(found))
+        Difference(key, left, right, () if len(found) == len(cells) else tuple(found), names.get(key, ()))
         for (key, left, right), found in sorted(seen.items())
     )
 
 
-def _values(runs: Sequence[LoadedRun], key: str) -> tuple[str, ...]:
-    values = (
-        _shown(run.record.effective_config[key]) if key in run.record.effective_config else _ABSENT for run in runs
-    )
-    return tuple(dict.fromkeys(values))
+def _settings_of(record: RunRecord, names: dict[str, tuple[str, ...]], *, has_one_host: bool) -> dict[str, str]:
+    """Every setting of a run as text: what the server says and what it was started with, whose names are noted."""
+    launch = launch_settings(record, has_one_host=has_one_host)
+    names |= {key: setting.names for key, setting in launch.items()}
+    told = {key: _shown(value) for key, value in record.effective_config.items()}
+    return told | {key: _shown(setting.value) for key, setting in launch.items()}
+
+
+def _is_told(names: Sequence[str], settings: Sequence[Mapping[str, str]]) -> bool:
+    """Whether the servers themselves say what became of a setting: their word counts, and it is told once."""
+    return any(name in of_run for name in names for of_run in settings)
+
+
+def _values(settings: Sequence[Mapping[str, str]], key: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(of_run.get(key, _ABSENT) for of_run in settings))
 
 
 def _shown(value: Any) -> str:
@@ -75,11 +91,15 @@ def _shown(value: Any) -> str:
 
 def require_comparable(differences: Sequence[Difference], patterns: Sequence[str]) -> tuple[Difference, ...]:
     """The differences that are allowed. Raises NotComparableError naming each one that is not."""
-    allowed = tuple(d for d in differences if d.key not in NEVER_ALLOWED and allowed_difference(d.key, patterns))
+    allowed = tuple(d for d in differences if d.key not in NEVER_ALLOWED and _is_allowed(d, patterns))
     refused = tuple(str(d) for d in differences if d not in allowed)
     if refused:
         raise NotComparableError(refusal(refused), refused)
     return allowed
+
+
+def _is_allowed(difference: Difference, patterns: Sequence[str]) -> bool:
+    return any(allowed_difference(name, patterns) for name in (difference.key, *difference.names))
 
 
 def refusal(differences: Sequence[str]) -> str:

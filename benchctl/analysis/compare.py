@@ -103,7 +103,10 @@ def compare_results(
     pairs = match_cells(a, a_side, b, b_side, allow_suspect=options.allow_suspect)
     differences = (
         *experiment_differences(a.manifest, b.manifest),
-        *configuration_differences({pair.label: (pair.a_runs, pair.b_runs) for pair in pairs}),
+        *configuration_differences(
+            {pair.label: (pair.a_runs, pair.b_runs) for pair in pairs},
+            has_one_host=a.manifest.host.hostname == b.manifest.host.hostname,
+        ),
     )
     shared = tuple(p for p in a_profile.allowed_differences if p in b_profile.allowed_differences)
     allowed = require_comparable(differences, (*shared, *options.allow))
@@ -115,7 +118,7 @@ def compare_results(
         is_paired=pairs[0].pairing != "unpaired",
         noise=noise_of(a, b) if options.noise is None else options.noise,
     )
-    roles = roles_of(deciding, is_forced=a.manifest.stop == "forced")
+    roles = roles_of(deciding, is_forced=a.manifest.stop != "natural")
     found = [_compare_cell(pair, account, roles, rules, allow_failed=options.allow_failed) for pair in pairs]
     cells = corrected(found, options.confidence)
     checks = [(evidence.run, check) for evidence in account.values() for check in evidence.checks]

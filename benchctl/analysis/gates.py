@@ -3,7 +3,8 @@
 They are declared in the profile, before anything is measured, so that nobody leaves out what does not please.
 Throttling is a device that slowed itself for heat or at the demand of the hardware. Not meant are idle clocks, and
 the power limit that the driver holds: busy devices run at it all the time, so it belongs to what is measured, and a
-change that draws more power pays for it there. Failed requests are a gate only where somebody asks: else they make a comparison incomplete, because leaving out the runs in which a variant breaks would flatter it.
+change that draws more power pays for it there. Failed requests are a gate only where somebody asks: else they
+make a comparison incomplete, because leaving out the runs in which a variant breaks would flatter it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
