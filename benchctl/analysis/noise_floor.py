@@ -45,6 +45,7 @@ def noise_of_experiment(results: LoadedResults) -> NoiseFloor:
         gpus=gpu_names(results.manifest),
         engine=profile.engine.kind,
         engine_sha256=engine_sha256(profile),
+        engine_version=engine_version(results),
         model=profile.model,
         request_set_sha256=results.manifest.request_set_sha256,
         metrics={
@@ -65,6 +66,12 @@ def engine_sha256(profile: Profile) -> str:
     """Of the baseline's server options: noise is that of a server, not of a name."""
     options = variant_settings(profile, profile.baseline, {}).server.model_dump(mode="json")
     return hashlib.sha256(json.dumps(options, sort_keys=True).encode()).hexdigest()
+
+
+def engine_version(results: LoadedResults) -> str | None:
+    """What the servers called themselves; None where they did not, or not all the same."""
+    versions = {run.record.engine_version for run in results.runs}
+    return versions.pop() if len(versions) == 1 else None
 
 
 def gpu_names(manifest: Manifest) -> tuple[str, ...]:

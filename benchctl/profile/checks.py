@@ -25,12 +25,15 @@ from benchctl.profile.settings import (
 )
 
 MAX_CELLS: Final = 1000
+LEAST_BLOCKS: Final = 6
+"""Fewer blocks give no verdict, whatever they show."""
 
 
 def profile_faults(profile: Node) -> Iterator[Fault]:
     """Everything wrong with a profile's tree that its types do not show; an engine must be resolved before."""
     yield from _baseline_faults(profile)
     yield from _lengths_faults(profile)
+    yield from _stopping_faults(profile)
     engine = profile.child("engine")
     kind = engine.child("kind") if engine else None
     if kind is None or kind.value not in get_args(EngineKind):
@@ -63,6 +66,24 @@ def _lengths_faults(profile: Node) -> Iterator[Fault]:
             "set samples_as: requests"
         )
         yield Fault(num_samples.place, num_samples.path, problem)
+
+
+def _stopping_faults(profile: Node) -> Iterator[Fault]:
+    """A rule that nothing can fulfil: too few blocks for an interval, or nothing to compare."""
+    stopping, blocks = profile.child("stopping"), profile.child("blocks")
+    if stopping is None or stopping.value is None:
+        return
+    most = blocks.value if blocks else Profile.model_fields["blocks"].default
+    if isinstance(most, int) and most < LEAST_BLOCKS:
+        place, path = (blocks.place, blocks.path) if blocks else (stopping.place, stopping.path)
+        problem = (
+            f"is {most}, and with stopping the first look is after {LEAST_BLOCKS} blocks; raise blocks, or leave "
+            "out stopping"
+        )
+        yield Fault(place, path, problem)
+    if len(_variants(profile)) == 1:
+        problem = "has nothing to look at with one variant; add another, or leave out stopping"
+        yield Fault(stopping.place, stopping.path, problem)
 
 
 def _baseline_name(profile: Node) -> str:

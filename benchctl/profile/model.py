@@ -189,6 +189,17 @@ class Variant(Section):
     """Which step to which variant this one is."""
 
 
+class Stopping(Section):
+    """A rule, declared before the first run, by which an experiment ends before its last block."""
+
+    precision: float = Field(gt=0, lt=1)
+    """Fraction, 0.01 for one percent: the experiment ends when half the interval of every primary metric in every
+    cell is no wider. The sign of a change plays no part."""
+    looks: int = Field(default=4, ge=1, le=20)
+    """How often that is looked at, evenly from 6 blocks on; the last look is at the last block. Intervals are those
+    of 1 - 0.05 / looks, so that more looks cost width."""
+
+
 class Timeouts(Section):
     """Limits in seconds."""
 
@@ -252,7 +263,9 @@ class Profile(Section):
     seed: int = Field(default=0, ge=0)
     """Feeds every random stream: request set, arrivals, order of runs."""
     blocks: int = Field(default=8, ge=1, le=10_000)
-    """Complete replicates, each a fresh server for the baseline and for every cell."""
+    """Complete replicates, each a fresh server for the baseline and for every cell; with ``stopping``, the most."""
+    stopping: Stopping | None = None
+    """When to end earlier; null: never, the number of blocks is fixed."""
     stop: StopMode = "forced"
     """``forced`` gives every output its planned length (equal work); ``natural`` lets the model end it;
     ``forced-natural`` gives every output the length at which the baseline's model ended it (equal work, none of it

@@ -38,6 +38,7 @@ class NoiseFloor(Record, frozen=True, kw_only=True, omit_defaults=True):
     engine: str
     engine_sha256: str
     """Of the engine options that all variants share."""
+    engine_version: str | None = None
     model: str
     request_set_sha256: str
     metrics: dict[str, MetricNoise]

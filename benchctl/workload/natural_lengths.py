@@ -48,6 +48,7 @@ def lengths_profile(profile: Profile) -> Profile:
             "name": f"{profile.name}-lengths",
             "description": f"Natural lengths of the answers of {profile.name}",
             "blocks": 1,
+            "stopping": None,
             "stop": "natural",
             "variants": {profile.baseline: profile.variants[profile.baseline]},
             "sweep": {},
