@@ -11,12 +11,21 @@ from benchctl.errors import InvalidDataError, UsageError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from benchctl.analysis.compare import CompareOptions
+    from benchctl.analysis.comparison import Comparison
     from benchctl.records.noise import MetricNoise
 
 
 def compare(
-    a: Annotated[str, typer.Argument(metavar="A", help="What to compare with: DIR, or DIR:variant.")],
-    b: Annotated[str, typer.Argument(metavar="B", help="What to judge: DIR, or DIR:variant.")],
+    a: Annotated[
+        str,
+        typer.Argument(
+            metavar="A",
+            help="What to compare with: DIR, or DIR:variant; or result files of vLLM, SGLang, AIPerf or GuideLLM: "
+            "FILE, FILE,FILE, or a DIR of such files.",
+        ),
+    ],
+    b: Annotated[str, typer.Argument(metavar="B", help="What to judge, named in the same way.")],
     threshold: Annotated[
         str,
         typer.Option(
@@ -57,6 +66,20 @@ def compare(
         ),
     ] = False,
     show_all: Annotated[bool, typer.Option("--all", help="Show every exploratory metric.")] = False,
+    output: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="Also write the comparison to a file: .json, .md, .csv, or .png for a picture of ratios and "
+            "intervals; repeat as needed.",
+        ),
+    ] = None,
+    github_summary: Annotated[
+        bool,
+        typer.Option("--github-summary", help="Also append Markdown to the summary of a GitHub Actions job."),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the table.")] = False,
     as_markdown: Annotated[
         bool, typer.Option("--markdown", help="Print the table as Markdown, for the summary of a CI job.")
@@ -67,13 +90,15 @@ def compare(
     Exit code: 0 improvement or equivalent, 1 regression, 2 wrong usage, 3 inconclusive, 4 not comparable or
     invalid. For example: benchctl compare results/x:baseline results/x:guided
     """
-    from benchctl.analysis.compare import CompareOptions, compare_sides, parse_side
+    from benchctl.analysis.compare import CompareOptions
+    from benchctl.cli.compare_files import append, checked_outputs, summary_path, write_comparison, write_refusal
     from benchctl.cli.compare_output import print_comparison
     from benchctl.report.comparison_document import document_of, refusal_document
     from benchctl.report.comparison_markdown import markdown_of
 
     if as_json and as_markdown:
         raise UsageError("--json and --markdown are two forms of one answer; give one of the two")
+    outputs, summary = checked_outputs(output or ()), summary_path() if github_summary else None
     options = CompareOptions(
         margin_frac=parse_threshold(threshold),
         confidence=confidence,
@@ -84,11 +109,16 @@ def compare(
         noise=_noise(noise_floor),
     )
     try:
-        comparison = compare_sides(parse_side(a), parse_side(b), options)
+        comparison = _compared(a, b, options)
     except InvalidDataError as error:
+        write_refusal(error, outputs, summary)
         if as_json:
             print(json.dumps(refusal_document(error), indent=1))
         raise
+    for path in outputs:
+        write_comparison(comparison, path, show_all=show_all)
+    if summary is not None:
+        append(summary, markdown_of(comparison, show_all=show_all))
     if as_json:
         print(json.dumps(document_of(comparison), indent=1, allow_nan=False))
     elif as_markdown:
@@ -96,6 +126,19 @@ def compare(
     else:
         print_comparison(comparison, show_all=show_all)
     raise typer.Exit(comparison.exit_code)
+
+
+def _compared(a: str, b: str, options: "CompareOptions") -> "Comparison":
+    """Block by block where both sides are result directories; run by run where one is result files."""
+    from benchctl.analysis.compare import compare_sides, parse_side
+    from benchctl.analysis.foreign import compare_foreign
+    from benchctl.analysis.foreign_sides import is_unpaired, name_of_side, runs_of_side
+
+    if not is_unpaired(a, b):
+        return compare_sides(parse_side(a), parse_side(b), options)
+    a_runs, b_runs = (runs_of_side(side, allow_suspect=options.allow_suspect) for side in (a, b))
+    names = name_of_side(a), name_of_side(b)
+    return compare_foreign(a_runs, b_runs, options, names if names[0] != names[1] else (a, b))
 
 
 def _noise(given: str | None) -> "Mapping[str, MetricNoise] | None":

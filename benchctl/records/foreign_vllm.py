@@ -1,7 +1,8 @@
 """``vllm bench serve --save-result``: one JSON object per run, and with ``--append-result`` one per line.
 
 Latencies are in milliseconds, the duration in seconds, and every name means what it means here. Requests that
-failed are in no latency. The tool writes zeros where nothing was answered.
+failed are in no latency. Prompt tokens are those of the client's own tokenizer, without the server's chat template.
+The tool writes zeros where nothing was answered.
 """
 
 from collections.abc import Mapping
@@ -14,9 +15,6 @@ KEYS: Final = ("model_id", "num_prompts", "completed", "request_throughput")
 _SETTINGS: Final = ("model_id", "num_prompts", "request_rate", "burstiness", "max_concurrency", "ramp_up_strategy")
 _LATENCIES: Final = ("ttft", "tpot", "itl", "e2el")
 _PERCENTS: Final = (90, 95, 99)
-_COUNTED_HERE: Final = (
-    "vLLM's client counts prompt tokens with a tokenizer of its own, without those of the server's chat template"
-)
 
 
 def is_vllm(document: Mapping[str, Any]) -> bool:
@@ -46,7 +44,6 @@ def vllm_run(document: Mapping[str, Any], where: str) -> ForeignRun:
         metrics=known(counts | (_latencies(document, where) if completed else {})),
         settings=settings | {"total_input_tokens": setting_at(document, "total_input_tokens")},
         failure=unanswered(failed, planned),
-        notes=(_COUNTED_HERE,),
     )
 
 

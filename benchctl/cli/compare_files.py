@@ -1,0 +1,79 @@
+"""A comparison written to files: the form goes by the suffix, and a CI job's summary is appended to."""
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from benchctl.analysis.comparison import Comparison
+from benchctl.errors import InvalidDataError, UsageError
+from benchctl.report.comparison_document import document_of, refusal_document
+from benchctl.report.comparison_markdown import markdown_of
+
+SUFFIXES: Final = (".json", ".md", ".csv", ".png")
+_SUMMARY: Final = "GITHUB_STEP_SUMMARY"
+
+
+def checked_outputs(outputs: Sequence[Path]) -> tuple[Path, ...]:
+    """Raises UsageError for a form that does not exist or a directory that is not there, before any work."""
+    for path in outputs:
+        if path.suffix not in SUFFIXES:
+            raise UsageError(
+                f"--output {path}: the suffix names no form; write a file that ends in {', '.join(SUFFIXES)}"
+            )
+        if not path.parent.is_dir():
+            raise UsageError(f"--output {path}: {path.parent} is no directory; make it first")
+    return tuple(outputs)
+
+
+def summary_path() -> Path:
+    """The file that the job's environment names. Raises UsageError where there is none."""
+    named = os.environ.get(_SUMMARY)
+    if not named:
+        raise UsageError(
+            f"--github-summary appends to the file named by {_SUMMARY}, which is not set; outside a job of GitHub "
+            "Actions write --output FILE.md instead"
+        )
+    return Path(named)
+
+
+def write_comparison(comparison: Comparison, path: Path, *, show_all: bool) -> None:
+    """Replace ``path`` with the comparison in the form of its suffix."""
+    from benchctl.records.jsonl import write_bytes_atomic
+
+    write_bytes_atomic(path, _content(comparison, path.suffix, show_all=show_all))
+
+
+def _content(comparison: Comparison, suffix: str, *, show_all: bool) -> bytes:
+    if suffix == ".png":
+        from benchctl.report.forest_plot import forest_plot
+
+        return forest_plot(comparison)
+    if suffix == ".csv":
+        from benchctl.report.comparison_csv import comparison_csv
+
+        return comparison_csv(comparison)
+    if suffix == ".md":
+        return f"{markdown_of(comparison, show_all=show_all)}\n".encode()
+    return f"{json.dumps(document_of(comparison), indent=1, allow_nan=False)}\n".encode()
+
+
+def write_refusal(error: InvalidDataError, outputs: Sequence[Path], summary: Path | None) -> None:
+    """What JSON and Markdown say where nothing was compared; other forms have no way to say it."""
+    from benchctl.records.jsonl import write_bytes_atomic
+
+    told = f"**not compared: {str(error).splitlines()[0]}**\n\n```text\n{error}\n```\n"
+    for path in outputs:
+        if path.suffix == ".json":
+            write_bytes_atomic(path, f"{json.dumps(refusal_document(error), indent=1)}\n".encode())
+        elif path.suffix == ".md":
+            write_bytes_atomic(path, told.encode())
+    if summary is not None:
+        append(summary, told)
+
+
+def append(path: Path, text: str) -> None:
+    """Add to a job's summary, which other steps write, too."""
+    with path.open("a", encoding="utf-8") as file:
+        file.write(f"{text}\n")
