@@ -1,15 +1,17 @@
 """The step as a tree of sections: parts add up, remainders are named, clocks are not mistaken for the device's."""
 
-import itertools
+from collections.abc import Iterable
 
 import builders
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchctl.analysis.breakdown import break_down
+from benchctl.analysis.breakdown import Breakdown, tally_steps
+from benchctl.analysis.breakdown import break_down as break_down_tallies
 from benchctl.records.directory import load_results
 from benchctl.records.run import SECTION_PARENT, Clock, StepRecord
+from benchctl.records.step_columns import columns_from
 
 
 def step(dur_ns: int, sections_ns: dict[str, int], *, clock: Clock = "host", is_warmup: bool = False) -> StepRecord:
@@ -23,6 +25,10 @@ def step(dur_ns: int, sections_ns: dict[str, int], *, clock: Clock = "host", is_
         num_seqs=4,
         sections_ns=sections_ns,
     )
+
+
+def break_down(steps: Iterable[StepRecord]) -> Breakdown | None:
+    return break_down_tallies([tally_steps(columns_from(steps))])
 
 
 def test_sections_per_step_add_up_to_the_step_and_remainders_are_named():
@@ -115,13 +121,19 @@ def test_steps_of_several_runs_are_pooled(tmp_path):
         tmp_path, block_factors=({"baseline": 1.0, "guided": 1.0}, {"baseline": 3.0, "guided": 1.0})
     )
     runs = [run for run in load_results(tmp_path).runs if run.record.variant == "baseline"]
-    breakdown = break_down(itertools.chain.from_iterable(run.steps for run in runs))
+    breakdown = break_down_tallies(tally_steps(run.columns) for run in runs)
     assert breakdown is not None
     assert breakdown.num_steps == 16
     assert breakdown.step.mean_ns == 2 * builders.STEP_NS
 
 
 sections = st.dictionaries(st.sampled_from([*SECTION_PARENT, "unheard_of"]), st.integers(0, 10**9))
+
+
+def test_a_section_that_is_called_like_the_step_does_not_pass_for_it():
+    breakdown = break_down([step(10, {"step": 4, "model_forward": 9})])
+    assert breakdown is not None
+    assert breakdown.step.mean_ns == 10
 
 
 @given(st.lists(st.builds(step, st.integers(1, 10**9), sections), min_size=1, max_size=8))

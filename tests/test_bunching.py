@@ -9,17 +9,25 @@ from builders import T0_NS, edit_requests, edit_run, write_results
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchctl.analysis import bunching
 from benchctl.analysis.bunching import (
     BUNCHED_FRAC,
     UNEVEN_STEPS,
     bunching_doubts,
-    delivery_unevenness_steps,
-    short_gap_frac,
 )
 from benchctl.records.directory import load_results
 from benchctl.records.run import ChoiceRecord, RequestRecord, StepRecord
+from benchctl.records.step_columns import columns_from
 
 STEP_NS = 4_000_000
+
+
+def short_gap_frac(requests, steps=()):
+    return bunching.short_gap_frac(requests, columns_from(steps) if steps else None)
+
+
+def delivery_unevenness_steps(requests, steps):
+    return bunching.delivery_unevenness_steps(requests, columns_from(steps))
 
 
 def request_of(index, arrivals_ns, tokens_per_chunk=1):

@@ -10,11 +10,14 @@ with all the device work queued before it, so such a section is never called GPU
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from benchctl.records.run import SECTION_PARENT, Clock, StepRecord
+import numpy as np
+
+from benchctl.records.run import SECTION_PARENT, Clock
+from benchctl.records.step_columns import Flags, Integers, StepColumns, exact_sum
 
 STEP: Final = "step"
 
@@ -90,23 +93,36 @@ class Breakdown:
         return {leaf.name: leaf.mean_ns for leaf in self.step.leaves()}
 
 
-def break_down(steps: Iterable[StepRecord]) -> Breakdown | None:
-    """The breakdown of all steps that are no warm-up; of several runs when their steps are chained.
-
-    A parent that a step leaves out although it has children counts as their sum. None without steps.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTally:
+    """What a breakdown is made from: the total of the step itself (``STEP``) and of each section, and how many
+    steps have it. A parent that a step leaves out although it has children counts as their sum.
     """
+
+    total_ns: Mapping[str, int]
+    num_records: Mapping[str, int]
+    clocks: tuple[Clock, ...]
+
+
+def tally_steps(steps: StepColumns) -> StepTally:
+    """The tally of the steps of one run."""
+    sections = _with_parents(steps)
+    return StepTally(
+        total_ns={name: exact_sum(time) for name, (time, _) in sections.items()} | {STEP: exact_sum(steps.dur_ns)},
+        num_records={name: int(has.sum()) for name, (_, has) in sections.items()} | {STEP: len(steps)},
+        clocks=steps.clocks,
+    )
+
+
+def break_down(tallies: Iterable[StepTally]) -> Breakdown | None:
+    """The breakdown of the steps of several runs. None without steps."""
     totals: Counter[str] = Counter()
     records: Counter[str] = Counter()
     clocks: set[Clock] = set()
-    for step in steps:
-        if step.is_warmup:
-            continue
-        totals[STEP] += step.dur_ns
-        records[STEP] += 1
-        clocks.add(step.clock)
-        for name, duration_ns in _with_parents(step.sections_ns).items():
-            totals[name] += duration_ns
-            records[name] += 1
+    for tally in tallies:
+        totals.update(tally.total_ns)
+        records.update(tally.num_records)
+        clocks.update(tally.clocks)
     if not records[STEP]:
         return None
     unplaced = sorted(name for name in totals if name != STEP and name not in SECTION_PARENT)
@@ -125,13 +141,17 @@ def _depth(name: str) -> int:
 _DEEPEST_FIRST: Final = tuple(sorted(SECTION_PARENT, key=_depth, reverse=True))
 
 
-def _with_parents(sections_ns: dict[str, int]) -> dict[str, int]:
-    """The sections of one step, with every absent parent of a present child as the sum of its children."""
-    complete = dict(sections_ns)
+def _with_parents(steps: StepColumns) -> dict[str, tuple[Integers, Flags]]:
+    """Time of each section and which steps have it, with absent parents of present children as their sum."""
+    complete = {name: (steps.section_ns[name], steps.has_section[name]) for name in steps.section_ns}
+    nothing = (np.zeros(len(steps), dtype=np.int64), np.zeros(len(steps), dtype=np.bool_))
     for name in _DEEPEST_FIRST:
         parent = SECTION_PARENT[name]
-        if name in complete and parent is not None and parent not in sections_ns:
-            complete[parent] = complete.get(parent, 0) + complete[name]
+        if name in complete and parent is not None:
+            time_ns, is_known = complete.get(parent, nothing)
+            child_ns, has_child = complete[name]
+            is_absent = ~steps.has_section.get(parent, nothing[1])
+            complete[parent] = (time_ns + child_ns * is_absent, is_known | has_child)
     return complete
 
 

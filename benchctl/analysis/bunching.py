@@ -6,16 +6,18 @@ then sees gaps near zero, and one long gap between two bursts. Its ``itl`` says 
 """
 
 from collections.abc import Iterable, Sequence
-from statistics import fmean, median
+from statistics import median
 from typing import TYPE_CHECKING, Final
 
 from benchctl.analysis.request_timing import is_completed, itls_ns, measured
 from benchctl.records.directory import LoadedRun
-from benchctl.records.run import RequestRecord, ResultWarning, StepRecord
+from benchctl.records.run import RequestRecord, ResultWarning
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
+
+    from benchctl.records.step_columns import StepColumns
 
 CLIENT_BUNCHING: Final = "client-bunching"
 """Code of the warning that what the client timed says little of the engine."""
@@ -34,7 +36,7 @@ Chosen by looking at 29 runs of small models on two cores: 24 with more short ga
 more, of the other five two had 11 and 54 and three had 2.0, 2.3 and 3.3. No run on a GPU has tried it."""
 
 
-def short_gap_frac(requests: Iterable[RequestRecord], steps: Sequence[StepRecord] = ()) -> float | None:
+def short_gap_frac(requests: Iterable[RequestRecord], steps: "StepColumns | None" = None) -> float | None:
     """Share of the gaps between successive chunks of a choice that are shorter than a tenth of a chunk's own time.
 
     Where steps are known, that time is a quick step (the tenth percentile), because no choice gets two chunks
@@ -47,7 +49,7 @@ def short_gap_frac(requests: Iterable[RequestRecord], steps: Sequence[StepRecord
         return None
     means = [sum(of_request) / len(of_request) for of_request in gaps]
     if steps:
-        quick = sorted(step.dur_ns for step in steps)[len(steps) // 10]
+        quick = sorted(steps.dur_ns.tolist())[len(steps) // 10]
         paces = [float(quick)] * len(gaps)
     else:
         paces = [min(mean, median(means)) for mean in means]
@@ -57,7 +59,7 @@ def short_gap_frac(requests: Iterable[RequestRecord], steps: Sequence[StepRecord
     return num_short / sum(map(len, gaps))
 
 
-def delivery_unevenness_steps(requests: Sequence[RequestRecord], steps: Sequence[StepRecord]) -> float | None:
+def delivery_unevenness_steps(requests: Sequence[RequestRecord], steps: "StepColumns") -> float | None:
     """How unevenly tokens travel from engine to client, in mean steps: the p95 of their delays less the median.
 
     A token's delay is its arrival less the end of the step that made it. Tokens are matched in the order of both
@@ -66,21 +68,21 @@ def delivery_unevenness_steps(requests: Sequence[RequestRecord], steps: Sequence
     number, on the host's clock.
     """
     chunks = [(c.chunk_ns, c.chunk_tokens) for request in requests for c in request.choices]
-    counts = [step.output_tokens for step in steps]
-    if not steps or any(tokens is None for _, tokens in chunks) or None in counts:
+    counts = steps.optional("output_tokens")
+    if steps.total("output_tokens") is None or counts is None or any(tokens is None for _, tokens in chunks):
         return None
-    if any(step.clock != "host" for step in steps):
+    if steps.clocks != ("host",):
         return None
     import numpy as np  # noqa: PLC0415 - takes longer to import than a short load without steps to judge
 
     arrived = np.sort(
         _each_token([t for ns, _ in chunks for t in ns], [n for _, each in chunks for n in each or ()])
     )
-    made = np.sort(_each_token([step.start_ns + step.dur_ns for step in steps], [count or 0 for count in counts]))
+    made = np.sort(np.repeat(steps.start_ns + steps.dur_ns, counts.astype(np.int64)))
     if not len(made) or len(made) != len(arrived):
         return None
     middle, late = np.percentile(arrived - made, [50, 95])
-    return float(late - middle) / fmean(step.dur_ns for step in steps)
+    return float(late - middle) / float(steps.dur_ns.mean())
 
 
 def _each_token(times_ns: Sequence[int], num_tokens: Sequence[int]) -> "npt.NDArray[np.int64]":
@@ -93,7 +95,7 @@ def bunching_doubts(run: LoadedRun) -> tuple[ResultWarning, ...]:
     """A warning where a run's arrivals are bunched; a simulator's clock has its own measure of lag."""
     if run.record.clock == "virtual":
         return ()
-    requests, steps = measured(run.requests), measured(run.steps)
+    requests, steps = measured(run.requests), run.columns if run.steps else None
     seen = _signs_of_bursts(requests, steps)
     if seen is None:
         return ()
@@ -105,13 +107,13 @@ def bunching_doubts(run: LoadedRun) -> tuple[ResultWarning, ...]:
     return (ResultWarning(code=CLIENT_BUNCHING, message=message, where=run.record.run_id),)
 
 
-def _signs_of_bursts(requests: Sequence[RequestRecord], steps: Sequence[StepRecord]) -> str | None:
+def _signs_of_bursts(requests: Sequence[RequestRecord], steps: "StepColumns | None") -> str | None:
     share = short_gap_frac(requests, steps)
     if share is None:
         return None
     if share > BUNCHED_FRAC:
         return f"more than {BUNCHED_FRAC:.0%} of the gaps between chunks are shorter than a tenth of a chunk's time"
-    unevenness = delivery_unevenness_steps(requests, steps)
+    unevenness = None if steps is None else delivery_unevenness_steps(requests, steps)
     if unevenness is not None and unevenness > UNEVEN_STEPS:
         return f"one token in twenty took over {UNEVEN_STEPS:.0f} steps longer to arrive than the median token"
     return None

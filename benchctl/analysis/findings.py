@@ -16,6 +16,7 @@ import numpy as np
 from benchctl.analysis.statistics import estimate_paired
 from benchctl.analysis.summary import CellSummary, RunSummary, pooled_breakdown
 from benchctl.analysis.sweep import SweepRow
+from benchctl.records.step_columns import exact_sum
 from benchctl.units import ms_from_ns, s_from_ns
 
 FLAT_MARGIN_FRAC: Final = 0.10
@@ -26,6 +27,7 @@ NOISY_CV_FRAC: Final = 0.03
 NOISIER_FACTOR: Final = 2.0
 """The baseline is called noisy when its scatter is at least three percent and twice that of the others."""
 MIN_BLOCKS_FOR_SCATTER: Final = 3
+_LAZY_LOAD: Final = "value_model_load"
 ADDED_STEP_FRAC: Final = 0.02
 """Added step time is looked into from two percent of the baseline's step."""
 
@@ -249,8 +251,10 @@ def _lazy_loads(runs: Sequence[RunSummary]) -> list[Finding]:
 
 
 def _load_ns(run: RunSummary, *, is_warmup: bool) -> int:
-    steps = [step for step in run.run.steps if step.is_warmup == is_warmup]
-    return sum(step.sections_ns.get("value_model_load", 0) for step in steps)
+    if not is_warmup:
+        return run.tally.total_ns.get(_LAZY_LOAD, 0)
+    loads = run.run.warmup_columns.section_ns.get(_LAZY_LOAD)
+    return 0 if loads is None else exact_sum(loads)
 
 
 def _cells(rows: Sequence[SweepRow]) -> str:

@@ -9,6 +9,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from benchctl.analysis.metrics import clock_factor, load_window_ns
 from benchctl.analysis.request_timing import choice_tokens, is_completed, measured
 from benchctl.analysis.unknown import known, total
@@ -24,7 +26,8 @@ from benchctl.costs.hardware import Hardware
 from benchctl.costs.shapes import ModelShape
 from benchctl.costs.work import Lengths, RunLengths, SeenCounts, spread_evenly
 from benchctl.records.directory import LoadedRun
-from benchctl.records.run import PreparedRequest, RequestRecord, ResultWarning, StepRecord
+from benchctl.records.run import PreparedRequest, RequestRecord, ResultWarning
+from benchctl.records.step_columns import StepColumns
 from benchctl.units import s_from_ns
 
 
@@ -171,12 +174,12 @@ def _seen_counts(
     run: LoadedRun, lengths: RunLengths, doubts: _Doubts, *, has_value_model: bool
 ) -> SeenCounts | None:
     """Counts of the step log; None when the value model's candidates are unknown."""
-    steps = measured(run.steps)
-    if any(step.draft_tokens for step in steps):
+    steps = run.columns
+    if steps.known("draft_tokens").any():
         doubts.add(
             "drafts-not-charged", "observed FLOPs: draft tokens are not charged, neither proposed nor verified"
         )
-    base_prefill_tokens = total([step.num_prefill_tokens for step in steps])
+    base_prefill_tokens = steps.total("num_prefill_tokens")
     if base_prefill_tokens is None:
         base_prefill_tokens = sum(lengths.question_prompts)
         doubts.add(
@@ -188,9 +191,9 @@ def _seen_counts(
 
 
 def _with_value_counts(
-    seen: SeenCounts, steps: Sequence[StepRecord], lengths: RunLengths, doubts: _Doubts
+    seen: SeenCounts, steps: StepColumns, lengths: RunLengths, doubts: _Doubts
 ) -> SeenCounts | None:
-    candidates = total([_value_count(step, step.candidates) for step in steps])
+    candidates = _value_total(steps, "candidates")
     if candidates is None:
         doubts.add(
             "candidates-unknown",
@@ -198,8 +201,8 @@ def _with_value_counts(
             "the published account charges top_k for each token",
         )
         return None
-    prefill = total([_value_count(step, step.value_prefill_tokens) for step in steps])
-    extend = total([_value_count(step, step.value_extend_tokens) for step in steps])
+    prefill = _value_total(steps, "value_prefill_tokens")
+    extend = _value_total(steps, "value_extend_tokens")
     if candidates and (prefill is None or extend is None):
         doubts.add(
             "value-prefixes-assumed",
@@ -211,8 +214,13 @@ def _with_value_counts(
     return replace(seen, value_prefill_tokens=prefill or 0, value_extend_tokens=extend or 0, candidates=candidates)
 
 
-def _value_count(step: StepRecord, count: int | None) -> int | None:
-    """A count of value-model work: zero where the step says that nothing was guided, unknown where it is silent."""
-    if count is None and (step.is_greedy or step.guided_rows == 0):
-        return 0
-    return count
+def _value_total(steps: StepColumns, name: str) -> int | None:
+    """A count of value-model work: zero where a step says that nothing was guided, unknown where one is silent."""
+    unsaid = np.full(len(steps), np.nan)
+    counts, greedy, rows = (
+        unsaid if values is None else values for values in map(steps.optional, (name, "is_greedy", "guided_rows"))
+    )
+    is_silent = np.isnan(counts)
+    if not len(steps) or (is_silent & (greedy != 1) & (rows != 0)).any():
+        return None
+    return int(counts[~is_silent].sum())

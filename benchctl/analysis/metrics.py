@@ -4,12 +4,14 @@ Warm-up requests and warm-up steps never count. Failed requests stay in ``num_re
 tokens and latencies are those of completed requests. Unknown is None.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from statistics import fmean
+
+import numpy as np
 
 from benchctl.analysis.device_metrics import gpu_metrics, host_metrics
 from benchctl.analysis.metric_table import LATENCIES, METRICS, Direction, Metric
-from benchctl.analysis.percentile import percentiles, smallest_sample
+from benchctl.analysis.percentile import percentiles, percentiles_of_sorted, smallest_sample
 from benchctl.analysis.request_timing import (
     is_completed,
     latencies_ns,
@@ -17,9 +19,10 @@ from benchctl.analysis.request_timing import (
     measured,
 )
 from benchctl.analysis.stamps import client_metrics
-from benchctl.analysis.unknown import known, quotient, total
+from benchctl.analysis.unknown import quotient, total
 from benchctl.records.directory import LoadedRun
-from benchctl.records.run import RequestRecord, RunRecord, StepRecord
+from benchctl.records.run import RequestRecord, RunRecord
+from benchctl.records.step_columns import Integers, StepColumns, exact_sum
 from benchctl.units import ms_from_ns, s_from_ns
 
 __all__ = ["METRICS", "Direction", "Metric", "run_metrics", "unavailable_reason"]
@@ -34,7 +37,7 @@ def run_metrics(run: LoadedRun) -> dict[str, float | None]:
         **_load_metrics(run.record, requests, completed, span),
         **client_metrics(requests, run.client),
         **_latency_metrics(completed, clock_factor(run.record)),
-        **_step_metrics(measured(run.steps)),
+        **_step_metrics(run.columns),
         **gpu_metrics(run.gpu, span),
         **host_metrics(run.host, span),
     }
@@ -46,7 +49,7 @@ def unavailable_reason(run: LoadedRun, name: str) -> str | None:
     """Why a metric of this run is unknown, as a person would say it; None where it is known."""
     if run_metrics(run)[name] is not None:
         return None
-    requests, steps = sum(map(is_completed, measured(run.requests))), len(measured(run.steps))
+    requests, steps = sum(map(is_completed, measured(run.requests))), len(run.columns)
     label, _, rest = name.partition("_")
     counted, noun = (steps, "steps") if rest == "step_ms" else (requests, "completed requests")
     if label.startswith("p") and label[1:].isdigit() and counted:
@@ -118,33 +121,34 @@ def _latency_metrics(completed: Sequence[RequestRecord], factor: float) -> dict[
     return found
 
 
-def _step_metrics(steps: Sequence[StepRecord]) -> dict[str, float | None]:
-    durations = [step.dur_ns for step in steps]
-    tails = percentiles(durations, len(durations), (50, 95))
-    decode = [step for step in steps if step.phase == "decode"]
-    output_tokens = total([step.output_tokens for step in steps])
-    candidates = total([step.candidates for step in steps])
-    drafted = total([step.draft_tokens for step in steps])
-    blocks = known([step.kv_used_blocks for step in steps])
+def num_guided_steps(steps: StepColumns) -> int | None:
+    """Steps in which a value model scored rows; unknown when any step does not say."""
+    rows = steps.optional("guided_rows")
+    return None if rows is None or steps.total("guided_rows") is None else int((rows > 0).sum())
+
+
+def _step_metrics(steps: StepColumns) -> dict[str, float | None]:
+    tails = percentiles_of_sorted(np.sort(steps.dur_ns), len(steps), (50, 95))
+    is_decode = steps.in_phase("decode")
+    output_tokens = steps.total("output_tokens")
+    blocks = steps.known("kv_used_blocks")
     return {
-        "num_steps": len(steps) if steps else None,
-        "step_ms": _mean_ms(steps),
+        "num_steps": len(steps) or None,
+        "step_ms": _mean_ms(steps.dur_ns),
         "p50_step_ms": _ms(tails[50]),
         "p95_step_ms": _ms(tails[95]),
-        "prefill_step_ms": _mean_ms([step for step in steps if step.phase == "prefill"]),
-        "decode_step_ms": _mean_ms(decode),
-        "mixed_step_ms": _mean_ms([step for step in steps if step.phase == "mixed"]),
-        "tokens_per_step": quotient(
-            total([step.output_tokens for step in decode]), sum(s.num_seqs for s in decode)
-        ),
+        "prefill_step_ms": _mean_ms(steps.dur_ns[steps.in_phase("prefill")]),
+        "decode_step_ms": _mean_ms(steps.dur_ns[is_decode]),
+        "mixed_step_ms": _mean_ms(steps.dur_ns[steps.in_phase("mixed")]),
+        "tokens_per_step": quotient(steps.total("output_tokens", is_decode), exact_sum(steps.num_seqs[is_decode])),
         "batch_tokens_per_step": quotient(output_tokens, len(steps)),
-        "mean_batch_size": quotient(sum(step.num_seqs for step in steps), len(steps)),
-        "greedy_step_frac": _share(steps, lambda step: step.is_greedy),
-        "guided_step_frac": _share(steps, lambda step: None if step.guided_rows is None else step.guided_rows > 0),
-        "candidates_per_token": quotient(candidates, output_tokens),
-        "acceptance_frac": quotient(total([step.accepted_tokens for step in steps]), drafted),
-        "preemptions": total([step.preempted for step in steps]),
-        "peak_kv_blocks": max(blocks) if blocks else None,
+        "mean_batch_size": quotient(exact_sum(steps.num_seqs), len(steps)),
+        "greedy_step_frac": quotient(steps.total("is_greedy"), len(steps)),
+        "guided_step_frac": quotient(num_guided_steps(steps), len(steps)),
+        "candidates_per_token": quotient(steps.total("candidates"), output_tokens),
+        "acceptance_frac": quotient(steps.total("accepted_tokens"), steps.total("draft_tokens")),
+        "preemptions": steps.total("preempted"),
+        "peak_kv_blocks": int(blocks.max()) if len(blocks) else None,
     }
 
 
@@ -152,13 +156,8 @@ def _ms(duration_ns: float | None, factor: float = 1.0) -> float | None:
     return None if duration_ns is None else ms_from_ns(duration_ns * factor)
 
 
-def _mean_ms(steps: Sequence[StepRecord]) -> float | None:
-    return ms_from_ns(fmean(step.dur_ns for step in steps)) if steps else None
-
-
-def _share(steps: Sequence[StepRecord], says: Callable[[StepRecord], bool | None]) -> float | None:
-    """Share of steps for which it is true; unknown when any step does not say."""
-    return quotient(total([says(step) for step in steps]), len(steps))
+def _mean_ms(durations_ns: Integers) -> float | None:
+    return ms_from_ns(exact_sum(durations_ns) / len(durations_ns)) if len(durations_ns) else None
 
 
 def _seconds(start_ns: int | None, end_ns: int | None) -> float | None:

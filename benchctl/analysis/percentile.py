@@ -7,7 +7,13 @@ The 95 % rule: even for the largest of n values to be an upper bound of the q-th
 import math
 from array import array
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Numbers: TypeAlias = Sequence[float] | npt.NDArray[np.int64 | np.float64]
 
 TAIL_CONFIDENCE: Final = 0.95
 PERCENTS: Final = (50, 90, 95, 99)
@@ -38,7 +44,7 @@ def percentiles(
 
 
 def percentiles_of_sorted(
-    ordered: Sequence[float], num_independent: int, percents: Sequence[int] = PERCENTS
+    ordered: "Numbers", num_independent: int, percents: Sequence[int] = PERCENTS
 ) -> Mapping[int, float | None]:
     """``percentiles`` of values that ascend."""
     if not len(ordered):
@@ -73,7 +79,7 @@ def _ordered(values: Sequence[float]) -> Sequence[float]:
     return ordered
 
 
-def _at(ordered: Sequence[float], fraction: float) -> float:
+def _at(ordered: "Numbers", fraction: float) -> float:
     rank = (len(ordered) - 1) * fraction
     below = math.floor(rank)
     low, high = float(ordered[below]), float(ordered[min(below + 1, len(ordered) - 1)])

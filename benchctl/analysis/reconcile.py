@@ -23,7 +23,8 @@ from benchctl.profile.load import parse_profile
 from benchctl.profile.model import Profile
 from benchctl.profile.plan import variant_settings
 from benchctl.records.directory import LoadedResults, LoadedRun
-from benchctl.records.run import PreparedRequest, RequestRecord, ResultWarning, RunRecord, StepRecord, StopMode
+from benchctl.records.run import PreparedRequest, RequestRecord, ResultWarning, RunRecord, StopMode
+from benchctl.records.step_columns import StepColumns, exact_sum
 from benchctl.units import NS_PER_MS, s_from_ns
 
 __all__ = [
@@ -90,7 +91,7 @@ def reconcile(run: LoadedRun, expectation: Expectation) -> tuple[Check, ...]:
     """Every check of one run, in a fixed order. Warm-up requests and steps take no part."""
     requests = measured(run.requests)
     completed = [request for request in requests if is_completed(request)]
-    steps = [step for step in run.steps if not step.is_warmup]
+    steps = run.columns
     return (
         _check_requests(run.record, requests, expectation.prepared),
         check_client_tokens(completed),
@@ -138,26 +139,26 @@ def _check_requests(
     return Check("requests", not faults, "; ".join([detail, *faults]), is_fatal=True)
 
 
-def _check_step_time(run: LoadedRun, steps: Sequence[StepRecord]) -> Check:
+def _check_step_time(run: LoadedRun, steps: StepColumns) -> Check:
     """Sum of step times <= wall time * time_scale, within 1 % and 20 ms of the client's clock."""
     name, window = "step-time", load_window_ns(run)
-    if not steps or window is None:
+    if not len(steps) or window is None:
         return Check(name, None, "no steps, or no time of first send and last output")
     factor = clock_factor(run.record)
     wall_ns = (window[1] - window[0]) * factor
-    total_ns = sum(step.dur_ns for step in steps)
+    total_ns = exact_sum(steps.dur_ns)
     limit_ns = wall_ns * (1 + WALL_TOLERANCE_FRAC) + WALL_TOLERANCE_NS * factor
     detail = f"steps {s_from_ns(total_ns):.3f} s, wall {s_from_ns(wall_ns):.3f} s"
     return Check(name, total_ns <= limit_ns, detail)
 
 
-def _check_guided(steps: Sequence[StepRecord], expectation: Expectation) -> Check:
+def _check_guided(steps: StepColumns, expectation: Expectation) -> Check:
     """A guided variant scored candidates in some step; any other in none."""
     name = "guided"
-    rows = [step.guided_rows for step in steps if step.guided_rows is not None]
-    guided_steps = sum(count > 0 for count in rows)
+    rows = steps.known("guided_rows")
+    guided_steps = int((rows > 0).sum())
     seen = f"guided rows in {guided_steps} of {len(steps)} steps"
-    if not rows:
+    if not len(rows):
         return Check(name, None, "the steps do not count guided rows")
     if not expectation.is_guided:
         return Check(name, guided_steps == 0, f"no guidance declared; {seen}", is_fatal=True)
@@ -166,15 +167,16 @@ def _check_guided(steps: Sequence[StepRecord], expectation: Expectation) -> Chec
     return Check(name, guided_steps > 0, f"guidance declared; {seen}", is_fatal=True)
 
 
-def _check_greedy(steps: Sequence[StepRecord], expectation: Expectation) -> Check:
+def _check_greedy(steps: StepColumns, expectation: Expectation) -> Check:
     """All steps are greedy where that is declared, none elsewhere."""
     name = "greedy-share"
-    says = [step.is_greedy for step in steps if step.is_greedy is not None]
-    if not says:
+    says = steps.known("is_greedy")
+    if not len(says):
         return Check(name, None, "the steps do not say whether they are greedy")
     declared = "greedy" if expectation.is_greedy else "sampling"
     expected = len(says) if expectation.is_greedy else 0
-    return Check(name, sum(says) == expected, f"{declared} declared; {sum(says)} of {len(says)} steps are greedy")
+    greedy = int(says.sum())
+    return Check(name, greedy == expected, f"{declared} declared; {greedy} of {len(says)} steps are greedy")
 
 
 def _check_forced_stop(completed: Sequence[RequestRecord], expectation: Expectation) -> Check:
@@ -200,7 +202,7 @@ def _check_forced_stop(completed: Sequence[RequestRecord], expectation: Expectat
 def _check_concurrency(
     run: LoadedRun,
     completed: Sequence[RequestRecord],
-    steps: Sequence[StepRecord],
+    steps: StepColumns,
     expectation: Expectation,
 ) -> Check:
     """Little's law for a closed loop: requests in flight L = rate * latency = sum of latencies / wall time.
@@ -213,7 +215,7 @@ def _check_concurrency(
         return Check(name, None, "no closed loop, or no latencies")
     in_flight = sum(latencies) / (window[1] - window[0])
     detail = f"{in_flight:.2f} requests in flight on average, limit {expectation.max_concurrency}"
-    if total_ns := sum(step.dur_ns for step in steps):
-        batch = sum(step.num_seqs * step.dur_ns for step in steps) / total_ns
+    if total_ns := exact_sum(steps.dur_ns):
+        batch = exact_sum(steps.dur_ns, steps.num_seqs) / total_ns
         detail += f"; {batch:.2f} sequences in the engine's batch"
     return Check(name, in_flight <= expectation.max_concurrency * (1 + WALL_TOLERANCE_FRAC), detail)

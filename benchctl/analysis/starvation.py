@@ -9,6 +9,7 @@ from typing import Final
 from benchctl.analysis.request_timing import e2el_ns, is_completed, measured
 from benchctl.records.directory import LoadedRun
 from benchctl.records.run import ResultWarning
+from benchctl.records.step_columns import exact_sum
 
 STARVED_FRAC: Final = 0.7
 """Share below which a run is doubted. What lies between steps, and the way to the client and back, take some of a
@@ -23,13 +24,12 @@ def in_step_frac(run: LoadedRun) -> float | None:
     completed requests; both are sequences times seconds, as in Little's law. None without steps, on a virtual
     clock, or where a request failed and its share of the steps is unknown.
     """
-    requests, steps = measured(run.requests), measured(run.steps)
-    if run.record.clock == "virtual" or not steps or not all(is_completed(request) for request in requests):
+    requests = measured(run.requests)
+    if run.record.clock == "virtual" or not run.steps or not all(is_completed(request) for request in requests):
         return None
     in_flight_ns = sum((e2el_ns(request) or 0) * len(request.choices) for request in requests)
-    if not in_flight_ns:
-        return None
-    return sum(step.num_seqs * step.dur_ns for step in steps) / in_flight_ns
+    steps = run.columns
+    return exact_sum(steps.dur_ns, steps.num_seqs) / in_flight_ns if in_flight_ns and len(steps) else None
 
 
 def starvation_doubts(run: LoadedRun) -> tuple[ResultWarning, ...]:

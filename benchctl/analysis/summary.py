@@ -6,7 +6,7 @@ from statistics import fmean, stdev
 from typing import Any, Final
 
 from benchctl.analysis.accounts import Accounts
-from benchctl.analysis.breakdown import Breakdown, break_down
+from benchctl.analysis.breakdown import Breakdown, StepTally, break_down, tally_steps
 from benchctl.analysis.flops_accounting import RunFlops
 from benchctl.analysis.summary_columns import LABEL_COLUMNS, SUMMARY_COLUMNS, Value, number_of, summary_row
 from benchctl.profile.model import VariantSettings
@@ -25,6 +25,8 @@ class RunSummary:
     settings: VariantSettings | None
     flops: RunFlops | None
     values: Mapping[str, Value]
+    tally: StepTally
+    """Of its steps after the warm-up."""
     warnings: tuple[ResultWarning, ...]
 
     @property
@@ -88,7 +90,7 @@ def summarise_runs(results: LoadedResults, accounts: Accounts) -> tuple[RunSumma
 
 def pooled_breakdown(runs: Iterable[RunSummary]) -> Breakdown | None:
     """Where the time of a step sits, over the steps of several runs; None without steps."""
-    return break_down(step for run in runs for step in run.run.steps)
+    return break_down(run.tally for run in runs)
 
 
 def _summarise(run: LoadedRun, accounts: Accounts) -> RunSummary:
@@ -99,6 +101,7 @@ def _summarise(run: LoadedRun, accounts: Accounts) -> RunSummary:
         settings=settings,
         flops=flops,
         values=summary_row(run, settings, flops),
+        tally=tally_steps(run.columns),
         warnings=(*run.warnings, *warnings),
     )
 

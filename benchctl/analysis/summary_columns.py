@@ -14,19 +14,21 @@ holds what its words say:
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from statistics import fmean
 from typing import Final, TypeAlias
 
+import numpy as np
+
 from benchctl.analysis.flops_accounting import RunFlops
-from benchctl.analysis.metrics import METRICS, run_metrics
-from benchctl.analysis.percentile import percentiles
+from benchctl.analysis.metrics import METRICS, num_guided_steps, run_metrics
+from benchctl.analysis.percentile import percentiles, percentiles_of_sorted
 from benchctl.analysis.request_timing import is_completed, measured
 from benchctl.costs.flops import FlopsAccount, achieved_flops_per_s
 from benchctl.profile.model import VariantSettings
 from benchctl.records.directory import LoadedRun, cell_name
-from benchctl.records.run import StepRecord
-from benchctl.units import MS_PER_S, PETA, TERA, ms_from_ns
+from benchctl.records.step_columns import StepColumns, exact_sum
+from benchctl.units import MS_PER_S, NS_PER_MS, PETA, TERA
 
 Value: TypeAlias = str | int | float | bool | None
 
@@ -90,7 +92,7 @@ def summary_row(run: LoadedRun, settings: VariantSettings | None, flops: RunFlop
     values: dict[str, Value] = {
         **_identity(run, settings),
         **_load_columns(run, metrics),
-        **_step_columns(measured(run.steps)),
+        **_step_columns(run.columns),
         **_published_columns(None if flops is None else flops.published, metrics["wall_s"]),
         **_observed_columns(None if flops is None else flops.observed, metrics["wall_s"]),
         **metrics,
@@ -134,21 +136,22 @@ def _load_columns(run: LoadedRun, metrics: Mapping[str, float | None]) -> dict[s
     }
 
 
-def _step_columns(steps: Sequence[StepRecord]) -> dict[str, Value]:
-    batch = [float(step.num_seqs) for step in steps]
-    guided = [step.guided_rows for step in steps if step.guided_rows is not None]
-    tails = percentiles(batch, len(batch), (50, 95))
+def _step_columns(steps: StepColumns) -> dict[str, Value]:
+    tails = percentiles_of_sorted(np.sort(steps.num_seqs), len(steps), (50, 95))
     columns: dict[str, Value] = {
         "n_steps": len(steps) or None,
-        "n_steps_with_lvm": sum(rows > 0 for rows in guided) if len(guided) == len(steps) > 0 else None,
-        "batch_size_mean": fmean(batch) if batch else None,
+        "n_steps_with_lvm": num_guided_steps(steps),
+        "batch_size_mean": exact_sum(steps.num_seqs) / len(steps) if len(steps) else None,
         "batch_size_p50": tails[50],
         "batch_size_p95": tails[95],
     }
     for section in TIMED_SECTIONS:
-        times = [ms_from_ns(step.sections_ns[section]) for step in steps if section in step.sections_ns]
-        tails = percentiles(times, len(times), (50, 95))
-        values = (fmean(times), tails[50], tails[95], math.fsum(times), len(times)) if times else (None,) * 5
+        values: tuple[Value, ...] = (None,) * len(_STATISTICS)
+        if section in steps.section_ns:
+            times_ms = np.sort(steps.section_ns[section][steps.has_section[section]]) / NS_PER_MS
+            tails = percentiles_of_sorted(times_ms, len(times_ms), (50, 95))
+            total_ms = math.fsum(times_ms)
+            values = (total_ms / len(times_ms), tails[50], tails[95], total_ms, len(times_ms))
         columns |= {f"t_{section}_ms_{name}": value for name, value in zip(_STATISTICS, values, strict=True)}
     return columns
 

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from benchctl.analysis.check import Check, some
 from benchctl.analysis.server_counters import GENERATED_TOKENS, PREFIX_HITS, growth
 from benchctl.analysis.unknown import known
-from benchctl.records.run import PrometheusSample, RequestRecord, StepRecord
+from benchctl.records.run import PrometheusSample, RequestRecord
+from benchctl.records.step_columns import StepColumns
 
 
 def check_client_tokens(completed: Sequence[RequestRecord]) -> Check:
@@ -35,18 +36,18 @@ def check_client_tokens(completed: Sequence[RequestRecord]) -> Check:
 
 
 def check_step_tokens(
-    steps: Sequence[StepRecord], requests: Sequence[RequestRecord], completed: Sequence[RequestRecord]
+    steps: StepColumns, requests: Sequence[RequestRecord], completed: Sequence[RequestRecord]
 ) -> Check:
     """Sum of output tokens of steps = sum of usage."""
     name = "step-tokens"
-    by_step = [step.output_tokens for step in steps if step.output_tokens is not None]
+    by_step = steps.total("output_tokens")
     by_usage = [request.completion_tokens for request in completed if request.completion_tokens is not None]
-    if not by_step or len(by_step) < len(steps) or not by_usage or len(by_usage) < len(completed):
+    if by_step is None or not by_usage or len(by_usage) < len(completed):
         return Check(name, None, "steps or usage do not count tokens")
-    detail = f"steps {sum(by_step)}, usage {sum(by_usage)}"
+    detail = f"steps {by_step}, usage {sum(by_usage)}"
     if len(completed) < len(requests):
         return Check(name, None, f"{detail}; failed requests took tokens that no usage counts")
-    return Check(name, sum(by_step) == sum(by_usage), detail, is_fatal=True)
+    return Check(name, by_step == sum(by_usage), detail, is_fatal=True)
 
 
 def check_counters(
@@ -66,7 +67,7 @@ def check_counters(
 def check_prefix_cache(
     samples: Sequence[PrometheusSample],
     requests: Sequence[RequestRecord],
-    steps: Sequence[StepRecord],
+    steps: StepColumns,
     *,
     is_allowed: bool,
 ) -> Check:
@@ -99,16 +100,15 @@ def check_prefix_cache(
     return Check(name, ok=False, detail=f"{detail}; {remedy}", is_fatal=True)
 
 
-def _uncomputed_tokens(steps: Sequence[StepRecord], requests: Sequence[RequestRecord]) -> int | None:
+def _uncomputed_tokens(steps: StepColumns, requests: Sequence[RequestRecord]) -> int | None:
     """Prompt tokens of usage that no step computed, for servers that tell of hits nowhere else.
 
     At least 0, because a step may compute a prompt again. None unless the steps have all output tokens of usage.
     """
     prompt = known(request.prompt_tokens for request in requests)
     output = known(request.completion_tokens for request in requests)
-    computed = known(step.num_prefill_tokens for step in steps)
-    made = known(step.output_tokens for step in steps)
-    is_counted = len(prompt) == len(output) == len(requests) and len(computed) == len(made) == len(steps)
-    if not requests or not steps or not is_counted or sum(made) != sum(output):
+    computed, made = steps.total("num_prefill_tokens"), steps.total("output_tokens")
+    is_counted = len(prompt) == len(output) == len(requests)
+    if not requests or not is_counted or computed is None or made != sum(output):
         return None
-    return max(0, sum(prompt) - sum(computed))
+    return max(0, sum(prompt) - computed)

@@ -1,5 +1,6 @@
 """The steps of a run as columns of numbers: for logs of so many steps that a value for each would take too long."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -46,9 +47,31 @@ class StepColumns:
             raise ValueError(f"{name!r} is no optional field of a step; those are {', '.join(OPTIONAL)}")
         return self.optionals.get(name)
 
+    def total(self, name: str, where: Flags | None = None) -> int | None:
+        """Sum of an optional field, over the steps of ``where``; unknown without any, or when one does not tell."""
+        values = self.optional(name)
+        if values is None:
+            return None
+        chosen = values if where is None else values[where]
+        return None if not len(chosen) or np.isnan(chosen).any() else int(chosen.sum())
+
+    def known(self, name: str) -> Floats:
+        """An optional field in those steps that tell it."""
+        values = self.optional(name)
+        return np.empty(0) if values is None else values[~np.isnan(values)]
+
     def in_phase(self, phase: Phase) -> Flags:
         """Which steps are of this phase."""
         return np.equal(self.phase, PHASES.index(phase))
+
+
+def exact_sum(values: Integers, weights: Integers | None = None) -> int:
+    """Sum of ``values``, or of their products with ``weights``, however large it is."""
+    factors = [array for array in (values, weights) if array is not None]
+    largest = math.prod(max(-int(array.min()), int(array.max())) for array in factors) if len(values) else 0
+    if largest * len(values) < 2**63:
+        return int(values.sum() if weights is None else values @ weights)
+    return sum(math.prod(products) for products in zip(*(array.tolist() for array in factors), strict=True))
 
 
 def columns_from(records: Iterable[StepRecord], *, is_warmup: bool = False) -> StepColumns:

@@ -5,7 +5,6 @@ from typing import Final
 
 import numpy as np
 
-from benchctl.analysis.request_timing import measured
 from benchctl.analysis.summary import RunSummary, arm_order
 from benchctl.report.plot_style import DASHES, SERIES, Plot, legend_beside, new_figure, png_bytes, tidy
 from benchctl.report.reading import Reading
@@ -20,7 +19,7 @@ _MAX_RUNS: Final = len(SERIES) * len(DASHES)
 
 def draw_timeline(reading: Reading) -> Plot:
     """Every arm of the first block that has the most finished runs with a step log."""
-    runs = [run for run in reading.runs if run.is_usable and measured(run.run.steps)]
+    runs = [run for run in reading.runs if run.is_usable and run.values["n_steps"]]
     if not runs:
         return Plot(name=_NAME, skipped="no finished run has a step log")
     blocks = [run.record.block for run in runs]
@@ -47,16 +46,15 @@ def draw_timeline(reading: Reading) -> Plot:
 
 def _course(run: RunSummary) -> tuple[Sequence[float], Sequence[float], Sequence[float]]:
     """Mean step time and batch size in stretches of equal duration; stretches without a step are left out."""
-    steps = measured(run.run.steps)
-    starts = np.asarray([step.start_ns for step in steps], dtype=float)
-    starts -= starts.min()
-    duration_ns = max(start + step.dur_ns for start, step in zip(starts, steps, strict=True))
+    steps = run.run.columns
+    starts = (steps.start_ns - steps.start_ns.min()).astype(float)
+    duration_ns = (starts + steps.dur_ns).max()
     num_bins = max(1, min(_MAX_BINS, len(steps) // _MIN_STEPS_PER_BIN))
     bins = np.minimum((starts / duration_ns * num_bins).astype(int), num_bins - 1)
     count = np.bincount(bins, minlength=num_bins)
     inside = count > 0
     means = [
         (np.bincount(bins, weights=values, minlength=num_bins)[inside] / count[inside]).tolist()
-        for values in (starts, [step.dur_ns for step in steps], [step.num_seqs for step in steps])
+        for values in (starts, steps.dur_ns, steps.num_seqs)
     ]
     return [s_from_ns(t) for t in means[0]], [ms_from_ns(t) for t in means[1]], means[2]
