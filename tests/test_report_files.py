@@ -40,6 +40,7 @@ def test_a_report_writes_tables_documents_run_results_and_every_picture(tmp_path
         "flops_breakdown.png",
         "topk_sweep.png",
         "step_time_over_time.png",
+        "report.html",
     ]
     assert files.skipped == files.damage == ()
     assert all(path.is_file() for path in files.written)

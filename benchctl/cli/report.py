@@ -1,29 +1,72 @@
-"""``benchctl report``: write tables, JSON and pictures into a result directory."""
+"""``benchctl report``: write tables, JSON, pictures and the page of a result directory; or a page on two sides."""
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from benchctl.errors import RecordError
+from benchctl.errors import RecordError, UsageError
 
 if TYPE_CHECKING:
+    from benchctl.analysis.pairing import Side
     from benchctl.report.export import ReportFiles
 
 
 def report(
-    results: Annotated[Path, typer.Argument(metavar="DIR", help="A result directory, finished or not.")],
+    a: Annotated[str, typer.Argument(metavar="DIR", help="A result directory, finished or not.")],
+    b: Annotated[
+        str | None,
+        typer.Argument(metavar="[B]", help="What to judge against DIR: a page on both. Each DIR or DIR:variant."),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="Where the page on two sides goes.", show_default=False
+        ),
+    ] = None,
 ) -> None:
-    """Write summary and sweep (CSV, JSON), result.json of each finished run, and plots; print where they are.
+    """Write report.html, summary and sweep (CSV, JSON), result.json of each finished run, and plots.
 
-    'benchctl run' does this when it ends. A damaged file is named on stderr and exits 4, after the rest is written.
+    'benchctl run' does this when it ends. With two sides, only a page on B against A is written, by default
+    report-A-vs-B.html in the working directory. The page needs no network and opens from the disk. A damaged file
+    is named on stderr and exits 4, after the rest is written.
     """
+    if b is not None:
+        _write_page(a, b, output)
+        return
+    if output is not None:
+        raise UsageError("--output is for two sides; the report of one directory lies in it")
     from benchctl.report.export import write_report
 
-    files = write_report(results)
+    files = write_report(Path(a))
     _print_files(files)
     if files.damage:
         raise RecordError("\n".join(files.damage))
+
+
+def _write_page(a: str, b: str, output: Path | None) -> None:
+    from benchctl.analysis.pairing import parse_side
+    from benchctl.records.jsonl import write_bytes_atomic
+    from benchctl.report.page.build import sides_page
+    from benchctl.report.reading import read_results
+
+    a_side, b_side = parse_side(a), parse_side(b)
+    a_reading = read_results(a_side.path)
+    is_one = a_side.path.resolve() == b_side.path.resolve()
+    b_reading = a_reading if is_one else read_results(b_side.path)
+    path = output or Path(f"report-{_slug(a_side)}-vs-{_slug(b_side)}.html")
+    write_bytes_atomic(path, sides_page((a_reading, a_side), (b_reading, b_side)).encode())
+    print(path)
+    damage = dict.fromkeys((*a_reading.damage, *b_reading.damage))
+    if damage:
+        raise RecordError("\n".join(damage))
+
+
+def _slug(side: "Side") -> str:
+    """A side as part of a file name."""
+    name = side.path.resolve().name + (f"-{side.variant}" if side.variant else "")
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", name)
 
 
 def _print_files(files: "ReportFiles") -> None:

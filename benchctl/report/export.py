@@ -1,4 +1,4 @@
-"""Write a report: summary and sweep as CSV and JSON, ``result.json`` for each run, and the pictures.
+"""Write a report: summary and sweep as CSV and JSON, ``result.json`` for each run, the pictures and the page.
 
 All files are derived from the records and can be written again at any time; each is replaced in one step.
 """
@@ -8,14 +8,18 @@ import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from benchctl.analysis.summary_columns import SUMMARY_COLUMNS, Value
 from benchctl.analysis.sweep import SWEEP_COLUMNS
 from benchctl.records.jsonl import write_bytes_atomic, write_json_atomic
 from benchctl.report.documents import summary_document, sweep_document
+from benchctl.report.page.build import directory_page
 from benchctl.report.plots import draw_plots
 from benchctl.report.reading import Reading, read_results
 from benchctl.report.vllm_result import vllm_result
+
+PAGE_NAME: Final = "report.html"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +51,9 @@ def write_derived(reading: Reading) -> ReportFiles:
             directory.mkdir(exist_ok=True)
             write_bytes_atomic(directory / plot.name, plot.png)
             written.append(directory / plot.name)
+    page = reading.results.path / PAGE_NAME
+    write_bytes_atomic(page, directory_page(reading).encode())
+    written.append(page)
     return ReportFiles(
         written=tuple(written),
         skipped=tuple(f"{plot.name}: {plot.skipped}" for plot in plots if plot.skipped is not None),

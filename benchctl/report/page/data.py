@@ -1,0 +1,58 @@
+"""The data of the page, inside the page: what somebody else needs to compute its ratios again."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from benchctl.analysis.metric_table import METRICS
+from benchctl.records.schema import SCHEMA_VERSION
+from benchctl.report.comparison_document import document_of
+from benchctl.report.page.chart import Chart
+from benchctl.report.page.judged import Judged, Verdict
+from benchctl.report.reading import Reading
+
+
+def data_document(verdict: Verdict, readings: Sequence[Reading], charts: Sequence[Chart]) -> dict[str, Any]:
+    """``benchctl-data``: comparisons with their block values, runs, and the series of the charts, downsampled."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "verdict": {"verdict": verdict.word, "exit_code": verdict.exit_code, "summary": verdict.sentence},
+        "comparisons": [_comparison(one) for one in verdict.all],
+        "directories": [_directory(reading) for reading in readings],
+        "charts": [
+            {"id": chart.id, "title": chart.title, "definition": chart.definition, "figure": chart.figure}
+            for chart in charts
+            if chart.figure is not None
+        ],
+        "definitions": {name: f"{metric.formula} [{metric.unit}]" for name, metric in METRICS.items()},
+    }
+
+
+def _comparison(one: Judged) -> dict[str, Any]:
+    if one.comparison is not None:
+        document = document_of(one.comparison)
+        for cell in document["cells"]:
+            design = one.designs[cell["cell"]]
+            cell |= {"block_ids": list(design.blocks), "places": design.places}
+        return document
+    return {
+        "verdict": one.word,
+        "exit_code": one.exit_code,
+        "summary": one.sentence,
+        "reasons": list(one.differences) or [one.problem],
+        "a": one.a_name,
+        "b": one.b_name,
+        "cells": [],
+        "metrics": [],
+    }
+
+
+def _directory(reading: Reading) -> dict[str, Any]:
+    manifest = reading.results.manifest
+    return {
+        "name": reading.results.path.resolve().name,
+        "profile": manifest.profile,
+        "profile_sha256": manifest.profile_sha256,
+        "request_set_sha256": manifest.request_set_sha256,
+        "created_at": manifest.created_at,
+        "runs": [dict(run.values) for run in reading.runs],
+    }

@@ -1,0 +1,212 @@
+"""What the page has verdicts on: every other variant against the baseline, or one side against another.
+
+A comparison that cannot be made is no error here: the page is made all the same and says why on top.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from benchctl.analysis.compare import CompareOptions, Side, compare_results
+from benchctl.analysis.comparison import EXIT_CODES, Comparison, OverallVerdict, first_verdict
+from benchctl.analysis.comparison_text import verdict_sentence
+from benchctl.analysis.pairing import CellPair, match_cells
+from benchctl.errors import BenchctlError, InvalidDataError, NotComparableError, UsageError
+from benchctl.report.reading import Reading
+
+
+@dataclass(frozen=True, slots=True)
+class Design:
+    """Blocks of one cell, in the order of its block values. ``places`` are the place of B in each less that of A;
+    None where the two sides did not run inside the same blocks.
+    """
+
+    blocks: tuple[int, ...]
+    places: tuple[int, ...] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """One comparison, or the problem that left none. Exactly one of ``comparison`` and ``problem`` is None.
+
+    ``is_control`` marks a step of a ladder of controls, whose verdict is no part of that of the whole.
+    """
+
+    a_name: str
+    b_name: str
+    comparison: Comparison | None = None
+    designs: Mapping[str, Design] = field(default_factory=dict)
+    """By the label of the cell."""
+    problem: str | None = None
+    differences: tuple[str, ...] = ()
+    """Settings that differ and were not allowed to."""
+    is_control: bool = False
+    problem_word: str = "invalid"
+    problem_exit_code: int = InvalidDataError.exit_code
+
+    @property
+    def word(self) -> str:
+        """The verdict in one word."""
+        return self.comparison.verdict if self.comparison is not None else self.problem_word
+
+    @property
+    def exit_code(self) -> int:
+        """What ``benchctl compare`` of the two sides ends with."""
+        return self.comparison.exit_code if self.comparison is not None else self.problem_exit_code
+
+    @property
+    def sentence(self) -> str:
+        """The verdict sentence without the word that it begins with."""
+        if self.comparison is None:
+            return (self.problem or "").splitlines()[0]
+        return verdict_sentence(self.comparison).removeprefix(f"{self.word}: ")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """The verdict of the whole page. ``judged`` are the comparisons that it rests on, ``controls`` the others."""
+
+    word: str
+    sentence: str
+    exit_code: int
+    judged: tuple[Judged, ...]
+    controls: tuple[Judged, ...] = ()
+    notes: tuple[str, ...] = field(default=())
+    """What a reader must know before the verdict: unfinished, damaged."""
+
+    @property
+    def all(self) -> tuple[Judged, ...]:
+        return (*self.judged, *self.controls)
+
+    @property
+    def comparisons(self) -> tuple[Comparison, ...]:
+        return tuple(one.comparison for one in self.all if one.comparison is not None)
+
+
+def judge_directory(reading: Reading, options: CompareOptions | None = None) -> Verdict:
+    """Every other variant of a directory against its baseline."""
+    results = reading.results
+    baseline, options = results.manifest.baseline, options or CompareOptions()
+    variants = dict.fromkeys(planned.variant for planned in results.plan.runs)
+    controls = _controls(reading)
+    judged = [
+        _judge(
+            (reading, Side(results.path, baseline)),
+            (reading, Side(results.path, name)),
+            options,
+            is_control=name in controls,
+        )
+        for name in variants
+        if name != baseline
+    ]
+    return _whole(judged, baseline, _notes([reading]))
+
+
+def judge_sides(a: tuple[Reading, Side], b: tuple[Reading, Side], options: CompareOptions | None = None) -> Verdict:
+    """Two sides, as ``benchctl compare`` judges them; of one directory, the same reading twice."""
+    judged = _judge(a, b, options or CompareOptions())
+    readings = [a[0]] if a[0] is b[0] else [a[0], b[0]]
+    return _whole([judged], judged.a_name, _notes(readings))
+
+
+def _judge(
+    a: tuple[Reading, Side], b: tuple[Reading, Side], options: CompareOptions, *, is_control: bool = False
+) -> Judged:
+    (a_reading, a_side), (b_reading, b_side) = a, b
+    left, right = a_reading.results, b_reading.results
+    try:
+        comparison = compare_results((left, a_side), (right, b_side), options)
+        pairs = match_cells(left, a_side, right, b_side, allow_suspect=options.allow_suspect)
+    except (InvalidDataError, UsageError) as error:
+        names = (a_side.variant or str(a_side), b_side.variant or str(b_side))
+        return _refused(*names, error, is_control=is_control)
+    return Judged(
+        a_name=comparison.a_name,
+        b_name=comparison.b_name,
+        comparison=comparison,
+        designs={pair.label: _design(pair) for pair in pairs},
+        is_control=is_control,
+    )
+
+
+def _design(pair: CellPair) -> Design:
+    if pair.pairing == "unpaired":
+        return Design((), None)
+    places = None
+    if pair.pairing == "interleaved" and pair.a.key != pair.b.key:
+        runs = zip(pair.a_runs, pair.b_runs, strict=True)
+        places = tuple(b.record.position - a.record.position for a, b in runs)
+    return Design(pair.blocks, places)
+
+
+def _refused(a_name: str, b_name: str, error: BenchctlError, *, is_control: bool) -> Judged:
+    return Judged(
+        a_name=a_name,
+        b_name=b_name,
+        problem=f"{b_name} against {a_name}: {error}",
+        differences=error.differences if isinstance(error, NotComparableError) else (),
+        is_control=is_control,
+        problem_word="not comparable" if isinstance(error, NotComparableError) else "invalid",
+        problem_exit_code=error.exit_code,
+    )
+
+
+def _controls(reading: Reading) -> frozenset[str]:
+    """Variants that are steps of a ladder and no answer of their own."""
+    if reading.profile is None:
+        return frozenset()
+    return frozenset(name for name, variant in reading.profile.variants.items() if variant.control is not None)
+
+
+def _whole(judged: Sequence[Judged], baseline: str, notes: tuple[str, ...]) -> Verdict:
+    deciding = tuple(one for one in judged if not one.is_control)
+    controls = tuple(one for one in judged if one.is_control)
+    if not deciding:
+        sentence = f"only {baseline} was planned, so there is nothing to compare it with"
+        return Verdict(word="no verdict", sentence=sentence, exit_code=3, judged=(), controls=controls, notes=notes)
+    if len(deciding) == 1:
+        (one,) = deciding
+        return Verdict(
+            word=one.word,
+            sentence=one.sentence,
+            exit_code=one.exit_code,
+            judged=deciding,
+            controls=controls,
+            notes=notes,
+        )
+    word = first_verdict(_overall(one) for one in deciding)
+    of_word = [one for one in deciding if _overall(one) == word]
+    names = _listed([one.b_name for one in of_word])
+    return Verdict(
+        word=word,
+        sentence=f"{len(of_word)} of {len(deciding)} variants against {baseline}: {names}",
+        exit_code=EXIT_CODES[word],
+        judged=deciding,
+        controls=controls,
+        notes=notes,
+    )
+
+
+def _overall(one: Judged) -> OverallVerdict:
+    return one.comparison.verdict if one.comparison is not None else "invalid"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return " and ".join(", ".join(names).rsplit(", ", 1))
+
+
+def _notes(readings: Iterable[Reading]) -> tuple[str, ...]:
+    """What is unfinished or damaged, in sentences."""
+    notes = []
+    for reading in readings:
+        planned, manifest = reading.results.plan.runs, reading.results.manifest
+        states = [run.record.state for run in reading.runs]
+        if manifest.state in {"planned", "running"}:
+            notes.append(
+                f"Unfinished: {states.count('done')} of {len(planned)} runs of {manifest.profile} are done."
+            )
+        for state in ("failed", "suspect"):
+            if number := states.count(state):
+                verb = "run of" if number == 1 else "runs of"
+                notes.append(f"{number} {verb} {len(planned)} {'is' if number == 1 else 'are'} {state}.")
+        notes += [f"Damaged: {message}" for message in reading.damage]
+    return tuple(notes)

@@ -1,0 +1,155 @@
+"""The report page: one HTML file that needs nothing else, neither network nor server nor the result directory.
+
+    readings + verdict + charts ▸ sections ▸ one document with its style, its scripts and its data
+
+The verdict and every table are plain HTML and are there without scripts; the charts are drawn by a script that is
+in the page too, when they come into view.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Final
+
+from plotly.offline import get_plotlyjs
+
+from benchctl import __version__
+from benchctl.report.page.chart import Chart
+from benchctl.report.page.data import data_document
+from benchctl.report.page.definitions import definitions
+from benchctl.report.page.forest import forest
+from benchctl.report.page.html import Html, dormant_script, el, embedded_json, join, script, style
+from benchctl.report.page.icon import legend
+from benchctl.report.page.judged import Judged, Verdict
+from benchctl.report.page.provenance import differences, provenance, warnings
+from benchctl.report.page.recompute import recompute_note
+from benchctl.report.page.runs import runs_section
+from benchctl.report.page.table import comparison_table
+from benchctl.report.page.top import top
+from benchctl.report.page.waterfall import Waterfall, drawn, from_ladder, from_split
+from benchctl.report.reading import Reading
+
+_LADDER_QUANTITIES: Final = {"step_ms": "ms", "wall_s": "s"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageContent:
+    """What goes into a page. ``is_inside`` says that it will lie in the (one) result directory that it is about."""
+
+    title: str
+    readings: tuple[Reading, ...]
+    verdict: Verdict
+    charts: tuple[Chart, ...]
+    is_inside: bool
+
+
+def render(content: PageContent) -> str:
+    """The page as HTML; the same content gives the same bytes."""
+    head = el(
+        "head",
+        el("meta", charset="utf-8"),
+        el("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        el("meta", name="color-scheme", content="light dark"),
+        el("meta", name="generator", content=f"benchctl {__version__}"),
+        el("link", rel="icon", href="data:,"),
+        el("title", content.title),
+        style(_resource("page.css")),
+    )
+    main = el("main", top(content.readings, content.verdict), *_sections(content))
+    data = embedded_json("benchctl-data", data_document(content.verdict, content.readings, content.charts))
+    body = el("body", main, data, script(_resource("page.js")), dormant_script("plotly-source", get_plotlyjs()))
+    return f"<!doctype html>\n{el('html', head, body, lang='en')}\n"
+
+
+def _resource(name: str) -> str:
+    return (files("benchctl.report.page") / name).read_text(encoding="utf-8")
+
+
+def _sections(content: PageContent) -> Iterator[Html]:
+    judged = content.verdict.all
+    compared = [one for one in judged if one.comparison is not None]
+    if compared:
+        plots = [_titled(one, forest(one.comparison), len(compared)) for one in compared if one.comparison]
+        yield _section("changes", "Changes against the margin", el("p", legend(), class_="keys"), *plots)
+        tables = [
+            _titled(one, comparison_table(one.comparison), len(compared)) for one in compared if one.comparison
+        ]
+        yield _section("numbers", "Numbers", *tables)
+    falls = _waterfalls(content)
+    if falls:
+        shown = el("div", *map(drawn, falls), class_="waterfalls")
+        yield _section("split", "Where the difference sits", shown)
+    if content.charts:
+        yield _section("charts", "Measurements", *map(_chart, content.charts))
+    for reading in content.readings:
+        more = f" of {reading.results.path.resolve().name}" if len(content.readings) > 1 else ""
+        shown = runs_section(reading, is_inside=content.is_inside)
+        yield _section("runs", f"Runs{more}", shown)
+    yield _section("provenance", "Where the numbers come from", *_origins(content))
+    yield _section("definitions", "What the words mean", definitions())
+    yield _section("data", "Data", recompute_note(content.verdict), _save_buttons())
+
+
+def _section(identifier: str, title: str, *parts: Html | None) -> Html:
+    return el("section", el("h2", title), *parts, class_=identifier)
+
+
+def _titled(one: Judged, shown: Html | None, num: int) -> Html | None:
+    """Under the name of the variant where there are several."""
+    if shown is None or num == 1:
+        return shown
+    return join(el("h3", f"{one.b_name} against {one.a_name}"), shown)
+
+
+def _waterfalls(content: PageContent) -> list[Waterfall]:
+    """Those of the ladders where there are any, else those of the wall time of every cell."""
+    found: list[Waterfall] = []
+    for reading in content.readings:
+        starts = {cell.label: cell for cell in reading.cells}
+        for ladder in reading.ladders:
+            base = starts.get(ladder.whole.lower)
+            for quantity, unit in _LADDER_QUANTITIES.items():
+                start = base.mean(quantity) if base is not None else None
+                fall = from_ladder(ladder, start, quantity, unit)
+                found += [fall] if fall is not None else []
+    if found:
+        return found
+    cells = [cell for comparison in content.verdict.comparisons for cell in comparison.cells]
+    return [fall for cell in cells if (fall := from_split(cell)) is not None]
+
+
+def _chart(chart: Chart) -> Html:
+    title = el("h3", el("span", chart.title, class_="term", title=chart.definition, tabindex=0))
+    if chart.figure is None:
+        reason = el("p", f"Not drawn: {chart.skipped}", class_="quiet")
+        return el("figure", title, reason, class_="chart-figure is-skipped", id=chart.id)
+    place = el(
+        "div",
+        el("noscript", "This chart is drawn by a script; its numbers are in the data of the page."),
+        class_="chart",
+        data_chart=chart.id,
+        style=f"min-height:{chart.height}px",
+        role="img",
+        aria_label=f"{chart.title}: {chart.caption}",
+    )
+    return el("figure", title, place, el("figcaption", chart.caption), class_="chart-figure", id=chart.id)
+
+
+def _origins(content: PageContent) -> Iterator[Html]:
+    for reading in content.readings:
+        if len(content.readings) > 1:
+            yield el("h3", reading.results.path.resolve().name)
+        yield provenance(reading)
+    if content.verdict.all:
+        yield el("h3", "Settings that differ")
+        yield differences(content.verdict)
+    doubts = warnings(content.verdict)
+    if doubts is not None:
+        yield el("h3", "Warnings")
+        yield doubts
+
+
+def _save_buttons() -> Html:
+    buttons: Sequence[tuple[str, str]] = (("csv", "Save block values as CSV"), ("json", "Save everything as JSON"))
+    shown = (el("button", text, type="button", data_save=kind) for kind, text in buttons)
+    return el("p", *shown, class_="controls", hidden=True)

@@ -1,0 +1,57 @@
+"""The scale of ratios that the forest plot is drawn on: logarithmic, so that x2 and x0.5 lie equally far from 1."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+_LEAST_LOG: Final = math.log(1.02)
+_PAD_FRAC: Final = 0.04
+_TICK_GAP_FRAC: Final = 0.13
+_NICE_PERCENT: Final = (
+    *(100, -50, 50, 300, 900, -75, -90, 500, 200, 25, -25, 20, -20, 10, -10, 5, -5, 3, -3, 2, -2, 1, -1),
+    *(0.5, -0.5, 0.2, -0.2, 0.1, -0.1, 0.05, -0.05, 0.02, -0.02, 0.01, -0.01),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LogScale:
+    """From ``low`` to ``high``, both logarithms of ratios."""
+
+    low: float
+    high: float
+
+    def at(self, log_ratio: float) -> float:
+        """Place of a value, 0 to 1 from left to right; values beyond the ends are at the ends."""
+        place = (log_ratio - self.low) / (self.high - self.low)
+        return min(1.0, max(0.0, place))
+
+    def holds(self, log_ratio: float) -> bool:
+        return self.low <= log_ratio <= self.high
+
+    def ticks(self) -> tuple[tuple[float, str], ...]:
+        """Place and label of each tick, from left to right: no change, and round percentages."""
+        chosen = {0.0: "0"}
+        for percent in _NICE_PERCENT:
+            log_ratio = math.log1p(percent / 100)
+            gap = min(abs(self.at(log_ratio) - self.at(other)) for other in chosen)
+            if self.holds(log_ratio) and gap >= _TICK_GAP_FRAC:
+                chosen[log_ratio] = f"{percent:+g}%".replace("-", "\N{MINUS SIGN}")
+        return tuple((self.at(log_ratio), chosen[log_ratio]) for log_ratio in sorted(chosen))
+
+
+def scale_of(points: Sequence[float], ends: Iterable[float], always: Iterable[float]) -> LogScale:
+    """A scale that shows every point and ``always``, and the ends of intervals as far as they do not squeeze these.
+
+    An interval of two blocks may reach from nothing to everything: it is cut where it is further from the points
+    than these are apart.
+    """
+    held = [0.0, *points, *always]
+    low, high = min(held), max(held)
+    room = max(high - low, _LEAST_LOG)
+    for end in ends:
+        low, high = min(low, max(end, min(held) - room)), max(high, min(end, max(held) + room))
+    if high - low < _LEAST_LOG:
+        low, high = low - _LEAST_LOG / 2, high + _LEAST_LOG / 2
+    pad = _PAD_FRAC * (high - low)
+    return LogScale(low - pad, high + pad)
