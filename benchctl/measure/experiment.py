@@ -16,17 +16,29 @@ from typing import Final
 
 import msgspec
 
+from benchctl.analysis.noise_doubts import version_doubt
 from benchctl.errors import NotComparableError, RecordError, UsageError
 from benchctl.measure.claim import sole_writer
 from benchctl.measure.gpu import gpu_inventory
 from benchctl.measure.latest import point_latest
+from benchctl.measure.looks import Looks, OnLook
+from benchctl.measure.noise_on_file import noise_for
 from benchctl.measure.provenance import directory_name, new_manifest
 from benchctl.measure.run import RunContext, decline_run, measure_run
 from benchctl.profile.load import dump_profile, parse_profile, profile_sha256
 from benchctl.profile.model import Profile
 from benchctl.profile.plan import plan_runs
-from benchctl.records.directory import ResultDirectory, RunDirectory, cell_name, open_results
-from benchctl.records.run import PlannedRun, PreparedRequest, RunFailure, RunRecord, RunState
+from benchctl.records.directory import ResultDirectory, RunDirectory, arm_label, open_results
+from benchctl.records.noise import NOISE_FILE, NoiseFloor, load_noise, write_noise
+from benchctl.records.run import (
+    Look,
+    PlannedRun,
+    PreparedRequest,
+    RunFailure,
+    RunRecord,
+    RunState,
+    StoppingRecord,
+)
 from benchctl.workload.prepare import PreparedSet
 
 OUT_OF_MEMORY: Final = "out-of-memory"
@@ -43,6 +55,10 @@ class Origin:
     argv: tuple[str, ...]
 
 
+def _hear_nothing(_look: Look, _rule: StoppingRecord) -> None:
+    """For callers who do not follow the looks."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listener:
     """What the caller wants to hear while runs go on."""
@@ -54,6 +70,8 @@ class Listener:
     run_ended: Callable[[PlannedRun, RunRecord], None]
     server_said: Callable[[str], None]
     """The last line of the log of a server that is starting."""
+    looked: OnLook = _hear_nothing
+    """A look at what was measured so far, and the rule that asked for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,16 +86,23 @@ class Outcome:
 
 
 def create_experiment(profile: Profile, prepared: PreparedSet, origin: Origin) -> ResultDirectory:
-    """Write everything that is known before the first run; returns the new directory."""
+    """Write everything that is known before the first run; returns the new directory.
+
+    The noise on file for this machine and server goes along, with what is to be doubted of it.
+    """
     manifest = msgspec.structs.replace(
         new_manifest(profile, prepared, origin.argv), label=origin.label, gpus=gpu_inventory()
     )
+    found = noise_for(profile, manifest)
+    manifest = msgspec.structs.replace(manifest, warnings=(*manifest.warnings, *found.warnings))
     with _whole_or_not_at_all(origin.output_root / profile.name, directory_name(manifest)) as (unfinished, finish):
         results = ResultDirectory(unfinished)
         results.write_manifest(manifest)
         results.write_profile(dump_profile(profile))
         results.write_prepared_requests(prepared.content)
         results.write_plan(plan_runs(profile))
+        if found.noise is not None:
+            write_noise(unfinished / NOISE_FILE, found.noise)
         path = finish()
     point_latest(path)
     return ResultDirectory(path)
@@ -150,14 +175,14 @@ def reopen_experiment(path: Path, profile: Profile | None) -> Reopened:
 
 
 def pending_runs(results: ResultDirectory) -> tuple[PlannedRun, ...]:
-    """The runs that are not done, in plan order."""
-    return tuple(planned for planned in results.plan().runs if not _is_done(results.run(planned.run_id)))
+    """The runs that are not done, in plan order, without blocks that a stopping rule made unnecessary."""
+    return tuple(planned for planned in results.due_plan().runs if not _is_done(results.run(planned.run_id)))
 
 
 def run_experiment(
     results: ResultDirectory, profile: Profile, requests: Sequence[PreparedRequest], listener: Listener
 ) -> Outcome:
-    """Do every run that is not done, in plan order.
+    """Do every run that is not done, in plan order, until the last or until the declared stopping rule ends it.
 
     A KeyboardInterrupt passes through after the manifest says ``failed``; what was measured is kept. Raises
     UsageError when another benchctl measures into the directory.
@@ -176,16 +201,24 @@ def _do_runs(
         on_log_line=listener.server_said,
     )
     pending = pending_runs(results)
-    num_skipped = len(results.plan().runs) - len(pending)
+    num_skipped = len(results.due_plan().runs) - len(pending)
     outcome = Outcome(num_done=0, num_failed=0, num_suspect=0, num_skipped=num_skipped)
     infeasible: dict[str, RunRecord] = {}
+    looks = Looks(results, profile, listener.looked)
+    noise = load_noise(results.path)
     _set_state(results, "running")
     try:
         for planned in pending:
+            looks.take(planned.block, infeasible)
+            if looks.is_needless(planned.block):
+                break
             listener.run_started(planned, len(requests))
             record = _measure_feasible(context, planned, results.run(planned.run_id), infeasible)
             outcome = _count(outcome, record.state)
+            _doubt_version(results, noise, record)
             listener.run_ended(planned, record)
+        else:
+            looks.take(profile.blocks, infeasible)
     except BaseException:
         with suppress(OSError):  # a full disk is told as what it did to the run
             _set_state(results, "failed")
@@ -201,7 +234,7 @@ def _measure_feasible(
 
     ``infeasible`` holds the first such run of each arm, by the arm's name.
     """
-    arm = f"{planned.variant} {cell_name(planned.cell)}"
+    arm = arm_label(planned.variant, planned.cell)
     if first := infeasible.get(arm):
         message = (
             f"not tried, because {first.run_id} ran out of memory with the same settings; --resume tries it again"
@@ -211,6 +244,14 @@ def _measure_feasible(
     if record.failure is not None and record.failure.cause == OUT_OF_MEMORY:
         infeasible[arm] = record
     return record
+
+
+def _doubt_version(results: ResultDirectory, noise: NoiseFloor | None, record: RunRecord) -> None:
+    """Tell, once, that the noise on file is that of another version of the engine: only its servers say theirs."""
+    doubt = None if noise is None else version_doubt(noise, record.engine_version)
+    manifest = results.manifest()
+    if doubt is not None and doubt not in manifest.warnings:
+        results.write_manifest(msgspec.structs.replace(manifest, warnings=(*manifest.warnings, doubt)))
 
 
 def _is_done(directory: RunDirectory) -> bool:

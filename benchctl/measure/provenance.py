@@ -12,6 +12,7 @@ from typing import Final
 import psutil
 
 import benchctl
+from benchctl.analysis.stopping import stopping_rule
 from benchctl.measure.redaction import redacted_argv
 from benchctl.profile.load import profile_sha256
 from benchctl.profile.model import Profile
@@ -41,6 +42,7 @@ def new_manifest(profile: Profile, prepared: PreparedSet, argv: Sequence[str]) -
         baseline=profile.baseline,
         stop=profile.stop,
         lengths_from=prepared.lengths_from,
+        stopping=stopping_rule(profile),
         engine=profile.engine.kind,
         created_at=dt.datetime.now(dt.UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
         argv=redacted_argv(argv),

@@ -131,6 +131,10 @@ class ResultDirectory:
     def plan(self) -> Plan:
         return _read_json(self.path / "plan.json", Plan)
 
+    def due_plan(self) -> Plan:
+        """The plan without what a stopping rule made unnecessary: the runs that are done, or still to do."""
+        return as_ended(self.plan(), self.manifest())
+
     def write_plan(self, plan: Plan) -> None:
         write_json_atomic(self.path / "plan.json", plan)
 
@@ -167,6 +171,14 @@ class ResultDirectory:
         """Directories of the runs of ``plan`` that were begun, in its order."""
         planned = (self.run(planned.run_id) for planned in plan.runs)
         return tuple(run for run in planned if (run.path / "run.json").is_file())
+
+
+def as_ended(plan: Plan, manifest: Manifest) -> Plan:
+    """A plan without the blocks that a declared stopping rule made unnecessary."""
+    ended = None if manifest.stopping is None else manifest.stopping.ended_after
+    if ended is None:
+        return plan
+    return msgspec.structs.replace(plan, runs=tuple(run for run in plan.runs if run.block < ended))
 
 
 def open_results(path: Path) -> ResultDirectory:
@@ -280,6 +292,7 @@ class LoadedResults:
     profile_yaml: str
     """The resolved profile as written; ``profile.load.parse_profile`` reads it."""
     plan: Plan
+    """Without the blocks that a stopping rule made unnecessary."""
     requests: tuple[PreparedRequest, ...]
     runs: tuple[LoadedRun, ...]
     """Runs that were begun, in plan order."""
@@ -288,7 +301,7 @@ class LoadedResults:
 def load_results(path: Path) -> LoadedResults:
     """Read a whole result directory; see ``load_run`` for damaged lines."""
     results = open_results(path)
-    plan = results.plan()
+    plan = results.due_plan()
     return LoadedResults(
         path=path,
         manifest=results.manifest(),

@@ -100,7 +100,7 @@ def _entry(path: Path) -> Entry:
 
 def _count_runs(results: ResultDirectory) -> tuple[int, int]:
     """Runs done and runs planned. A run whose record cannot be read is not done."""
-    runs = results.runs()
+    runs = tuple(results.run(planned.run_id) for planned in results.due_plan().runs)
     return sum(map(_is_done, runs)), len(runs)
 
 

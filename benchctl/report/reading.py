@@ -96,7 +96,7 @@ def _load(directory: ResultDirectory) -> tuple[LoadedResults, list[str]]:
     requests: tuple[PreparedRequest, ...] = ()
     runs: list[LoadedRun] = []
     with _noted(damage):
-        plan = directory.plan()
+        plan = directory.due_plan()
     for run in directory.begun_runs(plan):
         with _noted(damage):
             runs.append(load_run(run))
