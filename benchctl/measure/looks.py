@@ -1,0 +1,54 @@
+"""An experiment that may end early: takes the looks of its rule as they fall due, and writes down what was seen."""
+
+import math
+from collections.abc import Callable, Collection
+from typing import TypeAlias
+
+import msgspec
+
+from benchctl.analysis.metric_comparison import roles_of
+from benchctl.analysis.stopping import take_look
+from benchctl.profile.model import Profile
+from benchctl.records.directory import ResultDirectory, load_results
+from benchctl.records.run import Look, StoppingRecord
+
+OnLook: TypeAlias = Callable[[Look, StoppingRecord], None]
+
+
+class Looks:
+    """The looks of one experiment; with a fixed number of blocks there are none."""
+
+    def __init__(self, results: ResultDirectory, profile: Profile, on_look: OnLook) -> None:
+        roles = roles_of(profile.primary_metrics, is_forced=profile.stop == "forced")
+        self._metrics = tuple(name for name, role in roles.items() if role == "deciding")
+        self._results = results
+        self._on_look = on_look
+        self._rule = results.manifest().stopping
+
+    def take(self, num_blocks: int, infeasible: Collection[str]) -> None:
+        """Take each look that is due after ``num_blocks`` blocks and was not taken yet.
+
+        Cells in ``infeasible``, which no server can do, are not waited for.
+        """
+        rule = self._rule
+        if rule is None or rule.ended_after is not None:
+            return
+        taken = {look.num_blocks for look in rule.looks}
+        for due in rule.look_blocks:
+            if due > num_blocks or due in taken:
+                continue
+            look = take_look(load_results(self._results.path), rule, due, self._metrics, left_out=infeasible)
+            rule = msgspec.structs.replace(rule, looks=(*rule.looks, look))
+            self._record(rule)
+            self._on_look(look, rule)
+            if look.is_precise:
+                return
+
+    def is_needless(self, block: int) -> bool:
+        """Whether the rule ended the experiment before ``block``, counted from 0."""
+        ended = None if self._rule is None else self._rule.ended_after
+        return block >= (math.inf if ended is None else ended)
+
+    def _record(self, rule: StoppingRecord) -> None:
+        self._rule = rule
+        self._results.write_manifest(msgspec.structs.replace(self._results.manifest(), stopping=rule))
