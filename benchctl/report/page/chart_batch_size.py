@@ -66,7 +66,9 @@ def draw_batch_size(reading: Reading) -> Chart:
             "sequences falls into the bin. The bars show how steps scatter; they are no confidence interval."
         ),
         figure={
-            "data": [_trace(look, *decodes[look.label], bins) for look in looks if len(decodes[look.label][0])],
+            "data": [
+                batch_size_trace(look, *decodes[look.label], bins) for look in looks if len(decodes[look.label][0])
+            ],
             "layout": layout(
                 height,
                 scattermode="group",
@@ -97,7 +99,8 @@ def _decode_steps(cell: CellSummary) -> tuple[Integers, Floats]:
     return np.concatenate(sizes), np.concatenate(times)
 
 
-def _trace(look: ArmLook, sizes: Integers, times_ms: Floats, bins: SizeBins) -> Trace:
+def batch_size_trace(look: ArmLook, sizes: Integers, times_ms: Floats, bins: SizeBins) -> Trace:
+    """One point for each bin in which the arm has steps: their mean, with bars to the 5th and 95th percentile."""
     parts = [times_ms[(low <= sizes) & (sizes <= high)] for low, high in zip(bins.lows, bins.highs, strict=True)]
     known = [(label, part) for label, part in zip(bins.labels, parts, strict=True) if len(part)]
     means = [float(part.mean()) for _, part in known]

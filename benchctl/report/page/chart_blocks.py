@@ -29,7 +29,7 @@ _ID: Final = "block-values"
 _TITLE: Final = "Values block by block"
 _PANEL_PX: Final = 190
 _REST_PX: Final = 80
-_HIDDEN_FROM: Final = 8.0
+_HIDDEN_FROM: Final = 5.0
 _RELATIVE: Final = "in per cent from the mean of its arm, because the arms lie far apart"
 _SPREAD: Final = 0.6
 """Share of the distance between two blocks over which the arms of a block stand side by side."""
@@ -102,7 +102,7 @@ def outlier_blocks(cells: Sequence[CellComparison]) -> Mapping[tuple[str, str], 
 def hides_scatter(groups: Sequence[Sequence[float]]) -> bool:
     """Whether arms differ so much that on one axis the scatter of each would be a flat line.
 
-    That is when the values of all arms span more than eight times what those of one arm do, in logarithms.
+    That is when the values of all arms span more than five times what those of one arm do, in logarithms.
     """
     known = [group for group in groups if group]
     if not known or min(map(min, known)) <= 0:
@@ -168,8 +168,9 @@ def _joints(points: Sequence[Point], panel: int) -> Trace:
     y: list[float | None] = []
     for block in sorted({point.block for point in points}):
         counted = sorted((p.x, p.y) for p in points if p.block == block and p.left_out is None)
-        x += [*(at for at, _ in counted), None]
-        y += [*(y_at for _, y_at in counted), None]
+        if len(counted) > 1:
+            x += [*(at for at, _ in counted), None]
+            y += [*(y_at for _, y_at in counted), None]
     return {
         "type": "scatter",
         "mode": "lines",

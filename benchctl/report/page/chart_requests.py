@@ -106,7 +106,6 @@ def draw_requests(reading: Reading) -> Chart:
                 height,
                 margin={"l": 8, "r": 12, "t": 26, "b": 8},
                 barmode="overlay",
-                bargap=0.1,
                 **panels(
                     axis("time since the first send, s" + (" of virtual time" if is_virtual else "")),
                     [_y_axis() for _ in panel_runs],
@@ -131,7 +130,7 @@ def _caption(shown: Sequence[tuple[ArmLook, RunSummary]], *, num_arms: int) -> s
 
 
 def _y_axis() -> Trace:
-    return axis("request", autorange="reversed", tickformat="d", nticks=5)
+    return axis("request no.", autorange="reversed", tickformat="d", nticks=5)
 
 
 def _traces(look: ArmLook, spans: Sequence[Span], *, panel: int) -> list[Trace]:
@@ -168,6 +167,7 @@ def _bars(hex_color: str, spans: Sequence[Span], base: Sequence[float], width: S
         "y": [span.row for span in spans],
         "text": [span.request_id for span in spans],
         "textposition": "none",
+        "width": 0.9 * (spans[-1].row - spans[0].row + 1) / len(spans) if spans else None,
         "marker": {"color": hex_color, "line": {"width": 0}},
         "hovertemplate": f"%{{text}}, from %{{base:.4~g}} s: {what}<extra></extra>",
         "showlegend": False,
