@@ -1,4 +1,4 @@
-"""Natural lengths: read from a directory that measured them, asked for with forced-natural, refused with a reason."""
+"""Natural lengths: read from a directory that measured them, forced with forced-natural, refused with a reason."""
 
 import json
 from pathlib import Path

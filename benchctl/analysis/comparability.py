@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from benchctl.analysis.launch import launch_settings
+from benchctl.analysis.launch import is_flag, launch_settings
 from benchctl.errors import NotComparableError
 from benchctl.profile.plan import allowed_difference
 from benchctl.records.directory import LoadedResults, LoadedRun
@@ -60,7 +60,7 @@ def configuration_differences(
         a, b = ([_settings_of(run.record, names, has_one_host=has_one_host) for run in runs] for runs in sides)
         for key in sorted({key for settings in (*a, *b) for key in settings}):
             left, right = _values(a, key), _values(b, key)
-            if len({*left, *right}) > 1 and not _is_told(names.get(key, ()), (*a, *b)):
+            if len({*left, *right}) > 1 and not _is_told(key, names, (*a, *b)):
                 seen.setdefault((key, " or ".join(left), " or ".join(right)), []).append(cell)
     return tuple(
         Difference(key, left, right, () if len(found) == len(cells) else tuple(found), names.get(key, ()))
@@ -76,9 +76,9 @@ def _settings_of(record: RunRecord, names: dict[str, tuple[str, ...]], *, has_on
     return told | {key: _shown(setting.value) for key, setting in launch.items()}
 
 
-def _is_told(names: Sequence[str], settings: Sequence[Mapping[str, str]]) -> bool:
-    """Whether the servers themselves say what became of a setting: their word counts, and it is told once."""
-    return any(name in of_run for name in names for of_run in settings)
+def _is_told(key: str, names: Mapping[str, tuple[str, ...]], settings: Sequence[Mapping[str, str]]) -> bool:
+    """Whether the servers themselves say what became of a flag: their word counts, and it is told once."""
+    return is_flag(key) and any(name in of_run for name in names[key] for of_run in settings)
 
 
 def _values(settings: Sequence[Mapping[str, str]], key: str) -> tuple[str, ...]:

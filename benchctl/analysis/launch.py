@@ -36,6 +36,7 @@ OPTIONS_OF_FLAG: Final[dict[str, tuple[str, ...]]] = {
     "parallel": ("max_num_seqs",),
     "prefix-caching": ("enable_prefix_caching",),
     "served-model-name": ("model",),
+    "step-log": ("step_log", "continuous_batching"),
     "tp-size": ("tensor_parallel_size",),
 }
 """Options of a profile behind flags that are spelt otherwise, without ``--`` and ``no-``."""
@@ -43,7 +44,7 @@ _OF_ONE_LAUNCH: Final = re.compile(r"(^|[-_])port$|^(noise|default)-seed$", re.I
 _NUMBER: Final = re.compile(r"-?\.?\d")
 _ADDRESS: Final = re.compile(r"(127\.0\.0\.1|localhost|\[::1\]):\d+")
 _OURS: Final = re.compile(r"[^\s:=,]*/benchctl/engines/inside/")
-"""Where benchctl itself lies is no setting of a server."""
+"""Where benchctl itself lies is no setting of a server, nor that it is on the way to something else."""
 _GIVEN: Final = "given"
 """Value of a flag that has none."""
 _HIDDEN: Final = "***"
@@ -72,6 +73,11 @@ def launch_settings(record: RunRecord, *, has_one_host: bool = True) -> dict[str
     }
 
 
+def is_flag(key: str) -> bool:
+    """Whether a setting is a flag of a command line: neither its program, nor a word, nor a variable."""
+    return key.startswith("argv.-")
+
+
 _Found = tuple[str, str, tuple[str, ...]]
 
 
@@ -81,7 +87,7 @@ def _of_argv(record: RunRecord) -> Iterator[_Found]:
     program, *words = record.argv
     flags, plain = _parted(words)
     if flags.get("-m") != [_SIMULATOR]:  # it comes with benchctl, and runs in its interpreter
-        yield "argv.program", program, ("server.python", "server.program")
+        yield "argv.program", program, ("server.python", "server.binary")
     if plain:
         yield "argv.words", " ".join(plain), ("model", "server.extra_args")
     for flag, values in flags.items():
@@ -116,8 +122,9 @@ def _names_of(flag: str) -> tuple[str, ...]:
 
 
 def _of_env(record: RunRecord) -> Iterator[_Found]:
-    for name, value in record.env.items():
-        if value != _HIDDEN and not _OF_ONE_LAUNCH.search(name):
+    for name, whole in record.env.items():
+        value = ":".join(part for part in whole.split(":") if not _OURS.match(part))
+        if value not in {_HIDDEN, ""} and not _OF_ONE_LAUNCH.search(name):
             own = (f"server.{name.removeprefix(_OUR_PREFIX).lower()}",) if name.startswith(_OUR_PREFIX) else ()
             yield f"env.{name}", value, (*own, "server.env")
 
