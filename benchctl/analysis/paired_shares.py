@@ -18,8 +18,8 @@ from benchctl.analysis.uncertainty import Interval, acceleration_of, bca_bounds,
 POWER: Final = 0.8
 _NUM_RESAMPLES: Final = 10_000
 _SEED: Final = 1998
-_MAX_LATTICE: Final = 1 << 20
-"""Width up to which the distribution of a sum is counted out."""
+_MAX_ADDITIONS: Final = 1 << 25
+"""Up to which the distribution of a sum is counted out; beyond, it is taken for normal."""
 
 
 def pass_at(k: int, num_correct: int, num_samples: int) -> float:
@@ -108,7 +108,7 @@ def sign_flip_p(differences: Sequence[Fraction]) -> float:
     divisor = math.gcd(*steps)
     steps = [step // divisor for step in steps]
     observed, width = abs(int(sum(moved) * scale)) // divisor, sum(steps)
-    if width > _MAX_LATTICE:
+    if width * len(steps) > _MAX_ADDITIONS:
         return float(2 * _upper_tail(observed / math.sqrt(sum(step**2 for step in steps))))
     chances = np.zeros(2 * width + 1)
     chances[width] = 1.0
