@@ -5,7 +5,20 @@ from typing import Annotated
 import typer
 
 from benchctl import __version__
-from benchctl.cli import compare, data, doctor, flops, list_results, load, models, profiles, report, run, show
+from benchctl.cli import (
+    compare,
+    data,
+    doctor,
+    export,
+    flops,
+    list_results,
+    load,
+    models,
+    profiles,
+    report,
+    run,
+    show,
+)
 
 app = typer.Typer(
     name="benchctl",
@@ -38,6 +51,7 @@ app.command("compare")(compare.compare)
 app.command("show")(show.show)
 app.command("list")(list_results.list_results)
 app.command("report")(report.report)
+app.command("export")(export.export)
 app.command("flops")(flops.flops)
 app.command("doctor")(doctor.doctor)
 app.add_typer(profiles.app, name="profiles")

@@ -14,7 +14,7 @@ from typing import Any
 from benchctl.analysis.metric_table import CLIENT_METRICS, LATENCIES
 from benchctl.analysis.metrics import METRICS, clock_factor, run_metrics
 from benchctl.analysis.percentile import PERCENTS, standard_deviation
-from benchctl.analysis.request_timing import is_completed, itls_ns, latencies_ns, measured, ttft_ns
+from benchctl.analysis.request_timing import e2el_ns, is_completed, itls_ns, latencies_ns, measured, ttft_ns
 from benchctl.profile.model import Arrival
 from benchctl.records.directory import LoadedRun
 from benchctl.records.run import Manifest, RequestRecord
@@ -29,6 +29,7 @@ def vllm_result(run: LoadedRun, manifest: Manifest, arrival: Arrival | None) -> 
     record = run.record
     return {
         "date": record.started_at or manifest.created_at,
+        "endpoint_type": record.engine or manifest.engine,
         "backend": record.engine or manifest.engine,
         "label": manifest.label,
         "model_id": record.effective_config.get("model"),
@@ -105,6 +106,7 @@ def _details(requests: Sequence[RequestRecord], factor: float) -> dict[str, Any]
         "output_lens": [request.completion_tokens for request in ordered],
         "ttfts": [_scaled_s(ttft_ns(request), factor) for request in ordered],
         "itls": [[_seconds(gap * factor) for gap in itls_ns(request)] for request in ordered],
+        "latencies": [_scaled_s(e2el_ns(request), factor) for request in ordered],
         "start_times": [
             None if request.sent_ns is None or first is None else _scaled_s(request.sent_ns - first, factor)
             for request in ordered
