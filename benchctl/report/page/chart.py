@@ -172,6 +172,21 @@ def band(x: Sequence[Any], low: Sequence[Any], high: Sequence[Any], hex_color: s
     }
 
 
+def drawn(
+    chart_id: str, title: str, data: Sequence[Trace], layout: Mapping[str, Any], *, caption: str, definition: str
+) -> Chart:
+    """A chart with its figure; it is as high as its layout."""
+    return Chart(
+        id=chart_id,
+        title=title,
+        caption=caption,
+        definition=definition,
+        figure={"data": list(data), "layout": dict(layout)},
+        skipped=None,
+        height=layout["height"],
+    )
+
+
 def no_chart(chart_id: str, title: str, reason: str) -> Chart:
     """A chart that cannot be drawn, and why."""
     return Chart(id=chart_id, title=title, caption="", definition="", figure=None, skipped=reason, height=0)

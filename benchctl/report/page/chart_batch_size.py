@@ -1,14 +1,23 @@
 """Step time by batch size: what a step costs with few sequences, and with many."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
 from benchctl.analysis.summary import CellSummary
 from benchctl.records.step_columns import Floats, Integers
-from benchctl.report.page.chart import Chart, Trace, axis, layout, legend_px, no_chart, rounded
+from benchctl.report.page.chart import (
+    Chart,
+    Trace,
+    axis,
+    drawn,
+    layout,
+    legend_px,
+    no_chart,
+    rounded,
+)
 from benchctl.report.page.chart_arms import ArmLook, arm_looks, clock_note, with_steps
 from benchctl.report.reading import Reading
 from benchctl.units import NS_PER_MS
@@ -39,7 +48,7 @@ def bins_of(sizes: Integers) -> SizeBins:
         return SizeBins(lows=found, highs=found)
     exponents = np.unique(np.ceil(np.log2(np.maximum(found, 1)))).astype(np.int64)
     highs = 2**exponents
-    return SizeBins(lows=np.where(highs > 1, highs // 2 + 1, 1), highs=highs)
+    return SizeBins(lows=np.where(highs > 1, highs // 2 + 1, min(1, found[0])), highs=highs)
 
 
 def draw_batch_size(reading: Reading) -> Chart:
@@ -52,11 +61,12 @@ def draw_batch_size(reading: Reading) -> Chart:
         reason = "no finished run has steps that only decode" if runs else "no finished run has a step log"
         return no_chart(_ID, _TITLE, reason)
     bins = bins_of(sizes)
-    height = _HEIGHT + legend_px(look.label for look in looks)
     note = clock_note(clock for run in runs for clock in run.run.columns.clocks)
-    return Chart(
-        id=_ID,
-        title=_TITLE,
+    return drawn(
+        _ID,
+        _TITLE,
+        [batch_size_trace(look, *decodes[look.label], bins) for look in looks if len(decodes[look.label][0])],
+        _layout(bins, _HEIGHT + legend_px(look.label for look in looks)),
         caption=(
             f"Mean time in ms ({note}) of the steps that only decode, by number of sequences in the step; bars "
             "reach from the 5th to the 95th percentile of the steps."
@@ -65,25 +75,18 @@ def draw_batch_size(reading: Reading) -> Chart:
             "Σ step time / number of steps, over the decode steps of all usable runs of an arm whose number of "
             "sequences falls into the bin. The bars show how steps scatter; they are no confidence interval."
         ),
-        figure={
-            "data": [
-                batch_size_trace(look, *decodes[look.label], bins) for look in looks if len(decodes[look.label][0])
-            ],
-            "layout": layout(
-                height,
-                scattermode="group",
-                scattergap=0.5,
-                xaxis=axis(
-                    "batch size, sequences in the step",
-                    type="category",
-                    categoryorder="array",
-                    categoryarray=bins.labels,
-                ),
-                yaxis=axis("time per decode step, ms", rangemode="tozero"),
-            ),
-        },
-        skipped=None,
-        height=height,
+    )
+
+
+def _layout(bins: SizeBins, height: int) -> Mapping[str, Any]:
+    return layout(
+        height,
+        scattermode="group",
+        scattergap=0.5,
+        xaxis=axis(
+            "batch size, sequences in the step", type="category", categoryorder="array", categoryarray=bins.labels
+        ),
+        yaxis=axis("time per decode step, ms", rangemode="tozero"),
     )
 
 

@@ -15,6 +15,7 @@ from benchctl.report.page.chart import (
     Chart,
     Trace,
     axis,
+    drawn,
     layout,
     legend_px,
     no_chart,
@@ -27,6 +28,7 @@ from benchctl.report.reading import Reading
 
 _ID: Final = "block-values"
 _TITLE: Final = "Values block by block"
+_MAX_TICKS: Final = 20
 _PANEL_PX: Final = 190
 _REST_PX: Final = 80
 _HIDDEN_FROM: Final = 5.0
@@ -63,24 +65,25 @@ def draw_block_values(reading: Reading, cells: Sequence[CellComparison]) -> Char
         traces.append(_joints([point for group in groups for point in group], panel))
         traces += [_trace(look, group, name, panel) for look, group in zip(looks, groups, strict=True) if group]
     height = _REST_PX + _PANEL_PX * len(names) + legend_px(look.label for look in looks)
-    blocks = sorted({run.record.block for run in reading.runs})
-    x_axis = axis("block", tickvals=blocks, showgrid=False, range=[blocks[0] - 0.6, blocks[-1] + 0.6])
-    return Chart(
-        id=_ID,
-        title=_TITLE,
+    y_axes = [_y_axis(name, is_relative=is_relative) for name in names]
+    return drawn(
+        _ID,
+        _TITLE,
+        traces,
+        layout(height, **panels(_x_axis(sorted({run.record.block for run in reading.runs})), y_axes)),
         caption=(
             f"Each point is one run, a fresh server, {_RELATIVE if is_relative else f'in {_units(names)}'}; a line "
             "joins the runs of one block. Open circles stand out in their comparison, yet count; crosses do not."
         ),
         definition="; ".join(f"{name} = {METRICS[name].formula}" for name in names)
         + ". A run that failed, is suspect or damaged is left out; nothing else is.",
-        figure={
-            "data": traces,
-            "layout": layout(height, **panels(x_axis, [_y_axis(name, is_relative=is_relative) for name in names])),
-        },
-        skipped=None,
-        height=height,
     )
+
+
+def _x_axis(blocks: Sequence[int]) -> Trace:
+    """Every block by its number, as long as the numbers have room."""
+    ticks = {"tickvals": list(blocks)} if len(blocks) <= _MAX_TICKS else {"tickformat": "d"}
+    return axis("block", showgrid=False, range=[blocks[0] - 0.6, blocks[-1] + 0.6], **ticks)
 
 
 def deciding_names(profile: Profile | None) -> tuple[str, ...]:

@@ -9,7 +9,18 @@ import numpy as np
 
 from benchctl.analysis.summary import RunSummary
 from benchctl.records.run import GpuSample, HostSample
-from benchctl.report.page.chart import Chart, Trace, axis, layout, legend_px, no_chart, panel_axis, panels, rounded
+from benchctl.report.page.chart import (
+    Chart,
+    Trace,
+    axis,
+    drawn,
+    layout,
+    legend_px,
+    no_chart,
+    panel_axis,
+    panels,
+    rounded,
+)
 from benchctl.report.page.chart_arms import ArmLook, arm_looks, runs_of_block
 from benchctl.report.reading import Reading
 from benchctl.units import GIB, HZ_PER_MHZ, NS_PER_S
@@ -128,24 +139,20 @@ def _chart(
         data.append({**trace, "showlegend": trace["name"] not in named})
         named.add(trace["name"])
     height = _REST_PX + _PANEL_PX * len(panel_names) + legend_px(sorted(named))
-    return Chart(
-        id=chart_id,
-        title=title,
+    return drawn(
+        chart_id,
+        title,
+        data,
+        layout(
+            height,
+            **panels(
+                axis("time since the first send, s", rangemode="tozero"),
+                [axis(name.replace(", ", ",<br>"), rangemode="tozero", nticks=4) for name in panel_names],
+                gap_frac=0.04,
+            ),
+        ),
         caption=f"{caption}; means of neighbours where a run has more than {MAX_POINTS} samples.",
         definition=f"{definition} Time is that of the client's clock, never multiplied.",
-        figure={
-            "data": data,
-            "layout": layout(
-                height,
-                **panels(
-                    axis("time since the first send, s", rangemode="tozero"),
-                    [axis(name.replace(", ", ",<br>"), rangemode="tozero", nticks=4) for name in panel_names],
-                    gap_frac=0.04,
-                ),
-            ),
-        },
-        skipped=None,
-        height=height,
     )
 
 

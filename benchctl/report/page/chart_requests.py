@@ -1,8 +1,8 @@
 """When each request waited and when it was answered: one bar for each request, over the run."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from benchctl.analysis.metrics import clock_factor
 from benchctl.analysis.request_timing import first_token_ns, is_completed, last_token_ns, measured
@@ -13,6 +13,7 @@ from benchctl.report.page.chart import (
     Chart,
     Trace,
     axis,
+    drawn,
     layout,
     no_chart,
     panel_axis,
@@ -85,37 +86,35 @@ def draw_requests(reading: Reading) -> Chart:
     if not shown:
         return no_chart(_ID, _TITLE, "no finished run has a request that was sent")
     panel_runs = shown[:_MAX_PANELS]
-    traces: list[Trace] = []
-    for i, (look, run) in enumerate(panel_runs):
-        spans = spans_of(run.run.requests, clock_factor(run.record))
-        traces += _traces(look, evenly(spans), panel=i)
-    height = _REST_PX + _PANEL_PX * len(panel_runs)
     is_virtual = any(run.record.clock == "virtual" for _, run in panel_runs)
-    return Chart(
-        id=_ID,
-        title=_TITLE,
+    return drawn(
+        _ID,
+        _TITLE,
+        [
+            trace
+            for i, (look, run) in enumerate(panel_runs)
+            for trace in _traces(look, evenly(spans_of(run.run.requests, clock_factor(run.record))), panel=i)
+        ],
+        _layout([look.label for look, _ in panel_runs], is_virtual=is_virtual),
         caption=_caption(panel_runs, num_arms=len(looks)),
         definition=(
             "Grey: from send to the first output, which is queue and prefill. Coloured: from the first to the last "
             "output, which is decoding. A cross marks a request that failed. As the client saw it"
             + (", multiplied by time_scale to stand beside the simulator's virtual time." if is_virtual else ".")
         ),
-        figure={
-            "data": traces,
-            "layout": layout(
-                height,
-                margin={"l": 8, "r": 12, "t": 26, "b": 8},
-                barmode="overlay",
-                **panels(
-                    axis("time since the first send, s" + (" of virtual time" if is_virtual else "")),
-                    [_y_axis() for _ in panel_runs],
-                    gap_frac=_GAP_PX / height,
-                ),
-                annotations=panel_titles([look.label for look, _ in panel_runs]),
-            ),
-        },
-        skipped=None,
-        height=height,
+    )
+
+
+def _layout(labels: Sequence[str], *, is_virtual: bool) -> Mapping[str, Any]:
+    height = _REST_PX + _PANEL_PX * len(labels)
+    time = axis("time since the first send, s" + (" of virtual time" if is_virtual else ""))
+    requests = axis("request no.", autorange="reversed", tickformat="d", nticks=5)
+    return layout(
+        height,
+        margin={"l": 8, "r": 12, "t": 26, "b": 8},
+        barmode="overlay",
+        **panels(time, [requests] * len(labels), gap_frac=_GAP_PX / height),
+        annotations=panel_titles(labels),
     )
 
 
@@ -127,10 +126,6 @@ def _caption(shown: Sequence[tuple[ArmLook, RunSummary]], *, num_arms: int) -> s
     which += f", in block {shown[0][1].record.block}, in s"
     arms = f"; the first {len(shown)} of {num_arms} arms" if num_arms > len(shown) else ""
     return f"{which}: grey until the first output, coloured while it decodes{arms}."
-
-
-def _y_axis() -> Trace:
-    return axis("request no.", autorange="reversed", tickformat="d", nticks=5)
 
 
 def _traces(look: ArmLook, spans: Sequence[Span], *, panel: int) -> list[Trace]:

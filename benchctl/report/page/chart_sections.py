@@ -7,7 +7,17 @@ from typing import Final
 from benchctl.analysis.breakdown import Breakdown
 from benchctl.analysis.summary import CellSummary
 from benchctl.records.run import SECTION_PARENT
-from benchctl.report.page.chart import GREY, Chart, Trace, axis, layout, legend_px, no_chart, rounded
+from benchctl.report.page.chart import (
+    GREY,
+    Chart,
+    Trace,
+    axis,
+    drawn,
+    layout,
+    legend_px,
+    no_chart,
+    rounded,
+)
 from benchctl.report.page.chart_arms import arm_looks, clock_note
 from benchctl.report.plot_style import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION, YELLOW
 from benchctl.report.reading import Reading
@@ -48,30 +58,26 @@ def draw_sections(reading: Reading) -> Chart:
     named = [name for name, values in parts.items() if max(values) >= _NAMED_FROM_FRAC * longest]
     height = _REST_PX + _BAR_PX * len(found) + legend_px(named)
     note = clock_note(clock for _, breakdown in found for clock in breakdown.clocks)
-    return Chart(
-        id=_ID,
-        title=_TITLE,
+    return drawn(
+        _ID,
+        _TITLE,
+        [
+            _bars(name, values, [cell for cell, _ in found], is_named=name in named)
+            for name, values in parts.items()
+        ],
+        layout(
+            height,
+            barmode="stack",
+            bargap=0.35,
+            xaxis=axis("time per step, ms", rangemode="tozero"),
+            yaxis={"autorange": "reversed", "automargin": True, "title": {"text": ""}},
+        ),
         caption=f"Mean time of a step in ms ({note}) and the sections it consists of, all usable runs of an arm.",
         definition=(
             "Σ time of the section / number of all steps, so that the sections of an arm add up to its mean step. "
             + "; ".join(sorted({breakdown.clock_note for _, breakdown in found}))
             + "."
         ),
-        figure={
-            "data": [
-                _bars(name, values, [cell for cell, _ in found], is_named=name in named)
-                for name, values in parts.items()
-            ],
-            "layout": layout(
-                height,
-                barmode="stack",
-                bargap=0.35,
-                xaxis=axis("time per step, ms", rangemode="tozero"),
-                yaxis={"autorange": "reversed", "automargin": True, "title": {"text": ""}},
-            ),
-        },
-        skipped=None,
-        height=height,
     )
 
 

@@ -1,13 +1,25 @@
 """Step time over the course of a run: is there a steady state, or only a ramp, stalls and a tail?"""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
 from benchctl.analysis.summary import RunSummary
 from benchctl.records.step_columns import Floats, StepColumns
-from benchctl.report.page.chart import Chart, Trace, axis, band, layout, legend_px, no_chart, panels, rounded
+from benchctl.report.page.chart import (
+    Chart,
+    Trace,
+    axis,
+    band,
+    drawn,
+    layout,
+    legend_px,
+    no_chart,
+    panels,
+    rounded,
+)
 from benchctl.report.page.chart_arms import (
     ArmLook,
     arm_looks,
@@ -22,6 +34,7 @@ MAX_STRETCHES: Final = 150
 _MIN_STEPS_PER_STRETCH: Final = 4
 _MAX_BANDS: Final = 3
 """Bands of more arms than this cover one another."""
+_BESIDE: Final = {True: "with the 5-95 % band of its steps", False: "5-95 % of its steps on hover"}
 _HEIGHT: Final = 420
 _ID: Final = "step-time"
 _TITLE: Final = "Step time over the run"
@@ -79,44 +92,34 @@ def draw_step_time(reading: Reading) -> Chart:
     if not shown:
         return no_chart(_ID, _TITLE, "no finished run has a step log")
     origins = [_first_send_ns(run, columns) for _, run, columns in shown]
-    height = _HEIGHT + legend_px(look.label for look, _, _ in shown)
     is_aligned = None not in origins
+    has_band = len(shown) <= _MAX_BANDS
     traces: list[Trace] = []
     for (look, _, columns), origin_ns in zip(shown, origins, strict=True):
         start_ns = origin_ns if is_aligned and origin_ns is not None else int(columns.start_ns.min())
-        traces += _traces(look, course_of(columns, start_ns), has_band=len(shown) <= _MAX_BANDS)
-    since = "first request was sent" if is_aligned else "first step"
+        traces += _traces(look, course_of(columns, start_ns), has_band=has_band)
     note = clock_note(clock for _, _, columns in shown for clock in columns.clocks)
-    beside = "with the 5-95 % band of its steps" if len(shown) <= _MAX_BANDS else "5-95 % of its steps on hover"
-    return Chart(
-        id=_ID,
-        title=_TITLE,
+    since = "first send" if is_aligned else "first step"
+    return drawn(
+        _ID,
+        _TITLE,
+        traces,
+        _layout(since, _HEIGHT + legend_px(look.label for look, _, _ in shown)),
         caption=(
             f"Median step time in ms ({note}) and mean batch size in up to {MAX_STRETCHES} stretches of a run, "
-            f"block {shown[0][1].record.block}, {beside}; warm-up excluded."
+            f"block {shown[0][1].record.block}, {_BESIDE[has_band]}; warm-up excluded."
         ),
         definition=(
             "The run is cut into stretches of equal duration; a step belongs to the stretch in which it starts. "
             "Upper panel: median of the step times of a stretch, and their 5th and 95th percentile. Lower panel: "
-            f"mean number of sequences in a step. Time counts from when the {since}."
+            f"mean number of sequences in a step. Time counts from the {since}."
         ),
-        figure={
-            "data": traces,
-            "layout": layout(
-                height,
-                **panels(
-                    axis(f"time since the {since}, s", rangemode="tozero"),
-                    [
-                        axis("step time, ms", rangemode="tozero"),
-                        axis("batch size,<br>sequences", rangemode="tozero"),
-                    ],
-                    shares=(3, 2),
-                ),
-            ),
-        },
-        skipped=None,
-        height=height,
     )
+
+
+def _layout(since: str, height: int) -> Mapping[str, Any]:
+    y_axes = [axis("step time, ms", rangemode="tozero"), axis("batch size,<br>sequences", rangemode="tozero")]
+    return layout(height, **panels(axis(f"time since the {since}, s", rangemode="tozero"), y_axes, shares=(3, 2)))
 
 
 def _first_send_ns(run: RunSummary, columns: StepColumns) -> int | None:

@@ -14,6 +14,7 @@ from benchctl.report.page.chart import (
     Trace,
     axis,
     band,
+    drawn,
     layout,
     legend_px,
     no_chart,
@@ -55,80 +56,84 @@ def draw_sweep(reading: Reading, noise: Mapping[str, MetricNoise]) -> Chart:
     factor = swept_factor(rows)
     lines = lines_of(rows, factor)
     shown = [item for item in _QUANTITIES if any(item[0] in row.estimates for row in rows)]
-    traces: list[Trace] = []
-    reaches = []
-    for panel, (quantity, _, _) in enumerate(shown):
-        reaches.append(_reach(rows, quantity))
-        for line in lines:
-            traces += _traces(line, quantity, panel, has_bands=factor is not None and len(lines) <= _MAX_BANDS)
-    height = _REST_PX + _PANEL_PX * len(shown) + legend_px(line.label for line in lines)
-    bands = [_noise_band(reading, metric, noise, panel) for panel, (_, metric, _) in enumerate(shown)]
+    reaches = [_reach(rows, quantity) for quantity, _, _ in shown]
+    has_bands = factor is not None and len(lines) <= _MAX_BANDS
     y_axes = [
         axis(f"{words},<br>ratio to baseline", range=[reach.low, reach.high])
         for (_, _, words), reach in zip(shown, reaches, strict=True)
     ]
-    return Chart(
-        id=_ID,
-        title=_TITLE,
+    bands = [_noise_band(reading, metric, noise, panel) for panel, (_, metric, _) in enumerate(shown)]
+    shapes = [*(_one(panel) for panel in range(len(shown))), *(shape for shape in bands if shape)]
+    height = _REST_PX + _PANEL_PX * len(shown) + legend_px(line.label for line in lines)
+    return drawn(
+        _ID,
+        _TITLE,
+        [
+            trace
+            for panel, (quantity, _, _) in enumerate(shown)
+            for line in lines
+            for trace in _traces(line, quantity, panel, has_bands=has_bands)
+        ],
+        layout(height, **panels(x_axis(rows, factor), y_axes), shapes=shapes),
         caption=_caption(rows, noise, is_cut=any(reach.is_cut for reach in reaches)),
         definition=(
             "Ratio to the baseline of the same block, geometric mean over the blocks, with its interval; open "
             "circles are single blocks. Above 1 the cell is slower than the baseline."
         ),
-        figure={
-            "data": traces,
-            "layout": layout(
-                height,
-                **panels(x_axis(rows, factor), y_axes),
-                shapes=[*(_one(panel) for panel in range(len(shown))), *(shape for shape in bands if shape)],
-            ),
-        },
-        skipped=None,
-        height=height,
     )
 
 
 def _traces(line: Line, quantity: str, panel: int, *, has_bands: bool) -> list[Trace]:
     known = [
-        (x, row, row.estimates[quantity])
-        for x, row in zip(line.x, line.rows, strict=True)
-        if quantity in row.estimates
+        (x, row.estimates[quantity]) for x, row in zip(line.x, line.rows, strict=True) if quantity in row.estimates
     ]
-    common = {"type": "scatter", "legendgroup": line.label, "yaxis": panel_axis(panel)}
-    x = [at for at, _, _ in known]
-    low, high = rounded(e.ci_low for _, _, e in known), rounded(e.ci_high for _, _, e in known)
-    ratios = rounded(e.ratio for _, _, e in known)
-    blocks = [
-        (at, pair.block, ratio) for at, row, _ in known for pair in row.pairs if (ratio := pair.ratio(quantity))
-    ]
+    if not known:
+        return []
+    x = [at for at, _ in known]
+    low, high = rounded(e.ci_low for _, e in known), rounded(e.ci_high for _, e in known)
+    ratios = rounded(e.ratio for _, e in known)
     mean: Trace = {
-        **common,
+        "type": "scatter",
         "mode": "lines+markers" if isinstance(line.x[0], float) else "markers",
         "name": line.label,
+        "legendgroup": line.label,
         "showlegend": panel == 0,
         "x": x,
         "y": ratios,
+        "yaxis": panel_axis(panel),
         "line": {"color": line.color, "dash": line.dash, "width": 2},
         "marker": {"color": line.color, "size": 8},
-        "customdata": [[lo, hi, e.num_blocks] for lo, hi, (_, _, e) in zip(low, high, known, strict=True)],
+        "customdata": [[lo, hi, e.num_blocks] for lo, hi, (_, e) in zip(low, high, known, strict=True)],
         "hovertemplate": (
             "%{x}: %{y:.4~g} [%{customdata[0]:.4~g}, %{customdata[1]:.4~g}] over %{customdata[2]} blocks"
         ),
     }
-    single: Trace = {
-        **common,
+    single = _single_blocks(line, quantity, panel)
+    if not has_bands:
+        return [{**mean, "error_y": _bars(ratios, low, high, line.color)}, single]
+    return [band(x, low, high, line.color, legendgroup=line.label, yaxis=panel_axis(panel)), mean, single]
+
+
+def _single_blocks(line: Line, quantity: str, panel: int) -> Trace:
+    blocks = [
+        (at, pair.block, ratio)
+        for at, row in zip(line.x, line.rows, strict=True)
+        for pair in row.pairs
+        if (ratio := pair.ratio(quantity)) is not None
+    ]
+    return {
+        "type": "scatter",
         "mode": "markers",
         "name": line.label,
+        "legendgroup": line.label,
         "showlegend": False,
         "x": [at for at, _, _ in blocks],
         "y": rounded(value for _, _, value in blocks),
+        "yaxis": panel_axis(panel),
         "customdata": [block for _, block, _ in blocks],
         "marker": {"color": line.color, "symbol": "circle-open", "size": 6},
         "hovertemplate": "%{x}, block %{customdata}: %{y:.4~g}",
     }
-    if not has_bands:
-        return [{**mean, "error_y": _bars(ratios, low, high, line.color)}, single]
-    return [band(x, low, high, line.color, legendgroup=line.label, yaxis=panel_axis(panel)), mean, single]
 
 
 def _bars(
