@@ -13,8 +13,8 @@ from benchctl.costs.flops import (
     utilization_frac,
 )
 from benchctl.costs.hardware import hardware_for
+from benchctl.costs.roofline import forward_bytes, weight_read_bytes
 from benchctl.costs.shapes import ModelShape, shape_for
-from benchctl.costs.traffic import kv_bytes, weight_read_bytes
 from benchctl.costs.work import Lengths, RunTotals, SeenCounts
 from benchctl.errors import UsageError
 from benchctl.units import PETA, TERA
@@ -207,6 +207,6 @@ def test_bytes_of_a_step() -> None:
     # Projections have 60 parameters, the head 10; the cache holds 2·2·1·1 elements for each token.
     assert weight_read_bytes(SMALL) == 2 * 70
     assert weight_read_bytes(SMALL, 1) == 70
-    assert kv_bytes(SMALL, 100) == 800
+    assert forward_bytes(SMALL, 100) == weight_read_bytes(SMALL) + 800
     # An untied 7B model reads all but its embedding.
     assert BASE.weight_bytes() - weight_read_bytes(BASE) == pytest.approx(2 * 152064 * 3584, rel=1e-3)

@@ -8,12 +8,11 @@ from hypothesis import strategies as st
 from simulated import FILTERED, NEUTRAL, VALUE_MODEL, request_of, run
 
 from benchctl.costs.hardware import hardware_for
+from benchctl.costs.roofline import roofline_ns, weight_read_bytes
 from benchctl.costs.shapes import shape_for
-from benchctl.costs.traffic import weight_read_bytes
 from benchctl.errors import UsageError
 from benchctl.sim.config import SimConfig
 from benchctl.sim.cost_mock import mock_step_ns
-from benchctl.sim.cost_roofline import roofline_ns
 from benchctl.sim.length import mock_length
 from benchctl.sim.noise import published_noise
 from benchctl.sim.pricing import cost_model_for

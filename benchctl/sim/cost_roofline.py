@@ -13,19 +13,13 @@ one wants to know.
 from typing import Final
 
 from benchctl.costs.hardware import Hardware
+from benchctl.costs.roofline import forward_bytes, forward_flops, roofline_ns
 from benchctl.costs.shapes import ModelShape
-from benchctl.costs.traffic import kv_bytes, weight_read_bytes
 from benchctl.sim.step_cost import CostModel, StepBatch, StepCost, value_model_load_ns
-from benchctl.units import NS_PER_S
 
 _BYTES_PER_PROBABILITY: Final = 4
 _PRE_PASSES: Final = 2
 _SAMPLE_PASSES: Final = 4
-
-
-def roofline_ns(flops: float, num_bytes: float, hardware: Hardware) -> int:
-    """max(flops / peak, bytes / bandwidth), in nanoseconds."""
-    return round(max(flops / hardware.peak_flops_per_s, num_bytes / hardware.bandwidth_bytes_per_s) * NS_PER_S)
 
 
 def roofline_cost(shape: ModelShape, value_shape: ModelShape | None, hardware: Hardware) -> CostModel:
@@ -58,12 +52,8 @@ def roofline_cost(shape: ModelShape, value_shape: ModelShape | None, hardware: H
 
 def _forward_ns(batch: StepBatch, shape: ModelShape, hardware: Hardware) -> int:
     tokens = batch.num_prefill_tokens + batch.num_decode_tokens
-    flops = (
-        shape.linear_flops_per_token() * tokens
-        + shape.attention_flops_per_position() * batch.attended_positions
-        + shape.lm_head_flops() * batch.num_sampling
-    )
-    return roofline_ns(flops, weight_read_bytes(shape) + kv_bytes(shape, batch.context_tokens + tokens), hardware)
+    flops = forward_flops(shape, tokens, batch.attended_positions, batch.num_sampling)
+    return roofline_ns(flops, forward_bytes(shape, batch.context_tokens + tokens), hardware)
 
 
 def _value_forward_ns(batch: StepBatch, shape: ModelShape, hardware: Hardware) -> int:
@@ -71,11 +61,6 @@ def _value_forward_ns(batch: StepBatch, shape: ModelShape, hardware: Hardware) -
     guided = batch.guided
     tokens = guided.value_prefill_tokens + guided.value_extend_tokens + guided.candidates
     context = batch.context_tokens / batch.num_seqs
-    flops = (
-        shape.linear_flops_per_token() * tokens
-        + shape.attention_flops_per_position() * (guided.value_extend_tokens + guided.candidates) * context
-        + shape.attention_flops_per_position() * guided.value_prefill_tokens * context / 2
-        + shape.value_head_flops() * guided.candidates
-    )
-    kv_tokens = guided.scored_rows * context + tokens
-    return roofline_ns(flops, weight_read_bytes(shape) + kv_bytes(shape, kv_tokens), hardware)
+    positions = (guided.value_extend_tokens + guided.candidates + guided.value_prefill_tokens / 2) * context
+    flops = forward_flops(shape, tokens, positions, guided.candidates)
+    return roofline_ns(flops, forward_bytes(shape, guided.scored_rows * context + tokens), hardware)
