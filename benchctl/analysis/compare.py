@@ -8,6 +8,7 @@ A pure function of the directories: no clock, no randomness, and the same number
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from benchctl.analysis.answers import AnswerOptions, with_answers
 from benchctl.analysis.comparability import (
     configuration_differences,
     experiment_differences,
@@ -33,6 +34,7 @@ from benchctl.analysis.pairing import CellPair, Side, match_cells, parse_side
 from benchctl.analysis.reconcile import Check, expectation_of, profile_of, reconcile
 from benchctl.analysis.request_timing import is_completed, measured
 from benchctl.analysis.statistics import decision_alpha
+from benchctl.analysis.stopping import num_looks_of
 from benchctl.errors import UsageError
 from benchctl.profile.locate import nearest
 from benchctl.profile.model import Profile
@@ -57,6 +59,10 @@ class CompareOptions:
     allow_suspect: bool = False
     noise: Mapping[str, MetricNoise] | None = None
     """Noise floors by metric; None: those that lie in the directories, ``{}``: none."""
+    judge: str = "numeric"
+    """Of answers, where there are gold ones."""
+    quality_margin_points: float | None = None
+    """Margin with which quality decides, too; None: it is told and decides nothing."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.margin_frac < 1:
@@ -112,15 +118,20 @@ def compare_results(
     allowed = require_comparable(differences, (*shared, *options.allow))
     account = _account(a, a_profile, [run for pair in pairs for run in pair.a_runs])
     account |= _account(b, b_profile, [run for pair in pairs for run in pair.b_runs])
+    num_looks = num_looks_of(a.manifest, b.manifest)
+    confidence = 1 - (1 - options.confidence) / num_looks
     rules = Rules(
         margin_frac=options.margin_frac,
-        confidence=options.confidence,
+        confidence=confidence,
         is_paired=pairs[0].pairing != "unpaired",
         noise=noise_of(a, b) if options.noise is None else options.noise,
     )
     roles = roles_of(deciding, is_forced=a.manifest.stop != "natural")
     found = [_compare_cell(pair, account, roles, rules, allow_failed=options.allow_failed) for pair in pairs]
-    cells = corrected(found, options.confidence)
+    answers = AnswerOptions(
+        judge=options.judge, margin_points=options.quality_margin_points, confidence=confidence
+    )
+    cells = with_answers(corrected(found, confidence), pairs, (a, b), answers)
     checks = [(evidence.run, check) for evidence in account.values() for check in evidence.checks]
     a_name, b_name = side_names(a_side, b_side)
     counted = counted_suspects(pairs, (a_name, b_name)) if options.allow_suspect else ()
@@ -129,7 +140,8 @@ def compare_results(
         b_name=b_name,
         pairing=pairs[0].pairing,
         margin_frac=options.margin_frac,
-        confidence=options.confidence,
+        confidence=confidence,
+        num_looks=num_looks,
         cells=cells,
         allowed=allowed,
         warnings=(*counted, *measurement_doubts(a, b, pairs, checks), *statistical_doubts(cells)),

@@ -5,8 +5,10 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 from benchctl.analysis.comparability import Difference
+from benchctl.analysis.divergence import DivergenceComparison
 from benchctl.analysis.metric_comparison import MetricComparison, MetricVerdict
 from benchctl.analysis.pairing import Pairing
+from benchctl.analysis.quality import QualityComparison
 from benchctl.records.noise import MetricNoise
 from benchctl.records.run import ResultWarning
 
@@ -48,6 +50,12 @@ class CellComparison:
     wall_split: dict[str, float] | None
     faults: tuple[str, ...]
     failures: tuple[str, ...] = ()
+    quality: QualityComparison | None = None
+    """Judged answers; None where there is nothing to judge, and ``quality_note`` says why."""
+    quality_note: str | None = None
+    is_quality_deciding: bool = False
+    """A margin of quality was asked for: its verdict counts like that of a deciding metric."""
+    divergence: DivergenceComparison | None = None
 
     @property
     def deciding(self) -> tuple[MetricComparison, ...]:
@@ -57,7 +65,10 @@ class CellComparison:
     def verdict(self) -> OverallVerdict:
         if self.faults:
             return "invalid"
-        return first_verdict(_PART.get(m.verdict, "inconclusive") for m in self.deciding)
+        parts = [_PART.get(m.verdict, "inconclusive") for m in self.deciding]
+        if self.is_quality_deciding:
+            parts.append(self.quality.verdict if self.quality is not None else "inconclusive")
+        return first_verdict(parts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,12 +80,15 @@ class Comparison:
     pairing: Pairing
     margin_frac: float
     confidence: float
+    """Of the intervals: what was asked for, corrected for the looks at which the experiment could have ended."""
     cells: tuple[CellComparison, ...]
     allowed: tuple[Difference, ...]
     """Differences between the sides that were declared."""
     warnings: tuple[ResultWarning, ...]
     noise: Mapping[str, MetricNoise]
     """Noise of the deciding metrics, where it was measured."""
+    num_looks: int = 1
+    """At how many places the experiment could have ended; 1 where the number of blocks was fixed."""
 
     @property
     def verdict(self) -> OverallVerdict:

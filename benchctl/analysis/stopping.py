@@ -54,16 +54,13 @@ def look_blocks(most: int, num_looks: int) -> tuple[int, ...]:
     return tuple(sorted({first + math.floor(i * apart + 0.5) for i in range(num_looks)}))
 
 
-def corrected_confidence(confidence: float, *manifests: Manifest) -> float:
-    """Confidence of intervals from experiments that may have ended early: 1 - (1 - confidence) / looks.
+def num_looks_of(a: Manifest, b: Manifest) -> int:
+    """At how many places two compared experiments could have ended; 1 where their numbers of blocks were fixed.
 
-    Of two experiments the numbers of looks are multiplied: each end of one may meet each end of the other.
+    Of two experiments the numbers are multiplied, because each end of one may meet each end of the other; one and
+    the same (or its copy) counts once.
     """
-    return 1 - (1 - confidence) / num_looks_of(*manifests)
-
-
-def num_looks_of(*manifests: Manifest) -> int:
-    """At how many places the experiments together could have ended; 1 where the number of blocks was fixed."""
+    manifests = (a,) if a == b else (a, b)
     return math.prod(len(m.stopping.look_blocks) for m in manifests if m.stopping is not None)
 
 

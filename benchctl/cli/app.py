@@ -14,6 +14,7 @@ from benchctl.cli import (
     list_results,
     load,
     models,
+    noise,
     profiles,
     report,
     run,
@@ -56,4 +57,5 @@ app.command("flops")(flops.flops)
 app.command("doctor")(doctor.doctor)
 app.add_typer(profiles.app, name="profiles")
 app.add_typer(data.app, name="data")
+app.add_typer(noise.app, name="noise")
 app.add_typer(models.app, name="models")

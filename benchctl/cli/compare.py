@@ -65,6 +65,17 @@ def compare(
             "--allow-suspect", help="Count runs that are suspect; their doubts are told beside the verdict."
         ),
     ] = False,
+    judge: Annotated[
+        str, typer.Option("--judge", metavar="NAME", help="Of answers with a gold one: numeric or math-verify.")
+    ] = "numeric",
+    quality_margin: Annotated[
+        float | None,
+        typer.Option(
+            "--quality-margin",
+            metavar="POINTS",
+            help="Percentage points of accuracy that may be lost; quality then decides, too.",
+        ),
+    ] = None,
     show_all: Annotated[bool, typer.Option("--all", help="Show every exploratory metric.")] = False,
     output: Annotated[
         list[Path] | None,
@@ -107,6 +118,8 @@ def compare(
         allow_failed=allow_failed,
         allow_suspect=allow_suspect,
         noise=_noise(noise_floor),
+        judge=judge,
+        quality_margin_points=quality_margin,
     )
     try:
         comparison = _compared(a, b, options)
@@ -152,9 +165,9 @@ def _noise(given: str | None) -> "Mapping[str, MetricNoise] | None":
     return noise_of_experiment(load_results(Path(given))).metrics
 
 
-def parse_threshold(text: str) -> float:
-    """``1%`` or ``0.01`` to a fraction."""
+def parse_threshold(text: str, option: str = "--threshold") -> float:
+    """``1%`` or ``0.01`` to a fraction; ``option`` is what the text was given to."""
     try:
         return float(text.removesuffix("%")) / 100 if text.endswith("%") else float(text)
     except ValueError:
-        raise UsageError(f"--threshold is {text!r}; write a percentage or a fraction: 1% or 0.01") from None
+        raise UsageError(f"{option} is {text!r}; write a percentage or a fraction: 1% or 0.01") from None

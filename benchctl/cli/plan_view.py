@@ -1,4 +1,4 @@
-"""``benchctl run --dry-run``: the ordered runs, and how long they will take."""
+"""``benchctl run``, before anything is measured: the ordered runs, how long they take, what they can show."""
 
 from typing import TYPE_CHECKING
 
@@ -6,11 +6,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from benchctl.profile.model import Profile
-    from benchctl.records.run import PreparedRequest
+    from benchctl.records.noise import NoiseFloor
+    from benchctl.records.run import Look, PreparedRequest, StoppingRecord
 
 
-def print_plan(profile: "Profile", requests: "Sequence[PreparedRequest]") -> None:
-    """Print every run in order, and on a simulator how long each and all will take."""
+def print_plan(profile: "Profile", requests: "Sequence[PreparedRequest]", noise: "NoiseFloor | None") -> None:
+    """Print every run in order, on a simulator how long each and all will take, and what they can show."""
     from rich.table import Table
 
     from benchctl.cli.screen import wide_console
@@ -34,7 +35,53 @@ def print_plan(profile: "Profile", requests: "Sequence[PreparedRequest]") -> Non
         f"{len(plan.runs)} runs in {profile.blocks} blocks of {len(arms(profile))}, {len(requests)} requests each"
     )
     how_long = f"estimated duration {total_s:.0f} s" if durations_s else "how long a real server takes is unknown"
-    print(f"{what}; {how_long}")
+    at_most = " at most" if profile.stopping is not None else ""
+    print(f"{what}; {how_long}{at_most}")
+    print_foresight(profile, noise)
+
+
+def print_foresight(profile: "Profile", noise: "NoiseFloor | None") -> None:
+    """Print what the experiment can show with its blocks, and by which rule it may end early."""
+    from benchctl.analysis.foresight import foresee, foresight_lines
+    from benchctl.analysis.stopping import stopping_rule
+
+    foresight, rule = foresee(profile, noise), stopping_rule(profile)
+    for line in () if foresight is None else foresight_lines(foresight):
+        print(line)
+    if rule is not None:
+        print(rule_text(rule))
+
+
+def rule_text(rule: "StoppingRecord") -> str:
+    """The rule in words, with the looks that are known before the first run."""
+    looks = ", ".join(str(blocks) for blocks in rule.look_blocks)
+    return (
+        f"ends early when every primary metric in every cell is known to ±{rule.precision_frac * 100:.3g}% (half "
+        f"the {rule.confidence * 100:.4g}% interval); looks after block {looks}"
+    )
+
+
+def look_text(look: "Look", rule: "StoppingRecord") -> str:
+    """What a look saw, and what follows from it."""
+    from benchctl.analysis.stopping import widest
+
+    worst = widest(look)
+    wanted = f"±{rule.precision_frac * 100:.3g}%"
+    begin = f"look after {look.num_blocks} blocks:"
+    if look.is_precise:
+        saved = (
+            "" if rule.ended_after is None else f", {rule.look_blocks[-1] - look.num_blocks} blocks are not needed"
+        )
+        return f"{begin} every primary metric is known to {wanted}{saved}"
+    then = "the blocks are used up" if look.num_blocks == rule.look_blocks[-1] else "going on"
+    if worst is None:
+        return f"{begin} nothing can be compared; {then}"
+    known = (
+        f"only {worst.num_blocks} blocks count"
+        if worst.half_width_frac is None
+        else f"±{worst.half_width_frac * 100:.2g}%"
+    )
+    return f"{begin} {worst.metric} in {worst.cell}: {known}, wanted {wanted}; {then}"
 
 
 def _estimated_s(profile: "Profile", requests: "Sequence[PreparedRequest]") -> dict[str, float]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from benchctl.cli.streams import log_line
-from benchctl.records.run import PlannedRun, RunRecord
+from benchctl.records.run import Look, PlannedRun, RunRecord, StoppingRecord
 
 if TYPE_CHECKING:
     from benchctl.measure.experiment import Listener
@@ -62,6 +62,7 @@ def experiment_progress(num_runs: int, *, is_quiet: bool) -> Iterator["Listener"
     """Yield the listener that draws; ``is_quiet`` writes one line per run to stderr and no bars."""
     from tqdm import tqdm
 
+    from benchctl.cli.plan_view import look_text
     from benchctl.measure.experiment import Listener
 
     course = _Course(num_runs=num_runs)
@@ -94,4 +95,7 @@ def experiment_progress(num_runs: int, *, is_quiet: bool) -> Iterator["Listener"
             elif record.state != "done":  # the bars show the others
                 tqdm.write(line, file=sys.stderr)
 
-        yield Listener(run_started=started, request_done=advanced, run_ended=ended, server_said=said)
+        def looked(look: Look, rule: StoppingRecord) -> None:
+            tqdm.write(look_text(look, rule), file=sys.stderr)
+
+        yield Listener(run_started=started, request_done=advanced, run_ended=ended, server_said=said, looked=looked)

@@ -35,6 +35,15 @@ def run(  # the parameters are the command line
         list[str] | None, typer.Option("--set", metavar="A.B=C", help="Override one setting; repeat as needed.")
     ] = None,
     blocks: Annotated[int | None, typer.Option("--blocks", min=1, help="Complete replicates.")] = None,
+    until_precision: Annotated[
+        str | None,
+        typer.Option(
+            "--until-precision",
+            metavar="1%",
+            help="End once every primary metric in every cell is known this well, at looks that are fixed "
+            "beforehand; --blocks is then the most.",
+        ),
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help=f"{QUICK_BLOCKS} blocks: a screening.")] = False,
     seed: Annotated[int | None, typer.Option("--seed", min=0, help="Seed of everything that is drawn.")] = None,
     output_dir: Annotated[
@@ -47,18 +56,22 @@ def run(  # the parameters are the command line
     resume: Annotated[
         Path | None, typer.Option("--resume", metavar="DIR", help="Do the runs of DIR that are not done.")
     ] = None,
+    no_store_noise: Annotated[
+        bool, typer.Option("--no-store-noise", help="Keep the noise of an A/A experiment out of the store.")
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="One line per run and no bars, for CI.")] = False,
 ) -> None:
     """Measure an experiment: every variant and cell on fresh servers, in blocks, into a result directory."""
     if quick and blocks is not None:
         raise UsageError(f"--quick means --blocks {QUICK_BLOCKS}; give one of the two")
-    chosen = _load(profile, engine, overrides or [], QUICK_BLOCKS if quick else blocks, seed)
+    changes = [*(overrides or []), *_stopping(until_precision)]
+    chosen = _load(profile, engine, changes, QUICK_BLOCKS if quick else blocks, seed)
     if resume is not None:
         if dry_run or label is not None or output_dir != RESULTS:
             raise UsageError(
                 f"--resume goes on with {resume} as it was begun: leave out --dry-run, --label and --output-dir"
             )
-        _resume(resume, chosen, is_quiet=quiet)
+        _resume(resume, chosen, is_quiet=quiet, stores_noise=not no_store_noise)
         return
     if chosen is None:
         raise UsageError("name an experiment with --profile; 'benchctl profiles list' shows them")
@@ -68,7 +81,16 @@ def run(  # the parameters are the command line
         return
     lengths_from = _measure_lengths(chosen, output_dir, label, is_quiet=quiet)
     prepared = _prepare(chosen, lengths_from)
-    _measure_new(chosen, prepared, output_dir, label, is_quiet=quiet)
+    _measure_new(chosen, prepared, output_dir, label, is_quiet=quiet, stores_noise=not no_store_noise)
+
+
+def _stopping(until_precision: str | None) -> list[str]:
+    """The assignment that ``--until-precision`` stands for; looks are the profile's, or four."""
+    if until_precision is None:
+        return []
+    from benchctl.cli.compare import parse_threshold
+
+    return [f"stopping.precision={parse_threshold(until_precision, '--until-precision')!r}"]
 
 
 def _load(
@@ -77,7 +99,8 @@ def _load(
     if name is None:
         if engine or overrides or blocks or seed is not None:
             raise UsageError(
-                "--engine, --set, --blocks, --quick and --seed change a profile: name it with --profile"
+                "--engine, --set, --blocks, --until-precision, --quick and --seed change a profile: name it with "
+                "--profile"
             )
         return None
     from benchctl.profile.load import load_profile
@@ -116,17 +139,21 @@ def _prepare(profile: "Profile", lengths_from: Path | None = None) -> "PreparedS
 def _print_plan(profile: "Profile") -> None:
     """The runs in order; where natural lengths are measured first, as long as the answers are by nature."""
     from benchctl.cli.plan_view import print_plan
+    from benchctl.measure.noise_on_file import noise_on_file
     from benchctl.workload.natural_lengths import lengths_profile, needs_lengths
 
+    found = noise_on_file(profile)
+    for warning in found.warnings:
+        _warn(warning.message)
     if not needs_lengths(profile):
-        print_plan(profile, _prepare(profile).requests)
+        print_plan(profile, _prepare(profile).requests, found.noise)
         return
     pilot = lengths_profile(profile)
     requests = _prepare(pilot).requests
     print(f"first the natural lengths of {len(requests)} answers, in a result directory of {pilot.name!r}:")
-    print_plan(pilot, requests)
+    print_plan(pilot, requests, None)
     print(f"then {profile.name!r}, every answer forced to its natural length:")
-    print_plan(profile, requests)
+    print_plan(profile, requests, found.noise)
 
 
 def _measure_lengths(profile: "Profile", output_dir: Path, label: str | None, *, is_quiet: bool) -> Path | None:
@@ -148,11 +175,29 @@ def _measure_lengths(profile: "Profile", output_dir: Path, label: str | None, *,
 
 
 def _measure_new(
-    profile: "Profile", prepared: "PreparedSet", output_dir: Path, label: str | None, *, is_quiet: bool
+    profile: "Profile",
+    prepared: "PreparedSet",
+    output_dir: Path,
+    label: str | None,
+    *,
+    is_quiet: bool,
+    stores_noise: bool,
 ) -> None:
     results = _create(profile, prepared, output_dir, label)
     print(f"results in {results.path}", flush=True)
-    _measure_and_tell(results, profile, prepared.requests, is_quiet=is_quiet)
+    _tell_what_it_can_show(results, profile)
+    _measure_and_tell(results, profile, prepared.requests, is_quiet=is_quiet, stores_noise=stores_noise)
+
+
+def _tell_what_it_can_show(results: "ResultDirectory", profile: "Profile") -> None:
+    """What so many blocks can show with the noise that was taken along, and what to doubt of that."""
+    from benchctl.cli.plan_view import print_foresight
+    from benchctl.records.noise import load_noise
+
+    print_foresight(profile, load_noise(results.path))
+    for warning in results.manifest().warnings:
+        if warning.code.startswith("noise-"):
+            _warn(warning.message)
 
 
 def _create(profile: "Profile", prepared: "PreparedSet", output_dir: Path, label: str | None) -> "ResultDirectory":
@@ -162,22 +207,30 @@ def _create(profile: "Profile", prepared: "PreparedSet", output_dir: Path, label
     return create_experiment(profile, prepared, origin)
 
 
-def _resume(path: Path, profile: "Profile | None", *, is_quiet: bool) -> None:
+def _resume(path: Path, profile: "Profile | None", *, is_quiet: bool, stores_noise: bool) -> None:
     from benchctl.measure.experiment import reopen_experiment
 
     reopened = reopen_experiment(path, profile)
     print(f"going on with {path}", flush=True)
-    _measure_and_tell(reopened.results, reopened.profile, reopened.requests, is_quiet=is_quiet)
+    results, requests = reopened.results, reopened.requests
+    _measure_and_tell(results, reopened.profile, requests, is_quiet=is_quiet, stores_noise=stores_noise)
 
 
 def _measure_and_tell(
-    results: "ResultDirectory", profile: "Profile", requests: "tuple[PreparedRequest, ...]", *, is_quiet: bool
+    results: "ResultDirectory",
+    profile: "Profile",
+    requests: "tuple[PreparedRequest, ...]",
+    *,
+    is_quiet: bool,
+    stores_noise: bool,
 ) -> None:
     """Measure, say what came of it, and end with the exit code of that."""
     go_on = f"Go on with: {shlex.join(['benchctl', 'run', '--resume', str(results.path)])}"
     outcome = _measure(results, profile, requests, go_on, is_quiet=is_quiet)
     _print_results(results.path)
     _print_outcome(results.path, outcome)
+    if stores_noise:
+        _keep_noise(results.path, profile)
     if outcome.num_failed:
         raise typer.Exit(A_RUN_FAILED)
     if outcome.num_suspect:
@@ -246,6 +299,17 @@ def _print_outcome(path: Path, outcome: "Outcome") -> None:
         )
     if outcome.num_suspect:
         _warn(f"{outcome.num_suspect} runs are suspect: what they measured is not to be relied on; see Notes")
+
+
+def _keep_noise(path: Path, profile: "Profile") -> None:
+    """Store what an A/A experiment showed, and say so, or why not."""
+    from benchctl.measure.noise_on_file import keep_noise
+
+    kept = keep_noise(path, profile)
+    if kept is not None and kept.path is not None:
+        print(f"noise of this machine stored: benchctl noise show {kept.path.parent.name}")
+    elif kept is not None:
+        _warn(f"no noise is stored: {kept.reason}")
 
 
 def _warn(message: str) -> None:

@@ -19,7 +19,7 @@ class Looks:
     """The looks of one experiment; with a fixed number of blocks there are none."""
 
     def __init__(self, results: ResultDirectory, profile: Profile, on_look: OnLook) -> None:
-        roles = roles_of(profile.primary_metrics, is_forced=profile.stop == "forced")
+        roles = roles_of(profile.primary_metrics, is_forced=profile.stop != "natural")
         self._metrics = tuple(name for name, role in roles.items() if role == "deciding")
         self._results = results
         self._on_look = on_look

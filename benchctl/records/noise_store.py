@@ -46,7 +46,7 @@ class NoiseKey:
         """``host-engine-model-hash8``: says to people what it is, and by its hash everything else."""
         identity = encode((self.host, self.gpus, self.engine, self.engine_sha256, self.model))
         words = (self.host, self.engine, Path(self.model).name)
-        readable = "-".join(re.sub(r"[^A-Za-z0-9._]+", "_", word)[:40] for word in words)
+        readable = "-".join(re.sub(r"[^A-Za-z0-9._-]+", "_", word)[:40] for word in words)
         return f"{readable}-{hashlib.sha256(identity).hexdigest()[:8]}"
 
 

@@ -2,13 +2,16 @@
 # REBUILT at 15:42 from the committed cli/compare_output.py: an uncommitted text of this file was overwritten by
 # mistake (by page). Check the fields against what was written before; then remove this remark.
 
+from dataclasses import asdict
 from typing import Any
 
 import msgspec
 
 from benchctl.analysis.comparison import CellComparison, Comparison
 from benchctl.analysis.comparison_text import reasons_of, verdict_sentence
+from benchctl.analysis.divergence import Divergence
 from benchctl.analysis.metric_comparison import MetricComparison
+from benchctl.analysis.quality_text import divergence_lines, quality_lines
 from benchctl.errors import InvalidDataError, NotComparableError
 
 
@@ -23,6 +26,7 @@ def document_of(comparison: Comparison) -> dict[str, Any]:
         "b": comparison.b_name,
         "margin_frac": comparison.margin_frac,
         "confidence": comparison.confidence,
+        "num_looks": comparison.num_looks,
         "pairing": comparison.pairing,
         "num_tests": comparison.num_tests,
         "screening": comparison.is_screening,
@@ -61,7 +65,35 @@ def _cell_document(cell: CellComparison) -> dict[str, Any]:
         "verdict": cell.verdict,
         "faults": list(cell.faults),
         "wall_split": cell.wall_split,
+        "quality": quality_document(cell),
+        "divergence": divergence_document(cell),
     }
+
+
+def quality_document(cell: CellComparison) -> dict[str, Any]:
+    """Judged answers; accuracies in [0, 1], differences in percentage points. Only ``note`` where none were."""
+    if cell.quality is None:
+        return {"note": cell.quality_note}
+    values = asdict(cell.quality)
+    values["pass_at"] = {str(k): {"a": a, "b": b} for k, (a, b) in cell.quality.pass_at.items()}
+    return {**values, "decides": cell.is_quality_deciding, "lines": list(quality_lines(cell.quality))}
+
+
+def divergence_document(cell: CellComparison) -> dict[str, Any] | None:
+    """Identical texts and where others part, of B against A and of A against itself; places in output tokens."""
+    found = cell.divergence
+    if found is None:
+        return None
+    return {
+        "b_against_a": _divergence_values(found.b_against_a),
+        "a_against_a": _divergence_values(found.a_against_a) if found.a_against_a is not None else None,
+        "temperature": found.temperature,
+        "lines": list(divergence_lines(found)),
+    }
+
+
+def _divergence_values(divergence: Divergence) -> dict[str, Any]:
+    return {**asdict(divergence), "identical_frac": divergence.identical_frac}
 
 
 def _metric_document(cell: CellComparison, metric: MetricComparison) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from benchctl.analysis.comparison_text import (
     split_sentence,
 )
 from benchctl.analysis.metric_comparison import MetricComparison, spread_of_blocks
+from benchctl.analysis.quality_text import divergence_lines, quality_lines
 
 SHOWN_EXPLORATORY: Final = frozenset(
     {"output_throughput", "ttft_ms", "e2el_ms", "output_tokens", "num_steps", "tokens_per_step"}
@@ -70,8 +71,14 @@ def footnotes_of(comparison: Comparison) -> Iterator[str]:
         split = split_sentence(cell)
         if split:
             yield f"{cell.label}: {split}"
+    yield from _answer_lines(comparison)
     yield _blocks_line(comparison)
     yield from _margin_lines(comparison)
+    if comparison.num_looks > 1:
+        yield (
+            f"declared stopping rule: the experiment could end at {comparison.num_looks} looks, so that intervals "
+            f"are those of {comparison.confidence * 100:.4g}% and every verdict is corrected for it"
+        )
     yield from _order_lines(comparison)
     if equal := _equal_everywhere(comparison):
         yield f"equal in every block: {', '.join(equal)}"
@@ -82,6 +89,20 @@ def footnotes_of(comparison: Comparison) -> Iterator[str]:
         yield from (f"reason: {reason}" for reason in reasons_of(comparison))
     for warning in comparison.warnings:
         yield f"warning: {warning.message}" + (f" [{warning.where}]" if warning.where else "")
+
+
+def _answer_lines(comparison: Comparison) -> Iterator[str]:
+    """Quality and divergence of each cell; why nothing was judged is said once."""
+    for cell in comparison.cells:
+        if cell.quality is not None:
+            decides = "" if cell.is_quality_deciding else " (decides nothing without --quality-margin)"
+            first, *more = quality_lines(cell.quality)
+            yield f"{cell.label}: {first}{decides}"
+            yield from (f"{cell.label}: {line}" for line in more)
+        if cell.divergence is not None:
+            yield from (f"{cell.label}: {line}" for line in divergence_lines(cell.divergence))
+    for note in dict.fromkeys(cell.quality_note for cell in comparison.cells if cell.quality_note):
+        yield f"answers are not judged: {note}"
 
 
 def _margin_lines(comparison: Comparison) -> Iterator[str]:

@@ -10,7 +10,7 @@ from rich.text import Text
 from benchctl.analysis.breakdown import Breakdown, Section
 from benchctl.analysis.flops_bridge import flops_bridge
 from benchctl.analysis.summary import CellSummary, Spread
-from benchctl.records.run import ResultWarning
+from benchctl.records.run import Manifest, ResultWarning
 from benchctl.report.digits import UNKNOWN, four_digits
 from benchctl.report.reading import Reading
 from benchctl.units import TERA, ms_from_ns
@@ -45,11 +45,21 @@ def headline(reading: Reading) -> str:
     label = f" · {manifest.label}" if manifest.label else ""
     return (
         f"{manifest.profile}{label} · {manifest.state} · {num_done} of {num_planned} runs done · "
-        f"{manifest.blocks} blocks · baseline {manifest.baseline}\n"
+        f"{blocks_text(manifest)} · baseline {manifest.baseline}\n"
         f"engine {manifest.engine} · {len(reading.results.requests)} requests of {manifest.dataset} "
         f"({manifest.request_set_sha256[:10]}) · stop {manifest.stop} · seed {manifest.seed}\n"
         f"{manifest.created_at} · {code} · {manifest.host.hostname}, {devices}"
     )
+
+
+def blocks_text(manifest: Manifest) -> str:
+    """``8 blocks``, or how a stopping rule ended the experiment."""
+    rule = manifest.stopping
+    if rule is None:
+        return f"{manifest.blocks} blocks"
+    if rule.ended_after is None:
+        return f"at most {manifest.blocks} blocks (wanted ±{rule.precision_frac * 100:.3g}%)"
+    return f"{rule.ended_after} of at most {manifest.blocks} blocks (±{rule.precision_frac * 100:.3g}% reached)"
 
 
 def footnotes(reading: Reading) -> tuple[ResultWarning, ...]:

@@ -8,6 +8,7 @@ from benchctl.report.page.html import Html, Part, el, join, lines
 from benchctl.report.page.judged import Verdict
 from benchctl.report.page.words import size
 from benchctl.report.reading import Reading
+from benchctl.report.tables import blocks_text
 
 
 def provenance(reading: Reading) -> Html:
@@ -31,7 +32,7 @@ def provenance(reading: Reading) -> Html:
         "requests": f"{len(reading.results.requests)} of {manifest.dataset}, stop {manifest.stop}",
         "request set": el("code", manifest.request_set_sha256),
         "profile": join(manifest.profile, " ", el("code", manifest.profile_sha256)),
-        "seed, blocks": f"{manifest.seed}, {manifest.blocks}",
+        "seed, blocks": f"{manifest.seed}, {blocks_text(manifest)}",
         "host": f"{host.hostname}: {host.cpu_model or 'unknown CPU'}, {host.num_cores} cores, "
         f"{size(host.memory_bytes)}, {host.platform}, Python {host.python}",
         "GPUs": lines(gpus) if gpus else "none",
