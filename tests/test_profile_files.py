@@ -14,7 +14,7 @@ from benchctl.profile.locate import builtin_profiles, preset_files
 from benchctl.profile.plan import arms, plan_runs, undeclared_differences, variant_settings
 from benchctl.profile.reference import profile_reference
 
-NAMES = ("aa", "ci-smoke", "controls", "lenvm-50x16", "model-size-sweep", "topk-sweep")
+NAMES = ("aa", "ci-smoke", "controls", "lenvm-50x16", "model-size-sweep", "natural", "topk-sweep")
 runner = CliRunner()
 
 
