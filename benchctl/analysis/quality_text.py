@@ -37,29 +37,30 @@ def _counts(what: str, quality: QualityComparison, num_a: int, num_b: int) -> st
     return f"{what}: {num_a:,} of {quality.a_answers:,} against {num_b:,} of {quality.b_answers:,}"
 
 
-def divergence_lines(found: DivergenceComparison) -> Iterator[str]:
+def divergence_sentence(found: DivergenceComparison) -> str:
     """How many texts are the same, beside what two blocks of A have in common, and where the others part."""
-    yield f"identical texts: {_share(found.b_against_a)}; {_among_a(found.a_against_a)}"
+    told = f"identical texts {_share(found.b_against_a)}, {_among_a(found.a_against_a)}"
     if parts := _parts(found.b_against_a):
-        told = f"texts part {parts}"
+        told += f"; others part {parts}"
         among_a = _parts(found.a_against_a) if found.a_against_a else ""
-        yield told + (f"; A against itself {among_a}" if among_a else "")
+        told += f", those of A and A {among_a}" if among_a else ""
     if found.b_against_a.num_missing:
-        yield f"texts of {found.b_against_a.num_missing:,} answers could not be compared: one side has none"
+        told += f"; {found.b_against_a.num_missing:,} answers not compared, because a side has none"
     if found.temperature is None or found.temperature > 0:
         drawn = "" if found.temperature is None else f" (temperature {found.temperature:g})"
-        yield f"tokens that are drawn{drawn} differ between variants also where nothing else does"
+        told += f"; drawn tokens{drawn} differ between variants also where nothing else does"
+    return told
 
 
 def _share(divergence: Divergence) -> str:
     share = divergence.identical_frac
-    told = "none to compare" if share is None else f"{share * 100:.1f} %"
+    told = "unknown" if share is None else f"{share * 100:.1f} %"
     return f"{told} ({divergence.num_identical:,} of {divergence.num_pairs:,})"
 
 
 def _among_a(divergence: Divergence | None) -> str:
     if divergence is None or divergence.num_pairs == 0:
-        return "what A has in common with itself is unknown, for want of a second block"
+        return "A against itself unknown for want of a second block"
     return f"A against itself in the next block {_share(divergence)}"
 
 
