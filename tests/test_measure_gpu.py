@@ -1,14 +1,17 @@
 """GPU readings through both ways, without a GPU: an object shaped like the NVML binding, a script as nvidia-smi."""
 
 import itertools
+import os
 import stat
+import threading
 import time
 from threading import Event
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
-from benchctl.measure.gpu import gpu_inventory, memory_used_bytes, open_gpu, wait_memory_returned
+from benchctl.measure.gpu import foreign_processes, gpu_inventory, memory_used_bytes, open_gpu, wait_memory_returned
 from benchctl.measure.gpu_reading import throttle_reasons, visible_positions
 from benchctl.measure.nvidia_smi import open_smi
 from benchctl.measure.sampler import Sampler
@@ -37,6 +40,7 @@ class FakeNvml:
         self.depth = 0
         self.used_mib = 1000
         self.used_mib_of = {}
+        self.pids_of = {}
         self.energy_mj = 5_000_000
 
     def nvmlInit(self):  # noqa: N802
@@ -62,6 +66,9 @@ class FakeNvml:
             "nvmlDeviceGetTotalEnergyConsumption": self.known_to_first(self.energy_mj),
             "nvmlDeviceGetClockInfo": lambda _, clock: {1: 1980, 2: 2619}[clock],
             "nvmlDeviceGetTemperature": lambda *_: 41,
+            "nvmlDeviceGetComputeRunningProcesses": lambda handle: [
+                SimpleNamespace(pid=pid) for pid in self.pids_of.get(handle, ())
+            ],
             "nvmlDeviceGetCurrentClocksEventReasons": self.known_to_first(0x24),
             "nvmlDeviceGetCurrentClocksThrottleReasons": lambda _: 0x1,
         }
@@ -169,12 +176,48 @@ def test_memory_that_one_device_frees_does_not_hide_what_another_holds():
     assert warning.message.startswith("20000 MiB of GPU 1 are still held")
 
 
+def test_other_programs_on_a_device_are_named_with_their_moment():
+    nvml = FakeNvml()
+    nvml.pids_of = {1: [2**22 + 1, os.getpid()]}
+    with open_gpu(None, nvml) as reader:
+        (warning,) = foreign_processes(reader, "before the server was started")
+    assert warning.code == "foreign-gpu-process"
+    mine = psutil.Process().name()
+    said = f"process {os.getpid()} ({mine}), {2**22 + 1} computed on GPU 1 before the server was started"
+    assert warning.message == said
+
+
+def test_a_program_that_ended_is_given_the_time_in_which_the_driver_forgets_it():
+    nvml = FakeNvml()
+    nvml.pids_of = {0: [7]}
+    with open_gpu("0", nvml) as reader:
+        timer = threading.Timer(0.3, nvml.pids_of.clear)
+        timer.start()
+        assert foreign_processes(reader, "after the server was stopped", limit_s=20) == ()
+        timer.join()
+        nvml.pids_of = {0: [7]}
+        assert len(foreign_processes(reader, "after the server was stopped", limit_s=0.3)) == 1
+
+
+def test_a_driver_that_hides_its_users_shows_none():
+    class Hiding(FakeNvml):
+        def nvmlDeviceGetComputeRunningProcesses(self, _handle):  # noqa: N802
+            raise self.NVMLError("no permission")
+
+    with open_gpu(None, Hiding()) as reader:
+        assert reader.compute_processes() == {0: (), 1: ()}
+
+
 SMI = """#!/bin/sh
 echo "$@" >> "$(dirname "$0")/asked"
 case "$*" in
 *driver_version*)
   echo "0, GPU-aa, NVIDIA H200, 143771, 570.1"
   echo "1, GPU-bb, NVIDIA H200, [N/A], 570.1" ;;
+*compute-apps*)
+  echo "GPU-bb, 4242"
+  echo "GPU-cc, 11"
+  echo "GPU-bb, [Not Found]" ;;
 *-lms*)
   for i in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
     echo "1, GPU-bb, 37, 512, 700.25, 1980, 2619, 55, 0x0000000000000004"
@@ -202,6 +245,13 @@ def test_without_nvml_the_program_nvidia_smi_is_asked(smi):
     assert "-i GPU-bb" in smi.read_text().splitlines()[-1]
     assert (sample.source, sample.memory_used_bytes, sample.sm_clock_hz) == ("nvidia-smi", 512 * MIB, 1_980_000_000)
     assert (sample.utilization_frac, sample.power_w, sample.throttle_reasons) == (None, None, None)
+
+
+def test_nvidia_smi_names_the_programs_of_the_visible_devices_alone(smi):
+    reader = open_smi(None)
+    assert reader is not None
+    assert reader.compute_processes() == {0: (), 1: (4242,)}
+    assert "-i GPU-aa,GPU-bb" in smi.read_text().splitlines()[-1]
 
 
 def test_nvidia_smi_streams_samples_until_it_is_stopped(smi, tmp_path):

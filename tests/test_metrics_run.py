@@ -205,3 +205,17 @@ def test_host_metrics_are_means_over_the_load():
 )
 def test_an_unknown_metric_says_what_it_lacks(results, name, reason):
     assert unavailable_reason(load_results(results.path).runs[0], name) == reason
+
+
+def test_output_past_the_natural_end_is_a_share_of_all_output(results):
+    natural = {0: 10, 1: 16, 2: 20, 3: 4}
+    edit_requests(results, BASELINE, lambda r: msgspec.structs.replace(r, natural_tokens=natural[r.index]))
+    assert metrics_of(results)["after_eos_frac"] == (6 + 0 + 0 + 12) / 64
+
+
+def test_output_past_an_end_that_nobody_measured_is_unknown(results):
+    edit_requests(results, BASELINE, lambda r: msgspec.structs.replace(r, natural_tokens=16 if r.index else None))
+    run = load_results(results.path).runs[0]
+    assert run_metrics(run)["after_eos_frac"] is None
+    said = unavailable_reason(run, "after_eos_frac")
+    assert said == "n/a (needs natural lengths: stop forced-natural, or workload.lengths_from)"

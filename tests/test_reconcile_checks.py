@@ -169,6 +169,11 @@ def test_natural_stops_have_no_declared_length(results):
     assert checks_of(results, GUIDED)["forced-stop"].ok is None
 
 
+def test_outputs_forced_to_their_natural_length_have_a_declared_one(results):
+    edit_manifest(results, stop="forced-natural")
+    assert checks_of(results, GUIDED)["forced-stop"].ok is True
+
+
 def test_more_requests_in_flight_than_the_loop_allows_are_a_doubt(results):
     check = checks_of(results, BASELINE, max_concurrency=3)["concurrency"]
     assert (check.ok, check.is_fatal) == (False, False)
