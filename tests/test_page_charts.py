@@ -13,7 +13,7 @@ from builders import T0_NS, edit_manifest, edit_requests, edit_run, edit_steps, 
 from benchctl.analysis.compare import CompareOptions, compare_sides, parse_side
 from benchctl.records.noise import MetricNoise
 from benchctl.records.run import GpuInfo, GpuSample, HostSample, RequestError
-from benchctl.report.page.chart import SERIES, Chart, legend_px, no_chart, rounded
+from benchctl.report.page.chart import SERIES, Chart, legend_px, no_chart, rounded, wrapped
 from benchctl.report.page.charts import draw_charts
 from benchctl.report.reading import read_results
 
@@ -321,3 +321,10 @@ def test_numbers_that_no_json_can_hold_become_gaps():
 def test_a_legend_of_many_arms_asks_for_more_room():
     assert legend_px([]) == 0
     assert legend_px(["a", "b"]) < legend_px(["a long label of an arm"] * 6)
+
+
+def test_long_labels_break_between_words_and_never_inside_one():
+    assert wrapped("baseline", 16) == "baseline"
+    long = wrapped("guided top_k=2, value_model=qwen2.5-0.5b", 16)
+    assert long == "guided top_k=2,<br>value_model=<br>qwen2.5-0.5b"
+    assert wrapped("a_word_of_more_than_sixteen_letters", 16) == "a_word_of_more_than_sixteen_letters"

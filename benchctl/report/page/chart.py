@@ -6,6 +6,7 @@ page, so a figure never sets it.
 """
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -22,6 +23,7 @@ _PHONE_PX: Final = 300
 _LEGEND_SYMBOL_PX: Final = 45
 _LEGEND_ROW_PX: Final = 21
 _CHARACTER_PX: Final = 7
+_TITLE_CHARACTERS: Final = 34
 
 Trace = dict[str, Any]
 
@@ -104,6 +106,16 @@ def axis(title: str, **more: Any) -> dict[str, Any]:
     return {"title": {"text": title, "standoff": 8}, "automargin": True, "zeroline": False, **more}
 
 
+def wrapped(label: str, width: int) -> str:
+    """A label in lines of about ``width`` characters, broken after spaces and equals signs only."""
+    lines = [""]
+    for piece in re.findall(r"[^ =]+[ =]?|[ =]", label):
+        if lines[-1] and len(lines[-1]) + len(piece.rstrip()) > width:
+            lines.append("")
+        lines[-1] += piece
+    return "<br>".join(line.rstrip() for line in lines)
+
+
 def panels(
     x_axis: Mapping[str, Any],
     y_axes: Sequence[Mapping[str, Any]],
@@ -134,10 +146,11 @@ def panel_axis(index: int) -> str:
 
 
 def panel_titles(titles: Sequence[str]) -> list[dict[str, Any]]:
-    """Annotations: a title on top of each panel, at its left edge."""
+    """Annotations: a title of one or two lines on top of each panel, at its left edge."""
     return [
         {
-            "text": f"<b>{title}</b>",
+            "text": f"<b>{wrapped(title, _TITLE_CHARACTERS)}</b>",
+            "align": "left",
             "showarrow": False,
             "xref": "paper",
             "x": 0,

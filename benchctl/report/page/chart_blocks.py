@@ -29,6 +29,10 @@ from benchctl.report.reading import Reading
 _ID: Final = "block-values"
 _TITLE: Final = "Values block by block"
 _MAX_TICKS: Final = 20
+_MARKER_PX: Final = 9
+_SMALL_MARKER_PX: Final = 6
+_MAX_LARGE: Final = 4
+"""Markers of more arms would cover one another on a phone."""
 _PANEL_PX: Final = 190
 _REST_PX: Final = 80
 _HIDDEN_FROM: Final = 5.0
@@ -59,11 +63,14 @@ def draw_block_values(reading: Reading, cells: Sequence[CellComparison]) -> Char
         return no_chart(_ID, _TITLE, "no finished run knows a deciding metric")
     found = {name: _by_arm(reading, looks, name, cells) for name in names}
     is_relative = any(hides_scatter([[p.value for p in group] for group in found[name]]) for name in names)
+    size = _MARKER_PX if len(looks) <= _MAX_LARGE else _SMALL_MARKER_PX
     traces: list[Trace] = []
     for panel, name in enumerate(names):
         groups = [_relative(group) for group in found[name]] if is_relative else found[name]
         traces.append(_joints([point for group in groups for point in group], panel))
-        traces += [_trace(look, group, name, panel) for look, group in zip(looks, groups, strict=True) if group]
+        traces += [
+            _trace(look, group, name, panel, size) for look, group in zip(looks, groups, strict=True) if group
+        ]
     height = _REST_PX + _PANEL_PX * len(names) + legend_px(look.label for look in looks)
     y_axes = [_y_axis(name, is_relative=is_relative) for name in names]
     return drawn(
@@ -186,7 +193,7 @@ def _joints(points: Sequence[Point], panel: int) -> Trace:
     }
 
 
-def _trace(look: ArmLook, points: Sequence[Point], name: str, panel: int) -> Trace:
+def _trace(look: ArmLook, points: Sequence[Point], name: str, panel: int, size: int) -> Trace:
     symbols = ["x-thin-open" if p.left_out else "circle-open" if p.is_outlier else "circle" for p in points]
     notes = [f", left out: {p.left_out}" if p.left_out else ", stands out" if p.is_outlier else "" for p in points]
     unit = METRICS[name].unit
@@ -199,7 +206,7 @@ def _trace(look: ArmLook, points: Sequence[Point], name: str, panel: int) -> Tra
         "x": rounded(p.x for p in points),
         "y": rounded((p.y for p in points), 8),
         "yaxis": panel_axis(panel),
-        "marker": {"color": look.color, "symbol": symbols, "size": 9, "line": {"width": 2, "color": look.color}},
+        "marker": {"color": look.color, "symbol": symbols, "size": size, "line": {"width": 2, "color": look.color}},
         "customdata": [[p.block, p.value, p.run_id + note] for p, note in zip(points, notes, strict=True)],
         "hovertemplate": f"block %{{customdata[0]}}: %{{customdata[1]:.5~g}} {unit}<br>%{{customdata[2]}}",
     }

@@ -29,8 +29,8 @@ from benchctl.units import NS_PER_S
 MAX_REQUESTS: Final = 200
 _MAX_PANELS: Final = 6
 _PANEL_PX: Final = 140
-_GAP_PX: Final = 34
-_REST_PX: Final = 80
+_GAP_PX: Final = 36
+_REST_PX: Final = 90
 _ID: Final = "request-timeline"
 _TITLE: Final = "Requests over the run"
 
@@ -111,7 +111,7 @@ def _layout(labels: Sequence[str], *, is_virtual: bool) -> Mapping[str, Any]:
     requests = axis("request no.", autorange="reversed", tickformat="d", nticks=5)
     return layout(
         height,
-        margin={"l": 8, "r": 12, "t": 26, "b": 8},
+        margin={"l": 8, "r": 12, "t": _GAP_PX, "b": 8},
         barmode="overlay",
         **panels(time, [requests] * len(labels), gap_frac=_GAP_PX / height),
         annotations=panel_titles(labels),

@@ -1,11 +1,9 @@
 """Where the time of a step sits, section by section, for each arm."""
 
-import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Final
 
 from benchctl.analysis.breakdown import Breakdown
-from benchctl.analysis.summary import CellSummary
 from benchctl.records.run import SECTION_PARENT
 from benchctl.report.page.chart import (
     GREY,
@@ -17,6 +15,7 @@ from benchctl.report.page.chart import (
     legend_px,
     no_chart,
     rounded,
+    wrapped,
 )
 from benchctl.report.page.chart_arms import arm_looks, clock_note
 from benchctl.report.plot_style import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION, YELLOW
@@ -41,6 +40,7 @@ _REST: Final = "not named by any section"
 _LABEL_CHARACTERS: Final = 16
 _NAMED_FROM_FRAC: Final = 0.003
 """A section that takes less of the longest bar cannot be seen and has no entry in the legend."""
+_LINE_PX: Final = 16
 _BAR_PX: Final = 44
 _REST_PX: Final = 80
 _ID: Final = "sections"
@@ -54,17 +54,16 @@ def draw_sections(reading: Reading) -> Chart:
     if not found:
         return no_chart(_ID, _TITLE, "no finished run has a step log")
     parts = parts_of([breakdown for _, breakdown in found])
+    labels = [wrapped(cell.label, _LABEL_CHARACTERS) for cell, _ in found]
+    bar_px = max(_BAR_PX, _LINE_PX * (2 + max(label.count("<br>") for label in labels)))
     longest = max(ms_from_ns(breakdown.step.mean_ns) for _, breakdown in found)
     named = [name for name, values in parts.items() if max(values) >= _NAMED_FROM_FRAC * longest]
-    height = _REST_PX + _BAR_PX * len(found) + legend_px(named)
+    height = _REST_PX + bar_px * len(found) + legend_px(named)
     note = clock_note(clock for _, breakdown in found for clock in breakdown.clocks)
     return drawn(
         _ID,
         _TITLE,
-        [
-            _bars(name, values, [cell for cell, _ in found], is_named=name in named)
-            for name, values in parts.items()
-        ],
+        [_bars(name, values, labels, is_named=name in named) for name, values in parts.items()],
         layout(
             height,
             barmode="stack",
@@ -95,7 +94,7 @@ def parts_of(breakdowns: Sequence[Breakdown]) -> Mapping[str, list[float]]:
     return {name: values for name, values in parts.items() if any(values)}
 
 
-def _bars(name: str, values_ms: Sequence[float], cells: Sequence[CellSummary], *, is_named: bool) -> Trace:
+def _bars(name: str, values_ms: Sequence[float], labels: Sequence[str], *, is_named: bool) -> Trace:
     pattern = "/" if name == _REST else _PATTERNS.get(name, "")
     return {
         "type": "bar",
@@ -103,7 +102,7 @@ def _bars(name: str, values_ms: Sequence[float], cells: Sequence[CellSummary], *
         "name": name,
         "showlegend": is_named,
         "x": rounded(values_ms, 8),
-        "y": ["<br>".join(textwrap.wrap(cell.label, _LABEL_CHARACTERS)) for cell in cells],
+        "y": list(labels),
         "marker": {
             "color": _COLORS.get(name, GREY),
             "pattern": {"shape": pattern, "fgopacity": 0.6, "size": 6},

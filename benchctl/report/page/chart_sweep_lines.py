@@ -5,10 +5,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from benchctl.analysis.sweep import SweepRow
-from benchctl.records.directory import arm_label
+from benchctl.records.directory import arm_label, cell_name
 from benchctl.report.page.chart import Trace, axis, color, dash
 
 _MAX_TICKS: Final = 12
+_MAX_UPRIGHT: Final = 4
+"""The names of more cells do not stand side by side on a phone."""
 _LOG_FROM: Final = 10.0
 """A factor whose largest value is this many times the smallest stands on a logarithmic axis."""
 
@@ -56,13 +58,15 @@ def _number(value: object) -> float:
 
 
 def _cell_lines(row: SweepRow) -> str:
-    return "<br>".join(f"{name}={value}" for name, value in row.cell.items())
+    """The cell as the label of a tick: the bare value where there is but one factor."""
+    values = [str(value) for value in row.cell.values()]
+    return values[0] if len(values) == 1 else "<br>".join(cell_name(row.cell).split(", "))
 
 
 def x_axis(rows: Sequence[SweepRow], factor: str | None) -> Trace:
     """The factor at its values, logarithmic where they span much; without one, the cells side by side."""
     if factor is None:
-        return axis("cell", type="category")
+        return axis(" and ".join(rows[0].cell), type="category", tickangle=0 if len(rows) <= _MAX_UPRIGHT else None)
     values = sorted({_number(row.cell[factor]) for row in rows})
     is_log = values[0] > 0 and values[-1] / values[0] >= _LOG_FROM
     few = {"tickvals": values, "ticktext": [f"{value:g}" for value in values]} if len(values) <= _MAX_TICKS else {}
