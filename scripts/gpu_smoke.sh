@@ -8,13 +8,17 @@
 #   ENGINE     engine preset or kind (vllm)
 #   MODEL      directory, GGUF file or name on the hub; else a model of random weights is made and kept, of the shape
 #              of Qwen2.5-1.5B, or tiny with --cpu. The simulator needs none
-#   BLOCKS     complete replicates (3)
+#   BLOCKS     complete replicates (6, the least that can give a verdict)
 #   THRESHOLD  margin that a change must leave to count (10%)
-#   RESULTS    where result directories are made (results)
+#   NOISE      result directory of an A/A experiment of this machine; its noise is the margin where it is larger
+#   RESULTS    where result directories and comparison.{md,json,csv,png} are made (results)
 #   BASELINE   result directory to compare with ($RESULTS/gpu-smoke-baseline/$ENGINE); the first run is stored there
+#   REFRESH    1: compare with the stored baseline, and let this run take its place whatever the verdict is
+#   ON_INCONCLUSIVE  pass (as it is) or fail: what becomes of a comparison that could decide nothing
 #
 # Exit code: 0 no regression found (also where nothing could be decided, which the summary says), 1 regression, 2 something
-# is missing, 4 not comparable or invalid, 5 a run failed. The summary also goes to $GITHUB_STEP_SUMMARY.
+# is missing, 3 nothing could be decided (with ON_INCONCLUSIVE=fail), 4 not comparable or invalid, 5 a run failed. The
+# summary also goes to $GITHUB_STEP_SUMMARY. Recipe: docs/ci.md.
 started_in=$PWD
 source "$(dirname "$0")/environment.sh"
 command -v benchctl >/dev/null || use_environment .venv-smoke --editable '.[models]'
@@ -22,6 +26,11 @@ cd "$started_in"
 
 engine=${ENGINE:-vllm}
 results=${RESULTS:-results}
+on_inconclusive=${ON_INCONCLUSIVE:-pass}
+if [[ ! $on_inconclusive =~ ^(pass|fail)$ ]]; then
+  echo "ON_INCONCLUSIVE is '$on_inconclusive'; write pass or fail" >&2
+  exit 2
+fi
 baseline=${BASELINE:-$results/gpu-smoke-baseline/$engine}
 needed=(--gpu)
 shape=(--shape qwen2.5-1.5b)
@@ -33,6 +42,7 @@ if [ "${1:-}" = --cpu ]; then
   model_name=tiny-random
 fi
 
+# Words of this script; what compare says goes there by itself.
 summarize() { tee -a "${GITHUB_STEP_SUMMARY:-/dev/null}"; }
 
 model_setting() {
@@ -56,7 +66,7 @@ model_setting() {
 benchctl doctor --engine "$engine" "${needed[@]}" -o "$results" >&2
 model=$(model_setting)
 code=0
-said=$(benchctl run --profile ci-smoke --engine "$engine" --blocks "${BLOCKS:-3}" -o "$results" --quiet \
+said=$(benchctl run --profile ci-smoke --engine "$engine" --blocks "${BLOCKS:-6}" -o "$results" --quiet \
   ${model:+"$model"} "$@" | tee >(cat >&2)) || code=$?
 new=$(sed -n 's/^results in //p' <<<"$said")
 
@@ -70,19 +80,37 @@ if [ "$code" -ne 0 ]; then
   echo "The run ended with exit code $code; its log says why. Nothing was compared." | summarize
   exit "$code"
 fi
+store() { # this run becomes the baseline; a copy that breaks off leaves the old one
+  mkdir -p "$(dirname "$baseline")"
+  rm -rf "$baseline.new"
+  cp -a "$new" "$baseline.new"
+  rm -rf "$baseline"
+  mv "$baseline.new" "$baseline"
+}
+
 if [ ! -e "$baseline/manifest.json" ]; then
-  mkdir -p "$baseline"
-  cp -a "$new/." "$baseline"
+  store
   echo "There was nothing to compare with: this run is stored as the baseline of the next ones." | summarize
   exit
 fi
-compared=$(benchctl compare "$baseline" "$new" --threshold "${THRESHOLD:-10%}" --markdown 2>&1) || code=$?
-echo "$compared" | summarize
+forms=()
+for form in md json csv png; do
+  rm -f "$results/comparison.$form"
+  forms+=(--output "$results/comparison.$form")
+done
+benchctl compare "$baseline" "$new" --threshold "${THRESHOLD:-10%}" ${NOISE:+--noise-floor "$NOISE"} "${forms[@]}" \
+  ${GITHUB_STEP_SUMMARY:+--github-summary} >/dev/null || code=$?
+if [ -e "$results/comparison.md" ]; then cat "$results/comparison.md"; fi
 case $code in
   3)
-    code=0
+    if [ "$on_inconclusive" = pass ]; then code=0; fi
     echo $'\nNo regression was found, and none was ruled out: more blocks (BLOCKS) tell more.' | summarize
     ;;
-  4) echo $'\nIf the difference is meant, remove the stored baseline; the next run becomes the new one.' | summarize ;;
+  4) echo $'\nIf the difference is meant, store a new baseline (REFRESH=1, or remove the stored one).' | summarize ;;
 esac
+if [ "${REFRESH:-}" = 1 ]; then
+  store
+  echo $'\nThis run is stored as the new baseline, as REFRESH asks.' | summarize
+  code=0
+fi
 exit "$code"

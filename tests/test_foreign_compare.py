@@ -142,7 +142,7 @@ def test_a_result_directory_stands_beside_result_files(tmp_path):
     blocks = tuple({"baseline": 1 + 0.001 * i, "guided": 1 + 0.001 * i} for i in range(6))
     results = write_results(tmp_path / "r", block_factors=blocks, n=1)
     theirs = repeats(tmp_path / "b", count=6, model_id="qwen2.5-7b", num_prompts=4, completed=4)
-    found = document(f"{results.path}:baseline", theirs)
+    found = document(f"{results.path}:baseline", theirs, "--metrics", "tpot_ms")
     assert (found["a"], found["verdict"]) == ("baseline", "improvement")
     tpot = next(metric for metric in found["metrics"] if metric["name"] == "tpot_ms")
     assert tpot["a"] == pytest.approx(10, rel=0.01)

@@ -63,12 +63,12 @@ def write_refusal(error: InvalidDataError, outputs: Sequence[Path], summary: Pat
     """What JSON and Markdown say where nothing was compared; other forms have no way to say it."""
     from benchctl.records.jsonl import write_bytes_atomic
 
-    told = f"**not compared: {str(error).splitlines()[0]}**\n\n```text\n{error}\n```\n"
+    told = f"**not compared: {str(error).splitlines()[0]}**\n\n```text\n{error}\n```"
     for path in outputs:
         if path.suffix == ".json":
             write_bytes_atomic(path, f"{json.dumps(refusal_document(error), indent=1)}\n".encode())
         elif path.suffix == ".md":
-            write_bytes_atomic(path, told.encode())
+            write_bytes_atomic(path, f"{told}\n".encode())
     if summary is not None:
         append(summary, told)
 
