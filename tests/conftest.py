@@ -1,5 +1,8 @@
-"""What every test can rely on: signals mean what they mean at a terminal, and no process of ours outlives it."""
+"""What every test can rely on: signals mean what they mean at a terminal, no process of ours outlives it, and the
+user's own store of noise is neither read nor written.
+"""
 
+import os
 import signal
 from collections.abc import Iterator
 
@@ -10,6 +13,18 @@ import pytest
 # inherit that, and tests of interrupts would wait for nothing.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _noise_of_nobody(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """An empty store of noise, for this process and those that it starts."""
+    before = os.environ.get("BENCHCTL_NOISE_DIR")
+    os.environ["BENCHCTL_NOISE_DIR"] = str(tmp_path_factory.mktemp("noise"))
+    yield
+    if before is None:
+        del os.environ["BENCHCTL_NOISE_DIR"]
+    else:
+        os.environ["BENCHCTL_NOISE_DIR"] = before
 
 
 def _server_processes() -> set[psutil.Process]:

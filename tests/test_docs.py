@@ -92,6 +92,7 @@ def test_every_console_block_of_the_manual_does_what_it_shows(name: str, tmp_pat
         **os.environ,
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "BENCHCTL_DATA_DIR": str(tmp_path / "data"),
+        "BENCHCTL_NOISE_DIR": str(tmp_path / "noise"),
         "COLUMNS": "118",
         "CI": "true",
         "PYTHONUNBUFFERED": "1",
