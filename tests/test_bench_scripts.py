@@ -270,3 +270,16 @@ def test_the_schedule_bench_finds_every_request_of_a_poisson_process(tmp_path):
     assert ours["requests"] == 20
     assert 0 < ours["KS distance"] < 1
     assert ours["sent late max"] >= ours["sent late p50"] >= 0
+
+
+def test_the_compare_bench_judges_long_logs_and_says_what_the_least_would_take(tmp_path):
+    said = run_script(
+        "compare_speed.py", "--steps", 3000, "--blocks", 6, "--repeats", 1, "--json", tmp_path / "compare.json"
+    )
+    assert "what it found: " in said
+    found = json.loads((tmp_path / "compare.json").read_text())
+    compare, limit, records = found["rows"]
+    assert limit["of limit"] == 1
+    assert all(row["wall s"] > 0 and row["peak MiB"] > 10 for row in (compare, limit, records))
+    assert "INVALID" not in found["said"]
+    assert "b against a" in found["said"]

@@ -9,21 +9,29 @@ other block is read again by the reader of records, whose word on damage is the 
 import io
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
-from types import MappingProxyType
-from typing import Final, get_args, overload
+from typing import Any, Final, TypeVar, get_args, overload
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from benchctl.errors import RecordError
 from benchctl.records.jsonl import decode_lines, read_jsonl
 from benchctl.records.run import Clock, StepRecord
-from benchctl.records.step_columns import OPTIONAL, PHASES, Flags, Integers, StepColumns
+from benchctl.records.step_columns import OPTIONAL, PHASES, Integers, StepColumns
 
-BLOCK_BYTES: Final = 16 << 20
+A = TypeVar("A", bound=npt.NDArray[Any])
+
+BLOCK_BYTES: Final = 8 << 20
 """So much is read at a time: what a block needs on its way into the table is many times what it needs there."""
+_NUM_AT_ONCE: Final = 2
+"""polars has threads of its own for the lines of a block; a second block fills the time in which those idle."""
 _CLOCKS: Final[tuple[Clock, ...]] = get_args(Clock)
 _WORDS: Final = {"clock": pl.Enum(_CLOCKS), "phase": pl.Enum(PHASES)}
 _REQUIRED: Final = ("step", "start_ns", "dur_ns", "clock", "phase", "num_seqs")
@@ -38,10 +46,10 @@ class StepLog(Sequence[StepRecord]):
 
     def __init__(self, path: Path, table: pl.DataFrame) -> None:
         self._path = path
-        self._table = table
+        self._tables = {is_warmup: table.filter(is_warmup=is_warmup) for is_warmup in (False, True)}
 
     def __len__(self) -> int:
-        return self._table.height
+        return sum(table.height for table in self._tables.values())
 
     def __iter__(self) -> Iterator[StepRecord]:
         return itertools.islice(read_jsonl(self._path, StepRecord), len(self))
@@ -55,36 +63,69 @@ class StepLog(Sequence[StepRecord]):
 
     def columns(self, *, is_warmup: bool = False) -> StepColumns:
         """The steps that are no warm-up, or those that are."""
-        steps = self._table.filter(pl.col("is_warmup") == is_warmup)
-        known = steps.select(column.name for column in steps.iter_columns() if column.null_count() < steps.height)
-        sections = [name for name in sorted(known.columns) if name.startswith(_SECTION_PREFIX)]
+        steps = self._tables[is_warmup]
+        known = {column.name for column in steps.iter_columns() if column.null_count() < steps.height}
+        sections = sorted(name.removeprefix(_SECTION_PREFIX) for name in known if name.startswith(_SECTION_PREFIX))
         return StepColumns(
             start_ns=_integers(steps["start_ns"]),
             dur_ns=_integers(steps["dur_ns"]),
             num_seqs=_integers(steps["num_seqs"]),
             phase=steps["phase"].to_physical().cast(pl.UInt8).to_numpy(),
-            clocks=tuple(clock for clock in sorted(_CLOCKS) if clock in set(steps["clock"].unique())),
-            optionals=MappingProxyType(
-                {name: known[name].cast(pl.Float64).to_numpy() for name in OPTIONAL if name in known.columns}
+            clocks=tuple(sorted(steps["clock"].unique().to_list())),
+            optionals=_Widened(
+                [name for name in OPTIONAL if name in known], lambda name: steps[name].cast(pl.Float64).to_numpy()
             ),
-            section_ns=MappingProxyType({_section(name): _integers(known[name]) for name in sections}),
-            has_section=MappingProxyType({_section(name): _is_known(known[name]) for name in sections}),
+            section_ns=_Widened(sections, lambda name: _integers(steps[_SECTION_PREFIX + name])),
+            has_section=_Widened(sections, lambda name: steps[_SECTION_PREFIX + name].is_not_null().to_numpy()),
         )
+
+
+class _Widened(Mapping[str, A]):
+    """Columns by name, each made when it is looked at: nobody looks at all."""
+
+    def __init__(self, names: Sequence[str], widen: Callable[[str], A]) -> None:
+        self._names = dict.fromkeys(names)
+        self._widen = widen
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __getitem__(self, name: str) -> A:
+        if name not in self._names:
+            raise KeyError(name)
+        return self._widen(name)
 
 
 def read_step_log(path: Path) -> tuple[StepLog, RecordError | None]:
     """The steps of a file up to its first damaged line, and what is wrong with that."""
     tables = [_table_of_records(())]
     damage = None
-    for first_byte, lines in _blocks(path):
-        table = _quickly_read(lines)
-        if table is None:
+    with closing(_quickly_read_blocks(path)) as blocks:
+        for first_byte, lines, table in blocks:
+            if table is not None:
+                tables.append(table)
+                continue
             records, damage = _read_as_records(path, first_byte, lines)
-            table = _table_of_records(records)
-        tables.append(table)
-        if damage is not None:
-            break
+            tables.append(_table_of_records(records))
+            if damage is not None:
+                break
     return StepLog(path, pl.concat(tables, how="diagonal_relaxed", rechunk=True)), damage
+
+
+def _quickly_read_blocks(path: Path) -> Generator[tuple[int, bytes, pl.DataFrame | None], None, None]:
+    """The blocks of a file and their tables. While one is looked through, polars is at work on the next."""
+    with ThreadPoolExecutor(max_workers=_NUM_AT_ONCE) as pool:
+        begun: deque[tuple[int, bytes, Future[pl.DataFrame | None]]] = deque()
+        for first_byte, lines in _blocks(path):
+            begun.append((first_byte, lines, pool.submit(_quickly_read, lines)))
+            if len(begun) > _NUM_AT_ONCE:
+                place, text, table = begun.popleft()
+                yield place, text, table.result()
+        for place, text, table in begun:
+            yield place, text, table.result()
 
 
 def _blocks(path: Path) -> Iterator[tuple[int, bytes]]:
@@ -119,9 +160,13 @@ def _parse(lines: bytes, names: Iterable[str]) -> pl.DataFrame | None:
         if any(table[name].null_count() for name in _REQUIRED):
             return None
         num_values = sum(column.count() for column in table.iter_columns()) + read[_SECTIONS].count()
-        return _compact(table) if num_values == lines.count(b":") else None
+        return _compact(table) if num_values == _num_colons(lines) else None
     except pl.exceptions.PolarsError:  # also for a clock or a phase that does not exist
         return None
+
+
+def _num_colons(lines: bytes) -> int:
+    return int(np.count_nonzero(np.frombuffer(lines, dtype=np.uint8) == ord(":")))
 
 
 def _table_of_records(records: Sequence[StepRecord]) -> pl.DataFrame:
@@ -164,13 +209,5 @@ def _read_as_records(path: Path, first_byte: int, lines: bytes) -> tuple[list[St
     return records, None
 
 
-def _section(column: str) -> str:
-    return column.removeprefix(_SECTION_PREFIX)
-
-
 def _integers(column: pl.Series) -> Integers:
     return column.fill_null(0).cast(pl.Int64).to_numpy()
-
-
-def _is_known(column: pl.Series) -> Flags:
-    return column.is_not_null().to_numpy()
