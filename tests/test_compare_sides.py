@@ -7,7 +7,8 @@ import pytest
 from builders import edit_manifest, edit_run, write_results
 
 from benchctl.analysis.compare import CompareOptions, Side, compare_sides, parse_side
-from benchctl.analysis.comparison_text import reasons_of, split_sentence, verdict_sentence
+from benchctl.analysis.comparison_text import reasons_of, verdict_sentence
+from benchctl.analysis.decomposition_text import wall_line
 from benchctl.errors import NotComparableError, UsageError
 from benchctl.records.noise import MetricNoise
 
@@ -227,11 +228,12 @@ def test_a_block_that_stands_out_counts_and_is_told(tmp_path):
 
 def test_the_wall_ratio_splits_exactly_into_steps_and_step_time(path):
     cell = compare(f"{path}:baseline", f"{path}:guided").cells[0]
-    split = cell.wall_split
-    assert split["wall_s"] == pytest.approx(split["num_steps"] * split["step_ms"] * split["remainder"], rel=1e-12)
-    assert split["num_steps"] == 1
-    assert split["remainder"] == pytest.approx(1)
-    assert split_sentence(cell).startswith("wall x1.5")
+    wall = cell.decomposition.wall
+    steps, step_time, remainder = (factor.ratio for factor in wall.factors)
+    assert wall.total.ratio == pytest.approx(steps * step_time * remainder, rel=1e-12)
+    assert steps == 1
+    assert remainder == pytest.approx(1)
+    assert wall_line(cell.decomposition).startswith("wall x1.5")
 
 
 def test_exact_metrics_are_equal_without_statistics(path):

@@ -15,6 +15,7 @@ from benchctl.analysis.comparability import (
     require_comparable,
 )
 from benchctl.analysis.comparison import CellComparison, Comparison
+from benchctl.analysis.decomposition_cells import with_decompositions
 from benchctl.analysis.distrust import without_distrusted
 from benchctl.analysis.doubts import counted_suspects, measurement_doubts, statistical_doubts
 from benchctl.analysis.metric_comparison import (
@@ -26,7 +27,6 @@ from benchctl.analysis.metric_comparison import (
     compare_metrics,
     judged,
     roles_of,
-    wall_split,
 )
 from benchctl.analysis.metrics import METRICS, run_metrics
 from benchctl.analysis.multiplicity import holm_levels
@@ -128,10 +128,11 @@ def compare_results(
     )
     roles = roles_of(deciding, is_forced=a.manifest.stop != "natural")
     found = [_compare_cell(pair, account, roles, rules, allow_failed=options.allow_failed) for pair in pairs]
-    answers = AnswerOptions(
-        judge=options.judge, margin_points=options.quality_margin_points, confidence=confidence
-    )
-    cells = with_answers(corrected(found, confidence), pairs, (a, b), answers)
+    answers = AnswerOptions(judge=options.judge, margin_points=options.quality_margin_points, confidence=confidence)
+    answered = with_answers(corrected(found, confidence), pairs, (a, b), answers)
+    designs = [(pair, _design_of(pair)) for pair in pairs]
+    metrics_of = {key: evidence.metrics for key, evidence in account.items()}
+    cells = with_decompositions(answered, designs, (a, b), metrics_of, confidence)
     checks = [(evidence.run, check) for evidence in account.values() for check in evidence.checks]
     a_name, b_name = side_names(a_side, b_side)
     counted = counted_suspects(pairs, (a_name, b_name)) if options.allow_suspect else ()
@@ -243,7 +244,6 @@ def _compare_cell(
         num_blocks=min(len(a), len(b)),
         num_a_first=sum(_ran_before(x, y) for x, y in zip(a, b, strict=True)) if is_ordered else None,
         metrics=metrics,
-        wall_split=wall_split(a_metrics, b_metrics),
         faults=tuple(faults),
         failures=tuple(failures),
     )

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 from benchctl.analysis.comparability import Difference
+from benchctl.analysis.decomposition import Decomposition
 from benchctl.analysis.divergence import DivergenceComparison
 from benchctl.analysis.metric_comparison import MetricComparison, MetricVerdict
 from benchctl.analysis.pairing import Pairing
@@ -37,8 +38,8 @@ class CellComparison:
     """Two arms compared. ``faults`` say why it is invalid; empty when it is valid.
 
     ``failures`` say which requests failed: faults too, unless they were allowed. ``num_a_first`` counts blocks
-    in which A ran before B, None where the two sides share no blocks or are the same runs. ``wall_split`` holds
-    the ratios of ``wall_s``, ``num_steps``, ``step_ms`` and the remainder.
+    in which A ran before B, None where the two sides share no blocks or are the same runs. ``decomposition`` says
+    where the difference of the wall times sits; None where no block has one on both sides.
     """
 
     label: str
@@ -47,15 +48,16 @@ class CellComparison:
     num_blocks: int
     num_a_first: int | None
     metrics: tuple[MetricComparison, ...]
-    wall_split: dict[str, float] | None
     faults: tuple[str, ...]
     failures: tuple[str, ...] = ()
     quality: QualityComparison | None = None
-    """Judged answers; None where there is nothing to judge, and ``quality_note`` says why."""
+    """Judged answers; None where there is nothing to judge."""
     quality_note: str | None = None
+    """Why there are gold answers and nothing was judged."""
     is_quality_deciding: bool = False
     """A margin of quality was asked for: its verdict counts like that of a deciding metric."""
     divergence: DivergenceComparison | None = None
+    decomposition: Decomposition | None = None
 
     @property
     def deciding(self) -> tuple[MetricComparison, ...]:

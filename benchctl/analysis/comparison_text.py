@@ -1,10 +1,11 @@
 """A comparison in sentences: the verdict, its reasons, and where the wall time went."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from benchctl.analysis.comparison import CellComparison, Comparison
 from benchctl.analysis.metric_comparison import MetricComparison
+from benchctl.analysis.quality_text import accuracy_sentence
 
 
 def percent(change_frac: float) -> str:
@@ -36,10 +37,12 @@ def verdict_sentence(comparison: Comparison) -> str:
         faults = [fault for cell in comparison.cells for fault in cell.faults]
         more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
         return f"invalid: {sides} cannot be judged: {faults[0]}{more}"
-    if comparison.is_screening:
+    if comparison.is_screening and verdict == "inconclusive":
         fewest = min(cell.num_blocks for cell in comparison.cells)
         return f"inconclusive: {sides}: a screening of {_blocks(fewest)} gives no verdict; {_strongest(comparison)}"
     found = [(c, m) for c in comparison.cells for m in c.deciding if _decides(m, verdict)]
+    if not found and (qualities := _deciding_qualities(comparison.cells, verdict)):
+        return f"{verdict}: {sides}: {qualities[0]}"
     if not found:
         return (
             f"inconclusive: {sides}: nothing to judge, because exact metrics can only be equal or make "
@@ -74,7 +77,17 @@ _OUTCOME = {
 
 def reasons_of(comparison: Comparison) -> tuple[str, ...]:
     """What led to the verdict: every fault, or each deciding metric that has the verdict of the whole."""
-    return tuple(reason for cell in comparison.cells for reason in _cell_reasons(cell, comparison.verdict))
+    reasons = (reason for cell in comparison.cells for reason in _cell_reasons(cell, comparison.verdict))
+    return (*reasons, *_deciding_qualities(comparison.cells, comparison.verdict))
+
+
+def _deciding_qualities(cells: Iterable[CellComparison], verdict: str) -> list[str]:
+    """Cells whose quality was to decide and did so as the whole did, each with its accuracy."""
+    return [
+        f"{cell.label}: {accuracy_sentence(cell.quality)}"
+        for cell in cells
+        if cell.is_quality_deciding and cell.quality is not None and cell.quality.verdict == verdict
+    ]
 
 
 def _cell_reasons(cell: CellComparison, verdict: str) -> Iterator[str]:
@@ -85,17 +98,6 @@ def _cell_reasons(cell: CellComparison, verdict: str) -> Iterator[str]:
         if _decides(metric, verdict):
             reason = f": {metric.reason}" if metric.reason else ""
             yield f"{cell.label}: {metric.metric.name} {change_text(metric)} {metric.verdict}{reason}"
-
-
-def split_sentence(cell: CellComparison) -> str | None:
-    """``wall x1.550 = steps x1.000 * time per step x1.550 * remainder x1.000``."""
-    split = cell.wall_split
-    if split is None:
-        return None
-    return (
-        f"wall x{split['wall_s']:.3f} = steps x{split['num_steps']:.3f} * time per step x{split['step_ms']:.3f} "
-        f"* remainder x{split['remainder']:.3f}"
-    )
 
 
 def _decides(metric: MetricComparison, verdict: str) -> bool:

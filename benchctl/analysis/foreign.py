@@ -14,7 +14,7 @@ from benchctl.analysis.comparability import Difference, require_comparable
 from benchctl.analysis.compare import CompareOptions, corrected, deciding_metrics
 from benchctl.analysis.comparison import CellComparison, Comparison
 from benchctl.analysis.doubts import statistical_doubts
-from benchctl.analysis.metric_comparison import Role, Rules, compare_metrics, roles_of, wall_split
+from benchctl.analysis.metric_comparison import Role, Rules, compare_metrics, roles_of
 from benchctl.analysis.metric_table import LATENCIES, METRICS
 from benchctl.analysis.percentile import PERCENTS, smallest_sample
 from benchctl.errors import NotComparableError
@@ -170,7 +170,6 @@ def _compare_cell(
         num_blocks=min(len(cell.a), len(cell.b)),
         num_a_first=None,
         metrics=metrics,
-        wall_split=wall_split(a_metrics, b_metrics),
         faults=tuple(faults),
         failures=failures,
     )

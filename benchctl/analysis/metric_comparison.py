@@ -253,22 +253,3 @@ def why_inconclusive(compared: MetricComparison, confidence: float) -> str:
     more = max(1, needed - estimate.num_blocks)
     blocks = "1 more block" if more == 1 else f"{more} more blocks"
     return f"{across}; about {blocks}, if ratio and scatter stay as they are"
-
-
-def wall_split(
-    a_runs: Sequence[Mapping[str, float | None]], b_runs: Sequence[Mapping[str, float | None]]
-) -> dict[str, float] | None:
-    """Why the wall time changed: ratio of wall_s = ratio of num_steps * ratio of step_ms * remainder.
-
-    Ratios of geometric means over the blocks; exact in logarithms. The remainder is time in which no step ran,
-    or steps that overlapped. None unless all three are known and positive in each block.
-    """
-    ratios = {}
-    for name in ("wall_s", "num_steps", "step_ms"):
-        a, b = [run[name] for run in a_runs], [run[name] for run in b_runs]
-        known_a, known_b = [v for v in a if v is not None and v > 0], [v for v in b if v is not None and v > 0]
-        if not a or not b or len(known_a) < len(a) or len(known_b) < len(b):
-            return None
-        ratios[name] = geometric_mean(known_b) / geometric_mean(known_a)
-    ratios["remainder"] = ratios["wall_s"] / (ratios["num_steps"] * ratios["step_ms"])
-    return ratios

@@ -11,8 +11,9 @@ from benchctl.analysis.comparison import CellComparison, Comparison
 from benchctl.analysis.comparison_text import reasons_of, verdict_sentence
 from benchctl.analysis.divergence import Divergence
 from benchctl.analysis.metric_comparison import MetricComparison
-from benchctl.analysis.quality_text import divergence_lines, quality_lines
+from benchctl.analysis.quality_text import divergence_sentence, quality_lines
 from benchctl.errors import InvalidDataError, NotComparableError
+from benchctl.report.decomposition_table import decomposition_document
 
 
 def document_of(comparison: Comparison) -> dict[str, Any]:
@@ -64,16 +65,16 @@ def _cell_document(cell: CellComparison) -> dict[str, Any]:
         "a_first": cell.num_a_first,
         "verdict": cell.verdict,
         "faults": list(cell.faults),
-        "wall_split": cell.wall_split,
+        "decomposition": decomposition_document(cell.decomposition),
         "quality": quality_document(cell),
         "divergence": divergence_document(cell),
     }
 
 
-def quality_document(cell: CellComparison) -> dict[str, Any]:
+def quality_document(cell: CellComparison) -> dict[str, Any] | None:
     """Judged answers; accuracies in [0, 1], differences in percentage points. Only ``note`` where none were."""
     if cell.quality is None:
-        return {"note": cell.quality_note}
+        return None if cell.quality_note is None else {"note": cell.quality_note}
     values = asdict(cell.quality)
     values["pass_at"] = {str(k): {"a": a, "b": b} for k, (a, b) in cell.quality.pass_at.items()}
     return {**values, "decides": cell.is_quality_deciding, "lines": list(quality_lines(cell.quality))}
@@ -88,7 +89,7 @@ def divergence_document(cell: CellComparison) -> dict[str, Any] | None:
         "b_against_a": _divergence_values(found.b_against_a),
         "a_against_a": _divergence_values(found.a_against_a) if found.a_against_a is not None else None,
         "temperature": found.temperature,
-        "lines": list(divergence_lines(found)),
+        "summary": divergence_sentence(found),
     }
 
 

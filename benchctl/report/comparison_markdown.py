@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from benchctl.analysis.comparison import Comparison
 from benchctl.analysis.comparison_text import verdict_sentence
 from benchctl.report.comparison_table import footnotes_of, headings_of, rows_of
+from benchctl.report.decomposition_table import decomposition_headings, decomposition_rows
 
 _SPECIAL = str.maketrans({sign: f"\\{sign}" for sign in "\\|*_`<"})
 
@@ -19,8 +20,19 @@ def markdown_of(comparison: Comparison, *, show_all: bool = False) -> str:
         _row(["---"] * len(headings)),
     ]
     lines += [_row([_escaped(field) for field in row]) for row in rows_of(comparison, show_all=show_all)]
+    lines += _decomposition(comparison, show_all=show_all)
     lines += ["", *(f"- {_escaped(line)}" for line in footnotes_of(comparison))]
     return "\n".join(lines)
+
+
+def _decomposition(comparison: Comparison, *, show_all: bool) -> list[str]:
+    """A second table, where there is anything to divide; leading blanks would be lost in Markdown."""
+    rows = list(decomposition_rows(comparison, show_all=show_all))
+    if not rows:
+        return []
+    headings = decomposition_headings(comparison)
+    table = [_row([_escaped(heading) for heading in headings]), _row(["---"] * len(headings))]
+    return ["", *table, *(_row([_escaped(field).replace("  ", "&nbsp;&nbsp;") for field in row]) for row in rows)]
 
 
 def _row(fields: Sequence[str]) -> str:

@@ -10,10 +10,10 @@ from benchctl.analysis.comparison_text import (
     margin_text,
     percent,
     reasons_of,
-    split_sentence,
 )
 from benchctl.analysis.metric_comparison import MetricComparison, spread_of_blocks
-from benchctl.analysis.quality_text import divergence_lines, quality_lines
+from benchctl.analysis.quality_text import divergence_sentence, quality_lines
+from benchctl.report.decomposition_table import decomposition_lines
 
 SHOWN_EXPLORATORY: Final = frozenset(
     {"output_throughput", "ttft_ms", "e2el_ms", "output_tokens", "num_steps", "tokens_per_step"}
@@ -68,9 +68,7 @@ def _value(mean: float | None, blocks: tuple[float | None, ...]) -> str:
 def footnotes_of(comparison: Comparison) -> Iterator[str]:
     """What must be known to trust the table."""
     for cell in comparison.cells:
-        split = split_sentence(cell)
-        if split:
-            yield f"{cell.label}: {split}"
+        yield from (f"{cell.label}: {line}" for line in decomposition_lines(cell))
     yield from _answer_lines(comparison)
     yield _blocks_line(comparison)
     yield from _margin_lines(comparison)
@@ -100,7 +98,7 @@ def _answer_lines(comparison: Comparison) -> Iterator[str]:
             yield f"{cell.label}: {first}{decides}"
             yield from (f"{cell.label}: {line}" for line in more)
         if cell.divergence is not None:
-            yield from (f"{cell.label}: {line}" for line in divergence_lines(cell.divergence))
+            yield f"{cell.label}: {divergence_sentence(cell.divergence)}"
     for note in dict.fromkeys(cell.quality_note for cell in comparison.cells if cell.quality_note):
         yield f"answers are not judged: {note}"
 

@@ -1,0 +1,46 @@
+"""Every cell of a comparison with its decomposition."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from benchctl.analysis.accounts import Accounts, open_accounts
+from benchctl.analysis.comparison import CellComparison
+from benchctl.analysis.decomposition import decompose
+from benchctl.analysis.decomposition_estimate import Facing
+from benchctl.analysis.decomposition_run import RunAnatomy, anatomy_of
+from benchctl.analysis.decomposition_work import work_model
+from benchctl.analysis.metric_comparison import BlockDesign
+from benchctl.analysis.pairing import CellPair
+from benchctl.records.directory import LoadedResults, LoadedRun
+
+MetricsOfRun = Mapping[int, Mapping[str, float | None]]
+"""The metrics of each run, by the identity of the loaded run."""
+
+
+def with_decompositions(
+    cells: Sequence[CellComparison],
+    pairs: Sequence[tuple[CellPair, BlockDesign]],
+    sides: tuple[LoadedResults, LoadedResults],
+    metrics_of: MetricsOfRun,
+    confidence: float,
+) -> tuple[CellComparison, ...]:
+    """``cells`` in the order of their ``pairs``; a run that serves several cells is read once."""
+    a, b = sides
+    a_accounts = open_accounts(a)
+    b_accounts = a_accounts if a is b else open_accounts(b)
+    anatomies = _anatomies([run for pair, _ in pairs for run in pair.a_runs], a_accounts, metrics_of)
+    anatomies |= _anatomies([run for pair, _ in pairs for run in pair.b_runs], b_accounts, metrics_of)
+    found = []
+    for cell, (pair, design) in zip(cells, pairs, strict=True):
+        facing = Facing(is_paired=pair.pairing != "unpaired", confidence=confidence, places=design.places)
+        a_runs, b_runs = ([anatomies[id(run)] for run in runs] for runs in (pair.a_runs, pair.b_runs))
+        decomposition = decompose(cell.label, a_runs, b_runs, facing, a.manifest.stop)
+        found.append(replace(cell, decomposition=decomposition))
+    return tuple(found)
+
+
+def _anatomies(runs: Sequence[LoadedRun], accounts: Accounts, metrics_of: MetricsOfRun) -> dict[int, RunAnatomy]:
+    return {
+        key: anatomy_of(run, metrics_of[key], work_model(accounts.settings(run.record), accounts.hardware))
+        for key, run in {id(run): run for run in runs}.items()
+    }

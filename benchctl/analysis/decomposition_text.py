@@ -1,0 +1,137 @@
+"""A decomposition in words: which factor carries the difference, and what of it nobody can tell."""
+
+import math
+from collections.abc import Iterator
+from typing import Final
+
+from benchctl.analysis.decomposition import Decomposition
+from benchctl.analysis.decomposition_estimate import Contribution
+from benchctl.analysis.decomposition_factors import TIME_PER_STEP, Factor
+from benchctl.analysis.statistics import RatioEstimate
+from benchctl.units import MS_PER_S
+
+_CARRIES: Final = 0.5
+"""The factors cancel where the whole is less than this share of what they move together."""
+_WORTH_A_WORD: Final = 0.1
+"""Part of the largest below which a factor is left out of a list."""
+
+
+def change(ratio: float) -> str:
+    """A ratio as a relative change: ``+458%``, ``-1.3%``, ``+0.02%``."""
+    percent = (ratio - 1) * 100
+    digits = 0 if abs(percent) >= 10 else 1 if abs(percent) >= 1 else 2
+    return f"{percent:+.{digits}f}%"
+
+
+def factor_text(estimate: RatioEstimate) -> str:
+    """``x1.550 [1.54, 1.56]``; without the interval where there is one block, or no scatter."""
+    low, high = estimate.ci_low, estimate.ci_high
+    if low is None or high is None or math.isclose(low, high, rel_tol=1e-6):
+        return f"x{estimate.ratio:.3f}"
+    return f"x{estimate.ratio:.3f} [{low:.3f}, {high:.3f}]"
+
+
+def wall_line(decomposition: Decomposition) -> str:
+    """``wall x1.550 [..] = steps x1.000 * time per step x1.550 [..] * remainder x1.000``."""
+    wall = decomposition.wall
+    total = f"wall {factor_text(wall.total)}"
+    if not wall.factors:
+        return total
+    return f"{total} = {' * '.join(f'{factor.name} {factor_text(factor.estimate)}' for factor in wall.factors)}"
+
+
+def sentence(decomposition: Decomposition) -> str:
+    """Which factor carries the difference, as far as the intervals allow to say so."""
+    wall = decomposition.wall
+    whole = change(wall.total.ratio)
+    if not wall.factors:
+        return f"the wall time changes by {whole}; neither steps nor tokens are known that would tell why"
+    if wall.total.log_interval is None:
+        return f"the wall time changes by {whole} in one block, which tells no factor from 1"
+    told = sorted((f for f in wall.factors if f.is_told), key=lambda factor: -abs(factor.log_ratio))
+    if not told:
+        return f"no factor can be told from 1 ({whole} in all)"
+    share = told[0].share_of(wall.total)
+    moved = sum(abs(factor.log_ratio) for factor in told)
+    if share is None or abs(wall.total.log_ratio) < _CARRIES * moved:
+        text = f"{_listed(told)} make {whole}"
+    else:
+        text = f"{told[0].name} carries {_percent(share)} of the {whole}"
+    if any(factor.name == TIME_PER_STEP for factor in told):
+        return "; ".join([": ".join([text, *_section(decomposition)]), *_unexplained(decomposition)])
+    return text
+
+
+def _listed(told: list[Factor]) -> str:
+    worth = [factor for factor in told if abs(factor.log_ratio) >= _WORTH_A_WORD * abs(told[0].log_ratio)]
+    return " and ".join(f"{factor.name} {change(factor.ratio)}" for factor in worth)
+
+
+def _section(decomposition: Decomposition) -> Iterator[str]:
+    """The section that carries most of the difference of the step."""
+    split = decomposition.sections
+    if split is None:
+        return
+    largest = split.largest
+    share = largest.share_of(split.whole)
+    if share is not None and largest.is_told:
+        yield f"{_percent(share)} of {_what(decomposition)} {largest.name}"
+
+
+def _what(decomposition: Decomposition) -> str:
+    only = len([factor for factor in decomposition.wall.factors if factor.is_told]) == 1
+    return "it" if only else "the step's difference"
+
+
+def _unexplained(decomposition: Decomposition) -> Iterator[str]:
+    share = None if decomposition.work is None else decomposition.work.unexplained_frac
+    if share is not None:
+        yield f"not explained by FLOPs or bytes (roofline model): {_percent(share)}"
+
+
+def latency_line(decomposition: Decomposition) -> str | None:
+    """``request latency +5.6 s [..] = time to first token +0.08 s + …``; None where it is unknown."""
+    split = decomposition.latency
+    if split is None:
+        return None
+    parts = ", ".join(f"{part.name} {added_text(part)}" for part in split.parts)
+    doubt = f" ({split.doubt})" if split.doubt else ""
+    return f"request latency {added_text(split.whole)}: {parts}{doubt}"
+
+
+def batch_line(decomposition: Decomposition) -> str | None:
+    """``step +0.3 ms: other batches +0.1 ms, time in the same batch +0.2 ms``; None where it is unknown."""
+    split = decomposition.batches
+    if split is None:
+        return None
+    parts = ", ".join(f"{part.name} {added_text(part)}" for part in (split.batches, split.same_batch))
+    one_sided = [bin_.label for bin_ in split.bins if bin_.is_one_sided]
+    note = f"; on one side only: {', '.join(one_sided)}" if one_sided else ""
+    return f"step {added_text(split.whole)}: {parts}{note}"
+
+
+def added_text(part: Contribution, like: Contribution | None = None) -> str:
+    """``+58.2 ms [+57.0, +59.4]``; without the interval where there is one block, or no scatter.
+
+    In the unit that reads best for ``like``, where given.
+    """
+    unit, factor = unit_of(like or part)
+    text = f"{_signed(part.added_s * factor)} {unit}"
+    low, high = part.ci_low_s, part.ci_high_s
+    if low is None or high is None or math.isclose(low, high, rel_tol=1e-6, abs_tol=1e-12):
+        return text
+    return f"{text} [{_signed(low * factor)}, {_signed(high * factor)}]"
+
+
+def unit_of(part: Contribution) -> tuple[str, float]:
+    """The unit in which a part is read best, and how many of it are in a second."""
+    largest = max(abs(value) for value in (part.added_s, part.a_s or 0.0, part.b_s or 0.0))
+    return ("s", 1.0) if largest >= 1 else ("ms", float(MS_PER_S))
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.3g}" if abs(value) >= 5e-4 else "+0"
+
+
+def _percent(share: float) -> str:
+    return f"{share * 100:.0f} %"
