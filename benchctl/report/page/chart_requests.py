@@ -107,7 +107,7 @@ def draw_requests(reading: Reading) -> Chart:
 
 def _layout(labels: Sequence[str], *, is_virtual: bool) -> Mapping[str, Any]:
     height = _REST_PX + _PANEL_PX * len(labels)
-    time = axis("time since the first send, s" + (" of virtual time" if is_virtual else ""))
+    time = axis("time since the first send, " + ("virtual s" if is_virtual else "s"))
     requests = axis("request no.", autorange="reversed", tickformat="d", nticks=5)
     return layout(
         height,
