@@ -86,7 +86,7 @@ def test_output_past_the_natural_end_is_counted_where_lengths_are_forced_beyond_
     natural = [request.natural_tokens for request in requests if request.natural_tokens is not None]
     assert len(natural) == len(requests)
     beyond = sum(max(0, 1000 - num_tokens) for num_tokens in natural)
-    assert 0 < beyond
+    assert beyond > 0
     assert share_after_the_end(path) == {beyond / (1000 * len(requests))}
 
 
