@@ -4,6 +4,7 @@ None of it changes a verdict. It tells whether the machine drifted, whether the 
 measured, and which blocks deserve a look at their logs.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -11,7 +12,7 @@ from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import linregress
+from scipy.special import stdtr
 
 OUTLIER_SCORE: Final = 3.5
 """Modified z-score beyond which a block stands out: B. Iglewicz, D. C. Hoaglin, *How to Detect and Handle
@@ -52,12 +53,17 @@ def order_effects(
 
 
 def _slope(x: Sequence[float], y: NDArray[np.float64]) -> Slope | None:
+    """Least squares: slope Sxy / Sxx, standard error sqrt(residuals / (n - 2) / Sxx), test against t(n - 2)."""
     if len(x) < _MIN_POINTS or len(set(x)) < 2 or float(np.ptp(y)) == 0:
         return None
-    line = linregress(np.asarray(x, dtype=float), y)
-    return Slope(
-        log_per_unit=float(line.slope), standard_error=float(line.stderr), p_value=float(np.nan_to_num(line.pvalue))
-    )
+    off_x, off_y = np.asarray(x, dtype=float), y - y.mean()
+    off_x -= off_x.mean()
+    squares, df = float(off_x @ off_x), len(x) - 2
+    slope = float(off_x @ off_y) / squares
+    residual = off_y - slope * off_x
+    standard_error = math.sqrt(float(residual @ residual) / df / squares)
+    p_value = 2 * float(stdtr(df, -abs(slope) / standard_error)) if standard_error > 0 else 0.0
+    return Slope(log_per_unit=slope, standard_error=standard_error, p_value=p_value)
 
 
 def outlying(differences: Sequence[float]) -> tuple[int, ...]:

@@ -1,6 +1,7 @@
 """How many blocks: what can so many show, and how many more would end a doubt?"""
 
 import math
+from bisect import bisect_left
 from typing import Final
 
 from benchctl.analysis.statistics import MIN_PAIRED_BLOCKS, MIN_UNPAIRED_BLOCKS, POWER, RatioEstimate, log_margin
@@ -43,15 +44,20 @@ def blocks_for_verdict(estimate: RatioEstimate, margin_frac: float, confidence: 
     The least n, from 6 on (4 unpaired), whose half t-interval is no wider than the distance of the ratio from the
     nearer margin; None when that is more than a thousand, or when one block says nothing of the scatter.
     """
-    if estimate.standard_error is None:
+    se, df = estimate.standard_error, estimate.degrees_of_freedom
+    if se is None or df is None:
         return None
-    sd = estimate.standard_error * math.sqrt(estimate.num_blocks)
+    sd = se * math.sqrt(estimate.num_blocks)
+    lost = estimate.num_blocks - df if estimate.is_paired else 1
     distance = abs(abs(estimate.log_ratio) - log_margin(margin_frac))
     upper = 1 - (1 - (estimate.confidence if confidence is None else confidence)) / 2
-    for n in range(MIN_PAIRED_BLOCKS if estimate.is_paired else MIN_UNPAIRED_BLOCKS, MAX_BLOCKS_NEEDED + 1):
-        if t_quantile(upper, n - 1) * sd / math.sqrt(n) <= distance:
-            return n
-    return None
+
+    def is_enough(n: int) -> bool:
+        return t_quantile(upper, n - lost) * sd / math.sqrt(n) <= distance
+
+    numbers = range(MIN_PAIRED_BLOCKS if estimate.is_paired else MIN_UNPAIRED_BLOCKS, MAX_BLOCKS_NEEDED + 1)
+    least = bisect_left(numbers, True, key=is_enough)
+    return numbers[least] if least < len(numbers) else None
 
 
 def blocks_for_tests(num_tests: int, confidence: float = 0.95) -> int:
