@@ -21,12 +21,13 @@ from benchctl.report.page.forest import forest
 from benchctl.report.page.html import Html, dormant_script, el, embedded_json, join, script, style
 from benchctl.report.page.icon import legend
 from benchctl.report.page.judged import Judged, Verdict
-from benchctl.report.page.provenance import differences, provenance, warnings
+from benchctl.report.page.outcome import outcome
+from benchctl.report.page.provenance import differences, noise, provenance, warnings
 from benchctl.report.page.recompute import recompute_note
 from benchctl.report.page.runs import runs_section
 from benchctl.report.page.table import comparison_table
 from benchctl.report.page.top import top
-from benchctl.report.page.waterfall import Waterfall, drawn, from_ladder, from_split
+from benchctl.report.page.waterfall import Waterfall, drawn, from_decomposition, from_ladder, from_sections
 from benchctl.report.reading import Reading
 
 _LADDER_QUANTITIES: Final = {"step_ms": "ms", "wall_s": "s"}
@@ -78,7 +79,11 @@ def _sections(content: PageContent) -> Iterator[Html]:
     falls = _waterfalls(content)
     if falls:
         shown = el("div", *map(drawn, falls), class_="waterfalls")
-        yield _section("split", "Where the difference sits", shown)
+        note = el("p", "Pale bars cannot be told from nothing.", class_="quiet")
+        yield _section("split", "Where the difference sits", note, shown)
+    answers = [_titled(one, outcome(one.comparison), len(compared)) for one in compared if one.comparison]
+    if any(answer is not None for answer in answers):
+        yield _section("answers", "What is answered", *answers)
     if content.charts:
         yield _section("charts", "Measurements", *map(_chart, content.charts))
     for reading in content.readings:
@@ -102,20 +107,22 @@ def _titled(one: Judged, shown: Html | None, num: int) -> Html | None:
 
 
 def _waterfalls(content: PageContent) -> list[Waterfall]:
-    """Those of the ladders where there are any, else those of the wall time of every cell."""
-    found: list[Waterfall] = []
-    for reading in content.readings:
-        starts = {cell.label: cell for cell in reading.cells}
-        for ladder in reading.ladders:
-            base = starts.get(ladder.whole.lower)
-            for quantity, unit in _LADDER_QUANTITIES.items():
-                start = base.mean(quantity) if base is not None else None
-                fall = from_ladder(ladder, start, quantity, unit)
-                found += [fall] if fall is not None else []
-    if found:
-        return found
-    cells = [cell for comparison in content.verdict.comparisons for cell in comparison.cells]
-    return [fall for cell in cells if (fall := from_split(cell)) is not None]
+    """Those of the ladders of controls, then of the wall time and of the step in every cell."""
+    found = [fall for reading in content.readings for fall in _of_ladders(reading)]
+    for comparison in content.verdict.comparisons:
+        for cell in comparison.cells:
+            found += [fall for fall in (from_decomposition(cell), from_sections(cell)) if fall is not None]
+    return found
+
+
+def _of_ladders(reading: Reading) -> Iterator[Waterfall]:
+    cells = {cell.label: cell for cell in reading.cells}
+    for ladder in reading.ladders:
+        base = cells.get(ladder.whole.lower)
+        for quantity, unit in _LADDER_QUANTITIES.items():
+            fall = from_ladder(ladder, base.mean(quantity) if base is not None else None, quantity, unit)
+            if fall is not None:
+                yield fall
 
 
 def _chart(chart: Chart) -> Html:
@@ -143,6 +150,10 @@ def _origins(content: PageContent) -> Iterator[Html]:
     if content.verdict.all:
         yield el("h3", "Settings that differ")
         yield differences(content.verdict)
+    floors = noise(content.verdict)
+    if content.verdict.comparisons:
+        none = el("p", "No A/A experiment of this machine is on file: the margin alone decides.", class_="quiet")
+        yield join(el("h3", "Noise floor"), none if floors is None else floors)
     doubts = warnings(content.verdict)
     if doubts is not None:
         yield el("h3", "Warnings")

@@ -4,6 +4,7 @@ import shlex
 from collections.abc import Iterable
 
 from benchctl.analysis.comparison import Comparison
+from benchctl.records.noise import MetricNoise
 from benchctl.report.page.html import Html, Part, el, join, lines
 from benchctl.report.page.judged import Verdict
 from benchctl.report.page.words import size
@@ -82,6 +83,24 @@ def _difference_rows(comparison: Comparison | None, refused: Iterable[str], name
 def _difference(name: str, key: str, a: str, b: str, *, is_allowed: bool) -> Html:
     allowed = el("td", "declared" if is_allowed else "NOT allowed", class_=None if is_allowed else "fault")
     return el("tr", el("td", name), el("td", el("code", key)), el("td", a), el("td", b), allowed)
+
+
+def noise(verdict: Verdict) -> Html | None:
+    """What an A/A experiment of this machine could not rule out, metric by metric; None where none is on file."""
+    found = {name: noise for comparison in verdict.comparisons for name, noise in comparison.noise.items()}
+    if not found:
+        return None
+    heads = ("metric", "floor", "scatter of the log-ratio", "blocks")
+    head = el("tr", *(el("th", h, scope="col", class_="num" if h != "metric" else None) for h in heads))
+    rows = [
+        el("tr", el("td", name), *(el("td", text, class_="num") for text in _noise_texts(measured)))
+        for name, measured in found.items()
+    ]
+    return el("div", el("table", el("thead", head), el("tbody", *rows)), class_="wide")
+
+
+def _noise_texts(measured: MetricNoise) -> tuple[str, str, str]:
+    return f"{measured.floor_frac * 100:.2g}%", f"{measured.log_sd:.2g}", str(measured.num_blocks)
 
 
 def warnings(verdict: Verdict) -> Html | None:

@@ -7,7 +7,7 @@ from benchctl.analysis.comparison_text import margin_text
 from benchctl.report.page.html import Html, el, join
 from benchctl.report.page.icon import badge, icon, kind_of
 from benchctl.report.page.judged import Judged, Verdict
-from benchctl.report.page.words import minus
+from benchctl.report.page.words import minus_in_numbers
 from benchctl.report.reading import Reading
 
 _PAIRING = {
@@ -31,12 +31,6 @@ def top(readings: Sequence[Reading], verdict: Verdict) -> Html:
         _each(verdict.judged) if len(verdict.judged) > 1 else _problem(verdict.judged),
         _controls(verdict.controls),
     )
-
-
-def minus_in_numbers(sentence: str) -> str:
-    """True minus signs in changes such as ``-3.1%``, and nowhere else."""
-    words = sentence.split(" ")
-    return " ".join(minus(word) if word.lstrip("[(").startswith("-") and "%" in word else word for word in words)
 
 
 def _subject(readings: Sequence[Reading]) -> str:

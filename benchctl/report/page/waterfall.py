@@ -1,6 +1,6 @@
 """The waterfall: from what the baseline takes to what the other side takes, step by step, adding up exactly.
 
-The steps are those of a ladder of controls where one was measured; else the three factors of the wall time.
+Three kinds: the steps of a ladder of controls, the factors of the wall time, and the sections of a step.
 """
 
 import math
@@ -9,14 +9,18 @@ from dataclasses import dataclass
 from typing import Final
 
 from benchctl.analysis.comparison import CellComparison
-from benchctl.analysis.comparison_text import split_sentence
+from benchctl.analysis.decomposition_estimate import Contribution
+from benchctl.analysis.decomposition_text import factor_text, sentence, wall_line
 from benchctl.analysis.ladder import Ladder
 from benchctl.report.page.html import Html, el
 from benchctl.report.page.terms import with_term
-from benchctl.report.page.words import minus, number
+from benchctl.report.page.words import minus, minus_in_numbers, number
+from benchctl.units import MS_PER_S
 
 _ROW_PX: Final = 24
 _BAR_PX: Final = 14
+_WORTH_A_BAR_FRAC: Final = 0.01
+"""Sections that add less than this share of the largest are shown together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +32,8 @@ class Fall:
     meaning: str
     half_width: float | None = None
     """Half of the 95 % interval of ``added``, where it is known."""
+    is_told: bool = True
+    """It can be told from nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,35 +50,66 @@ class Waterfall:
     sentence: str
 
 
-def from_split(cell: CellComparison) -> Waterfall | None:
-    """The wall time as steps x time per step x remainder; None where one of them is unknown.
-
-    Factors multiply; to add them up, each takes its share of the logarithm: (b - a) * ln(factor) / ln(b / a),
-    which is exact and does not depend on their order.
-    """
-    split = cell.wall_split
-    wall = next((metric for metric in cell.metrics if metric.metric.name == "wall_s"), None)
-    if split is None or wall is None or not wall.a or not wall.b:
+def from_decomposition(cell: CellComparison) -> Waterfall | None:
+    """The wall time by its factors, each with what it adds; None where they are unknown."""
+    found = cell.decomposition
+    if found is None or not found.wall.factors:
         return None
-    per_log = (wall.b - wall.a) / math.log(wall.b / wall.a) if wall.a != wall.b else wall.a
-    names = {"num_steps": "number of steps", "step_ms": "time per step", "remainder": "time outside steps"}
+    wall, said = found.wall, sentence(found)
     return Waterfall(
-        title=cell.label,
+        title=f"{cell.label}: wall time",
         unit="s",
         start_label=cell.a_label,
-        start=wall.a,
+        start=wall.a_s,
         falls=tuple(
             Fall(
-                label=label,
-                added=per_log * math.log(split[name]),
-                meaning=f"{name} changes by a factor of {split[name]:.4g}; its share of the logarithm of the wall "
-                "time's ratio, in seconds",
+                label=factor.name,
+                added=factor.added_s,
+                half_width=factor.added_half_s,
+                is_told=factor.is_told,
+                meaning=f"{factor.meaning}; it changes by {factor_text(factor.estimate)}. Its share of the seconds "
+                "is its share of the logarithm of the ratio",
             )
-            for name, label in names.items()
+            for factor in wall.factors
         ),
         end_label=cell.b_label,
-        end=wall.b,
-        sentence=split_sentence(cell) or "",
+        end=wall.b_s,
+        sentence=f"{said[:1].upper()}{said[1:]}. {wall_line(found)}.",
+    )
+
+
+def from_sections(cell: CellComparison) -> Waterfall | None:
+    """The mean step by its sections, the smallest as one bar; None where no section is known."""
+    split = None if cell.decomposition is None else cell.decomposition.sections
+    if split is None or split.whole.a_s is None or len(split.sections) < 2:
+        return None
+    worth = _WORTH_A_BAR_FRAC * max(abs(section.added_s) for section in split.sections)
+    falls = [_section(section) for section in split.sections if abs(section.added_s) >= worth]
+    small = [section for section in split.sections if abs(section.added_s) < worth]
+    if small:
+        names = ", ".join(section.name for section in small)
+        added = sum(section.added_s for section in small) * MS_PER_S
+        falls.append(Fall(label="all others", added=added, meaning=f"together: {names}", is_told=False))
+    return Waterfall(
+        title=f"{cell.label}: mean step",
+        unit="ms",
+        start_label=cell.a_label,
+        start=split.whole.a_s * MS_PER_S,
+        falls=tuple(falls),
+        end_label=cell.b_label,
+        end=(split.whole.a_s + split.whole.added_s) * MS_PER_S,
+        sentence=f"Sections of a step: {split.clock_note}.",
+    )
+
+
+def _section(section: Contribution) -> Fall:
+    low, high = section.ci_low_s, section.ci_high_s
+    return Fall(
+        label=section.name,
+        added=section.added_s * MS_PER_S,
+        half_width=None if low is None or high is None else (high - low) / 2 * MS_PER_S,
+        meaning=f"time per step in {section.name}: mean over blocks of b - a, with its 95% interval",
+        is_told=section.is_told,
     )
 
 
@@ -87,6 +124,7 @@ def from_ladder(ladder: Ladder, start: float | None, quantity: str, unit: str) -
             label=price.what,
             added=found.mean,
             half_width=found.half_width,
+            is_told=found.half_width is not None and abs(found.mean) > found.half_width,
             meaning=f"mean over {found.num_blocks} blocks: {quantity} of {price.upper} minus that of {price.lower}",
         )
         for price, found in priced
@@ -119,7 +157,7 @@ def drawn(waterfall: Waterfall) -> Html:
         "figure",
         el("h4", waterfall.title),
         el("div", *rows, class_="falls"),
-        el("figcaption", minus(waterfall.sentence)),
+        el("figcaption", minus_in_numbers(waterfall.sentence)),
         class_="waterfall",
     )
 
@@ -150,7 +188,7 @@ def _total(label: str, value: float, unit: str, low: float, high: float) -> Html
 def _step(fall: Fall, level: float, waterfall: Waterfall, low: float, high: float) -> Html:
     after = level + fall.added
     first, last = sorted((_at(level, low, high), _at(after, low, high)))
-    kind = "more" if fall.added > 0 else "less"
+    kind = f"{'more' if fall.added > 0 else 'less'}{'' if fall.is_told else ' is-untold'}"
     middle = _ROW_PX / 2
     parts = [
         el(
@@ -165,10 +203,15 @@ def _step(fall: Fall, level: float, waterfall: Waterfall, low: float, high: floa
     if fall.half_width is not None:
         ends = (_percent(_at(after + sign * fall.half_width, low, high)) for sign in (-1, 1))
         parts.append(el("line", x1=next(ends), x2=next(ends), y1=middle, y2=middle, class_="interval"))
-    said = f"{_signed(fall.added)} {waterfall.unit}"
-    if fall.half_width is not None:
-        said += f" ± {fall.half_width:.2g}"
-    return _row(fall.label, parts, with_term(said, fall.meaning), class_="fall-row")
+    return _row(fall.label, parts, with_term(_said(fall, waterfall.unit), fall.meaning), class_="fall-row")
+
+
+def _said(fall: Fall, unit: str) -> str:
+    """``+57.6 ± 1.7 ms``: as many decimals as the interval has to say; without one, four digits."""
+    if not fall.half_width:
+        return f"{_signed(fall.added)} {unit}"
+    decimals = max(0, 1 - math.floor(math.log10(fall.half_width)))
+    return minus(f"{fall.added:+.{decimals}f} ± {fall.half_width:.{decimals}f} {unit}")
 
 
 def _row(label: str, parts: Sequence[Html], value: Html, *, class_: str) -> Html:

@@ -1,15 +1,23 @@
 """Numbers and times as the page writes them."""
 
+import re
 from typing import Final
 
 from benchctl.analysis.metric_comparison import spread_of_blocks
 
 UNKNOWN: Final = "n/a"
+_NEGATIVE: Final = re.compile(r"[\[(]?-[\d.]+[%,;\])]*$")
 
 
 def minus(text: str) -> str:
     """Hyphens before digits as minus signs, which are as wide as a plus."""
     return text.replace("-", "\N{MINUS SIGN}") if any(c.isdigit() for c in text) else text
+
+
+def minus_in_numbers(sentence: str) -> str:
+    """True minus signs in numbers such as ``-3.1%`` and ``[-2.1,``, and nowhere else."""
+    words = sentence.split(" ")
+    return " ".join(minus(word) if _NEGATIVE.match(word) else word for word in words)
 
 
 def number(value: float | None) -> str:
