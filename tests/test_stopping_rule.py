@@ -156,6 +156,7 @@ def test_blocks_that_the_rule_made_unnecessary_are_no_gaps(tmp_path: Path) -> No
     assert (entry.num_done, entry.num_planned) == (12, 12)
     reading = read_results(tmp_path)
     assert reading.unbegun == ()
+    assert "could-end-early" in {warning.code for warning in reading.warnings}
     assert "12 of 12 runs done" in headline(reading)
     assert "6 of at most 12 blocks" in headline(reading)
     assert runs_table(reading).row_count == 12

@@ -27,7 +27,7 @@ from benchctl.analysis.pairing import CellPair, Side, match_cells
 from benchctl.analysis.statistics import MIN_PAIRED_BLOCKS, estimate_paired, log_ratios
 from benchctl.profile.model import Profile
 from benchctl.records.directory import LoadedResults, LoadedRun
-from benchctl.records.run import HalfWidth, Look, Manifest, StoppingRecord
+from benchctl.records.run import HalfWidth, Look, Manifest, ResultWarning, StoppingRecord
 
 ALPHA: Final = 0.05
 
@@ -62,6 +62,18 @@ def num_looks_of(a: Manifest, b: Manifest) -> int:
     """
     manifests = (a,) if a == b else (a, b)
     return math.prod(len(m.stopping.look_blocks) for m in manifests if m.stopping is not None)
+
+
+def looks_notes(manifest: Manifest) -> tuple[ResultWarning, ...]:
+    """What a reader of intervals that are not corrected for looks must know; nothing where there were none."""
+    rule = manifest.stopping
+    if rule is None or len(rule.look_blocks) == 1:
+        return ()
+    message = (
+        f"the experiment could end at {len(rule.look_blocks)} looks; the intervals of these tables are not corrected "
+        "for that, those of 'benchctl compare' are"
+    )
+    return (ResultWarning(code="could-end-early", message=message),)
 
 
 def take_look(

@@ -12,6 +12,7 @@ from pathlib import Path
 from benchctl.analysis.accounts import open_accounts
 from benchctl.analysis.findings import Finding, find
 from benchctl.analysis.ladder import Ladder, ladders
+from benchctl.analysis.stopping import looks_notes
 from benchctl.analysis.summary import CellSummary, RunSummary, summarise_cells, summarise_runs
 from benchctl.analysis.summary_columns import Value
 from benchctl.analysis.sweep import SweepRow, infeasible_values, sweep_rows
@@ -85,7 +86,7 @@ def read_results(path: Path) -> Reading:
         sweep=rows,
         ladders=ladders(accounts.profile, runs),
         findings=find(cells, rows, baseline),
-        warnings=(*results.manifest.warnings, *accounts.warnings),
+        warnings=(*results.manifest.warnings, *looks_notes(results.manifest), *accounts.warnings),
         damage=tuple(damage),
     )
 
