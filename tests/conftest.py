@@ -8,6 +8,11 @@ from collections.abc import Iterator
 
 import psutil
 import pytest
+from hypothesis import settings
+
+# How long an example takes says what else the machine does.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 # A shell starts background jobs deaf to Ctrl-C, and nohup to the end of a terminal; programs that tests start would
 # inherit that, and tests of interrupts would wait for nothing.

@@ -115,10 +115,15 @@ def test_the_bootstrap_takes_the_place_out_of_every_resample():
     assert drifting.log_interval == pytest.approx(still, abs=1e-9)
 
 
-def test_means_of_rows_are_adjusted_each_by_itself():
-    d = np.array([[1.0, 2.0, 3.0], [5.0, 5.0, 5.0]])
-    x = np.array([[1.0, 2.0, 3.0], [2.0, 2.0, 2.0]])
-    assert adjusted_means(d, x) == pytest.approx([0.0, 5.0])
+def test_a_resample_is_adjusted_as_if_its_blocks_had_been_written_out():
+    d, x = np.array([1.0, 2.5, 2.0, 5.0]), np.array([1.0, -1.0, 3.0, 3.0])
+    counts = np.array([[1.0, 1.0, 1.0, 1.0], [2.0, 0.0, 1.0, 1.0], [0.0, 0.0, 3.0, 1.0]])
+    found = adjusted_means(counts, d, x)
+    for row, adjusted in zip(counts[:2].astype(int), found[:2], strict=True):
+        line = stats.linregress(np.repeat(x, row), np.repeat(d, row))
+        assert adjusted == pytest.approx(line.intercept)
+    assert found[2] == pytest.approx((3 * 2.0 + 5.0) / 4)  # one place only: nothing to take out
+    assert adjusted_means(counts, d, None) == pytest.approx(counts @ d / 4)
 
 
 @given(st.lists(st.floats(-0.1, 0.1), min_size=2, max_size=9), st.floats(0, 0.05))
@@ -146,18 +151,29 @@ def test_the_sign_flip_test_agrees_with_an_enumeration():
     assert sign_flip_p(DIFFERENCES) == pytest.approx(reference.pvalue)
 
 
-@pytest.mark.parametrize(("n", "least"), [(3, 0.25), (5, 0.0625), (6, 0.03125), (8, 0.0078125), (20, 2**-19)])
+@pytest.mark.parametrize(
+    ("n", "least"), [(3, 0.25), (5, 0.0625), (6, 0.03125), (8, 0.0078125), (20, 2**-19), (30, 2**-29)]
+)
 def test_the_sign_flip_test_cannot_go_below_two_in_all_choices_of_signs(n, least):
     assert sign_flip_p([1.0 + 0.01 * i for i in range(n)]) == least
 
 
-def test_above_twenty_blocks_the_signs_are_drawn_the_same_every_time():
-    stream = random.Random("21 blocks")
-    weak = [stream.gauss(0.2, 1) for _ in range(21)]
+@given(st.lists(st.integers(-4, 4).map(float), min_size=1, max_size=9))
+def test_the_sign_flip_test_counts_ties_with_what_was_observed(differences):
+    sums = [0.0]
+    for difference in differences:
+        sums = [total + sign * difference for total in sums for sign in (1, -1)]
+    share = sum(abs(total) >= abs(sum(differences)) for total in sums) / len(sums)
+    assert sign_flip_p(differences) == pytest.approx(share)
+
+
+def test_above_thirty_blocks_the_signs_are_drawn_the_same_every_time():
+    stream = random.Random("31 blocks")
+    weak = [stream.gauss(0.2, 1) for _ in range(31)]
     drawn = sign_flip_p(weak)
     assert drawn == sign_flip_p(weak)
     assert drawn == pytest.approx(stats.ttest_1samp(weak, 0).pvalue, abs=0.03)
-    assert sign_flip_p([1.0] * 25) == pytest.approx(1e-5)
+    assert sign_flip_p([1.0] * 31) == pytest.approx(1e-5)
 
 
 def test_blocks_that_do_not_differ_have_p_one_and_an_interval_of_no_width():

@@ -59,7 +59,7 @@ MIN_UNPAIRED_BLOCKS: Final = 4
 """On each side; the Mann-Whitney test of three against three cannot reach p < 0.05."""
 MIN_BOOTSTRAP_BLOCKS: Final = 15
 POWER: Final = 0.8
-MAX_EXACT_BLOCKS: Final = 20
+MAX_EXACT_BLOCKS: Final = 30
 _SIGN_FLIPS: Final = 99_999
 _LEAST_ALPHA: Final = 1e-12
 
@@ -149,7 +149,7 @@ def estimate_paired(
         return RatioEstimate(num_blocks=n, is_paired=True, confidence=confidence, log_ratio=fmean(differences))
     d = np.asarray(differences, dtype=float)
     x = _covariate(places, n)
-    centre = float(adjusted_means(d[None, :], None if x is None else x[None, :])[0])
+    centre = float(adjusted_means(np.ones((1, n)), d, x)[0])
     slope, standard_error, df = _least_squares(d, x)
     is_bootstrapped = n >= MIN_BOOTSTRAP_BLOCKS
     uncertainty: Uncertainty = StudentT(centre, standard_error, df)
@@ -216,18 +216,31 @@ def estimate_unpaired(a: Sequence[float], b: Sequence[float], confidence: float 
 def sign_flip_p(differences: Sequence[float]) -> float:
     """Two-sided exact test that the differences are symmetric around 0: no distribution is assumed.
 
-    The share of all 2^n choices of signs whose |sum| reaches the observed one; 2 / 2^n is the least possible.
-    Above 20 blocks the choices are drawn (99,999 of them, always the same) and the observed one is counted.
+    The share of all 2^n choices of signs whose |sum| reaches the observed one; 2 / 2^n is the least possible. They
+    are counted from the sums of either half of the blocks. Above 30 blocks the choices are drawn (99,999 of them,
+    always the same) and the observed one is counted.
     """
     values = np.asarray(differences, dtype=float)
-    observed = abs(math.fsum(differences)) * (1 - 1e-12)
+    observed = abs(math.fsum(differences)) - 1e-12 * float(np.sum(np.abs(values)))
     if len(values) <= MAX_EXACT_BLOCKS:
-        sums = values[:1]  # the first sign may stay: turning all signs leaves |sum| as it is
-        for value in values[1:]:
-            sums = np.concatenate([sums + value, sums - value])
-        return float(np.mean(np.abs(sums) >= observed))
+        half = (len(values) + 1) // 2
+        left = values[0] + _signed_sums(
+            values[1:half]
+        )  # the first sign may stay: turning all leaves |sum| as it is
+        right = np.sort(_signed_sums(values[half:]))
+        above = len(right) - np.searchsorted(right, observed - left, side="left")
+        below = np.searchsorted(right, -observed - left, side="right")
+        return min(1.0, float(np.sum(above + below)) / (len(left) * len(right)))
     signs = np.random.default_rng(len(values)).choice([-1.0, 1.0], size=(_SIGN_FLIPS, len(values)))
     return float((1 + np.sum(np.abs(signs @ values) >= observed)) / (1 + _SIGN_FLIPS))
+
+
+def _signed_sums(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The sums of all choices of signs."""
+    sums = np.zeros(1)
+    for value in values:
+        sums = np.concatenate([sums + value, sums - value])
+    return sums
 
 
 def log_margin(margin_frac: float) -> float:

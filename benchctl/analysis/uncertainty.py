@@ -95,18 +95,18 @@ def _bootstrapped(
     """Sorted resamples of the mean, z0 and a."""
     d = np.asarray(differences)
     x = None if places is None else np.asarray(places, dtype=float)
-    drawn = _draws(len(d))
-    found = adjusted_means(d[drawn], None if x is None else x[drawn])
-    kept = np.array([[j for j in range(len(d)) if j != i] for i in range(len(d))])
-    without = adjusted_means(d[kept], None if x is None else x[kept])
-    centre = float(adjusted_means(d[None, :], None if x is None else x[None, :])[0])
+    found = adjusted_means(_draw_counts(len(d)), d, x)
+    without = adjusted_means(1 - np.eye(len(d)), d, x)
+    centre = float(adjusted_means(np.ones((1, len(d))), d, x)[0])
     return np.sort(found), bias_of(found, centre), acceleration_of(without)
 
 
 @lru_cache(maxsize=16)
-def _draws(num_blocks: int) -> NDArray[np.int64]:
+def _draw_counts(num_blocks: int) -> NDArray[np.float64]:
+    """How often each resample takes each block: a row per resample, its sum is the number of blocks."""
     stream = np.random.default_rng([_SEED, num_blocks])
-    return stream.integers(0, num_blocks, size=(NUM_RESAMPLES, num_blocks))
+    shares = [1 / num_blocks] * num_blocks
+    return stream.multinomial(num_blocks, shares, size=NUM_RESAMPLES).astype(float)
 
 
 def bias_of(resamples: NDArray[np.float64], centre: float) -> float:
@@ -123,16 +123,24 @@ def acceleration_of(without: NDArray[np.float64]) -> float:
     return float(np.sum(errors**3)) / (6 * squares**1.5) if squares > 0 else 0.0
 
 
-def adjusted_means(d: NDArray[np.float64], x: NDArray[np.float64] | None) -> NDArray[np.float64]:
-    """Mean of each row of ``d`` at x = 0, the linear effect of ``x`` taken out; the mean where x is constant."""
-    means: NDArray[np.float64] = d.mean(axis=1)
+def adjusted_means(
+    counts: NDArray[np.float64], d: NDArray[np.float64], x: NDArray[np.float64] | None
+) -> NDArray[np.float64]:
+    """For each row of ``counts``: the mean of ``d`` at x = 0, each block taken so many times.
+
+    The linear effect of ``x`` is taken out; where the blocks of a row have but one x, the mean stays as it is.
+    """
+    centre = float(d.mean())
+    off, sizes = d - centre, counts.sum(axis=1)
+    sums = counts @ off
+    means: NDArray[np.float64] = centre + sums / sizes
     if x is None:
         return means
-    off = x - x.mean(axis=1, keepdims=True)
-    squares = np.sum(off**2, axis=1)
-    products = np.sum(off * (d - means[:, None]), axis=1)
+    sums_x = counts @ x
+    squares = sizes * (counts @ x**2) - sums_x**2  # exact: places are whole numbers
+    products = sizes * (counts @ (x * off)) - sums_x * sums
     slopes = np.divide(products, squares, out=np.zeros_like(products), where=squares > 0)
-    adjusted: NDArray[np.float64] = means - slopes * x.mean(axis=1)
+    adjusted: NDArray[np.float64] = means - slopes * sums_x / sizes
     return adjusted
 
 
