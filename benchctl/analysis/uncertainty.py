@@ -84,7 +84,8 @@ def bca_bounds(
     """Quantiles of the sorted resamples at Φ(z0 + (z0 + z) / (1 - a (z0 + z))) for the two normal quantiles z."""
     shifted = bias + tails
     levels = ndtr(bias + shifted / (1 - acceleration * shifted))
-    low, high = np.quantile(resamples, np.clip(levels, 0, 1))
+    ranks = np.clip(levels, 0, 1) * (len(resamples) - 1)
+    low, high = np.interp(ranks, np.arange(len(resamples)), resamples)
     return float(low), float(high)
 
 
