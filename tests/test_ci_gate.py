@@ -89,7 +89,7 @@ def test_the_gate_stores_compares_and_refreshes_on_the_simulator(tmp_path):
     stored = (baseline / "manifest.json").read_text()
     second = smoke(tmp_path, "--cpu", *STEADY, **env, REFRESH="1")
     assert second.returncode == 0, second.stderr
-    assert "\n**equivalent: " in second.stdout
+    assert re.search(r"\| step\\_ms \|.* equivalent \|\n", second.stdout)
     assert (tmp_path / "summary.md").read_text() == first.stdout + second.stdout
     for form in ("md", "json", "csv", "png"):
         assert (tmp_path / "results" / f"comparison.{form}").stat().st_size > 500
