@@ -283,3 +283,15 @@ def test_the_compare_bench_judges_long_logs_and_says_what_the_least_would_take(t
     assert all(row["wall s"] > 0 and row["peak MiB"] > 10 for row in (compare, limit, records))
     assert "INVALID" not in found["said"]
     assert "b against a" in found["said"]
+
+
+def test_the_report_bench_builds_a_page_and_says_what_it_costs_beside_plotly_alone(tmp_path):
+    small = ["--runs", 16, "--steps", 50, "--repeats", 1, "--json", tmp_path / "report.json"]
+    said = run_script("report_speed.py", *small)
+    found = json.loads((tmp_path / "report.json").read_text())
+    assert (found["runs"], found["steps"]) == (16, 800)
+    assert found["bytes"] > found["plotly.js bytes"] > 1_000_000
+    assert "size / plotly.js" in said
+    if "failed" not in found:
+        assert 0 < found["verdict s"] <= found["first charts s"] <= found["all charts s"]
+        assert "open / plotly.js" in said
