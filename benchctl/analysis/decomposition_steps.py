@@ -189,8 +189,10 @@ def _label(phase: str, size: int, *, is_exact: bool) -> str:
     """``decode of 9 to 16``: a bin of powers of two holds the sizes above the one below it."""
     if phase != "decode":
         return phase
-    if is_exact or size < 2:
-        return f"decode of {size if is_exact else 1 << size}"
+    if is_exact:
+        return f"decode of {size}"
+    if size < 2:
+        return "decode of 2" if size else "decode of at most 1"
     return f"decode of {(1 << (size - 1)) + 1} to {1 << size}"
 
 

@@ -1,7 +1,7 @@
 """A decomposition in words: which factor carries the difference, and what of it nobody can tell."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from benchctl.analysis.decomposition import Decomposition
@@ -11,7 +11,9 @@ from benchctl.analysis.statistics import RatioEstimate
 from benchctl.units import MS_PER_S
 
 _CARRIES: Final = 0.5
-"""The factors cancel where the whole is less than this share of what they move together."""
+"""Less of the whole does not carry it; factors cancel where the whole is less than this part of what they move."""
+_MOST: Final = 1.2
+"""A larger share of a whole is no share any more: other parts pull the other way."""
 _WORTH_A_WORD: Final = 0.1
 """Part of the largest below which a factor is left out of a list."""
 
@@ -51,31 +53,51 @@ def sentence(decomposition: Decomposition) -> str:
     told = sorted((f for f in wall.factors if f.is_told), key=lambda factor: -abs(factor.log_ratio))
     if not told:
         return f"no factor can be told from 1 ({whole} in all)"
-    share = told[0].share_of(wall.total)
-    moved = sum(abs(factor.log_ratio) for factor in told)
-    if share is None or abs(wall.total.log_ratio) < _CARRIES * moved:
-        text = f"{_listed(told)} make {whole}"
-    else:
-        text = f"{told[0].name} carries {_percent(share)} of the {whole}"
+    text = _carried(told, wall.total, whole)
     if any(factor.name == TIME_PER_STEP for factor in told):
         return "; ".join([": ".join([text, *_section(decomposition)]), *_unexplained(decomposition)])
     return text
 
 
-def _listed(told: list[Factor]) -> str:
+def _carried(told: Sequence[Factor], total: RatioEstimate, whole: str) -> str:
+    """One factor that carries the whole, several that make it together, or what stays untold."""
+    shares = [(factor.name, factor.share_of(total)) for factor in told]
+    name, share = shares[0]
+    if len(told) > 1 and _cancels(told, total, share):
+        doubt = ", which cannot be told from 0" if share is None else ""
+        return f"{_listed(told)} make {whole}{doubt}"
+    if share is None:
+        return f"{_listed(told)} can be told from 1, {whole} in all cannot"
+    if share < _CARRIES:
+        return f"{_listed(told)} can be told from 1; what carries the rest of the {whole} cannot"
+    others = [f", {other} {_percent(part)}" for other, part in shares[1:] if part and abs(part) >= _WORTH_A_WORD]
+    return f"{name} carries {_percent(share)} of the {whole}{''.join(others)}"
+
+
+def _cancels(told: Sequence[Factor], total: RatioEstimate, share: float | None) -> bool:
+    """The factors pull both ways, so that no single one carries the whole."""
+    moved = sum(abs(factor.log_ratio) for factor in told)
+    return abs(total.log_ratio) < _CARRIES * moved or (share is not None and not 0 < share <= _MOST)
+
+
+def _listed(told: Sequence[Factor]) -> str:
     worth = [factor for factor in told if abs(factor.log_ratio) >= _WORTH_A_WORD * abs(told[0].log_ratio)]
     return " and ".join(f"{factor.name} {change(factor.ratio)}" for factor in worth)
 
 
 def _section(decomposition: Decomposition) -> Iterator[str]:
-    """The section that carries most of the difference of the step."""
+    """The section that carries most of the difference of the step; those that pull both ways by their times."""
     split = decomposition.sections
-    if split is None:
+    if split is None or not split.largest.is_told:
         return
     largest = split.largest
     share = largest.share_of(split.whole)
-    if share is not None and largest.is_told:
+    if share is not None and 0 < share <= _MOST:
         yield f"{_percent(share)} of {_what(decomposition)} {largest.name}"
+        return
+    told = sorted((section for section in split.sections if section.is_told), key=lambda s: -abs(s.added_s))
+    pulling = [section for section in told if abs(section.added_s) >= _CARRIES * abs(largest.added_s)]
+    yield f"per step {', '.join(f'{s.name} {added_text(s)}' for s in pulling)}"
 
 
 def _what(decomposition: Decomposition) -> str:
@@ -84,9 +106,15 @@ def _what(decomposition: Decomposition) -> str:
 
 
 def _unexplained(decomposition: Decomposition) -> Iterator[str]:
-    share = None if decomposition.work is None else decomposition.work.unexplained_frac
-    if share is not None:
+    """What the model of the work leaves over; what it adds, where that is more than there is to explain."""
+    split = decomposition.work
+    share = None if split is None else split.unexplained_frac
+    if split is None or share is None:
+        return
+    if 0 <= share <= _MOST:
         yield f"not explained by FLOPs or bytes (roofline model): {_percent(share)}"
+    else:
+        yield f"FLOPs and bytes alone would add {added_text(split.work)} (roofline model)"
 
 
 def latency_line(decomposition: Decomposition) -> str | None:
@@ -125,12 +153,17 @@ def added_text(part: Contribution, like: Contribution | None = None) -> str:
 
 def unit_of(part: Contribution) -> tuple[str, float]:
     """The unit in which a part is read best, and how many of it are in a second."""
-    largest = max(abs(value) for value in (part.added_s, part.a_s or 0.0, part.b_s or 0.0))
+    numbers = (part.added_s, part.a_s, part.b_s, part.ci_low_s, part.ci_high_s)
+    largest = max(abs(number) for number in numbers if number is not None)
     return ("s", 1.0) if largest >= 1 else ("ms", float(MS_PER_S))
 
 
 def _signed(value: float) -> str:
-    return f"{value:+.3g}" if abs(value) >= 5e-4 else "+0"
+    """Three digits, and none beyond the third decimal."""
+    if abs(value) < 5e-4:
+        return "+0"
+    digits = max(0, 2 - math.floor(math.log10(abs(value))))
+    return f"{value:+.{min(digits, 3)}f}"
 
 
 def _percent(share: float) -> str:

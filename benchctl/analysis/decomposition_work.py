@@ -73,6 +73,11 @@ class WorkSplit:
         return self.base, self.value, self.rest
 
     @property
+    def work(self) -> Contribution:
+        """Both models at their floors."""
+        return Contribution(name="FLOPs and bytes", added_s=self.base.added_s + self.value.added_s)
+
+    @property
     def unexplained_frac(self) -> float | None:
         """Share of the difference that neither FLOPs nor bytes explain; None where there is no difference."""
         return self.rest.share_of(self.whole)
