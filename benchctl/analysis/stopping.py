@@ -70,8 +70,8 @@ def looks_notes(manifest: Manifest) -> tuple[ResultWarning, ...]:
     if rule is None or len(rule.look_blocks) == 1:
         return ()
     message = (
-        f"the experiment could end at {len(rule.look_blocks)} looks; the intervals of these tables are not corrected "
-        "for that, those of 'benchctl compare' are"
+        f"the experiment could end at {len(rule.look_blocks)} looks; the intervals of these tables are not "
+        "corrected for that, those of 'benchctl compare' are"
     )
     return (ResultWarning(code="could-end-early", message=message),)
 
