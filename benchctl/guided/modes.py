@@ -1,0 +1,233 @@
+"""How values change the probabilities of candidates: every mode is p' ~ p exp(m x), or picks one candidate.
+
+========================  ==============================================================================
+``centered_exp``          x = v, m = s. Nothing is centred; that would cancel
+``value_bias``            x = z, the raw output of the head, m = s
+``mul``                   x = v, m such that E' = s E; unchanged where s <= 0
+``linear``                E' = E + (s - 1) (hi - E) for s >= 1, else E - (1 - s) (E - lo)
+``exp``                   E' = lo + (1 - (1 - r)^s) (hi - lo), r = (E - lo) / (hi - lo)
+``length_mul``            E' = 1 - gamma^(s l), l = ln(1 - E) / ln gamma; gamma cancels: 1 - (1 - E)^s
+target with ``eq``        the candidate whose length is nearest to the target's, v kept within 1e-9 of 0 and 1
+target with ``ge``        the largest v; the smallest where the target is 0, its budget spent
+target with ``le``        the smallest v
+target with ``eq_soft``   E' = target; outside of the values, the candidate nearest to it
+========================  ==============================================================================
+
+p are the probabilities of the candidates, v their values (larger = longer), E = sum p v, lo and hi the least and
+largest v, s the scale. An expectation aimed at stays max(1e-12, 1e-6 (hi - lo)) away from lo and hi, and there is
+no tilt where hi - lo < 1e-8 or where it is within 1e-8 of E already. Of several candidates that a target would
+pick, the most probable wins. Where E < ``value_min`` nothing changes, in any mode.
+
+Each row has a mode of its own; computed for all at once, each comes out as if it were alone.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from benchctl.guided.errors import GuidanceError
+from benchctl.guided.expectation import solve_slope
+from benchctl.guided.length import length_of_value, value_of_length
+from benchctl.guided.params import CONSTRAINTS, EXPECTATION_MODES, MODES, NEUTRAL_WIDTH, GuidanceParams
+
+_RULES: Final = (*MODES, *CONSTRAINTS)
+_CODES: Final = {rule: code for code, rule in enumerate(_RULES)}
+_SOLVED: Final = frozenset({*EXPECTATION_MODES, "eq_soft"})
+_VALUE_MARGIN: Final = 1e-9
+_SPENT: Final = 1e-12
+_LEAST_RANGE: Final = 1e-8
+_LEAST_MOVE: Final = 1e-8
+_LEAST_MARGIN: Final = 1e-12
+_MARGIN_FRAC: Final = 1e-6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModeBatch:
+    """What B rows ask, as tensors [B, 1] in float64 on the device, and which rules occur, known on the host."""
+
+    code: Tensor
+    scale: Tensor
+    gamma: Tensor
+    value_min: Tensor
+    """-inf where a row has none."""
+    target: Tensor
+    """Value aimed at; 0 where a row has no target."""
+    rules: frozenset[str]
+
+    def asks(self, *rules: str) -> Tensor:
+        """bool [B, 1]: rows that follow one of these rules."""
+        found = torch.zeros_like(self.code, dtype=torch.bool)
+        for rule in self.rules.intersection(rules):
+            found |= self.code == _CODES[rule]
+        return found
+
+
+def mode_batch(params: Sequence[GuidanceParams], device: torch.device | str, generated: Sequence[int]) -> ModeBatch:
+    """Parameters of the rows of a batch, and how many tokens each has generated; one copy to the device."""
+    if len(params) != len(generated):
+        raise GuidanceError(
+            f"{len(params)} rows of parameters, {len(generated)} of generated tokens; one of each per row"
+        )
+    rules = [each.constraint if each.has_target else each.mode for each in params]
+    table = torch.tensor(
+        [
+            (
+                _CODES[rule],
+                each.scale,
+                each.gamma,
+                -torch.inf if each.value_min is None else each.value_min,
+                target_value(each, tokens),
+            )
+            for rule, each, tokens in zip(rules, params, generated, strict=True)
+        ],
+        dtype=torch.float64,
+    ).reshape(len(params), 5)
+    code, scale, gamma, value_min, target = table.to(device, non_blocking=True)[:, :, None].unbind(dim=1)
+    return ModeBatch(
+        code=code, scale=scale, gamma=gamma, value_min=value_min, target=target, rules=frozenset(rules)
+    )
+
+
+def target_value(params: GuidanceParams, generated: int) -> float:
+    """Value that a row with a target aims at after ``generated`` tokens; 0 for rows without."""
+    if params.target_value is not None:
+        return params.target_value
+    if params.target_length is None:
+        return 0.0
+    spent = generated if params.length_mode == "total" else 0
+    return value_of_length(max(params.target_length - spent, 0.0), params.gamma)
+
+
+def candidate_values(raw: Tensor, ids: Tensor, eos_ids: Tensor) -> Tensor:
+    """Values sigma(raw) [B, K] of candidates; 0 for tokens that end the answer, whatever the model says of them."""
+    ends = (ids[:, :, None] == eos_ids).any(dim=2)
+    return torch.sigmoid(raw).masked_fill(ends, 0)
+
+
+def tilt(probs: Tensor, values: Tensor, raw: Tensor, mask: Tensor, batch: ModeBatch) -> Tensor:
+    """Guided probabilities p' [B, K], a distribution over the candidates of each row.
+
+    ``probs`` as in ``Candidates``; ``values`` in [0, 1] as ``candidate_values`` makes them; ``raw`` the outputs of
+    the head, which ``value_bias`` takes as they are; ``mask`` marks candidates. Computed in the precision of
+    ``probs``, float32 or float64. Rows that nothing changes are returned bit for bit.
+    """
+    log_probs, is_unchanged = _tilt(probs, values, raw, mask, batch)
+    return torch.where(is_unchanged, probs, torch.exp(log_probs))
+
+
+def log_tilt(probs: Tensor, values: Tensor, raw: Tensor, mask: Tensor, batch: ModeBatch) -> Tensor:
+    """ln p' of ``tilt``, -inf where absent; keeps apart what underflows as a probability."""
+    return _tilt(probs, values, raw, mask, batch)[0]
+
+
+def _tilt(probs: Tensor, values: Tensor, raw: Tensor, mask: Tensor, batch: ModeBatch) -> tuple[Tensor, Tensor]:
+    """ln p', and which rows [B, 1] are unchanged."""
+    mask = mask & (probs > 0)
+    log_probs = torch.log(probs).masked_fill(~mask, -torch.inf)
+    values = values.to(probs.dtype).masked_fill(~mask, 0)
+    least = values.masked_fill(~mask, torch.inf).amin(dim=1, keepdim=True)
+    most = values.masked_fill(~mask, -torch.inf).amax(dim=1, keepdim=True)
+    x, slope = values, _within(batch.scale, probs.dtype)
+    mean = (probs * values).sum(dim=1, keepdim=True)
+    is_unchanged = (mean < batch.value_min) | (batch.scale.abs() <= NEUTRAL_WIDTH) & batch.asks(*MODES[:2])
+    if "value_bias" in batch.rules:
+        x = torch.where(batch.asks("value_bias"), raw.to(probs.dtype).masked_fill(~mask, 0), x)
+    if batch.rules & _SOLVED:
+        slope, is_still = _solved(log_probs, values, least, most, batch, slope)
+        is_unchanged = is_unchanged | is_still
+    exponent = _exponent(x, slope, mask)
+    if batch.rules.intersection(CONSTRAINTS):
+        exponent = _picked(probs, values, least, most, mask, batch, exponent)
+    tilted = torch.log_softmax(log_probs + exponent, dim=1)
+    return torch.where(is_unchanged, log_probs, tilted), is_unchanged
+
+
+def _exponent(x: Tensor, slope: Tensor, mask: Tensor) -> Tensor:
+    """slope * x less its largest, so that any finite numbers give 0 for some candidate and nothing above."""
+    largest = torch.finfo(x.dtype).max
+    top = x.masked_fill(~mask, -torch.inf).amax(dim=1, keepdim=True)
+    bottom = x.masked_fill(~mask, torch.inf).amin(dim=1, keepdim=True)
+    apart = (x - torch.where(slope > 0, top, bottom)).clamp(-largest, largest)
+    return (slope * apart).masked_fill(~mask, 0)
+
+
+def _solved(
+    log_probs: Tensor, values: Tensor, least: Tensor, most: Tensor, batch: ModeBatch, slope: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Slopes with those of the expectation modes put in, and which rows they leave unchanged.
+
+    In the coordinate u = (v - lo) / (hi - lo), where ``m`` is the mean and ``aim`` the target.
+    """
+    width = most - least
+    is_flat = width < _LEAST_RANGE
+    safe = width.masked_fill(is_flat, 1)
+    u = ((values - least) / safe).masked_fill(torch.isneginf(log_probs), 0)
+    m = (log_probs.exp() * u).sum(dim=1, keepdim=True).clamp(0, 1)
+    margin = (_LEAST_MARGIN / safe).clamp_min(_MARGIN_FRAC)
+    aim = _aim(m, least, safe, batch).clamp(margin, 1 - margin)
+    is_solved = batch.asks(*_SOLVED)
+    is_neutral = ((batch.scale - 1).abs() <= NEUTRAL_WIDTH) & ~batch.asks("eq_soft")
+    is_neutral |= batch.asks("mul") & (batch.scale <= 0)
+    is_near = is_flat | ((aim - m).abs() * width < _LEAST_MOVE)
+    if "eq_soft" in batch.rules:
+        is_near &= is_flat | ~(batch.asks("eq_soft") & _is_outside(least, most, batch))
+    slope = torch.where(is_solved, solve_slope(log_probs, u, aim) / safe, slope)
+    return slope, is_solved & (is_neutral | is_near)
+
+
+def _aim(m: Tensor, least: Tensor, width: Tensor, batch: ModeBatch) -> Tensor:
+    """Expectation aimed at, from 0 at the least value to 1 at the largest; beyond them where the scale says so."""
+    scale = _within(batch.scale, m.dtype)
+    mean = least + width * m
+    aim = (_within(batch.target, m.dtype) - least) / width
+    if "mul" in batch.rules:
+        aim = torch.where(batch.asks("mul"), (mean * scale - least) / width, aim)
+    if "linear" in batch.rules:
+        line = torch.where(scale >= 1, m + (scale - 1) * (1 - m), scale * m)
+        aim = torch.where(batch.asks("linear"), line, aim)
+    if "exp" in batch.rules:
+        aim = torch.where(batch.asks("exp"), 1 - (1 - m) ** scale, aim)
+    if "length_mul" in batch.rules:
+        # A value of 1, an answer without an end, is taken for the largest below it.
+        rest = torch.log1p(-mean.clamp(max=1 - torch.finfo(m.dtype).eps / 2))
+        aim = torch.where(batch.asks("length_mul"), (-torch.expm1(scale * rest) - least) / width, aim)
+    return aim
+
+
+def _is_outside(least: Tensor, most: Tensor, batch: ModeBatch) -> Tensor:
+    return (batch.target <= least) | (batch.target >= most)
+
+
+def _picked(
+    probs: Tensor,
+    values: Tensor,
+    least: Tensor,
+    most: Tensor,
+    mask: Tensor,
+    batch: ModeBatch,
+    exponent: Tensor,
+) -> Tensor:
+    """Exponents with 0 for the one candidate, and -inf for the others, in rows whose target picks one.
+
+    Distances are taken in float64: in float32 nothing lies between 1 and 1 - 1e-9.
+    """
+    wide = values.double()
+    lengths = length_of_value(wide.clamp(_VALUE_MARGIN, 1 - _VALUE_MARGIN), batch.gamma)
+    aimed = length_of_value(batch.target.clamp(_VALUE_MARGIN, 1 - _VALUE_MARGIN), batch.gamma)
+    wants_most = batch.asks("ge") & (batch.target > _SPENT) | batch.asks("eq_soft") & (batch.target >= most)
+    cost = torch.where(batch.asks("eq"), (lengths - aimed).abs(), torch.where(wants_most, -wide, wide))
+    cost = cost.masked_fill(~mask, torch.inf)
+    is_best = cost <= cost.amin(dim=1, keepdim=True)
+    winner = probs.masked_fill(~(is_best & mask), -1).argmax(dim=1, keepdim=True)
+    one = torch.full_like(exponent, -torch.inf).scatter(1, winner, 0)
+    is_picked = batch.asks("eq", "ge", "le") | batch.asks("eq_soft") & _is_outside(least, most, batch)
+    return torch.where(is_picked, one, exponent)
+
+
+def _within(numbers: Tensor, dtype: torch.dtype) -> Tensor:
+    """Finite numbers in another precision, still finite."""
+    largest = torch.finfo(dtype).max
+    return numbers.clamp(-largest, largest).to(dtype)
