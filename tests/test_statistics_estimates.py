@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from benchctl.analysis.planning import blocks_for_tests, blocks_to_detect, detectable_change
+from benchctl.analysis.rank_sum import rank_sum_p
 from benchctl.analysis.statistics import (
     decision_alpha,
     estimate_paired,
@@ -64,6 +65,16 @@ def test_the_unpaired_interval_is_where_the_rank_test_does_not_refuse(num_a, num
             moved = [value / math.exp(end + nudge) for value in b]
             p = stats.mannwhitneyu(a, moved, method="exact").pvalue
             assert (p <= 1 - confidence) == is_refused
+
+
+@given(st.lists(st.integers(0, 30), min_size=2, max_size=9), st.lists(st.integers(0, 30), min_size=2, max_size=9))
+def test_the_rank_test_is_scipys_with_and_without_ties(a, b):
+    has_ties = len({*a, *b}) < len(a) + len(b)
+    if len({*a, *b}) == 1:
+        assert rank_sum_p(a, b) == 1
+        return
+    reference = stats.mannwhitneyu(a, b, method="asymptotic" if has_ties else "exact").pvalue
+    assert rank_sum_p(a, b) == pytest.approx(reference, abs=1e-12)
 
 
 def test_the_place_in_the_block_is_taken_out_by_least_squares():

@@ -21,16 +21,14 @@ from typing import Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import mannwhitneyu
 
 from benchctl.analysis.metric_table import Direction
+from benchctl.analysis.rank_sum import PairwiseShifts, pairwise_shifts, rank_sum_p
 from benchctl.analysis.uncertainty import (
     BlockBootstrap,
-    PairwiseShifts,
     StudentT,
     Uncertainty,
     adjusted_means,
-    pairwise_shifts,
     t_quantile,
 )
 
@@ -209,7 +207,7 @@ def estimate_unpaired(a: Sequence[float], b: Sequence[float], confidence: float 
         log_ratio=median(shifts),
         method="hodges-lehmann",
         uncertainty=PairwiseShifts(shifts, (len(a), len(b)), math.sqrt(squared), df),
-        p_value=float(mannwhitneyu(log_a, log_b).pvalue) if len({*log_a, *log_b}) > 1 else 1.0,
+        p_value=rank_sum_p(log_a, log_b),
     )
 
 

@@ -1,4 +1,4 @@
-"""How wide an interval is: Student's t, the bootstrap over blocks, order statistics of two independent sides.
+"""How wide an interval is: Student's t, and the bootstrap over blocks; ``rank_sum`` has that of unpaired sides.
 
 Each kind answers one question: between which bounds does the log-ratio lie at a given confidence? It is kept as
 the few numbers from which that follows, so that an interval at any other confidence (a correction for several tests
@@ -6,10 +6,8 @@ needs one) comes from the same evidence.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate
 from typing import Final, Protocol
 
 import numpy as np
@@ -19,8 +17,6 @@ from scipy.special import ndtr, ndtri, stdtrit
 NUM_RESAMPLES: Final = 10_000
 _SEED: Final = 1987
 """Of the resampled blocks: the same choices for every metric with as many blocks."""
-MAX_EXACT_PAIRS: Final = 2500
-"""Products of the two numbers of blocks up to which the null distribution of U is counted out."""
 
 Interval = tuple[float, float]
 
@@ -143,55 +139,3 @@ def adjusted_means(
     slopes = np.divide(products, squares, out=np.zeros_like(products), where=squares > 0)
     adjusted: NDArray[np.float64] = means - slopes * sums_x / sizes
     return adjusted
-
-
-@dataclass(frozen=True, slots=True)
-class PairwiseShifts:
-    """Order statistics of all differences between two independent sides.
-
-    The interval that inverts the Mann-Whitney test: between the k-th smallest and the k-th largest of the
-    differences, k the largest with P(U < k) <= alpha / 2. J. L. Hodges, E. L. Lehmann, *Estimates of location based
-    on rank tests*, Annals of Mathematical Statistics 34, 1963, 598-611. The standard error, which serves plans, is
-    Welch's.
-    """
-
-    shifts: tuple[float, ...]
-    """Sorted; every value of B less every value of A."""
-    sizes: tuple[int, int]
-    standard_error: float
-    degrees_of_freedom: float
-
-    def interval(self, confidence: float) -> Interval | None:
-        k = _rank_below(self.sizes, (1 - confidence) / 2)
-        return None if k is None else (self.shifts[k - 1], self.shifts[-k])
-
-
-@lru_cache(maxsize=4096)
-def _rank_below(sizes: tuple[int, int], tail: float) -> int | None:
-    """The largest k with P(U < k) <= tail; None where not even k = 1 is that improbable."""
-    num_a, num_b = sizes
-    if num_a * num_b > MAX_EXACT_PAIRS:
-        centre, sd = num_a * num_b / 2, math.sqrt(num_a * num_b * (num_a + num_b + 1) / 12)
-        k = math.floor(centre + float(ndtri(tail)) * sd)
-        return k if k >= 1 else None
-    counts = _u_counts(num_a, num_b)
-    allowed = tail * math.comb(num_a + num_b, num_a)
-    k = sum(cumulated <= allowed for cumulated in accumulate(counts))
-    return k or None
-
-
-@lru_cache(maxsize=64)
-def _u_counts(num_a: int, num_b: int) -> tuple[int, ...]:
-    """Orders of the two sides with each value of U: coefficients of the Gaussian binomial (a + b over a)."""
-    counts = [1] + [0] * (num_a * num_b)
-    for i in range(1, num_a + 1):
-        for u in range(len(counts) - 1, num_b + i - 1, -1):
-            counts[u] -= counts[u - num_b - i]
-        for u in range(i, len(counts)):
-            counts[u] += counts[u - i]
-    return tuple(counts)
-
-
-def pairwise_shifts(a: Sequence[float], b: Sequence[float]) -> tuple[float, ...]:
-    """Every value of ``b`` less every value of ``a``, sorted."""
-    return tuple(sorted(after - before for after in b for before in a))
