@@ -1,6 +1,7 @@
 """What a reader of a comparison should doubt: warnings as data, gathered from the runs and from the statistics."""
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from typing import Final
 
@@ -14,6 +15,7 @@ from benchctl.records.directory import LoadedResults, LoadedRun
 from benchctl.records.run import ResultWarning, RunRecord
 
 SURPRISING_P: Final = 0.01
+_NUMBER: Final = re.compile(r"[0-9]+(\.[0-9]+)?")
 RUN_DOUBTS: Final = CLIENT_DOUBTS | {
     CHECK_FAILED,
     "failed-requests",
@@ -184,14 +186,21 @@ def _run_doubts(run: LoadedRun) -> Iterable[ResultWarning]:
 
 
 def _collected(warnings: Iterable[ResultWarning]) -> tuple[ResultWarning, ...]:
-    """One warning for each code and message, with the places where it was seen."""
+    """One warning for each code and message, with the places where it was seen.
+
+    Messages about runs that differ in their numbers alone are one as well: that of the first is shown.
+    """
+    first: dict[tuple[str, str], str] = {}
     places: dict[tuple[str, str], list[str]] = {}
     for warning in warnings:
-        seen = places.setdefault((warning.code, warning.message), [])
+        is_of_run = warning.where is not None
+        key = (warning.code, _NUMBER.sub("#", warning.message) if is_of_run else warning.message)
+        first.setdefault(key, warning.message)
+        seen = places.setdefault(key, [])
         if warning.where is not None and warning.where not in seen:
             seen.append(warning.where)
     return tuple(
-        ResultWarning(code=code, message=message, where=_where(seen)) for (code, message), seen in places.items()
+        ResultWarning(code=key[0], message=message, where=_where(places[key])) for key, message in first.items()
     )
 
 

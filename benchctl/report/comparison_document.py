@@ -1,12 +1,12 @@
 """A comparison as a JSON document: what ``compare --json`` prints and the report page carries."""
-# REBUILT at 15:42 from the committed cli/compare_output.py: an uncommitted text of this file was overwritten by
-# mistake (by page). Check the fields against what was written before; then remove this remark.
 
+import math
 from dataclasses import asdict
 from typing import Any
 
 import msgspec
 
+from benchctl.analysis.block_order import OrderEffects, Slope
 from benchctl.analysis.comparison import CellComparison, Comparison
 from benchctl.analysis.comparison_text import reasons_of, verdict_sentence
 from benchctl.analysis.divergence import Divergence
@@ -113,9 +113,13 @@ def _metric_document(cell: CellComparison, metric: MetricComparison) -> dict[str
         "reason": metric.reason,
         "margin_frac": metric.margin_frac,
         "judged_confidence": metric.judged_confidence,
+        "judged_interval": _judged_interval(metric),
         "method": estimate.method if estimate else None,
         "place_effect": estimate.place_effect if estimate else None,
+        "order": _order_document(metric.order),
         "outlier_blocks": list(metric.outlier_blocks),
+        "without_outliers": _without_outliers(metric),
+        "is_distrusted": metric.is_distrusted,
         "p": estimate.p_value if estimate else None,
         "detectable_frac": estimate.detectable_frac if estimate else None,
         "exploratory": metric.role == "exploratory",
@@ -123,3 +127,35 @@ def _metric_document(cell: CellComparison, metric: MetricComparison) -> dict[str
         "a_blocks": list(metric.a_blocks),
         "b_blocks": list(metric.b_blocks),
     }
+
+
+def _judged_interval(metric: MetricComparison) -> list[float] | None:
+    """The ratio's interval at the confidence that made the verdict."""
+    if metric.estimate is None or metric.judged_confidence is None:
+        return None
+    interval = metric.estimate.interval_at(metric.judged_confidence)
+    return None if interval is None else [math.exp(end) for end in interval]
+
+
+def _order_document(order: OrderEffects | None) -> dict[str, Any] | None:
+    """Slopes in logarithms of the value: per place in the block, per block."""
+    if order is None:
+        return None
+    return {
+        "per_place": _slope_document(order.place),
+        "ratio_per_block": _slope_document(order.trend),
+        "level_per_block": _slope_document(order.level),
+    }
+
+
+def _slope_document(slope: Slope | None) -> dict[str, float] | None:
+    if slope is None:
+        return None
+    return {"log": slope.log_per_unit, "standard_error": slope.standard_error, "p": slope.p_value}
+
+
+def _without_outliers(metric: MetricComparison) -> dict[str, float | None] | None:
+    estimate = metric.without_outliers
+    if estimate is None:
+        return None
+    return {"ratio": estimate.ratio, "ci_low": estimate.ci_low, "ci_high": estimate.ci_high}

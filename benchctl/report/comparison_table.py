@@ -154,7 +154,12 @@ def _detectable(comparison: Comparison) -> str:
             found = metric.estimate.detectable_frac if metric.estimate else None
             if found is not None:
                 worst[metric.metric.name] = max(found, worst.get(metric.metric.name, 0.0))
-    return ", ".join(f"{name} {found * 100:.2g}%" for name, found in worst.items())
+    return ", ".join(f"{name} {_share(found)}" for name, found in worst.items())
+
+
+def _share(fraction: float) -> str:
+    """``1.8%``, and from 100 % on without a decimal."""
+    return f"{fraction * 100:.0f}%" if fraction >= 0.1 else f"{fraction * 100:.2g}%"
 
 
 def _equal_everywhere(comparison: Comparison) -> list[str]:
