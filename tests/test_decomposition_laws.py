@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 from exactness import assert_adds_up
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import ttest_ind
 from simulated import FILTERED, NEUTRAL, VALUE_MODEL, request_of, run
@@ -69,6 +69,7 @@ def facing_of(a: Sequence[Any], b: Sequence[Any]) -> Facing:
     return Facing(is_paired=len(a) == len(b))
 
 
+@settings(deadline=None)
 @given(st.one_of(paired_runs, unpaired_runs), st.lists(st.integers(-3, 3), min_size=9, max_size=9))
 def test_parts_that_add_up_in_every_run_add_up_over_the_blocks(sides: Any, places: list[int]) -> None:
     a, b = sides
@@ -82,6 +83,7 @@ def test_parts_that_add_up_in_every_run_add_up_over_the_blocks(sides: Any, place
     assert whole.b_s - whole.a_s == pytest.approx(whole.added_s, abs=1e-9)
 
 
+@settings(deadline=None)
 @given(unpaired_runs)
 def test_all_pairs_give_the_difference_of_the_means(sides: Any) -> None:
     a, b = sides
@@ -98,6 +100,7 @@ def test_all_pairs_give_the_interval_of_welch() -> None:
     assert found.log_interval == pytest.approx((welch.low, welch.high))
 
 
+@settings(deadline=None)
 @given(times_s, times_s)
 def test_shares_of_the_logarithm_add_up_to_the_difference(a: float, b: float) -> None:
     mean = logarithmic_mean(a, b)
@@ -105,6 +108,7 @@ def test_shares_of_the_logarithm_add_up_to_the_difference(a: float, b: float) ->
     assert min(a, b) * (1 - 1e-9) <= mean <= max(a, b) * (1 + 1e-9)
 
 
+@settings(deadline=None)
 @given(st.lists(sizes, min_size=4, max_size=5))
 def test_batches_and_their_times_make_the_difference_of_the_steps(given_sizes: Any) -> None:
     a, b = ([anatomy(sizes=one) for one in side] for side in (given_sizes[:2], given_sizes[2:]))
@@ -113,6 +117,7 @@ def test_batches_and_their_times_make_the_difference_of_the_steps(given_sizes: A
     assert math.fsum(b.a_share for b in found.bins) == pytest.approx(1)
 
 
+@settings(deadline=None)
 @given(sizes)
 def test_the_same_batches_at_other_times_are_no_difference_of_batches(given_sizes: Any) -> None:
     slower = {key: (count, 2 * total_s) for key, (count, total_s) in given_sizes.items()}
@@ -121,6 +126,7 @@ def test_the_same_batches_at_other_times_are_no_difference_of_batches(given_size
     assert found.same_batch.added_s == pytest.approx(found.whole.added_s)
 
 
+@settings(deadline=None)
 @given(latencies, latencies)
 def test_first_token_tokens_and_time_per_token_make_the_difference_of_the_latency(a: Any, b: Any) -> None:
     found = split_latency([anatomy(latencies=a)], [anatomy(latencies=b)], Facing(is_paired=True))

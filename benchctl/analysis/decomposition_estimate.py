@@ -18,6 +18,7 @@ from benchctl.analysis.statistics import RatioEstimate, estimate_paired
 from benchctl.analysis.uncertainty import Interval, StudentT
 
 Run = TypeVar("Run")
+_ROUNDING: Final = 1e-12
 LEAST_TOLD: Final = 1e-9
 """A smaller difference is rounding, whatever its interval says."""
 
@@ -133,8 +134,15 @@ def levels(
     found = []
     for name, estimate, mean_a, mean_b in zip(names, estimates, means_a, means_b, strict=True):
         middle, half = float(mean_a + mean_b) / 2, estimate.log_ratio / 2
-        found.append(replace(_contribution(name, estimate), a_s=middle - half, b_s=middle + half))
+        scale = max(abs(mean_a), abs(mean_b))
+        a_s, b_s = (_snapped(level, scale) for level in (middle - half, middle + half))
+        found.append(replace(_contribution(name, estimate), a_s=a_s, b_s=b_s))
     return tuple(found)
+
+
+def _snapped(level: float, scale: float) -> float:
+    """0 for what only rounding keeps from it."""
+    return 0.0 if abs(level) < _ROUNDING * scale else level
 
 
 def _contribution(name: str, estimate: RatioEstimate) -> Contribution:
