@@ -295,3 +295,14 @@ def test_the_report_bench_builds_a_page_and_says_what_it_costs_beside_plotly_alo
     if "failed" not in found:
         assert 0 < found["verdict s"] <= found["first charts s"] <= found["all charts s"]
         assert "open / plotly.js" in said
+
+
+def test_the_verdict_bench_says_the_same_every_time_and_demands_something_of_every_section():
+    sections = ["equivalence", "unpaired", "stopping"]
+    said = run_script("verdict_truth.py", "--experiments", 30, "--sections", *sections)
+    told = dict(part.strip().split(": ", 1) for part in said.split("\n\n")[1:-1])
+    assert list(told) == sections
+    assert all(" ok" in text and "FAIL" not in text for text in told.values())
+    assert said.endswith("no demand is refuted\n")
+    again = run_script("verdict_truth.py", "--experiments", 30, "--sections", "stopping")
+    assert told["stopping"] in again

@@ -1,0 +1,207 @@
+"""Does the cost of guidance depend on k? One baseline for each k says yes, blocks say no, on the same server.
+
+    for k in 1 2 3 4 5; do
+        benchctl run --profile topk-sweep --set "sweep.top_k=[$k]" --seed $k --blocks 1 -o results/single
+    done
+    benchctl run --profile topk-sweep -o results/blocked
+    python scripts/examples/baseline_noise.py results/single/topk-sweep results/blocked/topk-sweep/latest
+
+The first loop is the design of a published table: one guided run for each k, and for each a baseline of its own,
+run once. The second is the same sweep in blocks. Both are read here as benchctl itself reads them.
+"""
+
+import argparse
+import math
+import random
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from statistics import fmean, geometric_mean, median
+from typing import Final
+
+from benchctl.analysis.compare import corrected
+from benchctl.analysis.comparison import CellComparison
+from benchctl.analysis.metric_comparison import BlockDesign, MetricComparison, Rules, compare_metrics
+from benchctl.analysis.metrics import run_metrics
+from benchctl.analysis.statistics import RatioEstimate, estimate_paired
+from benchctl.records.directory import LoadedRun, load_results
+from benchctl.report.plot_style import BLUE, GREY, VERMILION, new_figure, png_bytes, tidy
+
+METRIC: Final = "step_ms"
+"""Every answer has its full length, so that step time is the cost; the simulator's is exact on any machine."""
+GUIDED: Final = (2, 3, 4, 5)
+"""k = 1 is greedy decoding, where guidance never acts."""
+MARGIN_FRAC: Final = 0.05
+PUBLISHED_S: Final = {1: (24.19, 23.19), 2: (23.22, 80.37), 3: (27.21, 81.30), 4: (22.30, 83.53), 5: (18.19, 80.50)}
+"""Wall times of baseline and guided run for each k, one run each: Qwen2.5-7B with a 1.5B value model, one H100."""
+BASELINE_CV: Final = 0.14
+GUIDED_CV: Final = 0.018
+"""Scatter of the published runs: of the five baselines, and of the four guided ones with k >= 2."""
+NUM_REPETITIONS: Final = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """The sweep in blocks: for each k the metric and the place of its run, block by block; 0 is the baseline."""
+
+    values: Mapping[int, tuple[float, ...]]
+    places: Mapping[int, tuple[int, ...]]
+
+
+def value(run: LoadedRun) -> float:
+    found = run_metrics(run)[METRIC]
+    if found is None:
+        raise SystemExit(f"{run.record.run_id} has no {METRIC}; is it done?")
+    return found
+
+
+def read_single(path: Path) -> dict[int, tuple[float, float]]:
+    """By k: the one baseline and the one guided run of each directory below ``path``."""
+    found = {}
+    for manifest in sorted(path.glob("2*/manifest.json")):
+        runs = load_results(manifest.parent).runs
+        baseline = next(run for run in runs if not run.record.cell)
+        guided = next(run for run in runs if run.record.cell)
+        found[int(str(guided.record.cell["top_k"]))] = (value(baseline), value(guided))
+    return dict(sorted(found.items()))
+
+
+def read_blocks(path: Path) -> Blocks:
+    arms: dict[int, dict[int, LoadedRun]] = {}
+    for run in load_results(path).runs:
+        arms.setdefault(int(str(run.record.cell.get("top_k", 0))), {})[run.record.block] = run
+    blocks = sorted(arms[0])
+    return Blocks(
+        values={k: tuple(value(runs[block]) for block in blocks) for k, runs in sorted(arms.items())},
+        places={k: tuple(runs[block].record.position for block in blocks) for k, runs in sorted(arms.items())},
+    )
+
+
+def spread(values: Sequence[float]) -> float:
+    return max(values) / min(values)
+
+
+def spreads_of_noise() -> list[float]:
+    """Largest over smallest of four ratios that are equal but for the noise of single runs."""
+    stream = random.Random("baseline noise")
+    sigmas = [math.sqrt(math.log1p(cv**2)) for cv in (BASELINE_CV, GUIDED_CV)]
+    return [
+        spread([stream.lognormvariate(0, sigmas[1]) / stream.lognormvariate(0, sigmas[0]) for _ in GUIDED])
+        for _ in range(NUM_REPETITIONS)
+    ]
+
+
+def slope(blocks: Blocks) -> RatioEstimate:
+    """What one more candidate adds to the logarithm: a straight line over k in each block, its mean over blocks."""
+    centre = fmean(GUIDED)
+    squares = sum((k - centre) ** 2 for k in GUIDED)
+    slopes = [
+        sum((k - centre) * math.log(blocks.values[k][i]) for k in GUIDED) / squares
+        for i in range(len(blocks.values[0]))
+    ]
+    return estimate_paired(slopes)
+
+
+def pairwise(blocks: Blocks) -> dict[str, MetricComparison]:
+    """Every guided arm against every other, judged as ``benchctl compare`` judges, corrected together."""
+    rules = Rules(margin_frac=MARGIN_FRAC, confidence=0.95, is_paired=True, noise={})
+    cells = []
+    for a, b in combinations(GUIDED, 2):
+        places = tuple(later - earlier for earlier, later in zip(blocks.places[a], blocks.places[b], strict=True))
+        sides = [[{METRIC: one} for one in blocks.values[k]] for k in (a, b)]
+        design = BlockDesign(tuple(range(len(places))), places)
+        metrics = compare_metrics(*sides, {METRIC: "deciding"}, rules, design)
+        names = {"label": f"k={b} / k={a}", "a_label": f"k={a}", "b_label": f"k={b}"}
+        cells.append(CellComparison(**names, num_blocks=len(places), num_a_first=None, metrics=metrics, faults=()))
+    return {cell.label: cell.metrics[0] for cell in corrected(cells, 0.95)}
+
+
+def against_mean(blocks: Blocks, k: int) -> RatioEstimate:
+    """An arm against the mean of the guided arms of its block. The baseline is in both, and cancels."""
+    arms = zip(*(blocks.values[other] for other in GUIDED), strict=True)
+    return estimate_paired(
+        [math.log(own / geometric_mean(block)) for own, block in zip(blocks.values[k], arms, strict=True)]
+    )
+
+
+def change(estimate: RatioEstimate, confidence: float = 0.95) -> str:
+    low, high = estimate.interval_at(confidence) or (math.nan, math.nan)
+    return f"{math.expm1(estimate.log_ratio):+6.1%}  [{math.expm1(low):+.1%}, {math.expm1(high):+.1%}]"
+
+
+def print_single(single: Mapping[int, tuple[float, float]]) -> None:
+    print("One baseline for each k, one run each: ratio of guided to baseline")
+    print("k   baseline ms  guided ms  ratio    published: baseline s  guided s  ratio")
+    for k, (baseline, guided) in single.items():
+        theirs = PUBLISHED_S[k]
+        ours = f"{k}   {baseline:11.2f}  {guided:9.2f}  {guided / baseline:5.2f}"
+        print(f"{ours}    {theirs[0]:21.2f}  {theirs[1]:8.2f}  {theirs[1] / theirs[0]:5.2f}")
+    rows = [
+        ("ratios", [b / a for a, b in map(single.get, GUIDED)], [b / a for a, b in map(PUBLISHED_S.get, GUIDED)])
+    ]
+    rows.append(("guided runs", [single[k][1] for k in GUIDED], [PUBLISHED_S[k][1] for k in GUIDED]))
+    rows.append(("baselines", [single[k][0] for k in GUIDED], [PUBLISHED_S[k][0] for k in GUIDED]))
+    print("largest / smallest over k = 2 to 5")
+    for name, ours, theirs in rows:
+        print(f"  {name:12} {spread(ours):.2f}    published {spread(theirs):.2f}")
+    noise = spreads_of_noise()
+    published = spread([b / a for a, b in map(PUBLISHED_S.get, GUIDED)])
+    at_least = sum(one >= published for one in noise) / len(noise)
+    print(
+        f"With no dependence at all, noise of that size gives ratios that spread by {median(noise):.2f} (median),\n"
+        f"and by {published:.2f} or more in {at_least:.0%} of {NUM_REPETITIONS:,} repetitions."
+    )
+
+
+def print_blocks(blocks: Blocks) -> None:
+    print(f"\nIn {len(blocks.values[0])} blocks: every k beside every other, in the same block")
+    print(f"one more candidate, k = 2 to 5: {change(slope(blocks))} in {METRIC}")
+    print("ratio        change, 95 % interval    judged at a margin of 5 %, corrected for six")
+    for label, compared in pairwise(blocks).items():
+        if compared.estimate is not None:
+            print(f"{label}   {change(compared.estimate):24}  {compared.verdict}")
+
+
+def draw(single: Mapping[int, tuple[float, float]], blocks: Blocks) -> bytes:
+    figure = new_figure(4.2, "Does the cost of guidance depend on k? Two designs on one machine")
+    left, right = figure.subplots(1, 2, sharey=True)
+    for data, color, label in ((PUBLISHED_S, GREY, "published"), (single, VERMILION, "simulator")):
+        ratios = [data[k][1] / data[k][0] for k in GUIDED]
+        relative = [ratio / geometric_mean(ratios) for ratio in ratios]
+        left.plot(GUIDED, relative, marker="o", color=color, label=label, linewidth=1.5)
+    left.set_title("one unpaired baseline for each k", fontsize=10)
+    left.set_ylabel("ratio to baseline,\nrelative to its mean over k = 2 to 5")
+    left.legend(frameon=False, loc="upper left")
+    estimates = [against_mean(blocks, k) for k in GUIDED]
+    middle = [estimate.ratio for estimate in estimates]
+    below = [estimate.ratio - (estimate.ci_low or math.nan) for estimate in estimates]
+    above = [(estimate.ci_high or math.nan) - estimate.ratio for estimate in estimates]
+    right.errorbar(GUIDED, middle, [below, above], marker="o", color=BLUE, capsize=4, linewidth=1.5)
+    right.set_title(f"{len(blocks.values[0])} blocks, 95 % interval (simulator)", fontsize=10)
+    for axes in (left, right):
+        axes.axhline(1.0, color="black", linewidth=0.8, linestyle=":")
+        axes.set_xticks(GUIDED)
+        axes.set_xlabel("k, candidates for each token")
+        tidy(axes, grid="y")
+    return png_bytes(figure)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("single", type=Path, help="the directory with one result directory for each k")
+    parser.add_argument("blocked", type=Path, help="the result directory of the sweep in blocks")
+    parser.add_argument("--picture", type=Path, metavar="FILE", help="draw both designs side by side")
+    asked = parser.parse_args()
+    single, blocks = read_single(asked.single), read_blocks(asked.blocked)
+    print_single(single)
+    print_blocks(blocks)
+    if asked.picture:
+        asked.picture.write_bytes(draw(single, blocks))
+        print(f"picture: {asked.picture}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
