@@ -5,7 +5,7 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchctl.errors import UsageError
@@ -119,6 +119,7 @@ def test_an_error_of_guidance_is_a_usage_error_and_a_value_error() -> None:
     assert issubclass(GuidanceError, ValueError)
 
 
+@settings(deadline=None)
 @given(st.dictionaries(st.sampled_from(sorted(KNOWN_KEYS)), st.integers() | st.floats() | st.text() | st.none()))
 def test_whatever_is_asked_gives_parameters_or_one_kind_of_error(params: dict[str, Any]) -> None:
     with contextlib.suppress(GuidanceError):

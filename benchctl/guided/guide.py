@@ -86,11 +86,16 @@ class Counters(Protocol):
     def fused(self) -> int: ...
 
 
-class Scorer(Protocol):
-    """The value model with the prefixes that it knows."""
-
+class ValueModel(Protocol):
     @property
     def eos_ids(self) -> Collection[int]: ...
+
+
+class Scorer(Protocol):
+    """A value model with the prefixes that it knows; see ``scoring``."""
+
+    @property
+    def model(self) -> ValueModel: ...
     @property
     def counters(self) -> Counters: ...
     def score(self, rows: Sequence[GuideRow], ids: Tensor, mask: Tensor, /) -> Tensor:
@@ -288,7 +293,7 @@ class Guide:
 
     def _ends(self, device: torch.device) -> Tensor:
         if self._eos_ids is None:
-            ends = self._settings.eos_ids.union(self.load().eos_ids)
+            ends = self._settings.eos_ids.union(self.load().model.eos_ids)
             self._eos_ids = torch.tensor(sorted(ends), dtype=torch.int64, device=device)
         return self._eos_ids
 
