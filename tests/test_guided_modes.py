@@ -1,0 +1,373 @@
+"""What values do to probabilities: known vectors, an independent reference, and laws that every mode obeys."""
+
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+from guidance_reference import guided, kept_within, mean
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from tensors import torch
+
+from benchctl.guided.errors import GuidanceError
+from benchctl.guided.length import length_of_value, value_of_length
+from benchctl.guided.modes import candidate_values, log_tilt, mode_batch, target_value, tilt
+from benchctl.guided.params import EXPECTATION_MODES, EXPONENTIAL_MODES, MODES, GuidanceParams
+
+P, V = [0.5, 0.3, 0.15, 0.05], [0.2, 0.35, 0.6, 0.1]
+VECTORS = [
+    ("centered_exp", 0.0, P, V, [0.5, 0.3, 0.15, 0.05]),
+    ("centered_exp", 0.001, P, V, [0.49995, 0.300015, 0.15004501, 0.04999]),
+    ("centered_exp", 1.0, P, V, [0.44740093, 0.31188343, 0.20023313, 0.04048251]),
+    ("centered_exp", -100.0, P, V, [0.00045379, 0.0, 0.0, 0.99954621]),
+    ("value_bias", 0.5, P, V, [0.37284595, 0.32831295, 0.2739847, 0.0248564]),
+    ("mul", 0.5, P, V, [0.47936873, 0.00823047, 1.102e-05, 0.51238978]),
+    ("mul", 1.0, P, V, [0.5, 0.3, 0.15, 0.05]),
+    ("mul", 1.2, P, V, [0.3665763, 0.31588252, 0.28874348, 0.0287977]),
+    ("mul", 0.0, P, V, [0.5, 0.3, 0.15, 0.05]),
+    ("linear", 0.5, P, V, [0.70951187, 0.1058011, 0.00519708, 0.17948995]),
+    ("exp", 0.5, P, V, [0.69998214, 0.14580883, 0.01250249, 0.14170654]),
+    ("length_mul", 1.5, P, V, [0.25876315, 0.29488261, 0.42948203, 0.01687221]),
+    ("centered_exp", 1.0, [0.6, 0.4], [0.2, 0.8], [0.4515190726543788, 0.5484809273456213]),
+]
+"""mode, scale, p, v, p', to eight digits."""
+laws = settings(deadline=None, max_examples=60)
+PRECISIONS = [(torch.float64, 1e-6), (torch.float32, 1e-5)]
+NEUTRAL = {mode: 0.0 if mode in EXPONENTIAL_MODES else 1.0 for mode in MODES}
+
+
+def steer(
+    p: list[float],
+    v: list[float],
+    params: GuidanceParams,
+    *,
+    z: list[float] | None = None,
+    generated: int = 0,
+    dtype: Any = torch.float64,
+) -> list[float]:
+    """p' of a single row."""
+    probs, values = torch.tensor([p], dtype=dtype), torch.tensor([v], dtype=dtype)
+    raw = torch.logit(values, eps=1e-12) if z is None else torch.tensor([z], dtype=dtype)
+    batch = mode_batch([params], "cpu", [generated])
+    return tilt(probs, values, raw, probs > 0, batch)[0].tolist()
+
+
+@st.composite
+def rows(draw: st.DrawFn, *, size: int | None = None) -> tuple[list[float], list[float], list[float]]:
+    """p, v and z of candidates, some of them extreme, equal or improbable."""
+    count = size or draw(st.integers(1, 8))
+    weights = draw(st.lists(st.floats(1e-9, 1.0), min_size=count, max_size=count))
+    total = math.fsum(weights)
+    outputs = st.one_of(st.floats(-6, 6), st.sampled_from([-30.0, -3.0, 0.0, 3.0, 30.0]))
+    z = draw(st.lists(outputs, min_size=count, max_size=count))
+    return [weight / total for weight in weights], [1 / (1 + math.exp(-each)) for each in z], z
+
+
+@st.composite
+def guidances(draw: st.DrawFn) -> GuidanceParams:
+    """Guidance of any kind."""
+    target = draw(st.none() | st.floats(0, 1))
+    length = draw(st.none() | st.floats(0, 3000))
+    scale = st.floats(-3, 3) | st.sampled_from([0.0, 1.0, -100.0, 100.0])
+    return GuidanceParams(
+        mode=draw(st.sampled_from(MODES)),
+        scale=draw(scale),
+        gamma=draw(st.sampled_from([0.9, 0.997, 0.9998])),
+        value_min=draw(st.none() | st.floats(0, 1)),
+        target_value=target,
+        target_length=length,
+        length_mode=draw(st.sampled_from(["total", "remaining"])),
+        constraint=draw(st.sampled_from(["eq", "ge", "le", "eq_soft"])),
+    )
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), PRECISIONS)
+@pytest.mark.parametrize(("mode", "scale", "p", "v", "expected"), VECTORS)
+def test_every_known_vector_is_met(
+    mode: str, scale: float, p: list[float], v: list[float], expected: list[float], dtype: Any, tolerance: float
+) -> None:
+    found = steer(p, v, GuidanceParams(mode=mode, scale=scale), dtype=dtype)
+    assert found == pytest.approx(expected, abs=tolerance)
+
+
+@laws
+@given(rows(), guidances(), st.integers(0, 2000))
+def test_every_row_agrees_with_the_reference(
+    row: tuple[list[float], list[float], list[float]], params: GuidanceParams, generated: int
+) -> None:
+    p, v, z = row
+    found = steer(p, v, params, z=z, generated=generated)
+    expected = guided(p, v, z, dataclasses.asdict(params), generated)
+    if params.has_target and 1.0 in expected:
+        # Which of two candidates is nearer can hang on the last digit; then either is right.
+        assume(_is_clear(p, v, params, generated))
+    assert found == pytest.approx(expected, abs=1e-6)
+
+
+def _is_clear(p: list[float], v: list[float], params: GuidanceParams, generated: int) -> bool:
+    """Whether the candidate that a target picks does not change when values change in their last digits."""
+    reference = guided(p, v, v, dataclasses.asdict(params), generated)
+    shaken = [
+        [value * (1 + sign * 1e-12) for value, sign in zip(v, signs, strict=True)] for signs in _signs(len(v))
+    ]
+    return all(guided(p, each, each, dataclasses.asdict(params), generated) == reference for each in shaken)
+
+
+def _signs(count: int) -> list[list[int]]:
+    return [[1 if i == chosen else -1 for i in range(count)] for chosen in range(count)]
+
+
+@laws
+@given(rows(), guidances(), st.sampled_from([torch.float32, torch.float64]))
+def test_the_result_is_a_distribution_whose_support_never_grows(
+    row: tuple[list[float], list[float], list[float]], params: GuidanceParams, dtype: Any
+) -> None:
+    p, v, z = row
+    p = [0.0, *p]  # an absent candidate, with the most tempting value of all
+    found = steer(p, [1.0, *v], params, z=[100.0, *z], dtype=dtype)
+    assert all(math.isfinite(each) and each >= 0 for each in found)
+    assert math.fsum(found) == pytest.approx(1, abs=1e-5)
+    assert found[0] == 0
+
+
+@laws
+@given(rows(), st.sampled_from(MODES), st.sampled_from([torch.float32, torch.float64]))
+def test_the_neutral_scale_of_every_mode_is_the_identity_bit_for_bit(
+    row: tuple[list[float], list[float], list[float]], mode: str, dtype: Any
+) -> None:
+    p, v, z = row
+    same = torch.tensor(p, dtype=dtype).tolist()
+    assert steer(p, v, GuidanceParams(mode=mode, scale=NEUTRAL[mode]), z=z, dtype=dtype) == same
+
+
+@laws
+@given(rows(), st.sampled_from(MODES), st.floats(0.01, 20), st.floats(0.01, 20))
+def test_the_expected_value_rises_with_the_scale_in_every_mode(
+    row: tuple[list[float], list[float], list[float]], mode: str, one: float, other: float
+) -> None:
+    p, v, z = row
+    low, high = sorted((one, other))
+    less, more = (mean(steer(p, v, GuidanceParams(mode=mode, scale=s), z=z), v) for s in (low, high))
+    # Aims are kept a millionth of the range away from its ends, also where E lies closer to one.
+    assert less <= more + 1e-6 * (max(v) - min(v)) + 2e-8
+
+
+@laws
+@given(rows(), st.sampled_from(["centered_exp", "value_bias", "linear", "exp", "length_mul"]), st.floats(-20, 0))
+def test_the_expected_value_falls_below_the_neutral_one_at_negative_scales(
+    row: tuple[list[float], list[float], list[float]], mode: str, scale: float
+) -> None:
+    p, v, z = row
+    after = mean(steer(p, v, GuidanceParams(mode=mode, scale=scale), z=z), v)
+    assert after <= mean(p, v) + 1e-6 * (max(v) - min(v)) + 2e-8
+
+
+@laws
+@given(rows(), guidances(), st.randoms())
+def test_the_order_of_candidates_does_not_matter(
+    row: tuple[list[float], list[float], list[float]], params: GuidanceParams, random: Any
+) -> None:
+    p, v, z = row
+    assume(len({(a, b) for a, b in zip(p, v, strict=True)}) == len(p))
+    order = list(range(len(p)))
+    random.shuffle(order)
+    straight = steer(p, v, params, z=z)
+    turned = steer([p[i] for i in order], [v[i] for i in order], params, z=[z[i] for i in order])
+    assert turned == pytest.approx([straight[i] for i in order], abs=1e-9)
+
+
+@laws
+@given(st.lists(st.tuples(rows(size=4), guidances(), st.integers(0, 500)), min_size=1, max_size=6))
+def test_rows_of_many_modes_in_one_batch_come_out_as_each_alone(batch: list[Any]) -> None:
+    p, v, z = (torch.tensor([row[part] for row, _, _ in batch], dtype=torch.float64) for part in range(3))
+    params, generated = [each for _, each, _ in batch], [each for _, _, each in batch]
+    together = tilt(p, v, z, p > 0, mode_batch(params, "cpu", generated)).tolist()
+    alone = [steer(*row[:2], each, z=row[2], generated=tokens) for row, each, tokens in batch]
+    for found, expected in zip(together, alone, strict=True):
+        assert found == pytest.approx(expected, abs=1e-9)
+
+
+@laws
+@given(rows(), st.sampled_from([*EXPECTATION_MODES, "eq_soft"]), st.floats(0.02, 3))
+def test_modes_that_aim_at_an_expectation_reach_it(
+    row: tuple[list[float], list[float], list[float]], mode: str, scale: float
+) -> None:
+    p, v, _ = row
+    assume(max(v) - min(v) > 1e-6)
+    e, low, high = mean(p, v), min(v), max(v)
+    aims = {
+        "mul": e * scale,
+        "linear": e + (scale - 1) * (high - e) if scale >= 1 else e - (1 - scale) * (e - low),
+        "exp": low + (1 - (1 - (e - low) / (high - low)) ** scale) * (high - low),
+        "length_mul": value_of_length(scale * length_of_value(e, 0.997), 0.997),
+        "eq_soft": low + (high - low) * min(scale / 3, 0.999),
+    }
+    aim = kept_within(aims[mode], v)
+    assume(scale != 1)
+    assume(abs(aim - e) > 2e-8)
+    asked = {"mode": mode, "scale": scale} if mode != "eq_soft" else {"constraint": mode, "target_value": aim}
+    assert mean(steer(p, v, GuidanceParams(**asked)), v) == pytest.approx(aim, abs=1e-9)
+
+
+@pytest.mark.parametrize("mode", EXPECTATION_MODES)
+@pytest.mark.parametrize("scale", [0.01, 0.5, 1.5, 50.0])
+def test_aims_are_reached_where_probabilities_span_the_whole_range_of_float64(mode: str, scale: float) -> None:
+    p = [1 - 1e-300 - 1e-100, 1e-100, 1e-300]
+    for v in ([0.1, 0.10000001, 0.9], [0.9, 0.5, 0.1], [0.5, 0.9, 0.1]):
+        expected = guided(p, v, v, dataclasses.asdict(GuidanceParams(mode=mode, scale=scale)))
+        found = steer(p, v, GuidanceParams(mode=mode, scale=scale))
+        assert found == pytest.approx(expected, abs=1e-6)
+        assert mean(found, v) == pytest.approx(mean(expected, v), abs=1e-9)
+
+
+EXTREMES = [-3e38, -1e30, -100.0, -1e-30, 0.0, 1e-30, 1.0, 100.0, 1e30, 3e38]
+
+
+@laws
+@given(
+    st.lists(st.tuples(st.floats(1e-30, 1), st.floats(0, 1), st.sampled_from(EXTREMES)), min_size=1, max_size=6),
+    st.sampled_from(MODES),
+    st.sampled_from([-1e300, -1e30, -1.0, 0.5, 2.0, 1e30, 1e300]),
+    st.sampled_from([torch.float32, torch.float64]),
+)
+def test_finite_input_of_any_size_gives_a_distribution(
+    row: list[tuple[float, float, float]], mode: str, scale: float, dtype: Any
+) -> None:
+    total = math.fsum(p for p, _, _ in row)
+    p, v, z = [p / total for p, _, _ in row], [v for _, v, _ in row], [z for _, _, z in row]
+    found = steer(p, v, GuidanceParams(mode=mode, scale=scale), z=z, dtype=dtype)
+    assert all(math.isfinite(each) for each in found)
+    assert math.fsum(found) == pytest.approx(1, abs=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("params", [GuidanceParams(mode=mode, scale=-7.0) for mode in MODES])
+def test_one_candidate_stays_and_equal_values_change_nothing(params: GuidanceParams, dtype: Any) -> None:
+    assert steer([1.0], [0.3], params, dtype=dtype) == [1.0]
+    assert steer([0.0, 1.0, 0.0], [0.1, 0.3, 0.9], params, dtype=dtype) == [0.0, 1.0, 0.0]
+    assert steer([0.75, 0.25], [0.3, 0.3], params, dtype=dtype) == pytest.approx([0.75, 0.25], abs=1e-7)
+
+
+def test_a_hard_target_picks_one_candidate_and_the_most_probable_of_equals() -> None:
+    p, v = [0.1, 0.2, 0.3, 0.4], [0.7, 0.2, 0.7, 0.2]
+    wanted = {"ge": [0, 0, 1, 0], "le": [0, 0, 0, 1], "eq": [0, 0, 1, 0]}
+    for constraint, expected in wanted.items():
+        assert steer(p, v, GuidanceParams(target_value=0.6, constraint=constraint)) == expected
+    assert steer(p, v, GuidanceParams(target_value=0.0, constraint="ge")) == [0, 0, 0, 1], "the budget is spent"
+    for target, expected in ((0.1, [0, 0, 0, 1]), (0.7, [0, 0, 1, 0]), (0.95, [0, 0, 1, 0])):
+        assert steer(p, v, GuidanceParams(target_value=target, constraint="eq_soft")) == expected
+
+
+def test_the_nearest_candidate_is_nearest_in_length_not_in_value() -> None:
+    v = [value_of_length(length, 0.997) for length in (900.0, 1500.0)]
+    target = value_of_length(1190.0, 0.997)
+    assert abs(v[1] - target) < abs(v[0] - target), "in value the longer one is nearer"
+    assert steer([0.5, 0.5], v, GuidanceParams(target_value=target)) == [1, 0]
+
+
+def test_a_length_in_total_shrinks_with_what_is_generated_and_a_remaining_one_does_not() -> None:
+    v = [value_of_length(length, 0.997) for length in (0.0, 40.0, 100.0)]
+    total = GuidanceParams(target_length=100)
+    assert steer([0.3, 0.3, 0.4], v, total, generated=0) == [0, 0, 1]
+    assert steer([0.3, 0.3, 0.4], v, total, generated=65) == [0, 1, 0]
+    assert steer([0.3, 0.3, 0.4], v, total, generated=100) == [1, 0, 0]
+    assert steer([0.3, 0.3, 0.4], v, total, generated=5000) == [1, 0, 0]
+    remaining = GuidanceParams(target_length=100, length_mode="remaining")
+    assert steer([0.3, 0.3, 0.4], v, remaining, generated=5000) == [0, 0, 1]
+
+
+def test_gamma_decides_which_value_a_length_has() -> None:
+    v = [0.02, 0.26]
+    assert steer([0.5, 0.5], v, GuidanceParams(target_length=100, gamma=0.997)) == [0, 1]
+    assert steer([0.5, 0.5], v, GuidanceParams(target_length=100, gamma=0.9998)) == [1, 0]
+    assert target_value(GuidanceParams(target_length=100, gamma=0.9998), 0) == pytest.approx(0.01980329, abs=1e-8)
+
+
+def test_a_target_value_wins_over_a_target_length() -> None:
+    assert target_value(GuidanceParams(target_value=0.25, target_length=9000), 0) == 0.25
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [*({"mode": mode, "scale": -3.0 if mode != "mul" else 3.0} for mode in MODES), {"target_value": 0.6}],
+)
+def test_below_its_least_value_no_mode_guides(asked: dict[str, Any]) -> None:
+    assert mean(P, V) == pytest.approx(0.3)
+    assert steer(P, V, GuidanceParams(**asked, value_min=0.31)) == P
+    assert steer(P, V, GuidanceParams(**asked, value_min=0.29)) != P
+
+
+def test_tokens_that_end_the_answer_have_the_value_zero_but_keep_their_raw_output() -> None:
+    raw = torch.tensor([[4.0, -1.0, 0.0]], dtype=torch.float64)
+    ids = torch.tensor([[7, 2, 9]])
+    values = candidate_values(raw, ids, torch.tensor([2, 7, 100]))
+    assert values.tolist() == [[0.0, 0.0, 0.5]]
+    assert candidate_values(raw, ids, torch.tensor([], dtype=torch.int64)).tolist() == torch.sigmoid(raw).tolist()
+    probs = torch.tensor([[0.2, 0.3, 0.5]], dtype=torch.float64)
+    biased = tilt(probs, values, raw, probs > 0, mode_batch([GuidanceParams(mode="value_bias")], "cpu", [0]))
+    weights = [0.2 * math.exp(4), 0.3 * math.exp(-1), 0.5]
+    assert biased[0].tolist() == pytest.approx([each / sum(weights) for each in weights])
+
+
+def test_logarithms_keep_apart_what_underflows_as_a_probability() -> None:
+    probs = torch.tensor([[0.5, 0.25, 0.25]], dtype=torch.float32)
+    values = torch.tensor([[0.0, 0.5, 1.0]], dtype=torch.float32)
+    batch = mode_batch([GuidanceParams(scale=-1000.0)], "cpu", [0])
+    logs = log_tilt(probs, values, values, probs > 0, batch)[0].tolist()
+    assert logs == pytest.approx([0.0, -500 - math.log(2), -1000 - math.log(2)], rel=1e-6)
+    assert tilt(probs, values, values, probs > 0, batch)[0].tolist() == [1.0, 0.0, 0.0]
+
+
+def test_whole_vocabularies_as_candidates_are_solved_as_well() -> None:
+    generator = torch.Generator().manual_seed(7)
+    logits = torch.randn(2, 60_000, generator=generator, dtype=torch.float64)
+    values = torch.rand(2, 60_000, generator=generator, dtype=torch.float64)
+    probs = torch.softmax(logits * 3, dim=1)
+    found = tilt(
+        probs, values, values, probs > 0, mode_batch([GuidanceParams(mode="mul", scale=0.5)] * 2, "cpu", [0] * 2)
+    )
+    before, after = (probs * values).sum(1), (found * values).sum(1)
+    assert after.tolist() == pytest.approx((before / 2).tolist(), abs=1e-9)
+
+
+def test_a_batch_needs_as_many_counts_as_rows() -> None:
+    with pytest.raises(GuidanceError, match="2 rows of parameters, 1 of generated"):
+        mode_batch([GuidanceParams()] * 2, "cpu", [0])
+
+
+@pytest.mark.parametrize(
+    ("gamma", "length", "value"),
+    [
+        (0.997, 1, 0.003), (0.997, 10, 0.02959822), (0.997, 60, 0.16495573), (0.997, 100, 0.25951574),
+        (0.997, 300, 0.59397994), (0.997, 1000, 0.95043692), (0.9998, 1, 0.0002), (0.9998, 10, 0.0019982),
+        (0.9998, 60, 0.01192947), (0.9998, 100, 0.01980329), (0.9998, 300, 0.05824112), (0.9998, 1000, 0.18128562),
+    ],
+)  # fmt: skip
+def test_lengths_have_their_known_values(gamma: float, length: float, value: float) -> None:
+    assert value_of_length(length, gamma) == pytest.approx(value, abs=1e-8)
+    tensor = value_of_length(torch.tensor([float(length)], dtype=torch.float64), gamma)
+    assert tensor.tolist() == [pytest.approx(value, abs=1e-8)]
+
+
+@laws
+@given(st.floats(0, 1), st.floats(0.5, 0.9999))
+def test_a_length_survives_the_way_to_its_value_and_back(share: float, gamma: float) -> None:
+    length = share * math.log(1e-6) / math.log(gamma)  # up to a value of 1 - 1e-6, where digits run out
+    assert length_of_value(value_of_length(length, gamma), gamma) == pytest.approx(length, rel=1e-9, abs=1e-9)
+    tensor = torch.tensor([length], dtype=torch.float64)
+    back = length_of_value(value_of_length(tensor, torch.tensor([gamma])), torch.tensor([gamma])).tolist()
+    assert back == [pytest.approx(length, rel=1e-5, abs=1e-9)]
+
+
+def test_an_answer_without_an_end_has_the_value_one_and_impossible_numbers_are_refused() -> None:
+    assert length_of_value(1.0, 0.997) == math.inf
+    assert value_of_length(math.inf, 0.997) == 1
+    for wrong in (lambda: value_of_length(-1, 0.997), lambda: value_of_length(math.nan, 0.997)):
+        with pytest.raises(GuidanceError, match="number of tokens"):
+            wrong()
+    for wrong in (lambda: length_of_value(-0.1, 0.997), lambda: length_of_value(1.1, 0.997)):
+        with pytest.raises(GuidanceError, match="between 0"):
+            wrong()
+    with pytest.raises(GuidanceError, match="strictly between 0 and 1"):
+        value_of_length(1, 1.0)
