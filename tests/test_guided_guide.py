@@ -1,0 +1,342 @@
+"""One decode step of a batch: who is guided, what is sampled then, and that nobody else notices."""
+
+import dataclasses
+import math
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from guidance_reference import candidates, guided, softmax
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensors import torch
+
+from benchctl.guided.errors import GuidanceError
+from benchctl.guided.guide import Guide, GuideRow, GuideSettings, GuideStep
+from benchctl.guided.params import MODES, GuidanceParams
+
+VOCABULARY = 8
+EOS = 3
+LOGITS = [1.0, 0.8, 0.5, 0.4, 0.0, -0.5, -1.0, -6.0]
+TILTED = GuidanceParams(mode="centered_exp", scale=-4.0)
+EARLY_AND_LATE = [GuideSettings(skips_early=True), GuideSettings(skips_early=False)]
+
+
+def known_raw(token: int, num_tokens: int) -> float:
+    """What the value model of these tests says of a candidate after a prefix."""
+    return math.sin(3.0 * token + 1) * 2 + 0.01 * num_tokens
+
+
+@dataclass
+class KnownScorer:
+    """A value model whose outputs are known, which counts what it is asked."""
+
+    model: Any = field(default_factory=lambda: SimpleNamespace(eos_ids=frozenset({EOS})))
+    counters: Any = field(default_factory=lambda: SimpleNamespace(prefill_tokens=0, extended_tokens=0, fused=0))
+    seen: dict[Hashable, int] = field(default_factory=dict)
+    asked: list[list[Hashable]] = field(default_factory=list)
+    forgotten: list[Hashable] = field(default_factory=list)
+
+    def score(self, rows: Sequence[GuideRow], ids: Any, mask: Any) -> Any:
+        assert ids.shape == mask.shape == (len(rows), ids.shape[1])
+        self.asked.append([row.key for row in rows])
+        self.counters.fused += 1
+        for row in rows:
+            missing = len(row.tokens) - self.seen.get(row.key, 0)
+            self.counters.prefill_tokens += 0 if row.key in self.seen else row.num_prompt
+            self.counters.extended_tokens += missing - (0 if row.key in self.seen else row.num_prompt)
+            self.seen[row.key] = len(row.tokens)
+        raw = [
+            [known_raw(token, len(row.tokens)) for token in line]
+            for row, line in zip(rows, ids.tolist(), strict=True)
+        ]
+        return torch.tensor(raw, dtype=torch.float64)
+
+    def forget(self, keys: Iterable[Hashable]) -> None:
+        self.forgotten += keys
+
+
+def row_of(index: int = 0, params: GuidanceParams = TILTED, **fields: Any) -> GuideRow:
+    defaults = {"key": f"r{index}", "tokens": [5, 6, 7, 1], "num_prompt": 3, "top_k": 5}
+    return GuideRow(index=index, params=params, **{**defaults, **fields})
+
+
+def guide_of(settings: GuideSettings | None = None, scorer: KnownScorer | None = None, **parts: Any) -> Guide:
+    return Guide(lambda: scorer or KnownScorer(), settings, **parts)
+
+
+def expected_of(logits: Sequence[float], row: GuideRow) -> list[float]:
+    """Probability of each token under guidance, by the reference."""
+    found = candidates(softmax(logits, row.temperature), top_k=row.top_k, top_p=row.top_p, min_p=row.min_p)
+    raw = [known_raw(token, len(row.tokens)) for token in found]
+    values = [0.0 if token == EOS else 1 / (1 + math.exp(-z)) for token, z in zip(found, raw, strict=True)]
+    asked = dataclasses.asdict(row.params)
+    after = guided(list(found.values()), values, raw, asked, len(row.tokens) - row.num_prompt)
+    result = [0.0] * len(logits)
+    for token, prob in zip(found, after, strict=True):
+        result[token] = prob
+    return result
+
+
+def sampled(logits: Any, temperature: float = 1.0, index: int = 0) -> list[float]:
+    """What a sampler draws from that divides by the temperature, takes the softmax, and does nothing else."""
+    return torch.softmax(logits[index] / temperature, dim=0).tolist()
+
+
+def batch_of(count: int = 1, dtype: Any = torch.float64) -> Any:
+    return torch.tensor([LOGITS] * count, dtype=dtype)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-6), (torch.float32, 1e-5)])
+@pytest.mark.parametrize("temperature", [0.1, 1.0, 2.0])
+@pytest.mark.parametrize(
+    "params",
+    [
+        *(GuidanceParams(mode=mode, scale=1.7) for mode in MODES),
+        GuidanceParams(mode="centered_exp", scale=-100.0),
+        GuidanceParams(target_length=200, gamma=0.99),
+        GuidanceParams(target_value=0.4, constraint="eq_soft"),
+        GuidanceParams(target_value=0.5, constraint="ge"),
+    ],
+)
+def test_a_sampler_that_only_takes_the_softmax_draws_from_the_guided_distribution(
+    params: GuidanceParams, temperature: float, dtype: Any, tolerance: float
+) -> None:
+    row = row_of(params=params, temperature=temperature, top_k=6, top_p=0.97, min_p=0.005)
+    logits = guide_of().apply(batch_of(dtype=dtype), [row])
+    assert sampled(logits, temperature) == pytest.approx(expected_of(LOGITS, row), abs=tolerance)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.data())
+def test_a_batch_of_any_rows_is_guided_row_by_row_as_the_reference_says(data: st.DataObject) -> None:
+    count = data.draw(st.integers(1, 5))
+    numbers = st.lists(st.floats(-4, 4), min_size=VOCABULARY, max_size=VOCABULARY, unique_by=lambda x: round(x, 3))
+    lines = [data.draw(numbers) for _ in range(count)]
+    rows = [
+        row_of(
+            index,
+            GuidanceParams(
+                mode=data.draw(st.sampled_from(MODES)),
+                scale=data.draw(st.sampled_from([-2.0, 0.5, 1.5, 3.0])),
+                value_min=data.draw(st.sampled_from([None, 0.5])),
+            ),
+            temperature=data.draw(st.sampled_from([0.1, 1.0, 2.0])),
+            top_k=data.draw(st.integers(1, VOCABULARY)),
+            is_server_filtering=False,
+        )
+        for index in data.draw(st.permutations(range(count)))
+    ]
+    original = torch.tensor(lines, dtype=torch.float64)
+    for how in EARLY_AND_LATE:
+        logits = guide_of(how).apply(original.clone(), rows)
+        for row in rows:
+            found = sampled(logits, row.temperature, row.index)
+            assert found == pytest.approx(expected_of(lines[row.index], row), abs=1e-6)
+
+
+UNGUIDED_HERE = {
+    "greedy": {"temperature": 0.0},
+    "without effect": {"params": GuidanceParams(scale=0.0)},
+    "left with one candidate": {"min_p": 1.0},
+    "below its entropy": {"params": GuidanceParams(scale=-4.0, entropy_threshold=1.7)},
+}
+
+
+@pytest.mark.parametrize("how", EARLY_AND_LATE)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rows_that_are_not_guided_keep_their_logits_bit_for_bit_beside_rows_that_are(
+    how: GuideSettings, dtype: Any
+) -> None:
+    rows = [row_of(0), *(row_of(index, **asked) for index, asked in enumerate(UNGUIDED_HERE.values(), start=2))]
+    before = torch.randn(len(rows) + 2, VOCABULARY, generator=torch.Generator().manual_seed(1), dtype=dtype)
+    before[2:] += torch.tensor(LOGITS, dtype=dtype)
+    guide = guide_of(how)
+    after = guide.apply(before.clone(), rows)
+    assert guide.step.guided_rows == 1
+    assert after[0].tolist() != before[0].tolist()
+    untouched = [index for index in range(len(before)) if index != 0]
+    assert torch.equal(after[untouched], before[untouched])
+
+
+@pytest.mark.parametrize("how", EARLY_AND_LATE)
+@pytest.mark.parametrize("asked", [case for name, case in UNGUIDED_HERE.items() if name != "greedy"])
+def test_a_row_that_the_server_leaves_unfiltered_is_filtered_here_when_it_is_not_guided(
+    asked: dict[str, Any], how: GuideSettings
+) -> None:
+    row = row_of(temperature=0.8, is_server_filtering=False, **asked)
+    logits = guide_of(how).apply(batch_of(), [row])
+    found = candidates(softmax(LOGITS, 0.8), top_k=row.top_k, min_p=row.min_p)
+    expected = [found.get(token, 0.0) for token in range(VOCABULARY)]
+    assert sampled(logits, 0.8) == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_greedy_row_is_left_alone_even_where_the_server_leaves_it_unfiltered() -> None:
+    logits = guide_of().apply(batch_of(), [row_of(temperature=0.0, is_server_filtering=False)])
+    assert torch.equal(logits, batch_of())
+
+
+def test_each_row_comes_out_the_same_whoever_is_beside_it() -> None:
+    rows = [
+        row_of(index, GuidanceParams(mode=mode, scale=1.4), top_k=2 + index) for index, mode in enumerate(MODES)
+    ]
+    together = guide_of().apply(batch_of(len(rows)), rows)
+    for row in rows:
+        alone = guide_of().apply(batch_of(), [replace(row, index=0)])
+        assert sampled(together, index=row.index) == pytest.approx(sampled(alone), abs=1e-9)
+
+
+def test_a_stride_guides_the_first_step_of_each_request_and_every_nth_after_it() -> None:
+    guide = guide_of()
+    stride = GuidanceParams(scale=-4.0, stride=3)
+
+    def is_guided(*rows: GuideRow) -> list[bool]:
+        after = guide.apply(batch_of(2), rows)
+        return [not torch.equal(after[row.index], batch_of()[0]) for row in rows]
+
+    first, second = row_of(0, stride), row_of(1, stride)
+    assert [is_guided(first) for _ in range(2)] == [[True], [False]]
+    assert [is_guided(first, second) for _ in range(4)] == [
+        [False, True],
+        [True, False],
+        [False, False],
+        [False, True],
+    ]
+    guide.forget(["r0"])
+    assert is_guided(first) == [True]
+
+
+def test_a_skipped_row_costs_the_value_model_nothing_and_when_all_are_skipped_it_is_not_asked() -> None:
+    scorer = KnownScorer()
+    guide = guide_of(scorer=scorer)
+    guide.apply(batch_of(6), [row_of(1), *(row_of(i, **case) for i, case in enumerate(UNGUIDED_HERE.values(), 2))])
+    assert scorer.asked == [["r1"]]
+    guide.apply(batch_of(6), [row_of(i, **case) for i, case in enumerate(UNGUIDED_HERE.values(), 2)])
+    assert scorer.asked == [["r1"]]
+    assert guide.step == GuideStep()
+
+
+def test_without_waiting_all_due_rows_are_scored_and_the_counts_are_the_same() -> None:
+    rows = [row_of(0, top_k=4), row_of(1, min_p=1.0), row_of(2, top_k=2)]
+    told, asked = [], []
+    for how in EARLY_AND_LATE:
+        scorer = KnownScorer()
+        guide = guide_of(how, scorer)
+        guide.apply(batch_of(3), rows)
+        told.append((guide.step.guided_rows, guide.step.candidates))
+        asked.append(scorer.asked)
+    assert told == [(2, 6), (2, 6)]
+    assert asked == [[["r0", "r2"]], [["r0", "r1", "r2"]]]
+
+
+def test_a_step_tells_how_far_the_value_model_had_to_go() -> None:
+    guide = guide_of()
+    guide.apply(batch_of(), [row_of(tokens=[1, 2, 3, 4, 5], num_prompt=3)])
+    assert guide.step == GuideStep(
+        guided_rows=1, candidates=5, value_prefill_tokens=3, value_extend_tokens=2, fused=True
+    )
+    guide.apply(batch_of(), [row_of(tokens=[1, 2, 3, 4, 5, 6], num_prompt=3)])
+    assert guide.step == GuideStep(guided_rows=1, candidates=5, value_extend_tokens=1, fused=True)
+    guide.apply(batch_of(), [])
+    assert guide.step == GuideStep()
+
+
+def test_guidance_that_changes_nothing_is_computed_where_a_request_insists() -> None:
+    scorer = KnownScorer()
+    row = row_of(params=GuidanceParams(scale=0.0, skip_noop=False))
+    logits = guide_of(scorer=scorer).apply(batch_of(), [row])
+    assert scorer.asked == [["r0"]]
+    assert sampled(logits) == pytest.approx(expected_of(LOGITS, row), abs=1e-9)
+
+
+def test_tokens_that_end_the_answer_are_those_of_the_value_model_and_of_the_settings() -> None:
+    strong = row_of(params=GuidanceParams(scale=-1e4))
+    assert sampled(guide_of().apply(batch_of(), [strong]))[EOS] == pytest.approx(1)
+    both = guide_of(GuideSettings(eos_ids=frozenset({0}))).apply(batch_of(), [strong])
+    before = softmax(LOGITS)
+    assert sampled(both)[0] == pytest.approx(before[0] / (before[0] + before[EOS]))
+
+
+def test_tokens_that_the_server_forbids_stay_forbidden() -> None:
+    logits = batch_of()
+    logits[0, [0, 2]] = -math.inf
+    after = sampled(guide_of().apply(logits, [row_of(params=GuidanceParams(scale=50.0))]))
+    assert after[0] == after[2] == 0
+    assert math.fsum(after) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("top_k", [-1, 0, 5])
+def test_more_candidates_than_the_settings_allow_are_refused_by_request(top_k: int) -> None:
+    guide = guide_of(GuideSettings(max_candidates=4))
+    with pytest.raises(GuidanceError, match=rf"request 'r0' has top_k {top_k}, .* 4 or less"):
+        guide.apply(batch_of(), [row_of(top_k=top_k)])
+
+
+def test_a_vocabulary_within_the_limit_may_be_scored_whole() -> None:
+    row = row_of(top_k=-1)
+    logits = guide_of(GuideSettings(max_candidates=VOCABULARY)).apply(batch_of(), [row])
+    assert sampled(logits) == pytest.approx(expected_of(LOGITS, row), abs=1e-6)
+
+
+def test_a_value_model_is_loaded_at_once_or_when_it_is_first_needed_and_only_once() -> None:
+    loads = []
+
+    def make() -> KnownScorer:
+        loads.append(1)
+        return KnownScorer()
+
+    Guide(make)
+    assert len(loads) == 1
+    lazy = Guide(make, GuideSettings(is_eager=False))
+    lazy.apply(batch_of(), [row_of(temperature=0.0), row_of(min_p=1.0)])
+    lazy.forget(["r0"])
+    assert len(loads) == 1
+    for _ in range(2):
+        lazy.apply(batch_of(), [row_of()])
+    assert len(loads) == 2
+
+
+def test_ended_requests_are_forgotten_by_the_value_model_as_well() -> None:
+    scorer = KnownScorer()
+    guide_of(scorer=scorer).forget(iter(["r0", "r1"]))
+    assert scorer.forgotten == ["r0", "r1"]
+
+
+class Sections:
+    """A timer that notes which section lies in which."""
+
+    def __init__(self) -> None:
+        self.open: list[str] = []
+        self.paths: list[str] = []
+
+    @contextmanager
+    def section(self, name: str) -> Iterator[None]:
+        self.open.append(name)
+        self.paths.append("/".join(self.open))
+        yield
+        self.open.pop()
+
+
+def test_the_sections_of_a_step_are_timed_by_their_names() -> None:
+    timer = Sections()
+    guide = guide_of(GuideSettings(is_eager=False), timer=timer)
+    guide.apply(batch_of(), [row_of(temperature=0.0)])
+    assert timer.paths == [], "a step without guidance is not timed"
+    guide.apply(batch_of(), [row_of()])
+    assert timer.paths == [
+        "lvm_apply_outer",
+        "lvm_apply_outer/lvm_build_pending",
+        "lvm_apply_outer/lvm_build_pending/candidate_selection",
+        "lvm_apply_outer/value_model_load",
+        "lvm_apply_outer/lvm_forward",
+        "lvm_apply_outer/lvm_apply_guidance",
+        "lvm_apply_outer/lvm_apply_guidance",
+    ]
+
+
+def test_logits_are_guided_in_place() -> None:
+    logits = batch_of()
+    assert guide_of().apply(logits, [row_of()]) is logits
