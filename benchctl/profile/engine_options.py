@@ -169,6 +169,59 @@ class VllmOptions(PythonOptions):
     """Whether steps are recorded, by a statistics plugin inside the server's front end."""
 
 
+class VllmLenvmOptions(VllmOptions):
+    """Options of the engine ``vllm-lenvm``, a stock vLLM with benchctl's guidance; what is null is left to vLLM."""
+
+    VALUE_MODEL_OPTIONS: ClassVar[frozenset[str]] = frozenset({"value_model"})
+
+    value_model: str | None = None
+    """Directory of the value model that the server loads for guidance; null: vLLM as it comes."""
+    value_dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
+    """Type of the value model's weights; ``auto`` as they are stored."""
+    value_memory_bytes: int | None = Field(default=None, ge=1)
+    """Most memory for the prefixes that the value model keeps, for which max_num_seqs and max_model_len are
+    multiplied; null: whatever that takes. vLLM does not count it: leave room with gpu_memory_utilization."""
+    fused: bool = True
+    """Whether prefixes are extended and candidates scored in one forward of the value model, or in two."""
+    value_graphs: bool = True
+    """Whether the value model's forwards are CUDA graphs."""
+    value_stream: bool = False
+    """Whether the value model computes on a CUDA stream of its own."""
+    lazy: bool = False
+    """Whether the value model is loaded by the first request that needs it, rather than at the start."""
+    skip_noop: bool = False
+    """Whether guidance that changes no probability is left out; computed all the same, its price can be measured."""
+    stride: int = Field(default=1, ge=1)
+    """Every so many steps of a request are guided."""
+    overlap_schedule: bool | None = None
+    """Whether the scheduler works while the device does, as other guided engines call ``async_scheduling``."""
+
+    @model_validator(mode="after")
+    def _can_guide(self) -> "VllmLenvmOptions":
+        if self.overlap_schedule is not None and self.async_scheduling not in (None, self.overlap_schedule):
+            raise ValueError(
+                f"overlap_schedule is {self.overlap_schedule} and async_scheduling {self.async_scheduling}, which "
+                "are two names of one thing; leave one of them out"
+            )
+        if self.value_model is None:
+            return self
+        if self.tensor_parallel_size != 1:
+            raise ValueError(
+                f"tensor_parallel_size is {self.tensor_parallel_size} with a value model, which guides servers of "
+                "one device; set it to 1, or drop value_model"
+            )
+        if self.speculative_config is not None:
+            raise ValueError(
+                "speculative_config and value_model exclude each other: vLLM lets nothing guide tokens that were "
+                "drafted; drop one of the two"
+            )
+        return self
+
+    @property
+    def guides_with(self) -> str | None:
+        return self.value_model
+
+
 class SglangOptions(PythonOptions):
     """Options of the engine ``sglang``; what is null is left to SGLang."""
 
@@ -200,6 +253,58 @@ class SglangOptions(PythonOptions):
     """Kernels of sampling."""
     step_log: bool = True
     """Whether steps are recorded, by a plugin inside the server's scheduler."""
+
+
+LenvmRevision = Literal["V0", "V1", "V2", "V3", "V4"]
+"""Generations of SGLang's LenVM fork, told apart by what they make of a request; docs/engines.md says how."""
+_TIMES_STRIDES: Final = frozenset({"V1", "V3"})
+
+
+class SglangLenvmOptions(SglangOptions):
+    """Options of the engine ``sglang-lenvm``, SGLang's LenVM fork; what is null is left to it."""
+
+    VALUE_MODEL_OPTIONS: ClassVar[frozenset[str]] = frozenset(
+        {"value_model", "value_model_revision", "value_architecture", "value_mem_fraction_static"}
+    )
+
+    revision: LenvmRevision | None = None
+    """Which generation of the fork is installed; null: unknown, and what differs between them is refused."""
+    value_model: str | None = None
+    """Value model that the server loads for guidance: a directory, a repository, or the size of a published one
+    (``qwen2.5-0.5b``, ``qwen2.5-1.5b``); null: a server that cannot guide."""
+    value_model_revision: str | None = None
+    """Revision of the value model's repository."""
+    value_architecture: (
+        Literal["Qwen2ForLengthValueModel", "Qwen3ForLengthValueModel", "Qwen2_5_VLForLengthValueModel"] | None
+    ) = None
+    """Class that loads the value model; null: by its backbone."""
+    value_mem_fraction_static: float | None = Field(default=None, gt=0, le=1)
+    """Share of the device's memory for the value model and its cache, beside ``mem_fraction_static``."""
+    guided_fn: str = "sglang.srt.lvm.lvm_guided_sampling:lvm_combined_guidance"
+    """Function that tilts, as ``module:function``."""
+    stride: int = Field(default=1, ge=1)
+    """Every so many steps of a request are guided, where the revision can (``LENVM_STRIDE``)."""
+    synchronised_timing_interval: int | None = Field(default=None, ge=1)
+    """Calls of the sampler between two lines of averages in the log of a V2 server, which waits for the device
+    around every section for their sake and becomes slower; null: none."""
+
+    @model_validator(mode="after")
+    def _of_one_revision(self) -> "SglangLenvmOptions":
+        if self.stride != 1 and self.revision not in _TIMES_STRIDES:
+            raise ValueError(
+                f"stride is {self.stride} with revision {self.revision}; only some commits of V1 and V3 know "
+                "strides: set revision, or leave stride out"
+            )
+        if self.synchronised_timing_interval is not None and self.revision != "V2":
+            raise ValueError(
+                f"synchronised_timing_interval is {self.synchronised_timing_interval} with revision "
+                f"{self.revision}; only V2 prints averages: set revision: V2, or leave it out"
+            )
+        return self
+
+    @property
+    def guides_with(self) -> str | None:
+        return self.value_model
 
 
 class LlamaCppOptions(LaunchedOptions):
@@ -284,7 +389,9 @@ def _names_a_place(url: str) -> bool:
 ENGINE_OPTIONS: Final[dict[str, type[ServerOptions]]] = {
     "sim": SimOptions,
     "vllm": VllmOptions,
+    "vllm-lenvm": VllmLenvmOptions,
     "sglang": SglangOptions,
+    "sglang-lenvm": SglangLenvmOptions,
     "llamacpp": LlamaCppOptions,
     "transformers": TransformersOptions,
     "attach": AttachOptions,

@@ -28,6 +28,7 @@ from benchctl.profile.locate import (
     shown_path,
 )
 from benchctl.profile.model import EngineKind
+from benchctl.profile.stand_ins import with_models
 
 _NOT_INHERITED: Final = ("name", "description")
 _DROPPABLE: Final = ("variants", "sweep")
@@ -176,7 +177,8 @@ def with_engine(draft: Draft) -> Draft:
     found = _read_preset(preset)
     if isinstance(found, Fault):
         return replace(draft, tree=without(draft.tree, {"engine"})).with_fault(found)
-    tree = _with_entry(draft.tree, "engine", merge(found.tree, own))
+    tree = _with_entry(draft.tree, "engine", merge(without(found.tree, {"models"}), own))
+    tree = with_models(tree, found.tree.child("models"))
     return Draft(tree, (*draft.faults, *found.faults), draft.is_whole and found.is_whole)
 
 

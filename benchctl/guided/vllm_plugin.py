@@ -1,0 +1,131 @@
+"""Guidance inside a vLLM server, as a logits processor of its V1 model runner.
+
+``--logits-processors benchctl.guided.vllm_plugin:LenvmLogitsProcessor`` loads it, where this package can be
+imported in the server's environment. Where it is installed there, its entry point of the group
+``vllm.logits_processors`` loads it as well; nothing is guided twice. ``vllm_settings`` says by which variables a server gets a value model; a
+server that has none looks once per step whether it has one.
+
+* **Where in the step.** It calls itself invariant to the argmax, so vLLM asks it after penalties and temperature
+  and not at all while every request is greedy. It writes ln p' of the candidates and -inf for all other tokens;
+  vLLM's filters are open on guided requests (``vllm_requests``), so what vLLM draws from is p' itself, with the
+  seed of the request.
+* **Tokens.** With asynchronous scheduling vLLM knows the last token of each sequence late, and waits for it only
+  for processors that are named on the command line. The installed entry point alone is therefore refused there.
+* **Model Runner V2** asks processors of another kind, which cannot see the tokens on the host. Set
+  VLLM_USE_V2_MODEL_RUNNER=0 for a server that guides. A server that does not guide loads this class as an idle
+  processor of V2.
+* **Trouble.** A request that asks for what does not exist gets HTTP 400 before it reaches the batch. Anything that
+  goes wrong in a step ends the engine, loudly: answers that were to be guided and were not would be worse.
+"""
+
+import importlib
+import logging
+from typing import TYPE_CHECKING, Any, Final
+
+from torch import Tensor
+from vllm.v1.sample.logits_processor.interface import LogitsProcessor
+
+from benchctl.guided.errors import GuidanceError
+from benchctl.guided.vllm_requests import admit, asks_for_guidance
+from benchctl.guided.vllm_rows import Rows
+from benchctl.guided.vllm_settings import MODEL_VARIABLE, VllmSettings, model_directory, settings_of
+
+if TYPE_CHECKING:
+    import torch
+
+    from benchctl.guided.vllm_server import GuidedServer
+
+_log = logging.getLogger("vllm.benchctl_lenvm")
+
+
+def _bases() -> tuple[type, ...]:
+    """V1's interface, and V2's beside it where this vLLM has one."""
+    try:
+        later = importlib.import_module("vllm.v1.worker.gpu.sample.logits_processor.interface")
+    except ImportError:
+        return (LogitsProcessor,)
+    return (LogitsProcessor, later.LogitsProcessor)
+
+
+class LenvmLogitsProcessor(*_bases()):  # type: ignore[misc]
+    """Guides the rows of those requests that ask for it."""
+
+    _is_named: bool = True
+    """Whether this class is loaded because the command line names it."""
+
+    @classmethod
+    def validate_params(cls, sampling_params: Any) -> None:
+        """Check a request and move its filters. Raises ValueError, of which vLLM makes HTTP 400."""
+        if not asks_for_guidance(sampling_params):
+            return
+        if model_directory() is None:
+            raise GuidanceError(
+                f"this server loads no value model and cannot guide; start it with {MODEL_VARIABLE}, or send no "
+                "lenvm_ keys"
+            )
+        admit(sampling_params, settings_of().max_candidates)
+
+    def __init__(self, vllm_config: Any, *where: Any) -> None:
+        """``where`` is (device, is_pin_memory) from the V1 runner; V2 gives the state of its requests."""
+        self._rows: Final = Rows()
+        self._server: GuidedServer | None = None
+        self._step = -1
+        directory = model_directory()
+        if directory is None or (not self._is_named and _is_named(vllm_config)):
+            return
+        if len(where) != 2:
+            raise GuidanceError(
+                "Model Runner V2 of vLLM does not show processors the tokens on the host, which a value model "
+                "needs; start the server with VLLM_USE_V2_MODEL_RUNNER=0"
+            )
+        if not self._is_named and vllm_config.scheduler_config.async_scheduling:
+            raise GuidanceError(
+                "with asynchronous scheduling vLLM shows tokens in time only to processors that are named: start "
+                f"the server with --logits-processors {__name__}:{LenvmLogitsProcessor.__name__}, or with "
+                "--no-async-scheduling"
+            )
+        self._server = _guided_server(vllm_config, where[0], settings_of())
+
+    def is_argmax_invariant(self) -> bool:
+        """Greedy rows are never guided."""
+        return True
+
+    def update_state(self, batch_update: Any) -> None:
+        """Follow the batch; vLLM calls this once for each step, before the base model."""
+        if self._server is None:
+            return
+        if batch_update:
+            gone = self._rows.update(batch_update)
+            if gone:
+                self._server.forget(gone)
+        if self._rows.batch_size:
+            self._step += 1
+
+    def apply(self, logits: Tensor, *_: Any) -> Tensor:
+        """Guide rows of ``logits`` [B, V], divided by their temperatures; in place."""
+        if not self._rows:
+            return logits
+        return self._server.apply(logits, self._rows, self._step)  # type: ignore[union-attr]
+
+    def add_request(self, *_: Any) -> bool:
+        """V2 asks whether a request concerns this processor: none does."""
+        return False
+
+
+class InstalledLenvmLogitsProcessor(LenvmLogitsProcessor):
+    """As the entry point loads it: idle where the command line names the processor itself."""
+
+    _is_named = False
+
+
+def _is_named(vllm_config: Any) -> bool:
+    named = vllm_config.model_config.logits_processors or ()
+    return any(str(name).endswith(f":{LenvmLogitsProcessor.__name__}") for name in named)
+
+
+def _guided_server(vllm_config: Any, device: "torch.device", settings: VllmSettings) -> "GuidedServer":
+    """Transformers and the value model are loaded only where there is one."""
+    server: GuidedServer = importlib.import_module("benchctl.guided.vllm_server").make_server(
+        vllm_config, device, settings
+    )
+    return server

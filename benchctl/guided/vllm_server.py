@@ -1,0 +1,190 @@
+"""The value model of one vLLM server: loaded to fit the server's limits, then asked step by step."""
+
+import json
+import os
+import time
+from collections.abc import Collection, Hashable, Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from benchctl import __version__
+from benchctl.guided.errors import GuidanceError
+from benchctl.guided.guide import Counters, Guide, GuideRow, GuideSettings
+from benchctl.guided.scoring import Scorer
+from benchctl.guided.value_model import ValueModel, load_value_model
+from benchctl.guided.vllm_rows import Rows
+from benchctl.guided.vllm_settings import (
+    DESCRIPTION_VARIABLE,
+    MODEL_VARIABLE,
+    STEP_LOG_VARIABLE,
+    VllmSettings,
+    model_directory,
+)
+from benchctl.guided.vllm_step_log import GuidedStepLog
+
+_DTYPES: Final = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "auto": None}
+_LEAST_VOCABULARY: Final = 0.99
+"""Vocabularies of one tokenizer differ in what pads them; with less of the base model's, it is another's."""
+
+
+class GuidedServer:
+    """Guides the steps of one vLLM worker."""
+
+    def __init__(self, guide: Guide, vocabulary: int, log: GuidedStepLog | None) -> None:
+        self._guide, self._vocabulary, self._log = guide, vocabulary, log
+
+    def forget(self, keys: Iterable[Hashable]) -> None:
+        """Drop what is kept of requests that ended."""
+        self._guide.forget(keys)
+
+    def apply(self, logits: Tensor, rows: Rows, step: int) -> Tensor:
+        """Guide ``rows`` of ``logits`` [B, V], already divided by their temperatures, in step number ``step``."""
+        start_ns = time.monotonic_ns()
+        guided = rows.in_order
+        if logits.shape[1] > self._vocabulary:  # padding that the value model does not have
+            index = torch.tensor([row.index for row in guided]).to(logits.device, non_blocking=True)
+            logits[:, self._vocabulary :].index_fill_(0, index, -torch.inf)
+        logits = self._guide.apply(logits, guided)
+        if self._log is not None:
+            self._log.record(step=step, num_seqs=rows.batch_size, start_ns=start_ns, did=self._guide.step)
+        return logits
+
+
+class _ServerScorer:
+    """A scorer as guidance asks for it."""
+
+    def __init__(self, scorer: Scorer) -> None:
+        self._scorer = scorer
+
+    @property
+    def eos_ids(self) -> Collection[int]:
+        return self._scorer.model.eos_ids
+
+    @property
+    def counters(self) -> Counters:
+        return self._scorer.counters
+
+    def score(self, rows: Sequence[GuideRow], ids: Tensor, mask: Tensor, /) -> Tensor:
+        return self._scorer.score(rows, ids, mask)  # type: ignore[arg-type]
+
+    def forget(self, keys: Iterable[Hashable], /) -> None:
+        self._scorer.forget(keys)
+
+
+def make_server(vllm_config: Any, device: torch.device, settings: VllmSettings) -> GuidedServer:
+    """Load the value model that the environment names. Raises GuidanceError where it does not fit the server."""
+    _check_layout(vllm_config)
+    directory = model_directory()
+    assert directory is not None  # noqa: S101
+    log = _step_log()
+    vocabulary = _vocabulary(directory, vllm_config)
+    guide_settings = GuideSettings(
+        max_candidates=settings.max_candidates,
+        is_eager=not settings.lazy,
+        skips_early=settings.skips_early,
+        eos_ids=_eos_ids(vllm_config.model_config),
+    )
+
+    def make_scorer() -> _ServerScorer:
+        model = load_value_model(directory, device, _DTYPES[settings.dtype])
+        _check_memory(model, vllm_config, settings.memory_bytes)
+        scorer = Scorer(
+            model,
+            vllm_config.scheduler_config.max_num_seqs,
+            vllm_config.model_config.max_model_len,
+            device,
+            max_candidates=settings.max_candidates,
+            fused=settings.fused,
+            graphs=settings.graphs and device.type == "cuda",
+            stream=settings.stream,
+        )
+        _describe(model, scorer)
+        return _ServerScorer(scorer)
+
+    return GuidedServer(Guide(make_scorer, guide_settings, log), vocabulary, log)
+
+
+def _check_layout(vllm_config: Any) -> None:
+    devices = vllm_config.parallel_config.tensor_parallel_size * vllm_config.parallel_config.pipeline_parallel_size
+    if devices > 1:
+        raise GuidanceError(
+            f"a value model guides servers of one device, and this one spreads its model over {devices}; set "
+            "tensor_parallel_size and pipeline_parallel_size to 1"
+        )
+
+
+def _check_memory(model: ValueModel, vllm_config: Any, limit_bytes: int | None) -> None:
+    """Raises GuidanceError where the prefixes of all sequences would take more than was allowed."""
+    num_seqs, num_tokens = vllm_config.scheduler_config.max_num_seqs, vllm_config.model_config.max_model_len
+    config = model.config
+    numbers_per_token = 2 * config.layers * config.kv_heads * config.head_dim
+    needed_bytes = num_seqs * num_tokens * numbers_per_token * model.dtype.itemsize
+    if limit_bytes is not None and needed_bytes > limit_bytes:
+        raise GuidanceError(
+            f"the prefixes of {num_seqs} sequences of {num_tokens} tokens take {needed_bytes} bytes in this value "
+            f"model, and {limit_bytes} are allowed; lower max_num_seqs or max_model_len, or allow more"
+        )
+
+
+def _vocabulary(directory: Path, vllm_config: Any) -> int:
+    """Tokens that the value model knows."""
+    try:
+        known = json.loads((directory / "config.json").read_bytes())["vocab_size"]
+    except (OSError, ValueError, KeyError) as error:
+        raise GuidanceError(
+            f"{MODEL_VARIABLE} is {directory}, whose config.json says no vocab_size ({error}); name the directory "
+            "of a value model"
+        ) from error
+    wanted = vllm_config.model_config.get_vocab_size()
+    if known < _LEAST_VOCABULARY * wanted:
+        raise GuidanceError(
+            f"the value model in {directory} knows {known} tokens and the base model {wanted}; guidance needs two "
+            "models of one tokenizer"
+        )
+    return int(known)
+
+
+def _eos_ids(model_config: Any) -> frozenset[int]:
+    """Tokens that end an answer of the base model."""
+    found: set[int] = set()
+    for source in (model_config.hf_text_config, _generation_config(model_config)):
+        ids = source.get("eos_token_id") if isinstance(source, dict) else getattr(source, "eos_token_id", None)
+        found |= set(ids) if isinstance(ids, list | tuple) else {ids} - {None}
+    return frozenset(found)
+
+
+def _generation_config(model_config: Any) -> dict[str, Any]:
+    with suppress(AttributeError, OSError):
+        return dict(model_config.try_get_generation_config())
+    return {}
+
+
+def _step_log() -> GuidedStepLog | None:
+    path = os.environ.get(STEP_LOG_VARIABLE)
+    if not path:
+        return None
+    from vllm.v1.sample.sampler import Sampler  # noqa: PLC0415
+
+    log = GuidedStepLog(Path(path))
+    log.watch_sampler(Sampler)
+    return log
+
+
+def _describe(model: ValueModel, scorer: Scorer) -> None:
+    path = os.environ.get(DESCRIPTION_VARIABLE)
+    if not path:
+        return
+    said = {
+        "revision": f"benchctl {__version__}",
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "layers": model.config.layers,
+        "hidden": model.config.hidden,
+        "num_bytes": model.num_bytes,
+        "prefix_bytes": scorer.num_bytes,
+    }
+    Path(f"{path}.partial").write_text(json.dumps(said), encoding="utf-8")
+    Path(f"{path}.partial").replace(path)

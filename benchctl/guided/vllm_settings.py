@@ -1,0 +1,66 @@
+"""How a vLLM server is told to guide: by variables of its environment, which all its processes see."""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Final, get_type_hints
+
+from benchctl.guided.errors import GuidanceError
+
+MODEL_VARIABLE: Final = "BENCHCTL_LENVM_MODEL"
+"""Directory of the value model; unset, nothing is guided and requests that ask for guidance are refused."""
+SETTINGS_VARIABLE: Final = "BENCHCTL_LENVM_SETTINGS"
+"""JSON object with fields of ``VllmSettings``."""
+STEP_LOG_VARIABLE: Final = "BENCHCTL_LENVM_STEP_LOG"
+"""File to which each guided step is appended as one line; unset, none is written."""
+DESCRIPTION_VARIABLE: Final = "BENCHCTL_LENVM_DESCRIPTION"
+"""File in which the loaded value model is described as one JSON object."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VllmSettings:
+    """What concerns the server as a whole; what one request wants is in its ``vllm_xargs``."""
+
+    fused: bool = True
+    """Whether prefixes are extended and candidates scored in one forward of the value model, or in two."""
+    graphs: bool = True
+    """Whether forwards are captured as CUDA graphs; without CUDA there are none."""
+    stream: bool = False
+    """Whether the value model computes on a CUDA stream of its own."""
+    lazy: bool = False
+    """Whether the value model is loaded by the first step that needs it, rather than at the start."""
+    skips_early: bool = True
+    """See ``guide.GuideSettings``."""
+    dtype: str = "auto"
+    """Of the value model: ``auto`` as it is stored, or ``bfloat16``, ``float16``, ``float32``."""
+    max_candidates: int = 64
+    """Requests with a larger top_k are refused."""
+    memory_bytes: int | None = None
+    """Most memory that the prefixes of all requests may take; None: whatever they need."""
+
+
+def model_directory(environment: Mapping[str, str] = os.environ) -> Path | None:
+    """The value model that this server is to load."""
+    named = environment.get(MODEL_VARIABLE)
+    return Path(named) if named else None
+
+
+def settings_of(environment: Mapping[str, str] = os.environ) -> VllmSettings:
+    """Raises GuidanceError for what is no such setting."""
+    text = environment.get(SETTINGS_VARIABLE, "{}")
+    try:
+        given = json.loads(text)
+    except ValueError as error:
+        raise GuidanceError(
+            f"{SETTINGS_VARIABLE} is {text!r}, which is no JSON ({error}); write an object"
+        ) from None
+    types = get_type_hints(VllmSettings)
+    known = {field.name for field in fields(VllmSettings)}
+    if not isinstance(given, dict) or not given.keys() <= known:
+        raise GuidanceError(f"{SETTINGS_VARIABLE} is {text!r}; write an object with keys of {sorted(known)}")
+    for name, value in given.items():
+        if not isinstance(value, types[name]) or (isinstance(value, bool) and types[name] is not bool):
+            raise GuidanceError(f"{SETTINGS_VARIABLE}: {name} is {value!r}; it must be {types[name]}")
+    return VllmSettings(**given)
