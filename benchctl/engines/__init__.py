@@ -7,18 +7,22 @@ from benchctl.engines.attach import AttachEngine
 from benchctl.engines.engine import Engine
 from benchctl.engines.llamacpp import LlamaCppEngine
 from benchctl.engines.sglang import SglangEngine
+from benchctl.engines.sglang_lenvm import SglangLenvmEngine
 from benchctl.engines.sim import SimEngine
 from benchctl.engines.transformers import TransformersEngine
 from benchctl.engines.vllm import VllmEngine
+from benchctl.engines.vllm_lenvm import VllmLenvmEngine
 from benchctl.errors import EngineUnavailableError
 from benchctl.profile.model import EngineKind
 
 _ENGINES: Final[dict[str, Callable[[], Engine]]] = {
     "sim": SimEngine,
     "sglang": SglangEngine,
+    "sglang-lenvm": SglangLenvmEngine,
     "llamacpp": LlamaCppEngine,
     "transformers": TransformersEngine,
     "vllm": VllmEngine,
+    "vllm-lenvm": VllmLenvmEngine,
     "attach": AttachEngine,
 }
 

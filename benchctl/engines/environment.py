@@ -67,6 +67,20 @@ def _named_interpreter(kind: str, named: str, distributions: tuple[str, ...]) ->
 
 
 @cache
+def package_directory(python: Path, name: str) -> Path | None:
+    """Where an environment has a package, found without importing it; None where it has none."""
+    ask = "import importlib.util as u, sys; print(*u.find_spec(sys.argv[1]).submodule_search_locations, sep='\\n')"
+    try:
+        answer = subprocess.run(
+            (str(python), "-c", ask, name), capture_output=True, check=True, timeout=_ASK_LIMIT_S, text=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    first = answer.stdout.splitlines()[:1]
+    return Path(first[0]) if first else None
+
+
+@cache
 def installed_versions(python: Path, distributions: tuple[str, ...]) -> dict[str, str]:
     """Versions of those of ``distributions`` that an environment has, by name; empty for a broken interpreter."""
     try:

@@ -76,7 +76,7 @@ _TOLD_INVERTED: Final = {
     "disable_radix_cache": "enable_prefix_caching",
     "disable_overlap_schedule": "overlap_schedule",
 }
-_SIGNATURES: Final = (
+SIGNATURES: Final = (
     *signatures(
         "port-taken",
         "end the process that holds the port, or leave port out of the profile",
@@ -150,81 +150,41 @@ class SglangEngine(OpenAiServer):
     def check_requests(self, requests: Sequence[PreparedRequest], settings: VariantSettings) -> None:
         """Raises UnsupportedError for guidance, and for lengths beyond the server's context."""
         if settings.guidance is not None:
-            raise unsupported(
-                "sglang", settings, "loads no value model", "remove guidance, or choose an engine that guides"
-            )
-        limit = getattr(settings.server, "max_model_len", None) or context_of(settings.model)
-        longest = max((request.prompt_tokens + request.max_tokens for request in requests), default=0)
-        if limit is not None and longest > limit:
-            what = f"refuses prompt and output of more than {limit} tokens together, and a request needs {longest}"
-            raise unsupported(
-                "sglang", settings, what, "lower workload.output_len, or raise engine.options.max_model_len"
-            )
+            remedy = "remove guidance, or choose an engine that guides"
+            raise unsupported("sglang", settings, "loads no value model", remedy)
+        require_context(requests, settings, "sglang")
 
     def metrics_path(self, settings: VariantSettings) -> str | None:
         return "/metrics"
 
     def argv(self, settings: VariantSettings, site: LaunchSite) -> tuple[str, ...]:
         """The command line of the server; what the options leave open is SGLang's choice."""
-        options = _options(settings)
-        argv = [str(_interpreter(settings)), "-m", "sglang.launch_server"]
-        argv += ["--model-path", checkpoint_for(settings.model, self.kind), "--served-model-name", settings.model]
-        argv += ["--host", LOOPBACK, "--port", str(site.port), "--random-seed", str(_SEED)]
-        argv += ["--enable-metrics", "--enable-cache-report"]
-        for name, flag in _VALUES.items():
-            if (value := getattr(options, name)) is not None:
-                argv += [flag, str(value)]
-        switches = {
-            "--disable-radix-cache": not options.enable_prefix_caching,
-            "--disable-cuda-graph": options.enforce_eager,
-            "--disable-overlap-schedule": not options.overlap_schedule,
-        }
-        return (*argv, *(flag for flag, is_set in switches.items() if is_set), *options.extra_args)
+        return (
+            str(_interpreter(settings)),
+            *launch_words(settings, site, self.kind),
+            *_options(settings).extra_args,
+        )
 
     def env(self, settings: VariantSettings, site: LaunchSite) -> dict[str, str]:
         """The way to our plugin, silence towards the outside, and what the profile sets."""
-        own = {"HF_HUB_DISABLE_TELEMETRY": "1", "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0"}
-        if is_local(settings.model):
-            own["HF_HUB_OFFLINE"] = "1"
-        own |= super().env(settings, site)
+        own = quiet_env(settings.model) | super().env(settings, site)
         if not _options(settings).step_log:
             return own
         own["BENCHCTL_STEP_LOG"] = str(site.step_log)
         return plugged_in(own, _INSIDE, _PLUGIN, allowed_in="SGLANG_PLUGINS")
 
     def request_call(self, request: PreparedRequest, settings: VariantSettings) -> RequestCall:
-        """Ask for ``request`` as this variant does: streamed, with sampling said in full.
-
-        The ids of tokens tell what each event holds, also with several choices; SGLang has them since 0.5.20, and
-        refuses them for streamed chats. A running usage stands in for them where there is one choice.
-        """
-        options = settings.server
-        served = options.served_model if isinstance(options, AttachOptions) else None
-        body = {
-            "model": served or settings.model,
-            "n": request.n,
-            "seed": request.seed,
-            "ignore_eos": request.ignore_eos,
-            **settings.sampling.model_dump(),
-            "repetition_penalty": 1.0,
-            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
-        }
-        if request.messages is None:
-            body["return_token_ids"] = True
-        return streamed(request, body)
+        """Ask for ``request`` as this variant does: streamed, with sampling said in full."""
+        return streamed(request, request_body(request, settings))
 
     async def effective_config(
         self, client: httpx.AsyncClient, settings: VariantSettings, site: LaunchSite
     ) -> dict[str, Any]:
         """What the server says of itself, and whether it honours the seeds of requests."""
-        response = await client.get("/server_info")
-        if response.status_code == httpx.codes.NOT_FOUND:  # its name before
-            response = await client.get("/get_server_info")
-        response.raise_for_status()
         options = _options(settings)
-        config = told_config(msgspec.json.decode(response.content))
+        config = told_config(await server_info(client))
         config["enforce_eager"] = options.enforce_eager
-        config["request_seed"] = "honoured" if _DETERMINISTIC in options.extra_args else "ignored"
+        config["request_seed"] = "honoured" if is_deterministic(options) else "ignored"
         if options.extra_args:
             config["extra_args"] = " ".join(options.extra_args)
         return config
@@ -240,7 +200,77 @@ class SglangEngine(OpenAiServer):
 
     def diagnose(self, log_tail: str) -> Diagnosis | None:
         """What the end of the server's log shows."""
-        return diagnosed(_SIGNATURES, log_tail)
+        return diagnosed(SIGNATURES, log_tail)
+
+
+def launch_words(settings: VariantSettings, site: LaunchSite, kind: str) -> tuple[str, ...]:
+    """The command line behind the interpreter, without ``extra_args``, for an engine ``kind`` that is SGLang."""
+    options = _options(settings)
+    words = ["-m", "sglang.launch_server"]
+    words += ["--model-path", checkpoint_for(settings.model, kind), "--served-model-name", settings.model]
+    words += ["--host", LOOPBACK, "--port", str(site.port), "--random-seed", str(_SEED)]
+    words += ["--enable-metrics", "--enable-cache-report"]
+    for name, flag in _VALUES.items():
+        if (value := getattr(options, name)) is not None:
+            words += [flag, str(value)]
+    switches = {
+        "--disable-radix-cache": not options.enable_prefix_caching,
+        "--disable-cuda-graph": options.enforce_eager,
+        "--disable-overlap-schedule": not options.overlap_schedule,
+    }
+    return (*words, *(flag for flag, is_set in switches.items() if is_set))
+
+
+def require_context(requests: Sequence[PreparedRequest], settings: VariantSettings, kind: str) -> None:
+    """Raises UnsupportedError where prompt and output of a request exceed the server's context."""
+    limit = getattr(settings.server, "max_model_len", None) or context_of(settings.model)
+    longest = max((request.prompt_tokens + request.max_tokens for request in requests), default=0)
+    if limit is not None and longest > limit:
+        what = f"refuses prompt and output of more than {limit} tokens together, and a request needs {longest}"
+        raise unsupported(kind, settings, what, "lower workload.output_len, or raise engine.options.max_model_len")
+
+
+def quiet_env(model: str) -> dict[str, str]:
+    """Silence towards the outside, and a health path that only tells."""
+    own = {"HF_HUB_DISABLE_TELEMETRY": "1", "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0"}
+    return own | ({"HF_HUB_OFFLINE": "1"} if is_local(model) else {})
+
+
+def request_body(request: PreparedRequest, settings: VariantSettings) -> dict[str, Any]:
+    """What a request asks of SGLang, but for its prompt and its length.
+
+    The ids of tokens tell what each event holds, also with several choices; SGLang has them since 0.5.20, and
+    refuses them for streamed chats. A running usage stands in for them where there is one choice.
+    """
+    options = settings.server
+    served = options.served_model if isinstance(options, AttachOptions) else None
+    body = {
+        "model": served or settings.model,
+        "n": request.n,
+        "seed": request.seed,
+        "ignore_eos": request.ignore_eos,
+        **settings.sampling.model_dump(),
+        "repetition_penalty": 1.0,
+        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+    }
+    if request.messages is None:
+        body["return_token_ids"] = True
+    return body
+
+
+async def server_info(client: httpx.AsyncClient) -> dict[str, Any]:
+    """What the server tells of its settings, by their names there; some are secret."""
+    response = await client.get("/server_info")
+    if response.status_code == httpx.codes.NOT_FOUND:  # its name before
+        response = await client.get("/get_server_info")
+    response.raise_for_status()
+    info: dict[str, Any] = msgspec.json.decode(response.content)
+    return info
+
+
+def is_deterministic(options: SglangOptions) -> bool:
+    """Whether the seeds of requests count."""
+    return _DETERMINISTIC in options.extra_args
 
 
 def told_config(info: Mapping[str, Any]) -> dict[str, Any]:

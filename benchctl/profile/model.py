@@ -157,6 +157,21 @@ class Guidance(Section):
     """Discount that turns a value into a length."""
     value_entropy_threshold: float | None = Field(default=None, ge=0)
     """Entropy in nats at or below which a row skips guidance; null: no row does."""
+    value_min: float | None = None
+    """Expected value below which a row skips guidance; null: no row does."""
+    target_value: float | None = Field(default=None, ge=0, le=1)
+    """A hard constraint on the value, in place of mode and value_scale; it wins over ``target_length``."""
+    target_length: float | None = Field(default=None, ge=0)
+    """The same on the length of an answer, in tokens."""
+    target_length_mode: Literal["total", "remaining"] | None = None
+    """Whether ``target_length`` counts the tokens generated so far; null: the server's choice, which is total."""
+    value_constraint: Literal["eq", "ge", "le", "eq_soft"] | None = None
+    """How a target constrains; null: the server's choice, which is eq."""
+
+    @property
+    def has_target(self) -> bool:
+        """Whether a hard constraint takes the place of mode and value_scale."""
+        return self.target_value is not None or self.target_length is not None
 
 
 class Control(Section):

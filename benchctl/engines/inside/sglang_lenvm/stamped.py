@@ -1,0 +1,90 @@
+"""Starts a LenVM server whose step log goes through a pipe, so that each line gets the time at which it came.
+
+    python stamped.py PIPE LOG -m sglang.launch_server ...
+
+The fork writes a line for each call of its sampler and flushes it at once, but no line says when that was. Here it
+writes into the named pipe PIPE; a child of ours reads it and writes to LOG, for each line, ``{"t_ns": T, "line":
+L}``: T is CLOCK_MONOTONIC in nanoseconds, L the line as it came. This process then becomes the server itself. The
+child ends when the server has, and only then: a pipe that nobody reads would hold the server up.
+
+Only the standard library is imported.
+"""
+
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable
+
+_LOOK_MS = 100
+"""How often the child sees whether the server lives."""
+_READ_BYTES = 1 << 16
+
+
+def main(pipe: str, log: str, command: list[str]) -> None:
+    """Make the pipe, leave a child behind that reads it, and become the server."""
+    os.mkfifo(pipe)
+    # Opened here, so that the server finds a reader however quick it is.
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    server = os.getpid()
+    if os.fork() == 0:
+        _ignore_signals()
+        with open(log, "ab", buffering=0) as stamped:  # noqa: PTH123 - pathlib would double the start-up
+            _stamp(reader, stamped.write, server)
+        os.unlink(pipe)  # noqa: PTH108
+        os._exit(0)
+    os.close(reader)
+    os.execv(sys.executable, [sys.executable, *command])  # noqa: S606 - no shell is meant
+
+
+def _ignore_signals() -> None:
+    """What ends the server ends this process too, but only after it."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _stamp(reader: int, write: Callable[[bytes], int | None], server: int) -> None:
+    """Copy lines with their times until the server has ended and the pipe is empty."""
+    poll, rest = select.poll(), b""
+    poll.register(reader, select.POLLIN)
+    while True:
+        is_ending = os.getppid() != server
+        events = poll.poll(0 if is_ending else _LOOK_MS)
+        chunk = _read(reader) if events and events[0][1] & select.POLLIN else b""
+        if chunk:
+            *lines, rest = (rest + chunk).split(b"\n")
+            _write_lines(write, lines)
+        elif is_ending:
+            if rest:
+                _write_lines(write, [rest])
+            return
+        elif events:  # every writer has closed its end: a poll would return at once
+            time.sleep(_LOOK_MS / 1000)
+
+
+def _read(reader: int) -> bytes:
+    try:
+        return os.read(reader, _READ_BYTES)
+    except BlockingIOError:
+        return b""
+
+
+def _write_lines(write: Callable[[bytes], int | None], lines: list[bytes]) -> None:
+    """One record for each line; those of one read share its time. A full disk costs lines and not the server."""
+    now = time.monotonic_ns()
+    for line in lines:
+        try:
+            write(b'{"t_ns":%d,"line":%s}\n' % (now, _quoted(line)))
+        except OSError:
+            return
+
+
+def _quoted(line: bytes) -> bytes:
+    """A line as a JSON string, without importing json."""
+    text = line.decode("utf-8", errors="replace").replace("\\", "\\\\").replace('"', '\\"')
+    return ('"' + "".join(c if c >= " " else f"\\u{ord(c):04x}" for c in text) + '"').encode()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], sys.argv[3:])

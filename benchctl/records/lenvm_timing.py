@@ -1,0 +1,206 @@
+"""The step log of SGLang's LenVM fork: one JSON object for each call of its sampler, revisions V1, V3 and V4.
+
+What a line tells is host time in the sampler, in milliseconds, without waiting for the device: the first call that
+blocks is charged with the device work queued before it. It tells neither when a step was nor how long all of it
+took. The schema is open: four keys are required, ``t_<section>_ms`` are sections, everything else is kept as it is.
+
+The file is appended to. A server that is started again counts from 1 again, and one that was killed leaves half a
+line, behind which the next one goes on writing.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from benchctl.records.run import StepRecord
+from benchctl.units import NS_PER_MS
+
+SAMPLER: Final = "sampler_total"
+LOAD: Final = "value_model_load"
+LEAST_LOAD_MS: Final = 250.0
+"""What no section names of the first guided call is the loading of the value model from here on; ordinarily it is
+below a millisecond."""
+_REQUIRED: Final = ("step", "t_sampler_total_ms", "batch_size", "is_greedy")
+_OUTER: Final = "lvm_apply_outer"
+_INNER: Final = ("lvm_build_pending", "lvm_forward", "lvm_apply_guidance")
+_RECORD_START: Final = b'{"step"'
+_NUM_START_UP: Final = 8
+"""Tokens that SGLang's own first request asks for, greedily and one at a time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimingRecord:
+    """One call of the sampler. ``sections_ms`` by name without ``t_`` and ``_ms``; ``other`` is the rest."""
+
+    step: int
+    batch_size: int
+    is_greedy: bool
+    sections_ms: Mapping[str, float]
+    other: Mapping[str, Any]
+
+    @property
+    def is_active(self) -> bool:
+        """Whether probabilities were replaced, which they also are where no row had anything to score."""
+        return self.other.get("lvm_active") is True
+
+    def count(self, *names: str) -> int | None:
+        """The first of these counts that the line has."""
+        found = (self.other[name] for name in names if name in self.other)
+        value = next(found, None)
+        return int(value) if isinstance(value, int | float) else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimingLog:
+    """A whole log: the records of each server's life in turn, and what could not be read of it."""
+
+    lives: tuple[tuple[TimingRecord, ...], ...]
+    num_damaged: int = 0
+    """Lines that hold no record, or only the end of one, but for the last."""
+    is_cut: bool = False
+    """The last line has no end."""
+
+    @property
+    def records(self) -> tuple[TimingRecord, ...]:
+        return tuple(record for life in self.lives for record in life)
+
+
+def record_from(line: bytes | str) -> TimingRecord | None:
+    """The record that a line holds; None where it holds none."""
+    try:
+        fields = msgspec.json.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    return _record(fields) if isinstance(fields, dict) else None
+
+
+def _record(fields: dict[str, Any]) -> TimingRecord | None:
+    step, total_ms, batch_size, is_greedy = (fields.get(name) for name in _REQUIRED)
+    if not (_is_count(step) and _is_count(batch_size) and _is_time(total_ms) and isinstance(is_greedy, bool)):
+        return None
+    times = {name: value for name, value in fields.items() if name.startswith("t_") and name.endswith("_ms")}
+    if not all(_is_time(value) for value in times.values()):
+        return None
+    return TimingRecord(
+        step=fields["step"],
+        batch_size=fields["batch_size"],
+        is_greedy=is_greedy,
+        sections_ms={name[2:-3]: float(value) for name, value in times.items()},
+        other={name: value for name, value in fields.items() if name not in times and name not in _REQUIRED},
+    )
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 <= value < 1 << 53
+
+
+def _is_time(value: object) -> bool:
+    return type(value) in {int, float} and 0 <= float(value) < 1e12  # type: ignore[arg-type]
+
+
+def read_timing(lines: Iterable[bytes]) -> TimingLog:
+    """The log that these lines, with their ends, make up. Nothing is raised: what cannot be read is counted."""
+    lives: list[list[TimingRecord]] = []
+    num_damaged, is_cut = 0, False
+    for line in lines:
+        if not line.strip():
+            continue
+        record = record_from(line)
+        if record is None:
+            is_cut = not line.endswith(b"\n")
+            num_damaged += not is_cut
+            record = _after_half_a_line(line)
+        if record is None:
+            continue
+        if not lives or record.step <= lives[-1][-1].step:
+            lives.append([])
+        lives[-1].append(record)
+    return TimingLog(lives=tuple(map(tuple, lives)), num_damaged=num_damaged, is_cut=is_cut)
+
+
+def _after_half_a_line(line: bytes) -> TimingRecord | None:
+    """The record that a new server wrote behind the half line of the one before it."""
+    start = line.rfind(_RECORD_START)
+    return record_from(line[start:]) if start > 0 else None
+
+
+def last_lives(log: TimingLog, output_tokens: int | None) -> Sequence[tuple[TimingRecord, ...]]:
+    """The lives, counted from the end, that it takes to sample ``output_tokens``; all where they are unknown.
+
+    Each row of a batch yields a token at most, so that fewer rows than tokens cannot be the whole run.
+    """
+    if output_tokens is None:
+        return log.lives
+    num_rows = 0
+    for index in range(len(log.lives) - 1, -1, -1):
+        num_rows += sum(record.batch_size for record in log.lives[index])
+        if num_rows >= output_tokens:
+            return log.lives[index:]
+    return log.lives
+
+
+def num_start_up(life: Sequence[TimingRecord], *, is_greedy_run: bool) -> int:
+    """How many records at the beginning of a life are those of the server's own first request.
+
+    Those before the first sampled batch; of a run that is greedy itself at most as many as that request asks for.
+    """
+    leading = 0
+    for record in life:
+        if not record.is_greedy or record.batch_size != 1:
+            break
+        leading += 1
+    return min(leading, _NUM_START_UP) if is_greedy_run or leading == len(life) else leading
+
+
+def load_ms(life: Sequence[TimingRecord]) -> tuple[int, float] | None:
+    """Which record of a life holds the loading of the value model, and how long that took; None where none does.
+
+    It is what no section names of the first call that surrounds guidance.
+    """
+    for index, record in enumerate(life):
+        if _OUTER in record.sections_ms:
+            unnamed = record.sections_ms[_OUTER] - sum(record.sections_ms.get(name, 0.0) for name in _INNER)
+            if unnamed >= LEAST_LOAD_MS:
+                return index, unnamed
+            if any(name in record.sections_ms for name in _INNER):
+                return None
+    return None
+
+
+def step_records(
+    life: Sequence[TimingRecord], spans_ns: Iterable[tuple[int, int]], *, first_step: int = 1
+) -> Iterator[StepRecord]:
+    """The records of one server's life as steps; ``spans_ns`` says of each when it began and how long it took.
+
+    The log does not tell prompts from output, so that every step counts as one of decoding, and neither prompt nor
+    output tokens are known. V1 and V3 do not count candidates.
+    """
+    load = load_ms(life)
+    for index, (record, (start_ns, dur_ns)) in enumerate(zip(life, spans_ns, strict=True)):
+        sections = {name: round(time_ms * NS_PER_MS) for name, time_ms in record.sections_ms.items()}
+        if load is not None and load[0] == index:
+            sections[LOAD] = round(load[1] * NS_PER_MS)
+        guided_rows = record.count("lvm_forward_rows", "lvm_n_reqs_with_guidance") or 0
+        yield StepRecord(
+            step=first_step + index,
+            start_ns=start_ns,
+            dur_ns=dur_ns,
+            clock="host",
+            phase="decode",
+            num_seqs=record.batch_size,
+            is_greedy=record.is_greedy,
+            guided_rows=guided_rows,
+            candidates=record.count("lvm_n_candidates", "lvm_candidate_tokens") if guided_rows else 0,
+            fused=_is_fused(record),
+            sections_ns=sections,
+        )
+
+
+def _is_fused(record: TimingRecord) -> bool | None:
+    """V3 says it of each scored batch; V4 knows no other way; V1 has no such path."""
+    told = record.count("lvm_fused_path")
+    if told is not None:
+        return bool(told)
+    return True if record.count("lvm_fused_total_extend_tokens") else None
