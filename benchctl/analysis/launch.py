@@ -16,6 +16,7 @@ from benchctl.records.run import RunRecord
 
 OPTIONS_OF_FLAG: Final[dict[str, tuple[str, ...]]] = {
     "alias": ("model",),
+    "async-scheduling": ("async_scheduling", "overlap_schedule"),
     "batch-size": ("max_num_batched_tokens",),
     "cache-ram": ("enable_prefix_caching",),
     "cache-prompt": ("enable_prefix_caching",),
@@ -31,6 +32,7 @@ OPTIONS_OF_FLAG: Final[dict[str, tuple[str, ...]]] = {
     "dp-size": ("data_parallel_size",),
     "enable-logging-iteration-details": ("step_log",),
     "enable-lvm-guided-sampling": ("value_model",),
+    "logits-processors": ("value_model",),
     "lvm-guided-fn": ("guided_fn", "value_model"),
     "lvm-guided-inproc": ("value_model",),
     "lvm-guided-inproc-json-model-override-args": ("value_architecture", "value_model"),
@@ -47,6 +49,15 @@ OPTIONS_OF_FLAG: Final[dict[str, tuple[str, ...]]] = {
     "tp-size": ("tensor_parallel_size",),
 }
 """Options of a profile behind flags that are spelt otherwise, without ``--`` and ``no-``."""
+_OPTIONS_OF_VARIABLE: Final[dict[str, tuple[str, ...]]] = {
+    "BENCHCTL_LENVM_DESCRIPTION": ("value_model",),
+    "BENCHCTL_LENVM_MODEL": ("value_model",),
+    "BENCHCTL_LENVM_SETTINGS": (
+        "value_model", "value_dtype", "value_memory_bytes", "value_graphs", "value_stream", "fused", "lazy",
+    ),
+    "BENCHCTL_LENVM_STEP_LOG": ("value_model", "step_log"),
+}  # fmt: skip
+"""Options of a profile behind variables that are spelt otherwise."""
 _OF_ONE_LAUNCH: Final = re.compile(r"(^|[-_])port$|^(noise|default)-seed$", re.IGNORECASE)
 _NUMBER: Final = re.compile(r"-?\.?\d")
 _ADDRESS: Final = re.compile(r"(127\.0\.0\.1|localhost|\[::1\]):\d+")
@@ -132,7 +143,8 @@ def _of_env(record: RunRecord) -> Iterator[_Found]:
     for name, whole in record.env.items():
         value = ":".join(part for part in whole.split(":") if not _OURS.match(part))
         if value not in {_HIDDEN, ""} and not _OF_ONE_LAUNCH.search(name):
-            own = (f"server.{name.removeprefix(_OUR_PREFIX).lower()}",) if name.startswith(_OUR_PREFIX) else ()
+            spelt = (name.removeprefix(_OUR_PREFIX).lower(),) if name.startswith(_OUR_PREFIX) else ()
+            own = (f"server.{option}" for option in _OPTIONS_OF_VARIABLE.get(name, spelt))
             yield f"env.{name}", value, (*own, "server.env")
 
 

@@ -52,6 +52,11 @@ _SIGNATURES: Final = (
         is_profile_fault=True,
     ),
 )
+_TOLD: Final = (
+    "value_model", "value_dtype", "value_memory_bytes", "value_graphs", "value_stream", "fused", "lazy",
+    "skip_noop", "stride",
+)  # fmt: skip
+"""Options that vLLM's own description does not know."""
 _SENT_AS: Final = {
     "mode": "lenvm_mode",
     "value_scale": "lenvm_value_scale",
@@ -126,8 +131,7 @@ class VllmLenvmEngine(VllmEngine):
         told.pop("logits_processors", None)  # says no more than value_model
         told["overlap_schedule"] = told.pop("async_scheduling", None)
         options = _options(settings)
-        told |= {"value_model": options.value_model, "skip_noop": options.skip_noop, "stride": options.stride}
-        told |= {f"value.{name}": value for name, value in _server_settings(options).items()}
+        told |= {name: value for name in _TOLD if (value := getattr(options, name)) is not None}
         return told | {f"value_model.{name}": value for name, value in _described(site).items()}
 
     def read_steps(self, directory: Path) -> Iterator[StepRecord]:

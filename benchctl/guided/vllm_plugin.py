@@ -2,8 +2,8 @@
 
 ``--logits-processors benchctl.guided.vllm_plugin:LenvmLogitsProcessor`` loads it, where this package can be
 imported in the server's environment. Where it is installed there, its entry point of the group
-``vllm.logits_processors`` loads it as well; nothing is guided twice. ``vllm_settings`` says by which variables a server gets a value model; a
-server that has none looks once per step whether it has one.
+``vllm.logits_processors`` loads it as well; nothing is guided twice. ``vllm_settings`` says
+by which variables a server gets a value model; one that has none looks once per step whether it has one.
 
 * **Where in the step.** It calls itself invariant to the argmax, so vLLM asks it after penalties and temperature
   and not at all while every request is greedy. It writes ln p' of the candidates and -inf for all other tokens;

@@ -6,7 +6,8 @@ A request asks by keys of ``vllm_xargs``: ``lenvm_`` before the names that a Len
 Guidance chooses among what temperature and filters leave. vLLM applies its filters last, so on a guided request
 they would cut the guided distribution once more. They are therefore moved, when a request comes in, from vLLM's
 own parameters to ``lenvm_top_k``, ``lenvm_top_p`` and ``lenvm_min_p``, and vLLM's are left open. A client need not
-know: it sends ``top_p`` as ever. Requests that are never guided (greedy, or at a scale that changes nothing) keep vLLM's.
+know: it sends ``top_p`` as ever. Requests that are never guided (greedy, or at a scale that changes nothing) keep
+vLLM's.
 """
 
 from collections.abc import Mapping

@@ -1,9 +1,9 @@
 """The log of guided steps of a vLLM server: one line of JSON for each step that had a row to guide.
 
 ``step`` counts the steps of the server from 0, as ``iteration_index`` of vLLM's own record of the step does, so
-that the two can be put together; ``num_seqs`` is the size of the batch, by which that can be checked. ``start_ns`` and
-``end_ns`` are those of the guidance, on CLOCK_MONOTONIC. ``sections_ns`` are times of the host, which does not wait
-for a GPU: there they are times of launching, not of computing.
+that the two can be put together; ``num_seqs`` is the size of the batch, by which that can be checked. ``start_ns``
+and ``end_ns`` are those of the guidance, on CLOCK_MONOTONIC. ``sections_ns`` are times of the host, which does not
+wait for a GPU: there they are times of launching, not of computing.
 
 ``sampler_total`` is vLLM's whole sampler, ``pre_lvm`` its part before the guidance and ``sample`` the one after it.
 """

@@ -28,6 +28,8 @@ written out, and `benchctl profiles validate FILE` reports every fault with its 
 * `engine` is the name of a preset in `engines/`, or `{preset: NAME, options: {...}}`, or
   `{kind: KIND, options: {...}}`. An `engine` that has only `options` adds to the inherited one. `--engine NAME`
   replaces it.
+* A preset may say under `models` which model stands in for one that profiles name (`vllm-lenvm` does, for a small
+  machine); the experiment is then about the stand-in. Models that no preset lists are as they are written.
 * `--set path=value` changes any key for one call: `--set workload.num_prompts=3`.
 * A variant says only how it differs: its `server`, `sampling` and `guidance` go over `engine.options` and
   `sampling`. Its name is yours; `baseline` names the one that all others are compared with.
