@@ -1,13 +1,13 @@
 """What a reader of a comparison should doubt: warnings as data, gathered from the runs and from the statistics."""
 
 import math
-import re
 from collections.abc import Iterable, Sequence
 from typing import Final
 
 from benchctl.analysis.client_guard import CLIENT_DOUBTS
 from benchctl.analysis.comparability import machine_warnings
 from benchctl.analysis.comparison import CellComparison
+from benchctl.analysis.doubt_kind import DoubtKind, doubt_kind
 from benchctl.analysis.metric_comparison import MetricComparison
 from benchctl.analysis.pairing import CellPair, unmatched_arms
 from benchctl.analysis.reconcile import CHECK_FAILED, Check
@@ -15,7 +15,6 @@ from benchctl.records.directory import LoadedResults, LoadedRun
 from benchctl.records.run import ResultWarning, RunRecord
 
 SURPRISING_P: Final = 0.01
-_NUMBER: Final = re.compile(r"[0-9]+(\.[0-9]+)?")
 RUN_DOUBTS: Final = CLIENT_DOUBTS | {
     CHECK_FAILED,
     "failed-requests",
@@ -190,11 +189,10 @@ def _collected(warnings: Iterable[ResultWarning]) -> tuple[ResultWarning, ...]:
 
     Messages about runs that differ in their numbers alone are one as well: that of the first is shown.
     """
-    first: dict[tuple[str, str], str] = {}
-    places: dict[tuple[str, str], list[str]] = {}
+    first: dict[DoubtKind, str] = {}
+    places: dict[DoubtKind, list[str]] = {}
     for warning in warnings:
-        is_of_run = warning.where is not None
-        key = (warning.code, _NUMBER.sub("#", warning.message) if is_of_run else warning.message)
+        key = doubt_kind(warning)
         first.setdefault(key, warning.message)
         seen = places.setdefault(key, [])
         if warning.where is not None and warning.where not in seen:

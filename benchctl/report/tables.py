@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from benchctl.analysis.breakdown import Breakdown, Section
+from benchctl.analysis.doubt_kind import DoubtKind, doubt_kind
 from benchctl.analysis.flops_bridge import flops_bridge
 from benchctl.analysis.summary import CellSummary, Spread
 from benchctl.records.run import Manifest, ResultWarning
@@ -64,9 +65,9 @@ def blocks_text(manifest: Manifest) -> str:
 
 def footnotes(reading: Reading) -> tuple[ResultWarning, ...]:
     """Every warning once, in the order in which the tables meet it: the same doubt of many runs is one footnote."""
-    met: dict[tuple[str, str], ResultWarning] = {}
+    met: dict[DoubtKind, ResultWarning] = {}
     for warning in chain(reading.warnings, *(run.warnings for run in reading.runs)):
-        met.setdefault((warning.code, warning.message), warning)
+        met.setdefault(doubt_kind(warning), warning)
     return tuple(met.values())
 
 
@@ -198,7 +199,7 @@ def _infeasible(cell: CellSummary) -> str:
 
 
 def _mentions(warnings: Sequence[ResultWarning], note: ResultWarning) -> bool:
-    return any((warning.code, warning.message) == (note.code, note.message) for warning in warnings)
+    return any(doubt_kind(warning) == doubt_kind(note) for warning in warnings)
 
 
 def _table(title: str, left: Sequence[str], right: Sequence[str]) -> Table:

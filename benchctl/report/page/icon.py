@@ -15,7 +15,7 @@ _SIGNS: Final = {
     "regression": "M8 5.4v4.4M8 11.6v.6",
     "improvement": "M4.8 8.2l2.3 2.3 4.2-4.6",
     "equivalent": "M4.8 6.3h6.4M4.8 9.7h6.4",
-    "inconclusive": "M6.2 6.3c0-2.4 3.7-2.4 3.7 0 0 1.5-1.9 1.5-1.9 3.1M8 11.4v.5",
+    "inconclusive": "M4.9 8h.01M8 8h.01M11.1 8h.01",
     "invalid": "M5.6 5.6l4.8 4.8M10.4 5.6l-4.8 4.8",
 }
 KINDS: Final = {

@@ -1,12 +1,13 @@
 """The table of runs: what was planned, what came of it, what is to be doubted, and the ends of failed logs."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
+from benchctl.analysis.doubt_kind import DoubtKind, doubt_kind
 from benchctl.analysis.summary import RunSummary
-from benchctl.records.run import PlannedRun
+from benchctl.records.run import PlannedRun, ResultWarning
 from benchctl.report.page.html import Html, el, join
 from benchctl.report.page.words import UNKNOWN, number
 from benchctl.report.reading import Reading
@@ -23,7 +24,8 @@ def runs_section(reading: Reading, *, is_inside: bool) -> Html:
     ``is_inside`` says that the page lies in the result directory, so that links to its files lead somewhere.
     """
     begun = {run.record.run_id: run for run in reading.runs}
-    notes = {(note.code, note.message): i for i, note in enumerate(footnotes(reading), start=1)}
+    found = footnotes(reading)
+    notes = {doubt_kind(note): i for i, note in enumerate(found, start=1)}
     heads = ("run", "block", "state", *_COLUMNS, "failed", "notes", "files")
     numeric = {"block", *_COLUMNS, "failed"}
     head = el("tr", *(el("th", h, scope="col", class_="num" if h in numeric else None) for h in heads))
@@ -32,19 +34,17 @@ def runs_section(reading: Reading, *, is_inside: bool) -> Html:
         for planned in reading.results.plan.runs
     ]
     table = el("table", el("thead", head), el("tbody", *rows), class_="runs")
-    return join(el("div", table, class_="wide"), _notes(notes), *_logs(reading))
+    return join(el("div", table, class_="wide"), _notes(found), *_logs(reading))
 
 
-def _row(
-    planned: PlannedRun, run: RunSummary | None, notes: dict[tuple[str, str], int], *, is_inside: bool
-) -> Html:
+def _row(planned: PlannedRun, run: RunSummary | None, notes: dict[DoubtKind, int], *, is_inside: bool) -> Html:
     if run is None:
         blanks = [el("td", UNKNOWN, class_="num") for _ in (*_COLUMNS, "failed")]
         return el(
             "tr", el("td", planned.run_id), _num(planned.block), el("td", "not begun"), *blanks, el("td"), el("td")
         )
     state = f"{run.record.state}{', damaged' if run.run.is_damaged else ''}"
-    marks = sorted({notes[key] for w in run.warnings if (key := (w.code, w.message)) in notes})
+    marks = sorted({notes[key] for w in run.warnings if (key := doubt_kind(w)) in notes})
     failed = run.number("num_failed")
     return el(
         "tr",
@@ -71,10 +71,13 @@ def _links(run: RunSummary, *, is_inside: bool) -> Iterator[Html]:
         yield el("a", "run.json", href=f"{place}/run.json")
 
 
-def _notes(notes: dict[tuple[str, str], int]) -> Html | None:
+def _notes(notes: Sequence[ResultWarning]) -> Html | None:
+    """The notes that the table numbers; where runs differ in the numbers of one, it is that of the first."""
     if not notes:
         return None
-    items = [el("li", el("code", code), f" {message}", id=f"note-{i}") for (code, message), i in notes.items()]
+    items = [
+        el("li", el("code", note.code), f" {note.message}", id=f"note-{i}") for i, note in enumerate(notes, start=1)
+    ]
     return el("ol", *items, class_="notes")
 
 
