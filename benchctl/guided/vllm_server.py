@@ -3,7 +3,7 @@
 import json
 import os
 import time
-from collections.abc import Collection, Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from benchctl import __version__
 from benchctl.guided.errors import GuidanceError
-from benchctl.guided.guide import Counters, Guide, GuideRow, GuideSettings
+from benchctl.guided.guide import Guide, GuideSettings
 from benchctl.guided.scoring import Scorer
 from benchctl.guided.value_model import ValueModel, load_value_model
 from benchctl.guided.vllm_rows import Rows
@@ -54,27 +54,6 @@ class GuidedServer:
         return logits
 
 
-class _ServerScorer:
-    """A scorer as guidance asks for it."""
-
-    def __init__(self, scorer: Scorer) -> None:
-        self._scorer = scorer
-
-    @property
-    def eos_ids(self) -> Collection[int]:
-        return self._scorer.model.eos_ids
-
-    @property
-    def counters(self) -> Counters:
-        return self._scorer.counters
-
-    def score(self, rows: Sequence[GuideRow], ids: Tensor, mask: Tensor, /) -> Tensor:
-        return self._scorer.score(rows, ids, mask)  # type: ignore[arg-type]
-
-    def forget(self, keys: Iterable[Hashable], /) -> None:
-        self._scorer.forget(keys)
-
-
 def make_server(vllm_config: Any, device: torch.device, settings: VllmSettings) -> GuidedServer:
     """Load the value model that the environment names. Raises GuidanceError where it does not fit the server."""
     _check_layout(vllm_config)
@@ -89,7 +68,7 @@ def make_server(vllm_config: Any, device: torch.device, settings: VllmSettings) 
         eos_ids=_eos_ids(vllm_config.model_config),
     )
 
-    def make_scorer() -> _ServerScorer:
+    def make_scorer() -> Scorer:
         model = load_value_model(directory, device, _DTYPES[settings.dtype])
         _check_memory(model, vllm_config, settings.memory_bytes)
         scorer = Scorer(
@@ -103,7 +82,7 @@ def make_server(vllm_config: Any, device: torch.device, settings: VllmSettings) 
             stream=settings.stream,
         )
         _describe(model, scorer)
-        return _ServerScorer(scorer)
+        return scorer
 
     return GuidedServer(Guide(make_scorer, guide_settings, log), vocabulary, log)
 

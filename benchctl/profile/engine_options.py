@@ -190,7 +190,7 @@ class VllmLenvmOptions(VllmOptions):
     lazy: bool = False
     """Whether the value model is loaded by the first request that needs it, rather than at the start."""
     skip_noop: bool = False
-    """Whether guidance that changes no probability is left out; computed all the same, its price can be measured."""
+    """Whether guidance that changes no probability is left out; computed all the same, its price is measured."""
     stride: int = Field(default=1, ge=1)
     """Every so many steps of a request are guided."""
     overlap_schedule: bool | None = None
