@@ -81,7 +81,9 @@ def bca_bounds(
     shifted = bias + tails
     levels = ndtr(bias + shifted / (1 - acceleration * shifted))
     ranks = np.clip(levels, 0, 1) * (len(resamples) - 1)
-    low, high = np.interp(ranks, np.arange(len(resamples)), resamples)
+    below = ranks.astype(int)
+    above = np.minimum(below + 1, len(resamples) - 1)
+    low, high = resamples[below] + (ranks - below) * (resamples[above] - resamples[below])
     return float(low), float(high)
 
 
