@@ -1,0 +1,201 @@
+"""The directory of a value model: a backbone as Hugging Face stores it, and a value head of two layers.
+
+The head lies in ``value_head.safetensors`` or among the backbone's own shards. Every tensor must be known and
+none may be missing: weights that were silently left out or drawn at random would still give values.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from benchctl.guided.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+HEAD_FILE: Final = "value_head.safetensors"
+_INDEX_FILE: Final = "model.safetensors.index.json"
+_SINGLE_FILE: Final = "model.safetensors"
+_FAMILIES: Final = ("qwen2", "qwen3", "llama")
+_FIXED_ROTATIONS: Final = ("default", "linear", "llama3", "yarn")
+"""Rotations that depend on the position alone, not on the length of the sequence as well."""
+_EMBEDDING: Final = "embed_tokens.weight"
+_VOCABULARY_HEAD: Final = "lm_head.weight"
+_NAMES_SHOWN: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What a directory holds; tensors by the names of a bare backbone (``layers.0...``) and of the head."""
+
+    config: "PreTrainedConfig"
+    tensors: Mapping[str, Tensor]
+    eos_ids: frozenset[int]
+
+
+def read_checkpoint(directory: Path, device: torch.device, dtype: torch.dtype | None) -> Checkpoint:
+    """Read all weights onto ``device``, converted to ``dtype``, or as they are stored if None.
+
+    Raises CheckpointError naming the directory and what is wrong in it.
+    """
+    config = read_config(directory)
+    stored = _read_tensors(directory, device, dtype)
+    _fill_tied_embedding(stored)
+    expected = {**backbone_shapes(config), **head_shapes(config.hidden_size)}
+    _check(directory, stored, expected)
+    return Checkpoint(
+        config=config, tensors={name: stored[name] for name in expected}, eos_ids=read_eos_ids(directory)
+    )
+
+
+def read_config(directory: Path) -> "PreTrainedConfig":
+    """The configuration of the backbone, of a kind that can be computed here."""
+    from transformers import AutoConfig  # noqa: PLC0415 - takes seconds
+
+    document = _read_json(directory / "config.json")
+    if document is None:
+        raise CheckpointError(f"{directory}: has no config.json; name the directory of a value model")
+    family = document.get("model_type")
+    if family not in _FAMILIES:
+        raise CheckpointError(
+            f"{directory}/config.json: model_type is {family!r}; a value model has a backbone of "
+            f"{', '.join(_FAMILIES)}"
+        )
+    try:
+        config: PreTrainedConfig = AutoConfig.from_pretrained(directory, local_files_only=True)
+    except (OSError, TypeError, ValueError, KeyError) as error:
+        raise CheckpointError(f"{directory}/config.json: describes no model ({error}); correct it") from error
+    check_config(config, directory)
+    return config
+
+
+def check_config(config: "PreTrainedConfig", place: object) -> None:
+    """Raise CheckpointError where the arithmetic of ``ValueModel`` would not be that of this backbone."""
+    if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
+        raise CheckpointError(f"{place}: has layers of sliding-window attention; only full attention is computed")
+    if config.hidden_act != "silu":
+        raise CheckpointError(f"{place}: hidden_act is {config.hidden_act!r}; only 'silu' is computed")
+    rotation = config.rope_parameters["rope_type"]
+    if rotation not in _FIXED_ROTATIONS:
+        raise CheckpointError(
+            f"{place}: rope_type is {rotation!r}, which moves keys that are already cached; choose a model with "
+            f"one of {', '.join(_FIXED_ROTATIONS)}"
+        )
+
+
+def backbone_shapes(config: "PreTrainedConfig") -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the tensors of a bare backbone."""
+    from transformers import AutoModel  # noqa: PLC0415 - takes seconds
+
+    with torch.device("meta"):
+        backbone = AutoModel.from_config(config)
+    return {name: tuple(tensor.shape) for name, tensor in backbone.state_dict().items()}
+
+
+def head_shapes(hidden: int) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the tensors of a value head: hidden to hidden, hidden to one number."""
+    return {
+        "v_head.fc.weight": (hidden, hidden),
+        "v_head.fc.bias": (hidden,),
+        "v_head.summary.weight": (1, hidden),
+        "v_head.summary.bias": (1,),
+    }
+
+
+def _read_tensors(directory: Path, device: torch.device, dtype: torch.dtype | None) -> dict[str, Tensor]:
+    tensors: dict[str, Tensor] = {}
+    for path in _weight_files(directory):
+        try:
+            with safe_open(path, framework="pt", device=str(device)) as file:
+                for stored_name in file.keys():  # noqa: SIM118 - an open file is no mapping
+                    name = stored_name.removeprefix("model.")
+                    if name in tensors:
+                        raise CheckpointError(
+                            f"{path}: {stored_name} is stored a second time; leave one of the two out"
+                        )
+                    tensor = file.get_tensor(stored_name)
+                    tensors[name] = tensor if dtype is None else tensor.to(dtype)
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"{path}: cannot be read as safetensors ({error}); fetch it again") from error
+    return tensors
+
+
+def _weight_files(directory: Path) -> list[Path]:
+    index = _read_json(directory / _INDEX_FILE)
+    places = index.get("weight_map") if index is not None else None
+    names = sorted(set(places.values())) if isinstance(places, dict) else [_SINGLE_FILE]
+    if (directory / HEAD_FILE).is_file() and HEAD_FILE not in names:
+        names.append(HEAD_FILE)
+    missing = [name for name in names if not (directory / name).is_file()]
+    if missing:
+        raise CheckpointError(
+            f"{directory}: has no {', '.join(missing[:_NAMES_SHOWN])}; name a complete directory with its weights"
+        )
+    return [directory / name for name in names]
+
+
+def _fill_tied_embedding(tensors: dict[str, Tensor]) -> None:
+    """Some tied checkpoints store the vocabulary head alone, which is the embedding; otherwise nothing uses it."""
+    vocabulary_head = tensors.pop(_VOCABULARY_HEAD, None)
+    if vocabulary_head is not None:
+        tensors.setdefault(_EMBEDDING, vocabulary_head)
+
+
+def _check(directory: Path, stored: Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]]) -> None:
+    faults = []
+    if missing := [name for name in expected if name not in stored]:
+        faults.append(f"has no {_listed(missing)}")
+    if extra := [name for name in stored if name not in expected]:
+        faults.append(f"has {_listed(extra)}, which no such model has")
+    faults += [
+        f"{name} is {tuple(tensor.shape)} and must be {expected[name]}"
+        for name, tensor in stored.items()
+        if name in expected and tuple(tensor.shape) != expected[name]
+    ][:_NAMES_SHOWN]
+    if faults:
+        raise CheckpointError(
+            f"{directory}: {'; '.join(faults)}; name a value model whose config.json and weights belong together"
+        )
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - _NAMES_SHOWN} more" if len(names) > _NAMES_SHOWN else ""
+    return ", ".join(names[:_NAMES_SHOWN]) + more
+
+
+def read_eos_ids(directory: Path) -> frozenset[int]:
+    """Tokens that end a text: those of the configuration, of generation_config.json, and the tokenizer's own."""
+    ids: set[int] = set()
+    for filename in ("config.json", "generation_config.json"):
+        document = _read_json(directory / filename) or {}
+        given = document.get("eos_token_id")
+        ids.update(_whole_numbers(given if isinstance(given, list) else [given]))
+    settings = _read_json(directory / "tokenizer_config.json") or {}
+    token = settings.get("eos_token")
+    content = token.get("content") if isinstance(token, dict) else token
+    added = (_read_json(directory / "tokenizer.json") or {}).get("added_tokens", [])
+    ids.update(_whole_numbers(entry.get("id") for entry in added if entry.get("content") == content))
+    return frozenset(ids)
+
+
+def _whole_numbers(values: Iterable[object]) -> Iterable[int]:
+    return (value for value in values if isinstance(value, int))
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    """The object in a file, or None where there is no such file."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: cannot be read as JSON ({error}); fetch it again") from error
+    if not isinstance(document, dict):
+        raise CheckpointError(f"{path}: holds {type(document).__name__}, not an object; fetch it again")
+    return document

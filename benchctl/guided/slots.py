@@ -1,0 +1,139 @@
+"""Which cached prefix belongs to which request; host only.
+
+There are as many slots as were made at the start. A request keeps its slot until it is forgotten, or until all
+slots are taken and it was not scored for longer than any other. What a freed slot holds stays usable for requests
+of the same prompt until another request takes it.
+"""
+
+import heapq
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from benchctl.guided.errors import GuidanceError
+
+
+class Row(Protocol):
+    """One sequence whose candidates are to be scored."""
+
+    @property
+    def key(self) -> Hashable:
+        """Of its request; the same key means the same sequence, grown by what was appended."""
+
+    @property
+    def tokens(self) -> Sequence[int]:
+        """All tokens so far, prompt and output."""
+
+    @property
+    def num_prompt(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredRow:
+    """A row of nothing else than what scoring needs."""
+
+    key: Hashable
+    tokens: Sequence[int]
+    num_prompt: int
+
+
+@dataclass(slots=True)
+class Slot:
+    """What the cache holds of one request."""
+
+    number: int
+    key: Hashable = None
+    prompt: tuple[int, ...] = ()
+    cached: int = 0
+    """Number of tokens of the prefix that are in the cache."""
+    last_token: int = -1
+    """The last cached one, by which a sequence that did not simply grow is found out."""
+    used_at: int = 0
+
+    def record(self, tokens: Sequence[int], cached: int) -> None:
+        """Say that the first ``cached`` of ``tokens`` are in the cache."""
+        self.cached = cached
+        self.last_token = tokens[cached - 1] if cached else -1
+
+
+class SlotTable:
+    """Slots by request; evicts the longest unused one where none is free."""
+
+    def __init__(self, num_slots: int, *, shares_prompts: bool) -> None:
+        self._slots = [Slot(number) for number in range(num_slots)]
+        self._free = list(range(num_slots))  # a heap: low numbers first keep the used ones together
+        self._by_key: dict[Hashable, Slot] = {}
+        self._by_prompt: dict[tuple[int, ...], set[int]] = {}
+        self._shares_prompts = shares_prompts
+        self._clock = 0
+        self.evictions = 0
+
+    @property
+    def num_used(self) -> int:
+        return len(self._by_key)
+
+    def take(self, rows: Sequence[Row]) -> list[Slot]:
+        """The slot of each row; those of new requests hold nothing. GuidanceError where there are too few."""
+        if len(rows) > len(self._slots):
+            raise GuidanceError(
+                f"{len(rows)} sequences are to be guided in one step and there are {len(self._slots)} slots for "
+                f"prefixes, {rows[len(self._slots)].key!r} has none; give max_slots of {len(rows)} or more"
+            )
+        self._clock += 1
+        found = []
+        for row in rows:
+            slot = self._by_key.get(row.key)
+            if slot is not None:
+                if slot.used_at == self._clock:
+                    raise GuidanceError(f"{row.key!r} is given twice; each row of a step needs a key of its own")
+                slot.used_at = self._clock
+            found.append(slot)
+        return [self._checked(slot, row) if slot else self._new(row) for slot, row in zip(found, rows, strict=True)]
+
+    def forget(self, keys: Iterable[Hashable]) -> None:
+        """Free the slots of requests that ended; unknown keys are passed over."""
+        for key in keys:
+            if (slot := self._by_key.pop(key, None)) is not None:
+                slot.key = None
+                heapq.heappush(self._free, slot.number)
+
+    def holder(self, slot: Slot) -> Slot | None:
+        """The other slot that holds most of a request of the same prompt, of several the one of lowest number."""
+        others = [self._slots[number] for number in sorted(self._by_prompt.get(slot.prompt, ()))]
+        return max((other for other in others if other is not slot), key=lambda other: other.cached, default=None)
+
+    def _new(self, row: Row) -> Slot:
+        if row.key in self._by_key:
+            raise GuidanceError(f"{row.key!r} is given twice; each row of a step needs a key of its own")
+        if not self._free:
+            self._evict()
+        slot = self._slots[heapq.heappop(self._free)]
+        prompt = tuple(row.tokens[: row.num_prompt]) if self._shares_prompts else ()
+        # A request of the same prompt may have been here before: what there is of the prompt stays.
+        slot.record(row.tokens, min(slot.cached, len(prompt)) if prompt == slot.prompt else 0)
+        self._index(slot, prompt)
+        slot.key, slot.used_at = row.key, self._clock
+        self._by_key[row.key] = slot
+        return slot
+
+    def _index(self, slot: Slot, prompt: tuple[int, ...]) -> None:
+        if holders := self._by_prompt.get(slot.prompt):
+            holders.discard(slot.number)
+            if not holders:
+                del self._by_prompt[slot.prompt]
+        slot.prompt = prompt
+        if prompt:
+            self._by_prompt.setdefault(prompt, set()).add(slot.number)
+
+    def _evict(self) -> None:
+        oldest = min(self._by_key.values(), key=lambda slot: slot.used_at)
+        self.evictions += 1
+        self.forget([oldest.key])
+
+    def _checked(self, slot: Slot, row: Row) -> Slot:
+        """The slot, emptied where the row's tokens are not those that it holds, grown."""
+        if slot.cached <= len(row.tokens) and (slot.cached == 0 or row.tokens[slot.cached - 1] == slot.last_token):
+            return slot
+        self.forget([slot.key])
+        slot.cached = 0
+        return self._new(row)
