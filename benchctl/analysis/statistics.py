@@ -3,11 +3,11 @@
 The unit is one block, a fresh server per variant: never a request or a step, which share batches and clocks.
 
 Paired: d_b = ln(B_b / A_b). Below 15 blocks a Student-t interval, because a percentile bootstrap of five blocks
-that claims 95 % covers about 85 %; from 15 on the BCa bootstrap over blocks. Where the order within the blocks
-varied, the effect of the place is estimated and taken out, so that a drift inside the blocks neither shifts nor
-widens the interval; that costs one degree of freedom and is done from 6 blocks on, whether or not there is a drift,
-because a rule that looks first is no longer a 95 % rule. The test is the exact sign-flip test. Unpaired: the
-Hodges-Lehmann shift with the interval that inverts the Mann-Whitney test.
+that claims 95 % covers about 85 %; from 15 on the BCa bootstrap over blocks, never inside the t interval. Where
+the order within the blocks varied, the effect of the place is estimated and taken out, so that a drift inside
+the blocks neither shifts nor widens the interval; that costs one degree of freedom and is done from 6 blocks
+on, whether or not there is a drift, because a rule that looks first is no longer a 95 % rule. The test is the
+exact sign-flip test. Unpaired: the Hodges-Lehmann shift with the interval that inverts the Mann-Whitney test.
 
 A margin m is a factor of 1 + m either way, so that swapping the two sides mirrors the verdict. In per cent
 this is lopsided: a margin of 10 % reaches from -9.1 % to +10 %.
@@ -153,7 +153,7 @@ def estimate_paired(
     uncertainty: Uncertainty = StudentT(centre, standard_error, df)
     if is_bootstrapped:
         drawn_places = None if x is None else tuple(x.tolist())
-        uncertainty = BlockBootstrap(tuple(d.tolist()), drawn_places, standard_error, df)
+        uncertainty = BlockBootstrap(centre, tuple(d.tolist()), drawn_places, standard_error, df)
     return RatioEstimate(
         num_blocks=n,
         is_paired=True,

@@ -60,8 +60,13 @@ class BlockBootstrap:
     T. C. Hesterberg advises for few blocks (*What teachers should know about the bootstrap*, American Statistician
     69, 2015, 371-386). ``places`` are the covariate of ``adjusted_means``, drawn together with the differences;
     None where there is none.
+
+    The bootstrap follows a skewed distribution but is too sure of itself where a few blocks lie far out (2,000
+    experiments of 15 and 20 such blocks: its 95 % held the truth nine times in ten), so that the interval reaches at
+    least as far as that of Student's t on either side.
     """
 
+    centre: float
     differences: tuple[float, ...]
     places: tuple[float, ...] | None
     standard_error: float
@@ -69,9 +74,11 @@ class BlockBootstrap:
 
     def interval(self, confidence: float) -> Interval | None:
         resamples, bias, acceleration = _bootstrapped(self.differences, self.places)
-        wide = math.sqrt(len(self.differences) / self.degrees_of_freedom)
-        z = wide * t_quantile((1 + confidence) / 2, self.degrees_of_freedom)
-        return bca_bounds(resamples, bias, acceleration, np.array([-z, z]))
+        t = t_quantile((1 + confidence) / 2, self.degrees_of_freedom)
+        z = math.sqrt(len(self.differences) / self.degrees_of_freedom) * t
+        low, high = bca_bounds(resamples, bias, acceleration, np.array([-z, z]))
+        half = t * self.standard_error
+        return min(low, self.centre - half), max(high, self.centre + half)
 
 
 def bca_bounds(
