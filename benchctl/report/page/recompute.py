@@ -15,7 +15,8 @@ _METHODS: Final = {
     ),
     "bca": (
         "method bca: mu and its ratio as with method t; the interval is that of the bias-corrected and accelerated "
-        "bootstrap over blocks, 10,000 resamples, with tails widened to those of t."
+        "bootstrap over blocks, 10,000 resamples, with tails widened to those of t, and reaches at least as far as "
+        "that of method t on either side."
     ),
     "hodges-lehmann": (
         "method hodges-lehmann: the ratio is exp(median of ln(b) - ln(a)) over all pairs of a block of a and one "
