@@ -132,7 +132,7 @@ def _eos_ids(model_config: Any) -> frozenset[int]:
     found: set[int] = set()
     for source in (model_config.hf_text_config, _generation_config(model_config)):
         ids = source.get("eos_token_id") if isinstance(source, dict) else getattr(source, "eos_token_id", None)
-        found |= set(ids) if isinstance(ids, list | tuple) else {ids} - {None}
+        found |= {int(id_) for id_ in (ids if isinstance(ids, list | tuple) else [ids]) if id_ is not None}
     return frozenset(found)
 
 

@@ -13,6 +13,8 @@ if "benchctl" not in sys.modules:
     _SPEC = importlib.util.spec_from_file_location(
         "benchctl", _PACKAGE / "__init__.py", submodule_search_locations=[str(_PACKAGE)]
     )
+    if _SPEC is None or _SPEC.loader is None:
+        raise ImportError(f"{_PACKAGE} holds no package; install benchctl again")
     _MODULE = importlib.util.module_from_spec(_SPEC)
     sys.modules["benchctl"] = _MODULE
     _SPEC.loader.exec_module(_MODULE)
