@@ -63,9 +63,12 @@ class RunAnatomy:
     is_bunched: bool = False
     """Its tokens reached the client in bursts."""
 
+    covers_steps: bool = True
+    """Whether ``step_s`` is the time of whole steps."""
+
     @property
     def has_steps(self) -> bool:
-        return self.num_steps > 0 and self.step_s > 0
+        return self.num_steps > 0 and self.step_s > 0 and self.covers_steps
 
 
 def anatomy_of(run: LoadedRun, metrics: Mapping[str, float | None], work: WorkModel | str) -> RunAnatomy:
@@ -83,6 +86,7 @@ def anatomy_of(run: LoadedRun, metrics: Mapping[str, float | None], work: WorkMo
         breakdown=break_down([tally_steps(columns)]),
         latencies=_latencies(run, clock_factor(run.record)),
         floor=work if isinstance(work, str) else floor_of(columns, work),
+        covers_steps=run.record.steps_cover == "step",
         is_bunched=any(warning.code == CLIENT_BUNCHING for warning in run.record.warnings),
     )
 

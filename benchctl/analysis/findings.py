@@ -173,7 +173,7 @@ def _added_time(rows: Sequence[SweepRow]) -> list[Finding]:
         before = base.leaf_means_ns()
         growth = {name: mean - before.get(name, 0.0) for name, mean in other.leaf_means_ns().items()}
         largest = max(growth, key=lambda name: growth[name])
-        if _is_within_scatter(row):
+        if "step_ms" not in row.estimates or _is_within_scatter(row):
             continue
         if len(growth) > 1 and added_ns >= ADDED_STEP_FRAC * base.step.mean_ns and growth[largest] > 0:
             key = (row.variant, largest)

@@ -37,7 +37,7 @@ def run_metrics(run: LoadedRun) -> dict[str, float | None]:
         **_load_metrics(run.record, requests, completed, span),
         **client_metrics(requests, run.client),
         **_latency_metrics(completed, clock_factor(run.record)),
-        **_step_metrics(run.columns),
+        **_known_step_metrics(run),
         **gpu_metrics(run.gpu, span),
         **host_metrics(run.host, span),
     }
@@ -57,6 +57,14 @@ def unavailable_reason(run: LoadedRun, name: str) -> str | None:
         if counted < needed:
             return f"n/a (n={counted} < {needed} {noun})"
     return f"n/a (needs {METRICS[name].needs})"
+
+
+def _known_step_metrics(run: LoadedRun) -> dict[str, float | None]:
+    """Metrics of the steps; where these cover the sampler alone, nothing that is the time of a step."""
+    found = _step_metrics(run.columns)
+    if run.record.steps_cover == "step":
+        return found
+    return {name: None if name.endswith("step_ms") else value for name, value in found.items()}
 
 
 def clock_factor(record: RunRecord) -> float:

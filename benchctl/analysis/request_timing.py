@@ -31,6 +31,8 @@ def first_token_ns(request: RequestRecord) -> int | None:
 
 def last_token_ns(request: RequestRecord) -> int | None:
     """Arrival of the last output of any choice."""
+    if request.stamps == "whole":
+        return request.done_ns
     return max((choice.chunk_ns[-1] for choice in request.choices if choice.chunk_ns), default=None)
 
 

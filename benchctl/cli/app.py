@@ -11,6 +11,7 @@ from benchctl.cli import (
     doctor,
     export,
     flops,
+    import_results,
     list_results,
     load,
     models,
@@ -59,3 +60,4 @@ app.add_typer(profiles.app, name="profiles")
 app.add_typer(data.app, name="data")
 app.add_typer(noise.app, name="noise")
 app.add_typer(models.app, name="models")
+app.add_typer(import_results.app, name="import")

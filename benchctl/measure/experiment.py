@@ -158,6 +158,8 @@ def reopen_experiment(path: Path, profile: Profile | None) -> Reopened:
         path = path.parent / path.readlink()
     results = open_results(path)
     manifest = results.manifest()
+    if manifest.imported is not None:
+        raise UsageError(f"{path} was imported from {manifest.imported.source}: there is nothing to go on with")
     if profile is not None and profile_sha256(profile) != manifest.profile_sha256:
         raise NotComparableError(
             f"{path} was begun with another profile: its sha256 is {manifest.profile_sha256[:12]}…, that of "

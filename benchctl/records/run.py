@@ -127,9 +127,9 @@ class RequestRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
     sent_ns: int | None = None
     """When its first byte was handed to the kernel; ``sent_ns - scheduled_ns`` is the send lag."""
     done_ns: int | None = None
-    stamps: Literal["kernel", "loop"] = "loop"
+    stamps: Literal["kernel", "loop", "whole"] = "loop"
     """Who took the time of the chunks: the kernel as their bytes reached this host, or the client as it read
-    them."""
+    them. ``whole``: the answer came in one piece, of which only ``done_ns`` is known."""
     route: Literal["stream", "httpx"] = "stream"
     """Through the transport made for streams, or one of httpx's own, which costs more and stamps later."""
     num_redirects: int = 0
@@ -309,6 +309,9 @@ class RunRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
     """UTC, ISO 8601; the only wall-clock time of a run."""
     times: RunTimes = RunTimes()
     clock: Clock = "host"
+    steps_cover: Literal["step", "sampler"] = "step"
+    """What ``dur_ns`` of the steps is the time of: all of the step, or the sampler alone. Of such steps neither the
+    duration nor the moment is known, and ``start_ns`` only keeps their order."""
     time_scale: float = 1.0
     num_sent: int | None = None
     num_completed: int | None = None
@@ -349,8 +352,8 @@ class HostInfo(Record, frozen=True, kw_only=True, omit_defaults=True):
     platform: str
     python: str
     cpu_model: str | None = None
-    num_cores: int
-    memory_bytes: int
+    num_cores: int | None = None
+    memory_bytes: int | None = None
 
 
 class GpuInfo(Record, frozen=True, kw_only=True, omit_defaults=True):
@@ -404,6 +407,17 @@ class StoppingRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
         return ended[0] if ended and ended[0] < self.look_blocks[-1] else None
 
 
+class Imported(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """Where results come from that benchctl did not measure; the files themselves lie beside its records."""
+
+    tool: str
+    source: str
+    sha256: dict[str, str]
+    """Of each file that was read, by its name in the source."""
+    revisions: tuple[str, ...] = ()
+    """Revisions of the server that fit what it wrote."""
+
+
 class Manifest(Record, frozen=True, kw_only=True, omit_defaults=True):
     """``manifest.json``: what was measured, by whom, with what. ``state`` is that of the whole experiment."""
 
@@ -433,4 +447,6 @@ class Manifest(Record, frozen=True, kw_only=True, omit_defaults=True):
     git: GitState | None = None
     host: HostInfo
     gpus: tuple[GpuInfo, ...] = ()
+    imported: Imported | None = None
+    """None where benchctl measured. Of imported results, ``host`` and ``versions`` are unknown."""
     warnings: tuple[ResultWarning, ...] = ()

@@ -95,6 +95,8 @@ def _decode_steps(cell: CellSummary) -> tuple[Integers, Floats]:
     sizes: list[Integers] = [np.array([], dtype=np.int64)]
     times: list[Floats] = [np.array([], dtype=np.float64)]
     for run in cell.runs:
+        if run.record.steps_cover != "step":
+            continue
         columns = run.run.columns
         is_decode = columns.in_phase("decode")
         sizes.append(columns.num_seqs[is_decode])

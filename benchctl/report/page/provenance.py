@@ -34,7 +34,7 @@ def provenance(reading: Reading) -> Html:
         "request set": el("code", manifest.request_set_sha256),
         "profile": join(manifest.profile, " ", el("code", manifest.profile_sha256)),
         "seed, blocks": f"{manifest.seed}, {blocks_text(manifest)}",
-        "host": f"{host.hostname}: {host.cpu_model or 'unknown CPU'}, {host.num_cores} cores, "
+        "host": f"{host.hostname}: {host.cpu_model or 'unknown CPU'}, {host.num_cores or 'unknown'} cores, "
         f"{size(host.memory_bytes)}, {host.platform}, Python {host.python}",
         "GPUs": lines(gpus) if gpus else "none",
         "benchctl": f"{manifest.benchctl_version}, commit {commit}",

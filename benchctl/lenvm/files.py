@@ -1,0 +1,122 @@
+"""What lies in a directory of the LenVM timing scripts: one server's life for each tag, and its files."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from benchctl.errors import InvalidDataError, UsageError
+
+BASELINE: Final = "baseline"
+_META: Final = ".meta.json"
+_TIMING: Final = ".timing.jsonl"
+_RESPONSES: Final = ".responses.jsonl"
+
+
+class Meta(msgspec.Struct, frozen=True, kw_only=True):
+    """``<tag>.meta.json``, as far as it is used; what a run did not write is None.
+
+    ``wall_clock_s`` is that of the client's process: its start, imports and the loading of the dataset are in it.
+    """
+
+    tag: str | None = None
+    dataset: str | None = None
+    max_questions: int | None = None
+    n_samples_per_q: int | None = None
+    max_concurrency: int | None = None
+    max_tokens: int | None = None
+    top_k: int | None = None
+    value_scale: float | None = None
+    value_mode: str | None = None
+    value_gamma: float | None = None
+    wall_clock_s: float | None = None
+    wall_start_epoch_s: float | None = None
+    wall_end_epoch_s: float | None = None
+    responses_path: str | None = None
+    cmd: tuple[str, ...] = ()
+
+    def argument(self, flag: str) -> str | None:
+        """What stood behind a flag on the command line of the client."""
+        words = list(self.cmd)
+        index = words.index(flag) + 1 if flag in words else len(words)
+        return words[index] if index < len(words) else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArmFiles:
+    """The files of one tag; None where there is none."""
+
+    tag: str
+    meta: Path | None
+    timing: Path | None
+    responses: Path | None
+    gpu_samples: Path | None
+    server_log: Path | None
+
+    @property
+    def paths(self) -> Mapping[str, Path]:
+        """Each file that is there, by the name that its copy gets."""
+        named = {
+            "meta.raw.json": self.meta,
+            "steps.raw.jsonl": self.timing,
+            "responses.raw.jsonl": self.responses,
+            "gpu.raw.csv": self.gpu_samples,
+            "server.log": self.server_log,
+        }
+        return {name: path for name, path in named.items() if path is not None}
+
+
+def find_arms(directory: Path) -> tuple[ArmFiles, ...]:
+    """The arms of a directory, the baseline first. Raises UsageError where there is no baseline or nothing else."""
+    if not directory.is_dir():
+        raise UsageError(f"{directory} is no directory; name one that the LenVM timing scripts wrote")
+    names = sorted(path.name for path in directory.iterdir() if path.is_file())
+    tags = {name.removesuffix(end) for name in names for end in (_META, _TIMING) if name.endswith(end)}
+    if BASELINE not in tags:
+        raise UsageError(
+            f"{directory} holds no {BASELINE}{_META} and no {BASELINE}{_TIMING}; name a directory that the LenVM "
+            "timing scripts wrote"
+        )
+    return tuple(_files_of(directory, tag, names) for tag in sorted(tags, key=lambda tag: (tag != BASELINE, tag)))
+
+
+def _files_of(directory: Path, tag: str, names: Iterable[str]) -> ArmFiles:
+    def there(name: str) -> Path | None:
+        return directory / name if name in names else None
+
+    meta = there(f"{tag}{_META}")
+    told = read_meta(meta).responses_path if meta is not None else None
+    answers = there(Path(told).name) if told else None
+    if answers is None:  # the path in the meta file is one of the machine that measured
+        found = [name for name in names if name.endswith(_RESPONSES) and _is_of(name.removesuffix(_RESPONSES), tag)]
+        answers = directory / found[0] if len(found) == 1 else None
+    logs = [name for name in names if name.endswith(".log") and _is_of(name.removesuffix(".log"), tag)]
+    return ArmFiles(
+        tag=tag,
+        meta=meta,
+        timing=there(f"{tag}{_TIMING}"),
+        responses=answers,
+        gpu_samples=there(f"{tag}.gpu_samples.csv"),
+        server_log=directory / logs[0] if len(logs) == 1 else None,
+    )
+
+
+def _is_of(stem: str, tag: str) -> bool:
+    """``gsm8k.baseline_q50_n16`` and ``server.baseline`` are of the tag ``baseline``."""
+    return any(part == tag or part.startswith(f"{tag}_q") for part in stem.split("."))
+
+
+def read_meta(path: Path | None) -> Meta:
+    """The meta file of a run; an empty one where there is none. Raises InvalidDataError where it is damaged."""
+    if path is None:
+        return Meta()
+    try:
+        document: Any = msgspec.json.decode(path.read_bytes())
+        return msgspec.convert(document, Meta, strict=False)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise InvalidDataError(
+            f"{path}: {error}; it is no meta.json of a LenVM timing run: copy it again, or leave it out, and what "
+            "it alone knows is unknown"
+        ) from error
