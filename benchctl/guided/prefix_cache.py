@@ -24,7 +24,7 @@ class PrefixCache:
 
     @property
     def num_bytes(self) -> int:
-        return self._cells.nbytes
+        return int(self._cells.nbytes)
 
     def layer(self, number: int) -> tuple[Tensor, Tensor]:
         """Keys and values of a layer, each [slots, cells, kv_heads, head_dim]."""

@@ -233,7 +233,8 @@ class Scorer:
         if self._stream is None:
             return nullcontext()
         self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
-        return torch.cuda.stream(self._stream)
+        stream: AbstractContextManager[object] = torch.cuda.stream(self._stream)
+        return stream
 
     def _join_stream(self, result: Tensor) -> None:
         if self._stream is not None:
