@@ -50,7 +50,7 @@ def host_checks(results: Path) -> tuple[Check, ...]:
 def _cores() -> Check:
     host = host_info()
     said, remedy = f"{host.num_cores} cores, {host.cpu_model or 'model unknown'}", None
-    if host.num_cores < _FEW_CORES:
+    if host.num_cores is not None and host.num_cores < _FEW_CORES:
         said += "; a server that computes on the CPU shares them with the load client"
         remedy = "trust step metrics, which the server times itself, before those of the client"
     facts = {"num_cores": host.num_cores, "cpu_model": host.cpu_model}
