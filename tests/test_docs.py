@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = ["README.md"]
+DOCUMENTS = ["README.md", "docs/comparing.md"]
 BLOCK = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 STANDS_FOR = {"scripts/demo": "benchctl run --profile topk-sweep", "scripts/test": ""}
 """Scripts that make an environment of their own, and what they run in it. The tests do not run themselves."""
@@ -87,7 +87,8 @@ def test_a_share_that_noise_forbids_reads_like_one_that_it_allows() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_every_console_block_of_the_manual_does_what_it_shows(name: str, tmp_path: Path) -> None:
-    shutil.copytree(ROOT / "profiles", tmp_path / "profiles")
+    for needed in ("profiles", "scripts/examples"):
+        shutil.copytree(ROOT / needed, tmp_path / needed)
     env = {
         **os.environ,
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
@@ -110,7 +111,7 @@ def test_every_console_block_of_the_manual_does_what_it_shows(name: str, tmp_pat
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
-                timeout=300,
+                timeout=900,
                 check=False,
             )
             assert done.returncode == command.exit_code, f"$ {command.line}\n{done.stdout}"

@@ -168,7 +168,7 @@ def sign_flip(compared: MetricComparison) -> float:
 
 
 SECTIONS: Final[Mapping[str, tuple[Callable[[int], Iterator[Row]], str]]] = {
-    "no-change": (no_change, "A/A, two arms, scatter 2 %, margin 1 %: t below 15 blocks, BCa from 15 on"),
+    "no-change": (no_change, "A/A, two arms, scatter 2 %, margin 1 %; t below 15 blocks, then BCa or t, the wider"),
     "sweep": (sweep, "A/A, six arms (places -5 to 5), 5 cells x 3 metrics = 15 corrected tests, margin 0"),
     "real-change": (real_change, "true +5 %, scatter 2 %, margin 1 %"),
     "inside": (inside_the_margin, "true +1 %, scatter 2 %: inside a margin of 2 %, and exactly on one of 1 %"),
