@@ -13,7 +13,7 @@ EXAMPLE = Path(__file__).parent.parent / "results" / "example"
 def test_the_example_is_read_whole() -> None:
     reading = read_results(EXAMPLE)
     assert reading.damage == ()
-    assert [run.run.record.state for run in reading.runs] == ["done"] * 4
+    assert [run.run.record.state for run in reading.runs] == ["done"] * 12
     assert [cell.label for cell in reading.cells] == ["baseline", "guided top_k=5"]
     (row,) = reading.sweep
     ratio = row.number("step_ms_ratio")
