@@ -276,7 +276,7 @@ def bad_inputs() -> Sequence[tuple[str, list[str], int, str]]:
             2,
             "benchctl data fetch gsm8k",
         ),
-        ("engine not installed", [*run, "ci-smoke", "--engine", "vllm-lenvm"], 2, "vllm-lenvm"),
+        ("engine not installed", [*run, "ci-smoke", "--engine", "sglang-lenvm"], 2, "sglang-lenvm"),
         ("unknown engine", [*run, "ci-smoke", "--engine", "simm"], 2, "sim"),
         ("quick and blocks", [*run, "ci-smoke", "--quick", "--blocks", "3"], 2, "--quick"),
         ("no profile", ["run"], 2, "--profile"),

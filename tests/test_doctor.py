@@ -166,7 +166,6 @@ def test_a_program_that_does_not_start_is_missing(tmp_path):
     ("name", "says"),
     [
         ("vlm", "did you mean 'vllm'?"),
-        ("vllm-lenvm", "cannot measure"),
         ("attach", "nothing needs to be installed"),
     ],
 )
@@ -174,6 +173,13 @@ def test_what_is_no_engine_that_can_be_installed_is_refused(tmp_path, name, says
     done = doctor(tmp_path, "--engine", name)
     assert done.returncode == 2
     assert says in done.stderr
+
+
+def test_the_fork_is_missing_where_stock_sglang_is_installed(tmp_path):
+    code, _, checks = document(tmp_path, "--engine", "sglang-lenvm")
+    found = checks["engine", "sglang-lenvm"]
+    assert (code, found["is_needed"]) == (2, True)
+    assert "pip install -e sglang-LenVM/python" in found["finding"]
 
 
 def test_a_gpu_that_is_asked_for_and_missing_exits_2(tmp_path):

@@ -4,6 +4,9 @@ The stand-in (``servers/lenvm_server.py``) is a real process behind the real lau
 """
 
 import json
+import os
+import subprocess
+import sys
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,17 +16,18 @@ import msgspec
 import pytest
 from lenvm_fork import settings_of
 
+from benchctl.analysis.launch import launch_settings
 from benchctl.engines import engine_for
 from benchctl.engines.engine import LaunchSite
 from benchctl.engines.environment import installed_versions, package_directory
-from benchctl.engines.sglang_lenvm import SglangLenvmEngine, _fork_interpreter, value_checkpoint
+from benchctl.engines.sglang_lenvm import SglangLenvmEngine, fork_interpreter, value_checkpoint
 from benchctl.engines.sglang_lenvm_requests import ambiguities, custom_params, mixed_refusal
 from benchctl.errors import EngineUnavailableError, UnsupportedError
 from benchctl.measure.run import RunContext, measure_run
 from benchctl.profile.engine_options import SglangLenvmOptions
-from benchctl.profile.model import Guidance, Sampling
+from benchctl.profile.model import Guidance, Sampling, VariantSettings
 from benchctl.records.directory import RunDirectory, load_run
-from benchctl.records.run import PlannedRun, PreparedRequest
+from benchctl.records.run import PlannedRun, PreparedRequest, RunRecord
 from benchctl.workload.prepare import prepare_requests
 
 ENGINE = SglangLenvmEngine()
@@ -32,7 +36,7 @@ SITE = LaunchSite(port=10020, directory=Path("/results/000-b0-guided"))
 
 @pytest.fixture(name="python")
 def _python(tmp_path: Path) -> str:
-    for known in (installed_versions, package_directory, _fork_interpreter):
+    for known in (installed_versions, package_directory, fork_interpreter):
         known.cache_clear()
     return lenvm_fork.environment(tmp_path)
 
@@ -275,7 +279,7 @@ def test_the_class_of_a_value_model_follows_its_backbone(
 
 
 def test_stock_sglang_is_not_taken_for_the_fork(tmp_path: Path) -> None:
-    _fork_interpreter.cache_clear()
+    fork_interpreter.cache_clear()
     python = lenvm_fork.environment(tmp_path, has_fork=False)
     settings = settings_of(model=lenvm_fork.model(tmp_path, "base"), python=python)
     with pytest.raises(EngineUnavailableError, match="is not the LenVM fork: it has no sglang/srt/lvm"):
@@ -391,6 +395,52 @@ def test_a_server_of_another_revision_than_declared_is_found_out(forked: Forked)
 def test_a_server_with_another_value_model_than_asked_for_is_found_out(forked: Forked) -> None:
     with pytest.raises(UnsupportedError, match="says that its value model is /elsewhere"):
         forked.run({"revision": "V1", "told": "/elsewhere"}, options={"revision": "V1"})
+
+
+@pytest.mark.parametrize(
+    ("profile", "cells"),
+    [
+        ("topk-sweep", ["top_k=1", "top_k=2", "top_k=3", "top_k=4", "top_k=5"]),
+        ("lenvm-model-sizes", ["value_model=qwen2.5-0.5b", "value_model=qwen2.5-1.5b"]),
+    ],
+)
+def test_the_paper_s_experiments_are_planned_for_the_fork_once_its_revision_is_said(
+    profile: str, cells: list[str], python: str, tmp_path: Path
+) -> None:
+    command = ["run", "--profile", profile, "--engine", "sglang-lenvm", "--set", f"engine.python={python}"]
+    refused = benchctl(tmp_path, *command, "--dry-run")
+    assert refused.returncode == 2
+    assert "V0, V1 and V4 run the value model and tilt nothing, V2 and V3 never run it" in refused.stderr
+    planned = benchctl(tmp_path, *command, "--set", "engine.options.revision=V1", "--dry-run")
+    assert planned.returncode == 0, planned.stderr
+    assert not [line for line in planned.stderr.splitlines() if "allowed_differences" in line]
+    for cell in cells:
+        assert cell in planned.stdout
+    assert f"8 blocks of {1 + len(cells)}" in planned.stdout
+
+
+def test_what_a_value_model_adds_to_a_launch_is_declared_by_its_option(python: str, tmp_path: Path) -> None:
+    base = lenvm_fork.model(tmp_path, "base")
+    plain, guided = (
+        launch_settings(launched(settings_of(guidance, model=base, python=python, overlap_schedule=False)))
+        for guidance in (None, tilted())
+    )
+    differing = [key for key in plain.keys() | guided.keys() if plain.get(key) != guided.get(key)]
+    assert len(differing) == 5
+    assert all("server.value_model" in guided[key].names for key in differing)
+
+
+def launched(settings: VariantSettings) -> RunRecord:
+    return RunRecord(
+        schema_version=1, index=0, run_id="000-b0-guided", block=0, position=0, variant="guided",
+        argv=ENGINE.argv(settings, SITE), env=ENGINE.env(settings, SITE),
+    )  # fmt: skip
+
+
+def benchctl(cwd: Path, *args: str) -> "subprocess.CompletedProcess[str]":
+    env = {**os.environ, "BENCHCTL_DATA_DIR": str(cwd / "no-data"), "COLUMNS": "200"}
+    command = [sys.executable, "-m", "benchctl", *args]
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=300, check=False)
 
 
 def test_the_engine_goes_by_its_name() -> None:

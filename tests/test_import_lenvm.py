@@ -280,7 +280,7 @@ def test_a_report_can_be_made_of_it_and_draws_no_step_times(truth: Truth) -> Non
     result = imported(truth)
     files = write_report(result.path)
     assert not files.damage
-    assert any("timeline" in reason for reason in files.skipped)
+    assert "no finished run has a step log" in " ".join(files.skipped)
     reading = read_results(result.path)
     assert reading.sweep[0].values["step_ms_ratio"] is None
     assert [finding.code for finding in reading.findings] == ["lazy-load-measured"]
@@ -332,7 +332,7 @@ def test_their_flops_are_the_published_ones_at_the_published_totals(tmp_path: Pa
     published = {
         "base_pflops_total": 3.45757, "lvm_pflops_total": 3.818107, "lvm_pflops_candidates": 3.170341,
         "theoretical_pflops_total": 7.275677, "theoretical_gflops_per_output_token": 30.239951,
-        "achieved_tflops_per_s": 83.21,
+        "achieved_tflops_per_s": 83.20765,
     }  # fmt: skip
     for column, value in published.items():
         assert float(guided[column]) == pytest.approx(value, rel=2e-5), column

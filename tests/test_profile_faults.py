@@ -308,12 +308,6 @@ def test_a_sweep_of_too_many_cells_is_refused_before_it_is_unfolded():
     )
 
 
-def test_an_engine_that_cannot_be_started_is_refused():
-    assert fault_of(HEAD.replace("kind: sim", "kind: vllm-lenvm")) == (
-        "p.yaml:2: engine.kind: is 'vllm-lenvm', which this version cannot measure; it measures sim, vllm, sglang, llamacpp, transformers, attach"
-    )
-
-
 def test_an_engine_with_both_a_preset_and_a_kind_is_refused():
     assert fault_of(HEAD.replace("{kind: sim}", "{kind: sim, preset: sim}")) == (
         "p.yaml:2: engine: has both preset and kind; a preset knows its kind, so remove one of the two"

@@ -263,11 +263,11 @@ def _options(settings: VariantSettings) -> SglangLenvmOptions:
 
 
 def _interpreter(settings: VariantSettings) -> Path:
-    return _fork_interpreter(_options(settings).python, engines_directory())
+    return fork_interpreter(_options(settings).python, engines_directory())
 
 
 @cache
-def _fork_interpreter(named: str | None, directory: Path) -> Path:
+def fork_interpreter(named: str | None, directory: Path) -> Path:
     """The interpreter that the profile names, or that of the fork's own environment; stock SGLang is refused."""
     python = named or str(directory / _KIND / "bin" / "python")
     remedy = (

@@ -8,8 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from benchctl.engines.environment import installed_versions, interpreter_for
+from benchctl.engines.environment import engines_directory, installed_versions, interpreter_for
 from benchctl.engines.llamacpp import program_of
+from benchctl.engines.sglang_lenvm import fork_interpreter
 from benchctl.engines.transformers import NEEDED as NEEDED_BY_TRANSFORMERS
 from benchctl.engines.vllm import DISTRIBUTIONS as VLLM_DISTRIBUTIONS
 from benchctl.errors import EngineUnavailableError
@@ -35,6 +36,8 @@ _PYTHON_ENGINES: Final = {
 }
 KINDS: Final = ("vllm", "transformers", "llamacpp", "sglang")
 """Engines that someone has to install."""
+_GUIDING: Final = {"vllm-lenvm": "vllm", "sglang-lenvm": "sglang"}
+"""Engines that are looked for only where they are asked for, and the one whose packages they are made of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,8 +51,9 @@ class WantedEngine:
 def engine_checks(wanted: Sequence[WantedEngine], *, has_gpu: bool) -> tuple[Check, ...]:
     """The simulator, which is always there, and each engine that is or could be installed."""
     demanded = {engine.kind: engine.options for engine in wanted}
+    kinds = (*KINDS, *(kind for kind in _GUIDING if kind in demanded))
     looks = [
-        partial(_look, kind, demanded.get(kind), is_needed=kind in demanded, has_gpu=has_gpu) for kind in KINDS
+        partial(_look, kind, demanded.get(kind), is_needed=kind in demanded, has_gpu=has_gpu) for kind in kinds
     ]
     with ThreadPoolExecutor(max_workers=len(looks)) as workers:
         found = tuple(workers.map(lambda look: look(), looks))
@@ -65,16 +69,26 @@ def _look(kind: str, options: ServerOptions | None, *, is_needed: bool, has_gpu:
         named = options.python if isinstance(options, PythonOptions) else None
         return _environment(kind, named, is_needed=is_needed, has_gpu=has_gpu)
     except EngineUnavailableError as error:
-        remedy = f"scripts/engines/install_{kind}.sh"
-        if kind == "sglang" and not has_gpu:
-            remedy += ", on a machine with an NVIDIA GPU"
         said = str(error) if is_needed else "not installed"
+        remedy = _what_brings(kind, has_gpu=has_gpu)
         return Check(topic=_TOPIC, name=kind, finding=said, remedy=remedy, is_missing=True, is_needed=is_needed)
 
 
+def _what_brings(kind: str, *, has_gpu: bool) -> str | None:
+    """The script that installs an engine; None for the fork, whose error says what does."""
+    if kind == "sglang-lenvm":
+        return None
+    where = ", on a machine with an NVIDIA GPU" if kind == "sglang" and not has_gpu else ""
+    return f"scripts/engines/install_{_GUIDING.get(kind, kind)}.sh{where}"
+
+
 def _environment(kind: str, named: str | None, *, is_needed: bool, has_gpu: bool) -> Check:
-    engine = _PYTHON_ENGINES[kind]
-    python = interpreter_for(kind, named, engine.packages)
+    stock = _GUIDING.get(kind, kind)
+    engine = _PYTHON_ENGINES[stock]
+    if kind == "sglang-lenvm":
+        python = fork_interpreter(named, engines_directory())
+    else:
+        python = interpreter_for(stock, named, engine.packages)
     versions = installed_versions(python, (*engine.packages, *engine.needs))
     lacking = [name for name in engine.needs if name not in versions]
     version = next(versions[name] for name in engine.packages if name in versions)
@@ -82,10 +96,10 @@ def _environment(kind: str, named: str | None, *, is_needed: bool, has_gpu: bool
     said, remedy = f"{version}, torch {torch or 'missing'} ({python})", None
     if lacking:
         said += f"; it does not start without {', '.join(lacking)}"
-        remedy = f"scripts/engines/install_{kind}.sh"
+        remedy = f"scripts/engines/install_{stock}.sh"
     elif has_gpu and torch.endswith("+cpu"):
         said += "; it computes on the CPU although there is a GPU"
-        remedy = f"BENCHCTL_ENGINES_DEVICE=cuda scripts/engines/install_{kind}.sh"
+        remedy = f"BENCHCTL_ENGINES_DEVICE=cuda scripts/engines/install_{stock}.sh"
     return Check(
         topic=_TOPIC,
         name=kind,

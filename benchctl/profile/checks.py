@@ -8,7 +8,6 @@ from math import prod
 from typing import Final, get_args
 
 from benchctl.profile.document import Fault, Node
-from benchctl.profile.engine_options import ENGINE_OPTIONS
 from benchctl.profile.faults import shown
 from benchctl.profile.locate import nearest
 from benchctl.profile.model import EngineKind, Profile
@@ -37,11 +36,6 @@ def profile_faults(profile: Node) -> Iterator[Fault]:
     engine = profile.child("engine")
     kind = engine.child("kind") if engine else None
     if kind is None or kind.value not in get_args(EngineKind):
-        return
-    if kind.value not in ENGINE_OPTIONS:
-        known = ", ".join(ENGINE_OPTIONS)
-        problem = f"is {shown(kind.value)}, which this version cannot measure; it measures {known}"
-        yield Fault(kind.place, kind.path, problem)
         return
     faults = tuple(_sweep_faults(profile, str(kind.value)))
     yield from faults
