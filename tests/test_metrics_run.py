@@ -4,7 +4,8 @@ import msgspec
 import pytest
 from builders import T0_NS, edit_requests, edit_run, edit_steps, write_results
 
-from benchctl.analysis.metrics import METRICS, clock_factor, load_window_ns, run_metrics, unavailable_reason
+from benchctl.analysis.clock import clock_factor
+from benchctl.analysis.metrics import METRICS, load_window_ns, run_metrics, unavailable_reason
 from benchctl.records.directory import LoadedRun, load_results
 from benchctl.records.run import GpuSample, HostSample, RequestError, RunRecord, RunTimes
 from benchctl.units import NS_PER_S

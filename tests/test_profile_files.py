@@ -15,6 +15,8 @@ from benchctl.profile.plan import arms, plan_runs, undeclared_differences, varia
 from benchctl.profile.reference import profile_reference
 
 NAMES = ("aa", "ci-smoke", "controls", "lenvm-50x16", "model-size-sweep", "natural", "topk-sweep")
+GUIDED_NAMES = ("fused-vs-two-phase", "lenvm-model-sizes", "noop-skip")
+"""For engines that guide."""
 runner = CliRunner()
 
 
@@ -34,9 +36,10 @@ def test_the_published_experiment_runs_at_a_pace_that_eight_hundred_streams_can_
 
 
 def test_the_built_in_profiles_are_these():
-    assert {path.stem for path in builtin_profiles().glob("*.yaml")} == set(NAMES)
+    assert {path.stem for path in builtin_profiles().glob("*.yaml")} == {*NAMES, *GUIDED_NAMES}
     assert set(preset_files()) == {
-        "attach", "llamacpp-cpu", "sglang", "sim", "sim-exact", "transformers-cpu", "vllm", "vllm-cpu",
+        "attach", "llamacpp-cpu", "sglang", "sglang-lenvm", "sim", "sim-exact", "transformers-cpu",
+        "vllm", "vllm-cpu", "vllm-lenvm", "vllm-lenvm-gpu",
     }  # fmt: skip
 
 

@@ -27,7 +27,7 @@ from benchctl.analysis.client_sends import (
     p99_ms,
     sends_of,
 )
-from benchctl.analysis.metrics import clock_factor
+from benchctl.analysis.clock import clock_factor
 from benchctl.analysis.request_timing import itls_ns, measured
 from benchctl.analysis.stamps import busy_cores, held_up_ns, num_clock_steps, samples_span_ns, stamp_errors_ns
 from benchctl.profile.model import Arrival

@@ -8,8 +8,8 @@ import numpy as np
 
 from benchctl.analysis.breakdown import Breakdown, break_down, tally_steps
 from benchctl.analysis.bunching import CLIENT_BUNCHING
+from benchctl.analysis.clock import clock_factor
 from benchctl.analysis.decomposition_work import Floor, WorkModel, floor_of
-from benchctl.analysis.metrics import clock_factor
 from benchctl.analysis.request_timing import choice_tokens, e2el_ns, is_completed, measured, ttft_ns
 from benchctl.analysis.unknown import total
 from benchctl.records.directory import LoadedRun

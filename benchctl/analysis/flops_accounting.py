@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from benchctl.analysis.metrics import clock_factor, load_window_ns
+from benchctl.analysis.clock import clock_factor
+from benchctl.analysis.metrics import load_window_ns
 from benchctl.analysis.request_timing import choice_tokens, is_completed, measured
 from benchctl.analysis.unknown import known, total
 from benchctl.costs.difference import Correction, explain_difference

@@ -6,7 +6,8 @@ Such a run is a replicate of no block: it shares nothing with a run of the other
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchctl.analysis.metrics import clock_factor, run_metrics
+from benchctl.analysis.clock import clock_factor
+from benchctl.analysis.metrics import run_metrics
 from benchctl.analysis.pairing import Arm, Side, arms_of, parse_side
 from benchctl.analysis.reconcile import profile_of
 from benchctl.analysis.request_timing import is_completed, measured

@@ -9,6 +9,7 @@ from statistics import fmean
 
 import numpy as np
 
+from benchctl.analysis.clock import clock_factor
 from benchctl.analysis.device_metrics import gpu_metrics, host_metrics
 from benchctl.analysis.metric_table import LATENCIES, METRICS, Direction, Metric
 from benchctl.analysis.percentile import percentiles, percentiles_of_sorted, smallest_sample
@@ -65,11 +66,6 @@ def _known_step_metrics(run: LoadedRun) -> dict[str, float | None]:
     if run.record.steps_cover == "step":
         return found
     return {name: None if name.endswith("step_ms") else value for name, value in found.items()}
-
-
-def clock_factor(record: RunRecord) -> float:
-    """Seconds of the engine's clock in one second of the client's: ``time_scale`` on a virtual clock, else 1."""
-    return record.time_scale if record.clock == "virtual" else 1.0
 
 
 def load_window_ns(run: LoadedRun) -> tuple[int, int] | None:

@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from benchctl.analysis.check import Check, some
-from benchctl.analysis.metrics import clock_factor, load_window_ns
+from benchctl.analysis.clock import clock_factor
+from benchctl.analysis.metrics import load_window_ns
 from benchctl.analysis.request_timing import e2el_ns, is_completed, measured
 from benchctl.analysis.token_checks import (
     check_client_tokens,

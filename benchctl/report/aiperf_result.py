@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from benchctl import __version__
-from benchctl.analysis.metrics import clock_factor, run_metrics
+from benchctl.analysis.clock import clock_factor
+from benchctl.analysis.metrics import run_metrics
 from benchctl.analysis.percentile import percentiles, standard_deviation
 from benchctl.analysis.request_timing import (
     e2el_ns,

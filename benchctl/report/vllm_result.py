@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchctl.analysis.metric_table import CLIENT_METRICS, LATENCIES
-from benchctl.analysis.metrics import METRICS, clock_factor, run_metrics
+from benchctl.analysis.clock import clock_factor
+from benchctl.analysis.metrics import METRICS, run_metrics
 from benchctl.analysis.percentile import PERCENTS, standard_deviation
 from benchctl.analysis.request_timing import e2el_ns, is_completed, itls_ns, latencies_ns, measured, ttft_ns
 from benchctl.profile.model import Arrival

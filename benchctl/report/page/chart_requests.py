@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from benchctl.analysis.metrics import clock_factor
+from benchctl.analysis.clock import clock_factor
 from benchctl.analysis.request_timing import first_token_ns, is_completed, last_token_ns, measured
 from benchctl.analysis.summary import RunSummary
 from benchctl.records.run import RequestRecord
