@@ -13,7 +13,8 @@ from scipy.stats import t
 
 from benchctl.analysis.compare import CompareOptions, Side, compare_sides
 from benchctl.analysis.statistics import estimate_paired
-from benchctl.analysis.stopping import look_blocks, num_looks_of, stopping_rule, take_look, widest
+from benchctl.analysis.stopping import num_looks_of, take_look, widest
+from benchctl.analysis.stopping_rule import look_blocks, stopping_rule
 from benchctl.errors import ProfileError
 from benchctl.profile.load import load_profile
 from benchctl.records.directory import ResultDirectory, load_results

@@ -7,7 +7,7 @@ from benchctl.analysis.metric_comparison import roles_of
 from benchctl.analysis.metric_table import METRICS
 from benchctl.analysis.planning import ASSUMED_LOG_SD, MAX_BLOCKS_NEEDED, blocks_to_detect, detectable_change
 from benchctl.analysis.statistics import MIN_PAIRED_BLOCKS
-from benchctl.analysis.stopping import stopping_rule
+from benchctl.analysis.stopping_rule import stopping_rule
 from benchctl.profile.model import Profile
 from benchctl.profile.plan import arms
 from benchctl.records.noise import NoiseFloor

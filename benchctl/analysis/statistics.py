@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from benchctl.analysis.metric_table import Direction
 from benchctl.analysis.rank_sum import PairwiseShifts, pairwise_shifts, rank_sum_p
+from benchctl.analysis.screening import MIN_PAIRED_BLOCKS, MIN_UNPAIRED_BLOCKS
 from benchctl.analysis.uncertainty import (
     BlockBootstrap,
     StudentT,
@@ -51,10 +52,6 @@ Verdict = Literal["regression", "improvement", "equivalent", "inconclusive", "ch
 """``changed`` is what leaves the margin for a metric of which neither direction is the better one."""
 Method = Literal["t", "bca", "hodges-lehmann"]
 
-MIN_PAIRED_BLOCKS: Final = 6
-"""Fewer give no verdict: the sign-flip test of five cannot reach p < 0.05."""
-MIN_UNPAIRED_BLOCKS: Final = 4
-"""On each side; the Mann-Whitney test of three against three cannot reach p < 0.05."""
 MIN_BOOTSTRAP_BLOCKS: Final = 15
 POWER: Final = 0.8
 MAX_EXACT_BLOCKS: Final = 30

@@ -20,38 +20,12 @@ experiment ended early.
 import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from benchctl.analysis.metrics import run_metrics
 from benchctl.analysis.pairing import CellPair, Side, match_cells
 from benchctl.analysis.statistics import MIN_PAIRED_BLOCKS, estimate_paired, log_ratios
-from benchctl.profile.model import Profile
 from benchctl.records.directory import LoadedResults, LoadedRun
 from benchctl.records.run import HalfWidth, Look, Manifest, ResultWarning, StoppingRecord
-
-ALPHA: Final = 0.05
-
-
-def stopping_rule(profile: Profile) -> StoppingRecord | None:
-    """The rule of a profile, no look taken yet; None where the number of blocks is fixed."""
-    if profile.stopping is None:
-        return None
-    looks = look_blocks(profile.blocks, profile.stopping.looks)
-    return StoppingRecord(
-        precision_frac=profile.stopping.precision, confidence=1 - ALPHA / len(looks), look_blocks=looks
-    )
-
-
-def look_blocks(most: int, num_looks: int) -> tuple[int, ...]:
-    """After how many blocks there is a look: evenly from 6 to ``most``, fewer where fewer numbers lie between.
-
-    Invariants: strictly increasing, the last is ``most``, at most ``num_looks`` of them.
-    """
-    first = min(MIN_PAIRED_BLOCKS, most)
-    if num_looks == 1:
-        return (most,)
-    apart = (most - first) / (num_looks - 1)
-    return tuple(sorted({first + math.floor(i * apart + 0.5) for i in range(num_looks)}))
 
 
 def num_looks_of(a: Manifest, b: Manifest) -> int:

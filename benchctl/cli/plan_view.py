@@ -43,7 +43,7 @@ def print_plan(profile: "Profile", requests: "Sequence[PreparedRequest]", noise:
 def print_foresight(profile: "Profile", noise: "NoiseFloor | None") -> None:
     """Print what the experiment can show with its blocks, and by which rule it may end early."""
     from benchctl.analysis.foresight import foresee, foresight_lines
-    from benchctl.analysis.stopping import stopping_rule
+    from benchctl.analysis.stopping_rule import stopping_rule
 
     foresight, rule = foresee(profile, noise), stopping_rule(profile)
     for line in () if foresight is None else foresight_lines(foresight):

@@ -74,10 +74,10 @@ def _look(kind: str, options: ServerOptions | None, *, is_needed: bool, has_gpu:
         return Check(topic=_TOPIC, name=kind, finding=said, remedy=remedy, is_missing=True, is_needed=is_needed)
 
 
-def _what_brings(kind: str, *, has_gpu: bool) -> str | None:
-    """The script that installs an engine; None for the fork, whose error says what does."""
+def _what_brings(kind: str, *, has_gpu: bool) -> str:
+    """The script that installs an engine; of the fork there is none."""
     if kind == "sglang-lenvm":
-        return None
+        return "pip install -e sglang-LenVM/python, in an environment of its own that engine.python names"
     where = ", on a machine with an NVIDIA GPU" if kind == "sglang" and not has_gpu else ""
     return f"scripts/engines/install_{_GUIDING.get(kind, kind)}.sh{where}"
 

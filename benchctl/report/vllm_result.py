@@ -11,8 +11,8 @@ other file of that name; a column that is null in every run, such as the p99 of 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchctl.analysis.metric_table import CLIENT_METRICS, LATENCIES
 from benchctl.analysis.clock import clock_factor
+from benchctl.analysis.metric_table import CLIENT_METRICS, LATENCIES
 from benchctl.analysis.metrics import METRICS, run_metrics
 from benchctl.analysis.percentile import PERCENTS, standard_deviation
 from benchctl.analysis.request_timing import e2el_ns, is_completed, itls_ns, latencies_ns, measured, ttft_ns

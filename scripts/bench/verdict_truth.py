@@ -21,7 +21,7 @@ from table import show
 
 from benchctl.analysis.metric_comparison import MetricComparison
 from benchctl.analysis.statistics import estimate_paired
-from benchctl.analysis.stopping import ALPHA, look_blocks
+from benchctl.analysis.stopping_rule import ALPHA, look_blocks
 
 CHANGES: Final = frozenset({"regression", "improvement"})
 NUM_LOOKS: Final = 4
