@@ -275,6 +275,13 @@ def test_a_place_where_nothing_can_be_written_is_named(tmp_path):
         (["--shape", "qwen2.5-0.6b"], "did you mean qwen2.5-0.5b"),
         (["--shape", "lvm-a-b-qwen2.5-0.5b"], "has a value head"),
         (["--arch", "gpt2"], "'gpt2' is not one of"),
+        (["--value-layers", "1"], "--value-layers: describes a value model; add --value-model"),
+        (["--value-model", "--gguf"], "--gguf and --value-model contradict"),
+        (["--value-model", "--constant-value", "1"], "must lie strictly between 0"),
+        (
+            ["--value-model", "--value-layers", "1", "--value-shape", "qwen2.5-0.5b"],
+            "does not go with --value-layers",
+        ),
     ],
 )
 def test_options_that_make_no_model_are_refused_with_a_remedy(tmp_path, options, message):
@@ -311,3 +318,61 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(tmp_path, 
     assert made.returncode == 2
     assert f"run: python -m pip install {package}" in made.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_value_model_and_its_base_are_made_as_a_pair_with_one_tokenizer(tmp_path):
+    for place in ("a", "b"):
+        made = benchctl(
+            "models",
+            "make-tiny",
+            "--value-model",
+            tmp_path / place,
+            "--value-layers",
+            1,
+            "--vocab",
+            400,
+            "--hidden",
+            64,
+        )
+        assert made.returncode == 0, made.stderr
+    base, value = contents(tmp_path / "a/base"), contents(tmp_path / "a/value")
+    assert (base, value) == (contents(tmp_path / "b/base"), contents(tmp_path / "b/value"))
+    assert (set(base), set(value)) == (FILES, {*FILES, "value_head.safetensors"})
+    assert base["tokenizer.json"] == value["tokenizer.json"]
+    assert json.loads(value["config.json"])["architectures"] == ["Qwen2ForLengthValueModel"]
+    shapes = [shape_for(str(tmp_path / "a" / part)) for part in ("base", "value")]
+    assert [(shape.layers, shape.hidden, shape.vocab, shape.head) for shape in shapes] == [
+        (2, 64, 400, "lm_head"),
+        (1, 64, 400, "value_head"),
+    ]
+    head = dict(safetensors.deserialize(value["value_head.safetensors"]))
+    assert {name: tensor["shape"] for name, tensor in head.items()} == {
+        "v_head.fc.weight": [64, 64],
+        "v_head.fc.bias": [64],
+        "v_head.summary.weight": [1, 64],
+        "v_head.summary.bias": [1],
+    }
+
+
+def test_a_pair_may_have_the_sizes_of_published_models_and_no_weights(tmp_path):
+    make_model(tmp_path / "small", recipe(vocab=300))
+    made = benchctl(
+        "models", "make-tiny", "--value-model", tmp_path / "pair", "--no-weights", "--vocab", 500,
+        "--value-shape", tmp_path / "small", "--dtype", "float32",
+    )  # fmt: skip
+    assert made.returncode == 0, made.stderr
+    value = shape_for(str(tmp_path / "pair/value"))
+    assert (value.hidden, value.q_heads, value.vocab) == (48, 6, 500)
+    assert not list((tmp_path / "pair").rglob("*.safetensors"))
+
+
+def test_a_pair_takes_the_place_of_another_only_when_asked(tmp_path):
+    options = ("--vocab", 300, "--hidden", 16, "--layers", 1)
+    assert benchctl("models", "make-tiny", "--value-model", tmp_path, *options).returncode == 0
+    again = benchctl("models", "make-tiny", "--value-model", tmp_path, *options, "--seed", 5)
+    assert again.returncode == 2
+    assert "base: exists and is not empty" in " ".join(again.stderr.split())
+    before = contents(tmp_path / "value")
+    forced = benchctl("models", "make-tiny", "--value-model", tmp_path, *options, "--seed", 5, "--force")
+    assert forced.returncode == 0, forced.stderr
+    assert contents(tmp_path / "value") != before

@@ -24,9 +24,14 @@ _CLASSES: Final[dict[Architecture, str]] = {
 _TOKEN_IDS: Final = {"bos_token_id": PAD_ID, "eos_token_id": END_ID, "pad_token_id": PAD_ID}
 
 
-def write_model_files(directory: Path, recipe: Recipe, tokenizer: "Tokenizer") -> None:
+def write_model_files(
+    directory: Path, recipe: Recipe, tokenizer: "Tokenizer", *, is_value_model: bool = False
+) -> None:
     """Write configuration and tokenizer; the weights are files of their own."""
-    _write(directory / "config.json", model_config(recipe))
+    config = model_config(recipe)
+    if is_value_model:
+        config["architectures"] = [_CLASSES[recipe.arch].replace("ForCausalLM", "ForLengthValueModel")]
+    _write(directory / "config.json", config)
     # No sampling settings: servers would take them for defaults, and each engine has its own way with those.
     _write(directory / "generation_config.json", _TOKEN_IDS)
     _write(directory / "tokenizer_config.json", _tokenizer_config(recipe))

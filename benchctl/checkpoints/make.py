@@ -1,7 +1,7 @@
 """Making a model directory: whole or not at all."""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -25,16 +25,26 @@ def make_model(
     with random ones of their own. An existing directory is replaced only when asked for, and only when it
     holds nothing but the files of a model. Raises UsageError for that, and where nothing can be written.
     """
+    name = directory.expanduser().resolve().name
+
+    def write(partial: Path) -> None:
+        tokenizer = train_tokenizer(recipe.shape.vocab)
+        write_model_files(partial, recipe, tokenizer)
+        if gguf:
+            write_gguf(partial / f"{name}.gguf", recipe, tokenizer)
+        if weights:
+            write_safetensors(partial, recipe)
+
+    return make_directory(directory, write, replace=replace)
+
+
+def make_directory(directory: Path, write: Callable[[Path], None], *, replace: bool) -> tuple[Path, ...]:
+    """The files of a model directory that ``write`` fills; whole or not at all, and as ``make_model`` refuses."""
     directory = directory.expanduser().resolve()
-    _refuse_what_must_stay(directory, replace=replace)
+    refuse_what_must_stay(directory, replace=replace)
     try:
         with _replacing(directory) as partial:
-            tokenizer = train_tokenizer(recipe.shape.vocab)
-            write_model_files(partial, recipe, tokenizer)
-            if gguf:
-                write_gguf(partial / f"{directory.name}.gguf", recipe, tokenizer)
-            if weights:
-                write_safetensors(partial, recipe)
+            write(partial)
     except OSError as error:
         raise UsageError(
             f"{error.filename or directory}: cannot be written ({error.strerror or error}); make room, correct the "
@@ -43,7 +53,8 @@ def make_model(
     return tuple(sorted(directory.iterdir()))
 
 
-def _refuse_what_must_stay(directory: Path, *, replace: bool) -> None:
+def refuse_what_must_stay(directory: Path, *, replace: bool) -> None:
+    """UsageError where a directory exists that a model must not take the place of."""
     if not directory.exists():
         return
     if not directory.is_dir():

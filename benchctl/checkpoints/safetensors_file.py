@@ -22,12 +22,12 @@ def write_safetensors(directory: Path, recipe: Recipe, *, shard_bytes: int = SHA
     """Write ``model.safetensors``, or shards of at most ``shard_bytes`` with the index that lists them."""
     shards = _shards(recipe, shard_bytes)
     if len(shards) == 1:
-        _write_shard(directory / "model.safetensors", recipe, shards[0])
+        write_tensors(directory / "model.safetensors", recipe, shards[0])
         return
     places: dict[str, str] = {}
     for number, specs in enumerate(shards, start=1):
         filename = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        _write_shard(directory / filename, recipe, specs)
+        write_tensors(directory / filename, recipe, specs)
         places |= {spec.name: filename for spec in specs}
     num_bytes = sum(_num_bytes(spec, recipe) for specs in shards for spec in specs)
     index = {"metadata": {"total_size": num_bytes}, "weight_map": places}
@@ -48,7 +48,8 @@ def _shards(recipe: Recipe, shard_bytes: int) -> list[list[TensorSpec]]:
     return shards
 
 
-def _write_shard(path: Path, recipe: Recipe, specs: Sequence[TensorSpec]) -> None:
+def write_tensors(path: Path, recipe: Recipe, specs: Sequence[TensorSpec]) -> None:
+    """Write one file of these tensors, in the type and from the seed of the recipe."""
     header = _header(recipe, specs)
     with path.open("wb") as file:
         file.write(len(header).to_bytes(8, "little") + header)

@@ -90,12 +90,47 @@ def check_config(config: "PreTrainedConfig", place: object) -> None:
 
 
 def backbone_shapes(config: "PreTrainedConfig") -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the tensors of a bare backbone."""
-    from transformers import AutoModel  # noqa: PLC0415 - takes seconds
+    """Names and shapes of the tensors of a bare backbone.
 
-    with torch.device("meta"):
-        backbone = AutoModel.from_config(config)
-    return {name: tuple(tensor.shape) for name, tensor in backbone.state_dict().items()}
+    Written out because importing the models of transformers, which know them as well, takes seconds.
+    """
+    hidden = config.hidden_size
+    shapes = {_EMBEDDING: (config.vocab_size, hidden), "norm.weight": (hidden,)}
+    for layer in range(config.num_hidden_layers):
+        for name, shape in _layer_shapes(config).items():
+            shapes[f"layers.{layer}.{name}"] = shape
+    return shapes
+
+
+def head_dim(config: "PreTrainedConfig") -> int:
+    """Dimensions of a head, which some families choose freely."""
+    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+
+
+def _layer_shapes(config: "PreTrainedConfig") -> dict[str, tuple[int, ...]]:
+    hidden, size, ffn = config.hidden_size, head_dim(config), config.intermediate_size
+    query, key = config.num_attention_heads * size, config.num_key_value_heads * size
+    linear = {
+        "q_proj": (query, hidden),
+        "k_proj": (key, hidden),
+        "v_proj": (key, hidden),
+        "o_proj": (hidden, query),
+    }
+    # Qwen2 has three of four biases without saying so; others have all of them or none.
+    is_qwen2 = config.model_type == "qwen2"
+    has_bias = is_qwen2 or config.attention_bias
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, shape in linear.items():
+        shapes[f"self_attn.{name}.weight"] = shape
+        if has_bias and not (is_qwen2 and name == "o_proj"):
+            shapes[f"self_attn.{name}.bias"] = shape[:1]
+    if config.model_type == "qwen3":
+        shapes |= {"self_attn.q_norm.weight": (size,), "self_attn.k_norm.weight": (size,)}
+    for name, shape in {"gate_proj": (ffn, hidden), "up_proj": (ffn, hidden), "down_proj": (hidden, ffn)}.items():
+        shapes[f"mlp.{name}.weight"] = shape
+        if getattr(config, "mlp_bias", False):
+            shapes[f"mlp.{name}.bias"] = shape[:1]
+    return shapes | {"input_layernorm.weight": (hidden,), "post_attention_layernorm.weight": (hidden,)}
 
 
 def head_shapes(hidden: int) -> dict[str, tuple[int, ...]]:

@@ -8,6 +8,7 @@ own; a prompt that several requests share goes once.
 from collections.abc import Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -53,13 +54,25 @@ class Counters:
     """Memory of the cache, taken once."""
 
 
+class Timer(Protocol):
+    """Takes the time of sections of a step, such as ``timing.StepTimer``."""
+
+    def section(self, name: str, /) -> AbstractContextManager[object]: ...
+
+
+class _NoTimer:
+    def section(self, _name: str, /) -> AbstractContextManager[object]:
+        return nullcontext()
+
+
 class Scorer:
     """A value model with a cache of prefixes for ``max_slots`` requests of up to ``max_tokens`` tokens each.
 
     ``fused=False`` extends prefixes and scores candidates in two forward passes, to the same values. ``graphs``
     records the work of each size as a CUDA graph, the second time that it occurs, and rounds sizes up so that few
     occur; by default where there is CUDA, and without it rounding is all that it does. ``stream`` computes on a
-    stream of its own, in order with the caller's. Not safe for several threads.
+    stream of its own, in order with the caller's. A prompt that another request had is copied, with
+    ``share_prompts``. ``timer`` takes the time of passes beside the scoring one. Not safe for several threads.
     """
 
     def __init__(
@@ -74,6 +87,7 @@ class Scorer:
         graphs: bool | None = None,
         stream: bool = False,
         share_prompts: bool = True,
+        timer: Timer | None = None,
     ) -> None:
         if max_slots < 1 or max_tokens < 1 or max_candidates < 1:
             raise GuidanceError(
@@ -85,6 +99,7 @@ class Scorer:
         self.model = model
         self.max_tokens, self.max_candidates = max_tokens, max_candidates
         self._is_fused = fused
+        self._timer = timer or _NoTimer()
         cells = rounded(max_tokens + MAX_LAG + max_candidates, 64)
         self._memory = Memory(slots=max_slots + 1, cells=cells)
         self._cache = PrefixCache(model.config, self._memory, place, model.dtype)
@@ -159,7 +174,8 @@ class Scorer:
         if not is_fused:
             lagging = [pair for pair in zip(rows, slots, strict=True) if pair[1].cached < len(pair[0].tokens)]
             if lagging:
-                self._advance(lagging, MAX_LAG)
+                with self._timer.section("value_extend"):
+                    self._advance(lagging, MAX_LAG)
         work = _work(rows, slots, ids.shape[1])
         raw = self._forward(work, ids)
         self._commit(rows, slots, work)
@@ -171,9 +187,10 @@ class Scorer:
         waiting = self._far_behind(zip(rows, slots, strict=True))
         while waiting:
             leaders, followers = self._split(waiting)
-            for group in _groups(leaders):
-                while still := [(row, slot) for row, slot in group if slot.cached < len(row.tokens)]:
-                    self._advance(still, _PREFILL_ROW_TOKENS)
+            with self._timer.section("value_prefill"):
+                for group in _groups(leaders):
+                    while still := [(row, slot) for row, slot in group if slot.cached < len(row.tokens)]:
+                        self._advance(still, _PREFILL_ROW_TOKENS)
             waiting = self._far_behind(followers)
 
     def _far_behind(self, pairs: Iterable[tuple[Row, Slot]]) -> list[tuple[Row, Slot]]:

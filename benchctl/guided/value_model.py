@@ -19,6 +19,7 @@ from benchctl.guided.checkpoint import (
     Checkpoint,
     backbone_shapes,
     check_config,
+    head_dim,
     head_shapes,
     read_checkpoint,
 )
@@ -88,7 +89,7 @@ class ValueModel:
         kind = torch.promote_types(self.dtype, torch.float32)
         summary = _linear(tensors, "v_head.summary")
         self._summary = _Linear(weight=summary.weight.to(kind), bias=summary.bias.to(kind))  # type: ignore[union-attr]
-        self._rotation = _Rotation(config)
+        self._frequencies, self._rotation_scale = _frequencies(config)
 
     @property
     def device(self) -> torch.device:
@@ -110,14 +111,26 @@ class ValueModel:
         return sum(tensor.nbytes for tensor in tensors)
 
     def rotations(self, num_positions: int) -> Tensor:
-        """[num_positions, 2, head_dim]: what ``forward`` multiplies queries and keys with, for each position."""
-        return self._rotation.table(num_positions, self.device, self.dtype)
+        """[num_positions, 2, head_dim]: what ``forward`` multiplies queries and keys with, for each position.
+
+        Cosines, and sines with the sign of the half that they multiply: with x' the halves of x swapped,
+        x * cos + x' * sin is x turned.
+        """
+        angles = torch.arange(num_positions, dtype=torch.float32)[:, None] * self._frequencies
+        cos, sin = angles.cos() * self._rotation_scale, angles.sin() * self._rotation_scale
+        table = torch.stack((torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)), dim=1)
+        return table.to(self.device, self.dtype)
 
     def forward(self, tokens: Tensor, rotations: Tensor, attend: Attend, scored: slice) -> Tensor:
-        """Raw values z of the ``scored`` ones among ``tokens`` [T], in float32 at least.
+        """Raw values z of the ``scored`` ones among ``tokens`` [T], in float32 at least; see ``hidden``."""
+        inner = functional.silu(self._fc(self.hidden(tokens, rotations, attend, scored)))
+        return self._summary(inner.to(self._summary.weight.dtype))[:, 0]
 
-        ``rotations`` [T, 2, head_dim] are those of the tokens' positions. Tokens that are not scored are forwarded
-        for the keys and values that ``attend`` keeps of them.
+    def hidden(self, tokens: Tensor, rotations: Tensor, attend: Attend, wanted: slice) -> Tensor:
+        """Last hidden states, normalised, of the ``wanted`` ones among ``tokens`` [T].
+
+        ``rotations`` [T, 2, head_dim] are those of the tokens' positions. Other tokens are forwarded for the keys
+        and values that ``attend`` keeps of them.
         """
         dims = self.config
         x = functional.embedding(tokens, self._embedding)
@@ -131,12 +144,11 @@ class ValueModel:
             turned = torch.addcmul(query_key * cos, query_key.roll(dims.head_dim // 2, -1), sin)
             drawn = attend(number, turned[:, : dims.heads], turned[:, dims.heads :], value)
             if number == dims.layers - 1:
-                x, drawn = x[scored], drawn[scored]
+                x, drawn = x[wanted], drawn[wanted]
             x = x + layer.out(drawn)
             gate, up = layer.gate_up(self._normed(x, layer.mlp_norm)).chunk(2, -1)
             x = x + layer.down(functional.silu(gate) * up)
-        hidden = functional.silu(self._fc(self._normed(x, self._norm)))
-        return self._summary(hidden.to(self._summary.weight.dtype))[:, 0]
+        return self._normed(x, self._norm)
 
     def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
         return functional.rms_norm(x, (self.config.hidden,), weight, self.config.norm_epsilon)
@@ -167,24 +179,17 @@ def random_value_model(
     return ValueModel(Checkpoint(config=config, tensors=tensors, eos_ids=frozenset()))
 
 
-class _Rotation:
-    """Rotary position embedding of a backbone, as its family computes it."""
+def _frequencies(config: "PreTrainedConfig") -> tuple[Tensor, float]:
+    """[head_dim / 2]: angle per position of each pair of dimensions; and the factor on cosines and sines."""
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS  # noqa: PLC0415 - takes seconds
 
-    def __init__(self, config: "PreTrainedConfig") -> None:
-        from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding  # noqa: PLC0415 - takes seconds
-
-        # Of all these families alike: the configuration says what the frequencies are.
-        self._module = LlamaRotaryEmbedding(config)
-
-    def table(self, num_positions: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-        """[num_positions, 2, head_dim]: cosines, and sines with the sign of the half that they multiply.
-
-        With x' the halves of x swapped, x * cos + x' * sin is x turned.
-        """
-        positions = torch.arange(num_positions)[None]
-        cos, sin = self._module(torch.empty(0, dtype=dtype), positions)
-        left, right = sin[0].chunk(2, -1)
-        return torch.stack((cos[0], torch.cat((-left, right), -1)), dim=1).to(device)
+    kind = config.rope_parameters["rope_type"]
+    if kind == "default":
+        size = head_dim(config)
+        exponents = torch.arange(0, size, 2, dtype=torch.float32) / size
+        return 1 / config.rope_parameters["rope_theta"] ** exponents, 1.0
+    frequencies, scale = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
+    return frequencies, float(scale)
 
 
 def _dimensions(config: "PreTrainedConfig") -> ValueModelConfig:
@@ -194,7 +199,7 @@ def _dimensions(config: "PreTrainedConfig") -> ValueModelConfig:
         hidden=config.hidden_size,
         heads=heads,
         kv_heads=config.num_key_value_heads,
-        head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+        head_dim=head_dim(config),
         vocab=config.vocab_size,
         norm_epsilon=config.rms_norm_eps,
         max_positions=config.max_position_embeddings,
