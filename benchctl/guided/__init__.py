@@ -2,7 +2,8 @@
 
 Reading guide. ``params`` is what a request may ask, ``candidates`` which tokens it may get, ``modes`` (with
 ``expectation``) the distribution among them, ``guide`` one decode step of a batch. All of that is mathematics over
-tensors and knows no server.
+tensors and knows no server. ``value_model`` (from a ``checkpoint``) is the model that values come from, ``scoring``
+keeps the prefixes of requests and runs it: ``layout`` says how its tokens lie, ``slots`` whose prefix lies where.
 
 This room runs inside the server's own environment: it imports torch and the two lowest rooms, and importing the
 package itself imports nothing.
