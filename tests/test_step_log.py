@@ -15,6 +15,7 @@ from benchctl.records.jsonl import encode
 from benchctl.records.run import SECTION_PARENT, StepRecord
 from benchctl.records.step_columns import OPTIONAL, PHASES, columns_from
 from benchctl.records.step_log import read_step_log
+from benchctl.records.step_table import table_path
 
 int64 = st.integers(-(2**63), 2**63 - 1)
 counts = st.integers(0, 2**52)
@@ -194,6 +195,56 @@ def test_few_steps_and_many_are_the_same_run(tmp_path, monkeypatch):
     assert isinstance(few.steps, tuple)
     assert tuple(many.steps) == few.steps
     require_same(many.columns, few.columns)
+
+
+@pytest.fixture(name="kept")
+def _kept(tmp_path, monkeypatch):
+    """A long log whose table is kept."""
+    monkeypatch.setattr(step_log, "KEPT_FROM_BYTES", 0)
+    steps = [step(i, is_warmup=i < 3, sections_ns={"sample": i}, kv_used_blocks=i or None) for i in range(50)]
+    path = written(tmp_path / "steps.jsonl", steps)
+    read_step_log(path)[0].keep()
+    return path
+
+
+def test_a_kept_table_is_read_instead_of_the_log(kept, monkeypatch):
+    steps = list(read_step_log(kept)[0])
+    monkeypatch.setattr(step_log, "_blocks", None)
+    log, damage = read_step_log(kept)
+    assert damage is None
+    assert len(log) == 50
+    for is_warmup in (False, True):
+        require_same(log.columns(is_warmup=is_warmup), columns_from(steps, is_warmup=is_warmup))
+
+
+def test_a_kept_table_does_not_count_once_its_log_has_changed(kept):
+    kept.write_bytes(kept.read_bytes().replace(b'"dur_ns":7', b'"dur_ns":8', 1))
+    log, _ = read_step_log(kept)
+    require_same(log.columns(is_warmup=True), columns_from(list(log), is_warmup=True))
+    assert log.columns(is_warmup=True).dur_ns.tolist() == [8, 7, 7]
+
+
+def test_a_kept_table_that_cannot_be_read_costs_nothing_but_time(kept):
+    table_path(kept).write_bytes(b"PAR1, but no table")
+    log, damage = read_step_log(kept)
+    assert damage is None
+    assert len(log) == 50
+
+
+def test_the_table_of_a_damaged_log_is_not_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(step_log, "KEPT_FROM_BYTES", 0)
+    path = written(tmp_path / "steps.jsonl", [step(i) for i in range(5)])
+    path.write_bytes(path.read_bytes()[:-5])
+    log, damage = read_step_log(path)
+    log.keep()
+    assert damage is not None
+    assert not table_path(path).exists()
+
+
+def test_the_table_of_a_short_log_is_not_kept(tmp_path):
+    path = written(tmp_path / "steps.jsonl", [step()])
+    read_step_log(path)[0].keep()
+    assert [entry.name for entry in tmp_path.iterdir()] == ["steps.jsonl"]
 
 
 def test_a_log_without_a_step_has_columns_without_a_value(tmp_path):

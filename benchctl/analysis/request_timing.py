@@ -5,7 +5,8 @@ counted by the engine. Only requests that completed have durations; a failed one
 """
 
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
+from itertools import chain
+from operator import sub
 from typing import TypeVar
 
 from benchctl.analysis.unknown import known
@@ -79,7 +80,12 @@ def itls_ns(request: RequestRecord) -> tuple[int, ...]:
 
     Never spread over the tokens of a chunk: a chunk of three tokens is one gap.
     """
-    return tuple(later - earlier for choice in request.choices for earlier, later in pairwise(choice.chunk_ns))
+    return tuple(chain.from_iterable(_gaps(choice.chunk_ns) for choice in request.choices))
+
+
+def _gaps(times_ns: Sequence[int]) -> Iterable[int]:
+    """Times from each to the next; made by the interpreter's own loop, because there are as many as tokens."""
+    return map(sub, times_ns[1:], times_ns)
 
 
 def latencies_ns(requests: Sequence[RequestRecord]) -> dict[str, Sequence[float]]:
@@ -87,7 +93,7 @@ def latencies_ns(requests: Sequence[RequestRecord]) -> dict[str, Sequence[float]
     return {
         "ttft": known(ttft_ns(request) for request in requests),
         "tpot": [value for request in requests for value in tpots_ns(request)],
-        "itl": [value for request in requests for value in itls_ns(request)],
+        "itl": list(chain.from_iterable(map(itls_ns, requests))),
         "e2el": known(e2el_ns(request) for request in requests),
     }
 

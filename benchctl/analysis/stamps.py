@@ -9,11 +9,11 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby, pairwise
+from itertools import groupby
 from typing import Final
 
 from benchctl.analysis.percentile import percentiles
-from benchctl.analysis.request_timing import send_lag_ns
+from benchctl.analysis.request_timing import itls_ns, send_lag_ns
 from benchctl.analysis.unknown import known, quotient
 from benchctl.records.run import ChoiceRecord, ClientSample, RequestRecord
 from benchctl.units import NS_PER_MS, NS_PER_S, ms_from_ns
@@ -36,12 +36,7 @@ def client_metrics(requests: Sequence[RequestRecord], samples: Sequence[ClientSa
     send = percentiles(lags, len(lags), (50, 99))
     late = read_lates_ns(requests)
     chunks = [len(choice.chunk_ns) for request in requests for choice in request.choices]
-    num_bounds = sum(
-        earlier == later
-        for request in requests
-        for choice in request.choices
-        for earlier, later in pairwise(choice.chunk_ns)
-    )
+    num_bounds = sum(itls_ns(request).count(0) for request in requests)
     cores = busy_cores(samples)
     return {
         "p50_send_lag_ms": _ms(send[50]),

@@ -32,7 +32,7 @@ from benchctl.lenvm.summary import SUMMARY_NAME, lenvm_rows, rows_csv
 from benchctl.profile.load import dump_profile, profile_sha256
 from benchctl.profile.model import Profile
 from benchctl.profile.plan import variant_settings
-from benchctl.records.directory import ResultDirectory, RunDirectory, load_run, run_directory_name
+from benchctl.records.directory import ResultDirectory, RunDirectory, keep_steps, load_run, run_directory_name
 from benchctl.records.jsonl import encode, write_bytes_atomic, write_json_atomic
 from benchctl.records.lenvm_averages import windows_of
 from benchctl.records.lenvm_revision import ALL
@@ -229,7 +229,9 @@ def _judged(
     directory: RunDirectory, run: RunRecord, profile: Profile, prepared: Sequence[PreparedRequest]
 ) -> RunRecord:
     """The run with what its records contradict one another in; suspect where there is anything to be doubted."""
-    doubts = (*run.warnings, *failed_checks(load_run(directory), profile, prepared))
+    loaded = load_run(directory)
+    keep_steps(loaded)
+    doubts = (*run.warnings, *failed_checks(loaded, profile, prepared))
     judged = msgspec.structs.replace(run, warnings=doubts, state="suspect" if doubts else "done")
     write_json_atomic(directory.path / "run.json", judged)
     return judged

@@ -51,7 +51,7 @@ from benchctl.measure.telemetry import Watched, sampled
 from benchctl.measure.warmup import warmup_bursts, warmup_requests
 from benchctl.profile.model import Arrival, Profile
 from benchctl.profile.plan import variant_settings
-from benchctl.records.directory import RunDirectory, cell_name, load_run
+from benchctl.records.directory import RunDirectory, cell_name, keep_steps, load_run
 from benchctl.records.run import (
     PlannedRun,
     PreparedRequest,
@@ -328,6 +328,7 @@ class _Run:
         """Hold the accounts of the run against each other, as they are on disk now."""
         self._journal.count(self._load_summary())
         loaded = load_run(self._directory)
+        keep_steps(loaded)
         arrival, checks = self._profile.workload.arrival, (self._profile, self._context.requests)
         for doubt in (*failed_checks(loaded, *checks), *client_doubts(loaded, arrival)):
             self._journal.doubt(doubt.code, doubt.message)

@@ -9,10 +9,8 @@ other block is read again by the reader of records, whose word on damage is the 
 import io
 import itertools
 import re
-from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any, Final, TypeVar, get_args, overload
 
@@ -25,13 +23,12 @@ from benchctl.errors import RecordError
 from benchctl.records.jsonl import decode_lines, read_jsonl
 from benchctl.records.run import Clock, StepRecord
 from benchctl.records.step_columns import OPTIONAL, PHASES, Integers, StepColumns
+from benchctl.records.step_table import KEPT_FROM_BYTES, keep_table, kept_table
 
 A = TypeVar("A", bound=npt.NDArray[Any])
 
 BLOCK_BYTES: Final = 8 << 20
 """So much is read at a time: what a block needs on its way into the table is many times what it needs there."""
-_NUM_AT_ONCE: Final = 2
-"""polars has threads of its own for the lines of a block; a second block fills the time in which those idle."""
 _CLOCKS: Final[tuple[Clock, ...]] = get_args(Clock)
 _WORDS: Final = {"clock": pl.Enum(_CLOCKS), "phase": pl.Enum(PHASES)}
 _REQUIRED: Final = ("step", "start_ns", "dur_ns", "clock", "phase", "num_seqs")
@@ -44,8 +41,9 @@ _SECTIONS_OF_LINE: Final = re.compile(rb'"sections_ns"\s*:\s*(\{[^{}]*\})')
 class StepLog(Sequence[StepRecord]):
     """The readable steps of a file. To look at a record is to read the file again, from its beginning."""
 
-    def __init__(self, path: Path, table: pl.DataFrame) -> None:
+    def __init__(self, path: Path, table: pl.DataFrame, *, is_whole: bool = True) -> None:
         self._path = path
+        self._is_whole = is_whole
         self._tables = {is_warmup: table.filter(is_warmup=is_warmup) for is_warmup in (False, True)}
 
     def __len__(self) -> int:
@@ -60,6 +58,11 @@ class StepLog(Sequence[StepRecord]):
     def __getitem__(self, index: slice) -> tuple[StepRecord, ...]: ...
     def __getitem__(self, index: int | slice) -> StepRecord | tuple[StepRecord, ...]:
         return tuple(self)[index]
+
+    def keep(self) -> None:
+        """Keep the table for the next reader, of a long log that is whole. OSError where it cannot be written."""
+        if self._is_whole and self._path.stat().st_size >= KEPT_FROM_BYTES:
+            keep_table(self._path, pl.concat(self._tables.values()))
 
     def columns(self, *, is_warmup: bool = False) -> StepColumns:
         """The steps that are no warm-up, or those that are."""
@@ -101,39 +104,32 @@ class _Widened(Mapping[str, A]):
 
 def read_step_log(path: Path) -> tuple[StepLog, RecordError | None]:
     """The steps of a file up to its first damaged line, and what is wrong with that."""
+    kept = kept_table(path)
+    if kept is not None:
+        return StepLog(path, kept), None
     tables = [_table_of_records(())]
     damage = None
-    with closing(_quickly_read_blocks(path)) as blocks:
-        for first_byte, lines, table in blocks:
-            if table is not None:
-                tables.append(table)
-                continue
+    for first_byte, lines in _blocks(path):
+        table = _quickly_read(lines)
+        if table is None:
             records, damage = _read_as_records(path, first_byte, lines)
-            tables.append(_table_of_records(records))
-            if damage is not None:
-                break
-    return StepLog(path, pl.concat(tables, how="diagonal_relaxed", rechunk=True)), damage
-
-
-def _quickly_read_blocks(path: Path) -> Generator[tuple[int, bytes, pl.DataFrame | None], None, None]:
-    """The blocks of a file and their tables. While one is looked through, polars is at work on the next."""
-    with ThreadPoolExecutor(max_workers=_NUM_AT_ONCE) as pool:
-        begun: deque[tuple[int, bytes, Future[pl.DataFrame | None]]] = deque()
-        for first_byte, lines in _blocks(path):
-            begun.append((first_byte, lines, pool.submit(_quickly_read, lines)))
-            if len(begun) > _NUM_AT_ONCE:
-                place, text, table = begun.popleft()
-                yield place, text, table.result()
-        for place, text, table in begun:
-            yield place, text, table.result()
+            table = _table_of_records(records)
+        tables.append(table)
+        if damage is not None:
+            break
+    return StepLog(path, pl.concat(tables, how="diagonal_relaxed", rechunk=True), is_whole=damage is None), damage
 
 
 def _blocks(path: Path) -> Iterator[tuple[int, bytes]]:
     """Whole lines, with the place of their first byte."""
-    with path.open("rb") as file:
-        while lines := file.read(BLOCK_BYTES):
-            lines += file.readline()
-            yield file.tell() - len(lines), lines
+    if not path.stat().st_size:  # which cannot be mapped
+        return
+    with path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as content:
+        start = 0
+        while start < len(content):
+            end = content.find(b"\n", min(start + BLOCK_BYTES, len(content))) + 1 or len(content)
+            yield start, content[start:end]
+            start = end
 
 
 def _quickly_read(lines: bytes) -> pl.DataFrame | None:

@@ -4,8 +4,9 @@
 
 Each directory has N steps: blocks of a baseline and a guided run, whose steps have the sections of the LenVM log.
 The limit starts Python and has polars read a few fields of the same step logs and nothing else: no checks, requests
-or statistics. The records are what msgspec makes of the same lines, one after another, kept by nobody. All start a
-fresh interpreter, which is part of the time; the best of all repeats counts, and the largest resident size.
+or statistics. The records are what msgspec makes of the same lines, one after another, kept by nobody. A run leaves
+the table of a long step log beside it; "without tables" is the same comparison after these were deleted. All start
+a fresh interpreter, which is part of the time; the best of all repeats counts, and the largest resident size.
 """
 
 import argparse
@@ -18,7 +19,7 @@ from pathlib import Path
 from measured_process import run_measured
 from table import show, write
 
-from benchctl.records.directory import ResultDirectory, run_directory_name
+from benchctl.records.directory import ResultDirectory, keep_steps, load_run, run_directory_name
 from benchctl.records.jsonl import encode
 from benchctl.records.run import (
     ChoiceRecord,
@@ -185,6 +186,7 @@ def write_results(path, num_steps, num_blocks, seed):
         directory = results.run(run.run_id)
         directory.path.mkdir(parents=True)
         write_run(directory, run, prepared, rng)
+        keep_steps(load_run(directory))
 
 
 def manifest(num_blocks):
@@ -222,6 +224,10 @@ def measured(name, argv, work, repeats):
     return {"what": name, "wall s": best.wall_s, "cpu s": best.cpu_s, "peak MiB": peak_mib}
 
 
+def tables_of(sides):
+    return [table for side in sides for table in side.glob("runs/*/steps.parquet")]
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=1_000_000, help="of each directory")
@@ -236,18 +242,24 @@ def main():
             write_results(path, options.steps, options.blocks, seed)
         logs = sorted(str(path) for side in sides for path in side.glob("runs/*/steps.jsonl"))
         num_bytes = sum(Path(log).stat().st_size for log in logs)
-        rows = [
+        kept_bytes = sum(table.stat().st_size for table in tables_of(sides))
+        compare = ["-m", "benchctl", "compare", *map(str, sides)]
+        rows = [measured("benchctl compare", [sys.executable, *compare], work, options.repeats)]
+        for table in tables_of(sides):
+            table.unlink()
+        rows += [
             measured(name, [sys.executable, *argv], work, options.repeats)
             for name, argv in (
-                ("benchctl compare", ["-m", "benchctl", "compare", *map(str, sides)]),
+                ("without tables", compare),
                 ("limit: polars alone", ["-c", PARSE, *logs]),
                 ("records, by msgspec", ["-c", RECORDS, *logs]),
             )
         ]
         said = (work / "benchctl compare.log").read_text()
     for row in rows:
-        row["of limit"] = row["wall s"] / rows[1]["wall s"]
-    show(rows, f"two directories of {options.steps:,} steps, {num_bytes / 2**20:.0f} MiB of step logs")
+        row["of limit"] = row["wall s"] / rows[2]["wall s"]
+    sizes = f"{num_bytes / 2**20:.0f} MiB of step logs, {kept_bytes / 2**20:.0f} MiB of tables"
+    show(rows, f"two directories of {options.steps:,} steps, {sizes}")
     print(f"\nwhat it found: {said.splitlines()[0]}")
     write(options.json, {"rows": rows, "bytes": num_bytes, "steps": options.steps, "said": said})
 
