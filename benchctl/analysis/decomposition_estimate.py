@@ -37,7 +37,8 @@ class Contribution:
     """A part of a difference of means over blocks, in seconds; the parts of one difference add up to it.
 
     ``a_s`` and ``b_s`` are the means of both sides, where the part is one that has a value on each: b_s - a_s is
-    added_s. Where the order within blocks was taken out, both are those at equal places.
+    added_s. Where the order within blocks was taken out, one side is as measured and the other at its places: A is
+    as measured, unless B alone lacks a part that A has, which then stays 0.
     """
 
     name: str
@@ -129,20 +130,20 @@ def levels(
         return [after - before for before, after in zip(values(x), values(y), strict=True)]
 
     estimates = estimate_terms(a, b, split, facing)
-    means_a = np.mean([values(run) for run in a], axis=0)
-    means_b = np.mean([values(run) for run in b], axis=0)
+    means_a, means_b = (np.mean([values(run) for run in side], axis=0) for side in (a, b))
+    is_a_fixed = bool(np.any((means_a == 0) & (means_b != 0))) or not np.any((means_b == 0) & (means_a != 0))
     found = []
     for name, estimate, mean_a, mean_b in zip(names, estimates, means_a, means_b, strict=True):
-        middle, half = float(mean_a + mean_b) / 2, estimate.log_ratio / 2
-        scale = max(abs(mean_a), abs(mean_b))
-        a_s, b_s = (_snapped(level, scale) for level in (middle - half, middle + half))
-        found.append(replace(_contribution(name, estimate), a_s=a_s, b_s=b_s))
+        added, scale = estimate.log_ratio, float(max(abs(mean_a), abs(mean_b)))
+        a_s, b_s = (mean_a, mean_a + added) if is_a_fixed else (mean_b - added, mean_b)
+        part = replace(_contribution(name, estimate), a_s=_snapped(a_s, scale), b_s=_snapped(b_s, scale))
+        found.append(part)
     return tuple(found)
 
 
 def _snapped(level: float, scale: float) -> float:
     """0 for what only rounding keeps from it."""
-    return 0.0 if abs(level) < _ROUNDING * scale else level
+    return 0.0 if abs(level) < _ROUNDING * scale else float(level)
 
 
 def _contribution(name: str, estimate: RatioEstimate) -> Contribution:
