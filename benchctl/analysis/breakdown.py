@@ -20,6 +20,8 @@ from benchctl.records.run import SECTION_PARENT, Clock
 from benchctl.records.step_columns import Flags, Integers, StepColumns, exact_sum
 
 STEP: Final = "step"
+SAMPLER: Final = "sampler_total"
+"""What stands in the place of the step where a log times the sampler alone."""
 
 CLOCK_NOTE: Final[dict[Clock, str]] = {
     "host": "host time, so a section may hold waiting for device work queued before it; no section is GPU time",
@@ -71,8 +73,11 @@ class Breakdown:
     """
 
     step: Section
+    """The whole: the step, or its sampler where no more is timed."""
     unplaced: tuple[Section, ...]
     clocks: tuple[Clock, ...]
+    covers_steps: bool = True
+    """Whether ``step`` is all of a step and not its sampler alone."""
 
     @property
     def num_steps(self) -> int:
@@ -102,34 +107,40 @@ class StepTally:
     total_ns: Mapping[str, int]
     num_records: Mapping[str, int]
     clocks: tuple[Clock, ...]
+    covers_steps: bool = True
+    """Whether the total of ``STEP`` is that of whole steps, and not of their samplers alone."""
 
 
-def tally_steps(steps: StepColumns) -> StepTally:
-    """The tally of the steps of one run."""
+def tally_steps(steps: StepColumns, *, covers_steps: bool = True) -> StepTally:
+    """The tally of the steps of one run; ``covers_steps`` as its record says it."""
     sections = _with_parents(steps)
     return StepTally(
         total_ns={name: exact_sum(time) for name, (time, _) in sections.items()} | {STEP: exact_sum(steps.dur_ns)},
         num_records={name: int(has.sum()) for name, (_, has) in sections.items()} | {STEP: len(steps)},
         clocks=steps.clocks,
+        covers_steps=covers_steps,
     )
 
 
 def break_down(tallies: Iterable[StepTally]) -> Breakdown | None:
-    """The breakdown of the steps of several runs. None without steps."""
+    """The breakdown of the steps of several runs, of their samplers where a run has no more. None without steps."""
     totals: Counter[str] = Counter()
     records: Counter[str] = Counter()
     clocks: set[Clock] = set()
+    covers_steps = True
     for tally in tallies:
         totals.update(tally.total_ns)
         records.update(tally.num_records)
         clocks.update(tally.clocks)
+        covers_steps = covers_steps and tally.covers_steps
     if not records[STEP]:
         return None
     unplaced = sorted(name for name in totals if name != STEP and name not in SECTION_PARENT)
     return Breakdown(
-        step=_section(STEP, totals, records),
+        step=_section(STEP if covers_steps or SAMPLER not in records else SAMPLER, totals, records),
         unplaced=tuple(_leaf(name, totals, records) for name in unplaced),
         clocks=tuple(sorted(clocks)),
+        covers_steps=covers_steps,
     )
 
 

@@ -95,7 +95,8 @@ def bunching_doubts(run: LoadedRun) -> tuple[ResultWarning, ...]:
     """A warning where a run's arrivals are bunched; a simulator's clock has its own measure of lag."""
     if run.record.clock == "virtual":
         return ()
-    requests, steps = measured(run.requests), run.columns if run.steps else None
+    requests = measured(run.requests)
+    steps = run.columns if run.steps and run.record.times_whole_steps else None
     seen = _signs_of_bursts(requests, steps)
     if seen is None:
         return ()

@@ -83,12 +83,20 @@ def anatomy_of(run: LoadedRun, metrics: Mapping[str, float | None], work: WorkMo
         step_s=s_from_ns(int(columns.dur_ns.sum())),
         phase_s={phase: s_from_ns(int(columns.dur_ns[columns.in_phase(phase)].sum())) for phase in PHASES},
         sizes=_sizes(columns),
-        breakdown=break_down([tally_steps(columns)]),
+        breakdown=break_down([tally_steps(columns, covers_steps=run.record.times_whole_steps)]),
         latencies=_latencies(run, clock_factor(run.record)),
-        floor=work if isinstance(work, str) else floor_of(columns, work),
-        covers_steps=run.record.steps_cover == "step",
+        floor=_floor(run, work),
+        covers_steps=run.record.times_whole_steps,
         is_bunched=any(warning.code == CLIENT_BUNCHING for warning in run.record.warnings),
     )
+
+
+def _floor(run: LoadedRun, work: WorkModel | str) -> Floor | str:
+    if isinstance(work, str):
+        return work
+    if not run.record.times_whole_steps:
+        return "the step log times the sampler alone, and not the steps that a floor is held against"
+    return floor_of(run.columns, work)
 
 
 def _sizes(columns: StepColumns) -> dict[SizeKey, SizedSteps]:

@@ -51,6 +51,8 @@ def unavailable_reason(run: LoadedRun, name: str) -> str | None:
     if run_metrics(run)[name] is not None:
         return None
     requests, steps = sum(map(is_completed, measured(run.requests))), len(run.columns)
+    if steps and name.endswith("step_ms") and not run.record.times_whole_steps:
+        return "n/a (needs a log of whole steps; this one times the sampler alone)"
     label, _, rest = name.partition("_")
     counted, noun = (steps, "steps") if rest == "step_ms" else (requests, "completed requests")
     if label.startswith("p") and label[1:].isdigit() and counted:
@@ -63,7 +65,7 @@ def unavailable_reason(run: LoadedRun, name: str) -> str | None:
 def _known_step_metrics(run: LoadedRun) -> dict[str, float | None]:
     """Metrics of the steps; where these cover the sampler alone, nothing that is the time of a step."""
     found = _step_metrics(run.columns)
-    if run.record.steps_cover == "step":
+    if run.record.times_whole_steps:
         return found
     return {name: None if name.endswith("step_ms") else value for name, value in found.items()}
 

@@ -21,9 +21,11 @@ def in_step_frac(run: LoadedRun) -> float | None:
     """Time that sequences spent in steps over the time that they were in flight for the client.
 
     The former is the sum of num_seqs * dur over the steps of the load, the latter that of e2el * choices over its
-    completed requests; both are sequences times seconds, as in Little's law. None without steps, on a virtual
-    clock, or where a request failed and its share of the steps is unknown.
+    completed requests; both are sequences times seconds, as in Little's law. None without steps or their whole
+    durations, on a virtual clock, or where a request failed and its share of the steps is unknown.
     """
+    if not run.record.times_whole_steps:
+        return None
     requests = measured(run.requests)
     if run.record.clock == "virtual" or not run.steps or not all(is_completed(request) for request in requests):
         return None

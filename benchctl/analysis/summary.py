@@ -101,7 +101,7 @@ def _summarise(run: LoadedRun, accounts: Accounts) -> RunSummary:
         settings=settings,
         flops=flops,
         values=summary_row(run, settings, flops),
-        tally=tally_steps(run.columns),
+        tally=tally_steps(run.columns, covers_steps=run.record.times_whole_steps),
         warnings=(*run.warnings, *warnings),
     )
 

@@ -35,8 +35,8 @@ _SENDS: Final = (
     "with retries inside"
 )
 _SAMPLERS: Final = (
-    "the step log times the sampler alone and says neither when a step was nor how long it took: what tables of "
-    "sections call a step is its sampler, and step_ms is unknown"
+    "the step log times the sampler alone and says neither when a step was nor how long it took: tables and "
+    "charts of sections show the sampler, and step_ms is unknown"
 )
 _ASYNC: Final = (
     "sections are host time without waiting for the device: the first call that blocks is charged with the work "

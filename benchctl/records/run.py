@@ -319,6 +319,11 @@ class RunRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
     warnings: tuple[ResultWarning, ...] = ()
     failure: RunFailure | None = None
 
+    @property
+    def times_whole_steps(self) -> bool:
+        """Whether ``dur_ns`` of a step is how long all of it took."""
+        return self.steps_cover == "step"
+
 
 class PlannedRun(Record, frozen=True, kw_only=True, omit_defaults=True):
     """One entry of ``plan.json``."""

@@ -81,11 +81,15 @@ def _draw_steps(cells: Sequence[tuple[CellSummary, Breakdown]]) -> Plot:
     rest = [max(0.0, sum(mean for name, mean in leaf.items() if name not in known)) for leaf in leaves]
     parts.append(Part(label=_NOT_NAMED, color=GREY, values=[ms_from_ns(value) for value in rest], is_hatched=True))
     parts = [part for part in parts if any((value or 0) > 0 for value in part.values)]
+    covers_steps = all(breakdown.covers_steps for _, breakdown in cells)
+    timed = "time per step" if covers_steps else "time in the sampler per step"
     return Plot(
         name=name,
         png=stacked_bars(
-            "Where the time of a step sits",
-            f"time per step, ms (sum / all steps; {_clock(cells)})",
+            "Where the time of a step sits"
+            if covers_steps
+            else "Where the time in the sampler sits (not that of whole steps)",
+            f"{timed}, ms (sum / all steps; {_clock(cells)})",
             [cell.label for cell, _ in cells],
             parts,
         ),

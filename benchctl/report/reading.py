@@ -55,6 +55,14 @@ class Reading:
         return tuple(planned for planned in self.results.plan.runs if planned.run_id not in begun)
 
     @property
+    def why_no_step_times(self) -> str:
+        """Why nothing can be drawn of whole steps, where no finished run says how long they took."""
+        finished = [run for run in self.runs if run.is_usable and len(run.run.columns)]
+        if any(not run.record.times_whole_steps for run in finished):
+            return "the step log times the sampler alone: neither the duration nor the moment of a step is known"
+        return "no finished run has a step log"
+
+    @property
     def infeasible(self) -> tuple[CellSummary, ...]:
         """Cells of other variants than the baseline that no server can do, in the order of all cells."""
         baseline = self.results.manifest.baseline

@@ -120,12 +120,17 @@ def cells_table(reading: Reading) -> Table | None:
 
 
 def breakdown_table(reading: Reading) -> Table | None:
-    """Sections of a step by cell, ms: sum / all steps, which adds up; in brackets the mean where it runs."""
+    """Sections of a step by cell, ms: sum / all steps, which adds up; in brackets the mean where it runs.
+
+    Where the log times the sampler alone, the table begins with the sampler and says so.
+    """
     cells = {cell.label: breakdown for cell in reading.cells if (breakdown := cell.breakdown()) is not None}
     if not cells or not any(breakdown.step.children for breakdown in cells.values()):
         return None
     notes = sorted({breakdown.clock_note for breakdown in cells.values()})
-    title = f"Time per step, ms: sum / all steps (mean where it runs)\n{'; '.join(notes)}"
+    covers_steps = all(breakdown.covers_steps for breakdown in cells.values())
+    timed = "Time per step" if covers_steps else "Time in the sampler per step (not of whole steps)"
+    title = f"{timed}, ms: sum / all steps (mean where it runs)\n{'; '.join(notes)}"
     table = _table(title, ["section"], [label.replace(" ", "\n", 1) for label in cells])
     for depth, name in _section_names(cells):
         sections = [breakdown.section(name) for breakdown in cells.values()]

@@ -21,7 +21,7 @@ def draw_timeline(reading: Reading) -> Plot:
     """Every arm of the first block that has the most finished runs with a step log."""
     runs = [run for run in reading.runs if run.is_usable and run.values["n_steps"] and run.values["step_ms"]]
     if not runs:
-        return Plot(name=_NAME, skipped="no finished run has a step log")
+        return Plot(name=_NAME, skipped=reading.why_no_step_times)
     blocks = [run.record.block for run in runs]
     block = max(sorted(set(blocks)), key=blocks.count)
     baseline = reading.results.manifest.baseline

@@ -48,7 +48,7 @@ def runs_of_block(looks: Sequence[ArmLook], runs: Sequence[RunSummary]) -> list[
 
 def with_steps(looks: Sequence[ArmLook]) -> list[RunSummary]:
     """The usable runs of these arms that have steps beside the warm-up, of which it is known how long they took."""
-    runs = [run for look in looks for run in look.cell.runs if run.record.steps_cover == "step"]
+    runs = [run for look in looks for run in look.cell.runs if run.record.times_whole_steps]
     return [run for run in runs if len(run.run.columns)]
 
 

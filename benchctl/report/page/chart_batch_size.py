@@ -58,7 +58,7 @@ def draw_batch_size(reading: Reading) -> Chart:
     decodes = {look.label: _decode_steps(look.cell) for look in looks}
     sizes = np.concatenate([np.unique(sizes) for sizes, _ in decodes.values()] or [np.array([], dtype=np.int64)])
     if not len(sizes):
-        reason = "no finished run has steps that only decode" if runs else "no finished run has a step log"
+        reason = "no finished run has steps that only decode" if runs else reading.why_no_step_times
         return no_chart(_ID, _TITLE, reason)
     bins = bins_of(sizes)
     note = clock_note(clock for run in runs for clock in run.run.columns.clocks)
@@ -95,7 +95,7 @@ def _decode_steps(cell: CellSummary) -> tuple[Integers, Floats]:
     sizes: list[Integers] = [np.array([], dtype=np.int64)]
     times: list[Floats] = [np.array([], dtype=np.float64)]
     for run in cell.runs:
-        if run.record.steps_cover != "step":
+        if not run.record.times_whole_steps:
             continue
         columns = run.run.columns
         is_decode = columns.in_phase("decode")

@@ -1,7 +1,7 @@
 """Where the time of a step sits, section by section, for each arm."""
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from benchctl.analysis.breakdown import Breakdown
 from benchctl.records.run import SECTION_PARENT
@@ -44,15 +44,35 @@ _LINE_PX: Final = 16
 _BAR_PX: Final = 44
 _REST_PX: Final = 80
 _ID: Final = "sections"
-_TITLE: Final = "Time per step by section"
+
+
+class _Words(NamedTuple):
+    """What the chart calls the whole that the sections are parts of."""
+
+    title: str
+    axis: str
+    whole: str
+    mean: str
+    beside: str = ""
+
+
+_STEP: Final = _Words("Time per step by section", "time per step, ms", "step", "Mean time of a step")
+_SAMPLER: Final = _Words(
+    "Time in the sampler by section",
+    "time in the sampler per step, ms",
+    "sampler",
+    "Mean time in the sampler of a step",
+    " Not of whole steps: the step log times the sampler alone.",
+)
+"""Where the log of a run covers no more of a step."""
 
 
 def draw_sections(reading: Reading) -> Chart:
-    """Stacked bars, the baseline on top; every bar is as long as the mean step of its arm."""
+    """Stacked bars, the baseline on top; every bar is as long as the mean step of its arm, or its sampler."""
     cells = [look.cell for look in arm_looks(reading)]
     found = [(cell, breakdown) for cell in cells if (breakdown := cell.breakdown()) is not None]
     if not found:
-        return no_chart(_ID, _TITLE, "no finished run has a step log")
+        return no_chart(_ID, _STEP.title, "no finished run has a step log")
     parts = parts_of([breakdown for _, breakdown in found])
     labels = [wrapped(cell.label, _LABEL_CHARACTERS) for cell, _ in found]
     bar_px = max(_BAR_PX, _LINE_PX * (2 + max(label.count("<br>") for label in labels)))
@@ -60,22 +80,24 @@ def draw_sections(reading: Reading) -> Chart:
     named = [name for name, values in parts.items() if max(values) >= _NAMED_FROM_FRAC * longest]
     height = _REST_PX + bar_px * len(found) + legend_px(named)
     note = clock_note(clock for _, breakdown in found for clock in breakdown.clocks)
+    words = _STEP if all(breakdown.covers_steps for _, breakdown in found) else _SAMPLER
     return drawn(
         _ID,
-        _TITLE,
+        words.title,
         [_bars(name, values, labels, is_named=name in named) for name, values in parts.items()],
         layout(
             height,
             barmode="stack",
             bargap=0.35,
-            xaxis=axis("time per step, ms", rangemode="tozero"),
+            xaxis=axis(words.axis, rangemode="tozero"),
             yaxis={"autorange": "reversed", "automargin": True, "title": {"text": ""}},
         ),
-        caption=f"Mean time of a step in ms ({note}) and the sections it consists of, all usable runs of an arm.",
+        caption=(
+            f"{words.mean} in ms ({note}) and the sections it consists of, all usable runs of an arm.{words.beside}"
+        ),
         definition=(
-            "Σ time of the section / number of all steps, so that the sections of an arm add up to its mean step. "
-            + "; ".join(sorted({breakdown.clock_note for _, breakdown in found}))
-            + "."
+            "Σ time of the section / number of all steps, so that the sections of an arm add up to its mean "
+            f"{words.whole}. " + "; ".join(sorted({breakdown.clock_note for _, breakdown in found})) + "."
         ),
     )
 

@@ -90,7 +90,7 @@ def draw_step_time(reading: Reading) -> Chart:
     looks = arm_looks(reading)
     shown = [(look, run, run.run.columns) for look, run in runs_of_block(looks, with_steps(looks))]
     if not shown:
-        return no_chart(_ID, _TITLE, "no finished run has a step log")
+        return no_chart(_ID, _TITLE, reading.why_no_step_times)
     origins = [_first_send_ns(run, columns) for _, run, columns in shown]
     is_aligned = None not in origins
     has_band = len(shown) <= _MAX_BANDS
