@@ -17,9 +17,6 @@ pytestmark = [
     pytest.mark.real_engine,
     pytest.mark.slow,
     needs("vllm"),
-    pytest.mark.skip(
-        reason="has never come to its end: what vLLM's own sampler draws is not yet proven (docs/guided.md)"
-    ),
 ]
 
 SCRIPT = "tests/servers/vllm_sampler.py"

@@ -57,7 +57,7 @@ def admit(asked: SamplingParams, max_candidates: int) -> None:
         return
     own, filters = _split(asked)
     params = parse_params(own)
-    if params is not None:
+    if params is not None and asked.temperature > GREEDY_TEMPERATURE:  # vLLM opens the filters of greedy requests
         check_top_k(params, int(filters["top_k"]), max_candidates)
     is_ours = params is not None and _acts(params, asked.temperature, int(filters["top_k"]))
     extra = {key: value for key, value in (asked.extra_args or {}).items() if key not in _moved_keys()}

@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchctl" / "engines" / "ins
 
 import torch  # noqa: E402
 from vllm import SamplingParams  # noqa: E402
+from vllm.exceptions import VLLMValidationError  # noqa: E402
 from vllm.v1.sample.logits_processor import build_logitsprocs, validate_logits_processors_parameters  # noqa: E402
 from vllm.v1.sample.sampler import Sampler  # noqa: E402
 from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch  # noqa: E402
@@ -48,7 +49,7 @@ def admitted(number, said):
     params = SamplingParams(**said)
     try:
         validate_logits_processors_parameters(PROCESSORS, params)
-    except ValueError as error:
+    except VLLMValidationError as error:
         return str(error)
     seed = said.get("seed")
     return CachedRequestState(
