@@ -318,7 +318,7 @@ def test_bad_input_gets_one_clear_message(tmp_path: Path, args: list[str], says:
 def test_a_small_load_imports_nothing_that_it_does_not_need(tmp_path: Path) -> None:
     code = (
         "import sys\nfrom benchctl.cli import main\ntry:\n    main()\nexcept SystemExit as leaving:\n"
-        "    heavy = {'polars', 'scipy', 'matplotlib', 'pandas', 'tqdm', 'pynvml'}\n"
+        "    heavy = {'numpy', 'polars', 'scipy', 'matplotlib', 'pandas', 'tqdm', 'pynvml'}\n"
         "    sys.exit(f'imported: {heavy & set(sys.modules)}' if heavy & set(sys.modules) else leaving.code)\n"
     )
     with answering(Answers()) as url:

@@ -1,12 +1,15 @@
 """Four accounts of the tokens of a run: what the client saw, usage, the steps, and the server's own counters."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from benchctl.analysis.check import Check, some
 from benchctl.analysis.server_counters import GENERATED_TOKENS, PREFIX_HITS, growth
 from benchctl.analysis.unknown import known
 from benchctl.records.run import PrometheusSample, RequestRecord
-from benchctl.records.step_columns import StepColumns
+
+if TYPE_CHECKING:
+    from benchctl.records.step_columns import StepColumns
 
 
 def check_client_tokens(completed: Sequence[RequestRecord]) -> Check:
@@ -36,7 +39,7 @@ def check_client_tokens(completed: Sequence[RequestRecord]) -> Check:
 
 
 def check_step_tokens(
-    steps: StepColumns, requests: Sequence[RequestRecord], completed: Sequence[RequestRecord]
+    steps: "StepColumns", requests: Sequence[RequestRecord], completed: Sequence[RequestRecord]
 ) -> Check:
     """Sum of output tokens of steps = sum of usage."""
     name = "step-tokens"
@@ -67,7 +70,7 @@ def check_counters(
 def check_prefix_cache(
     samples: Sequence[PrometheusSample],
     requests: Sequence[RequestRecord],
-    steps: StepColumns,
+    steps: "StepColumns",
     *,
     is_allowed: bool,
 ) -> Check:
@@ -100,7 +103,7 @@ def check_prefix_cache(
     return Check(name, ok=False, detail=f"{detail}; {remedy}", is_fatal=True)
 
 
-def _uncomputed_tokens(steps: StepColumns, requests: Sequence[RequestRecord]) -> int | None:
+def _uncomputed_tokens(steps: "StepColumns", requests: Sequence[RequestRecord]) -> int | None:
     """Prompt tokens of usage that no step computed, for servers that tell of hits nowhere else.
 
     At least 0, because a step may compute a prompt again. None unless the steps have all output tokens of usage.

@@ -12,8 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchctl.analysis.clock import clock_factor
-from benchctl.analysis.metric_table import CLIENT_METRICS, LATENCIES
-from benchctl.analysis.metrics import METRICS, run_metrics
+from benchctl.analysis.metric_table import CLIENT_METRICS, LATENCIES, METRICS
 from benchctl.analysis.percentile import PERCENTS, standard_deviation
 from benchctl.analysis.request_timing import e2el_ns, is_completed, itls_ns, latencies_ns, measured, ttft_ns
 from benchctl.profile.model import Arrival
@@ -25,6 +24,8 @@ from benchctl.units import ms_from_ns, s_from_ns
 
 def vllm_result(run: LoadedRun, manifest: Manifest, arrival: Arrival | None) -> dict[str, Any]:
     """The document of one run. ``arrival`` is the profile's, or None when the profile cannot be read."""
+    from benchctl.analysis.metrics import run_metrics  # noqa: PLC0415 - numpy; the schedule of a load needs none
+
     metrics = run_metrics(run)
     requests = measured(run.requests)
     record = run.record
