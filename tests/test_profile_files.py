@@ -15,7 +15,7 @@ from benchctl.profile.plan import arms, plan_runs, undeclared_differences, varia
 from benchctl.profile.reference import profile_reference
 
 NAMES = ("aa", "ci-smoke", "controls", "lenvm-50x16", "model-size-sweep", "natural", "topk-sweep")
-GUIDED_NAMES = ("fused-vs-two-phase", "lenvm-model-sizes", "noop-skip")
+GUIDED_NAMES = ("fused-vs-two-phase", "guided-idle", "lenvm-model-sizes", "noop-skip")
 """For engines that guide."""
 runner = CliRunner()
 
