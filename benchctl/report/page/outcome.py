@@ -13,7 +13,7 @@ def outcome(comparison: Comparison) -> Html | None:
     notes = dict.fromkeys(cell.quality_note for cell in comparison.cells if cell.quality_note)
     if not shown and not notes:
         return None
-    return join(*shown, *(el("p", note, class_="quiet") for note in notes))
+    return join(*shown, *(el("p", f"Answers are not judged: {note}", class_="quiet") for note in notes))
 
 
 def _cell(cell: CellComparison) -> Html | None:
