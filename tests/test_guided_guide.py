@@ -189,24 +189,63 @@ def test_each_row_comes_out_the_same_whoever_is_beside_it() -> None:
         assert sampled(together, index=row.index) == pytest.approx(sampled(alone), abs=1e-9)
 
 
-def test_a_stride_guides_the_first_step_of_each_request_and_every_nth_after_it() -> None:
+STRIDE = GuidanceParams(scale=-4.0, stride=3)
+
+
+def with_output(row: GuideRow, number: int) -> GuideRow:
+    """The row after it has got so many tokens of its answer."""
+    return replace(row, tokens=[*row.tokens[: row.num_prompt], *range(number)])
+
+
+def who_is_guided(guide: Guide, *rows: GuideRow) -> list[Hashable]:
+    after = guide.apply(batch_of(4), rows)
+    return [row.key for row in rows if not torch.equal(after[row.index], batch_of()[0])]
+
+
+def test_a_stride_guides_the_first_token_of_each_request_and_every_nth_after_it() -> None:
     guide = guide_of()
-    stride = GuidanceParams(scale=-4.0, stride=3)
+    first, second = row_of(0, STRIDE), row_of(1, STRIDE)
+    guided = [who_is_guided(guide, with_output(first, n), with_output(second, n - 2)) for n in range(2, 7)]
+    assert guided == [["r1"], ["r0"], [], ["r1"], ["r0"]]
 
-    def is_guided(*rows: GuideRow) -> list[bool]:
-        after = guide.apply(batch_of(2), rows)
-        return [not torch.equal(after[row.index], batch_of()[0]) for row in rows]
 
-    first, second = row_of(0, stride), row_of(1, stride)
-    assert [is_guided(first) for _ in range(2)] == [[True], [False]]
-    assert [is_guided(first, second) for _ in range(4)] == [
-        [False, True],
-        [True, False],
-        [False, False],
-        [False, True],
+def test_a_prompt_that_is_prefilled_in_several_steps_does_not_use_up_its_stride() -> None:
+    guide = guide_of()
+    prefilled = with_output(row_of(0, STRIDE), 0)
+    for _ in range(4):  # what is sampled before the prompt is whole is thrown away, and no token follows
+        assert who_is_guided(guide, prefilled) == ["r0"]
+    assert [bool(who_is_guided(guide, with_output(prefilled, n))) for n in range(1, 5)] == [
+        False,
+        False,
+        True,
+        False,
     ]
-    guide.forget(["r0"])
-    assert is_guided(first) == [True]
+
+
+@pytest.mark.parametrize("at", range(1, 5))
+def test_a_preempted_request_comes_back_where_its_stride_was(at: int) -> None:
+    row = row_of(0, STRIDE)
+    undisturbed = guide_of()
+    expected = [bool(who_is_guided(undisturbed, with_output(row, n))) for n in range(9)]
+    guide, seen = guide_of(), []
+    for number in range(9):
+        if number == at:
+            guide.forget([row.key])
+            row = replace(row, key="again", index=2)
+            # Its prompt and answer are computed again first, in two steps that yield no token.
+            for _ in range(2):
+                who_is_guided(guide, with_output(row, number))
+        seen.append(bool(who_is_guided(guide, with_output(row, number))))
+    assert seen == expected
+
+
+def test_a_row_that_is_skipped_for_its_entropy_keeps_its_stride() -> None:
+    guide = guide_of()
+    unsure = row_of(0, replace(STRIDE, entropy_threshold=0.5))
+    sure = torch.tensor([[9.0] + [0.0] * (VOCABULARY - 1)], dtype=torch.float64)
+    for number in (0, 1, 2):
+        assert torch.equal(guide.apply(sure.clone(), [with_output(unsure, number)]), sure)
+    assert who_is_guided(guide, with_output(unsure, 3)) == ["r0"]
 
 
 def test_a_skipped_row_costs_the_value_model_nothing_and_when_all_are_skipped_it_is_not_asked() -> None:

@@ -127,7 +127,6 @@ class Guide:
         self._timer = timer or _NoTimer()
         self._scorer: Scorer | None = None
         self._eos_ids: Tensor | None = None
-        self._steps_of: dict[Hashable, int] = {}
         self._told = GuideStep()
         self._pending: Tensor | None = None
         if self._settings.is_eager:
@@ -142,11 +141,8 @@ class Guide:
 
     def forget(self, keys: Iterable[Hashable]) -> None:
         """Drop what is kept of requests that ended."""
-        gone = list(keys)
-        for key in gone:
-            self._steps_of.pop(key, None)
         if self._scorer is not None:
-            self._scorer.forget(gone)
+            self._scorer.forget(list(keys))
 
     @property
     def step(self) -> GuideStep:
@@ -159,14 +155,14 @@ class Guide:
 
     @torch.no_grad()
     def apply(self, logits: Tensor, rows: Sequence[GuideRow]) -> Tensor:
-        """Guide these rows of ``logits`` [B, V], in place, and return it; each call is one step of each row.
+        """Guide these rows of ``logits`` [B, V], in place, and return it.
 
         A row is not guided where its temperature is 0, its stride leaves the step out, its guidance would change
         nothing (``skip_noop``), it has one candidate, or their entropy is at its threshold or below. GuidanceError
         when a row lets in more candidates than ``max_candidates``.
         """
         self._told, self._pending = GuideStep(), None
-        due = [self._is_due(row) for row in rows]
+        due = [_is_due(row) for row in rows]
         taken = [
             (row, is_due)
             for row, is_due in zip(rows, due, strict=True)
@@ -176,16 +172,6 @@ class Guide:
             with self._timer.section("lvm_apply_outer"):
                 self._apply(logits, [row for row, _ in taken], [is_due for _, is_due in taken])
         return logits
-
-    def _is_due(self, row: GuideRow) -> bool:
-        """Whether this step of the request is guided as far as the host can tell; counts the step."""
-        count = 0
-        if row.params.stride > 1:
-            count = self._steps_of.get(row.key, 0)
-            self._steps_of[row.key] = count + 1
-        if row.temperature <= GREEDY_TEMPERATURE or (row.params.skip_noop and is_noop(row.params)):
-            return False
-        return count % row.params.stride == 0
 
     def _apply(self, logits: Tensor, rows: list[GuideRow], due: list[bool]) -> None:
         with self._timer.section("lvm_build_pending"):
@@ -296,6 +282,17 @@ class Guide:
             ends = self._settings.eos_ids.union(self.load().model.eos_ids)
             self._eos_ids = torch.tensor(sorted(ends), dtype=torch.int64, device=device)
         return self._eos_ids
+
+
+def _is_due(row: GuideRow) -> bool:
+    """Whether this step of the request is guided as far as the host can tell.
+
+    A stride counts the tokens of the answer, not calls: a server that prefills a prompt in several steps, or takes
+    up a preempted request again, calls more often than there are tokens.
+    """
+    if row.temperature <= GREEDY_TEMPERATURE or (row.params.skip_noop and is_noop(row.params)):
+        return False
+    return (len(row.tokens) - row.num_prompt) % row.params.stride == 0
 
 
 def _threshold(params: GuidanceParams) -> float:
