@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from tensors import torch
 
 from benchctl.guided.errors import GuidanceError
-from benchctl.guided.guide import Guide, GuideRow, GuideSettings, GuideStep
+from benchctl.guided.guide import Guide, GuideRow, GuideSettings
+from benchctl.guided.guide_step import GuideStep
 from benchctl.guided.params import MODES, GuidanceParams
 
 VOCABULARY = 8
@@ -267,6 +268,8 @@ def test_without_waiting_all_due_rows_are_scored_and_the_counts_are_the_same() -
         guide.apply(batch_of(3), rows)
         told.append((guide.step.guided_rows, guide.step.candidates))
         asked.append(scorer.asked)
+        assert guide.pending.is_known
+        assert guide.pending.fields()["guided_rows"] == 2
     assert told == [(2, 6), (2, 6)]
     assert asked == [[["r0", "r2"]], [["r0", "r1", "r2"]]]
 
@@ -357,6 +360,12 @@ class Sections:
         self.paths.append("/".join(self.open))
         yield
         self.open.pop()
+
+
+def test_a_value_model_that_is_loaded_at_once_is_no_part_of_the_first_step() -> None:
+    timer = Sections()
+    guide_of(timer=timer)
+    assert timer.paths == []
 
 
 def test_the_sections_of_a_step_are_timed_by_their_names() -> None:

@@ -1,6 +1,10 @@
 """Guidance as it runs in a worker of vLLM, with a real value model: what becomes of the logits of a step."""
 
 import json
+import subprocess
+import sys
+import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -99,27 +103,111 @@ def test_tokens_that_only_the_base_model_has_are_not_sampled_where_guidance_is(t
     assert torch.equal(guided[1], logits[1])
 
 
-def test_every_step_with_a_row_to_guide_is_one_line_with_the_number_of_the_step(told, monkeypatch):
+def logged(told, settings=None, *, fails=False):
+    """A server whose sampler is timed: what asks it for a step, and what reads its log."""
     log = GuidedStepLog(told / "steps.jsonl")
-    quiet = make_server(config(), CPU, VllmSettings())
-    server = GuidedServer(quiet._guide, VOCABULARY, log)
-    quiet._guide._timer = log
+    guide = make_server(config(), CPU, settings or VllmSettings())._guide
+    guide._timer = log
+    server = GuidedServer(guide, VOCABULARY, log)
 
     class Sampler:
-        def forward(self, number):
+        def forward(self, number=None):
+            if number is None:
+                return batch_logits()
+            if fails:
+                raise ValueError("no")
             return server.apply(batch_logits(), rows_of(tilted(-5.0), Asked()), number)
 
     log.watch_sampler(Sampler)
-    Sampler().forward(7)
-    server.forget([0])
-    lines = [json.loads(line) for line in (told / "steps.jsonl").read_text().splitlines()]
+    return Sampler().forward, lambda: [json.loads(each) for each in (told / "steps.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("settings", [VllmSettings(), VllmSettings(skips_early=False)], ids=["skipping", "whole"])
+def test_every_step_with_a_row_to_guide_is_one_line_with_the_number_of_the_step(told, settings):
+    step, read = logged(told, settings)
+    step(7)
+    lines = read()
     assert len(lines) == 1
+    assert lines[0]["clock"] == "host"
+    assert lines[0]["start_ns"] <= lines[0]["end_ns"]
     assert (lines[0]["step"], lines[0]["num_seqs"], lines[0]["guided_rows"], lines[0]["candidates"]) == (7, 2, 1, 4)
     assert (lines[0]["value_prefill_tokens"], lines[0]["value_extend_tokens"]) == (3, 1)
     sections = lines[0]["sections_ns"]
     assert sections["sampler_total"] >= sections["lvm_apply_outer"] >= sections["lvm_forward"] > 0
     parts = sections["pre_lvm"] + sections["lvm_apply_outer"] + sections["sample"]
     assert 0 < parts <= sections["sampler_total"]
+    assert "value_model_load" not in sections, "it was loaded before the first step"
+
+
+def test_a_call_of_the_sampler_that_guided_nothing_leaves_no_line_and_no_time_to_the_next(told):
+    step, read = logged(told)
+    step()
+    assert read() == []
+    before_ns = time.monotonic_ns()
+    step(3)
+    (line,) = read()
+    assert line["step"] == 3
+    assert line["start_ns"] >= before_ns
+
+
+def test_an_error_in_the_sampler_goes_on_as_it_was_and_leaves_no_line(told):
+    step, read = logged(told, fails=True)
+    with pytest.raises(ValueError, match="no"):
+        step(0)
+    assert read() == []
+
+
+@pytest.mark.parametrize(
+    ("clock", "said"),
+    [("wall", "BENCHCTL_LENVM_CLOCK is 'wall'; take one of host, device"), ("device", "no CUDA device here")],
+)
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
+def test_a_clock_that_is_not_there_is_refused_at_the_start(told, monkeypatch, clock, said):
+    monkeypatch.setenv("BENCHCTL_LENVM_STEP_LOG", str(told / "steps.jsonl"))
+    monkeypatch.setenv("BENCHCTL_LENVM_CLOCK", clock)
+    with pytest.raises(GuidanceError, match=said):
+        make_server(config(), CPU, VllmSettings())
+
+
+LAST_WORDS = """
+from multiprocessing import get_context
+from benchctl.guided.guide_step import GuideStep, PendingStep
+from benchctl.guided.vllm_step_log import GuidedStepLog
+import benchctl.guided.vllm_step_log as module, sys
+from benchctl.guided.timing import StepTimer
+from fake_events import Event
+from pathlib import Path
+
+def work(path):
+    module.StepTimer = lambda path, clock: StepTimer(path, "device", Event)
+    log = GuidedStepLog(path)
+    with log.section("lvm_forward"):
+        pass
+    log.record(step=5, num_seqs=1, did=PendingStep(GuideStep(guided_rows=1)))
+    assert path.read_text() == "", "the device is not there yet"
+    sys.exit(0)
+
+if __name__ == "__main__":
+    process = get_context(sys.argv[2]).Process(target=work, args=(Path(sys.argv[1]),))
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+"""
+
+
+@pytest.mark.parametrize("how", ["fork", "spawn"])
+def test_a_worker_that_ends_in_order_writes_what_waited_for_the_device(tmp_path, how):
+    (tmp_path / "last_words.py").write_text(LAST_WORDS)
+    path = tmp_path / "steps.jsonl"
+    root = Path(__file__).parents[1]
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / "last_words.py"), str(path), how],
+        capture_output=True, text=True, check=False, timeout=120,
+        env={"PYTHONPATH": f"{root}:{root / 'tests'}", "PATH": ""},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (line,) = map(json.loads, path.read_text().splitlines())
+    assert (line["step"], line["guided_rows"], line["sections_ns"]) == (5, 1, {"lvm_forward": 1_000_000})
 
 
 def test_a_server_describes_the_value_model_that_it_loaded(told):

@@ -5,8 +5,10 @@ import json
 import pytest
 from test_vllm_steps import line
 
+from benchctl.analysis.breakdown import break_down, tally_steps
 from benchctl.engines.vllm_lenvm import VllmLenvmEngine
 from benchctl.errors import RecordError
+from benchctl.records.step_columns import columns_from
 
 SECTIONS = {"lvm_apply_outer": 900, "lvm_forward": 700}
 
@@ -34,6 +36,29 @@ def test_a_guided_step_says_what_was_scored_and_how_long_its_parts_took(tmp_path
     assert (step.value_prefill_tokens, step.value_extend_tokens) == (5, 2)
     assert step.sections_ns == SECTIONS
     assert (step.num_seqs, step.output_tokens) == (2, 1)
+
+
+def test_times_of_the_device_stand_beside_a_step_of_the_host_and_never_among_its_parts(tmp_path):
+    on_device = {"clock": "device", "sections_ns": {"lvm_forward": 5_000_000}, "host_sections_ns": SECTIONS}
+    (step,) = read(tmp_path, [engine_line(0)], [guided_line(0, **on_device)])
+    assert step.clock == "host"
+    assert step.sections_ns == SECTIONS | {"device.lvm_forward": 5_000_000}
+    found = break_down([tally_steps(columns_from([step]))])
+    assert found.clocks == ("host",)
+    assert [section.name for section in found.unplaced] == ["device.lvm_forward"]
+    assert {section.name for _, section in found.step.walk()} >= {"lvm_forward", "lvm_apply_outer", "sampler_total"}
+    assert sum(found.leaf_means_ns().values()) == step.dur_ns
+
+
+@pytest.mark.parametrize("clock", ["host", "device"])
+def test_a_step_of_the_device_without_times_of_the_host_has_no_parts(tmp_path, clock):
+    (step,) = read(tmp_path, [engine_line(0)], [guided_line(0, clock=clock, sections_ns={"sample": 3})])
+    assert step.sections_ns == ({"sample": 3} if clock == "host" else {"device.sample": 3})
+
+
+def test_a_clock_that_nobody_knows_is_damage(tmp_path):
+    with pytest.raises(RecordError, match=r"steps\.guided\.jsonl"):
+        read(tmp_path, [engine_line(0)], [guided_line(0, clock="wall")])
 
 
 def test_steps_without_a_row_to_guide_are_known_to_have_none(tmp_path):

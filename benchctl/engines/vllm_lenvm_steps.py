@@ -3,10 +3,16 @@
 Both logs are written by different processes and count the steps of the server alike, so the number joins them; the
 size of the batch, which both know, proves that it is the same step. A step without a line of guidance had no row to
 guide.
+
+The duration of a step is vLLM's, on the clock of the host, and so is ``clock`` of every record. Parts of it are
+times of the host alone. Where guidance was timed on the clock of the device as well, those times carry its name,
+``device.lvm_forward``: they are listed beside the step and are no parts of it, because a device may still be busy
+with one step when the host has gone on to the next.
 """
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final, Literal
 
 import msgspec
 
@@ -14,6 +20,9 @@ from benchctl.engines.vllm_steps import read_numbered_steps
 from benchctl.errors import RecordError
 from benchctl.records.jsonl import read_jsonl
 from benchctl.records.run import StepRecord
+
+DEVICE_PREFIX: Final = "device."
+"""Of sections that are times of the device in a step of the host."""
 
 
 class GuidedStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,7 +35,18 @@ class GuidedStep(msgspec.Struct, frozen=True, kw_only=True):
     value_prefill_tokens: int = 0
     value_extend_tokens: int = 0
     fused: bool | None = None
+    clock: Literal["host", "device"] = "host"
+    """Of ``sections_ns``."""
     sections_ns: dict[str, int] = {}
+    host_sections_ns: dict[str, int] = {}
+    """Those of the host, beside times of the device."""
+
+    @property
+    def named_sections_ns(self) -> dict[str, int]:
+        """Times of the host by their names, those of the device by names that say so."""
+        if self.clock == "host":
+            return self.sections_ns
+        return self.host_sections_ns | {DEVICE_PREFIX + name: time for name, time in self.sections_ns.items()}
 
 
 def guided_step_log(directory: Path) -> Path:
@@ -63,5 +83,5 @@ def _joined(step: StepRecord, line: GuidedStep) -> StepRecord:
         value_prefill_tokens=line.value_prefill_tokens,
         value_extend_tokens=line.value_extend_tokens,
         fused=line.fused,
-        sections_ns=line.sections_ns,
+        sections_ns=line.named_sections_ns,
     )

@@ -7,10 +7,13 @@ top_p or min_p, applied to p', would cut the guided distribution once more.
 Rows that are not guided in a step keep their logits bit for bit, unless the server leaves filtering them to this
 room (``GuideRow.is_server_filtering``): then they get T ln p of the same filters. Whether a row is guided never
 depends on the rows beside it.
+
+A step launches its work on the device and reads nothing back, with one exception: ``GuideSettings.skips_early``
+makes it wait once for the numbers of candidates of all rows, one copy of B integers, because rows that need no
+value model are found out by them. Without, even the counts for a log arrive in their own time (``Guide.pending``).
 """
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
@@ -19,8 +22,10 @@ from torch import Tensor
 
 from benchctl.guided.candidates import Candidates, select_candidates
 from benchctl.guided.errors import GuidanceError
+from benchctl.guided.guide_step import ArrivingCounts, GuideStep, PendingStep
 from benchctl.guided.modes import candidate_values, log_tilt, mode_batch
 from benchctl.guided.params import GuidanceParams, is_noop
+from benchctl.guided.timing import StepTimer, Timer
 
 GREEDY_TEMPERATURE: Final = 1e-5
 """At or below, a server takes the most probable token, and guidance leaves it alone."""
@@ -62,19 +67,6 @@ class GuideSettings:
     """Tokens that end an answer beside those that the value model names, such as the tokenizer's."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GuideStep:
-    """What guidance did in one step, in the words of step records."""
-
-    guided_rows: int = 0
-    candidates: int = 0
-    """Of the guided rows."""
-    value_prefill_tokens: int = 0
-    value_extend_tokens: int = 0
-    fused: bool | None = None
-    """Whether prefixes were extended and candidates scored in one forward; None where nothing was scored."""
-
-
 class Counters(Protocol):
     """Totals that a scorer keeps since its start."""
 
@@ -105,35 +97,22 @@ class Scorer(Protocol):
     def forget(self, keys: Iterable[Hashable], /) -> None: ...
 
 
-class Timer(Protocol):
-    """Takes the time of sections of a step; sections may lie in one another."""
-
-    def section(self, name: str, /) -> AbstractContextManager[object]: ...
-
-
-class _NoTimer:
-    def section(self, _name: str, /) -> AbstractContextManager[object]:
-        return nullcontext()
-
-
 class Guide:
-    """Guides the steps of one server. ``step`` says what the last one did."""
+    """Guides the steps of one server; ``pending`` and ``step`` say what the last one did."""
 
     def __init__(
         self, make_scorer: Callable[[], Scorer], settings: GuideSettings | None = None, timer: Timer | None = None
     ) -> None:
         self._make_scorer = make_scorer
         self._settings = settings or GuideSettings()
-        self._timer = timer or _NoTimer()
-        self._scorer: Scorer | None = None
+        self._timer = timer or StepTimer(None)
+        self._scorer = make_scorer() if self._settings.is_eager else None  # no time of a step
         self._eos_ids: Tensor | None = None
         self._told = GuideStep()
-        self._pending: Tensor | None = None
-        if self._settings.is_eager:
-            self.load()
+        self._counts: ArrivingCounts | None = None
 
-    def load(self) -> Scorer:
-        """The value model, loaded if it was not yet."""
+    def _load(self) -> Scorer:
+        """The value model; the first step that needs it pays for loading it, where it was not loaded before."""
         if self._scorer is None:
             with self._timer.section("value_model_load"):
                 self._scorer = self._make_scorer()
@@ -145,13 +124,14 @@ class Guide:
             self._scorer.forget(list(keys))
 
     @property
+    def pending(self) -> PendingStep:
+        """Counts of the last step, without waiting for them; where rows are skipped early, they are known."""
+        return PendingStep(self._told, self._counts)
+
+    @property
     def step(self) -> GuideStep:
         """Counts of the last step; where rows are not skipped early, asking for them waits for the device."""
-        if self._pending is not None:
-            guided, candidates = (int(count) for count in self._pending.tolist())
-            self._told = replace(self._told, guided_rows=guided, candidates=candidates)
-            self._pending = None
-        return self._told
+        return self.pending.step
 
     @torch.no_grad()
     def apply(self, logits: Tensor, rows: Sequence[GuideRow]) -> Tensor:
@@ -161,7 +141,7 @@ class Guide:
         nothing (``skip_noop``), it has one candidate, or their entropy is at its threshold or below. GuidanceError
         when a row lets in more candidates than ``max_candidates``.
         """
-        self._told, self._pending = GuideStep(), None
+        self._told, self._counts = GuideStep(), None
         due = [_is_due(row) for row in rows]
         taken = [
             (row, is_due)
@@ -233,7 +213,7 @@ class Guide:
         """Positions of the rows that go to the value model; the counts of the step are taken here."""
         counts = candidates.counts * is_open
         if not self._settings.skips_early:
-            self._pending = torch.stack([is_open.sum(), counts.sum()])
+            self._counts = ArrivingCounts(torch.stack([is_open.sum(), counts.sum()]))
             return [position for position, is_due in enumerate(due) if is_due]
         numbers = counts.tolist()
         scored = [position for position, count in enumerate(numbers) if count]
@@ -263,7 +243,7 @@ class Guide:
             return log_probs.index_copy(0, place, tilted)
 
     def _score(self, rows: list[GuideRow], ids: Tensor, mask: Tensor) -> Tensor:
-        scorer = self.load()
+        scorer = self._load()
         before = scorer.counters
         prefilled, extended, fused = before.prefill_tokens, before.extended_tokens, before.fused
         with self._timer.section("lvm_forward"):
@@ -279,7 +259,7 @@ class Guide:
 
     def _ends(self, device: torch.device) -> Tensor:
         if self._eos_ids is None:
-            ends = self._settings.eos_ids.union(self.load().model.eos_ids)
+            ends = self._settings.eos_ids.union(self._load().model.eos_ids)
             self._eos_ids = torch.tensor(sorted(ends), dtype=torch.int64, device=device)
         return self._eos_ids
 

@@ -2,22 +2,31 @@
 
 On the clock of the host a section is the time that the host spent in it. Work for a GPU is only launched there, and
 whatever first waits for the GPU pays for everything before, so such times are no times of components. On the clock
-of the device a section lasts from when the GPU reaches its beginning until it reaches its end; nothing waits for
-that, lines are written when their events have passed.
+of the device a section lasts from when the GPU reaches its beginning until it reaches its end. Nothing waits for
+that: a line is written when its events have passed, by a later step or, when no step follows, a moment later by a
+thread.
 
-Sections lie in one another and their times with them: ``lvm_apply_outer`` holds ``lvm_build_pending`` (with
-``candidate_selection``), ``lvm_forward`` (with ``value_model_load``, ``value_prefill`` and, in two phases,
-``value_extend``) and ``lvm_apply_guidance``.
+A line says in ``clock`` whose times its ``sections_ns`` are, all of them. One of the device's has those of the
+host as well, as ``host_sections_ns``: the step around it is timed on the host, and only times of the host are parts
+of it.
+
+Sections lie in one another and their times with them: ``sampler_total`` is the server's whole sampler, ``pre_lvm``
+its part before the guidance and ``sample`` the one after it. ``lvm_apply_outer``, the guidance, holds
+``lvm_build_pending`` (with ``candidate_selection``), ``value_model_load`` where the step loads it, ``lvm_forward``
+(with ``value_prefill`` and, in two phases, ``value_extend``) and ``lvm_apply_guidance``.
 """
 
 import json
 import os
+import threading
 import time
 from collections import deque
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, Protocol, TypeAlias, get_args
 
 import torch
 
@@ -25,145 +34,236 @@ from benchctl.guided.errors import GuidanceError
 from benchctl.units import NS_PER_MS
 
 Clock: TypeAlias = Literal["host", "device"]
+CLOCKS: Final[tuple[Clock, ...]] = get_args(Clock)
 
 SECTIONS: Final = (
+    "sampler_total",
     "pre_lvm",
     "lvm_apply_outer",
     "lvm_build_pending",
     "candidate_selection",
-    "lvm_forward",
     "value_model_load",
+    "lvm_forward",
     "value_prefill",
     "value_extend",
     "lvm_apply_guidance",
     "sample",
 )
-"""Names that step records know."""
+"""All names, each after those that it lies in."""
 
 _NOTHING: Final[AbstractContextManager[None]] = nullcontext()
 _MAX_WAITING_STEPS: Final = 1024
+_IDLE_LOOK_S: Final = 0.1
+
+
+class Timer(Protocol):
+    """Takes the time of sections of a step; sections may lie in one another."""
+
+    def section(self, name: str, /) -> AbstractContextManager[object]: ...
+
+
+class Event(Protocol):
+    """A mark in the work of a device, as ``torch.cuda.Event`` is one."""
+
+    def record(self) -> object: ...
+    def query(self) -> bool: ...
+    def synchronize(self) -> object: ...
+    def elapsed_time(self, end_event: "Event", /) -> float:
+        """Milliseconds."""
+        ...
+
+
+class Later(Protocol):
+    """Numbers of a step that may still be on their way from the device."""
+
+    @property
+    def is_known(self) -> bool:
+        """Whether ``fields`` would come at once."""
+        ...
+
+    def fields(self) -> Mapping[str, int | bool | None]:
+        """Waits for them if need be."""
+        ...
 
 
 class StepTimer:
     """Takes times of sections and appends a line for each step to ``path``; without a path it does nothing.
 
-    Not for several threads. ``close`` writes what is still waiting for the device.
+    For one thread, which also records the events of the device. ``close`` writes what still waits for the device.
+    ``make_event`` gives the marks of the device's clock.
     """
 
-    def __init__(self, path: Path | None, clock: Clock = "host") -> None:
-        if clock == "device" and path is not None and not torch.cuda.is_available():
+    def __init__(
+        self, path: Path | None, clock: Clock = "host", make_event: Callable[[], Event] | None = None
+    ) -> None:
+        if clock not in CLOCKS:
+            raise GuidanceError(f"clock is {clock!r}; take one of {', '.join(CLOCKS)}")
+        if clock == "device" and path is not None and make_event is None and not torch.cuda.is_available():
             raise GuidanceError("clock is 'device' and there is no CUDA device here; take 'host'")
         self._file = (
             None if path is None else os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         )
-        self._clock = clock
+        self._clock: Final = clock
+        self._make_event = make_event or _cuda_event
         self._steps = 0
-        self._start_ns = 0
         self._sections: list[_Section] = []
-        self._waiting: deque[tuple[dict[str, object], list[_Section]]] = deque()
+        self._waiting: deque[_Step] = deque()
+        self._lock = threading.Lock()
+        self._is_closed = threading.Event()
+        if clock == "device" and self._file is not None:
+            threading.Thread(target=self._write_when_idle, name="guided-step-log", daemon=True).start()
 
     def section(self, name: str) -> AbstractContextManager[object]:
         """Adds the time spent inside to a section of this step; a name may come several times."""
         if self._file is None:
             return _NOTHING
-        if not self._sections:
-            self._start_ns = time.monotonic_ns()
-        section = _HostSection(name) if self._clock == "host" else _DeviceSection(name)
+        section = _Section(name) if self._clock == "host" else _DeviceSection(name, self._make_event)
         self._sections.append(section)
         return section
 
-    def end_step(self, **fields: int | bool | None) -> None:
-        """Write the step with these fields beside its times; those that are None are unknown and left out."""
+    def end_step(self, later: Later | None = None, **fields: int | bool | None) -> None:
+        """Write the step with these fields beside its times; those that are None are unknown and left out.
+
+        Steps are numbered from 0, unless a field ``step`` says otherwise.
+        """
         if self._file is None:
             return
         end_ns = time.monotonic_ns()
-        line: dict[str, object] = {
+        sections, self._sections = self._sections, []
+        line: dict[str, int | str | bool | None] = {
             "step": self._steps,
             "clock": self._clock,
-            "start_ns": self._start_ns or end_ns,
+            "start_ns": sections[0].start_ns if sections else end_ns,
             "end_ns": end_ns,
+            **fields,
         }
-        line |= {name: value for name, value in fields.items() if value is not None}
         self._steps += 1
-        sections, self._sections, self._start_ns = self._sections, [], 0
-        self._waiting.append((line, sections))
-        self._write_finished()
+        with self._lock:
+            self._waiting.append(_Step(line, sections, later))
+            self._write_finished()
+
+    def drop_step(self) -> None:
+        """Forget the sections since the last step: there was nothing to tell of."""
+        self._sections = []
 
     def close(self) -> None:
         """Write all lines, waiting for the device if need be; nothing is timed after that."""
-        if self._file is not None:
-            self._write_finished(waits=True)
-            os.close(self._file)
-            self._file = None
+        self._is_closed.set()
+        with self._lock:
+            if self._file is not None:
+                self._write_finished(waits=True)
+                os.close(self._file)
+                self._file = None
+
+    def _write_when_idle(self) -> None:
+        """Steps end one another's waiting; the last one before a pause has nobody else."""
+        while not self._is_closed.wait(_IDLE_LOOK_S):
+            with self._lock:
+                if self._file is not None:
+                    self._write_finished()
 
     def _write_finished(self, *, waits: bool = False) -> None:
         while self._waiting:
-            line, sections = self._waiting[0]
-            if not all(section.is_over for section in sections):
-                if not waits and len(self._waiting) <= _MAX_WAITING_STEPS:
-                    return
-                torch.cuda.synchronize()
+            step = self._waiting[0]
+            if not (step.is_over or waits or len(self._waiting) > _MAX_WAITING_STEPS):
+                return
             self._waiting.popleft()
-            self._write(line | {"sections_ns": _sums(sections)})
+            self._write(step.content(self._clock))
 
-    def _write(self, line: dict[str, object]) -> None:
+    def _write(self, line: Mapping[str, object]) -> None:
         assert self._file is not None  # noqa: S101 - only an open timer has steps
         content = json.dumps(line, separators=(",", ":")).encode() + b"\n"
         if os.write(self._file, content) != len(content):
             raise OSError("a line of the step log could not be written; the disk may be full")
 
 
-class _HostSection:
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A step that ended on the host."""
+
+    line: dict[str, int | str | bool | None]
+    sections: "list[_Section]"
+    later: Later | None
+
+    @property
+    def is_over(self) -> bool:
+        return all(section.is_over for section in self.sections) and (self.later is None or self.later.is_known)
+
+    def content(self, clock: Clock) -> Mapping[str, object]:
+        """What is written of it. Waits for the device where it is not over."""
+        fields = self.line | dict(self.later.fields() if self.later is not None else {})
+        times: dict[str, object] = {"sections_ns": _sums(self.sections, lambda section: section.host_ns)}
+        if clock == "device":
+            times = {
+                "sections_ns": _sums(self.sections, lambda section: section.device_ns),
+                "host_sections_ns": times["sections_ns"],
+            }
+        return {name: value for name, value in fields.items() if value is not None} | times
+
+
+class _Section:
     """One stretch of time on the host."""
 
-    __slots__ = ("_start_ns", "duration_ns", "name")
-    is_over = True
+    __slots__ = ("host_ns", "name", "start_ns")
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.duration_ns = 0
+        self.start_ns = self.host_ns = 0
 
     def __enter__(self) -> None:
-        self._start_ns = time.monotonic_ns()
+        self.start_ns = time.monotonic_ns()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.duration_ns = time.monotonic_ns() - self._start_ns
+        self.host_ns = time.monotonic_ns() - self.start_ns
+
+    @property
+    def is_over(self) -> bool:
+        return True
+
+    @property
+    def device_ns(self) -> int:
+        raise TypeError("this section has no times of the device")
 
 
-class _DeviceSection:
-    """One stretch of time on the current stream of the device."""
+class _DeviceSection(_Section):
+    """The same, and on the current stream of the device."""
 
-    __slots__ = ("_end", "_start", "name")
+    __slots__ = ("_end", "_start")
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self._start = torch.cuda.Event(enable_timing=True)
-        self._end = torch.cuda.Event(enable_timing=True)
+    def __init__(self, name: str, make_event: Callable[[], Event]) -> None:
+        super().__init__(name)
+        self._start, self._end = make_event(), make_event()
 
     def __enter__(self) -> None:
+        super().__enter__()
         self._start.record()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._end.record()
+        super().__exit__(kind, error, trace)
 
     @property
     def is_over(self) -> bool:
         return bool(self._end.query())
 
     @property
-    def duration_ns(self) -> int:
-        return int(self._start.elapsed_time(self._end) * NS_PER_MS)
+    def device_ns(self) -> int:
+        """Waits for the end."""
+        self._end.synchronize()
+        return round(self._start.elapsed_time(self._end) * NS_PER_MS)
 
 
-_Section: TypeAlias = _HostSection | _DeviceSection
+def _cuda_event() -> Event:
+    event: Event = torch.cuda.Event(enable_timing=True)
+    return event
 
 
-def _sums(sections: list[_Section]) -> dict[str, int]:
+def _sums(sections: list[_Section], duration_ns: Callable[[_Section], int]) -> dict[str, int]:
     sums: dict[str, int] = {}
     for section in sections:
-        sums[section.name] = sums.get(section.name, 0) + section.duration_ns
+        sums[section.name] = sums.get(section.name, 0) + duration_ns(section)
     return sums

@@ -2,7 +2,6 @@
 
 import json
 import os
-import time
 from collections.abc import Hashable, Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -15,9 +14,11 @@ from benchctl import __version__
 from benchctl.guided.errors import GuidanceError
 from benchctl.guided.guide import Guide, GuideSettings
 from benchctl.guided.scoring import Scorer
+from benchctl.guided.timing import CLOCKS
 from benchctl.guided.value_model import ValueModel, load_value_model
 from benchctl.guided.vllm_rows import Rows
 from benchctl.guided.vllm_settings import (
+    CLOCK_VARIABLE,
     DESCRIPTION_VARIABLE,
     MODEL_VARIABLE,
     STEP_LOG_VARIABLE,
@@ -43,14 +44,15 @@ class GuidedServer:
 
     def apply(self, logits: Tensor, rows: Rows, step: int) -> Tensor:
         """Guide ``rows`` of ``logits`` [B, V], already divided by their temperatures, in step number ``step``."""
-        start_ns = time.monotonic_ns()
+        if self._log is not None:
+            self._log.begin()
         guided = rows.in_order
         if logits.shape[1] > self._vocabulary:  # padding that the value model does not have
             index = torch.tensor([row.index for row in guided]).to(logits.device, non_blocking=True)
             logits[:, self._vocabulary :].index_fill_(0, index, -torch.inf)
         logits = self._guide.apply(logits, guided)
         if self._log is not None:
-            self._log.record(step=step, num_seqs=rows.batch_size, start_ns=start_ns, did=self._guide.step)
+            self._log.record(step=step, num_seqs=rows.batch_size, did=self._guide.pending)
         return logits
 
 
@@ -80,6 +82,7 @@ def make_server(vllm_config: Any, device: torch.device, settings: VllmSettings) 
             fused=settings.fused,
             graphs=settings.graphs and device.type == "cuda",
             stream=settings.stream,
+            timer=log,
         )
         _describe(model, scorer)
         return scorer
@@ -146,9 +149,12 @@ def _step_log() -> GuidedStepLog | None:
     path = os.environ.get(STEP_LOG_VARIABLE)
     if not path:
         return None
+    clock = os.environ.get(CLOCK_VARIABLE) or "host"
+    if clock not in CLOCKS:
+        raise GuidanceError(f"{CLOCK_VARIABLE} is {clock!r}; take one of {', '.join(CLOCKS)}")
+    log = GuidedStepLog(Path(path), clock)
     from vllm.v1.sample.sampler import Sampler  # noqa: PLC0415
 
-    log = GuidedStepLog(Path(path))
     log.watch_sampler(Sampler)
     return log
 

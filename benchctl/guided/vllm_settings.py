@@ -15,6 +15,8 @@ SETTINGS_VARIABLE: Final = "BENCHCTL_LENVM_SETTINGS"
 """JSON object with fields of ``VllmSettings``."""
 STEP_LOG_VARIABLE: Final = "BENCHCTL_LENVM_STEP_LOG"
 """File to which each guided step is appended as one line; unset, none is written."""
+CLOCK_VARIABLE: Final = "BENCHCTL_LENVM_CLOCK"
+"""``host`` or ``device``: whose times the sections of that file are; unset, the host's."""
 DESCRIPTION_VARIABLE: Final = "BENCHCTL_LENVM_DESCRIPTION"
 """File in which the loaded value model is described as one JSON object."""
 
