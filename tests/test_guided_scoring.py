@@ -107,7 +107,6 @@ def test_any_coming_and_going_leaves_the_values_what_they_are(steps, fused, roun
     prompts = [text(draw, length) for length in (1, 14, 23)]
     live = {name: (0, list(draw.choice(prompts))) for name in range(5)}
     starts = {name: len(tokens) for name, (_, tokens) in live.items()}
-    appended = 0
     for growth, num_candidates, ended in steps:
         for name in ended:
             generation, _ = live[name]
@@ -126,8 +125,6 @@ def test_any_coming_and_going_leaves_the_values_what_they_are(steps, fused, roun
         assert values.shape == ids.shape
         if rows:
             assert farthest(values, fresh.score(rows, ids, mask)) < 1e-9
-            appended += int(mask.sum())
-    assert scorer.num_candidates == appended
     assert scorer.counters.slots <= max_slots
 
 

@@ -5,10 +5,10 @@ however far a row lags (see ``layout``). Only what is long, a new prompt above a
 own; a prompt that several requests share goes once.
 """
 
+from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
-from typing import Protocol
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from benchctl.guided.forward import ForwardPass
 from benchctl.guided.layout import MAX_LAG, Memory, Work, rounded
 from benchctl.guided.prefix_cache import PrefixCache
 from benchctl.guided.slots import Row, ScoredRow, Slot, SlotTable
+from benchctl.guided.timing import StepTimer, Timer
 from benchctl.guided.value_model import ValueModel
 
 __all__ = ["Counters", "ScoredRow", "Scorer"]
@@ -29,7 +30,7 @@ _PREFILL_TOKENS = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counters:
-    """What a scorer has done since it was made; sums over all steps."""
+    """What a scorer has done since it was made; sums over all steps, all known from lengths on the host."""
 
     steps: int = 0
     """Calls that scored."""
@@ -52,17 +53,6 @@ class Counters:
     """In use now."""
     num_bytes: int = 0
     """Memory of the cache, taken once."""
-
-
-class Timer(Protocol):
-    """Takes the time of sections of a step, such as ``timing.StepTimer``."""
-
-    def section(self, name: str, /) -> AbstractContextManager[object]: ...
-
-
-class _NoTimer:
-    def section(self, _name: str, /) -> AbstractContextManager[object]:
-        return nullcontext()
 
 
 class Scorer:
@@ -99,15 +89,14 @@ class Scorer:
         self.model = model
         self.max_tokens, self.max_candidates = max_tokens, max_candidates
         self._is_fused = fused
-        self._timer = timer or _NoTimer()
+        self._timer = timer or StepTimer(None)
         cells = rounded(max_tokens + MAX_LAG + max_candidates, 64)
         self._memory = Memory(slots=max_slots + 1, cells=cells)
         self._cache = PrefixCache(model.config, self._memory, place, model.dtype)
         self._slots = SlotTable(max_slots, shares_prompts=share_prompts)
         self._forward = ForwardPass(model, self._cache, graphs=is_cuda if graphs is None else graphs)
         self._stream = torch.cuda.Stream(place) if stream and is_cuda else None
-        self._counters = Counters()
-        self._candidates = torch.zeros((), dtype=torch.int64, device=place)
+        self._done: Counter[str] = Counter()
 
     @property
     def num_bytes(self) -> int:
@@ -115,15 +104,10 @@ class Scorer:
         return self._cache.num_bytes
 
     @property
-    def num_candidates(self) -> int:
-        """Candidates scored so far, absent ones not counted; waits for the device."""
-        return int(self._candidates)
-
-    @property
     def counters(self) -> Counters:
-        """What was done so far."""
-        return replace(
-            self._counters,
+        """What was done so far; the device is not asked."""
+        return Counters(
+            **self._done,
             forwards=self._forward.num_forwards,
             computed_tokens=self._forward.num_tokens,
             graph_captures=self._forward.num_captures,
@@ -147,7 +131,6 @@ class Scorer:
             slots = self._slots.take(rows)
             self._catch_up(rows, slots)
             raw = self._score(rows, slots, ids)
-            self._candidates += mask.sum()
             raw = raw.masked_fill(~mask, 0)
         self._join_stream(raw)
         return raw
@@ -179,7 +162,8 @@ class Scorer:
         work = _work(rows, slots, ids.shape[1])
         raw = self._forward(work, ids)
         self._commit(rows, slots, work)
-        self._count(steps=1, fused=int(is_fused))
+        self._done["steps"] += 1
+        self._done["fused"] += is_fused
         return raw
 
     def _catch_up(self, rows: Sequence[Row], slots: Sequence[Slot]) -> None:
@@ -210,7 +194,7 @@ class Scorer:
         shared = min(holder.cached, len(slot.prompt))
         if shared > slot.cached:
             self._cache.copy_prefix(holder.number, slot.number, slot.cached, shared)
-            self._count(shared_tokens=shared - slot.cached)
+            self._done["shared_tokens"] += shared - slot.cached
             slot.record(row.tokens, shared)
 
     def _split(self, waiting: Sequence[tuple[Row, Slot]]) -> tuple[list[tuple[Row, Slot]], list[tuple[Row, Slot]]]:
@@ -240,11 +224,8 @@ class Scorer:
             prompt += of_prompt
             output += len(tokens) - of_prompt
             slot.record(row.tokens, slot.cached + len(tokens))
-        self._count(prefill_tokens=prompt, extended_tokens=output)
-
-    def _count(self, **more: int) -> None:
-        old = self._counters
-        self._counters = replace(old, **{name: getattr(old, name) + number for name, number in more.items()})
+        self._done["prefill_tokens"] += prompt
+        self._done["extended_tokens"] += output
 
     def _on_stream(self) -> AbstractContextManager[object]:
         if self._stream is None:
