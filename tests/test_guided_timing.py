@@ -238,8 +238,10 @@ def test_the_script_for_gpus_runs_whole_on_a_cpu(tmp_path):
     document = json.loads((tmp_path / "out.json").read_text())
     assert [(line["batch"], line["candidates"]) for line in document["lines"]] == [(2, 1), (2, 3)]
     for line in document["lines"]:
-        times = [line[name]["host_ms"] for name in ("base", "fused", "two_phase", "candidates_only", "guided")]
-        assert min(times) > 0
-        assert line["ratio"] == pytest.approx(1 + line["guided"]["host_ms"] / line["base"]["host_ms"])
+        whole = ("base", "score", "fused", "two_phase", "guidance", "step", "unskipped")
+        times = {name: line[name]["host_ms"] for name in (*whole, "extend")}
+        assert min(times[name] for name in whole) > 0
+        assert times["extend"] == pytest.approx(times["two_phase"] - times["score"])
+        assert line["ratio"] == pytest.approx(times["step"] / times["base"])
         assert line["floor"] is None
     assert done.stdout.count("tiny-value") == 2

@@ -1,18 +1,23 @@
 """What guidance of a value model adds to a decode step, beside what the hardware allows at best.
 
 A base model and value models of random weights are made on the device; nothing is fetched. For each batch size and
-number of candidates, steps of the base model (with a static cache, as a CUDA graph) and of guidance are timed: once
-by events of the device, once by the host over many steps that it waits for at their end only.
+number of candidates, steps of the base model (with a static cache, as a CUDA graph) and of guidance are timed: by
+the host over many steps that it waits for at their end only, and by events of the device around each. Before that,
+the same steps are run once untimed, so that all CUDA graphs are there.
 
     base        one decode step of the base model: a token for each row, logits
-    fused       value model: the tokens of the last step and all candidates in one forward pass
-    two-phase   the same in two passes
-    candidates  value model: candidates alone
+    extend      value model: the tokens of the last step alone; two passes less the one for candidates
+    score       value model: candidates alone
+    fused       both in one forward pass
+    two-phase   both in two passes
     guidance    candidates from logits, tilt, new logits; with a value model that costs nothing
-    guided      all of it, as a server runs it: guidance with the fused pass inside
-    ratio       (base + guided) / base, of the host's times
-    floor       the ratio if base and value model ran at the peaks of the data sheet: the larger of bytes over
-                bandwidth and FLOPs over peak, for weights and prefixes read once
+    step        base and guidance with the fused pass inside, one after the other, as a server runs them
+    unskipped   the same with ``skips_early=False``: nothing waits for the base model, no row is spared
+    ratio       step / base, of the host's times. Sampling is in neither, which makes it a little larger than a
+                server's. With one candidate there is nothing to guide, and the value model is not asked
+    floor       that ratio if base and value model ran at the peaks of the data sheet: the larger of bytes over
+                bandwidth and FLOPs over peak, for weights and prefixes read once. Beside it, what fraction of
+                those peaks the base step reached: a slow base would make guidance look cheap
 
 One command on a machine with one GPU of 48 GB or more (only torch, transformers and this checkout are needed):
 
@@ -23,40 +28,46 @@ One command on a machine with one GPU of 48 GB or more (only torch, transformers
 
 import argparse
 import json
-import statistics
 import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from timed_steps import BaseModel, Repeated, Times, config_of, timed
 from torch import Tensor
-from transformers import AutoConfig
 
 from benchctl.costs.hardware import Hardware, hardware_or_none
 from benchctl.costs.shapes import BUILT_IN_SHAPES, ModelShape
 from benchctl.guided.guide import Guide, GuideRow, GuideSettings
-from benchctl.guided.layout import Memory, Shape, Work, pack, plan_shape, unpack
 from benchctl.guided.params import GuidanceParams
-from benchctl.guided.prefix_cache import PrefixCache, TreeAttention
 from benchctl.guided.scoring import ScoredRow, Scorer
 from benchctl.guided.value_model import ValueModel, random_value_model
 
-PUBLISHED = "published: 4.03 for 7B + 1.5B, 5 candidates, a whole run of 800 answers (SGLang fork, optimised)"
-GOAL = "goal: at most 1.35 for 7B + 1.5B, 5 candidates, batch 64"
+PUBLISHED_RATIO = 4.03
+PUBLISHED = (
+    f"published: {PUBLISHED_RATIO} for 7B + 1.5B, 5 candidates, a run of 800 answers (SGLang fork, optimised)"
+)
+GOAL_RATIO = 1.35
+GOAL_POINT = ("qwen2.5-7b", "qwen2.5-1.5b", 64, 5)
+"""Base, value model, batch, candidates; on an H200."""
+GOAL = f"goal: at most {GOAL_RATIO} on an H200 for 7B + 1.5B, 5 candidates, batch 64"
 TINY = ModelShape(
     name="tiny-base", layers=2, hidden=64, q_heads=4, kv_heads=2, head_dim=16, ffn=128, vocab=512, qkv_bias=True
 )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Times:
-    """Milliseconds of one step; by the device's events None where there are none."""
+class Floor:
+    """Milliseconds at the peaks of the data sheet."""
 
-    host_ms: float
-    device_ms: float | None
+    base_ms: float
+    value_ms: float
+
+    @property
+    def ratio(self) -> float:
+        return (self.base_ms + self.value_ms) / self.base_ms
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,16 +78,18 @@ class Line:
     batch: int
     candidates: int
     base: Times
+    extend: Times
+    score: Times
     fused: Times
     two_phase: Times
-    candidates_only: Times
     guidance: Times
-    guided: Times
-    floor: float | None
+    step: Times
+    unskipped: Times
+    floor: Floor | None
 
     @property
     def ratio(self) -> float:
-        return (self.base.host_ms + self.guided.host_ms) / self.base.host_ms
+        return self.step.host_ms / self.base.host_ms
 
 
 def main() -> None:
@@ -98,11 +111,15 @@ def main() -> None:
     for shape in value_shapes:
         model = random_value_model(config_of(shape), device, dtype)
         for batch in options.batch:
-            base_times = timed(base.step(batch, options.context), options.steps, device)
+            base_step = base.step(batch, options.context)
+            base_times = timed(Repeated(base_step), options.steps, device)
             for candidates in options.candidates:
-                line = measure(model, shape, base_shape, base_times, batch, candidates, options, hardware)
+                line = measure(
+                    model, shape, base_shape, base_step, base_times, batch, candidates, options, hardware
+                )
                 lines.append(line)
                 print(row(line), flush=True)
+    print("\n".join(verdicts(base_shape, lines)))
     if options.json:
         document = about | {"lines": [asdict(line) | {"ratio": line.ratio} for line in lines]}
         options.json.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
@@ -146,89 +163,6 @@ def describe(
     }
 
 
-def config_of(shape: ModelShape) -> Any:
-    """The configuration of a Qwen2 of this shape."""
-    return AutoConfig.for_model(
-        "qwen2",
-        hidden_size=shape.hidden,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.q_heads,
-        num_key_value_heads=shape.kv_heads,
-        intermediate_size=shape.ffn,
-        vocab_size=shape.vocab,
-        max_position_embeddings=32768,
-        rope_parameters={"rope_type": "default", "rope_theta": 1e6},
-    )
-
-
-class BaseModel:
-    """Decode steps of a causal language model: the same backbone code, with a projection on the vocabulary."""
-
-    def __init__(self, shape: ModelShape, rows: int, tokens: int, device: torch.device, dtype: torch.dtype) -> None:
-        self._model = random_value_model(config_of(shape), device, dtype)
-        self._memory = Memory(slots=rows + 1, cells=-(-(tokens + 1) // 64) * 64)
-        self._cache = PrefixCache(self._model.config, self._memory, device, dtype)
-        self._rotations = self._model.rotations(self._memory.cells)
-        drawn = torch.empty(shape.vocab, shape.hidden, device=device, dtype=dtype)
-        self._projection = drawn.normal_(0, 0.02)
-        self._device = device
-
-    def step(self, batch: int, context: int) -> Callable[[], Tensor]:
-        """A function that runs one step for ``batch`` rows of ``context`` tokens; a graph where there is CUDA."""
-        work = Work(list(range(batch)), [context] * batch, [[1]] * batch, 0)
-        shape = plan_shape(work, self._memory, is_padded=False)
-        packed = torch.from_numpy(pack(work, shape, self._memory)).to(self._device)
-        if self._device.type != "cuda":
-            return lambda: self._run(packed, shape)
-        self._run(packed, shape)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            logits = self._run(packed, shape)
-
-        def replay() -> Tensor:
-            graph.replay()
-            return logits
-
-        return replay
-
-    @torch.no_grad()
-    def _run(self, packed: Tensor, shape: Shape) -> Tensor:
-        layout = unpack(packed, torch.zeros((shape.rows, 0), dtype=torch.int64, device=self._device), shape)
-        attention = TreeAttention(self._cache, layout, shape)
-        hidden = self._model.hidden(layout.tokens, self._rotations[layout.positions], attention, slice(None))
-        return hidden @ self._projection.T
-
-
-def timed(step: Callable[[], object], count: int, device: torch.device, *, warm_up: int = 4) -> Times:
-    """The mean by the host over ``count`` steps, and the median by events around each."""
-    for _ in range(warm_up):
-        step()
-    is_cuda = device.type == "cuda"
-    events = [
-        (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(count * is_cuda)
-    ]
-    wait(device)
-    start = time.perf_counter()
-    for _ in range(count):
-        step()
-    wait(device)
-    host_ms = (time.perf_counter() - start) / count * 1e3
-    for before, after in events:
-        before.record()
-        step()
-        after.record()
-    wait(device)
-    return Times(
-        host_ms=host_ms,
-        device_ms=statistics.median(before.elapsed_time(after) for before, after in events) if events else None,
-    )
-
-
-def wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
 class FreeScorer:
     """A value model that costs nothing: what is left is the guidance itself."""
 
@@ -247,6 +181,7 @@ def measure(
     model: ValueModel,
     shape: ModelShape,
     base_shape: ModelShape,
+    base_step: Callable[[], Tensor],
     base: Times,
     batch: int,
     candidates: int,
@@ -254,16 +189,18 @@ def measure(
     hardware: Hardware | None,
 ) -> Line:
     device = model.device
-    # Each of the timings below lengthens every row by a token a step, by the host and by events, warm-up included.
-    longest = options.context + 4 * (2 * options.steps + 8)
-    scorers = [Scorer(model, batch, longest, max_candidates=candidates, fused=fused) for fused in (True, False)]
+    longest = options.context + options.steps + 16
+    fused, two_phase = (
+        Scorer(model, batch, longest, max_candidates=candidates, fused=is_fused) for is_fused in (True, False)
+    )
     generator = torch.Generator().manual_seed(0)
     drawn = torch.randint(shape.vocab, (batch, options.context), generator=generator).tolist()
-    logits = torch.randn(batch, min(shape.vocab, base_shape.vocab), generator=generator).to(device)
+    vocabulary = min(shape.vocab, base_shape.vocab)
+    logits = torch.randn(batch, vocabulary, generator=generator).to(device)
     ids = logits.topk(candidates).indices
     mask = torch.ones_like(ids, dtype=torch.bool)
 
-    def steady(scorer: Scorer, growth: int) -> Callable[[], object]:
+    def scoring(scorer: Scorer, growth: int) -> Times:
         rows = [ScoredRow(number, list(tokens), len(tokens)) for number, tokens in enumerate(drawn)]
 
         def step() -> None:
@@ -271,46 +208,57 @@ def measure(
             for each in rows:
                 each.tokens.extend([7] * growth)
 
-        return step
+        return timed(Repeated(step, lambda: shorten(rows, options.context)), options.steps, device)
 
-    def guided(scorer: Any) -> Callable[[], object]:
-        guide = Guide(lambda: scorer, GuideSettings(max_candidates=candidates))
+    def guiding(scorer: Any, source: Callable[[], Tensor], *, skips_early: bool = True) -> Times:
+        guide = Guide(lambda: scorer, GuideSettings(max_candidates=candidates, skips_early=skips_early))
         rows = [
             GuideRow(
                 index=number, key=("guided", number), params=GuidanceParams(scale=1.0), tokens=list(tokens),
-                num_prompt=len(tokens), top_k=candidates,
+                num_prompt=len(tokens), top_k=candidates, is_server_filtering=False,
             )
             for number, tokens in enumerate(drawn)
         ]  # fmt: skip
 
         def step() -> None:
-            guide.apply(logits.clone(), rows)
+            guide.apply(source(), rows)
             for each in rows:
                 each.tokens.append(7)
 
-        return step
+        return timed(Repeated(step, lambda: shorten(rows, options.context)), options.steps, device)
 
+    def base_logits() -> Tensor:
+        return base_step()[:, :vocabulary].float()
+
+    two, alone = scoring(two_phase, 1), scoring(two_phase, 0)
     return Line(
         value_model=shape.name,
         batch=batch,
         candidates=candidates,
         base=base,
-        fused=timed(steady(scorers[0], 1), options.steps, device),
-        two_phase=timed(steady(scorers[1], 1), options.steps, device),
-        candidates_only=timed(steady(scorers[1], 0), options.steps, device),
-        guidance=timed(guided(FreeScorer(scorers[0])), options.steps, device),
-        guided=timed(guided(scorers[0]), options.steps, device),
+        extend=two.less(alone),
+        score=alone,
+        fused=scoring(fused, 1),
+        two_phase=two,
+        guidance=guiding(FreeScorer(fused), logits.clone),
+        step=guiding(fused, base_logits),
+        unskipped=guiding(fused, base_logits, skips_early=False),
         floor=None if hardware is None else floor(hardware, base_shape, shape, batch, candidates, options.context),
     )
 
 
+def shorten(rows: Sequence[Any], length: int) -> None:
+    for each in rows:
+        del each.tokens[length:]
+
+
 def floor(
     hardware: Hardware, base: ModelShape, value: ModelShape, batch: int, candidates: int, context: int
-) -> float:
-    """(base + value model) / base of the shortest times that the peaks allow."""
+) -> Floor:
+    """The shortest times that the peaks allow."""
     base_s = shortest_s(hardware, base, batch, batch, context, base.lm_head_flops())
     value_s = shortest_s(hardware, value, batch, batch * (1 + candidates), context, value.value_head_flops())
-    return (base_s + value_s) / base_s
+    return Floor(base_ms=base_s * 1e3, value_ms=value_s * 1e3)
 
 
 def shortest_s(
@@ -324,19 +272,33 @@ def shortest_s(
     return max(num_bytes / hardware.bandwidth_bytes_per_s, flops / hardware.peak_flops_per_s)
 
 
-COLUMNS = ("base", "fused", "two-phase", "candidates", "guidance", "guided")
+COLUMNS = ("base", "extend", "score", "fused", "two-phase", "guidance", "step", "unskipped")
 HEADER = (
     f"{'value model':14} {'batch':>5} {'k':>3} "
-    + "".join(f"{f'{name} ms':>20}" for name in COLUMNS)
-    + (f"{'ratio':>8}{'floor':>8}   (host / device)")
+    + "".join(f"{f'{name} ms':>18}" for name in COLUMNS)
+    + (f"{'ratio':>7}{'floor':>7}{'base/peak':>10}   (host / device)")
 )
 
 
 def row(line: Line) -> str:
-    times = (line.base, line.fused, line.two_phase, line.candidates_only, line.guidance, line.guided)
-    cells = "".join(f"{time_text(each):>20}" for each in times)
-    lowest = "-" if line.floor is None else f"{line.floor:.2f}"
-    return f"{line.value_model:14} {line.batch:>5} {line.candidates:>3} {cells}{line.ratio:>8.2f}{lowest:>8}"
+    times = (
+        line.base, line.extend, line.score, line.fused, line.two_phase, line.guidance, line.step, line.unskipped
+    )  # fmt: skip
+    cells = "".join(f"{time_text(each):>18}" for each in times)
+    lowest = "-" if line.floor is None else f"{line.floor.ratio:.2f}"
+    reached = "-" if line.floor is None else f"{line.floor.base_ms / line.base.host_ms:.0%}"
+    start = f"{line.value_model:14} {line.batch:>5} {line.candidates:>3} "
+    return f"{start}{cells}{line.ratio:>7.2f}{lowest:>7}{reached:>10}"
+
+
+def verdicts(base: ModelShape, lines: Sequence[Line]) -> list[str]:
+    """What became of the goal, where it was measured."""
+    return [
+        f"# ratio {line.ratio:.2f} ({line.unskipped.host_ms / line.base.host_ms:.2f} unskipped) where the goal is "
+        f"{GOAL_RATIO}: {'met' if line.ratio <= GOAL_RATIO else 'missed'}; {PUBLISHED_RATIO} was published"
+        for line in lines
+        if (base.name, line.value_model, line.batch, line.candidates) == GOAL_POINT
+    ]
 
 
 def time_text(times: Times) -> str:
