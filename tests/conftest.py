@@ -20,6 +20,12 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests come first: begun last, one of them would keep a worker when the others have ended."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _noise_of_nobody(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """An empty store of noise, for this process and those that it starts."""
