@@ -119,6 +119,25 @@ def test_a_steady_step_that_may_skip_rows_reads_once_and_any_other_never(scorer)
             assert reads_of_one_step(steps) == expected
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("clock", [None, "host", "device"])
+@pytest.mark.parametrize("scorer", [{}, {"fused": False}, {"stream": True}], ids=["fused", "two-phase", "stream"])
+def test_on_a_gpu_steady_steps_synchronise_with_nothing(scorer, clock, tmp_path):
+    timer = None if clock is None else StepTimer(tmp_path / "steps.jsonl", clock)
+    steps = steps_of("cuda", skips_early=False, scorer=scorer, timer=timer, is_server_filtering=False)
+    for _ in range(8):  # until the graphs of all sizes are there
+        next(steps)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(4):
+            pending = next(steps)
+            if timer is not None:
+                timer.end_step(pending)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert pending.step.guided_rows > 0
+
+
 @pytest.mark.parametrize(
     "read",
     [
