@@ -278,9 +278,14 @@ def test_the_compare_bench_judges_long_logs_and_says_what_the_least_would_take(t
     )
     assert "what it found: " in said
     found = json.loads((tmp_path / "compare.json").read_text())
-    compare, limit, records = found["rows"]
-    assert limit["of limit"] == 1
-    assert all(row["wall s"] > 0 and row["peak MiB"] > 10 for row in (compare, limit, records))
+    assert [row["what"] for row in found["rows"]] == [
+        "benchctl compare",
+        "without tables",
+        "limit: polars alone",
+        "records, by msgspec",
+    ]
+    assert found["rows"][2]["of limit"] == 1
+    assert all(row["wall s"] > 0 and row["peak MiB"] > 10 for row in found["rows"])
     assert "INVALID" not in found["said"]
     assert "b against a" in found["said"]
 

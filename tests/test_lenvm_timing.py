@@ -1,6 +1,6 @@
 """Step logs of the LenVM fork by revision: what a line holds, where it may break, what averages still tell."""
 
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 import pytest
@@ -214,6 +214,18 @@ def test_steps_never_overlap_and_hold_their_sampler(gaps, starts):
     assert all(duration >= 250_000 for _, duration in found)
     assert all(start + duration <= later for (start, duration), (later, _) in pairwise(found))
     assert [start + duration for start, duration in found] == ends
+
+
+@given(lates=st.lists(st.integers(0, 3_000_000), min_size=1, max_size=30))
+def test_a_line_that_comes_late_takes_nothing_from_the_next_step(lates):
+    true_ends = [1_000_000 * (i + 1) for i in range(len(lates))]
+    seen = list(accumulate((end + late for end, late in zip(true_ends, lates, strict=True)), max))
+    (life,) = log_of(as_lines(sampled_steps([1] * len(seen)))).lives
+    found = list(spans(list(zip(seen, life, strict=True)), [0]))
+    assert all(duration >= 250_000 for _, duration in found)
+    assert all(start + duration <= later for (start, duration), (later, _) in pairwise(found))
+    ends = [start + duration for start, duration in found]
+    assert all(true - 1 <= end <= late for true, end, late in zip(true_ends, ends, seen, strict=True))
 
 
 def test_a_stamped_log_is_read_up_to_its_first_damage(tmp_path: Path):

@@ -63,14 +63,31 @@ def busy_starts(requests: Iterable[RequestRecord]) -> list[int]:
 
 
 def spans(stamped: Sequence[Stamped], starts: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Start and duration of each step, given when the server's busy times began."""
+    """Start and duration of each step, given when the server's busy times began.
+
+    A line comes after the step that it tells of, and late where its reader was held up: then the sampler of the
+    next step shows how early the step must have ended.
+    """
     last_end_ns = None
-    for end_ns, record in stamped:
-        sampler_start_ns = end_ns - round(record.sections_ms[SAMPLER] * NS_PER_MS)
+    for end_ns, record in zip(_ends(stamped), (record for _, record in stamped), strict=True):
+        sampler_start_ns = end_ns - _sampler_ns(record)
         index = bisect.bisect_right(starts, end_ns) - 1
         known = [ns for ns in (last_end_ns, starts[index] if index >= 0 else None) if ns is not None]
         # Its sampler is part of a step, also where a request of ours was sent while the server asked itself.
-        latest_ns = sampler_start_ns if last_end_ns is None else max(sampler_start_ns, last_end_ns)
-        start_ns = min(max(known, default=sampler_start_ns), latest_ns)
+        start_ns = min(max(known, default=sampler_start_ns), sampler_start_ns)
         last_end_ns = end_ns
         yield start_ns, end_ns - start_ns
+
+
+def _ends(stamped: Sequence[Stamped]) -> list[int]:
+    """When each step ended at the latest: its line was there, and the next one's sampler had not begun."""
+    ends: list[int] = []
+    latest_ns: int | None = None
+    for t_ns, record in reversed(stamped):
+        ends.append(t_ns if latest_ns is None else min(t_ns, latest_ns))
+        latest_ns = ends[-1] - _sampler_ns(record)
+    return ends[::-1]
+
+
+def _sampler_ns(record: TimingRecord) -> int:
+    return round(record.sections_ms[SAMPLER] * NS_PER_MS)
