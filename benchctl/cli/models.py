@@ -32,7 +32,10 @@ def make_tiny(
     shape: Annotated[
         str | None,
         typer.Option(
-            "--shape", metavar="MODEL", help="All dimensions of a Qwen2.5 name or a directory's config.json."
+            "--shape",
+            "--like",
+            metavar="MODEL",
+            help="All dimensions of a Qwen2.5 name or a directory's config.json.",
         ),
     ] = None,
     hidden: Annotated[int | None, _dimension("hidden", "Width.")] = None,

@@ -69,7 +69,7 @@ def draw_gpu(reading: Reading) -> Chart:
     sampled = [run for look in looks for run in look.cell.runs if _inside(run.run.gpu, run)]
     shown = runs_of_block(looks, sampled)
     if not shown:
-        had_gpus = bool(reading.results.manifest.gpus)
+        had_gpus = reading.results.manifest.gpus or any(run.run.gpu for run in reading.runs)
         reason = "no GPU sample was taken during the load" if had_gpus else "the measuring machine showed no GPU"
         return no_chart(chart_id, title, reason)
     devices = [(look, _by_device(_inside(run.run.gpu, run)), _first_send_ns(run)) for look, run in shown]
