@@ -67,6 +67,13 @@ def test_a_server_without_a_value_model_is_vllm_as_it_comes_but_for_the_runner_t
     assert env["VLLM_USE_V2_MODEL_RUNNER"] == "0"
 
 
+@pytest.mark.parametrize("guided", [True, False])
+def test_a_profile_may_choose_the_other_model_runner(pair, tmp_path, monkeypatch, guided):
+    settings = settings_of(pair, guided=guided, env={"VLLM_USE_V2_MODEL_RUNNER": "1"})
+    _, env = started(monkeypatch, settings, tmp_path)
+    assert env["VLLM_USE_V2_MODEL_RUNNER"] == "1"
+
+
 def test_the_settings_that_a_server_is_told_are_those_that_it_understands(pair, tmp_path, monkeypatch):
     pytest.importorskip("torch", reason="guidance runs where torch is, and torch is not installed here")
     from benchctl.guided.vllm_settings import settings_of as understood

@@ -1,4 +1,4 @@
-"""What vLLM's own sampler draws where guidance is its processor: in the environment of vLLM, without a server."""
+"""What is drawn where guidance is a processor of vLLM's model runners: in vLLM's environment, without a server."""
 
 import json
 import math
@@ -19,7 +19,7 @@ pytestmark = [
     needs("vllm"),
 ]
 
-SCRIPT = "tests/servers/vllm_sampler.py"
+SCRIPTS = {"v1": "tests/servers/vllm_sampler.py", "v2": "tests/servers/vllm_slots.py"}
 VOCABULARY, EOS, VALUE = 512, 2, 0.75
 TEMPERATURE, TOP_K, TOP_P, MIN_P, SCALE = 0.7, 6, 0.9, 0.05, -2.0
 LOGITS = [3.0 - 0.4 * rank for rank in range(12)] + [-5.0] * (VOCABULARY - 12)
@@ -39,8 +39,8 @@ def expected(scale):
     return {token: weight / sum(kept.values()) for token, weight in kept.items()}
 
 
-@pytest.fixture(name="drawn", scope="module")
-def _drawn(tmp_path_factory):
+@pytest.fixture(name="drawn", scope="module", params=SCRIPTS)
+def _drawn(request, tmp_path_factory):
     pair = write_pair(tmp_path_factory.mktemp("pair"), constant=VALUE)
     requests = [FILTERS | {"extra_args": dict(TILT), "max_tokens": 5} for _ in range(ROWS)]
     requests += [{"temperature": 1.0, "top_k": 3, "seed": 5} for _ in range(4)]
@@ -52,7 +52,7 @@ def _drawn(tmp_path_factory):
     requests.append({"top_k": 5, "seed": 9})
     asked = {"logits": LOGITS, "requests": requests, "draws": DRAWS, "value_model": str(pair / "value"), "eos": EOS}
     done = subprocess.run(
-        [engines_directory() / "vllm" / "bin" / "python", SCRIPT],
+        [engines_directory() / "vllm" / "bin" / "python", SCRIPTS[request.param]],
         input=json.dumps(asked), capture_output=True, text=True, timeout=540, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]

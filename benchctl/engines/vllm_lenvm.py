@@ -1,8 +1,8 @@
 """vLLM with guidance of a value model: a stock server, with our logits processor where a value model is named.
 
-* **One runner.** vLLM's Model Runner V2 does not show processors the tokens on the host, so every server of this
-  engine, the baseline included, gets VLLM_USE_V2_MODEL_RUNNER=0: the two then differ in the value model alone. What
-  the newer runner gains is measured by ``env`` of a baseline, or by the engine ``vllm``.
+* **One runner.** Guidance runs on either of vLLM's model runners, and a difference between them is none of a value
+  model. Every server of this engine, the baseline included, therefore gets VLLM_USE_V2_MODEL_RUNNER=0: the runner
+  on which guidance has been tried in whole servers. ``env`` of a profile or a variant chooses the other one.
 * **Requests** carry guidance in ``vllm_xargs``, and sampling parameters as ever: the processor moves top_k, top_p
   and min_p to where they are applied once, before the tilt (``guided/vllm_requests.py``). With top_k 1 a request is
   greedy and guidance never acts, so vLLM's own path takes it.
@@ -42,13 +42,6 @@ _SIGNATURES: Final = (
         "bad-guidance",
         "the value model does not fit this server: the log says what to change",
         "GuidanceError",
-        is_profile_fault=True,
-    ),
-    *signatures(
-        "other-runner",
-        "vLLM was started with Model Runner V2, on which nothing is guided: drop VLLM_USE_V2_MODEL_RUNNER from "
-        "engine.options.env",
-        "is not a subclass of vllm.v1.worker.gpu.sample.logits_processor.LogitsProcessor",
         is_profile_fault=True,
     ),
 )

@@ -27,6 +27,18 @@ class BatchUpdate(Protocol):
     def moved(self) -> Sequence[tuple[int, int, Any]]: ...
 
 
+class Batch(Protocol):
+    """The rows to be guided in a step."""
+
+    @property
+    def in_order(self) -> list[GuideRow]:
+        """By place in the batch."""
+
+    @property
+    def batch_size(self) -> int:
+        """Of all rows, guided or not."""
+
+
 class Tokens(Sequence[int]):
     """Prompt and output of a request as one sequence, which grows with the output."""
 

@@ -16,7 +16,7 @@ from benchctl.guided.guide import Guide, GuideSettings
 from benchctl.guided.scoring import Scorer
 from benchctl.guided.timing import CLOCKS
 from benchctl.guided.value_model import ValueModel, load_value_model
-from benchctl.guided.vllm_rows import Rows
+from benchctl.guided.vllm_rows import Batch
 from benchctl.guided.vllm_settings import (
     CLOCK_VARIABLE,
     DESCRIPTION_VARIABLE,
@@ -25,6 +25,7 @@ from benchctl.guided.vllm_settings import (
     VllmSettings,
     model_directory,
 )
+from benchctl.guided.vllm_step_count import V2_SAMPLER, class_named
 from benchctl.guided.vllm_step_log import GuidedStepLog
 
 _DTYPES: Final = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "auto": None}
@@ -42,8 +43,11 @@ class GuidedServer:
         """Drop what is kept of requests that ended."""
         self._guide.forget(keys)
 
-    def apply(self, logits: Tensor, rows: Rows, step: int) -> Tensor:
-        """Guide ``rows`` of ``logits`` [B, V], already divided by their temperatures, in step number ``step``."""
+    def apply(self, logits: Tensor, rows: Batch, step: int) -> Tensor:
+        """Guide ``rows`` of ``logits`` [B, V] in step number ``step``.
+
+        The temperature of a row is that by which its logits are still to be divided: 1 where vLLM has done so.
+        """
         if self._log is not None:
             self._log.begin()
         guided = rows.in_order
@@ -56,12 +60,17 @@ class GuidedServer:
         return logits
 
 
-def make_server(vllm_config: Any, device: torch.device, settings: VllmSettings) -> GuidedServer:
-    """Load the value model that the environment names. Raises GuidanceError where it does not fit the server."""
+def make_server(
+    vllm_config: Any, device: torch.device, settings: VllmSettings, *, is_v2: bool = False
+) -> GuidedServer:
+    """Load the value model that the environment names, for a worker with Model Runner V2 or with the one before.
+
+    Raises GuidanceError where it does not fit the server.
+    """
     _check_layout(vllm_config)
     directory = model_directory()
     assert directory is not None  # noqa: S101
-    log = _step_log()
+    log = _step_log(is_v2=is_v2)
     vocabulary = _vocabulary(directory, vllm_config)
     guide_settings = GuideSettings(
         max_candidates=settings.max_candidates,
@@ -145,7 +154,7 @@ def _generation_config(model_config: Any) -> dict[str, Any]:
     return {}
 
 
-def _step_log() -> GuidedStepLog | None:
+def _step_log(*, is_v2: bool) -> GuidedStepLog | None:
     path = os.environ.get(STEP_LOG_VARIABLE)
     if not path:
         return None
@@ -153,9 +162,10 @@ def _step_log() -> GuidedStepLog | None:
     if clock not in CLOCKS:
         raise GuidanceError(f"{CLOCK_VARIABLE} is {clock!r}; take one of {', '.join(CLOCKS)}")
     log = GuidedStepLog(Path(path), clock)
-    from vllm.v1.sample.sampler import Sampler  # noqa: PLC0415
-
-    log.watch_sampler(Sampler)
+    if is_v2:
+        log.watch_sampler(class_named(V2_SAMPLER), "__call__")
+    else:
+        log.watch_sampler(class_named("vllm.v1.sample.sampler.Sampler"), "forward")
     return log
 
 

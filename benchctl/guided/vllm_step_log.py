@@ -43,10 +43,9 @@ class GuidedStepLog:
         else:
             self._end_step()
 
-    def watch_sampler(self, sampler: type) -> None:
-        """Time ``forward`` of vLLM's sampler from now on."""
-        forward = sampler.forward  # type: ignore[attr-defined]
-        sampler.forward = self._timed(forward)  # type: ignore[attr-defined]
+    def watch_sampler(self, sampler: type, method: str = "forward") -> None:
+        """Time vLLM's sampler from now on, by the method that is called to sample."""
+        setattr(sampler, method, self._timed(getattr(sampler, method)))
 
     def _timed(self, forward: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(forward)
