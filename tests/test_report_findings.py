@@ -49,11 +49,30 @@ def test_a_greedy_cell_without_known_flops_is_named_without_a_charge(tmp_path):
     )
 
 
-@pytest.mark.parametrize("field", ["is_greedy", "guided_rows"])
-def test_a_log_that_does_not_say_that_steps_were_greedy_supports_no_greedy_finding(tmp_path, field):
-    results = builders.write_results(tmp_path, cells=[{"top_k": 1}])
+def without(results, field):
     for run in results.runs():
         builders.rewrite_lines(run.path / "steps.jsonl", lambda step: {k: v for k, v in step.items() if k != field})
+
+
+def test_a_log_that_does_not_say_how_rows_were_guided_supports_no_greedy_finding(tmp_path):
+    without(builders.write_results(tmp_path, cells=[{"top_k": 1}]), "guided_rows")
+    assert "greedy-path" not in findings(tmp_path)
+
+
+def test_steps_that_do_not_say_whether_they_were_greedy_had_one_candidate_where_requests_left_one(tmp_path):
+    without(builders.write_results(tmp_path, cells=[{"top_k": 1}], block_factors=STEADY[:1]), "is_greedy")
+    assert "all 8 steps of its 1 run left one candidate and the value model never ran" in (
+        findings(tmp_path)["greedy-path"].sentence
+    )
+
+
+def test_steps_that_do_not_say_whether_they_were_greedy_are_no_greedy_path_where_requests_sampled(tmp_path):
+    results = builders.write_results(tmp_path, cells=[{"top_k": 2}])
+    for run in results.runs():
+        builders.rewrite_lines(
+            run.path / "steps.jsonl",
+            lambda step: {k: v for k, v in step.items() if k != "is_greedy"} | {"guided_rows": 0},
+        )
     assert "greedy-path" not in findings(tmp_path)
 
 

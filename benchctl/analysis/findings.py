@@ -60,22 +60,32 @@ def find(cells: Sequence[CellSummary], rows: Sequence[SweepRow], baseline: str) 
 
 def _took_greedy_path(cell: CellSummary) -> bool:
     """Guidance was asked for, all steps of all runs were greedy, and in none a value model scored anything."""
-    asked = bool(cell.runs) and all(
-        run.settings is not None and run.settings.guidance is not None for run in cell.runs
+    return bool(cell.runs) and all(
+        run.settings is not None
+        and run.settings.guidance is not None
+        and run.number("guided_step_frac") == 0
+        and (run.number("greedy_step_frac") == 1 or _is_greedy_unsaid(run))
+        for run in cell.runs
     )
+
+
+def _is_greedy_unsaid(run: RunSummary) -> bool:
+    """Its steps do not say whether they are greedy, and its requests leave one candidate."""
+    sampling = run.settings.sampling if run.settings is not None else None
     return (
-        asked
-        and all(run.number("greedy_step_frac") == 1 for run in cell.runs)
-        and all(run.number("guided_step_frac") == 0 for run in cell.runs)
+        sampling is not None
+        and run.number("greedy_step_frac") is None
+        and (sampling.top_k == 1 or sampling.temperature == 0)
     )
 
 
 def _greedy_path(cell: CellSummary) -> Finding:
     steps = sum(run.number("num_steps") or 0 for run in cell.runs)
     charged, total = cell.mean("lvm_pflops_total"), cell.mean("theoretical_pflops_total")
+    how = "left one candidate" if any(map(_is_greedy_unsaid, cell.runs)) else "were greedy"
     sentence = (
-        f"{cell.label} took the greedy path: all {steps:.0f} steps of its {_count(len(cell.runs))} were greedy and "
-        "the value model never ran, so this cell measures no guidance."
+        f"{cell.label} took the greedy path: all {steps:.0f} steps of its {_count(len(cell.runs))} {how} and the "
+        "value model never ran, so this cell measures no guidance."
     )
     numbers = {"num_steps": float(steps), "num_runs": float(len(cell.runs))}
     if charged and total:
