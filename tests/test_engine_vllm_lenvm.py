@@ -58,6 +58,15 @@ def test_a_server_with_a_value_model_gets_our_processor_and_is_told_what_to_load
     assert (inside / "benchctl_lenvm.py").is_file()
 
 
+def test_a_server_is_told_whose_clock_counts_and_that_weights_may_be_drawn(pair, tmp_path, monkeypatch):
+    _, env = started(monkeypatch, settings_of(pair, guidance_clock="device", value_load_format="dummy"), tmp_path)
+    assert env["BENCHCTL_LENVM_CLOCK"] == "device"
+    assert json.loads(env["BENCHCTL_LENVM_SETTINGS"])["random_weights"] is True
+    _, env = started(monkeypatch, settings_of(pair), tmp_path)
+    assert env["BENCHCTL_LENVM_CLOCK"] == "host"
+    assert json.loads(env["BENCHCTL_LENVM_SETTINGS"])["random_weights"] is False
+
+
 def test_a_server_without_a_value_model_is_vllm_as_it_comes_but_for_the_runner_that_both_share(
     pair, tmp_path, monkeypatch
 ):

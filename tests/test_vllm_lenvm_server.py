@@ -219,6 +219,21 @@ def test_a_server_describes_the_value_model_that_it_loaded(told):
     assert described["revision"].startswith("benchctl ")
 
 
+def test_a_size_can_be_priced_without_weights(told, pair, tmp_path, monkeypatch):
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    (bare / "config.json").write_bytes((pair / "value" / "config.json").read_bytes())
+    monkeypatch.setenv("BENCHCTL_LENVM_MODEL", str(bare))
+    server = make_server(config(), CPU, VllmSettings(random_weights=True))
+    guided = server.apply(batch_logits(), rows_of(tilted(-5.0), tilted(5.0)), 0)
+    assert torch.isfinite(probabilities(guided)).all()
+    assert (guided > -torch.inf).sum(1).tolist() == [4, 4]
+    described = json.loads((told / "value_model.json").read_text())
+    assert (described["dtype"], described["layers"]) == ("bfloat16", 2)
+    with pytest.raises(CheckpointError, match="complete directory with its weights"):
+        make_server(config(), CPU, VllmSettings())
+
+
 @pytest.mark.parametrize(
     ("changes", "settings", "said"),
     [

@@ -46,8 +46,8 @@ _SIGNATURES: Final = (
     ),
 )
 _TOLD: Final = (
-    "value_model", "value_dtype", "value_memory_bytes", "value_graphs", "value_stream", "fused", "lazy",
-    "skip_noop", "stride",
+    "value_model", "value_dtype", "value_load_format", "value_memory_bytes", "value_graphs", "value_stream",
+    "fused", "lazy", "skip_noop", "stride", "guidance_clock",
 )  # fmt: skip
 """Options that vLLM's own description does not know."""
 _SENT_AS: Final = {
@@ -102,6 +102,7 @@ class VllmLenvmEngine(VllmEngine):
         own["BENCHCTL_LENVM_DESCRIPTION"] = str(_description(site))
         if options.step_log:
             own["BENCHCTL_LENVM_STEP_LOG"] = str(guided_step_log(site.directory))
+            own["BENCHCTL_LENVM_CLOCK"] = options.guidance_clock
         return own
 
     def request_call(self, request: PreparedRequest, settings: VariantSettings) -> RequestCall:
@@ -150,6 +151,7 @@ def _server_settings(options: VllmLenvmOptions) -> dict[str, Any]:
         "stream": options.value_stream,
         "lazy": options.lazy,
         "dtype": options.value_dtype,
+        "random_weights": options.value_load_format == "dummy",
         "max_candidates": MAX_CANDIDATES,
     }
     if options.value_memory_bytes is not None:

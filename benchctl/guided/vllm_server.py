@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from benchctl import __version__
+from benchctl.guided.checkpoint import read_config
 from benchctl.guided.errors import GuidanceError
 from benchctl.guided.guide import Guide, GuideSettings
 from benchctl.guided.scoring import Scorer
 from benchctl.guided.timing import CLOCKS
-from benchctl.guided.value_model import ValueModel, load_value_model
+from benchctl.guided.value_model import ValueModel, load_value_model, random_value_model
 from benchctl.guided.vllm_rows import Batch
 from benchctl.guided.vllm_settings import (
     CLOCK_VARIABLE,
@@ -80,7 +81,7 @@ def make_server(
     )
 
     def make_scorer() -> Scorer:
-        model = load_value_model(directory, device, _DTYPES[settings.dtype])
+        model = _load(directory, device, settings)
         _check_memory(model, vllm_config, settings.memory_bytes)
         scorer = Scorer(
             model,
@@ -97,6 +98,14 @@ def make_server(
         return scorer
 
     return GuidedServer(Guide(make_scorer, guide_settings, log), vocabulary, log)
+
+
+def _load(directory: Path, device: torch.device, settings: VllmSettings) -> ValueModel:
+    dtype = _DTYPES[settings.dtype]
+    if not settings.random_weights:
+        return load_value_model(directory, device, dtype)
+    config = read_config(directory)
+    return random_value_model(config, device, dtype or config.dtype or torch.bfloat16)
 
 
 def _check_layout(vllm_config: Any) -> None:

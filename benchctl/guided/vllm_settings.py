@@ -37,6 +37,8 @@ class VllmSettings:
     """See ``guide.GuideSettings``."""
     dtype: str = "auto"
     """Of the value model: ``auto`` as it is stored, or ``bfloat16``, ``float16``, ``float32``."""
+    random_weights: bool = False
+    """Whether weights are drawn on the device rather than read: a size is priced without its checkpoint."""
     max_candidates: int = 64
     """Requests with a larger top_k are refused."""
     memory_bytes: int | None = None

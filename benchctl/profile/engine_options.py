@@ -178,6 +178,8 @@ class VllmLenvmOptions(VllmOptions):
     """Directory of the value model that the server loads for guidance; null: vLLM as it comes."""
     value_dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
     """Type of the value model's weights; ``auto`` as they are stored."""
+    value_load_format: Literal["auto", "dummy"] = "auto"
+    """How the value model's weights are read; ``dummy`` draws random ones on the device and needs none on disk."""
     value_memory_bytes: int | None = Field(default=None, ge=1)
     """Most memory for the prefixes that the value model keeps, for which max_num_seqs and max_model_len are
     multiplied; null: whatever that takes. vLLM does not count it: leave room with gpu_memory_utilization."""
@@ -191,6 +193,8 @@ class VllmLenvmOptions(VllmOptions):
     """Whether the value model is loaded by the first request that needs it, rather than at the start."""
     skip_noop: bool = False
     """Whether guidance that changes no probability is left out; computed all the same, its price is measured."""
+    guidance_clock: Literal["host", "device"] = "host"
+    """Whose times the sections of guidance are: the host's, which on a GPU are times of launching, or the GPU's."""
     stride: int = Field(default=1, ge=1)
     """Every so many steps of a request are guided."""
     overlap_schedule: bool | None = None
