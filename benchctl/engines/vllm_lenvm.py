@@ -2,7 +2,7 @@
 
 * **One runner.** Guidance runs on either of vLLM's model runners, and a difference between them is none of a value
   model. Every server of this engine, the baseline included, therefore gets VLLM_USE_V2_MODEL_RUNNER=0: the runner
-  on which guidance has been tried in whole servers. ``env`` of a profile or a variant chooses the other one.
+  on which guidance is tested in whole servers. ``env`` of a profile or a variant chooses the other one.
 * **Requests** carry guidance in ``vllm_xargs``, and sampling parameters as ever: the processor moves top_k, top_p
   and min_p to where they are applied once, before the tilt (``guided/vllm_requests.py``). With top_k 1 a request is
   greedy and guidance never acts, so vLLM's own path takes it.
