@@ -11,6 +11,7 @@ from test_engine_vllm import request
 from benchctl.engines.engine import LaunchSite
 from benchctl.engines.vllm_lenvm import VllmLenvmEngine
 from benchctl.errors import EngineUnavailableError, ProfileError, UnsupportedError
+from benchctl.guided.params import parse_params
 from benchctl.profile.engine_options import VllmLenvmOptions
 from benchctl.profile.load import load_profile
 from benchctl.profile.model import Guidance, Sampling, VariantSettings
@@ -96,12 +97,25 @@ def test_guidance_travels_beside_sampling_parameters_that_are_those_of_any_reque
     call = ENGINE.request_call(request(), settings_of(pair, guidance=TILT, stride=3))
     body = json.loads(call.body)
     assert body["vllm_xargs"] == {
-        "lenvm_mode": "exp", "lenvm_value_scale": 2.0, "lenvm_gamma": 0.9, "lenvm_entropy_threshold": 0.5,
+        "lenvm_mode": "exp", "lenvm_value_scale": 2.0, "lenvm_gamma": 0.9, "lenvm_value_entropy_threshold": 0.5,
         "lenvm_skip_noop": 0, "lenvm_stride": 3,
     }  # fmt: skip
     assert (body["top_k"], body["seed"], body["n"]) == (5, 77, 2)
     plain = json.loads(ENGINE.request_call(request(), settings_of(pair)).body)
     assert plain == {key: value for key, value in body.items() if key != "vllm_xargs"}
+
+
+def test_whatever_a_profile_says_of_guidance_is_sent_in_words_that_the_server_knows(pair):
+    said = Guidance(
+        value_min=0.2, target_length=50.0, target_length_mode="remaining", value_constraint="le", target_value=0.5,
+        value_entropy_threshold=0.1,
+    )  # fmt: skip
+    told = json.loads(ENGINE.request_call(request(), settings_of(pair, guidance=said)).body)["vllm_xargs"]
+    own = {name.removeprefix("lenvm_"): value for name, value in told.items()}
+    assert own == said.model_dump() | {"skip_noop": 0, "stride": 1}
+    params = parse_params(own)
+    assert params is not None
+    assert (params.value_min, params.target_length, params.constraint) == (0.2, 50.0, "le")
 
 
 @pytest.mark.parametrize("top_k", [-1, 65])

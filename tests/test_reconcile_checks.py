@@ -4,8 +4,9 @@ import msgspec
 import pytest
 from builders import PROFILE_YAML, edit_manifest, edit_requests, edit_run, edit_steps, write_results
 
-from benchctl.analysis.reconcile import Expectation, expectation_of, profile_of, reconcile
+from benchctl.analysis.reconcile import Expectation, expectation_of, expected, profile_of, reconcile
 from benchctl.errors import RecordError
+from benchctl.profile.load import load_profile
 from benchctl.records.directory import load_results
 from benchctl.records.run import RequestError, RunTimes
 
@@ -128,6 +129,21 @@ def test_a_guided_variant_that_was_never_guided_is_invalid(results):
     check = checks_of(results, GUIDED)["guided"]
     assert (check.ok, check.is_fatal) == (False, True)
     assert "guided rows in 0 of 8 steps" in check.detail
+
+
+def test_neutral_guidance_that_the_server_leaves_out_is_not_missed(results):
+    profile = load_profile("noop-skip")
+    runs = [run.read() for run in results.runs()]
+    left_out = [
+        expected(profile, (), msgspec.structs.replace(runs[0], variant=variant, cell={})).is_left_out
+        for variant in ("baseline", "computed", "skipped")
+    ]
+    assert left_out == [False, False, True]
+    check = checks_of(results, GUIDED, is_left_out=True)["guided"]
+    assert (check.ok, check.is_fatal) == (False, True)
+    edit_steps(results, GUIDED, lambda s: msgspec.structs.replace(s, guided_rows=0))
+    check = checks_of(results, GUIDED, is_left_out=True)["guided"]
+    assert (check.ok, check.detail) == (True, "neutral guidance is left out; guided rows in 0 of 8 steps")
 
 
 def test_an_unguided_variant_that_was_guided_is_invalid(results):

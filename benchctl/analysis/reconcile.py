@@ -20,8 +20,9 @@ from benchctl.analysis.token_checks import (
     check_step_tokens,
 )
 from benchctl.errors import ProfileError, RecordError
+from benchctl.guided.params import is_noop, parse_params
 from benchctl.profile.load import parse_profile
-from benchctl.profile.model import Profile
+from benchctl.profile.model import Profile, VariantSettings
 from benchctl.profile.plan import variant_settings
 from benchctl.records.directory import LoadedResults, LoadedRun
 from benchctl.records.run import PreparedRequest, RequestRecord, ResultWarning, RunRecord, StopMode
@@ -54,6 +55,8 @@ class Expectation:
     prepared: tuple[PreparedRequest, ...]
     is_guided: bool
     is_greedy: bool
+    is_left_out: bool = False
+    """Guidance is declared, changes no probability, and the server leaves such guidance out."""
     max_concurrency: int | None
     """Limit of a closed loop; None for every other arrival."""
     is_cached: bool = False
@@ -83,9 +86,17 @@ def expected(profile: Profile, prepared: Sequence[PreparedRequest], record: RunR
         prepared=tuple(prepared),
         is_guided=settings.guidance is not None,
         is_greedy=settings.sampling.top_k == 1 or settings.sampling.temperature == 0,
+        is_left_out=_leaves_out(settings),
         max_concurrency=arrival.max_concurrency if arrival.kind == "closed-loop" else None,
         is_cached=profile.workload.prefix_hits == "allowed",
     )
+
+
+def _leaves_out(settings: VariantSettings) -> bool:
+    if settings.guidance is None or not getattr(settings.server, "skip_noop", False):
+        return False
+    params = parse_params(settings.guidance.model_dump(exclude_none=True))
+    return params is not None and is_noop(params)
 
 
 def reconcile(run: LoadedRun, expectation: Expectation) -> tuple[Check, ...]:
@@ -158,7 +169,7 @@ def _check_step_time(run: LoadedRun, steps: StepColumns) -> Check:
 
 
 def _check_guided(steps: StepColumns, expectation: Expectation) -> Check:
-    """A guided variant scored candidates in some step; any other in none."""
+    """A guided variant scored candidates in some step, unless its guidance is left out; any other in none."""
     name = "guided"
     rows = steps.known("guided_rows")
     guided_steps = int((rows > 0).sum())
@@ -167,6 +178,8 @@ def _check_guided(steps: StepColumns, expectation: Expectation) -> Check:
         return Check(name, None, "the steps do not count guided rows")
     if not expectation.is_guided:
         return Check(name, guided_steps == 0, f"no guidance declared; {seen}", is_fatal=True)
+    if expectation.is_left_out:
+        return Check(name, guided_steps == 0, f"neutral guidance is left out; {seen}", is_fatal=True)
     if expectation.is_greedy:
         return Check(name, None, f"greedy path: with one candidate the value model has nothing to choose; {seen}")
     return Check(name, guided_steps > 0, f"guidance declared; {seen}", is_fatal=True)

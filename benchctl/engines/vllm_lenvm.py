@@ -50,12 +50,6 @@ _TOLD: Final = (
     "fused", "lazy", "skip_noop", "stride", "guidance_clock",
 )  # fmt: skip
 """Options that vLLM's own description does not know."""
-_SENT_AS: Final = {
-    "mode": "lenvm_mode",
-    "value_scale": "lenvm_value_scale",
-    "gamma": "lenvm_gamma",
-    "value_entropy_threshold": "lenvm_entropy_threshold",
-}
 
 
 class VllmLenvmEngine(VllmEngine):
@@ -110,8 +104,8 @@ class VllmLenvmEngine(VllmEngine):
         call = super().request_call(request, settings)
         if settings.guidance is None:
             return call
-        asked = settings.guidance.model_dump()
-        extra = {key: asked[name] for name, key in _SENT_AS.items() if asked.get(name) is not None}
+        asked = settings.guidance.model_dump(exclude_none=True)
+        extra: dict[str, Any] = {f"lenvm_{name}": value for name, value in asked.items()}
         options = _options(settings)
         extra |= {"lenvm_skip_noop": int(options.skip_noop), "lenvm_stride": options.stride}
         body = msgspec.json.decode(call.body)
