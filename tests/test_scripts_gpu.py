@@ -76,9 +76,26 @@ def test_a_run_that_fails_is_told_and_nothing_is_stored(tmp_path):
     assert not (tmp_path / "results" / "gpu-smoke-baseline").exists()
 
 
-@pytest.mark.parametrize("script", ["gpu_smoke.sh", "gpu_measurements.sh"])
+@pytest.mark.slow
+def test_one_call_measures_what_guidance_costs_and_judges_every_variant(tmp_path):
+    done = smoke(
+        tmp_path, "out", script="gpu/measure_guided.sh", MODEL="qwen2.5-7b", VALUE_MODEL="qwen2.5-0.5b",
+        PROFILES="controls", STEPS="--tiny --device cpu",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    said = (tmp_path / "out" / "guided.md").read_text()
+    assert "value model `qwen2.5-0.5b`" in said
+    assert "runs: 10 done" in said
+    assert "variants.guided.server.value_model=qwen2.5-0.5b" in said
+    for variant in ("guided-flags", "guided-idle", "guided-neutral", "guided"):
+        assert f"results/controls/latest:{variant}`" in said
+    assert said.count("Exit code 3.") == 4, "two blocks give no verdict"
+    assert "Exit code 2." not in said
+
+
+@pytest.mark.parametrize("script", ["gpu_smoke.sh", "gpu_measurements.sh", "gpu/measure_guided.sh"])
 def test_a_gpu_is_demanded_before_anything_is_measured(tmp_path, script):
-    refused = smoke(tmp_path, script=script)
+    refused = smoke(tmp_path, script=script, ENGINE="vllm-lenvm-gpu" if "guided" in script else "sim-exact")
     assert refused.returncode == 2
     assert "gpu device missing" in refused.stderr
     assert list(tmp_path.iterdir()) == []
