@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from test_engine_vllm import request
 
+from benchctl.analysis.launch import launch_settings
 from benchctl.engines.engine import LaunchSite
 from benchctl.engines.vllm_lenvm import VllmLenvmEngine
 from benchctl.errors import EngineUnavailableError, ProfileError, UnsupportedError
@@ -16,6 +17,7 @@ from benchctl.profile.engine_options import VllmLenvmOptions
 from benchctl.profile.load import load_profile
 from benchctl.profile.model import Guidance, Sampling, VariantSettings
 from benchctl.profile.plan import arms, undeclared_differences, variant_settings
+from benchctl.records.run import RunRecord
 
 ENGINE = VllmLenvmEngine()
 TILT = Guidance(mode="exp", value_scale=2.0, gamma=0.9, value_entropy_threshold=0.5)
@@ -66,6 +68,17 @@ def test_a_server_is_told_whose_clock_counts_and_that_weights_may_be_drawn(pair,
     _, env = started(monkeypatch, settings_of(pair), tmp_path)
     assert env["BENCHCTL_LENVM_CLOCK"] == "host"
     assert json.loads(env["BENCHCTL_LENVM_SETTINGS"])["random_weights"] is False
+
+
+def test_every_variable_of_guidance_stands_for_options_that_a_profile_may_declare(pair, tmp_path, monkeypatch):
+    argv, env = started(monkeypatch, settings_of(pair), tmp_path)
+    run = RunRecord(
+        schema_version=1, index=0, run_id="000-b0-v", block=0, position=0, variant="v", argv=tuple(argv), env=env
+    )
+    found = launch_settings(run)
+    of_guidance = {key: setting.names for key, setting in found.items() if "LENVM" in key}
+    assert len(of_guidance) == 5
+    assert all("server.value_model" in names for names in of_guidance.values()), of_guidance
 
 
 def test_a_server_without_a_value_model_is_vllm_as_it_comes_but_for_the_runner_that_both_share(

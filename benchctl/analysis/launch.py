@@ -50,10 +50,12 @@ OPTIONS_OF_FLAG: Final[dict[str, tuple[str, ...]]] = {
 }
 """Options of a profile behind flags that are spelt otherwise, without ``--`` and ``no-``."""
 _OPTIONS_OF_VARIABLE: Final[dict[str, tuple[str, ...]]] = {
+    "BENCHCTL_LENVM_CLOCK": ("value_model", "guidance_clock"),
     "BENCHCTL_LENVM_DESCRIPTION": ("value_model",),
     "BENCHCTL_LENVM_MODEL": ("value_model",),
     "BENCHCTL_LENVM_SETTINGS": (
-        "value_model", "value_dtype", "value_memory_bytes", "value_graphs", "value_stream", "fused", "lazy",
+        "value_model", "value_dtype", "value_load_format", "value_memory_bytes", "value_graphs", "value_stream",
+        "fused", "lazy",
     ),
     "BENCHCTL_LENVM_STEP_LOG": ("value_model", "step_log"),
 }  # fmt: skip
