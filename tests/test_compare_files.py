@@ -50,6 +50,25 @@ def test_each_suffix_gives_its_form_and_the_screen_stays_what_it_was(results, tm
     assert height(files[3].read_bytes()) > 300
 
 
+def test_a_page_judges_by_what_the_comparison_was_told(results, tmp_path):
+    page = tmp_path / "page.html"
+    told = ["--threshold", "90%", "--metrics", "step_ms"]
+    found = call(results, *told, "--output", page)
+    assert found.stdout == call(results, *told).stdout
+    text = page.read_text()
+    assert "<title>equivalent: guided against baseline</title>" in text
+    assert call(results, "--output", page).exit_code == 1
+    assert "<title>regression: guided against baseline</title>" in page.read_text()
+
+
+def test_no_page_is_made_of_files_of_other_tools(results, tmp_path):
+    foreign = tmp_path / "vllm.json"
+    foreign.write_text("{}")
+    refused = CliRunner().invoke(app, ["compare", str(foreign), str(foreign), "-o", str(tmp_path / "page.html")])
+    assert isinstance(refused.exception, UsageError)
+    assert "files of other tools do not hold" in str(refused.exception)
+
+
 @pytest.mark.parametrize(
     ("file", "message"), [("c.txt", "the suffix names no form"), ("no/c.md", "is no directory")]
 )

@@ -83,8 +83,8 @@ def compare(
             "--output",
             "-o",
             metavar="FILE",
-            help="Also write the comparison to a file: .json, .md, .csv, or .png for a picture of ratios and "
-            "intervals; repeat as needed.",
+            help="Also write the comparison to a file: .json, .md, .csv, .html for the whole page, or .png for a "
+            "picture of ratios and intervals; repeat as needed.",
         ),
     ] = None,
     github_summary: Annotated[
@@ -102,14 +102,22 @@ def compare(
     invalid. For example: benchctl compare results/x:baseline results/x:guided
     """
     from benchctl.analysis.compare import CompareOptions
-    from benchctl.cli.compare_files import append, checked_outputs, summary_path, write_comparison, write_refusal
+    from benchctl.cli.compare_files import (
+        PAGE,
+        append,
+        checked_outputs,
+        summary_path,
+        write_comparison,
+        write_page,
+        write_refusal,
+    )
     from benchctl.cli.compare_output import print_comparison
     from benchctl.report.comparison_document import document_of, refusal_document
     from benchctl.report.comparison_markdown import markdown_of
 
     if as_json and as_markdown:
         raise UsageError("--json and --markdown are two forms of one answer; give one of the two")
-    outputs, summary = checked_outputs(output or ()), summary_path() if github_summary else None
+    outputs, summary = checked_outputs(output or (), (a, b)), summary_path() if github_summary else None
     options = CompareOptions(
         margin_frac=parse_threshold(threshold),
         confidence=confidence,
@@ -129,7 +137,10 @@ def compare(
             print(json.dumps(refusal_document(error), indent=1))
         raise
     for path in outputs:
-        write_comparison(comparison, path, show_all=show_all)
+        if path.suffix == PAGE:
+            write_page(a, b, options, path)
+        else:
+            write_comparison(comparison, path, show_all=show_all)
     if summary is not None:
         append(summary, markdown_of(comparison, show_all=show_all))
     if as_json:

@@ -6,18 +6,27 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from benchctl.analysis.compare import CompareOptions
 from benchctl.analysis.comparison import Comparison
+from benchctl.analysis.foreign_sides import is_unpaired
+from benchctl.analysis.pairing import parse_side
 from benchctl.errors import InvalidDataError, UsageError
 from benchctl.report.comparison_document import document_of, refusal_document
 from benchctl.report.comparison_markdown import markdown_of
 
-SUFFIXES: Final = (".json", ".md", ".csv", ".png")
+PAGE: Final = ".html"
+SUFFIXES: Final = (".json", ".md", ".csv", ".png", PAGE)
 _SUMMARY: Final = "GITHUB_STEP_SUMMARY"
 
 
-def checked_outputs(outputs: Sequence[Path]) -> tuple[Path, ...]:
+def checked_outputs(outputs: Sequence[Path], sides: tuple[str, str]) -> tuple[Path, ...]:
     """Raises UsageError for a form that does not exist or a directory that is not there, before any work."""
     for path in outputs:
+        if path.suffix == PAGE and is_unpaired(*sides):
+            raise UsageError(
+                f"--output {path}: a page shows runs and steps, which files of other tools do not hold; write a "
+                f"file that ends in {', '.join(suffix for suffix in SUFFIXES if suffix != PAGE)}"
+            )
         if path.suffix not in SUFFIXES:
             raise UsageError(
                 f"--output {path}: the suffix names no form; write a file that ends in {', '.join(SUFFIXES)}"
@@ -43,6 +52,20 @@ def write_comparison(comparison: Comparison, path: Path, *, show_all: bool) -> N
     from benchctl.records.jsonl import write_bytes_atomic
 
     write_bytes_atomic(path, _content(comparison, path.suffix, show_all=show_all))
+
+
+def write_page(a: str, b: str, options: CompareOptions, path: Path) -> tuple[str, ...]:
+    """Replace ``path`` with the page on two sides of result directories; returns what of these cannot be read."""
+    from benchctl.records.jsonl import write_bytes_atomic
+    from benchctl.report.page.build import sides_page
+    from benchctl.report.reading import read_results
+
+    a_side, b_side = parse_side(a), parse_side(b)
+    a_reading = read_results(a_side.path)
+    is_one = a_side.path.resolve() == b_side.path.resolve()
+    b_reading = a_reading if is_one else read_results(b_side.path)
+    write_bytes_atomic(path, sides_page((a_reading, a_side), (b_reading, b_side), options).encode())
+    return tuple(dict.fromkeys((*a_reading.damage, *b_reading.damage)))
 
 
 def _content(comparison: Comparison, suffix: str, *, show_all: bool) -> bytes:

@@ -29,8 +29,9 @@ def report(
     """Write report.html, summary and sweep (CSV, JSON), result.json of each finished run, and plots.
 
     'benchctl run' does this when it ends. With two sides, only a page on B against A is written, by default
-    report-A-vs-B.html in the working directory. The page needs no network and opens from the disk. A damaged file
-    is named on stderr and exits 4, after the rest is written.
+    report-A-vs-B.html in the working directory; 'benchctl compare A B --output page.html' makes one by another
+    threshold and the like. The page needs no network and opens from the disk. A damaged file is named on stderr and
+    exits 4, after the rest is written.
     """
     if b is not None:
         _write_page(a, b, output)
@@ -46,19 +47,13 @@ def report(
 
 
 def _write_page(a: str, b: str, output: Path | None) -> None:
+    from benchctl.analysis.compare import CompareOptions
     from benchctl.analysis.pairing import parse_side
-    from benchctl.records.jsonl import write_bytes_atomic
-    from benchctl.report.page.build import sides_page
-    from benchctl.report.reading import read_results
+    from benchctl.cli.compare_files import write_page
 
-    a_side, b_side = parse_side(a), parse_side(b)
-    a_reading = read_results(a_side.path)
-    is_one = a_side.path.resolve() == b_side.path.resolve()
-    b_reading = a_reading if is_one else read_results(b_side.path)
-    path = output or Path(f"report-{_slug(a_side)}-vs-{_slug(b_side)}.html")
-    write_bytes_atomic(path, sides_page((a_reading, a_side), (b_reading, b_side)).encode())
+    path = output or Path(f"report-{_slug(parse_side(a))}-vs-{_slug(parse_side(b))}.html")
+    damage = write_page(a, b, CompareOptions(), path)
     print(path)
-    damage = dict.fromkeys((*a_reading.damage, *b_reading.damage))
     if damage:
         raise RecordError("\n".join(damage))
 
