@@ -3,8 +3,8 @@
     <environment of vLLM>/bin/python scripts/bench/guided_idle.py DIR [--steps N] [--repeats N]
 
 DIR is a value model (``benchctl models make-tiny --value-model``). The processor is loaded as vLLM loads it and
-called as vLLM calls it once per step, over a batch in which no row is guided; beside it, a processor that does nothing
-at all. Prints nanoseconds per step, the median of the repeats, and the range.
+called as vLLM calls it once per step, over a batch in which no row is guided; beside it, a processor that does
+nothing at all. Prints nanoseconds per step, the median of the repeats, and the range.
 """
 
 import argparse
