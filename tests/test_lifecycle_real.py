@@ -53,4 +53,6 @@ def test_a_vllm_of_which_one_process_is_killed_under_load_fails_its_run_and_leav
     tmp_path, who, number, told
 ):
     with turn_of("vllm"):
-        assert told in fails_in_time(Blow(engine="vllm-cpu", who=who, number=number, moment="load"), tmp_path)
+        message = fails_in_time(Blow(engine="vllm-cpu", who=who, number=number, moment="load"), tmp_path)
+    # vLLM's front end may notice first, and end itself before we have seen which process is gone.
+    assert told in message or (who != FRONT_END and "a process of the engine ended in mid-work" in message)
