@@ -11,6 +11,7 @@
 #   MODEL   a model to take instead
 started_in=$PWD
 source "$(dirname "$0")/environment.sh"
+source "$root/scripts/section.sh"
 command -v benchctl >/dev/null || use_environment .venv-smoke --editable '.[models]'
 cd "$started_in"
 
@@ -22,21 +23,6 @@ mkdir -p "$directory"
 benchctl doctor --engine "$engine" >/dev/null 2>&1 || "$root/scripts/engines/install_${engine%%-*}.sh" >&2
 model=${MODEL:-$directory/model-$shape}
 [ -n "${MODEL:-}" ] || [ -e "$model/config.json" ] || benchctl models make-tiny "$model" --shape "$shape" >&2
-
-# Writes a section: what was called, and what it printed.
-section() {
-  local file=$directory/$1 code=0
-  shift
-  {
-    echo
-    echo "## \`${*//$root\//}\`"
-    echo
-    echo '```'
-    "$@" 2>&1 || code=$?
-    echo '```'
-    [ "$code" -eq 0 ] || echo "Exit code $code."
-  } | tee -a "$file" >&2
-}
 
 measure=(benchctl run --engine "$engine" --set "model=$model" -o "$directory/results" --quiet)
 for page in machine agreement engine; do rm -f "$directory/$page.md"; done

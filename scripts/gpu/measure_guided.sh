@@ -13,6 +13,7 @@
 #   STEPS                arguments of guided_overhead.py, which times the steps
 started_in=$PWD
 source "$(dirname "$0")/../environment.sh"
+source "$root/scripts/section.sh"
 command -v benchctl >/dev/null || use_environment .venv-smoke --editable '.[models]'
 cd "$started_in"
 
@@ -35,20 +36,6 @@ if [ -z "${MODEL:-}" ]; then
   settings=(--set engine.options.load_format=dummy --set engine.options.value_load_format=dummy)
 fi
 
-# Writes a section: what was called, and what it printed. An exit code is a verdict and ends nothing.
-section() {
-  local code=0
-  {
-    echo
-    echo "## \`${*//$root\//}\`"
-    echo
-    echo '```'
-    "$@" 2>&1 || code=$?
-    echo '```'
-    [ "$code" -eq 0 ] || echo "Exit code $code."
-  } | tee -a "$directory/guided.md" >&2
-}
-
 # Each variant that names a value model gets this one; steps of a ladder of controls follow the variant that they divide.
 value_settings() {
   benchctl profiles show "$1" --engine "$engine" | python -c '
@@ -64,23 +51,23 @@ python=${BENCHCTL_ENGINES_DIR:-${XDG_CACHE_HOME:-$HOME/.cache}/benchctl/engines}
   echo
   echo "Base model \`$MODEL\`, value model \`$VALUE_MODEL\`${settings[0]:+, random weights}."
 } >"$directory/guided.md"
-section benchctl doctor -o "$directory"
+section guided.md benchctl doctor -o "$directory"
 read -ra steps <<<"${STEPS:-}"
-PYTHONPATH=$root section "$python" "$root/scripts/gpu/guided_overhead.py" --json "$directory/steps.json" "${steps[@]}"
+PYTHONPATH=$root section guided.md "$python" "$root/scripts/gpu/guided_overhead.py" --json "$directory/steps.json" "${steps[@]}"
 for profile in ${PROFILES:-topk-sweep controls guided-idle fused-vs-two-phase noop-skip}; do
   given=(--set "model=$MODEL" "${settings[@]}")
   while read -r setting; do given+=(--set "$setting"); done < <(value_settings "$profile")
-  section benchctl run --profile "$profile" --engine "$engine" --blocks "${BLOCKS:-6}" --quiet \
+  section guided.md benchctl run --profile "$profile" --engine "$engine" --blocks "${BLOCKS:-6}" --quiet \
     -o "$directory/results" "${given[@]}"
   results=$directory/results/$profile/latest
   [ -e "$results/manifest.json" ] || continue # the section above says why
-  section benchctl show "$results"
+  section guided.md benchctl show "$results"
   baseline=$(python -c 'import json, sys; print(json.load(open(sys.argv[1]))["baseline"])' "$results/manifest.json")
   for variant in $(python -c '
 import json, sys
 print(*sorted({run["variant"] for run in json.load(open(sys.argv[1]))["runs"]} - {sys.argv[2]}))' \
     "$results/plan.json" "$baseline"); do
-    section benchctl compare "$results:$baseline" "$results:$variant"
+    section guided.md benchctl compare "$results:$baseline" "$results:$variant"
   done
 done
 echo "in $directory: guided.md steps.json results/"
