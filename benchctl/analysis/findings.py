@@ -71,12 +71,8 @@ def _took_greedy_path(cell: CellSummary) -> bool:
 
 def _is_greedy_unsaid(run: RunSummary) -> bool:
     """Its steps do not say whether they are greedy, and its requests leave one candidate."""
-    sampling = run.settings.sampling if run.settings is not None else None
-    return (
-        sampling is not None
-        and run.number("greedy_step_frac") is None
-        and (sampling.top_k == 1 or sampling.temperature == 0)
-    )
+    is_greedy = run.settings is not None and run.settings.sampling.is_greedy
+    return is_greedy and run.number("greedy_step_frac") is None
 
 
 def _greedy_path(cell: CellSummary) -> Finding:

@@ -85,7 +85,7 @@ def expected(profile: Profile, prepared: Sequence[PreparedRequest], record: RunR
         stop=profile.stop,
         prepared=tuple(prepared),
         is_guided=settings.guidance is not None,
-        is_greedy=settings.sampling.top_k == 1 or settings.sampling.temperature == 0,
+        is_greedy=settings.sampling.is_greedy,
         is_left_out=_leaves_out(settings),
         max_concurrency=arrival.max_concurrency if arrival.kind == "closed-loop" else None,
         is_cached=profile.workload.prefix_hits == "allowed",

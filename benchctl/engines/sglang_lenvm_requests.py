@@ -40,7 +40,7 @@ def refusal(params: Params | None, sampling: Sampling, revision: str | None) -> 
 
     ``top_k`` 1 and temperature 0 are allowed: greedy decoding, where guidance never acts on any revision.
     """
-    if params is None or sampling.top_k == 1 or sampling.temperature == 0:
+    if params is None or sampling.is_greedy:
         return None
     mode, has_all, has_target = _mode(params), sampling.top_k < 1, _has_target(params)
     if revision == "V4" and has_target:

@@ -224,7 +224,7 @@ def _interpreter(settings: VariantSettings) -> Path:
 
 def _sampling_config(sampling: Sampling) -> dict[str, Any]:
     """The profile's sampling as transformers spells it; what is off is said, or the model's own would apply."""
-    if sampling.temperature == 0 or sampling.top_k == 1:
+    if sampling.is_greedy:
         return {"do_sample": False, "repetition_penalty": 1.0}
     config = {
         "do_sample": True,

@@ -138,6 +138,11 @@ class Sampling(Section):
     min_p: float = Field(default=0.0, ge=0, le=1)
     """Drops tokens less probable than this fraction of the most probable one."""
 
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the most probable token is always taken."""
+        return self.temperature == 0 or self.top_k == 1
+
     @field_validator("top_k")
     @classmethod
     def _top_k_is_a_count(cls, top_k: int) -> int:
