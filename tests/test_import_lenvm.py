@@ -17,13 +17,14 @@ from hypothesis import strategies as st
 from lenvm_results import Truth, as_lines, failed_row, responses_of, rows_of, sampled_steps, write_directory
 
 from benchctl.analysis.metrics import run_metrics
+from benchctl.analysis.percentile import interpolated
 from benchctl.errors import InvalidDataError, UsageError
 from benchctl.lenvm.doubts import FAULTS
 from benchctl.lenvm.gpu_samples import read_gpu_samples
 from benchctl.lenvm.imported import ImportResult, import_lenvm
 from benchctl.lenvm.responses import read_responses
 from benchctl.lenvm.schedule import makespan_s, sends_s
-from benchctl.lenvm.summary import RATIO_TAG, interpolated
+from benchctl.lenvm.summary import RATIO_TAG
 from benchctl.measure.experiment import reopen_experiment
 from benchctl.records.directory import LoadedRun, load_results
 from benchctl.report.export import write_report

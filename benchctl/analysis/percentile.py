@@ -50,7 +50,7 @@ def percentiles_of_sorted(
     if not len(ordered):
         return dict.fromkeys(percents)
     return {
-        percent: _at(ordered, percent / 100) if num_independent >= smallest_sample(percent) else None
+        percent: interpolated(ordered, percent / 100) if num_independent >= smallest_sample(percent) else None
         for percent in percents
     }
 
@@ -79,7 +79,8 @@ def _ordered(values: Sequence[float]) -> Sequence[float]:
     return ordered
 
 
-def _at(ordered: "Numbers", fraction: float) -> float:
+def interpolated(ordered: "Numbers", fraction: float) -> float:
+    """The value at rank (n - 1)·fraction of values that ascend, linearly between its neighbours."""
     rank = (len(ordered) - 1) * fraction
     below = math.floor(rank)
     low, high = float(ordered[below]), float(ordered[min(below + 1, len(ordered) - 1)])

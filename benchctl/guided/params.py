@@ -22,7 +22,7 @@ NEUTRAL_WIDTH: Final = 1e-12
 
 _DEFAULT_MODE: Final = "mul"
 """Of a request that activates guidance without naming a mode."""
-_ALIASES: Final[Mapping[str, tuple[str, ...]]] = {
+ALIASES: Final[Mapping[str, tuple[str, ...]]] = {
     "mode": ("mode", "value_mode"),
     "scale": ("value_scale", "scale"),
     "gamma": ("length_gamma", "gamma"),
@@ -36,11 +36,11 @@ _ALIASES: Final[Mapping[str, tuple[str, ...]]] = {
     "skip_noop": ("skip_noop",),
 }
 """Keys of each field; where a request gives several, the first one here counts, and all are checked."""
-_ACTIVATING: Final = ("mode", "scale", "target_value", "target_length", "constraint")
-KNOWN_KEYS: Final = frozenset(key for keys in _ALIASES.values() for key in keys)
+ACTIVATING: Final = ("mode", "scale", "target_value", "target_length", "constraint")
+KNOWN_KEYS: Final = frozenset(key for keys in ALIASES.values() for key in keys)
 _OF_TEMPERATURE: Final = frozenset({"token_temperature_scale", "boosted_token_ids", "token_temp_divisor"})
-_CONSTRAINT_SIGNS: Final = {"==": "eq", "=": "eq", ">=": "ge", "<=": "le", "~=": "eq_soft", "~": "eq_soft"}
-_LENGTH_MODES: Final = {"total": "total", "budget": "total", "remaining": "remaining"}
+CONSTRAINT_SIGNS: Final = {"==": "eq", "=": "eq", ">=": "ge", "<=": "le", "~=": "eq_soft", "~": "eq_soft"}
+LENGTH_MODES: Final = {"total": "total", "budget": "total", "remaining": "remaining"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,9 +106,9 @@ def parse_params(mapping: Mapping[str, Any]) -> GuidanceParams | None:
     """
     for key in mapping:
         _check_key(key)
-    given = {name: [key for key in keys if key in mapping] for name, keys in _ALIASES.items()}
+    given = {name: [key for key in keys if key in mapping] for name, keys in ALIASES.items()}
     checked = {name: [_CHECKS[name](key, mapping[key]) for key in keys] for name, keys in given.items()}
-    if not any(checked[name] for name in _ACTIVATING):
+    if not any(checked[name] for name in ACTIVATING):
         return None
     chosen = {name: values[0] for name, values in checked.items() if values}
     return GuidanceParams(**{"mode": _DEFAULT_MODE, **chosen})
@@ -202,8 +202,8 @@ _CHECKS: Final[Mapping[str, Callable[[str, object], Any]]] = {
     "entropy_threshold": _finite,
     "target_value": _fraction,
     "target_length": _length,
-    "length_mode": _one_of(_LENGTH_MODES),
-    "constraint": _one_of({**{name: name for name in CONSTRAINTS}, **_CONSTRAINT_SIGNS}),
+    "length_mode": _one_of(LENGTH_MODES),
+    "constraint": _one_of({**{name: name for name in CONSTRAINTS}, **CONSTRAINT_SIGNS}),
     "stride": _stride,
     "skip_noop": _flag,
 }

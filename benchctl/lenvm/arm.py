@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
 
+from benchctl.guided.params import ACTIVATING, ALIASES, CONSTRAINT_SIGNS, LENGTH_MODES
 from benchctl.lenvm.files import BASELINE, ArmFiles, Meta, read_meta
 from benchctl.lenvm.responses import Responses, read_responses
 from benchctl.lenvm.schedule import makespan_s
@@ -15,20 +16,18 @@ from benchctl.records.lenvm_timing import TimingLog, TimingRecord, last_lives, n
 _NO_RESPONSES: Final = Responses(answered=(), num_rows=0, row_latencies_s=())
 _NO_TIMING: Final = TimingLog(lives=())
 _SAMPLING: Final = {"temperature": "--temperature", "top_p": "--top-p", "top_k": "--top-k", "min_p": "--min-p"}
-_GUIDANCE_KEYS: Final = {
-    "mode": ("mode", "value_mode"),
-    "value_scale": ("value_scale", "scale"),
-    "gamma": ("length_gamma", "gamma"),
-    "value_entropy_threshold": ("value_entropy_threshold", "entropy_threshold"),
-    "value_min": ("value_min",),
-    "target_value": ("target_value",),
-    "target_length": ("target_length",),
-    "target_length_mode": ("target_length_mode", "length_mode"),
-    "value_constraint": ("value_constraint", "constraint", "cmp", "op"),
+_IN_PROFILES: Final = {
+    "mode": "mode",
+    "scale": "value_scale",
+    "gamma": "gamma",
+    "entropy_threshold": "value_entropy_threshold",
+    "value_min": "value_min",
+    "target_value": "target_value",
+    "target_length": "target_length",
+    "length_mode": "target_length_mode",
+    "constraint": "value_constraint",
 }
-"""Keys of ``custom_params`` by our names; where a request has several, the first counts."""
-_ACTIVATING: Final = ("mode", "value_scale", "target_value", "target_length", "value_constraint")
-_CONSTRAINTS: Final = {"==": "eq", "=": "eq", ">=": "ge", "<=": "le", "~=": "eq_soft", "~": "eq_soft"}
+"""What profiles call the fields of guidance."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,17 +97,16 @@ class ArmData:
             told = {"value_scale": meta.value_scale, "mode": meta.value_mode, "gamma": meta.value_gamma}
             params = {} if self.body else {name: value for name, value in told.items() if value is not None}
         found = {
-            name: next(params[key] for key in keys if key in params)
-            for name, keys in _GUIDANCE_KEYS.items()
-            if any(key in params for key in keys)
+            name: next(params[key] for key in ALIASES[field] if key in params)
+            for field, name in _IN_PROFILES.items()
+            if any(key in params for key in ALIASES[field])
         }
-        if not any(name in found for name in _ACTIVATING):
+        if not any(_IN_PROFILES[field] in found for field in ACTIVATING):
             return None
         if "value_constraint" in found:
-            found["value_constraint"] = _CONSTRAINTS.get(found["value_constraint"], found["value_constraint"])
+            found["value_constraint"] = CONSTRAINT_SIGNS.get(found["value_constraint"], found["value_constraint"])
         if "target_length_mode" in found:
-            is_total = found["target_length_mode"] in {"total", "budget"}
-            found["target_length_mode"] = "total" if is_total else "remaining"
+            found["target_length_mode"] = LENGTH_MODES.get(found["target_length_mode"], "remaining")
         numbers = {name: float(value) for name, value in found.items() if type(value) in {int, float}}
         return {"mode": "mul", "value_scale": 1.0, **found, **numbers}
 

@@ -13,6 +13,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Final, TypeAlias
 
+from benchctl.analysis.percentile import interpolated
+from benchctl.analysis.summary_columns import TIMED_SECTIONS
 from benchctl.costs.flops import FlopsAccount, published_flops
 from benchctl.costs.shapes import shape_for
 from benchctl.costs.work import RunTotals
@@ -23,15 +25,6 @@ from benchctl.units import PETA, TERA
 
 SUMMARY_NAME: Final = "lenvm_summary.csv"
 RATIO_TAG: Final = "ratio (lvm/base)"
-SECTIONS: Final = (
-    "sampler_total",
-    "pre_lvm",
-    "lvm_apply_outer",
-    "lvm_build_pending",
-    "lvm_forward",
-    "lvm_apply_guidance",
-    "sample",
-)
 Cell: TypeAlias = str | int | float
 Row: TypeAlias = dict[str, Cell]
 
@@ -91,7 +84,7 @@ def _steps(arm: ArmData) -> Row:
     row |= {
         f"batch_size_{name}": value for name, value in _statistics(sizes).items() if name in {"mean", "p50", "p95"}
     }
-    for section in SECTIONS:
+    for section in TIMED_SECTIONS:
         times = [record.sections_ms[section] for record in records if section in record.sections_ms]
         if times:
             row |= {f"t_{section}_ms_{name}": value for name, value in _statistics(times).items()}
@@ -108,14 +101,6 @@ def _statistics(values: Sequence[float]) -> dict[str, float]:
         "sum": total,
         "count": len(ordered),
     }
-
-
-def interpolated(ordered: Sequence[float], fraction: float) -> float:
-    """The value at place (n - 1) p of ascending values, linearly between its neighbours."""
-    place = (len(ordered) - 1) * fraction
-    low = math.floor(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
 
 
 def _cut(ordered: Sequence[float], fraction: float) -> float:
