@@ -22,7 +22,7 @@ from torch import Tensor
 
 from benchctl.guided.candidates import Candidates, select_candidates
 from benchctl.guided.errors import GuidanceError
-from benchctl.guided.guide_step import ArrivingCounts, GuideStep, PendingStep
+from benchctl.guided.guide_step import Arriving, GuideStep, PendingStep
 from benchctl.guided.modes import candidate_values, log_tilt, mode_batch
 from benchctl.guided.params import GuidanceParams, is_noop
 from benchctl.guided.timing import StepTimer, Timer
@@ -109,7 +109,7 @@ class Guide:
         self._scorer = make_scorer() if self._settings.is_eager else None  # no time of a step
         self._eos_ids: Tensor | None = None
         self._told = GuideStep()
-        self._counts: ArrivingCounts | None = None
+        self._counts: Arriving | None = None
 
     def _load(self) -> Scorer:
         """The value model; the first step that needs it pays for loading it, where it was not loaded before."""
@@ -213,7 +213,7 @@ class Guide:
         """Positions of the rows that go to the value model; the counts of the step are taken here."""
         counts = candidates.counts * is_open
         if not self._settings.skips_early:
-            self._counts = ArrivingCounts(torch.stack([is_open.sum(), counts.sum()]))
+            self._counts = Arriving(torch.stack([is_open.sum(), counts.sum()]))
             return [position for position, is_due in enumerate(due) if is_due]
         numbers = counts.tolist()
         scored = [position for position, count in enumerate(numbers) if count]

@@ -24,8 +24,8 @@ class GuideStep:
     """Whether prefixes were extended and candidates scored in one forward; None where nothing was scored."""
 
 
-class ArrivingCounts:
-    """Guided rows and their candidates, on their way to the host."""
+class Arriving:
+    """Whole numbers on their way from the device to the host."""
 
     def __init__(self, numbers: Tensor) -> None:
         self._event: torch.cuda.Event | None = None
@@ -39,17 +39,19 @@ class ArrivingCounts:
     def is_here(self) -> bool:
         return self._event is None or bool(self._event.query())
 
-    def read(self) -> tuple[int, int]:
+    def read(self) -> list[int]:
+        """Waits for them if need be."""
         if self._event is not None:
             self._event.synchronize()
-        guided, candidates = self._numbers.tolist()
-        return guided, candidates
+        numbers: list[int] = self._numbers.tolist()
+        return numbers
 
 
 class PendingStep:
     """What guidance did in a step, some of which the device may still be counting."""
 
-    def __init__(self, told: GuideStep, counts: ArrivingCounts | None = None) -> None:
+    def __init__(self, told: GuideStep, counts: Arriving | None = None) -> None:
+        """``counts`` are guided rows and their candidates."""
         self._told, self._counts = told, counts
 
     @property

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from benchctl.guided.errors import GuidanceError
 from benchctl.guided.guide import GuideRow
+from benchctl.guided.guide_step import Arriving
 from benchctl.guided.vllm_requests import guided_request
 
 
@@ -111,7 +112,7 @@ class Slots:
         self._states = states
         self._by_slot: dict[int, _Held] = {}
         self._numbers = count()
-        self._arriving: _Arriving | None = None
+        self._arriving: _NewTokens | None = None
 
     def __bool__(self) -> bool:
         return bool(self._by_slot)
@@ -180,7 +181,7 @@ class Slots:
         for _, held, end in present:
             held.known = end + 1
 
-    def _missing(self, wanted: Iterable[tuple[int, _Held, int]]) -> "_Arriving | None":
+    def _missing(self, wanted: Iterable[tuple[int, _Held, int]]) -> "_NewTokens | None":
         """Ask for the tokens of each request up to an end, as far as they are not here; None where all are."""
         source = self._states.all_token_ids.gpu
         parts = [
@@ -192,7 +193,7 @@ class Slots:
             return None
         slots = [slot for _, slot, start, end in parts for _ in range(start, end)]
         places = [place for _, _, start, end in parts for place in range(start, end)]
-        return _Arriving(source, slots, places, [(held.tokens, end - start) for held, _, start, end in parts])
+        return _NewTokens(source, slots, places, [(held.tokens, end - start) for held, _, start, end in parts])
 
     def _take_tokens(self) -> None:
         """Give the tokens that were asked for to their requests; waits for them."""
@@ -201,27 +202,19 @@ class Slots:
             arriving.take()
 
 
-class _Arriving:
-    """Tokens on their way from the device to the host."""
+class _NewTokens:
+    """Tokens on their way to the host, and the sequences that they belong to."""
 
     def __init__(
         self, source: Tensor, slots: list[int], places: list[int], parts: list[tuple[list[int], int]]
     ) -> None:
         self._parts = parts
-        self._event: torch.cuda.Event | None = None
         where = torch.tensor([slots, places], pin_memory=source.is_cuda).to(source.device, non_blocking=True)
-        tokens = source[where[0], where[1]]
-        if tokens.is_cuda:
-            tokens = torch.empty_like(tokens, device="cpu", pin_memory=True).copy_(tokens, non_blocking=True)
-            self._event = torch.cuda.Event()
-            self._event.record()
-        self._tokens = tokens
+        self._tokens = Arriving(source[where[0], where[1]])
 
     def take(self) -> None:
         """Append them to their sequences."""
-        if self._event is not None:
-            self._event.synchronize()
-        tokens, start = self._tokens.tolist(), 0
+        tokens, start = self._tokens.read(), 0
         for sequence, number in self._parts:
             sequence.extend(tokens[start : start + number])
             start += number
