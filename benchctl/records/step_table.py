@@ -5,10 +5,13 @@ table names, and nothing is lost with it.
 """
 
 import hashlib
+import io
 from pathlib import Path
 from typing import Final
 
 import polars as pl
+
+from benchctl.records.jsonl import write_bytes_atomic
 
 KEPT_FROM_BYTES: Final = 4 << 20
 """Shorter logs are read about as fast as their tables."""
@@ -23,13 +26,9 @@ def table_path(step_log: Path) -> Path:
 
 def keep_table(step_log: Path, table: pl.DataFrame) -> None:
     """Write the table of a log that was read to its end. OSError where it cannot be written."""
-    path = table_path(step_log)
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        table.write_parquet(partial, metadata={"version": _VERSION, "log_sha256": _sha256(step_log)})
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    content = io.BytesIO()
+    table.write_parquet(content, metadata={"version": _VERSION, "log_sha256": _sha256(step_log)})
+    write_bytes_atomic(table_path(step_log), content.getvalue())
 
 
 def kept_table(step_log: Path) -> pl.DataFrame | None:
