@@ -13,9 +13,12 @@ import statistics
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "tests" / "servers"))
+
+from vllm_worker import worker_configuration  # noqa: E402
+
 ROWS = 48
 
 
@@ -27,22 +30,6 @@ class Nothing:
 
     def apply(self, logits, *_):
         return logits
-
-
-def configuration(vocabulary):
-    model = SimpleNamespace(
-        logits_processors=["benchctl_lenvm:LenvmLogitsProcessor"],
-        max_model_len=256,
-        hf_text_config=SimpleNamespace(eos_token_id=2),
-        try_get_generation_config=dict,
-        get_vocab_size=lambda: vocabulary,
-    )
-    return SimpleNamespace(
-        model_config=model,
-        scheduler_config=SimpleNamespace(max_num_seqs=64, async_scheduling=False),
-        parallel_config=SimpleNamespace(tensor_parallel_size=1, pipeline_parallel_size=1),
-        speculative_config=None,
-    )
 
 
 def nanoseconds(processor, logits, steps):
@@ -65,7 +52,8 @@ def main():
     from benchctl_lenvm import LenvmLogitsProcessor  # noqa: PLC0415 - looks at the variable above
 
     vocabulary = 2048
-    guided = LenvmLogitsProcessor(configuration(vocabulary), torch.device("cpu"), False)
+    told = worker_configuration(vocabulary=vocabulary, num_tokens=256, max_num_seqs=64, eos=2)
+    guided = LenvmLogitsProcessor(told, torch.device("cpu"), False)
     logits = torch.zeros(ROWS, vocabulary)
     found = {"plugin": [], "nothing": []}
     for _ in range(options.repeats):

@@ -10,7 +10,6 @@ import json
 import os
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 ASKED = json.load(sys.stdin)
 os.environ["BENCHCTL_LENVM_MODEL"] = ASKED["value_model"]
@@ -22,26 +21,10 @@ from vllm.exceptions import VLLMValidationError  # noqa: E402
 from vllm.v1.sample.logits_processor import build_logitsprocs, validate_logits_processors_parameters  # noqa: E402
 from vllm.v1.sample.sampler import Sampler  # noqa: E402
 from vllm.v1.worker.gpu_input_batch import CachedRequestState, InputBatch  # noqa: E402
+from vllm_worker import PROCESSORS, worker_configuration  # noqa: E402
 
-PROCESSORS = ("benchctl_lenvm:LenvmLogitsProcessor",)
 NUM_TOKENS = 64
 CPU = torch.device("cpu")
-
-
-def configuration(vocabulary, max_num_seqs):
-    model = SimpleNamespace(
-        logits_processors=list(PROCESSORS),
-        max_model_len=NUM_TOKENS,
-        hf_text_config=SimpleNamespace(eos_token_id=ASKED["eos"]),
-        try_get_generation_config=dict,
-        get_vocab_size=lambda: vocabulary,
-    )
-    return SimpleNamespace(
-        model_config=model,
-        scheduler_config=SimpleNamespace(max_num_seqs=max_num_seqs, async_scheduling=False),
-        parallel_config=SimpleNamespace(tensor_parallel_size=1, pipeline_parallel_size=1),
-        speculative_config=None,
-    )
 
 
 def admitted(number, said):
@@ -69,7 +52,9 @@ def main():
     states = [admitted(number, said) for number, said in enumerate(ASKED["requests"])]
     living = [state for state in states if not isinstance(state, str)]
     size = len(living)
-    config = configuration(len(logits), size)
+    config = worker_configuration(
+        vocabulary=len(logits), num_tokens=NUM_TOKENS, max_num_seqs=size, eos=ASKED["eos"]
+    )
     batch = InputBatch(
         max_num_reqs=size, max_model_len=NUM_TOKENS, max_num_batched_tokens=NUM_TOKENS, device=CPU,
         vocab_size=len(logits), block_sizes=[16], max_num_blocks_per_req=[4],

@@ -9,7 +9,6 @@ import json
 import os
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 ASKED = json.load(sys.stdin)
 os.environ["BENCHCTL_LENVM_MODEL"] = ASKED["value_model"]
@@ -33,30 +32,10 @@ from vllm.v1.worker.gpu.sample.logits_processor.loader import (  # noqa: E402
 )
 from vllm.v1.worker.gpu.sample.sampler import Sampler  # noqa: E402
 from vllm.v1.worker.gpu.states import RequestState  # noqa: E402
+from vllm_worker import PROCESSORS, worker_configuration  # noqa: E402
 
-PROCESSORS = ("benchctl_lenvm:LenvmLogitsProcessor",)
 NUM_TOKENS = 80
 DEVICE = torch.device("cuda" if IS_CUDA else "cpu")
-
-
-def configuration(vocabulary, max_num_seqs):
-    model = SimpleNamespace(
-        logits_processors=list(PROCESSORS),
-        max_model_len=NUM_TOKENS,
-        hf_text_config=SimpleNamespace(eos_token_id=ASKED["eos"]),
-        try_get_generation_config=dict,
-        get_vocab_size=lambda: vocabulary,
-    )
-    return SimpleNamespace(
-        model_config=model,
-        scheduler_config=SimpleNamespace(
-            max_num_seqs=max_num_seqs, async_scheduling=True, max_num_batched_tokens=64
-        ),
-        parallel_config=SimpleNamespace(tensor_parallel_size=1, pipeline_parallel_size=1),
-        speculative_config=None,
-        reasoning_config=None,
-        num_speculative_tokens=0,
-    )
 
 
 class TorchSampler:
@@ -121,7 +100,15 @@ class Batch:
             max_num_reqs=len(requests), max_model_len=NUM_TOKENS, max_num_batched_tokens=64,
             num_speculative_steps=0, vocab_size=len(logits), device=DEVICE,
         )  # fmt: skip
-        config = configuration(len(logits), len(requests))
+        config = worker_configuration(
+            vocabulary=len(logits),
+            num_tokens=NUM_TOKENS,
+            max_num_seqs=len(requests),
+            eos=ASKED["eos"],
+            scheduler={"async_scheduling": True, "max_num_batched_tokens": 64},
+            reasoning_config=None,
+            num_speculative_tokens=0,
+        )
         processors = build_custom_logits_processors(config, self._states, False, PROCESSORS)
         is_own = HAS_TRITON
         self._sampler = OwnSampler(config, self._states, processors) if is_own else TorchSampler(processors)
