@@ -43,6 +43,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 FEW_STEPS_BYTES: Final = 1 << 16
 """A log up to this size is decoded before polars would be imported."""
 _NUM_AT_ONCE: Final = 2
+"""polars has threads of its own for one log; a second one fills the time in which those idle."""
 DAMAGED_LINE: Final = "damaged-line"
 """Code of the warning that a file of a run ends with a line that cannot be read."""
 
