@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from benchctl.analysis.client_guard import CLIENT_DOUBTS
-from benchctl.analysis.doubts import RUN_DOUBTS
+from benchctl.analysis.usability import DECIDING_WARNINGS
 from benchctl.checkpoints.make import make_model
 from benchctl.checkpoints.recipe import Recipe
 from benchctl.costs.shapes import ModelShape
@@ -83,6 +83,6 @@ def assert_ended(done: subprocess.CompletedProcess[str], results: Path) -> None:
     suspect = [record for record in records if record.state == "suspect"]
     assert done.returncode == (4 if suspect else 0), said
     for record in suspect:
-        doubts = {warning.code for warning in record.warnings} & RUN_DOUBTS
+        doubts = {warning.code for warning in record.warnings} & DECIDING_WARNINGS
         assert doubts, f"{record.run_id} does not say why it is suspect\n{said}"
         assert doubts <= CLIENT_DOUBTS, said
