@@ -131,7 +131,7 @@ def test_a_dry_run_prints_the_order_and_measures_nothing(tmp_path: Path) -> None
     done = benchctl("run", "--profile", "topk-sweep", "--dry-run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "000-b0-" in done.stdout
-    assert "48 runs" in done.stdout
+    assert "36 runs" in done.stdout
     assert "estimated" in done.stdout
     assert not (tmp_path / "results").exists()
 
