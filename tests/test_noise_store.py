@@ -213,7 +213,7 @@ def test_age_is_in_whole_days() -> None:
 
 
 def test_a_plan_says_what_the_noise_on_file_lets_it_show() -> None:
-    profile = load_profile("topk-sweep")
+    profile = load_profile("topk-sweep", blocks=8)
     foresight = foresee(profile, floor())
     assert foresight is not None
     assert foresight.num_tests == 15
