@@ -9,10 +9,11 @@ import pytest
 from builders import edit_requests, edit_run, write_results
 from paced import PacedEngine, call, launch, planned, profile, request
 
+from benchctl.analysis.bunching import bunching_doubts
 from benchctl.analysis.client_guard import CLIENT_DOUBTS, client_doubts, client_warnings
 from benchctl.analysis.compare import CompareOptions, compare_sides, parse_side
 from benchctl.analysis.metrics import run_metrics
-from benchctl.analysis.stamps import busy_cores, stamp_errors_ns
+from benchctl.analysis.stamps import IN_TIME_NS, busy_cores, stamp_errors_ns
 from benchctl.load import receiver, transport
 from benchctl.load.client import StreamClient
 from benchctl.load.driver import Load
@@ -491,9 +492,13 @@ def test_the_times_of_a_server_that_writes_four_tokens_at_once_are_right_and_not
     run, truths = driven(tmp_path, COALESCED, block_s=0.023, block=_block_now_and_then)
     own, bounds = errors_ms(run, truths)
     assert len(bounds) >= 3 * len(own)
+    in_time = sum(sample.loop_lag_ns <= IN_TIME_NS for sample in run.client)
+    if 2 * in_time < len(run.client):
+        pytest.skip(f"the machine itself held the client up: in time in {in_time} of {len(run.client)} samples")
     errors = sorted(own + bounds)
     assert errors[len(errors) // 2] < 2  # milliseconds, though every read brings several tokens
-    assert [doubt for doubt in client_doubts(run, CLOSED) if doubt.code == "client-late"] == []
+    assert codes(client_doubts(run, CLOSED)) == []
+    assert codes(bunching_doubts(run)) == ["server-coalescing"]
 
 
 def test_a_client_that_is_held_up_is_found_out_whatever_the_server_writes_at_once(tmp_path):

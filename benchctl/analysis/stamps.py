@@ -105,14 +105,23 @@ def stamp_errors_ns(requests: Iterable[RequestRecord], samples: Sequence[ClientS
     at that time.
     """
     lags = _Lags.of(samples)
-    reads = [read for request in requests for choice in request.choices for read in _reads(choice, request.sent_ns)]
+    reads = _all_reads(requests)
     num_written = _chunks_of_a_write(reads, lags)
     return [error_ns for read in reads for error_ns in _read_errors_ns(read, num_written, lags)]
+
+
+def chunks_of_a_write(requests: Iterable[RequestRecord], samples: Sequence[ClientSample]) -> int:
+    """How many chunks of a choice the server sends at once, as reads that came at once show it; 1 or more."""
+    return _chunks_of_a_write(_all_reads(requests), _Lags.of(samples))
 
 
 _Read: TypeAlias = tuple[int, int, int, int]
 """One read of one choice: the stamp of its newest bytes, how late it came after them, the chunks that it brought,
 and the time of the read before, or of the send; times in ns."""
+
+
+def _all_reads(requests: Iterable[RequestRecord]) -> list[_Read]:
+    return [read for request in requests for choice in request.choices for read in _reads(choice, request.sent_ns)]
 
 
 def _reads(choice: ChoiceRecord, sent_ns: int | None) -> Iterator[_Read]:
@@ -126,7 +135,7 @@ def _reads(choice: ChoiceRecord, sent_ns: int | None) -> Iterator[_Read]:
 
 
 def _chunks_of_a_write(reads: Iterable[_Read], lags: "_Lags") -> int:
-    """How many chunks the server sends at once, by what nine of ten reads brought that the client made in time."""
+    """What nine of ten reads brought at most that a loop in time made at once; 1 where these are too few."""
     sizes = sorted(
         num_chunks
         for stamp_ns, late_ns, num_chunks, _ in reads
