@@ -1,6 +1,7 @@
 """What tests of real engines share: is an engine installed here, a model for it, its turn, its end."""
 
 import fcntl
+import json
 import os
 import subprocess
 import sys
@@ -12,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from benchctl.analysis.client_guard import CLIENT_DOUBTS
-from benchctl.analysis.usability import DECIDING_WARNINGS
+from benchctl.analysis.severity import DECIDING_WARNINGS
 from benchctl.checkpoints.make import make_model
 from benchctl.checkpoints.recipe import Recipe
 from benchctl.costs.shapes import ModelShape
 from benchctl.engines.environment import engines_directory
-from benchctl.records.directory import LoadedResults, ResultDirectory, load_results
+from benchctl.records.directory import LoadedResults, ResultDirectory, cell_name, load_results
 
 
 def needs(kind: str) -> pytest.MarkDecorator:
@@ -67,6 +68,7 @@ def smoked(kind: str, preset: str, directory: Path, *settings: str) -> LoadedRes
         )
     path = directory / "results" / "ci-smoke" / "latest"
     assert_ended(done, path)
+    assert_compared(path)
     return load_results(path)
 
 
@@ -86,3 +88,36 @@ def assert_ended(done: subprocess.CompletedProcess[str], results: Path) -> None:
         doubts = {warning.code for warning in record.warnings} & DECIDING_WARNINGS
         assert doubts, f"{record.run_id} does not say why it is suspect\n{said}"
         assert doubts <= CLIENT_DOUBTS, said
+
+
+def assert_compared(results: Path, metric: str = "step_ms") -> None:
+    """``benchctl compare`` comes to a verdict on ``metric`` in every cell of every variant of a result directory.
+
+    What the verdict is depends on the machine; that there is one does not, however late the client was.
+    """
+    loaded = load_results(results)
+    baseline = loaded.manifest.baseline
+    for variant in {run.record.variant for run in loaded.runs} - {baseline}:
+        done = subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "benchctl",
+                "compare",
+                f"{results}:{baseline}",
+                f"{results}:{variant}",
+                "--json",
+            ],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        said = done.stdout + done.stderr
+        assert done.returncode in {0, 1, 3}, said
+        judged = {found["cell"]: found for found in json.loads(done.stdout)["metrics"] if found["name"] == metric}
+        cells = {cell_name(run.record.cell) or variant for run in loaded.runs if run.record.variant == variant}
+        assert judged.keys() == cells, said
+        for found in judged.values():
+            assert found["ratio"] > 0, said
+            assert found["verdict"] in {"regression", "improvement", "equivalent", "inconclusive"}, said

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -15,8 +16,9 @@ from benchctl.analysis.bunching import (
     UNEVEN_STEPS,
     bunching_doubts,
 )
+from benchctl.analysis.severity import DECIDING_WARNINGS
 from benchctl.records.directory import load_results
-from benchctl.records.run import ChoiceRecord, RequestRecord, StepRecord
+from benchctl.records.run import ChoiceRecord, ClientSample, RequestRecord, StepRecord
 from benchctl.records.step_columns import columns_from
 
 STEP_NS = 4_000_000
@@ -213,3 +215,60 @@ def test_the_clock_of_a_simulator_has_its_own_measure(results):
     bunch(results)
     edit_run(results, results.runs()[0].path.name, clock="virtual", time_scale=10.0)
     assert doubts_of(results) == []
+
+
+def coalesced(index, size, num_writes=12, gap_ns=STEP_NS, late_ns=50_000):
+    """A stream of a server that always writes ``size`` chunks at once, read by a client in time."""
+    stamps = [T0_NS + (i // size + 1) * size * gap_ns for i in range(size * num_writes)]
+    choice = ChoiceRecord(
+        index=0, chunk_ns=tuple(stamps), chunk_late_ns=(late_ns,) * len(stamps), chunk_tokens=(1,) * len(stamps)
+    )
+    return msgspec.structs.replace(request_of(index, stamps), sent_ns=T0_NS, choices=(choice,), stamps="kernel")
+
+
+def lagging(lag_ns, num=60):
+    return tuple(
+        ClientSample(t_ns=T0_NS + i * 10**8, loop_lag_ns=lag_ns, cpu_ns=i * 10**6, num_open=1) for i in range(num)
+    )
+
+
+def run_of(results, requests, client):
+    """The first run of a directory without its steps, with these requests and this client."""
+    return replace(load_results(results.path).runs[0], requests=tuple(requests), client=client, steps=())
+
+
+@pytest.mark.parametrize("size", [2, 4, 16])
+def test_a_server_that_always_writes_as_many_chunks_at_once_is_told_and_not_distrusted(results, size):
+    run = run_of(results, [coalesced(r, size) for r in range(4)], lagging(200_000))
+    (note,) = bunching_doubts(run)
+    assert note.code == "server-coalescing"
+    assert note.code not in DECIDING_WARNINGS
+    assert f"writes {size} chunks of an answer at once: times of arrivals are right" in note.message
+
+
+def test_a_client_that_was_never_in_time_proves_no_choice_of_the_server(results):
+    run = run_of(results, [coalesced(r, 4) for r in range(4)], lagging(9 * 10**6))
+    assert [doubt.code for doubt in bunching_doubts(run)] == ["client-bunching"]
+
+
+def test_whoever_made_the_bursts_is_asked_for_processors(results):
+    irregular = [request_of(r, in_bursts(64, 3 + r % 5)) for r in range(8)]
+    (doubt,) = bunching_doubts(run_of(results, irregular, lagging(200_000)))
+    assert doubt.message.endswith("so that the server sent them so: free processors for it")
+    late = [coalesced(r, 3 + r % 5, late_ns=2 * 10**6) for r in range(8)]
+    (doubt,) = bunching_doubts(run_of(results, late, lagging(40 * 10**6)))
+    assert doubt.message.endswith("waited for the client to read: free processors for the client")
+
+
+@given(size=st.integers(2, 16), seed=st.integers(0, 99))
+def test_a_size_that_varies_is_no_choice(size, seed):
+    sizes = [1 + (seed + i * 7) % (2 * size) for i in range(40)]
+    arrivals = [STEP_NS * sum(sizes[: i + 1]) for i, count in enumerate(sizes) for _ in range(count)]
+    assert bunching.regular_write([request_of(0, arrivals)]) is None
+
+
+def test_tokens_that_wait_for_the_last_of_their_write_are_not_late(results):
+    steps = columns_from(one_after_another(192))
+    assert delivery_unevenness_steps([coalesced(0, 16)], one_after_another(192)) > UNEVEN_STEPS
+    assert not bunching._is_uneven([coalesced(0, 16)], steps, 16)
+    assert bunching._is_uneven([coalesced(0, 16)], steps, 1)

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import benchctl.measure
 from benchctl.analysis.client_guard import CLIENT_DOUBTS
 from benchctl.analysis.compare import CompareOptions, compare_sides, parse_side
-from benchctl.analysis.usability import DECIDING_WARNINGS
+from benchctl.analysis.severity import DECIDING_WARNINGS
 from benchctl.cli.compare import compare as compare_command
 from benchctl.records.run import RequestError, ResultWarning, RunFailure
 from benchctl.report.reading import read_results

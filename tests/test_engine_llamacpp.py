@@ -13,7 +13,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from real_engines import assert_ended, needs
+from real_engines import assert_compared, assert_ended, needs
 
 from benchctl.checkpoints.make import make_model
 from benchctl.checkpoints.recipe import Recipe
@@ -399,6 +399,8 @@ class TestRealServers:
             check=False,
         )  # fmt: skip
         assert_ended(done, tmp_path / "results/topk-sweep/latest")
+        if done.returncode == 0:  # what it does is timed by the client alone, who may have been late
+            assert_compared(tmp_path / "results/topk-sweep/latest", "wall_s")
         runs = sorted((tmp_path / "results/topk-sweep/latest/runs").iterdir())
         assert len(runs) == 3
         for run in runs:

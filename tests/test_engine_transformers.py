@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from real_engines import assert_ended, needs, tiny_model
+from real_engines import assert_compared, assert_ended, needs, tiny_model
 from stub_transformers import stub_transformers
 
 from benchctl.analysis.experiment import experiment_of
@@ -314,6 +314,7 @@ def test_real_servers_give_runs_whose_accounts_agree_to_the_token(tmp_path):
     ended = subprocess.run((sys.executable, "-m", "benchctl", *words), capture_output=True, text=True, check=False)
     path = tmp_path / "out" / "sampler" / "latest"
     assert_ended(ended, path)
+    assert_compared(path)
     results = load_results(path)
     greedy, drawn = sorted(results.runs, key=lambda run: run.record.variant != "greedy")
     experiment = experiment_of(results)

@@ -155,12 +155,17 @@ def test_a_pair_that_is_not_there_is_named_with_the_command_that_makes_one(tmp_p
     [
         ("tensor_parallel_size=2", "servers of one device"),
         ("speculative_config={method: ngram}", "exclude each other"),
-        ("async_scheduling=true", "two names of one thing"),
     ],
 )
 def test_what_excludes_a_value_model_is_a_fault_of_the_profile(options, said):
     with pytest.raises(ProfileError, match=said):
         load_profile("topk-sweep", engine="vllm-lenvm", overrides=[f"engine.options.{options}"])
+
+
+def test_one_thing_under_two_names_is_a_fault_of_the_profile():
+    overrides = ["engine.options.async_scheduling=true", "variants.guided.server.overlap_schedule=false"]
+    with pytest.raises(ProfileError, match="two names of one thing"):
+        load_profile("topk-sweep", engine="vllm-lenvm", overrides=overrides)
 
 
 @pytest.mark.parametrize("name", ["topk-sweep", "model-size-sweep", "controls", "lenvm-50x16"])

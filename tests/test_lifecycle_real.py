@@ -7,7 +7,7 @@ from killing import FRONT_END, MOMENTS, Blow, strike
 from real_engines import needs, tiny_model, turn_of
 
 from benchctl.analysis.client_guard import CLIENT_DOUBTS
-from benchctl.analysis.usability import DECIDING_WARNINGS
+from benchctl.analysis.severity import DECIDING_WARNINGS
 
 pytestmark = [pytest.mark.real_engine, pytest.mark.slow]
 TOLD_WITHIN_S = 5.0

@@ -266,6 +266,16 @@ def test_without_a_gpu_a_real_engine_is_measured_and_the_gap_is_a_warning(tmp_pa
     assert list(told(loaded.record)) == ["gpu-sampler-missing"]
 
 
+def test_what_makes_a_run_suspect_stands_before_what_it_merely_lacks(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    loaded = measure(tmp_path, [request(0), request(1, mode="error-event")], telemetry={"gpu_hz": 10.0})
+    assert loaded.record.state == "suspect"
+    codes = list(told(loaded.record))
+    assert codes[0] == "failed-requests"
+    assert codes[-1] == "gpu-sampler-missing"
+
+
 def test_a_second_attempt_moves_the_first_aside_whole(tmp_path):
     first = measure(tmp_path, [request(0)], "--die-saying", "no")
     second = measure(tmp_path, [request(0), request(1)])

@@ -110,3 +110,51 @@ def test_the_interpreter_of_an_engine_may_stand_beside_its_options():
 def test_the_simulator_has_no_interpreter_of_its_own():
     with pytest.raises(ProfileError, match="python: unknown key"):
         load("aa", "sim", "engine.python=/opt/a/bin/python")
+
+
+def test_what_a_file_says_of_one_kind_of_engine_goes_over_it_there_and_nowhere_else(tmp_path):
+    text = "extends: topk-sweep\nblocks: 3\nper_engine: {vllm: {blocks: 4, seed: 9}, sim: {seed: 8}}\n"
+    name = write(tmp_path / "p.yaml", text)
+    found = {kind: load(name, kind) for kind in ("vllm", "sim", "llamacpp")}
+    assert {kind: (profile.blocks, profile.seed) for kind, profile in found.items()} == {
+        "vllm": (4, 9),
+        "sim": (3, 8),
+        "llamacpp": (3, 1),
+    }
+
+
+def test_a_file_that_extends_goes_over_what_the_one_below_says_of_an_engine(tmp_path):
+    write(tmp_path / "below.yaml", "extends: topk-sweep\nper_engine: {vllm: {blocks: 4, seed: 9}}\n")
+    above = write(tmp_path / "above.yaml", "extends: ./below.yaml\nblocks: 5\n")
+    assert (load(above, "vllm").blocks, load(above, "vllm").seed) == (5, 9)
+    changed = load_profile(above, engine="vllm", overrides=["seed=7"])
+    assert changed.seed == 7
+
+
+def test_the_kind_that_a_preset_stands_for_decides_what_goes_over_a_file():
+    guided = {
+        engine: variant_settings(load_profile("topk-sweep", engine=engine), "guided", {"top_k": 2}).server
+        for engine in ("vllm-lenvm-gpu", "vllm-lenvm", "sglang-lenvm", "sim")
+    }
+    assert {engine: server.overlap_schedule for engine, server in guided.items()} == {
+        "vllm-lenvm-gpu": None,
+        "vllm-lenvm": None,
+        "sglang-lenvm": False,
+        "sim": False,
+    }
+
+
+@pytest.mark.parametrize(
+    ("said", "problem"),
+    [
+        ("3", r"p\.yaml:2: per_engine: is 3; write kinds of engines"),
+        ("{vlm: {blocks: 1}}", r"p\.yaml:2: per_engine\.vlm: is no kind of engine; .* did you mean 'vllm'"),
+        ("{vllm: 3}", r"per_engine\.vllm: is 3; write what goes over this profile on vllm"),
+        ("{vllm: {engine: sim}}", r"per_engine\.vllm: chooses another engine; write only its options"),
+        ("{vllm: {engine: {kind: sim}}}", r"per_engine\.vllm: chooses another engine"),
+    ],
+)
+def test_what_cannot_go_over_a_file_for_one_engine_is_told_with_its_line(tmp_path, said, problem):
+    name = write(tmp_path / "p.yaml", f"extends: topk-sweep\nper_engine: {said}\n")
+    with pytest.raises(ProfileError, match=problem):
+        load(name, "sim")

@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 from builders import edit_run, write_results
-from real_engines import assert_ended
+from real_engines import assert_compared, assert_ended
 
 from benchctl.records.run import ResultWarning
 
@@ -49,3 +49,15 @@ def test_a_run_that_did_not_end_or_an_exit_code_that_is_not_its_own_is_a_failure
     edit_run(results, "000-b0-baseline", state=state, warnings=late)
     with pytest.raises(AssertionError, match="what was printed"):
         assert_ended(ended(code), results.path)
+
+
+def test_a_sweep_that_can_be_compared_has_a_verdict_in_every_cell(results):
+    assert_compared(results.path)
+
+
+def test_a_sweep_whose_comparison_is_refused_is_a_failure(results):
+    for run_id in ("001-b0-guided-top_k5", "003-b1-guided-top_k5", "005-b2-guided-top_k5"):
+        config = results.run(run_id).read().effective_config
+        edit_run(results, run_id, effective_config=config | {"server.x": 1})
+    with pytest.raises(AssertionError, match=r"server\.x: absent against 1"):
+        assert_compared(results.path)

@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from real_engines import assert_ended, needs, turn_of
+from real_engines import assert_compared, assert_ended, needs, turn_of
 
 from benchctl.analysis.experiment import experiment_of
 from benchctl.records.directory import load_results
@@ -43,6 +43,7 @@ def _swept(tmp_path_factory):
         )
     path = directory / "results" / "topk-sweep" / "latest"
     assert_ended(done, path)
+    assert_compared(path)
     return load_results(path), done.stdout
 
 

@@ -120,3 +120,10 @@ def test_what_only_says_where_and_when_a_server_ran_is_no_configuration(tmp_path
     }  # fmt: skip
     assert effective(path, has_fixed_cache=False) == expected
     assert effective(path, has_fixed_cache=True) == expected | {"num_gpu_blocks": 64}
+
+
+def test_what_keeps_replicas_in_step_is_a_setting_only_where_there_are_several(tmp_path):
+    path, name = tmp_path / "server.json", "disable_nccl_for_dp_synchronization"
+    for replicas in (1, 2):
+        path.write_text(json.dumps({"parallel_config": {"data_parallel_size": replicas, name: True}}))
+        assert (name in effective(path, has_fixed_cache=False)) is (replicas == 2)

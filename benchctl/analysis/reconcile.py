@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from benchctl.analysis.check import Check, some
+from benchctl.analysis.check import CHECK_FAILED, Check, some
 from benchctl.analysis.clock import clock_factor
 from benchctl.analysis.metrics import load_window_ns
 from benchctl.analysis.request_timing import e2el_ns, is_completed, measured
@@ -28,7 +28,6 @@ from benchctl.records.step_columns import StepColumns, exact_sum
 from benchctl.units import NS_PER_MS, s_from_ns
 
 __all__ = [
-    "CHECK_FAILED",
     "Check",
     "Expectation",
     "expected",
@@ -37,8 +36,6 @@ __all__ = [
     "reconcile",
 ]
 
-CHECK_FAILED: Final = "check-failed"
-"""Code of the doubt that two accounts of one run contradict each other: its numbers are invalid."""
 WALL_TOLERANCE_FRAC: Final = 0.01
 WALL_TOLERANCE_NS: Final = 20 * NS_PER_MS
 """What sending, receiving and waking up may add on the client's clock."""

@@ -1,16 +1,19 @@
 """What the client's times are worth: who took them, how late it read, and how busy it was meanwhile.
 
 The kernel stamps the newest bytes of a read. What came with them in one read arrived no later and may have arrived
-earlier: its time is an upper bound. Where the client reads at once, both arrived together and the bound is exact;
-where it was held up, they may lie as far apart as it was away.
+earlier: its time is an upper bound. Where the client reads at once, both arrived together and the bound is exact:
+the server wrote them together. Where the client was held up, several writes may have become one read, and the
+chunks of the earlier writes may be older than the stamp by as long as it was away. How many chunks a write has is
+seen in the reads that came at once.
 """
 
+import math
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Final
+from typing import Final, TypeAlias
 
 from benchctl.analysis.percentile import percentiles
 from benchctl.analysis.request_timing import itls_ns, send_lag_ns
@@ -24,6 +27,12 @@ and a hundred streams that speak together are read within this."""
 HELD_UP_NS: Final = 10 * NS_PER_MS
 """A loop that wakes later than this was held up. Needed beside the lateness of a read, because in a quick stream
 the newest bytes are always fresh, however long the others have waited."""
+IN_TIME_NS: Final = 2 * NS_PER_MS
+"""A loop that wakes no later than this was in time: its waits are rounded up to whole milliseconds."""
+WRITE_SHARE: Final = 0.9
+"""A write holds no more chunks than this share of the reads that came at once ..."""
+MIN_READS: Final = 20
+"""... of which there must be as many; with fewer every chunk counts as a write of its own."""
 _PERIOD_NS: Final = NS_PER_S // 10
 """What a sample covers when nothing holds it up."""
 MIN_CPU_SPAN_NS: Final = NS_PER_S
@@ -91,32 +100,59 @@ def num_clock_steps(samples: Iterable[ClientSample]) -> int:
 def stamp_errors_ns(requests: Iterable[RequestRecord], samples: Sequence[ClientSample]) -> list[int]:
     """By how much the time of each chunk that the kernel stamped may be too late through the client's fault.
 
-    0 for the newest chunk of each read, and where the client read at once. Elsewhere the chunk came after the read
-    before, and waited no longer than the event loop was seen to be held up at that time.
+    0 for the chunks of the newest write in each read, whose stamp is their own, and where the client read at once.
+    Elsewhere the chunk came after the read before, and waited no longer than the event loop was seen to be held up
+    at that time.
     """
     lags = _Lags.of(samples)
-    return [
-        error
-        for request in requests
-        for choice in request.choices
-        for error in _choice_errors_ns(choice, request.sent_ns, lags)
-    ]
+    reads = _all_reads(requests)
+    num_written = _chunks_of_a_write(reads, lags)
+    return [error_ns for read in reads for error_ns in _read_errors_ns(read, num_written, lags)]
 
 
-def _choice_errors_ns(choice: ChoiceRecord, sent_ns: int | None, lags: "_Lags") -> Iterator[int]:
+def chunks_of_a_write(requests: Iterable[RequestRecord], samples: Sequence[ClientSample]) -> int:
+    """How many chunks of a choice the server sends at once, as reads that came at once show it; 1 or more."""
+    return _chunks_of_a_write(_all_reads(requests), _Lags.of(samples))
+
+
+_Read: TypeAlias = tuple[int, int, int, int]
+"""One read of one choice: the stamp of its newest bytes, how late it came after them, the chunks that it brought,
+and the time of the read before, or of the send; times in ns."""
+
+
+def _all_reads(requests: Iterable[RequestRecord]) -> list[_Read]:
+    return [read for request in requests for choice in request.choices for read in _reads(choice, request.sent_ns)]
+
+
+def _reads(choice: ChoiceRecord, sent_ns: int | None) -> Iterator[_Read]:
     if choice.chunk_late_ns is None or not choice.chunk_ns:
         return
     read_before_ns = choice.chunk_ns[0] if sent_ns is None else sent_ns
     for stamp_ns, group in groupby(zip(choice.chunk_ns, choice.chunk_late_ns, strict=True), lambda chunk: chunk[0]):
         late = [late_ns for _, late_ns in group]
-        read_ns, error_ns = stamp_ns + late[-1], 0
-        if len(late) > 1:
-            lag_ns = lags.around(read_ns)
-            if late[-1] > LATE_READ_NS or lag_ns > HELD_UP_NS:
-                error_ns = max(min(stamp_ns - read_before_ns, lag_ns), 0)
-        yield from (error_ns,) * (len(late) - 1)
-        yield 0
-        read_before_ns = read_ns
+        yield stamp_ns, late[-1], len(late), read_before_ns
+        read_before_ns = stamp_ns + late[-1]
+
+
+def _chunks_of_a_write(reads: Iterable[_Read], lags: "_Lags") -> int:
+    """What nine of ten reads brought at most that a loop in time made at once; 1 where these are too few."""
+    sizes = sorted(
+        num_chunks
+        for stamp_ns, late_ns, num_chunks, _ in reads
+        if late_ns <= LATE_READ_NS and lags.around(stamp_ns + late_ns) <= IN_TIME_NS
+    )
+    return sizes[math.ceil(WRITE_SHARE * len(sizes)) - 1] if len(sizes) >= MIN_READS else 1
+
+
+def _read_errors_ns(read: _Read, num_written: int, lags: "_Lags") -> Iterator[int]:
+    stamp_ns, late_ns, num_chunks, read_before_ns = read
+    num_older, error_ns = max(num_chunks - num_written, 0), 0
+    if num_older:
+        lag_ns = lags.around(stamp_ns + late_ns)
+        if late_ns > LATE_READ_NS or lag_ns > HELD_UP_NS:
+            error_ns = max(min(stamp_ns - read_before_ns, lag_ns), 0)
+    yield from (error_ns,) * num_older
+    yield from (0,) * (num_chunks - num_older)
 
 
 @dataclass(frozen=True, slots=True)

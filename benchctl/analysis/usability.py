@@ -9,22 +9,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from benchctl.analysis.check import CHECK_FAILED
 from benchctl.analysis.client_guard import CLIENT_DOUBTS
 from benchctl.analysis.gates import violated_gates
-from benchctl.analysis.reconcile import CHECK_FAILED
 from benchctl.analysis.request_timing import measured
+from benchctl.analysis.severity import DECIDING_WARNINGS
 from benchctl.profile.model import Gate
 from benchctl.records.directory import DAMAGED_LINE, LoadedRun
 from benchctl.records.run import ResultWarning, RunRecord
 
-DECIDING_WARNINGS: Final = CLIENT_DOUBTS | {
-    CHECK_FAILED,
-    "failed-requests",
-    "steps-damaged",
-    "steps-missing",
-    "warmup-failed",
-}
-"""Codes of the warnings that make a run suspect; its others only say what else is known of it."""
 _LIGHTER_LOAD: Final = frozenset({"send-late", "rate-missed"})
 """Warnings that the server met fewer requests at once than planned."""
 

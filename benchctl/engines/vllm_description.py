@@ -28,6 +28,8 @@ _OF_THE_RUN: Final = re.compile(r"(^|_)(port|ip|addr|host|time|uuid|id|dir|path)
 """Settings that say where or when a server ran, and differ between two that are configured alike."""
 _INFERRED: Final = frozenset({"num_gpu_blocks", "kv_cache_size_tokens", "kv_cache_max_concurrency"})
 """What the server sizes by the memory that it happens to find."""
+_OF_REPLICAS: Final = frozenset({"disable_nccl_for_dp_synchronization"})
+"""What vLLM derives from ``async_scheduling`` for how several replicas keep step; with one it says nothing."""
 
 
 def effective(path: Path, *, has_fixed_cache: bool) -> dict[str, Any]:
@@ -41,7 +43,12 @@ def effective(path: Path, *, has_fixed_cache: bool) -> dict[str, Any]:
         flat = _said(told, section) | flat
     for section, prefix in _PREFIXED.items():
         flat |= {f"{prefix}.{name}": value for name, value in _said(told, section).items()}
-    kept = {name: value for name, value in flat.items() if _is_configured(name, has_fixed_cache=has_fixed_cache)}
+    idle = _OF_REPLICAS if flat.get("data_parallel_size") == 1 else frozenset[str]()
+    kept = {
+        name: value
+        for name, value in flat.items()
+        if name not in idle and _is_configured(name, has_fixed_cache=has_fixed_cache)
+    }
     return kept | {
         f"{name}_version": version for name, version in told.get("versions", {}).items() if name != "vllm"
     }

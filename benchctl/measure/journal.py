@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from benchctl.analysis.severity import by_severity
 from benchctl.load.tally import LoadSummary
 from benchctl.records.directory import RunDirectory
 from benchctl.records.run import ResultWarning, RunFailure, RunRecord, RunState
@@ -52,6 +53,6 @@ class Journal:
         self.update(num_sent=load.num_sent, num_completed=num_completed, num_failed=load.num_failed)
 
     def close(self, state: RunState, failure: RunFailure | None = None) -> RunRecord:
-        """Write the verdict; returns the final record."""
-        self.update(state=state, failure=failure)
+        """Write the verdict, with the warnings that led to it first; returns the final record."""
+        self.update(state=state, failure=failure, warnings=by_severity(self.record.warnings))
         return self.record

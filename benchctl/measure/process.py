@@ -20,6 +20,7 @@ from typing import Final, TypeAlias
 import psutil
 
 from benchctl.measure import guardian
+from benchctl.measure.cores import thread_on
 
 _POLL_S: Final = 0.01
 _KILL_WAIT_S: Final = 5.0
@@ -33,9 +34,12 @@ _OURS: Final[set[int]] = set()
 """Ids of the leaders and guardians that we started and that have not been waited for."""
 
 
-def start(argv: Sequence[str], env: Mapping[str, str], log: Path) -> Started:
-    """Start ``argv`` in a session of its own, with both of its outputs appended to ``log``."""
-    with log.open("ab") as output:
+def start(argv: Sequence[str], env: Mapping[str, str], log: Path, cores: frozenset[int] | None = None) -> Started:
+    """Start ``argv`` in a session of its own, with both of its outputs appended to ``log``.
+
+    It may use ``cores`` only; None: those that we may use.
+    """
+    with log.open("ab") as output, thread_on(cores):
         started = subprocess.Popen(
             argv,
             env=dict(env),

@@ -32,6 +32,7 @@ from benchctl.load.workers import AnyLoad, load_for
 from benchctl.measure.attached import AttachedServer
 from benchctl.measure.attempt import begin_attempt
 from benchctl.measure.configuration import flat_configuration
+from benchctl.measure.cores import process_on, split_cores
 from benchctl.measure.gpu import (
     FORGOTTEN_LIMIT_S,
     SAMPLER_MISSING,
@@ -115,6 +116,7 @@ class _Run:
         self._directory = directory
         self._engine = context.engine or engine_for(context.profile.engine.kind)
         self._settings = variant_settings(context.profile, planned.variant, planned.cell)
+        self._cores = split_cores(self._settings.server.client_cores_kept)
         self._load: AnyLoad | None = None
         record = RunRecord(
             schema_version=SCHEMA_VERSION,
@@ -202,6 +204,7 @@ class _Run:
                 timeouts=timeouts,
                 diagnose=engine.diagnose,
                 essential_processes=engine.essential_processes,
+                cores=self._cores.server if self._cores else None,
                 on_log_line=self._context.on_log_line,
             )
         )
@@ -209,7 +212,7 @@ class _Run:
     async def _serve(self, server: Server, site: LaunchSite, gpu: GpuReader | None) -> None:
         base_url = self._engine.base_url(self._settings, site.port)
         try:
-            with server:
+            with server, process_on(self._cores.client if self._cores else None):
                 self._journal.time(launch_ns=server.launch_ns)
                 async with StreamClient(base_url, self._profile.timeouts) as client:
                     ready_ns = await server.wait_ready(client.control)
@@ -253,7 +256,7 @@ class _Run:
         """Record what the server says of itself, beside what it will be asked for."""
         async with control_errors(target.server):
             told = await self._engine.effective_config(target.client.control, self._settings, site)
-        config = flat_configuration(self._settings, told)
+        config = flat_configuration(self._settings, told) | (self._cores.as_config() if self._cores else {})
         version = told.get("version")
         self._journal.update(effective_config=config, engine_version=None if version is None else str(version))
 

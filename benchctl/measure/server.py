@@ -69,6 +69,8 @@ class Launch:
     diagnose: Diagnose
     essential_processes: tuple[str, ...] = ()
     """Parts of the titles of processes without which the server cannot go on, beside its first one."""
+    cores: frozenset[int] | None = None
+    """Processor cores that the server may use; None: all that we may use."""
     on_log_line: Callable[[str], None] = _unheard
     """Called with the last line of the log now and then, until the server is ready."""
 
@@ -142,7 +144,7 @@ class ServerProcess:
         self._segments, self._shortage = Segments(), Shortage(launch.log.parent)
         self.launch_ns = time.monotonic_ns()
         try:
-            self._process = processes.start(launch.argv, launch.env, launch.log)
+            self._process = processes.start(launch.argv, launch.env, launch.log, launch.cores)
         except OSError as error:
             raise ServerStartError(
                 f"{launch.argv[0]!r} cannot be started: {error}; install the engine, or correct its path",

@@ -30,6 +30,11 @@ class ServerOptions(Section):
         return None
 
     @property
+    def client_cores_kept(self) -> int:
+        """Processor cores that the server leaves to the client."""
+        return 0
+
+    @property
     def guides_with(self) -> str | None:
         """The value model that the server loads for guidance; None where it cannot guide."""
         return None
@@ -102,6 +107,9 @@ class LaunchedOptions(ServerOptions):
     """Variables of the server's environment beyond ours."""
     extra_args: tuple[str, ...] = ()
     """Words added to the server's command line as they are, after those that the options give."""
+    client_cores: int = Field(default=0, ge=0)
+    """Processor cores that are the client's alone: the server is started on the others, the client runs on the last
+    ones. The server always keeps one; on a machine with one core nothing is bound."""
 
     @field_validator("env")
     @classmethod
@@ -123,6 +131,10 @@ class LaunchedOptions(ServerOptions):
     @property
     def fixed_port(self) -> int | None:
         return self.port
+
+    @property
+    def client_cores_kept(self) -> int:
+        return self.client_cores
 
 
 class PythonOptions(LaunchedOptions):

@@ -14,7 +14,7 @@ from typing import Any
 from benchctl.profile.checks import profile_faults
 from benchctl.profile.controls import with_controls
 from benchctl.profile.document import Fault, Place, dump_document, node_from_plain
-from benchctl.profile.engine_options import ENGINE_OPTIONS, GUIDING_ENGINES
+from benchctl.profile.engine_options import ENGINE_OPTIONS
 from benchctl.profile.faults import profile_error, validate
 from benchctl.profile.locate import locate_profile, profile_files
 from benchctl.profile.model import Engine, Profile
@@ -58,22 +58,22 @@ def load_profile(
     options = {"--engine": engine, "--blocks": blocks, "--seed": seed}
     above = [from_option(name, (name[2:],), value) for name, value in options.items() if value is not None]
     above += [from_assignment(assignment) for assignment in overrides]
-    draft = _layered(path, above, is_unguided=False)
-    if _cannot_guide(draft):
-        draft = _layered(path, above, is_unguided=True)
+    draft = _layered(path, above, kind=None)
+    if (kind := _kind_of(draft)) is not None:
+        draft = _layered(path, above, kind=kind)
     return _profile(draft)
 
 
-def _layered(path: Path, above: Sequence[Draft], *, is_unguided: bool) -> Draft:
-    """The file with what it extends, and the command line over it."""
-    return with_engine(reduce(Draft.under, above, read_profile_file(path, is_unguided=is_unguided)))
+def _layered(path: Path, above: Sequence[Draft], *, kind: str | None) -> Draft:
+    """The file with what it extends, as an engine of this kind reads it, and the command line over it."""
+    return with_engine(reduce(Draft.under, above, read_profile_file(path, kind)))
 
 
-def _cannot_guide(draft: Draft) -> bool:
-    """Whether the draft's engine is one that loads no value model."""
+def _kind_of(draft: Draft) -> str | None:
+    """The kind of the draft's engine; None where it is missing or unknown."""
     engine = draft.tree.child("engine")
     kind = engine.child("kind") if engine else None
-    return kind is not None and kind.value in ENGINE_OPTIONS and kind.value not in GUIDING_ENGINES
+    return str(kind.value) if kind is not None and kind.value in ENGINE_OPTIONS else None
 
 
 def parse_profile(text: str, source: str) -> Profile:

@@ -38,6 +38,8 @@ written out, and `benchctl profiles validate FILE` reports every fault with its 
   %s.
 * What a file says under `unguided` goes over the rest of that file when the engine in use cannot guide (`vllm`,
   `sglang`, `llamacpp`, `transformers`, `attach`), so that one profile serves both kinds.
+* What a file says under `per_engine.KIND` goes over the rest of that file when the engine in use is of that kind
+  (`topk-sweep` switches overlapped scheduling off for SGLang's fork, which needs that, and leaves vLLM alone).
 * Guidance needs a server with a `value_model`, and in modes `centered_exp` and `value_bias` a finite `top_k`.
 * The YAML is plain: keys are text and appear once, `yes` and `on` are text, and there are no aliases and no tags.
 

@@ -7,7 +7,8 @@ Each layer goes over the one below it with the same rules:
 * an ``engine`` that names a preset or a kind replaces the engine below, one that has only options adds to it;
 * ``name`` and ``description`` are a file's own and are not inherited;
 * what a file says under ``unguided`` goes over the rest of that file where the engine cannot guide; null there
-  says that the experiment is about guidance and needs an engine that can.
+  says that the experiment is about guidance and needs an engine that can;
+* what a file says under ``per_engine.<kind>`` goes over the rest of that file where the engine is of that kind.
 """
 
 from collections.abc import Collection
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Final, get_args
 
 from benchctl.profile.document import Fault, Node, Place, merge, node_from_plain, read_document, read_value
-from benchctl.profile.engine_options import GUIDING_ENGINES
+from benchctl.profile.engine_options import ENGINE_OPTIONS, GUIDING_ENGINES
 from benchctl.profile.faults import shown
 from benchctl.profile.locate import (
     is_path,
@@ -60,12 +61,12 @@ def read_text(text: str, source: str) -> Draft:
     return Draft(_with_engine_mapping(tree), faults, is_whole=bool(tree.entries()) or not faults)
 
 
-def read_profile_file(path: Path, *, is_unguided: bool) -> Draft:
+def read_profile_file(path: Path, kind: str | None) -> Draft:
     """The draft of a file with everything it extends; a file without a name has that of the file.
 
-    ``is_unguided`` where the engine in use cannot guide.
+    ``kind`` is that of the engine in use; None while it is unknown, and then no overlay of an engine counts.
     """
-    draft = _read_chain(path, (), is_unguided=is_unguided)
+    draft = _read_chain(path, (), kind)
     if draft.tree.child("name") is None:
         name = node_from_plain(path.stem, Place(shown_path(path), 1), ("name",))
         draft = replace(draft, tree=draft.tree.with_entries({"name": name, **draft.tree.entries()}))
@@ -84,9 +85,10 @@ def read_file(path: Path) -> Draft:
     return Draft(Node({}, Place(source))).with_fault(Fault(Place(source), (), problem))
 
 
-def _read_chain(path: Path, below: tuple[Path, ...], *, is_unguided: bool) -> Draft:
+def _read_chain(path: Path, below: tuple[Path, ...], kind: str | None) -> Draft:
     """``below`` holds the files that led here, each extending the next."""
-    draft = _for_engine(read_file(path), is_unguided=is_unguided)
+    is_unguided = kind is not None and kind not in GUIDING_ENGINES
+    draft = _for_kind(_for_guidance(read_file(path), is_unguided=is_unguided), kind)
     extends = draft.tree.child("extends")
     if extends is None:
         return draft
@@ -99,13 +101,13 @@ def _read_chain(path: Path, below: tuple[Path, ...], *, is_unguided: bool) -> Dr
     if base.resolve() in known:
         circle = " -> ".join(shown_path(file) for file in (*files[known.index(base.resolve()) :], base))
         return draft.with_fault(Fault(extends.place, extends.path, f"goes round in a circle: {circle}; remove one"))
-    inherited = _read_chain(base, tuple(files), is_unguided=is_unguided)
+    inherited = _read_chain(base, tuple(files), kind)
     if is_unguided:  # what is dropped here may be there for engines that guide only
         draft = replace(draft, tree=_without_idle_drops(inherited.tree, draft.tree))
     return replace(inherited, tree=without(inherited.tree, _NOT_INHERITED)).under(draft)
 
 
-def _for_engine(draft: Draft, *, is_unguided: bool) -> Draft:
+def _for_guidance(draft: Draft, *, is_unguided: bool) -> Draft:
     """A file's draft with what it says under ``unguided`` laid over it, or left out."""
     overlay = draft.tree.child("unguided")
     if overlay is None:
@@ -118,6 +120,41 @@ def _for_engine(draft: Draft, *, is_unguided: bool) -> Draft:
         problem = f"is {shown(overlay.plain())}; write what goes over this profile on engines that cannot guide"
         return draft.with_fault(Fault(overlay.place, overlay.path, problem))
     return draft.under(Draft(_with_engine_mapping(overlay))) if is_unguided else draft
+
+
+def _for_kind(draft: Draft, kind: str | None) -> Draft:
+    """A file's draft with what it says under ``per_engine`` of this kind laid over it; of others it is left out."""
+    overlays = draft.tree.child("per_engine")
+    if overlays is None:
+        return draft
+    draft = replace(draft, tree=without(draft.tree, {"per_engine"}))
+    if not isinstance(overlays.plain(), dict):
+        problem = (
+            f"is {shown(overlays.plain())}; write kinds of engines, and under each what goes over this profile"
+        )
+        return draft.with_fault(Fault(overlays.place, overlays.path, problem))
+    for name, overlay in overlays.entries().items():
+        fault = _overlay_problem(name, overlay)
+        if fault is not None:
+            draft = draft.with_fault(Fault(overlay.place, overlay.path, fault))
+        elif name == kind:
+            draft = draft.under(Draft(overlay))
+    return draft
+
+
+def _overlay_problem(kind: str, overlay: Node) -> str | None:
+    """Why what stands under ``per_engine.<kind>`` cannot go over a profile."""
+    if kind not in ENGINE_OPTIONS:
+        near = nearest(kind, tuple(ENGINE_OPTIONS))
+        hint = f"; did you mean {near!r}?" if near else ""
+        return f"is no kind of engine; kinds are {', '.join(ENGINE_OPTIONS)}{hint}"
+    plain = overlay.plain()
+    if not isinstance(plain, dict):
+        return f"is {shown(plain)}; write what goes over this profile on {kind}"
+    engine = plain.get("engine", {})
+    if not isinstance(engine, dict) or engine.keys() & {"kind", "preset"}:
+        return "chooses another engine; write only its options"
+    return None
 
 
 def _find_base(extends: Node, path: Path) -> Path | Fault:

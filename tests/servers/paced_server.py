@@ -1,8 +1,8 @@
 """A server whose truth is known: it sends tokens at set times, writes down when it did, and misbehaves on demand.
 
 The prompt of a request is a JSON object that says how to answer it: ``gap_ms`` (time between tokens), ``mode``
-(see ``Stream``), ``tokens`` (how many, in place of ``max_tokens``). HTTP is written by hand, so that it can be
-broken at any byte.
+(see ``Stream``), ``tokens`` (how many, in place of ``max_tokens``), ``tokens_per_write`` (events that are held back
+and sent together). HTTP is written by hand, so that it can be broken at any byte.
 """
 # ruff: noqa: T201 - what it prints is a server's log
 
@@ -45,6 +45,7 @@ class Stream:
         self.mode = self.how.get("mode", "good")
         self.arrived_ns = time.monotonic_ns()
         self.sent_ns = []
+        self.held, self.is_holding = b"", False
 
     async def answer(self):
         if self.mode == "hang-up":
@@ -68,12 +69,15 @@ class Stream:
 
     async def stream(self):
         num_tokens = self.how.get("tokens", self.body["max_tokens"])
+        per_write = self.how.get("tokens_per_write", 1)
         start = time.monotonic()
         for token in range(num_tokens):
             await asyncio.sleep(max(0.0, start + (token + 1) * self.how.get("gap_ms", 1) / 1000 - time.monotonic()))
             if token >= num_tokens // 2 and await self.misbehave():
                 return
-            self.sent_ns.append(time.monotonic_ns())
+            self.is_holding = (token + 1) % per_write != 0 and token < num_tokens - 1
+            if not self.is_holding:
+                self.sent_ns += [time.monotonic_ns()] * (token + 1 - len(self.sent_ns))
             for choice in range(self.body.get("n", 1)):
                 finish = "length" if token == num_tokens - 1 and self.mode != "no-finish" else None
                 self.event(
@@ -112,7 +116,10 @@ class Stream:
         self.data(b"data: " + json.dumps(document).encode() + b"\n\n")
 
     def data(self, content):
-        self.writer.write(f"{len(content):x}\r\n".encode() + content + b"\r\n")
+        self.held += f"{len(content):x}\r\n".encode() + content + b"\r\n"
+        if not self.is_holding:
+            self.writer.write(self.held)
+            self.held = b""
 
 
 class Server:

@@ -1,0 +1,82 @@
+"""Which processor cores the server may use and which are the client's, where they share a machine.
+
+A server that computes on the CPU takes every core that it finds, and the load generator beside it reads tokens when
+it gets a turn. With a core of its own the client is on time; the server has one core less, in all variants alike.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+_THREADS = Path("/proc/self/task")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoreSplit:
+    """Numbers of the cores of either side; no core is in both."""
+
+    server: frozenset[int]
+    client: frozenset[int]
+
+    def as_config(self) -> dict[str, str]:
+        """As the effective configuration of a run states it, such as ``server.cpu_cores: "0-6"``."""
+        return {"server.cpu_cores": _ranges(self.server), "client.cpu_cores": _ranges(self.client)}
+
+
+def split_cores(num_client_cores: int) -> CoreSplit | None:
+    """The last cores that we may use for the client, the others for the server, which keeps one at least.
+
+    None where the client gets none: because nobody asked for it, there is one core only, or the system cannot bind
+    processes to cores.
+    """
+    if not hasattr(os, "sched_getaffinity"):
+        return None
+    usable = sorted(os.sched_getaffinity(0))
+    count = min(num_client_cores, len(usable) - 1)
+    if count < 1:
+        return None
+    return CoreSplit(server=frozenset(usable[:-count]), client=frozenset(usable[-count:]))
+
+
+@contextmanager
+def thread_on(cores: frozenset[int] | None) -> Iterator[None]:
+    """The calling thread, and what it starts meanwhile, on ``cores``; None changes nothing."""
+    if cores is None:
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+@contextmanager
+def process_on(cores: frozenset[int] | None) -> Iterator[None]:
+    """All threads of this process, and what they start meanwhile, on ``cores``; None changes nothing."""
+    if cores is None:
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    _bind_threads(cores)
+    try:
+        yield
+    finally:
+        _bind_threads(before)
+
+
+def _bind_threads(cores: frozenset[int] | set[int]) -> None:
+    for thread in _THREADS.iterdir():
+        with suppress(ProcessLookupError):  # it has ended since
+            os.sched_setaffinity(int(thread.name), cores)
+
+
+def _ranges(cores: frozenset[int]) -> str:
+    """``0-2,5`` for 0, 1, 2 and 5, as Linux writes lists of cores."""
+    numbered = enumerate(sorted(cores))
+    runs = [[core for _, core in run] for _, run in groupby(numbered, key=lambda pair: pair[1] - pair[0])]
+    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)

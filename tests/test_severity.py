@@ -1,0 +1,24 @@
+"""Which warning is told first: the one that decided."""
+
+from benchctl.analysis.severity import DECIDING_WARNINGS, by_severity
+from benchctl.records.run import ResultWarning
+
+
+def warnings(*codes):
+    return [ResultWarning(code=code, message=code) for code in codes]
+
+
+def test_what_makes_a_run_suspect_comes_first_and_what_is_merely_absent_last():
+    found = warnings("gpu-sampler-missing", "client-lag", "client-late", "engine-starved", "check-failed")
+    ordered = [warning.code for warning in by_severity(found)]
+    assert ordered == ["client-late", "check-failed", "client-lag", "engine-starved", "gpu-sampler-missing"]
+
+
+def test_every_doubt_comes_before_a_code_that_nobody_has_heard_of():
+    for code in DECIDING_WARNINGS:
+        assert [warning.code for warning in by_severity(warnings("new", code))] == [code, "new"]
+
+
+def test_equal_ones_keep_the_order_in_which_they_were_found():
+    found = warnings("b", "a", "b")
+    assert by_severity(found) == tuple(found)
