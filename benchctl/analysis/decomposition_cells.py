@@ -32,7 +32,7 @@ def with_decompositions(
     anatomies |= _anatomies([run for pair, _ in pairs for run in pair.b_runs], b_accounts, metrics_of)
     found = []
     for cell, (pair, design) in zip(cells, pairs, strict=True):
-        facing = Facing(is_paired=pair.pairing != "unpaired", confidence=confidence, places=design.places)
+        facing = Facing(is_paired=pair.pairing != "unpaired", confidence=confidence, places=design.positions)
         a_runs, b_runs = ([anatomies[id(run)] for run in runs] for runs in (pair.a_runs, pair.b_runs))
         decomposition = decompose(cell.label, a_runs, b_runs, facing, a.manifest.stop)
         found.append(replace(cell, decomposition=decomposition))

@@ -84,7 +84,10 @@ def estimate_terms(
     """
     if facing.is_paired:
         by_block = [split(x, y) for x, y in zip(a, b, strict=True)]
-        return [estimate_paired(values, facing.confidence, facing.places) for values in zip(*by_block, strict=True)]
+        return [
+            estimate_paired(values, facing.confidence, facing.places, estimator="mean")
+            for values in zip(*by_block, strict=True)
+        ]
     pairs = np.array([[split(x, y) for y in b] for x in a], dtype=float)
     return [_of_all_pairs(pairs[:, :, term], facing.confidence) for term in range(pairs.shape[2])]
 

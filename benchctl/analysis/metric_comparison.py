@@ -2,22 +2,24 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import fmean, geometric_mean, stdev
 from typing import Final, Literal, TypeAlias
 
 from benchctl.analysis.block_order import OrderEffects, order_effects, outlying
+from benchctl.analysis.margins import Margins, Verdict, margins_of, verdict_of
 from benchctl.analysis.metric_table import METRICS, Metric
 from benchctl.analysis.planning import MAX_BLOCKS_NEEDED, blocks_for_verdict
 from benchctl.analysis.statistics import (
+    DEFAULT_ESTIMATOR,
     MIN_PAIRED_BLOCKS,
     MIN_UNPAIRED_BLOCKS,
+    Estimator,
+    PooledSlope,
     RatioEstimate,
-    Verdict,
     estimate_paired,
     estimate_unpaired,
     log_ratios,
-    verdict_of,
 )
 from benchctl.records.noise import MetricNoise
 
@@ -36,14 +38,25 @@ class Rules:
     """How metrics are judged. ``noise`` is what an A/A experiment of this machine showed, by metric."""
 
     margin_frac: float
+    """The threshold."""
     confidence: float
     is_paired: bool
     noise: Mapping[str, MetricNoise]
+    equivalence_margin_frac: float | None = None
+    """Inside it two sides are equivalent; None: inside the threshold."""
+    estimator: Estimator = DEFAULT_ESTIMATOR
+    slopes: Mapping[str, PooledSlope] = field(default_factory=dict)
+    """The effect of the position on each metric, from all arms of the directory; where a metric is not in it, the
+    effect is estimated from the two arms that are compared."""
 
-    def margin_of(self, name: str) -> float:
-        """The threshold, or the noise floor of the metric where that is larger."""
+    def margins_of(self, name: str) -> Margins:
+        """A change is called beyond the noise floor of the metric where that exceeds the threshold; equivalence
+        never is.
+        """
         noise = self.noise.get(name)
-        return self.margin_frac if noise is None else max(self.margin_frac, noise.floor_frac)
+        return margins_of(
+            self.margin_frac, 0.0 if noise is None else noise.floor_frac, self.equivalence_margin_frac
+        )
 
     @property
     def min_blocks(self) -> int:
@@ -53,14 +66,17 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class BlockDesign:
-    """Which block each value belongs to, and its place in it: that of B less that of A; None where not known."""
+    """Which block each value belongs to, and the position of B in it less that of A; None where not known."""
 
     blocks: tuple[int, ...]
-    places: tuple[int, ...] | None = None
+    positions: tuple[int, ...] | None = None
 
 
 UNORDERED: Final = BlockDesign(())
 """Of values that share no blocks."""
+
+
+NO_MARGINS: Final = Margins(0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,8 +93,10 @@ class MetricComparison:
     b_blocks: tuple[float | None, ...]
     estimate: RatioEstimate | None = None
     reason: str | None = None
-    margin_frac: float = 0.0
-    """Margin of this metric: the threshold, or its noise floor where that is larger."""
+    blocks: tuple[int, ...] = ()
+    """Those of the estimate, in order; empty where the sides share none."""
+    margins: Margins = NO_MARGINS
+    """Beyond which a change is called, and inside which equivalence."""
     judged_confidence: float | None = None
     """Confidence of the interval that made the verdict: higher than the shown one where several tests are made."""
     order: OrderEffects | None = None
@@ -90,6 +108,11 @@ class MetricComparison:
     """Too few blocks for any verdict."""
     is_distrusted: bool = False
     """The runs themselves call its values untrustworthy: it decides nothing."""
+
+    @property
+    def margin_frac(self) -> float:
+        """The change margin."""
+        return self.margins.change_frac
 
     @property
     def a(self) -> float | None:
@@ -166,7 +189,7 @@ def _compare_ratio(
         verdict="inconclusive",
         a_blocks=a,
         b_blocks=b,
-        margin_frac=rules.margin_of(name),
+        margins=rules.margins_of(name),
     )
     known_a, known_b, known_design = _known(a, b, rules, design)
     if not known_a or not known_b:
@@ -185,8 +208,8 @@ def _known(a: Blocks, b: Blocks, rules: Rules, design: BlockDesign) -> tuple[lis
         return known_a, known_b, UNORDERED
     pairs = [(i, x, y) for i, (x, y) in enumerate(zip(a, b, strict=True)) if x is not None and y is not None]
     blocks = tuple(design.blocks[i] for i, _, _ in pairs) if design.blocks else tuple(i for i, _, _ in pairs)
-    places = None if design.places is None else tuple(design.places[i] for i, _, _ in pairs)
-    return [x for _, x, _ in pairs], [y for _, _, y in pairs], BlockDesign(blocks, places)
+    positions = None if design.positions is None else tuple(design.positions[i] for i, _, _ in pairs)
+    return [x for _, x, _ in pairs], [y for _, _, y in pairs], BlockDesign(blocks, positions)
 
 
 def _estimated(
@@ -198,39 +221,45 @@ def _estimated(
         return replace(compared, estimate=estimate, is_screening=is_screening)
     differences = log_ratios(a, b)
     odd = outlying(differences)
+    slope = rules.slopes.get(compared.metric.name)
+
+    def estimate_of(indices: Sequence[int]) -> RatioEstimate:
+        """From some of the blocks."""
+        return estimate_paired(
+            [differences[i] for i in indices],
+            rules.confidence,
+            None if design.positions is None else [design.positions[i] for i in indices],
+            slope=slope,
+            estimator=rules.estimator,
+        )
+
+    everything = range(len(differences))
     return replace(
         compared,
-        estimate=estimate_paired(differences, rules.confidence, design.places),
+        estimate=estimate_of(everything),
+        blocks=design.blocks,
         is_screening=is_screening,
-        order=order_effects([math.log(v) for v in a], [math.log(v) for v in b], design.blocks, design.places),
+        order=order_effects([math.log(v) for v in a], [math.log(v) for v in b], design.blocks, design.positions),
         outlier_blocks=tuple(design.blocks[i] for i in odd),
-        without_outliers=_without(odd, differences, rules, design) if odd else None,
+        without_outliers=estimate_of([i for i in everything if i not in odd]) if odd else None,
     )
-
-
-def _without(
-    odd: Sequence[int], differences: Sequence[float], rules: Rules, design: BlockDesign
-) -> RatioEstimate | None:
-    kept = [i for i in range(len(differences)) if i not in odd]
-    places = None if design.places is None else [design.places[i] for i in kept]
-    return estimate_paired([differences[i] for i in kept], rules.confidence, places)
 
 
 def judged(compared: MetricComparison, confidence: float) -> MetricComparison:
     """With the verdict of the interval of ``confidence``, and why where there is none."""
     if compared.estimate is None:
         return compared
-    estimate, margin = compared.estimate, compared.margin_frac
+    estimate = compared.estimate
     verdict: Verdict = "inconclusive"
     if not compared.is_screening:
-        verdict = verdict_of(estimate, margin, compared.metric.direction, confidence)
+        verdict = verdict_of(estimate, compared.margins, compared.metric.direction, confidence)
     reason = why_inconclusive(compared, confidence) if verdict == "inconclusive" else None
     return replace(compared, verdict=verdict, reason=reason, judged_confidence=confidence)
 
 
 def why_inconclusive(compared: MetricComparison, confidence: float) -> str:
     """What is missing for a verdict, in blocks where that can be said."""
-    estimate, margin = compared.estimate, compared.margin_frac
+    estimate, margins = compared.estimate, compared.margins
     if estimate is None:
         return "nothing was estimated"
     least = MIN_PAIRED_BLOCKS if estimate.is_paired else MIN_UNPAIRED_BLOCKS
@@ -238,18 +267,46 @@ def why_inconclusive(compared: MetricComparison, confidence: float) -> str:
         each = "" if estimate.is_paired else " on each side"
         number = "1 block gives" if estimate.num_blocks == 1 else f"{estimate.num_blocks} blocks give"
         return f"screening: {number} no verdict; at least {least}{each} are needed"
-    across = f"the interval reaches across the margin of {margin * 100:.3g}%"
-    if verdict_of(estimate, margin, "none") != "inconclusive":
-        across = (
-            f"the {estimate.confidence * 100:.3g}% interval is clear of the margin of {margin * 100:.3g}%, but not "
-            f"that of {confidence * 100:.4g}%, which so many tests ask for"
+    if margins.leave_between(estimate.log_ratio):
+        return _why_never(estimate, margins, confidence)
+    where = f"the interval reaches across {_margin_across(estimate, margins)}"
+    if verdict_of(estimate, margins, "none") != "inconclusive":
+        where = (
+            f"the {estimate.confidence * 100:.3g}% interval is clear of {_margin_across(estimate, margins)}, but "
+            f"not that of {confidence * 100:.4g}%, which so many tests ask for"
         )
-    needed = blocks_for_verdict(estimate, margin, confidence)
+    needed = blocks_for_verdict(estimate, margins, confidence)
     if needed is None:
         return (
-            f"{across}; not even {MAX_BLOCKS_NEEDED} blocks would tell: the scatter is too large, or the change "
+            f"{where}; not even {MAX_BLOCKS_NEEDED} blocks would tell: the scatter is too large, or the change "
             "too close to the margin"
         )
     more = max(1, needed - estimate.num_blocks)
     blocks = "1 more block" if more == 1 else f"{more} more blocks"
-    return f"{across}; about {blocks}, if ratio and scatter stay as they are"
+    return f"{where}; about {blocks}, if ratio and scatter stay as they are"
+
+
+def _margin_across(estimate: RatioEstimate, margins: Margins) -> str:
+    """The margin that the ratio would have to clear: inside the one of equivalence, or beyond that of a change."""
+    if abs(estimate.log_ratio) < margins.log_equivalence:
+        return f"the margin of {margins.equivalence_frac * 100:.3g}%"
+    return f"the {_change_margin(margins)}"
+
+
+def _change_margin(margins: Margins) -> str:
+    what = "noise floor" if margins.is_noise_floor else "margin"
+    return f"{what} of {margins.change_frac * 100:.3g}%"
+
+
+def _why_never(estimate: RatioEstimate, margins: Margins, confidence: float) -> str:
+    """Between equivalence and change margin: the machine, not the number of blocks, is what is missing."""
+    low, high = estimate.interval_at(confidence) or (-math.inf, math.inf)
+    is_between = margins.leave_between(low) and margins.leave_between(high) and low * high > 0
+    what = "interval" if is_between else "ratio"
+    lies = f"the {what} lies between the margin of {margins.equivalence_frac * 100:.3g}% and the"
+    if not margins.is_noise_floor:
+        return f"{lies} threshold of {margins.change_frac * 100:.3g}%: too large for equivalent, too small to count"
+    return (
+        f"{lies} {_change_margin(margins)}: no number of blocks tells while that floor stands; measure it with "
+        "more blocks, or on a quieter machine (benchctl run --profile aa --blocks N)"
+    )

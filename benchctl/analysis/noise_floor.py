@@ -99,20 +99,20 @@ def _pair(results: LoadedResults, other: str) -> CellPair:
 
 def _noise_of_pair(pair: CellPair) -> dict[str, MetricNoise]:
     before, after = [run_metrics(run) for run in pair.a_runs], [run_metrics(run) for run in pair.b_runs]
-    places = [b.record.position - a.record.position for a, b in zip(pair.a_runs, pair.b_runs, strict=True)]
+    positions = [b.record.position - a.record.position for a, b in zip(pair.a_runs, pair.b_runs, strict=True)]
     found = {}
     for name, metric in METRICS.items():
         a, b = [run[name] for run in before], [run[name] for run in after]
         if metric.direction == "none" or metric.is_exact:
             continue
         known_a, known_b = [v for v in a if v is not None and v > 0], [v for v in b if v is not None and v > 0]
-        if len(known_a) == len(known_b) == len(places):
-            found[name] = _noise(log_ratios(known_a, known_b), places)
+        if len(known_a) == len(known_b) == len(positions):
+            found[name] = _noise(log_ratios(known_a, known_b), positions)
     return found
 
 
-def _noise(differences: Sequence[float], places: Sequence[int]) -> MetricNoise:
-    low, high = estimate_paired(differences, places=places).log_interval or (0.0, 0.0)
+def _noise(differences: Sequence[float], positions: Sequence[int]) -> MetricNoise:
+    low, high = estimate_paired(differences, positions=positions).log_interval or (0.0, 0.0)
     return MetricNoise(
         log_sd=stdev(differences),
         num_blocks=len(differences),

@@ -23,7 +23,8 @@ from dataclasses import dataclass
 
 from benchctl.analysis.metrics import run_metrics
 from benchctl.analysis.pairing import CellPair, Side, match_cells
-from benchctl.analysis.statistics import MIN_PAIRED_BLOCKS, estimate_paired, log_ratios
+from benchctl.analysis.reconcile import profile_of
+from benchctl.analysis.statistics import MIN_PAIRED_BLOCKS, Estimator, estimate_paired, log_ratios
 from benchctl.records.directory import LoadedResults, LoadedRun
 from benchctl.records.run import HalfWidth, Look, Manifest, ResultWarning, StoppingRecord
 
@@ -64,8 +65,9 @@ def take_look(
     metrics that no run knows are not waited for; where nothing is left to wait for, nothing is precise.
     """
     values = _Values({})
+    estimator = profile_of(results).comparison.estimator
     widths = tuple(
-        _half_width(pair, name, blocks, rule.confidence)
+        _half_width(pair, name, blocks, rule.confidence, estimator)
         for pair in _pairs(results)
         if pair.b.label not in left_out
         for name in metrics
@@ -111,11 +113,11 @@ class _Values:
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """One metric in one block on both sides, and the place of B in it less that of A."""
+    """One metric in one block on both sides, and the position of B in it less that of A."""
 
     a: float
     b: float
-    places: int
+    positions: int
 
 
 def _blocks(pair: CellPair, name: str, num_blocks: int, values: _Values) -> tuple[_Block, ...] | None:
@@ -133,12 +135,15 @@ def _blocks(pair: CellPair, name: str, num_blocks: int, values: _Values) -> tupl
     return None if runs and not found else tuple(found)
 
 
-def _half_width(pair: CellPair, name: str, blocks: Sequence[_Block], confidence: float) -> HalfWidth:
+def _half_width(
+    pair: CellPair, name: str, blocks: Sequence[_Block], confidence: float, estimator: Estimator
+) -> HalfWidth:
     """exp(half the interval of the logarithms) - 1; unknown below six blocks."""
     half = None
     if len(blocks) >= MIN_PAIRED_BLOCKS:
         differences = log_ratios([block.a for block in blocks], [block.b for block in blocks])
-        half = estimate_paired(differences, confidence, places=[block.places for block in blocks]).half_width
+        positions = [block.positions for block in blocks]
+        half = estimate_paired(differences, confidence, positions, estimator=estimator).half_width
     return HalfWidth(
         cell=pair.b.label,
         metric=name,

@@ -197,7 +197,9 @@ def _row(pairs: Sequence[Pair], results_dir: str) -> SweepRow:
 
 def _estimate(pairs: Sequence[Pair], quantity: str) -> RatioEstimate | None:
     ratios = [ratio for pair in pairs if (ratio := pair.ratio(quantity)) is not None]
-    return estimate_paired([math.log(ratio) for ratio in ratios]) if len(ratios) == len(pairs) else None
+    if len(ratios) != len(pairs):
+        return None
+    return estimate_paired([math.log(ratio) for ratio in ratios], estimator="mean")
 
 
 def _absolutes(pairs: Sequence[Pair]) -> dict[str, Value]:
