@@ -46,8 +46,9 @@ class BlockScores:
 def joint_level(tests: Sequence[BlockScores], alpha: float) -> float:
     """The level, from alpha / m to alpha, at which all m tests are judged together.
 
-    Each statistic becomes the p-value of its t-test, so that tests of different blocks can be held against one
-    another.
+    Each statistic becomes the p-value of its t-test, in units of what ``alpha`` of its own values undercut, so that
+    tests of different blocks can be held against one another: what counts is how much more often any of them is
+    small than one alone.
     """
     if len(tests) < 2:
         return alpha
@@ -61,9 +62,20 @@ def joint_level(tests: Sequence[BlockScores], alpha: float) -> float:
     effective = np.maximum([test.num_effective for test in tests], 2.0)
     squared = (_signs(len(blocks)) @ scores.T) ** 2
     t = np.sqrt((effective - 1) * squared / np.maximum(effective - squared, 1e-12))
-    smallest = np.sort(np.min(2 * stdtr(effective - 1, -t), axis=1))
-    level = float(np.interp(alpha * len(smallest), np.arange(1, len(smallest) + 1), smallest))
+    p_values = 2 * stdtr(effective - 1, -t)
+    alone = np.maximum(_lower_quantile(p_values, alpha), 1e-12)
+    level = alpha * float(_lower_quantile(np.min(p_values / alone, axis=1)[:, None], alpha)[0])
     return min(max(level, alpha / len(tests)), alpha)
+
+
+def _lower_quantile(values: NDArray[np.float64], share: float) -> NDArray[np.float64]:
+    """What ``share`` of each column undercuts."""
+    ordered = np.sort(values, axis=0)
+    rank = max(share * len(ordered) - 1, 0.0)
+    below = int(rank)
+    above = min(below + 1, len(ordered) - 1)
+    quantiles: NDArray[np.float64] = ordered[below] + (rank - below) * (ordered[above] - ordered[below])
+    return quantiles
 
 
 @lru_cache(maxsize=16)
