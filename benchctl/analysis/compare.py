@@ -18,6 +18,7 @@ from benchctl.analysis.comparison import CellComparison, Comparison
 from benchctl.analysis.decomposition_cells import with_decompositions
 from benchctl.analysis.distrust import without_distrusted
 from benchctl.analysis.doubts import counted_suspects, measurement_doubts, statistical_doubts
+from benchctl.analysis.integrity import require_intact
 from benchctl.analysis.metric_comparison import (
     UNORDERED,
     BlockDesign,
@@ -48,7 +49,8 @@ __all__ = ["CompareOptions", "Side", "compare_results", "compare_sides", "parse_
 class CompareOptions:
     """How to compare. ``metrics`` replaces the profile's primary metrics; ``allow`` adds allowed differences.
 
-    ``allow_failed`` judges what completed although requests failed, ``allow_suspect`` counts suspect runs.
+    ``allow_failed`` judges what completed although requests failed, ``allow_suspect`` counts suspect runs,
+    ``allow_altered`` judges files as they are although they are not what was measured.
     """
 
     margin_frac: float = 0.01
@@ -57,6 +59,7 @@ class CompareOptions:
     allow: tuple[str, ...] = ()
     allow_failed: bool = False
     allow_suspect: bool = False
+    allow_altered: bool = False
     noise: Mapping[str, MetricNoise] | None = None
     """Noise floors by metric; None: those that lie in the directories, ``{}``: none."""
     judge: str = "numeric"
@@ -91,8 +94,8 @@ _Account = dict[int, _Evidence]
 def compare_sides(a_side: Side, b_side: Side, options: CompareOptions) -> Comparison:
     """Compare B with A.
 
-    Raises NotComparableError when they differ in more than what was declared, RecordError when results are
-    damaged, UsageError for a variant or metric that does not exist.
+    Raises NotComparableError when they differ in more than what was declared, AlteredError when they are not what
+    was measured, RecordError when results are damaged, UsageError for a variant or metric that does not exist.
     """
     a = load_results(a_side.path)
     b = a if b_side.path.resolve() == a_side.path.resolve() else load_results(b_side.path)
@@ -116,6 +119,7 @@ def compare_results(
     )
     shared = tuple(p for p in a_profile.allowed_differences if p in b_profile.allowed_differences)
     allowed = require_comparable(differences, (*shared, *options.allow))
+    altered = require_intact(a, b, allow_altered=options.allow_altered)
     account = _account(a, a_profile, [run for pair in pairs for run in pair.a_runs])
     account |= _account(b, b_profile, [run for pair in pairs for run in pair.b_runs])
     num_looks = num_looks_of(a.manifest, b.manifest)
@@ -145,7 +149,7 @@ def compare_results(
         num_looks=num_looks,
         cells=cells,
         allowed=allowed,
-        warnings=(*counted, *measurement_doubts(a, b, pairs, checks), *statistical_doubts(cells)),
+        warnings=(*altered, *counted, *measurement_doubts(a, b, pairs, checks), *statistical_doubts(cells)),
         noise={name: noise for name, noise in rules.noise.items() if name in deciding},
     )
 

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from benchctl.load.tally import LoadSummary
+from benchctl.records.digests import digests_of_run
 from benchctl.records.directory import RunDirectory
 from benchctl.records.run import ResultWarning, RunFailure, RunRecord, RunState
 
@@ -52,6 +53,6 @@ class Journal:
         self.update(num_sent=load.num_sent, num_completed=num_completed, num_failed=load.num_failed)
 
     def close(self, state: RunState, failure: RunFailure | None = None) -> RunRecord:
-        """Write the verdict; returns the final record."""
-        self.update(state=state, failure=failure)
+        """Write the verdict, and what the files of the run hold now; returns the final record."""
+        self.update(state=state, failure=failure, files=digests_of_run(self._directory))
         return self.record

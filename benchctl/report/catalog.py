@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchctl.analysis.integrity import integrity_warnings
 from benchctl.errors import InvalidDataError, UsageError
 from benchctl.records.directory import ResultDirectory, RunDirectory, open_results
 
@@ -24,6 +25,8 @@ class Entry:
     num_done: int | None = None
     num_planned: int | None = None
     problem: str | None = None
+    altered: str | None = None
+    """What was altered since it was measured."""
 
     def document(self) -> dict[str, Any]:
         """As JSON."""
@@ -95,7 +98,13 @@ def _entry(path: Path) -> Entry:
         label=manifest.label,
         num_done=num_done,
         num_planned=num_planned,
+        altered=_altered(path),
     )
+
+
+def _altered(path: Path) -> str | None:
+    warnings = integrity_warnings(path)
+    return "; ".join(f"{warning.code}: {warning.message}" for warning in warnings) or None
 
 
 def _count_runs(results: ResultDirectory) -> tuple[int, int]:

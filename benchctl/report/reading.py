@@ -11,6 +11,7 @@ from pathlib import Path
 
 from benchctl.analysis.accounts import open_accounts
 from benchctl.analysis.findings import Finding, find
+from benchctl.analysis.integrity import integrity_warnings
 from benchctl.analysis.ladder import Ladder, ladders
 from benchctl.analysis.stopping import looks_notes
 from benchctl.analysis.summary import CellSummary, RunSummary, summarise_cells, summarise_runs
@@ -94,7 +95,12 @@ def read_results(path: Path) -> Reading:
         sweep=rows,
         ladders=ladders(accounts.profile, runs),
         findings=find(cells, rows, baseline),
-        warnings=(*results.manifest.warnings, *looks_notes(results.manifest), *accounts.warnings),
+        warnings=(
+            *integrity_warnings(path),
+            *results.manifest.warnings,
+            *looks_notes(results.manifest),
+            *accounts.warnings,
+        ),
         damage=tuple(damage),
     )
 
