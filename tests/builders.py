@@ -298,6 +298,28 @@ def edit_run(results: ResultDirectory, run_id: str, **changes: Any) -> None:
     directory.write(msgspec.structs.replace(directory.read(), **changes))
 
 
+def move_run(results: ResultDirectory, run_id: str, position: int) -> None:
+    """Let a run have been planned, and done, at another position of its block."""
+    edit_run(results, run_id, position=position)
+    plan = results.plan()
+    runs = [
+        msgspec.structs.replace(planned, position=position) if planned.run_id == run_id else planned
+        for planned in plan.runs
+    ]
+    results.write_plan(msgspec.structs.replace(plan, runs=tuple(runs)))
+
+
+def write_request_set(results: ResultDirectory, content: bytes) -> None:
+    """Let ``content`` be the request set from the beginning."""
+    results.write_prepared_requests(content)
+    edit_manifest(results, request_set_sha256=hashlib.sha256(content).hexdigest())
+
+
+def share_request_set(results: ResultDirectory, other: ResultDirectory) -> None:
+    """Let ``results`` have been asked what ``other`` was, whatever came of it."""
+    write_request_set(results, (other.path / "requests.jsonl").read_bytes())
+
+
 def edit_requests(
     results: ResultDirectory, run_id: str, change: Callable[[RequestRecord], RequestRecord | None]
 ) -> None:

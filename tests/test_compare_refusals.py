@@ -48,7 +48,7 @@ def test_every_difference_between_two_experiments_is_named_with_both_values(resu
     with pytest.raises(NotComparableError) as caught:
         compare(results.path, other.path)
     assert caught.value.differences == (
-        f'request_set_sha256: "{"0" * 64}" against "{"f" * 64}"',
+        f'request_set_sha256: "{results.manifest().request_set_sha256}" against "{"f" * 64}"',
         "seed: 7 against 8",
         'stop: "forced" against "natural"',
         'engine: "sim" against "vllm"',

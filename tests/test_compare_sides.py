@@ -4,7 +4,7 @@ import math
 import random
 
 import pytest
-from builders import edit_manifest, edit_run, write_results
+from builders import edit_manifest, move_run, share_request_set, write_results
 
 from benchctl.analysis.compare import CompareOptions, Side, compare_sides, parse_side
 from benchctl.analysis.comparison_text import reasons_of, verdict_sentence
@@ -243,13 +243,12 @@ def test_exact_metrics_are_equal_without_statistics(path):
 
 
 def test_output_tokens_of_natural_stops_are_a_change_and_not_a_fault(tmp_path):
-    path = write_results(tmp_path / "r", block_factors=factors()).path
-    longer = write_results(tmp_path / "longer", block_factors=factors(), output_tokens=10).path
-    for results in (path, longer):
-        (results / "manifest.json").write_text(
-            (results / "manifest.json").read_text().replace('"forced"', '"natural"')
-        )
-    comparison = compare(f"{path}:baseline", f"{longer}:baseline")
+    short = write_results(tmp_path / "r", block_factors=factors())
+    longer = write_results(tmp_path / "longer", block_factors=factors(), output_tokens=10)
+    share_request_set(longer, short)
+    for results in (short, longer):
+        edit_manifest(results, stop="natural")
+    comparison = compare(f"{short.path}:baseline", f"{longer.path}:baseline")
     tokens = metric(comparison, "output_tokens")
     assert (tokens.role, tokens.verdict) == ("exploratory", "changed")
     assert comparison.verdict != "invalid"
@@ -311,8 +310,8 @@ def test_sweeps_without_a_common_cell_are_not_comparable(tmp_path, path):
 
 def test_a_run_that_ran_second_in_its_block_is_counted(tmp_path):
     results = write_results(tmp_path / "r", block_factors=factors(2))
-    edit_run(results, "002-b1-baseline", position=1)
-    edit_run(results, "003-b1-guided-top_k5", position=0)
+    move_run(results, "002-b1-baseline", 1)
+    move_run(results, "003-b1-guided-top_k5", 0)
     assert compare(f"{results.path}:baseline", f"{results.path}:guided").cells[0].num_a_first == 1
 
 

@@ -6,7 +6,17 @@ from typing import Any
 
 import msgspec
 import pytest
-from builders import STEP_NS, T0_NS, edit_manifest, edit_requests, edit_run, edit_steps, write_results
+from builders import (
+    STEP_NS,
+    T0_NS,
+    edit_manifest,
+    edit_requests,
+    edit_run,
+    edit_steps,
+    move_run,
+    share_request_set,
+    write_results,
+)
 from exactness import assert_exact
 
 from benchctl.analysis.compare import CompareOptions, compare_sides, parse_side
@@ -101,6 +111,7 @@ def test_the_clock_of_the_sections_is_named(tmp_path: Path) -> None:
 def test_fewer_tokens_at_the_same_pace_are_told_from_faster_steps(tmp_path: Path) -> None:
     long = natural(tmp_path / "long", block_factors=SHAKEN, output_tokens=8)
     short = natural(tmp_path / "short", block_factors=SHAKEN, output_tokens=6)
+    share_request_set(short, long)
     found = decomposed(f"{long.path}:baseline", f"{short.path}:baseline")
     assert ratios(found) == pytest.approx(
         {"output tokens": 6 / 8, "steps per token": 1, "time per step": 1, "remainder": 1}
@@ -111,6 +122,7 @@ def test_fewer_tokens_at_the_same_pace_are_told_from_faster_steps(tmp_path: Path
 def test_fewer_tokens_and_slower_steps_are_told_apart(tmp_path: Path) -> None:
     long = natural(tmp_path / "long", block_factors=STEADY, output_tokens=8)
     short = natural(tmp_path / "short", block_factors=({"baseline": 4 / 3},) * 6, cells=(), output_tokens=6)
+    share_request_set(short, long)
     found = decomposed(f"{long.path}:baseline", f"{short.path}:baseline")
     assert ratios(found) == pytest.approx(
         {"output tokens": 6 / 8, "steps per token": 1, "time per step": 4 / 3, "remainder": 1}
@@ -129,6 +141,8 @@ def test_steps_that_yield_two_tokens_are_fewer_steps_per_token(tmp_path: Path) -
     """Speculation: as many tokens in half of the steps, each of them slower."""
     plain = natural(tmp_path / "plain", block_factors=STEADY, output_tokens=8)
     fast = natural(tmp_path / "fast", block_factors=({"baseline": 1.25, "guided": 1.25},) * 6, output_tokens=4)
+
+    share_request_set(fast, plain)
 
     def twice(request: RequestRecord) -> RequestRecord:
         choices = tuple(
@@ -170,7 +184,7 @@ def test_the_whole_is_what_the_table_says_also_where_the_order_in_the_blocks_is_
     results = write_results(tmp_path / "r", block_factors=SHAKEN)
     for planned in results.plan().runs if positions else ():
         place = positions[planned.variant == "guided"] if planned.block % 2 else planned.variant == "guided"
-        edit_run(results, planned.run_id, position=int(place))
+        move_run(results, planned.run_id, int(place))
     cell = cell_of(f"{results.path}:baseline", f"{results.path}:guided")
     found = cell.decomposition
     assert found is not None

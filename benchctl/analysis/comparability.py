@@ -55,7 +55,7 @@ def configuration_differences(
     paths count whole.
     """
     seen: dict[tuple[str, str, str], list[str]] = {}
-    names: dict[str, tuple[str, ...]] = {}
+    names: dict[str, tuple[str, ...]] = {"server.version": ("engine_version",)}
     for cell, sides in cells.items():
         a, b = ([_settings_of(run.record, names, has_one_host=has_one_host) for run in runs] for runs in sides)
         for key in sorted({key for settings in (*a, *b) for key in settings}):

@@ -34,6 +34,7 @@ from benchctl.analysis.multiplicity import holm_levels
 from benchctl.analysis.pairing import CellPair, Side, match_cells, parse_side
 from benchctl.analysis.reconcile import Check, expectation_of, profile_of, reconcile
 from benchctl.analysis.request_timing import is_completed, measured
+from benchctl.analysis.run_differences import run_differences
 from benchctl.analysis.statistics import decision_alpha
 from benchctl.analysis.stopping import num_looks_of
 from benchctl.errors import UsageError
@@ -110,12 +111,11 @@ def compare_results(
     a_profile, b_profile = profile_of(a), profile_of(b)
     deciding = deciding_metrics(options.metrics or a_profile.primary_metrics)
     pairs = match_cells(a, a_side, b, b_side, allow_suspect=options.allow_suspect)
+    cells_runs = {pair.label: (pair.a_runs, pair.b_runs) for pair in pairs}
     differences = (
         *experiment_differences(a.manifest, b.manifest),
-        *configuration_differences(
-            {pair.label: (pair.a_runs, pair.b_runs) for pair in pairs},
-            has_one_host=a.manifest.host.hostname == b.manifest.host.hostname,
-        ),
+        *configuration_differences(cells_runs, has_one_host=a.manifest.host.hostname == b.manifest.host.hostname),
+        *run_differences(cells_runs, has_one_experiment=a.manifest == b.manifest),
     )
     shared = tuple(p for p in a_profile.allowed_differences if p in b_profile.allowed_differences)
     allowed = require_comparable(differences, (*shared, *options.allow))

@@ -245,11 +245,12 @@ def _do_runs(
 @contextmanager
 def _recorded(results: ResultDirectory, planned: PlannedRun) -> Iterator[None]:
     """While the run goes on nothing is recorded of its end; however it ends, its record is."""
-    forget_run(results, planned.run_id)
+    with suppress(OSError):  # a full disk is told as what it did to the run
+        forget_run(results, planned.run_id)
     try:
         yield
     finally:
-        with suppress(OSError):  # the disk may be full, and the run says so
+        with suppress(OSError):
             record_run(results, planned.run_id)
 
 

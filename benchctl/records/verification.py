@@ -70,7 +70,12 @@ def verify_directory(path: Path, *, is_fresh: bool = False) -> Verification:
     Raises RecordError where its plan or manifest cannot be read. Runs whose record cannot be read are left to those
     who read records.
     """
-    results, digests = ResultDirectory(path), read_digests(path)
+    results, damage = ResultDirectory(path), list[Alteration]()
+    digests: DirectoryDigests | None = None
+    try:
+        digests = read_digests(path)
+    except RecordError as error:
+        damage.append(Alteration(kind="altered-file", file=DIGESTS_FILE, what=f"cannot be read: {error}"))
     plan, manifest = results.plan(), results.manifest()
     records = dict(_readable_records(results, plan.runs))
     recorded = {} if digests is None else digests.files
@@ -80,14 +85,15 @@ def verify_directory(path: Path, *, is_fresh: bool = False) -> Verification:
         for name, digest in record.files.items()
     }
     look = FileLook(path, is_fresh=is_fresh)
-    altered = {alteration.file: alteration for alteration in _altered_files(expected, look)}
+    altered = tuple(_altered_files(expected, look))
     request_set = look.digests([(_REQUEST_SET, recorded.get(_REQUEST_SET))])[_REQUEST_SET]
     prints, unrecorded_prints = _fingerprints(records, look), _unrecorded_fingerprints(records, look)
     look.keep()
     return Verification(
         alterations=(
-            *altered.values(),
-            *_altered_manifest(path, digests, records),
+            *damage,
+            *altered,
+            *(() if damage else _altered_manifest(path, digests, records)),
             *_altered_requests(request_set, manifest),
             *_misplaced(plan.runs, records),
             *_out_of_order(records.values()),
