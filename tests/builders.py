@@ -54,13 +54,15 @@ allowed_differences: [sampling.top_k, server.value_model, guidance.*]
 """
 
 
-def prepared(num_requests: int, output_tokens: int, n: int = 1) -> tuple[PreparedRequest, ...]:
+def prepared(
+    num_requests: int, output_tokens: int, n: int = 1, asks: str = "What is"
+) -> tuple[PreparedRequest, ...]:
     return tuple(
         PreparedRequest(
             request_id=f"r{i:05d}",
             index=i,
             arrival_ns=0,
-            messages=(Message(role="user", content=f"What is {i} + {i}?"),),
+            messages=(Message(role="user", content=f"{asks} {i} + {i}?"),),
             prompt_tokens=20,
             max_tokens=output_tokens,
             ignore_eos=True,
@@ -170,7 +172,7 @@ def write_results(
     output_tokens: int = 8,
     n: int = 2,
     seed: int = 7,
-    request_set_sha256: str | None = None,
+    asks: str = "What is",
     state: str = "done",
     loads_in_warmup: bool = False,
 ) -> ResultDirectory:
@@ -181,7 +183,7 @@ def write_results(
     the one before, because no two runs have the same times.
     """
     results = ResultDirectory(path)
-    requests = prepared(num_requests, output_tokens, n)
+    requests = prepared(num_requests, output_tokens, n, asks)
     content = b"".join(encode(request) + b"\n" for request in requests)
     results.write_manifest(
         Manifest(
@@ -189,7 +191,7 @@ def write_results(
             state=state,
             profile="built",
             profile_sha256="1" * 64,
-            request_set_sha256=request_set_sha256 or hashlib.sha256(content).hexdigest(),
+            request_set_sha256=hashlib.sha256(content).hexdigest(),
             dataset="generated",
             seed=seed,
             blocks=len(block_factors),

@@ -12,6 +12,7 @@ from benchctl.analysis.answers import AnswerOptions, with_answers
 from benchctl.analysis.comparability import (
     configuration_differences,
     experiment_differences,
+    refused_differences,
     require_comparable,
 )
 from benchctl.analysis.comparison import CellComparison, Comparison
@@ -118,8 +119,10 @@ def compare_results(
         *run_differences(cells_runs, has_one_experiment=a.manifest == b.manifest),
     )
     shared = tuple(p for p in a_profile.allowed_differences if p in b_profile.allowed_differences)
-    allowed = require_comparable(differences, (*shared, *options.allow))
-    altered = require_intact(a, b, allow_altered=options.allow_altered)
+    patterns = (*shared, *options.allow)
+    refused = refused_differences(differences, patterns)
+    altered = require_intact(a, b, refused, allow_altered=options.allow_altered)
+    allowed = require_comparable(differences, patterns)
     account = _account(a, a_profile, [run for pair in pairs for run in pair.a_runs])
     account |= _account(b, b_profile, [run for pair in pairs for run in pair.b_runs])
     num_looks = num_looks_of(a.manifest, b.manifest)

@@ -20,10 +20,13 @@ _MEANING: Final[dict[AlterationKind, str]] = {
 }
 
 
-def require_intact(a: LoadedResults, b: LoadedResults, *, allow_altered: bool) -> tuple[ResultWarning, ...]:
+def require_intact(
+    a: LoadedResults, b: LoadedResults, differences: Sequence[str], *, allow_altered: bool
+) -> tuple[ResultWarning, ...]:
     """What was altered in the directories of two sides since they were measured, as warnings.
 
-    Raises AlteredError, which names every file, where numbers rest on any of it, unless ``allow_altered``.
+    Raises AlteredError, which names every file and the undeclared ``differences`` of the sides beside them, where
+    numbers rest on any of it, unless ``allow_altered``.
     """
     paths = [a.path] if a.path.resolve() == b.path.resolve() else [a.path, b.path]
     found = [(path, verify_directory(path)) for path in paths if (path / "manifest.json").is_file()]
@@ -31,6 +34,9 @@ def require_intact(a: LoadedResults, b: LoadedResults, *, allow_altered: bool) -
     refused = [line for path, verified in found for line in _lines(path, verified)] + shared
     if refused and not allow_altered:
         listed = "\n".join(f"  {line}" for line in refused)
+        if differences:
+            listed += "\nand the two sides differ in more than the declared factor:\n"
+            listed += "\n".join(f"  {difference}" for difference in differences)
         raise AlteredError(
             f"what is compared is not what was measured:\n{listed}\n"
             "Restore these files from a copy, or measure again; --allow-altered judges them as they are"
