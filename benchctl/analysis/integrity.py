@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
-from benchctl.errors import AlteredError, RecordError
+from benchctl.errors import AlteredError, InvalidDataError
 from benchctl.records.directory import LoadedResults
 from benchctl.records.run import ResultWarning
 from benchctl.records.verification import Alteration, AlterationKind, Verification, verify_directory
@@ -66,7 +66,7 @@ def integrity_warnings(path: Path) -> tuple[ResultWarning, ...]:
     """What was altered in a result directory since it was measured; nothing where its plan cannot be read."""
     try:
         return alteration_warnings(path, verify_directory(path))
-    except RecordError:  # told as damage by whoever reads the directory
+    except InvalidDataError:  # told as damage by whoever reads the directory
         return ()
 
 

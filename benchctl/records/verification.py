@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
-from benchctl.errors import RecordError
+from benchctl.errors import InvalidDataError
 from benchctl.records.digests import (
     DIGESTS_FILE,
     DirectoryDigests,
@@ -74,7 +74,7 @@ def verify_directory(path: Path, *, is_fresh: bool = False) -> Verification:
     digests: DirectoryDigests | None = None
     try:
         digests = read_digests(path)
-    except RecordError as error:
+    except InvalidDataError as error:
         damage.append(Alteration(kind="altered-file", file=DIGESTS_FILE, what=f"cannot be read: {error}"))
     plan, manifest = results.plan(), results.manifest()
     records = dict(_readable_records(results, plan.runs))
@@ -110,7 +110,7 @@ def verify_directory(path: Path, *, is_fresh: bool = False) -> Verification:
 
 def _readable_records(results: ResultDirectory, planned: Iterable[PlannedRun]) -> Iterator[tuple[str, RunRecord]]:
     for run in planned:
-        with suppress(RecordError):
+        with suppress(InvalidDataError):
             yield run.run_id, results.run(run.run_id).read()
 
 
