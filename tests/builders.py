@@ -5,7 +5,7 @@ The law: a baseline step takes ``step_ns`` and every step yields one token for e
 time. A block multiplies all times by its own factor.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -219,6 +219,17 @@ def write_results(
             )
     results.write_plan(Plan(schema_version=1, runs=tuple(planned)))
     return results
+
+
+def set_positions(results: ResultDirectory, positions: Mapping[str, int]) -> None:
+    """Plan and record runs, by run_id, at other positions of their blocks."""
+    plan = results.plan()
+    runs = tuple(
+        msgspec.structs.replace(run, position=positions.get(run.run_id, run.position)) for run in plan.runs
+    )
+    results.write_plan(msgspec.structs.replace(plan, runs=runs))
+    for run_id, position in positions.items():
+        edit_run(results, run_id, position=position)
 
 
 def rewrite_lines(path: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from benchctl.analysis.client_guard import CLIENT_DOUBTS
-from benchctl.analysis.doubts import RUN_DOUBTS
-from benchctl.analysis.reconcile import profile_of
+from benchctl.analysis.severity import DECIDING_WARNINGS
 from benchctl.checkpoints.make import make_model
 from benchctl.checkpoints.recipe import Recipe
 from benchctl.costs.shapes import ModelShape
@@ -86,7 +85,7 @@ def assert_ended(done: subprocess.CompletedProcess[str], results: Path) -> None:
     suspect = [record for record in records if record.state == "suspect"]
     assert done.returncode == (4 if suspect else 0), said
     for record in suspect:
-        doubts = {warning.code for warning in record.warnings} & RUN_DOUBTS
+        doubts = {warning.code for warning in record.warnings} & DECIDING_WARNINGS
         assert doubts, f"{record.run_id} does not say why it is suspect\n{said}"
         assert doubts <= CLIENT_DOUBTS, said
 
@@ -97,18 +96,11 @@ def assert_compared(results: Path, metric: str = "step_ms") -> None:
     What the verdict is depends on the machine; that there is one does not, however late the client was.
     """
     loaded = load_results(results)
-    baseline = profile_of(loaded).baseline
+    baseline = loaded.manifest.baseline
     for variant in {run.record.variant for run in loaded.runs} - {baseline}:
+        sides = [f"{results}:{baseline}", f"{results}:{variant}"]
         done = subprocess.run(
-            [
-                sys.executable,
-                "-m",
-                "benchctl",
-                "compare",
-                f"{results}:{baseline}",
-                f"{results}:{variant}",
-                "--json",
-            ],
+            [sys.executable, "-m", "benchctl", "compare", *sides, "--json"],
             capture_output=True,
             text=True,
             timeout=120,

@@ -16,7 +16,7 @@ from benchctl.analysis.bunching import (
     UNEVEN_STEPS,
     bunching_doubts,
 )
-from benchctl.analysis.doubts import RUN_DOUBTS
+from benchctl.analysis.severity import DECIDING_WARNINGS
 from benchctl.records.directory import load_results
 from benchctl.records.run import ChoiceRecord, ClientSample, RequestRecord, StepRecord
 from benchctl.records.step_columns import columns_from
@@ -242,7 +242,7 @@ def test_a_server_that_always_writes_as_many_chunks_at_once_is_told_and_not_dist
     run = run_of(results, [coalesced(r, size) for r in range(4)], lagging(200_000))
     (note,) = bunching_doubts(run)
     assert note.code == "server-coalescing"
-    assert note.code not in RUN_DOUBTS
+    assert note.code not in DECIDING_WARNINGS
     assert f"writes {size} chunks of an answer at once: times of arrivals are right" in note.message
 
 

@@ -131,9 +131,19 @@ def test_a_dry_run_prints_the_order_and_measures_nothing(tmp_path: Path) -> None
     done = benchctl("run", "--profile", "topk-sweep", "--dry-run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "000-b0-" in done.stdout
-    assert "48 runs" in done.stdout
+    assert "36 runs" in done.stdout
     assert "estimated" in done.stdout
+    assert "order: balanced, each arm runs in each position and after each other arm equally often" in done.stdout
     assert not (tmp_path / "results").exists()
+
+
+def test_a_dry_run_says_how_far_from_balanced_an_order_is_and_what_would_be_balanced(tmp_path: Path) -> None:
+    done = benchctl("run", "--profile", "topk-sweep", "--dry-run", "--blocks", "7", cwd=tmp_path)
+    (said,) = [line for line in done.stdout.splitlines() if line.startswith("order: ")]
+    assert said == (
+        "order: not wholly balanced; mean positions differ from the baseline's by up to 0.43, the counts of an arm "
+        "in two positions by up to 1, the counts of one arm after another by up to 1; balanced with 6 or 12 blocks"
+    )
 
 
 @contextlib.contextmanager

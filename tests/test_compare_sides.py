@@ -4,7 +4,7 @@ import math
 import random
 
 import pytest
-from builders import edit_manifest, edit_run, write_results
+from builders import edit_manifest, set_positions, write_results
 
 from benchctl.analysis.compare import CompareOptions, Side, compare_sides, parse_side
 from benchctl.analysis.comparison_text import reasons_of, verdict_sentence
@@ -311,8 +311,7 @@ def test_sweeps_without_a_common_cell_are_not_comparable(tmp_path, path):
 
 def test_a_run_that_ran_second_in_its_block_is_counted(tmp_path):
     results = write_results(tmp_path / "r", block_factors=factors(2))
-    edit_run(results, "002-b1-baseline", position=1)
-    edit_run(results, "003-b1-guided-top_k5", position=0)
+    set_positions(results, {"002-b1-baseline": 1, "003-b1-guided-top_k5": 0})
     assert compare(f"{results.path}:baseline", f"{results.path}:guided").cells[0].num_a_first == 1
 
 

@@ -13,9 +13,10 @@ from typer.testing import CliRunner
 import benchctl.measure
 from benchctl.analysis.client_guard import CLIENT_DOUBTS
 from benchctl.analysis.compare import CompareOptions, compare_sides, parse_side
-from benchctl.analysis.doubts import RUN_DOUBTS
+from benchctl.analysis.severity import DECIDING_WARNINGS
 from benchctl.cli.compare import compare as compare_command
 from benchctl.records.run import RequestError, ResultWarning, RunFailure
+from benchctl.report.reading import read_results
 
 SEVEN = ({"baseline": 1.0, "guided": 1.0},) * 7
 GUIDED = "001-b0-guided-top_k5"
@@ -47,13 +48,36 @@ def _results(tmp_path):
     return write_results(tmp_path / "r", block_factors=SEVEN)
 
 
-@pytest.mark.parametrize("code", sorted(RUN_DOUBTS - {"check-failed"}))
+@pytest.mark.parametrize("code", sorted(DECIDING_WARNINGS - CLIENT_DOUBTS - {"check-failed"}))
 def test_a_suspect_run_counts_if_asked_for_whatever_made_it_suspect(results, code):
     suspect(results, GUIDED, code)
     left_out, counted = compare(results), compare(results, allow_suspect=True)
     assert (left_out.cells[0].num_blocks, counted.cells[0].num_blocks) == (6, 7)
     assert messages(counted, "excluded-block") == messages(left_out, "suspect-counted") == []
     assert messages(counted, code) == [f"{code} it was"]
+
+
+@pytest.mark.parametrize("code", sorted(CLIENT_DOUBTS))
+def test_where_the_client_is_in_doubt_its_times_do_not_count_and_those_of_the_server_do(results, code):
+    suspect(results, GUIDED, code)
+    left_out, counted = compare(results), compare(results, allow_suspect=True)
+    blocks = [
+        {metric.metric.name: metric.estimate.num_blocks for metric in found.cells[0].deciding}
+        for found in (left_out, counted)
+    ]
+    assert blocks == [{"step_ms": 7, "wall_s": 6, "tpot_ms": 6}, {"step_ms": 7, "wall_s": 7, "tpot_ms": 7}]
+    what = "what the client timed does not count, what the server measured does"
+    assert messages(left_out, "client-times-excluded") == [f"block 0: {what}: {GUIDED}: {code}: {code} it was"]
+    assert messages(left_out, "excluded-block") == messages(counted, "client-times-excluded") == []
+
+
+def test_tables_and_comparison_count_the_same_blocks_where_the_client_is_in_doubt(results):
+    suspect(results, GUIDED, "client-late")
+    (row,), compared = read_results(results.path).sweep, compare(results).cells[0]
+    estimates = {metric.metric.name: metric.estimate for metric in compared.metrics}
+    for quantity, name in (("wall", "wall_s"), ("step_ms", "step_ms"), ("tok_per_s", "output_throughput")):
+        assert row.estimates[quantity].num_blocks == estimates[name].num_blocks
+        assert row.estimates[quantity].ratio == estimates[name].ratio
 
 
 def test_suspect_runs_that_count_are_told_side_by_side_with_the_codes_of_their_doubts(results):
@@ -144,11 +168,12 @@ def test_table_markdown_and_document_show_that_suspect_runs_count(results):
     assert told in warnings["suspect-counted"]
     assert warnings["client-late"] == "client-late it was"
     plain = CliRunner().invoke(app, sides)
-    assert "client-late it was; tokens came in bursts (--allow-suspect counts it)" in plain.stdout
+    assert "what the client timed does not count, what the server measured does" in plain.stdout
+    assert "client-late: client-late it was" in plain.stdout
 
 
 def test_every_code_with_which_a_measurement_doubts_itself_is_known():
     room = Path(next(iter(benchctl.measure.__path__)))
     said = {code for file in room.glob("*.py") for code in re.findall(r'\.doubt\("([\w-]+)"', file.read_text())}
-    assert {"failed-requests", "warmup-failed"} <= said <= RUN_DOUBTS
-    assert CLIENT_DOUBTS < RUN_DOUBTS
+    assert {"failed-requests", "warmup-failed"} <= said <= DECIDING_WARNINGS
+    assert CLIENT_DOUBTS < DECIDING_WARNINGS

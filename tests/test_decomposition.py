@@ -6,7 +6,16 @@ from typing import Any
 
 import msgspec
 import pytest
-from builders import STEP_NS, T0_NS, edit_manifest, edit_requests, edit_run, edit_steps, write_results
+from builders import (
+    STEP_NS,
+    T0_NS,
+    edit_manifest,
+    edit_requests,
+    edit_run,
+    edit_steps,
+    set_positions,
+    write_results,
+)
 from exactness import assert_exact
 
 from benchctl.analysis.compare import CompareOptions, compare_sides, parse_side
@@ -56,7 +65,7 @@ def test_slower_steps_are_the_whole_difference_and_the_sections_say_which(tmp_pa
     added = {section.name: section.added_s for section in found.sections.sections if section.added_s}
     assert added == pytest.approx({"lvm_build_pending": 1e-3, "lvm_forward": 4e-3, "lvm_apply_guidance": 0.5e-3})
     assert sentence(found).startswith(
-        "time per step carries 100 % of the +55%: 73 % of it lvm_forward; not explained"
+        "time per step carries 100 % of the +55%: 73 % of it lvm_forward; the roofline floor of its FLOPs and bytes"
     )
 
 
@@ -168,9 +177,14 @@ def test_the_whole_is_what_the_table_says_also_where_the_order_in_the_blocks_is_
     tmp_path: Path, positions: tuple[int, int] | None
 ) -> None:
     results = write_results(tmp_path / "r", block_factors=SHAKEN)
-    for planned in results.plan().runs if positions else ():
-        place = positions[planned.variant == "guided"] if planned.block % 2 else planned.variant == "guided"
-        edit_run(results, planned.run_id, position=int(place))
+    odd_blocks = positions or (0, 1)
+    set_positions(
+        results,
+        {
+            run.run_id: int(odd_blocks[run.variant == "guided"] if run.block % 2 else run.variant == "guided")
+            for run in results.plan().runs
+        },
+    )
     cell = cell_of(f"{results.path}:baseline", f"{results.path}:guided")
     found = cell.decomposition
     assert found is not None
@@ -325,10 +339,14 @@ def test_the_committed_example_is_exact() -> None:
     )
 
 
-def test_a_cell_without_any_wall_time_has_no_decomposition(tmp_path: Path) -> None:
+def test_a_cell_without_any_wall_time_has_the_parts_of_its_steps_alone(tmp_path: Path) -> None:
     results = write_results(tmp_path / "r", block_factors=STEADY)
     for planned in results.plan().runs:
         times = results.run(planned.run_id).read().times
         nowhere = msgspec.structs.replace(times, first_send_ns=T0_NS, last_token_ns=T0_NS)
         edit_run(results, planned.run_id, times=nowhere)
-    assert cell_of(f"{results.path}:baseline", f"{results.path}:guided").decomposition is None
+    found = cell_of(f"{results.path}:baseline", f"{results.path}:guided").decomposition
+    assert found is not None
+    assert (found.wall, found.latency) == (None, None)
+    assert found.sections is not None
+    assert sentence(found).startswith("the wall time is unknown, because the client's times do not count")

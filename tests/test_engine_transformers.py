@@ -11,7 +11,7 @@ import pytest
 from real_engines import assert_compared, assert_ended, needs, tiny_model
 from stub_transformers import stub_transformers
 
-from benchctl.analysis.reconcile import expectation_of, profile_of, reconcile
+from benchctl.analysis.experiment import experiment_of
 from benchctl.engines import engine_for, transformers_failures
 from benchctl.engines.engine import LaunchSite
 from benchctl.engines.transformers import TransformersEngine
@@ -317,10 +317,9 @@ def test_real_servers_give_runs_whose_accounts_agree_to_the_token(tmp_path):
     assert_compared(path)
     results = load_results(path)
     greedy, drawn = sorted(results.runs, key=lambda run: run.record.variant != "greedy")
-    declared = profile_of(results)
+    experiment = experiment_of(results)
     for run in (greedy, drawn):
-        expected = expectation_of(declared, results, run.record)
-        checks = {check.name: check for check in reconcile(run, expected)}
+        checks = {check.name: check for check in experiment.checks(run)}
         assert checks["step-tokens"].detail == "steps 60, usage 60"
         assert not [check for check in checks.values() if check.ok is False]
         assert checks["greedy-share"].ok

@@ -1,15 +1,14 @@
 """The prices on a ladder of controls: differences of neighbours, paired by block, which add up."""
 
-import itertools
 import json
 import math
 
 import pytest
 from builders import edit_run
-from hypothesis import given
-from hypothesis import strategies as st
 
-from benchctl.analysis.ladder import mean_difference, what_differs
+from benchctl.analysis.compare import CompareOptions, Side, compare_sides
+from benchctl.analysis.decomposition_factors import logarithmic_mean
+from benchctl.analysis.ladder import what_differs
 from benchctl.measure.experiment import Listener, Origin, create_experiment, run_experiment
 from benchctl.profile.load import load_profile
 from benchctl.profile.plan import variant_settings
@@ -94,22 +93,17 @@ def test_a_block_with_an_unusable_step_takes_no_part(path):
         edit_run(results, flags, state="done")
 
 
-@given(st.lists(st.tuples(*[st.floats(0.1, 100)] * 4), min_size=2, max_size=12))
-def test_mean_differences_of_neighbours_add_up_whatever_the_values(blocks):
-    steps = list(zip(*blocks, strict=True))
-    parts = [
-        mean_difference([b - a for a, b in zip(low, high, strict=True)]).mean
-        for low, high in itertools.pairwise(steps)
-    ]
-    whole = mean_difference([b - a for a, b in zip(steps[0], steps[-1], strict=True)])
-    assert math.isclose(math.fsum(parts), whole.mean, rel_tol=1e-9, abs_tol=1e-9)
-    assert whole.half_width >= 0
-
-
-def test_the_interval_is_that_of_student():
-    difference = mean_difference([1.0, 2.0, 3.0])
-    assert difference.mean == 2.0
-    assert difference.half_width == pytest.approx(4.302653 / math.sqrt(3), rel=1e-6)
+def test_the_whole_of_a_ladder_is_what_compare_shows_of_its_two_ends(path):
+    for ladder in read_results(path).ladders:
+        cell = ladder.label.split("=")[1]
+        sides = Side(path, "baseline"), Side(path, "guided")
+        compared = compare_sides(*sides, CompareOptions(metrics=("step_ms", "wall_s")))
+        (found,) = [found for found in compared.cells if found.label.endswith(cell)]
+        for metric in found.deciding:
+            whole = ladder.whole.differences[metric.metric.name]
+            assert whole.mean == pytest.approx(metric.b - metric.a, rel=1e-12)
+            half = metric.estimate.half_width * logarithmic_mean(metric.a, metric.b)
+            assert whole.half_width == pytest.approx(half, rel=1e-12)
 
 
 def test_neighbours_that_differ_in_nothing_say_so():

@@ -7,7 +7,7 @@ from killing import FRONT_END, MOMENTS, Blow, strike
 from real_engines import needs, tiny_model, turn_of
 
 from benchctl.analysis.client_guard import CLIENT_DOUBTS
-from benchctl.analysis.doubts import RUN_DOUBTS
+from benchctl.analysis.severity import DECIDING_WARNINGS
 
 pytestmark = [pytest.mark.real_engine, pytest.mark.slow]
 TOLD_WITHIN_S = 5.0
@@ -16,7 +16,7 @@ CAUSES = {"server-died", "engine-died", "engine-failed"}
 
 
 def is_only_the_client_in_doubt(outcome):
-    doubts = outcome.codes & RUN_DOUBTS
+    doubts = outcome.codes & DECIDING_WARNINGS
     return outcome.state == "suspect" and bool(doubts) and doubts <= CLIENT_DOUBTS
 
 

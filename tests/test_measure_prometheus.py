@@ -8,7 +8,8 @@ import pytest
 from builders import edit_requests, write_results
 from simulated import sim_server
 
-from benchctl.analysis.reconcile import Check, expectation_of, profile_of, reconcile
+from benchctl.analysis.experiment import experiment_of
+from benchctl.analysis.reconcile import Check
 from benchctl.analysis.server_counters import GENERATED_TOKENS
 from benchctl.engines.metrics_page import series_of
 from benchctl.measure.prometheus import prometheus_samples
@@ -103,7 +104,7 @@ def counted(results: ResultDirectory, *totals: float) -> Check:
             writer.write(PrometheusSample(t_ns=number, values=series))
     loaded = load_results(results.path)
     run = loaded.runs[0]
-    checks = reconcile(run, expectation_of(profile_of(loaded), loaded, run.record))
+    checks = experiment_of(loaded).checks(run)
     return next(check for check in checks if check.name == "counters")
 
 

@@ -10,6 +10,7 @@ import pytest
 from builders import PROFILE_YAML, edit_manifest, edit_run, write_results
 from typer.testing import CliRunner
 
+from benchctl.analysis.experiment import load_experiment
 from benchctl.analysis.foresight import foresee, foresight_lines
 from benchctl.analysis.noise_doubts import age_days, noise_doubts, version_doubt
 from benchctl.analysis.noise_floor import noise_of_experiment
@@ -19,7 +20,7 @@ from benchctl.cli.app import app
 from benchctl.errors import NotComparableError, UsageError
 from benchctl.measure.noise_on_file import keep_noise, noise_on_file, sound_noise
 from benchctl.profile.load import load_profile, parse_profile
-from benchctl.records.directory import ResultDirectory, load_results
+from benchctl.records.directory import ResultDirectory
 from benchctl.records.noise import MetricNoise, NoiseFloor
 from benchctl.records.noise_store import (
     STORE_VARIABLE,
@@ -186,13 +187,13 @@ def test_nothing_is_stored_of_too_few_blocks_or_of_different_servers(tmp_path: P
     other = write_results(tmp_path / "other")
     assert keep_noise(other.path, parse_profile(PROFILE_YAML, "built")) is None
     with pytest.raises(NotComparableError, match="no A/A experiment"):
-        sound_noise(load_results(other.path))
+        sound_noise(load_experiment(other.path))
     assert stored_noise(store) == ()
 
 
 def test_noise_of_another_workload_or_of_long_ago_or_of_another_version_is_doubted(tmp_path: Path) -> None:
     results = a_against_a(tmp_path / "aa")
-    noise = noise_of_experiment(load_results(results.path))
+    noise = noise_of_experiment(load_experiment(results.path))
     assert noise_doubts(noise, results.manifest()) == ()
     edit_manifest(results, created_at="2026-01-31T23:59:59Z")
     assert noise_doubts(noise, results.manifest()) == ()
@@ -212,7 +213,7 @@ def test_age_is_in_whole_days() -> None:
 
 
 def test_a_plan_says_what_the_noise_on_file_lets_it_show() -> None:
-    profile = load_profile("topk-sweep")
+    profile = load_profile("topk-sweep", blocks=8)
     foresight = foresee(profile, floor())
     assert foresight is not None
     assert foresight.num_tests == 15

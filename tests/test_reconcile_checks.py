@@ -4,7 +4,8 @@ import msgspec
 import pytest
 from builders import PROFILE_YAML, edit_manifest, edit_requests, edit_run, edit_steps, write_results
 
-from benchctl.analysis.reconcile import Expectation, expectation_of, expected, profile_of, reconcile
+from benchctl.analysis.experiment import experiment_of
+from benchctl.analysis.reconcile import Expectation, expected, expected_of, reconcile
 from benchctl.errors import RecordError
 from benchctl.profile.load import load_profile
 from benchctl.records.directory import load_results
@@ -22,7 +23,10 @@ def checks_of(results, run_id, **changes):
     """Checks by name, as the profile declares the run unless ``changes`` says otherwise."""
     loaded = load_results(results.path)
     run = next(run for run in loaded.runs if run.record.run_id == run_id)
-    declared = expectation_of(profile_of(loaded), loaded, run.record)
+    experiment = experiment_of(loaded)
+    declared = expected_of(
+        experiment.profile, experiment.settings(run.record), loaded.requests, loaded.manifest.stop
+    )
     fields = {name: getattr(declared, name) for name in Expectation.__slots__} | changes
     return {check.name: check for check in reconcile(run, Expectation(**fields))}
 
@@ -38,7 +42,7 @@ def test_records_that_agree_pass_every_check(results):
 
 def test_expectations_come_from_the_profile(results):
     loaded = load_results(results.path)
-    baseline, guided = (expectation_of(profile_of(loaded), loaded, run.record) for run in loaded.runs)
+    baseline, guided = (expected(experiment_of(loaded).profile, loaded.requests, run.record) for run in loaded.runs)
     assert (baseline.is_guided, guided.is_guided) == (False, True)
     assert not guided.is_greedy
     assert guided.max_concurrency == 4
@@ -199,7 +203,7 @@ def test_a_profile_that_was_damaged_since_is_named(results):
     path = results.path / "profile.yaml"
     path.write_text(PROFILE_YAML.replace("num_prompts", "num_promts"))
     with pytest.raises(RecordError, match=r"profile\.yaml cannot be read as the profile of these results"):
-        profile_of(load_results(results.path))
+        experiment_of(load_results(results.path)).profile  # noqa: B018  # raises
 
 
 def prefilling(num_tokens):

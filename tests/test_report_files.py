@@ -203,10 +203,13 @@ def test_the_sweep_picture_is_named_after_its_factors(tmp_path, cells, picture, 
 
 def test_each_swept_variant_has_its_own_picture(tmp_path):
     results = builders.write_results(tmp_path, cells=[{"top_k": 2}, {"top_k": 3}])
-    for run in results.runs():
-        record = run.read()
-        if record.block == 2 and record.variant == "guided":
-            run.write(msgspec.structs.replace(record, variant="second", block=0))
+    changed = {"variant": "second", "block": 0}
+    planned = [(run, run.block == 2 and run.variant == "guided") for run in results.plan().runs]
+    for run, is_second in planned:
+        if is_second:
+            builders.edit_run(results, run.run_id, **changed)
+    runs = tuple(msgspec.structs.replace(run, **changed) if is_second else run for run, is_second in planned)
+    results.write_plan(msgspec.structs.replace(results.plan(), runs=runs))
     assert {"topk_sweep_guided.png", "topk_sweep_second.png"} <= set(names(write_report(tmp_path)))
 
 

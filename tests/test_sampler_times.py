@@ -11,8 +11,9 @@ from lenvm_results import Truth, write_directory
 
 from benchctl.analysis.breakdown import break_down, tally_steps
 from benchctl.analysis.compare import CompareOptions, compare_sides, parse_side
+from benchctl.analysis.experiment import experiment_of
 from benchctl.analysis.metrics import METRICS, unavailable_reason
-from benchctl.analysis.reconcile import Check, expectation_of, profile_of, reconcile
+from benchctl.analysis.reconcile import Check
 from benchctl.analysis.starvation import in_step_frac, starvation_doubts
 from benchctl.cli.screen import wide_console
 from benchctl.lenvm.imported import import_lenvm
@@ -57,7 +58,7 @@ def as_if_whole(run: LoadedRun) -> LoadedRun:
 
 def checks(path: Path, run: LoadedRun) -> dict[str, Check]:
     results = load_results(path)
-    return {check.name: check for check in reconcile(run, expectation_of(profile_of(results), results, run.record))}
+    return {check.name: check for check in experiment_of(results).checks(run)}
 
 
 def test_the_chart_of_sections_shows_the_sampler_and_says_so(reading: Reading) -> None:

@@ -1,7 +1,6 @@
 """Which warning is told first: the one that decided."""
 
-from benchctl.analysis.doubts import RUN_DOUBTS
-from benchctl.analysis.severity import by_severity
+from benchctl.analysis.severity import DECIDING_WARNINGS, by_severity
 from benchctl.records.run import ResultWarning
 
 
@@ -16,7 +15,7 @@ def test_what_makes_a_run_suspect_comes_first_and_what_is_merely_absent_last():
 
 
 def test_every_doubt_comes_before_a_code_that_nobody_has_heard_of():
-    for code in RUN_DOUBTS:
+    for code in DECIDING_WARNINGS:
         assert [warning.code for warning in by_severity(warnings("new", code))] == [code, "new"]
 
 

@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 from scipy.stats import t
 
 from benchctl.analysis.compare import CompareOptions, Side, compare_sides
+from benchctl.analysis.experiment import load_experiment
 from benchctl.analysis.statistics import estimate_paired
 from benchctl.analysis.stopping import num_looks_of, take_look, widest
 from benchctl.analysis.stopping_rule import look_blocks, stopping_rule
 from benchctl.errors import ProfileError
 from benchctl.profile.load import load_profile
-from benchctl.records.directory import ResultDirectory, load_results
+from benchctl.records.directory import ResultDirectory
 from benchctl.records.run import StoppingRecord
 from benchctl.report.catalog import list_directories
 from benchctl.report.reading import read_results
@@ -79,7 +80,7 @@ def test_a_rule_that_nothing_can_fulfil_is_refused(overrides: list[str], blocks:
 
 
 def test_a_look_sees_half_the_t_interval_of_its_share_of_alpha(tmp_path: Path) -> None:
-    look = take_look(load_results(measured(tmp_path).path), RULE, 8, ["step_ms"])
+    look = take_look(load_experiment(measured(tmp_path).path), RULE, 8, ["step_ms"])
     (width,) = look.half_widths
     half = t.ppf(1 - 0.0125 / 2, 7) * stdev(SCATTER) / math.sqrt(8)
     assert width.half_width_frac == pytest.approx(math.expm1(half), rel=1e-4)
@@ -87,7 +88,7 @@ def test_a_look_sees_half_the_t_interval_of_its_share_of_alpha(tmp_path: Path) -
 
 
 def test_a_look_counts_only_the_blocks_before_it(tmp_path: Path) -> None:
-    results = load_results(measured(tmp_path).path)
+    results = load_experiment(measured(tmp_path).path)
     (width,) = take_look(results, RULE, 6, ["step_ms"]).half_widths
     half = t.ppf(1 - 0.0125 / 2, 5) * stdev(SCATTER[:6]) / math.sqrt(6)
     assert width.half_width_frac == pytest.approx(math.expm1(half), rel=1e-4)
@@ -95,15 +96,15 @@ def test_a_look_counts_only_the_blocks_before_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("by", [0.25, 1.0, 4.0])
 def test_only_the_width_ends_an_experiment_and_never_what_it_found(tmp_path: Path, by: float) -> None:
-    plain = take_look(load_results(measured(tmp_path / "a").path), RULE, 8, ["step_ms", "wall_s"])
-    other = take_look(load_results(measured(tmp_path / "b", by=by).path), RULE, 8, ["step_ms", "wall_s"])
+    plain = take_look(load_experiment(measured(tmp_path / "a").path), RULE, 8, ["step_ms", "wall_s"])
+    other = take_look(load_experiment(measured(tmp_path / "b", by=by).path), RULE, 8, ["step_ms", "wall_s"])
     assert other.is_precise == plain.is_precise
     for left, right in zip(plain.half_widths, other.half_widths, strict=True):
         assert right.half_width_frac == pytest.approx(left.half_width_frac, rel=1e-3)
 
 
 def test_an_experiment_ends_where_every_metric_is_within_the_precision(tmp_path: Path) -> None:
-    results = load_results(measured(tmp_path).path)
+    results = load_experiment(measured(tmp_path).path)
     seen = take_look(results, RULE, 8, ["step_ms", "wall_s"])
     worst = widest(seen)
     assert worst is not None
@@ -117,15 +118,15 @@ def test_an_experiment_ends_where_every_metric_is_within_the_precision(tmp_path:
 def test_a_block_with_a_run_that_is_not_done_does_not_count(tmp_path: Path, state: str) -> None:
     results = measured(tmp_path)
     edit_run(results, results.plan().runs[5].run_id, state=state)
-    look = take_look(load_results(tmp_path), RULE, 6, ["step_ms"])
+    look = take_look(load_experiment(tmp_path), RULE, 6, ["step_ms"])
     assert look.half_widths[0].num_blocks == 5
     assert look.half_widths[0].half_width_frac is None
     assert not look.is_precise
-    assert take_look(load_results(tmp_path), RULE, 8, ["step_ms"]).half_widths[0].num_blocks == 7
+    assert take_look(load_experiment(tmp_path), RULE, 8, ["step_ms"]).half_widths[0].num_blocks == 7
 
 
 def test_nothing_is_waited_for_that_no_block_can_tell(tmp_path: Path) -> None:
-    results = load_results(measured(tmp_path, scatter=(0.0,) * 6).path)
+    results = load_experiment(measured(tmp_path, scatter=(0.0,) * 6).path)
     assert take_look(results, RULE, 6, ["step_ms", "gpu_energy_j"]).is_precise
     assert not take_look(results, RULE, 6, ["gpu_energy_j"]).is_precise
     assert not take_look(results, RULE, 6, ["step_ms"], left_out={"guided top_k=5"}).is_precise
@@ -134,7 +135,7 @@ def test_nothing_is_waited_for_that_no_block_can_tell(tmp_path: Path) -> None:
 def ended_early(path: Path) -> ResultDirectory:
     """Twelve planned blocks of which the rule made six unnecessary."""
     results = measured(path, scatter=(*SCATTER, 0.0, 0.001, 0.002, 0.003))
-    look = take_look(load_results(path), StoppingRecord(
+    look = take_look(load_experiment(path), StoppingRecord(
         precision_frac=0.5, confidence=0.9875, look_blocks=(6, 8, 10, 12)
     ), 6, ["step_ms"])  # fmt: skip
     assert look.is_precise
@@ -157,7 +158,8 @@ def test_blocks_that_the_rule_made_unnecessary_are_no_gaps(tmp_path: Path) -> No
     assert (entry.num_done, entry.num_planned) == (12, 12)
     reading = read_results(tmp_path)
     assert reading.unbegun == ()
-    assert "could-end-early" in {warning.code for warning in reading.warnings}
+    confidences = {estimate.confidence for row in reading.sweep for estimate in row.estimates.values()}
+    assert list(confidences) == [pytest.approx(0.9875)]
     assert "12 of 12 runs done" in headline(reading)
     assert "6 of at most 12 blocks" in headline(reading)
     assert runs_table(reading).row_count == 12

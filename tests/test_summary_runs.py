@@ -2,13 +2,14 @@
 
 import csv
 import io
+import math
 import statistics
 
 import builders
 import msgspec
 import pytest
 
-from benchctl.analysis.accounts import open_accounts
+from benchctl.analysis.experiment import experiment_of, load_experiment
 from benchctl.analysis.metrics import METRICS
 from benchctl.analysis.summary import arm_label, summarise_cells, summarise_runs
 from benchctl.analysis.summary_columns import LENVM_COLUMNS, SUMMARY_COLUMNS
@@ -59,8 +60,12 @@ TIMED = [
 
 
 def summarise(path):
-    results = load_results(path)
-    return summarise_runs(results, open_accounts(results))
+    return summarise_runs(load_experiment(path))
+
+
+def cells_of(path):
+    experiment = load_experiment(path)
+    return summarise_cells(summarise_runs(experiment), experiment)
 
 
 def test_every_published_column_comes_first_and_every_metric_follows():
@@ -157,10 +162,10 @@ def test_a_profile_that_cannot_be_read_leaves_flops_unknown_and_says_why(tmp_pat
     builders.write_results(tmp_path)
     (tmp_path / "profile.yaml").write_text("name: [")
     results = load_results(tmp_path)
-    accounts = open_accounts(results)
-    assert [warning.code for warning in accounts.warnings] == ["profile-unreadable"]
-    assert "settings and FLOPs of the runs are unknown" in accounts.warnings[0].message
-    run = summarise_runs(results, accounts)[1]
+    experiment = experiment_of(results)
+    assert [warning.code for warning in experiment.warnings] == ["profile-unreadable"]
+    assert "settings and FLOPs of the runs are unknown" in experiment.warnings[0].message
+    run = summarise_runs(experiment)[1]
     assert run.settings is None
     assert run.values["top_k"] is run.values["theoretical_pflops_total"] is None
     assert run.values["step_ms"] == pytest.approx(15.5)
@@ -189,16 +194,16 @@ def test_settings_are_unknown_for_a_variant_that_the_profile_does_not_have(tmp_p
     assert summarise(tmp_path)[1].settings is None
 
 
-def test_cells_are_means_over_blocks_with_sample_deviation(tmp_path):
+def test_cells_are_geometric_means_over_blocks_with_sample_deviation(tmp_path):
     factors = ({"baseline": 0.8, "guided": 1.0}, {"baseline": 1.0, "guided": 1.1}, {"baseline": 1.5, "guided": 1.2})
     builders.write_results(tmp_path, block_factors=factors)
-    baseline, guided = summarise_cells(summarise(tmp_path), "baseline")
+    baseline, guided = cells_of(tmp_path)
     walls = [0.08 * factor["baseline"] for factor in factors]
     spread = baseline.spreads["wall_clock_s"]
     assert (baseline.label, guided.label) == ("baseline", "guided top_k=5")
-    assert spread.mean == pytest.approx(statistics.fmean(walls))
+    assert spread.mean == pytest.approx(statistics.geometric_mean(walls))
     assert spread.sd == pytest.approx(statistics.stdev(walls))
-    assert spread.cv_frac == pytest.approx(statistics.stdev(walls) / statistics.fmean(walls))
+    assert spread.cv_frac == pytest.approx(statistics.stdev(map(math.log, walls)))
     assert spread.n == 3
     assert baseline.mean("wall_clock_s") == spread.mean
     assert baseline.mean("t_lvm_forward_ms_mean") is None
@@ -208,7 +213,7 @@ def test_cells_are_means_over_blocks_with_sample_deviation(tmp_path):
 
 def test_one_block_has_a_mean_and_no_scatter(tmp_path):
     builders.write_results(tmp_path, block_factors=({"baseline": 1.0, "guided": 1.0},))
-    spread = summarise_cells(summarise(tmp_path), "baseline")[0].spreads["step_ms"]
+    spread = cells_of(tmp_path)[0].spreads["step_ms"]
     assert (spread.n, spread.sd, spread.cv_frac) == (1, None, None)
 
 
@@ -219,7 +224,7 @@ def test_runs_that_failed_or_are_damaged_stay_rows_and_leave_the_means(tmp_path)
     with (damaged.path / "steps.jsonl").open("ab") as file:
         file.write(b'{"step": 9')
     runs = summarise(tmp_path)
-    baseline = summarise_cells(runs, "baseline")[0]
+    baseline = cells_of(tmp_path)[0]
     assert len(runs) == 6
     assert [run.is_usable for run in runs] == [False, True, False, True, True, True]
     assert (len(baseline.runs), baseline.num_unusable) == (1, 2)
@@ -229,7 +234,7 @@ def test_runs_that_failed_or_are_damaged_stay_rows_and_leave_the_means(tmp_path)
 def test_cells_come_in_the_order_of_baseline_variant_and_factor_value(tmp_path):
     cells = [{"top_k": 10}, {"top_k": 2}, {"value_model": "b"}, {"value_model": "a"}]
     builders.write_results(tmp_path, cells=cells)
-    labels = [cell.label for cell in summarise_cells(summarise(tmp_path), "baseline")]
+    labels = [cell.label for cell in cells_of(tmp_path)]
     assert labels == [
         "baseline",
         "guided top_k=2",

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchctl.analysis.accounts import open_accounts
+from benchctl.analysis.experiment import load_experiment
 from benchctl.analysis.statistics import estimate_paired
 from benchctl.analysis.summary import summarise_runs
-from benchctl.analysis.sweep import LENVM_SWEEP_COLUMNS, SWEEP_COLUMNS, sweep_rows, unexplained_frac
-from benchctl.records.directory import load_results
+from benchctl.analysis.sweep import LENVM_SWEEP_COLUMNS, SWEEP_COLUMNS, unexplained_frac
+from benchctl.report.reading import read_results
 
 NOISY = ({"baseline": 0.8, "guided": 1.0}, {"baseline": 1.0, "guided": 1.1}, {"baseline": 1.5, "guided": 1.2})
 PUBLISHED = [
@@ -40,9 +40,7 @@ PUBLISHED = [
 
 
 def sweep(path):
-    results = load_results(path)
-    runs = summarise_runs(results, open_accounts(results))
-    return sweep_rows(runs, baseline=results.manifest.baseline, results_dir=str(path))
+    return read_results(path).sweep
 
 
 def test_the_published_columns_come_first():
@@ -84,8 +82,7 @@ def test_each_ratio_is_the_quotient_of_its_two_columns(tmp_path):
 
 def test_flops_that_are_equal_in_all_blocks_stay_exact(tmp_path):
     builders.write_results(tmp_path, block_factors=NOISY)
-    results = load_results(tmp_path)
-    runs = summarise_runs(results, open_accounts(results))
+    runs = summarise_runs(load_experiment(tmp_path))
     assert sweep(tmp_path)[0].values["base_pflops"] == runs[0].values["theoretical_pflops_total"]
 
 

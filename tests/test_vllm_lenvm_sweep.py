@@ -7,7 +7,7 @@ import sys
 import pytest
 from real_engines import assert_compared, assert_ended, needs, turn_of
 
-from benchctl.analysis.reconcile import expectation_of, profile_of, reconcile
+from benchctl.analysis.experiment import experiment_of
 from benchctl.records.directory import load_results
 
 pytestmark = [pytest.mark.real_engine, pytest.mark.slow, needs("vllm")]
@@ -55,9 +55,9 @@ def _runs(swept):
 
 def test_all_accounts_of_tokens_agree_exactly(swept):
     results, _ = swept
-    profile = profile_of(results)
+    experiment = experiment_of(results)
     for run in results.runs:
-        checks = reconcile(run, expectation_of(profile, results, run.record))
+        checks = experiment.checks(run)
         assert [str(check) for check in checks if check.ok is False] == []
         requests = [request for request in run.requests if not request.is_warmup]
         usage = sum(request.completion_tokens for request in requests)

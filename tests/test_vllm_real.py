@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from real_engines import needs, smoked
 
-from benchctl.analysis.reconcile import expectation_of, profile_of, reconcile
+from benchctl.analysis.experiment import experiment_of
 from benchctl.records.directory import LoadedRun
 
 pytestmark = [pytest.mark.real_engine, pytest.mark.slow, needs("vllm")]
@@ -27,9 +27,9 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def test_every_account_of_every_run_agrees(results):
-    profile = profile_of(results)
+    experiment = experiment_of(results)
     for run in results.runs:
-        checks = reconcile(run, expectation_of(profile, results, run.record))
+        checks = experiment.checks(run)
         assert [str(check) for check in checks if check.ok is False] == []
         confirmed = {check.name for check in checks if check.ok}
         assert {"step-tokens", "counters", "prefix-cache"} <= confirmed, checks

@@ -12,14 +12,12 @@ from dataclasses import dataclass, replace
 
 from benchctl.analysis.comparison import CellComparison
 from benchctl.analysis.divergence import DivergenceComparison, compare_divergence
+from benchctl.analysis.experiment import Experiment
 from benchctl.analysis.judge import judge_named
 from benchctl.analysis.pairing import CellPair
 from benchctl.analysis.quality import MARGIN_POINTS, compare_quality
-from benchctl.analysis.reconcile import profile_of
 from benchctl.errors import UsageError
-from benchctl.profile.plan import variant_settings
-from benchctl.records.directory import LoadedResults
-from benchctl.records.run import Cell
+from benchctl.records.run import RunRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +40,7 @@ class AnswerOptions:
 def with_answers(
     cells: Sequence[CellComparison],
     pairs: Sequence[CellPair],
-    sides: tuple[LoadedResults, LoadedResults],
+    sides: tuple[Experiment, Experiment],
     options: AnswerOptions,
 ) -> tuple[CellComparison, ...]:
     """Each cell of a comparison with what its answers say; ``pairs`` are the runs of ``cells``, in their order.
@@ -61,9 +59,9 @@ def with_answers(
     )
 
 
-def _nothing_to_judge(sides: tuple[LoadedResults, LoadedResults], pairs: Sequence[CellPair]) -> str | None:
+def _nothing_to_judge(sides: tuple[Experiment, Experiment], pairs: Sequence[CellPair]) -> str | None:
     """Why no answer of this workload can be right or wrong; None where they can."""
-    if not any(request.answer is not None for request in sides[0].requests):
+    if not any(request.answer is not None for request in sides[0].results.requests):
         return "no request of this workload has a gold answer (those of gsm8k and generated have)"
     if any(_is_simulated(pair) for pair in pairs):
         return "a simulator makes its texts up; measure a real engine"
@@ -74,9 +72,9 @@ def _is_simulated(pair: CellPair) -> bool:
     return any(run.record.clock == "virtual" for run in (*pair.a_runs, *pair.b_runs))
 
 
-def _past_their_end(sides: tuple[LoadedResults, LoadedResults]) -> str | None:
+def _past_their_end(sides: tuple[Experiment, Experiment]) -> str | None:
     """Why there are answers and they are not judged; None where they are."""
-    forced = [results for results in sides if results.manifest.stop == "forced"]
+    forced = [results for results in (side.results for side in sides) if results.manifest.stop == "forced"]
     if not forced:
         return None
     return (
@@ -86,10 +84,10 @@ def _past_their_end(sides: tuple[LoadedResults, LoadedResults]) -> str | None:
 
 
 def _with_quality(
-    cell: CellComparison, pair: CellPair, sides: tuple[LoadedResults, LoadedResults], options: AnswerOptions
+    cell: CellComparison, pair: CellPair, sides: tuple[Experiment, Experiment], options: AnswerOptions
 ) -> CellComparison:
     quality = compare_quality(
-        sides[0].requests,
+        sides[0].results.requests,
         pair.a_runs,
         pair.b_runs,
         judge_named(options.judge),
@@ -99,16 +97,22 @@ def _with_quality(
     return replace(cell, quality=quality, is_quality_deciding=options.margin_points is not None)
 
 
-def _divergence(pair: CellPair, sides: tuple[LoadedResults, LoadedResults]) -> DivergenceComparison | None:
+def _divergence(pair: CellPair, sides: tuple[Experiment, Experiment]) -> DivergenceComparison | None:
     if _is_simulated(pair):
         return None
     temperatures = {
-        _temperature(results, arm.variant, arm.cell) for results, arm in zip(sides, (pair.a, pair.b), strict=True)
+        _temperature(side, runs[0].record)
+        for side, runs in zip(sides, (pair.a_runs, pair.b_runs), strict=True)
+        if runs
     }
     return compare_divergence(pair.a_runs, pair.b_runs, temperatures.pop() if len(temperatures) == 1 else None)
 
 
-def _temperature(results: LoadedResults, variant: str, cell: Cell) -> float:
-    """At which tokens are drawn; 0 where a single candidate makes them certain."""
-    sampling = variant_settings(profile_of(results), variant, cell).sampling
-    return 0.0 if sampling.top_k == 1 else sampling.temperature
+def _temperature(experiment: Experiment, record: RunRecord) -> float | None:
+    """At which tokens are drawn; 0 where a single candidate makes them certain, None where the profile is
+    silent.
+    """
+    settings = experiment.settings(record)
+    if settings is None:
+        return None
+    return 0.0 if settings.sampling.top_k == 1 else settings.sampling.temperature

@@ -23,6 +23,10 @@ STEP: Final = "step"
 SAMPLER: Final = "sampler_total"
 """What stands in the place of the step where a log times the sampler alone."""
 
+_MANY_STEPS: Final = 10_000_000
+_ROUNDING_NS: Final = 1_000
+"""Of totals over so many steps: far below what any step takes, and more than some hundred runs can round by."""
+
 CLOCK_NOTE: Final[dict[Clock, str]] = {
     "host": "host time, so a section may hold waiting for device work queued before it; no section is GPU time",
     "device": "device time",
@@ -122,8 +126,11 @@ def tally_steps(steps: StepColumns, *, covers_steps: bool = True) -> StepTally:
     )
 
 
-def break_down(tallies: Iterable[StepTally]) -> Breakdown | None:
-    """The breakdown of the steps of several runs, of their samplers where a run has no more. None without steps."""
+def break_down(tallies: Iterable[StepTally], rounding_ns: int = 0) -> Breakdown | None:
+    """The breakdown of the steps of several runs, of their samplers where a run has no more. None without steps.
+
+    A remainder of up to ``rounding_ns`` for each section is rounding, and none.
+    """
     totals: Counter[str] = Counter()
     records: Counter[str] = Counter()
     clocks: set[Clock] = set()
@@ -137,10 +144,31 @@ def break_down(tallies: Iterable[StepTally]) -> Breakdown | None:
         return None
     unplaced = sorted(name for name in totals if name != STEP and name not in SECTION_PARENT)
     return Breakdown(
-        step=_section(STEP if covers_steps or SAMPLER not in records else SAMPLER, totals, records),
+        step=_section(STEP if covers_steps or SAMPLER not in records else SAMPLER, totals, records, rounding_ns),
         unplaced=tuple(_leaf(name, totals, records) for name in unplaced),
         clocks=tuple(sorted(clocks)),
         covers_steps=covers_steps,
+    )
+
+
+def mean_breakdown(runs: Iterable[tuple[StepTally, float]]) -> Breakdown | None:
+    """The breakdown of the mean run: each run counts the same, its times multiplied by its scale. None without
+    steps.
+
+    Tallies are brought to one large number of steps, so that means over steps become means over runs; rounding to
+    whole nanoseconds then changes a mean by less than a millionth of one.
+    """
+    scaled = (_of_many_steps(tally, scale) for tally, scale in runs if tally.num_records[STEP])
+    return break_down(scaled, rounding_ns=_ROUNDING_NS)
+
+
+def _of_many_steps(tally: StepTally, scale: float) -> StepTally:
+    factor = _MANY_STEPS / tally.num_records[STEP]
+    return StepTally(
+        total_ns={name: round(total_ns * scale * factor) for name, total_ns in tally.total_ns.items()},
+        num_records={name: round(count * factor) for name, count in tally.num_records.items()},
+        clocks=tally.clocks,
+        covers_steps=tally.covers_steps,
     )
 
 
@@ -166,25 +194,28 @@ def _with_parents(steps: StepColumns) -> dict[str, tuple[Integers, Flags]]:
     return complete
 
 
-def _section(name: str, totals: Counter[str], records: Counter[str]) -> Section:
+def _section(name: str, totals: Counter[str], records: Counter[str], rounding_ns: int) -> Section:
     parent = None if name == STEP else name
     children = [
-        _section(child, totals, records)
+        _section(child, totals, records, rounding_ns)
         for child, above in SECTION_PARENT.items()
         if above == parent and child in records
     ]
     if not children:
         return _leaf(name, totals, records)
+    named_ns = sum(child.total_ns for child in children)
+    rest_ns = totals[name] - named_ns
+    rest_ns = 0 if abs(rest_ns) <= rounding_ns * len(children) else rest_ns
     unnamed = Section(
         name=f"{name} (unnamed)",
-        total_ns=totals[name] - sum(child.total_ns for child in children),
+        total_ns=rest_ns,
         num_records=records[name],
         num_steps=records[STEP],
         is_unnamed=True,
     )
     return Section(
         name=name,
-        total_ns=totals[name],
+        total_ns=named_ns + rest_ns,
         num_records=records[name],
         num_steps=records[STEP],
         children=(*children, unnamed),

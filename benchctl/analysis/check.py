@@ -2,6 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
+
+CHECK_FAILED: Final = "check-failed"
+"""Code of the warning that two accounts of one run contradict each other: its numbers are invalid."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,22 +5,22 @@
 A pure function of the directories: no clock, no randomness, and the same numbers on every machine.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from benchctl.analysis.answers import AnswerOptions, with_answers
 from benchctl.analysis.comparability import (
+    Difference,
     configuration_differences,
     experiment_differences,
     require_comparable,
 )
 from benchctl.analysis.comparison import CellComparison, Comparison
 from benchctl.analysis.decomposition_cells import with_decompositions
-from benchctl.analysis.distrust import without_distrusted
+from benchctl.analysis.distrust import with_client_exclusions, without_distrusted
 from benchctl.analysis.doubts import counted_suspects, measurement_doubts, statistical_doubts
+from benchctl.analysis.experiment import Experiment, load_experiment
 from benchctl.analysis.metric_comparison import (
-    UNORDERED,
-    BlockDesign,
     MetricComparison,
     Role,
     Rules,
@@ -28,20 +28,19 @@ from benchctl.analysis.metric_comparison import (
     judged,
     roles_of,
 )
-from benchctl.analysis.metrics import METRICS, run_metrics
+from benchctl.analysis.metric_table import METRICS
 from benchctl.analysis.multiplicity import holm_levels
+from benchctl.analysis.paired_runs import PairedRuns
 from benchctl.analysis.pairing import CellPair, Side, match_cells, parse_side
-from benchctl.analysis.reconcile import Check, expectation_of, profile_of, reconcile
 from benchctl.analysis.request_timing import is_completed, measured
 from benchctl.analysis.statistics import decision_alpha
 from benchctl.analysis.stopping import num_looks_of
 from benchctl.errors import UsageError
 from benchctl.profile.locate import nearest
-from benchctl.profile.model import Profile
-from benchctl.records.directory import LoadedResults, LoadedRun, load_results
+from benchctl.records.directory import LoadedRun
 from benchctl.records.noise import MetricNoise, load_noise
 
-__all__ = ["CompareOptions", "Side", "compare_results", "compare_sides", "parse_side"]
+__all__ = ["CompareOptions", "Side", "compare_experiments", "compare_sides", "parse_side"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,50 +74,26 @@ class CompareOptions:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class _Evidence:
-    """What one run says: its metrics, and whether its records agree."""
-
-    run: LoadedRun
-    metrics: Mapping[str, float | None]
-    checks: tuple[Check, ...]
-
-
-_Account = dict[int, _Evidence]
-"""Evidence by the identity of the loaded run: a baseline run serves many cells and is read once."""
-
-
 def compare_sides(a_side: Side, b_side: Side, options: CompareOptions) -> Comparison:
     """Compare B with A.
 
     Raises NotComparableError when they differ in more than what was declared, RecordError when results are
     damaged, UsageError for a variant or metric that does not exist.
     """
-    a = load_results(a_side.path)
-    b = a if b_side.path.resolve() == a_side.path.resolve() else load_results(b_side.path)
-    return compare_results((a, a_side), (b, b_side), options)
+    a = load_experiment(a_side.path)
+    b = a if b_side.path.resolve() == a_side.path.resolve() else load_experiment(b_side.path)
+    return compare_experiments((a, a_side), (b, b_side), options)
 
 
-def compare_results(
-    a_given: tuple[LoadedResults, Side], b_given: tuple[LoadedResults, Side], options: CompareOptions
+def compare_experiments(
+    a_given: tuple[Experiment, Side], b_given: tuple[Experiment, Side], options: CompareOptions
 ) -> Comparison:
     """``compare_sides`` of directories that were loaded; ``a_given[0] is b_given[0]`` where they are one."""
     (a, a_side), (b, b_side) = a_given, b_given
-    a_profile, b_profile = profile_of(a), profile_of(b)
-    deciding = deciding_metrics(options.metrics or a_profile.primary_metrics)
+    deciding = deciding_metrics(options.metrics or a.profile.primary_metrics)
     pairs = match_cells(a, a_side, b, b_side, allow_suspect=options.allow_suspect)
-    differences = (
-        *experiment_differences(a.manifest, b.manifest),
-        *configuration_differences(
-            {pair.label: (pair.a_runs, pair.b_runs) for pair in pairs},
-            has_one_host=a.manifest.host.hostname == b.manifest.host.hostname,
-        ),
-    )
-    shared = tuple(p for p in a_profile.allowed_differences if p in b_profile.allowed_differences)
-    allowed = require_comparable(differences, (*shared, *options.allow))
-    account = _account(a, a_profile, [run for pair in pairs for run in pair.a_runs])
-    account |= _account(b, b_profile, [run for pair in pairs for run in pair.b_runs])
-    num_looks = num_looks_of(a.manifest, b.manifest)
+    allowed = _allowed_differences((a, b), pairs, options)
+    num_looks = num_looks_of(a.results.manifest, b.results.manifest)
     confidence = 1 - (1 - options.confidence) / num_looks
     rules = Rules(
         margin_frac=options.margin_frac,
@@ -126,35 +101,51 @@ def compare_results(
         is_paired=pairs[0].pairing != "unpaired",
         noise=noise_of(a, b) if options.noise is None else options.noise,
     )
-    roles = roles_of(deciding, is_forced=a.manifest.stop != "natural")
-    found = [_compare_cell(pair, account, roles, rules, allow_failed=options.allow_failed) for pair in pairs]
+    roles = roles_of(deciding, is_forced=a.results.manifest.stop != "natural")
+    facing = [PairedRuns.of(pair, (a, b), allow_suspect=options.allow_suspect) for pair in pairs]
+    compared = [_compare_cell(cell, roles, rules, allow_failed=options.allow_failed) for cell in facing]
     answers = AnswerOptions(judge=options.judge, margin_points=options.quality_margin_points, confidence=confidence)
-    answered = with_answers(corrected(found, confidence), pairs, (a, b), answers)
-    designs = [(pair, _design_of(pair)) for pair in pairs]
-    metrics_of = {key: evidence.metrics for key, evidence in account.items()}
-    cells = with_decompositions(answered, designs, (a, b), metrics_of, confidence)
-    checks = [(evidence.run, check) for evidence in account.values() for check in evidence.checks]
-    a_name, b_name = side_names(a_side, b_side)
-    counted = counted_suspects(pairs, (a_name, b_name)) if options.allow_suspect else ()
+    answered = with_answers(corrected(compared, confidence), pairs, (a, b), answers)
+    cells = with_decompositions(answered, facing, confidence)
+    checks = [(run, check) for cell in facing for run, check in cell.checks()]
+    names = side_names(a_side, b_side)
+    counted = counted_suspects(pairs, names) if options.allow_suspect else ()
     return Comparison(
-        a_name=a_name,
-        b_name=b_name,
+        a_name=names[0],
+        b_name=names[1],
         pairing=pairs[0].pairing,
         margin_frac=options.margin_frac,
         confidence=confidence,
         num_looks=num_looks,
         cells=cells,
         allowed=allowed,
-        warnings=(*counted, *measurement_doubts(a, b, pairs, checks), *statistical_doubts(cells)),
+        warnings=(*counted, *measurement_doubts(a.results, b.results, pairs, checks), *statistical_doubts(cells)),
         noise={name: noise for name, noise in rules.noise.items() if name in deciding},
     )
 
 
-def noise_of(a: LoadedResults, b: LoadedResults) -> dict[str, MetricNoise]:
+def _allowed_differences(
+    sides: tuple[Experiment, Experiment], pairs: Sequence[CellPair], options: CompareOptions
+) -> tuple[Difference, ...]:
+    """What differs beside the declared factor and may. Raises NotComparableError for what may not."""
+    a, b = sides
+    manifests = a.results.manifest, b.results.manifest
+    differences = (
+        *experiment_differences(*manifests),
+        *configuration_differences(
+            {pair.label: (pair.a_runs, pair.b_runs) for pair in pairs},
+            has_one_host=manifests[0].host.hostname == manifests[1].host.hostname,
+        ),
+    )
+    shared = tuple(p for p in a.profile.allowed_differences if p in b.profile.allowed_differences)
+    return require_comparable(differences, (*shared, *options.allow))
+
+
+def noise_of(a: Experiment, b: Experiment) -> dict[str, MetricNoise]:
     """The noise that lies in the directories; of two, the larger floor of each metric."""
     found: dict[str, MetricNoise] = {}
-    for results in (a,) if a is b else (a, b):
-        floor = load_noise(results.path)
+    for experiment in (a,) if a is b else (a, b):
+        floor = load_noise(experiment.path)
         for name, noise in floor.metrics.items() if floor is not None else ():
             if name not in found or noise.floor_frac > found[name].floor_frac:
                 found[name] = noise
@@ -205,59 +196,40 @@ def side_names(a: Side, b: Side) -> tuple[str, str]:
     return short if short[0] != short[1] else (str(a), str(b))
 
 
-def _account(results: LoadedResults, profile: Profile, runs: Sequence[LoadedRun]) -> _Account:
-    return {
-        id(run): _Evidence(run, run_metrics(run), reconcile(run, expectation_of(profile, results, run.record)))
-        for run in {id(run): run for run in runs}.values()
-    }
-
-
 def _compare_cell(
-    pair: CellPair, account: _Account, roles: Mapping[str, Role], rules: Rules, *, allow_failed: bool
+    cell: PairedRuns, roles: Mapping[str, Role], rules: Rules, *, allow_failed: bool
 ) -> CellComparison:
-    a, b = [account[id(run)] for run in pair.a_runs], [account[id(run)] for run in pair.b_runs]
-    a_metrics, b_metrics = [evidence.metrics for evidence in a], [evidence.metrics for evidence in b]
-    runs = [evidence.run for evidence in (*a, *b)]
-    found = compare_metrics(a_metrics, b_metrics, roles, rules, _design_of(pair))
-    metrics = tuple(without_distrusted(compared, runs) for compared in found)
-    faults = [] if a and b else ["no block has a usable run on both sides"]
-    failures = [failure for evidence in (*a, *b) if (failure := _failure(evidence.run))]
-    if failures and not allow_failed:
-        faults += [f"INCOMPLETE: {failure}" for failure in failures]
-    elif not failures:
-        faults += [
-            f"{m.metric.name} must be equal and is {m.a:.6g} against {m.b:.6g}"
-            for m in metrics
-            if m.verdict == "different"
-        ]
-    faults += [
-        f"{evidence.run.record.run_id}: check {check.name} failed: {check.detail}"
-        for evidence in (*a, *b)
-        for check in evidence.checks
-        if check.ok is False and check.is_fatal
-    ]
-    is_ordered = pair.pairing == "interleaved" and pair.a.key != pair.b.key
+    pair, runs = cell.pair, cell.runs
+    compared = compare_metrics(*cell.metrics(), roles, rules, cell.design, cell.slopes())
+    metrics = tuple(with_client_exclusions(without_distrusted(metric, runs), pair) for metric in compared)
+    failures = tuple(failure for run in runs if (failure := _failure(run)))
     return CellComparison(
         label=pair.label,
         a_label=pair.a.label,
         b_label=pair.b.label,
-        num_blocks=min(len(a), len(b)),
-        num_a_first=sum(_ran_before(x, y) for x, y in zip(a, b, strict=True)) if is_ordered else None,
+        num_blocks=min(len(pair.a_runs), len(pair.b_runs)),
+        num_a_first=sum(place > 0 for place in cell.design.places) if cell.design.places is not None else None,
         metrics=metrics,
-        faults=tuple(faults),
-        failures=tuple(failures),
+        faults=tuple(_faults(cell, metrics, failures, allow_failed=allow_failed)),
+        failures=failures,
     )
 
 
-def _design_of(pair: CellPair) -> BlockDesign:
-    """Blocks of a pair; places only where both sides ran inside the same blocks."""
-    if pair.pairing == "unpaired":
-        return UNORDERED
-    places = None
-    if pair.pairing == "interleaved" and pair.a.key != pair.b.key:
-        runs = zip(pair.a_runs, pair.b_runs, strict=True)
-        places = tuple(b.record.position - a.record.position for a, b in runs)
-    return BlockDesign(pair.blocks, places)
+def _faults(
+    cell: PairedRuns, metrics: Sequence[MetricComparison], failures: Sequence[str], *, allow_failed: bool
+) -> Iterator[str]:
+    """Why a cell cannot be judged."""
+    if not cell.pair.a_runs or not cell.pair.b_runs:
+        yield "no block has a usable run on both sides"
+    if failures and not allow_failed:
+        yield from (f"INCOMPLETE: {failure}" for failure in failures)
+    elif not failures:
+        for metric in metrics:
+            if metric.verdict == "different":
+                yield f"{metric.metric.name} must be equal and is {metric.a:.6g} against {metric.b:.6g}"
+    for run, check in cell.checks():
+        if check.ok is False and check.is_fatal:
+            yield f"{run.record.run_id}: check {check.name} failed: {check.detail}"
 
 
 def _failure(run: LoadedRun) -> str | None:
@@ -268,7 +240,3 @@ def _failure(run: LoadedRun) -> str | None:
         return None
     kinds = sorted({request.error.kind if request.error else "unanswered" for request in failed})
     return f"{len(failed)} of {len(requests)} requests failed in {run.record.run_id} ({', '.join(kinds)})"
-
-
-def _ran_before(x: _Evidence, y: _Evidence) -> bool:
-    return x.run.record.position < y.run.record.position

@@ -14,16 +14,26 @@ sum the latter. So the mean step of ``sections`` may differ from the factor ``ti
 blocks.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
+from typing import Final, TypeAlias
 
 from benchctl.analysis.decomposition_estimate import Facing, kept
 from benchctl.analysis.decomposition_factors import WallSplit, split_wall
 from benchctl.analysis.decomposition_latency import LatencySplit, split_latency
-from benchctl.analysis.decomposition_run import RunAnatomy
+from benchctl.analysis.decomposition_run import RunAnatomy, TimeScales, at_middle_of_block
 from benchctl.analysis.decomposition_steps import BatchSplit, SectionSplit, split_batches, split_sections
 from benchctl.analysis.decomposition_work import FlooredRun, WorkSplit, split_work
 from benchctl.records.run import StopMode
+from benchctl.units import MS_PER_S
+
+Levels: TypeAlias = tuple[float, float]
+"""What a comparison shows of one metric: of A, and of B."""
+
+
+_ROUNDING: Final = 1e-12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +43,8 @@ class Decomposition:
     label: str
     num_blocks: int
     """Of the smaller side."""
-    wall: WallSplit
+    wall: WallSplit | None
+    """None where the client's times do not count."""
     latency: LatencySplit | None
     sections: SectionSplit | None
     batches: BatchSplit | None
@@ -43,27 +54,57 @@ class Decomposition:
 
 
 def decompose(
-    label: str, a: Sequence[RunAnatomy], b: Sequence[RunAnatomy], facing: Facing, stop: StopMode
+    label: str,
+    a: Sequence[RunAnatomy],
+    b: Sequence[RunAnatomy],
+    facing: Facing,
+    stop: StopMode,
+    step_levels_ms: Levels | None = None,
 ) -> Decomposition | None:
-    """The decomposition of B against A; None where no block has a wall time on both sides.
+    """The decomposition of B against A; None where neither a wall time nor steps are known on both sides.
 
-    When paired, both sequences hold the same blocks in the same order.
+    When paired, both sequences hold the same blocks in the same order. ``step_levels_ms`` are what the comparison
+    shows as ``step_ms`` of both sides.
     """
-    a, b, facing = kept(a, b, facing, lambda run: bool(run.wall_s and run.wall_s > 0))
-    if not a or not b:
+    timed_a, timed_b, timed = kept(a, b, facing.of_times("wall"), lambda run: bool(run.wall_s and run.wall_s > 0))
+    has_wall = bool(timed_a and timed_b)
+    has_steps = bool(a and b) and all(run.has_steps for run in (*a, *b))
+    if not has_wall and not has_steps:
         return None
-    has_steps = all(run.has_steps for run in (*a, *b))
-    work, missing = _work(a, b, facing)
+    of_steps = facing.of_times("step")
+    if has_steps:
+        a, b = steps_at_level(a, b, step_levels_ms)
+    work, missing = _work(a, b, of_steps)
     return Decomposition(
         label=label,
-        num_blocks=min(len(a), len(b)),
-        wall=split_wall(a, b, facing, stop),
-        latency=split_latency(a, b, facing),
-        sections=split_sections(a, b, facing) if has_steps else None,
-        batches=split_batches(a, b, facing) if has_steps else None,
+        num_blocks=min(len(timed_a), len(timed_b)) if has_wall else min(len(a), len(b)),
+        wall=split_wall(timed_a, timed_b, timed, stop) if has_wall else None,
+        latency=split_latency(timed_a, timed_b, timed.of_times("latency")) if has_wall else None,
+        sections=split_sections(a, b, of_steps) if has_steps else None,
+        batches=split_batches(a, b, of_steps) if has_steps else None,
         work=work,
         work_missing=missing,
     )
+
+
+def steps_at_level(
+    a: Sequence[RunAnatomy], b: Sequence[RunAnatomy], levels_ms: Levels | None
+) -> tuple[list[RunAnatomy], list[RunAnatomy]]:
+    """Both sides with the step times of each multiplied so that their arithmetic mean is the level of ``step_ms``.
+
+    Parts that add up then add up to the step that the comparison shows, which is a geometric mean.
+    """
+    if levels_ms is None:
+        return list(a), list(b)
+    a_ms, b_ms = levels_ms
+    return _scaled_to(a, a_ms / MS_PER_S), _scaled_to(b, b_ms / MS_PER_S)
+
+
+def _scaled_to(runs: Sequence[RunAnatomy], level_s: float) -> list[RunAnatomy]:
+    scale = level_s / fmean(run.step_s / run.num_steps for run in runs)
+    if math.isclose(scale, 1.0, rel_tol=_ROUNDING):
+        return list(runs)
+    return [at_middle_of_block(run, TimeScales(step=scale)) for run in runs]
 
 
 def _work(a: Sequence[RunAnatomy], b: Sequence[RunAnatomy], facing: Facing) -> tuple[WorkSplit | None, str | None]:

@@ -1,46 +1,80 @@
 """Every cell of a comparison with its decomposition."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from benchctl.analysis.accounts import Accounts, open_accounts
 from benchctl.analysis.comparison import CellComparison
-from benchctl.analysis.decomposition import decompose
+from benchctl.analysis.decomposition import Decomposition, decompose, steps_at_level
 from benchctl.analysis.decomposition_estimate import Facing
-from benchctl.analysis.decomposition_run import RunAnatomy, anatomy_of
-from benchctl.analysis.decomposition_work import work_model
-from benchctl.analysis.metric_comparison import BlockDesign
-from benchctl.analysis.pairing import CellPair
-from benchctl.records.directory import LoadedResults, LoadedRun
-
-MetricsOfRun = Mapping[int, Mapping[str, float | None]]
-"""The metrics of each run, by the identity of the loaded run."""
+from benchctl.analysis.decomposition_run import RunAnatomy, TimeScales, at_middle_of_block
+from benchctl.analysis.decomposition_steps import SectionSplit, split_sections
+from benchctl.analysis.experiment import Experiment
+from benchctl.analysis.paired_runs import PairedRuns
+from benchctl.analysis.pairing import Arm
+from benchctl.analysis.statistics import PooledSlope
+from benchctl.records.directory import LoadedRun
 
 
 def with_decompositions(
-    cells: Sequence[CellComparison],
-    pairs: Sequence[tuple[CellPair, BlockDesign]],
-    sides: tuple[LoadedResults, LoadedResults],
-    metrics_of: MetricsOfRun,
-    confidence: float,
+    cells: Sequence[CellComparison], facing: Sequence[PairedRuns], confidence: float
 ) -> tuple[CellComparison, ...]:
-    """``cells`` in the order of their ``pairs``; a run that serves several cells is read once."""
-    a, b = sides
-    a_accounts = open_accounts(a)
-    b_accounts = a_accounts if a is b else open_accounts(b)
-    anatomies = _anatomies([run for pair, _ in pairs for run in pair.a_runs], a_accounts, metrics_of)
-    anatomies |= _anatomies([run for pair, _ in pairs for run in pair.b_runs], b_accounts, metrics_of)
-    found = []
-    for cell, (pair, design) in zip(cells, pairs, strict=True):
-        facing = Facing(is_paired=pair.pairing != "unpaired", confidence=confidence, places=design.places)
-        a_runs, b_runs = ([anatomies[id(run)] for run in runs] for runs in (pair.a_runs, pair.b_runs))
-        decomposition = decompose(cell.label, a_runs, b_runs, facing, a.manifest.stop)
-        found.append(replace(cell, decomposition=decomposition))
-    return tuple(found)
+    """``cells`` in the order of their runs."""
+    return tuple(
+        replace(cell, decomposition=_decompose(paired, cell.label, confidence))
+        for cell, paired in zip(cells, facing, strict=True)
+    )
 
 
-def _anatomies(runs: Sequence[LoadedRun], accounts: Accounts, metrics_of: MetricsOfRun) -> dict[int, RunAnatomy]:
-    return {
-        key: anatomy_of(run, metrics_of[key], work_model(accounts.settings(run.record), accounts.hardware))
-        for key, run in {id(run): run for run in runs}.items()
+def _decompose(paired: PairedRuns, label: str, confidence: float) -> Decomposition | None:
+    a, b = _anatomies(paired)
+    stop, step_levels_ms = paired.a.results.manifest.stop, paired.levels("step_ms", confidence)
+    return decompose(label, a, b, _facing(paired, confidence), stop, step_levels_ms)
+
+
+def section_split(paired: PairedRuns, confidence: float) -> SectionSplit | None:
+    """The mean step of two arms by its sections, as a comparison divides it; None where no section is known."""
+    a, b = _anatomies(paired)
+    if not a or not b or not all(run.has_steps for run in (*a, *b)):
+        return None
+    a, b = steps_at_level(a, b, paired.levels("step_ms", confidence))
+    return split_sections(a, b, _facing(paired, confidence).of_times("step"))
+
+
+def _facing(paired: PairedRuns, confidence: float) -> Facing:
+    slopes = paired.slopes()
+    return Facing(
+        is_paired=paired.pair.pairing != "unpaired",
+        confidence=confidence,
+        places=paired.design.places,
+        informations={kind: slopes[name].information for kind, name in _SCALED.items() if name in slopes},
+    )
+
+
+def _anatomies(paired: PairedRuns) -> tuple[list[RunAnatomy], list[RunAnatomy]]:
+    """The runs of both sides at the middle of their blocks."""
+    pair = paired.pair
+    a = [_anatomy(run, paired.a, pair.a, paired) for run in pair.a_runs]
+    return a, [_anatomy(run, paired.b, pair.b, paired) for run in pair.b_runs]
+
+
+_SCALED = {"wall": "wall_s", "step": "step_ms", "latency": "e2el_ms"}
+"""The metric whose effect of the position is that of each kind of time."""
+
+
+def _anatomy(run: LoadedRun, experiment: Experiment, arm: Arm, paired: PairedRuns) -> RunAnatomy:
+    slopes = paired.slopes()
+    anatomy = experiment.anatomy(run, allow_suspect=paired.allow_suspect)
+    if not slopes:
+        return anatomy
+    centre = experiment.position_effects(allow_suspect=paired.allow_suspect).centre
+    return at_middle_of_block(anatomy, time_scales(slopes, arm.positions[run.record.block] - centre))
+
+
+def time_scales(slopes: Mapping[str, PooledSlope], offset: float) -> TimeScales:
+    """What brings the times of a run to the middle of its block, from which it ran ``offset`` positions away."""
+    scales = {
+        kind: math.exp(-slopes[name].log_per_position * offset) if name in slopes else 1.0
+        for kind, name in _SCALED.items()
     }
+    return TimeScales(**scales)

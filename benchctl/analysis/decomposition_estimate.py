@@ -7,14 +7,14 @@ projections of the average (W. Hoeffding, *A class of statistics with asymptotic
 Mathematical Statistics 19, 1948, 293-325), which for a plain difference is his interval of two means.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from benchctl.analysis.statistics import RatioEstimate, estimate_paired
+from benchctl.analysis.statistics import PooledSlope, RatioEstimate, estimate_paired
 from benchctl.analysis.uncertainty import Interval, StudentT
 
 Run = TypeVar("Run")
@@ -25,11 +25,30 @@ LEAST_TOLD: Final = 1e-9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facing:
-    """How the runs of two sides are held against each other. ``places`` as in ``estimate_paired``."""
+    """How the runs of two sides are held against each other.
+
+    Where the effect of the position was taken out of the runs already, ``places`` are the positions of B less those
+    of A and ``position_information`` says how well it was known (``PooledSlope``); ``informations`` has that of
+    each kind of times.
+    """
 
     is_paired: bool
     confidence: float = 0.95
     places: tuple[int, ...] | None = None
+    position_information: float | None = None
+    informations: Mapping[str, float] = field(default_factory=dict)
+
+    def of_times(self, kind: str) -> "Facing":
+        """For times of one kind: ``wall``, ``step`` or ``latency``; without positions where these have no
+        effect.
+        """
+        information = self.informations.get(kind, self.position_information)
+        return replace(self, position_information=information, places=None if information is None else self.places)
+
+    @property
+    def slope(self) -> PooledSlope | None:
+        """Of values from which the effect was taken out."""
+        return None if self.position_information is None else PooledSlope(0.0, self.position_information)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,8 +56,7 @@ class Contribution:
     """A part of a difference of means over blocks, in seconds; the parts of one difference add up to it.
 
     ``a_s`` and ``b_s`` are the means of both sides, where the part is one that has a value on each: b_s - a_s is
-    added_s. Where the order within blocks was taken out, one side is as measured and the other at its places: A is
-    as measured, unless B alone lacks a part that A has, which then stays 0.
+    added_s.
     """
 
     name: str
@@ -84,7 +102,10 @@ def estimate_terms(
     """
     if facing.is_paired:
         by_block = [split(x, y) for x, y in zip(a, b, strict=True)]
-        return [estimate_paired(values, facing.confidence, facing.places) for values in zip(*by_block, strict=True)]
+        return [
+            estimate_paired(values, facing.confidence, facing.places, slope=facing.slope)
+            for values in zip(*by_block, strict=True)
+        ]
     pairs = np.array([[split(x, y) for y in b] for x in a], dtype=float)
     return [_of_all_pairs(pairs[:, :, term], facing.confidence) for term in range(pairs.shape[2])]
 
@@ -130,14 +151,11 @@ def levels(
         return [after - before for before, after in zip(values(x), values(y), strict=True)]
 
     estimates = estimate_terms(a, b, split, facing)
-    means_a, means_b = (np.mean([values(run) for run in side], axis=0) for side in (a, b))
-    is_a_fixed = bool(np.any((means_a == 0) & (means_b != 0))) or not np.any((means_b == 0) & (means_a != 0))
+    means_a = np.mean([values(run) for run in a], axis=0)
     found = []
-    for name, estimate, mean_a, mean_b in zip(names, estimates, means_a, means_b, strict=True):
-        added, scale = estimate.log_ratio, float(max(abs(mean_a), abs(mean_b)))
-        a_s, b_s = (mean_a, mean_a + added) if is_a_fixed else (mean_b - added, mean_b)
-        part = replace(_contribution(name, estimate), a_s=_snapped(a_s, scale), b_s=_snapped(b_s, scale))
-        found.append(part)
+    for name, estimate, mean_a in zip(names, estimates, means_a, strict=True):
+        part = _contribution(name, estimate)
+        found.append(replace(part, a_s=float(mean_a), b_s=_snapped(mean_a + part.added_s, abs(mean_a))))
     return tuple(found)
 
 

@@ -25,7 +25,7 @@ from benchctl.analysis.decomposition_estimate import (
     excludes_zero,
     levels,
 )
-from benchctl.analysis.decomposition_run import RunAnatomy
+from benchctl.analysis.decomposition_run import RunAnatomy, TimeScales, at_middle_of_block
 from benchctl.analysis.statistics import RatioEstimate
 from benchctl.records.run import StopMode
 from benchctl.records.step_columns import PHASES
@@ -147,8 +147,16 @@ def split_wall(a: Sequence[RunAnatomy], b: Sequence[RunAnatomy], facing: Facing,
         b_s=b_s,
         total=total,
         factors=tuple(factors),
-        phases=_phases(a, b, facing) if all(run.has_steps for run in runs) else None,
+        phases=_phases(_at_level(a, a_s), _at_level(b, b_s), facing)
+        if all(run.has_steps for run in runs)
+        else None,
     )
+
+
+def _at_level(runs: Sequence[RunAnatomy], wall_s: float) -> list[RunAnatomy]:
+    """The runs with all their times multiplied so that the arithmetic mean of the wall times is ``wall_s``."""
+    scale = wall_s / fmean(_wall_s(run) for run in runs)
+    return [at_middle_of_block(run, TimeScales(wall=scale, step=scale)) for run in runs]
 
 
 def logarithmic_mean(a: float, b: float) -> float:

@@ -1,7 +1,7 @@
 """What one run has to say about where its time went, reduced to what the two sides are compared in."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -37,6 +37,17 @@ class SizedSteps(NamedTuple):
     total_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class TimeScales:
+    """By what times of a run are multiplied to be those of the middle of its block: exp(-β offset) of each
+    metric.
+    """
+
+    wall: float = 1.0
+    step: float = 1.0
+    latency: float = 1.0
+
+
 SizeKey = tuple[Phase, int]
 """Kind of step, and the sequences in its batch."""
 
@@ -65,6 +76,9 @@ class RunAnatomy:
 
     covers_steps: bool = True
     """Whether ``step_s`` is the time of whole steps."""
+    step_scale: float = 1.0
+    """By what its step times are multiplied for its position in the block; 1 where they are as measured. All times
+    but ``breakdown`` and ``floor`` are scaled already."""
 
     @property
     def has_steps(self) -> bool:
@@ -84,11 +98,31 @@ def anatomy_of(run: LoadedRun, metrics: Mapping[str, float | None], work: WorkMo
         phase_s={phase: s_from_ns(int(columns.dur_ns[columns.in_phase(phase)].sum())) for phase in PHASES},
         sizes=_sizes(columns),
         breakdown=break_down([tally_steps(columns, covers_steps=run.record.times_whole_steps)]),
-        latencies=_latencies(run, clock_factor(run.record)),
+        latencies=None if metrics["e2el_ms"] is None else _latencies(run, clock_factor(run.record)),
         floor=_floor(run, work),
         covers_steps=run.record.times_whole_steps,
         is_bunched=any(warning.code == CLIENT_BUNCHING for warning in run.record.warnings),
     )
+
+
+def at_middle_of_block(run: RunAnatomy, scales: TimeScales) -> RunAnatomy:
+    """The run as it would have been in the middle of its block: its times multiplied, its counts as they are."""
+    return replace(
+        run,
+        wall_s=None if run.wall_s is None else run.wall_s * scales.wall,
+        step_s=run.step_s * scales.step,
+        phase_s={phase: time_s * scales.step for phase, time_s in run.phase_s.items()},
+        sizes={key: SizedSteps(steps.num_steps, steps.total_s * scales.step) for key, steps in run.sizes.items()},
+        latencies=None if run.latencies is None else _scaled(run.latencies, scales.latency),
+        step_scale=run.step_scale * scales.step,
+    )
+
+
+def _scaled(latencies: Mapping[str, Latency], scale: float) -> dict[str, Latency]:
+    return {
+        name: Latency(latency.ttft_s * scale, latency.span_s * scale, latency.tokens)
+        for name, latency in latencies.items()
+    }
 
 
 def _floor(run: LoadedRun, work: WorkModel | str) -> Floor | str:

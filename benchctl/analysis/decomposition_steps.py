@@ -86,7 +86,7 @@ def split_sections(a: Sequence[RunAnatomy], b: Sequence[RunAnatomy], facing: Fac
     names = _leaf_names(found, inner)
 
     def values(run: RunAnatomy) -> list[float]:
-        leaves = _leaves_s(run.breakdown, inner) if run.breakdown is not None else {}
+        leaves = leaf_times_s(run, inner)
         return [sum(leaves.values()), *(leaves.get(name, 0.0) for name in names)]
 
     whole, *sections = levels([STEP, *names], a, b, values, facing)
@@ -109,8 +109,12 @@ def _leaf_name(leaf: Section, inner: set[str]) -> str:
     return f"{leaf.name} (unnamed)" if leaf.name in inner else leaf.name
 
 
-def _leaves_s(breakdown: Breakdown, inner: set[str]) -> dict[str, float]:
-    return {_leaf_name(leaf, inner): s_from_ns(leaf.mean_ns) for leaf in breakdown.step.leaves()}
+def leaf_times_s(run: RunAnatomy, inner: set[str]) -> dict[str, float]:
+    """Time per step of each leaf; ``inner`` are the sections that have others inside in any run."""
+    if run.breakdown is None:
+        return {}
+    leaves = run.breakdown.step.leaves()
+    return {_leaf_name(leaf, inner): s_from_ns(leaf.mean_ns) * run.step_scale for leaf in leaves}
 
 
 def split_batches(a: Sequence[RunAnatomy], b: Sequence[RunAnatomy], facing: Facing) -> BatchSplit:

@@ -17,6 +17,8 @@ _MOST: Final = 1.2
 _WORTH_A_WORD: Final = 0.1
 """Part of the largest below which a factor is left out of a list."""
 
+_NO_WALL: Final = "the wall time is unknown, because the client's times do not count"
+
 
 def change(ratio: float) -> str:
     """A ratio as a relative change: ``+458%``, ``-1.3%``, ``+0.02%``."""
@@ -36,6 +38,8 @@ def factor_text(estimate: RatioEstimate) -> str:
 def wall_line(decomposition: Decomposition) -> str:
     """``wall x1.550 [..] = steps x1.000 * time per step x1.550 [..] * remainder x1.000``."""
     wall = decomposition.wall
+    if wall is None:
+        return _NO_WALL
     total = f"wall {factor_text(wall.total)}"
     if not wall.factors:
         return total
@@ -45,6 +49,8 @@ def wall_line(decomposition: Decomposition) -> str:
 def sentence(decomposition: Decomposition) -> str:
     """Which factor carries the difference, as far as the intervals allow to say so."""
     wall = decomposition.wall
+    if wall is None:
+        return "; ".join([_step_change(decomposition), *_section(decomposition), *_unexplained(decomposition)])
     whole = change(wall.total.ratio)
     if not wall.factors:
         return f"the wall time changes by {whole}; neither steps nor tokens are known that would tell why"
@@ -101,8 +107,14 @@ def _section(decomposition: Decomposition) -> Iterator[str]:
 
 
 def _what(decomposition: Decomposition) -> str:
-    only = len([factor for factor in decomposition.wall.factors if factor.is_told]) == 1
+    factors = () if decomposition.wall is None else decomposition.wall.factors
+    only = len([factor for factor in factors if factor.is_told]) == 1
     return "it" if only else "the step's difference"
+
+
+def _step_change(decomposition: Decomposition) -> str:
+    split = decomposition.batches
+    return _NO_WALL if split is None else f"{_NO_WALL}; a step takes {added_text(split.whole)}"
 
 
 def _unexplained(decomposition: Decomposition) -> Iterator[str]:
@@ -112,7 +124,7 @@ def _unexplained(decomposition: Decomposition) -> Iterator[str]:
     if split is None or share is None:
         return
     if 0 <= share <= _MOST:
-        yield f"not explained by FLOPs or bytes (roofline model): {_percent(share)}"
+        yield f"the roofline floor of its FLOPs and bytes explains {_percent(1 - share)} of the step's difference"
     else:
         yield f"FLOPs and bytes alone would add {added_text(split.work)} (roofline model)"
 

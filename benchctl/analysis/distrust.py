@@ -10,6 +10,8 @@ from typing import Final
 
 from benchctl.analysis.bunching import CLIENT_BUNCHING
 from benchctl.analysis.metric_comparison import MetricComparison
+from benchctl.analysis.metric_table import CLIENT_TIMED
+from benchctl.analysis.pairing import CellPair
 from benchctl.records.directory import LoadedRun
 
 _CLIENT_TIMED: Final = ("ttft_ms", "itl_ms", "tpot_ms")
@@ -31,3 +33,18 @@ def without_distrusted(compared: MetricComparison, runs: Sequence[LoadedRun]) ->
         "processors and measure again, or let others decide (--metrics)"
     )
     return replace(compared, verdict="inconclusive", reason=reason, is_distrusted=True)
+
+
+def with_client_exclusions(compared: MetricComparison, pair: CellPair) -> MetricComparison:
+    """``compared`` with what is missing where the client's times of some runs do not count."""
+    excluded = {**pair.a.client_excluded, **pair.b.client_excluded}
+    if not excluded or compared.metric.name not in CLIENT_TIMED:
+        return compared
+    num_runs = len(pair.a.client_excluded) + len(pair.b.client_excluded)
+    message = (
+        f"the client's times of {num_runs} of {len(pair.a.runs) + len(pair.b.runs)} runs do not count; metrics "
+        "that the server measured do (step_ms), and --allow-suspect counts all"
+    )
+    if compared.verdict not in {"inconclusive", "unknown"}:
+        return compared
+    return replace(compared, reason=f"{message}; {compared.reason}" if compared.reason else message)

@@ -4,25 +4,17 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from benchctl.analysis.client_guard import CLIENT_DOUBTS
 from benchctl.analysis.comparability import machine_warnings
 from benchctl.analysis.comparison import CellComparison
 from benchctl.analysis.doubt_kind import DoubtKind, doubt_kind
 from benchctl.analysis.metric_comparison import MetricComparison
 from benchctl.analysis.pairing import CellPair, unmatched_arms
-from benchctl.analysis.reconcile import CHECK_FAILED, Check
+from benchctl.analysis.reconcile import Check
+from benchctl.analysis.usability import deciding_warnings
 from benchctl.records.directory import LoadedResults, LoadedRun
 from benchctl.records.run import ResultWarning, RunRecord
 
 SURPRISING_P: Final = 0.01
-RUN_DOUBTS: Final = CLIENT_DOUBTS | {
-    CHECK_FAILED,
-    "failed-requests",
-    "steps-damaged",
-    "steps-missing",
-    "warmup-failed",
-}
-"""Codes of the warnings that make a run suspect; its others only say what else is known of it."""
 
 
 def measurement_doubts(
@@ -70,8 +62,7 @@ def _suspects_of(name: str, runs: Iterable[LoadedRun]) -> str:
 
 
 def _codes_of(record: RunRecord) -> set[str]:
-    codes = {warning.code for warning in record.warnings}
-    return codes & RUN_DOUBTS or codes
+    return {warning.code for warning in deciding_warnings(record)}
 
 
 def statistical_doubts(cells: Sequence[CellComparison]) -> tuple[ResultWarning, ...]:
@@ -166,6 +157,12 @@ def _excluded(pairs: Sequence[CellPair]) -> Iterable[ResultWarning]:
         for arm in (pair.a, pair.b):
             for block, reason in sorted(arm.excluded.items()):
                 yield ResultWarning(code="excluded-block", message=f"block {block} is left out: {reason}")
+            for block, reason in sorted(arm.client_excluded.items()):
+                yield ResultWarning(
+                    code="client-times-excluded",
+                    message=f"block {block}: what the client timed does not count, what the server measured does: "
+                    f"{reason}",
+                )
 
 
 def _run_doubts(run: LoadedRun) -> Iterable[ResultWarning]:

@@ -13,11 +13,12 @@ from typing import Final
 
 import numpy as np
 
+from benchctl.analysis.decomposition_steps import SectionSplit
 from benchctl.analysis.statistics import estimate_paired
-from benchctl.analysis.summary import CellSummary, RunSummary, pooled_breakdown
+from benchctl.analysis.summary import CellSummary, RunSummary
 from benchctl.analysis.sweep import SweepRow
 from benchctl.records.step_columns import exact_sum
-from benchctl.units import ms_from_ns, s_from_ns
+from benchctl.units import MS_PER_S, s_from_ns
 
 FLAT_MARGIN_FRAC: Final = 0.10
 """Flat: over the whole range of the factor, the interval of the change stays within ten percent."""
@@ -41,8 +42,13 @@ class Finding:
     numbers: Mapping[str, float]
 
 
-def find(cells: Sequence[CellSummary], rows: Sequence[SweepRow], baseline: str) -> tuple[Finding, ...]:
-    """All findings of an experiment, in a fixed order."""
+def find(
+    cells: Sequence[CellSummary],
+    rows: Sequence[SweepRow],
+    baseline: str,
+    sections: Mapping[str, SectionSplit],
+) -> tuple[Finding, ...]:
+    """All findings of an experiment, in a fixed order. ``sections`` divide the step of each row, by its label."""
     greedy = [cell for cell in cells if _took_greedy_path(cell)]
     greedy_labels = {cell.label for cell in greedy}
     active = [row for row in rows if row.label not in greedy_labels]
@@ -51,7 +57,7 @@ def find(cells: Sequence[CellSummary], rows: Sequence[SweepRow], baseline: str) 
         *(_greedy_path(cell) for cell in greedy),
         *(_trend(group) for group in by_variant),
         *(_unexplained(group) for group in by_variant),
-        *_added_time(active),
+        *_added_time(active, sections),
         _baseline_noise(cells, baseline, greedy_labels),
         *_lazy_loads([run for cell in cells for run in cell.runs]),
     ]
@@ -100,8 +106,10 @@ def _trend(rows: Sequence[SweepRow]) -> Finding | None:
     its points alike, so its noise does not touch the slope. Then a Student-t interval over blocks.
     """
     factor = _numeric_factor(rows)
-    blocks = set.intersection(*({pair.block for pair in row.pairs} for row in rows))
-    if factor is None or len(blocks) < 2 or not all("wall" in row.estimates for row in rows):
+    if factor is None or not all("wall" in row.ratios for row in rows):
+        return None
+    blocks = set.intersection(*(set(row.ratios["wall"].design.blocks) for row in rows))
+    if len(blocks) < 2:
         return None
     values = [float(row.cell[factor]) for row in rows]  # type: ignore[arg-type]  # _numeric_factor says so
     slopes = [_slope(values, [_log_wall(row, block) for row in rows]) for block in sorted(blocks)]
@@ -143,8 +151,8 @@ def _slope(x: Sequence[float], y: Sequence[float]) -> float:
 
 
 def _log_wall(row: SweepRow, block: int) -> float:
-    ratio = next(pair for pair in row.pairs if pair.block == block).ratio("wall")
-    return math.log(ratio) if ratio else math.nan
+    wall = row.ratios["wall"]
+    return wall.adjusted_log_ratios[wall.design.blocks.index(block)]
 
 
 def _unexplained(rows: Sequence[SweepRow]) -> Finding | None:
@@ -166,25 +174,19 @@ def _unexplained(rows: Sequence[SweepRow]) -> Finding | None:
     return Finding(code="unexplained-by-flops", sentence=sentence, numbers=numbers)
 
 
-def _added_time(rows: Sequence[SweepRow]) -> list[Finding]:
+def _added_time(rows: Sequence[SweepRow], sections: Mapping[str, SectionSplit]) -> list[Finding]:
     """Where the time sits that a step takes longer than in the baseline: the largest section, for each variant."""
     groups: dict[tuple[str, str], list[tuple[SweepRow, float, float]]] = {}
     notes: dict[tuple[str, str], str] = {}
     for row in rows:
-        base = pooled_breakdown(pair.base for pair in row.pairs)
-        other = pooled_breakdown(pair.other for pair in row.pairs)
-        if base is None or other is None:
+        split = sections.get(row.label)
+        if split is None or split.whole.a_s is None or len(split.sections) < 2 or _is_within_scatter(row):
             continue
-        added_ns = other.step.mean_ns - base.step.mean_ns
-        before = base.leaf_means_ns()
-        growth = {name: mean - before.get(name, 0.0) for name, mean in other.leaf_means_ns().items()}
-        largest = max(growth, key=lambda name: growth[name])
-        if "step_ms" not in row.estimates or _is_within_scatter(row):
-            continue
-        if len(growth) > 1 and added_ns >= ADDED_STEP_FRAC * base.step.mean_ns and growth[largest] > 0:
-            key = (row.variant, largest)
-            groups.setdefault(key, []).append((row, added_ns, growth[largest]))
-            notes[key] = other.clock_note
+        largest = max(split.sections, key=lambda section: section.added_s)
+        if split.whole.added_s >= ADDED_STEP_FRAC * split.whole.a_s and largest.added_s > 0:
+            key = (row.variant, largest.name)
+            groups.setdefault(key, []).append((row, split.whole.added_s, largest.added_s))
+            notes[key] = split.clock_note
     return [
         _largest_section(section, group, notes[variant, section]) for (variant, section), group in groups.items()
     ]
@@ -193,12 +195,12 @@ def _added_time(rows: Sequence[SweepRow]) -> list[Finding]:
 def _is_within_scatter(row: SweepRow) -> bool:
     """Whether the interval of the step ratio leaves open that steps take no longer at all."""
     estimate = row.estimates.get("step_ms")
-    return estimate is not None and estimate.log_interval is not None and estimate.log_interval[0] <= 0
+    return estimate is None or (estimate.log_interval is not None and estimate.log_interval[0] <= 0)
 
 
 def _largest_section(section: str, group: Sequence[tuple[SweepRow, float, float]], note: str) -> Finding:
-    added_ms = [ms_from_ns(added) for _, added, _ in group]
-    largest_ms = [ms_from_ns(largest) for _, _, largest in group]
+    added_ms = [added_s * MS_PER_S for _, added_s, _ in group]
+    largest_ms = [largest_s * MS_PER_S for _, _, largest_s in group]
     shares = [100 * part / whole for part, whole in zip(largest_ms, added_ms, strict=True)]
     sentence = (
         f"{_cells([row for row, _, _ in group])}: a step takes {_range(added_ms, '.3g')} ms longer than the "

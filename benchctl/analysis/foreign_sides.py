@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchctl.analysis.clock import clock_factor
-from benchctl.analysis.metrics import run_metrics
+from benchctl.analysis.experiment import Experiment, load_experiment
 from benchctl.analysis.pairing import Arm, Side, arms_of, parse_side
-from benchctl.analysis.reconcile import profile_of
 from benchctl.analysis.request_timing import is_completed, measured
 from benchctl.errors import UsageError
 from benchctl.profile.model import Arrival
-from benchctl.records.directory import LoadedResults, LoadedRun, load_results
+from benchctl.records.directory import LoadedRun
 from benchctl.records.foreign_files import is_foreign, read_foreign
 from benchctl.records.foreign_run import ForeignRun, Setting, known, unanswered
 
@@ -31,10 +30,9 @@ def runs_of_side(text: str, *, allow_suspect: bool = False) -> tuple[ForeignRun,
     if is_foreign(text):
         return read_foreign(text)
     side = parse_side(text)
-    results = load_results(side.path)
-    arm = _one_arm(arms_of(results, allow_suspect=allow_suspect), side)
-    arrival = profile_of(results).workload.arrival
-    return tuple(_run(results, arm, run, arrival) for _, run in sorted(arm.runs.items()))
+    experiment = load_experiment(side.path)
+    arm = _one_arm(arms_of(experiment, allow_suspect=allow_suspect), side)
+    return tuple(_run(experiment, arm, run, allow_suspect=allow_suspect) for _, run in sorted(arm.runs.items()))
 
 
 def name_of_side(text: str) -> str:
@@ -59,22 +57,24 @@ def _one_arm(arms: Sequence[Arm], side: Side) -> Arm:
     )
 
 
-def _run(results: LoadedResults, arm: Arm, run: LoadedRun, arrival: Arrival) -> ForeignRun:
-    metrics, requests = run_metrics(run), measured(run.requests)
+def _run(experiment: Experiment, arm: Arm, run: LoadedRun, *, allow_suspect: bool) -> ForeignRun:
+    metrics = experiment.counted_metrics(run, allow_suspect=allow_suspect)
+    requests = measured(run.requests)
     model = run.record.effective_config.get("model")
     failed = sum(not is_completed(request) for request in requests)
     notes = [f"left out: {why}" for _, why in sorted(arm.excluded.items())]
+    notes += [f"the client's times are left out: {why}" for _, why in sorted(arm.client_excluded.items())]
     notes += [_VIRTUAL] if clock_factor(run.record) != 1 else []
     notes += [_CHOICES] if any(len(request.choices) > 1 for request in requests) else []
     return ForeignRun(
         source="benchctl",
-        where=f"{results.path}/runs/{run.record.run_id}",
+        where=f"{experiment.path}/runs/{run.record.run_id}",
         metrics=known(metrics),
         settings={
             "model_id": None if model is None else str(model),
             "num_prompts": float(len(requests)),
             "total_input_tokens": metrics["prompt_tokens"],
-            **_load(arrival),
+            **_load(experiment.profile.workload.arrival),
         },
         failure=unanswered(failed, len(requests)),
         notes=tuple(notes),

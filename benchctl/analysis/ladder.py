@@ -1,39 +1,41 @@
 """The cost of a variant, divided: differences of neighbours on its ladder of controls.
 
-A block runs every step of the ladder on a fresh server. The difference of two neighbours is taken within the block,
-and the price of what they differ in is its mean over the blocks, with a Student-t interval. Only blocks count in
-which every step is usable, so that the prices add up to the whole difference between the variant and the baseline.
+A block runs every step of the ladder on a fresh server, and only blocks count in which every step is usable. Each
+step has one level: that of the baseline times its ratio to the baseline, as a comparison estimates both. The price
+of what two neighbours differ in is the difference of their levels, so that the prices add up to the whole and the
+whole is what ``compare`` shows. Its interval is that of the two neighbours' own ratio, times the logarithmic mean
+of their levels.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from statistics import fmean, stdev
 from typing import Final
 
-from benchctl.analysis.statistics import t_quantile
-from benchctl.analysis.summary import RunSummary
+from benchctl.analysis.decomposition_factors import logarithmic_mean
+from benchctl.analysis.experiment import Experiment
+from benchctl.analysis.paired_runs import PairedRuns
+from benchctl.analysis.pairing import Arm, CellPair, readable_arms
+from benchctl.analysis.side_ratio import SideRatio, side_ratio
 from benchctl.profile.controls import ladder_of
 from benchctl.profile.model import Profile, VariantSettings
 from benchctl.profile.plan import arms
 from benchctl.profile.settings import factors_of
 from benchctl.records.directory import arm_label
-from benchctl.records.run import Cell
+from benchctl.records.run import Cell, RunRecord
 
 CONFIDENCE: Final = 0.95
-LADDER_COLUMNS: Final = {"wall_s": "wall_clock_s", "step_ms": "step_ms"}
-"""What is divided, and the column of a run's row that holds it."""
+LADDER_COLUMNS: Final = {"wall_s": "wall_s", "step_ms": "step_ms"}
+"""What is divided, and its metric."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """Mean over blocks of a difference within the block; one block has no interval."""
+    """Difference of two levels; one block has no interval."""
 
     mean: float
     num_blocks: int
     half_width: float | None = None
-    """Half of the 95 % interval: t(0.975, n - 1) * sd / sqrt(n)."""
+    """Half of the interval."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,18 +58,13 @@ class Ladder:
     whole: Price
 
 
-def ladders(
-    profile: Profile | None, runs: Sequence[RunSummary], confidence: float = CONFIDENCE
-) -> tuple[Ladder, ...]:
+def ladders(experiment: Experiment, confidence: float = CONFIDENCE) -> tuple[Ladder, ...]:
     """The ladder of every variant with ``controls``, in each cell with a block whose steps are all usable."""
+    profile = experiment.profile_or_none
     if profile is None:
         return ()
-    usable: dict[str, dict[int, RunSummary]] = {}
-    for run in runs:
-        if run.is_usable:
-            usable.setdefault(run.label, {})[run.record.block] = run
     found = (
-        _ladder(profile, ladder_of(profile, variant), cell, usable, confidence)
+        _ladder(experiment, profile, ladder_of(profile, variant), cell, confidence)
         for variant, cell in arms(profile)
         if profile.variants[variant].controls
     )
@@ -75,20 +72,20 @@ def ladders(
 
 
 def _ladder(
-    profile: Profile,
-    steps: Sequence[str],
-    cell: Cell,
-    usable: Mapping[str, Mapping[int, RunSummary]],
-    confidence: float,
+    experiment: Experiment, profile: Profile, steps: Sequence[str], cell: Cell, confidence: float
 ) -> Ladder | None:
+    by_label = {arm.label: arm for arm in readable_arms(experiment)}
     labels = [arm_label(step, _own_cell(profile, step, cell)) for step in steps]
-    by_step = [usable.get(label, {}) for label in labels]
-    blocks = sorted(set.intersection(*(set(runs) for runs in by_step)))
+    of_steps = [by_label[label] for label in labels if label in by_label]
+    blocks = set.intersection(*(set(arm.runs) for arm in of_steps)) if len(of_steps) == len(labels) else set()
     if not blocks:
         return None
-    columns = [[runs[block] for block in blocks] for runs in by_step]
-    prices = tuple(_price(a, b, confidence) for a, b in pairwise(zip(labels, columns, strict=True)))
-    whole = _price((labels[0], columns[0]), (labels[-1], columns[-1]), confidence, what="all of it")
+    ladder_arms = [arm.only(blocks) for arm in of_steps]
+    levels = {name: _levels(experiment, ladder_arms, name, confidence) for name in LADDER_COLUMNS}
+    prices = tuple(
+        _price(experiment, ladder_arms, levels, (i, i + 1), confidence) for i in range(len(ladder_arms) - 1)
+    )
+    whole = _price(experiment, ladder_arms, levels, (0, len(ladder_arms) - 1), confidence, what="all of it")
     return Ladder(label=labels[-1], num_blocks=len(blocks), prices=prices, whole=whole)
 
 
@@ -97,29 +94,51 @@ def _own_cell(profile: Profile, step: str, cell: Cell) -> Cell:
     return {} if step == profile.baseline else factors_of(profile.variants[step].swept, cell)
 
 
+def _levels(experiment: Experiment, steps: Sequence[Arm], name: str, confidence: float) -> tuple[float | None, ...]:
+    """The level of every step; None where some block does not know the quantity."""
+    ratios = [_ratio_of(experiment, steps[0], step, name, confidence) for step in steps[1:]]
+    if any(ratio is None or ratio.estimate.num_blocks < len(steps[0].runs) for ratio in ratios):
+        return (None,) * len(steps)
+    known = [ratio for ratio in ratios if ratio is not None]
+    return (known[0].a, *(ratio.b for ratio in known)) if known else (None,) * len(steps)
+
+
+def _ratio_of(experiment: Experiment, a: Arm, b: Arm, name: str, confidence: float) -> SideRatio | None:
+    pair = CellPair(label=b.label, a=a, b=b, pairing="interleaved")
+    paired = PairedRuns.of(pair, (experiment, experiment))
+    before, after = ([metrics[LADDER_COLUMNS[name]] for metrics in side] for side in paired.metrics())
+    slope = paired.slopes().get(LADDER_COLUMNS[name])
+    design = paired.design if slope is not None else paired.design.without_positions
+    return side_ratio(before, after, design, slope, confidence)
+
+
 def _price(
-    lower: tuple[str, Sequence[RunSummary]],
-    upper: tuple[str, Sequence[RunSummary]],
+    experiment: Experiment,
+    steps: Sequence[Arm],
+    levels: Mapping[str, Sequence[float | None]],
+    ends: tuple[int, int],
     confidence: float,
     what: str | None = None,
 ) -> Price:
+    lower, upper = (steps[end] for end in ends)
     differences = {}
-    for name, column in LADDER_COLUMNS.items():
-        pairs = [(a.number(column), b.number(column)) for a, b in zip(lower[1], upper[1], strict=True)]
-        known = [after - before for before, after in pairs if before is not None and after is not None]
-        if len(known) == len(pairs):
-            differences[name] = mean_difference(known, confidence)
-    named = what or what_differs(lower[1][0].settings, upper[1][0].settings)
-    return Price(what=named, lower=lower[0], upper=upper[0], differences=differences)
+    for name in LADDER_COLUMNS:
+        before, after = (levels[name][end] for end in ends)
+        ratio = _ratio_of(experiment, lower, upper, name, confidence)
+        if before is not None and after is not None and ratio is not None:
+            differences[name] = _difference(before, after, ratio)
+    named = what or what_differs(*(experiment.settings(_first(arm)) for arm in (lower, upper)))
+    return Price(what=named, lower=lower.label, upper=upper.label, differences=differences)
 
 
-def mean_difference(values: Sequence[float], confidence: float = CONFIDENCE) -> Difference:
-    """The mean of one value for each block, and half of its Student-t interval."""
-    n = len(values)
-    if n < 2:
-        return Difference(mean=fmean(values), num_blocks=n)
-    half = t_quantile(1 - (1 - confidence) / 2, n - 1) * stdev(values) / math.sqrt(n)
-    return Difference(mean=fmean(values), num_blocks=n, half_width=half)
+def _first(arm: Arm) -> RunRecord:
+    return arm.runs[min(arm.runs)].record
+
+
+def _difference(before: float, after: float, ratio: SideRatio) -> Difference:
+    half = ratio.estimate.half_width
+    half_width = None if half is None else half * logarithmic_mean(before, after)
+    return Difference(mean=after - before, num_blocks=ratio.estimate.num_blocks, half_width=half_width)
 
 
 def what_differs(lower: VariantSettings | None, upper: VariantSettings | None) -> str:

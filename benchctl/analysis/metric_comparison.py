@@ -9,12 +9,13 @@ from typing import Final, Literal, TypeAlias
 from benchctl.analysis.block_order import OrderEffects, order_effects, outlying
 from benchctl.analysis.metric_table import METRICS, Metric
 from benchctl.analysis.planning import MAX_BLOCKS_NEEDED, blocks_for_verdict
+from benchctl.analysis.side_ratio import UNORDERED, BlockDesign, SideRatio, side_ratio
 from benchctl.analysis.statistics import (
     MIN_PAIRED_BLOCKS,
     MIN_UNPAIRED_BLOCKS,
+    PooledSlope,
     RatioEstimate,
     Verdict,
-    estimate_paired,
     estimate_unpaired,
     log_ratios,
     verdict_of,
@@ -51,23 +52,11 @@ class Rules:
         return MIN_PAIRED_BLOCKS if self.is_paired else MIN_UNPAIRED_BLOCKS
 
 
-@dataclass(frozen=True, slots=True)
-class BlockDesign:
-    """Which block each value belongs to, and its place in it: that of B less that of A; None where not known."""
-
-    blocks: tuple[int, ...]
-    places: tuple[int, ...] | None = None
-
-
-UNORDERED: Final = BlockDesign(())
-"""Of values that share no blocks."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricComparison:
-    """``a`` and ``b`` are means over the blocks, geometric where all are positive: b / a is then the ratio.
-
-    Where a block is known on one side only, it is in that side's mean and not in the estimate.
+    """``a`` and ``b`` belong to the estimate: of paired sides, geometric means over the blocks that both know, at
+    the middle of the block, so that b / a is the ratio. Without an estimate, and of unpaired sides, they are means
+    of the values as measured, geometric where all are positive.
     """
 
     metric: Metric
@@ -90,14 +79,18 @@ class MetricComparison:
     """Too few blocks for any verdict."""
     is_distrusted: bool = False
     """The runs themselves call its values untrustworthy: it decides nothing."""
+    a_level: float | None = None
+    """Of paired sides: the mean of A that the estimate belongs to."""
 
     @property
     def a(self) -> float | None:
-        return mean_of_blocks(self.a_blocks)
+        return mean_of_blocks(self.a_blocks) if self.a_level is None else self.a_level
 
     @property
     def b(self) -> float | None:
-        return mean_of_blocks(self.b_blocks)
+        if self.a_level is None or self.estimate is None:
+            return mean_of_blocks(self.b_blocks)
+        return self.a_level * self.estimate.ratio
 
 
 def mean_of_blocks(values: Sequence[float | None]) -> float | None:
@@ -130,15 +123,22 @@ def compare_metrics(
     roles: Mapping[str, Role],
     rules: Rules,
     design: BlockDesign = UNORDERED,
+    slopes: Mapping[str, PooledSlope] | None = None,
 ) -> tuple[MetricComparison, ...]:
-    """Compare each metric, without a correction for several; exploratory ones without values are left out."""
+    """Compare each metric, without a correction for several; exploratory ones without values are left out.
+
+    ``slopes`` are the effects of one position later in a block, by metric: those without one are not adjusted.
+    Where there are no slopes at all, each pair estimates its own.
+    """
     found = []
     for name, role in roles.items():
         a_blocks, b_blocks = tuple(run[name] for run in a_runs), tuple(run[name] for run in b_runs)
         if role == "exact":
             compared = _compare_exactly(name, role, a_blocks, b_blocks, rules)
         else:
-            compared = _compare_ratio(name, role, (a_blocks, b_blocks), rules, design)
+            slope = None if slopes is None else slopes.get(name)
+            ordered = design if slopes is None or slope is not None else design.without_positions
+            compared = _compare_ratio(name, role, (a_blocks, b_blocks), rules, (ordered, slope))
         if role != "exploratory" or any(value is not None for value in (*a_blocks, *b_blocks)):
             found.append(compared)
     return tuple(found)
@@ -156,9 +156,13 @@ def _compare_exactly(name: str, role: Role, a: Blocks, b: Blocks, rules: Rules) 
 
 
 def _compare_ratio(
-    name: str, role: Role, sides: tuple[Blocks, Blocks], rules: Rules, design: BlockDesign
+    name: str,
+    role: Role,
+    sides: tuple[Blocks, Blocks],
+    rules: Rules,
+    order: tuple[BlockDesign, PooledSlope | None],
 ) -> MetricComparison:
-    a, b = sides
+    (a, b), (design, slope) = sides, order
     metric = METRICS[name]
     compared = MetricComparison(
         metric=metric,
@@ -168,52 +172,47 @@ def _compare_ratio(
         b_blocks=b,
         margin_frac=rules.margin_of(name),
     )
-    known_a, known_b, known_design = _known(a, b, rules, design)
+    if rules.is_paired:
+        known = [(x, y) for x, y in zip(a, b, strict=True) if x is not None and y is not None]
+        known_a, known_b = [x for x, _ in known], [y for _, y in known]
+    else:
+        known_a, known_b = [v for v in a if v is not None], [v for v in b if v is not None]
     if not known_a or not known_b:
         return replace(compared, verdict="unknown", reason=f"needs {metric.needs}")
     if min(*known_a, *known_b) <= 0:
         if len({*known_a, *known_b}) == 1:
             return replace(compared, verdict="equal")
         return replace(compared, reason="a value of zero has no ratio")
-    return judged(_estimated(compared, known_a, known_b, rules, known_design), rules.confidence)
-
-
-def _known(a: Blocks, b: Blocks, rules: Rules, design: BlockDesign) -> tuple[list[float], list[float], BlockDesign]:
-    """Known values of each side; when paired, only blocks known on both, with their part of the design."""
     if not rules.is_paired:
-        known_a, known_b = [v for v in a if v is not None], [v for v in b if v is not None]
-        return known_a, known_b, UNORDERED
-    pairs = [(i, x, y) for i, (x, y) in enumerate(zip(a, b, strict=True)) if x is not None and y is not None]
-    blocks = tuple(design.blocks[i] for i, _, _ in pairs) if design.blocks else tuple(i for i, _, _ in pairs)
-    places = None if design.places is None else tuple(design.places[i] for i, _, _ in pairs)
-    return [x for _, x, _ in pairs], [y for _, _, y in pairs], BlockDesign(blocks, places)
+        estimate = estimate_unpaired(known_a, known_b, rules.confidence)
+        is_screening = min(len(known_a), len(known_b)) < rules.min_blocks
+        return judged(replace(compared, estimate=estimate, is_screening=is_screening), rules.confidence)
+    ratio = side_ratio(a, b, design, slope, rules.confidence)
+    return compared if ratio is None else judged(_paired(compared, ratio, rules, slope), rules.confidence)
 
 
-def _estimated(
-    compared: MetricComparison, a: Sequence[float], b: Sequence[float], rules: Rules, design: BlockDesign
+def _paired(
+    compared: MetricComparison, ratio: SideRatio, rules: Rules, slope: PooledSlope | None
 ) -> MetricComparison:
-    is_screening = min(len(a), len(b)) < rules.min_blocks
-    if not rules.is_paired:
-        estimate = estimate_unpaired(a, b, rules.confidence)
-        return replace(compared, estimate=estimate, is_screening=is_screening)
-    differences = log_ratios(a, b)
+    design, differences = ratio.design, log_ratios(ratio.a_values, ratio.b_values)
     odd = outlying(differences)
+    a, b = ([math.log(value) for value in side] for side in (ratio.a_values, ratio.b_values))
     return replace(
         compared,
-        estimate=estimate_paired(differences, rules.confidence, design.places),
-        is_screening=is_screening,
-        order=order_effects([math.log(v) for v in a], [math.log(v) for v in b], design.blocks, design.places),
+        estimate=ratio.estimate,
+        a_level=ratio.a,
+        is_screening=len(differences) < rules.min_blocks,
+        order=order_effects(a, b, design.blocks, design.places),
         outlier_blocks=tuple(design.blocks[i] for i in odd),
-        without_outliers=_without(odd, differences, rules, design) if odd else None,
+        without_outliers=_without(odd, ratio, rules, slope) if odd else None,
     )
 
 
-def _without(
-    odd: Sequence[int], differences: Sequence[float], rules: Rules, design: BlockDesign
-) -> RatioEstimate | None:
-    kept = [i for i in range(len(differences)) if i not in odd]
-    places = None if design.places is None else [design.places[i] for i in kept]
-    return estimate_paired([differences[i] for i in kept], rules.confidence, places)
+def _without(odd: Sequence[int], ratio: SideRatio, rules: Rules, slope: PooledSlope | None) -> RatioEstimate | None:
+    kept = [i for i in range(len(ratio.a_values)) if i not in odd]
+    a, b = ([side[i] for i in kept] for side in (ratio.a_values, ratio.b_values))
+    without = side_ratio(a, b, ratio.design.only(kept), slope, rules.confidence)
+    return None if without is None else without.estimate
 
 
 def judged(compared: MetricComparison, confidence: float) -> MetricComparison:

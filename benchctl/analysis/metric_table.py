@@ -175,3 +175,17 @@ METRICS: Final[dict[str, Metric]] = {
     metric.name: metric
     for metric in [*_LOAD_METRICS, *_CLIENT_METRICS, *_latency_metrics(), *_STEP_METRICS, *_DEVICE_METRICS]
 }
+
+CLIENT_TIMED: Final = frozenset(
+    {"wall_s", "client_wall_s", "output_throughput", "request_throughput"}
+    | {name for name in METRICS if name.endswith(tuple(f"{latency}_ms" for latency in LATENCIES))}
+)
+"""Metrics that rest on the times at which the client sent and received; all others are the server's or counts."""
+
+_TIMES_AND_RATES: Final = frozenset({"ms", "s", "tokens/s", "requests/s", "J", "J/token"})
+POSITION_ADJUSTED: Final = frozenset(
+    name
+    for name, metric in METRICS.items()
+    if metric.unit in _TIMES_AND_RATES and name not in {*CLIENT_METRICS, "ready_s", "warmup_s"}
+)
+"""Metrics that a drift of the machine within a block moves; counts and shares are compared as they are."""

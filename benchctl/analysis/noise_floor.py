@@ -7,14 +7,14 @@ not able to rule out, bias of the set-up included. A change that stays below it 
 import hashlib
 import json
 import math
-from collections.abc import Sequence
 from statistics import stdev
 
+from benchctl.analysis.experiment import Experiment
 from benchctl.analysis.metric_table import METRICS
-from benchctl.analysis.metrics import run_metrics
+from benchctl.analysis.paired_runs import PairedRuns
 from benchctl.analysis.pairing import CellPair, Side, match_cells
-from benchctl.analysis.reconcile import profile_of
-from benchctl.analysis.statistics import MIN_PAIRED_BLOCKS, estimate_paired, log_ratios
+from benchctl.analysis.side_ratio import SideRatio, side_ratio
+from benchctl.analysis.statistics import MIN_PAIRED_BLOCKS, log_ratios
 from benchctl.errors import NotComparableError, UsageError
 from benchctl.profile.model import Profile
 from benchctl.profile.plan import arms, variant_settings
@@ -23,21 +23,21 @@ from benchctl.records.noise import MetricNoise, NoiseFloor
 from benchctl.records.run import Manifest
 
 
-def noise_of_experiment(results: LoadedResults) -> NoiseFloor:
+def noise_of_experiment(experiment: Experiment) -> NoiseFloor:
     """The noise of every metric with a better direction, from an experiment whose variants are all the same.
 
     Raises NotComparableError where they are not, UsageError where fewer than six blocks can be compared.
     """
-    profile = profile_of(results)
+    profile, results = experiment.profile, experiment.results
     others = _repeats_of_baseline(profile, results)
-    pairs = [_pair(results, other) for other in others]
+    pairs = [_pair(experiment, other) for other in others]
     fewest = min(len(pair.blocks) for pair in pairs)
     if fewest < MIN_PAIRED_BLOCKS:
         raise UsageError(
             f"{results.path} has {fewest} usable blocks: a noise floor needs at least {MIN_PAIRED_BLOCKS}. Measure "
             "it again with more --blocks"
         )
-    found = [_noise_of_pair(pair) for pair in pairs]
+    found = [_noise_of_pair(PairedRuns.of(pair, (experiment, experiment))) for pair in pairs]
     return NoiseFloor(
         measured_at=results.manifest.created_at,
         source=str(results.path.resolve()),
@@ -92,27 +92,30 @@ def _repeats_of_baseline(profile: Profile, results: LoadedResults) -> tuple[str,
     return tuple(name for name in profile.variants if name != profile.baseline)
 
 
-def _pair(results: LoadedResults, other: str) -> CellPair:
-    a, b = Side(results.path, results.manifest.baseline), Side(results.path, other)
-    return match_cells(results, a, results, b)[0]
+def _pair(experiment: Experiment, other: str) -> CellPair:
+    path = experiment.path
+    a, b = Side(path, experiment.results.manifest.baseline), Side(path, other)
+    return match_cells(experiment, a, experiment, b)[0]
 
 
-def _noise_of_pair(pair: CellPair) -> dict[str, MetricNoise]:
-    before, after = [run_metrics(run) for run in pair.a_runs], [run_metrics(run) for run in pair.b_runs]
-    places = [b.record.position - a.record.position for a, b in zip(pair.a_runs, pair.b_runs, strict=True)]
+def _noise_of_pair(paired: PairedRuns) -> dict[str, MetricNoise]:
+    before, after = paired.metrics()
+    slopes = paired.slopes()
     found = {}
     for name, metric in METRICS.items():
-        a, b = [run[name] for run in before], [run[name] for run in after]
         if metric.direction == "none" or metric.is_exact:
             continue
-        known_a, known_b = [v for v in a if v is not None and v > 0], [v for v in b if v is not None and v > 0]
-        if len(known_a) == len(known_b) == len(places):
-            found[name] = _noise(log_ratios(known_a, known_b), places)
+        slope = slopes.get(name)
+        design = paired.design if slope is not None else paired.design.without_positions
+        ratio = side_ratio([run[name] for run in before], [run[name] for run in after], design, slope)
+        if ratio is not None and ratio.estimate.num_blocks >= MIN_PAIRED_BLOCKS:
+            found[name] = _noise(ratio)
     return found
 
 
-def _noise(differences: Sequence[float], places: Sequence[int]) -> MetricNoise:
-    low, high = estimate_paired(differences, places=places).log_interval or (0.0, 0.0)
+def _noise(ratio: SideRatio) -> MetricNoise:
+    low, high = ratio.estimate.log_interval or (0.0, 0.0)
+    differences = log_ratios(ratio.a_values, ratio.b_values)
     return MetricNoise(
         log_sd=stdev(differences),
         num_blocks=len(differences),

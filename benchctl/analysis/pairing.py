@@ -4,19 +4,14 @@ An arm is one variant in one cell, with its runs by block. Two arms of one exper
 block; arms of two experiments by block index only when both followed the same plan, and otherwise not at all.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from benchctl.analysis.client_guard import CLIENT_DOUBTS
-from benchctl.analysis.gates import violated_gates
-from benchctl.analysis.reconcile import CHECK_FAILED, profile_of
-from benchctl.analysis.request_timing import measured
+from benchctl.analysis.experiment import Experiment
 from benchctl.errors import NotComparableError, RecordError, UsageError
-from benchctl.profile.model import Gate
 from benchctl.records.directory import (
-    DAMAGED_LINE,
     LoadedResults,
     LoadedRun,
     arm_label,
@@ -42,12 +37,22 @@ class Side:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arm:
-    """One variant in one cell: the usable run of each block, and why the others are not usable."""
+    """One variant in one cell: the usable run of each block, and why the others are not usable.
+
+    ``client_excluded`` says of usable runs why nothing counts that the client timed. ``positions`` are those of the
+    plan.
+    """
 
     variant: str
     cell: Cell
     runs: dict[int, LoadedRun]
     excluded: dict[int, str]
+    client_excluded: dict[int, str]
+    positions: dict[int, int]
+
+    def only(self, blocks: Collection[int]) -> "Arm":
+        """The arm in some of its blocks."""
+        return replace(self, runs={block: run for block, run in self.runs.items() if block in blocks})
 
     @property
     def key(self) -> tuple[str, str]:
@@ -80,6 +85,11 @@ class CellPair:
     def b_runs(self) -> tuple[LoadedRun, ...]:
         return self._runs(self.b)
 
+    @property
+    def is_ordered(self) -> bool:
+        """Both sides ran inside the same blocks, so that positions in the block tell them apart."""
+        return self.pairing == "interleaved" and self.a.key != self.b.key
+
     def _runs(self, arm: Arm) -> tuple[LoadedRun, ...]:
         blocks = sorted(arm.runs) if self.pairing == "unpaired" else self.blocks
         return tuple(arm.runs[block] for block in blocks)
@@ -97,25 +107,38 @@ def parse_side(text: str) -> Side:
     return Side(Path(path), variant)
 
 
-def arms_of(results: LoadedResults, *, allow_suspect: bool = False) -> tuple[Arm, ...]:
+def arms_of(experiment: Experiment, *, allow_suspect: bool = False) -> tuple[Arm, ...]:
     """Every arm of the plan: the baseline first, then by variant and factor values.
 
     Suspect runs that would be left out count where ``allow_suspect``. Raises RecordError when a run that says
-    ``done`` is damaged, because its numbers would be those of a part, and when the profile cannot be read.
+    ``done`` is damaged, because its numbers would be those of a part.
     """
-    _refuse_damage(results)
-    gates = profile_of(results).gates
+    _refuse_damage(experiment.results)
+    return readable_arms(experiment, allow_suspect=allow_suspect)
+
+
+def readable_arms(experiment: Experiment, *, allow_suspect: bool = False) -> tuple[Arm, ...]:
+    """Every arm of the plan as ``arms_of``; damaged runs are excluded like others that do not count."""
+    results = experiment.results
     begun = {run.record.run_id: run for run in results.runs}
     arms: dict[tuple[str, str], Arm] = {}
     for planned in results.plan.runs:
-        fresh = Arm(variant=planned.variant, cell=planned.cell, runs={}, excluded={})
+        fresh = Arm(
+            variant=planned.variant, cell=planned.cell, runs={}, excluded={}, client_excluded={}, positions={}
+        )
         arm = arms.setdefault(fresh.key, fresh)
         run = begun.get(planned.run_id)
-        reason = "not begun" if run is None else _unusable(run, gates, allow_suspect=allow_suspect)
-        if run is None or reason is not None:
-            arm.excluded[planned.block] = f"{planned.run_id}: {reason}"
-        else:
-            arm.runs[planned.block] = run
+        if run is None:
+            arm.excluded[planned.block] = f"{planned.run_id}: not begun"
+            continue
+        usability = experiment.usability(run, allow_suspect=allow_suspect)
+        if usability.excluded is not None:
+            arm.excluded[planned.block] = f"{planned.run_id}: {usability.excluded}"
+            continue
+        arm.runs[planned.block] = run
+        arm.positions[planned.block] = planned.position
+        if usability.client_excluded is not None:
+            arm.client_excluded[planned.block] = f"{planned.run_id}: {usability.client_excluded}"
     baseline = results.manifest.baseline
     return tuple(
         sorted(arms.values(), key=lambda arm: (arm.variant != baseline, arm.variant, cell_order(arm.cell)))
@@ -129,45 +152,8 @@ def _refuse_damage(results: LoadedResults) -> None:
         raise RecordError(f"a run that is marked done cannot be read whole:\n{listed}")
 
 
-def _unusable(run: LoadedRun, gates: Sequence[Gate], *, allow_suspect: bool) -> str | None:
-    """Why a run cannot be compared: it did not end, is suspect, or violates a gate that was declared.
-
-    Failed requests and failed checks do not exclude it: they make its cell incomplete or invalid, which is told and
-    which no gate of the machine hides. Where failed requests are a gate themselves, they do exclude it.
-    """
-    record = run.record
-    if record.state == "failed" and record.failure is not None:
-        return f"failed ({record.failure.cause}): {record.failure.message}"
-    if record.state not in {"done", "suspect"}:
-        return record.state
-    is_told = _contradicts_itself(run) or (_has_failures(run) and "failed-requests" not in gates)
-    if not is_told and (violated := violated_gates(run, gates)):
-        return "; ".join(map(str, violated))
-    return _unusable_suspect(run, allow_suspect=allow_suspect) if record.state == "suspect" else None
-
-
-def _contradicts_itself(run: LoadedRun) -> bool:
-    return any(warning.code == CHECK_FAILED for warning in run.record.warnings)
-
-
-def _has_failures(run: LoadedRun) -> bool:
-    return any(request.error is not None for request in measured(run.requests))
-
-
-def _unusable_suspect(run: LoadedRun, *, allow_suspect: bool) -> str | None:
-    codes = {warning.code for warning in run.record.warnings}
-    is_late = not codes.isdisjoint(CLIENT_DOUBTS)
-    if _contradicts_itself(run) or (not is_late and _has_failures(run)):
-        return None
-    if not allow_suspect:
-        why = "; ".join(warning.message for warning in run.record.warnings) or "no reason recorded"
-        return f"suspect: {why} (--allow-suspect counts it)"
-    damage = [warning.message for warning in run.warnings if warning.code == DAMAGED_LINE]
-    return f"suspect, and cannot be read whole: {'; '.join(damage)}" if damage else None
-
-
 def match_cells(
-    a: LoadedResults, a_side: Side, b: LoadedResults, b_side: Side, *, allow_suspect: bool = False
+    a: Experiment, a_side: Side, b: Experiment, b_side: Side, *, allow_suspect: bool = False
 ) -> tuple[CellPair, ...]:
     """The cells to compare; suspect runs count only where ``allow_suspect``.
 
@@ -177,7 +163,7 @@ def match_cells(
     a_variant, b_variant = a_side.variant or b_side.variant, b_side.variant or a_side.variant
     a_arms = _arms_of_variant(a, a_variant, allow_suspect=allow_suspect)
     b_arms = _arms_of_variant(b, b_variant, allow_suspect=allow_suspect)
-    pairing = pairing_of(a, b)
+    pairing = pairing_of(a.results, b.results)
     if a_variant == b_variant:
         known = {arm.key: arm for arm in a_arms}
         pairs = [(known[arm.key], arm) for arm in b_arms if arm.key in known]
@@ -200,15 +186,27 @@ def match_cells(
     )
 
 
+def baseline_pairs(experiment: Experiment) -> tuple[CellPair, ...]:
+    """Every arm against the baseline of its block, as far as an unfinished or damaged directory has them."""
+    baseline, *others = readable_arms(experiment) or (None,)
+    if baseline is None or baseline.variant != experiment.results.manifest.baseline:
+        return ()
+    return tuple(
+        CellPair(label=arm.label, a=baseline, b=arm, pairing="interleaved")
+        for arm in others
+        if arm.runs.keys() & baseline.runs.keys()
+    )
+
+
 def unmatched_arms(a: LoadedResults, b: LoadedResults, pairs: Sequence[CellPair]) -> tuple[str, ...]:
     """Arms of the compared variants that found no counterpart."""
     found = []
     for results, arms in ((a, [pair.a for pair in pairs]), (b, [pair.b for pair in pairs])):
         variants, matched = {arm.variant for arm in arms}, {arm.key for arm in arms}
         for planned in results.plan.runs:
-            arm = Arm(variant=planned.variant, cell=planned.cell, runs={}, excluded={})
-            if arm.variant in variants and arm.key not in matched:
-                found.append(f"{arm.label} of {results.path}")
+            key = planned.variant, _cell_key(planned.cell)
+            if planned.variant in variants and key not in matched:
+                found.append(f"{arm_label(planned.variant, planned.cell)} of {results.path}")
     return tuple(dict.fromkeys(found))
 
 
@@ -226,14 +224,14 @@ def _meets(left: Arm, a_arms: Sequence[Arm], right: Arm, b_arms: Sequence[Arm]) 
     return len(a_arms) == 1 or (len(b_arms) == 1 and not right.cell)
 
 
-def _arms_of_variant(results: LoadedResults, variant: str | None, *, allow_suspect: bool) -> tuple[Arm, ...]:
-    arms = arms_of(results, allow_suspect=allow_suspect)
+def _arms_of_variant(experiment: Experiment, variant: str | None, *, allow_suspect: bool) -> tuple[Arm, ...]:
+    arms = arms_of(experiment, allow_suspect=allow_suspect)
     if variant is None:
         return arms
     chosen = tuple(arm for arm in arms if arm.variant == variant)
     if not chosen:
         known = ", ".join(dict.fromkeys(arm.variant for arm in arms))
-        raise UsageError(f"{results.path} has no variant {variant!r}; it has {known}")
+        raise UsageError(f"{experiment.path} has no variant {variant!r}; it has {known}")
     return chosen
 
 

@@ -6,10 +6,10 @@ request set, the profile. ``ok`` is None where an account is missing or the chec
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
-from benchctl.analysis.check import Check, some
+from benchctl.analysis.check import CHECK_FAILED, Check, some
 from benchctl.analysis.clock import clock_factor
 from benchctl.analysis.metrics import load_window_ns
 from benchctl.analysis.request_timing import e2el_ns, is_completed, measured
@@ -19,29 +19,23 @@ from benchctl.analysis.token_checks import (
     check_prefix_cache,
     check_step_tokens,
 )
-from benchctl.errors import ProfileError, RecordError
 from benchctl.guided.params import is_noop, parse_params
-from benchctl.profile.load import parse_profile
 from benchctl.profile.model import Profile, VariantSettings
 from benchctl.profile.plan import variant_settings
-from benchctl.records.directory import LoadedResults, LoadedRun
+from benchctl.records.directory import LoadedRun
 from benchctl.records.run import PreparedRequest, RequestRecord, ResultWarning, RunRecord, StopMode
 from benchctl.records.step_columns import StepColumns, exact_sum
 from benchctl.units import NS_PER_MS, s_from_ns
 
 __all__ = [
-    "CHECK_FAILED",
     "Check",
     "Expectation",
-    "expectation_of",
     "expected",
+    "expected_of",
     "failed_checks",
-    "profile_of",
     "reconcile",
 ]
 
-CHECK_FAILED: Final = "check-failed"
-"""Code of the doubt that two accounts of one run contradict each other: its numbers are invalid."""
 WALL_TOLERANCE_FRAC: Final = 0.01
 WALL_TOLERANCE_NS: Final = 20 * NS_PER_MS
 """What sending, receiving and waking up may add on the client's clock."""
@@ -63,26 +57,19 @@ class Expectation:
     """Whether prompts may be found in a prefix cache."""
 
 
-def profile_of(results: LoadedResults) -> Profile:
-    """The profile of an experiment. Raises RecordError when ``profile.yaml`` was damaged since it was written."""
-    path = results.path / "profile.yaml"
-    try:
-        return parse_profile(results.profile_yaml, str(path))
-    except ProfileError as error:
-        raise RecordError(f"{path} cannot be read as the profile of these results; restore it:\n{error}") from error
-
-
-def expectation_of(profile: Profile, results: LoadedResults, record: RunRecord) -> Expectation:
-    """What one run of a result directory should show."""
-    return replace(expected(profile, results.requests, record), stop=results.manifest.stop)
-
-
 def expected(profile: Profile, prepared: Sequence[PreparedRequest], record: RunRecord) -> Expectation:
-    """What one run of a profile should show. Greedy is declared by top_k 1 or temperature 0."""
+    """What one run of a profile should show."""
     settings = variant_settings(profile, record.variant, record.cell)
+    return expected_of(profile, settings, prepared, profile.stop)
+
+
+def expected_of(
+    profile: Profile, settings: VariantSettings, prepared: Sequence[PreparedRequest], stop: StopMode
+) -> Expectation:
+    """What a run with these settings should show. Greedy is declared by top_k 1 or temperature 0."""
     arrival = profile.workload.arrival
     return Expectation(
-        stop=profile.stop,
+        stop=stop,
         prepared=tuple(prepared),
         is_guided=settings.guidance is not None,
         is_greedy=settings.sampling.is_greedy,

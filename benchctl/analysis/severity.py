@@ -1,11 +1,23 @@
-"""Warnings in the order in which a reader needs them: what decided first, what says least of the numbers last."""
+"""Which warnings make a run suspect, and the order in which a reader needs warnings.
+
+What decided comes first, and what says least of the numbers last.
+"""
 
 from collections.abc import Iterable
 from typing import Final
 
-from benchctl.analysis.doubts import RUN_DOUBTS
+from benchctl.analysis.check import CHECK_FAILED
+from benchctl.analysis.client_guard import CLIENT_DOUBTS
 from benchctl.records.run import ResultWarning
 
+DECIDING_WARNINGS: Final = CLIENT_DOUBTS | {
+    CHECK_FAILED,
+    "failed-requests",
+    "steps-damaged",
+    "steps-missing",
+    "warmup-failed",
+}
+"""Codes of the warnings that make a run suspect; its others only say what else is known of it."""
 _OF_THE_SURROUNDINGS: Final = frozenset(
     {"gpu-sampler-missing", "dataset-substituted", "steps-unknown", "server-coalescing"}
 )
@@ -18,6 +30,6 @@ def by_severity(warnings: Iterable[ResultWarning]) -> tuple[ResultWarning, ...]:
 
 
 def _rank(code: str) -> int:
-    if code in RUN_DOUBTS:
+    if code in DECIDING_WARNINGS:
         return 0
     return 2 if code in _OF_THE_SURROUNDINGS else 1

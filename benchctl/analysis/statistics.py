@@ -36,6 +36,7 @@ from benchctl.analysis.uncertainty import (
 __all__ = [
     "MIN_PAIRED_BLOCKS",
     "MIN_UNPAIRED_BLOCKS",
+    "PooledSlope",
     "RatioEstimate",
     "Verdict",
     "decision_alpha",
@@ -57,6 +58,18 @@ POWER: Final = 0.8
 MAX_EXACT_BLOCKS: Final = 30
 _SIGN_FLIPS: Final = 99_999
 _LEAST_ALPHA: Final = 1e-12
+
+
+@dataclass(frozen=True, slots=True)
+class PooledSlope:
+    """What one position later in a block adds, estimated from all runs of an experiment (``position_effect``).
+
+    ``information`` is the sum of squares of the positions less what blocks and arms explain of them: the variance
+    of the slope is that of a run divided by it.
+    """
+
+    log_per_position: float
+    information: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +143,11 @@ def log_ratios(a: Sequence[float], b: Sequence[float]) -> tuple[float, ...]:
 
 
 def estimate_paired(
-    differences: Sequence[float], confidence: float = 0.95, places: Sequence[float] | None = None
+    differences: Sequence[float],
+    confidence: float = 0.95,
+    places: Sequence[float] | None = None,
+    *,
+    slope: PooledSlope | None = None,
 ) -> RatioEstimate:
     """Mean of the block log-ratios with its interval and the sign-flip test.
 
@@ -143,9 +160,11 @@ def estimate_paired(
     if n < 2:
         return RatioEstimate(num_blocks=n, is_paired=True, confidence=confidence, log_ratio=fmean(differences))
     d = np.asarray(differences, dtype=float)
+    if slope is not None and places is not None:
+        return _estimate_pooled(d, np.asarray(places, dtype=float), slope, confidence)
     x = _covariate(places, n)
     centre = float(adjusted_means(np.ones((1, n)), d, x)[0])
-    slope, standard_error, df = _least_squares(d, x)
+    own_slope, standard_error, df = _least_squares(d, x)
     is_bootstrapped = n >= MIN_BOOTSTRAP_BLOCKS
     uncertainty: Uncertainty = StudentT(centre, standard_error, df)
     if is_bootstrapped:
@@ -159,7 +178,29 @@ def estimate_paired(
         method="bca" if is_bootstrapped else "t",
         uncertainty=uncertainty,
         p_value=sign_flip_p(differences),
-        place_effect=slope,
+        place_effect=own_slope,
+    )
+
+
+def _estimate_pooled(
+    d: NDArray[np.float64], x: NDArray[np.float64], slope: PooledSlope, confidence: float
+) -> RatioEstimate:
+    n = len(d)
+    adjusted = d - slope.log_per_position * x
+    squares = float(np.sum((x - x.mean()) ** 2))
+    df = n - 1 - min(1.0, squares / 2 / slope.information)
+    variance_of_block = float(np.sum((adjusted - adjusted.mean()) ** 2)) / df
+    standard_error = math.sqrt(variance_of_block * (1 / n + float(x.mean()) ** 2 / (2 * slope.information)))
+    centre = float(adjusted.mean())
+    return RatioEstimate(
+        num_blocks=n,
+        is_paired=True,
+        confidence=confidence,
+        log_ratio=centre,
+        method="t",
+        uncertainty=StudentT(centre, standard_error, df),
+        p_value=sign_flip_p(adjusted.tolist()),
+        place_effect=slope.log_per_position,
     )
 
 

@@ -19,13 +19,13 @@ experiment ended early.
 
 import math
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
 
-from benchctl.analysis.metrics import run_metrics
+from benchctl.analysis.experiment import Experiment
+from benchctl.analysis.paired_runs import PairedRuns
 from benchctl.analysis.pairing import CellPair, Side, match_cells
-from benchctl.analysis.statistics import MIN_PAIRED_BLOCKS, estimate_paired, log_ratios
-from benchctl.records.directory import LoadedResults, LoadedRun
-from benchctl.records.run import HalfWidth, Look, Manifest, ResultWarning, StoppingRecord
+from benchctl.analysis.side_ratio import side_ratio
+from benchctl.analysis.statistics import MIN_PAIRED_BLOCKS
+from benchctl.records.run import HalfWidth, Look, Manifest, StoppingRecord
 
 
 def num_looks_of(a: Manifest, b: Manifest) -> int:
@@ -38,20 +38,8 @@ def num_looks_of(a: Manifest, b: Manifest) -> int:
     return math.prod(len(m.stopping.look_blocks) for m in manifests if m.stopping is not None)
 
 
-def looks_notes(manifest: Manifest) -> tuple[ResultWarning, ...]:
-    """What a reader of intervals that are not corrected for looks must know; nothing where there were none."""
-    rule = manifest.stopping
-    if rule is None or len(rule.look_blocks) == 1:
-        return ()
-    message = (
-        f"the experiment could end at {len(rule.look_blocks)} looks; the intervals of these tables are not "
-        "corrected for that, those of 'benchctl compare' are"
-    )
-    return (ResultWarning(code="could-end-early", message=message),)
-
-
 def take_look(
-    results: LoadedResults,
+    experiment: Experiment,
     rule: StoppingRecord,
     num_blocks: int,
     metrics: Sequence[str],
@@ -60,16 +48,16 @@ def take_look(
 ) -> Look:
     """How precisely the primary ``metrics`` are known after ``num_blocks`` blocks.
 
-    A block counts in a cell where both its runs are done and violate no gate. Cells in ``left_out`` (by label) and
-    metrics that no run knows are not waited for; where nothing is left to wait for, nothing is precise.
+    A block counts where it counts in a comparison. Cells in ``left_out`` (by label) and metrics that no run knows
+    are not waited for; where nothing is left to wait for, nothing is precise.
     """
-    values = _Values({})
+    so_far = experiment.first_blocks(num_blocks)
     widths = tuple(
-        _half_width(pair, name, blocks, rule.confidence)
-        for pair in _pairs(results)
+        width
+        for pair in _pairs(so_far)
         if pair.b.label not in left_out
         for name in metrics
-        if (blocks := _blocks(pair, name, num_blocks, values)) is not None
+        if (width := _half_width(PairedRuns.of(pair, (so_far, so_far)), name, rule.confidence)) is not None
     )
     is_precise = bool(widths) and all(_is_within(width, rule.precision_frac) for width in widths)
     return Look(num_blocks=num_blocks, half_widths=widths, is_precise=is_precise)
@@ -88,60 +76,33 @@ def _is_within(width: HalfWidth, precision_frac: float) -> bool:
     return width.half_width_frac is not None and width.half_width_frac <= precision_frac
 
 
-def _pairs(results: LoadedResults) -> Iterator[CellPair]:
+def _pairs(experiment: Experiment) -> Iterator[CellPair]:
     """The baseline against every cell of every other variant."""
+    results = experiment.results
     baseline = results.manifest.baseline
     others = dict.fromkeys(run.variant for run in results.plan.runs if run.variant != baseline)
     for other in others:
-        yield from match_cells(results, Side(results.path, baseline), results, Side(results.path, other))
+        yield from match_cells(experiment, Side(results.path, baseline), experiment, Side(results.path, other))
 
 
-@dataclass(frozen=True, slots=True)
-class _Values:
-    """Metrics of each run, derived once: a baseline run meets many cells."""
+def _half_width(paired: PairedRuns, name: str, confidence: float) -> HalfWidth | None:
+    """exp(half the interval of the logarithms) - 1; unknown below six blocks.
 
-    known: dict[str, dict[str, float | None]]
-
-    def of(self, run: LoadedRun) -> dict[str, float | None]:
-        run_id = run.record.run_id
-        if run_id not in self.known:
-            self.known[run_id] = run_metrics(run)
-        return self.known[run_id]
-
-
-@dataclass(frozen=True, slots=True)
-class _Block:
-    """One metric in one block on both sides, and the place of B in it less that of A."""
-
-    a: float
-    b: float
-    places: int
-
-
-def _blocks(pair: CellPair, name: str, num_blocks: int, values: _Values) -> tuple[_Block, ...] | None:
-    """The blocks that count; None where runs count and none of them knows the metric."""
-    runs = [
-        (a, b)
-        for block, a, b in zip(pair.blocks, pair.a_runs, pair.b_runs, strict=True)
-        if block < num_blocks and a.record.state == b.record.state == "done"
-    ]
-    found = []
-    for a, b in runs:
-        before, after = values.of(a)[name], values.of(b)[name]
-        if before is not None and after is not None and min(before, after) > 0:
-            found.append(_Block(before, after, b.record.position - a.record.position))
-    return None if runs and not found else tuple(found)
-
-
-def _half_width(pair: CellPair, name: str, blocks: Sequence[_Block], confidence: float) -> HalfWidth:
-    """exp(half the interval of the logarithms) - 1; unknown below six blocks."""
+    None where runs count and none of them knows the metric.
+    """
+    a, b = ([metrics[name] for metrics in side] for side in paired.metrics())
+    slope = paired.slopes().get(name)
+    design = paired.design if slope is not None else paired.design.without_positions
+    ratio = side_ratio(a, b, design, slope, confidence)
+    if ratio is None and a:
+        return None
+    num_blocks = 0 if ratio is None else ratio.estimate.num_blocks
     half = None
-    if len(blocks) >= MIN_PAIRED_BLOCKS:
-        differences = log_ratios([block.a for block in blocks], [block.b for block in blocks])
-        half = estimate_paired(differences, confidence, places=[block.places for block in blocks]).half_width
+    if ratio is not None and num_blocks >= MIN_PAIRED_BLOCKS:
+        half = ratio.estimate.half_width
     return HalfWidth(
-        cell=pair.b.label,
+        cell=paired.pair.b.label,
         metric=name,
-        num_blocks=len(blocks),
+        num_blocks=num_blocks,
         half_width_frac=None if half is None else math.expm1(half),
     )

@@ -1,32 +1,50 @@
 """Every run as one row of numbers, and every variant and cell as the mean over its blocks."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import fmean, stdev
 from typing import Any, Final
 
-from benchctl.analysis.accounts import Accounts
-from benchctl.analysis.breakdown import Breakdown, StepTally, break_down, tally_steps
+from benchctl.analysis.breakdown import Breakdown, StepTally, mean_breakdown, tally_steps
+from benchctl.analysis.experiment import Experiment
 from benchctl.analysis.flops_accounting import RunFlops
-from benchctl.analysis.summary_columns import LABEL_COLUMNS, SUMMARY_COLUMNS, Value, number_of, summary_row
+from benchctl.analysis.metric_table import CLIENT_TIMED, METRICS, POSITION_ADJUSTED
+from benchctl.analysis.position_effect import adjusted_level
+from benchctl.analysis.statistics import PooledSlope
+from benchctl.analysis.summary_columns import (
+    CLIENT_COLUMNS,
+    LABEL_COLUMNS,
+    SUMMARY_COLUMNS,
+    Value,
+    number_of,
+    summary_row,
+)
+from benchctl.analysis.usability import Usability
 from benchctl.profile.model import VariantSettings
-from benchctl.records.directory import LoadedResults, LoadedRun, arm_label, cell_order
+from benchctl.records.directory import LoadedRun, arm_label, cell_order
 from benchctl.records.run import Cell, ResultWarning, RunRecord
 
+_OF_COMPARISONS: Final = METRICS.keys() | CLIENT_COLUMNS
+"""Columns whose means are those that a comparison shows."""
 INFEASIBLE_CAUSES: Final = frozenset({"out-of-memory", "infeasible"})
 """Causes of failure that mark a cell and not a mishap: ``infeasible`` are the blocks not tried after the first."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RunSummary:
     """One run and its row: a value for every column of ``SUMMARY_COLUMNS``, None where it is unknown."""
 
     run: LoadedRun
+    usability: Usability
     settings: VariantSettings | None
     flops: RunFlops | None
     values: Mapping[str, Value]
     tally: StepTally
     """Of its steps after the warm-up."""
+    step_scale: float
+    """By what its step times are multiplied to be those of the middle of its block."""
     warnings: tuple[ResultWarning, ...]
 
     @property
@@ -35,21 +53,32 @@ class RunSummary:
 
     @property
     def is_usable(self) -> bool:
-        """Whether the run may stand in a mean: it ended as planned and every line of it can be read."""
-        return self.record.state == "done" and not self.run.is_damaged
+        """Whether the run counts in means and comparisons."""
+        return self.usability.is_usable
 
     @property
     def label(self) -> str:
         return arm_label(self.record.variant, self.record.cell)
 
     def number(self, column: str) -> float | None:
-        """The value of a column that holds a number."""
+        """The value of a column that holds a number, as measured."""
         return number_of(self.values[column])
+
+    def counted(self, column: str) -> float | None:
+        """The value of a column that holds a number; None where what the client timed does not count."""
+        if self.usability.client_excluded is not None and column in CLIENT_COLUMNS:
+            return None
+        return self.number(column)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """A value over blocks. ``sd`` is that of a sample (n - 1), ``cv_frac`` = sd / mean; None below two blocks."""
+    """A value over blocks; what one block does not tell is None.
+
+    Metrics that are positive in every block have the mean that a comparison shows: geometric, at the middle of the
+    block; ``cv_frac`` is then the standard deviation of the logarithms. Other columns have the arithmetic mean, and
+    ``cv_frac`` is sd / mean. ``sd`` is that of the values as measured (n - 1).
+    """
 
     mean: float
     n: int
@@ -79,39 +108,55 @@ class CellSummary:
         return None if spread is None else spread.mean
 
     def breakdown(self) -> Breakdown | None:
-        """Where the time of a step sits, over all usable runs."""
-        return pooled_breakdown(self.runs)
+        """Where the time of a step sits: shares of the mean step, at the middle of the block, times ``step_ms``.
+
+        None without steps.
+        """
+        level_ms = self.mean("step_ms")
+        arithmetic_ms = [time_ms * run.step_scale for run in self.runs if (time_ms := run.number("step_ms"))]
+        to_level = level_ms / fmean(arithmetic_ms) if level_ms and arithmetic_ms else 1.0
+        return mean_breakdown((run.tally, run.step_scale * to_level) for run in self.runs)
 
 
-def summarise_runs(results: LoadedResults, accounts: Accounts) -> tuple[RunSummary, ...]:
+def summarise_runs(experiment: Experiment) -> tuple[RunSummary, ...]:
     """The row of every run that was begun, in plan order."""
-    return tuple(_summarise(run, accounts) for run in results.runs)
+    return tuple(_summarise(run, experiment) for run in experiment.results.runs)
 
 
-def pooled_breakdown(runs: Iterable[RunSummary]) -> Breakdown | None:
-    """Where the time of a step sits, over the steps of several runs; None without steps."""
-    return break_down(run.tally for run in runs)
-
-
-def _summarise(run: LoadedRun, accounts: Accounts) -> RunSummary:
-    settings = accounts.settings(run.record)
-    flops, warnings = accounts.flops(run)
+def _summarise(run: LoadedRun, experiment: Experiment) -> RunSummary:
+    settings = experiment.settings(run.record)
+    flops, warnings = experiment.flops(run)
     return RunSummary(
         run=run,
+        usability=experiment.usability(run),
         settings=settings,
         flops=flops,
-        values=summary_row(run, settings, flops),
+        values=summary_row(run, experiment.metrics(run), settings, flops),
         tally=tally_steps(run.columns, covers_steps=run.record.times_whole_steps),
+        step_scale=experiment.position_scale(run, "step_ms"),
         warnings=(*run.warnings, *warnings),
     )
 
 
-def summarise_cells(runs: Iterable[RunSummary], baseline: str) -> tuple[CellSummary, ...]:
+def summarise_cells(runs: Iterable[RunSummary], experiment: Experiment) -> tuple[CellSummary, ...]:
     """Each variant and cell over its blocks: the baseline first, then by variant and factor values."""
+    baseline = experiment.results.manifest.baseline
+    ordered = sorted(runs, key=lambda run: arm_order(run.record, baseline))
     groups: dict[str, list[RunSummary]] = {}
-    for run in sorted(runs, key=lambda run: arm_order(run.record, baseline)):
+    for run in ordered:
         groups.setdefault(run.label, []).append(run)
-    return tuple(_over_blocks(group) for group in groups.values())
+    slopes = _slopes(ordered, experiment)
+    return tuple(_over_blocks(group, experiment, slopes) for group in groups.values())
+
+
+def _slopes(runs: Sequence[RunSummary], experiment: Experiment) -> Mapping[str, PooledSlope]:
+    """Effect of the position on every column of a time or rate."""
+    summaries = {id(run.run): run for run in runs}
+    found = {
+        column: experiment.slope_of(partial(_counted, summaries, column))
+        for column in (*POSITION_ADJUSTED, *(CLIENT_COLUMNS - CLIENT_TIMED))
+    }
+    return {column: slope for column, slope in found.items() if slope is not None}
 
 
 def arm_order(record: RunRecord, baseline: str) -> tuple[Any, ...]:
@@ -119,13 +164,24 @@ def arm_order(record: RunRecord, baseline: str) -> tuple[Any, ...]:
     return record.variant != baseline, record.variant, cell_order(record.cell), record.block
 
 
-def _over_blocks(group: Sequence[RunSummary]) -> CellSummary:
+def _counted(summaries: Mapping[int, RunSummary], column: str, run: LoadedRun) -> float | None:
+    return summaries[id(run)].counted(column)
+
+
+def _over_blocks(
+    group: Sequence[RunSummary], experiment: Experiment, slopes: Mapping[str, PooledSlope]
+) -> CellSummary:
     usable = tuple(run for run in group if run.is_usable)
     spreads = {}
     for column in SUMMARY_COLUMNS:
-        numbers = [number for run in usable if (number := run.number(column)) is not None]
-        if numbers and column not in LABEL_COLUMNS:
-            spreads[column] = _spread(numbers)
+        numbers = {run: number for run in usable if (number := run.counted(column)) is not None}
+        if not numbers or column in LABEL_COLUMNS:
+            continue
+        if column in _OF_COMPARISONS and min(numbers.values()) > 0:
+            offsets = [experiment.offset(run.run) for run in numbers]
+            spreads[column] = _geometric_spread(list(numbers.values()), offsets, slopes.get(column))
+        else:
+            spreads[column] = _spread(list(numbers.values()))
     first = group[0].record
     return CellSummary(
         variant=first.variant,
@@ -141,6 +197,13 @@ def _infeasibility(group: Sequence[RunSummary]) -> str | None:
     """What the failures say: a server that ran out of memory, and the runs that were then not tried again."""
     causes = {run.record.failure.cause for run in group if run.record.failure is not None}
     return "out of memory" if causes & INFEASIBLE_CAUSES else None
+
+
+def _geometric_spread(numbers: Sequence[float], offsets: Sequence[float], slope: PooledSlope | None) -> Spread:
+    level = adjusted_level(numbers, offsets, slope)
+    if len(numbers) < 2:
+        return Spread(mean=level, n=len(numbers))
+    return Spread(mean=level, n=len(numbers), sd=stdev(numbers), cv_frac=stdev(map(math.log, numbers)))
 
 
 def _spread(numbers: Sequence[float]) -> Spread:

@@ -21,7 +21,8 @@ from typing import Final, TypeAlias
 import numpy as np
 
 from benchctl.analysis.flops_accounting import RunFlops
-from benchctl.analysis.metrics import METRICS, num_guided_steps, run_metrics
+from benchctl.analysis.metric_table import CLIENT_TIMED, METRICS
+from benchctl.analysis.metrics import num_guided_steps
 from benchctl.analysis.percentile import percentiles, percentiles_of_sorted
 from benchctl.analysis.request_timing import is_completed, measured
 from benchctl.costs.flops import FlopsAccount, achieved_flops_per_s
@@ -84,11 +85,21 @@ OWN_COLUMNS: Final[tuple[str, ...]] = (
 SUMMARY_COLUMNS: Final = (*LENVM_COLUMNS, *OWN_COLUMNS, *METRICS)
 LABEL_COLUMNS: Final = frozenset({"block", "position", "attempt"})
 """Columns whose numbers are labels, of which a mean says nothing."""
+CLIENT_COLUMNS: Final = CLIENT_TIMED | {
+    "wall_clock_s",
+    "throughput_output_tokens_per_s",
+    "latency_s_mean",
+    "latency_s_p95",
+    "achieved_tflops_per_s",
+    "observed_achieved_tflops_per_s",
+}
+"""Columns that rest on the client's times."""
 
 
-def summary_row(run: LoadedRun, settings: VariantSettings | None, flops: RunFlops | None) -> dict[str, Value]:
+def summary_row(
+    run: LoadedRun, metrics: Mapping[str, float | None], settings: VariantSettings | None, flops: RunFlops | None
+) -> dict[str, Value]:
     """A value for every column of ``SUMMARY_COLUMNS``, in their order; None where it is unknown."""
-    metrics = run_metrics(run)
     values: dict[str, Value] = {
         **_identity(run, settings),
         **_load_columns(run, metrics),

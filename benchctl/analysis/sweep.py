@@ -1,20 +1,20 @@
 """Every cell against the baseline of its own block: what guidance costs in time, in FLOPs, and what is left.
 
-A ratio is taken within a block, the cell's run over the baseline's run of the same block, and the ratio of a
-cell is the geometric mean over its blocks, with a Student-t interval of the logarithms. Absolute times, rates
-and FLOPs are geometric means over the same blocks, so that each ratio column is exactly the quotient of its two
-columns. Section times (``*_ms_mean``) are arithmetic means over blocks of the mean over the steps that have the
-section, as published. The leading columns carry the names of the published sweep table.
+Ratios, their intervals and the absolute values that they are quotients of come from ``side_ratio``, as those of a
+comparison do: each ratio column is exactly the quotient of its two columns. Section times (``*_ms_mean``) are
+arithmetic means over blocks of the mean over the steps that have the section, as published. The leading columns
+carry the names of the published sweep table.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
 from typing import Final
 
-from benchctl.analysis.statistics import RatioEstimate, estimate_paired
-from benchctl.analysis.summary import CellSummary, RunSummary, arm_order
+from benchctl.analysis.paired_runs import PairedRuns
+from benchctl.analysis.side_ratio import SideRatio, side_ratio
+from benchctl.analysis.statistics import RatioEstimate
+from benchctl.analysis.summary import CellSummary, RunSummary
 from benchctl.analysis.summary_columns import Value, number_of
 from benchctl.analysis.unknown import mean_of_known, quotient
 from benchctl.records.directory import arm_label, cell_name
@@ -67,6 +67,8 @@ _COMPARED: Final = {
     "pflops_observed": "observed_pflops_total",
 }
 """What is divided, and the column of the run's row that holds it."""
+_OF_TIME: Final = frozenset({"wall", "tok_per_s", "achieved_tflops", "step_ms"})
+"""Quantities that a drift within a block moves; the others are counts."""
 
 _SECTION_MEANS: Final = {
     "lvm_apply_ms_mean": "t_lvm_apply_outer_ms_mean",
@@ -88,9 +90,9 @@ class Pair:
     other: RunSummary
 
     def ratio(self, quantity: str) -> float | None:
-        """Cell over baseline for a quantity that a sweep compares; None unless both are known and positive."""
+        """Cell over baseline as measured, for a quantity that a sweep compares; None unless both count."""
         column = _COMPARED[quantity]
-        before, after = self.base.number(column), self.other.number(column)
+        before, after = self.base.counted(column), self.other.counted(column)
         return after / before if before and after and before > 0 and after > 0 else None
 
 
@@ -102,28 +104,29 @@ class SweepRow:
     cell: Cell
     pairs: tuple[Pair, ...]
     """One for each block in which both runs are usable; at least one."""
-    estimates: Mapping[str, RatioEstimate]
-    """Ratio of each compared quantity, where all blocks know it."""
+    ratios: Mapping[str, SideRatio]
+    """Of each compared quantity that some block knows on both sides."""
     values: Mapping[str, Value]
 
     @property
     def label(self) -> str:
         return arm_label(self.variant, self.cell)
 
+    @property
+    def estimates(self) -> Mapping[str, RatioEstimate]:
+        """Ratio of each compared quantity."""
+        return {quantity: ratio.estimate for quantity, ratio in self.ratios.items()}
+
     def number(self, column: str) -> float | None:
         return number_of(self.values[column])
 
 
-def sweep_rows(runs: Sequence[RunSummary], *, baseline: str, results_dir: str) -> tuple[SweepRow, ...]:
-    """A row for each variant and cell that shares at least one usable block with the baseline."""
-    usable = [run for run in runs if run.is_usable]
-    bases = {run.record.block: run for run in usable if run.record.variant == baseline}
-    groups: dict[str, list[Pair]] = {}
-    for run in sorted(usable, key=lambda run: arm_order(run.record, baseline)):
-        record = run.record
-        if record.variant != baseline and record.block in bases:
-            groups.setdefault(run.label, []).append(Pair(record.block, bases[record.block], run))
-    return tuple(_row(pairs, results_dir) for pairs in groups.values())
+def sweep_rows(
+    pairs: Sequence[PairedRuns], runs: Sequence[RunSummary], *, confidence: float, results_dir: str
+) -> tuple[SweepRow, ...]:
+    """A row for each arm that shares at least one block with the baseline; ``pairs`` are those of ``runs``."""
+    summaries = {id(run.run): run for run in runs}
+    return tuple(_row(paired, summaries, confidence, results_dir) for paired in pairs)
 
 
 def infeasible_values(cell: CellSummary, results_dir: str) -> dict[str, Value]:
@@ -152,10 +155,17 @@ def unexplained_frac(wall: RatioEstimate | None, flops_ratio: float | None) -> f
     return 1 - math.log(flops_ratio) / wall.log_ratio
 
 
-def _row(pairs: Sequence[Pair], results_dir: str) -> SweepRow:
-    estimates = {
-        quantity: estimate for quantity in _COMPARED if (estimate := _estimate(pairs, quantity)) is not None
+def _row(paired: PairedRuns, summaries: Mapping[int, RunSummary], confidence: float, results_dir: str) -> SweepRow:
+    pairs = tuple(
+        Pair(block, summaries[id(base)], summaries[id(other)])
+        for block, base, other in zip(paired.pair.blocks, paired.pair.a_runs, paired.pair.b_runs, strict=True)
+    )
+    ratios = {
+        quantity: of_sides
+        for quantity in _COMPARED
+        if (of_sides := _ratio(quantity, paired, pairs, summaries, confidence)) is not None
     }
+    estimates = {quantity: ratio.estimate for quantity, ratio in ratios.items()}
     ratio = {quantity: estimate.ratio for quantity, estimate in estimates.items()}
     record = pairs[0].other.record
     settings = pairs[0].other.settings
@@ -163,7 +173,7 @@ def _row(pairs: Sequence[Pair], results_dir: str) -> SweepRow:
     values: dict[str, Value] = {
         "k": None if settings is None else settings.sampling.top_k,
         "results_dir": results_dir,
-        **_absolutes(pairs),
+        **_absolutes(ratios),
         "wall_ratio": wall,
         "tok_per_s_ratio": ratio.get("tok_per_s"),
         "flops_ratio": flops,
@@ -189,38 +199,39 @@ def _row(pairs: Sequence[Pair], results_dir: str) -> SweepRow:
     return SweepRow(
         variant=record.variant,
         cell=record.cell,
-        pairs=tuple(pairs),
-        estimates=estimates,
+        pairs=pairs,
+        ratios=ratios,
         values={column: values[column] for column in SWEEP_COLUMNS},
     )
 
 
-def _estimate(pairs: Sequence[Pair], quantity: str) -> RatioEstimate | None:
-    ratios = [ratio for pair in pairs if (ratio := pair.ratio(quantity)) is not None]
-    return estimate_paired([math.log(ratio) for ratio in ratios]) if len(ratios) == len(pairs) else None
+def _ratio(
+    quantity: str,
+    paired: PairedRuns,
+    pairs: Sequence[Pair],
+    summaries: Mapping[int, RunSummary],
+    confidence: float,
+) -> SideRatio | None:
+    """The ratio as ``compare`` estimates it: the same runs, blocks and effect of the position."""
+    column = _COMPARED[quantity]
+    slope, design = None, paired.design.without_positions
+    if quantity in _OF_TIME:
+        slope = paired.slope_of(lambda run: summaries[id(run)].counted(column))
+        design = paired.design if slope is not None else design
+    a, b = [pair.base.counted(column) for pair in pairs], [pair.other.counted(column) for pair in pairs]
+    return side_ratio(a, b, design, slope, confidence)
 
 
-def _absolutes(pairs: Sequence[Pair]) -> dict[str, Value]:
-    columns = {
-        "wall_s": "wall_clock_s",
-        "tok_per_s": "throughput_output_tokens_per_s",
-        "pflops": "theoretical_pflops_total",
-        "achieved_tflops_per_s": "achieved_tflops_per_s",
-    }
-    sides: dict[str, Callable[[Pair], RunSummary]] = {
-        "base": lambda pair: pair.base,
-        "lvm": lambda pair: pair.other,
+def _absolutes(ratios: Mapping[str, SideRatio]) -> dict[str, Value]:
+    """Both sides of the ratios that are shown with them."""
+    quantities = {
+        "wall_s": "wall",
+        "tok_per_s": "tok_per_s",
+        "pflops": "pflops",
+        "achieved_tflops_per_s": "achieved_tflops",
     }
     return {
-        f"{side}_{name}": _geometric_mean([run_of(pair).number(column) for pair in pairs])
-        for side, run_of in sides.items()
-        for name, column in columns.items()
+        f"{side}_{name}": getattr(ratios[quantity], "a" if side == "base" else "b") if quantity in ratios else None
+        for side in ("base", "lvm")
+        for name, quantity in quantities.items()
     }
-
-
-def _geometric_mean(values: Sequence[float | None]) -> float | None:
-    """exp(mean of logarithms); equal values give exactly that value. None unless all are known and positive."""
-    known = [value for value in values if value is not None and value > 0]
-    if not known or len(known) != len(values):
-        return None
-    return known[0] if len(set(known)) == 1 else math.exp(fmean(math.log(value) for value in known))

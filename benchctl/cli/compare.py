@@ -170,10 +170,10 @@ def _noise(given: str | None) -> "Mapping[str, MetricNoise] | None":
         return None
     if given == "none":
         return {}
+    from benchctl.analysis.experiment import load_experiment
     from benchctl.analysis.noise_floor import noise_of_experiment
-    from benchctl.records.directory import load_results
 
-    return noise_of_experiment(load_results(Path(given))).metrics
+    return noise_of_experiment(load_experiment(Path(given))).metrics
 
 
 def parse_threshold(text: str, option: str = "--threshold") -> float:

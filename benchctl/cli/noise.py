@@ -56,11 +56,11 @@ def show(
 @app.command("add")
 def add(directory: Annotated[Path, typer.Argument(metavar="DIR", help="A finished A/A experiment.")]) -> None:
     """Store the noise of an A/A experiment, under the machine that it was measured on."""
+    from benchctl.analysis.experiment import load_experiment
     from benchctl.measure.noise_on_file import sound_noise
-    from benchctl.records.directory import load_results
     from benchctl.records.noise_store import noise_directory, store_noise
 
-    path = store_noise(noise_directory(), sound_noise(load_results(directory)))
+    path = store_noise(noise_directory(), sound_noise(load_experiment(directory)))
     print(f"stored: {path.parent.name}/{path.stem}")
 
 
@@ -90,18 +90,17 @@ def _look_up(what: str) -> "tuple[str, NoiseFloor]":
 
 
 def _noise_of_directory(path: Path) -> "NoiseFloor":
+    from benchctl.analysis.experiment import load_experiment
     from benchctl.analysis.noise_floor import is_repeated_baseline
-    from benchctl.analysis.reconcile import profile_of
     from benchctl.measure.noise_on_file import sound_noise
-    from benchctl.records.directory import load_results
     from benchctl.records.noise import load_noise
 
     taken = load_noise(path)
     if taken is not None:
         return taken
-    results = load_results(path)
-    if is_repeated_baseline(profile_of(results)):
-        return sound_noise(results)
+    experiment = load_experiment(path)
+    if is_repeated_baseline(experiment.profile):
+        return sound_noise(experiment)
     raise UsageError(
         f"{path} took no noise along: none was on file when it was measured. 'benchctl compare --noise-floor DIR' "
         "takes that of an A/A experiment"

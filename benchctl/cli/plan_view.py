@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from benchctl.profile.imbalance import Imbalance
     from benchctl.profile.model import Profile
     from benchctl.records.noise import NoiseFloor
     from benchctl.records.run import Look, PreparedRequest, StoppingRecord
@@ -15,6 +16,7 @@ def print_plan(profile: "Profile", requests: "Sequence[PreparedRequest]", noise:
     from rich.table import Table
 
     from benchctl.cli.screen import wide_console
+    from benchctl.profile.imbalance import imbalance_of
     from benchctl.profile.plan import arms, plan_runs
     from benchctl.records.directory import arm_label, cell_name
 
@@ -37,7 +39,24 @@ def print_plan(profile: "Profile", requests: "Sequence[PreparedRequest]", noise:
     how_long = f"estimated duration {total_s:.0f} s" if durations_s else "how long a real server takes is unknown"
     at_most = " at most" if profile.stopping is not None else ""
     print(f"{what}; {how_long}{at_most}")
+    if len(arms(profile)) > 1:
+        print(balance_text(imbalance_of(plan.runs, profile.baseline), len(arms(profile)), profile.blocks))
     print_foresight(profile, noise)
+
+
+def balance_text(imbalance: "Imbalance", num_arms: int, num_blocks: int) -> str:
+    """Whether the order is balanced; where it is not, by how much, and with how many blocks it would be."""
+    from benchctl.profile.balance import balanced_numbers
+
+    if imbalance.is_balanced:
+        return "order: balanced, each arm runs in each position and after each other arm equally often"
+    numbers = " or ".join(str(number) for number in balanced_numbers(num_arms, num_blocks) if number)
+    return (
+        f"order: not wholly balanced; mean positions differ from the baseline's by up to "
+        f"{imbalance.position_difference:.2g}, the counts of an arm in two positions by up to "
+        f"{imbalance.position_spread}, the counts of one arm after another by up to "
+        f"{imbalance.predecessor_spread}; balanced with {numbers} blocks"
+    )
 
 
 def print_foresight(profile: "Profile", noise: "NoiseFloor | None") -> None:

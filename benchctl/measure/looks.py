@@ -6,10 +6,11 @@ from typing import TypeAlias
 
 import msgspec
 
+from benchctl.analysis.experiment import load_experiment
 from benchctl.analysis.metric_comparison import roles_of
 from benchctl.analysis.stopping import take_look
 from benchctl.profile.model import Profile
-from benchctl.records.directory import ResultDirectory, load_results
+from benchctl.records.directory import ResultDirectory
 from benchctl.records.run import Look, StoppingRecord
 
 OnLook: TypeAlias = Callable[[Look, StoppingRecord], None]
@@ -37,7 +38,7 @@ class Looks:
         for due in rule.look_blocks:
             if due > num_blocks or due in taken:
                 continue
-            look = take_look(load_results(self._results.path), rule, due, self._metrics, left_out=infeasible)
+            look = take_look(load_experiment(self._results.path), rule, due, self._metrics, left_out=infeasible)
             rule = msgspec.structs.replace(rule, looks=(*rule.looks, look))
             self._record(rule)
             self._on_look(look, rule)

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchctl.analysis.experiment import Experiment, load_experiment
 from benchctl.analysis.noise_doubts import noise_doubts
 from benchctl.analysis.noise_floor import engine_sha256, is_repeated_baseline, noise_of_experiment
 from benchctl.errors import BenchctlError, NotComparableError
 from benchctl.measure.gpu import gpu_inventory
 from benchctl.profile.model import Profile
 from benchctl.profile.plan import arms
-from benchctl.records.directory import LoadedResults, load_results
 from benchctl.records.noise import NoiseFloor
 from benchctl.records.noise_store import NoiseKey, newest_of_each, noise_directory, store_noise, stored_noise
 from benchctl.records.run import GpuInfo, Manifest, ResultWarning
@@ -69,17 +69,17 @@ def keep_noise(path: Path, profile: Profile) -> Kept | None:
     if not is_repeated_baseline(profile):
         return None
     try:
-        return Kept(store_noise(noise_directory(), sound_noise(load_results(path))))
+        return Kept(store_noise(noise_directory(), sound_noise(load_experiment(path))))
     except BenchctlError as error:
         return Kept(None, str(error))
 
 
-def sound_noise(results: LoadedResults) -> NoiseFloor:
+def sound_noise(experiment: Experiment) -> NoiseFloor:
     """The noise of an A/A experiment all of whose runs are done.
 
     Raises NotComparableError where one is not, or where it is no A/A experiment, and UsageError below six blocks.
     """
-    noise = noise_of_experiment(results)
+    results, noise = experiment.results, noise_of_experiment(experiment)
     states = {run.record.run_id: run.record.state for run in results.runs}
     unsound = [run.run_id for run in results.plan.runs if states.get(run.run_id) != "done"]
     if unsound:

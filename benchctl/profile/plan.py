@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 from typing import Any, TypeAlias
 
 from benchctl.errors import ProfileError
+from benchctl.profile.balance import balanced_orders
 from benchctl.profile.document import Place, node_from_plain
 from benchctl.profile.faults import profile_error
 from benchctl.profile.locate import nearest
@@ -60,21 +61,16 @@ def variant_settings(profile: Profile, variant: str, cell: Cell) -> VariantSetti
 
 
 def plan_runs(profile: Profile) -> Plan:
-    """All runs in the order of execution: complete blocks, each arm on every place as often as on any other.
+    """All runs in the order of execution: complete blocks, whose orders are as balanced as their number allows.
 
-    The orders of the blocks are rows of a Williams square (E. J. Williams, *Experimental designs balanced for
-    the estimation of residual effects of treatments*, Australian Journal of Scientific Research A 2, 1949,
-    149-168): row r is ``(r + z_j) mod n`` for the zigzag z = 0, 1, n-1, 2, n-2, ... Each arm takes each place
-    once in n rows, and for even n it follows each other arm once; for odd n that needs the n rows and the same
-    rows reversed, where it follows each other arm twice. Which arm is which symbol, and the order of the rows
-    within their square, come from the stream ``"{seed}:plan"``. The rows then repeat, so that two arms alternate
-    AB, BA, AB, BA.
+    The orders are those of ``profile/balance.py``; the stream ``"{seed}:plan"`` decides what is random in them.
     """
     contenders = arms(profile)
-    rows = _balanced_orders(len(contenders), random.Random(f"{profile.seed}:plan"))  # noqa: S311  # no secret
+    stream = random.Random(f"{profile.seed}:plan")  # noqa: S311  # no secret
+    orders = balanced_orders(len(contenders), profile.blocks, stream)
     runs: list[PlannedRun] = []
-    for block in range(profile.blocks):
-        for position, arm in enumerate(rows[block % len(rows)]):
+    for block, order in enumerate(orders):
+        for position, arm in enumerate(order):
             variant, cell = contenders[arm]
             index = len(runs)
             run_id = run_directory_name(index, block, variant, cell)
@@ -82,18 +78,6 @@ def plan_runs(profile: Profile) -> Plan:
                 PlannedRun(index=index, run_id=run_id, block=block, position=position, variant=variant, cell=cell)
             )
     return Plan(schema_version=SCHEMA_VERSION, runs=tuple(runs))
-
-
-def _balanced_orders(num_arms: int, stream: random.Random) -> list[list[int]]:
-    """The orders of consecutive blocks: one Williams square, or for an odd number of arms it and its mirror."""
-    zigzag = [(j + 1) // 2 if j % 2 else -(j // 2) for j in range(num_arms)]
-    square = [[(row + step) % num_arms for step in zigzag] for row in range(num_arms)]
-    squares = [square] if num_arms % 2 == 0 or num_arms == 1 else [square, [row[::-1] for row in square]]
-    labels = stream.sample(range(num_arms), num_arms)
-    orders: list[list[int]] = []
-    for rows in squares:
-        orders += [[labels[symbol] for symbol in row] for row in stream.sample(rows, num_arms)]
-    return orders
 
 
 def allowed_difference(path: str, patterns: Iterable[str]) -> bool:

@@ -16,9 +16,12 @@ from benchctl.analysis.quality_text import divergence_sentence, quality_lines
 from benchctl.report.decomposition_table import decomposition_lines
 
 SHOWN_EXPLORATORY: Final = frozenset(
-    {"output_throughput", "ttft_ms", "e2el_ms", "output_tokens", "num_steps", "tokens_per_step"}
+    {"output_throughput", "ttft_ms", "tpot_ms", "e2el_ms", "output_tokens", "num_steps", "tokens_per_step"}
 )
-"""Exploratory metrics of the table; the document has them all."""
+"""Exploratory metrics of the table, in the terminal and on the page; the document has them all."""
+
+_ORDER_P: Final = 0.05
+"""Effects of order are told below this p, corrected for all of them."""
 
 
 def headings_of(comparison: Comparison) -> tuple[str, ...]:
@@ -30,12 +33,15 @@ def headings_of(comparison: Comparison) -> tuple[str, ...]:
 def rows_of(comparison: Comparison, *, show_all: bool) -> Iterator[tuple[str, ...]]:
     """The rows of the table; a cell is named in its first one."""
     for cell in comparison.cells:
-        shown = [metric for metric in cell.metrics if _is_shown(metric, show_all=show_all)]
+        shown = [metric for metric in cell.metrics if is_shown(metric, show_all=show_all)]
         for index, metric in enumerate(shown):
             yield ("" if index else cell.label, *_row(metric))
 
 
-def _is_shown(metric: MetricComparison, *, show_all: bool) -> bool:
+def is_shown(metric: MetricComparison, *, show_all: bool) -> bool:
+    """Whether a metric has a row: those that decide, exact ones that differ, and some that are usually asked
+    for.
+    """
     if metric.role == "deciding" or show_all:
         return True
     if metric.role == "exact":
@@ -120,18 +126,30 @@ def _margin_lines(comparison: Comparison) -> Iterator[str]:
 
 
 def _order_lines(comparison: Comparison) -> Iterator[str]:
-    """What the order and the time did to the deciding metrics, in the cell where it is strongest."""
-    for what, unit in (("place", "place later in its block"), ("level", "block"), ("trend", "block")):
-        found = [
+    """Effects of order and time on the deciding metrics, as far as they can be told from none over all tests
+    made.
+    """
+    kinds = {"place": ("a run", "position later in its block"), "level": ("the machine", "block")}
+    kinds |= {"trend": ("the ratio", "block")}
+    found = []
+    num_tests = 0
+    for kind, (subject, unit) in kinds.items():
+        slopes = [
             (slope.p_value, slope.log_per_unit, cell.label, metric.metric.name)
             for cell in comparison.cells
             for metric in cell.deciding
-            if metric.order is not None and (slope := getattr(metric.order, what)) is not None
+            if metric.order is not None and (slope := getattr(metric.order, kind)) is not None
         ]
-        if found:
-            p_value, log, label, name = min(found)
-            subject = {"place": "a run", "level": "the machine", "trend": "the ratio"}[what]
-            yield f"{subject} changes by {percent(math.expm1(log))} per {unit} ({name} in {label}, p {p_value:.2g})"
+        num_tests += len(slopes)
+        found += [(*min(slopes), subject, unit)] if slopes else []
+    told = [effect for effect in found if effect[0] * num_tests < _ORDER_P]
+    for p_value, log, label, name, subject, unit in told:
+        yield (
+            f"{subject} changes by {percent(math.expm1(log))} per {unit} ({name} in {label}; p "
+            f"{p_value * num_tests:.2g}, corrected for {num_tests} tests)"
+        )
+    if num_tests and not told:
+        yield f"no effect of position, drift or trend can be told from none ({num_tests} tests)"
 
 
 def _blocks_line(comparison: Comparison) -> str:

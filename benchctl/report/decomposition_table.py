@@ -35,14 +35,20 @@ def decomposition_rows(comparison: Comparison, *, show_all: bool) -> Iterator[tu
     work explains, what the batches do, and the latency of a request.
     """
     for cell in comparison.cells:
-        if cell.decomposition is None or not cell.decomposition.wall.factors:
+        found = cell.decomposition
+        if found is None or (found.wall is not None and not found.wall.factors):
             continue
-        for index, row in enumerate(_rows(cell.decomposition, show_all=show_all)):
+        for index, row in enumerate(_rows(found, show_all=show_all)):
             yield ("" if index else cell.label, *row)
 
 
 def _rows(found: Decomposition, *, show_all: bool) -> Iterator[tuple[str, ...]]:
     wall = found.wall
+    if wall is None:
+        if found.batches is not None:
+            yield _part_row(found.batches.whole, None)
+        yield from _step_rows(found, show_all=show_all)
+        return
     whole = Contribution(name="wall time", added_s=wall.b_s - wall.a_s, a_s=wall.a_s, b_s=wall.b_s)
     yield ("wall time", *_levels(whole), factor_text(wall.total), added_text(whole), "")
     for factor in wall.factors:
@@ -109,7 +115,7 @@ def decomposition_document(found: Decomposition | None) -> dict[str, Any] | None
         "sentence": sentence(found),
         "lines": [wall_line(found), *(line for line in lines if line is not None)],
         "blocks": found.num_blocks,
-        "wall": _wall_document(found.wall),
+        "wall": None if found.wall is None else _wall_document(found.wall),
         "latency": _latency_document(found),
         "sections": _sections_document(found),
         "batches": _batches_document(found),

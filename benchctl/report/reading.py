@@ -8,11 +8,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
-from benchctl.analysis.accounts import open_accounts
+from benchctl.analysis.decomposition_cells import section_split
+from benchctl.analysis.experiment import Experiment, experiment_of
 from benchctl.analysis.findings import Finding, find
 from benchctl.analysis.ladder import Ladder, ladders
-from benchctl.analysis.stopping import looks_notes
+from benchctl.analysis.paired_runs import PairedRuns
+from benchctl.analysis.pairing import baseline_pairs
+from benchctl.analysis.stopping import num_looks_of
 from benchctl.analysis.summary import CellSummary, RunSummary, summarise_cells, summarise_runs
 from benchctl.analysis.summary_columns import Value
 from benchctl.analysis.sweep import SweepRow, infeasible_values, sweep_rows
@@ -28,6 +32,9 @@ from benchctl.records.directory import (
 from benchctl.records.run import Plan, PlannedRun, PreparedRequest, ResultWarning
 from benchctl.records.schema import SCHEMA_VERSION
 
+CONFIDENCE: Final = 0.95
+"""Of the intervals of tables, before a correction for the looks of a stopping rule."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
@@ -37,9 +44,7 @@ class Reading:
     rests on them is in a mean. ``warnings`` are the experiment's; those of a run are with the run.
     """
 
-    results: LoadedResults
-    profile: Profile | None
-    """None where it cannot be read."""
+    experiment: Experiment
     runs: tuple[RunSummary, ...]
     cells: tuple[CellSummary, ...]
     sweep: tuple[SweepRow, ...]
@@ -47,6 +52,15 @@ class Reading:
     findings: tuple[Finding, ...]
     warnings: tuple[ResultWarning, ...]
     damage: tuple[str, ...]
+
+    @property
+    def results(self) -> LoadedResults:
+        return self.experiment.results
+
+    @property
+    def profile(self) -> Profile | None:
+        """None where it cannot be read."""
+        return self.experiment.profile_or_none
 
     @property
     def unbegun(self) -> tuple[PlannedRun, ...]:
@@ -60,7 +74,19 @@ class Reading:
         finished = [run for run in self.runs if run.is_usable and len(run.run.columns)]
         if any(not run.record.times_whole_steps for run in finished):
             return "the step log times the sampler alone: neither the duration nor the moment of a step is known"
-        return "no finished run has a step log"
+        return self.why_no_run("no finished run has a step log")
+
+    def why_no_run(self, reason: str) -> str:
+        """Why nothing is drawn of the runs: ``reason``, or that none of those that ended counts, and how to go
+        on.
+        """
+        suspect = [run for run in self.runs if run.record.state == "suspect"]
+        if not suspect or any(run.is_usable for run in self.runs):
+            return reason
+        return (
+            f"no run counts: {len(suspect)} of {len(self.runs)} are suspect ({suspect[0].usability.excluded}); "
+            "'benchctl report --allow-suspect' draws them"
+        )
 
     @property
     def infeasible(self) -> tuple[CellSummary, ...]:
@@ -81,20 +107,23 @@ def read_results(path: Path) -> Reading:
     is reported in the reading.
     """
     results, damage = _load(open_results(path))
-    accounts = open_accounts(results)
-    runs = summarise_runs(results, accounts)
-    baseline = results.manifest.baseline
-    cells = summarise_cells(runs, baseline)
-    rows = sweep_rows(runs, baseline=baseline, results_dir=str(path))
+    experiment = experiment_of(results)
+    manifest = results.manifest
+    runs = summarise_runs(experiment)
+    cells = summarise_cells(runs, experiment)
+    confidence = 1 - (1 - CONFIDENCE) / num_looks_of(manifest, manifest)
+    pairs = [PairedRuns.of(pair, (experiment, experiment)) for pair in baseline_pairs(experiment)]
+    rows = sweep_rows(pairs, runs, confidence=confidence, results_dir=str(path))
+    splits = {paired.pair.b.label: section_split(paired, confidence) for paired in pairs}
+    sections = {label: split for label, split in splits.items() if split is not None}
     return Reading(
-        results=results,
-        profile=accounts.profile,
+        experiment=experiment,
         runs=runs,
         cells=cells,
         sweep=rows,
-        ladders=ladders(accounts.profile, runs),
-        findings=find(cells, rows, baseline),
-        warnings=(*results.manifest.warnings, *looks_notes(results.manifest), *accounts.warnings),
+        ladders=ladders(experiment, confidence),
+        findings=find(cells, rows, manifest.baseline, sections),
+        warnings=(*manifest.warnings, *experiment.warnings),
         damage=tuple(damage),
     )
 

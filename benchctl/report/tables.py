@@ -105,7 +105,7 @@ def cells_table(reading: Reading) -> Table | None:
     cells = [cell for cell in reading.cells if cell.runs or cell.infeasible]
     if not cells:
         return None
-    title = "Cells, mean ± coefficient of variation over blocks"
+    title = "Cells, mean ± scatter over blocks (geometric mean, standard deviation of the logarithms)"
     table = _table(title, ["cell", "blocks"], [*_RUN_COLUMNS, "failed"])
     for cell in cells:
         if cell.infeasible:
@@ -142,8 +142,10 @@ def sweep_table(reading: Reading) -> Table | None:
     """Every cell against the baseline of the same block; None where there is none to compare."""
     if not reading.sweep and not reading.infeasible:
         return None
-    title = "Against the baseline of the same block: ratios, geometric means over blocks"
-    table = _table(title, ["cell", "blocks"], ["wall time (95 % interval)", *_SWEEP_COLUMNS, "not FLOPs"])
+    title = "Against the baseline of the same block: ratios as compare estimates them"
+    table = _table(
+        title, ["cell", "blocks"], [f"wall time ({_confidence(reading)} interval)", *_SWEEP_COLUMNS, "beyond FLOPs"]
+    )
     for row in reading.sweep:
         ratio, low, high = (row.number(f"wall_ratio{end}") for end in ("", "_ci_low", "_ci_high"))
         interval = f" [{_ratio(low)}, {_ratio(high)}]" if low is not None and high is not None else ""
@@ -155,6 +157,11 @@ def sweep_table(reading: Reading) -> Table | None:
     for cell in reading.infeasible:
         table.add_row(cell.label, "0", _infeasible(cell))
     return table
+
+
+def _confidence(reading: Reading) -> str:
+    estimates = [estimate for row in reading.sweep for estimate in row.estimates.values()]
+    return f"{estimates[0].confidence * 100:.3g} %" if estimates else "95 %"
 
 
 def flops_table(reading: Reading) -> Table | None:

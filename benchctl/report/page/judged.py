@@ -6,7 +6,7 @@ A comparison that cannot be made is no error here: the page is made all the same
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from benchctl.analysis.compare import CompareOptions, Side, compare_results
+from benchctl.analysis.compare import CompareOptions, Side, compare_experiments
 from benchctl.analysis.comparison import EXIT_CODES, Comparison, OverallVerdict, first_verdict
 from benchctl.analysis.comparison_text import verdict_sentence
 from benchctl.analysis.pairing import CellPair, match_cells
@@ -112,9 +112,9 @@ def _judge(
     a: tuple[Reading, Side], b: tuple[Reading, Side], options: CompareOptions, *, is_control: bool = False
 ) -> Judged:
     (a_reading, a_side), (b_reading, b_side) = a, b
-    left, right = a_reading.results, b_reading.results
+    left, right = a_reading.experiment, b_reading.experiment
     try:
-        comparison = compare_results((left, a_side), (right, b_side), options)
+        comparison = compare_experiments((left, a_side), (right, b_side), options)
         pairs = match_cells(left, a_side, right, b_side, allow_suspect=options.allow_suspect)
     except (InvalidDataError, UsageError) as error:
         names = (a_side.variant or str(a_side), b_side.variant or str(b_side))

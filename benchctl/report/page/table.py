@@ -1,11 +1,11 @@
 """The table of cells and metrics: both sides, the change with its interval, p, and the verdict."""
 
 from collections.abc import Iterator
-from typing import Final
 
 from benchctl.analysis.comparison import CellComparison, Comparison
 from benchctl.analysis.comparison_text import change_text
 from benchctl.analysis.metric_comparison import MetricComparison
+from benchctl.report.comparison_table import is_shown
 from benchctl.report.page.html import Html, el, join
 from benchctl.report.page.icon import badge
 from benchctl.report.page.terms import (
@@ -17,11 +17,6 @@ from benchctl.report.page.terms import (
     with_term,
 )
 from benchctl.report.page.words import UNKNOWN, minus, number, probability, spread
-
-SHOWN: Final = frozenset(
-    {"output_throughput", "ttft_ms", "tpot_ms", "e2el_ms", "output_tokens", "num_steps", "tokens_per_step"}
-)
-"""Exploratory metrics that are shown at once; the others unfold."""
 
 
 def comparison_table(comparison: Comparison) -> Html:
@@ -47,21 +42,13 @@ def _table(comparison: Comparison, bodies: list[Html], kind: str) -> Html:
 
 
 def _body(comparison: Comparison, cell: CellComparison, *, is_all: bool) -> Iterator[Html]:
-    shown = [metric for metric in cell.metrics if is_all or _is_shown(metric)]
+    shown = [metric for metric in cell.metrics if is_shown(metric, show_all=is_all)]
     verdict = badge(cell.verdict)
     count = f"{cell.num_blocks} block{'s' if cell.num_blocks != 1 else ''}"
     name = el("th", el("b", cell.label), " ", el("small", count), " ", verdict, colspan=6, scope="rowgroup")
     faults = [el("tr", el("td", f"{fault}", colspan=6, class_="fault")) for fault in cell.faults[:5]]
     rows = [_row(comparison, metric) for metric in shown]
     yield el("tbody", el("tr", name, class_="cell"), *faults, *rows)
-
-
-def _is_shown(metric: MetricComparison) -> bool:
-    if metric.role == "deciding":
-        return True
-    if metric.role == "exact":
-        return metric.verdict == "different"
-    return metric.metric.name in SHOWN
 
 
 def _row(comparison: Comparison, metric: MetricComparison) -> Html:

@@ -53,7 +53,7 @@ class Waterfall:
 def from_decomposition(cell: CellComparison) -> Waterfall | None:
     """The wall time by its factors, each with what it adds; None where they are unknown."""
     found = cell.decomposition
-    if found is None or not found.wall.factors:
+    if found is None or found.wall is None or not found.wall.factors:
         return None
     wall, said = found.wall, sentence(found)
     return Waterfall(

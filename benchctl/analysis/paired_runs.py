@@ -1,0 +1,74 @@
+"""Two arms that face each other, with what every comparison of them needs: values by block, positions, slopes."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from benchctl.analysis.check import Check
+from benchctl.analysis.experiment import Experiment, Metrics
+from benchctl.analysis.pairing import CellPair
+from benchctl.analysis.side_ratio import UNORDERED, BlockDesign, SideRatio, side_ratio
+from benchctl.analysis.statistics import PooledSlope
+from benchctl.records.directory import LoadedRun
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairedRuns:
+    """A pair of arms with the experiments that they belong to; one and the same where both are of one directory."""
+
+    pair: CellPair
+    a: Experiment
+    b: Experiment
+    design: BlockDesign
+    allow_suspect: bool = False
+
+    @classmethod
+    def of(
+        cls, pair: CellPair, experiments: tuple[Experiment, Experiment], *, allow_suspect: bool = False
+    ) -> "PairedRuns":
+        """The pair with its design: positions count only where both sides ran inside the same blocks."""
+        design = UNORDERED if pair.pairing == "unpaired" else BlockDesign(pair.blocks)
+        if pair.is_ordered:
+            a, b = pair.a.positions, pair.b.positions
+            centre = experiments[0].position_effects(allow_suspect=allow_suspect).centre
+            design = BlockDesign(
+                pair.blocks,
+                tuple(b[block] - a[block] for block in pair.blocks),
+                tuple(a[block] - centre for block in pair.blocks),
+            )
+        return cls(pair=pair, a=experiments[0], b=experiments[1], design=design, allow_suspect=allow_suspect)
+
+    @property
+    def runs(self) -> tuple[LoadedRun, ...]:
+        """The runs of both sides."""
+        return (*self.pair.a_runs, *self.pair.b_runs)
+
+    def metrics(self) -> tuple[list[Metrics], list[Metrics]]:
+        """What counts of the metrics of either side, run by run."""
+        a = [self.a.counted_metrics(run, allow_suspect=self.allow_suspect) for run in self.pair.a_runs]
+        b = [self.b.counted_metrics(run, allow_suspect=self.allow_suspect) for run in self.pair.b_runs]
+        return a, b
+
+    def slopes(self) -> Mapping[str, PooledSlope]:
+        """Effects of the position on each metric; none where the sides did not share blocks."""
+        return self.a.position_slopes(allow_suspect=self.allow_suspect) if self.pair.is_ordered else {}
+
+    def slope_of(self, value_of: Callable[[LoadedRun], float | None]) -> PooledSlope | None:
+        """Effect of the position on another value of a run."""
+        return self.a.slope_of(value_of, allow_suspect=self.allow_suspect) if self.pair.is_ordered else None
+
+    def ratio(self, name: str, confidence: float = 0.95) -> SideRatio | None:
+        """The ratio of a metric as a comparison estimates it; None where no block knows it on both sides."""
+        a, b = ([metrics[name] for metrics in side] for side in self.metrics())
+        slope = self.slopes().get(name)
+        design = self.design if slope is not None else self.design.without_positions
+        return side_ratio(a, b, design, slope, confidence)
+
+    def levels(self, name: str, confidence: float = 0.95) -> tuple[float, float] | None:
+        """Both sides of the ratio of a metric; None where it is unknown, or the sides share no blocks."""
+        ratio = None if self.pair.pairing == "unpaired" else self.ratio(name, confidence)
+        return None if ratio is None else (ratio.a, ratio.b)
+
+    def checks(self) -> Iterator[tuple[LoadedRun, Check]]:
+        """The checks of every run of both sides."""
+        yield from ((run, check) for run in self.pair.a_runs for check in self.a.checks(run))
+        yield from ((run, check) for run in self.pair.b_runs for check in self.b.checks(run))

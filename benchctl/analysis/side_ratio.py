@@ -1,0 +1,89 @@
+"""The ratio of one quantity between two paired arms, with the means that it is the quotient of.
+
+Comparison, sweep tables, ladder, findings and pictures all take their ratios from here, so that one question has
+one answer.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from benchctl.analysis.position_effect import adjusted_level
+from benchctl.analysis.statistics import PooledSlope, RatioEstimate, estimate_paired, log_ratios
+
+Values: TypeAlias = Sequence[float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockDesign:
+    """Which block each value belongs to, and where in it: ``places`` are the positions of B less those of A,
+    ``a_offsets`` those of A less the middle of the block; None where the sides did not share blocks.
+    """
+
+    blocks: tuple[int, ...]
+    places: tuple[int, ...] | None = None
+    a_offsets: tuple[float, ...] | None = None
+
+    def only(self, kept: Sequence[int]) -> "BlockDesign":
+        """The design of some of the values, by their index."""
+        return BlockDesign(
+            tuple(self.blocks[i] for i in kept) if self.blocks else tuple(kept),
+            None if self.places is None else tuple(self.places[i] for i in kept),
+            None if self.a_offsets is None else tuple(self.a_offsets[i] for i in kept),
+        )
+
+    @property
+    def without_positions(self) -> "BlockDesign":
+        return BlockDesign(self.blocks)
+
+
+UNORDERED = BlockDesign(())
+"""Of values that share no blocks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SideRatio:
+    """``estimate`` of B over A over the blocks that know both; ``a`` is the geometric mean of A over the same
+    blocks at the middle of the block, and ``b`` the one that makes b / a the ratio.
+    """
+
+    a: float
+    estimate: RatioEstimate
+    a_values: tuple[float, ...]
+    b_values: tuple[float, ...]
+    design: BlockDesign
+    slope: PooledSlope | None = None
+
+    @property
+    def adjusted_log_ratios(self) -> tuple[float, ...]:
+        """ln(B / A) of each block as it would be at equal positions."""
+        differences = log_ratios(self.a_values, self.b_values)
+        if self.slope is None or self.design.places is None:
+            return differences
+        per_position = self.slope.log_per_position
+        return tuple(d - per_position * x for d, x in zip(differences, self.design.places, strict=True))
+
+    @property
+    def b(self) -> float:
+        return self.a * self.estimate.ratio
+
+
+def side_ratio(
+    a: Values, b: Values, design: BlockDesign, slope: PooledSlope | None, confidence: float = 0.95
+) -> SideRatio | None:
+    """The ratio over the blocks in which both values are known and positive; None where there are none.
+
+    ``slope`` is the effect of one position later in the block on the logarithm of the quantity. Without one, but
+    with positions in the design, the pair estimates its own.
+    """
+    kept = [
+        i for i, (x, y) in enumerate(zip(a, b, strict=True)) if x is not None and y is not None and min(x, y) > 0
+    ]
+    if not kept:
+        return None
+    a_values = tuple(value for i in kept if (value := a[i]) is not None)
+    b_values = tuple(value for i in kept if (value := b[i]) is not None)
+    of_kept = design.only(kept)
+    estimate = estimate_paired(log_ratios(a_values, b_values), confidence, of_kept.places, slope=slope)
+    level = adjusted_level(a_values, of_kept.a_offsets, slope)
+    return SideRatio(a=level, estimate=estimate, a_values=a_values, b_values=b_values, design=of_kept, slope=slope)

@@ -1,0 +1,240 @@
+"""Orders of arms in blocks, and how far from balanced they are. Arm 0 is the baseline.
+
+A block is a row, a place in it a position. Balanced means: each arm runs in each position equally often, so that
+no arm runs later than the baseline on average, and each arm follows each other arm equally often. Both hold exactly
+over a whole cycle of Williams rows (E. J. Williams, *Experimental designs balanced for the estimation of residual
+effects of treatments*, Australian Journal of Scientific Research A 2, 1949, 149-168). Rows beyond whole cycles are
+chosen such that, in this order of importance, no arm is in a position more than once oftener than in another, mean
+positions are as near to the baseline's as they can be, and what follows what differs little.
+"""
+
+import random
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from functools import cache
+from itertools import pairwise
+from typing import Final, TypeAlias
+
+Order: TypeAlias = tuple[int, ...]
+"""The arms of one block, by position."""
+_NUM_STARTS: Final = 30
+"""Of the search for positions, which ends at the best possible; for 2 to 12 arms it always does."""
+_NUM_TRIES: Final = 2
+"""Of the search for rows in which few pairs of neighbours repeat."""
+
+
+def balanced_orders(num_arms: int, num_blocks: int, stream: random.Random) -> list[Order]:
+    """The orders of consecutive blocks: whole Williams cycles, then the best rows for what remains.
+
+    ``stream`` decides which arm is which symbol, and the order of the rows. Two arms alternate AB, BA, AB, BA.
+    """
+    labels = stream.sample(range(num_arms), num_arms)
+    cycle = [_labelled(row, labels) for row in _williams_cycle(num_arms, stream)]
+    num_whole, rest = divmod(num_blocks, len(cycle))
+    orders = cycle * num_whole
+    if _is_prefix_balanced(num_arms, rest):
+        return orders + cycle[:rest]
+    shift = labels.index(0)
+    named = [labels[(symbol + shift) % num_arms] for symbol in range(num_arms)]  # symbol 0 is the baseline
+    chosen = [_labelled(row, named) for row in _chosen_rows(num_arms, rest)]
+    return orders + stream.sample(chosen, rest)
+
+
+def balanced_numbers(num_arms: int, num_blocks: int) -> tuple[int, int]:
+    """The numbers of blocks nearest to ``num_blocks``, below (0: none) and above, that make whole cycles."""
+    length = cycle_length(num_arms)
+    below = num_blocks // length * length
+    return below, below + length
+
+
+def cycle_length(num_arms: int) -> int:
+    """Blocks after which all is balanced: as many as arms, or twice as many where their number is odd."""
+    return num_arms if num_arms % 2 == 0 or num_arms == 1 else 2 * num_arms
+
+
+def _is_prefix_balanced(num_arms: int, rest: int) -> bool:
+    """Whether no rows are better than the first ``rest`` of a cycle: whole squares, and pairs of mirrored rows."""
+    return num_arms <= 2 or rest % num_arms == 0 or (num_arms % 2 == 0 and rest % 2 == 0)
+
+
+def _labelled(row: Iterable[int], labels: Sequence[int]) -> Order:
+    return tuple(labels[symbol] for symbol in row)
+
+
+def _williams_square(num_arms: int) -> list[Order]:
+    """Row r is ``(r + z_j) mod n`` for the zigzag z = 0, 1, n-1, 2, n-2, ...: each symbol once in each position."""
+    zigzag = [(j + 1) // 2 if j % 2 else -(j // 2) for j in range(num_arms)]
+    return [tuple((row + step) % num_arms for step in zigzag) for row in range(num_arms)]
+
+
+def _williams_cycle(num_arms: int, stream: random.Random) -> list[Order]:
+    """The rows over which each arm follows each other equally often.
+
+    For even n these are one square, where each row is followed by its mirror image, which is a row, too: mean
+    positions are equal after every second block. For odd n they are the square and then its mirror image.
+    """
+    square = _williams_square(num_arms)
+    if num_arms == 1:
+        return square
+    sampled = stream.sample(square, num_arms)
+    if num_arms % 2:
+        return sampled + stream.sample([row[::-1] for row in square], num_arms)
+    paired: dict[Order, None] = {}
+    for row in sampled:
+        paired |= {row: None, row[::-1]: None}
+    return list(paired)
+
+
+@cache
+def _chosen_rows(num_arms: int, num_rows: int) -> tuple[Order, ...]:
+    """The best rows found, fewer than a cycle has; symbol 0 is the baseline. The same for every caller."""
+    stream = random.Random(f"{num_arms}:{num_rows}")  # noqa: S311  # no secret
+    square = _williams_square(num_arms) if num_rows > num_arms else []
+    num_more = num_rows - len(square)
+    if num_more in {1, num_arms - 1}:
+        return tuple(square + _one_or_nearly_all(num_arms, num_more, is_mirrored=bool(square)))
+    positions = _position_sets(num_arms, num_more, stream)
+    tries = [_fewer_repeats([*square, *_rows_of(positions, num_more, stream)]) for _ in range(_NUM_TRIES)]
+    return min(tries, key=lambda rows: _repeats(_followers(rows)))
+
+
+def _one_or_nearly_all(num_arms: int, num_rows: int, *, is_mirrored: bool) -> list[Order]:
+    """One row of a Williams square, or all but one: that which has the baseline in the middle."""
+    square = [row[::-1] if is_mirrored else row for row in _williams_square(num_arms)]
+    middle = next(row for row in square if row[num_arms // 2] == 0)
+    return [middle] if num_rows == 1 else [row for row in square if row != middle]
+
+
+def _position_sets(num_arms: int, num_rows: int, stream: random.Random) -> list[set[int]]:
+    """For each symbol the positions that it takes, each at most once; each position is taken ``num_rows`` times.
+
+    The sums of positions are as equal as they can be, and that of symbol 0 lies in their middle.
+    """
+    best: list[set[int]] = []
+    for _ in range(_NUM_STARTS):
+        offsets = stream.sample(range(num_arms), num_rows)
+        sets = [{(symbol + offset) % num_arms for offset in offsets} for symbol in range(num_arms)]
+        while _exchange_positions(sets):
+            pass
+        best = min(best or sets, sets, key=_range_of_sums)
+        if _range_of_sums(best) == num_rows * (num_arms - 1) % 2:  # sums are whole, their mean may be a half
+            break
+    middle = min(map(sum, best)) + max(map(sum, best))
+    return sorted(best, key=lambda positions: abs(2 * sum(positions) - middle))
+
+
+def _range_of_sums(sets: Iterable[set[int]]) -> int:
+    sums = [sum(positions) for positions in sets]
+    return max(sums) - min(sums)
+
+
+def _exchange_positions(sets: Sequence[set[int]]) -> bool:
+    """Let two symbols exchange one position such that their sums come nearer; False where no two can."""
+    ordered = sorted(sets, key=sum)
+    for high in reversed(ordered):
+        for low in ordered:
+            apart = sum(high) - sum(low)
+            gains = [(i, j) for i in high - low for j in low - high if 0 < i - j < apart]
+            if gains:
+                i, j = min(gains, key=lambda pair: (abs(2 * (pair[0] - pair[1]) - apart), pair))
+                high ^= {i, j}
+                low ^= {i, j}
+                return True
+    return False
+
+
+def _rows_of(positions: Sequence[set[int]], num_rows: int, stream: random.Random) -> list[list[int]]:
+    """Rows in which each symbol takes each of its positions once.
+
+    They exist because every symbol has ``num_rows`` positions and every position as many symbols (D. König, 1916).
+    """
+    open_symbols = [[s for s, taken in enumerate(positions) if p in taken] for p in range(len(positions))]
+    rows = []
+    for _ in range(num_rows):
+        for symbols in open_symbols:
+            stream.shuffle(symbols)
+        row = _matched(open_symbols)
+        for position, symbol in enumerate(row):
+            open_symbols[position].remove(symbol)
+        rows.append(row)
+    return rows
+
+
+def _matched(open_symbols: Sequence[Sequence[int]]) -> list[int]:
+    """A symbol for each position out of those open there, no symbol twice: augmenting paths (H. W. Kuhn)."""
+    position_of: dict[int, int] = {}
+
+    def place(position: int, seen: set[int]) -> bool:
+        for symbol in open_symbols[position]:
+            if symbol in seen:
+                continue
+            seen.add(symbol)
+            if symbol not in position_of or place(position_of[symbol], seen):
+                position_of[symbol] = position
+                return True
+        return False
+
+    for position in range(len(open_symbols)):
+        place(position, set())
+    return sorted(position_of, key=position_of.__getitem__)
+
+
+def _followers(rows: Iterable[Sequence[int]]) -> Counter[tuple[int, int]]:
+    """How often each arm follows each other arm within a block."""
+    return Counter(pair for row in rows for pair in pairwise(row))
+
+
+def _repeats(followers: Counter[tuple[int, int]]) -> int:
+    """Sum of squares: least where all pairs are equally frequent."""
+    return sum(count * count for count in followers.values())
+
+
+def _fewer_repeats(orders: Iterable[Sequence[int]]) -> tuple[Order, ...]:
+    """Exchange parts of two rows that hold the same symbols, which moves no symbol to another position, as long as
+    pairs of neighbours become more equally frequent.
+    """
+    rows = [list(order) for order in orders]
+    followers = _followers(rows)
+    while sum(
+        _exchange_part(a, b, part, followers)
+        for i, a in enumerate(rows)
+        for b in rows[:i]
+        for part in _exchangeable(a, b)
+    ):
+        pass
+    return tuple(map(tuple, rows))
+
+
+def _exchangeable(a: Sequence[int], b: Sequence[int]) -> list[list[int]]:
+    """The smallest sets of positions at which both rows hold the same symbols, without those of one position."""
+    where, left, parts = {symbol: position for position, symbol in enumerate(a)}, set(range(len(a))), []
+    while left:
+        part = [left.pop()]
+        while (following := where[b[part[-1]]]) != part[0]:
+            part.append(following)
+            left.remove(following)
+        if len(part) > 1:
+            parts.append(part)
+    return parts
+
+
+def _exchange_part(a: list[int], b: list[int], part: Sequence[int], followers: Counter[tuple[int, int]]) -> bool:
+    """Exchange the part where this makes fewer repeats; ``followers`` stays true."""
+    if _swap(a, b, part, followers) < 0:
+        return True
+    _swap(a, b, part, followers)
+    return False
+
+
+def _swap(a: list[int], b: list[int], part: Iterable[int], followers: Counter[tuple[int, int]]) -> int:
+    """Exchange the part and count anew; by how much ``_repeats`` grows."""
+    growth = 0
+    for pair in (*pairwise(a), *pairwise(b)):
+        followers[pair] -= 1
+        growth -= 2 * followers[pair] + 1
+    for position in part:
+        a[position], b[position] = b[position], a[position]
+    for pair in (*pairwise(a), *pairwise(b)):
+        growth += 2 * followers[pair] + 1
+        followers[pair] += 1
+    return growth
