@@ -183,9 +183,12 @@ def _measure_new(
     is_quiet: bool,
     stores_noise: bool,
 ) -> None:
+    from benchctl.cli.plan_view import print_duration
+
     results = _create(profile, prepared, output_dir, label)
     print(f"results in {results.path}", flush=True)
     _tell_what_it_can_show(results, profile)
+    print_duration(profile, prepared.requests)
     _measure_and_tell(results, profile, prepared.requests, is_quiet=is_quiet, stores_noise=stores_noise)
 
 
@@ -248,10 +251,11 @@ def _measure(
     """Do the runs that are not done; ``go_on`` is what to do after an interrupt."""
     from benchctl.cli.progress import experiment_progress
     from benchctl.measure.experiment import pending_runs, run_experiment
+    from benchctl.profile.plan import arms
 
     is_quiet = is_quiet or bool(os.environ.get("CI"))
     try:
-        with experiment_progress(len(pending_runs(results)), is_quiet=is_quiet) as listener:
+        with experiment_progress(len(pending_runs(results)), len(arms(profile)), is_quiet=is_quiet) as listener:
             return run_experiment(results, profile, requests, listener)
     except KeyboardInterrupt:
         print(f"interrupted; what was measured is kept. {go_on}", file=sys.stderr)
