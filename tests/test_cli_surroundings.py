@@ -1,5 +1,6 @@
 """What a shell, a terminal or another process does to benchctl changes neither its verdict nor its results."""
 
+import json
 import os
 import signal
 import subprocess
@@ -159,10 +160,16 @@ def test_what_could_only_fail_later_is_refused_before_anything_is_measured(
         assert says in done.stderr
 
 
+def has_launched(record: Path) -> bool:
+    """Whether a run's record says when its server was started."""
+    return "launch_ns" in json.loads(record.read_bytes()).get("times", {})
+
+
 @pytest.mark.slow
 def test_a_disk_that_fills_up_is_told_with_the_file_the_remedy_and_a_way_to_go_on(tmp_path: Path) -> None:
-    with started(tmp_path, *TINY, "--set", "engine.options.start_delay_s=2") as process:
-        wait_for(lambda: bool(list(tmp_path.glob("results/*/*/runs/*/server.log"))))
+    with started(tmp_path, *TINY, "--set", "engine.options.start_delay_s=3") as process:
+        # From the launch until the server is ready nothing is written that a link could come in the way of.
+        wait_for(lambda: any(has_launched(path) for path in tmp_path.glob("results/*/2*/runs/*/run.json")))
         (log,) = tmp_path.glob("results/*/2*/runs/*/server.log")
         results = log.parents[2]
         (log.parent / ".run.json.partial").symlink_to("/dev/full")
