@@ -80,18 +80,22 @@ def compare_sides(a_side: Side, b_side: Side, options: CompareOptions) -> Compar
     Raises NotComparableError when they differ in more than what was declared, RecordError when results are
     damaged, UsageError for a variant or metric that does not exist.
     """
-    a = load_experiment(a_side.path)
-    b = a if b_side.path.resolve() == a_side.path.resolve() else load_experiment(b_side.path)
+    a = load_experiment(a_side.path, allow_suspect=options.allow_suspect)
+    is_one = b_side.path.resolve() == a_side.path.resolve()
+    b = a if is_one else load_experiment(b_side.path, allow_suspect=options.allow_suspect)
     return compare_experiments((a, a_side), (b, b_side), options)
 
 
 def compare_experiments(
     a_given: tuple[Experiment, Side], b_given: tuple[Experiment, Side], options: CompareOptions
 ) -> Comparison:
-    """``compare_sides`` of directories that were loaded; ``a_given[0] is b_given[0]`` where they are one."""
+    """``compare_sides`` of directories that were loaded; ``a_given[0] is b_given[0]`` where they are one.
+
+    Whether suspect runs count is a matter of how they were loaded.
+    """
     (a, a_side), (b, b_side) = a_given, b_given
     deciding = deciding_metrics(options.metrics or a.profile.primary_metrics)
-    pairs = match_cells(a, a_side, b, b_side, allow_suspect=options.allow_suspect)
+    pairs = match_cells(a, a_side, b, b_side)
     allowed = _allowed_differences((a, b), pairs, options)
     num_looks = num_looks_of(a.results.manifest, b.results.manifest)
     confidence = 1 - (1 - options.confidence) / num_looks
@@ -102,14 +106,14 @@ def compare_experiments(
         noise=noise_of(a, b) if options.noise is None else options.noise,
     )
     roles = roles_of(deciding, is_forced=a.results.manifest.stop != "natural")
-    facing = [PairedRuns.of(pair, (a, b), allow_suspect=options.allow_suspect) for pair in pairs]
+    facing = [PairedRuns.of(pair, (a, b)) for pair in pairs]
     compared = [_compare_cell(cell, roles, rules, allow_failed=options.allow_failed) for cell in facing]
     answers = AnswerOptions(judge=options.judge, margin_points=options.quality_margin_points, confidence=confidence)
     answered = with_answers(corrected(compared, confidence), pairs, (a, b), answers)
     cells = with_decompositions(answered, facing, confidence)
     checks = [(run, check) for cell in facing for run, check in cell.checks()]
     names = side_names(a_side, b_side)
-    counted = counted_suspects(pairs, names) if options.allow_suspect else ()
+    counted = counted_suspects(pairs, names) if a.allow_suspect or b.allow_suspect else ()
     return Comparison(
         a_name=names[0],
         b_name=names[1],

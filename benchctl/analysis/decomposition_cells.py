@@ -64,10 +64,10 @@ _SCALED = {"wall": "wall_s", "step": "step_ms", "latency": "e2el_ms"}
 
 def _anatomy(run: LoadedRun, experiment: Experiment, arm: Arm, paired: PairedRuns) -> RunAnatomy:
     slopes = paired.slopes()
-    anatomy = experiment.anatomy(run, allow_suspect=paired.allow_suspect)
+    anatomy = experiment.anatomy(run)
     if not slopes:
         return anatomy
-    centre = experiment.position_effects(allow_suspect=paired.allow_suspect).centre
+    centre = experiment.position_effects.centre
     return at_middle_of_block(anatomy, time_scales(slopes, arm.positions[run.record.block] - centre))
 
 

@@ -7,6 +7,7 @@ metrics, checks and FLOPs of a run are derived when they are first asked for.
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
 
@@ -36,7 +37,7 @@ T = TypeVar("T")
 K = TypeVar("K")
 
 
-@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Experiment:
     """A loaded result directory with everything that is derived from single runs of it."""
 
@@ -47,14 +48,14 @@ class Experiment:
     hardware: Hardware | None = None
     """The device whose peaks FLOP/s may be compared with."""
     warnings: tuple[ResultWarning, ...] = ()
+    allow_suspect: bool = False
+    """Suspect runs count."""
     _settings: dict[str, VariantSettings | None] = field(default_factory=dict, repr=False)
     _metrics: dict[str, Metrics] = field(default_factory=dict, repr=False)
     _checks: dict[str, tuple[Check, ...]] = field(default_factory=dict, repr=False)
     _flops: dict[str, tuple[RunFlops | None, tuple[ResultWarning, ...]]] = field(default_factory=dict, repr=False)
-    _usability: dict[tuple[str, bool], Usability] = field(default_factory=dict, repr=False)
-    _anatomies: dict[tuple[str, bool], RunAnatomy] = field(default_factory=dict, repr=False)
-    _effects: dict[bool, PositionEffects] = field(default_factory=dict, repr=False)
-    _slopes: dict[bool, Mapping[str, PooledSlope]] = field(default_factory=dict, repr=False)
+    _usability: dict[str, Usability] = field(default_factory=dict, repr=False)
+    _anatomies: dict[str, RunAnatomy] = field(default_factory=dict, repr=False)
 
     @property
     def path(self) -> Path:
@@ -82,6 +83,7 @@ class Experiment:
             profile_problem=self.profile_problem,
             hardware=self.hardware,
             warnings=self.warnings,
+            allow_suspect=self.allow_suspect,
         )
 
     def settings(self, record: RunRecord) -> VariantSettings | None:
@@ -92,10 +94,10 @@ class Experiment:
         """Every metric of a run, whatever it is worth."""
         return _once(self._metrics, run.record.run_id, lambda: run_metrics(run))
 
-    def counted_metrics(self, run: LoadedRun, *, allow_suspect: bool = False) -> Metrics:
+    def counted_metrics(self, run: LoadedRun) -> Metrics:
         """The metrics of a run that count: what the client timed is unknown where its times are excluded."""
         metrics = self.metrics(run)
-        if self.usability(run, allow_suspect=allow_suspect).client_excluded is None:
+        if self.usability(run).client_excluded is None:
             return metrics
         return {name: None if name in CLIENT_TIMED else value for name, value in metrics.items()}
 
@@ -103,85 +105,77 @@ class Experiment:
         """Whether the records of a run agree with one another and with what was declared."""
         return _once(self._checks, run.record.run_id, lambda: self._checks_of(run))
 
-    def usability(self, run: LoadedRun, *, allow_suspect: bool = False) -> Usability:
+    def usability(self, run: LoadedRun) -> Usability:
         """What of a run counts, by its state, its warnings and the gates of the profile."""
         gates = () if self.profile_or_none is None else self.profile_or_none.gates
         return _once(
             self._usability,
-            (run.record.run_id, allow_suspect),
-            lambda: usability_of(run, gates, allow_suspect=allow_suspect),
+            run.record.run_id,
+            lambda: usability_of(run, gates, allow_suspect=self.allow_suspect),
         )
 
     def flops(self, run: LoadedRun) -> tuple[RunFlops | None, tuple[ResultWarning, ...]]:
         """Published and observed FLOPs of a run; None when its settings or the shape of a model are unknown."""
         return _once(self._flops, run.record.run_id, lambda: self._flops_of(run))
 
-    def anatomy(self, run: LoadedRun, *, allow_suspect: bool = False) -> RunAnatomy:
+    def anatomy(self, run: LoadedRun) -> RunAnatomy:
         """Where the time of a run went, as measured."""
 
         def anatomy() -> RunAnatomy:
-            metrics = self.counted_metrics(run, allow_suspect=allow_suspect)
+            metrics = self.counted_metrics(run)
             return anatomy_of(run, metrics, work_model(self.settings(run.record), self.hardware))
 
-        return _once(self._anatomies, (run.record.run_id, allow_suspect), anatomy)
+        return _once(self._anatomies, run.record.run_id, anatomy)
 
-    def counted_runs(self, *, allow_suspect: bool = False) -> Mapping[RunKey, LoadedRun]:
+    @cached_property
+    def counted_runs(self) -> Mapping[RunKey, LoadedRun]:
         """The runs that count, by block and arm, in plan order."""
         begun = {run.record.run_id: run for run in self.results.runs}
         return {
             (planned.block, arm_label(planned.variant, planned.cell)): run
             for planned in self.results.plan.runs
-            if (run := begun.get(planned.run_id)) is not None
-            and self.usability(run, allow_suspect=allow_suspect).is_usable
+            if (run := begun.get(planned.run_id)) is not None and self.usability(run).is_usable
         }
 
-    def position_effects(self, *, allow_suspect: bool = False) -> PositionEffects:
+    @cached_property
+    def position_effects(self) -> PositionEffects:
         """Planned positions of the runs that count."""
+        planned = {(run.block, arm_label(run.variant, run.cell)): run.position for run in self.results.plan.runs}
+        return PositionEffects({key: planned[key] for key in self.counted_runs})
 
-        def effects() -> PositionEffects:
-            counted = self.counted_runs(allow_suspect=allow_suspect)
-            planned = {(r.block, arm_label(r.variant, r.cell)): r.position for r in self.results.plan.runs}
-            return PositionEffects({key: planned[key] for key in counted})
-
-        return _once(self._effects, allow_suspect, effects)
-
-    def position_slopes(self, *, allow_suspect: bool = False) -> Mapping[str, PooledSlope]:
+    @cached_property
+    def position_slopes(self) -> Mapping[str, PooledSlope]:
         """What one position later adds to the logarithm of each metric, where that can be told."""
-
-        def slopes() -> Mapping[str, PooledSlope]:
-            runs = self.counted_runs(allow_suspect=allow_suspect)
-            metrics = {key: self.counted_metrics(run, allow_suspect=allow_suspect) for key, run in runs.items()}
-            effects = self.position_effects(allow_suspect=allow_suspect)
-            found = {
-                name: effects.log_slope({key: values[name] for key, values in metrics.items()})
-                for name in POSITION_ADJUSTED
-            }
-            return {name: slope for name, slope in found.items() if slope is not None}
-
-        return _once(self._slopes, allow_suspect, slopes)
+        metrics = {key: self.counted_metrics(run) for key, run in self.counted_runs.items()}
+        slopes = {
+            name: self.position_effects.log_slope({key: values[name] for key, values in metrics.items()})
+            for name in POSITION_ADJUSTED
+        }
+        return {name: slope for name, slope in slopes.items() if slope is not None}
 
     def position_scale(self, run: LoadedRun, metric: str) -> float:
         """What brings a time of a run to the middle of its block: exp(-β offset), with the β of ``metric``.
 
         1 for a run that does not count, and where no effect can be told.
         """
-        slope, offset = self.position_slopes().get(metric), self.offset(run)
-        return 1.0 if slope is None else math.exp(-slope.log_per_position * offset)
+        slope = self.position_slopes.get(metric)
+        return 1.0 if slope is None else math.exp(-slope.log_per_position * self.offset(run))
 
     def offset(self, run: LoadedRun) -> float:
         """Planned position of a run less the middle of its block; 0 for one that does not count."""
-        planned = {planned.run_id: planned.position for planned in self.results.plan.runs}
-        if not self.usability(run).is_usable or run.record.run_id not in planned:
+        position = self._planned_positions.get(run.record.run_id)
+        if position is None or not self.usability(run).is_usable:
             return 0.0
-        return planned[run.record.run_id] - self.position_effects().centre
+        return position - self.position_effects.centre
 
-    def slope_of(
-        self, value_of: Callable[[LoadedRun], float | None], *, allow_suspect: bool = False
-    ) -> PooledSlope | None:
+    @cached_property
+    def _planned_positions(self) -> Mapping[str, int]:
+        return {planned.run_id: planned.position for planned in self.results.plan.runs}
+
+    def slope_of(self, value_of: Callable[[LoadedRun], float | None]) -> PooledSlope | None:
         """What one position later adds to the logarithm of any other value of a run."""
-        runs = self.counted_runs(allow_suspect=allow_suspect)
-        effects = self.position_effects(allow_suspect=allow_suspect)
-        return effects.log_slope({key: value_of(run) for key, run in runs.items()})
+        values = {key: value_of(run) for key, run in self.counted_runs.items()}
+        return self.position_effects.log_slope(values)
 
     def _settings_of(self, record: RunRecord) -> VariantSettings | None:
         if self.profile_or_none is None or record.variant not in self.profile_or_none.variants:
@@ -223,12 +217,12 @@ class Experiment:
         return flops, flops.warnings
 
 
-def load_experiment(path: Path) -> Experiment:
+def load_experiment(path: Path, *, allow_suspect: bool = False) -> Experiment:
     """Read a whole result directory. Raises RecordError and SchemaVersionError as ``load_results`` does."""
-    return experiment_of(load_results(path))
+    return experiment_of(load_results(path), allow_suspect=allow_suspect)
 
 
-def experiment_of(results: LoadedResults) -> Experiment:
+def experiment_of(results: LoadedResults, *, allow_suspect: bool = False) -> Experiment:
     """The experiment of a loaded directory; a warning says so where its profile cannot be read."""
     source = str(results.path / "profile.yaml")
     try:
@@ -239,9 +233,21 @@ def experiment_of(results: LoadedResults) -> Experiment:
             message=f"settings and FLOPs of the runs are unknown, because the profile cannot be read: {error}",
             where=source,
         )
-        return Experiment(results=results, profile_or_none=None, profile_problem=str(error), warnings=(unreadable,))
+        return Experiment(
+            results=results,
+            profile_or_none=None,
+            profile_problem=str(error),
+            warnings=(unreadable,),
+            allow_suspect=allow_suspect,
+        )
     hardware, warnings = peaks_of(profile, results.manifest)
-    return Experiment(results=results, profile_or_none=profile, hardware=hardware, warnings=warnings)
+    return Experiment(
+        results=results,
+        profile_or_none=profile,
+        hardware=hardware,
+        warnings=warnings,
+        allow_suspect=allow_suspect,
+    )
 
 
 def _once(known: dict[K, T], key: K, derive: Callable[[], T]) -> T:

@@ -30,9 +30,9 @@ def runs_of_side(text: str, *, allow_suspect: bool = False) -> tuple[ForeignRun,
     if is_foreign(text):
         return read_foreign(text)
     side = parse_side(text)
-    experiment = load_experiment(side.path)
-    arm = _one_arm(arms_of(experiment, allow_suspect=allow_suspect), side)
-    return tuple(_run(experiment, arm, run, allow_suspect=allow_suspect) for _, run in sorted(arm.runs.items()))
+    experiment = load_experiment(side.path, allow_suspect=allow_suspect)
+    arm = _one_arm(arms_of(experiment), side)
+    return tuple(_run(experiment, arm, run) for _, run in sorted(arm.runs.items()))
 
 
 def name_of_side(text: str) -> str:
@@ -57,8 +57,8 @@ def _one_arm(arms: Sequence[Arm], side: Side) -> Arm:
     )
 
 
-def _run(experiment: Experiment, arm: Arm, run: LoadedRun, *, allow_suspect: bool) -> ForeignRun:
-    metrics = experiment.counted_metrics(run, allow_suspect=allow_suspect)
+def _run(experiment: Experiment, arm: Arm, run: LoadedRun) -> ForeignRun:
+    metrics = experiment.counted_metrics(run)
     requests = measured(run.requests)
     model = run.record.effective_config.get("model")
     failed = sum(not is_completed(request) for request in requests)

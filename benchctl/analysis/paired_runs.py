@@ -19,23 +19,20 @@ class PairedRuns:
     a: Experiment
     b: Experiment
     design: BlockDesign
-    allow_suspect: bool = False
 
     @classmethod
-    def of(
-        cls, pair: CellPair, experiments: tuple[Experiment, Experiment], *, allow_suspect: bool = False
-    ) -> "PairedRuns":
+    def of(cls, pair: CellPair, experiments: tuple[Experiment, Experiment]) -> "PairedRuns":
         """The pair with its design: positions count only where both sides ran inside the same blocks."""
         design = UNORDERED if pair.pairing == "unpaired" else BlockDesign(pair.blocks)
         if pair.is_ordered:
             a, b = pair.a.positions, pair.b.positions
-            centre = experiments[0].position_effects(allow_suspect=allow_suspect).centre
+            centre = experiments[0].position_effects.centre
             design = BlockDesign(
                 pair.blocks,
                 tuple(b[block] - a[block] for block in pair.blocks),
                 tuple(a[block] - centre for block in pair.blocks),
             )
-        return cls(pair=pair, a=experiments[0], b=experiments[1], design=design, allow_suspect=allow_suspect)
+        return cls(pair=pair, a=experiments[0], b=experiments[1], design=design)
 
     @property
     def runs(self) -> tuple[LoadedRun, ...]:
@@ -44,17 +41,17 @@ class PairedRuns:
 
     def metrics(self) -> tuple[list[Metrics], list[Metrics]]:
         """What counts of the metrics of either side, run by run."""
-        a = [self.a.counted_metrics(run, allow_suspect=self.allow_suspect) for run in self.pair.a_runs]
-        b = [self.b.counted_metrics(run, allow_suspect=self.allow_suspect) for run in self.pair.b_runs]
+        a = [self.a.counted_metrics(run) for run in self.pair.a_runs]
+        b = [self.b.counted_metrics(run) for run in self.pair.b_runs]
         return a, b
 
     def slopes(self) -> Mapping[str, PooledSlope]:
         """Effects of the position on each metric; none where the sides did not share blocks."""
-        return self.a.position_slopes(allow_suspect=self.allow_suspect) if self.pair.is_ordered else {}
+        return self.a.position_slopes if self.pair.is_ordered else {}
 
     def slope_of(self, value_of: Callable[[LoadedRun], float | None]) -> PooledSlope | None:
         """Effect of the position on another value of a run."""
-        return self.a.slope_of(value_of, allow_suspect=self.allow_suspect) if self.pair.is_ordered else None
+        return self.a.slope_of(value_of) if self.pair.is_ordered else None
 
     def ratio(self, name: str, confidence: float = 0.95) -> SideRatio | None:
         """The ratio of a metric as a comparison estimates it; None where no block knows it on both sides."""

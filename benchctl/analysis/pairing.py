@@ -107,17 +107,16 @@ def parse_side(text: str) -> Side:
     return Side(Path(path), variant)
 
 
-def arms_of(experiment: Experiment, *, allow_suspect: bool = False) -> tuple[Arm, ...]:
+def arms_of(experiment: Experiment) -> tuple[Arm, ...]:
     """Every arm of the plan: the baseline first, then by variant and factor values.
 
-    Suspect runs that would be left out count where ``allow_suspect``. Raises RecordError when a run that says
-    ``done`` is damaged, because its numbers would be those of a part.
+    Raises RecordError when a run that says ``done`` is damaged, because its numbers would be those of a part.
     """
     _refuse_damage(experiment.results)
-    return readable_arms(experiment, allow_suspect=allow_suspect)
+    return readable_arms(experiment)
 
 
-def readable_arms(experiment: Experiment, *, allow_suspect: bool = False) -> tuple[Arm, ...]:
+def readable_arms(experiment: Experiment) -> tuple[Arm, ...]:
     """Every arm of the plan as ``arms_of``; damaged runs are excluded like others that do not count."""
     results = experiment.results
     begun = {run.record.run_id: run for run in results.runs}
@@ -131,7 +130,7 @@ def readable_arms(experiment: Experiment, *, allow_suspect: bool = False) -> tup
         if run is None:
             arm.excluded[planned.block] = f"{planned.run_id}: not begun"
             continue
-        usability = experiment.usability(run, allow_suspect=allow_suspect)
+        usability = experiment.usability(run)
         if usability.excluded is not None:
             arm.excluded[planned.block] = f"{planned.run_id}: {usability.excluded}"
             continue
@@ -152,17 +151,15 @@ def _refuse_damage(results: LoadedResults) -> None:
         raise RecordError(f"a run that is marked done cannot be read whole:\n{listed}")
 
 
-def match_cells(
-    a: Experiment, a_side: Side, b: Experiment, b_side: Side, *, allow_suspect: bool = False
-) -> tuple[CellPair, ...]:
-    """The cells to compare; suspect runs count only where ``allow_suspect``.
+def match_cells(a: Experiment, a_side: Side, b: Experiment, b_side: Side) -> tuple[CellPair, ...]:
+    """The cells to compare.
 
     With a variant on both sides, each cell of B meets the same cell of A or, where A has but one, that one. With
     none, every arm meets its namesake. A variant named on one side holds for both.
     """
     a_variant, b_variant = a_side.variant or b_side.variant, b_side.variant or a_side.variant
-    a_arms = _arms_of_variant(a, a_variant, allow_suspect=allow_suspect)
-    b_arms = _arms_of_variant(b, b_variant, allow_suspect=allow_suspect)
+    a_arms = _arms_of_variant(a, a_variant)
+    b_arms = _arms_of_variant(b, b_variant)
     pairing = pairing_of(a.results, b.results)
     if a_variant == b_variant:
         known = {arm.key: arm for arm in a_arms}
@@ -224,8 +221,8 @@ def _meets(left: Arm, a_arms: Sequence[Arm], right: Arm, b_arms: Sequence[Arm]) 
     return len(a_arms) == 1 or (len(b_arms) == 1 and not right.cell)
 
 
-def _arms_of_variant(experiment: Experiment, variant: str | None, *, allow_suspect: bool) -> tuple[Arm, ...]:
-    arms = arms_of(experiment, allow_suspect=allow_suspect)
+def _arms_of_variant(experiment: Experiment, variant: str | None) -> tuple[Arm, ...]:
+    arms = arms_of(experiment)
     if variant is None:
         return arms
     chosen = tuple(arm for arm in arms if arm.variant == variant)

@@ -57,6 +57,19 @@ class RunSummary:
         return self.usability.is_usable
 
     @property
+    def state(self) -> str:
+        """Its state, and how far it counts where that is not the same."""
+        if self.run.is_damaged:
+            return f"{self.record.state}, damaged"
+        if self.usability.client_excluded is not None:
+            return f"{self.record.state}: client's times"
+        if self.record.state == "suspect" and self.is_usable:
+            return "suspect, counted"
+        if self.record.state == "done" and not self.is_usable:
+            return "done, excluded"
+        return self.record.state
+
+    @property
     def label(self) -> str:
         return arm_label(self.record.variant, self.record.cell)
 

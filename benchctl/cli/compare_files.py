@@ -61,9 +61,9 @@ def write_page(a: str, b: str, options: CompareOptions, path: Path) -> tuple[str
     from benchctl.report.reading import read_results
 
     a_side, b_side = parse_side(a), parse_side(b)
-    a_reading = read_results(a_side.path)
+    a_reading = read_results(a_side.path, allow_suspect=options.allow_suspect)
     is_one = a_side.path.resolve() == b_side.path.resolve()
-    b_reading = a_reading if is_one else read_results(b_side.path)
+    b_reading = a_reading if is_one else read_results(b_side.path, allow_suspect=options.allow_suspect)
     write_bytes_atomic(path, sides_page((a_reading, a_side), (b_reading, b_side), options).encode())
     return tuple(dict.fromkeys((*a_reading.damage, *b_reading.damage)))
 

@@ -25,6 +25,9 @@ def report(
             "--output", "-o", metavar="FILE", help="Where the page on two sides goes.", show_default=False
         ),
     ] = None,
+    allow_suspect: Annotated[
+        bool, typer.Option("--allow-suspect", help="Count suspect runs; the page and the tables say so.")
+    ] = False,
 ) -> None:
     """Write report.html, summary and sweep (CSV, JSON), result.json of each finished run, and plots.
 
@@ -34,25 +37,25 @@ def report(
     exits 4, after the rest is written.
     """
     if b is not None:
-        _write_page(a, b, output)
+        _write_page(a, b, output, allow_suspect=allow_suspect)
         return
     if output is not None:
         raise UsageError("--output is for two sides; the report of one directory lies in it")
     from benchctl.report.export import write_report
 
-    files = write_report(Path(a))
+    files = write_report(Path(a), allow_suspect=allow_suspect)
     _print_files(files)
     if files.damage:
         raise RecordError("\n".join(files.damage))
 
 
-def _write_page(a: str, b: str, output: Path | None) -> None:
+def _write_page(a: str, b: str, output: Path | None, *, allow_suspect: bool) -> None:
     from benchctl.analysis.compare import CompareOptions
     from benchctl.analysis.pairing import parse_side
     from benchctl.cli.compare_files import write_page
 
     path = output or Path(f"report-{_slug(parse_side(a))}-vs-{_slug(parse_side(b))}.html")
-    damage = write_page(a, b, CompareOptions(), path)
+    damage = write_page(a, b, CompareOptions(allow_suspect=allow_suspect), path)
     print(path)
     if damage:
         raise RecordError("\n".join(damage))

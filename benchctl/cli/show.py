@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 
 def show(
     results: Annotated[Path, typer.Argument(metavar="DIR", help="A result directory, finished or not.")],
+    allow_suspect: Annotated[
+        bool, typer.Option("--allow-suspect", help="Count suspect runs in means and ratios.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document instead of tables.")] = False,
 ) -> None:
     """Show runs, cells, where the time of a step sits, the cost against the baseline, and what follows from it.
@@ -21,7 +24,7 @@ def show(
     """
     from benchctl.report.reading import read_results
 
-    reading = read_results(results)
+    reading = read_results(results, allow_suspect=allow_suspect)
     if as_json:
         _print_json(reading)
     else:

@@ -131,6 +131,7 @@ def _guidance_faults(tree: Node, kind: str, settings: VariantSettings) -> Iterab
         yield Fault(top_k.place, top_k.path, problem)
 
 
+@cache
 def _known_settings(kind: str) -> tuple[str, ...]:
     options = ENGINE_OPTIONS.get(kind)
     return (

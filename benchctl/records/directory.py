@@ -9,7 +9,7 @@ JSON documents are replaced atomically, JSON Lines are appended. Nothing here kn
 import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
@@ -215,30 +215,34 @@ class LoadedRun:
     """A run that says ``done`` holds a line that cannot be read."""
     client: tuple[ClientSample, ...] = ()
     """How the load generator did; none in directories that were written before it told."""
+    _few: "dict[bool, StepColumns]" = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def columns(self) -> "StepColumns":
-        """The steps that are no warm-up, as arrays; made anew each time, so that they need not stay in memory."""
-        return _columns(self.steps, is_warmup=False)
+        """The steps that are no warm-up, as arrays; those of a long log are made anew each time, so that they need
+        not stay in memory.
+        """
+        return self._columns(is_warmup=False)
 
     @property
     def warmup_columns(self) -> "StepColumns":
         """The steps of the warm-up, as arrays."""
-        return _columns(self.steps, is_warmup=True)
+        return self._columns(is_warmup=True)
+
+    def _columns(self, *, is_warmup: bool) -> "StepColumns":
+        if not isinstance(self.steps, tuple):
+            return self.steps.columns(is_warmup=is_warmup)
+        if is_warmup not in self._few:
+            from benchctl.records.step_columns import columns_from  # noqa: PLC0415 - numpy, where there are steps
+
+            self._few[is_warmup] = columns_from(self.steps, is_warmup=is_warmup)
+        return self._few[is_warmup]
 
     @property
     def damage(self) -> tuple[str, ...]:
         """What cannot be read of a run that says ``done``, with file and line."""
         damaged = (warning.message for warning in self.warnings if warning.code == DAMAGED_LINE)
         return tuple(damaged) if self.is_damaged else ()
-
-
-def _columns(steps: "Steps", *, is_warmup: bool) -> "StepColumns":
-    from benchctl.records.step_columns import columns_from  # noqa: PLC0415 - numpy, where there are steps
-
-    if isinstance(steps, tuple):
-        return columns_from(steps, is_warmup=is_warmup)
-    return steps.columns(is_warmup=is_warmup)
 
 
 def load_run(directory: RunDirectory) -> LoadedRun:

@@ -33,12 +33,14 @@ class ReportFiles:
     damage: tuple[str, ...]
 
 
-def write_report(results_path: Path) -> ReportFiles:
+def write_report(results_path: Path, *, allow_suspect: bool = False) -> ReportFiles:
     """Read a result directory and write everything that is derived from it into it.
+
+    Suspect runs count only with ``allow_suspect``, which the tables and the page say.
 
     Raises RecordError when ``results_path`` is no result directory, SchemaVersionError when it is newer.
     """
-    return write_derived(read_results(results_path))
+    return write_derived(read_results(results_path, allow_suspect=allow_suspect))
 
 
 def write_derived(reading: Reading) -> ReportFiles:

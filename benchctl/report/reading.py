@@ -100,14 +100,14 @@ class Reading:
         return (*(row.values for row in self.sweep), *beyond)
 
 
-def read_results(path: Path) -> Reading:
-    """Open, load and analyse a result directory.
+def read_results(path: Path, *, allow_suspect: bool = False) -> Reading:
+    """Open, load and analyse a result directory; suspect runs count only with ``allow_suspect``.
 
     Raises RecordError when ``path`` is none, SchemaVersionError when it is of a newer schema; all other damage
     is reported in the reading.
     """
     results, damage = _load(open_results(path))
-    experiment = experiment_of(results)
+    experiment = experiment_of(results, allow_suspect=allow_suspect)
     manifest = results.manifest
     runs = summarise_runs(experiment)
     cells = summarise_cells(runs, experiment)

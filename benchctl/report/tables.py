@@ -92,11 +92,10 @@ def runs_table(reading: Reading) -> Table:
             blanks = [UNKNOWN] * (len(_RUN_COLUMNS) + 1)
             table.add_row(planned.run_id, "planned", *blanks, "")
             continue
-        state = f"{run.record.state}{', damaged' if run.run.is_damaged else ''}"
         numbers = [four_digits(run.number(column)) for column in _RUN_COLUMNS.values()]
         marks = " ".join(str(i) for i, note in enumerate(notes, start=1) if _mentions(run.warnings, note))
         failed = _count(run.number("num_failed"))
-        table.add_row(planned.run_id, state, *numbers, failed, marks)
+        table.add_row(planned.run_id, run.state, *numbers, failed, marks)
     return table
 
 

@@ -115,7 +115,7 @@ def _judge(
     left, right = a_reading.experiment, b_reading.experiment
     try:
         comparison = compare_experiments((left, a_side), (right, b_side), options)
-        pairs = match_cells(left, a_side, right, b_side, allow_suspect=options.allow_suspect)
+        pairs = match_cells(left, a_side, right, b_side)
     except (InvalidDataError, UsageError) as error:
         names = (a_side.variant or str(a_side), b_side.variant or str(b_side))
         return _refused(*names, error, is_control=is_control)

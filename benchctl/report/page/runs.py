@@ -43,14 +43,13 @@ def _row(planned: PlannedRun, run: RunSummary | None, notes: dict[DoubtKind, int
         return el(
             "tr", el("td", planned.run_id), _num(planned.block), el("td", "not begun"), *blanks, el("td"), el("td")
         )
-    state = f"{run.record.state}{', damaged' if run.run.is_damaged else ''}"
     marks = sorted({notes[key] for w in run.warnings if (key := doubt_kind(w)) in notes})
     failed = run.number("num_failed")
     return el(
         "tr",
         el("td", run.record.run_id),
         _num(run.record.block),
-        el("td", state, class_=f"state is-{run.record.state}"),
+        el("td", run.state, class_=f"state is-{run.record.state}"),
         *(el("td", number(run.number(column)), class_="num") for column in _COLUMNS.values()),
         el("td", UNKNOWN if failed is None else f"{failed:.0f}", class_="num"),
         el("td", *(el("a", f"{mark} ", href=f"#note-{mark}") for mark in marks)),
