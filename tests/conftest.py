@@ -51,5 +51,5 @@ def _no_server_is_left() -> Iterator[None]:
     """No module of tests leaves a server behind."""
     before = _server_processes()
     yield
-    _, left = psutil.wait_procs(list(_server_processes() - before), timeout=3)
+    _, left = psutil.wait_procs(list(_server_processes() - before), timeout=20)
     assert not left, f"left running: {[process.cmdline() for process in left]}"
