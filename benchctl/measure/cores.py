@@ -22,8 +22,8 @@ class CoreSplit:
     client: frozenset[int]
 
     def as_config(self) -> dict[str, str]:
-        """As the effective configuration of a run states it, such as ``server.cpu_cores: "0-6"``."""
-        return {"server.cpu_cores": _ranges(self.server), "client.cpu_cores": _ranges(self.client)}
+        """As the effective configuration of a run states it, under the name of the option that a profile allows."""
+        return {"server.client_cores": f"client on {_ranges(self.client)}, server on {_ranges(self.server)}"}
 
 
 def split_cores(num_client_cores: int) -> CoreSplit | None:
