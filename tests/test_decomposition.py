@@ -32,7 +32,7 @@ EXAMPLE = Path(__file__).parent.parent / "results" / "example"
 
 
 def cell_of(a: str, b: str) -> CellComparison:
-    return compare_sides(parse_side(a), parse_side(b), CompareOptions()).cells[0]
+    return compare_sides(parse_side(a), parse_side(b), CompareOptions(estimator="mean")).cells[0]
 
 
 def decomposed(a: str, b: str) -> Decomposition:
@@ -197,7 +197,7 @@ def test_the_whole_is_what_the_table_says_also_where_the_order_in_the_blocks_is_
         assert ours.log_ratio == pytest.approx(theirs.log_ratio, abs=1e-9)
         assert ours.log_interval == pytest.approx(theirs.log_interval, abs=1e-6)
     taken_out = positions == (1, 0)
-    assert (found.wall.total.place_effect is not None) == taken_out
+    assert (found.wall.total.position_effect is not None) == taken_out
 
 
 def test_swapping_the_sides_turns_every_part_around(tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ def facing_of(a: Sequence[Any], b: Sequence[Any]) -> Facing:
 def test_parts_that_add_up_in_every_run_add_up_over_the_blocks(sides: Any, places: list[int]) -> None:
     a, b = sides
     is_paired = len(a) == len(b)
-    facing = Facing(is_paired=is_paired, places=tuple(places[: len(a)]) if is_paired else None)
+    facing = Facing(is_paired=is_paired, positions=tuple(places[: len(a)]) if is_paired else None)
     whole, *parts = levels(("whole", "x", "y", "z"), a, b, lambda run: (math.fsum(run), *run), facing)
     assert whole.a_s is not None
     assert whole.b_s is not None
@@ -87,8 +87,8 @@ def test_parts_that_add_up_in_every_run_add_up_over_the_blocks(sides: Any, place
 def test_what_one_side_does_not_have_takes_no_time_there_whatever_the_places_say(is_swapped: bool) -> None:
     without, having = [(3.0, 0.0), (3.1, 0.0), (3.3, 0.0)] * 3, [(3.0, 1.0), (3.2, 1.2), (3.1, 1.1)] * 3
     a, b = (having, without) if is_swapped else (without, having)
-    places = (1, -1, 1, 1, -1, -1, 1, -1, 1)
-    facing = Facing(is_paired=True, places=places, position_information=4.5)
+    positions = (1, -1, 1, 1, -1, -1, 1, -1, 1)
+    facing = Facing(is_paired=True, positions=positions, position_information=4.5)
     _, part = levels(("both have", "one has"), a, b, lambda run: run, facing)
     assert (part.b_s if is_swapped else part.a_s) == 0
     assert abs(part.added_s) == pytest.approx(1.1, abs=0.05)

@@ -53,7 +53,7 @@ def test_the_next_experiment_plans_and_is_judged_with_the_noise_on_file(stored: 
     assert document["noise"]["step_ms"]["floor_frac"] > 0.01
     _, table, _ = on(cwd, "compare", f"{path}:baseline", f"{path}:guided")
     assert "noise floor A/A: step_ms" in table
-    assert "(its margin)" in table
+    assert "(a change is called beyond it)" in table
 
 
 def test_a_server_with_other_options_has_no_noise_on_file_yet(stored: tuple[Path, str]) -> None:

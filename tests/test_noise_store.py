@@ -31,6 +31,7 @@ from benchctl.records.noise_store import (
     store_noise,
     stored_noise,
 )
+from benchctl.records.run import ResultWarning
 
 SCATTER = (0.01, -0.012, 0.004, -0.007, 0.013, -0.008, 0.002, 0.006)
 SAME_SERVER = PROFILE_YAML.split("variants:", maxsplit=1)[0] + "variants:\n  baseline: {}\n  guided: {}\n"
@@ -194,11 +195,11 @@ def test_nothing_is_stored_of_too_few_blocks_or_of_different_servers(tmp_path: P
 def test_noise_of_another_workload_or_of_long_ago_or_of_another_version_is_doubted(tmp_path: Path) -> None:
     results = a_against_a(tmp_path / "aa")
     noise = noise_of_experiment(load_experiment(results.path))
-    assert noise_doubts(noise, results.manifest()) == ()
+    assert doubts_of(noise, results) == ()
     edit_manifest(results, created_at="2026-01-31T23:59:59Z")
-    assert noise_doubts(noise, results.manifest()) == ()
+    assert doubts_of(noise, results) == ()
     edit_manifest(results, created_at="2026-02-02T00:00:00Z", request_set_sha256="a" * 64)
-    codes = [doubt.code for doubt in noise_doubts(noise, results.manifest())]
+    codes = [doubt.code for doubt in doubts_of(noise, results)]
     assert codes == ["noise-of-another-workload", "noise-old"]
     known = msgspec.structs.replace(noise, engine_version="1")
     assert version_doubt(known, "1") is None
@@ -206,6 +207,11 @@ def test_noise_of_another_workload_or_of_long_ago_or_of_another_version_is_doubt
     doubt = version_doubt(known, "2")
     assert doubt is not None
     assert "1, and this is 2" in doubt.message
+
+
+def doubts_of(noise: NoiseFloor, results: ResultDirectory) -> tuple[ResultWarning, ...]:
+    manifest = results.manifest()
+    return noise_doubts(noise, manifest.request_set_sha256, manifest.created_at)
 
 
 def test_age_is_in_whole_days() -> None:
@@ -219,7 +225,7 @@ def test_a_plan_says_what_the_noise_on_file_lets_it_show() -> None:
     assert foresight.num_tests == 15
     step, tpot, _ = foresight.metrics
     assert (step.name, step.is_assumed, tpot.is_assumed) == ("step_ms", False, True)
-    assert step.margin_frac == 0.021
+    assert (step.margins.change_frac, step.margins.equivalence_frac) == (0.021, 0.01)
     assert step.detectable_frac == detectable_change(0.012, 8, num_tests=15, margin_frac=0.021)
     said, needed = foresight_lines(foresight)
     assert said.startswith(

@@ -157,7 +157,11 @@ def test_means_and_sections_of_show_are_those_of_compare_where_both_are_of_the_s
         total = sum(part["b_s"] for part in sections.values()) * 1000
         assert total == pytest.approx(metric["b"], rel=1e-9)
         assert sum(part["a_s"] for part in sections.values()) * 1000 == pytest.approx(metric["a"], rel=1e-9)
-    assert guided[5]["columns"]["step_ms"]["n"] == 9
+    for top_k, cell in guided.items():
+        for name in ("step_ms", "wall_s", "output_throughput", "ttft_ms", "num_steps"):
+            metric = truth[f"top_k={top_k}", name]
+            assert cell["columns"][name]["n"] == metric["blocks"]
+            assert cell["columns"][name]["mean"] == pytest.approx(metric["b"], rel=1e-12)
     table = said(path, "show").split("Time per step")[1].split("\n\n")[0]
     (step,) = (cells_of(line) for line in table.splitlines() if line.startswith("step "))
     for text, cell in zip(step[1:], summary["cells"], strict=True):

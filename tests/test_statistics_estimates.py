@@ -9,17 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from benchctl.analysis.planning import blocks_for_tests, blocks_to_detect, detectable_change
-from benchctl.analysis.rank_sum import rank_sum_p
+from benchctl.analysis.margins import decision_alpha, log_margin, margins_of, verdict_of
+from benchctl.analysis.planning import blocks_to_detect, detectable_change
 from benchctl.analysis.statistics import (
-    decision_alpha,
+    PooledSlope,
+    RatioEstimate,
     estimate_paired,
     estimate_unpaired,
-    log_margin,
     log_ratios,
-    sign_flip_p,
     t_quantile,
-    verdict_of,
 )
 from benchctl.analysis.uncertainty import adjusted_means
 
@@ -29,10 +27,15 @@ B = (12.0, 12.5, 12.2, 13.0, 11.9)
 
 positive = st.floats(0.01, 100)
 blocks = st.lists(st.tuples(positive, positive), min_size=2, max_size=10)
+estimators = st.sampled_from(["robust", "mean"])
+
+
+def mean_of(differences, confidence=0.95, positions=None, slope=None) -> RatioEstimate:
+    return estimate_paired(differences, confidence, positions, slope=slope, estimator="mean")
 
 
 def test_the_paired_interval_is_that_of_a_one_sample_t_test():
-    estimate = estimate_paired(DIFFERENCES, 0.9)
+    estimate = mean_of(DIFFERENCES, 0.9)
     reference = stats.ttest_1samp(DIFFERENCES, 0).confidence_interval(0.9)
     assert estimate.log_ratio == pytest.approx(np.mean(DIFFERENCES))
     assert estimate.log_interval == pytest.approx((reference.low, reference.high))
@@ -67,45 +70,80 @@ def test_the_unpaired_interval_is_where_the_rank_test_does_not_refuse(num_a, num
             assert (p <= 1 - confidence) == is_refused
 
 
-@given(st.lists(st.integers(0, 30), min_size=2, max_size=9), st.lists(st.integers(0, 30), min_size=2, max_size=9))
-def test_the_rank_test_is_scipys_with_and_without_ties(a, b):
-    has_ties = len({*a, *b}) < len(a) + len(b)
-    if len({*a, *b}) == 1:
-        assert rank_sum_p(a, b) == 1
-        return
-    reference = stats.mannwhitneyu(a, b, method="asymptotic" if has_ties else "exact").pvalue
-    assert rank_sum_p(a, b) == pytest.approx(reference, abs=1e-12)
+@given(st.lists(st.integers(1, 30), min_size=2, max_size=9), st.lists(st.integers(1, 30), min_size=2, max_size=9))
+def test_the_rank_test_is_scipys_and_a_tie_counts_against_a_difference(a, b):
+    p_value = estimate_unpaired(a, b).p_value
+    nudged = [stats.mannwhitneyu(a, [v * f for v in b], method="exact").pvalue for f in (0.999, 1.001)]
+    if set(a).isdisjoint(b):
+        assert p_value == pytest.approx(nudged[0], abs=1e-12)
+    assert p_value >= max(nudged) - 1e-12
 
 
-def test_the_place_in_the_block_is_taken_out_by_least_squares():
-    places = (1, -1, 1, -1, 3, -2)
-    estimate = estimate_paired(DIFFERENCES, places=places)
-    line = stats.linregress(places, DIFFERENCES)
+def test_the_position_in_the_block_is_taken_out_by_least_squares():
+    positions = (1, -1, 1, -1, 3, -2)
+    estimate = mean_of(DIFFERENCES, positions=positions)
+    line = stats.linregress(positions, DIFFERENCES)
     assert estimate.log_ratio == pytest.approx(line.intercept)
-    assert estimate.place_effect == pytest.approx(line.slope)
+    assert estimate.position_effect == pytest.approx(line.slope)
     assert estimate.standard_error == pytest.approx(line.intercept_stderr)
     assert estimate.degrees_of_freedom == 4
 
 
-@given(st.floats(-0.1, 0.1), st.floats(-0.05, 0.05))
-def test_a_drift_inside_the_blocks_neither_shifts_nor_widens_the_interval(change, drift):
-    places = (1, -1, 1, -1, 1, -1, 1, -1)
+@given(st.floats(-0.1, 0.1), st.floats(-0.05, 0.05), estimators)
+def test_a_drift_inside_the_blocks_neither_shifts_nor_widens_the_interval(change, drift, estimator):
+    positions = (1, -1, 1, -1, 1, -1, 1, -1)
     noise = (0.01, -0.02, 0.005, 0.0, 0.013, -0.004, 0.002, -0.006)
-    still = estimate_paired([change + e for e in noise], places=places)
-    drifting = estimate_paired([change + e + drift * x for e, x in zip(noise, places, strict=True)], places=places)
-    assert drifting.log_interval == pytest.approx(still.log_interval, abs=1e-9)
+    still = estimate_paired([change + e for e in noise], positions=positions, estimator=estimator)
+    drifting = estimate_paired(
+        [change + e + drift * x for e, x in zip(noise, positions, strict=True)],
+        positions=positions,
+        estimator=estimator,
+    )
+    assert drifting.log_interval == pytest.approx(still.log_interval, abs=1e-7)
 
 
-def test_places_that_never_vary_or_few_blocks_leave_the_mean_as_it_is():
+def test_positions_that_never_vary_or_few_blocks_leave_the_estimate_as_it_is():
     plain = estimate_paired(DIFFERENCES)
-    assert estimate_paired(DIFFERENCES, places=(1,) * 6) == plain
-    assert estimate_paired(DIFFERENCES[:5], places=(1, -1, 1, -1, 1)) == estimate_paired(DIFFERENCES[:5])
+    assert estimate_paired(DIFFERENCES, positions=(1,) * 6) == plain
+    assert estimate_paired(DIFFERENCES[:5], positions=(1, -1, 1, -1, 1)) == estimate_paired(DIFFERENCES[:5])
+
+
+@given(st.floats(-0.02, 0.02), st.lists(st.integers(-5, 5), min_size=8, max_size=8), estimators)
+def test_a_pooled_slope_takes_its_own_effect_out_of_every_block(slope, positions, estimator):
+    noise = (0.01, -0.02, 0.005, 0.0, 0.013, -0.004, 0.002, -0.006)
+    with_effect = [e + slope * x for e, x in zip(noise, positions, strict=True)]
+    still = estimate_paired(noise, positions=positions, slope=PooledSlope(0.0, 200.0), estimator=estimator)
+    moved = estimate_paired(with_effect, positions=positions, slope=PooledSlope(slope, 200.0), estimator=estimator)
+    assert moved.log_interval == pytest.approx(still.log_interval, abs=1e-7)
+    assert moved.log_ratio == pytest.approx(still.log_ratio, abs=1e-9)
+
+
+def test_a_slope_pooled_from_the_two_arms_alone_is_the_analysis_of_covariance():
+    positions = (1, -1, 1, -1, 3, -2)
+    own = mean_of(DIFFERENCES, positions=positions)
+    squares = float(np.sum((np.array(positions) - np.mean(positions)) ** 2))
+    pooled = mean_of(DIFFERENCES, positions=positions, slope=PooledSlope(own.position_effect, squares / 2))
+    assert pooled.log_interval == pytest.approx(own.log_interval)
+    assert pooled.degrees_of_freedom == pytest.approx(4)
+
+
+@given(st.lists(st.floats(-0.2, 0.2), min_size=6, max_size=20), st.booleans(), estimators)
+def test_the_ratio_is_the_weighted_mean_of_the_blocks_at_equal_positions(differences, is_ordered, estimator):
+    positions = [(-1) ** i * (1 + i % 3) for i in range(len(differences))] if is_ordered else None
+    estimate = estimate_paired(differences, positions=positions, estimator=estimator)
+    effect = estimate.position_effect or 0.0
+    moved = [d - effect * x for d, x in zip(differences, positions or [0] * len(differences), strict=True)]
+    assert sum(estimate.block_weights) == pytest.approx(1)
+    assert estimate.log_ratio == pytest.approx(np.dot(estimate.block_weights, moved), abs=1e-9)
+    assert [d - r for d, r in zip(moved, estimate.residuals, strict=True)] == pytest.approx(
+        [estimate.log_ratio] * len(moved), abs=1e-9
+    )
 
 
 def test_from_fifteen_blocks_on_the_interval_is_that_of_bca_and_never_inside_that_of_t():
     stream = random.Random("bca")
     differences = [stream.expovariate(20) for _ in range(30)]
-    estimate = estimate_paired(differences)
+    estimate = mean_of(differences)
     assert estimate.method == "bca"
     z = math.sqrt(30 / 29) * stats.t.ppf(0.975, 29)
     reference = stats.bootstrap(
@@ -114,17 +152,17 @@ def test_from_fifteen_blocks_on_the_interval_is_that_of_bca_and_never_inside_tha
     student = stats.ttest_1samp(differences, 0).confidence_interval(0.95)
     assert reference.high > student.high
     assert estimate.log_interval == pytest.approx((min(reference.low, student.low), reference.high), rel=0.02)
-    assert estimate.log_interval == estimate_paired(differences).log_interval
+    assert estimate.log_interval == mean_of(differences).log_interval
     low, high = estimate.log_interval
     assert high - estimate.log_ratio > estimate.log_ratio - low
 
 
-def test_the_bootstrap_takes_the_place_out_of_every_resample():
+def test_the_bootstrap_takes_the_position_out_of_every_resample():
     stream = random.Random("places")
-    places = [(-1) ** i for i in range(16)]
-    noise = [stream.gauss(0, 0.01) for _ in places]
-    still = estimate_paired(noise, places=places).log_interval
-    drifting = estimate_paired([e + 0.03 * x for e, x in zip(noise, places, strict=True)], places=places)
+    positions = [(-1) ** i for i in range(16)]
+    noise = [stream.gauss(0, 0.01) for _ in positions]
+    still = mean_of(noise, positions=positions).log_interval
+    drifting = mean_of([e + 0.03 * x for e, x in zip(noise, positions, strict=True)], positions=positions)
     assert drifting.log_interval == pytest.approx(still, abs=1e-9)
 
 
@@ -141,12 +179,12 @@ def test_a_resample_is_adjusted_as_if_its_blocks_had_been_written_out():
 
 @given(st.lists(st.floats(-0.1, 0.1), min_size=2, max_size=9), st.floats(0, 0.05))
 def test_a_verdict_is_given_at_its_own_p_value_and_not_at_a_smaller_one(differences, margin):
-    estimate = estimate_paired(differences)
-    alpha = decision_alpha(estimate, margin)
+    estimate, margins = mean_of(differences), margins_of(margin)
+    alpha = decision_alpha(estimate, margins)
     if abs(abs(estimate.log_ratio) - log_margin(margin)) < 1e-6 or alpha < 1e-9:
         return
-    assert verdict_of(estimate, margin, "none", 1 - alpha * 1.001) != "inconclusive"
-    assert verdict_of(estimate, margin, "none", 1 - alpha * 0.999) == "inconclusive"
+    assert verdict_of(estimate, margins, "none", 1 - alpha * 1.001) != "inconclusive"
+    assert verdict_of(estimate, margins, "none", 1 - alpha * 0.999) == "inconclusive"
     distance = abs(abs(estimate.log_ratio) - log_margin(margin))
     p = 2 * stats.t.sf(distance / estimate.standard_error, estimate.degrees_of_freedom)
     assert alpha == pytest.approx(p, rel=1e-3)
@@ -157,36 +195,35 @@ def test_t_quantiles_are_those_of_the_tables(df, value):
     assert t_quantile(0.975, df) == pytest.approx(value, abs=1e-6)
 
 
-def test_the_sign_flip_test_agrees_with_an_enumeration():
-    reference = stats.permutation_test(
-        (DIFFERENCES,), np.sum, permutation_type="samples", n_resamples=math.inf, alternative="two-sided"
-    )
-    assert sign_flip_p(DIFFERENCES) == pytest.approx(reference.pvalue)
+@given(st.lists(st.floats(-0.2, 0.2), min_size=2, max_size=18), st.booleans(), estimators)
+def test_an_interval_excludes_no_change_just_where_p_is_below_its_alpha(differences, is_ordered, estimator):
+    positions = [(-1) ** i for i in range(len(differences))] if is_ordered else None
+    estimate = estimate_paired(differences, positions=positions, estimator=estimator)
+    p_value = estimate.p_value
+    if not 1e-6 < p_value < 0.99:
+        return
+    for alpha, excludes in ((min(1.001 * p_value, 0.999), True), (0.999 * p_value, False)):
+        low, high = estimate.interval_at(1 - alpha)
+        assert (low > 0 or high < 0) == excludes
 
 
-@pytest.mark.parametrize(
-    ("n", "least"), [(3, 0.25), (5, 0.0625), (6, 0.03125), (8, 0.0078125), (20, 2**-19), (30, 2**-29)]
+@given(
+    st.lists(positive, min_size=2, max_size=9), st.lists(positive, min_size=2, max_size=9), st.floats(0.5, 0.999)
 )
-def test_the_sign_flip_test_cannot_go_below_two_in_all_choices_of_signs(n, least):
-    assert sign_flip_p([1.0 + 0.01 * i for i in range(n)]) == least
+def test_without_pairs_an_interval_excludes_no_change_just_where_p_is_at_most_its_alpha(a, b, confidence):
+    estimate = estimate_unpaired(a, b)
+    interval = estimate.interval_at(confidence)
+    excludes = interval is not None and (interval[0] > 0 or interval[1] < 0)
+    if abs(estimate.p_value - (1 - confidence)) > 1e-9:
+        assert excludes == (estimate.p_value < 1 - confidence)
 
 
-@given(st.lists(st.integers(-4, 4).map(float), min_size=1, max_size=9))
-def test_the_sign_flip_test_counts_ties_with_what_was_observed(differences):
-    sums = [0.0]
-    for difference in differences:
-        sums = [total + sign * difference for total in sums for sign in (1, -1)]
-    share = sum(abs(total) >= abs(sum(differences)) for total in sums) / len(sums)
-    assert sign_flip_p(differences) == pytest.approx(share)
-
-
-def test_above_thirty_blocks_the_signs_are_drawn_the_same_every_time():
-    stream = random.Random("31 blocks")
-    weak = [stream.gauss(0.2, 1) for _ in range(31)]
-    drawn = sign_flip_p(weak)
-    assert drawn == sign_flip_p(weak)
-    assert drawn == pytest.approx(stats.ttest_1samp(weak, 0).pvalue, abs=0.03)
-    assert sign_flip_p([1.0] * 31) == pytest.approx(1e-5)
+def test_p_of_the_mean_is_that_of_the_t_test_and_knows_the_positions():
+    assert mean_of(DIFFERENCES).p_value == pytest.approx(stats.ttest_1samp(DIFFERENCES, 0).pvalue)
+    positions = (1, -1, 1, -1, 3, -2)
+    line = stats.linregress(positions, DIFFERENCES)
+    p = 2 * stats.t.sf(line.intercept / line.intercept_stderr, 4)
+    assert mean_of(DIFFERENCES, positions=positions).p_value == pytest.approx(p)
 
 
 def test_blocks_that_do_not_differ_have_p_one_and_an_interval_of_no_width():
@@ -214,14 +251,14 @@ def test_swapping_the_sides_turns_the_ratio_round(pairs):
     forth, back = estimate_paired(log_ratios(a, b)), estimate_paired(log_ratios(b, a))
     assert forth.ratio * back.ratio == pytest.approx(1)
     assert forth.ci_low * back.ci_high == pytest.approx(1)
-    assert forth.p_value == back.p_value
+    assert forth.p_value == pytest.approx(back.p_value)
 
 
 @given(blocks, positive)
 def test_the_unit_of_measurement_changes_nothing(pairs, factor):
     a, b = zip(*pairs, strict=True)
     scaled = log_ratios([factor * value for value in a], [factor * value for value in b])
-    assert estimate_paired(scaled).log_ratio == pytest.approx(estimate_paired(log_ratios(a, b)).log_ratio, abs=1e-9)
+    assert estimate_paired(scaled).log_ratio == pytest.approx(estimate_paired(log_ratios(a, b)).log_ratio, abs=1e-7)
     before, after = estimate_unpaired(a, b), estimate_unpaired([factor * v for v in a], [factor * v for v in b])
     assert after.log_ratio == pytest.approx(before.log_ratio, abs=1e-9)
     assert after.standard_error == pytest.approx(before.standard_error, abs=1e-9)
@@ -268,15 +305,10 @@ def test_the_detectable_effect_is_the_one_that_these_blocks_show_four_times_in_f
     n = len(DIFFERENCES)
     both = stats.t.ppf(0.975, n - 1) + stats.t.ppf(0.8, n - 1)
     expected = math.exp(both * np.std(DIFFERENCES, ddof=1) / math.sqrt(n)) - 1
-    assert estimate_paired(DIFFERENCES).detectable_frac == pytest.approx(expected)
+    assert mean_of(DIFFERENCES).detectable_frac == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(("tests", "needed"), [(1, 6), (3, 7), (6, 8), (10, 9), (30, 11)])
-def test_more_tests_need_more_blocks(tests, needed):
-    assert blocks_for_tests(tests) == needed
-
-
-@pytest.mark.parametrize(("log_sd", "change", "blocks"), [(0.005, 0.05, 6), (0.01, 0.02, 6), (0.02, 0.02, 11)])
+@pytest.mark.parametrize(("log_sd", "change", "blocks"), [(0.005, 0.05, 6), (0.01, 0.02, 6), (0.02, 0.02, 12)])
 def test_a_plan_says_which_change_so_many_blocks_can_show(log_sd, change, blocks):
     assert blocks_to_detect(change, log_sd) == blocks
     assert detectable_change(log_sd, blocks) <= change
@@ -291,6 +323,6 @@ def test_a_planned_change_is_found_four_times_in_five():
     found = 0
     for _ in range(trials):
         differences = [math.log1p(change) + stream.gauss(0, sd) for _ in range(n)]
-        estimate = estimate_paired(differences, places=[(-1) ** i for i in range(n)])
-        found += verdict_of(estimate, 0.01, "lower") == "regression"
+        estimate = estimate_paired(differences, positions=[(-1) ** i for i in range(n)])
+        found += verdict_of(estimate, margins_of(0.01), "lower") == "regression"
     assert found / trials == pytest.approx(0.8, abs=0.04)

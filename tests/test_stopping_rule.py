@@ -2,14 +2,12 @@
 
 import math
 from pathlib import Path
-from statistics import stdev
 
 import numpy as np
 import pytest
 from builders import edit_manifest, edit_run, write_results
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import t
 
 from benchctl.analysis.compare import CompareOptions, Side, compare_sides
 from benchctl.analysis.experiment import load_experiment
@@ -79,10 +77,11 @@ def test_a_rule_that_nothing_can_fulfil_is_refused(overrides: list[str], blocks:
         load_profile("topk-sweep", blocks=blocks, overrides=overrides)
 
 
-def test_a_look_sees_half_the_t_interval_of_its_share_of_alpha(tmp_path: Path) -> None:
+def test_a_look_sees_half_the_interval_of_its_share_of_alpha(tmp_path: Path) -> None:
     look = take_look(load_experiment(measured(tmp_path).path), RULE, 8, ["step_ms"])
     (width,) = look.half_widths
-    half = t.ppf(1 - 0.0125 / 2, 7) * stdev(SCATTER) / math.sqrt(8)
+    half = estimate_paired(SCATTER, 1 - 0.0125).half_width
+    assert half is not None
     assert width.half_width_frac == pytest.approx(math.expm1(half), rel=1e-4)
     assert (width.cell, width.metric, width.num_blocks) == ("guided top_k=5", "step_ms", 8)
 
@@ -90,7 +89,8 @@ def test_a_look_sees_half_the_t_interval_of_its_share_of_alpha(tmp_path: Path) -
 def test_a_look_counts_only_the_blocks_before_it(tmp_path: Path) -> None:
     results = load_experiment(measured(tmp_path).path)
     (width,) = take_look(results, RULE, 6, ["step_ms"]).half_widths
-    half = t.ppf(1 - 0.0125 / 2, 5) * stdev(SCATTER[:6]) / math.sqrt(6)
+    half = estimate_paired(SCATTER[:6], 1 - 0.0125).half_width
+    assert half is not None
     assert width.half_width_frac == pytest.approx(math.expm1(half), rel=1e-4)
 
 

@@ -53,7 +53,7 @@ def test_the_interval_covers_the_truth_and_equal_servers_are_told_apart_seldom(
 
 @pytest.mark.parametrize("noise", ["gaussian", "linear drift"])
 def test_fifteen_corrected_tests_are_all_right_nearly_always(bench, noise):
-    found = judged(bench, 100, noise=noise, is_sweep=True, num_metrics=3, margin_frac=0.0)
+    found = judged(bench, 100, noise=noise, num_arms=6, num_metrics=3, margin_frac=0.0)
     assert bench.shares.COVERS_AT_LEAST.is_met(found["covers"])
     assert bench.shares.SELDOM.is_met(found["any change"])
 
@@ -62,6 +62,34 @@ def test_fifteen_corrected_tests_are_all_right_nearly_always(bench, noise):
 def test_eight_blocks_find_five_per_cent_at_two_per_cent_of_scatter(bench, noise):
     found = judged(bench, 300, noise=noise, change_frac=0.05)
     assert bench.shares.NEARLY_ALWAYS.is_met(found["regression"])
+
+
+@pytest.mark.parametrize("noise", ["two speeds, 10 %, 0.2", "outliers, 10 % by 30 %", "uneven", "two clock steps"])
+def test_bad_machines_are_covered_and_equal_servers_on_them_are_told_apart_seldom(bench, noise):
+    found = judged(bench, 300, noise=noise)
+    assert bench.shares.COVERS_AT_LEAST.is_met(found["covers"])
+    assert bench.shares.SELDOM.is_met(found["any change"])
+
+
+def test_the_robust_estimate_finds_a_change_that_outliers_hide_from_the_mean(bench):
+    made = {"noise": "outliers, 10 % by 30 %", "change_frac": 0.05}
+    robust = judged(bench, 200, **made)["regression"]
+    mean = judged(bench, 200, estimator="mean", **made)["regression"]
+    assert robust.hits > 1.5 * mean.hits
+
+
+@pytest.mark.parametrize(("num_arms", "num_blocks"), [(3, 6), (5, 7), (12, 8)])
+def test_arms_that_share_a_slope_are_covered_also_where_positions_are_not_balanced(bench, num_arms, num_blocks):
+    found = judged(bench, 60, noise="linear drift", num_arms=num_arms, num_blocks=num_blocks, margin_frac=0.0)
+    assert bench.shares.COVERS_AT_LEAST.is_met(found["covers"])
+    assert bench.shares.SELDOM.is_met(found["any change"])
+
+
+@pytest.mark.parametrize("floor_frac", [0.02, 0.1, 0.3])
+def test_a_noise_floor_makes_no_real_change_equivalent(bench, floor_frac):
+    found = judged(bench, 100, change_frac=0.05, floor_frac=floor_frac)
+    assert bench.shares.SELDOM.is_met(found["equivalent"])
+    assert (floor_frac > 0.05) == (found["regression"].hits == 0)
 
 
 def test_a_change_inside_the_margin_is_seldom_called_a_regression(bench):
@@ -94,16 +122,18 @@ def test_the_place_in_the_block_has_to_be_taken_out_where_a_machine_drifts(bench
     """Blocks in which B always runs last: what the order of a plan protects from."""
     made = bench.made.Made(noise="linear drift", ratio_sd=0.002)
     stream = bench.made.named_stream("no balance")
-    logs = bench.noise.linear_drift(stream, 2 * made.num_blocks, made.ratio_sd).reshape(-1, 2)
+    is_baseline = np.array([True, False] * made.num_blocks)
+    logs = bench.noise.linear_drift(stream, is_baseline, made.ratio_sd).reshape(-1, 2)
     arms = tuple(tuple({"step_ms": math.exp(log)} for log in side) for side in logs.T)
-    (compared,) = bench.made.judge(bench.made.Experiment(arms, ((1,) * made.num_blocks,)), made)
+    positions = ((0,) * made.num_blocks, (1,) * made.num_blocks)
+    (compared,) = bench.made.judge(bench.made.Experiment(arms, positions), made)
     assert not bench.truth.covers(compared, 0.0)
 
 
 @pytest.mark.parametrize("noise", NOISES)
 def test_named_noise_has_the_scatter_that_it_claims(bench, noise):
     stream = bench.made.named_stream("scatter", noise)
-    logs = np.array([bench.noise.NOISES[noise](stream, 2, 0.02) for _ in range(4000)])
+    logs = np.array([bench.noise.NOISES[noise](stream, np.array([True, False]), 0.02) for _ in range(4000)])
     assert np.std(logs[:, 1] - logs[:, 0]) == pytest.approx(0.02, rel=0.15)
 
 

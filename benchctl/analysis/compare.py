@@ -5,6 +5,7 @@
 A pure function of the directories: no clock, no randomness, and the same numbers on every machine.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -20,6 +21,7 @@ from benchctl.analysis.decomposition_cells import with_decompositions
 from benchctl.analysis.distrust import with_client_exclusions, without_distrusted
 from benchctl.analysis.doubts import counted_suspects, measurement_doubts, statistical_doubts
 from benchctl.analysis.experiment import Experiment, load_experiment
+from benchctl.analysis.margins import decision_alpha
 from benchctl.analysis.metric_comparison import (
     MetricComparison,
     Role,
@@ -29,11 +31,11 @@ from benchctl.analysis.metric_comparison import (
     roles_of,
 )
 from benchctl.analysis.metric_table import METRICS
-from benchctl.analysis.multiplicity import holm_levels
+from benchctl.analysis.multiplicity import BlockScores, holm_levels, joint_level
 from benchctl.analysis.paired_runs import PairedRuns
 from benchctl.analysis.pairing import CellPair, Side, match_cells, parse_side
 from benchctl.analysis.request_timing import is_completed, measured
-from benchctl.analysis.statistics import decision_alpha
+from benchctl.analysis.statistics import Estimator
 from benchctl.analysis.stopping import num_looks_of
 from benchctl.errors import UsageError
 from benchctl.profile.locate import nearest
@@ -51,7 +53,12 @@ class CompareOptions:
     """
 
     margin_frac: float = 0.01
+    """The threshold: a smaller change does not count."""
+    equivalence_margin_frac: float | None = None
+    """Inside it two sides are called equivalent; None: inside the threshold."""
     confidence: float = 0.95
+    estimator: Estimator | None = None
+    """None: that of the profile."""
     metrics: tuple[str, ...] = ()
     allow: tuple[str, ...] = ()
     allow_failed: bool = False
@@ -67,6 +74,11 @@ class CompareOptions:
         if not 0 <= self.margin_frac < 1:
             raise UsageError(
                 f"the threshold is {self.margin_frac:.3g}; it is a fraction from 0 to below 1: 0.01 or 1%"
+            )
+        if self.equivalence_margin_frac is not None and not 0 < self.equivalence_margin_frac < 1:
+            raise UsageError(
+                f"the equivalence margin is {self.equivalence_margin_frac:.3g}; it is a fraction above 0 and "
+                "below 1: 0.02 or 2%"
             )
         if not 0.5 <= self.confidence < 1:
             raise UsageError(
@@ -104,13 +116,15 @@ def compare_experiments(
         confidence=confidence,
         is_paired=pairs[0].pairing != "unpaired",
         noise=noise_of(a, b) if options.noise is None else options.noise,
+        equivalence_margin_frac=options.equivalence_margin_frac,
+        estimator=options.estimator or a.estimator,
     )
     roles = roles_of(deciding, is_forced=a.results.manifest.stop != "natural")
     facing = [PairedRuns.of(pair, (a, b)) for pair in pairs]
     compared = [_compare_cell(cell, roles, rules, allow_failed=options.allow_failed) for cell in facing]
     answers = AnswerOptions(judge=options.judge, margin_points=options.quality_margin_points, confidence=confidence)
     answered = with_answers(corrected(compared, confidence), pairs, (a, b), answers)
-    cells = with_decompositions(answered, facing, confidence)
+    cells = with_decompositions(answered, facing, confidence, rules.estimator)
     checks = [(run, check) for cell in facing for run, check in cell.checks()]
     names = side_names(a_side, b_side)
     counted = counted_suspects(pairs, names) if a.allow_suspect or b.allow_suspect else ()
@@ -119,6 +133,7 @@ def compare_experiments(
         b_name=names[1],
         pairing=pairs[0].pairing,
         margin_frac=options.margin_frac,
+        equivalence_margin_frac=options.equivalence_margin_frac,
         confidence=confidence,
         num_looks=num_looks,
         cells=cells,
@@ -159,18 +174,39 @@ def noise_of(a: Experiment, b: Experiment) -> dict[str, MetricNoise]:
 def corrected(cells: Sequence[CellComparison], confidence: float) -> tuple[CellComparison, ...]:
     """With the deciding verdicts of all cells made together: the chance of any wrong one is 1 - confidence."""
     tests = [(c, i, m) for c, cell in enumerate(cells) for i, m in enumerate(cell.metrics) if _is_tested(m)]
-    p_values = [_p_value(metric) for _, _, metric in tests]
     metrics = [list(cell.metrics) for cell in cells]
-    for (c, i, metric), level in zip(tests, holm_levels(p_values, 1 - confidence), strict=True):
+    levels = _levels([metric for _, _, metric in tests], 1 - confidence)
+    for (c, i, metric), level in zip(tests, levels, strict=True):
         metrics[c][i] = judged(metric, 1 - level)
     return tuple(replace(cell, metrics=tuple(m)) for cell, m in zip(cells, metrics, strict=True))
+
+
+def _levels(metrics: Sequence[MetricComparison], alpha: float) -> tuple[float, ...]:
+    """The alpha at which each is judged: one for all where the sides share blocks, those of Holm where not."""
+    scores = [found for metric in metrics if (found := _scores(metric)) is not None]
+    if scores:
+        return (joint_level(scores, alpha),) * len(metrics)
+    return holm_levels([_p_value(metric) for metric in metrics], alpha)
+
+
+def _scores(metric: MetricComparison) -> BlockScores | None:
+    """What each block adds to the estimate; None where the sides share none, or too few for a verdict."""
+    estimate = metric.estimate
+    if estimate is None or not estimate.block_weights or metric.is_screening:
+        return None
+    weighted = zip(estimate.block_weights, estimate.residuals, strict=True)
+    return BlockScores(
+        blocks=metric.blocks,
+        scores=tuple(weight * residual for weight, residual in weighted),
+        num_effective=1 / math.fsum(weight**2 for weight in estimate.block_weights),
+    )
 
 
 def _p_value(metric: MetricComparison) -> float:
     """That of its verdict; 1 where there are too few blocks for one."""
     if metric.estimate is None or metric.is_screening:
         return 1.0
-    return decision_alpha(metric.estimate, metric.margin_frac)
+    return decision_alpha(metric.estimate, metric.margins)
 
 
 def _is_tested(metric: MetricComparison) -> bool:
@@ -204,7 +240,7 @@ def _compare_cell(
     cell: PairedRuns, roles: Mapping[str, Role], rules: Rules, *, allow_failed: bool
 ) -> CellComparison:
     pair, runs = cell.pair, cell.runs
-    compared = compare_metrics(*cell.metrics(), roles, rules, cell.design, cell.slopes())
+    compared = compare_metrics(*cell.metrics(), roles, replace(rules, slopes=cell.slopes()), cell.design)
     metrics = tuple(with_client_exclusions(without_distrusted(metric, runs), pair) for metric in compared)
     failures = tuple(failure for run in runs if (failure := _failure(run)))
     return CellComparison(
@@ -212,7 +248,7 @@ def _compare_cell(
         a_label=pair.a.label,
         b_label=pair.b.label,
         num_blocks=min(len(pair.a_runs), len(pair.b_runs)),
-        num_a_first=sum(place > 0 for place in cell.design.places) if cell.design.places is not None else None,
+        num_a_first=None if cell.design.positions is None else sum(apart > 0 for apart in cell.design.positions),
         metrics=metrics,
         faults=tuple(_faults(cell, metrics, failures, allow_failed=allow_failed)),
         failures=failures,

@@ -81,6 +81,7 @@ class Comparison:
     b_name: str
     pairing: Pairing
     margin_frac: float
+    """The threshold."""
     confidence: float
     """Of the intervals: what was asked for, corrected for the looks at which the experiment could have ended."""
     cells: tuple[CellComparison, ...]
@@ -89,6 +90,8 @@ class Comparison:
     warnings: tuple[ResultWarning, ...]
     noise: Mapping[str, MetricNoise]
     """Noise of the deciding metrics, where it was measured."""
+    equivalence_margin_frac: float | None = None
+    """The equivalence margin that was named; None: the threshold."""
     num_looks: int = 1
     """At how many places the experiment could have ended; 1 where the number of blocks was fixed."""
 

@@ -1,7 +1,7 @@
 """A comparison in sentences: the verdict, its reasons, and where the wall time went."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from benchctl.analysis.comparison import CellComparison, Comparison
 from benchctl.analysis.metric_comparison import MetricComparison
@@ -52,7 +52,7 @@ def verdict_sentence(comparison: Comparison) -> str:
     tests = comparison.num_tests
     counted = f"{len(found)} of {tests} comparisons" if tests > 1 else "the one comparison"
     return (
-        f"{verdict}: {sides}: {counted} {_OUTCOME[verdict]} a margin of {comparison.margin_frac * 100:.3g}%, "
+        f"{verdict}: {sides}: {counted} {_OUTCOME[verdict]} {_margins_used([m for _, m in found], verdict)}, "
         f"foremost {strongest.metric.name} {change_text(strongest)} in {cell.label}"
     )
 
@@ -73,6 +73,26 @@ _OUTCOME = {
     "equivalent": "inside",
     "inconclusive": "undecided at",
 }
+
+
+def _margins_used(metrics: Sequence[MetricComparison], verdict: str) -> str:
+    """The margins that the verdict rests on: those of a change, of equivalence, or both where neither was left."""
+    judged = [metric.margins for metric in metrics if metric.estimate is not None]
+    changes = _reach(m.change_frac for m in judged)
+    equivalences = _reach(m.equivalence_frac for m in judged)
+    floor = ", the noise floor" if any(m.is_noise_floor for m in judged) else ""
+    if verdict == "equivalent":
+        return f"a margin of {equivalences}"
+    if verdict != "inconclusive" or changes == equivalences:
+        return f"a margin of {changes}{floor}"
+    return f"a margin of {equivalences} for equivalence and of {changes} for a change{floor}"
+
+
+def _reach(margins_frac: Iterable[float]) -> str:
+    """``1%``, or ``1% to 19%`` where metrics differ."""
+    found = list(margins_frac) or [0.0]
+    ends = dict.fromkeys(f"{margin * 100:.3g}%" for margin in (min(found), max(found)))
+    return " to ".join(ends)
 
 
 def reasons_of(comparison: Comparison) -> tuple[str, ...]:

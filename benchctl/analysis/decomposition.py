@@ -18,20 +18,17 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Final, TypeAlias
+from typing import Final
 
 from benchctl.analysis.decomposition_estimate import Facing, kept
-from benchctl.analysis.decomposition_factors import WallSplit, split_wall
+from benchctl.analysis.decomposition_factors import NO_RATIOS, Ratios, WallSplit, split_wall
 from benchctl.analysis.decomposition_latency import LatencySplit, split_latency
 from benchctl.analysis.decomposition_run import RunAnatomy, TimeScales, at_middle_of_block
 from benchctl.analysis.decomposition_steps import BatchSplit, SectionSplit, split_batches, split_sections
 from benchctl.analysis.decomposition_work import FlooredRun, WorkSplit, split_work
+from benchctl.analysis.side_ratio import SideRatio
 from benchctl.records.run import StopMode
 from benchctl.units import MS_PER_S
-
-Levels: TypeAlias = tuple[float, float]
-"""What a comparison shows of one metric: of A, and of B."""
-
 
 _ROUNDING: Final = 1e-12
 
@@ -59,12 +56,11 @@ def decompose(
     b: Sequence[RunAnatomy],
     facing: Facing,
     stop: StopMode,
-    step_levels_ms: Levels | None = None,
+    ratios: Ratios = NO_RATIOS,
 ) -> Decomposition | None:
     """The decomposition of B against A; None where neither a wall time nor steps are known on both sides.
 
-    When paired, both sequences hold the same blocks in the same order. ``step_levels_ms`` are what the comparison
-    shows as ``step_ms`` of both sides.
+    When paired, both sequences hold the same blocks in the same order. ``ratios`` are those of the comparison.
     """
     timed_a, timed_b, timed = kept(a, b, facing.of_times("wall"), lambda run: bool(run.wall_s and run.wall_s > 0))
     has_wall = bool(timed_a and timed_b)
@@ -73,12 +69,12 @@ def decompose(
         return None
     of_steps = facing.of_times("step")
     if has_steps:
-        a, b = steps_at_level(a, b, step_levels_ms)
+        a, b = steps_at_level(a, b, ratios.step)
     work, missing = _work(a, b, of_steps)
     return Decomposition(
         label=label,
         num_blocks=min(len(timed_a), len(timed_b)) if has_wall else min(len(a), len(b)),
-        wall=split_wall(timed_a, timed_b, timed, stop) if has_wall else None,
+        wall=split_wall(timed_a, timed_b, timed, stop, ratios) if has_wall else None,
         latency=split_latency(timed_a, timed_b, timed.of_times("latency")) if has_wall else None,
         sections=split_sections(a, b, of_steps) if has_steps else None,
         batches=split_batches(a, b, of_steps) if has_steps else None,
@@ -88,16 +84,15 @@ def decompose(
 
 
 def steps_at_level(
-    a: Sequence[RunAnatomy], b: Sequence[RunAnatomy], levels_ms: Levels | None
+    a: Sequence[RunAnatomy], b: Sequence[RunAnatomy], step: SideRatio | None
 ) -> tuple[list[RunAnatomy], list[RunAnatomy]]:
-    """Both sides with the step times of each multiplied so that their arithmetic mean is the level of ``step_ms``.
+    """Both sides with the step times of each multiplied so that their arithmetic mean is what ``step_ms`` shows.
 
-    Parts that add up then add up to the step that the comparison shows, which is a geometric mean.
+    Parts that add up then add up to the step that the comparison shows, which is a geometric centre.
     """
-    if levels_ms is None:
+    if step is None:
         return list(a), list(b)
-    a_ms, b_ms = levels_ms
-    return _scaled_to(a, a_ms / MS_PER_S), _scaled_to(b, b_ms / MS_PER_S)
+    return _scaled_to(a, step.a / MS_PER_S), _scaled_to(b, step.b / MS_PER_S)
 
 
 def _scaled_to(runs: Sequence[RunAnatomy], level_s: float) -> list[RunAnatomy]:

@@ -7,29 +7,32 @@ from dataclasses import replace
 from benchctl.analysis.comparison import CellComparison
 from benchctl.analysis.decomposition import Decomposition, decompose, steps_at_level
 from benchctl.analysis.decomposition_estimate import Facing
+from benchctl.analysis.decomposition_factors import Ratios
 from benchctl.analysis.decomposition_run import RunAnatomy, TimeScales, at_middle_of_block
 from benchctl.analysis.decomposition_steps import SectionSplit, split_sections
 from benchctl.analysis.experiment import Experiment
 from benchctl.analysis.paired_runs import PairedRuns
 from benchctl.analysis.pairing import Arm
-from benchctl.analysis.statistics import PooledSlope
+from benchctl.analysis.side_ratio import SideRatio
+from benchctl.analysis.statistics import Estimator, PooledSlope
 from benchctl.records.directory import LoadedRun
 
 
 def with_decompositions(
-    cells: Sequence[CellComparison], facing: Sequence[PairedRuns], confidence: float
+    cells: Sequence[CellComparison], facing: Sequence[PairedRuns], confidence: float, estimator: Estimator
 ) -> tuple[CellComparison, ...]:
     """``cells`` in the order of their runs."""
     return tuple(
-        replace(cell, decomposition=_decompose(paired, cell.label, confidence))
+        replace(cell, decomposition=_decompose(paired, cell.label, confidence, estimator))
         for cell, paired in zip(cells, facing, strict=True)
     )
 
 
-def _decompose(paired: PairedRuns, label: str, confidence: float) -> Decomposition | None:
+def _decompose(paired: PairedRuns, label: str, confidence: float, estimator: Estimator) -> Decomposition | None:
     a, b = _anatomies(paired)
-    stop, step_levels_ms = paired.a.results.manifest.stop, paired.levels("step_ms", confidence)
-    return decompose(label, a, b, _facing(paired, confidence), stop, step_levels_ms)
+    wall, step = (_ratio(paired, name, confidence, estimator) for name in ("wall_s", "step_ms"))
+    stop = paired.a.results.manifest.stop
+    return decompose(label, a, b, _facing(paired, confidence), stop, Ratios(wall, step))
 
 
 def section_split(paired: PairedRuns, confidence: float) -> SectionSplit | None:
@@ -37,8 +40,12 @@ def section_split(paired: PairedRuns, confidence: float) -> SectionSplit | None:
     a, b = _anatomies(paired)
     if not a or not b or not all(run.has_steps for run in (*a, *b)):
         return None
-    a, b = steps_at_level(a, b, paired.levels("step_ms", confidence))
+    a, b = steps_at_level(a, b, _ratio(paired, "step_ms", confidence, paired.a.estimator))
     return split_sections(a, b, _facing(paired, confidence).of_times("step"))
+
+
+def _ratio(paired: PairedRuns, name: str, confidence: float, estimator: Estimator) -> SideRatio | None:
+    return None if paired.pair.pairing == "unpaired" else paired.ratio(name, confidence, estimator)
 
 
 def _facing(paired: PairedRuns, confidence: float) -> Facing:
@@ -46,7 +53,7 @@ def _facing(paired: PairedRuns, confidence: float) -> Facing:
     return Facing(
         is_paired=paired.pair.pairing != "unpaired",
         confidence=confidence,
-        places=paired.design.places,
+        positions=paired.design.positions,
         informations={kind: slopes[name].information for kind, name in _SCALED.items() if name in slopes},
     )
 

@@ -7,6 +7,7 @@ projections of the average (W. Hoeffding, *A class of statistics with asymptotic
 Mathematical Statistics 19, 1948, 293-325), which for a plain difference is his interval of two means.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
@@ -27,15 +28,17 @@ LEAST_TOLD: Final = 1e-9
 class Facing:
     """How the runs of two sides are held against each other.
 
-    Where the effect of the position was taken out of the runs already, ``places`` are the positions of B less those
-    of A and ``position_information`` says how well it was known (``PooledSlope``); ``informations`` has that of
-    each kind of times.
+    Where the effect of the position was taken out of the runs already, ``positions`` are the positions of B less
+    those of A and ``position_information`` says how well it was known (``PooledSlope``); ``informations`` has that
+    of each kind of times.
     """
 
     is_paired: bool
     confidence: float = 0.95
-    places: tuple[int, ...] | None = None
+    positions: tuple[int, ...] | None = None
     position_information: float | None = None
+    block_weights: tuple[float, ...] | None = None
+    """Of the blocks in every average; None: all the same."""
     informations: Mapping[str, float] = field(default_factory=dict)
 
     def of_times(self, kind: str) -> "Facing":
@@ -43,7 +46,9 @@ class Facing:
         effect.
         """
         information = self.informations.get(kind, self.position_information)
-        return replace(self, position_information=information, places=None if information is None else self.places)
+        return replace(
+            self, position_information=information, positions=None if information is None else self.positions
+        )
 
     @property
     def slope(self) -> PooledSlope | None:
@@ -89,8 +94,8 @@ def kept(
     if not facing.is_paired:
         return [run for run in a if is_known(run)], [run for run in b if is_known(run)], facing
     known = [i for i, (x, y) in enumerate(zip(a, b, strict=True)) if is_known(x) and is_known(y)]
-    places = None if facing.places is None else tuple(facing.places[i] for i in known)
-    return [a[i] for i in known], [b[i] for i in known], replace(facing, places=places)
+    positions = None if facing.positions is None else tuple(facing.positions[i] for i in known)
+    return [a[i] for i in known], [b[i] for i in known], replace(facing, positions=positions)
 
 
 def estimate_terms(
@@ -102,12 +107,39 @@ def estimate_terms(
     """
     if facing.is_paired:
         by_block = [split(x, y) for x, y in zip(a, b, strict=True)]
-        return [
-            estimate_paired(values, facing.confidence, facing.places, slope=facing.slope)
-            for values in zip(*by_block, strict=True)
-        ]
+        return [_over_blocks(values, facing) for values in zip(*by_block, strict=True)]
     pairs = np.array([[split(x, y) for y in b] for x in a], dtype=float)
     return [_of_all_pairs(pairs[:, :, term], facing.confidence) for term in range(pairs.shape[2])]
+
+
+def _over_blocks(values: Sequence[float], facing: Facing) -> RatioEstimate:
+    weights = facing.block_weights
+    if weights is None or len(weights) != len(values) or len(values) < 2:
+        return estimate_paired(values, facing.confidence, facing.positions, slope=facing.slope, estimator="mean")
+    return _weighted(np.asarray(values), np.asarray(weights), facing)
+
+
+def _weighted(d: NDArray[np.float64], w: NDArray[np.float64], facing: Facing) -> RatioEstimate:
+    """Σ w d with Student's t: 1 / Σ w² takes the place of the number of blocks; equal weights give that of a
+    mean.
+    """
+    centre, num_effective = float(w @ d), 1 / float(w @ w)
+    own_share = extra = 0.0
+    if facing.positions is not None and facing.position_information is not None:
+        x = np.asarray(facing.positions, dtype=float)
+        own_share = min(1.0, float(np.sum((x - x.mean()) ** 2)) / 2 / facing.position_information)
+        extra = float(w @ x) ** 2 / (2 * facing.position_information)
+    df = max(1.0, num_effective - 1 - own_share)
+    variance = float(np.abs(w) @ (d - centre) ** 2) * num_effective / df
+    uncertainty = StudentT(centre, math.sqrt(variance * (1 / num_effective + extra)), df)
+    return RatioEstimate(
+        num_blocks=len(d),
+        is_paired=True,
+        confidence=facing.confidence,
+        log_ratio=centre,
+        method="t",
+        uncertainty=uncertainty,
+    )
 
 
 def _of_all_pairs(pairs: NDArray[np.float64], confidence: float) -> RatioEstimate:
@@ -124,6 +156,14 @@ def _of_all_pairs(pairs: NDArray[np.float64], confidence: float) -> RatioEstimat
     spread = sum(part**2 / (count - 1) for part, count in parts)
     df = squared**2 / spread if spread > 0 else float(n_a + n_b - 2)
     return replace(estimate, uncertainty=StudentT(centre, float(np.sqrt(squared)), df))
+
+
+def moved_to(estimate: RatioEstimate, centre: float) -> RatioEstimate:
+    """The estimate around another centre, as wide as it was."""
+    uncertainty = estimate.uncertainty
+    if isinstance(uncertainty, StudentT):
+        uncertainty = replace(uncertainty, centre=centre)
+    return replace(estimate, log_ratio=centre, uncertainty=uncertainty)
 
 
 def contributions(

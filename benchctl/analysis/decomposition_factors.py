@@ -13,8 +13,8 @@ so they multiply to the ratio of the wall times.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Final
 
@@ -24,8 +24,10 @@ from benchctl.analysis.decomposition_estimate import (
     estimate_terms,
     excludes_zero,
     levels,
+    moved_to,
 )
 from benchctl.analysis.decomposition_run import RunAnatomy, TimeScales, at_middle_of_block
+from benchctl.analysis.side_ratio import SideRatio
 from benchctl.analysis.statistics import RatioEstimate
 from benchctl.records.run import StopMode
 from benchctl.records.step_columns import PHASES
@@ -123,11 +125,31 @@ class WallSplit:
     """None without a step log."""
 
 
-def split_wall(a: Sequence[RunAnatomy], b: Sequence[RunAnatomy], facing: Facing, stop: StopMode) -> WallSplit:
+@dataclass(frozen=True, slots=True)
+class Ratios:
+    """What the comparison itself says of the two sides; None where it says nothing."""
+
+    wall: SideRatio | None = None
+    step: SideRatio | None = None
+
+
+NO_RATIOS: Final = Ratios()
+
+
+def split_wall(
+    a: Sequence[RunAnatomy],
+    b: Sequence[RunAnatomy],
+    facing: Facing,
+    stop: StopMode,
+    ratios: Ratios = NO_RATIOS,
+) -> WallSplit:
     """Factors of the wall time; all runs of both sides have one, and positive factors if any.
 
-    The factors are those for which every run has what they need.
+    The factors are those for which every run has what they need. The whole is the ratio of the comparison, and so
+    is the time per step, where ``ratios`` has them; what then remains is the remainder.
     """
+    if ratios.wall is not None:
+        facing = replace(facing, block_weights=ratios.wall.estimate.block_weights or None)
     runs = (*a, *b)
     factors_in = _factors_for(runs, stop)
 
@@ -140,6 +162,9 @@ def split_wall(a: Sequence[RunAnatomy], b: Sequence[RunAnatomy], facing: Facing,
     total, *parts = estimate_terms(a, b, logs, facing)
     middle = (fmean(math.log(_wall_s(run)) for run in a) + fmean(math.log(_wall_s(run)) for run in b)) / 2
     a_s, b_s = (math.exp(middle + sign * total.log_ratio / 2) for sign in (-1, 1))
+    if ratios.wall is not None:
+        total, a_s, b_s = ratios.wall.estimate, ratios.wall.a, ratios.wall.b
+    parts = _with_step_ratio(dict(zip(names, parts, strict=True)), total, ratios.step)
     per_log = logarithmic_mean(a_s, b_s)
     factors = [Factor(name=name, estimate=part, per_log_s=per_log) for name, part in zip(names, parts, strict=True)]
     return WallSplit(
@@ -151,6 +176,17 @@ def split_wall(a: Sequence[RunAnatomy], b: Sequence[RunAnatomy], facing: Facing,
         if all(run.has_steps for run in runs)
         else None,
     )
+
+
+def _with_step_ratio(
+    parts: Mapping[str, RatioEstimate], total: RatioEstimate, step: SideRatio | None
+) -> list[RatioEstimate]:
+    """The factors with the time per step of the comparison, and a remainder that makes them add up to the whole."""
+    if step is None or TIME_PER_STEP not in parts or step.estimate.num_blocks != total.num_blocks:
+        return list(parts.values())
+    exact = {**parts, TIME_PER_STEP: step.estimate}
+    others = math.fsum(estimate.log_ratio for name, estimate in exact.items() if name != REMAINDER)
+    return list({**exact, REMAINDER: moved_to(exact[REMAINDER], total.log_ratio - others)}.values())
 
 
 def _at_level(runs: Sequence[RunAnatomy], wall_s: float) -> list[RunAnatomy]:

@@ -21,7 +21,7 @@ from benchctl.analysis.metrics import run_metrics
 from benchctl.analysis.peaks import peaks_of
 from benchctl.analysis.position_effect import PositionEffects, RunKey
 from benchctl.analysis.reconcile import Check, expected_of, reconcile
-from benchctl.analysis.statistics import PooledSlope
+from benchctl.analysis.statistics import DEFAULT_ESTIMATOR, Estimator, PooledSlope
 from benchctl.analysis.usability import Usability, usability_of
 from benchctl.costs.hardware import Hardware
 from benchctl.costs.shapes import shape_for
@@ -70,6 +70,11 @@ class Experiment:
                 f"{self.profile_problem}"
             )
         return self.profile_or_none
+
+    @property
+    def estimator(self) -> Estimator:
+        """How block ratios are averaged, as the profile declares it."""
+        return DEFAULT_ESTIMATOR if self.profile_or_none is None else self.profile_or_none.comparison.estimator
 
     def first_blocks(self, num_blocks: int) -> "Experiment":
         """The experiment as it was after so many blocks."""

@@ -113,7 +113,7 @@ def _trend(rows: Sequence[SweepRow]) -> Finding | None:
         return None
     values = [float(row.cell[factor]) for row in rows]  # type: ignore[arg-type]  # _numeric_factor says so
     slopes = [_slope(values, [_log_wall(row, block) for row in rows]) for block in sorted(blocks)]
-    slope = estimate_paired(slopes)
+    slope = estimate_paired(slopes, estimator="mean")
     if slope.log_interval is None:
         return None
     low, high = slope.log_interval

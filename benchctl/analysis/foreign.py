@@ -54,6 +54,7 @@ def compare_foreign(
         confidence=options.confidence,
         is_paired=False,
         noise=options.noise or {},
+        equivalence_margin_frac=options.equivalence_margin_frac,
     )
     roles = _roles(deciding, allowed, runs)
     found = [_compare_cell(cell, names, roles, rules, allow_failed=options.allow_failed) for cell in cells]
@@ -63,6 +64,7 @@ def compare_foreign(
         b_name=names[1],
         pairing="unpaired",
         margin_frac=options.margin_frac,
+        equivalence_margin_frac=options.equivalence_margin_frac,
         confidence=options.confidence,
         cells=compared,
         allowed=allowed,

@@ -3,10 +3,12 @@
 from dataclasses import dataclass
 from typing import Final
 
+from benchctl.analysis.margins import Margins, margins_of
 from benchctl.analysis.metric_comparison import roles_of
 from benchctl.analysis.metric_table import METRICS
+from benchctl.analysis.noise_floor import is_repeated_baseline
 from benchctl.analysis.planning import ASSUMED_LOG_SD, MAX_BLOCKS_NEEDED, blocks_to_detect, detectable_change
-from benchctl.analysis.statistics import MIN_PAIRED_BLOCKS
+from benchctl.analysis.statistics import MIN_PAIRED_BLOCKS, Estimator
 from benchctl.analysis.stopping_rule import stopping_rule
 from benchctl.profile.model import Profile
 from benchctl.profile.plan import arms
@@ -23,8 +25,8 @@ class MetricForesight:
     name: str
     log_sd: float
     is_assumed: bool
-    margin_frac: float
-    """The default threshold, or the noise floor where that is larger."""
+    margins: Margins
+    """The default threshold, and the noise floor for a change where that is larger."""
     detectable_frac: float | None
     """Change that gets its verdict four times in five; None below six blocks."""
     blocks_needed: int | None
@@ -41,6 +43,8 @@ class Foresight:
     """Deciding metrics times cells of the variant that has the most."""
     metrics: tuple[MetricForesight, ...]
     noise: NoiseFloor | None
+    measures_noise: bool = False
+    """An A/A experiment, which takes no noise along: it is there to find it."""
 
     @property
     def is_screening(self) -> bool:
@@ -60,23 +64,31 @@ def foresee(profile: Profile, noise: NoiseFloor | None) -> Foresight | None:
     return Foresight(
         num_blocks=profile.blocks,
         num_tests=num_tests,
-        metrics=tuple(_metric(name, noise, profile.blocks, num_tests * num_looks) for name in names),
+        metrics=tuple(
+            _metric(name, noise, profile.blocks, num_tests * num_looks, profile.comparison.estimator)
+            for name in names
+        ),
         noise=noise,
+        measures_noise=is_repeated_baseline(profile),
     )
 
 
-def _metric(name: str, noise: NoiseFloor | None, num_blocks: int, num_tests: int) -> MetricForesight:
+def _metric(
+    name: str, noise: NoiseFloor | None, num_blocks: int, num_tests: int, estimator: Estimator
+) -> MetricForesight:
     """A correction for looks divides alpha as one for tests does, so that both are in ``num_tests``."""
     known = None if noise is None else noise.metrics.get(name)
     log_sd = ASSUMED_LOG_SD if known is None else known.log_sd
-    margin = DEFAULT_MARGIN if known is None else max(DEFAULT_MARGIN, known.floor_frac)
+    margins = margins_of(DEFAULT_MARGIN, 0.0 if known is None else known.floor_frac)
     return MetricForesight(
         name=name,
         log_sd=log_sd,
         is_assumed=known is None,
-        margin_frac=margin,
-        detectable_frac=detectable_change(log_sd, num_blocks, num_tests=num_tests, margin_frac=margin),
-        blocks_needed=blocks_to_detect(margin, log_sd, num_tests=num_tests),
+        margins=margins,
+        detectable_frac=detectable_change(
+            log_sd, num_blocks, num_tests=num_tests, margin_frac=margins.change_frac, estimator=estimator
+        ),
+        blocks_needed=blocks_to_detect(margins.change_frac, log_sd, num_tests=num_tests, estimator=estimator),
     )
 
 
@@ -100,7 +112,8 @@ def foresight_lines(foresight: Foresight) -> tuple[str, ...]:
 def _scatter(foresight: Foresight) -> str:
     known = [m for m in foresight.metrics if not m.is_assumed]
     if foresight.noise is None or not known:
-        return f"a scatter of {ASSUMED_LOG_SD * 100:.2g}% between blocks (assumed: no A/A on file)"
+        why = "this experiment measures it" if foresight.measures_noise else "no A/A on file"
+        return f"a scatter of {ASSUMED_LOG_SD * 100:.2g}% between blocks (assumed: {why})"
     scatters = sorted({f"{m.log_sd * 100:.2g}" for m in known}, key=float)
     reach = scatters[0] if len(scatters) == 1 else f"{scatters[0]} to {scatters[-1]}"
     unknown = ", ".join(m.name for m in foresight.metrics if m.is_assumed)
@@ -117,6 +130,12 @@ def _needed(foresight: Foresight) -> str:
     )
     number = f"more than {MAX_BLOCKS_NEEDED}" if worst.blocks_needed is None else f"about {worst.blocks_needed}"
     return (
-        f"to tell a change of twice the margin ({worst.margin_frac * 100:.2g}% in {worst.name}) from none as "
+        f"to tell a change of twice the {_margin_words(worst.margins)} in {worst.name}) from none as "
         f"surely takes {number} blocks"
     )
+
+
+def _margin_words(margins: Margins) -> str:
+    """``margin (1%``, or ``noise floor (19%``: beyond it a change is called."""
+    what = "noise floor" if margins.is_noise_floor else "margin"
+    return f"{what} ({margins.change_frac * 100:.2g}%"

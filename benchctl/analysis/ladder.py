@@ -15,7 +15,7 @@ from benchctl.analysis.decomposition_factors import logarithmic_mean
 from benchctl.analysis.experiment import Experiment
 from benchctl.analysis.paired_runs import PairedRuns
 from benchctl.analysis.pairing import Arm, CellPair, readable_arms
-from benchctl.analysis.side_ratio import SideRatio, side_ratio
+from benchctl.analysis.side_ratio import SideRatio
 from benchctl.profile.controls import ladder_of
 from benchctl.profile.model import Profile, VariantSettings
 from benchctl.profile.plan import arms
@@ -106,10 +106,7 @@ def _levels(experiment: Experiment, steps: Sequence[Arm], name: str, confidence:
 def _ratio_of(experiment: Experiment, a: Arm, b: Arm, name: str, confidence: float) -> SideRatio | None:
     pair = CellPair(label=b.label, a=a, b=b, pairing="interleaved")
     paired = PairedRuns.of(pair, (experiment, experiment))
-    before, after = ([metrics[LADDER_COLUMNS[name]] for metrics in side] for side in paired.metrics())
-    slope = paired.slopes().get(LADDER_COLUMNS[name])
-    design = paired.design if slope is not None else paired.design.without_positions
-    return side_ratio(before, after, design, slope, confidence)
+    return paired.ratio(LADDER_COLUMNS[name], confidence)
 
 
 def _price(

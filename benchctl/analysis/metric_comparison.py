@@ -7,18 +7,19 @@ from statistics import fmean, geometric_mean, stdev
 from typing import Final, Literal, TypeAlias
 
 from benchctl.analysis.block_order import OrderEffects, order_effects, outlying
+from benchctl.analysis.margins import Margins, Verdict, margins_of, verdict_of
 from benchctl.analysis.metric_table import METRICS, Metric
 from benchctl.analysis.planning import MAX_BLOCKS_NEEDED, blocks_for_verdict
 from benchctl.analysis.side_ratio import UNORDERED, BlockDesign, SideRatio, side_ratio
 from benchctl.analysis.statistics import (
+    DEFAULT_ESTIMATOR,
     MIN_PAIRED_BLOCKS,
     MIN_UNPAIRED_BLOCKS,
+    Estimator,
     PooledSlope,
     RatioEstimate,
-    Verdict,
     estimate_unpaired,
     log_ratios,
-    verdict_of,
 )
 from benchctl.records.noise import MetricNoise
 
@@ -37,19 +38,33 @@ class Rules:
     """How metrics are judged. ``noise`` is what an A/A experiment of this machine showed, by metric."""
 
     margin_frac: float
+    """The threshold."""
     confidence: float
     is_paired: bool
     noise: Mapping[str, MetricNoise]
+    equivalence_margin_frac: float | None = None
+    """Inside it two sides are equivalent; None: inside the threshold."""
+    estimator: Estimator = DEFAULT_ESTIMATOR
+    slopes: Mapping[str, PooledSlope] | None = None
+    """The effect of the position on each metric, from all arms of the directory; metrics that are not in it are not
+    adjusted. None: each pair of arms estimates its own."""
 
-    def margin_of(self, name: str) -> float:
-        """The threshold, or the noise floor of the metric where that is larger."""
+    def margins_of(self, name: str) -> Margins:
+        """A change is called beyond the noise floor of the metric where that exceeds the threshold; equivalence
+        never is.
+        """
         noise = self.noise.get(name)
-        return self.margin_frac if noise is None else max(self.margin_frac, noise.floor_frac)
+        return margins_of(
+            self.margin_frac, 0.0 if noise is None else noise.floor_frac, self.equivalence_margin_frac
+        )
 
     @property
     def min_blocks(self) -> int:
         """Fewer are a screening: no verdict."""
         return MIN_PAIRED_BLOCKS if self.is_paired else MIN_UNPAIRED_BLOCKS
+
+
+NO_MARGINS: Final = Margins(0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,8 +81,10 @@ class MetricComparison:
     b_blocks: tuple[float | None, ...]
     estimate: RatioEstimate | None = None
     reason: str | None = None
-    margin_frac: float = 0.0
-    """Margin of this metric: the threshold, or its noise floor where that is larger."""
+    blocks: tuple[int, ...] = ()
+    """Those of the estimate, in order; empty where the sides share none."""
+    margins: Margins = NO_MARGINS
+    """Beyond which a change is called, and inside which equivalence."""
     judged_confidence: float | None = None
     """Confidence of the interval that made the verdict: higher than the shown one where several tests are made."""
     order: OrderEffects | None = None
@@ -81,6 +98,11 @@ class MetricComparison:
     """The runs themselves call its values untrustworthy: it decides nothing."""
     a_level: float | None = None
     """Of paired sides: the mean of A that the estimate belongs to."""
+
+    @property
+    def margin_frac(self) -> float:
+        """The change margin."""
+        return self.margins.change_frac
 
     @property
     def a(self) -> float | None:
@@ -123,22 +145,15 @@ def compare_metrics(
     roles: Mapping[str, Role],
     rules: Rules,
     design: BlockDesign = UNORDERED,
-    slopes: Mapping[str, PooledSlope] | None = None,
 ) -> tuple[MetricComparison, ...]:
-    """Compare each metric, without a correction for several; exploratory ones without values are left out.
-
-    ``slopes`` are the effects of one position later in a block, by metric: those without one are not adjusted.
-    Where there are no slopes at all, each pair estimates its own.
-    """
+    """Compare each metric, without a correction for several; exploratory ones without values are left out."""
     found = []
     for name, role in roles.items():
         a_blocks, b_blocks = tuple(run[name] for run in a_runs), tuple(run[name] for run in b_runs)
         if role == "exact":
             compared = _compare_exactly(name, role, a_blocks, b_blocks, rules)
         else:
-            slope = None if slopes is None else slopes.get(name)
-            ordered = design if slopes is None or slope is not None else design.without_positions
-            compared = _compare_ratio(name, role, (a_blocks, b_blocks), rules, (ordered, slope))
+            compared = _compare_ratio(name, role, (a_blocks, b_blocks), rules, design)
         if role != "exploratory" or any(value is not None for value in (*a_blocks, *b_blocks)):
             found.append(compared)
     return tuple(found)
@@ -160,9 +175,9 @@ def _compare_ratio(
     role: Role,
     sides: tuple[Blocks, Blocks],
     rules: Rules,
-    order: tuple[BlockDesign, PooledSlope | None],
+    design: BlockDesign,
 ) -> MetricComparison:
-    (a, b), (design, slope) = sides, order
+    a, b = sides
     metric = METRICS[name]
     compared = MetricComparison(
         metric=metric,
@@ -170,7 +185,7 @@ def _compare_ratio(
         verdict="inconclusive",
         a_blocks=a,
         b_blocks=b,
-        margin_frac=rules.margin_of(name),
+        margins=rules.margins_of(name),
     )
     if rules.is_paired:
         known = [(x, y) for x, y in zip(a, b, strict=True) if x is not None and y is not None]
@@ -187,13 +202,11 @@ def _compare_ratio(
         estimate = estimate_unpaired(known_a, known_b, rules.confidence)
         is_screening = min(len(known_a), len(known_b)) < rules.min_blocks
         return judged(replace(compared, estimate=estimate, is_screening=is_screening), rules.confidence)
-    ratio = side_ratio(a, b, design, slope, rules.confidence)
-    return compared if ratio is None else judged(_paired(compared, ratio, rules, slope), rules.confidence)
+    ratio = _ratio(name, a, b, design, rules)
+    return compared if ratio is None else judged(_paired(compared, ratio, rules), rules.confidence)
 
 
-def _paired(
-    compared: MetricComparison, ratio: SideRatio, rules: Rules, slope: PooledSlope | None
-) -> MetricComparison:
+def _paired(compared: MetricComparison, ratio: SideRatio, rules: Rules) -> MetricComparison:
     design, differences = ratio.design, log_ratios(ratio.a_values, ratio.b_values)
     odd = outlying(differences)
     a, b = ([math.log(value) for value in side] for side in (ratio.a_values, ratio.b_values))
@@ -201,17 +214,25 @@ def _paired(
         compared,
         estimate=ratio.estimate,
         a_level=ratio.a,
+        blocks=design.blocks,
         is_screening=len(differences) < rules.min_blocks,
-        order=order_effects(a, b, design.blocks, design.places),
+        order=order_effects(a, b, design.blocks, design.positions),
         outlier_blocks=tuple(design.blocks[i] for i in odd),
-        without_outliers=_without(odd, ratio, rules, slope) if odd else None,
+        without_outliers=_without(odd, ratio, rules) if odd else None,
     )
 
 
-def _without(odd: Sequence[int], ratio: SideRatio, rules: Rules, slope: PooledSlope | None) -> RatioEstimate | None:
+def _ratio(name: str, a: Blocks, b: Blocks, design: BlockDesign, rules: Rules) -> SideRatio | None:
+    """The ratio of one metric, with the effect of the position as the rules know it."""
+    slope = None if rules.slopes is None else rules.slopes.get(name)
+    ordered = design if rules.slopes is None or slope is not None else design.without_positions
+    return side_ratio(a, b, ordered, slope, rules.confidence, rules.estimator)
+
+
+def _without(odd: Sequence[int], ratio: SideRatio, rules: Rules) -> RatioEstimate | None:
     kept = [i for i in range(len(ratio.a_values)) if i not in odd]
     a, b = ([side[i] for i in kept] for side in (ratio.a_values, ratio.b_values))
-    without = side_ratio(a, b, ratio.design.only(kept), slope, rules.confidence)
+    without = side_ratio(a, b, ratio.design.only(kept), ratio.slope, rules.confidence, rules.estimator)
     return None if without is None else without.estimate
 
 
@@ -219,17 +240,17 @@ def judged(compared: MetricComparison, confidence: float) -> MetricComparison:
     """With the verdict of the interval of ``confidence``, and why where there is none."""
     if compared.estimate is None:
         return compared
-    estimate, margin = compared.estimate, compared.margin_frac
+    estimate = compared.estimate
     verdict: Verdict = "inconclusive"
     if not compared.is_screening:
-        verdict = verdict_of(estimate, margin, compared.metric.direction, confidence)
+        verdict = verdict_of(estimate, compared.margins, compared.metric.direction, confidence)
     reason = why_inconclusive(compared, confidence) if verdict == "inconclusive" else None
     return replace(compared, verdict=verdict, reason=reason, judged_confidence=confidence)
 
 
 def why_inconclusive(compared: MetricComparison, confidence: float) -> str:
     """What is missing for a verdict, in blocks where that can be said."""
-    estimate, margin = compared.estimate, compared.margin_frac
+    estimate, margins = compared.estimate, compared.margins
     if estimate is None:
         return "nothing was estimated"
     least = MIN_PAIRED_BLOCKS if estimate.is_paired else MIN_UNPAIRED_BLOCKS
@@ -237,18 +258,46 @@ def why_inconclusive(compared: MetricComparison, confidence: float) -> str:
         each = "" if estimate.is_paired else " on each side"
         number = "1 block gives" if estimate.num_blocks == 1 else f"{estimate.num_blocks} blocks give"
         return f"screening: {number} no verdict; at least {least}{each} are needed"
-    across = f"the interval reaches across the margin of {margin * 100:.3g}%"
-    if verdict_of(estimate, margin, "none") != "inconclusive":
-        across = (
-            f"the {estimate.confidence * 100:.3g}% interval is clear of the margin of {margin * 100:.3g}%, but not "
-            f"that of {confidence * 100:.4g}%, which so many tests ask for"
+    if margins.leave_between(estimate.log_ratio):
+        return _why_never(estimate, margins, confidence)
+    where = f"the interval reaches across {_margin_across(estimate, margins)}"
+    if verdict_of(estimate, margins, "none") != "inconclusive":
+        where = (
+            f"the {estimate.confidence * 100:.3g}% interval is clear of {_margin_across(estimate, margins)}, but "
+            f"not that of {confidence * 100:.4g}%, which so many tests ask for"
         )
-    needed = blocks_for_verdict(estimate, margin, confidence)
+    needed = blocks_for_verdict(estimate, margins, confidence)
     if needed is None:
         return (
-            f"{across}; not even {MAX_BLOCKS_NEEDED} blocks would tell: the scatter is too large, or the change "
+            f"{where}; not even {MAX_BLOCKS_NEEDED} blocks would tell: the scatter is too large, or the change "
             "too close to the margin"
         )
     more = max(1, needed - estimate.num_blocks)
     blocks = "1 more block" if more == 1 else f"{more} more blocks"
-    return f"{across}; about {blocks}, if ratio and scatter stay as they are"
+    return f"{where}; about {blocks}, if ratio and scatter stay as they are"
+
+
+def _margin_across(estimate: RatioEstimate, margins: Margins) -> str:
+    """The margin that the ratio would have to clear: inside the one of equivalence, or beyond that of a change."""
+    if abs(estimate.log_ratio) < margins.log_equivalence:
+        return f"the margin of {margins.equivalence_frac * 100:.3g}%"
+    return f"the {_change_margin(margins)}"
+
+
+def _change_margin(margins: Margins) -> str:
+    what = "noise floor" if margins.is_noise_floor else "margin"
+    return f"{what} of {margins.change_frac * 100:.3g}%"
+
+
+def _why_never(estimate: RatioEstimate, margins: Margins, confidence: float) -> str:
+    """Between equivalence and change margin: the machine, not the number of blocks, is what is missing."""
+    low, high = estimate.interval_at(confidence) or (-math.inf, math.inf)
+    is_between = margins.leave_between(low) and margins.leave_between(high) and low * high > 0
+    what = "interval" if is_between else "ratio"
+    lies = f"the {what} lies between the margin of {margins.equivalence_frac * 100:.3g}% and the"
+    if not margins.is_noise_floor:
+        return f"{lies} threshold of {margins.change_frac * 100:.3g}%: too large for equivalent, too small to count"
+    return (
+        f"{lies} {_change_margin(margins)}: no number of blocks tells while that floor stands; measure it with "
+        "more blocks, or on a quieter machine (benchctl run --profile aa --blocks N)"
+    )

@@ -5,25 +5,27 @@ from collections.abc import Iterator
 from typing import Final
 
 from benchctl.records.noise import NoiseFloor
-from benchctl.records.run import Manifest, ResultWarning
+from benchctl.records.run import ResultWarning
 
 FRESH_DAYS: Final = 30
 """Older noise is doubted: drivers, clocks, neighbours and rooms change."""
 
 
-def noise_doubts(noise: NoiseFloor, manifest: Manifest) -> tuple[ResultWarning, ...]:
-    """What an experiment should doubt of the noise that it takes from the file."""
-    return tuple(_doubts(noise, manifest))
+def noise_doubts(noise: NoiseFloor, request_set_sha256: str | None, begins_at: str) -> tuple[ResultWarning, ...]:
+    """What an experiment should doubt of the noise that it takes from the file; nothing of its workload where the
+    request set is not known yet.
+    """
+    return tuple(_doubts(noise, request_set_sha256, begins_at))
 
 
-def _doubts(noise: NoiseFloor, manifest: Manifest) -> Iterator[ResultWarning]:
-    if noise.request_set_sha256 != manifest.request_set_sha256:
+def _doubts(noise: NoiseFloor, request_set_sha256: str | None, begins_at: str) -> Iterator[ResultWarning]:
+    if request_set_sha256 not in {None, noise.request_set_sha256}:
         yield ResultWarning(
             code="noise-of-another-workload",
             message=f"the noise floor is that of the A/A experiment {noise.source}, which had another request set; "
             "larger or smaller loads scatter differently: measure this workload against itself for its own",
         )
-    days = (_time(manifest.created_at) - _time(noise.measured_at)).days
+    days = (_time(begins_at) - _time(noise.measured_at)).days
     if days > FRESH_DAYS:
         yield ResultWarning(
             code="noise-old",

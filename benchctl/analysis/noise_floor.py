@@ -13,7 +13,7 @@ from benchctl.analysis.experiment import Experiment
 from benchctl.analysis.metric_table import METRICS
 from benchctl.analysis.paired_runs import PairedRuns
 from benchctl.analysis.pairing import CellPair, Side, match_cells
-from benchctl.analysis.side_ratio import SideRatio, side_ratio
+from benchctl.analysis.side_ratio import SideRatio
 from benchctl.analysis.statistics import MIN_PAIRED_BLOCKS, log_ratios
 from benchctl.errors import NotComparableError, UsageError
 from benchctl.profile.model import Profile
@@ -99,15 +99,11 @@ def _pair(experiment: Experiment, other: str) -> CellPair:
 
 
 def _noise_of_pair(paired: PairedRuns) -> dict[str, MetricNoise]:
-    before, after = paired.metrics()
-    slopes = paired.slopes()
     found = {}
     for name, metric in METRICS.items():
         if metric.direction == "none" or metric.is_exact:
             continue
-        slope = slopes.get(name)
-        design = paired.design if slope is not None else paired.design.without_positions
-        ratio = side_ratio([run[name] for run in before], [run[name] for run in after], design, slope)
+        ratio = paired.ratio(name)
         if ratio is not None and ratio.estimate.num_blocks >= MIN_PAIRED_BLOCKS:
             found[name] = _noise(ratio)
     return found

@@ -7,7 +7,7 @@ from benchctl.analysis.check import Check
 from benchctl.analysis.experiment import Experiment, Metrics
 from benchctl.analysis.pairing import CellPair
 from benchctl.analysis.side_ratio import UNORDERED, BlockDesign, SideRatio, side_ratio
-from benchctl.analysis.statistics import PooledSlope
+from benchctl.analysis.statistics import Estimator, PooledSlope
 from benchctl.records.directory import LoadedRun
 
 
@@ -53,17 +53,12 @@ class PairedRuns:
         """Effect of the position on another value of a run."""
         return self.a.slope_of(value_of) if self.pair.is_ordered else None
 
-    def ratio(self, name: str, confidence: float = 0.95) -> SideRatio | None:
+    def ratio(self, name: str, confidence: float = 0.95, estimator: Estimator | None = None) -> SideRatio | None:
         """The ratio of a metric as a comparison estimates it; None where no block knows it on both sides."""
         a, b = ([metrics[name] for metrics in side] for side in self.metrics())
         slope = self.slopes().get(name)
         design = self.design if slope is not None else self.design.without_positions
-        return side_ratio(a, b, design, slope, confidence)
-
-    def levels(self, name: str, confidence: float = 0.95) -> tuple[float, float] | None:
-        """Both sides of the ratio of a metric; None where it is unknown, or the sides share no blocks."""
-        ratio = None if self.pair.pairing == "unpaired" else self.ratio(name, confidence)
-        return None if ratio is None else (ratio.a, ratio.b)
+        return side_ratio(a, b, design, slope, confidence, estimator or self.a.estimator)
 
     def checks(self) -> Iterator[tuple[LoadedRun, Check]]:
         """The checks of every run of both sides."""

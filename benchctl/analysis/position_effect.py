@@ -14,14 +14,13 @@ one mean, whichever other it is compared with.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from benchctl.analysis.screening import MIN_PAIRED_BLOCKS
-from benchctl.analysis.statistics import PooledSlope
+from benchctl.analysis.statistics import DEFAULT_ESTIMATOR, Estimator, PooledSlope, estimate_paired
 
 RunKey: TypeAlias = tuple[int, str]
 """Block and arm of a run."""
@@ -75,14 +74,20 @@ def _residual_positions(keys: Sequence[RunKey], positions: Mapping[RunKey, int])
     return z if float(z @ z) > _LEAST_INFORMATION else None
 
 
-def adjusted_level(values: Sequence[float], offsets: Sequence[float] | None, slope: PooledSlope | None) -> float:
-    """Geometric mean of one arm's values at the middle of a block: exp(mean(ln y - β offset)).
+def adjusted_level(
+    values: Sequence[float],
+    offsets: Sequence[float] | None,
+    slope: PooledSlope | None,
+    estimator: Estimator = DEFAULT_ESTIMATOR,
+) -> float:
+    """The centre of one arm's values at the middle of a block: exp of the centre of ln y - β offset.
 
-    ``offsets`` are the positions of its runs less the middle; without them or a slope it is the plain geometric
-    mean.
+    The centre is that of the ``estimator``: the mean, or one in which runs that lie far off count little.
+    ``offsets`` are the positions of its runs less the middle; without them or a slope nothing is adjusted.
     """
     if len(set(values)) == 1 and (slope is None or slope.log_per_position == 0):
         return values[0]
-    logs = [math.log(value) for value in values]
-    shift = 0.0 if offsets is None or slope is None else slope.log_per_position * fmean(offsets)
-    return math.exp(fmean(logs) - shift)
+    per_position = 0.0 if slope is None else slope.log_per_position
+    shifts = [0.0] * len(values) if offsets is None else [per_position * offset for offset in offsets]
+    logs = [math.log(value) - shift for value, shift in zip(values, shifts, strict=True)]
+    return math.exp(estimate_paired(logs, estimator=estimator).log_ratio)

@@ -1,7 +1,7 @@
 """Two sides that share no blocks: the Mann-Whitney test, and the interval of the shift that inverts it."""
 
 import math
-from collections import Counter
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -36,6 +36,14 @@ class PairwiseShifts:
         k = _rank_below(self.sizes, (1 - confidence) / 2)
         return None if k is None else (self.shifts[k - 1], self.shifts[-k])
 
+    def p_value(self) -> float:
+        """The Mann-Whitney test of "no shift": 2 P(U <= u), u the smaller number of shifts on one side of 0.
+
+        A shift of exactly 0 counts on both sides, so that the interval excludes 0 just where p is at most alpha.
+        """
+        u = min(bisect_right(self.shifts, 0.0), len(self.shifts) - bisect_left(self.shifts, 0.0))
+        return min(1.0, 2 * _probability_up_to(self.sizes, u))
+
 
 @lru_cache(maxsize=4096)
 def _rank_below(sizes: tuple[int, int], tail: float) -> int | None:
@@ -51,6 +59,15 @@ def _rank_below(sizes: tuple[int, int], tail: float) -> int | None:
     return k or None
 
 
+def _probability_up_to(sizes: tuple[int, int], u: int) -> float:
+    """P(U <= u) of two sides that come from one distribution."""
+    num_a, num_b = sizes
+    if num_a * num_b > MAX_EXACT_PAIRS:
+        centre, sd = num_a * num_b / 2, math.sqrt(num_a * num_b * (num_a + num_b + 1) / 12)
+        return float(ndtr((u + 1 - centre) / sd))
+    return sum(_u_counts(num_a, num_b)[: u + 1]) / math.comb(num_a + num_b, num_a)
+
+
 @lru_cache(maxsize=64)
 def _u_counts(num_a: int, num_b: int) -> tuple[int, ...]:
     """Orders of the two sides with each value of U: coefficients of the Gaussian binomial (a + b over a)."""
@@ -61,27 +78,6 @@ def _u_counts(num_a: int, num_b: int) -> tuple[int, ...]:
         for u in range(i, len(counts)):
             counts[u] += counts[u - i]
     return tuple(counts)
-
-
-def rank_sum_p(a: Sequence[float], b: Sequence[float]) -> float:
-    """Two-sided p-value of the Mann-Whitney test that both sides come from one distribution.
-
-    Exact where no values are equal and there are at most 2,500 pairs; otherwise the normal approximation with
-    corrections for ties and continuity.
-    """
-    num_a, num_b = len(a), len(b)
-    pairs = num_a * num_b
-    u = sum((after > before) + 0.5 * (after == before) for after in b for before in a)
-    least = min(u, pairs - u)
-    ties = [count for count in Counter((*a, *b)).values() if count > 1]
-    if not ties and pairs <= MAX_EXACT_PAIRS:
-        below = sum(_u_counts(num_a, num_b)[: int(least) + 1])
-        return min(1.0, 2 * below / math.comb(num_a + num_b, num_a))
-    n = num_a + num_b
-    spread = pairs / 12 * (n + 1 - sum(count**3 - count for count in ties) / (n * (n - 1)))
-    if spread <= 0:
-        return 1.0
-    return min(1.0, 2 * float(ndtr((least + 0.5 - pairs / 2) / math.sqrt(spread))))
 
 
 def pairwise_shifts(a: Sequence[float], b: Sequence[float]) -> tuple[float, ...]:

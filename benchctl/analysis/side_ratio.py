@@ -9,26 +9,33 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from benchctl.analysis.position_effect import adjusted_level
-from benchctl.analysis.statistics import PooledSlope, RatioEstimate, estimate_paired, log_ratios
+from benchctl.analysis.statistics import (
+    DEFAULT_ESTIMATOR,
+    Estimator,
+    PooledSlope,
+    RatioEstimate,
+    estimate_paired,
+    log_ratios,
+)
 
 Values: TypeAlias = Sequence[float | None]
 
 
 @dataclass(frozen=True, slots=True)
 class BlockDesign:
-    """Which block each value belongs to, and where in it: ``places`` are the positions of B less those of A,
+    """Which block each value belongs to, and where in it: ``positions`` are those of B less those of A,
     ``a_offsets`` those of A less the middle of the block; None where the sides did not share blocks.
     """
 
     blocks: tuple[int, ...]
-    places: tuple[int, ...] | None = None
+    positions: tuple[int, ...] | None = None
     a_offsets: tuple[float, ...] | None = None
 
     def only(self, kept: Sequence[int]) -> "BlockDesign":
         """The design of some of the values, by their index."""
         return BlockDesign(
             tuple(self.blocks[i] for i in kept) if self.blocks else tuple(kept),
-            None if self.places is None else tuple(self.places[i] for i in kept),
+            None if self.positions is None else tuple(self.positions[i] for i in kept),
             None if self.a_offsets is None else tuple(self.a_offsets[i] for i in kept),
         )
 
@@ -58,10 +65,10 @@ class SideRatio:
     def adjusted_log_ratios(self) -> tuple[float, ...]:
         """ln(B / A) of each block as it would be at equal positions."""
         differences = log_ratios(self.a_values, self.b_values)
-        if self.slope is None or self.design.places is None:
+        if self.slope is None or self.design.positions is None:
             return differences
         per_position = self.slope.log_per_position
-        return tuple(d - per_position * x for d, x in zip(differences, self.design.places, strict=True))
+        return tuple(d - per_position * x for d, x in zip(differences, self.design.positions, strict=True))
 
     @property
     def b(self) -> float:
@@ -69,7 +76,12 @@ class SideRatio:
 
 
 def side_ratio(
-    a: Values, b: Values, design: BlockDesign, slope: PooledSlope | None, confidence: float = 0.95
+    a: Values,
+    b: Values,
+    design: BlockDesign,
+    slope: PooledSlope | None,
+    confidence: float = 0.95,
+    estimator: Estimator = DEFAULT_ESTIMATOR,
 ) -> SideRatio | None:
     """The ratio over the blocks in which both values are known and positive; None where there are none.
 
@@ -84,6 +96,7 @@ def side_ratio(
     a_values = tuple(value for i in kept if (value := a[i]) is not None)
     b_values = tuple(value for i in kept if (value := b[i]) is not None)
     of_kept = design.only(kept)
-    estimate = estimate_paired(log_ratios(a_values, b_values), confidence, of_kept.places, slope=slope)
-    level = adjusted_level(a_values, of_kept.a_offsets, slope)
+    differences = log_ratios(a_values, b_values)
+    estimate = estimate_paired(differences, confidence, of_kept.positions, slope=slope, estimator=estimator)
+    level = adjusted_level(a_values, of_kept.a_offsets, slope, estimator)
     return SideRatio(a=level, estimate=estimate, a_values=a_values, b_values=b_values, design=of_kept, slope=slope)

@@ -23,7 +23,6 @@ from collections.abc import Collection, Iterator, Sequence
 from benchctl.analysis.experiment import Experiment
 from benchctl.analysis.paired_runs import PairedRuns
 from benchctl.analysis.pairing import CellPair, Side, match_cells
-from benchctl.analysis.side_ratio import side_ratio
 from benchctl.analysis.statistics import MIN_PAIRED_BLOCKS
 from benchctl.records.run import HalfWidth, Look, Manifest, StoppingRecord
 
@@ -90,11 +89,8 @@ def _half_width(paired: PairedRuns, name: str, confidence: float) -> HalfWidth |
 
     None where runs count and none of them knows the metric.
     """
-    a, b = ([metrics[name] for metrics in side] for side in paired.metrics())
-    slope = paired.slopes().get(name)
-    design = paired.design if slope is not None else paired.design.without_positions
-    ratio = side_ratio(a, b, design, slope, confidence)
-    if ratio is None and a:
+    ratio = paired.ratio(name, confidence)
+    if ratio is None and paired.pair.a_runs:
         return None
     num_blocks = 0 if ratio is None else ratio.estimate.num_blocks
     half = None

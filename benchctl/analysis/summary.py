@@ -11,7 +11,9 @@ from benchctl.analysis.breakdown import Breakdown, StepTally, mean_breakdown, ta
 from benchctl.analysis.experiment import Experiment
 from benchctl.analysis.flops_accounting import RunFlops
 from benchctl.analysis.metric_table import CLIENT_TIMED, METRICS, POSITION_ADJUSTED
+from benchctl.analysis.paired_runs import PairedRuns
 from benchctl.analysis.position_effect import adjusted_level
+from benchctl.analysis.side_ratio import SideRatio, side_ratio
 from benchctl.analysis.statistics import PooledSlope
 from benchctl.analysis.summary_columns import (
     CLIENT_COLUMNS,
@@ -89,8 +91,9 @@ class Spread:
     """A value over blocks; what one block does not tell is None.
 
     Metrics that are positive in every block have the mean that a comparison shows: geometric, at the middle of the
-    block; ``cv_frac`` is then the standard deviation of the logarithms. Other columns have the arithmetic mean, and
-    ``cv_frac`` is sd / mean. ``sd`` is that of the values as measured (n - 1).
+    block, by the estimator of the profile; ``cv_frac`` is then the standard deviation of the logarithms. Other
+    columns have the arithmetic mean, and ``cv_frac`` is sd / mean. ``sd`` is that of the values as measured (n -
+    1).
     """
 
     mean: float
@@ -151,15 +154,25 @@ def _summarise(run: LoadedRun, experiment: Experiment) -> RunSummary:
     )
 
 
-def summarise_cells(runs: Iterable[RunSummary], experiment: Experiment) -> tuple[CellSummary, ...]:
-    """Each variant and cell over its blocks: the baseline first, then by variant and factor values."""
+def summarise_cells(
+    runs: Iterable[RunSummary], experiment: Experiment, pairs: Sequence[PairedRuns] = ()
+) -> tuple[CellSummary, ...]:
+    """Each variant and cell over its blocks: the baseline first, then by variant and factor values.
+
+    Arms that are compared with the baseline in ``pairs`` have the means that belong to the ratio.
+    """
     baseline = experiment.results.manifest.baseline
     ordered = sorted(runs, key=lambda run: arm_order(run.record, baseline))
     groups: dict[str, list[RunSummary]] = {}
     for run in ordered:
         groups.setdefault(run.label, []).append(run)
-    slopes = _slopes(ordered, experiment)
-    return tuple(_over_blocks(group, experiment, slopes) for group in groups.values())
+    cells = _Cells(
+        experiment=experiment,
+        slopes=_slopes(ordered, experiment),
+        summaries={id(run.run): run for run in ordered},
+        pairs={paired.pair.b.label: paired for paired in pairs},
+    )
+    return tuple(cells.over_blocks(group) for group in groups.values())
 
 
 def _slopes(runs: Sequence[RunSummary], experiment: Experiment) -> Mapping[str, PooledSlope]:
@@ -181,29 +194,54 @@ def _counted(summaries: Mapping[int, RunSummary], column: str, run: LoadedRun) -
     return summaries[id(run)].counted(column)
 
 
-def _over_blocks(
-    group: Sequence[RunSummary], experiment: Experiment, slopes: Mapping[str, PooledSlope]
-) -> CellSummary:
-    usable = tuple(run for run in group if run.is_usable)
-    spreads = {}
-    for column in SUMMARY_COLUMNS:
-        numbers = {run: number for run in usable if (number := run.counted(column)) is not None}
-        if not numbers or column in LABEL_COLUMNS:
-            continue
-        if column in _OF_COMPARISONS and min(numbers.values()) > 0:
-            offsets = [experiment.offset(run.run) for run in numbers]
-            spreads[column] = _geometric_spread(list(numbers.values()), offsets, slopes.get(column))
-        else:
-            spreads[column] = _spread(list(numbers.values()))
-    first = group[0].record
-    return CellSummary(
-        variant=first.variant,
-        cell=first.cell,
-        runs=usable,
-        num_unusable=len(group) - len(usable),
-        spreads=spreads,
-        infeasible=None if usable else _infeasibility(group),
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Cells:
+    """What the means of all cells are made from."""
+
+    experiment: Experiment
+    slopes: Mapping[str, PooledSlope]
+    summaries: Mapping[int, RunSummary]
+    pairs: Mapping[str, PairedRuns]
+
+    def over_blocks(self, group: Sequence[RunSummary]) -> CellSummary:
+        usable = tuple(run for run in group if run.is_usable)
+        spreads = {}
+        for column in SUMMARY_COLUMNS:
+            numbers = {run: number for run in usable if (number := run.counted(column)) is not None}
+            if numbers and column not in LABEL_COLUMNS:
+                spreads[column] = self._spread(group[0].label, column, numbers)
+        first = group[0].record
+        return CellSummary(
+            variant=first.variant,
+            cell=first.cell,
+            runs=usable,
+            num_unusable=len(group) - len(usable),
+            spreads=spreads,
+            infeasible=None if usable else _infeasibility(group),
+        )
+
+    def _spread(self, label: str, column: str, numbers: Mapping[RunSummary, float]) -> Spread:
+        if column not in _OF_COMPARISONS or min(numbers.values()) <= 0:
+            return _spread(list(numbers.values()))
+        slope, estimator = self.slopes.get(column), self.experiment.estimator
+        ratio = self._ratio(label, column, slope)
+        if ratio is not None:
+            return _geometric_spread(ratio.b, ratio.b_values)
+        offsets = [self.experiment.offset(run.run) for run in numbers]
+        values = list(numbers.values())
+        return _geometric_spread(adjusted_level(values, offsets, slope, estimator), values)
+
+    def _ratio(self, label: str, column: str, slope: PooledSlope | None) -> SideRatio | None:
+        """To the baseline, as a comparison has it; None for the baseline itself."""
+        paired = self.pairs.get(label)
+        if paired is None:
+            return None
+        a, b = (
+            [_counted(self.summaries, column, run) for run in side]
+            for side in (paired.pair.a_runs, paired.pair.b_runs)
+        )
+        design = paired.design if slope is not None else paired.design.without_positions
+        return side_ratio(a, b, design, slope, estimator=self.experiment.estimator)
 
 
 def _infeasibility(group: Sequence[RunSummary]) -> str | None:
@@ -212,11 +250,10 @@ def _infeasibility(group: Sequence[RunSummary]) -> str | None:
     return "out of memory" if causes & INFEASIBLE_CAUSES else None
 
 
-def _geometric_spread(numbers: Sequence[float], offsets: Sequence[float], slope: PooledSlope | None) -> Spread:
-    level = adjusted_level(numbers, offsets, slope)
-    if len(numbers) < 2:
-        return Spread(mean=level, n=len(numbers))
-    return Spread(mean=level, n=len(numbers), sd=stdev(numbers), cv_frac=stdev(map(math.log, numbers)))
+def _geometric_spread(level: float, values: Sequence[float]) -> Spread:
+    if len(values) < 2:
+        return Spread(mean=level, n=len(values))
+    return Spread(mean=level, n=len(values), sd=stdev(values), cv_frac=stdev(map(math.log, values)))
 
 
 def _spread(numbers: Sequence[float]) -> Spread:

@@ -212,14 +212,14 @@ def _ratio(
     summaries: Mapping[int, RunSummary],
     confidence: float,
 ) -> SideRatio | None:
-    """The ratio as ``compare`` estimates it: the same runs, blocks and effect of the position."""
+    """The ratio as ``compare`` estimates it: the same runs, blocks, effect of the position and estimator."""
     column = _COMPARED[quantity]
     slope, design = None, paired.design.without_positions
     if quantity in _OF_TIME:
         slope = paired.slope_of(lambda run: summaries[id(run)].counted(column))
         design = paired.design if slope is not None else design
     a, b = [pair.base.counted(column) for pair in pairs], [pair.other.counted(column) for pair in pairs]
-    return side_ratio(a, b, design, slope, confidence)
+    return side_ratio(a, b, design, slope, confidence, paired.a.estimator)
 
 
 def _absolutes(ratios: Mapping[str, SideRatio]) -> dict[str, Value]:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from benchctl.analysis.compare import CompareOptions
     from benchctl.analysis.comparison import Comparison
+    from benchctl.analysis.statistics import Estimator
     from benchctl.records.noise import MetricNoise
 
 
@@ -30,10 +31,26 @@ def compare(
         str,
         typer.Option(
             "--threshold",
-            help="Margin that a change must leave to count: 1% or 0.01. Where the machine's own noise is on file "
-            "and larger, it takes its place.",
+            help="Change that counts: 1% or 0.01. A change is called beyond it, or beyond the machine's own noise "
+            "where that is on file and larger; equivalence is called inside it.",
         ),
     ] = "1%",
+    equivalence_margin: Annotated[
+        str | None,
+        typer.Option(
+            "--equivalence-margin",
+            metavar="TEXT",
+            help="Call equivalence inside this margin instead of the threshold: 2% or 0.02.",
+        ),
+    ] = None,
+    estimator: Annotated[
+        str | None,
+        typer.Option(
+            "--estimator",
+            metavar="NAME",
+            help="How blocks are averaged: robust or mean; that of the profile otherwise. Choose before looking.",
+        ),
+    ] = None,
     confidence: Annotated[float, typer.Option("--confidence", help="Confidence of the intervals.")] = 0.95,
     metrics: Annotated[
         str | None,
@@ -53,7 +70,8 @@ def compare(
         typer.Option(
             "--noise-floor",
             metavar="DIR|none",
-            help="An A/A experiment whose noise counts instead of the one on file; none: only --threshold.",
+            help="An A/A experiment beyond whose noise a change is called, instead of the one on file; none: only "
+            "--threshold.",
         ),
     ] = None,
     allow_failed: Annotated[
@@ -120,6 +138,10 @@ def compare(
     outputs, summary = checked_outputs(output or (), (a, b)), summary_path() if github_summary else None
     options = CompareOptions(
         margin_frac=parse_threshold(threshold),
+        equivalence_margin_frac=(
+            None if equivalence_margin is None else parse_threshold(equivalence_margin, "--equivalence-margin")
+        ),
+        estimator=_estimator(estimator),
         confidence=confidence,
         metrics=tuple(name.strip() for name in metrics.split(",")) if metrics is not None else (),
         allow=tuple(allow_difference or ()),
@@ -163,6 +185,17 @@ def _compared(a: str, b: str, options: "CompareOptions") -> "Comparison":
     a_runs, b_runs = (runs_of_side(side, allow_suspect=options.allow_suspect) for side in (a, b))
     names = name_of_side(a), name_of_side(b)
     return compare_foreign(a_runs, b_runs, options, names if names[0] != names[1] else (a, b))
+
+
+def _estimator(name: str | None) -> "Estimator | None":
+    from benchctl.analysis.statistics import ESTIMATORS
+
+    if name is None:
+        return None
+    for known in ESTIMATORS:
+        if name == known:
+            return known
+    raise UsageError(f"no estimator is called {name!r}; there are {' and '.join(ESTIMATORS)}")
 
 
 def _noise(given: str | None) -> "Mapping[str, MetricNoise] | None":

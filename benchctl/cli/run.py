@@ -144,11 +144,12 @@ def _print_plan(profile: "Profile") -> None:
     from benchctl.measure.noise_on_file import noise_on_file
     from benchctl.workload.natural_lengths import lengths_profile, needs_lengths
 
-    found = noise_on_file(profile)
+    prepared = None if needs_lengths(profile) else _prepare(profile)
+    found = noise_on_file(profile, request_set_sha256=None if prepared is None else prepared.sha256)
     for warning in found.warnings:
         _warn(warning.message)
-    if not needs_lengths(profile):
-        print_plan(profile, _prepare(profile).requests, found.noise)
+    if prepared is not None:
+        print_plan(profile, prepared.requests, found.noise)
         return
     pilot = lengths_profile(profile)
     requests = _prepare(pilot).requests

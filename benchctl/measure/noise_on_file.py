@@ -1,5 +1,6 @@
 """What the store of noise holds for this machine, and what an experiment adds to it."""
 
+import datetime as dt
 import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,10 +28,21 @@ class NoiseOnFile:
     warnings: tuple[ResultWarning, ...]
 
 
-def noise_on_file(profile: Profile, gpus: Sequence[GpuInfo] | None = None) -> NoiseOnFile:
-    """The newest noise on file for the baseline's server of ``profile`` on this machine; ``gpus`` are looked for
-    where they are not given.
+def noise_on_file(
+    profile: Profile,
+    gpus: Sequence[GpuInfo] | None = None,
+    *,
+    request_set_sha256: str | None = None,
+    begins_at: str | None = None,
+) -> NoiseOnFile:
+    """The noise that an experiment with ``profile`` takes along, and what to doubt of it.
+
+    It is the newest on file for the baseline's server on this machine; none for an experiment that compares
+    nothing, and for an A/A experiment, which is there to find it. ``gpus`` are looked for where they are not given,
+    it begins now unless that is given, and without ``request_set_sha256`` nothing is said of the workload.
     """
+    if len(arms(profile)) == 1 or is_repeated_baseline(profile):
+        return NoiseOnFile(None, ())
     devices = gpu_inventory() if gpus is None else gpus
     key = NoiseKey(
         host=platform.node(),
@@ -42,18 +54,21 @@ def noise_on_file(profile: Profile, gpus: Sequence[GpuInfo] | None = None) -> No
     entries = stored_noise(noise_directory(), key)
     newest = newest_of_each(entries)
     warnings = [ResultWarning(code=UNREADABLE, message=entry.problem) for entry in entries if entry.problem]
-    return NoiseOnFile(newest[0].noise if newest else None, tuple(warnings))
+    if not newest or newest[0].noise is None:
+        return NoiseOnFile(None, tuple(warnings))
+    noise = newest[0].noise
+    now = dt.datetime.now(dt.UTC).isoformat() if begins_at is None else begins_at
+    return NoiseOnFile(noise, (*warnings, *noise_doubts(noise, request_set_sha256, now)))
 
 
 def noise_for(profile: Profile, manifest: Manifest) -> NoiseOnFile:
-    """The noise that a new experiment takes along, with its doubts. None for one that compares nothing, and for an
-    A/A experiment, which is there to find it.
-    """
-    if len(arms(profile)) == 1 or is_repeated_baseline(profile):
-        return NoiseOnFile(None, ())
-    found = noise_on_file(profile, manifest.gpus)
-    doubts = () if found.noise is None else noise_doubts(found.noise, manifest)
-    return NoiseOnFile(found.noise, (*found.warnings, *doubts))
+    """The noise that a new experiment takes along."""
+    return noise_on_file(
+        profile,
+        manifest.gpus,
+        request_set_sha256=manifest.request_set_sha256,
+        begins_at=manifest.created_at,
+    )
 
 
 @dataclass(frozen=True, slots=True)

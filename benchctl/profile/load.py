@@ -17,7 +17,7 @@ from benchctl.profile.document import Fault, Place, dump_document, node_from_pla
 from benchctl.profile.engine_options import ENGINE_OPTIONS
 from benchctl.profile.faults import profile_error, validate
 from benchctl.profile.locate import locate_profile, profile_files
-from benchctl.profile.model import Engine, Profile
+from benchctl.profile.model import ComparisonRules, Engine, Profile
 from benchctl.profile.sources import (
     Draft,
     from_assignment,
@@ -109,6 +109,8 @@ def profile_sha256(profile: Profile) -> str:
     The order of keys does not matter, but for variants and factors, whose order is that of the plan.
     """
     document: dict[str, Any] = profile.model_dump(mode="json")
+    if profile.comparison == ComparisonRules():  # experiments from before this section keep their identity
+        del document["comparison"]
     ordered = {key: list(document[key].items()) for key in ("variants", "sweep")}
     return hashlib.sha256(encode(document | ordered)).hexdigest()
 

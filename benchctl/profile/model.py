@@ -239,6 +239,13 @@ class Timeouts(Section):
     """From asking a server to end until it is killed."""
 
 
+class ComparisonRules(Section):
+    """How the experiment is judged, declared before it is measured."""
+
+    estimator: Literal["robust", "mean"] = "robust"
+    """``robust`` gives blocks that lie far off little weight; ``mean`` gives all blocks the same."""
+
+
 class Telemetry(Section):
     """Sampling rates in Hz; 0 switches a sampler off."""
 
@@ -310,6 +317,8 @@ class Profile(Section):
     """Settings in which variants may differ, as dotted paths; ``guidance.*`` covers what is below."""
     primary_metrics: tuple[str, ...] = ("step_ms", "tpot_ms", "wall_s")
     """Metrics that decide the verdict of a comparison; all others are exploratory."""
+    comparison: ComparisonRules = ComparisonRules()
+    """How the experiment is judged."""
     gates: tuple[Gate, ...] = ("throttling", "foreign-gpu-process")
     """What must hold in a run for it to be compared; one that violates a gate is left out with its pair, and named.
     ``throttling``: no GPU slowed itself for heat or at the demand of its hardware. ``foreign-gpu-process``: no

@@ -26,6 +26,11 @@ def document_of(comparison: Comparison) -> dict[str, Any]:
         "a": comparison.a_name,
         "b": comparison.b_name,
         "margin_frac": comparison.margin_frac,
+        "equivalence_margin_frac": (
+            comparison.margin_frac
+            if comparison.equivalence_margin_frac is None
+            else comparison.equivalence_margin_frac
+        ),
         "confidence": comparison.confidence,
         "num_looks": comparison.num_looks,
         "pairing": comparison.pairing,
@@ -111,11 +116,15 @@ def _metric_document(cell: CellComparison, metric: MetricComparison) -> dict[str
         "blocks": estimate.num_blocks if estimate else cell.num_blocks,
         "verdict": metric.verdict,
         "reason": metric.reason,
-        "margin_frac": metric.margin_frac,
+        "margin_frac": metric.margins.change_frac,
+        "change_margin_frac": metric.margins.change_frac,
+        "equivalence_margin_frac": metric.margins.equivalence_frac,
         "judged_confidence": metric.judged_confidence,
         "judged_interval": _judged_interval(metric),
         "method": estimate.method if estimate else None,
-        "place_effect": estimate.place_effect if estimate else None,
+        "estimator": estimate.estimator if estimate else None,
+        "place_effect": estimate.position_effect if estimate else None,
+        "block_weights": list(estimate.block_weights) if estimate else [],
         "order": _order_document(metric.order),
         "outlier_blocks": list(metric.outlier_blocks),
         "without_outliers": _without_outliers(metric),

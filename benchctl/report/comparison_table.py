@@ -58,9 +58,14 @@ def _row(metric: MetricComparison) -> tuple[str, ...]:
         _value(metric.a, metric.a_blocks),
         _value(metric.b, metric.b_blocks),
         change_text(metric),
-        exact if p_value is None else f"{p_value:.3f}",
+        exact if p_value is None else _probability(p_value),
         verdict,
     )
+
+
+def _probability(p_value: float) -> str:
+    """Three digits, or below what."""
+    return f"{p_value:.3f}" if p_value >= 0.0005 else "<0.001"
 
 
 def _value(mean: float | None, blocks: tuple[float | None, ...]) -> str:
@@ -110,19 +115,40 @@ def _answer_lines(comparison: Comparison) -> Iterator[str]:
 
 
 def _margin_lines(comparison: Comparison) -> Iterator[str]:
-    """The margin, and where the noise of the machine is larger than what was asked for."""
-    tests = comparison.num_tests
-    how = f"{tests} deciding comparisons, corrected by Holm" if tests > 1 else "one deciding comparison"
-    yield f"margin {margin_text(comparison.margin_frac)} · {how}"
+    """The margins, the correction, the estimator, and where noise is larger than the threshold."""
+    yield f"{_threshold_text(comparison)} · {_correction(comparison)}"
+    estimators = {m.estimate.estimator for c in comparison.cells for m in c.deciding if m.estimate is not None}
+    if "robust" in estimators:
+        yield "estimator: robust; blocks that lie far off count little"
+    elif "mean" in estimators:
+        yield "estimator: mean; every block counts the same"
     if not comparison.noise:
         yield "no noise floor: no A/A experiment of this machine is on file (benchctl run --profile aa)"
         return
     floors = ", ".join(
         f"{name} {noise.floor_frac * 100:.2g}%"
-        + (" (its margin)" if noise.floor_frac > comparison.margin_frac else "")
+        + (" (a change is called beyond it)" if noise.floor_frac > comparison.margin_frac else "")
         for name, noise in comparison.noise.items()
     )
     yield f"noise floor A/A: {floors}"
+
+
+def _threshold_text(comparison: Comparison) -> str:
+    named = comparison.equivalence_margin_frac
+    threshold = f"margin {margin_text(comparison.margin_frac)}"
+    return threshold if named is None else f"{threshold}, of equivalence {margin_text(named)}"
+
+
+def _correction(comparison: Comparison) -> str:
+    """How many tests, and what makes them one."""
+    tests = comparison.num_tests
+    if tests <= 1:
+        return "one deciding comparison"
+    if comparison.pairing == "unpaired":
+        return f"{tests} deciding comparisons, corrected by Holm"
+    levels = {m.judged_confidence for c in comparison.cells for m in c.deciding if m.judged_confidence is not None}
+    level = f", each judged at {max(levels) * 100:.4g}%" if levels else ""
+    return f"{tests} deciding comparisons, judged together by sign flips of whole blocks{level}"
 
 
 def _order_lines(comparison: Comparison) -> Iterator[str]:

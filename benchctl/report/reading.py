@@ -110,9 +110,9 @@ def read_results(path: Path, *, allow_suspect: bool = False) -> Reading:
     experiment = experiment_of(results, allow_suspect=allow_suspect)
     manifest = results.manifest
     runs = summarise_runs(experiment)
-    cells = summarise_cells(runs, experiment)
     confidence = 1 - (1 - CONFIDENCE) / num_looks_of(manifest, manifest)
     pairs = [PairedRuns.of(pair, (experiment, experiment)) for pair in baseline_pairs(experiment)]
+    cells = summarise_cells(runs, experiment, pairs)
     rows = sweep_rows(pairs, runs, confidence=confidence, results_dir=str(path))
     splits = {paired.pair.b.label: section_split(paired, confidence) for paired in pairs}
     sections = {label: split for label, split in splits.items() if split is not None}

@@ -1,6 +1,6 @@
 """An experiment of which the truth is known, through the code that plans and judges real ones.
 
-Orders and places are those of ``plan_runs``; values are made; estimates, verdicts and the correction for several
+Orders and positions are those of ``plan_runs``; values are made; estimates, verdicts and the correction for several
 tests are those of ``benchctl compare``.
 """
 
@@ -11,18 +11,22 @@ from functools import cache
 from typing import Final, TypeAlias
 
 import numpy as np
-from named_noise import NOISES, Noise
+from named_noise import ALL, Noise
+from numpy.typing import NDArray
 
 from benchctl.analysis.compare import corrected
 from benchctl.analysis.comparison import CellComparison
 from benchctl.analysis.metric_comparison import UNORDERED, BlockDesign, MetricComparison, Rules, compare_metrics
+from benchctl.analysis.statistics import DEFAULT_ESTIMATOR, Estimator, PooledSlope
 from benchctl.profile.load import load_profile
 from benchctl.profile.model import Profile
 from benchctl.profile.plan import plan_runs
 from benchctl.records.directory import arm_label
+from benchctl.records.noise import MetricNoise
 
 BLOCK_LOG_SD: Final = 0.05
 """Of what all runs of a block have in common: the day, the room, the neighbours."""
+OWN_SHARE: Final = 0.1
 METRICS: Final = ("step_ms", "tpot_ms", "wall_s")
 CONFIDENCE: Final = 0.95
 
@@ -40,8 +44,13 @@ class Made:
     change_frac: float = 0.0
     margin_frac: float = 0.01
     num_metrics: int = 1
-    is_sweep: bool = False
-    """Six arms instead of two: a baseline and top_k 1 to 5."""
+    are_metrics_alike: bool = False
+    """Whether all metrics of a run share its noise, beside a tenth of the scatter that is their own."""
+    num_arms: int = 2
+    """A baseline, and one cell of top_k for each of the others."""
+    estimator: Estimator = DEFAULT_ESTIMATOR
+    floor_frac: float = 0.0
+    """Noise floor of every metric, as an A/A experiment would have left it; 0: none on file."""
 
     @property
     def truth(self) -> float:
@@ -50,10 +59,10 @@ class Made:
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """Values of each arm, the baseline first; for each other arm its place in each block less the baseline's."""
+    """Values of each arm, the baseline first, and the position of each in each block."""
 
     arms: tuple[Arm, ...]
-    places: tuple[tuple[int, ...], ...]
+    positions: tuple[tuple[int, ...], ...]
 
 
 def named_stream(*name: object) -> np.random.Generator:
@@ -62,49 +71,80 @@ def named_stream(*name: object) -> np.random.Generator:
 
 
 @cache
-def _profile(*, is_sweep: bool) -> Profile:
-    return load_profile("topk-sweep" if is_sweep else "aa")
+def _profile(num_arms: int) -> Profile:
+    if num_arms == 2:
+        return load_profile("aa")
+    return load_profile("topk-sweep", overrides=[f"sweep.top_k={list(range(1, num_arms))}"])
 
 
 def make(made: Made, stream: np.random.Generator) -> Experiment:
     """An experiment in an order of its own, planned as a profile with that seed would be."""
     changes = {"seed": int(stream.integers(2**31)), "blocks": made.num_blocks}
-    plan = plan_runs(_profile(is_sweep=made.is_sweep).model_copy(update=changes))
+    plan = plan_runs(_profile(made.num_arms).model_copy(update=changes))
     labels = [arm_label(run.variant, run.cell) for run in plan.runs]
     arms = sorted(set(labels), key=lambda label: (not label.startswith("baseline"), label))
-    logs = _logs(NOISES[made.noise], made, stream, len(plan.runs))
+    is_baseline = np.array([label == arms[0] for label in labels])
+    logs = _logs(ALL[made.noise], made, stream, is_baseline)
     where = {(label, run.block): run for label, run in zip(labels, plan.runs, strict=True)}
     values: list[Arm] = []
-    places: list[tuple[int, ...]] = []
+    positions: list[tuple[int, ...]] = []
     for arm in arms:
         own = [where[arm, block] for block in range(made.num_blocks)]
         change = 0.0 if arm == arms[0] else made.truth
         values.append(tuple({name: math.exp(change + logs[name][run.index]) for name in logs} for run in own))
-        places.append(tuple(run.position - where[arms[0], run.block].position for run in own))
-    return Experiment(tuple(values), tuple(places[1:]))
+        positions.append(tuple(run.position for run in own))
+    return Experiment(tuple(values), tuple(positions))
 
 
-def _logs(noise: Noise, made: Made, stream: np.random.Generator, num_runs: int) -> dict[str, np.ndarray]:
+def _logs(
+    noise: Noise, made: Made, stream: np.random.Generator, is_baseline: NDArray[np.bool_]
+) -> dict[str, NDArray[np.float64]]:
     """For each metric: what its block adds to every run of it, and the noise of the runs."""
-    num_arms = num_runs // made.num_blocks
-    return {
-        name: np.repeat(stream.normal(0, BLOCK_LOG_SD, made.num_blocks), num_arms)
-        + noise(stream, num_runs, made.ratio_sd)
-        for name in METRICS[: made.num_metrics]
-    }
+    num_arms = len(is_baseline) // made.num_blocks
+    blocks = np.repeat(stream.normal(0, BLOCK_LOG_SD, made.num_blocks), num_arms)
+    names = METRICS[: made.num_metrics]
+    if not made.are_metrics_alike:
+        return {name: blocks + noise(stream, is_baseline, made.ratio_sd) for name in names}
+    shared = blocks + noise(stream, is_baseline, made.ratio_sd)
+    own_sd = OWN_SHARE * made.ratio_sd / math.sqrt(2)
+    return {name: shared + stream.normal(0, own_sd, len(is_baseline)) for name in names}
 
 
 def judge(experiment: Experiment, made: Made) -> tuple[MetricComparison, ...]:
     """As ``compare`` judges: every metric of every cell, corrected together."""
-    rules = Rules(margin_frac=made.margin_frac, confidence=CONFIDENCE, is_paired=True, noise={})
+    names = METRICS[: made.num_metrics]
+    floor = MetricNoise(log_sd=made.ratio_sd, num_blocks=6, floor_frac=made.floor_frac)
+    rules = Rules(
+        margin_frac=made.margin_frac,
+        confidence=CONFIDENCE,
+        is_paired=True,
+        noise=dict.fromkeys(names, floor) if made.floor_frac else {},
+        estimator=made.estimator,
+        slopes={name: slope_of(experiment, name) for name in names} if made.num_arms > 2 else {},
+    )
     blocks = tuple(range(made.num_blocks))
-    a, *others = experiment.arms
+    (a, *others), (first, *later) = experiment.arms, experiment.positions
     return _judged(
         [
-            compare_metrics(a, b, _roles(made), rules, BlockDesign(blocks, places))
-            for b, places in zip(others, experiment.places, strict=True)
+            compare_metrics(a, b, _roles(made), rules, BlockDesign(blocks, tuple(np.subtract(own, first).tolist())))
+            for b, own in zip(others, later, strict=True)
         ]
     )
+
+
+def slope_of(experiment: Experiment, name: str) -> PooledSlope:
+    """The effect of the position from all arms: least squares of log value = block + arm + slope * position.
+
+    Every arm has a run in every block, so that taking out means of blocks and arms leaves what a slope explains.
+    """
+    logs = np.log([[block[name] for block in arm] for arm in experiment.arms])
+    positions = np.array(experiment.positions, dtype=float)
+    rest, left = (
+        values - values.mean(axis=0) - values.mean(axis=1, keepdims=True) + values.mean()
+        for values in (logs, positions)
+    )
+    information = float(np.sum(left**2))
+    return PooledSlope(float(np.sum(left * rest)) / information, information)
 
 
 def judge_unpaired(

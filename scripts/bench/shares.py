@@ -43,6 +43,8 @@ class Demand:
 
 COVERS: Final = Demand(0.93, 0.97)
 COVERS_AT_LEAST: Final = Demand(low=0.93)
+MISSES: Final = Demand(high=0.07)
+"""What an interval that covers in 93 % leaves out."""
 SELDOM: Final = Demand(high=0.05)
 NEARLY_ALWAYS: Final = Demand(low=0.95)
 

@@ -12,11 +12,14 @@ _WORDS: Final = {
     "order. The unit of statistics: requests and steps of one server share its luck and are no replicates.",
     "ratio": "Value of the other side divided by that of the baseline. Changes are ratio minus 1.",
     "interval": "The range of ratios that the blocks are compatible with, at the stated confidence.",
-    "margin": "The change below which nobody cares: a factor of 1 + margin either way.",
-    "regression": "The whole interval lies beyond the margin on the worse side.",
-    "improvement": "The whole interval lies beyond the margin on the better side.",
-    "equivalent": "The whole interval lies inside the margin: the same, shown rather than assumed.",
-    "inconclusive": "The interval reaches across the margin: more blocks are needed to tell.",
+    "threshold": "The change below which nobody cares: a factor of 1 + threshold either way.",
+    "noise floor": "The change that identical servers of this machine could not rule out, from an A/A experiment.",
+    "margin": "Of a change: the threshold, or the noise floor where that is larger. Of equivalence: the threshold, "
+    "or one that was named; noise never widens it.",
+    "regression": "The whole interval lies beyond the margin of a change, on the worse side.",
+    "improvement": "The whole interval lies beyond the margin of a change, on the better side.",
+    "equivalent": "The whole interval lies inside the margin of equivalence: the same, shown rather than assumed.",
+    "inconclusive": "Neither: more blocks are needed to tell, or, between threshold and noise floor, less noise.",
     "invalid": "Something failed or differs that makes any verdict worthless; the reasons are given.",
 }
 

@@ -83,7 +83,7 @@ def _probability(metric: MetricComparison) -> Html:
 
 
 def _verdict(metric: MetricComparison) -> Html:
-    meaning = verdict_term(metric, metric.margin_frac)
+    meaning = verdict_term(metric)
     if metric.role == "deciding":
         return with_term(badge(metric.verdict), meaning)
     return with_term(el("span", metric.verdict, class_="quiet"), f"{meaning}; decides nothing")

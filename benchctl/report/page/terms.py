@@ -34,9 +34,11 @@ def change_term(metric: MetricComparison) -> str:
     name = metric.metric.name
     if metric.estimate is None:
         return f"{name} is compared exactly, block by block: a count without noise"
-    how = (
-        "mean over blocks of ln(other / baseline)" if metric.estimate.is_paired else "difference of mean logarithms"
-    )
+    how = {
+        "robust": "weighted mean over blocks of ln(other / baseline), in which blocks far off count little",
+        "mean": "mean over blocks of ln(other / baseline)",
+        None: "median of all differences of logarithms",
+    }[metric.estimate.estimator]
     return (
         f"Ratio of {name} ({metric.metric.formula}), minus 1. Ratio = exp({how}), in brackets its "
         f"{metric.estimate.confidence * 100:.3g}% interval over {metric.estimate.num_blocks} blocks"
@@ -46,19 +48,23 @@ def change_term(metric: MetricComparison) -> str:
 def p_term(metric: MetricComparison) -> str:
     """What the p value is."""
     if metric.estimate is not None and not metric.estimate.is_paired:
-        return "p of the two sides having the same mean, unpaired"
-    return "p of a difference at least this large if signs of the blocks' differences were chance (sign-flip test)"
+        return "p of no difference between the two sides (Mann-Whitney test, which the interval inverts)"
+    return (
+        "the least alpha at which the interval of 1 - alpha excludes no change: the test that the interval inverts"
+    )
 
 
-def verdict_term(metric: MetricComparison, margin_frac: float) -> str:
+def verdict_term(metric: MetricComparison) -> str:
     """Why the verdict is what it is."""
     if metric.reason:
         return metric.reason
-    margin = f"the margin of {margin_frac * 100:.3g}%"
+    floor = "noise floor" if metric.margins.is_noise_floor else "margin"
+    margin = f"the {floor} of {metric.margins.change_frac * 100:.3g}%"
+    inside = f"the margin of {metric.margins.equivalence_frac * 100:.3g}%"
     return {
         "regression": f"the whole interval is worse than {margin}",
         "improvement": f"the whole interval is better than {margin}",
-        "equivalent": f"the whole interval lies inside {margin}",
+        "equivalent": f"the whole interval lies inside {inside}",
         "changed": f"the whole interval lies beyond {margin}; neither direction is the better one",
         "equal": "the same in every block",
         "different": "not the same in every block",
