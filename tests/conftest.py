@@ -1,8 +1,7 @@
 """What every test can rely on: signals mean what they mean at a terminal, no process of ours outlives it, and the
-user's own store of noise is neither read nor written.
+user's own stores of noise and durations are neither read nor written.
 """
 
-import os
 import signal
 from collections.abc import Iterator
 
@@ -27,15 +26,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _noise_of_nobody(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """An empty store of noise, for this process and those that it starts."""
-    before = os.environ.get("BENCHCTL_NOISE_DIR")
-    os.environ["BENCHCTL_NOISE_DIR"] = str(tmp_path_factory.mktemp("noise"))
-    yield
-    if before is None:
-        del os.environ["BENCHCTL_NOISE_DIR"]
-    else:
-        os.environ["BENCHCTL_NOISE_DIR"] = before
+def _stores_of_nobody(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Empty stores of noise and of durations, for this process and those that it starts."""
+    with pytest.MonkeyPatch.context() as patch:
+        for variable in ("BENCHCTL_NOISE_DIR", "BENCHCTL_DURATIONS_DIR"):
+            patch.setenv(variable, str(tmp_path_factory.mktemp("store")))
+        yield
 
 
 def _server_processes() -> set[psutil.Process]:
@@ -55,5 +51,5 @@ def _no_server_is_left() -> Iterator[None]:
     """No module of tests leaves a server behind."""
     before = _server_processes()
     yield
-    _, left = psutil.wait_procs(list(_server_processes() - before), timeout=3)
+    _, left = psutil.wait_procs(list(_server_processes() - before), timeout=20)
     assert not left, f"left running: {[process.cmdline() for process in left]}"

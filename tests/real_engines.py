@@ -98,16 +98,9 @@ def assert_compared(results: Path, metric: str = "step_ms") -> None:
     loaded = load_results(results)
     baseline = loaded.manifest.baseline
     for variant in {run.record.variant for run in loaded.runs} - {baseline}:
+        sides = [f"{results}:{baseline}", f"{results}:{variant}"]
         done = subprocess.run(
-            [
-                sys.executable,
-                "-m",
-                "benchctl",
-                "compare",
-                f"{results}:{baseline}",
-                f"{results}:{variant}",
-                "--json",
-            ],
+            [sys.executable, "-m", "benchctl", "compare", *sides, "--json"],
             capture_output=True,
             text=True,
             timeout=120,

@@ -77,7 +77,7 @@ class SimServer:
 
     def stop(self) -> int:
         self.process.terminate()
-        return self.process.wait(timeout=5)
+        return self.process.wait(timeout=30)
 
 
 @contextmanager
@@ -98,11 +98,11 @@ def sim_server(directory: Path, *flags: str, time_scale: float = 100.0, wait: bo
         client.close()
         if process.poll() is None:
             process.terminate()
-        process.wait(timeout=10)
+        process.wait(timeout=30)
 
 
 def wait_ready(client: httpx.Client, process: "subprocess.Popen[bytes]") -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         assert process.poll() is None, "the server ended before it was ready"
         try:

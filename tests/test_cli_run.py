@@ -51,7 +51,7 @@ def steps_of(results: Path) -> dict[str, bytes]:
 
 def assert_no_process_is_left(results: Path) -> None:
     """No process on this machine still writes into the result directory."""
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
         users = [p.info["pid"] for p in psutil.process_iter(["pid", "cmdline"]) if mentions(p, str(results))]
         if not users:
@@ -165,7 +165,7 @@ def running(cwd: Path, *args: str) -> Iterator["subprocess.Popen[str]"]:
         process.communicate()
 
 
-def wait_until(what: str, happens: Callable[[], bool], timeout_s: float = 30) -> None:
+def wait_until(what: str, happens: Callable[[], bool], timeout_s: float = 120) -> None:
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         if happens():

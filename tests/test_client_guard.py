@@ -9,6 +9,7 @@ import pytest
 from builders import edit_requests, edit_run, write_results
 from paced import PacedEngine, call, launch, planned, profile, request
 
+from benchctl.analysis import stamps
 from benchctl.analysis.bunching import bunching_doubts
 from benchctl.analysis.client_guard import CLIENT_DOUBTS, client_doubts, client_warnings
 from benchctl.analysis.compare import CompareOptions, compare_sides, parse_side
@@ -284,6 +285,12 @@ def test_a_server_that_writes_each_chunk_by_itself_does_not_excuse_a_client_that
     (doubt,) = doubts([*in_time, *late], samples=held_up_after(4, 25, 15.0))
     assert doubt.code == "client-late"
     assert "450 of 650 chunks were read together" in doubt.message
+
+
+def test_a_long_load_is_judged_by_some_of_its_choices(monkeypatch):
+    monkeypatch.setattr(stamps, "_CHUNKS_LOOKED_AT", 400)
+    streams = [*written_together(20, 4), *written_together(60, 4, late_ms=5.0, first=20)]
+    assert not any(stamp_errors_ns(streams, held_up_after(11, 41, 23.0)))
 
 
 def test_reads_of_a_loop_that_was_never_in_time_excuse_nothing():

@@ -416,7 +416,7 @@ def test_the_paper_s_experiments_are_planned_for_the_fork_once_its_revision_is_s
     assert not [line for line in planned.stderr.splitlines() if "allowed_differences" in line]
     for cell in cells:
         assert cell in planned.stdout
-    assert f"8 blocks of {1 + len(cells)}" in planned.stdout
+    assert f" blocks of {1 + len(cells)}, " in planned.stdout
 
 
 def test_what_a_value_model_adds_to_a_launch_is_declared_by_its_option(python: str, tmp_path: Path) -> None:

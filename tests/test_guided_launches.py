@@ -98,3 +98,13 @@ def test_sglang_s_fork_guides_without_overlapped_scheduling_and_the_profile_decl
 def test_a_server_with_a_value_model_is_told_so_by_its_command_line(models: Path) -> None:
     profile = load_profile("guided-idle", engine="vllm-lenvm")
     assert "argv.--logits-processors" in differences(profile, models)
+
+
+@pytest.mark.parametrize("is_overlapped", ["true", "false"])
+def test_scheduling_that_is_asked_of_all_servers_is_that_of_guided_ones_too(
+    is_overlapped: str, models: Path
+) -> None:
+    asked = f"engine.options.overlap_schedule={is_overlapped}"
+    profile = load_profile("topk-sweep", engine="vllm-lenvm", overrides=[asked])
+    flag = "argv.--async-scheduling" if is_overlapped == "true" else "argv.--no-async-scheduling"
+    assert all(flag in launch for launch in launches(profile, models).values())

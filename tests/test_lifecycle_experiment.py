@@ -100,7 +100,8 @@ def test_an_arm_that_runs_out_of_memory_is_not_tried_again_until_a_resume(tmp_pa
 def test_suspect_runs_are_an_invalid_measurement(tmp_path):
     done = benchctl(tmp_path, "truncate", *SMALL)
     assert done.returncode == 4, done.stderr
-    assert "runs are suspect: what they measured is not to be relied on" in done.stderr
+    assert "runs are suspect (failed-requests in " in done.stderr
+    assert "): what they measured is not to be relied on; see Notes" in done.stderr
     assert {run.state for run in records_of(tmp_path, "baseline")} == {"suspect"}
 
 

@@ -101,7 +101,7 @@ def test_two_servers_in_one_program_do_not_end_each_other(tmp_path):
 
 
 def test_shared_memory_of_a_killed_server_is_removed_and_that_of_others_is_not(tmp_path):
-    name, others = f"psm_{tmp_path.name}", SHARED / f"psm_other_{tmp_path.name}"
+    name, others = f"psm_{os.getpid()}_{tmp_path.name}", SHARED / f"psm_other_{os.getpid()}_{tmp_path.name}"
     how = launch(tmp_path, "--segment", name)
     try:
         with ServerProcess(how) as server:
@@ -118,7 +118,7 @@ def test_shared_memory_of_a_killed_server_is_removed_and_that_of_others_is_not(t
 
 
 def test_shared_memory_that_a_living_process_has_mapped_stays_and_is_told(tmp_path):
-    name = f"psm_kept_{tmp_path.name}"
+    name = f"psm_kept_{os.getpid()}_{tmp_path.name}"
     how = launch(tmp_path, "--segment", name)
     map_it = f"import mmap, time; f = open('/dev/shm/{name}', 'r+b'); m = mmap.mmap(f.fileno(), 0); f.close(); "
     try:
@@ -155,7 +155,7 @@ def test_a_semaphore_is_known_although_it_was_mapped_under_another_name():
 
 
 def test_a_segment_that_was_there_before_the_server_is_never_its_own(tmp_path):
-    old = SHARED / f"psm_old_{tmp_path.name}"
+    old = SHARED / f"psm_old_{os.getpid()}_{tmp_path.name}"
     old.write_bytes(b"older")
     try:
         segments = Segments()
@@ -191,7 +191,7 @@ with ServerProcess(how) as server:
 def test_a_benchctl_that_is_killed_takes_the_whole_family_of_its_server_along(tmp_path, is_stopped):
     here = str(Path(__file__).parent)
     script = f"import sys; sys.path.insert(0, {here!r})\n{MEASURE}"
-    name = f"psm_guarded_{tmp_path.name}"
+    name = f"psm_guarded_{os.getpid()}_{tmp_path.name}"
     flags = ["--core", "stay", "--runaway", "--ignore-term", "--segment", name]
     benchctl = subprocess.Popen([sys.executable, "-c", script, str(tmp_path), *flags], stdout=subprocess.PIPE)
     try:

@@ -44,7 +44,7 @@ def test_the_client_gets_the_last_cores_and_the_server_the_others(machine, usabl
     machine(*usable)
     split = split_cores(asked)
     assert split is not None
-    assert split.as_config() == {"server.cpu_cores": server, "client.cpu_cores": client}
+    assert split.as_config() == {"server.client_cores": f"client on {client}, server on {server}"}
     assert not split.server & split.client
 
 

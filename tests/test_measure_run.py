@@ -255,7 +255,7 @@ def test_a_run_without_steps_is_suspect(tmp_path):
 
     loaded = measure(tmp_path, [request(0)], engine=Stepless(truth=tmp_path / "truth.jsonl"))
     assert loaded.record.state == "suspect"
-    assert list(told(loaded.record)) == ["engine-says", "steps-missing"]
+    assert list(told(loaded.record)) == ["steps-missing", "engine-says"]
 
 
 def test_without_a_gpu_a_real_engine_is_measured_and_the_gap_is_a_warning(tmp_path, monkeypatch):
@@ -321,7 +321,7 @@ def begun(tmp_path, *flags):
     here = str(Path(__file__).parent)
     script = f"import sys; sys.path.insert(0, {here!r})\n{RUN_UNTIL_STOPPED}"
     process = subprocess.Popen([sys.executable, "-c", script, str(tmp_path), "--with-worker", *flags])
-    raw, deadline = tmp_path / "run" / "steps.raw.jsonl", time.monotonic() + 20
+    raw, deadline = tmp_path / "run" / "steps.raw.jsonl", time.monotonic() + 60
     while not (raw.exists() and raw.stat().st_size):
         assert time.monotonic() < deadline
         assert process.poll() is None
@@ -356,7 +356,7 @@ def test_an_interrupt_while_the_server_is_still_starting_ends_it(tmp_path):
     here = str(Path(__file__).parent)
     script = f"import sys; sys.path.insert(0, {here!r})\n{RUN_UNTIL_STOPPED}"
     process = subprocess.Popen([sys.executable, "-c", script, str(tmp_path), "--start-delay-s", "30"])
-    log, deadline = tmp_path / "run" / "server.log", time.monotonic() + 20
+    log, deadline = tmp_path / "run" / "server.log", time.monotonic() + 60
     while not (log.exists() and log.stat().st_size):
         assert time.monotonic() < deadline
         time.sleep(0.02)

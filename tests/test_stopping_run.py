@@ -121,13 +121,13 @@ def test_a_run_that_failed_is_done_again_after_the_rule_has_ended_the_rest(tmp_p
     profile = load_profile("ci-smoke", engine="sim-exact", blocks=7, overrides=overrides)
     prepared = prepare_requests(profile)
     results = create_experiment(profile, prepared, Origin(output_root=tmp_path, label=None, argv=("benchctl",)))
-    with experiment_progress(14, is_quiet=True) as listener:
+    with experiment_progress(14, 2, is_quiet=True) as listener:
         run_experiment(results, profile, prepared.requests, listener)
     assert results.manifest().stopping is not None
     first = results.run(results.plan().runs[2].run_id)
     (first.path / "run.json").unlink()
     assert [planned.index for planned in pending_runs(results)] == [2]
-    with experiment_progress(1, is_quiet=True) as listener:
+    with experiment_progress(1, 1, is_quiet=True) as listener:
         outcome = run_experiment(results, profile, prepared.requests, listener)
     assert (outcome.num_done, outcome.num_skipped) == (1, 11)
     assert not (results.path / "runs" / results.plan().runs[12].run_id).exists()

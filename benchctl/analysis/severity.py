@@ -1,4 +1,7 @@
-"""Warnings in the order in which a reader needs them: what decided first, what says least of the numbers last."""
+"""Which warnings make a run suspect, and the order in which a reader needs warnings.
+
+What decided comes first, and what says least of the numbers last.
+"""
 
 from collections.abc import Iterable
 from typing import Final

@@ -18,7 +18,7 @@ from typing import Final, TypeAlias
 from benchctl.analysis.percentile import percentiles
 from benchctl.analysis.request_timing import itls_ns, send_lag_ns
 from benchctl.analysis.unknown import known, quotient
-from benchctl.records.run import ChoiceRecord, ClientSample, RequestRecord
+from benchctl.records.run import ClientSample, RequestRecord
 from benchctl.units import NS_PER_MS, NS_PER_S, ms_from_ns
 
 LATE_READ_NS: Final = NS_PER_MS
@@ -33,6 +33,8 @@ WRITE_SHARE: Final = 0.9
 """A write holds no more chunks than this share of the reads that came at once ..."""
 MIN_READS: Final = 20
 """... of which there must be as many; with fewer every chunk counts as a write of its own."""
+_CHUNKS_LOOKED_AT: Final = 50_000
+"""About as many show it well enough, of choices from the whole load."""
 _PERIOD_NS: Final = NS_PER_S // 10
 """What a sample covers when nothing holds it up."""
 MIN_CPU_SPAN_NS: Final = NS_PER_S
@@ -104,55 +106,70 @@ def stamp_errors_ns(requests: Iterable[RequestRecord], samples: Sequence[ClientS
     Elsewhere the chunk came after the read before, and waited no longer than the event loop was seen to be held up
     at that time.
     """
-    lags = _Lags.of(samples)
-    reads = _all_reads(requests)
-    num_written = _chunks_of_a_write(reads, lags)
-    return [error_ns for read in reads for error_ns in _read_errors_ns(read, num_written, lags)]
+    lags, choices = _Lags.of(samples), _stamped(requests)
+    num_written = _chunks_of_a_write(choices, lags)
+    return [error_ns for choice in choices for error_ns in _choice_errors_ns(choice, num_written, lags)]
 
 
 def chunks_of_a_write(requests: Iterable[RequestRecord], samples: Sequence[ClientSample]) -> int:
     """How many chunks of a choice the server sends at once, as reads that came at once show it; 1 or more."""
-    return _chunks_of_a_write(_all_reads(requests), _Lags.of(samples))
+    return _chunks_of_a_write(_stamped(requests), _Lags.of(samples))
 
 
-_Read: TypeAlias = tuple[int, int, int, int]
-"""One read of one choice: the stamp of its newest bytes, how late it came after them, the chunks that it brought,
-and the time of the read before, or of the send; times in ns."""
+_Stamped: TypeAlias = tuple[Sequence[int], Sequence[int], int]
+"""Of one choice: the stamps of its chunks, how late each was read, and when it was asked for; in ns."""
 
 
-def _all_reads(requests: Iterable[RequestRecord]) -> list[_Read]:
-    return [read for request in requests for choice in request.choices for read in _reads(choice, request.sent_ns)]
+def _stamped(requests: Iterable[RequestRecord]) -> list[_Stamped]:
+    """The choices that the kernel stamped."""
+    return [
+        (choice.chunk_ns, choice.chunk_late_ns, choice.chunk_ns[0] if request.sent_ns is None else request.sent_ns)
+        for request in requests
+        for choice in request.choices
+        if choice.chunk_late_ns is not None and choice.chunk_ns
+    ]
 
 
-def _reads(choice: ChoiceRecord, sent_ns: int | None) -> Iterator[_Read]:
-    if choice.chunk_late_ns is None or not choice.chunk_ns:
-        return
-    read_before_ns = choice.chunk_ns[0] if sent_ns is None else sent_ns
-    for stamp_ns, group in groupby(zip(choice.chunk_ns, choice.chunk_late_ns, strict=True), lambda chunk: chunk[0]):
+def _shares_stamps(stamps_ns: Sequence[int]) -> bool:
+    return len(set(stamps_ns)) < len(stamps_ns)
+
+
+def _reads(choice: _Stamped) -> Iterator[tuple[int, int, int]]:
+    """Each read that brought chunks: the stamp of the newest, how late it came after it, and how many they were."""
+    stamps_ns, lates_ns, _ = choice
+    for stamp_ns, group in groupby(zip(stamps_ns, lates_ns, strict=True), lambda chunk: chunk[0]):
         late = [late_ns for _, late_ns in group]
-        yield stamp_ns, late[-1], len(late), read_before_ns
-        read_before_ns = stamp_ns + late[-1]
+        yield stamp_ns, late[-1], len(late)
 
 
-def _chunks_of_a_write(reads: Iterable[_Read], lags: "_Lags") -> int:
+def _chunks_of_a_write(choices: Sequence[_Stamped], lags: "_Lags") -> int:
     """What nine of ten reads brought at most that a loop in time made at once; 1 where these are too few."""
+    if not any(_shares_stamps(stamps_ns) for stamps_ns, _, _ in choices):
+        return 1
+    every = max(1, sum(len(stamps_ns) for stamps_ns, _, _ in choices) // _CHUNKS_LOOKED_AT)
     sizes = sorted(
         num_chunks
-        for stamp_ns, late_ns, num_chunks, _ in reads
+        for choice in choices[::every]
+        for stamp_ns, late_ns, num_chunks in _reads(choice)
         if late_ns <= LATE_READ_NS and lags.around(stamp_ns + late_ns) <= IN_TIME_NS
     )
     return sizes[math.ceil(WRITE_SHARE * len(sizes)) - 1] if len(sizes) >= MIN_READS else 1
 
 
-def _read_errors_ns(read: _Read, num_written: int, lags: "_Lags") -> Iterator[int]:
-    stamp_ns, late_ns, num_chunks, read_before_ns = read
-    num_older, error_ns = max(num_chunks - num_written, 0), 0
-    if num_older:
-        lag_ns = lags.around(stamp_ns + late_ns)
-        if late_ns > LATE_READ_NS or lag_ns > HELD_UP_NS:
-            error_ns = max(min(stamp_ns - read_before_ns, lag_ns), 0)
-    yield from (error_ns,) * num_older
-    yield from (0,) * (num_chunks - num_older)
+def _choice_errors_ns(choice: _Stamped, num_written: int, lags: "_Lags") -> Iterator[int]:
+    stamps_ns, _, read_before_ns = choice
+    if not _shares_stamps(stamps_ns):
+        yield from (0,) * len(stamps_ns)
+        return
+    for stamp_ns, late_ns, num_chunks in _reads(choice):
+        num_older, error_ns = max(num_chunks - num_written, 0), 0
+        if num_older:
+            lag_ns = lags.around(stamp_ns + late_ns)
+            if late_ns > LATE_READ_NS or lag_ns > HELD_UP_NS:
+                error_ns = max(min(stamp_ns - read_before_ns, lag_ns), 0)
+        yield from (error_ns,) * num_older
+        yield from (0,) * (num_chunks - num_older)
+        read_before_ns = stamp_ns + late_ns
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from benchctl.measure.durations import DurationEstimate
     from benchctl.profile.imbalance import Imbalance
     from benchctl.profile.model import Profile
     from benchctl.records.noise import NoiseFloor
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def print_plan(profile: "Profile", requests: "Sequence[PreparedRequest]", noise: "NoiseFloor | None") -> None:
-    """Print every run in order, on a simulator how long each and all will take, and what they can show."""
+    """Print every run in order, how long each and all will take as far as that is known, and what they can show."""
     from rich.table import Table
 
     from benchctl.cli.screen import wide_console
@@ -20,15 +21,14 @@ def print_plan(profile: "Profile", requests: "Sequence[PreparedRequest]", noise:
     from benchctl.profile.plan import arms, plan_runs
     from benchctl.records.directory import arm_label, cell_name
 
-    durations_s = _estimated_s(profile, requests)
+    estimate = _estimated(profile, requests)
+    durations_s = {} if estimate is None else estimate.run_s
     table = Table(
         "run", "block", "position", "variant", "cell", *(["estimated s"] if durations_s else []), box=None
     )
     plan = plan_runs(profile)
-    total_s = 0.0
     for planned in plan.runs:
         duration_s = durations_s.get(arm_label(planned.variant, planned.cell))
-        total_s += duration_s or 0.0
         last = [] if duration_s is None else [f"{duration_s:.1f}"]
         place = str(planned.block), str(planned.position)
         table.add_row(planned.run_id, *place, planned.variant, cell_name(planned.cell), *last)
@@ -36,9 +36,7 @@ def print_plan(profile: "Profile", requests: "Sequence[PreparedRequest]", noise:
     what = (
         f"{len(plan.runs)} runs in {profile.blocks} blocks of {len(arms(profile))}, {len(requests)} requests each"
     )
-    how_long = f"estimated duration {total_s:.0f} s" if durations_s else "how long a real server takes is unknown"
-    at_most = " at most" if profile.stopping is not None else ""
-    print(f"{what}; {how_long}{at_most}")
+    print(f"{what}; {_how_long(profile, estimate)}")
     if len(arms(profile)) > 1:
         print(balance_text(imbalance_of(plan.runs, profile.baseline), len(arms(profile)), profile.blocks))
     print_foresight(profile, noise)
@@ -103,16 +101,49 @@ def look_text(look: "Look", rule: "StoppingRecord") -> str:
     return f"{begin} {worst.metric} in {worst.cell}: {known}, wanted {wanted}; {then}"
 
 
-def _estimated_s(profile: "Profile", requests: "Sequence[PreparedRequest]") -> dict[str, float]:
-    """Duration by arm, simulated beforehand; empty for engines that are no simulator."""
+def print_duration(profile: "Profile", requests: "Sequence[PreparedRequest]") -> None:
+    """Print how long an experiment on a real engine will take; a simulated one is over soon."""
+    if profile.engine.kind != "sim":
+        print(_how_long(profile, _estimated(profile, requests)), flush=True)
+
+
+def time_left_text(seconds: float) -> str:
+    """A duration as people say it: 40 s, 12 min, 3.5 h."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 100 * 60 else f"{seconds / 3600:.1f} h"
+
+
+def _how_long(profile: "Profile", estimate: "DurationEstimate | None") -> str:
+    """The duration of all blocks, and how it is known."""
+    from benchctl.profile.plan import plan_runs
+    from benchctl.records.directory import arm_label
+
+    if estimate is None:
+        return (
+            f"how long it takes is unknown: no earlier run of {profile.engine.kind} with {profile.model} on this "
+            "machine; the first block will tell"
+        )
+    total_s = sum(estimate.run_s[arm_label(run.variant, run.cell)] for run in plan_runs(profile).runs)
+    at_most = " at most" if profile.stopping is not None else ""
+    known = f", by {estimate.num_runs} earlier runs on this machine" if estimate.num_runs else ""
+    in_words = f" ({time_left_text(total_s)})" if total_s >= 100 else ""
+    return f"estimated duration {total_s:.0f} s{in_words}{at_most}{known}"
+
+
+def _estimated(profile: "Profile", requests: "Sequence[PreparedRequest]") -> "DurationEstimate | None":
+    """Duration by arm: simulated beforehand, or by earlier runs of a real engine; None where nothing says it."""
+    from benchctl.measure.durations import DurationEstimate, estimate_durations
+    from benchctl.measure.gpu import gpu_inventory
     from benchctl.profile.plan import arms, variant_settings
     from benchctl.records.directory import arm_label
     from benchctl.sim.estimate import estimated_run_s
 
     if profile.engine.kind != "sim":
-        return {}
+        return estimate_durations(profile, requests, [gpu.name for gpu in gpu_inventory()])
     arrival = profile.workload.arrival
-    return {
+    run_s = {
         arm_label(variant, cell): estimated_run_s(variant_settings(profile, variant, cell), requests, arrival)
         for variant, cell in arms(profile)
     }
+    return DurationEstimate(run_s=run_s, num_runs=0)

@@ -5,9 +5,10 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from benchctl.cli.plan_view import time_left_text
 from benchctl.cli.streams import log_line
 from benchctl.records.run import Look, PlannedRun, RunRecord, StoppingRecord
 
@@ -24,6 +25,8 @@ class _Course:
     """How far the experiment has come, and since when the current run goes on."""
 
     num_runs: int
+    runs_per_block: int = 1
+    started_s: float = field(default_factory=time.monotonic)
     run_id: str = ""
     began_s: float = 0.0
     told_s: float = 0.0
@@ -42,14 +45,25 @@ class _Course:
         return f"{self.run_id}: the server has been starting for {now_s - self.began_s:.0f} s: {line}"
 
     def end_run(self, planned: PlannedRun, record: RunRecord) -> str:
-        """Count a run that has ended; returns the line that says so."""
+        """Count a run that has ended; returns what says so, and after a first block how long the others take."""
         self.num_ended += 1
         took = time.monotonic() - self.began_s
         text = f"[{self.num_ended}/{self.num_runs}] {planned.run_id}: {record.state} in {took:.1f} s"
         if record.failure is not None:
             tail = record.failure.log_tail.splitlines()[-_TAIL_LINES:]
             return "\n".join([f"{text}; {record.failure.cause}: {record.failure.message}", *map(log_line, tail)])
-        return "; ".join([text, *(f"{warning.code}: {warning.message}" for warning in record.warnings)])
+        line = "; ".join([text, *(f"{warning.code}: {warning.message}" for warning in record.warnings)])
+        return f"{line}\n{left}" if record.clock != "virtual" and (left := self._left()) else line
+
+    def _left(self) -> str | None:
+        """How long the other blocks take, when the first has ended."""
+        num_left = self.num_runs - self.num_ended
+        if self.num_ended != self.runs_per_block or not num_left:
+            return None
+        per_run_s = (time.monotonic() - self.started_s) / self.num_ended
+        return (
+            f"the first block took {per_run_s * self.num_ended:.0f} s: {time_left_text(per_run_s * num_left)} left"
+        )
 
 
 def has_room_for_bars() -> bool:
@@ -58,14 +72,14 @@ def has_room_for_bars() -> bool:
 
 
 @contextmanager
-def experiment_progress(num_runs: int, *, is_quiet: bool) -> Iterator["Listener"]:
+def experiment_progress(num_runs: int, runs_per_block: int, *, is_quiet: bool) -> Iterator["Listener"]:
     """Yield the listener that draws; ``is_quiet`` writes one line per run to stderr and no bars."""
     from tqdm import tqdm
 
     from benchctl.cli.plan_view import look_text
     from benchctl.measure.experiment import Listener
 
-    course = _Course(num_runs=num_runs)
+    course = _Course(num_runs=num_runs, runs_per_block=runs_per_block)
     hidden = is_quiet or not has_room_for_bars()
     with (
         tqdm(total=num_runs, desc="runs", unit="run", disable=hidden, position=0) as runs,

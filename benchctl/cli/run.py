@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from benchctl.cli.suspects import suspects_lines
 from benchctl.errors import UsageError
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from benchctl.profile.model import Profile
     from benchctl.records.directory import ResultDirectory
     from benchctl.records.run import PreparedRequest
+    from benchctl.report.reading import Reading
     from benchctl.workload.prepare import PreparedSet
 
 QUICK_BLOCKS = 2
@@ -184,9 +186,12 @@ def _measure_new(
     is_quiet: bool,
     stores_noise: bool,
 ) -> None:
+    from benchctl.cli.plan_view import print_duration
+
     results = _create(profile, prepared, output_dir, label)
     print(f"results in {results.path}", flush=True)
     _tell_what_it_can_show(results, profile)
+    print_duration(profile, prepared.requests)
     _measure_and_tell(results, profile, prepared.requests, is_quiet=is_quiet, stores_noise=stores_noise)
 
 
@@ -228,8 +233,10 @@ def _measure_and_tell(
     """Measure, say what came of it, and end with the exit code of that."""
     go_on = f"Go on with: {shlex.join(['benchctl', 'run', '--resume', str(results.path)])}"
     outcome = _measure(results, profile, requests, go_on, is_quiet=is_quiet)
-    _print_results(results.path)
+    reading = _print_results(results.path)
     _print_outcome(results.path, outcome)
+    for line in suspects_lines(reading):
+        _warn(line)
     if stores_noise:
         _keep_noise(results.path, profile)
     if outcome.num_failed:
@@ -249,18 +256,19 @@ def _measure(
     """Do the runs that are not done; ``go_on`` is what to do after an interrupt."""
     from benchctl.cli.progress import experiment_progress
     from benchctl.measure.experiment import pending_runs, run_experiment
+    from benchctl.profile.plan import arms
 
     is_quiet = is_quiet or bool(os.environ.get("CI"))
     try:
-        with experiment_progress(len(pending_runs(results)), is_quiet=is_quiet) as listener:
+        with experiment_progress(len(pending_runs(results)), len(arms(profile)), is_quiet=is_quiet) as listener:
             return run_experiment(results, profile, requests, listener)
     except KeyboardInterrupt:
         print(f"interrupted; what was measured is kept. {go_on}", file=sys.stderr)
         raise
 
 
-def _print_results(path: Path) -> None:
-    """The sweep, what follows from it, and where tables and pictures are."""
+def _print_results(path: Path) -> "Reading":
+    """The sweep, what follows from it, and where tables and pictures are; returns what they were read from."""
     from benchctl.cli.screen import print_notes, wide_console
     from benchctl.report.export import write_derived
     from benchctl.report.ladder_table import ladder_table
@@ -281,6 +289,7 @@ def _print_results(path: Path) -> None:
     for picture in files.written:
         if picture.suffix == ".png":
             print(f"picture: {picture}")
+    return reading
 
 
 def _print_outcome(path: Path, outcome: "Outcome") -> None:
@@ -298,8 +307,6 @@ def _print_outcome(path: Path, outcome: "Outcome") -> None:
         _warn(
             f"{outcome.num_failed} runs failed; do them again with: benchctl run --resume {shlex.quote(str(path))}"
         )
-    if outcome.num_suspect:
-        _warn(f"{outcome.num_suspect} runs are suspect: what they measured is not to be relied on; see Notes")
 
 
 def _keep_noise(path: Path, profile: "Profile") -> None:

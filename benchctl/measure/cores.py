@@ -5,8 +5,8 @@ it gets a turn. With a core of its own the client is on time; the server has one
 """
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -22,8 +22,8 @@ class CoreSplit:
     client: frozenset[int]
 
     def as_config(self) -> dict[str, str]:
-        """As the effective configuration of a run states it, such as ``server.cpu_cores: "0-6"``."""
-        return {"server.cpu_cores": _ranges(self.server), "client.cpu_cores": _ranges(self.client)}
+        """As the effective configuration of a run states it, under the name of the option that a profile allows."""
+        return {"server.client_cores": f"client on {_ranges(self.client)}, server on {_ranges(self.server)}"}
 
 
 def split_cores(num_client_cores: int) -> CoreSplit | None:
@@ -41,35 +41,34 @@ def split_cores(num_client_cores: int) -> CoreSplit | None:
     return CoreSplit(server=frozenset(usable[:-count]), client=frozenset(usable[-count:]))
 
 
-@contextmanager
-def thread_on(cores: frozenset[int] | None) -> Iterator[None]:
+def thread_on(cores: frozenset[int] | None) -> AbstractContextManager[None]:
     """The calling thread, and what it starts meanwhile, on ``cores``; None changes nothing."""
-    if cores is None:
-        yield
-        return
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, cores)
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
+    return _bound(cores, _bind_thread)
+
+
+def process_on(cores: frozenset[int] | None) -> AbstractContextManager[None]:
+    """All threads of this process, and what they start meanwhile, on ``cores``; None changes nothing."""
+    return _bound(cores, _bind_threads)
 
 
 @contextmanager
-def process_on(cores: frozenset[int] | None) -> Iterator[None]:
-    """All threads of this process, and what they start meanwhile, on ``cores``; None changes nothing."""
+def _bound(cores: frozenset[int] | None, bind: Callable[[Iterable[int]], None]) -> Iterator[None]:
     if cores is None:
         yield
         return
     before = os.sched_getaffinity(0)
-    _bind_threads(cores)
+    bind(cores)
     try:
         yield
     finally:
-        _bind_threads(before)
+        bind(before)
 
 
-def _bind_threads(cores: frozenset[int] | set[int]) -> None:
+def _bind_thread(cores: Iterable[int]) -> None:
+    os.sched_setaffinity(0, cores)
+
+
+def _bind_threads(cores: Iterable[int]) -> None:
     for thread in _THREADS.iterdir():
         with suppress(ProcessLookupError):  # it has ended since
             os.sched_setaffinity(int(thread.name), cores)

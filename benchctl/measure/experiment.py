@@ -8,6 +8,7 @@ import errno
 import hashlib
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ import msgspec
 from benchctl.analysis.noise_doubts import version_doubt
 from benchctl.errors import NotComparableError, RecordError, UsageError
 from benchctl.measure.claim import sole_writer
+from benchctl.measure.durations import remember_duration
 from benchctl.measure.gpu import gpu_inventory
 from benchctl.measure.latest import point_latest
 from benchctl.measure.looks import Looks, OnLook
@@ -218,7 +220,7 @@ def _do_runs(
     outcome = Outcome(num_done=0, num_failed=0, num_suspect=0, num_skipped=num_skipped)
     infeasible: dict[str, RunRecord] = {}
     looks = Looks(results, profile, listener.looked)
-    noise = load_noise(results.path)
+    noise, gpus = load_noise(results.path), [gpu.name for gpu in results.manifest().gpus]
     _set_state(results, "running")
     try:
         begin_digests(results)
@@ -227,8 +229,10 @@ def _do_runs(
             if looks.is_needless(planned.block):
                 break
             listener.run_started(planned, len(requests))
+            began_s = time.monotonic()
             with _recorded(results, planned):
                 record = _measure_feasible(context, planned, results.run(planned.run_id), infeasible)
+            remember_duration(profile, requests, record, time.monotonic() - began_s, gpus)
             outcome = _count(outcome, record.state)
             _doubt_version(results, noise, record)
             listener.run_ended(planned, record)

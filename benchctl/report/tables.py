@@ -10,6 +10,7 @@ from rich.text import Text
 from benchctl.analysis.breakdown import Breakdown, Section
 from benchctl.analysis.doubt_kind import DoubtKind, doubt_kind
 from benchctl.analysis.flops_bridge import flops_bridge
+from benchctl.analysis.severity import by_severity
 from benchctl.analysis.summary import CellSummary, Spread
 from benchctl.records.run import Manifest, ResultWarning
 from benchctl.report.digits import UNKNOWN, four_digits
@@ -64,11 +65,11 @@ def blocks_text(manifest: Manifest) -> str:
 
 
 def footnotes(reading: Reading) -> tuple[ResultWarning, ...]:
-    """Every warning once, in the order in which the tables meet it: the same doubt of many runs is one footnote."""
+    """Every warning once, what decided first: the same doubt of many runs is one footnote."""
     met: dict[DoubtKind, ResultWarning] = {}
     for warning in chain(reading.warnings, *(run.warnings for run in reading.runs)):
         met.setdefault(doubt_kind(warning), warning)
-    return tuple(met.values())
+    return by_severity(met.values())
 
 
 def footnote_lines(reading: Reading) -> list[str]:

@@ -1,0 +1,140 @@
+"""How long an experiment will take, by how long runs of its engine and model took on this machine before.
+
+A run is its load and what lies around it: the start of the server, the warm-up, its end. What lies around is taken
+as it was. The load is computed: requests take the slots of the schedule in turn, each for its tokens times the time
+per token, which is that of the earlier loads whose batches were most alike.
+"""
+
+import hashlib
+import heapq
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import log
+from statistics import median
+from typing import Any, Final
+
+from benchctl.measure.journal import utc_now
+from benchctl.profile.model import Arrival, Profile, VariantSettings
+from benchctl.profile.plan import arms, variant_settings
+from benchctl.records.directory import arm_label
+from benchctl.records.duration_store import (
+    RunDuration,
+    durations_directory,
+    store_duration,
+    stored_durations,
+)
+from benchctl.records.jsonl import encode
+from benchctl.records.run import PreparedRequest, RunRecord
+from benchctl.units import s_from_ns
+
+_NEWEST: Final = 12
+"""Runs that speak for a later one: a machine changes, and older ones are of how it was."""
+_HALVINGS: Final = 60
+_LONGEST_TOKEN_S: Final = 100.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DurationEstimate:
+    """Seconds that one run of each arm takes, by the arm's label, and how many earlier runs say so."""
+
+    run_s: Mapping[str, float]
+    num_runs: int
+
+
+def remember_duration(
+    profile: Profile, requests: Sequence[PreparedRequest], record: RunRecord, took_s: float, gpus: Sequence[str]
+) -> None:
+    """File how long a run took that came to its end; a simulator's time is known beforehand."""
+    first_ns, last_ns = record.times.first_send_ns, record.times.last_token_ns
+    if record.state not in {"done", "suspect"} or record.clock == "virtual" or not requests:
+        return
+    if first_ns is None or last_ns is None:
+        return
+    load_s = s_from_ns(last_ns - first_ns)
+    settings = variant_settings(profile, record.variant, record.cell)
+    store_duration(
+        durations_directory(),
+        RunDuration(
+            measured_at=utc_now(),
+            host=platform.node(),
+            gpus=tuple(gpus),
+            engine=profile.engine.kind,
+            model=profile.model,
+            server_sha256=_sha256(settings.server.model_dump(mode="json")),
+            settings_sha256=_settings_sha256(settings),
+            overhead_s=max(took_s - load_s, 0.0),
+            token_s=_token_s(requests, profile.workload.arrival, load_s),
+            num_sequences=_num_sequences(requests, profile.workload.arrival),
+        ),
+    )
+
+
+def estimate_durations(
+    profile: Profile, requests: Sequence[PreparedRequest], gpus: Sequence[str]
+) -> DurationEstimate | None:
+    """How long each arm's runs take; None where no earlier run on this machine says it for one of them."""
+    here = (platform.node(), tuple(gpus), profile.model)
+    earlier = [
+        duration
+        for duration in stored_durations(durations_directory(), profile.engine.kind)
+        if (duration.host, duration.gpus, duration.model) == here
+    ]
+    if not earlier:
+        return None
+    arrival, run_s = profile.workload.arrival, {}
+    num_sequences, used = _num_sequences(requests, arrival), set[int]()
+    for variant, cell in arms(profile):
+        alike = _most_alike(earlier, variant_settings(profile, variant, cell))
+        nearest = min(abs(log(duration.num_sequences / num_sequences)) for duration in alike)
+        of_such_batches = [d for d in alike if abs(log(d.num_sequences / num_sequences)) == nearest]
+        token_s = median(duration.token_s for duration in of_such_batches[-_NEWEST:])
+        overhead_s = median(duration.overhead_s for duration in alike[-_NEWEST:])
+        run_s[arm_label(variant, cell)] = overhead_s + load_s(requests, arrival, token_s)
+        used |= {id(duration) for duration in alike[-_NEWEST:]}
+    return DurationEstimate(run_s=run_s, num_runs=len(used))
+
+
+def _most_alike(earlier: Sequence[RunDuration], settings: VariantSettings) -> list[RunDuration]:
+    """Earlier runs of the same settings, or else of the same server, or else all of the model."""
+    whole, server = _settings_sha256(settings), _sha256(settings.server.model_dump(mode="json"))
+    tests: tuple[Callable[[RunDuration], bool], ...] = (
+        lambda duration: duration.settings_sha256 == whole,
+        lambda duration: duration.server_sha256 == server,
+        lambda _: True,
+    )
+    return next(found for test in tests if (found := [duration for duration in earlier if test(duration)]))
+
+
+def load_s(requests: Sequence[PreparedRequest], arrival: Arrival, token_s: float) -> float:
+    """How long a load takes, first send to last token, whose sequences get a token every ``token_s`` seconds."""
+    limit = arrival.max_concurrency or len(requests)
+    free_s = [0.0] * min(limit, len(requests))
+    end_s = 0.0
+    for request in requests:
+        start_s = max(heapq.heappop(free_s), s_from_ns(request.arrival_ns))
+        heapq.heappush(free_s, start_s + request.max_tokens * token_s)
+        end_s = max(end_s, start_s + request.max_tokens * token_s)
+    return end_s
+
+
+def _token_s(requests: Sequence[PreparedRequest], arrival: Arrival, took_s: float) -> float:
+    """The time per token with which a load takes ``took_s``; found by halving, for it only grows with that time."""
+    low_s, high_s = 0.0, _LONGEST_TOKEN_S
+    for _ in range(_HALVINGS):
+        middle_s = (low_s + high_s) / 2
+        low_s, high_s = (middle_s, high_s) if load_s(requests, arrival, middle_s) < took_s else (low_s, middle_s)
+    return high_s
+
+
+def _num_sequences(requests: Sequence[PreparedRequest], arrival: Arrival) -> int:
+    answers = max(request.n for request in requests)
+    return min(arrival.max_concurrency or len(requests), len(requests)) * answers
+
+
+def _settings_sha256(settings: VariantSettings) -> str:
+    return _sha256({**settings.model_dump(mode="json"), "variant": ""})
+
+
+def _sha256(document: Mapping[str, Any]) -> str:
+    return hashlib.sha256(encode(document)).hexdigest()

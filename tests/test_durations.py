@@ -1,0 +1,135 @@
+"""How long an experiment will take: by earlier runs on this machine, and said to be unknown without them."""
+
+import msgspec
+import pytest
+from builders import write_results
+from paced import profile, request
+
+from benchctl.measure import durations
+from benchctl.measure.durations import estimate_durations, load_s, remember_duration
+from benchctl.profile.model import Arrival
+from benchctl.records.directory import load_results
+from benchctl.records.duration_store import durations_directory, store_duration, stored_durations
+from benchctl.records.run import RunTimes
+from benchctl.units import NS_PER_S
+
+CLOSED = Arrival(kind="closed-loop", max_concurrency=2)
+REQUESTS = [request(i, max_tokens=100) for i in range(4)]
+
+
+@pytest.fixture(autouse=True)
+def _store(tmp_path, monkeypatch):
+    monkeypatch.setenv("BENCHCTL_DURATIONS_DIR", str(tmp_path / "durations"))
+
+
+@pytest.fixture(name="record")
+def _record(tmp_path):
+    """A run of a real engine that came to its end."""
+    record = load_results(write_results(tmp_path / "r").path).runs[0].record
+    return msgspec.structs.replace(record, state="done", clock="host", variant="baseline", cell={})
+
+
+def ran(record, load_seconds, took_s=30.0, experiment=None, requests=REQUESTS, **changes):
+    """File a run whose load took so long."""
+    times = RunTimes(first_send_ns=NS_PER_S, last_token_ns=NS_PER_S + round(load_seconds * NS_PER_S))
+    measured = msgspec.structs.replace(record, times=times, **changes)
+    remember_duration(experiment or profile(), requests, measured, took_s, gpus=())
+
+
+def estimated(experiment=None, requests=REQUESTS, gpus=()):
+    found = estimate_durations(experiment or profile(), requests, gpus)
+    return None if found is None else found.run_s["baseline"]
+
+
+def test_the_same_experiment_takes_as_long_again(record):
+    ran(record, 4.0)
+    assert estimated() == pytest.approx(30.0)
+
+
+def test_only_the_load_grows_with_its_tokens(record):
+    ran(record, 4.0)
+    assert estimated(requests=[request(i, max_tokens=300) for i in range(4)]) == pytest.approx(26.0 + 12.0)
+    assert estimated(requests=[request(i, max_tokens=100) for i in range(12)]) == pytest.approx(26.0 + 12.0)
+
+
+def test_the_middle_of_the_newest_runs_counts_and_not_one_that_was_held_up(record):
+    for took_s in (400.0, *(30.0,) * 12, 31.0, 29.0):
+        ran(record, 4.0, took_s)
+    assert estimated() == pytest.approx(30.0)
+
+
+def test_time_per_token_is_that_of_batches_of_like_size(record):
+    wide = profile(arrival={"kind": "closed-loop", "max_concurrency": 4})
+    ran(record, 4.0)
+    ran(record, 3.0, experiment=wide)
+    assert estimated() == pytest.approx(26.5 + 4.0)
+    assert estimated(wide) == pytest.approx(26.5 + 3.0)
+
+
+def test_runs_of_the_same_settings_speak_before_others_of_the_server_and_of_the_model(record):
+    three = profile(
+        variants={"baseline": {}, "drawn": {"sampling": {"top_k": 5}}, "small": {"server": {"max_num_seqs": 3}}},
+        allowed_differences=("*",),
+    )
+    ran(record, 4.0, 30.0, three)
+    ran(record, 4.0, 50.0, three, variant="drawn")
+    found = estimate_durations(three, REQUESTS, ())
+    assert found.run_s == {
+        "baseline": pytest.approx(30.0),
+        "drawn": pytest.approx(50.0),
+        "small": pytest.approx(40.0),
+    }
+    assert found.num_runs == 2
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"state": "failed"}, {"clock": "virtual", "time_scale": 10.0}],
+)
+def test_runs_that_failed_or_were_simulated_are_not_kept(record, changes):
+    ran(record, 4.0, **changes)
+    assert estimated() is None
+
+
+def test_other_machines_devices_and_models_say_nothing(record, monkeypatch):
+    assert estimated() is None
+    ran(record, 4.0)
+    assert estimated(profile(model="qwen2.5-0.5b")) is None
+    assert estimated(gpus=("H100",)) is None
+    monkeypatch.setattr(durations.platform, "node", lambda: "elsewhere")
+    assert estimated() is None
+
+
+@pytest.mark.parametrize(
+    ("arrival", "arrivals_s", "expected_s"),
+    [
+        (CLOSED, (0, 0, 0, 0), 2.0),
+        (Arrival(kind="burst"), (0, 0, 0, 0), 1.0),
+        (Arrival(kind="constant", request_rate=1.0), (0, 1, 2, 3), 4.0),
+        (Arrival(kind="constant", request_rate=1.0, max_concurrency=1), (0, 0.1, 0.2, 5), 6.0),
+    ],
+)
+def test_requests_take_slots_in_turn_when_they_are_due(arrival, arrivals_s, expected_s):
+    due = [request(i, max_tokens=100, arrival_ns=round(t * NS_PER_S)) for i, t in enumerate(arrivals_s)]
+    assert load_s(due, arrival, 0.01) == pytest.approx(expected_s)
+
+
+def test_damaged_lines_are_passed_over_and_the_store_forgets_the_oldest(record):
+    ran(record, 4.0)
+    store = durations_directory()
+    (kept,) = stored_durations(store, "sim")
+    with (store / "sim.jsonl").open("ab") as file:
+        file.write(b'{"broken\n')
+    assert stored_durations(store, "sim") == (kept,)
+    (store / "sim.jsonl").write_bytes((store / "sim.jsonl").read_bytes() * 1100)
+    store_duration(store, msgspec.structs.replace(kept, overhead_s=7.0))
+    found = stored_durations(store, "sim")
+    assert len(found) < 1100
+    assert found[-1].overhead_s == 7.0
+
+
+def test_a_store_that_cannot_be_written_costs_no_run(record, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("BENCHCTL_DURATIONS_DIR", str(tmp_path / "file" / "below"))
+    ran(record, 4.0)
+    assert estimated() is None
