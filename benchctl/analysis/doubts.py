@@ -157,11 +157,13 @@ def _excluded(pairs: Sequence[CellPair]) -> Iterable[ResultWarning]:
         for arm in (pair.a, pair.b):
             for block, reason in sorted(arm.excluded.items()):
                 yield ResultWarning(code="excluded-block", message=f"block {block} is left out: {reason}")
-            for block, reason in sorted(arm.client_excluded.items()):
+            if arm.client_excluded:
+                blocks = ", ".join(map(str, sorted(arm.client_excluded)))
+                first = arm.client_excluded[min(arm.client_excluded)]
                 yield ResultWarning(
                     code="client-times-excluded",
-                    message=f"block {block}: what the client timed does not count, what the server measured does: "
-                    f"{reason}",
+                    message=f"{arm.label}: what the client timed in block {blocks} does not count, what the server "
+                    f"measured does; the first: {first}",
                 )
 
 

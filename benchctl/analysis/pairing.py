@@ -137,7 +137,8 @@ def readable_arms(experiment: Experiment) -> tuple[Arm, ...]:
         arm.runs[planned.block] = run
         arm.positions[planned.block] = planned.position
         if usability.client_excluded is not None:
-            arm.client_excluded[planned.block] = f"{planned.run_id}: {usability.client_excluded}"
+            label = "" if usability.label is None else f" ({usability.label})"
+            arm.client_excluded[planned.block] = f"{planned.run_id}: {usability.client_excluded}{label}"
     baseline = results.manifest.baseline
     return tuple(
         sorted(arms.values(), key=lambda arm: (arm.variant != baseline, arm.variant, cell_order(arm.cell)))

@@ -118,6 +118,8 @@ def _margin_lines(comparison: Comparison) -> Iterator[str]:
     """The margins, the correction, the estimator, and where noise is larger than the threshold."""
     yield f"{_threshold_text(comparison)} · {_correction(comparison)}"
     estimators = {m.estimate.estimator for c in comparison.cells for m in c.deciding if m.estimate is not None}
+    if comparison.pairing == "unpaired":
+        yield "means are as measured; a change is the Hodges-Lehmann shift of the logarithms, not their quotient"
     if "robust" in estimators:
         yield "estimator: robust; blocks that lie far off count little"
     elif "mean" in estimators:
