@@ -11,6 +11,7 @@ BenchctlError
 ├── InvalidDataError         4  results cannot be read, or must not be compared
 │   ├── RecordError             a file of a result directory is damaged (names file and line)
 │   ├── SchemaVersionError      the directory was written by a newer benchctl
+│   ├── AlteredError            a result directory is not what was measured any more
 │   └── NotComparableError      two results differ in more than the declared factor
 └── RunError                 5  a run failed; what it measured is kept
     ├── ServerStartError        the server did not become ready
@@ -78,6 +79,10 @@ class RecordError(InvalidDataError):
 
 class SchemaVersionError(InvalidDataError):
     """The result directory was written by a newer benchctl."""
+
+
+class AlteredError(InvalidDataError):
+    """Files of a result directory are not what was measured any more; the message names each."""
 
 
 class NotComparableError(InvalidDataError):

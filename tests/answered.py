@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
-from builders import edit_manifest, edit_requests, rewrite_lines, write_results
+from builders import edit_manifest, edit_requests, rewrite_lines, share_request_set, write_results
 
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.run import RequestRecord
@@ -37,6 +37,7 @@ def write_answers(
     results.write_profile(f"{profile}stop: {stop}\n")
     if stop == "natural":
         rewrite_lines(results.path / "requests.jsonl", lambda line: {**line, "ignore_eos": False})
+        share_request_set(results, results)
     for planned in results.plan().runs:
         edit_requests(results, planned.run_id, _telling(said, planned.variant, planned.block))
     return results

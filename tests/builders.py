@@ -5,6 +5,7 @@ The law: a baseline step takes ``step_ns`` and every step yields one token for e
 time. A block multiplies all times by its own factor.
 """
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -53,13 +54,15 @@ allowed_differences: [sampling.top_k, server.value_model, guidance.*]
 """
 
 
-def prepared(num_requests: int, output_tokens: int, n: int = 1) -> tuple[PreparedRequest, ...]:
+def prepared(
+    num_requests: int, output_tokens: int, n: int = 1, asks: str = "What is"
+) -> tuple[PreparedRequest, ...]:
     return tuple(
         PreparedRequest(
             request_id=f"r{i:05d}",
             index=i,
             arrival_ns=0,
-            messages=(Message(role="user", content=f"What is {i} + {i}?"),),
+            messages=(Message(role="user", content=f"{asks} {i} + {i}?"),),
             prompt_tokens=20,
             max_tokens=output_tokens,
             ignore_eos=True,
@@ -129,9 +132,10 @@ def load_step() -> StepRecord:
     )
 
 
-def requests_of(requests: Sequence[PreparedRequest], steps: Sequence[StepRecord]) -> list[RequestRecord]:
+def requests_of(
+    requests: Sequence[PreparedRequest], steps: Sequence[StepRecord], sent: int = T0_NS
+) -> list[RequestRecord]:
     """All requests sent at once; each choice receives one chunk at the end of every step."""
-    sent = T0_NS
     arrivals = tuple(sent + step.start_ns + step.dur_ns for step in steps)
     return [
         RequestRecord(
@@ -168,24 +172,26 @@ def write_results(
     output_tokens: int = 8,
     n: int = 2,
     seed: int = 7,
-    request_set_sha256: str = "0" * 64,
+    asks: str = "What is",
     state: str = "done",
     loads_in_warmup: bool = False,
 ) -> ResultDirectory:
     """An experiment of ``len(block_factors)`` blocks: the baseline and one guided run for each cell.
 
     ``block_factors[b][variant]`` multiplies the step times of that variant in block b. With ``loads_in_warmup``
-    every guided run begins with a warm-up step that loads the value model.
+    every guided run begins with a warm-up step that loads the value model. Each run begins a nanosecond later than
+    the one before, because no two runs have the same times.
     """
     results = ResultDirectory(path)
-    requests = prepared(num_requests, output_tokens, n)
+    requests = prepared(num_requests, output_tokens, n, asks)
+    content = b"".join(encode(request) + b"\n" for request in requests)
     results.write_manifest(
         Manifest(
             schema_version=1,
             state=state,
             profile="built",
             profile_sha256="1" * 64,
-            request_set_sha256=request_set_sha256,
+            request_set_sha256=hashlib.sha256(content).hexdigest(),
             dataset="generated",
             seed=seed,
             blocks=len(block_factors),
@@ -199,7 +205,7 @@ def write_results(
         )
     )
     results.write_profile(PROFILE_YAML)
-    results.write_prepared_requests(b"".join(encode(request) + b"\n" for request in requests))
+    results.write_prepared_requests(content)
     planned: list[PlannedRun] = []
     for block, factors in enumerate(block_factors):
         for position, (variant, cell) in enumerate([("baseline", {}), *(("guided", cell) for cell in cells)]):
@@ -251,7 +257,8 @@ def _write_run(
     is_greedy = planned.cell.get("top_k") == 1
     guided = planned.variant == "guided" and not is_greedy
     steps = steps_of(num_seqs, requests[0].max_tokens, factor, guided=guided, is_greedy=is_greedy)
-    records = requests_of(requests, steps)
+    first = T0_NS + planned.index
+    records = requests_of(requests, steps, first)
     last = max(record.done_ns or 0 for record in records)
     directory.write(
         RunRecord(
@@ -270,9 +277,9 @@ def _write_run(
             | ({"server.value_model": "qwen2.5-1.5b"} if planned.variant == "guided" else {}),
             started_at="2026-01-01T00:00:00Z",
             times=RunTimes(
-                launch_ns=T0_NS - 2_000_000_000,
-                ready_ns=T0_NS - 1_000_000_000,
-                first_send_ns=T0_NS,
+                launch_ns=first - 2_000_000_000,
+                ready_ns=first - 1_000_000_000,
+                first_send_ns=first,
                 last_token_ns=last,
                 stop_ns=last + 1_000_000,
             ),
@@ -302,6 +309,17 @@ def edit_run(results: ResultDirectory, run_id: str, **changes: Any) -> None:
     """Replace fields of one ``run.json``."""
     directory = results.run(run_id)
     directory.write(msgspec.structs.replace(directory.read(), **changes))
+
+
+def write_request_set(results: ResultDirectory, content: bytes) -> None:
+    """Let ``content`` be the request set from the beginning."""
+    results.write_prepared_requests(content)
+    edit_manifest(results, request_set_sha256=hashlib.sha256(content).hexdigest())
+
+
+def share_request_set(results: ResultDirectory, other: ResultDirectory) -> None:
+    """Let ``results`` have been asked what ``other`` was, whatever came of it."""
+    write_request_set(results, (other.path / "requests.jsonl").read_bytes())
 
 
 def edit_requests(

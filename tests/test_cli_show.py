@@ -34,7 +34,7 @@ def test_show_prints_headline_runs_cells_sections_sweep_and_findings(tmp_path):
     text = words(result.output)
     for part in (
         "built · done · 9 of 9 runs done · 3 blocks · baseline baseline",
-        "engine sim · 4 requests of generated (0000000000) · stop forced · seed 7",
+        "engine sim · 4 requests of generated (ee043d0879) · stop forced · seed 7",
         "000-b0-baseline done 0.08000 800.0 10.00 1.000 10.00 10.00 0",
         "guided top_k=5 3 0.1240 ± 0.0%",
         "lvm_forward 4.000",

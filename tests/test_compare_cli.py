@@ -8,7 +8,7 @@ import sys
 
 import pytest
 import typer
-from builders import edit_manifest, edit_requests, edit_run, write_results
+from builders import edit_manifest, edit_requests, edit_run, share_request_set, write_results
 from typer.testing import CliRunner
 
 from benchctl.cli.compare import compare, parse_threshold
@@ -146,6 +146,7 @@ def test_a_difference_can_be_allowed_on_the_command_line(results):
 
 def test_exact_metrics_that_differ_are_shown(results):
     longer = write_results(results.path.parent / "longer", block_factors=BLOCKS, num_requests=5)
+    share_request_set(longer, results)
     document = json.loads(call(f"{results.path}:baseline", f"{longer.path}:baseline", "--json").stdout)
     assert "num_requests must be equal and is 4 against 5" in " ".join(document["reasons"])
     assert "num_requests" in call(f"{results.path}:baseline", f"{longer.path}:baseline").stdout

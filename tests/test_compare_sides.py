@@ -4,7 +4,7 @@ import math
 import random
 
 import pytest
-from builders import edit_manifest, set_positions, write_results
+from builders import edit_manifest, set_positions, share_request_set, write_results
 
 from benchctl.analysis.compare import CompareOptions, Side, compare_sides, parse_side
 from benchctl.analysis.comparison_text import reasons_of, verdict_sentence
@@ -247,13 +247,12 @@ def test_exact_metrics_are_equal_without_statistics(path):
 
 
 def test_output_tokens_of_natural_stops_are_a_change_and_not_a_fault(tmp_path):
-    path = write_results(tmp_path / "r", block_factors=factors()).path
-    longer = write_results(tmp_path / "longer", block_factors=factors(), output_tokens=10).path
-    for results in (path, longer):
-        (results / "manifest.json").write_text(
-            (results / "manifest.json").read_text().replace('"forced"', '"natural"')
-        )
-    comparison = compare(f"{path}:baseline", f"{longer}:baseline")
+    short = write_results(tmp_path / "r", block_factors=factors())
+    longer = write_results(tmp_path / "longer", block_factors=factors(), output_tokens=10)
+    share_request_set(longer, short)
+    for results in (short, longer):
+        edit_manifest(results, stop="natural")
+    comparison = compare(f"{short.path}:baseline", f"{longer.path}:baseline")
     tokens = metric(comparison, "output_tokens")
     assert (tokens.role, tokens.verdict) == ("exploratory", "changed")
     assert comparison.verdict != "invalid"

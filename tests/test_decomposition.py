@@ -14,6 +14,7 @@ from builders import (
     edit_run,
     edit_steps,
     set_positions,
+    share_request_set,
     write_results,
 )
 from exactness import assert_exact
@@ -110,6 +111,7 @@ def test_the_clock_of_the_sections_is_named(tmp_path: Path) -> None:
 def test_fewer_tokens_at_the_same_pace_are_told_from_faster_steps(tmp_path: Path) -> None:
     long = natural(tmp_path / "long", block_factors=SHAKEN, output_tokens=8)
     short = natural(tmp_path / "short", block_factors=SHAKEN, output_tokens=6)
+    share_request_set(short, long)
     found = decomposed(f"{long.path}:baseline", f"{short.path}:baseline")
     assert ratios(found) == pytest.approx(
         {"output tokens": 6 / 8, "steps per token": 1, "time per step": 1, "remainder": 1}
@@ -120,6 +122,7 @@ def test_fewer_tokens_at_the_same_pace_are_told_from_faster_steps(tmp_path: Path
 def test_fewer_tokens_and_slower_steps_are_told_apart(tmp_path: Path) -> None:
     long = natural(tmp_path / "long", block_factors=STEADY, output_tokens=8)
     short = natural(tmp_path / "short", block_factors=({"baseline": 4 / 3},) * 6, cells=(), output_tokens=6)
+    share_request_set(short, long)
     found = decomposed(f"{long.path}:baseline", f"{short.path}:baseline")
     assert ratios(found) == pytest.approx(
         {"output tokens": 6 / 8, "steps per token": 1, "time per step": 4 / 3, "remainder": 1}
@@ -138,6 +141,8 @@ def test_steps_that_yield_two_tokens_are_fewer_steps_per_token(tmp_path: Path) -
     """Speculation: as many tokens in half of the steps, each of them slower."""
     plain = natural(tmp_path / "plain", block_factors=STEADY, output_tokens=8)
     fast = natural(tmp_path / "fast", block_factors=({"baseline": 1.25, "guided": 1.25},) * 6, output_tokens=4)
+
+    share_request_set(fast, plain)
 
     def twice(request: RequestRecord) -> RequestRecord:
         choices = tuple(

@@ -173,7 +173,7 @@ def test_a_damaged_directory_gets_its_page_with_the_damage_on_top(tmp_path):
 
 def test_sides_that_must_not_be_compared_show_each_difference_as_not_allowed(tmp_path):
     a = builders.write_results(tmp_path / "a")
-    b = builders.write_results(tmp_path / "b", request_set_sha256="f" * 64)
+    b = builders.write_results(tmp_path / "b", asks="How much is")
     readings = [read_results(a.path), read_results(b.path)]
     page = sides_page((readings[0], Side(a.path)), (readings[1], Side(b.path)))
     text = text_of(page)

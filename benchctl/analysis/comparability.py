@@ -55,7 +55,7 @@ def configuration_differences(
     paths count whole.
     """
     seen: dict[tuple[str, str, str], list[str]] = {}
-    names: dict[str, tuple[str, ...]] = {}
+    names: dict[str, tuple[str, ...]] = {"server.version": ("engine_version",)}
     for cell, sides in cells.items():
         a, b = ([_settings_of(run.record, names, has_one_host=has_one_host) for run in runs] for runs in sides)
         for key in sorted({key for settings in (*a, *b) for key in settings}):
@@ -91,14 +91,20 @@ def _shown(value: Any) -> str:
 
 def require_comparable(differences: Sequence[Difference], patterns: Sequence[str]) -> tuple[Difference, ...]:
     """The differences that are allowed. Raises NotComparableError naming each one that is not."""
-    allowed = tuple(d for d in differences if d.key not in NEVER_ALLOWED and _is_allowed(d, patterns))
-    refused = tuple(str(d) for d in differences if d not in allowed)
+    refused = refused_differences(differences, patterns)
     if refused:
         raise NotComparableError(refusal(refused), refused)
-    return allowed
+    return tuple(differences)
+
+
+def refused_differences(differences: Sequence[Difference], patterns: Sequence[str]) -> tuple[str, ...]:
+    """Those that nobody declared, or that nobody can."""
+    return tuple(str(difference) for difference in differences if not _is_allowed(difference, patterns))
 
 
 def _is_allowed(difference: Difference, patterns: Sequence[str]) -> bool:
+    if difference.key in NEVER_ALLOWED:
+        return False
     return any(allowed_difference(name, patterns) for name in (difference.key, *difference.names))
 
 

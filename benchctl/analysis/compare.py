@@ -14,6 +14,7 @@ from benchctl.analysis.comparability import (
     Difference,
     configuration_differences,
     experiment_differences,
+    refused_differences,
     require_comparable,
 )
 from benchctl.analysis.comparison import CellComparison, Comparison
@@ -21,6 +22,7 @@ from benchctl.analysis.decomposition_cells import with_decompositions
 from benchctl.analysis.distrust import with_client_exclusions, without_distrusted
 from benchctl.analysis.doubts import counted_suspects, measurement_doubts, statistical_doubts
 from benchctl.analysis.experiment import Experiment, load_experiment
+from benchctl.analysis.integrity import require_intact
 from benchctl.analysis.margins import decision_alpha
 from benchctl.analysis.metric_comparison import (
     MetricComparison,
@@ -35,12 +37,14 @@ from benchctl.analysis.multiplicity import BlockScores, holm_levels, joint_level
 from benchctl.analysis.paired_runs import PairedRuns
 from benchctl.analysis.pairing import CellPair, Side, match_cells, parse_side
 from benchctl.analysis.request_timing import is_completed, measured
+from benchctl.analysis.run_differences import run_differences
 from benchctl.analysis.statistics import Estimator
 from benchctl.analysis.stopping import num_looks_of
 from benchctl.errors import UsageError
 from benchctl.profile.locate import nearest
 from benchctl.records.directory import LoadedRun
 from benchctl.records.noise import MetricNoise, load_noise
+from benchctl.records.run import ResultWarning
 
 __all__ = ["CompareOptions", "Side", "compare_experiments", "compare_sides", "parse_side"]
 
@@ -49,7 +53,8 @@ __all__ = ["CompareOptions", "Side", "compare_experiments", "compare_sides", "pa
 class CompareOptions:
     """How to compare. ``metrics`` replaces the profile's primary metrics; ``allow`` adds allowed differences.
 
-    ``allow_failed`` judges what completed although requests failed, ``allow_suspect`` counts suspect runs.
+    ``allow_failed`` judges what completed although requests failed, ``allow_suspect`` counts suspect runs,
+    ``allow_altered`` judges files as they are although they are not what was measured.
     """
 
     margin_frac: float = 0.01
@@ -63,6 +68,7 @@ class CompareOptions:
     allow: tuple[str, ...] = ()
     allow_failed: bool = False
     allow_suspect: bool = False
+    allow_altered: bool = False
     noise: Mapping[str, MetricNoise] | None = None
     """Noise floors by metric; None: those that lie in the directories, ``{}``: none."""
     judge: str = "numeric"
@@ -89,8 +95,8 @@ class CompareOptions:
 def compare_sides(a_side: Side, b_side: Side, options: CompareOptions) -> Comparison:
     """Compare B with A.
 
-    Raises NotComparableError when they differ in more than what was declared, RecordError when results are
-    damaged, UsageError for a variant or metric that does not exist.
+    Raises NotComparableError when they differ in more than what was declared, AlteredError when they are not what
+    was measured, RecordError when results are damaged, UsageError for a variant or metric that does not exist.
     """
     a = load_experiment(a_side.path, allow_suspect=options.allow_suspect)
     is_one = b_side.path.resolve() == a_side.path.resolve()
@@ -108,7 +114,7 @@ def compare_experiments(
     (a, a_side), (b, b_side) = a_given, b_given
     deciding = deciding_metrics(options.metrics or a.profile.primary_metrics)
     pairs = match_cells(a, a_side, b, b_side)
-    allowed = _allowed_differences((a, b), pairs, options)
+    altered, allowed = _require_comparable((a, b), pairs, options)
     num_looks = num_looks_of(a.results.manifest, b.results.manifest)
     confidence = 1 - (1 - options.confidence) / num_looks
     rules = Rules(
@@ -138,26 +144,38 @@ def compare_experiments(
         num_looks=num_looks,
         cells=cells,
         allowed=allowed,
-        warnings=(*counted, *measurement_doubts(a.results, b.results, pairs, checks), *statistical_doubts(cells)),
+        warnings=(
+            *altered,
+            *counted,
+            *measurement_doubts(a.results, b.results, pairs, checks),
+            *statistical_doubts(cells),
+        ),
         noise={name: noise for name, noise in rules.noise.items() if name in deciding},
     )
 
 
-def _allowed_differences(
+def _require_comparable(
     sides: tuple[Experiment, Experiment], pairs: Sequence[CellPair], options: CompareOptions
-) -> tuple[Difference, ...]:
-    """What differs beside the declared factor and may. Raises NotComparableError for what may not."""
+) -> tuple[tuple[ResultWarning, ...], tuple[Difference, ...]]:
+    """What was altered and is allowed, and what differs beside the declared factor and may.
+
+    Raises AlteredError and NotComparableError for what may not.
+    """
     a, b = sides
     manifests = a.results.manifest, b.results.manifest
+    runs_of_cells = {pair.label: (pair.a_runs, pair.b_runs) for pair in pairs}
     differences = (
         *experiment_differences(*manifests),
         *configuration_differences(
-            {pair.label: (pair.a_runs, pair.b_runs) for pair in pairs},
-            has_one_host=manifests[0].host.hostname == manifests[1].host.hostname,
+            runs_of_cells, has_one_host=manifests[0].host.hostname == manifests[1].host.hostname
         ),
+        *run_differences(runs_of_cells, has_one_experiment=manifests[0] == manifests[1]),
     )
     shared = tuple(p for p in a.profile.allowed_differences if p in b.profile.allowed_differences)
-    return require_comparable(differences, (*shared, *options.allow))
+    patterns = (*shared, *options.allow)
+    refused = refused_differences(differences, patterns)
+    altered = require_intact(a.results, b.results, refused, allow_altered=options.allow_altered)
+    return altered, require_comparable(differences, patterns)
 
 
 def noise_of(a: Experiment, b: Experiment) -> dict[str, MetricNoise]:

@@ -20,6 +20,7 @@ from benchctl.cli import (
     report,
     run,
     show,
+    verify,
 )
 
 app = typer.Typer(
@@ -52,6 +53,7 @@ app.command("load")(load.load)
 app.command("compare")(compare.compare)
 app.command("show")(show.show)
 app.command("list")(list_results.list_results)
+app.command("verify")(verify.verify)
 app.command("report")(report.report)
 app.command("export")(export.export)
 app.command("flops")(flops.flops)

@@ -83,6 +83,10 @@ def compare(
             "--allow-suspect", help="Count runs that are suspect; their doubts are told beside the verdict."
         ),
     ] = False,
+    allow_altered: Annotated[
+        bool,
+        typer.Option("--allow-altered", help="Judge files as they are although they are not what was measured."),
+    ] = False,
     judge: Annotated[
         str, typer.Option("--judge", metavar="NAME", help="Of answers with a gold one: numeric or math-verify.")
     ] = "numeric",
@@ -147,6 +151,7 @@ def compare(
         allow=tuple(allow_difference or ()),
         allow_failed=allow_failed,
         allow_suspect=allow_suspect,
+        allow_altered=allow_altered,
         noise=_noise(noise_floor),
         judge=judge,
         quality_margin_points=quality_margin,

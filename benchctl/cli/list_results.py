@@ -44,6 +44,7 @@ def _print_table(root: Path, entries: "Sequence[Entry]") -> None:
             table.add_row(name, "", "", "", "unreadable", "", entry.problem)
             continue
         done = f"{entry.num_done}/{entry.num_planned}"
-        fields = (entry.created_at, entry.profile, entry.engine, entry.state, done, entry.label)
+        remarks = " · ".join(filter(None, (entry.label, entry.altered)))
+        fields = (entry.created_at, entry.profile, entry.engine, entry.state, done, remarks)
         table.add_row(name, *(field or "" for field in fields))
     wide_console().print(table)

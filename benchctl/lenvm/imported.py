@@ -32,6 +32,7 @@ from benchctl.lenvm.summary import SUMMARY_NAME, lenvm_rows, rows_csv
 from benchctl.profile.load import dump_profile, profile_sha256
 from benchctl.profile.model import Profile
 from benchctl.profile.plan import variant_settings
+from benchctl.records.digests import digests_of_run, record_run
 from benchctl.records.directory import ResultDirectory, RunDirectory, keep_steps, load_run, run_directory_name
 from benchctl.records.jsonl import encode, write_bytes_atomic, write_json_atomic
 from benchctl.records.lenvm_averages import windows_of
@@ -158,6 +159,8 @@ def _write(
         runs.append(_judged(results.run(planned.run_id), run, profile, prepared))
     is_sound = all(run.state == "done" for run in runs)
     results.write_manifest(msgspec.structs.replace(manifest, state="done" if is_sound else "suspect"))
+    for run in runs:
+        record_run(results, run.run_id)
     return tuple(runs)
 
 
@@ -233,5 +236,6 @@ def _judged(
     keep_steps(loaded)
     doubts = (*run.warnings, *failed_checks(loaded, profile, prepared))
     judged = msgspec.structs.replace(run, warnings=doubts, state="suspect" if doubts else "done")
+    judged = msgspec.structs.replace(judged, files=digests_of_run(directory))
     write_json_atomic(directory.path / "run.json", judged)
     return judged

@@ -30,6 +30,7 @@ from benchctl.measure.run import RunContext, decline_run, measure_run
 from benchctl.profile.load import dump_profile, parse_profile, profile_sha256
 from benchctl.profile.model import Profile
 from benchctl.profile.plan import plan_runs
+from benchctl.records.digests import begin_digests, digest_of, forget_run, read_digests, record_run
 from benchctl.records.directory import ResultDirectory, RunDirectory, arm_label, open_results
 from benchctl.records.noise import NOISE_FILE, NoiseFloor, load_noise, write_noise
 from benchctl.records.run import (
@@ -105,6 +106,7 @@ def create_experiment(profile: Profile, prepared: PreparedSet, origin: Origin) -
         results.write_plan(plan_runs(profile))
         if found.noise is not None:
             write_noise(unfinished / NOISE_FILE, found.noise)
+        begin_digests(results)
         path = finish()
     point_latest(path)
     return ResultDirectory(path)
@@ -175,7 +177,16 @@ def reopen_experiment(path: Path, profile: Profile | None) -> Reopened:
     request_path = path / "requests.jsonl"
     if hashlib.sha256(request_path.read_bytes()).hexdigest() != manifest.request_set_sha256:
         raise RecordError(f"{request_path} was changed since the experiment began; restore it, or start a new one")
+    _refuse_altered_plan(results)
     return Reopened(results=results, profile=stored, requests=results.prepared_requests())
+
+
+def _refuse_altered_plan(results: ResultDirectory) -> None:
+    """What the plan held is recorded since digests are; the order of an older directory is believed."""
+    digests, path = read_digests(results.path), results.path / "plan.json"
+    recorded = None if digests is None else digests.files.get(path.name)
+    if recorded is not None and recorded.sha256 != digest_of(path).sha256:
+        raise RecordError(f"{path} was changed since the experiment began; restore it, or start a new one")
 
 
 def pending_runs(results: ResultDirectory) -> tuple[PlannedRun, ...]:
@@ -212,13 +223,15 @@ def _do_runs(
     noise, gpus = load_noise(results.path), [gpu.name for gpu in results.manifest().gpus]
     _set_state(results, "running")
     try:
+        begin_digests(results)
         for planned in pending:
             looks.take(planned.block, infeasible)
             if looks.is_needless(planned.block):
                 break
             listener.run_started(planned, len(requests))
             began_s = time.monotonic()
-            record = _measure_feasible(context, planned, results.run(planned.run_id), infeasible)
+            with _recorded(results, planned):
+                record = _measure_feasible(context, planned, results.run(planned.run_id), infeasible)
             remember_duration(profile, requests, record, time.monotonic() - began_s, gpus)
             outcome = _count(outcome, record.state)
             _doubt_version(results, noise, record)
@@ -231,6 +244,18 @@ def _do_runs(
         raise
     _set_state(results, _final_state(outcome))
     return outcome
+
+
+@contextmanager
+def _recorded(results: ResultDirectory, planned: PlannedRun) -> Iterator[None]:
+    """While the run goes on nothing is recorded of its end; however it ends, its record is."""
+    with suppress(OSError):  # a full disk is told as what it did to the run
+        forget_run(results, planned.run_id)
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            record_run(results, planned.run_id)
 
 
 def _measure_feasible(

@@ -7,6 +7,7 @@ import msgspec
 
 from benchctl.analysis.severity import by_severity
 from benchctl.load.tally import LoadSummary
+from benchctl.records.digests import digests_of_run
 from benchctl.records.directory import RunDirectory
 from benchctl.records.run import ResultWarning, RunFailure, RunRecord, RunState
 
@@ -53,6 +54,9 @@ class Journal:
         self.update(num_sent=load.num_sent, num_completed=num_completed, num_failed=load.num_failed)
 
     def close(self, state: RunState, failure: RunFailure | None = None) -> RunRecord:
-        """Write the verdict, with the warnings that led to it first; returns the final record."""
-        self.update(state=state, failure=failure, warnings=by_severity(self.record.warnings))
+        """Write the verdict, with the warnings that led to it first, and what the files of the run hold now;
+        returns the final record.
+        """
+        files = digests_of_run(self._directory)
+        self.update(state=state, failure=failure, warnings=by_severity(self.record.warnings), files=files)
         return self.record

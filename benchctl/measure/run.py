@@ -9,6 +9,7 @@ experiment; an interrupt and a usage error do, after the run says so.
 import hashlib
 import itertools
 import os
+import platform
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
@@ -123,6 +124,7 @@ class _Run:
             **msgspec.structs.asdict(planned),
             state="running",
             engine=context.profile.engine.kind,
+            host=platform.node(),
             started_at=utc_now(),
             clock=self._engine.clock,
             time_scale=self._engine.time_scale(self._settings),

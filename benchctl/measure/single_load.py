@@ -7,6 +7,7 @@ starts nothing, samples no device and keeps neither requests nor records in memo
 measures.
 """
 
+import platform
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -36,6 +37,7 @@ from benchctl.measure.warmup import warmup_requests
 from benchctl.profile.engine_options import AttachOptions
 from benchctl.profile.model import Arrival, Profile
 from benchctl.profile.plan import variant_settings
+from benchctl.records.digests import record_run
 from benchctl.records.directory import ResultDirectory, RunDirectory
 from benchctl.records.run import (
     ClientSample,
@@ -94,6 +96,7 @@ def _state_kept(results: ResultDirectory, journal: Journal) -> Iterator[None]:
     finally:
         with suppress(OSError):
             results.write_manifest(msgspec.structs.replace(results.manifest(), state=journal.record.state))
+            record_run(results, journal.record.run_id)
 
 
 class _SingleLoad:
@@ -114,6 +117,7 @@ class _SingleLoad:
             state="running",
             attempt=1,
             engine=profile.engine.kind,
+            host=platform.node(),
             started_at=utc_now(),
         )
         self.journal = Journal(self._directory, record)

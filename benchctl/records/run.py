@@ -282,6 +282,14 @@ class RunFailure(Record, frozen=True, kw_only=True, omit_defaults=True):
     log_tail: str = ""
 
 
+class FileDigest(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """What a file held when nothing more was to be written to it, and the stamp that it had then."""
+
+    sha256: str
+    size_bytes: int
+    mtime_ns: int
+
+
 class RunRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
     """``run.json``: one fresh server and one workload.
 
@@ -305,6 +313,8 @@ class RunRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
     engine_version: str | None = None
     effective_config: dict[str, Any] = {}
     """What the server says of itself, flat: one key per setting."""
+    host: str | None = None
+    """Name of the machine that did the run; None in older records."""
     started_at: str | None = None
     """UTC, ISO 8601; the only wall-clock time of a run."""
     times: RunTimes = RunTimes()
@@ -318,6 +328,8 @@ class RunRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
     num_failed: int | None = None
     warnings: tuple[ResultWarning, ...] = ()
     failure: RunFailure | None = None
+    files: dict[str, FileDigest] = {}
+    """The other files of the run by name, as they were when it ended; empty until then and in older records."""
 
     @property
     def times_whole_steps(self) -> bool:

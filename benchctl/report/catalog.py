@@ -9,6 +9,7 @@ from typing import Any
 
 from benchctl.errors import InvalidDataError, UsageError
 from benchctl.records.directory import ResultDirectory, RunDirectory, open_results
+from benchctl.records.verification import verify_directory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +25,8 @@ class Entry:
     num_done: int | None = None
     num_planned: int | None = None
     problem: str | None = None
+    altered: str | None = None
+    """What was altered since it was measured."""
 
     def document(self) -> dict[str, Any]:
         """As JSON."""
@@ -84,6 +87,7 @@ def _entry(path: Path) -> Entry:
         results = open_results(path)
         manifest = results.manifest()
         num_done, num_planned = _count_runs(results)
+        altered = _altered(path)
     except InvalidDataError as error:
         return Entry(path=path, problem=str(error))
     return Entry(
@@ -95,7 +99,17 @@ def _entry(path: Path) -> Entry:
         label=manifest.label,
         num_done=num_done,
         num_planned=num_planned,
+        altered=altered,
     )
+
+
+def _altered(path: Path) -> str | None:
+    """The first files that are not what was measured; None where all are."""
+    alterations = verify_directory(path).alterations
+    if not alterations:
+        return None
+    files = list(dict.fromkeys(alteration.file for alteration in alterations))
+    return "altered: " + ", ".join(files[:2]) + (f" and {len(files) - 2} more" if len(files) > 2 else "")
 
 
 def _count_runs(results: ResultDirectory) -> tuple[int, int]:

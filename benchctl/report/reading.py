@@ -13,6 +13,7 @@ from typing import Final
 from benchctl.analysis.decomposition_cells import section_split
 from benchctl.analysis.experiment import Experiment, experiment_of
 from benchctl.analysis.findings import Finding, find
+from benchctl.analysis.integrity import integrity_warnings
 from benchctl.analysis.ladder import Ladder, ladders
 from benchctl.analysis.paired_runs import PairedRuns
 from benchctl.analysis.pairing import baseline_pairs
@@ -123,7 +124,7 @@ def read_results(path: Path, *, allow_suspect: bool = False) -> Reading:
         sweep=rows,
         ladders=ladders(experiment, confidence),
         findings=find(cells, rows, manifest.baseline, sections),
-        warnings=(*manifest.warnings, *experiment.warnings),
+        warnings=(*integrity_warnings(path), *manifest.warnings, *experiment.warnings),
         damage=tuple(damage),
     )
 

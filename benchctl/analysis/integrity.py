@@ -1,0 +1,86 @@
+"""Is what is compared still what was measured? What was altered or copied since, as warnings and as a refusal."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Final
+
+from benchctl.errors import AlteredError, InvalidDataError
+from benchctl.records.directory import LoadedResults
+from benchctl.records.run import ResultWarning
+from benchctl.records.verification import Alteration, AlterationKind, Verification, verify_directory
+
+_NUM_NAMED: Final = 4
+"""So many files a warning names; a refusal names all."""
+_MEANING: Final[dict[AlterationKind, str]] = {
+    "altered-file": "not what was recorded",
+    "missing-file": "files that were recorded are not there",
+    "altered-plan": "runs contradict the plan or their own times",
+    "altered-requests": "not the request set that was sent",
+    "copied-run": "runs are copies of others",
+}
+
+
+def require_intact(
+    a: LoadedResults, b: LoadedResults, differences: Sequence[str], *, allow_altered: bool
+) -> tuple[ResultWarning, ...]:
+    """What was altered in the directories of two sides since they were measured, as warnings.
+
+    Raises AlteredError, which names every file and the undeclared ``differences`` of the sides beside them, where
+    numbers rest on any of it, unless ``allow_altered``.
+    """
+    paths = [a.path] if a.path.resolve() == b.path.resolve() else [a.path, b.path]
+    found = [(path, verify_directory(path)) for path in paths if (path / "manifest.json").is_file()]
+    shared = _shared_runs(found)
+    refused = [line for path, verified in found for line in _lines(path, verified)] + shared
+    if refused and not allow_altered:
+        listed = "\n".join(f"  {line}" for line in refused)
+        if differences:
+            listed += "\nand the two sides differ in more than the declared factor:\n"
+            listed += "\n".join(f"  {difference}" for difference in differences)
+        raise AlteredError(
+            f"what is compared is not what was measured:\n{listed}\n"
+            "Restore these files from a copy, or measure again; --allow-altered judges them as they are"
+        )
+    warnings = [warning for path, verified in found for warning in alteration_warnings(path, verified)]
+    return (*warnings, *(ResultWarning(code="copied-run", message=line) for line in shared))
+
+
+def _lines(path: Path, verified: Verification) -> Iterable[str]:
+    return (f"{path}/{alteration}" for alteration in verified.alterations if alteration.decides)
+
+
+def _shared_runs(found: Sequence[tuple[Path, Verification]]) -> list[str]:
+    """Runs that two experiments have in common; a copy of a whole directory is the same experiment."""
+    if len(found) < 2 or found[0][1].manifest == found[1][1].manifest:
+        return []
+    (a_path, a), (b_path, b) = found
+    shared = {(a.fingerprints[key], b.fingerprints[key]): None for key in a.fingerprints if key in b.fingerprints}
+    return [
+        f"{a_path}/runs/{a_runs[0]} holds the same records as {b_path}/runs/{b_runs[0]}, and no two runs have the "
+        "same times"
+        for a_runs, b_runs in shared
+    ]
+
+
+def integrity_warnings(path: Path) -> tuple[ResultWarning, ...]:
+    """What was altered in a result directory since it was measured; nothing where its plan cannot be read."""
+    try:
+        return alteration_warnings(path, verify_directory(path))
+    except InvalidDataError:  # told as damage by whoever reads the directory
+        return ()
+
+
+def alteration_warnings(path: Path, verified: Verification) -> tuple[ResultWarning, ...]:
+    """One warning for each kind of alteration, with the first files."""
+    by_kind: dict[AlterationKind, list[Alteration]] = {}
+    for alteration in verified.alterations:
+        by_kind.setdefault(alteration.kind, []).append(alteration)
+    return tuple(
+        ResultWarning(code=kind, message=f"{_MEANING[kind]}: {_named(found)}", where=str(path))
+        for kind, found in by_kind.items()
+    )
+
+
+def _named(found: Sequence[Alteration]) -> str:
+    more = f"; and {len(found) - _NUM_NAMED} more, which 'benchctl verify' lists" if len(found) > _NUM_NAMED else ""
+    return "; ".join(map(str, found[:_NUM_NAMED])) + more

@@ -1,0 +1,78 @@
+"""``benchctl verify``: is a result directory still what was measured?"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+if TYPE_CHECKING:
+    from benchctl.records.verification import Verification
+
+_ALTERED: Final = 4
+
+
+def verify(
+    results: Annotated[Path, typer.Argument(metavar="DIR", help="A result directory, finished or not.")],
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document instead of text.")] = False,
+) -> None:
+    """Read every file of a result directory and say what was altered since it was measured.
+
+    Exit code: 0 intact, 4 altered. Directories of older versions have no digests: their plan, the order of their
+    runs and their request set are verified.
+    """
+    from benchctl.records.directory import open_results
+    from benchctl.records.verification import verify_directory
+
+    open_results(results)
+    verified = verify_directory(results, is_fresh=True)
+    if as_json:
+        import json
+
+        print(json.dumps(_document(results, verified), indent=1))
+    else:
+        _print(results, verified)
+    if verified.alterations:
+        raise typer.Exit(_ALTERED)
+
+
+def _print(results: Path, verified: "Verification") -> None:
+    from benchctl.records.digests import directory_sha256
+
+    for alteration in verified.alterations:
+        beside = "" if alteration.decides else " (no number rests on it)"
+        print(f"{alteration.kind}: {alteration}{beside}")
+    if verified.unrecorded and verified.num_files:
+        print(f"no digest recorded of {len(verified.unrecorded)} runs: {', '.join(verified.unrecorded)}")
+    if verified.alterations:
+        print(
+            f"{results} was altered; restore these files from a copy, or measure again. 'benchctl compare' refuses "
+            "it without --allow-altered where numbers rest on them"
+        )
+    elif verified.num_files == 0:
+        print(
+            f"{results} has no digests recorded; written by benchctl {verified.manifest.benchctl_version}; nothing "
+            "to verify beyond plan, order of the runs and request set, which agree"
+        )
+    else:
+        print(f"{results} is intact: {verified.num_files} files, {verified.hashed_bytes / 1e6:.1f} MB read")
+    if verified.digests is not None and not verified.alterations:
+        print(f"digest of all of it: sha256 {directory_sha256(verified.digests)}")
+
+
+def _document(results: Path, verified: "Verification") -> dict[str, Any]:
+    from benchctl.records.digests import directory_sha256
+
+    digests = verified.digests
+    return {
+        "path": str(results),
+        "intact": not verified.alterations,
+        "sha256": None if digests is None else directory_sha256(digests),
+        "benchctl_version": verified.manifest.benchctl_version,
+        "files": verified.num_files,
+        "hashed_bytes": verified.hashed_bytes,
+        "unrecorded": list(verified.unrecorded),
+        "alterations": [
+            {"code": one.kind, "file": one.file, "what": one.what, "decides": one.decides}
+            for one in verified.alterations
+        ],
+    }
