@@ -5,6 +5,7 @@ import pytest
 from builders import write_results
 from paced import profile, request
 
+from benchctl.cli.plan_view import print_plan
 from benchctl.measure import durations
 from benchctl.measure.durations import estimate_durations, load_s, remember_duration
 from benchctl.profile.model import Arrival
@@ -133,3 +134,14 @@ def test_a_store_that_cannot_be_written_costs_no_run(record, tmp_path, monkeypat
     monkeypatch.setenv("BENCHCTL_DURATIONS_DIR", str(tmp_path / "file" / "below"))
     ran(record, 4.0)
     assert estimated() is None
+
+
+def test_a_plan_without_earlier_runs_says_so_and_with_them_names_how_many(record, capsys):
+    print_plan(profile(engine={"kind": "vllm"}), REQUESTS, None)
+    assert "how long it takes is unknown: no earlier run of vllm with" in capsys.readouterr().out
+    vllm = profile(engine={"kind": "vllm"}, blocks=10)
+    ran(record, 4.0, 30.0, vllm)
+    print_plan(vllm, REQUESTS, None)
+    said = capsys.readouterr().out
+    assert "estimated duration 303 s (5 min), by 1 earlier run on this machine" in said
+    assert said.count(" 30.0 ") == 10

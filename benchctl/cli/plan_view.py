@@ -124,9 +124,11 @@ def _how_long(profile: "Profile", estimate: "DurationEstimate | None") -> str:
             f"how long it takes is unknown: no earlier run of {profile.engine.kind} with {profile.model} on this "
             "machine; the first block will tell"
         )
-    total_s = sum(estimate.run_s[arm_label(run.variant, run.cell)] for run in plan_runs(profile).runs)
+    runs_s = sum(estimate.run_s[arm_label(run.variant, run.cell)] for run in plan_runs(profile).runs)
+    total_s = runs_s + estimate.around_s
     at_most = " at most" if profile.stopping is not None else ""
-    known = f", by {estimate.num_runs} earlier runs on this machine" if estimate.num_runs else ""
+    earlier = "1 earlier run" if estimate.num_runs == 1 else f"{estimate.num_runs} earlier runs"
+    known = f", by {earlier} on this machine" if estimate.num_runs else ""
     in_words = f" ({time_left_text(total_s)})" if total_s >= 100 else ""
     return f"estimated duration {total_s:.0f} s{in_words}{at_most}{known}"
 

@@ -30,6 +30,9 @@ from benchctl.units import s_from_ns
 
 _NEWEST: Final = 12
 """Runs that speak for a later one: a machine changes, and older ones are of how it was."""
+AROUND_S: Final = 3.0
+"""Before the first run and after the last, where tables and pictures are made: 2.8 and 3.0 s in experiments of 6
+and of 2 runs on two cores."""
 _HALVINGS: Final = 60
 _LONGEST_TOKEN_S: Final = 100.0
 
@@ -40,6 +43,8 @@ class DurationEstimate:
 
     run_s: Mapping[str, float]
     num_runs: int
+    around_s: float = 0.0
+    """Beside the runs of an experiment."""
 
 
 def remember_duration(
@@ -92,7 +97,7 @@ def estimate_durations(
         overhead_s = median(duration.overhead_s for duration in alike[-_NEWEST:])
         run_s[arm_label(variant, cell)] = overhead_s + load_s(requests, arrival, token_s)
         used |= {id(duration) for duration in alike[-_NEWEST:]}
-    return DurationEstimate(run_s=run_s, num_runs=len(used))
+    return DurationEstimate(run_s=run_s, num_runs=len(used), around_s=AROUND_S)
 
 
 def _most_alike(earlier: Sequence[RunDuration], settings: VariantSettings) -> list[RunDuration]:
