@@ -195,7 +195,7 @@ def test_holm_decides_all_that_bonferroni_does_and_nothing_beyond_one_test_alone
 
 def scores(values, blocks=None):
     """A test in which every block counts the same."""
-    return BlockScores(tuple(blocks or range(len(values))), tuple(values), float(len(values)))
+    return BlockScores(tuple(blocks or range(len(values))), tuple(values))
 
 
 residuals = st.lists(st.floats(-0.1, 0.1), min_size=6, max_size=9)
