@@ -51,7 +51,7 @@ def test_the_table_opens_with_the_verdict_and_shows_change_p_and_verdict(results
 def test_the_footnotes_say_what_must_be_known_to_trust_the_table(results):
     text = call(*sides(results)).stdout
     for footnote in (
-        "top_k=5: wall x1.554 [1.533, 1.575] = steps x1.000 * time per step x1.554 [1.533, 1.575] * remainder x1",
+        "top_k=5: wall x1.554 [1.529, 1.579] = steps x1.000 * time per step x1.554 [1.529, 1.579] * remainder x1",
         "top_k=5: time per step carries 100 % of the +55%: 72 % of it lvm_forward",
         "n = 6 blocks, interleaved, baseline ran first in 6 of 6 · detectable: step_ms ",
         "margin 1% (-0.99% to +1.0%) · 3 deciding comparisons, judged together, at up to 9",

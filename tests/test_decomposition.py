@@ -13,6 +13,7 @@ from benchctl.analysis.compare import CompareOptions, compare_sides, parse_side
 from benchctl.analysis.comparison import CellComparison
 from benchctl.analysis.decomposition import Decomposition
 from benchctl.analysis.decomposition_text import batch_line, latency_line, sentence, wall_line
+from benchctl.analysis.statistics import Estimator
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.run import RequestRecord, StepRecord
 
@@ -22,8 +23,8 @@ SHAKEN = tuple({"baseline": 1 + 0.02 * (i % 3), "guided": 1.01 + 0.015 * (i % 4)
 EXAMPLE = Path(__file__).parent.parent / "results" / "example"
 
 
-def cell_of(a: str, b: str) -> CellComparison:
-    return compare_sides(parse_side(a), parse_side(b), CompareOptions(estimator="mean")).cells[0]
+def cell_of(a: str, b: str, estimator: Estimator = "mean") -> CellComparison:
+    return compare_sides(parse_side(a), parse_side(b), CompareOptions(estimator=estimator)).cells[0]
 
 
 def decomposed(a: str, b: str) -> Decomposition:
@@ -161,6 +162,25 @@ def test_time_in_which_no_step_ran_is_the_remainder(tmp_path: Path) -> None:
     assert {part.name: part.added_s for part in found.wall.phases.parts} == pytest.approx(
         {"prefill steps": 5.5e-3, "decode steps": 7 * 5.5e-3, "no step": 40e-3}
     )
+
+
+@pytest.mark.parametrize("positions", [None, (1, 0)])
+def test_the_whole_is_what_the_table_says_and_its_factors_multiply_also_where_blocks_count_unequally(
+    tmp_path: Path, positions: tuple[int, int] | None
+) -> None:
+    results = write_results(tmp_path / "r", block_factors=SHAKEN)
+    for planned in results.plan().runs if positions else ():
+        place = positions[planned.variant == "guided"] if planned.block % 2 else planned.variant == "guided"
+        edit_run(results, planned.run_id, position=int(place))
+    cell = cell_of(f"{results.path}:baseline", f"{results.path}:guided", "robust")
+    found = cell.decomposition
+    assert found is not None
+    assert_exact(found)
+    wall = next(metric.estimate for metric in cell.metrics if metric.metric.name == "wall_s")
+    assert wall is not None
+    assert wall.method == "robust"
+    assert found.wall.total.log_ratio == pytest.approx(wall.log_ratio, abs=1e-9)
+    assert found.wall.total.log_interval == pytest.approx(wall.log_interval, abs=1e-6)
 
 
 @pytest.mark.parametrize("positions", [None, (0, 1), (1, 0)])

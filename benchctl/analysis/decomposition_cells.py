@@ -1,5 +1,6 @@
 """Every cell of a comparison with its decomposition."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -32,11 +33,29 @@ def with_decompositions(
     anatomies |= _anatomies([run for pair, _ in pairs for run in pair.b_runs], b_accounts, metrics_of)
     found = []
     for cell, (pair, design) in zip(cells, pairs, strict=True):
-        facing = Facing(is_paired=pair.pairing != "unpaired", confidence=confidence, places=design.positions)
         a_runs, b_runs = ([anatomies[id(run)] for run in runs] for runs in (pair.a_runs, pair.b_runs))
+        is_paired = pair.pairing != "unpaired"
+        facing = Facing(
+            is_paired=is_paired,
+            confidence=confidence,
+            places=design.positions,
+            evidence=_evidence(a_runs, b_runs) if is_paired and _is_robust(cell) else None,
+        )
         decomposition = decompose(cell.label, a_runs, b_runs, facing, a.manifest.stop)
         found.append(replace(cell, decomposition=decomposition))
     return tuple(found)
+
+
+def _is_robust(cell: CellComparison) -> bool:
+    """Whether blocks that lie far off count little in this cell."""
+    return any(metric.estimate is not None and metric.estimate.estimator == "robust" for metric in cell.metrics)
+
+
+def _evidence(a: Sequence[RunAnatomy], b: Sequence[RunAnatomy]) -> tuple[float, ...]:
+    """Log-ratio of the wall times, block by block; not a number where one is unknown."""
+    return tuple(
+        math.log(y.wall_s / x.wall_s) if x.wall_s and y.wall_s else math.nan for x, y in zip(a, b, strict=True)
+    )
 
 
 def _anatomies(runs: Sequence[LoadedRun], accounts: Accounts, metrics_of: MetricsOfRun) -> dict[int, RunAnatomy]:

@@ -1,12 +1,13 @@
 """Parts of a difference between two sides, each with its interval, that add up exactly.
 
 A split takes one run of A and one of B and returns numbers that add up. Over the blocks its parts are averaged with
-the same weights, those of ``estimate_paired``, so that they still add up: means are linear, medians are not. Sides
+the same weights, those of ``estimate_paired`` for the wall time, so that they still add up. Sides
 that share no blocks are held against each other in all pairs; the interval is then that of Welch on the two
 projections of the average (W. Hoeffding, *A class of statistics with asymptotically normal distribution*, Annals of
 Mathematical Statistics 19, 1948, 293-325), which for a plain difference is his interval of two means.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, TypeVar
@@ -30,6 +31,9 @@ class Facing:
     is_paired: bool
     confidence: float = 0.95
     places: tuple[int, ...] | None = None
+    evidence: tuple[float, ...] | None = None
+    """Log-ratio of the wall times of each block, which says to the robust estimator how much it counts; None: all
+    count the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +76,8 @@ def kept(
         return [run for run in a if is_known(run)], [run for run in b if is_known(run)], facing
     known = [i for i, (x, y) in enumerate(zip(a, b, strict=True)) if is_known(x) and is_known(y)]
     places = None if facing.places is None else tuple(facing.places[i] for i in known)
-    return [a[i] for i in known], [b[i] for i in known], replace(facing, places=places)
+    evidence = None if facing.evidence is None else tuple(facing.evidence[i] for i in known)
+    return [a[i] for i in known], [b[i] for i in known], replace(facing, places=places, evidence=evidence)
 
 
 def estimate_terms(
@@ -84,8 +89,16 @@ def estimate_terms(
     """
     if facing.is_paired:
         by_block = [split(x, y) for x, y in zip(a, b, strict=True)]
+        evidence = facing.evidence
+        is_robust = evidence is not None and not any(math.isnan(log) for log in evidence)
         return [
-            estimate_paired(values, facing.confidence, facing.places, estimator="mean")
+            estimate_paired(
+                values,
+                facing.confidence,
+                facing.places,
+                estimator="robust" if is_robust else "mean",
+                evidence=evidence,
+            )
             for values in zip(*by_block, strict=True)
         ]
     pairs = np.array([[split(x, y) for y in b] for x in a], dtype=float)

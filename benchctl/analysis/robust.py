@@ -96,6 +96,8 @@ class Mixture:
     degrees_of_freedom: float
     block_weights: Floats
     slopes: Floats | None
+    suspects: NDArray[np.intp]
+    """The blocks that may be outliers, a row for each data set."""
 
     def below(self, values: Floats) -> Floats:
         """For each data set the probability of mu below its value."""
@@ -104,14 +106,17 @@ class Mixture:
         return shares
 
 
-def mixtures(differences: Floats, covariate: PositionCovariate | None) -> Mixture:
-    """What each row of ``differences``, a data set, says of mu."""
+def mixtures(differences: Floats, covariate: PositionCovariate | None, like: Mixture | None = None) -> Mixture:
+    """What each row of ``differences``, a data set, says of mu.
+
+    Which blocks are far off follows from these differences, or, with ``like``, is what that mixture says of them.
+    """
     offsets = np.median(differences, axis=1, keepdims=True)
     d = differences - offsets
     n = d.shape[1]
     is_own = covariate is not None and covariate.information is None
     x = np.zeros(n) if covariate is None else covariate.x
-    suspects = _suspects(d, x if is_own else None)
+    suspects = like.suspects if like is not None else _suspects(d, x if is_own else None)
     choices = _choices(min(n, MAX_SUSPECTS), max(n // 2 - 1, 1))
     chosen = choices.astype(float).T
 
@@ -144,7 +149,7 @@ def mixtures(differences: Floats, covariate: PositionCovariate | None) -> Mixtur
     squares = np.maximum(squares, 1e-24 * s_dd + 1e-300)
     log_shares = log_prior - degrees / 2 * np.log(squares)
     shares = np.exp(log_shares - log_shares.max(axis=1, keepdims=True))
-    shares /= shares.sum(axis=1, keepdims=True)
+    shares = like.shares if like is not None else shares / shares.sum(axis=1, keepdims=True)
     factor_1, factor_x = (s_xx / determinant, -s_x / determinant) if is_own else (1 / s_1, np.zeros_like(centres))
     return Mixture(
         centres=centres + offsets,
@@ -153,6 +158,7 @@ def mixtures(differences: Floats, covariate: PositionCovariate | None) -> Mixtur
         degrees_of_freedom=degrees,
         block_weights=_block_weights(shares, factor_1, factor_x, chosen, suspects, rows),
         slopes=slopes,
+        suspects=suspects,
     )
 
 
@@ -254,10 +260,14 @@ class OutlierMixture:
 
 
 def one_mixture(
-    differences: Floats, covariate: PositionCovariate | None
+    differences: Floats, covariate: PositionCovariate | None, evidence: Floats | None = None
 ) -> tuple[OutlierMixture, Floats, float | None]:
-    """The uncertainty, the weights of the blocks and the slope, where these blocks gave one, of one data set."""
-    whole = mixtures(differences[None, :], covariate)
+    """The uncertainty, the weights of the blocks and the slope, where these blocks gave one, of one data set.
+
+    With ``evidence``, blocks count as they do for those differences.
+    """
+    like = None if evidence is None else mixtures(evidence[None, :], covariate)
+    whole = mixtures(differences[None, :], covariate, like)
     shares = whole.shares[0]
     order = np.argsort(-shares, kind="stable")
     kept = order[: 1 + int(np.searchsorted(np.cumsum(shares[order]), 1 - _NEGLIGIBLE))]
