@@ -51,7 +51,7 @@ def test_compare_prints_factors_seconds_and_the_largest_sections(sides: tuple[st
     ]
     assert rows[0][1:] == ["wall time", "80.8 ms", "125.5 ms", "x1.554 [1.529, 1.579]", "+44.8 ms"]
     assert rows[2] == ["time per step", "x1.554 [1.529, 1.579]", "+44.8 ms", "100%"]
-    assert rows[4] == ["lvm_forward", "0 ms", "4.05 ms", "+4.05 ms [+4.03, +4.07]", "72% of the step"]
+    assert rows[4] == ["lvm_forward", "0 ms", "4.05 ms", "+4.05 ms [+4.02, +4.08]", "72% of the step"]
 
 
 def test_all_shows_batches_the_model_of_the_work_phases_and_the_latency(sides: tuple[str, str]) -> None:
