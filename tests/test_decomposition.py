@@ -164,14 +164,21 @@ def test_time_in_which_no_step_ran_is_the_remainder(tmp_path: Path) -> None:
     )
 
 
+def shaken(path: Path, positions: tuple[int, int] | None) -> ResultDirectory:
+    """Blocks that differ; ``positions`` are those of baseline and guided in every other one."""
+    results = write_results(path, block_factors=SHAKEN)
+    for planned in results.plan().runs if positions else ():
+        is_guided = planned.variant == "guided"
+        position = positions[is_guided] if positions and planned.block % 2 else is_guided
+        edit_run(results, planned.run_id, position=int(position))
+    return results
+
+
 @pytest.mark.parametrize("positions", [None, (1, 0)])
 def test_the_whole_is_what_the_table_says_and_its_factors_multiply_also_where_blocks_count_unequally(
     tmp_path: Path, positions: tuple[int, int] | None
 ) -> None:
-    results = write_results(tmp_path / "r", block_factors=SHAKEN)
-    for planned in results.plan().runs if positions else ():
-        place = positions[planned.variant == "guided"] if planned.block % 2 else planned.variant == "guided"
-        edit_run(results, planned.run_id, position=int(place))
+    results = shaken(tmp_path / "r", positions)
     cell = cell_of(f"{results.path}:baseline", f"{results.path}:guided", "robust")
     found = cell.decomposition
     assert found is not None
@@ -187,10 +194,7 @@ def test_the_whole_is_what_the_table_says_and_its_factors_multiply_also_where_bl
 def test_the_whole_is_what_the_table_says_also_where_the_order_in_the_blocks_is_taken_out(
     tmp_path: Path, positions: tuple[int, int] | None
 ) -> None:
-    results = write_results(tmp_path / "r", block_factors=SHAKEN)
-    for planned in results.plan().runs if positions else ():
-        place = positions[planned.variant == "guided"] if planned.block % 2 else planned.variant == "guided"
-        edit_run(results, planned.run_id, position=int(place))
+    results = shaken(tmp_path / "r", positions)
     cell = cell_of(f"{results.path}:baseline", f"{results.path}:guided")
     found = cell.decomposition
     assert found is not None
