@@ -23,6 +23,7 @@ from benchctl.analysis.compare import CompareOptions, compare_sides, parse_side
 from benchctl.analysis.comparison import CellComparison
 from benchctl.analysis.decomposition import Decomposition
 from benchctl.analysis.decomposition_text import batch_line, latency_line, sentence, wall_line
+from benchctl.analysis.statistics import Estimator
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.run import RequestRecord, StepRecord
 
@@ -32,8 +33,8 @@ SHAKEN = tuple({"baseline": 1 + 0.02 * (i % 3), "guided": 1.01 + 0.015 * (i % 4)
 EXAMPLE = Path(__file__).parent.parent / "results" / "example"
 
 
-def cell_of(a: str, b: str) -> CellComparison:
-    return compare_sides(parse_side(a), parse_side(b), CompareOptions(estimator="mean")).cells[0]
+def cell_of(a: str, b: str, estimator: Estimator = "mean") -> CellComparison:
+    return compare_sides(parse_side(a), parse_side(b), CompareOptions(estimator=estimator)).cells[0]
 
 
 def decomposed(a: str, b: str) -> Decomposition:
@@ -177,11 +178,9 @@ def test_time_in_which_no_step_ran_is_the_remainder(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("positions", [None, (0, 1), (1, 0)])
-def test_the_whole_is_what_the_table_says_also_where_the_order_in_the_blocks_is_taken_out(
-    tmp_path: Path, positions: tuple[int, int] | None
-) -> None:
-    results = write_results(tmp_path / "r", block_factors=SHAKEN)
+def shaken(path: Path, positions: tuple[int, int] | None) -> ResultDirectory:
+    """Blocks that differ; ``positions`` are those of baseline and guided in every other one."""
+    results = write_results(path, block_factors=SHAKEN)
     odd_blocks = positions or (0, 1)
     set_positions(
         results,
@@ -190,6 +189,30 @@ def test_the_whole_is_what_the_table_says_also_where_the_order_in_the_blocks_is_
             for run in results.plan().runs
         },
     )
+    return results
+
+
+@pytest.mark.parametrize("positions", [None, (1, 0)])
+def test_the_whole_is_what_the_table_says_and_its_factors_multiply_also_where_blocks_count_unequally(
+    tmp_path: Path, positions: tuple[int, int] | None
+) -> None:
+    results = shaken(tmp_path / "r", positions)
+    cell = cell_of(f"{results.path}:baseline", f"{results.path}:guided", "robust")
+    found = cell.decomposition
+    assert found is not None
+    assert_exact(found)
+    wall = next(metric.estimate for metric in cell.metrics if metric.metric.name == "wall_s")
+    assert wall is not None
+    assert wall.method == "robust"
+    assert found.wall.total.log_ratio == pytest.approx(wall.log_ratio, abs=1e-9)
+    assert found.wall.total.log_interval == pytest.approx(wall.log_interval, abs=1e-6)
+
+
+@pytest.mark.parametrize("positions", [None, (0, 1), (1, 0)])
+def test_the_whole_is_what_the_table_says_also_where_the_order_in_the_blocks_is_taken_out(
+    tmp_path: Path, positions: tuple[int, int] | None
+) -> None:
+    results = shaken(tmp_path / "r", positions)
     cell = cell_of(f"{results.path}:baseline", f"{results.path}:guided")
     found = cell.decomposition
     assert found is not None

@@ -218,6 +218,16 @@ def test_age_is_in_whole_days() -> None:
     assert age_days(floor(), dt.datetime(2026, 11, 4, 11, 59, tzinfo=dt.UTC)) == 2
 
 
+def test_an_experiment_that_measures_noise_takes_none_along_and_its_plan_says_why(store: Path) -> None:
+    profile = load_profile("topk-sweep", engine="sim-exact")
+    a_a = load_profile("aa", engine="sim-exact")
+    store_noise(store, noise_of_machine(profile.model, store))
+    assert noise_on_file(a_a).noise is None
+    foresight = foresee(a_a, noise_on_file(a_a).noise)
+    assert foresight is not None
+    assert "(assumed: this experiment measures it)" in foresight_lines(foresight)[0]
+
+
 def test_a_plan_says_what_the_noise_on_file_lets_it_show() -> None:
     profile = load_profile("topk-sweep", blocks=8)
     foresight = foresee(profile, floor())

@@ -96,6 +96,19 @@ def test_a_wider_margin_never_turns_equivalent_into_something_else(values, margi
         assert verdict_of(estimate, margin + more, "lower") == "equivalent"
 
 
+def compared_as(estimate, margins):
+    """A deciding metric with that estimate, not judged yet."""
+    return MetricComparison(
+        metric=METRICS["step_ms"],
+        role="deciding",
+        verdict="inconclusive",
+        a_blocks=(),
+        b_blocks=(),
+        estimate=estimate,
+        margins=margins,
+    )
+
+
 intervals = st.tuples(st.floats(-0.5, 0.5), st.floats(-0.5, 0.5)).map(lambda ends: tuple(sorted(ends)))
 
 
@@ -112,15 +125,7 @@ def test_a_noise_floor_calls_nothing_equivalent_and_turns_no_verdict_into_its_op
 def test_a_real_change_below_the_noise_floor_is_inconclusive_and_no_number_of_blocks_is_promised():
     """A floor of 19 % and a true +10 %, known well."""
     margins = margins_of(0.01, 0.19)
-    compared = MetricComparison(
-        metric=METRICS["step_ms"],
-        role="deciding",
-        verdict="inconclusive",
-        a_blocks=(),
-        b_blocks=(),
-        estimate=around(1.10),
-        margins=margins,
-    )
+    compared = compared_as(around(1.10), margins)
     said = judged(compared, 0.95)
     assert said.verdict == "inconclusive"
     assert "between the margin of 1% and the noise floor of 19%" in said.reason
@@ -160,15 +165,7 @@ def test_no_number_of_blocks_tells_a_change_that_lies_on_the_margin():
     ],
 )
 def test_a_scatter_beyond_any_number_of_blocks_is_not_called_a_change_close_to_the_margin(scatter, told):
-    compared = MetricComparison(
-        metric=METRICS["step_ms"],
-        role="deciding",
-        verdict="inconclusive",
-        a_blocks=(),
-        b_blocks=(),
-        estimate=around(1.03, scatter=scatter),
-        margins=margins_of(0.01),
-    )
+    compared = compared_as(around(1.03, scatter=scatter), margins_of(0.01))
     assert told in judged(compared, 0.95).reason
 
 
@@ -195,7 +192,7 @@ def test_holm_decides_all_that_bonferroni_does_and_nothing_beyond_one_test_alone
 
 def scores(values, blocks=None):
     """A test in which every block counts the same."""
-    return BlockScores(tuple(blocks or range(len(values))), tuple(values), float(len(values)))
+    return BlockScores(tuple(blocks or range(len(values))), tuple(values))
 
 
 residuals = st.lists(st.floats(-0.1, 0.1), min_size=6, max_size=9)

@@ -5,7 +5,6 @@
 A pure function of the directories: no clock, no randomness, and the same numbers on every machine.
 """
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -33,7 +32,7 @@ from benchctl.analysis.metric_comparison import (
     roles_of,
 )
 from benchctl.analysis.metric_table import METRICS
-from benchctl.analysis.multiplicity import BlockScores, holm_levels, joint_level
+from benchctl.analysis.multiplicity import BlockScores, holm_levels, joint_levels
 from benchctl.analysis.paired_runs import PairedRuns
 from benchctl.analysis.pairing import CellPair, Side, match_cells, parse_side
 from benchctl.analysis.request_timing import is_completed, measured
@@ -200,10 +199,17 @@ def corrected(cells: Sequence[CellComparison], confidence: float) -> tuple[CellC
 
 
 def _levels(metrics: Sequence[MetricComparison], alpha: float) -> tuple[float, ...]:
-    """The alpha at which each is judged: one for all where the sides share blocks, those of Holm where not."""
-    scores = [found for metric in metrics if (found := _scores(metric)) is not None]
-    if scores:
-        return (joint_level(scores, alpha),) * len(metrics)
+    """The alpha at which each is judged: together where the sides share blocks, by Holm where not."""
+    scored = [(i, found) for i, metric in enumerate(metrics) if (found := _scores(metric)) is not None]
+    if scored:
+
+        def decides(index: int, level: float) -> bool:
+            return judged(metrics[scored[index][0]], 1 - level).verdict != "inconclusive"
+
+        levels = [alpha] * len(metrics)
+        for (i, _), level in zip(scored, joint_levels([found for _, found in scored], decides, alpha), strict=True):
+            levels[i] = level
+        return tuple(levels)
     return holm_levels([_p_value(metric) for metric in metrics], alpha)
 
 
@@ -216,7 +222,6 @@ def _scores(metric: MetricComparison) -> BlockScores | None:
     return BlockScores(
         blocks=metric.blocks,
         scores=tuple(weight * residual for weight, residual in weighted),
-        num_effective=1 / math.fsum(weight**2 for weight in estimate.block_weights),
     )
 
 

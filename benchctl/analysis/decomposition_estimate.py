@@ -1,13 +1,12 @@
 """Parts of a difference between two sides, each with its interval, that add up exactly.
 
 A split takes one run of A and one of B and returns numbers that add up. Over the blocks its parts are averaged with
-the same weights, those of ``estimate_paired``, so that they still add up: means are linear, medians are not. Sides
+the same weights, those of ``estimate_paired`` for the wall time, so that they still add up. Sides
 that share no blocks are held against each other in all pairs; the interval is then that of Welch on the two
 projections of the average (W. Hoeffding, *A class of statistics with asymptotically normal distribution*, Annals of
 Mathematical Statistics 19, 1948, 293-325), which for a plain difference is his interval of two means.
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
@@ -37,8 +36,8 @@ class Facing:
     confidence: float = 0.95
     positions: tuple[int, ...] | None = None
     position_information: float | None = None
-    block_weights: tuple[float, ...] | None = None
-    """Of the blocks in every average; None: all the same."""
+    evidence: tuple[float, ...] | None = None
+    """Log-ratios of the blocks that say to the robust estimator how much each counts; None: all count the same."""
     informations: Mapping[str, float] = field(default_factory=dict)
 
     def of_times(self, kind: str) -> "Facing":
@@ -113,32 +112,13 @@ def estimate_terms(
 
 
 def _over_blocks(values: Sequence[float], facing: Facing) -> RatioEstimate:
-    weights = facing.block_weights
-    if weights is None or len(weights) != len(values) or len(values) < 2:
-        return estimate_paired(values, facing.confidence, facing.positions, slope=facing.slope, estimator="mean")
-    return _weighted(np.asarray(values), np.asarray(weights), facing)
-
-
-def _weighted(d: NDArray[np.float64], w: NDArray[np.float64], facing: Facing) -> RatioEstimate:
-    """Σ w d with Student's t: 1 / Σ w² takes the place of the number of blocks; equal weights give that of a
-    mean.
-    """
-    centre, num_effective = float(w @ d), 1 / float(w @ w)
-    own_share = extra = 0.0
-    if facing.positions is not None and facing.position_information is not None:
-        x = np.asarray(facing.positions, dtype=float)
-        own_share = min(1.0, float(np.sum((x - x.mean()) ** 2)) / 2 / facing.position_information)
-        extra = float(w @ x) ** 2 / (2 * facing.position_information)
-    df = max(1.0, num_effective - 1 - own_share)
-    variance = float(np.abs(w) @ (d - centre) ** 2) * num_effective / df
-    uncertainty = StudentT(centre, math.sqrt(variance * (1 / num_effective + extra)), df)
-    return RatioEstimate(
-        num_blocks=len(d),
-        is_paired=True,
-        confidence=facing.confidence,
-        log_ratio=centre,
-        method="t",
-        uncertainty=uncertainty,
+    return estimate_paired(
+        values,
+        facing.confidence,
+        facing.positions,
+        slope=facing.slope,
+        estimator="mean" if facing.evidence is None else "robust",
+        evidence=facing.evidence,
     )
 
 
@@ -161,9 +141,8 @@ def _of_all_pairs(pairs: NDArray[np.float64], confidence: float) -> RatioEstimat
 def moved_to(estimate: RatioEstimate, centre: float) -> RatioEstimate:
     """The estimate around another centre, as wide as it was."""
     uncertainty = estimate.uncertainty
-    if isinstance(uncertainty, StudentT):
-        uncertainty = replace(uncertainty, centre=centre)
-    return replace(estimate, log_ratio=centre, uncertainty=uncertainty)
+    moved = None if uncertainty is None else uncertainty.moved(centre - estimate.log_ratio)
+    return replace(estimate, log_ratio=centre, uncertainty=moved)
 
 
 def contributions(

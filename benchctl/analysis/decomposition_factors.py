@@ -149,7 +149,8 @@ def split_wall(
     is the time per step, where ``ratios`` has them; what then remains is the remainder.
     """
     if ratios.wall is not None:
-        facing = replace(facing, block_weights=ratios.wall.estimate.block_weights or None)
+        is_robust = ratios.wall.estimate.estimator == "robust"
+        facing = replace(facing, evidence=ratios.wall.adjusted_log_ratios if is_robust else None)
     runs = (*a, *b)
     factors_in = _factors_for(runs, stop)
 

@@ -1,12 +1,14 @@
 """Several tests at once: every deciding metric in every cell is a chance to be wrong.
 
 Sides that share blocks: one level for all tests such that, where nothing changed, any of them is rejected in at
-most alpha (max-T by sign flips). The blocks are what is independent. If nothing changed, each block could as well
-have come out the other way round, for all metrics and cells of the block together; so the same signs go to the
-residuals of every test, each choice of signs gives every test a statistic, and the level is what the smallest of
-their p-values undercuts in the share alpha of all choices. Three metrics that say nearly the same cost next to
-nothing, and independent ones as much as Bonferroni asks for, which is the least level that is ever taken. P. H.
-Westfall, S. S. Young, *Resampling-Based Multiple Testing*, Wiley 1993; the intervals at that level hold together.
+most alpha (max-T). The blocks are what is independent: what moves one metric of a block moves the others, and a
+slow baseline moves all cells. So the residuals of all tests are turned together, by the same rotation of the
+blocks (O. Langsrud, *Rotation tests*, Statistics and Computing 15, 2005, 53-60), which keeps how they go
+together and gives each test a t statistic; the level is what the smallest of their p-values undercuts in the
+share alpha of all rotations. Sign flips are rotations too, but six blocks have only 32 of them. Three metrics
+that say nearly the same cost next to nothing, and independent ones as much as Bonferroni asks for, which is the
+least level that is ever taken. Tests that decide leave the others to a level of their own, step by step, as
+with Holm (P. H. Westfall, S. S. Young, *Resampling-Based Multiple Testing*, Wiley 1993).
 
 Sides that share no blocks: S. Holm, *A simple sequentially rejective multiple test procedure*, Scandinavian
 Journal of Statistics 6, 1979, 65-70: the p-values in ascending order meet alpha / m, alpha / (m - 1), ... until
@@ -14,7 +16,8 @@ one fails; with it fail all that follow. The chance that any verdict is wrong is
 tests depend on one another.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
@@ -23,10 +26,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtr
 
-MAX_ENUMERATED_BLOCKS: Final = 12
-"""Up to so many blocks all 2^(n - 1) choices of signs are taken."""
-_DRAWN_SIGNS: Final = 4_000
-"""With more blocks; always the same ones."""
+_DRAWN_DIRECTIONS: Final = 4_000
+"""Always the same ones."""
 _SEED: Final = 1993
 
 
@@ -39,16 +40,31 @@ class BlockScores:
 
     blocks: tuple[int, ...]
     scores: tuple[float, ...]
-    num_effective: float
-    """So many blocks of equal weight know the centre as well: 1 / sum of the squared weights."""
+
+
+def joint_levels(
+    tests: Sequence[BlockScores], decides: Callable[[int, float], bool], alpha: float
+) -> tuple[float, ...]:
+    """The alpha at which each test is judged: that of all tests for those that decide at it, then that of the
+    others, until none of them decides. ``decides`` says of a test, by its index, whether it does at a level.
+    """
+    levels, level, remaining = [alpha] * len(tests), 0.0, list(range(len(tests)))
+    while remaining:
+        level = max(level, joint_level([tests[i] for i in remaining], alpha))
+        for i in remaining:
+            levels[i] = level
+        undecided = [i for i in remaining if not decides(i, level)]
+        if len(undecided) == len(remaining):
+            break
+        remaining = undecided
+    return tuple(levels)
 
 
 def joint_level(tests: Sequence[BlockScores], alpha: float) -> float:
     """The level, from alpha / m to alpha, at which all m tests are judged together.
 
-    Each statistic becomes the p-value of its t-test, in units of what ``alpha`` of its own values undercut, so that
-    tests of different blocks can be held against one another: what counts is how much more often any of them is
-    small than one alone.
+    Scores of length 1, turned in all directions: the cosine c of such a direction is a t statistic,
+    t = c sqrt(n - 1) / sqrt(1 - c^2). The largest of all tests exceeds a c in the share alpha of the directions.
     """
     if len(tests) < 2:
         return alpha
@@ -59,34 +75,18 @@ def joint_level(tests: Sequence[BlockScores], alpha: float) -> float:
         row[[column[block] for block in test.blocks]] = test.scores
     scale = np.sqrt(np.sum(scores**2, axis=1, keepdims=True))
     scores = np.divide(scores, scale, out=np.zeros_like(scores), where=scale > 0)
-    effective = np.maximum([test.num_effective for test in tests], 2.0)
-    squared = (_signs(len(blocks)) @ scores.T) ** 2
-    t = np.sqrt((effective - 1) * squared / np.maximum(effective - squared, 1e-12))
-    p_values = 2 * stdtr(effective - 1, -t)
-    alone = np.maximum(_lower_quantile(p_values, alpha), 1e-12)
-    level = alpha * float(_lower_quantile(np.min(p_values / alone, axis=1)[:, None], alpha)[0])
+    cosines = np.max(np.abs(_directions(len(blocks)) @ scores.T), axis=1)
+    cosine, df = float(np.quantile(cosines, 1 - alpha)), len(blocks) - 1
+    level = 2 * float(stdtr(df, -cosine * math.sqrt(df / max(1 - cosine**2, 1e-12))))
     return min(max(level, alpha / len(tests)), alpha)
 
 
-def _lower_quantile(values: NDArray[np.float64], share: float) -> NDArray[np.float64]:
-    """What ``share`` of each column undercuts."""
-    ordered = np.sort(values, axis=0)
-    rank = max(share * len(ordered) - 1, 0.0)
-    below = int(rank)
-    above = min(below + 1, len(ordered) - 1)
-    quantiles: NDArray[np.float64] = ordered[below] + (rank - below) * (ordered[above] - ordered[below])
-    return quantiles
-
-
 @lru_cache(maxsize=16)
-def _signs(num_blocks: int) -> NDArray[np.float64]:
-    """Choices of signs, a row each. The last block keeps its own: turning all turns no |statistic|."""
-    if num_blocks > MAX_ENUMERATED_BLOCKS:
-        stream = np.random.default_rng([_SEED, num_blocks])
-        is_turned = stream.random((_DRAWN_SIGNS, num_blocks)) < 0.5
-    else:
-        is_turned = (np.arange(2 ** (num_blocks - 1))[:, None] >> np.arange(num_blocks)) & 1 == 1
-    return np.where(is_turned, -1.0, 1.0)
+def _directions(num_blocks: int) -> NDArray[np.float64]:
+    """Unit vectors of blocks, a row each, in all directions alike."""
+    drawn = np.random.default_rng([_SEED, num_blocks]).normal(size=(_DRAWN_DIRECTIONS, num_blocks))
+    directions: NDArray[np.float64] = drawn / np.linalg.norm(drawn, axis=1, keepdims=True)
+    return directions
 
 
 def holm_levels(p_values: Sequence[float], alpha: float) -> tuple[float, ...]:

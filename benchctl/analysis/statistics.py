@@ -156,12 +156,16 @@ def estimate_paired(
     *,
     slope: PooledSlope | None = None,
     estimator: Estimator = DEFAULT_ESTIMATOR,
+    evidence: Sequence[float] | None = None,
 ) -> RatioEstimate:
     """The centre of the block log-ratios, its interval and its test.
 
     ``positions`` is, for each block, the position of B in it less that of A; where they vary over at least 6 blocks
     the estimate is the ratio at equal positions. Their effect is ``slope``, or, where that is None, estimated from
     these blocks (analysis of covariance).
+
+    ``evidence`` are differences of the same blocks, without the effect of a pooled slope, that say which blocks are
+    far off; None: these themselves. Parts that add up in every block add up in estimates of one evidence.
     """
     n = len(differences)
     d = np.asarray(differences, dtype=float)
@@ -175,7 +179,8 @@ def estimate_paired(
     if estimator == "mean" or n < MIN_PAIRED_BLOCKS:
         estimate = _mean_estimate(d, covariate, confidence)
     else:
-        estimate = _robust_estimate(d, covariate, confidence)
+        told = None if evidence is None else np.asarray(evidence, dtype=float)
+        estimate = _robust_estimate(d, covariate, confidence, told)
     if covariate is not None and slope is not None:
         estimate = replace(estimate, position_effect=slope.log_per_position)
     own_effect = estimate.position_effect if slope is None else None
@@ -236,10 +241,13 @@ def _mean_estimate(d: NDArray[np.float64], covariate: PositionCovariate | None, 
 
 
 def _robust_estimate(
-    d: NDArray[np.float64], covariate: PositionCovariate | None, confidence: float
+    d: NDArray[np.float64],
+    covariate: PositionCovariate | None,
+    confidence: float,
+    evidence: NDArray[np.float64] | None,
 ) -> RatioEstimate:
     """The mixture over the blocks that may be far off (``robust``)."""
-    mixture, weights, effect = one_mixture(d, covariate)
+    mixture, weights, effect = one_mixture(d, covariate, evidence)
     return RatioEstimate(
         num_blocks=len(d),
         is_paired=True,

@@ -7,7 +7,7 @@ needs one) comes from the same evidence.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final, Protocol
 
@@ -37,6 +37,9 @@ class Uncertainty(Protocol):
     def p_value(self) -> float:
         """The least alpha at which the interval of 1 - alpha excludes 0: the test that the interval inverts."""
 
+    def moved(self, by: float) -> "Uncertainty":
+        """The same uncertainty of a log-ratio that is larger by so much."""
+
 
 def t_quantile(probability: float, degrees_of_freedom: float) -> float:
     """Quantile of Student's t distribution."""
@@ -60,6 +63,9 @@ class StudentT:
         if self.standard_error == 0:
             return float(self.centre == 0)
         return 2 * float(stdtr(self.degrees_of_freedom, -abs(self.centre) / self.standard_error))
+
+    def moved(self, by: float) -> "StudentT":
+        return replace(self, centre=self.centre + by)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +98,9 @@ class BlockBootstrap:
         low, high = (self.centre + self.inflation * (bound - self.centre) for bound in bounds)
         half = t * self.standard_error
         return min(low, self.centre - half), max(high, self.centre + half)
+
+    def moved(self, by: float) -> "BlockBootstrap":
+        return replace(self, centre=self.centre + by, differences=tuple(d + by for d in self.differences))
 
     def p_value(self) -> float:
         """By bisection: intervals of higher confidence hold those of lower."""

@@ -149,8 +149,8 @@ def _correction(comparison: Comparison) -> str:
     if comparison.pairing == "unpaired":
         return f"{tests} deciding comparisons, corrected by Holm"
     levels = {m.judged_confidence for c in comparison.cells for m in c.deciding if m.judged_confidence is not None}
-    level = f", each judged at {max(levels) * 100:.4g}%" if levels else ""
-    return f"{tests} deciding comparisons, judged together by sign flips of whole blocks{level}"
+    level = f", at up to {max(levels) * 100:.4g}% each" if levels else ""
+    return f"{tests} deciding comparisons, judged together{level}"
 
 
 def _order_lines(comparison: Comparison) -> Iterator[str]:
