@@ -153,7 +153,9 @@ class Experiment:
         """What one position later adds to the logarithm of each metric, where that can be told."""
         metrics = {key: self.counted_metrics(run) for key, run in self.counted_runs.items()}
         slopes = {
-            name: self.position_effects.log_slope({key: values[name] for key, values in metrics.items()})
+            name: self.position_effects.log_slope(
+                {key: values[name] for key, values in metrics.items()}, self.estimator
+            )
             for name in POSITION_ADJUSTED
         }
         return {name: slope for name, slope in slopes.items() if slope is not None}
@@ -180,7 +182,7 @@ class Experiment:
     def slope_of(self, value_of: Callable[[LoadedRun], float | None]) -> PooledSlope | None:
         """What one position later adds to the logarithm of any other value of a run."""
         values = {key: value_of(run) for key, run in self.counted_runs.items()}
-        return self.position_effects.log_slope(values)
+        return self.position_effects.log_slope(values, self.estimator)
 
     def _settings_of(self, record: RunRecord) -> VariantSettings | None:
         if self.profile_or_none is None or record.variant not in self.profile_or_none.variants:

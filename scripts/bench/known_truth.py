@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from benchctl.analysis.compare import corrected
 from benchctl.analysis.comparison import CellComparison
 from benchctl.analysis.metric_comparison import UNORDERED, BlockDesign, MetricComparison, Rules, compare_metrics
+from benchctl.analysis.position_effect import PositionEffects
 from benchctl.analysis.statistics import DEFAULT_ESTIMATOR, Estimator, PooledSlope
 from benchctl.profile.load import load_profile
 from benchctl.profile.model import Profile
@@ -120,7 +121,7 @@ def judge(experiment: Experiment, made: Made) -> tuple[MetricComparison, ...]:
         is_paired=True,
         noise=dict.fromkeys(names, floor) if made.floor_frac else {},
         estimator=made.estimator,
-        slopes={name: slope_of(experiment, name) for name in names} if made.num_arms > 2 else {},
+        slopes=slopes_of(experiment, names, made.estimator),
     )
     blocks = tuple(range(made.num_blocks))
     (a, *others), (first, *later) = experiment.arms, experiment.positions
@@ -132,19 +133,15 @@ def judge(experiment: Experiment, made: Made) -> tuple[MetricComparison, ...]:
     )
 
 
-def slope_of(experiment: Experiment, name: str) -> PooledSlope:
-    """The effect of the position from all arms: least squares of log value = block + arm + slope * position.
-
-    Every arm has a run in every block, so that taking out means of blocks and arms leaves what a slope explains.
-    """
-    logs = np.log([[block[name] for block in arm] for arm in experiment.arms])
-    positions = np.array(experiment.positions, dtype=float)
-    rest, left = (
-        values - values.mean(axis=0) - values.mean(axis=1, keepdims=True) + values.mean()
-        for values in (logs, positions)
-    )
-    information = float(np.sum(left**2))
-    return PooledSlope(float(np.sum(left * rest)) / information, information)
+def slopes_of(experiment: Experiment, names: Sequence[str], estimator: Estimator) -> dict[str, PooledSlope]:
+    """The effect of the position on the logarithm of each metric, as benchctl estimates it from all arms."""
+    keys = [(block, str(arm)) for arm, blocks in enumerate(experiment.positions) for block in range(len(blocks))]
+    effects = PositionEffects({(block, arm): experiment.positions[int(arm)][block] for block, arm in keys})
+    slopes = {
+        name: effects.log_slope({(b, arm): experiment.arms[int(arm)][b][name] for b, arm in keys}, estimator)
+        for name in names
+    }
+    return {name: slope for name, slope in slopes.items() if slope is not None}
 
 
 def judge_unpaired(
