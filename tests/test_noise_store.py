@@ -236,7 +236,7 @@ def test_a_plan_says_what_the_noise_on_file_lets_it_show() -> None:
     step, tpot, _ = foresight.metrics
     assert (step.name, step.is_assumed, tpot.is_assumed) == ("step_ms", False, True)
     assert (step.margins.change_frac, step.margins.equivalence_frac) == (0.021, 0.01)
-    assert step.detectable_frac == detectable_change(0.012, 8, num_tests=15, margin_frac=0.021)
+    assert step.detectable_frac == detectable_change(0.012, 8, num_tests=15, margin_frac=0.021, estimator="mean")
     said, needed = foresight_lines(foresight)
     assert said.startswith(
         "with 8 blocks, 15 corrected tests and a scatter of 1.2% between blocks (A/A of 2026-11-01"

@@ -49,12 +49,14 @@ def _ratio(paired: PairedRuns, name: str, confidence: float, estimator: Estimato
 
 
 def _facing(paired: PairedRuns, confidence: float) -> Facing:
-    slopes = paired.slopes()
+    slopes = paired.a.position_slopes if paired.pair.is_ordered else {}
+    kinds = {kind: name for kind, name in _SCALED.items() if name in slopes}
     return Facing(
         is_paired=paired.pair.pairing != "unpaired",
         confidence=confidence,
         positions=paired.design.positions,
-        informations={kind: slopes[name].information for kind, name in _SCALED.items() if name in slopes},
+        informations={kind: slopes[name].information for kind, name in kinds.items()},
+        has_own_wall=paired.pair.is_ordered and not paired.a.is_pooled,
     )
 
 
@@ -70,12 +72,13 @@ _SCALED = {"wall": "wall_s", "step": "step_ms", "latency": "e2el_ms"}
 
 
 def _anatomy(run: LoadedRun, experiment: Experiment, arm: Arm, paired: PairedRuns) -> RunAnatomy:
-    slopes = paired.slopes()
+    """Two arms estimate the effect on the wall time with its ratio, so that it stays as measured here."""
     anatomy = experiment.anatomy(run)
-    if not slopes:
+    if not paired.pair.is_ordered or not experiment.position_slopes:
         return anatomy
-    centre = experiment.position_effects.centre
-    return at_middle_of_block(anatomy, time_scales(slopes, arm.positions[run.record.block] - centre))
+    offset = arm.positions[run.record.block] - experiment.position_effects.centre
+    scales = time_scales(experiment.position_slopes, offset)
+    return at_middle_of_block(anatomy, scales if experiment.is_pooled else replace(scales, wall=1.0))
 
 
 def time_scales(slopes: Mapping[str, PooledSlope], offset: float) -> TimeScales:

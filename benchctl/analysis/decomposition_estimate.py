@@ -39,15 +39,18 @@ class Facing:
     evidence: tuple[float, ...] | None = None
     """Log-ratios of the blocks that say to the robust estimator how much each counts; None: all count the same."""
     informations: Mapping[str, float] = field(default_factory=dict)
+    has_own_wall: bool = False
+    """Wall times are as measured: the effect of the position on them is estimated with their ratio."""
 
     def of_times(self, kind: str) -> "Facing":
         """For times of one kind: ``wall``, ``step`` or ``latency``; without positions where these have no
         effect.
         """
+        if kind == "wall" and self.has_own_wall:
+            return replace(self, position_information=None)
         information = self.informations.get(kind, self.position_information)
-        return replace(
-            self, position_information=information, positions=None if information is None else self.positions
-        )
+        positions = None if information is None else self.positions
+        return replace(self, position_information=information, positions=positions)
 
     @property
     def slope(self) -> PooledSlope | None:

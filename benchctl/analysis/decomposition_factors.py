@@ -149,8 +149,7 @@ def split_wall(
     is the time per step, where ``ratios`` has them; what then remains is the remainder.
     """
     if ratios.wall is not None:
-        is_robust = ratios.wall.estimate.estimator == "robust"
-        facing = replace(facing, evidence=ratios.wall.adjusted_log_ratios if is_robust else None)
+        facing = replace(facing, evidence=ratios.wall.evidence)
     runs = (*a, *b)
     factors_in = _factors_for(runs, stop)
 

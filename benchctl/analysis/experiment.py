@@ -149,13 +149,16 @@ class Experiment:
         return PositionEffects({key: planned[key] for key in self.counted_runs})
 
     @cached_property
+    def is_pooled(self) -> bool:
+        """More than two arms share one effect of the position; two estimate it with their ratio."""
+        return len({arm for _, arm in self.counted_runs}) > 2
+
+    @cached_property
     def position_slopes(self) -> Mapping[str, PooledSlope]:
         """What one position later adds to the logarithm of each metric, where that can be told."""
         metrics = {key: self.counted_metrics(run) for key, run in self.counted_runs.items()}
         slopes = {
-            name: self.position_effects.log_slope(
-                {key: values[name] for key, values in metrics.items()}, self.estimator
-            )
+            name: self.position_effects.log_slope({key: values[name] for key, values in metrics.items()})
             for name in POSITION_ADJUSTED
         }
         return {name: slope for name, slope in slopes.items() if slope is not None}
@@ -182,7 +185,7 @@ class Experiment:
     def slope_of(self, value_of: Callable[[LoadedRun], float | None]) -> PooledSlope | None:
         """What one position later adds to the logarithm of any other value of a run."""
         values = {key: value_of(run) for key, run in self.counted_runs.items()}
-        return self.position_effects.log_slope(values, self.estimator)
+        return self.position_effects.log_slope(values)
 
     def _settings_of(self, record: RunRecord) -> VariantSettings | None:
         if self.profile_or_none is None or record.variant not in self.profile_or_none.variants:

@@ -8,7 +8,7 @@ from typing import Final, Literal, TypeAlias
 
 from benchctl.analysis.block_order import OrderEffects, order_effects, outlying
 from benchctl.analysis.margins import Margins, Verdict, margins_of, verdict_of
-from benchctl.analysis.metric_table import METRICS, Metric
+from benchctl.analysis.metric_table import METRICS, POSITION_ADJUSTED, Metric
 from benchctl.analysis.planning import MAX_BLOCKS_NEEDED, blocks_for_verdict
 from benchctl.analysis.side_ratio import UNORDERED, BlockDesign, SideRatio, side_ratio
 from benchctl.analysis.statistics import (
@@ -225,7 +225,8 @@ def _paired(compared: MetricComparison, ratio: SideRatio, rules: Rules) -> Metri
 def _ratio(name: str, a: Blocks, b: Blocks, design: BlockDesign, rules: Rules) -> SideRatio | None:
     """The ratio of one metric, with the effect of the position as the rules know it."""
     slope = None if rules.slopes is None else rules.slopes.get(name)
-    ordered = design if rules.slopes is None or slope is not None else design.without_positions
+    is_adjusted = name in POSITION_ADJUSTED if rules.slopes is None else slope is not None
+    ordered = design if is_adjusted else design.without_positions
     return side_ratio(a, b, ordered, slope, rules.confidence, rules.estimator)
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from benchctl.analysis.check import Check
 from benchctl.analysis.experiment import Experiment, Metrics
+from benchctl.analysis.metric_table import POSITION_ADJUSTED
 from benchctl.analysis.pairing import CellPair
 from benchctl.analysis.side_ratio import UNORDERED, BlockDesign, SideRatio, side_ratio
 from benchctl.analysis.statistics import Estimator, PooledSlope
@@ -45,20 +46,33 @@ class PairedRuns:
         b = [self.b.counted_metrics(run) for run in self.pair.b_runs]
         return a, b
 
-    def slopes(self) -> Mapping[str, PooledSlope]:
-        """Effects of the position on each metric; none where the sides did not share blocks."""
-        return self.a.position_slopes if self.pair.is_ordered else {}
-
-    def slope_of(self, value_of: Callable[[LoadedRun], float | None]) -> PooledSlope | None:
-        """Effect of the position on another value of a run."""
-        return self.a.slope_of(value_of) if self.pair.is_ordered else None
+    def slopes(self) -> Mapping[str, PooledSlope] | None:
+        """Effects of the position on each metric, from all arms; None where the two arms estimate them
+        themselves.
+        """
+        if not self.pair.is_ordered:
+            return {}
+        return self.a.position_slopes if self.a.is_pooled else None
 
     def ratio(self, name: str, confidence: float = 0.95, estimator: Estimator | None = None) -> SideRatio | None:
         """The ratio of a metric as a comparison estimates it; None where no block knows it on both sides."""
         a, b = ([metrics[name] for metrics in side] for side in self.metrics())
-        slope = self.slopes().get(name)
-        design = self.design if slope is not None else self.design.without_positions
+        slopes = self.slopes()
+        slope = None if slopes is None else slopes.get(name)
+        is_adjusted = name in POSITION_ADJUSTED if slopes is None else slope is not None
+        design = self.design if is_adjusted else self.design.without_positions
         return side_ratio(a, b, design, slope, confidence, estimator or self.a.estimator)
+
+    def ratio_of(
+        self, value_of: Callable[[LoadedRun], float | None], *, is_time: bool, confidence: float = 0.95
+    ) -> SideRatio | None:
+        """The ratio of any other value of a run; ``is_time`` where a drift within the block moves it."""
+        a, b = ([value_of(run) for run in side] for side in (self.pair.a_runs, self.pair.b_runs))
+        is_adjusted = is_time and self.pair.is_ordered
+        slope = self.a.slope_of(value_of) if is_adjusted and self.a.is_pooled else None
+        is_adjusted = is_adjusted and (slope is not None or not self.a.is_pooled)
+        design = self.design if is_adjusted else self.design.without_positions
+        return side_ratio(a, b, design, slope, confidence, self.a.estimator)
 
     def checks(self) -> Iterator[tuple[LoadedRun, Check]]:
         """The checks of every run of both sides."""

@@ -40,12 +40,10 @@ class PositionEffects:
         """The middle of a block: adjusted values are those of a run there."""
         return max(self.positions.values(), default=0) / 2
 
-    def slope(self, values: Mapping[RunKey, float], estimator: Estimator = DEFAULT_ESTIMATOR) -> PooledSlope | None:
+    def slope(self, values: Mapping[RunKey, float]) -> PooledSlope | None:
         """β of the values, which are logarithms where ratios are compared.
 
-        Of two arms the robust estimator takes β from their differences, in which a block that lies far off counts
-        little; of more arms it is that of least squares. None below six blocks, where nothing is adjusted, and
-        where positions and arms cannot be told apart.
+        None below six blocks, where nothing is adjusted, and where positions and arms cannot be told apart.
         """
         keys = tuple(key for key in self.positions if key in values)
         if keys not in self._residuals:
@@ -54,28 +52,12 @@ class PositionEffects:
         if z is None:
             return None
         information = float(z @ z)
-        if estimator == "robust" and (effect := self._robust_effect(keys, values)) is not None:
-            return PooledSlope(effect, information)
         y = np.array([values[key] for key in keys])
         return PooledSlope(float(z @ (y - y.mean())) / information, information)
 
-    def _robust_effect(self, keys: Sequence[RunKey], values: Mapping[RunKey, float]) -> float | None:
-        """β of the differences of two arms; None where there are more, or too few blocks with both."""
-        arms = sorted({arm for _, arm in keys})
-        blocks = [block for block, arm in keys if arm == arms[0] and (block, arms[-1]) in values]
-        if len(arms) != 2 or len(blocks) < MIN_PAIRED_BLOCKS:
-            return None
-        a, b = ([(block, arm) for block in blocks] for arm in arms)
-        differences = [values[y] - values[x] for x, y in zip(a, b, strict=True)]
-        apart = [self.positions[y] - self.positions[x] for x, y in zip(a, b, strict=True)]
-        return estimate_paired(differences, positions=apart, estimator="robust").position_effect
-
-    def log_slope(
-        self, values: Mapping[RunKey, float | None], estimator: Estimator = DEFAULT_ESTIMATOR
-    ) -> PooledSlope | None:
+    def log_slope(self, values: Mapping[RunKey, float | None]) -> PooledSlope | None:
         """β of the logarithms of those values that are known and positive."""
-        logs = {key: math.log(value) for key, value in values.items() if value and value > 0}
-        return self.slope(logs, estimator)
+        return self.slope({key: math.log(value) for key, value in values.items() if value and value > 0})
 
 
 def _residual_positions(keys: Sequence[RunKey], positions: Mapping[RunKey, int]) -> NDArray[np.float64] | None:

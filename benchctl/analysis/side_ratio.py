@@ -4,11 +4,11 @@ Comparison, sweep tables, ladder, findings and pictures all take their ratios fr
 one answer.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from benchctl.analysis.position_effect import adjusted_level
 from benchctl.analysis.statistics import (
     DEFAULT_ESTIMATOR,
     Estimator,
@@ -50,8 +50,10 @@ UNORDERED = BlockDesign(())
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SideRatio:
-    """``estimate`` of B over A over the blocks that know both; ``a`` is the geometric mean of A over the same
-    blocks at the middle of the block, and ``b`` the one that makes b / a the ratio.
+    """``estimate`` of B over A over the blocks that know both.
+
+    ``a`` is the geometric mean of A over the same blocks at the middle of the block, each weighted as it counts in
+    the estimate, and ``b`` that of B: b / a is the ratio.
     """
 
     a: float
@@ -64,11 +66,22 @@ class SideRatio:
     @property
     def adjusted_log_ratios(self) -> tuple[float, ...]:
         """ln(B / A) of each block as it would be at equal positions."""
-        differences = log_ratios(self.a_values, self.b_values)
-        if self.slope is None or self.design.positions is None:
-            return differences
-        per_position = self.slope.log_per_position
-        return tuple(d - per_position * x for d, x in zip(differences, self.design.positions, strict=True))
+        effect = self.estimate.position_effect
+        if effect is None or self.design.positions is None:
+            return self.log_ratios
+        return tuple(d - effect * x for d, x in zip(self.log_ratios, self.design.positions, strict=True))
+
+    @property
+    def log_ratios(self) -> tuple[float, ...]:
+        """ln(B / A) of each block as measured."""
+        return log_ratios(self.a_values, self.b_values)
+
+    @property
+    def evidence(self) -> tuple[float, ...] | None:
+        """What says to the robust estimator how much each block counts: the same for all parts of this ratio."""
+        if self.estimate.estimator != "robust":
+            return None
+        return self.log_ratios if self.slope is None else self.adjusted_log_ratios
 
     @property
     def b(self) -> float:
@@ -98,5 +111,18 @@ def side_ratio(
     of_kept = design.only(kept)
     differences = log_ratios(a_values, b_values)
     estimate = estimate_paired(differences, confidence, of_kept.positions, slope=slope, estimator=estimator)
-    level = adjusted_level(a_values, of_kept.a_offsets, slope, estimator)
+    level = _weighted_level(a_values, of_kept.a_offsets, estimate)
     return SideRatio(a=level, estimate=estimate, a_values=a_values, b_values=b_values, design=of_kept, slope=slope)
+
+
+def _weighted_level(a: Sequence[float], offsets: Sequence[float] | None, estimate: RatioEstimate) -> float:
+    """Geometric mean of A at the middle of the block, each block weighted as in the estimate.
+
+    The same weighted mean of B is then this times the ratio.
+    """
+    if len(set(a)) == 1 and not estimate.position_effect:
+        return a[0]
+    weights = estimate.block_weights or [1 / len(a)] * len(a)
+    effect = estimate.position_effect or 0.0
+    shifts = [0.0] * len(a) if offsets is None else [effect * offset for offset in offsets]
+    return math.exp(math.fsum(w * (math.log(x) - s) for w, x, s in zip(weights, a, shifts, strict=True)))

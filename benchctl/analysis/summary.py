@@ -13,7 +13,7 @@ from benchctl.analysis.flops_accounting import RunFlops
 from benchctl.analysis.metric_table import CLIENT_TIMED, METRICS, POSITION_ADJUSTED
 from benchctl.analysis.paired_runs import PairedRuns
 from benchctl.analysis.position_effect import adjusted_level
-from benchctl.analysis.side_ratio import SideRatio, side_ratio
+from benchctl.analysis.side_ratio import SideRatio
 from benchctl.analysis.statistics import PooledSlope
 from benchctl.analysis.summary_columns import (
     CLIENT_COLUMNS,
@@ -30,6 +30,8 @@ from benchctl.records.run import Cell, ResultWarning, RunRecord
 
 _OF_COMPARISONS: Final = METRICS.keys() | CLIENT_COLUMNS
 """Columns whose means are those that a comparison shows."""
+_TIME_COLUMNS: Final = POSITION_ADJUSTED | (CLIENT_COLUMNS - CLIENT_TIMED)
+"""Columns that a drift within a block moves."""
 INFEASIBLE_CAUSES: Final = frozenset({"out-of-memory", "infeasible"})
 """Causes of failure that mark a cell and not a mishap: ``infeasible`` are the blocks not tried after the first."""
 
@@ -178,10 +180,7 @@ def summarise_cells(
 def _slopes(runs: Sequence[RunSummary], experiment: Experiment) -> Mapping[str, PooledSlope]:
     """Effect of the position on every column of a time or rate."""
     summaries = {id(run.run): run for run in runs}
-    found = {
-        column: experiment.slope_of(partial(_counted, summaries, column))
-        for column in (*POSITION_ADJUSTED, *(CLIENT_COLUMNS - CLIENT_TIMED))
-    }
+    found = {column: experiment.slope_of(partial(_counted, summaries, column)) for column in _TIME_COLUMNS}
     return {column: slope for column, slope in found.items() if slope is not None}
 
 
@@ -223,25 +222,23 @@ class _Cells:
     def _spread(self, label: str, column: str, numbers: Mapping[RunSummary, float]) -> Spread:
         if column not in _OF_COMPARISONS or min(numbers.values()) <= 0:
             return _spread(list(numbers.values()))
-        slope, estimator = self.slopes.get(column), self.experiment.estimator
-        ratio = self._ratio(label, column, slope)
-        if ratio is not None:
+        ratio = self._ratio(label, column)
+        if ratio is not None and label in self.pairs:
             return _geometric_spread(ratio.b, ratio.b_values)
-        offsets = [self.experiment.offset(run.run) for run in numbers]
-        values = list(numbers.values())
-        return _geometric_spread(adjusted_level(values, offsets, slope, estimator), values)
+        if ratio is not None and len(ratio.a_values) == len(numbers):
+            return _geometric_spread(ratio.a, ratio.a_values)
+        offsets, values = [self.experiment.offset(run.run) for run in numbers], list(numbers.values())
+        slope = self.slopes.get(column)
+        return _geometric_spread(adjusted_level(values, offsets, slope, self.experiment.estimator), values)
 
-    def _ratio(self, label: str, column: str, slope: PooledSlope | None) -> SideRatio | None:
-        """To the baseline, as a comparison has it; None for the baseline itself."""
+    def _ratio(self, label: str, column: str) -> SideRatio | None:
+        """To the baseline, as a comparison has it; of the baseline itself, that of the one arm beside it."""
         paired = self.pairs.get(label)
-        if paired is None:
+        if paired is None and len(self.pairs) == 1:
+            (paired,) = self.pairs.values()
+        if paired is None or label not in {paired.pair.a.label, paired.pair.b.label}:
             return None
-        a, b = (
-            [_counted(self.summaries, column, run) for run in side]
-            for side in (paired.pair.a_runs, paired.pair.b_runs)
-        )
-        design = paired.design if slope is not None else paired.design.without_positions
-        return side_ratio(a, b, design, slope, estimator=self.experiment.estimator)
+        return paired.ratio_of(partial(_counted, self.summaries, column), is_time=column in _TIME_COLUMNS)
 
 
 def _infeasibility(group: Sequence[RunSummary]) -> str | None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from benchctl.analysis.paired_runs import PairedRuns
-from benchctl.analysis.side_ratio import SideRatio, side_ratio
+from benchctl.analysis.side_ratio import SideRatio
 from benchctl.analysis.statistics import RatioEstimate
 from benchctl.analysis.summary import CellSummary, RunSummary
 from benchctl.analysis.summary_columns import Value, number_of
@@ -163,7 +163,7 @@ def _row(paired: PairedRuns, summaries: Mapping[int, RunSummary], confidence: fl
     ratios = {
         quantity: of_sides
         for quantity in _COMPARED
-        if (of_sides := _ratio(quantity, paired, pairs, summaries, confidence)) is not None
+        if (of_sides := _ratio(quantity, paired, summaries, confidence)) is not None
     }
     estimates = {quantity: ratio.estimate for quantity, ratio in ratios.items()}
     ratio = {quantity: estimate.ratio for quantity, estimate in estimates.items()}
@@ -208,18 +208,14 @@ def _row(paired: PairedRuns, summaries: Mapping[int, RunSummary], confidence: fl
 def _ratio(
     quantity: str,
     paired: PairedRuns,
-    pairs: Sequence[Pair],
     summaries: Mapping[int, RunSummary],
     confidence: float,
 ) -> SideRatio | None:
     """The ratio as ``compare`` estimates it: the same runs, blocks, effect of the position and estimator."""
     column = _COMPARED[quantity]
-    slope, design = None, paired.design.without_positions
-    if quantity in _OF_TIME:
-        slope = paired.slope_of(lambda run: summaries[id(run)].counted(column))
-        design = paired.design if slope is not None else design
-    a, b = [pair.base.counted(column) for pair in pairs], [pair.other.counted(column) for pair in pairs]
-    return side_ratio(a, b, design, slope, confidence, paired.a.estimator)
+    return paired.ratio_of(
+        lambda run: summaries[id(run)].counted(column), is_time=quantity in _OF_TIME, confidence=confidence
+    )
 
 
 def _absolutes(ratios: Mapping[str, SideRatio]) -> dict[str, Value]:

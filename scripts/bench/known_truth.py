@@ -121,7 +121,7 @@ def judge(experiment: Experiment, made: Made) -> tuple[MetricComparison, ...]:
         is_paired=True,
         noise=dict.fromkeys(names, floor) if made.floor_frac else {},
         estimator=made.estimator,
-        slopes=slopes_of(experiment, names, made.estimator),
+        slopes=slopes_of(experiment, names),
     )
     blocks = tuple(range(made.num_blocks))
     (a, *others), (first, *later) = experiment.arms, experiment.positions
@@ -133,13 +133,17 @@ def judge(experiment: Experiment, made: Made) -> tuple[MetricComparison, ...]:
     )
 
 
-def slopes_of(experiment: Experiment, names: Sequence[str], estimator: Estimator) -> dict[str, PooledSlope]:
-    """The effect of the position on the logarithm of each metric, as benchctl estimates it from all arms."""
+def slopes_of(experiment: Experiment, names: Sequence[str]) -> dict[str, PooledSlope] | None:
+    """The effect of the position on the logarithm of each metric, as benchctl estimates it from all arms.
+
+    None for two arms, which estimate it with their ratio.
+    """
+    if len(experiment.arms) == 2:
+        return None
     keys = [(block, str(arm)) for arm, blocks in enumerate(experiment.positions) for block in range(len(blocks))]
     effects = PositionEffects({(block, arm): experiment.positions[int(arm)][block] for block, arm in keys})
     slopes = {
-        name: effects.log_slope({(b, arm): experiment.arms[int(arm)][b][name] for b, arm in keys}, estimator)
-        for name in names
+        name: effects.log_slope({(b, arm): experiment.arms[int(arm)][b][name] for b, arm in keys}) for name in names
     }
     return {name: slope for name, slope in slopes.items() if slope is not None}
 
