@@ -29,6 +29,27 @@ def margin_text(margin_frac: float) -> str:
     return f"{margin_frac * 100:.3g}% ({percent(1 / (1 + margin_frac) - 1)} to {percent(margin_frac)})"
 
 
+def threshold_text(comparison: Comparison) -> str:
+    """The threshold, and the margin of equivalence where one was named."""
+    named = comparison.equivalence_margin_frac
+    threshold = f"margin {margin_text(comparison.margin_frac)}"
+    return threshold if named is None else f"{threshold}, of equivalence {margin_text(named)}"
+
+
+def floors_text(comparison: Comparison) -> str:
+    """The noise floors of the deciding metrics; empty where no A/A experiment is on file."""
+    return ", ".join(
+        f"{name} {noise.floor_frac * 100:.2g}%"
+        + (" (a change is called beyond it)" if noise.floor_frac > comparison.margin_frac else "")
+        for name, noise in comparison.noise.items()
+    )
+
+
+def has_two_margins(metrics: Iterable[MetricComparison]) -> bool:
+    """Whether a metric has to leave another margin to have changed than it must stay inside to be equivalent."""
+    return any(metric.margins.change_frac != metric.margins.equivalence_frac for metric in metrics)
+
+
 def verdict_sentence(comparison: Comparison) -> str:
     """The first line of the output: the verdict and the strongest reason for it."""
     verdict = comparison.verdict

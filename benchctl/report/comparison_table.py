@@ -7,9 +7,10 @@ from typing import Final
 from benchctl.analysis.comparison import Comparison
 from benchctl.analysis.comparison_text import (
     change_text,
-    margin_text,
+    floors_text,
     percent,
     reasons_of,
+    threshold_text,
 )
 from benchctl.analysis.metric_comparison import MetricComparison, spread_of_blocks
 from benchctl.analysis.quality_text import divergence_sentence, quality_lines
@@ -116,7 +117,7 @@ def _answer_lines(comparison: Comparison) -> Iterator[str]:
 
 def _margin_lines(comparison: Comparison) -> Iterator[str]:
     """The margins, the correction, the estimator, and where noise is larger than the threshold."""
-    yield f"{_threshold_text(comparison)} · {_correction(comparison)}"
+    yield f"{threshold_text(comparison)} · {_correction(comparison)}"
     estimators = {m.estimate.estimator for c in comparison.cells for m in c.deciding if m.estimate is not None}
     if comparison.pairing == "unpaired":
         yield "means are as measured; a change is the Hodges-Lehmann shift of the logarithms, not their quotient"
@@ -127,18 +128,7 @@ def _margin_lines(comparison: Comparison) -> Iterator[str]:
     if not comparison.noise:
         yield "no noise floor: no A/A experiment of this machine is on file (benchctl run --profile aa)"
         return
-    floors = ", ".join(
-        f"{name} {noise.floor_frac * 100:.2g}%"
-        + (" (a change is called beyond it)" if noise.floor_frac > comparison.margin_frac else "")
-        for name, noise in comparison.noise.items()
-    )
-    yield f"noise floor A/A: {floors}"
-
-
-def _threshold_text(comparison: Comparison) -> str:
-    named = comparison.equivalence_margin_frac
-    threshold = f"margin {margin_text(comparison.margin_frac)}"
-    return threshold if named is None else f"{threshold}, of equivalence {margin_text(named)}"
+    yield f"noise floor A/A: {floors_text(comparison)}"
 
 
 def _correction(comparison: Comparison) -> str:

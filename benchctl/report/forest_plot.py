@@ -11,7 +11,7 @@ from typing import Final
 from matplotlib.axes import Axes
 
 from benchctl.analysis.comparison import Comparison
-from benchctl.analysis.comparison_text import change_text
+from benchctl.analysis.comparison_text import change_text, has_two_margins
 from benchctl.analysis.metric_comparison import MetricComparison
 from benchctl.report.plot_style import BLUE, GREEN, SLATE, VERMILION, new_figure, png_bytes, tidy
 
@@ -24,6 +24,8 @@ _LABEL_CHARACTERS: Final = 34
 _LEAST_REACH_FRAC: Final = 0.02
 """The axis reaches at least this far on either side of equal: no interval is blown up to fill it."""
 _MOST_TICKS: Final = 7
+_LABEL_FRAC: Final = 0.12
+"""Labels closer than this share of the axis touch."""
 _TICK_DIGITS: Final = (1.0, 2.0, 5.0)
 
 
@@ -54,8 +56,9 @@ def forest_plot(comparison: Comparison) -> bytes:
     axes.axvline(0.0, color="black", linewidth=0.9, zorder=1)
     _scale(axes, rows, ends)
     level = f"{comparison.confidence * 100:.3g}%"
+    band = "bands: margins of equivalence and of a change" if has_two_margins(drawn) else "the band is the margin"
     names = " against ".join(_shortened(name, 30) for name in (comparison.b_name, comparison.a_name))
-    axes.set_xlabel(f"change of {names}, with its {level} interval; the band is the margin")
+    axes.set_xlabel(f"change of {names}, with its {level} interval; {band}")
     return png_bytes(figure)
 
 
@@ -77,7 +80,7 @@ def _ends(drawn: Sequence[MetricComparison]) -> tuple[float, float]:
     """The ends of the axis in logarithms: every interval, margin and ratio is on it, and so is equal."""
     found = [-math.log1p(_LEAST_REACH_FRAC), math.log1p(_LEAST_REACH_FRAC)]
     for metric in drawn:
-        margin = math.log1p(metric.margin_frac)
+        margin = max(metric.margins.log_change, metric.margins.log_equivalence)
         found += [-margin, margin]
         if metric.estimate is not None:
             found += [metric.estimate.log_ratio, *(metric.estimate.log_interval or ())]
@@ -87,8 +90,10 @@ def _ends(drawn: Sequence[MetricComparison]) -> tuple[float, float]:
 
 def _draw(axes: Axes, position: int, metric: MetricComparison) -> None:
     """One row: margin, interval, ratio, and its numbers and verdict at the right."""
-    margin, estimate = math.log1p(metric.margin_frac), metric.estimate
-    axes.fill_betweenx([position - 0.5, position + 0.5], -margin, margin, color="#EEEEEE", linewidth=0, zorder=0)
+    estimate = metric.estimate
+    height = [position - 0.5, position + 0.5]
+    for margin in {metric.margins.log_change, metric.margins.log_equivalence}:
+        axes.fill_betweenx(height, -margin, margin, color="black", alpha=0.07, linewidth=0, zorder=0)
     color = _COLORS.get(metric.verdict, SLATE)
     words = change_text(metric) if estimate is not None else metric.reason or ""
     said = f"{words}  {metric.verdict}"
@@ -105,7 +110,7 @@ def _draw(axes: Axes, position: int, metric: MetricComparison) -> None:
 
 
 def _scale(axes: Axes, rows: Sequence[_Row], ends: tuple[float, float]) -> None:
-    ticks = _ticks(*(math.expm1(end) for end in ends))
+    ticks = _apart(_ticks(*(math.expm1(end) for end in ends)), ends)
     axes.set_xticks(
         [math.log1p(tick) for tick in ticks], labels=[f"{tick * 100:+.4g}%" if tick else "0" for tick in ticks]
     )
@@ -115,6 +120,15 @@ def _scale(axes: Axes, rows: Sequence[_Row], ends: tuple[float, float]) -> None:
         label.set_fontweight("bold" if row.metric is None else "normal")
     axes.tick_params(axis="y", length=0)
     tidy(axes, grid="x")
+
+
+def _apart(ticks: Sequence[float], ends: tuple[float, float]) -> list[float]:
+    """Those ticks whose labels do not touch on the logarithmic axis; no change keeps its label."""
+    kept: list[float] = []
+    for tick in sorted(ticks, key=abs):
+        if all(abs(math.log1p(tick) - math.log1p(other)) >= _LABEL_FRAC * (ends[1] - ends[0]) for other in kept):
+            kept.append(tick)
+    return sorted(kept)
 
 
 def _ticks(low: float, high: float) -> list[float]:

@@ -4,12 +4,11 @@ Drawn as small SVG strips in a grid of text, with places in per cent of their wi
 width, there without any script, and in the colours of the page.
 """
 
-import math
 from collections.abc import Iterator, Sequence
 from typing import Final
 
 from benchctl.analysis.comparison import Comparison
-from benchctl.analysis.comparison_text import change_text
+from benchctl.analysis.comparison_text import change_text, has_two_margins
 from benchctl.analysis.metric_comparison import MetricComparison
 from benchctl.report.page.html import Html, el, join
 from benchctl.report.page.icon import badge, kind_of, marker
@@ -37,7 +36,10 @@ def forest(comparison: Comparison) -> Html | None:
         )
         parts.append(el("div", *head, class_="forest-head"))
         parts += [_row(label, compared, scale) for label, compared in rows]
-    return el("div", el("div", *parts, _axis(scale), class_="forest", role="group", aria_label="forest plot"))
+    shaded = "the margins of equivalence and of a change" if has_two_margins(drawn) else "the margin"
+    return el(
+        "div", el("div", *parts, _axis(scale, shaded), class_="forest", role="group", aria_label="forest plot")
+    )
 
 
 def _groups(comparison: Comparison) -> dict[str, list[tuple[str, MetricComparison]]]:
@@ -52,14 +54,14 @@ def _groups(comparison: Comparison) -> dict[str, list[tuple[str, MetricCompariso
 def _scale(drawn: Sequence[MetricComparison]) -> LogScale:
     estimates = [metric.estimate for metric in drawn if metric.estimate is not None]
     ends = [end for estimate in estimates if estimate.log_interval is not None for end in estimate.log_interval]
-    margin = max(math.log1p(metric.margin_frac) for metric in drawn)
+    margin = max(max(metric.margins.log_change, metric.margins.log_equivalence) for metric in drawn)
     return scale_of([estimate.log_ratio for estimate in estimates], ends, (-margin, margin))
 
 
 def _row(label: str, metric: MetricComparison, scale: LogScale) -> Html:
     strip = el(
         "svg",
-        *_strip(metric, scale, metric.margin_frac),
+        *_strip(metric, scale),
         class_=f"strip is-{kind_of(metric.verdict)}",
         width="100%",
         height=_ROW_PX,
@@ -77,10 +79,10 @@ def _row(label: str, metric: MetricComparison, scale: LogScale) -> Html:
     )
 
 
-def _strip(metric: MetricComparison, scale: LogScale, margin_frac: float) -> Iterator[Html]:
-    margin = math.log1p(margin_frac)
-    low, high = scale.at(-margin), scale.at(margin)
-    yield el("rect", x=_at(low), width=_at(high - low), y=0, height=_ROW_PX, class_="margin-band")
+def _strip(metric: MetricComparison, scale: LogScale) -> Iterator[Html]:
+    for margin in sorted({metric.margins.log_change, metric.margins.log_equivalence}, reverse=True):
+        low, high = scale.at(-margin), scale.at(margin)
+        yield el("rect", x=_at(low), width=_at(high - low), y=0, height=_ROW_PX, class_="margin-band")
     for place, _ in scale.ticks():
         yield el("line", x1=_at(place), x2=_at(place), y1=0, y2=_ROW_PX, class_="gridline")
     yield el("line", x1=_at(scale.at(0)), x2=_at(scale.at(0)), y1=0, y2=_ROW_PX, class_="no-change")
@@ -100,12 +102,12 @@ def _strip(metric: MetricComparison, scale: LogScale, margin_frac: float) -> Ite
     yield marker(metric.verdict, _at(scale.at(estimate.log_ratio)), str(middle))
 
 
-def _axis(scale: LogScale) -> Html:
+def _axis(scale: LogScale, shaded: str) -> Html:
     marks: list[Html] = []
     for place, label in scale.ticks():
         marks.append(el("line", x1=_at(place), x2=_at(place), y1=0, y2=5, class_="tick"))
         marks.append(el("text", label, x=_at(place), y=18, text_anchor=_anchor(place)))
-    title = el("span", "change, logarithmic scale; shaded: the margin", class_="axis-title")
+    title = el("span", f"change, logarithmic scale; shaded: {shaded}", class_="axis-title")
     strip = el("svg", *marks, class_="strip axis", width="100%", height=22, aria_hidden="true")
     return el("div", el("span"), join(strip), title, class_="forest-row forest-axis")
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from benchctl.analysis.comparison import Comparison
-from benchctl.analysis.comparison_text import margin_text
+from benchctl.analysis.comparison_text import floors_text, threshold_text
 from benchctl.report.page.html import Html, el, join
 from benchctl.report.page.icon import badge, icon, kind_of
 from benchctl.report.page.judged import Judged, Verdict
@@ -65,7 +65,8 @@ def _rules(comparisons: Sequence[Comparison]) -> list[str]:
     blocks = f"{counts[0]}" if counts[0] == counts[-1] else f"{counts[0]} to {counts[-1]}"
     return [
         f"decided by {', '.join(deciding) or 'nothing'}",
-        f"margin {minus_in_numbers(margin_text(first.margin_frac))}",
+        minus_in_numbers(threshold_text(first)),
+        *([f"noise floor {floors_text(first)}"] if first.noise else []),
         f"{first.confidence * 100:.3g}% intervals over {blocks} {_PAIRING[first.pairing]}",
     ]
 
