@@ -215,7 +215,9 @@ class LoadedRun:
     """A run that says ``done`` holds a line that cannot be read."""
     client: tuple[ClientSample, ...] = ()
     """How the load generator did; none in directories that were written before it told."""
-    _few: "dict[bool, StepColumns]" = field(default_factory=dict, repr=False, compare=False)
+    _cached_columns: "dict[bool, StepColumns]" = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )  # init=False: a copy with other steps (dataclasses.replace) has columns of its own
 
     @property
     def columns(self) -> "StepColumns":
@@ -232,11 +234,11 @@ class LoadedRun:
     def _columns(self, *, is_warmup: bool) -> "StepColumns":
         if not isinstance(self.steps, tuple):
             return self.steps.columns(is_warmup=is_warmup)
-        if is_warmup not in self._few:
+        if is_warmup not in self._cached_columns:
             from benchctl.records.step_columns import columns_from  # noqa: PLC0415 - numpy, where there are steps
 
-            self._few[is_warmup] = columns_from(self.steps, is_warmup=is_warmup)
-        return self._few[is_warmup]
+            self._cached_columns[is_warmup] = columns_from(self.steps, is_warmup=is_warmup)
+        return self._cached_columns[is_warmup]
 
     @property
     def damage(self) -> tuple[str, ...]:
