@@ -104,21 +104,29 @@ def _order_doubts(cell: CellComparison, compared: MetricComparison, num_tests: i
             where=where,
         )
     if compared.outlier_blocks:
-        blocks = ", ".join(str(block) for block in compared.outlier_blocks)
         yield ResultWarning(
             code="outlier-block",
-            message=f"block {blocks} stands out and counts all the same; {_without_outliers(compared)}",
+            message=f"{_outliers_sentence(compared)}; {_without_outliers(compared)}",
             where=where,
         )
 
 
+def _outliers_sentence(compared: MetricComparison) -> str:
+    """Which blocks stand out, and how much the estimator lets them count."""
+    blocks = ", ".join(str(block) for block in compared.outlier_blocks)
+    weight = "little" if compared.estimate is not None and compared.estimate.estimator == "robust" else "in full"
+    if len(compared.outlier_blocks) == 1:
+        return f"block {blocks} stands out and counts {weight}"
+    return f"blocks {blocks} stand out and count {weight}"
+
+
 def _without_outliers(compared: MetricComparison) -> str:
-    estimate = compared.without_outliers
+    estimate, them = compared.without_outliers, "it" if len(compared.outlier_blocks) == 1 else "them"
     if estimate is None or estimate.ci_low is None or estimate.ci_high is None:
-        return "without it nothing can be estimated"
+        return f"without {them} nothing can be estimated"
     ends = (estimate.ratio, estimate.ci_low, estimate.ci_high)
     change, low, high = (f"{(end - 1) * 100:+.2f}%" for end in ends)
-    return f"without it the change would be {change} [{low}, {high}]"
+    return f"without {them} the change would be {change} [{low}, {high}]"
 
 
 def _experiment_doubts(results: LoadedResults) -> Iterable[ResultWarning]:
