@@ -47,7 +47,7 @@ def floors_text(comparison: Comparison) -> str:
 
 def has_two_margins(metrics: Iterable[MetricComparison]) -> bool:
     """Whether a metric has to leave another margin to have changed than it must stay inside to be equivalent."""
-    return any(metric.margins.change_frac != metric.margins.equivalence_frac for metric in metrics)
+    return any(len(metric.margins.log_bands) > 1 for metric in metrics)
 
 
 def verdict_sentence(comparison: Comparison) -> str:

@@ -1,7 +1,6 @@
 """Every cell of a comparison with its decomposition."""
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from benchctl.analysis.comparison import CellComparison
@@ -12,9 +11,8 @@ from benchctl.analysis.decomposition_run import RunAnatomy, TimeScales, at_middl
 from benchctl.analysis.decomposition_steps import SectionSplit, split_sections
 from benchctl.analysis.experiment import Experiment
 from benchctl.analysis.paired_runs import PairedRuns
-from benchctl.analysis.pairing import Arm
 from benchctl.analysis.side_ratio import SideRatio
-from benchctl.analysis.statistics import Estimator, PooledSlope
+from benchctl.analysis.statistics import Estimator
 from benchctl.records.directory import LoadedRun
 
 
@@ -62,29 +60,18 @@ def _facing(paired: PairedRuns, confidence: float) -> Facing:
 
 def _anatomies(paired: PairedRuns) -> tuple[list[RunAnatomy], list[RunAnatomy]]:
     """The runs of both sides at the middle of their blocks."""
-    pair = paired.pair
-    a = [_anatomy(run, paired.a, pair.a, paired) for run in pair.a_runs]
-    return a, [_anatomy(run, paired.b, pair.b, paired) for run in pair.b_runs]
+    a = [_anatomy(run, paired.a, is_ordered=paired.pair.is_ordered) for run in paired.pair.a_runs]
+    return a, [_anatomy(run, paired.b, is_ordered=paired.pair.is_ordered) for run in paired.pair.b_runs]
 
 
 _SCALED = {"wall": "wall_s", "step": "step_ms", "latency": "e2el_ms"}
 """The metric whose effect of the position is that of each kind of time."""
 
 
-def _anatomy(run: LoadedRun, experiment: Experiment, arm: Arm, paired: PairedRuns) -> RunAnatomy:
+def _anatomy(run: LoadedRun, experiment: Experiment, *, is_ordered: bool) -> RunAnatomy:
     """Two arms estimate the effect on the wall time with its ratio, so that it stays as measured here."""
     anatomy = experiment.anatomy(run)
-    if not paired.pair.is_ordered or not experiment.position_slopes:
+    if not is_ordered or not experiment.position_slopes:
         return anatomy
-    offset = arm.positions[run.record.block] - experiment.position_effects.centre
-    scales = time_scales(experiment.position_slopes, offset)
+    scales = TimeScales(**{kind: experiment.position_scale(run, name) for kind, name in _SCALED.items()})
     return at_middle_of_block(anatomy, scales if experiment.is_pooled else replace(scales, wall=1.0))
-
-
-def time_scales(slopes: Mapping[str, PooledSlope], offset: float) -> TimeScales:
-    """What brings the times of a run to the middle of its block, from which it ran ``offset`` positions away."""
-    scales = {
-        kind: math.exp(-slopes[name].log_per_position * offset) if name in slopes else 1.0
-        for kind, name in _SCALED.items()
-    }
-    return TimeScales(**scales)

@@ -77,19 +77,12 @@ class Experiment:
         return DEFAULT_ESTIMATOR if self.profile_or_none is None else self.profile_or_none.comparison.estimator
 
     def first_blocks(self, num_blocks: int) -> "Experiment":
-        """The experiment as it was after so many blocks."""
+        """The experiment as it was after so many blocks; what is derived from single runs is not derived again."""
         plan = msgspec.structs.replace(
             self.results.plan, runs=tuple(run for run in self.results.plan.runs if run.block < num_blocks)
         )
         runs = tuple(run for run in self.results.runs if run.record.block < num_blocks)
-        return Experiment(
-            results=replace(self.results, plan=plan, runs=runs),
-            profile_or_none=self.profile_or_none,
-            profile_problem=self.profile_problem,
-            hardware=self.hardware,
-            warnings=self.warnings,
-            allow_suspect=self.allow_suspect,
-        )
+        return replace(self, results=replace(self.results, plan=plan, runs=runs))
 
     def settings(self, record: RunRecord) -> VariantSettings | None:
         """What the arm of a run used; None where the profile does not say so."""

@@ -42,6 +42,11 @@ class Margins:
     def log_equivalence(self) -> float:
         return log_margin(self.equivalence_frac)
 
+    @property
+    def log_bands(self) -> tuple[float, ...]:
+        """What a picture shades on either side of equal, the wider first; one where both margins are the same."""
+        return tuple(sorted({self.log_change, self.log_equivalence}, reverse=True))
+
     def leave_between(self, log_ratio: float) -> bool:
         """Whether a ratio lies outside the equivalence margin and inside the change margin, where no number of
         blocks gives a verdict.

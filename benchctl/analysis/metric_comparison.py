@@ -8,9 +8,9 @@ from typing import Final, Literal, TypeAlias
 
 from benchctl.analysis.block_order import OrderEffects, order_effects, outlying
 from benchctl.analysis.margins import Margins, Verdict, margins_of, verdict_of
-from benchctl.analysis.metric_table import METRICS, POSITION_ADJUSTED, Metric
+from benchctl.analysis.metric_table import METRICS, Metric
 from benchctl.analysis.planning import MAX_BLOCKS_NEEDED, blocks_for_verdict
-from benchctl.analysis.side_ratio import UNORDERED, BlockDesign, SideRatio, side_ratio
+from benchctl.analysis.side_ratio import UNORDERED, BlockDesign, SideRatio, metric_ratio, side_ratio
 from benchctl.analysis.statistics import (
     DEFAULT_ESTIMATOR,
     MIN_PAIRED_BLOCKS,
@@ -202,7 +202,7 @@ def _compare_ratio(
         estimate = estimate_unpaired(known_a, known_b, rules.confidence)
         is_screening = min(len(known_a), len(known_b)) < rules.min_blocks
         return judged(replace(compared, estimate=estimate, is_screening=is_screening), rules.confidence)
-    ratio = _ratio(name, a, b, design, rules)
+    ratio = metric_ratio(name, a, b, design, rules.slopes, rules.confidence, rules.estimator)
     return compared if ratio is None else judged(_paired(compared, ratio, rules), rules.confidence)
 
 
@@ -220,14 +220,6 @@ def _paired(compared: MetricComparison, ratio: SideRatio, rules: Rules) -> Metri
         outlier_blocks=tuple(design.blocks[i] for i in odd),
         without_outliers=_without(odd, ratio, rules) if odd else None,
     )
-
-
-def _ratio(name: str, a: Blocks, b: Blocks, design: BlockDesign, rules: Rules) -> SideRatio | None:
-    """The ratio of one metric, with the effect of the position as the rules know it."""
-    slope = None if rules.slopes is None else rules.slopes.get(name)
-    is_adjusted = name in POSITION_ADJUSTED if rules.slopes is None else slope is not None
-    ordered = design if is_adjusted else design.without_positions
-    return side_ratio(a, b, ordered, slope, rules.confidence, rules.estimator)
 
 
 def _without(odd: Sequence[int], ratio: SideRatio, rules: Rules) -> RatioEstimate | None:

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 
 from benchctl.analysis.check import Check
 from benchctl.analysis.experiment import Experiment, Metrics
-from benchctl.analysis.metric_table import POSITION_ADJUSTED
 from benchctl.analysis.pairing import CellPair
-from benchctl.analysis.side_ratio import UNORDERED, BlockDesign, SideRatio, side_ratio
+from benchctl.analysis.side_ratio import UNORDERED, BlockDesign, SideRatio, metric_ratio, side_ratio
 from benchctl.analysis.statistics import Estimator, PooledSlope
 from benchctl.records.directory import LoadedRun
 
@@ -57,11 +56,7 @@ class PairedRuns:
     def ratio(self, name: str, confidence: float = 0.95, estimator: Estimator | None = None) -> SideRatio | None:
         """The ratio of a metric as a comparison estimates it; None where no block knows it on both sides."""
         a, b = ([metrics[name] for metrics in side] for side in self.metrics())
-        slopes = self.slopes()
-        slope = None if slopes is None else slopes.get(name)
-        is_adjusted = name in POSITION_ADJUSTED if slopes is None else slope is not None
-        design = self.design if is_adjusted else self.design.without_positions
-        return side_ratio(a, b, design, slope, confidence, estimator or self.a.estimator)
+        return metric_ratio(name, a, b, self.design, self.slopes(), confidence, estimator or self.a.estimator)
 
     def ratio_of(
         self, value_of: Callable[[LoadedRun], float | None], *, is_time: bool, confidence: float = 0.95

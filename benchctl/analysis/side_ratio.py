@@ -5,10 +5,11 @@ one answer.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from benchctl.analysis.metric_table import POSITION_ADJUSTED
 from benchctl.analysis.statistics import (
     DEFAULT_ESTIMATOR,
     Estimator,
@@ -113,6 +114,23 @@ def side_ratio(
     estimate = estimate_paired(differences, confidence, of_kept.positions, slope=slope, estimator=estimator)
     level = _weighted_level(a_values, of_kept.a_offsets, estimate)
     return SideRatio(a=level, estimate=estimate, a_values=a_values, b_values=b_values, design=of_kept, slope=slope)
+
+
+def metric_ratio(
+    name: str,
+    a: Values,
+    b: Values,
+    design: BlockDesign,
+    slopes: Mapping[str, PooledSlope] | None,
+    confidence: float = 0.95,
+    estimator: Estimator = DEFAULT_ESTIMATOR,
+) -> SideRatio | None:
+    """``side_ratio`` of a metric. ``slopes`` are the known effects of the position, and metrics that are not in
+    them are not adjusted; None: this pair estimates its own, for metrics that a drift moves.
+    """
+    slope = None if slopes is None else slopes.get(name)
+    is_adjusted = name in POSITION_ADJUSTED if slopes is None else slope is not None
+    return side_ratio(a, b, design if is_adjusted else design.without_positions, slope, confidence, estimator)
 
 
 def _weighted_level(a: Sequence[float], offsets: Sequence[float] | None, estimate: RatioEstimate) -> float:

@@ -80,7 +80,7 @@ def _ends(drawn: Sequence[MetricComparison]) -> tuple[float, float]:
     """The ends of the axis in logarithms: every interval, margin and ratio is on it, and so is equal."""
     found = [-math.log1p(_LEAST_REACH_FRAC), math.log1p(_LEAST_REACH_FRAC)]
     for metric in drawn:
-        margin = max(metric.margins.log_change, metric.margins.log_equivalence)
+        margin = metric.margins.log_bands[0]
         found += [-margin, margin]
         if metric.estimate is not None:
             found += [metric.estimate.log_ratio, *(metric.estimate.log_interval or ())]
@@ -92,7 +92,7 @@ def _draw(axes: Axes, position: int, metric: MetricComparison) -> None:
     """One row: margin, interval, ratio, and its numbers and verdict at the right."""
     estimate = metric.estimate
     height = [position - 0.5, position + 0.5]
-    for margin in {metric.margins.log_change, metric.margins.log_equivalence}:
+    for margin in metric.margins.log_bands:
         axes.fill_betweenx(height, -margin, margin, color="black", alpha=0.07, linewidth=0, zorder=0)
     color = _COLORS.get(metric.verdict, SLATE)
     words = change_text(metric) if estimate is not None else metric.reason or ""

@@ -54,7 +54,7 @@ def _groups(comparison: Comparison) -> dict[str, list[tuple[str, MetricCompariso
 def _scale(drawn: Sequence[MetricComparison]) -> LogScale:
     estimates = [metric.estimate for metric in drawn if metric.estimate is not None]
     ends = [end for estimate in estimates if estimate.log_interval is not None for end in estimate.log_interval]
-    margin = max(max(metric.margins.log_change, metric.margins.log_equivalence) for metric in drawn)
+    margin = max(metric.margins.log_bands[0] for metric in drawn)
     return scale_of([estimate.log_ratio for estimate in estimates], ends, (-margin, margin))
 
 
@@ -80,7 +80,7 @@ def _row(label: str, metric: MetricComparison, scale: LogScale) -> Html:
 
 
 def _strip(metric: MetricComparison, scale: LogScale) -> Iterator[Html]:
-    for margin in sorted({metric.margins.log_change, metric.margins.log_equivalence}, reverse=True):
+    for margin in metric.margins.log_bands:
         low, high = scale.at(-margin), scale.at(margin)
         yield el("rect", x=_at(low), width=_at(high - low), y=0, height=_ROW_PX, class_="margin-band")
     for place, _ in scale.ticks():
