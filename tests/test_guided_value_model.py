@@ -50,6 +50,11 @@ def one_value(model, tokens, candidate):
     return float(Scorer(model, 1, 64).score([ScoredRow("a", tokens, 1)], ids, ids >= 0))
 
 
+def assert_values_are_equal(one, other):
+    """Two layouts of one checkpoint agree to rounding: where a tensor begins in its file decides which vector kernel runs."""
+    assert one == pytest.approx(other, abs=1e-5)
+
+
 def change(directory, change_tensors, filename="model.safetensors"):
     tensors = load_file(directory / filename)
     change_tensors(tensors)
@@ -158,7 +163,7 @@ def test_the_head_may_lie_among_the_shards(value):
     head = load_file(value / HEAD_FILE)
     (value / HEAD_FILE).unlink()
     change(value, lambda tensors: tensors.update(head))
-    assert one_value(load_value_model(value), [1, 2], 3) == before
+    assert_values_are_equal(one_value(load_value_model(value), [1, 2], 3), before)
 
 
 def test_weights_may_be_spread_over_shards_and_named_without_their_prefix(value):
@@ -171,7 +176,7 @@ def test_weights_may_be_spread_over_shards_and_named_without_their_prefix(value)
         save_file({name.removeprefix("model."): tensors[name] for name in part}, value / f"{number}.safetensors")
         places |= {name.removeprefix("model."): f"{number}.safetensors" for name in part}
     (value / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
-    assert one_value(load_value_model(value), [1, 2], 3) == before
+    assert_values_are_equal(one_value(load_value_model(value), [1, 2], 3), before)
     (value / "1.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"has no 1\.safetensors"):
         load_value_model(value)
@@ -180,13 +185,13 @@ def test_weights_may_be_spread_over_shards_and_named_without_their_prefix(value)
 def test_a_tied_checkpoint_with_a_vocabulary_head_alone_has_its_embedding_there(value):
     before = one_value(load_value_model(value), [1, 2], 3)
     change(value, lambda tensors: tensors.update({"lm_head.weight": tensors.pop("model.embed_tokens.weight")}))
-    assert one_value(load_value_model(value), [1, 2], 3) == before
+    assert_values_are_equal(one_value(load_value_model(value), [1, 2], 3), before)
 
 
 def test_a_vocabulary_head_beside_the_embedding_is_not_used(value):
     before = one_value(load_value_model(value), [1, 2], 3)
     change(value, lambda tensors: tensors.update({"lm_head.weight": torch.zeros(300, 48)}))
-    assert one_value(load_value_model(value), [1, 2], 3) == before
+    assert_values_are_equal(one_value(load_value_model(value), [1, 2], 3), before)
 
 
 @pytest.mark.parametrize(
