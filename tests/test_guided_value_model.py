@@ -51,7 +51,7 @@ def one_value(model, tokens, candidate):
 
 
 def assert_values_are_equal(one, other):
-    """Two layouts of one checkpoint agree to rounding: where a tensor begins in its file decides which vector kernel runs."""
+    """Two layouts of one checkpoint agree to rounding: alignment in the file decides which kernel runs."""
     assert one == pytest.approx(other, abs=1e-5)
 
 
