@@ -1,12 +1,16 @@
-"""The streaming client: httpx over a transport that stamps each read and understands it after the stream has ended.
+"""The streaming client: sends requests over connections of its own and keeps what comes back, each read stamped.
 
-One connection per request: some servers close theirs after a stream, and a reused one then fails through no fault
-of the load. Nothing is sent twice, unless a server sends it on to another place.
+No task stands behind a stream. The receiver tells of the end of an answer from within its loop over the sockets, and
+who drives the load sends the next request from there: a slot of a closed loop is filled by the system call that
+follows the one that freed it. What came is decoded later, by who drives the load.
+
+httpx carries what is not measured, and the streams of servers that speak TLS.
 """
 
 import asyncio
 import ssl
 import time
+from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
 from types import TracebackType
 from typing import Final, Self
@@ -15,20 +19,26 @@ import aiohttp
 import httpx
 from httpx_aiohttp import AiohttpTransport
 
+from benchctl.load.connections import Connections
 from benchctl.load.exchange import Call, Exchange
+from benchctl.load.failures import CANCELLED, connect_error, lost_error, transport_error
 from benchctl.load.kernel_clock import KernelClock
-from benchctl.load.limits import limit_reached, look_s
-from benchctl.load.receiver import Receiver
+from benchctl.load.limits import limit_reached, look_s, total_reached
+from benchctl.load.receiver import Connection, Receiver
+from benchctl.load.redirects import MOST_REDIRECTS, Redirect, redirect_of
+from benchctl.load.request_head import RequestWriter
 from benchctl.load.tally import Activity
-from benchctl.load.transport import EXCHANGE, StreamTransport
 from benchctl.profile.model import Timeouts
 from benchctl.records.run import RequestError
 from benchctl.units import NS_PER_S
 
-_BREATH_S: Final = 0.05
+_HEADERS: Final = {"accept-encoding": "identity", "user-agent": "benchctl"}
+_STREAM_HEADERS: Final = {**_HEADERS, "content-type": "application/json", "accept": "text/event-stream"}
+_LOOK_S: Final = 0.05
 """How often it is seen to that what is held stays within bounds."""
 _HELD_BYTES: Final = 8 << 20
-"""Reads of open streams that are kept before some are understood while the streams go on."""
+"""Reads of open streams that are kept before some are decoded while the streams go on."""
+_HTTP_PORT: Final = 80
 
 
 class StreamClient:
@@ -37,27 +47,25 @@ class StreamClient:
     def __init__(self, base_url: str, timeouts: Timeouts) -> None:
         self._timeouts = timeouts
         self._open: set[Exchange] = set()
+        """What is laid ready or on its way."""
         self._last_end_ns = 0
         """When something last came of a request that has ended; 0 before there is one."""
         self.control = httpx.AsyncClient(
             base_url=base_url,
             transport=_httpx_transport(base_url),
-            headers={"accept-encoding": "identity", "user-agent": "benchctl"},
+            headers=_HEADERS,
             timeout=httpx.Timeout(timeouts.connect_s),
             trust_env=False,
         )
+        self._url = self.control.base_url
+        self._writer = RequestWriter(self._url, _STREAM_HEADERS)
         self.clock = KernelClock()
 
     async def __aenter__(self) -> Self:
         await self.control.__aenter__()
-        self._receiver = Receiver()
-        base_url = str(self.control.base_url)
-        self._streams = httpx.AsyncClient(
-            transport=StreamTransport(self._receiver),
-            mounts={"https://": _httpx_transport(base_url)} if base_url.startswith("https:") else None,
-            follow_redirects=True,
-            trust_env=False,
-        )
+        self.receiver = Receiver(on_end=self._take_end, on_look=self._look_soon, on_open=self._take_open)
+        self.connections = Connections(self.receiver, self._url.host, self._url.port or _HTTP_PORT)
+        self._elsewhere: dict[tuple[str, int], Connections] = {}
         self._watching = asyncio.create_task(self._watch())
         return self
 
@@ -66,8 +74,8 @@ class StreamClient:
     ) -> None:
         async with AsyncExitStack() as closing:  # all of it, also when the watch has failed
             closing.push_async_callback(self.control.__aexit__, kind, error, trace)
-            closing.callback(self._receiver.close)
-            closing.push_async_callback(self._streams.aclose)
+            closing.callback(self.receiver.close)
+            self.stop_all(CANCELLED)
             self._watching.cancel()
             with suppress(asyncio.CancelledError):
                 await self._watching
@@ -81,115 +89,272 @@ class StreamClient:
             heard_ns=max(self._last_end_ns, *(exchange.last_ns for exchange in sent), 0),
         )
 
-    def begin(self, call: Call) -> Exchange:
-        """An exchange for ``call``, to be passed to ``carry_out``."""
-        return Exchange(call=call, timeouts=self._timeouts, clock=self.clock, held=self._receiver.held)
+    def begin(self, call: Call, on_end: Callable[[Exchange], None]) -> Exchange:
+        """An exchange for ``call``, to be launched. ``on_end`` hears of its end, before any of it is decoded."""
+        return Exchange(
+            call=call,
+            wire=self._writer.post(call.path, call.headers, call.body),
+            timeouts=self._timeouts,
+            clock=self.clock,
+            held=self.receiver.held,
+            on_end=on_end,
+        )
 
-    def breathe(self) -> None:
+    def lay(self, exchange: Exchange) -> None:
+        """Have a connection ready for it, so that its launch is a single system call."""
+        self._open.add(exchange)
+        if self._url.scheme != "http":
+            return
+        connection = self.connections.take()
+        if connection is not None:
+            self._assign(exchange, connection)
+        else:
+            self._connect(exchange, self.connections)
+
+    def launch(self, exchange: Exchange) -> None:
+        """Let it leave: now where a connection is open, else as soon as one is. No effect on one that has failed."""
+        if exchange.has_ended:
+            return
+        exchange.is_launched = True
+        if exchange not in self._open:
+            self.lay(exchange)
+        if self._url.scheme != "http":
+            exchange.task = asyncio.create_task(self._carry_by_httpx(exchange))
+            return
+        connection = exchange.connection
+        if connection is not None and not connection.is_connecting:
+            exchange.sent_ns = self.receiver.send(connection, exchange.wire)
+
+    def is_ready(self, exchange: Exchange) -> bool:
+        """Whether its launch would send it now, or it has failed."""
+        if exchange not in self._open or self._url.scheme != "http":
+            return True
+        return exchange.connection is not None and not exchange.connection.is_connecting
+
+    def stop(self, exchange: Exchange, failure: RequestError) -> None:
+        """End it at once; no effect on one that has ended."""
+        if exchange not in self._open:
+            return
+        exchange.failure = exchange.failure or failure
+        if exchange.task is not None:
+            exchange.task.cancel()
+        if exchange.connection is not None:
+            self.receiver.drop(exchange.connection)
+        self._finish(exchange)
+
+    def stop_all(self, failure: RequestError) -> None:
+        """End all that is laid ready or on its way."""
+        for exchange in tuple(self._open):
+            self.stop(exchange, failure)
+
+    def take_in(self) -> None:
         """Take in what has arrived, in the middle of something that would keep it waiting."""
-        self._receiver.read_ready()
+        self.receiver.read_ready()
 
     async def exchange(self, call: Call, scheduled_ns: int) -> Exchange:
         """Send ``call`` as soon as its connection is open, and take in the stream."""
-        exchange = self.begin(call)
-        carrying = asyncio.create_task(self.carry_out(exchange))
-        await exchange.launch.ready()
-        exchange.leave(scheduled_ns)
-        await carrying
+        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        exchange = self.begin(call, lambda _: ended.done() or ended.set_result(None))
+        exchange.scheduled_ns = scheduled_ns
+        self.launch(exchange)
+        try:
+            await ended
+        except asyncio.CancelledError:
+            self.stop(exchange, CANCELLED)
+            raise
         return exchange
 
-    async def carry_out(self, exchange: Exchange) -> None:
-        """Open a connection, wait for the launch, send, take in the stream.
+    def _assign(self, exchange: Exchange, connection: Connection) -> None:
+        exchange.connection = connection
+        exchange.connected_ns = connection.connected_ns
+        connection.serve(exchange)
 
-        Trouble is noted in the exchange, never raised: also being cancelled.
-        """
-        failure: RequestError | None = None
-        carrying = asyncio.current_task()
-        exchange.stop = carrying.cancel if carrying is not None else None
-        self._open.add(exchange)
-        try:
-            await self._send(exchange)
-        except asyncio.CancelledError:
-            failure = RequestError(kind="cancelled", message="the load ended before this request did")
-            if exchange.failure is not None and carrying is not None:
-                carrying.uncancel()  # a limit of its own stopped it, and nobody else
-        except (httpx.HTTPError, httpx.InvalidURL, aiohttp.ClientError, OSError) as error:
-            failure = transport_error(error, exchange)
-        finally:  # also for a fault of our own: whoever waits for the launch must learn of it
-            exchange.launch.lay()
-            self._open.discard(exchange)
-        # Limits are looked at now and then; what has ended too late in between was too late all the same.
-        exchange.end(failure or limit_reached(exchange, self._timeouts, exchange.last_ns))
-        self._last_end_ns = max(self._last_end_ns, exchange.last_ns)
-
-    async def _send(self, exchange: Exchange) -> None:
-        request = self._http_request(exchange)
-        if request.url.scheme == "https":
-            await self._send_by_httpx(request, exchange)
+    def _connect(self, exchange: Exchange, connections: Connections) -> None:
+        exchange.laid_ns = time.monotonic_ns()
+        if not connections.is_known:
+            exchange.task = asyncio.create_task(self._connect_first(exchange, connections))
             return
-        response = await self._streams.send(request, stream=True)
-        exchange.num_redirects = len(response.history)
-        await _closed(response)
+        try:
+            connection = connections.open()
+        except OSError as error:
+            # Told later: the next request may fail the same way, and must not do so from within this one.
+            asyncio.get_running_loop().call_soon(self._fail, exchange, connect_error(error))
+        else:
+            self._assign(exchange, connection)
 
-    async def _send_by_httpx(self, request: httpx.Request, exchange: Exchange) -> None:
+    async def _connect_first(self, exchange: Exchange, connections: Connections) -> None:
+        """Connect to an address that has to be found first, which may take a moment."""
+        try:
+            connection = await connections.open_first()
+        except OSError as error:
+            self._fail(exchange, connect_error(error))
+            return
+        exchange.task = None
+        if exchange in self._open:
+            self._assign(exchange, connection)
+            self._take_open(connection)
+        else:
+            self.receiver.drop(connection)
+
+    def _take_open(self, connection: Connection) -> None:
+        """A connection is open now: who waits for it leaves."""
+        exchange = connection.exchange
+        if exchange is None:
+            return
+        exchange.connected_ns = exchange.connected_ns or connection.connected_ns
+        if exchange.is_launched:
+            sent_ns = self.receiver.send(connection, exchange.wire)
+            exchange.sent_ns = exchange.sent_ns if exchange.num_redirects else sent_ns
+
+    def _take_end(self, connection: Connection) -> None:
+        """An answer is whole, or its connection has ended. Called from within the reading of sockets."""
+        exchange = connection.exchange
+        if exchange is None:
+            self.connections.lose(connection)
+        elif connection.has_failed_to_connect and connection.error is not None:
+            self._fail(exchange, exchange.failure or connect_error(connection.error))
+        elif connection.is_good and connection.error is None:
+            self._part(exchange, connection)
+            self._finish(exchange)
+        elif connection.idle_since_ns and not _has_bytes(exchange) and not exchange.is_resent:
+            self._send_again(exchange, connection)
+        else:
+            asyncio.get_running_loop().call_soon(self._settle, exchange, connection)
+
+    def _look_soon(self, connection: Connection) -> None:
+        """Something came after which the answer may be whole: see, after the other sockets were read."""
+        exchange = connection.exchange
+        if exchange is not None and not exchange.is_looked_at:
+            exchange.is_looked_at = True
+            asyncio.get_running_loop().call_soon(self._look, exchange, connection)
+
+    def _look(self, exchange: Exchange, connection: Connection) -> None:
+        exchange.is_looked_at = False
+        if exchange.connection is connection and exchange in self._open and exchange.is_over():
+            self._settle(exchange, connection)
+
+    def _settle(self, exchange: Exchange, connection: Connection) -> None:
+        """The end of an answer that is no plain stream: it may send the request on to another place."""
+        if exchange.connection is not connection or exchange not in self._open:
+            return
+        self.receiver.drop(connection)
+        if connection.error is not None:
+            exchange.failure = exchange.failure or lost_error(connection.error, exchange)
+        exchange.decode_all()
+        redirect = None if exchange.failure else redirect_of(exchange.answer, exchange.url or self._url)
+        if redirect is not None:
+            self._follow(exchange, redirect)
+            return
+        connection.rest()
+        exchange.connection = None
+        self._finish(exchange)
+
+    def _follow(self, exchange: Exchange, redirect: Redirect) -> None:
+        """Send the request on, to where the server says that it is answered."""
+        exchange.num_redirects += 1
+        if exchange.num_redirects > MOST_REDIRECTS or redirect.url.scheme != "http":
+            self._fail(exchange, redirect.refusal(exchange.num_redirects))
+            return
+        exchange.begin_answer()
+        exchange.url = redirect.url
+        exchange.wire = redirect.wire(self._writer, exchange.call)
+        host, port = redirect.url.host, redirect.url.port or _HTTP_PORT
+        if (host, port) not in self._elsewhere:
+            self._elsewhere[host, port] = Connections(self.receiver, host, port)
+        exchange.connection = None
+        self._connect(exchange, self._elsewhere[host, port])
+        if exchange.connection is not None and not exchange.connection.is_connecting:
+            self._take_open(exchange.connection)
+
+    def _send_again(self, exchange: Exchange, connection: Connection) -> None:
+        """The server closed the connection, idle until then, before it read the request: use another one."""
+        exchange.failure = lost_error(connection.error, exchange)  # stands if none can be opened
+        exchange.is_resent, exchange.connection = True, None
+        exchange.begin_answer()
+        connection.rest()
+        self._connect(exchange, self.connections)
+        if exchange in self._open and exchange.connection is not None:
+            exchange.failure = None
+            if not exchange.connection.is_connecting:
+                self._take_open(exchange.connection)
+
+    def _part(self, exchange: Exchange, connection: Connection) -> None:
+        """The connection is free for the next request, before anybody is told that there is room for one."""
+        exchange.connection = None
+        if exchange.url is None:
+            self.connections.put_back(connection)
+        else:
+            connection.rest()
+            self.receiver.drop(connection)
+
+    def _fail(self, exchange: Exchange, failure: RequestError) -> None:
+        exchange.failure = exchange.failure or failure
+        self._finish(exchange)
+
+    def _finish(self, exchange: Exchange) -> None:
+        if exchange not in self._open:
+            return
+        self._open.discard(exchange)
+        if exchange.connection is not None:
+            exchange.connection.rest()
+            exchange.connection = None
+        exchange.task = None
+        # Limits are looked at now and then; what has ended too late in between was too late all the same.
+        exchange.end(total_reached(exchange, self._timeouts, exchange.last_ns))
+        self._last_end_ns = max(self._last_end_ns, exchange.last_ns)
+        exchange.on_end(exchange)
+
+    async def _carry_by_httpx(self, exchange: Exchange) -> None:
         """The way for what our transport does not speak: reads are stamped as the task gets them."""
         exchange.route = "httpx"
-        exchange.launch.lay()
-        await exchange.launch.gone()
         exchange.sent_ns = time.monotonic_ns()
-        response = await self._streams.send(request, stream=True)
-        exchange.num_redirects = len(response.history)
+        call, headers = exchange.call, {**_STREAM_HEADERS, **exchange.call.headers}
+        limits = httpx.Timeout(None, connect=self._timeouts.connect_s)
+        failure = None
         try:
-            # What follows has no framing of its own any more: it ends where the connection does.
-            exchange.keep(time.monotonic_ns(), b"HTTP/1.1 %d -\r\n\r\n" % response.status_code)
-            async for data in response.aiter_raw():
-                exchange.keep(time.monotonic_ns(), data)
-        finally:
-            await _closed(response)
-
-    def _http_request(self, exchange: Exchange) -> httpx.Request:
-        call = exchange.call
-        request = self.control.build_request(
-            "POST",
-            call.path,
-            headers={"content-type": "application/json", "accept": "text/event-stream", **call.headers},
-            content=call.body,
-            timeout=httpx.Timeout(None, connect=self._timeouts.connect_s),
-        )
-        request.extensions[EXCHANGE] = exchange
-        return request
+            async with self.control.stream(
+                "POST", call.path, headers=headers, content=call.body, timeout=limits, follow_redirects=True
+            ) as response:
+                exchange.num_redirects = len(response.history)
+                # What follows has no framing of its own any more: it ends where the connection does.
+                exchange.keep(time.monotonic_ns(), b"HTTP/1.1 %d -\r\n\r\n" % response.status_code)
+                async for data in response.aiter_raw():
+                    exchange.keep(time.monotonic_ns(), data)
+        except (httpx.HTTPError, httpx.InvalidURL, aiohttp.ClientError, OSError) as error:
+            failure = transport_error(error, exchange)
+        exchange.failure = exchange.failure or failure
+        self._finish(exchange)
 
     async def _watch(self) -> None:
         """Stop requests that have reached a limit, and keep what is held within bounds."""
         look_ns = round(look_s(self._timeouts) * NS_PER_S)
         next_look_ns = 0
         while True:
-            await asyncio.sleep(_BREATH_S)
+            await asyncio.sleep(_LOOK_S)
             now_ns = time.monotonic_ns()
             if now_ns >= next_look_ns:
                 next_look_ns = now_ns + look_ns
                 await self._stop_overdue(now_ns)
-            await self._digest_some()
+            await self._decode_some()
 
     async def _stop_overdue(self, now_ns: int) -> None:
         for exchange in self._open.copy():
             num_reads = len(exchange.reads)
             reached = limit_reached(exchange, self._timeouts, now_ns) if exchange in self._open else None
-            if reached is not None and exchange.stop is not None:
-                exchange.failure = reached
-                exchange.stop()
+            if reached is not None:
+                self.stop(exchange, reached)
             if len(exchange.reads) < num_reads:
-                await asyncio.sleep(0)  # to understand them took its time: others have their turn
+                await asyncio.sleep(0)  # to decode them took its time: others have their turn
 
-    async def _digest_some(self) -> None:
-        """Where streams are so long or so many that their reads fill the memory, understand them as they come."""
-        if self._receiver.held.num_bytes <= _HELD_BYTES:
+    async def _decode_some(self) -> None:
+        """Where streams are so long or so many that their reads fill the memory, decode them as they come."""
+        if self.receiver.held.num_bytes <= _HELD_BYTES:
             return
         for exchange in sorted(self._open, key=lambda exchange: len(exchange.reads), reverse=True):
-            while len(exchange.reads) > 1 and exchange.failure is None:
-                exchange.digest()
+            while len(exchange.reads) > 1 and exchange in self._open:
+                exchange.decode_some()
                 await asyncio.sleep(0)
-            if self._receiver.held.num_bytes <= _HELD_BYTES // 2:
+            if self.receiver.held.num_bytes <= _HELD_BYTES // 2:
                 return
 
 
@@ -198,6 +363,10 @@ def tls_context(base_url: str) -> ssl.SSLContext:
     if base_url.startswith("https:"):
         return ssl.create_default_context()
     return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+
+
+def _has_bytes(exchange: Exchange) -> bool:
+    return exchange.heard_ns > 0 or any(data for _, _, data in exchange.reads)
 
 
 def _httpx_transport(base_url: str) -> httpx.AsyncBaseTransport:
@@ -209,34 +378,3 @@ def _httpx_transport(base_url: str) -> httpx.AsyncBaseTransport:
         return aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
 
     return AiohttpTransport(verify=context, client=session)
-
-
-async def _closed(response: httpx.Response) -> None:
-    """Close it, and part it from its stream: each knows the other, and only a search for cycles would free them."""
-    await response.aclose()
-    for one in (response, *response.history):
-        one.stream = httpx.ByteStream(b"")
-
-
-def transport_error(error: Exception, exchange: Exchange) -> RequestError:
-    """The class of what went wrong below HTTP, by the exception underneath: names of transports differ."""
-    cause = error
-    while isinstance(cause, (httpx.HTTPError, aiohttp.ClientError)) and isinstance(cause.__cause__, Exception):
-        cause = cause.__cause__
-    message = f"{type(cause).__name__}: {cause}"
-    is_connecting = isinstance(error, (httpx.ConnectError, httpx.ConnectTimeout)) or isinstance(
-        cause, (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
-    )
-    if is_connecting and isinstance(cause, TimeoutError):
-        return RequestError(kind="connect-timeout", message=str(error))
-    if is_connecting:
-        is_refused = isinstance(cause, ConnectionRefusedError) or "refused" in message.lower()
-        return RequestError(kind="connect-refused" if is_refused else "connect-failed", message=message)
-    if isinstance(error, (httpx.UnsupportedProtocol, httpx.InvalidURL, httpx.TooManyRedirects)):
-        return RequestError(kind="connect-failed", message=message)
-    if isinstance(cause, aiohttp.ClientResponseError):
-        return RequestError(kind="malformed-http", message=f"the answer is no HTTP: {message}")
-    when = "in mid-stream" if exchange.last_ns else "before it answered"
-    is_reset = isinstance(cause, (ConnectionResetError, BrokenPipeError))
-    verb, kind = ("reset", "reset") if is_reset else ("closed", "early-close")
-    return RequestError(kind=kind, message=f"the server {verb} the connection {when}: {message}")

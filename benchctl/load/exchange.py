@@ -1,4 +1,4 @@
-"""One request on its way: what was sent when, what has come back, and what it means once it has been understood."""
+"""One request on its way: what was sent when, what has come back, and what that means once it is decoded."""
 
 import asyncio
 import time
@@ -6,18 +6,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+import httpx
 import msgspec
 
 from benchctl.load.answer import Answer, error_of
 from benchctl.load.kernel_clock import TIMESPEC, KernelClock
 from benchctl.load.limits import limit_passed
-from benchctl.load.receiver import OVERHEAD_BYTES, Held, Read
+from benchctl.load.receiver import OVERHEAD_BYTES, Connection, HeldBytes, Read
 from benchctl.profile.model import Timeouts
 from benchctl.records.run import PreparedRequest, RequestError, RequestRecord
 from benchctl.units import NS_PER_S
 
 _SLICE_BYTES: Final = 32_768
-"""Understood at one go, a quarter of a millisecond; then other streams have their turn."""
+"""Decoded at one go, a quarter of a millisecond; then other streams have their turn."""
 _STANDS_ALONE: Final = frozenset(
     {
         "cancelled", "connect-refused", "connect-timeout", "connect-failed",
@@ -39,77 +40,62 @@ class Call:
     is_warmup: bool = False
 
 
-class Launch:
-    """The moment at which an exchange leaves: when who drives the load calls ``go``, or as soon after as it can."""
-
-    __slots__ = ("_gone", "_ready", "_send")
-
-    def __init__(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._ready: asyncio.Future[None] = loop.create_future()
-        self._gone: asyncio.Future[None] = loop.create_future()
-        self._send: Callable[[], None] | None = None
-
-    async def ready(self) -> None:
-        """Wait until the exchange can leave, or has failed before it could."""
-        await asyncio.shield(self._ready)
-
-    async def gone(self) -> None:
-        """Wait until it may leave; for those that cannot be laid ready."""
-        await asyncio.shield(self._gone)
-
-    def lay(self, send: Callable[[], None] | None = None) -> None:
-        """Say that it is ready, and what sends it; None where it waits for ``gone``, or has failed."""
-        self._send = send
-        if not self._ready.done():
-            self._ready.set_result(None)
-        if send is not None and self._gone.done():
-            send()
-
-    def go(self) -> None:
-        """Let it leave: now, or else as soon as it is ready."""
-        self._gone.set_result(None)
-        if self._send is not None:
-            self._send()
-
-
 @dataclass(slots=True, kw_only=True, eq=False)
 class Exchange:
     """What went over the wire for one call. Times are monotonic ns, 0 before they are known."""
 
     call: Call
+    wire: bytes
+    """The request as HTTP/1.1 puts it on the wire."""
     timeouts: Timeouts
     clock: KernelClock
-    held: Held
+    held: HeldBytes
+    on_end: "Callable[[Exchange], None]"
+    """Called once, when it has ended and before any of it is decoded."""
     scheduled_ns: int = 0
     connected_ns: int = 0
     sent_ns: int = 0
     done_ns: int = 0
+    laid_ns: int = 0
+    """When the opening of its connection began."""
+    slot_freed: tuple[int, bytes] | None = None
+    """The read that freed its slot, where it waited for one: its time and the kernel's stamp."""
     heard_ns: int = 0
-    """When something last arrived, as far as it has been digested."""
+    """When something last arrived, as far as it has been decoded."""
     reads: list[Read] = field(default_factory=list)
-    """What has come and is not yet digested."""
-    answer: Answer = field(init=False)
+    """What has come and is not yet decoded."""
     failure: RequestError | None = None
     """Trouble of the transport, or a limit that was reached; what the server says is in the answer."""
     route: Literal["stream", "httpx"] = "stream"
     """Whether it went through our transport or one of httpx's own."""
+    url: httpx.URL | None = None
+    """Where the server has sent it on to; None where it has not."""
     num_redirects: int = 0
     is_stamped: bool = True
     """Whether the kernel has stamped all that came."""
-    stop: Callable[[], object] | None = None
-    """Ends it at once."""
-    launch: Launch = field(default_factory=Launch)
-    _pause: asyncio.Event = field(default_factory=asyncio.Event)
+    is_launched: bool = False
+    """Whether it is to leave as soon as its connection is open."""
+    is_looked_at: bool = False
+    """Whether somebody is about to see if its answer is whole."""
+    is_resent: bool = False
+    """Whether it was sent again, because the server had closed an idle connection in the moment of its use."""
+    connection: Connection | None = None
+    task: "asyncio.Task[None] | None" = None
+    """What opens its connection, or carries it where our transport does not."""
+    _answer: Answer | None = None
 
-    def __post_init__(self) -> None:
-        self.begin_answer()
+    @property
+    def answer(self) -> Answer:
+        """What has been decoded of the answer; made when it is first asked for, which is after the last byte."""
+        if self._answer is None:
+            self._answer = Answer(self.call.request.n)
+        return self._answer
 
     def begin_answer(self) -> None:
         """Expect an answer from its beginning."""
         self.held.num_bytes -= sum(len(data) + OVERHEAD_BYTES for _, _, data in self.reads)
         self.reads.clear()
-        self.answer = Answer(self.call.request.n)
+        self._answer = None
 
     @property
     def has_left(self) -> bool:
@@ -117,46 +103,36 @@ class Exchange:
         return bool(self.sent_ns) or (self.failure is not None and self.failure.kind != "cancelled")
 
     @property
+    def has_ended(self) -> bool:
+        return self.done_ns > 0
+
+    @property
     def last_ns(self) -> int:
         """When something last arrived; 0 before."""
         return self.reads[-1][0] if self.reads else self.heard_ns
-
-    def leave(self, scheduled_ns: int) -> None:
-        """Send it now, or as soon as its connection is open."""
-        self.scheduled_ns = scheduled_ns
-        self.launch.go()
 
     def keep(self, read_ns: int, data: bytes) -> None:
         """Keep a read that no receiver has stamped."""
         self.reads.append((read_ns, b"", data))
         self.held.num_bytes += len(data) + OVERHEAD_BYTES
 
-    def look(self) -> None:
-        """Something has come after which the answer may be whole."""
-        self._pause.set()
-
-    async def looked(self) -> None:
-        """Wait for ``look``."""
-        await self._pause.wait()
-        self._pause.clear()
-
     @property
     def output_ns(self) -> int:
-        """When output last arrived, as far as what came has been digested; 0 before."""
-        return self.answer.reader.last_chunk_ns
+        """When output last arrived, as far as what came has been decoded; 0 before."""
+        return 0 if self._answer is None else self._answer.reader.last_chunk_ns
 
     def is_over(self) -> bool:
         """Whether nothing that may still come can change the answer."""
-        self.digest_all()
+        self.decode_all()
         return self.answer.is_over
 
-    def digest_all(self) -> None:
-        """Understand everything that has come."""
+    def decode_all(self) -> None:
+        """Decode everything that has come."""
         while self.reads:
-            self.digest()
+            self.decode_some()
 
-    def digest(self) -> None:
-        """Understand a slice of what has come, and let go of it."""
+    def decode_some(self) -> None:
+        """Decode a slice of what has come, and let go of it."""
         reads, feed, heard_ns, unpack = self.reads, self.answer.feed, self.heard_ns, TIMESPEC.unpack
         offset_ns = self.clock.steady_offset_ns(reads[-1][0]) if reads else None
         num_bytes = num_reads = 0
@@ -190,31 +166,42 @@ class Exchange:
         self.failure = self.failure or failure
         self.done_ns = self.last_ns if self.failure is None else time.monotonic_ns()
 
-    async def understood(self) -> RequestRecord:
-        """What it was, as a record; understood in slices that leave the loop free for the other streams."""
+    async def record(self) -> RequestRecord:
+        """What it came to; decoded in slices that leave the loop free for the other streams."""
         while self.reads:
-            self.digest()
+            self.decode_some()
             if self.reads:
                 await asyncio.sleep(0)
         self.answer.finish(self.done_ns)
         return self._record()
+
+    def slot_free_ns(self) -> int | None:
+        """When its slot became free, with the last byte of the stream before it; None where it waited for none."""
+        if self.slot_freed is None:
+            return None
+        read_ns, stamp = self.slot_freed
+        arrival_ns = self.clock.arrival_ns(stamp, read_ns)
+        return read_ns if arrival_ns is None else arrival_ns
 
     def _record(self) -> RequestRecord:
         reader, request = self.answer.reader, self.call.request
         usage, is_stamped = reader.usage, self.is_stamped and bool(self.heard_ns)
         choices = reader.choices(is_stamped)
         error = self._error(request) or limit_passed(choices, self.timeouts, self.sent_ns)
+        slot_free_ns = self.slot_free_ns()
         return RequestRecord(
             request_id=request.request_id,
             index=request.index,
             is_warmup=self.call.is_warmup,
-            scheduled_ns=self.scheduled_ns,
+            scheduled_ns=self.scheduled_ns or slot_free_ns or self.sent_ns,
+            slot_free_ns=slot_free_ns,
             connected_ns=self.connected_ns or None,
             sent_ns=self.sent_ns or None,
             done_ns=self.done_ns,
             stamps="kernel" if is_stamped else "loop",
             route=self.route,
             num_redirects=self.num_redirects,
+            is_resent=self.is_resent,
             status=self.answer.status,
             choices=choices,
             prompt_tokens=usage.prompt_tokens if usage else None,

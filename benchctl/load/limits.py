@@ -18,7 +18,7 @@ _MOST_S: Final = 1.0
 
 def look_s(timeouts: Timeouts) -> float:
     """How often to look at the limits: a twentieth of the shortest, but neither below 50 ms nor above 1 s."""
-    limits_s = (timeouts.request_s, timeouts.first_token_s, timeouts.between_tokens_s)
+    limits_s = (timeouts.connect_s, timeouts.request_s, timeouts.first_token_s, timeouts.between_tokens_s)
     shortest_s = min(limit_s for limit_s in limits_s if limit_s is not None)
     return min(max(shortest_s / _LOOKS, _LEAST_S), _MOST_S)
 
@@ -27,19 +27,28 @@ def limit_reached(exchange: "Exchange", timeouts: Timeouts, now_ns: int) -> Requ
     """The limit that ``exchange`` has reached at ``now_ns``; None while there is none.
 
     Only output counts as a token, not a comment that keeps the connection alive, nor an event that names the role.
-    What has arrived is therefore understood first; once per limit, as only then it might have been reached.
+    What has arrived is therefore decoded first; once per limit, as only then it might have been reached.
     """
-    if not exchange.sent_ns or exchange.failure is not None or not now_ns:
+    if exchange.failure is not None or not now_ns:
         return None
-    if _is_past(timeouts.request_s, exchange.sent_ns, now_ns):
-        return _error("total-timeout", f"no end within {timeouts.request_s:g} s (timeouts.request_s)")
+    if not exchange.sent_ns:
+        return _late_connection(exchange, timeouts, now_ns)
+    if (total := total_reached(exchange, timeouts, now_ns)) is not None:
+        return total
     waits_s = [limit_s for limit_s in (timeouts.first_token_s, timeouts.between_tokens_s) if limit_s is not None]
     if not waits_s or not _is_past(min(waits_s), exchange.output_ns or exchange.sent_ns, now_ns):
         return None
-    exchange.digest_all()
+    exchange.decode_all()
     if exchange.output_ns:
         return _late_token(timeouts, exchange.output_ns, now_ns)
     return _late_first_token(timeouts, exchange.sent_ns, now_ns)
+
+
+def total_reached(exchange: "Exchange", timeouts: Timeouts, now_ns: int) -> RequestError | None:
+    """The limit of the whole answer, where it is reached; costs nothing, because nothing is decoded for it."""
+    if not exchange.sent_ns or not _is_past(timeouts.request_s, exchange.sent_ns, now_ns):
+        return None
+    return _error("total-timeout", f"no end within {timeouts.request_s:g} s (timeouts.request_s)")
 
 
 def limit_passed(choices: Sequence[ChoiceRecord], timeouts: Timeouts, sent_ns: int) -> RequestError | None:
@@ -50,6 +59,13 @@ def limit_passed(choices: Sequence[ChoiceRecord], timeouts: Timeouts, sent_ns: i
     first = [_late_first_token(timeouts, sent_ns, t_ns) for t_ns in times_ns[:1]]
     late = (_late_token(timeouts, before_ns, t_ns) for before_ns, t_ns in pairwise(times_ns))
     return next((error for error in (*first, *late) if error is not None), None)
+
+
+def _late_connection(exchange: "Exchange", timeouts: Timeouts, now_ns: int) -> RequestError | None:
+    is_waiting = exchange.laid_ns and not exchange.connected_ns
+    if not is_waiting or not _is_past(timeouts.connect_s, exchange.laid_ns, now_ns):
+        return None
+    return _error("connect-timeout", f"no connection within {timeouts.connect_s:g} s (timeouts.connect_s)")
 
 
 def _late_first_token(timeouts: Timeouts, sent_ns: int, now_ns: int) -> RequestError | None:

@@ -2,18 +2,24 @@
 
 The sockets share one epoll set, which the event loop watches as a single file: however many streams have something,
 the loop is woken once and all are read in a row, each with the time at which the kernel received its newest bytes
-and the time of the read. Nothing is understood here and no task is woken until a stream has ended. This is why a
-token costs little more than the system call that fetches it.
+and the time of the read. Nothing is decoded here: a token costs little more than the system call that fetches it.
+
+The end of an answer is seen here as well, by its last bytes, and told at once: the next request goes out from within
+this loop, before the other sockets are read and long before the answer that ended is decoded.
 """
 
 import asyncio
+import os
 import select
 import socket
 import time
 from collections.abc import Callable
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from benchctl.load.kernel_clock import ANCILLARY_BYTES, stamp_arrivals
+
+if TYPE_CHECKING:
+    from benchctl.load.exchange import Exchange
 
 Read: TypeAlias = tuple[int, bytes, bytes]
 """Time of the read on the monotonic clock, the kernel's stamp of its newest bytes (empty: none), the bytes."""
@@ -29,29 +35,55 @@ _END: Final = b"\r\n" + _LAST_CHUNK
 """A line that is 0 cannot stand in an event stream: all its lines begin with the name of a field."""
 OVERHEAD_BYTES: Final = 200
 """What keeping a read costs beside its bytes: a tuple, a number, two headers of objects."""
+NEVER_NS: Final = 1 << 62
 
 
-class Line:
-    """One connection while an answer comes in. ``on_pause`` is called when its task should look."""
+class Connection:
+    """One connection to the server, from one answer to the next."""
 
-    __slots__ = ("error", "is_ended", "is_plain", "keep", "on_pause", "reads", "recvmsg", "sock", "unsent")
+    __slots__ = (
+        "connected_ns", "error", "exchange", "has_ended", "has_failed_to_connect", "idle_since_ns", "is_answered",
+        "is_connecting", "is_good", "is_kept", "is_plain", "keep", "num_answers", "reads", "recvmsg", "sock", "unsent",
+    )  # fmt: skip
 
-    def __init__(self, sock: socket.socket, reads: list[Read], on_pause: Callable[[], None]) -> None:
+    def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
+        self.recvmsg = sock.recvmsg
+        self.connected_ns = 0
+        self.is_connecting = False
+        self.has_failed_to_connect = False
+        self.has_ended = False
+        """Whether the connection is closed, by either side."""
+        self.error: OSError | None = None
+        self.num_answers = 0
+        self.idle_since_ns = 0
+        self.unsent = memoryview(b"")
+        self.rest()
+
+    def rest(self) -> None:
+        """Expect nothing: whatever comes now ends the connection."""
+        self._expect(None, [])
+
+    def serve(self, exchange: "Exchange") -> None:
+        """Keep what comes for ``exchange``."""
+        self._expect(exchange, exchange.reads)
+
+    def _expect(self, exchange: "Exchange | None", reads: list[Read]) -> None:
+        self.exchange = exchange
         self.reads = reads
         self.keep = reads.append
-        self.recvmsg = sock.recvmsg
-        self.on_pause = on_pause
-        self.unsent = memoryview(b"")
         self.is_plain = True
-        """Whether only who understands the answer can tell its end; false once its head says otherwise."""
-        self.is_ended = False
-        """No more will come: the last chunk has, or the connection has ended."""
-        self.error: OSError | None = None
+        """Whether only who decodes the answer can tell its end; false once its head says otherwise."""
+        self.is_good = False
+        """Whether the head says status 200."""
+        self.is_kept = False
+        """Whether the head says that the connection stays open after the answer."""
+        self.is_answered = False
+        """Whether the last chunk has come."""
 
 
-class Held:
-    """What the reads come to that are kept and not yet understood, in bytes: a count that many hands keep."""
+class HeldBytes:
+    """What the reads come to that are kept and not yet decoded: a count that many hands keep."""
 
     __slots__ = ("num_bytes",)
 
@@ -60,103 +92,160 @@ class Held:
 
 
 class Receiver:
-    """The open streams of one event loop. Use as a context manager."""
+    """The connections of one event loop. Use as a context manager.
 
-    def __init__(self) -> None:
+    ``on_end`` hears of a connection whose answer is whole or that has ended, ``on_look`` of one on which something
+    came after which the answer may be whole, ``on_open`` of one that is open now.
+    """
+
+    def __init__(
+        self,
+        *,
+        on_end: Callable[[Connection], None],
+        on_look: Callable[[Connection], None],
+        on_open: Callable[[Connection], None],
+    ) -> None:
         self._loop = asyncio.get_running_loop()
+        self._on_end, self._on_look, self._on_open = on_end, on_look, on_open
         self._epoll = select.epoll()
-        self._lines: dict[int, Line] = {}
+        self._connections: dict[int, Connection] = {}
         self._keeper = socket.socket()
         """Keeps the kernel stamping while no stream is open: it begins to only some time after it is asked."""
         self.is_stamping = stamp_arrivals(self._keeper)
-        self.held = Held()
+        self.held = HeldBytes()
+        self.due_ns = NEVER_NS
+        """When ``on_due`` is called in the midst of reading: a plan of sends is kept whatever comes in."""
+        self.on_due: Callable[[], None] = lambda: None
         self._loop.add_reader(self._epoll.fileno(), self.read_ready)
 
     def close(self) -> None:
         self._loop.remove_reader(self._epoll.fileno())
-        for line in tuple(self._lines.values()):
-            self.drop(line)
+        for connection in tuple(self._connections.values()):
+            self.drop(connection)
         self._epoll.close()
         self._keeper.close()
 
-    def launch(self, line: Line, request: bytes) -> int:
-        """Send ``request`` and take in what comes back; returns when its first byte was handed over, in ns."""
-        descriptor = line.sock.fileno()
-        self._lines[descriptor] = line
-        self._epoll.register(descriptor, _IN)
+    def watch(self, connection: Connection) -> None:
+        """Take in what comes on ``connection``, or learn when it is open."""
+        descriptor = connection.sock.fileno()
+        self._connections[descriptor] = connection
+        self._epoll.register(descriptor, _OUT if connection.is_connecting else _IN)
+
+    def send(self, connection: Connection, request: bytes) -> int:
+        """Send ``request`` on an open connection; returns when its first byte was handed over, in ns."""
         sent_ns = time.monotonic_ns()
         try:
-            num_sent = line.sock.send(request)
+            num_sent = connection.sock.send(request)
         except BlockingIOError:
             num_sent = 0
         except OSError as error:
-            self._end(line, error)
+            # Told later: who sends may be in the midst of something.
+            self._loop.call_soon(self._end, connection, error)
             return sent_ns
         if num_sent < len(request):
-            line.unsent = memoryview(request)[num_sent:]
-            self._epoll.modify(descriptor, _IN | _OUT)
+            connection.unsent = memoryview(request)[num_sent:]
+            self._epoll.modify(connection.sock.fileno(), _IN | _OUT)
         return sent_ns
 
-    def drop(self, line: Line) -> None:
-        """Close a line, whatever has come; no effect on one that is closed."""
-        descriptor = line.sock.fileno()
-        if self._lines.pop(descriptor, None) is not None:
+    def drop(self, connection: Connection) -> None:
+        """Close a connection, whatever has come; no effect on one that is closed."""
+        connection.has_ended = True
+        descriptor = connection.sock.fileno()
+        if self._connections.pop(descriptor, None) is not None:
             self._epoll.unregister(descriptor)
-        line.sock.close()
+        connection.sock.close()
 
     def read_ready(self) -> None:
-        """Read once from each line that has something."""
-        lines, now_ns, num_bytes = self._lines, time.monotonic_ns, 0
+        """Read once from each connection that has something."""
+        connections, now_ns, num_bytes = self._connections, time.monotonic_ns, 0
         for descriptor, event in self._epoll.poll(0):
-            line = lines.get(descriptor)
-            if line is None or (event != _IN and event & _OUT and not self._sent_on(line, event)):
+            connection = connections.get(descriptor)
+            if connection is None or (event != _IN and not self._is_readable(connection, event)):
                 continue
             try:
-                data, ancillary, _, _ = line.recvmsg(_READ_BYTES, ANCILLARY_BYTES)
+                data, ancillary, _, _ = connection.recvmsg(_READ_BYTES, ANCILLARY_BYTES)
             except BlockingIOError:
                 continue
             except OSError as error:
-                self._end(line, error)
+                self._end(connection, error)
                 continue
-            line.keep((now_ns(), ancillary[0][2] if ancillary else b"", data))
+            read_ns = now_ns()
+            connection.keep((read_ns, ancillary[0][2] if ancillary else b"", data))
             num_bytes += len(data) + OVERHEAD_BYTES
-            if line.is_plain or data[-5:] in _ENDINGS or not data:
-                self._look(line, data)
+            if connection.is_plain or data[-5:] in _ENDINGS or not data:
+                self.held.num_bytes += num_bytes
+                num_bytes = 0
+                self._look(connection, data)
+            if read_ns >= self.due_ns:
+                self.on_due()
         self.held.num_bytes += num_bytes
 
-    def _look(self, line: Line, data: bytes) -> None:
+    def _look(self, connection: Connection, data: bytes) -> None:
         """A read after which the answer may be whole."""
-        if not data or _tail(line.reads) == _END:
-            self._end(line, None)
-        elif data[-5:] in _ENDINGS:
-            line.on_pause()
-        elif line.is_plain:
-            head, end, _ = data.partition(b"\r\n\r\n")
-            # Chunks have a last one, and an answer without a length ends with its connection. A head that came in
-            # pieces, or after an interim one, is left to who understands it.
-            is_head = bool(end) and head[:5] == b"HTTP/" and head[8:10] != b" 1"
-            line.is_plain = not is_head or b"content-length:" in head.lower()
-            if line.is_plain:
-                line.on_pause()
+        if connection.exchange is None:
+            self.held.num_bytes -= len(data) + OVERHEAD_BYTES
+        if not data or connection.exchange is None:
+            self._end(connection, None)
+            return
+        if connection.is_plain:
+            _take_head(connection, data)
+        if _tail(connection.reads) == _END:
+            connection.is_answered = True
+            self._on_end(connection)
+        elif connection.is_plain or data[-5:] in _ENDINGS:
+            self._on_look(connection)
 
-    def _sent_on(self, line: Line, event: int) -> bool:
-        """Send more of a request that the socket did not take whole; True when there is something to read, too."""
+    def _is_readable(self, connection: Connection, event: int) -> bool:
+        """Go on connecting or sending; True when there is something to read, too."""
+        if connection.is_connecting:
+            self._finish_connecting(connection)
+            return False
+        if not event & _OUT or not connection.unsent:
+            return True
         try:
-            line.unsent = line.unsent[line.sock.send(line.unsent) :]
+            connection.unsent = connection.unsent[connection.sock.send(connection.unsent) :]
         except BlockingIOError:
             pass
         except OSError as error:
-            self._end(line, error)
+            self._end(connection, error)
             return False
-        if not line.unsent:
-            self._epoll.modify(line.sock.fileno(), _IN)
+        if not connection.unsent:
+            self._epoll.modify(connection.sock.fileno(), _IN)
         return bool(event & ~_OUT)
 
-    def _end(self, line: Line, error: OSError | None) -> None:
-        line.error = error
-        line.is_ended = True
-        self.drop(line)
-        line.on_pause()
+    def _finish_connecting(self, connection: Connection) -> None:
+        number = connection.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if number:
+            connection.has_failed_to_connect = True
+            self._end(connection, OSError(number, os.strerror(number)))
+            return
+        connection.is_connecting = False
+        connection.connected_ns = time.monotonic_ns()
+        self._epoll.modify(connection.sock.fileno(), _IN)
+        self._on_open(connection)
+
+    def _end(self, connection: Connection, error: OSError | None) -> None:
+        if not connection.has_ended:
+            connection.error = error
+            self.drop(connection)
+            self._on_end(connection)
+
+
+def _take_head(connection: Connection, data: bytes) -> None:
+    """Note what the head of an answer says of its framing, where it came whole.
+
+    Chunks have a last one, and an answer without a length ends with its connection. A head that came in pieces, or
+    after an interim one, is left to who decodes the answer.
+    """
+    head, end, _ = data.partition(b"\r\n\r\n")
+    if not end or head[:5] != b"HTTP/" or head[8:10] == b" 1":
+        return
+    fields = head.lower()
+    connection.is_plain = b"content-length:" in fields
+    connection.is_good = head[8:12] == b" 200"
+    connection.is_kept = (
+        fields[:8] == b"http/1.1" and b"transfer-encoding: chunked" in fields and b"connection: close" not in fields
+    )
 
 
 def _tail(reads: list[Read]) -> bytes:

@@ -115,15 +115,20 @@ class RequestError(Record, frozen=True, kw_only=True, omit_defaults=True):
 class RequestRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
     """One line of a run's ``requests.jsonl``: one request as the client saw it.
 
-    Failed requests are lines like any other and stay in every denominator. Nothing is sent twice.
+    Failed requests are lines like any other and stay in every denominator. Nothing is sent twice, but for a request
+    that met an idle connection in the moment in which the server closed it (``is_resent``).
     """
 
     request_id: str
     index: int
     is_warmup: bool = False
     scheduled_ns: int
+    """When it was to leave: at its time by the plan, or when it had a slot where there is no plan."""
+    slot_free_ns: int | None = None
+    """When its slot became free: with the last byte of the stream that had it before. None for one that waited for
+    no slot, and in results of before this was recorded."""
     connected_ns: int | None = None
-    """When its connection was open: before ``sent_ns``, because connections are made ahead."""
+    """When its connection was open: before ``sent_ns``, because connections are made ahead or used again."""
     sent_ns: int | None = None
     """When its first byte was handed to the kernel; ``sent_ns - scheduled_ns`` is the send lag."""
     done_ns: int | None = None
@@ -134,6 +139,8 @@ class RequestRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
     """Through the transport made for streams, or one of httpx's own, which costs more and stamps later."""
     num_redirects: int = 0
     """How often the server sent the request on to another place."""
+    is_resent: bool = False
+    """Whether it was sent again: not a byte had come back when the server closed a connection that was idle before."""
     status: int | None = None
     choices: tuple[ChoiceRecord, ...] = ()
     prompt_tokens: int | None = None

@@ -1,10 +1,11 @@
 """The least that a client in Python can do: open connections, send requests, stamp and keep every read.
 
 It understands nothing of what it reads, neither HTTP nor JSON; that a stream has ended it sees by the last bytes of
-a chunked body. What it costs on an event loop is therefore the limit for any load generator on that loop.
+a chunked body, and sends the next request of ``--requests`` from there, on the same connection. What it costs on an event loop is therefore the limit for any load generator on that loop.
 ``--decode`` adds, after the streams have ended, what nobody who counts tokens can leave out: decoding each event.
 
-    python scripts/bench/limit_client.py http://127.0.0.1:8000 --streams 64 --output-len 500 [--loop uvloop|asyncio]
+    python scripts/bench/limit_client.py http://127.0.0.1:8000 --streams 64 [--requests 256] --output-len 500
+        [--loop uvloop|asyncio]
 
 Prints one JSON object: reads, bytes, tokens (null without ``--decode``), CPU of the streaming and of the decoding,
 and with ``--reads`` writes the stamps of each request's reads to a file.
@@ -15,6 +16,7 @@ import asyncio
 import gc
 import json
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
 from urllib.parse import urlsplit
@@ -34,31 +36,48 @@ class Event(msgspec.Struct, gc=False):
     choices: list[Choice]
 
 
-class Reader(asyncio.Protocol):
+class Answer:
     """One request: its reads as they came, with the time of each."""
 
-    def __init__(self, content: bytes) -> None:
+    def __init__(self, index: int, content: bytes) -> None:
+        self.index = index
         self.content = content
         self.sent_ns = 0
         self.stamps_ns: list[int] = []
         self.reads: list[bytes] = []
-        self.ended = asyncio.get_running_loop().create_future()
+
+
+class Slot(asyncio.Protocol):
+    """One connection, which carries one request after the other as long as there are any."""
+
+    def __init__(self, waiting: Iterator[Answer], ended: list[Answer]) -> None:
+        self.waiting, self.ended = waiting, ended
+        self.answer: Answer | None = None
+        self.closed = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
 
     def send(self) -> None:
-        self.sent_ns = time.monotonic_ns()
-        self.transport.write(self.content)
+        self.answer = answer = next(self.waiting, None)
+        if answer is None:
+            self.transport.close()
+            return
+        answer.sent_ns = time.monotonic_ns()
+        self.transport.write(answer.content)
 
     def data_received(self, data: bytes) -> None:
-        self.stamps_ns.append(time.monotonic_ns())
-        self.reads.append(data)
+        answer = self.answer
+        if answer is None:
+            return
+        answer.stamps_ns.append(time.monotonic_ns())
+        answer.reads.append(data)
         if data.endswith(END):
-            self.transport.close()
+            self.send()
+            self.ended.append(answer)
 
     def connection_lost(self, _error: Exception | None) -> None:
-        self.ended.set_result(None)
+        self.closed.set_result(None)
 
 
 def request(host: str, index: int, input_len: int, output_len: int) -> bytes:
@@ -77,25 +96,30 @@ def request(host: str, index: int, input_len: int, output_len: int) -> bytes:
     return f"{head}content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body
 
 
-async def stream(asked: argparse.Namespace) -> tuple[list[Reader], float]:
-    """All requests at once, each on its own connection made before; and the CPU seconds from the first send on."""
+async def stream(asked: argparse.Namespace) -> tuple[list[Answer], float]:
+    """All requests, ``--streams`` at a time, each stream on a connection made before; and the CPU seconds from the
+    first send on."""
     address, loop = urlsplit(asked.url), asyncio.get_running_loop()
-    contents = [request(address.netloc, index, asked.input_len, asked.output_len) for index in range(asked.streams)]
-    readers = [
-        (await loop.create_connection(lambda content=content: Reader(content), address.hostname, address.port))[1]  # type: ignore[misc]
-        for content in contents
+    answers = [
+        Answer(index, request(address.netloc, index, asked.input_len, asked.output_len))
+        for index in range(asked.requests or asked.streams)
+    ]
+    waiting, ended = iter(answers), list[Answer]()
+    slots = [
+        (await loop.create_connection(lambda: Slot(waiting, ended), address.hostname, address.port))[1]
+        for _ in range(min(asked.streams, len(answers)))
     ]
     before_s = time.process_time()
-    for reader in readers:
-        reader.send()
-    await asyncio.gather(*(reader.ended for reader in readers))
-    return readers, time.process_time() - before_s
+    for slot in slots:
+        slot.send()
+    await asyncio.gather(*(slot.closed for slot in slots))
+    return answers, time.process_time() - before_s
 
 
-def num_tokens(reader: Reader) -> int:
+def num_tokens(answer: Answer) -> int:
     """Decodes each event; one that has a choice is a token."""
     decode = msgspec.json.Decoder(Event).decode
-    lines = b"".join(reader.reads).split(b"\n")
+    lines = b"".join(answer.reads).split(b"\n")
     events = (decode(line[6:]) for line in lines if line.startswith(b"data: {"))
     return sum(len(event.choices) for event in events)
 
@@ -104,6 +128,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("url")
     parser.add_argument("--streams", type=int, default=64)
+    parser.add_argument("--requests", type=int, help="in all; default: one for each stream")
     parser.add_argument("--input-len", type=int, default=16, help="words of each prompt")
     parser.add_argument("--output-len", type=int, default=500)
     parser.add_argument("--loop", choices=sorted(LOOPS), default="uvloop")
@@ -111,20 +136,20 @@ def main() -> None:
     parser.add_argument("--reads", type=Path, help="file for {request_id, sent_ns, stamps_ns} of each request")
     asked = parser.parse_args()
     gc.disable()  # nothing here makes cycles worth collecting
-    readers, cpu_s = LOOPS[asked.loop](stream(asked))
+    answers, cpu_s = LOOPS[asked.loop](stream(asked))
     before_s = time.process_time()
-    tokens = sum(map(num_tokens, readers)) if asked.decode else None
+    tokens = sum(map(num_tokens, answers)) if asked.decode else None
     if asked.reads:
         seen = [
-            {"request_id": f"limit-{index}", "sent_ns": reader.sent_ns, "stamps_ns": reader.stamps_ns}
-            for index, reader in enumerate(readers)
+            {"request_id": f"limit-{answer.index}", "sent_ns": answer.sent_ns, "stamps_ns": answer.stamps_ns}
+            for answer in answers
         ]
         asked.reads.write_text(json.dumps(seen))
     found = {
-        "reads": sum(len(reader.reads) for reader in readers),
-        "bytes": sum(map(len, (data for reader in readers for data in reader.reads))),
+        "reads": sum(len(answer.reads) for answer in answers),
+        "bytes": sum(map(len, (data for answer in answers for data in answer.reads))),
         "tokens": tokens,
-        "complete": sum(reader.reads[-1:] != [] and reader.reads[-1].endswith(END) for reader in readers),
+        "complete": sum(answer.reads[-1:] != [] and answer.reads[-1].endswith(END) for answer in answers),
         "streaming_cpu_s": cpu_s,
         "decoding_cpu_s": time.process_time() - before_s if asked.decode else None,
     }

@@ -246,8 +246,9 @@ def aiperf_request(told: Mapping[str, Any]) -> Seen:
 
 def limit_command(loop: str, *flags: str, keeps_stamps: bool = False) -> Callable[[Asked, Path], list[str]]:
     def command(asked: Asked, directory: Path) -> list[str]:
-        argv = [str(LIMIT), asked.url, "--streams", str(asked.num_prompts), "--output-len", str(asked.output_len)]
-        argv += ["--input-len", str(asked.input_len), "--loop", loop, *flags]
+        streams = min(asked.concurrency or asked.num_prompts, asked.num_prompts)
+        argv = [str(LIMIT), asked.url, "--streams", str(streams), "--requests", str(asked.num_prompts)]
+        argv += ["--output-len", str(asked.output_len), "--input-len", str(asked.input_len), "--loop", loop, *flags]
         return [*argv, "--reads", str(directory / "limit.json")] if keeps_stamps else argv
 
     return command
