@@ -23,21 +23,17 @@ from benchctl.load.connections import Connections
 from benchctl.load.exchange import Call, Exchange
 from benchctl.load.failures import CANCELLED, connect_error, lost_error, transport_error
 from benchctl.load.kernel_clock import KernelClock
-from benchctl.load.limits import limit_reached, look_s, total_reached
+from benchctl.load.limits import total_reached
 from benchctl.load.receiver import Connection, Receiver
 from benchctl.load.redirects import MOST_REDIRECTS, Redirect, redirect_of
 from benchctl.load.request_head import RequestWriter
 from benchctl.load.tally import Activity
+from benchctl.load.watch import Watch
 from benchctl.profile.model import Timeouts
 from benchctl.records.run import RequestError
-from benchctl.units import NS_PER_S
 
 _HEADERS: Final = {"accept-encoding": "identity", "user-agent": "benchctl"}
 _STREAM_HEADERS: Final = {**_HEADERS, "content-type": "application/json", "accept": "text/event-stream"}
-_LOOK_S: Final = 0.05
-"""How often it is seen to that what is held stays within bounds."""
-_HELD_BYTES: Final = 8 << 20
-"""Reads of open streams that are kept before some are decoded while the streams go on."""
 _HTTP_PORT: Final = 80
 
 
@@ -68,7 +64,8 @@ class StreamClient:
         self.receiver = Receiver(on_end=self._take_end, on_look=self._look_soon, on_open=self._take_open)
         self.connections = Connections(self.receiver, self._url.host, self._url.port or _HTTP_PORT)
         self._elsewhere: dict[tuple[str, int], Connections] = {}
-        self._watching = asyncio.create_task(self._watch())
+        watch = Watch(self._open, self._timeouts, self.receiver.held, self.stop)
+        self._watching = asyncio.create_task(watch.keep())
         return self
 
     async def __aexit__(
@@ -327,38 +324,6 @@ class StreamClient:
             failure = transport_error(error, exchange)
         exchange.failure = exchange.failure or failure
         self._finish(exchange)
-
-    async def _watch(self) -> None:
-        """Stop requests that have reached a limit, and keep what is held within bounds."""
-        look_ns = round(look_s(self._timeouts) * NS_PER_S)
-        next_look_ns = 0
-        while True:
-            await asyncio.sleep(_LOOK_S)
-            now_ns = time.monotonic_ns()
-            if now_ns >= next_look_ns:
-                next_look_ns = now_ns + look_ns
-                await self._stop_overdue(now_ns)
-            await self._decode_some()
-
-    async def _stop_overdue(self, now_ns: int) -> None:
-        for exchange in self._open.copy():
-            num_reads = len(exchange.reads)
-            reached = limit_reached(exchange, self._timeouts, now_ns) if exchange in self._open else None
-            if reached is not None:
-                self.stop(exchange, reached)
-            if len(exchange.reads) < num_reads:
-                await asyncio.sleep(0)  # to decode them took its time: others have their turn
-
-    async def _decode_some(self) -> None:
-        """Where streams are so long or so many that their reads fill the memory, decode them as they come."""
-        if self.receiver.held.num_bytes <= _HELD_BYTES:
-            return
-        for exchange in sorted(self._open, key=lambda exchange: len(exchange.reads), reverse=True):
-            while len(exchange.reads) > 1 and exchange in self._open:
-                exchange.decode_some()
-                await asyncio.sleep(0)
-            if self.receiver.held.num_bytes <= _HELD_BYTES // 2:
-                return
 
 
 def tls_context(base_url: str) -> ssl.SSLContext:

@@ -3,8 +3,9 @@
 Each tool drives N streams against the paced server, whose answers of one wave end together: then N slots become
 free within one tick, and the server waits for N requests. From its own log come the requests that were open at it
 on average, the gap from the end of an answer until the request that took its slot arrived (in a closed loop the
-i-th end makes room for the arrival N + i), and tokens per second. From the tool come its errors of TTFT and ITL, what it
-says of its own slots, and the processor time of all its processes for each token, its start and its end included.
+i-th end makes room for the arrival N + i), and tokens per second. From the tool come its errors of TTFT and ITL,
+what it says of its own slots, and the processor time of all its processes for each token, its start and its end
+included.
 
     python scripts/bench/slot_occupancy.py [--cases 64x20 256x20 256x10 800x66] [--output-len 128] [--waves 10]
         [--busy 2] [--repeats 1] [--tools limit benchctl vllm]
