@@ -26,7 +26,9 @@ class CoreSplit:
 
     def as_config(self) -> dict[str, str]:
         """As the effective configuration of a run states it, under the name of the option that a profile allows."""
-        return {"server.client_cores": f"client on {_ranges(self.client)}, server on {_ranges(self.server)}"}
+        return {
+            "server.client_cores": f"client on {core_ranges(self.client)}, server on {core_ranges(self.server)}"
+        }
 
 
 def split_cores(option: Literal["auto"] | int, num_processes: int = 1) -> CoreSplit | None:
@@ -79,7 +81,7 @@ def _bind_threads(cores: Iterable[int]) -> None:
             os.sched_setaffinity(int(thread.name), cores)
 
 
-def _ranges(cores: frozenset[int]) -> str:
+def core_ranges(cores: frozenset[int]) -> str:
     """``0-2,5`` for 0, 1, 2 and 5, as Linux writes lists of cores."""
     numbered = enumerate(sorted(cores))
     runs = [[core for _, core in run] for _, run in groupby(numbered, key=lambda pair: pair[1] - pair[0])]
