@@ -136,6 +136,14 @@ def test_machines_that_differ_are_a_doubt_and_no_refusal(results, other):
     assert found[3].endswith("unknown against aaaaaaaaaaaa with changes")
 
 
+def test_priorities_of_the_client_that_differ_are_a_doubt_where_both_are_known(results, other):
+    edit_run(results, GUIDED, client_priority="fifo")
+    assert messages(compare(results.path, other.path), "machines-differ") == []
+    edit_run(other, GUIDED, client_priority="normal (fifo: not permitted; nice: not permitted)")
+    found = messages(compare(results.path, other.path), "machines-differ")
+    assert found == ["priority of the load client differs: fifo against normal"]
+
+
 def test_one_failed_request_makes_the_cell_incomplete(results):
     fail(results, GUIDED)
     comparison = within(results)

@@ -37,8 +37,11 @@ def of_a_thread():
     return found
 
 def of_a_child():
-    program = "import os; print([os.sched_getscheduler(0), os.getpriority(os.PRIO_PROCESS, 0)])"
-    return json.loads(subprocess.run([sys.executable, "-c", program], capture_output=True, check=True).stdout)
+    with subprocess.Popen(["sleep", "60"]) as child:
+        try:
+            return scheduling(child.pid)
+        finally:
+            child.kill()
 """
 
 
