@@ -20,8 +20,9 @@ import msgspec
 
 from benchctl.load.client import StreamClient
 from benchctl.load.demand import LoadSize, expected_cores, most_open
-from benchctl.load.driver import LEAD_NS, OPEN_LOOP, Load
+from benchctl.load.driver import OPEN_LOOP, Load
 from benchctl.load.exchange import Call
+from benchctl.load.open_loop import LEAD_NS
 from benchctl.load.priority import load_priority
 from benchctl.load.started_worker import StartedWorker
 from benchctl.load.tally import Activity, LoadSummary, Tally
