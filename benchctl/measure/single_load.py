@@ -24,9 +24,10 @@ from benchctl.engines.attach import AttachEngine
 from benchctl.engines.engine import LaunchSite
 from benchctl.errors import LoadError, RunError
 from benchctl.load.client import StreamClient
+from benchctl.load.demand import size_of
 from benchctl.load.driver import Load
 from benchctl.load.interpreter import steady_interpreter
-from benchctl.load.workers import load_for
+from benchctl.load.workers import load_for, prioritised
 from benchctl.measure.attached import NOT_FRESH
 from benchctl.measure.configuration import flat_configuration
 from benchctl.measure.interrupt import run_interruptible
@@ -198,14 +199,18 @@ class _SingleLoad:
             write_sample(sample)
             self._evidence.take_sample(sample)
 
-        load = load_for(client, self._profile, self._profile.workload.num_prompts, keep, on_sample=watch)
+        priority, size = self._profile.load.priority, size_of(self._results.stored_requests())
+        load = load_for(client, self._profile, size, keep, priority=priority, on_sample=watch)
         try:
-            with steady_interpreter():
+            with steady_interpreter(), prioritised(load, priority, self._tell_priority):
                 stored = self._results.stored_requests()
                 await load.drive(calls_of(self._engine, self._settings, stored, is_warmup=False))
         finally:
             self.journal.count(load.summary())
         self._judge(load.summary().first_error)
+
+    def _tell_priority(self, got: str) -> None:
+        self.journal.update(client_priority=got)
 
     def _judge(self, first_error: str | None) -> None:
         """The verdict on a load that went to its end."""

@@ -322,6 +322,9 @@ class RunRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
     """What the server says of itself, flat: one key per setting."""
     host: str | None = None
     """Name of the machine that did the run; None in older records."""
+    client_priority: str | None = None
+    """How the load client's threads were scheduled: ``fifo``, ``nice -10`` or ``normal``, and why not better. None
+    where no load went out, and in older records."""
     started_at: str | None = None
     """UTC, ISO 8601; the only wall-clock time of a run."""
     times: RunTimes = RunTimes()
