@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-import aiohttp
 import httpx
 import msgspec
 
@@ -145,7 +144,7 @@ async def _asked(client: httpx.AsyncClient, path: str, headers: Mapping[str, str
     try:
         response = await client.get(path, headers=dict(headers))
         answer = msgspec.json.decode(response.content) if response.status_code == httpx.codes.OK else None
-    except (httpx.HTTPError, aiohttp.ClientError, msgspec.DecodeError):
+    except (httpx.HTTPError, msgspec.DecodeError):
         return {}
     return answer if isinstance(answer, dict) else {}
 

@@ -7,7 +7,6 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Final
 
-import aiohttp
 import httpx
 import msgspec
 
@@ -15,6 +14,7 @@ from benchctl.engines.engine import Engine
 from benchctl.errors import LoadError
 from benchctl.load.client import StreamClient
 from benchctl.load.exchange import Call
+from benchctl.load.failures import underlying
 from benchctl.load.workers import AnyLoad
 from benchctl.measure.server import Server
 from benchctl.measure.stall import stalled
@@ -98,12 +98,12 @@ async def control_errors(server: Server) -> AsyncIterator[None]:
     """Translate what goes wrong between us and the server outside the measured requests."""
     try:
         yield
-    except (httpx.HTTPError, aiohttp.ClientError, msgspec.DecodeError, json.JSONDecodeError) as error:
-        if isinstance(error, (httpx.TransportError, aiohttp.ClientError)):
+    except (httpx.HTTPError, msgspec.DecodeError, json.JSONDecodeError) as error:
+        if isinstance(error, httpx.TransportError):
             with suppress(TimeoutError):
                 await asyncio.wait_for(server.died(), _LAST_BREATH_S)
         server.check_alive()
-        cause = error.__cause__ or error
+        cause = underlying(error)
         raise LoadError(
             f"the server is up but does not answer as its engine should ({type(cause).__name__}: {cause}); "
             "its log says more",
