@@ -18,9 +18,9 @@ from benchctl.cli.streams import drop_output, log_line, steady_streams
 from benchctl.errors import BenchctlError
 
 INTERRUPTED = 130
-_NEW_OBJECTS = 50_000
-"""How many are made until the collector looks for cycles among them: modules, of which a command imports hundreds,
-leave none, and the looks would take as long as the rest of a short command."""
+_NEW_OBJECTS = 200_000
+"""How many are made until the collector looks for cycles among them. Modules, of which a command imports hundreds,
+leave next to none, and looking through them again and again would take a tenth of a short command's time."""
 _NAMELESS = {errno.ENOENT: "the current directory", errno.ENOSPC: "output"}
 """What it was where an error of the system names no file."""
 
@@ -40,11 +40,9 @@ def main() -> NoReturn:
     except KeyboardInterrupt:  # a second signal, on the way out
         _ignore_signals()
     drop_output()
-    if code == INTERRUPTED:
-        # Python would end itself by SIGINT when the interrupt fell into a module that was being made.
-        os._exit(INTERRUPTED)
-    gc.freeze()  # no last search for cycles: what is left goes with the process
-    sys.exit(code)
+    # Nothing is left to do. Python would take every module apart first, object by object, and would end itself by
+    # SIGINT when the interrupt fell into a module that was being made.
+    os._exit(code)
 
 
 def _run() -> int:
