@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Final
@@ -13,9 +13,9 @@ import msgspec
 from benchctl.engines.engine import Engine
 from benchctl.errors import LoadError
 from benchctl.load.client import StreamClient
-from benchctl.load.exchange import Call
 from benchctl.load.failures import underlying
 from benchctl.load.workers import AnyLoad
+from benchctl.measure.calls import calls_of
 from benchctl.measure.server import Server
 from benchctl.measure.stall import stalled
 from benchctl.profile.model import VariantSettings
@@ -39,15 +39,6 @@ class Target:
     client: StreamClient
     stall_s: float
     """Without anything arriving for an open request, until the server counts as hung."""
-
-
-def calls_of(
-    engine: Engine, settings: VariantSettings, requests: Iterable[PreparedRequest], *, is_warmup: bool
-) -> Iterator[Call]:
-    """``requests`` in the engine's dialect, each made when it is asked for."""
-    for request in requests:
-        asked = engine.request_call(request, settings)
-        yield Call(request=request, path=asked.path, headers=asked.headers, body=asked.body, is_warmup=is_warmup)
 
 
 async def drive(
