@@ -315,11 +315,12 @@ def test_bad_input_gets_one_clear_message(tmp_path: Path, args: list[str], says:
     assert not (tmp_path / "results").exists()
 
 
-def test_a_small_load_imports_nothing_that_it_does_not_need(tmp_path: Path) -> None:
+def test_a_load_of_a_plain_server_imports_no_aiohttp_no_polars_and_no_engine_that_it_does_not_speak_to(
+    tmp_path: Path,
+) -> None:
     code = (
-        "import sys\nfrom benchctl.cli import main\ntry:\n    main()\nexcept SystemExit as leaving:\n"
-        "    heavy = {'numpy', 'polars', 'scipy', 'matplotlib', 'pandas', 'tqdm', 'pynvml'}\n"
-        "    sys.exit(f'imported: {heavy & set(sys.modules)}' if heavy & set(sys.modules) else leaving.code)\n"
+        "import sys\nfrom benchctl.cli.app import app\ntry:\n    app(prog_name='benchctl')\n"
+        "except SystemExit as leaving:\n    print(*sys.modules, file=sys.stderr)\n    sys.exit(leaving.code)\n"
     )
     with answering(Answers()) as url:
         args = ["load", url, "--num-prompts", "1", "--output-len", "1"]
@@ -327,6 +328,11 @@ def test_a_small_load_imports_nothing_that_it_does_not_need(tmp_path: Path) -> N
             [sys.executable, "-c", code, *args], cwd=tmp_path, capture_output=True, text=True, check=False
         )
     assert done.returncode == 0, done.stderr
+    imported = set(done.stderr.splitlines()[-1].split())
+    assert {"benchctl.measure.single_load", "httpx"} <= imported
+    arrays = {"numpy", "polars", "scipy", "matplotlib", "pandas"}
+    assert not imported & {*arrays, "aiohttp", "httpx_aiohttp", "prometheus_client", "pynvml", "tqdm"}
+    assert not imported & {"benchctl.engines.sim", "benchctl.engines.vllm", "benchctl.measure.server"}
 
 
 def test_many_values_have_the_percentiles_that_few_have(monkeypatch: pytest.MonkeyPatch) -> None:

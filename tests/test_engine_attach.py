@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from simulated import free_port, sim_server
 
-from benchctl.engines import engine_for
 from benchctl.engines.attach import AttachEngine
+from benchctl.engines.kinds import engine_for
 from benchctl.errors import EngineUnavailableError, ProfileError, UnsupportedError
 from benchctl.load.client import StreamClient
 from benchctl.profile.engine_options import AttachOptions
@@ -239,6 +239,7 @@ def test_an_address_where_nobody_answers_fails_at_once_with_the_remedy(tmp_path)
     done = benchctl(tmp_path, **{"engine.options.url": f"http://127.0.0.1:{free_port()}"})
     assert done.returncode == 5
     assert time.monotonic() < start + 60, "it waited for timeouts.ready_s"
-    assert "/health does not answer (ClientConnectorError), after 5 s; start the server, or correct server.url" in (
-        done.stdout + done.stderr
-    ).replace("\n", " ")
+    assert (
+        "/health does not answer (ConnectionRefusedError), after 5 s; start the server, or correct server.url"
+        in (done.stdout + done.stderr).replace("\n", " ")
+    )

@@ -18,8 +18,8 @@ from real_engines import assert_compared, assert_ended, needs
 from benchctl.checkpoints.make import make_model
 from benchctl.checkpoints.recipe import Recipe
 from benchctl.costs.shapes import ModelShape, shape_for
-from benchctl.engines import engine_for
 from benchctl.engines.engine import LaunchSite
+from benchctl.engines.kinds import engine_for
 from benchctl.engines.llamacpp import LlamaCppEngine
 from benchctl.errors import EngineUnavailableError, ServerStartError, UnsupportedError
 from benchctl.load.client import StreamClient

@@ -16,9 +16,9 @@ import msgspec
 import pytest
 from handled import handled_by
 
-from benchctl.engines import engine_for
 from benchctl.engines.engine import LaunchSite
 from benchctl.engines.environment import installed_versions
+from benchctl.engines.kinds import engine_for
 from benchctl.engines.sglang import SglangEngine
 from benchctl.errors import EngineUnavailableError, ServerStartError, UnsupportedError
 from benchctl.load.client import StreamClient

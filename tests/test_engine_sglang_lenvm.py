@@ -17,9 +17,9 @@ import pytest
 from lenvm_fork import settings_of
 
 from benchctl.analysis.launch import launch_settings
-from benchctl.engines import engine_for
 from benchctl.engines.engine import LaunchSite
 from benchctl.engines.environment import installed_versions, package_directory
+from benchctl.engines.kinds import engine_for
 from benchctl.engines.sglang_lenvm import SglangLenvmEngine, fork_interpreter, value_checkpoint
 from benchctl.engines.sglang_lenvm_requests import ambiguities, custom_params, mixed_refusal
 from benchctl.errors import EngineUnavailableError, UnsupportedError

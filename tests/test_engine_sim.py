@@ -10,8 +10,8 @@ import httpx
 import pytest
 from simulated import VALUE_MODEL, SimServer, events, sim_server
 
-from benchctl.engines import engine_for
 from benchctl.engines.engine import LaunchSite
+from benchctl.engines.kinds import engine_for
 from benchctl.engines.sim import SimEngine
 from benchctl.errors import EngineUnavailableError, RecordError
 from benchctl.profile.engine_options import SimOptions

@@ -12,8 +12,9 @@ from real_engines import assert_compared, assert_ended, needs, tiny_model
 from stub_transformers import stub_transformers
 
 from benchctl.analysis.experiment import experiment_of
-from benchctl.engines import engine_for, transformers_failures
+from benchctl.engines import transformers_failures
 from benchctl.engines.engine import LaunchSite
+from benchctl.engines.kinds import engine_for
 from benchctl.engines.transformers import TransformersEngine
 from benchctl.errors import EngineUnavailableError, RecordError, UnsupportedError
 from benchctl.profile.engine_options import AttachOptions, TransformersOptions

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from benchctl.engines import engine_for
 from benchctl.engines.engine import LaunchSite
 from benchctl.engines.hub import REPOSITORIES
+from benchctl.engines.kinds import engine_for
 from benchctl.engines.vllm import VllmEngine
 from benchctl.errors import EngineUnavailableError, UnsupportedError
 from benchctl.profile.engine_options import AttachOptions, VllmOptions

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from benchctl.analysis.launch import LaunchSetting, launch_settings
-from benchctl.engines import engine_for
 from benchctl.engines.engine import LaunchSite
+from benchctl.engines.kinds import engine_for
 from benchctl.profile.engine_options import ENGINE_OPTIONS
 from benchctl.profile.load import list_profiles, load_profile
 from benchctl.profile.model import Profile, VariantSettings

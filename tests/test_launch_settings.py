@@ -10,8 +10,8 @@ from builders import edit_manifest, edit_run, write_results
 from benchctl.analysis.comparability import configuration_differences
 from benchctl.analysis.compare import CompareOptions, compare_sides, parse_side
 from benchctl.analysis.launch import launch_settings
-from benchctl.engines import engine_for
 from benchctl.engines.engine import LaunchSite
+from benchctl.engines.kinds import engine_for
 from benchctl.errors import NotComparableError
 from benchctl.profile.engine_options import ENGINE_OPTIONS
 from benchctl.profile.model import Sampling, VariantSettings

@@ -13,7 +13,7 @@ BENCHCTL = f"""
 import sys
 from pathlib import Path
 sys.path.insert(0, {str(HERE)!r})
-import benchctl.engines
+import benchctl.engines.kinds
 from stubborn import StubbornEngine
 
 class Engine(StubbornEngine):
@@ -25,7 +25,7 @@ class Engine(StubbornEngine):
 
 FLAGS = sys.argv.pop(1).split("|")
 flags = {{"guided": tuple(FLAGS)}} if "truncate" not in FLAGS else {{}}
-benchctl.engines._ENGINES["sim"] = lambda: Engine(truth=Path("truth.jsonl"), flags_of=flags)
+benchctl.engines.kinds._ENGINES["sim"] = lambda: Engine(truth=Path("truth.jsonl"), flags_of=flags)
 from benchctl.cli import main
 main()
 """

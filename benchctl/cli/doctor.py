@@ -52,7 +52,7 @@ def doctor(
 
 def _engine(name: str) -> "WantedEngine":
     """A preset or kind as it would be measured. Raises UsageError for an unknown one."""
-    from benchctl.engines import engine_for
+    from benchctl.engines.kinds import engine_for
     from benchctl.measure.doctor_engines import WantedEngine
     from benchctl.profile.load import load_profile
     from benchctl.profile.plan import arms, variant_settings

@@ -113,7 +113,7 @@ def _load(
 def _check(profile: "Profile") -> None:
     """Refuse what cannot be measured here before anything is."""
     from benchctl.cli.profiles import check_names
-    from benchctl.engines import engine_for
+    from benchctl.engines.kinds import engine_for
     from benchctl.profile.plan import arms, undeclared_differences, variant_settings
 
     check_names(profile)
@@ -125,7 +125,7 @@ def _check(profile: "Profile") -> None:
 
 
 def _prepare(profile: "Profile", lengths_from: Path | None = None) -> "PreparedSet":
-    from benchctl.engines import engine_for
+    from benchctl.engines.kinds import engine_for
     from benchctl.profile.plan import arms, variant_settings
     from benchctl.workload.prepare import prepare_requests
 

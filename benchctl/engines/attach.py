@@ -6,24 +6,16 @@ anywhere, also behind ``https``; a key is read from our environment when a reque
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-import aiohttp
 import httpx
 import msgspec
 
 from benchctl.engines.engine import Diagnosis, LaunchSite, RequestCall
-from benchctl.engines.llamacpp import LlamaCppEngine
-from benchctl.engines.llamacpp import told_config as told_by_llamacpp
 from benchctl.engines.openai_server import OpenAiServer
-from benchctl.engines.plain_openai import PlainOpenAi
-from benchctl.engines.sglang import SglangEngine
-from benchctl.engines.sglang import told_config as told_by_sglang
-from benchctl.engines.transformers import TransformersEngine
-from benchctl.engines.vllm import VllmEngine
 from benchctl.errors import EngineUnavailableError
 from benchctl.profile.engine_options import AttachOptions
 from benchctl.profile.model import VariantSettings
@@ -44,13 +36,6 @@ class Dialect(Protocol):
         """How they are asked."""
 
 
-_DIALECTS: Final[dict[str, Callable[[], Dialect]]] = {
-    "vllm": VllmEngine,
-    "sglang": SglangEngine,
-    "llamacpp": LlamaCppEngine,
-    "transformers": TransformersEngine,
-    "openai": PlainOpenAi,
-}
 _PENALISING: Final = frozenset({"vllm", "sglang"})
 """Dialects whose servers may add the repetition penalty that a model's own file wishes, unless they are told."""
 
@@ -127,9 +112,13 @@ class AttachEngine(OpenAiServer):
 async def _told(client: httpx.AsyncClient, options: AttachOptions) -> dict[str, Any]:
     headers = _authorization(options)
     if options.dialect == "sglang":
+        from benchctl.engines.sglang import told_config as told_by_sglang
+
         info = await _asked(client, "/server_info", headers) or await _asked(client, "/get_server_info", headers)
         return told_by_sglang(info)
     if options.dialect == "llamacpp":
+        from benchctl.engines.llamacpp import told_config as told_by_llamacpp
+
         return told_by_llamacpp(await _asked(client, "/props", headers))
     models = (await _asked(client, "/v1/models", headers)).get("data")
     first = models[0] if isinstance(models, list) and models and isinstance(models[0], dict) else {}
@@ -145,7 +134,7 @@ async def _asked(client: httpx.AsyncClient, path: str, headers: Mapping[str, str
     try:
         response = await client.get(path, headers=dict(headers))
         answer = msgspec.json.decode(response.content) if response.status_code == httpx.codes.OK else None
-    except (httpx.HTTPError, aiohttp.ClientError, msgspec.DecodeError):
+    except (httpx.HTTPError, msgspec.DecodeError):
         return {}
     return answer if isinstance(answer, dict) else {}
 
@@ -156,7 +145,28 @@ def _authorization(options: AttachOptions) -> dict[str, str]:
 
 
 def _dialect(settings: VariantSettings) -> Dialect:
-    return _DIALECTS[_options(settings).dialect]()
+    """The engine whose servers are spoken to; the others are not imported."""
+    match _options(settings).dialect:
+        case "vllm":
+            from benchctl.engines.vllm import VllmEngine
+
+            return VllmEngine()
+        case "sglang":
+            from benchctl.engines.sglang import SglangEngine
+
+            return SglangEngine()
+        case "llamacpp":
+            from benchctl.engines.llamacpp import LlamaCppEngine
+
+            return LlamaCppEngine()
+        case "transformers":
+            from benchctl.engines.transformers import TransformersEngine
+
+            return TransformersEngine()
+        case "openai":
+            from benchctl.engines.plain_openai import PlainOpenAi
+
+            return PlainOpenAi()
 
 
 def _options(settings: VariantSettings) -> AttachOptions:

@@ -15,9 +15,7 @@ from contextlib import AsyncExitStack, suppress
 from types import TracebackType
 from typing import Final, Self
 
-import aiohttp
 import httpx
-from httpx_aiohttp import AiohttpTransport
 
 from benchctl.load.connections import Connections
 from benchctl.load.exchange import Call, Exchange
@@ -320,7 +318,7 @@ class StreamClient:
                 exchange.keep(time.monotonic_ns(), b"HTTP/1.1 %d -\r\n\r\n" % response.status_code)
                 async for data in response.aiter_raw():
                     exchange.keep(time.monotonic_ns(), data)
-        except (httpx.HTTPError, httpx.InvalidURL, aiohttp.ClientError, OSError) as error:
+        except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
             failure = transport_error(error, exchange)
         exchange.failure = exchange.failure or failure
         self._finish(exchange)
@@ -338,11 +336,11 @@ def _has_bytes(exchange: Exchange) -> bool:
 
 
 def _httpx_transport(base_url: str) -> httpx.AsyncBaseTransport:
-    """One of httpx's own."""
+    """A fresh connection for each request: nobody may have closed it meanwhile."""
     context = tls_context(base_url)
+    if base_url.startswith("https:"):
+        from benchctl.load.tls import TlsTransport  # noqa: PLC0415 - few need it, and it takes long to import
 
-    def session() -> aiohttp.ClientSession:
-        connector = aiohttp.TCPConnector(limit=0, force_close=True, ssl=context)
-        return aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
-
-    return AiohttpTransport(verify=context, client=session)
+        return TlsTransport(context)
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+    return httpx.AsyncHTTPTransport(verify=context, trust_env=False, limits=limits)

@@ -3,7 +3,6 @@
 import socket
 from typing import TYPE_CHECKING, Final
 
-import aiohttp
 import httpx
 
 from benchctl.records.run import RequestError
@@ -37,28 +36,30 @@ def lost_error(error: OSError | None, exchange: "Exchange") -> RequestError:
     return RequestError(kind=kind, message=message)
 
 
+def underlying(error: Exception) -> Exception:
+    """The exception below ``error``, whose own name and message are those of a library."""
+    while isinstance(error.__cause__, Exception):
+        error = error.__cause__
+    return error
+
+
 def transport_error(error: Exception, exchange: "Exchange") -> RequestError:
-    """What httpx or aiohttp raised, by the exception underneath: names of transports differ."""
-    cause: BaseException = error
-    while isinstance(cause, (httpx.HTTPError, aiohttp.ClientError)) and isinstance(cause.__cause__, Exception):
-        cause = cause.__cause__
-    is_connecting = isinstance(error, (httpx.ConnectError, httpx.ConnectTimeout)) or isinstance(
-        cause, (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
-    )
+    """What httpx raised; its message is that of the exception underneath."""
+    cause = underlying(error)
     message = f"{type(cause).__name__}: {cause}"
-    if is_connecting:
+    if isinstance(error, (httpx.ConnectError, httpx.ConnectTimeout)):
         return _httpx_connect_error(error, cause, message)
     if isinstance(error, (httpx.UnsupportedProtocol, httpx.InvalidURL, httpx.TooManyRedirects)):
         return RequestError(kind="connect-failed", message=message)
-    if isinstance(cause, aiohttp.ClientResponseError):
+    if isinstance(error, httpx.RemoteProtocolError):
         return RequestError(kind="malformed-http", message=f"the answer is no HTTP: {message}")
     return lost_error(cause if isinstance(cause, OSError) else OSError(message), exchange)
 
 
-def _httpx_connect_error(error: Exception, cause: BaseException, message: str) -> RequestError:
+def _httpx_connect_error(error: Exception, cause: Exception, message: str) -> RequestError:
     if isinstance(cause, TimeoutError):
         return RequestError(kind="connect-timeout", message=str(error))
-    if isinstance(cause, OSError) and not isinstance(cause, aiohttp.ClientError):
+    if isinstance(cause, OSError):
         return connect_error(cause)
     kind = "connect-refused" if "refused" in message.lower() else "connect-failed"
     return RequestError(kind=kind, message=message)

@@ -18,15 +18,14 @@ def steady_interpreter() -> Iterator[None]:
     millisecond in place of five.
     """
     interval_s, was_enabled = sys.getswitchinterval(), gc.isenabled()
-    gc.collect()
-    gc.freeze()
+    gc.freeze()  # what is there already is not looked through at the end
     gc.disable()
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     try:
         yield
     finally:
         sys.setswitchinterval(interval_s)
+        gc.collect()
+        gc.unfreeze()
         if was_enabled:
             gc.enable()
-        gc.unfreeze()
-        gc.collect()

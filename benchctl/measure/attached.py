@@ -9,10 +9,10 @@ import time
 from types import TracebackType
 from typing import Final, Self
 
-import aiohttp
 import httpx
 
 from benchctl.errors import ServerDiedError, ServerStartError
+from benchctl.load.failures import underlying
 from benchctl.records.run import ResultWarning
 
 _POLL_S: Final = 0.5
@@ -97,6 +97,6 @@ class AttachedServer:
             raise RuntimeError("the server is watched before it was awaited")
         try:
             response = await self._client.get(self._health_path, timeout=_HEALTH_TIMEOUT_S)
-        except (httpx.HTTPError, aiohttp.ClientError, OSError) as error:
-            return type(error.__cause__ or error).__name__
+        except (httpx.HTTPError, OSError) as error:
+            return type(underlying(error)).__name__
         return str(response.status_code)

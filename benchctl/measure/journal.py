@@ -49,9 +49,11 @@ class Journal:
 
     def count(self, load: LoadSummary) -> None:
         """Note what the load came to."""
-        self.time(first_send_ns=load.first_send_ns, last_token_ns=load.last_token_ns)
+        times = msgspec.structs.replace(
+            self.record.times, first_send_ns=load.first_send_ns, last_token_ns=load.last_token_ns
+        )
         num_completed = load.num_sent - load.num_failed
-        self.update(num_sent=load.num_sent, num_completed=num_completed, num_failed=load.num_failed)
+        self.update(times=times, num_sent=load.num_sent, num_completed=num_completed, num_failed=load.num_failed)
 
     def close(self, state: RunState, failure: RunFailure | None = None) -> RunRecord:
         """Write the verdict, with the warnings that led to it first, and what the files of the run hold now;

@@ -2,20 +2,20 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Final
 
-import aiohttp
 import httpx
 import msgspec
 
 from benchctl.engines.engine import Engine
 from benchctl.errors import LoadError
 from benchctl.load.client import StreamClient
-from benchctl.load.exchange import Call
+from benchctl.load.failures import underlying
 from benchctl.load.workers import AnyLoad
+from benchctl.measure.calls import calls_of
 from benchctl.measure.server import Server
 from benchctl.measure.stall import stalled
 from benchctl.profile.model import VariantSettings
@@ -39,15 +39,6 @@ class Target:
     client: StreamClient
     stall_s: float
     """Without anything arriving for an open request, until the server counts as hung."""
-
-
-def calls_of(
-    engine: Engine, settings: VariantSettings, requests: Iterable[PreparedRequest], *, is_warmup: bool
-) -> Iterator[Call]:
-    """``requests`` in the engine's dialect, each made when it is asked for."""
-    for request in requests:
-        asked = engine.request_call(request, settings)
-        yield Call(request=request, path=asked.path, headers=asked.headers, body=asked.body, is_warmup=is_warmup)
 
 
 async def drive(
@@ -98,12 +89,12 @@ async def control_errors(server: Server) -> AsyncIterator[None]:
     """Translate what goes wrong between us and the server outside the measured requests."""
     try:
         yield
-    except (httpx.HTTPError, aiohttp.ClientError, msgspec.DecodeError, json.JSONDecodeError) as error:
-        if isinstance(error, (httpx.TransportError, aiohttp.ClientError)):
+    except (httpx.HTTPError, msgspec.DecodeError, json.JSONDecodeError) as error:
+        if isinstance(error, httpx.TransportError):
             with suppress(TimeoutError):
                 await asyncio.wait_for(server.died(), _LAST_BREATH_S)
         server.check_alive()
-        cause = error.__cause__ or error
+        cause = underlying(error)
         raise LoadError(
             f"the server is up but does not answer as its engine should ({type(cause).__name__}: {cause}); "
             "its log says more",

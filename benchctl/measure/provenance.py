@@ -26,6 +26,8 @@ _PACKAGES: Final = (
 )  # fmt: skip
 """Packages whose version can change a number: the client's, and the engines where they are installed with it."""
 _GIT_LIMIT_S: Final = 10.0
+_COMMIT, _NO_COMMIT = "# branch.oid ", "(initial)"
+"""As ``git status`` tells the commit."""
 
 
 def new_manifest(profile: Profile, prepared: PreparedSet, argv: Sequence[str]) -> Manifest:
@@ -65,10 +67,16 @@ def package_versions() -> dict[str, str]:
     versions: dict[str, str] = {}
     for name in _PACKAGES:
         try:
-            versions[name] = importlib.metadata.version(name)
+            versions[name] = _version(importlib.metadata.distribution(name))
         except importlib.metadata.PackageNotFoundError:
             continue
     return versions
+
+
+def _version(package: importlib.metadata.Distribution) -> str:
+    """From its line: ``version`` would parse the whole description, which takes as long as all the rest here."""
+    found = re.search(r"^Version: *(\S+)", package.read_text("METADATA") or "", re.MULTILINE)
+    return package.version if found is None else found[1]
 
 
 def git_state(package: Path = Path(benchctl.__file__).parent) -> GitState | None:
@@ -78,9 +86,13 @@ def git_state(package: Path = Path(benchctl.__file__).parent) -> GitState | None
     """
     if not _git(package, "ls-files", "."):
         return None
-    sha = _git(package, "rev-parse", "HEAD")
-    changes = _git(package, "status", "--porcelain", "--", ".")
-    return GitState(sha=sha.strip(), is_dirty=bool(changes)) if sha and changes is not None else None
+    status = _git(package, "status", "--porcelain=v2", "--branch", "--no-ahead-behind", "--", ".")
+    if status is None:
+        return None
+    lines = status.splitlines()
+    sha = next((line.removeprefix(_COMMIT) for line in lines if line.startswith(_COMMIT)), _NO_COMMIT)
+    is_dirty = any(not line.startswith("#") for line in lines)
+    return None if sha == _NO_COMMIT else GitState(sha=sha, is_dirty=is_dirty)
 
 
 def _git(directory: Path, *arguments: str) -> str | None:

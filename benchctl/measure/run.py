@@ -22,8 +22,8 @@ from benchctl.analysis.client_guard import client_doubts, client_warnings
 from benchctl.analysis.gates import clock_warnings
 from benchctl.analysis.reconcile import failed_checks
 from benchctl.analysis.starvation import starvation_doubts
-from benchctl.engines import engine_for
 from benchctl.engines.engine import Engine, LaunchSite, raw_step_log
+from benchctl.engines.kinds import engine_for
 from benchctl.errors import RecordError, RunError, ServerRefusalError, ServerStartError
 from benchctl.load.client import StreamClient
 from benchctl.load.demand import size_of

@@ -16,12 +16,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, NamedTuple, Protocol, Self
 
-import aiohttp
 import httpx
 import psutil
 
 from benchctl.engines.engine import Diagnosis
 from benchctl.errors import ServerDiedError, ServerStartError
+from benchctl.load.failures import underlying
 from benchctl.measure import process as processes
 from benchctl.measure.essential import EssentialProcesses
 from benchctl.measure.port import HOST, belongs_to, wait_free
@@ -250,8 +250,8 @@ class ServerProcess:
         """``ready``, or what the health path did instead."""
         try:
             response = await client.get(self._launch.health_path, timeout=_HEALTH_TIMEOUT_S)
-        except (httpx.HTTPError, aiohttp.ClientError, OSError) as error:
-            return f"failed with {type(error.__cause__ or error).__name__}"
+        except (httpx.HTTPError, OSError) as error:
+            return f"failed with {type(underlying(error)).__name__}"
         return "ready" if response.status_code == httpx.codes.OK else f"answered {response.status_code}"
 
     def _own(self, ready_ns: int) -> int:

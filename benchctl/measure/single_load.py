@@ -29,11 +29,11 @@ from benchctl.load.driver import Load
 from benchctl.load.interpreter import steady_interpreter
 from benchctl.load.workers import load_for, prioritised
 from benchctl.measure.attached import NOT_FRESH
+from benchctl.measure.calls import calls_of
 from benchctl.measure.configuration import flat_configuration
 from benchctl.measure.interrupt import run_interruptible
 from benchctl.measure.journal import Journal, utc_now
 from benchctl.measure.load_evidence import LoadEvidence
-from benchctl.measure.phase import calls_of
 from benchctl.measure.warmup import warmup_requests
 from benchctl.profile.engine_options import AttachOptions
 from benchctl.profile.model import Arrival, Profile

@@ -13,7 +13,7 @@ from benchctl.errors import ProfileError
 from benchctl.profile.document import Fault, Node, Step, path_text
 from benchctl.profile.keys import profile_keys, section_at
 from benchctl.profile.locate import nearest
-from benchctl.profile.section import Section
+from benchctl.profile.section import Section, meanings
 
 S = TypeVar("S", bound=Section)
 
@@ -188,7 +188,8 @@ def not_among(value: object, choices: Iterable[str]) -> str:
 def _missing(model: type[Section], location: tuple[Step, ...]) -> str:
     field = _field_at(model, location)
     choices = ", ".join(_choices(field)) if field else ""
-    meaning = (field.description or "").rstrip(".") if field else ""
+    section = section_at(model, location[:-1])
+    meaning = meanings(section).get(str(location[-1]), "").rstrip(".") if section else ""
     return f"missing; add {path_text(location[-1:])}: {f'one of {choices}' if choices else meaning}"
 
 

@@ -9,15 +9,16 @@ from pydantic.fields import FieldInfo
 from benchctl.profile.document import Step
 from benchctl.profile.engine_options import ENGINE_OPTIONS
 from benchctl.profile.model import Profile, Variant
-from benchctl.profile.section import Section
+from benchctl.profile.section import Section, meanings
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One key: its dotted path, with ``<name>`` where the writer chooses one, and its declaration."""
+    """One key: its dotted path, with ``<name>`` where the writer chooses one, its declaration and its meaning."""
 
     path: str
     field: FieldInfo
+    meaning: str
 
 
 def section_at(root: type[Section], path: tuple[Step, ...]) -> type[Section] | None:
@@ -40,7 +41,7 @@ def option_keys(kind: str) -> tuple[Key, ...]:
 
 def _keys(section: type[Section], prefix: str) -> Iterator[Key]:
     for name, field in section.model_fields.items():
-        yield Key(f"{prefix}{name}", field)
+        yield Key(f"{prefix}{name}", field, meanings(section).get(name, ""))
         for inner in _sections_in(field.annotation):
             chosen = "<name>." if inner is Variant else ""
             yield from _keys(inner, f"{prefix}{name}.{chosen}")

@@ -83,7 +83,7 @@ def _table(section: str, keys: Iterable[Key]) -> str:
     rows += ["| key | type | default | meaning |", "|---|---|---|---|"]
     for key in keys:
         name = key.path.rpartition(".")[2]
-        meaning = " ".join((key.field.description or "").replace("``", "`").split())
+        meaning = " ".join(key.meaning.replace("``", "`").split())
         rows.append(f"| `{name}` | {_type_text(key.field)} | {_default_text(key.field)} | {meaning} |")
     return "\n".join(rows) + "\n"
 

@@ -31,9 +31,9 @@ import httpx
 import msgspec
 
 from benchctl.analysis.request_timing import is_completed, latencies_ns, measured
-from benchctl.engines import engine_for
 from benchctl.engines.engine import LaunchSite
 from benchctl.engines.environment import engines_directory
+from benchctl.engines.kinds import engine_for
 from benchctl.measure.port import choose_port
 from benchctl.measure.redaction import server_env
 from benchctl.measure.run import RunContext, measure_run
