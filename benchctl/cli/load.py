@@ -247,7 +247,7 @@ def _print_tables(path: Path, loaded: "Loaded") -> None:
     if loaded.figures.num_requests:
         console.print(totals_table(loaded.figures, loaded.client))
         console.print()
-        console.print(durations_table(loaded.figures))
+        console.print(durations_table(loaded.figures, loaded.client.bounds))
         if (why := missing_tail(loaded.figures)) is not None:
             print(why)
     print(f"{record.state}: {path}")
