@@ -15,7 +15,7 @@ from benchctl.analysis.client_guard import CLIENT_DOUBTS, client_doubts, client_
 from benchctl.analysis.compare import CompareOptions, compare_sides, parse_side
 from benchctl.analysis.metrics import run_metrics
 from benchctl.analysis.stamps import IN_TIME_NS, busy_cores, stamp_errors_ns
-from benchctl.load import receiver, transport
+from benchctl.load import connections, receiver
 from benchctl.load.client import StreamClient
 from benchctl.load.driver import Load
 from benchctl.measure.run import RunContext, measure_run
@@ -516,7 +516,7 @@ def test_a_client_that_is_held_up_is_found_out_whatever_the_server_writes_at_onc
 
 
 def test_without_the_kernel_s_stamps_the_lateness_of_the_loop_is_that_of_the_times(tmp_path, monkeypatch):
-    for module in (receiver, transport):
+    for module in (receiver, connections):
         monkeypatch.setattr(module, "stamp_arrivals", lambda _: False)
     run, truths = driven(tmp_path, STREAMS, block_s=0.05)
     assert {record.stamps for record in run.requests} == {"loop"}

@@ -163,7 +163,7 @@ def test_a_polite_but_early_end_is_a_failure_of_the_request(tmp_path, how, kind,
                 asked = request(0, max_tokens=4, **how)
                 spoken = StubbornEngine(truth=tmp_path).request_call(asked, None)
                 call = Call(request=asked, path=spoken.path, headers=spoken.headers, body=spoken.body)
-                return await (await client.exchange(call, 0)).understood()
+                return await (await client.exchange(call, 0)).record()
 
     record = asyncio.run(ask())
     assert record.status == 200

@@ -135,7 +135,7 @@ def test_times_of_streams_hold_though_the_loop_stands_still_again_and_again(tmp_
                 while not asking.done():
                     await asyncio.sleep(0.001)
                     time.sleep(0.015)  # noqa: ASYNC251 - the loop is to stand still
-                return await (await asking).understood()
+                return await (await asking).record()
 
     record = asyncio.run(go())
     assert record.error is None

@@ -5,14 +5,17 @@ import gc
 import itertools
 import subprocess
 import sys
+import time
 
 import pytest
 from paced import PacedEngine, call, launch, request
 
 from benchctl.load.client import StreamClient
+from benchctl.load.connections import Connections
 from benchctl.load.driver import Load
 from benchctl.load.exchange import Exchange
-from benchctl.load.transport import StreamTransport
+from benchctl.load.prepared import PreparedRequests
+from benchctl.load.receiver import Receiver
 from benchctl.measure.server import ServerProcess
 from benchctl.profile.model import Arrival
 from benchctl.units import NS_PER_MS
@@ -186,20 +189,21 @@ def test_a_load_lets_go_of_each_request_that_has_ended(tmp_path):
 )
 def test_a_connection_that_is_slow_to_open_holds_up_no_other_request(tmp_path, arrival, monkeypatch):
     slow, last = 2, 4
-    connect, ended, numbers = StreamTransport._connected, [], itertools.count()
-    others = asyncio.Event()
+    finish, ended, others = Receiver._finish_connecting, [], []
 
-    async def connected(transport, asked):
-        if next(numbers) == slow:
-            await asyncio.wait_for(others.wait(), 10)
-        return await connect(transport, asked)
+    def finish_later(receiver, connection):
+        waiting = connection.exchange
+        if waiting is not None and waiting.call.request.index == slow and not others:
+            time.sleep(0.001)  # the file stays ready: do not burn the processor that the server needs
+        else:
+            finish(receiver, connection)
 
     def keep(record):
         ended.append(record)
         if record.index == last:
-            others.set()
+            others.append(record)
 
-    monkeypatch.setattr(StreamTransport, "_connected", connected)
+    monkeypatch.setattr(Receiver, "_finish_connecting", finish_later)
     requests = [request(i, max_tokens=1, arrival_ns=i * NS_PER_MS) for i in range(last + 1)]
     drive(tmp_path, arrival, requests, on_record=keep)
     assert [record.error for record in ended] == [None] * 5
@@ -218,11 +222,18 @@ def test_as_many_connections_are_allowed_as_the_system_allows(tmp_path):
     assert done.stdout == "True\n"
 
 
+@pytest.mark.parametrize(
+    ("broken", "method"),
+    [(StreamClient, "launch"), (Connections, "put_back"), (Exchange, "record"), (PreparedRequests, "make_one")],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
 @pytest.mark.parametrize("arrival", [{"kind": "closed-loop", "max_concurrency": 1}, {"kind": "burst"}], ids=str)
-def test_a_fault_of_the_client_itself_ends_the_load_and_does_not_stall_it(tmp_path, arrival, monkeypatch):
-    async def broken(_client, _exchange):
+def test_a_fault_of_the_client_itself_ends_the_load_and_does_not_stall_it(
+    tmp_path, arrival, broken, method, monkeypatch
+):
+    def fail(*_):
         raise ZeroDivisionError("a fault of ours")
 
-    monkeypatch.setattr(StreamClient, "_send", broken)
+    monkeypatch.setattr(broken, method, fail)
     with pytest.raises(ZeroDivisionError, match="a fault of ours"):
         drive(tmp_path, arrival, [request(i) for i in range(4)])

@@ -40,13 +40,14 @@ async def serving(
 
     async def accept(reader: asyncio.StreamReader, writer: Writer) -> None:
         tasks.add(asyncio.current_task())
-        head = await reader.readuntil(b"\r\n\r\n")
-        length = next(int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
-        await reader.readexactly(length)
         try:
+            head = await reader.readuntil(b"\r\n\r\n")
+            lines = head.lower().split(b"\r\n")
+            length = next(int(line[15:]) for line in lines if line.startswith(b"content-length:"))
+            await reader.readexactly(length)
             await answer(writer)
-        except (ConnectionError, asyncio.CancelledError):
-            pass
+        except (ConnectionError, asyncio.CancelledError, asyncio.IncompleteReadError):
+            pass  # the client has parted, or never sent anything on a connection that it opened ahead
         finally:
             writer.close()
 
@@ -65,7 +66,7 @@ def asked(answer: Callable[[Writer], Awaitable[None]], **limits: float) -> Reque
 
     async def ask() -> RequestRecord:
         async with serving(answer) as url, StreamClient(url, Timeouts(**limits)) as client:
-            return await (await client.exchange(call(request(0, max_tokens=2)), 1)).understood()
+            return await (await client.exchange(call(request(0, max_tokens=2)), 1)).record()
 
     return asyncio.run(ask())
 
@@ -195,7 +196,7 @@ def test_a_server_that_repeats_the_key_does_not_bring_it_into_the_results():
             request=shown.request, path=shown.path, headers={"Authorization": "Bearer sesame-open"}, body=shown.body
         )
         async with serving(writing(refusal)) as url, StreamClient(url, Timeouts()) as client:
-            return await (await client.exchange(keyed, 1)).understood()
+            return await (await client.exchange(keyed, 1)).record()
 
     record = asyncio.run(ask())
     assert record.error is not None
@@ -215,7 +216,7 @@ def test_a_port_that_nobody_listens_on_and_one_that_nobody_accepts_from_are_told
             kinds = []
             for port in (closed.getsockname()[1], full.getsockname()[1]):
                 async with StreamClient(f"http://127.0.0.1:{port}", Timeouts(connect_s=0.3)) as client:
-                    record = await (await client.exchange(call(request(0)), 1)).understood()
+                    record = await (await client.exchange(call(request(0)), 1)).record()
                     assert record.error is not None
                     assert record.sent_ns is None
                     kinds.append(record.error.kind)
@@ -229,7 +230,7 @@ def test_a_port_that_nobody_listens_on_and_one_that_nobody_accepts_from_are_told
 def test_a_host_that_nobody_knows_is_a_failure_to_connect():
     async def ask() -> RequestRecord:
         async with StreamClient("http://no-such-host.invalid:1", Timeouts()) as client:
-            return await (await client.exchange(call(request(0)), 1)).understood()
+            return await (await client.exchange(call(request(0)), 1)).record()
 
     record = asyncio.run(ask())
     assert record.error is not None
@@ -263,7 +264,7 @@ def test_a_request_that_is_sent_on_arrives_there_and_says_so():
                 b"HTTP/1.1 307 X\r\nlocation: %s/v1/completions\r\ncontent-length: 0\r\n\r\n" % there.encode()
             )
             async with serving(writing(redirect)) as here, StreamClient(here, Timeouts()) as client:
-                return await (await client.exchange(call(request(0, max_tokens=2)), 1)).understood()
+                return await (await client.exchange(call(request(0, max_tokens=2)), 1)).record()
 
     record = asyncio.run(go())
     assert record.error is None
@@ -285,7 +286,7 @@ def test_tls_goes_through_a_transport_of_httpx_and_says_so(monkeypatch):
 
     async def go() -> RequestRecord:
         async with serving(writing(GOOD), context) as url, StreamClient(url, Timeouts()) as client:
-            return await (await client.exchange(call(request(0, max_tokens=2)), 1)).understood()
+            return await (await client.exchange(call(request(0, max_tokens=2)), 1)).record()
 
     record = asyncio.run(go())
     assert record.error is None
@@ -297,7 +298,7 @@ def test_a_large_prompt_is_sent_whole_though_the_socket_takes_it_in_parts():
     async def go() -> RequestRecord:
         async with serving(writing(GOOD)) as url, StreamClient(url, Timeouts()) as client:
             large = request(0, max_tokens=2, padding="x" * 20_000_000)
-            return await (await client.exchange(call(large), 1)).understood()
+            return await (await client.exchange(call(large), 1)).record()
 
     assert asyncio.run(go()).error is None
 
@@ -308,7 +309,7 @@ def test_a_request_that_is_sent_on_in_an_answer_that_breaks_off_still_arrives():
             head = b"HTTP/1.1 307 X\r\nlocation: %s/v1\r\ntransfer-encoding: chunked\r\n\r\n" % there.encode()
             broken = writing(head, 0.01, b"no length of a chunk\r\n")
             async with serving(broken) as here, StreamClient(here, Timeouts()) as client:
-                return await (await client.exchange(call(request(0, max_tokens=2)), 1)).understood()
+                return await (await client.exchange(call(request(0, max_tokens=2)), 1)).record()
 
     record = asyncio.run(go())
     assert record.error is None

@@ -60,6 +60,8 @@ class StreamClient:
         self._url = self.control.base_url
         self._writer = RequestWriter(self._url, _STREAM_HEADERS)
         self.clock = KernelClock()
+        self.on_ready: Callable[[], None] = lambda: None
+        """Called when the connection of a request that was laid ready has opened."""
 
     async def __aenter__(self) -> Self:
         await self.control.__aenter__()
@@ -105,11 +107,7 @@ class StreamClient:
         self._open.add(exchange)
         if self._url.scheme != "http":
             return
-        connection = self.connections.take()
-        if connection is not None:
-            self._assign(exchange, connection)
-        else:
-            self._connect(exchange, self.connections)
+        self._connect(exchange, self.connections)
 
     def launch(self, exchange: Exchange) -> None:
         """Let it leave: now where a connection is open, else as soon as one is. No effect on one that has failed."""
@@ -154,7 +152,7 @@ class StreamClient:
     async def exchange(self, call: Call, scheduled_ns: int) -> Exchange:
         """Send ``call`` as soon as its connection is open, and take in the stream."""
         ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        exchange = self.begin(call, lambda _: ended.done() or ended.set_result(None))
+        exchange = self.begin(call, lambda _: None if ended.done() else ended.set_result(None))
         exchange.scheduled_ns = scheduled_ns
         self.launch(exchange)
         try:
@@ -164,37 +162,42 @@ class StreamClient:
             raise
         return exchange
 
-    def _assign(self, exchange: Exchange, connection: Connection) -> None:
-        exchange.connection = connection
-        exchange.connected_ns = connection.connected_ns
-        connection.serve(exchange)
-
-    def _connect(self, exchange: Exchange, connections: Connections) -> None:
-        exchange.laid_ns = time.monotonic_ns()
-        if not connections.is_known:
+    def _connect(self, exchange: Exchange, connections: Connections, *, is_fresh: bool = False) -> None:
+        """Assign an open connection or one about to open; where there is none yet, as soon as there can be."""
+        connection = None if is_fresh else connections.take()
+        if connection is None and not connections.is_reached:
+            exchange.laid_ns = time.monotonic_ns()
             exchange.task = asyncio.create_task(self._connect_first(exchange, connections))
             return
-        try:
-            connection = connections.open()
-        except OSError as error:
-            # Told later: the next request may fail the same way, and must not do so from within this one.
-            asyncio.get_running_loop().call_soon(self._fail, exchange, connect_error(error))
-        else:
-            self._assign(exchange, connection)
+        if connection is None:
+            exchange.laid_ns = time.monotonic_ns()
+            try:
+                connection = connections.open()
+            except OSError as error:
+                # Told later: the next request may fail the same way, and must not do so from within this one.
+                asyncio.get_running_loop().call_soon(self._fail, exchange, connect_error(error))
+                return
+        exchange.connection = connection
+        exchange.connected_ns = exchange.connected_ns or connection.connected_ns
+        connection.serve(exchange)
 
     async def _connect_first(self, exchange: Exchange, connections: Connections) -> None:
-        """Connect to an address that has to be found first, which may take a moment."""
+        """Connect to a server whose address has to be found first, which may take a moment."""
         try:
-            connection = await connections.open_first()
+            await connections.reach()
         except OSError as error:
             self._fail(exchange, connect_error(error))
             return
         exchange.task = None
         if exchange in self._open:
-            self._assign(exchange, connection)
+            self._connect(exchange, connections)
+            self._go_on(exchange)
+
+    def _go_on(self, exchange: Exchange) -> None:
+        """Send it where its connection is open already; else that will be told."""
+        connection = exchange.connection
+        if connection is not None and not connection.is_connecting:
             self._take_open(connection)
-        else:
-            self.receiver.drop(connection)
 
     def _take_open(self, connection: Connection) -> None:
         """A connection is open now: who waits for it leaves."""
@@ -205,6 +208,7 @@ class StreamClient:
         if exchange.is_launched:
             sent_ns = self.receiver.send(connection, exchange.wire)
             exchange.sent_ns = exchange.sent_ns if exchange.num_redirects else sent_ns
+        self.on_ready()
 
     def _take_end(self, connection: Connection) -> None:
         """An answer is whole, or its connection has ended. Called from within the reading of sockets."""
@@ -263,8 +267,7 @@ class StreamClient:
             self._elsewhere[host, port] = Connections(self.receiver, host, port)
         exchange.connection = None
         self._connect(exchange, self._elsewhere[host, port])
-        if exchange.connection is not None and not exchange.connection.is_connecting:
-            self._take_open(exchange.connection)
+        self._go_on(exchange)
 
     def _send_again(self, exchange: Exchange, connection: Connection) -> None:
         """The server closed the connection, idle until then, before it read the request: use another one."""
@@ -272,11 +275,10 @@ class StreamClient:
         exchange.is_resent, exchange.connection = True, None
         exchange.begin_answer()
         connection.rest()
-        self._connect(exchange, self.connections)
+        self._connect(exchange, self.connections, is_fresh=True)
         if exchange in self._open and exchange.connection is not None:
             exchange.failure = None
-            if not exchange.connection.is_connecting:
-                self._take_open(exchange.connection)
+            self._go_on(exchange)
 
     def _part(self, exchange: Exchange, connection: Connection) -> None:
         """The connection is free for the next request, before anybody is told that there is room for one."""

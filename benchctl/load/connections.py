@@ -35,8 +35,7 @@ class Connections:
     def __init__(self, receiver: Receiver, host: str, port: int) -> None:
         self._receiver = receiver
         self._host, self._port = host, port
-        self._looking_up = asyncio.Lock()
-        self._addresses: list[Address] = []
+        self._reaching = asyncio.Lock()
         self._address: Address | None = None
         """The one that has taken a connection: the others are not tried any more."""
         self._kept: dict[int, Connection] = {}
@@ -51,7 +50,7 @@ class Connections:
         self.most_spares = 0
 
     @property
-    def is_known(self) -> bool:
+    def is_reached(self) -> bool:
         """Whether ``open`` can be called: an address has taken a connection."""
         return self._address is not None
 
@@ -122,7 +121,7 @@ class Connections:
         for _ in range(_TIDIED_AT_ONCE):
             if self._to_close:
                 self._receiver.drop(self._to_close.popleft())
-            elif self._num_spares_wanted > 0 and self.is_known:
+            elif self._num_spares_wanted > 0 and self.is_reached:
                 self._num_spares_wanted -= 1
                 self._open_spare()
             else:
@@ -137,7 +136,8 @@ class Connections:
 
     def open(self) -> Connection:
         """A new connection, open or about to be. Raises OSError when it cannot be made."""
-        assert self._address is not None
+        if self._address is None:
+            raise RuntimeError("no address has been reached yet")
         family, address = self._address
         sock = _new_socket(family)
         connection = Connection(sock)
@@ -152,11 +152,20 @@ class Connections:
         self._receiver.watch(connection)
         return connection
 
-    async def open_first(self) -> Connection:
-        """A new connection to whichever address of the host takes one. Raises OSError from the last one tried."""
+    async def reach(self) -> None:
+        """Find an address that takes connections, once for all who wait; the one that it took lies ready.
+
+        Raises OSError from the last address tried.
+        """
+        async with self._reaching:
+            if self._address is None:
+                await self._try_addresses()
+
+    async def _try_addresses(self) -> None:
         loop = asyncio.get_running_loop()
+        infos = await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
         failure: OSError = OSError(f"{self._host} has no address")
-        for family, address in await self._resolved():
+        for family, _, _, _, address in infos:
             sock = _new_socket(family)
             try:
                 await loop.sock_connect(sock, address)
@@ -169,19 +178,11 @@ class Connections:
             else:
                 self._address = (family, address)
                 connection = Connection(sock)
-                connection.connected_ns = time.monotonic_ns()
+                connection.connected_ns = connection.idle_since_ns = time.monotonic_ns()
                 self._receiver.watch(connection)
-                return connection
+                self._spares[sock.fileno()] = connection
+                return
         raise failure
-
-    async def _resolved(self) -> list[Address]:
-        """Addresses of the host, asked for once, also when many connections are opened at one moment."""
-        async with self._looking_up:
-            if not self._addresses:
-                loop = asyncio.get_running_loop()
-                infos = await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
-                self._addresses = [(family, address) for family, _, _, _, address in infos]
-        return self._addresses
 
 
 def _new_socket(family: socket.AddressFamily) -> socket.socket:

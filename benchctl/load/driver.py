@@ -113,6 +113,7 @@ class Load:
         """
         most = min(self._max_concurrency or _MOST_PREPARED, _MOST_PREPARED)
         self._prepared = PreparedRequests(iter(calls), self._begin, most)
+        self._client.on_ready = self._has_changed.set
         with self._noting_faults():
             helping = [asyncio.create_task(self._beat()), asyncio.create_task(self._catch_up())]
             for task in helping:
