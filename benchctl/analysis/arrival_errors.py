@@ -120,8 +120,8 @@ def _reads(choice: ChoiceRecord, asked_ns: int) -> Iterator[_Read]:
 
 
 def _chunks_of_a_write(choices: Sequence[_Stamped], lags: "_Lags") -> int:
-    """What nine of ten reads brought at most that came at once; 1 where these are too few."""
-    if not any(_shares_stamps(choice.chunk_ns) for choice, _ in choices):
+    """What nine of ten reads brought at most that came at once; 1 where these are too few, or nobody looked."""
+    if not lags.series or not any(_shares_stamps(choice.chunk_ns) for choice, _ in choices):
         return 1
     every = max(1, sum(len(choice.chunk_ns) for choice, _ in choices) // _CHUNKS_LOOKED_AT)
     num_reads, sizes = 0, []

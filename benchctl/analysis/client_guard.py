@@ -46,7 +46,7 @@ MAX_STAMP_ERROR_NS: Final = NS_PER_MS
 STAMP_ERROR_FRAC: Final = 0.1
 """... or by this fraction of the mean gap between them, if that is more."""
 MOST_FRAC: Final = 0.5
-"""Where more of the arrivals than this may be wrong, it is not single metrics that rest on bounds: the client was
+"""Where this share of the arrivals or more may be wrong, it is not single metrics that rest on bounds: the client was
 late as a rule, and nothing that it timed says what the server did."""
 TIMER_NS: Final = NS_PER_MS
 """By how much an event loop wakes late that is not late: its wait is rounded up to whole milliseconds."""
@@ -125,7 +125,7 @@ def _late_reads(requests: Sequence[RequestRecord], samples: Sequence[ClientSampl
             f"the client took the time of {num_unstamped} of {num_chunks} chunks itself, without the kernel's "
             f"stamp, and its event loop was late (p99 {p99_ms(lags)} ms): these times may be off by as much"
         )
-    if num_wrong >= MIN_HABIT and num_wrong > MOST_FRAC * num_chunks:
+    if num_wrong >= MIN_HABIT and num_wrong >= MOST_FRAC * num_chunks:
         found.append(
             f"{num_wrong} of {num_chunks} chunks were read together with newer ones when the client came late to "
             f"read, and may have arrived more than {ms_from_ns(allowed_ns):.3g} ms before their time "

@@ -1,4 +1,4 @@
-"""The load generator as a table: how much of the load it kept up, how late, whose stamps it has, how busy it was."""
+"""The load generator as a table: how much of the load it kept up, how late, whose stamps it has, how busy it is."""
 
 from collections.abc import Callable
 from typing import Final

@@ -118,8 +118,8 @@ def _offered(told: ClientAccount) -> str:
         four_digits(metrics[name]) for name in ("p50_refill_gap_ms", "p99_refill_gap_ms", "p99_refill_connect_ms")
     ]
     return (
-        f"{met}; slots empty for {idle_frac:.2%} of their time, filled again in {gaps[0]} ms (p50) and {gaps[1]} ms "
-        f"(p99), of that to connect {gaps[2]} ms (p99)"
+        f"{met}; slots empty for {idle_frac:.2%} of their time, filled again in {gaps[0]} ms (p50) and {gaps[1]} "
+        f"ms (p99), of that to connect {gaps[2]} ms (p99)"
     )
 
 
