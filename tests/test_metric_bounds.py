@@ -83,7 +83,9 @@ def test_a_tail_of_first_tokens_that_were_read_late_is_named_with_the_truth_insi
     ("num_late", "bounded"),
     [
         pytest.param(0, set(), id="none"),
-        pytest.param(3, {"ttft_ms", "mean_ttft_ms"}, id="fewer than one in a hundred: a mean of 17 ms moves by 2 %"),
+        pytest.param(
+            3, {"ttft_ms", "mean_ttft_ms"}, id="fewer than one in a hundred: a mean of 17 ms moves by 2 %"
+        ),
         pytest.param(10, TTFTS - {"p90_ttft_ms", "p95_ttft_ms"}, id="one in forty"),
         pytest.param(30, TTFTS - {"p90_ttft_ms"}, id="one in thirteen"),
         pytest.param(60, TTFTS, id="one in seven"),
@@ -120,7 +122,9 @@ def test_a_client_in_time_has_no_bounds_and_neither_has_a_simulator():
 
 
 TRUTHS = st.lists(
-    st.tuples(st.lists(st.integers(1, 60), min_size=2, max_size=12), st.lists(st.booleans(), min_size=12, max_size=12)),
+    st.tuples(
+        st.lists(st.integers(1, 60), min_size=2, max_size=12), st.lists(st.booleans(), min_size=12, max_size=12)
+    ),
     min_size=3,
     max_size=8,
 )

@@ -104,9 +104,7 @@ def test_of_records_that_do_not_say_when_slots_were_free_nothing_is_claimed():
 def test_the_clock_s_zero_does_not_matter(load, shift_ns):
     num_slots, lasts_ms, gaps_ms = load
     here = occupancy(closed_loop(lasts_ms, num_slots, lambda i: gaps_ms[i]), num_slots)
-    there = occupancy(
-        closed_loop(lasts_ms, num_slots, lambda i: gaps_ms[i], t0_ns=T0_NS + shift_ns), num_slots
-    )
+    there = occupancy(closed_loop(lasts_ms, num_slots, lambda i: gaps_ms[i], t0_ns=T0_NS + shift_ns), num_slots)
     assert here == there
 
 
@@ -174,9 +172,7 @@ def test_a_load_of_less_than_a_second_is_not_judged_by_its_slots():
 def test_sends_of_a_closed_loop_are_judged_where_its_slots_are_not_known():
     lates = closed_loop([20.0] * 400, 4, 20.0)
     assert codes(doubts(lates, 4)) == ["slots-idle"]
-    old = [
-        msgspec.structs.replace(r, slot_free_ns=None, connected_ns=(r.slot_free_ns or T0_NS) + 1) for r in lates
-    ]
+    old = [msgspec.structs.replace(r, slot_free_ns=None, connected_ns=(r.slot_free_ns or T0_NS) + 1) for r in lates]
     assert codes(doubts(old, 4)) == ["send-late"]
 
 
@@ -187,7 +183,8 @@ def capped(lag_ms):
     """Requests due every 10 ms that have to wait for one of four slots, and leave so long after they have it."""
     records = closed_loop([60.0] * 200, 4, lag_ms)
     return [
-        msgspec.structs.replace(record, scheduled_ns=T0_NS + 10 * record.index * NS_PER_MS) for record in records[4:]
+        msgspec.structs.replace(record, scheduled_ns=T0_NS + 10 * record.index * NS_PER_MS)
+        for record in records[4:]
     ]
 
 

@@ -94,6 +94,12 @@ class RunSummary:
             return None
         return self.number(column)
 
+    def why_left_out(self, column: str) -> str | None:
+        """Why the value of a column does not count; None where it does."""
+        if self.is_usable and self.counted(column) is not None:
+            return None
+        return "known between bounds only" if self.is_usable and column in self.bounds else self.state
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
