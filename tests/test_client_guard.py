@@ -293,6 +293,32 @@ def test_a_server_that_writes_several_chunks_at_once_is_no_late_client(per_write
     assert doubts([*in_time, *late], samples=samples) == ()
 
 
+def wave(number, per_write=4, num_streams=32, late_ms=0.1):
+    """Answers that begin together, of five writes each 80 ms after the other, of which the last are read late."""
+    stamps = [80 * (i // per_write + 1) for i in range(5 * per_write)]
+    late = [late_ms] * (4 * per_write) + [6.0] * per_write
+    return [
+        sent(num_streams * number + i, 410 * number, 0.1 * i, chunks_ms=stamps, late_ms=late, lasts_ms=400)
+        for i in range(num_streams)
+    ]
+
+
+def test_a_server_that_writes_four_chunks_at_once_is_no_late_client_in_waves_either():
+    """All answers end at once, and the client is busy with the next requests: its loop is never in time."""
+    streams = [request for number in range(5) for request in wave(number, late_ms=3.0)]
+    samples = samples_of(25, lag_ms=8.0)
+    assert not any(errors_of(streams, samples))
+    assert doubts(streams, Arrival(kind="closed-loop", max_concurrency=32), samples) == ()
+
+
+def test_a_client_that_reads_four_writes_at_a_time_is_no_server_that_writes_four_at_once():
+    streams = [request for number in range(5) for request in wave(number, late_ms=5.0)]
+    away = samples_of(25, lag_ms=58.0)
+    assert sum(error > 0 for error in errors_of(streams, away)) == 0.75 * len(errors_of(streams, away))
+    arrival = Arrival(kind="closed-loop", max_concurrency=32)
+    assert codes(doubts(streams, arrival, away)) == ["client-late"]
+
+
 def test_of_several_writes_in_a_late_read_only_the_newest_has_its_own_time():
     in_time = written_together(10, 4)
     both = sent(10, 500, chunks_ms=[40] * 8, late_ms=(0.1,) * 8)

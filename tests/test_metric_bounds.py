@@ -1,4 +1,4 @@
-"""Metrics that rest on arrivals known between bounds only are named, marked, and decide nothing; the others count."""
+"""Metrics that rest on arrivals known between bounds are named, marked, and decide nothing; the others count."""
 
 import json
 

@@ -146,8 +146,8 @@ def test_slots_that_stand_empty_for_more_than_a_hundredth_make_a_run_suspect():
     assert (doubt.code, doubt.where) == ("slots-idle", "the-run")
     assert doubt.message.startswith(
         "slots of the closed loop stood empty for 3.00% of their time although requests waited (more than 1%): the "
-        "server met 3.88 of 4 requests at once. From the last byte of an answer to the next request took 3 ms (p50), "
-        "3 ms (p99) and 3 ms (max); 0 of 396 had to open a connection"
+        "server met 3.88 of 4 requests at once. From the last byte of an answer to the next request took 3 ms "
+        "(p50), 3 ms (p99) and 3 ms (max); 0 of 396 had to open a connection"
     )
     assert doubt.message.endswith("Free a core for the client, or lower the load")
     assert doubts(closed_loop([99.1] * 400, 4, 0.9), 4) == ()

@@ -46,8 +46,8 @@ MAX_STAMP_ERROR_NS: Final = NS_PER_MS
 STAMP_ERROR_FRAC: Final = 0.1
 """... or by this fraction of the mean gap between them, if that is more."""
 MOST_FRAC: Final = 0.5
-"""Where this share of the arrivals or more may be wrong, it is not single metrics that rest on bounds: the client was
-late as a rule, and nothing that it timed says what the server did."""
+"""Where this share of the arrivals or more may be wrong, it is not single metrics that rest on bounds: the client
+was late as a rule, and nothing that it timed says what the server did."""
 TIMER_NS: Final = NS_PER_MS
 """By how much an event loop wakes late that is not late: its wait is rounded up to whole milliseconds."""
 MAX_LOOP_LAG_NS: Final = 100 * NS_PER_MS
