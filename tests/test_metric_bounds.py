@@ -12,12 +12,14 @@ from test_client_guard import codes, run_of, samples_of
 
 from benchctl.analysis.client_guard import client_doubts, client_warnings
 from benchctl.analysis.compare import CompareOptions, compare_sides, parse_side
+from benchctl.analysis.load_figures import FiguresInPassing
 from benchctl.analysis.metric_bounds import MARK, TIMES_BOUNDED, metric_bounds, run_bounds
 from benchctl.analysis.metrics import run_metrics
 from benchctl.measure.load_evidence import LoadEvidence
 from benchctl.records.run import ChoiceRecord, RequestRecord
 from benchctl.report.comparison_document import document_of
 from benchctl.report.comparison_table import footnotes_of, rows_of
+from benchctl.report.load_report import bounds_note, durations_table
 from benchctl.report.reading import read_results
 from benchctl.report.tables import runs_table
 from benchctl.report.vllm_result import vllm_result
@@ -178,6 +180,19 @@ def test_of_a_long_load_every_first_token_is_kept_and_a_part_of_the_rest():
     assert evidence.bounds()["p99_ttft_ms"] == metric_bounds(requests, requests, HELD_UP)["p99_ttft_ms"]
     run = evidence.as_run(run_of(()).record)
     assert sum(bool(request.choices) for request in run.requests) < 250
+
+
+def test_the_tables_of_a_load_mark_them_and_say_what_they_lie_between():
+    figures = FiguresInPassing()
+    requests = load_with(10)
+    for request in requests:
+        figures.take(request)
+    bounds = metric_bounds(requests, requests, HELD_UP)
+    rows = list(zip(*(column.cells for column in durations_table(figures.figures(), bounds).columns), strict=True))
+    (ttft,) = [row for row in rows if row[0] == "TTFT"]
+    assert [field.endswith(MARK) for field in ttft] == [False, True, False, True, False]
+    assert "p99_ttft_ms 17 to 57 ms" in bounds_note(bounds)
+    assert bounds_note({}) is None
 
 
 BLOCKS = tuple({"baseline": 1.0, "guided": factor} for factor in (1.0, 1.001, 0.999, 1.002, 1.0, 0.998, 1.0))

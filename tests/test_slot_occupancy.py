@@ -8,10 +8,13 @@ from slotted import T0_NS, closed, closed_loop
 from test_client_guard import OPEN, codes, run_of, sent
 
 from benchctl.analysis.client_guard import client_doubts
-from benchctl.analysis.offered_load import load_metrics, offered_load
+from benchctl.analysis.load_figures import FiguresInPassing
+from benchctl.analysis.metrics import run_metrics
+from benchctl.analysis.offered_load import ClientAccount, load_metrics, offered_load
 from benchctl.analysis.slot_occupancy import slot_occupancy
 from benchctl.profile.model import Arrival
 from benchctl.records.run import RequestError
+from benchctl.report.load_report import totals_table
 from benchctl.units import NS_PER_MS
 
 
@@ -216,6 +219,26 @@ def test_metrics_of_the_slots_are_in_milliseconds():
         "p99_refill_gap_ms": 10,
         "p99_refill_connect_ms": 8,
     }
+
+
+def test_a_load_says_of_its_slots_what_its_run_says_when_it_is_read():
+    requests = closed_loop([90.0] * 400, 4, 10.0, connecting_ms=8.0)
+    told = load_metrics(requests, closed(4))
+    read = run_metrics(run_of(requests), closed(4))
+    assert told == {name: read[name] for name in told}
+    account = ClientAccount(
+        metrics={**read, "load_cpu_cores": 0.1}, offered=offered_load(requests, closed(4)), bounds={}
+    )
+    figures = FiguresInPassing()
+    for request in requests:
+        figures.take(request)
+    names, said = (list(column.cells) for column in totals_table(figures.figures(), account).columns)
+    rows = dict(zip(names, said, strict=True))
+    assert rows["load"] == "3.600 of 4.000 requests at once"
+    assert rows["slots"] == (
+        "empty for 10.00% of their time; filled again after 10.00 ms (p50), 10.00 ms (p99); a connection "
+        "took 8.000 ms of it (p99)"
+    )
 
 
 def test_a_load_that_began_late_is_idle_until_its_first_requests_left():

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from benchctl.analysis.load_figures import SEND_LAG, Durations, LoadFigures
-from benchctl.analysis.metric_bounds import Bounds
+from benchctl.analysis.metric_bounds import MARK, Bounds
 from benchctl.analysis.metric_table import CLIENT_METRICS, LATENCIES, METRICS
 from benchctl.analysis.offered_load import ClientAccount
 from benchctl.analysis.percentile import PERCENTS, smallest_sample
@@ -91,7 +91,7 @@ def totals_table(figures: LoadFigures, told: ClientAccount) -> Table:
         "throughput": f"{four_digits(figures.output_throughput)} output tokens/s, "
         f"{four_digits(figures.total_token_throughput)} tokens/s, "
         f"{four_digits(figures.request_throughput)} requests/s",
-        "load": _offered(told),
+        **_offered(told),
         "arrival times": f"{_share(figures.kernel_stamp_frac)} of the chunks stamped by the kernel; "
         f"{_share(figures.bound_stamp_frac)} read together with the next one (an upper bound)",
         "client": f"{four_digits(told.metrics['load_cpu_cores'])} cores; its loop at most "
@@ -105,22 +105,20 @@ def totals_table(figures: LoadFigures, told: ClientAccount) -> Table:
     return table
 
 
-def _offered(told: ClientAccount) -> str:
-    """What the server met of what was asked for; of a closed loop also how fast slots were filled again."""
-    offered, metrics = told.offered, told.metrics
-    if offered is None:
-        return "all at once" if metrics["slot_idle_frac"] is None else UNKNOWN
-    met = f"{four_digits(offered.met)} of {four_digits(offered.asked)} {offered.unit}"
-    idle_frac = metrics["slot_idle_frac"]
-    if idle_frac is None:
-        return met
-    gaps = [
-        four_digits(metrics[name]) for name in ("p50_refill_gap_ms", "p99_refill_gap_ms", "p99_refill_connect_ms")
-    ]
-    return (
-        f"{met}; slots empty for {idle_frac:.2%} of their time, filled again in {gaps[0]} ms (p50) and {gaps[1]} "
-        f"ms (p99), of that to connect {gaps[2]} ms (p99)"
-    )
+def _offered(told: ClientAccount) -> dict[str, str]:
+    """What the server met of what was asked for; of a closed loop also how soon slots were filled again."""
+    if told.offered is None:
+        return {"load": "all at once"}
+    rows = {"load": f"{four_digits(told.offered.met)} of {four_digits(told.offered.asked)} {told.offered.unit}"}
+    idle_frac = told.metrics["slot_idle_frac"]
+    if idle_frac is not None:
+        names = ("p50_refill_gap_ms", "p99_refill_gap_ms", "p99_refill_connect_ms")
+        half, most, connecting = (four_digits(told.metrics[name]) for name in names)
+        rows["slots"] = (
+            f"empty for {idle_frac:.2%} of their time; filled again after {half} ms (p50), {most} ms (p99); a "
+            f"connection took {connecting} ms of it (p99)"
+        )
+    return rows
 
 
 def durations_table(figures: LoadFigures, bounds: Mapping[str, Bounds]) -> Table:
@@ -136,6 +134,14 @@ def durations_table(figures: LoadFigures, bounds: Mapping[str, Bounds]) -> Table
         numbers[f"max_{name}_ms"] = durations.largest
         table.add_row(shown, *(marked(four_digits(value), column in bounds) for column, value in numbers.items()))
     return table
+
+
+def bounds_note(bounds: Mapping[str, Bounds]) -> str | None:
+    """What the mark beside a number means, where one has it."""
+    if not bounds:
+        return None
+    told = "; ".join(f"{name} {lies}" for name, lies in bounds.items() if not name.startswith("mean_"))
+    return f"{MARK} known between bounds only, because the client was late to read: {told}"
 
 
 def missing_tail(figures: LoadFigures) -> str | None:
