@@ -18,8 +18,9 @@ from typing import Final, Literal, TypeAlias
 import msgspec
 
 from benchctl.load.client import StreamClient
-from benchctl.load.driver import LEAD_NS, OPEN_LOOP, Load
+from benchctl.load.driver import OPEN_LOOP, Load
 from benchctl.load.exchange import Call
+from benchctl.load.open_loop import LEAD_NS
 from benchctl.load.started_worker import StartedWorker
 from benchctl.load.tally import Activity, LoadSummary, Tally
 from benchctl.load.wire import (

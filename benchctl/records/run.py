@@ -140,7 +140,7 @@ class RequestRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
     num_redirects: int = 0
     """How often the server sent the request on to another place."""
     is_resent: bool = False
-    """Whether it was sent again: not a byte had come back when the server closed a connection that was idle before."""
+    """Whether it was sent again: the server closed an idle connection before a byte of the answer had come back."""
     status: int | None = None
     choices: tuple[ChoiceRecord, ...] = ()
     prompt_tokens: int | None = None

@@ -166,7 +166,9 @@ def measure(options: argparse.Namespace, root: Path) -> dict[str, Any]:
         for output_len in options.output_len:
             for repeat in range(options.repeats):
                 number = f" ({repeat + 1})" if options.repeats > 1 else ""
-                title = f"{streams} streams, {tick_ms:g} ms per token, {output_len} tokens per answer{beside}{number}"
+                title = (
+                    f"{streams} streams, {tick_ms:g} ms per token, {output_len} tokens per answer{beside}{number}"
+                )
                 rows = with_ratios([bench.row(name, streams, tick_ms, output_len) for name in names])
                 cases[title] = rows
                 print_rows(title, rows)
@@ -176,7 +178,9 @@ def measure(options: argparse.Namespace, root: Path) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_arguments(parser, ["limit", "benchctl", "vllm"])
-    parser.add_argument("--cases", nargs="+", type=case, default=[(64, 20.0), (256, 20.0), (256, 10.0), (800, 66.0)])
+    parser.add_argument(
+        "--cases", nargs="+", type=case, default=[(64, 20.0), (256, 20.0), (256, 10.0), (800, 66.0)]
+    )
     parser.add_argument("--output-len", type=int, nargs="+", default=[128])
     parser.add_argument("--waves", type=int, default=10, help="requests of each stream")
     parser.add_argument("--repeats", type=int, default=1)
