@@ -139,7 +139,7 @@ def as_read(index, gaps_ms, joins):
     for i in reversed(range(len(true_ms) - 1)):
         if joins[i]:
             seen_ms[i] = seen_ms[i + 1]
-    return stream(index, true_ms), stream(index, seen_ms)
+    return stream(index, true_ms), stream(index, seen_ms, late_ms=1.5)
 
 
 @given(streams=TRUTHS)

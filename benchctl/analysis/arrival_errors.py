@@ -69,8 +69,9 @@ def arrival_errors(
 
     0 for the chunks of the newest write in each read, whose stamp is their own, and where the client cannot have
     been away. Elsewhere the chunk came after the read before, and waited no longer than the event loop was seen to
-    be held up at that time, and the time between two looks more. Without samples the read before is all that is
-    known. Chunks that the kernel did not stamp count as right: who read them is judged by itself.
+    be held up at that time, and the time between two looks more. Without samples, which a load of less than a tenth
+    of a second has none of, the read before is all that is known of a read that came late. Chunks that the kernel
+    did not stamp count as right: who read them is judged by itself.
     """
     lags = _Lags.of(samples)
     num_written = _chunks_of_a_write(_stamped(requests), lags)
@@ -163,7 +164,7 @@ def _read_error_ns(read: _Read, lags: "_Lags") -> int:
     """By how much the older writes of a read may be older than its stamp; 0 where they cannot be."""
     most_ns = max(read.stamp_ns - read.before_ns, 0)
     if not lags.series:
-        return most_ns
+        return most_ns if read.late_ns > LATE_READ_NS else 0
     lag_ns = lags.around(read.stamp_ns + read.late_ns)
     if read.late_ns <= LATE_READ_NS and lag_ns <= IN_TIME_NS:
         return 0
