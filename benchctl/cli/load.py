@@ -251,15 +251,16 @@ def _print_json(path: Path, loaded: "Loaded", document: dict[str, Any]) -> None:
 
 def _print_tables(path: Path, loaded: "Loaded") -> None:
     from benchctl.cli.screen import wide_console
-    from benchctl.report.load_report import durations_table, missing_tail, totals_table
+    from benchctl.report.load_report import bounds_note, durations_table, missing_tail, totals_table
 
     console, record = wide_console(), loaded.record
     if loaded.figures.num_requests:
         console.print(totals_table(loaded.figures, loaded.client))
         console.print()
-        console.print(durations_table(loaded.figures))
-        if (why := missing_tail(loaded.figures)) is not None:
-            print(why)
+        console.print(durations_table(loaded.figures, loaded.client.bounds))
+        for note in (bounds_note(loaded.client.bounds), missing_tail(loaded.figures)):
+            if note is not None:
+                print(note)
     print(f"{record.state}: {path}")
     for warning in (*loaded.manifest.warnings, *record.warnings):
         if warning.code != _SAID_ANYWAY:

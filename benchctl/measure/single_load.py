@@ -9,7 +9,7 @@ measures.
 
 import platform
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -19,6 +19,7 @@ import msgspec
 from benchctl.analysis.bunching import bunching_doubts
 from benchctl.analysis.client_guard import client_doubts, client_warnings
 from benchctl.analysis.load_figures import FiguresInPassing, LoadFigures
+from benchctl.analysis.offered_load import ClientAccount, load_metrics, offered_load
 from benchctl.analysis.stamps import client_metrics
 from benchctl.engines.attach import AttachEngine
 from benchctl.engines.engine import LaunchSite
@@ -59,8 +60,8 @@ class Loaded:
     manifest: Manifest
     record: RunRecord
     figures: LoadFigures
-    client: Mapping[str, float | None]
-    """How the load generator did: ``CLIENT_METRICS``."""
+    client: ClientAccount
+    """How the load generator did."""
     arrival: Arrival
 
 
@@ -124,13 +125,19 @@ class _SingleLoad:
         self.journal = Journal(self._directory, record)
 
     def loaded(self) -> Loaded:
-        figures, seen = self._figures.figures(), self._evidence.as_run(self.journal.record)
+        figures, arrival = self._figures.figures(), self._profile.workload.arrival
+        seen = self._evidence.as_run(self.journal.record)
+        measured = client_metrics(seen.requests, seen.client) | load_metrics(seen.requests, arrival)
         return Loaded(
             manifest=self._results.manifest(),
             record=self.journal.record,
             figures=figures,
-            client=client_metrics(seen.requests, seen.client) | figures.client_metrics(),
-            arrival=self._profile.workload.arrival,
+            client=ClientAccount(
+                metrics=measured | figures.client_metrics(),
+                offered=offered_load(seen.requests, arrival),
+                bounds=self._evidence.bounds(),
+            ),
+            arrival=arrival,
         )
 
     def fail(self, cause: str, message: str) -> None:
@@ -219,7 +226,7 @@ class _SingleLoad:
         if figures.cached_tokens:
             journal.warn(_cached(figures.cached_tokens, figures.prompt_tokens))
         seen, arrival = self._evidence.as_run(journal.record), self._profile.workload.arrival
-        journal.warn(*client_warnings(seen, arrival), *bunching_doubts(seen))
+        journal.warn(*client_warnings(seen, arrival, self._evidence.bounds()), *bunching_doubts(seen))
         for doubt in client_doubts(seen, arrival):
             journal.doubt(doubt.code, doubt.message)
         if figures.miscounted:
