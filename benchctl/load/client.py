@@ -8,18 +8,16 @@ httpx carries what is not measured, and the streams of servers that speak TLS.
 """
 
 import asyncio
-import ssl
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
 from types import TracebackType
 from typing import Final, Self
 
-import httpx
-
 from benchctl.load.connections import Connections
+from benchctl.load.control import STREAM_HEADERS, carry_by_httpx, control_client
 from benchctl.load.exchange import Call, Exchange
-from benchctl.load.failures import CANCELLED, connect_error, lost_error, transport_error
+from benchctl.load.failures import CANCELLED, connect_error, lost_error
 from benchctl.load.kernel_clock import KernelClock
 from benchctl.load.limits import total_reached
 from benchctl.load.receiver import Connection, Receiver
@@ -30,8 +28,6 @@ from benchctl.load.watch import Watch
 from benchctl.profile.model import Timeouts
 from benchctl.records.run import RequestError
 
-_HEADERS: Final = {"accept-encoding": "identity", "user-agent": "benchctl"}
-_STREAM_HEADERS: Final = {**_HEADERS, "content-type": "application/json", "accept": "text/event-stream"}
 _HTTP_PORT: Final = 80
 
 
@@ -44,15 +40,9 @@ class StreamClient:
         """What is laid ready or on its way."""
         self._last_end_ns = 0
         """When something last came of a request that has ended; 0 before there is one."""
-        self.control = httpx.AsyncClient(
-            base_url=base_url,
-            transport=_httpx_transport(base_url),
-            headers=_HEADERS,
-            timeout=httpx.Timeout(timeouts.connect_s),
-            trust_env=False,
-        )
+        self.control = control_client(base_url, timeouts)
         self._url = self.control.base_url
-        self._writer = RequestWriter(self._url, _STREAM_HEADERS)
+        self._writer = RequestWriter(self._url, STREAM_HEADERS)
         self.clock = KernelClock()
         self.on_ready: Callable[[], None] = lambda: None
         """Called when the connection of a request that was laid ready has opened."""
@@ -303,44 +293,10 @@ class StreamClient:
         exchange.on_end(exchange)
 
     async def _carry_by_httpx(self, exchange: Exchange) -> None:
-        """The way for what our transport does not speak: reads are stamped as the task gets them."""
-        exchange.route = "httpx"
-        exchange.sent_ns = time.monotonic_ns()
-        call, headers = exchange.call, {**_STREAM_HEADERS, **exchange.call.headers}
-        limits = httpx.Timeout(None, connect=self._timeouts.connect_s)
-        failure = None
-        try:
-            async with self.control.stream(
-                "POST", call.path, headers=headers, content=call.body, timeout=limits, follow_redirects=True
-            ) as response:
-                exchange.num_redirects = len(response.history)
-                # What follows has no framing of its own any more: it ends where the connection does.
-                exchange.keep(time.monotonic_ns(), b"HTTP/1.1 %d -\r\n\r\n" % response.status_code)
-                async for data in response.aiter_raw():
-                    exchange.keep(time.monotonic_ns(), data)
-        except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
-            failure = transport_error(error, exchange)
+        failure = await carry_by_httpx(self.control, exchange, self._timeouts)
         exchange.failure = exchange.failure or failure
         self._finish(exchange)
 
 
-def tls_context(base_url: str) -> ssl.SSLContext:
-    """A bare one for plain HTTP spares loading the certificates of the world."""
-    if base_url.startswith("https:"):
-        return ssl.create_default_context()
-    return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-
-
 def _has_bytes(exchange: Exchange) -> bool:
     return exchange.heard_ns > 0 or any(data for _, _, data in exchange.reads)
-
-
-def _httpx_transport(base_url: str) -> httpx.AsyncBaseTransport:
-    """A fresh connection for each request: nobody may have closed it meanwhile."""
-    context = tls_context(base_url)
-    if base_url.startswith("https:"):
-        from benchctl.load.tls import TlsTransport  # noqa: PLC0415 - few need it, and it takes long to import
-
-        return TlsTransport(context)
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
-    return httpx.AsyncHTTPTransport(verify=context, trust_env=False, limits=limits)
