@@ -1,9 +1,11 @@
 """How long `benchctl compare` takes for many steps or tokens, beside the least it could take.
 
-    python scripts/bench/compare_speed.py [--steps N] [--batch N] [--blocks N] [--repeats N] [--json FILE]
+    python scripts/bench/compare_speed.py [--steps N] [--batch N] [--blocks N] [--only-times]
+        [--repeats N] [--json FILE]
 
 Each directory has N steps: blocks of a baseline and a guided run, whose steps have the sections of the LenVM log.
-Each step gives every sequence of its batch a token, of which the requests have time, lateness and characters.
+Each step gives every sequence of its batch a token, of which the requests have time and count, and without
+--only-times lateness, characters and text.
 The limit starts Python and has polars read a few fields of the same step logs and nothing else: no checks, requests
 or statistics. The records are what msgspec makes of the same lines, one after another, kept by nobody. A run leaves
 the table of a long step log beside it; "without tables" is the same comparison after these were deleted. Whoever
@@ -110,24 +112,28 @@ def steps_of(rng, num_steps, batch, *, guided):
         start_ns += dur_ns
 
 
-def request_of(prepared, ends_ns, rng):
+def request_of(prepared, ends_ns, lateness):
     choice = ChoiceRecord(
         index=0,
         chunk_ns=tuple(ends_ns[1:]),
-        chunk_late_ns=tuple(map(int, rng.normal(60_000, 5_000, OUTPUT_TOKENS))),
         chunk_tokens=(1,) * OUTPUT_TOKENS,
-        chunk_chars=(len(WORD),) * OUTPUT_TOKENS,
         output_tokens=OUTPUT_TOKENS,
         finish_reason="length",
-        text=WORD * OUTPUT_TOKENS,
     )
+    if lateness is not None:
+        choice = msgspec.structs.replace(
+            choice,
+            chunk_late_ns=tuple(map(int, lateness.normal(60_000, 5_000, OUTPUT_TOKENS))),
+            chunk_chars=(len(WORD),) * OUTPUT_TOKENS,
+            text=WORD * OUTPUT_TOKENS,
+        )
     return RequestRecord(
         request_id=prepared.request_id,
         index=prepared.index,
         scheduled_ns=ends_ns[0],
         sent_ns=ends_ns[0],
         done_ns=ends_ns[-1],
-        stamps="kernel",
+        stamps="loop" if lateness is None else "kernel",
         status=200,
         choices=(choice,),
         prompt_tokens=PROMPT_TOKENS,
@@ -135,8 +141,8 @@ def request_of(prepared, ends_ns, rng):
     )
 
 
-def write_run(directory, planned, prepared, batch, rng):
-    ends_ns, lateness = [T0_NS], np.random.default_rng(rng.getrandbits(32))
+def write_run(directory, planned, prepared, batch, rng, *, only_times):
+    ends_ns, lateness = [T0_NS], None if only_times else np.random.default_rng(rng.getrandbits(32))
     num_steps = OUTPUT_TOKENS * len(prepared) // batch
     with (directory.path / "steps.jsonl").open("wb") as log:
         for step in steps_of(rng, num_steps, batch, guided=planned.variant == "guided"):
@@ -165,7 +171,7 @@ def write_run(directory, planned, prepared, batch, rng):
     )
 
 
-def write_results(path, num_steps, batch, num_blocks, seed):
+def write_results(path, num_steps, batch, num_blocks, seed, *, only_times=False):
     """A directory with ``num_steps`` steps, rounded up to whole answers."""
     rng = random.Random(seed)
     num_requests = batch * -(-num_steps // (2 * num_blocks * OUTPUT_TOKENS))
@@ -203,7 +209,7 @@ def write_results(path, num_steps, batch, num_blocks, seed):
     for run in planned:
         directory = results.run(run.run_id)
         directory.path.mkdir(parents=True)
-        write_run(directory, run, prepared, batch, rng)
+        write_run(directory, run, prepared, batch, rng, only_times=only_times)
         keep_steps(load_run(directory))
         directory.write(msgspec.structs.replace(directory.read(), files=digests_of_run(directory)))
         record_run(results, run.run_id)
@@ -253,6 +259,7 @@ def main():
     parser.add_argument("--steps", type=int, default=1_000_000, help="of each directory")
     parser.add_argument("--batch", type=int, default=1, help="sequences of each step: tokens are steps times these")
     parser.add_argument("--blocks", type=int, default=8)
+    parser.add_argument("--only-times", action="store_true", help="of each chunk only its time and tokens")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
     options = parser.parse_args()
@@ -260,7 +267,7 @@ def main():
         work = Path(place)
         sides = [work / name for name in ("a", "b")]
         for seed, path in enumerate(sides):
-            write_results(path, options.steps, options.batch, options.blocks, seed)
+            write_results(path, options.steps, options.batch, options.blocks, seed, only_times=options.only_times)
         logs = sorted(str(path) for side in sides for path in side.glob("runs/*/steps.jsonl"))
         num_bytes = sum(Path(log).stat().st_size for log in logs)
         tables, copies = files_of(sides, "steps.parquet"), files_of(sides, "requests.safetensors")
