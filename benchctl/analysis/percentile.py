@@ -5,6 +5,7 @@ The 95 % rule: even for the largest of n values to be an upper bound of the q-th
 """
 
 import math
+import sys
 from array import array
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -73,10 +74,12 @@ def standard_deviation(values: Sequence[float]) -> float | None:
     return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / len(values))
 
 
-def _ordered(values: Sequence[float]) -> Sequence[float]:
-    ordered = array("d", values)
-    sort_in_place(ordered)
-    return ordered
+def _ordered(values: Sequence[float]) -> "Numbers":
+    if len(values) <= _MANY and "numpy" not in sys.modules:
+        return sorted(values)
+    import numpy as np  # noqa: PLC0415 - only where it is there or worth its time
+
+    return np.sort(np.asarray(values if isinstance(values, array) else array("d", values)))
 
 
 def interpolated(ordered: "Numbers", fraction: float) -> float:
