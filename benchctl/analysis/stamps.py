@@ -42,7 +42,7 @@ def read_lates_ns(requests: Iterable[RequestRecord]) -> "array[int]":
     lates_ns = array("q")
     for request in requests:
         for choice in request.choices:
-            lates_ns.extend(choice.chunk_late_ns or ())
+            lates_ns.extend(iter(choice.chunk_late_ns or ()))  # arrays read from a file may be narrower
     return lates_ns
 
 

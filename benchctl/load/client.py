@@ -27,8 +27,11 @@ from benchctl.load.tally import Activity
 from benchctl.load.watch import Watch
 from benchctl.profile.model import Timeouts
 from benchctl.records.run import RequestError
+from benchctl.units import NS_PER_MS
 
 _HTTP_PORT: Final = 80
+_IDLE_NS: Final = 10 * NS_PER_MS
+"""No server closes a new connection as idle sooner than this."""
 
 
 class StreamClient:
@@ -201,12 +204,14 @@ class StreamClient:
         exchange = connection.exchange
         if exchange is None:
             self.connections.lose(connection)
+        elif not exchange.is_launched and not connection.has_failed_to_connect:
+            self._lay_again(exchange, connection)
         elif connection.has_failed_to_connect and connection.error is not None:
             self._fail(exchange, exchange.failure or connect_error(connection.error))
         elif connection.is_good and connection.error is None:
             self._part(exchange, connection)
             self._finish(exchange)
-        elif connection.idle_since_ns and not _has_bytes(exchange) and not exchange.is_resent:
+        elif _was_idle(exchange, connection) and not _has_bytes(exchange) and not exchange.is_resent:
             self._send_again(exchange, connection)
         else:
             asyncio.get_running_loop().call_soon(self._settle, exchange, connection)
@@ -255,10 +260,18 @@ class StreamClient:
         self._connect(exchange, self._elsewhere[host, port])
         self._go_on(exchange)
 
+    def _lay_again(self, exchange: Exchange, connection: Connection) -> None:
+        """The server closed the connection while the request on it was not due yet: have another one ready."""
+        connection.rest()
+        exchange.connection, exchange.connected_ns = None, 0
+        exchange.begin_answer()
+        self._connect(exchange, self.connections, is_fresh=True)
+
     def _send_again(self, exchange: Exchange, connection: Connection) -> None:
         """The server closed the connection, idle until then, before it read the request: use another one."""
         exchange.failure = lost_error(connection.error, exchange)  # stands if none can be opened
-        exchange.is_resent, exchange.connection = True, None
+        exchange.is_resent, exchange.connection, exchange.connected_ns = True, None, 0
+        self.connections.note_closing(connection)
         exchange.begin_answer()
         connection.rest()
         self._connect(exchange, self.connections, is_fresh=True)
@@ -296,6 +309,11 @@ class StreamClient:
         failure = await carry_by_httpx(self.control, exchange, self._timeouts)
         exchange.failure = exchange.failure or failure
         self._finish(exchange)
+
+
+def _was_idle(exchange: Exchange, connection: Connection) -> bool:
+    """Whether the connection lay idle before the request went out on it: a server may close one at any time."""
+    return connection.num_answers > 0 or exchange.sent_ns - connection.connected_ns > _IDLE_NS
 
 
 def _has_bytes(exchange: Exchange) -> bool:

@@ -1,10 +1,8 @@
 """The connections of a load to its server: kept open from one answer to the next where the server allows it.
 
-A slot that becomes free is filled on the connection that freed it, which costs one system call. Whether a server
-keeps connections is learnt from the first that has lain idle for a moment and is still open; until then, and where
-a server closes them after each answer, the next request goes out on a spare one that was opened ahead. No
-connection is used again after a second without use: servers close idle ones after some seconds, and a request that
-meets that moment is lost.
+A slot that becomes free is filled on the connection that freed it, which costs one system call. Where a server
+closes connections after their answers, whether it says so or not, the next request goes out on a spare one that was
+opened ahead. No connection is used again after a second without use: servers close idle ones after some seconds.
 """
 
 import asyncio
@@ -18,12 +16,10 @@ from typing import Final, TypeAlias
 
 from benchctl.load.kernel_clock import stamp_arrivals
 from benchctl.load.receiver import Connection, Receiver
-from benchctl.units import NS_PER_MS, NS_PER_S
+from benchctl.units import NS_PER_S
 
 Address: TypeAlias = tuple[socket.AddressFamily, tuple[object, ...]]
 
-_PROOF_NS: Final = 10 * NS_PER_MS
-"""A connection that is still open this long after its answer was kept by the server."""
 _FRESH_NS: Final = NS_PER_S
 """Idle for longer, a connection is closed and not used: the shortest limit of common servers is 5 s."""
 _TIDIED_AT_ONCE: Final = 8
@@ -45,8 +41,8 @@ class Connections:
         self._to_close: deque[Connection] = deque()
         self._num_spares_wanted = 0
         self._is_tidying = False
-        self._does_server_keep: bool | None = None
-        self._was_last_closed = False
+        self._does_server_keep = True
+        """As HTTP/1.1 has it, until the server does otherwise."""
         self.most_spares = 0
 
     @property
@@ -58,28 +54,22 @@ class Connections:
         """An open connection that may be used now, or one that is about to open; None where there is none."""
         now_ns = time.monotonic_ns()
         while self._kept:
-            number, connection = self._kept.popitem()
-            idle_ns = now_ns - connection.idle_since_ns
-            if idle_ns > _FRESH_NS:
-                self._close_later(connection)
-                continue
-            if not self._does_server_keep and idle_ns < _PROOF_NS:
-                self._kept[number] = connection
-                break
-            self._does_server_keep = True
-            return connection
+            _, connection = self._kept.popitem()
+            if self._does_server_keep and now_ns - connection.idle_since_ns < _FRESH_NS:
+                return connection
+            self._close_later(connection)
         return self._spares.popitem()[1] if self._spares else None
 
     def put_back(self, connection: Connection) -> None:
         """Keep a connection whose answer has ended for the next request; or close it where the server does."""
         is_kept = connection.is_kept and not connection.has_ended
-        self._was_last_closed = not is_kept
         connection.num_answers += 1
         connection.idle_since_ns = time.monotonic_ns()
         connection.rest()
-        if is_kept and self._does_server_keep is not False:
+        if is_kept and self._does_server_keep:
             self._kept[connection.sock.fileno()] = connection
             return
+        self._learn(connection)
         self._close_later(connection)
         self.want_spares(1)
 
@@ -90,14 +80,22 @@ class Connections:
                 if one is connection:
                     del idle[number]
                     break
-        was_kept = connection.num_answers and time.monotonic_ns() - connection.idle_since_ns < _FRESH_NS
-        if was_kept and self._does_server_keep is None:
+        self.note_closing(connection)
+
+    def note_closing(self, connection: Connection) -> None:
+        """Learn from a connection that the server closed after an answer, without having said that it would."""
+        if time.monotonic_ns() - connection.idle_since_ns < _FRESH_NS:
+            self._learn(connection)
+
+    def _learn(self, connection: Connection) -> None:
+        """A server that closes a connection after its first answer closes all; after more, it closes this one."""
+        if connection.num_answers == 1 and self._does_server_keep:
             self._does_server_keep = False
             self.fill()
 
     def fill(self) -> None:
         """Open as many spare connections as may lie ready, where the server closes each after its answer."""
-        if self._does_server_keep is False or self._was_last_closed:
+        if not self._does_server_keep:
             self.want_spares(self.most_spares)
 
     def want_spares(self, count: int) -> None:
@@ -131,7 +129,6 @@ class Connections:
     def _open_spare(self) -> None:
         with suppress(OSError):  # who needs one will learn why there is none
             connection = self.open()
-            connection.idle_since_ns = time.monotonic_ns()
             self._spares[connection.sock.fileno()] = connection
 
     def open(self) -> Connection:
@@ -178,7 +175,7 @@ class Connections:
             else:
                 self._address = (family, address)
                 connection = Connection(sock)
-                connection.connected_ns = connection.idle_since_ns = time.monotonic_ns()
+                connection.connected_ns = time.monotonic_ns()
                 self._receiver.watch(connection)
                 self._spares[sock.fileno()] = connection
                 return

@@ -33,8 +33,13 @@ from peers import TOOLS, Asked, make_tokenizer
 from table import add_arguments, print_rows, write
 from truth import Errors, errors, paced_server, usable_cores
 
+from benchctl.analysis.metrics import run_metrics
+from benchctl.records.directory import load_results
+
 NS_PER_MS = 1e6
 BUSY = "while True: pass"
+HARMLESS = {"server-not-fresh"}
+"""Said of every load on a server that somebody else started."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +115,7 @@ class Bench:
         truths = [truth for truth in server.requests() if truth.is_complete]
         row = {"tool": tool.name, **self.figures(tool.name, cost, truths[-num_prompts:], streams, directory)}
         self.runs.append({"case": f"{streams}x{tick_ms:g}", **row, "server": server.stats})
-        return row | tool.doubt(cost)
+        return row | (verdict(directory / "benchctl") or tool.doubt(cost))
 
     def cores(self) -> Sequence[int]:
         return sorted(os.sched_getaffinity(0)) if self.options.all_cores else usable_cores()[1]
@@ -135,6 +140,16 @@ class Bench:
         if found is not None:
             row |= {"ttft err p99": p99_ms(found.ttft_ns), "itl err p99": p99_ms(found.itl_ns)}
         return row
+
+
+def verdict(results: Path) -> dict[str, Any]:
+    """What benchctl says of its own run: the share of idle slots, and its state with what is behind it."""
+    if not results.exists():
+        return {}
+    loaded = load_results(results).runs[0]
+    codes = sorted({warning.code for warning in loaded.record.warnings} - HARMLESS)
+    state = f"{loaded.record.state} ({', '.join(codes)})" if codes else loaded.record.state
+    return {"says idle": run_metrics(loaded).get("slot_idle_frac"), "by itself": state}
 
 
 def p99_ms(values_ns: Sequence[float]) -> float | None:
