@@ -82,6 +82,32 @@ def test_compare_refuses_runs_with_different_models(results, other):
     assert [difference.key for difference in allowed.allowed] == ["model"]
 
 
+@pytest.mark.parametrize(
+    ("theirs", "differences"),
+    [
+        ("client on 15, server on 0-14", ()),
+        (
+            "client on 14-15, server on 0-13",
+            ('server.client_cores: "1 of its own for the client" against "2 of its own for the client"',),
+        ),
+        (None, ('server.client_cores: "1 of its own for the client" against absent',)),
+    ],
+)
+def test_cores_of_the_client_on_two_machines_are_compared_by_their_number(results, other, theirs, differences):
+    host = msgspec.structs.replace(other.manifest().host, hostname="elsewhere")
+    edit_manifest(other, host=host)
+    for side, told in ((results, "client on 7, server on 0-6"), (other, theirs)):
+        for run in side.runs():
+            config = run.read().effective_config | ({} if told is None else {"server.client_cores": told})
+            edit_run(side, run.path.name, effective_config=config)
+    if not differences:
+        assert compare(results.path, other.path).verdict == "equivalent"
+        return
+    with pytest.raises(NotComparableError) as caught:
+        compare(results.path, other.path)
+    assert caught.value.differences == differences
+
+
 def test_an_undeclared_setting_of_the_guided_server_is_refused_and_can_be_declared(results):
     for block in range(7):
         run_id = f"{2 * block + 1:03d}-b{block}-guided-top_k5"
@@ -134,6 +160,14 @@ def test_machines_that_differ_are_a_doubt_and_no_refusal(results, other):
     assert [message.split(" differs")[0] for message in found] == ["host", "GPUs", "benchctl version", "git commit"]
     assert "none against H200 driver 580" in found[1]
     assert found[3].endswith("unknown against aaaaaaaaaaaa with changes")
+
+
+def test_priorities_of_the_client_that_differ_are_a_doubt_where_both_are_known(results, other):
+    edit_run(results, GUIDED, client_priority="fifo")
+    assert messages(compare(results.path, other.path), "machines-differ") == []
+    edit_run(other, GUIDED, client_priority="normal (fifo: not permitted; nice: not permitted)")
+    found = messages(compare(results.path, other.path), "machines-differ")
+    assert found == ["priority of the load client differs: fifo against normal"]
 
 
 def test_one_failed_request_makes_the_cell_incomplete(results):

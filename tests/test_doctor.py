@@ -11,7 +11,10 @@ from types import SimpleNamespace
 import pytest
 
 from benchctl.engines.environment import installed_versions
+from benchctl.load.priority import Priority
+from benchctl.measure.cores import CoreSplit
 from benchctl.measure.doctor_check import Check, obstacles
+from benchctl.measure.doctor_client import client_checks, own_core_check, priority_check
 from benchctl.measure.doctor_engines import WantedEngine, engine_checks
 from benchctl.measure.doctor_gpu import device_checks, gpu_checks
 from benchctl.measure.doctor_host import (
@@ -341,3 +344,45 @@ def test_devices_that_a_variable_hides_are_told_with_it(monkeypatch):
 def test_what_is_missing_must_say_what_brings_it():
     with pytest.raises(ValueError, match="say what brings it"):
         Check(topic="t", name="n", finding="not there", is_missing=True)
+
+
+@pytest.mark.parametrize(
+    ("priority", "state"),
+    [
+        (Priority(level="fifo"), "ok"),
+        (Priority(level="nice", reason="fifo: 1 process on 1 core"), "ok"),
+        (Priority(level="nice", reason="fifo: not permitted"), "warning"),
+        (Priority(level="normal", reason="fifo: not permitted; nice: not permitted"), "warning"),
+        (Priority(level="normal", reason="benchctl was started at nice 10, which it keeps"), "ok"),
+    ],
+)
+def test_a_client_that_may_not_run_first_is_a_warning_that_says_how_it_may(priority, state):
+    check = priority_check(priority)
+    assert check.state == state
+    assert ("rtprio" in (check.remedy or "")) is (state == "warning")
+    assert str(priority) in check.finding
+
+
+def test_whether_a_core_can_be_set_apart_is_told_with_those_that_the_kernel_leaves_alone():
+    split = CoreSplit(server=frozenset(range(7)), client=frozenset({7}))
+    checks = [
+        own_core_check(frozenset(range(8)), "7", split, can_bind=True),
+        own_core_check(frozenset(range(2)), "", None, can_bind=True),
+        own_core_check(frozenset({0}), "", None, can_bind=True),
+    ]
+    assert [check.finding for check in checks] == [
+        "usable 0-7, isolated 7; client on 7, servers on the others (client_cores: auto)",
+        "usable 0-1, isolated none; none is set apart for the client unasked (client_cores: 1 does)",
+        "usable 0, isolated none; none can be set apart for the client",
+    ]
+    assert {check.state for check in checks} == {"ok"}
+
+
+def test_looking_at_the_client_changes_nothing():
+    def scheduling():
+        return os.sched_getscheduler(0), os.getpriority(os.PRIO_PROCESS, 0), os.sched_getaffinity(0)
+
+    before = scheduling()
+    checks = client_checks(Path("/sys/devices/system"))
+    assert [check.name for check in checks] == ["priority", "own core"]
+    assert scheduling() == before

@@ -138,7 +138,7 @@ def test_an_address_that_cannot_be_used_is_refused_with_the_remedy(url, message)
 
 @pytest.mark.parametrize(("url", "verifies"), [("https://host:1", True), ("http://127.0.0.1:1", False)])
 def test_a_server_behind_https_is_checked_against_the_certificates_of_this_machine(url, verifies):
-    from benchctl.load.client import tls_context
+    from benchctl.load.control import tls_context
 
     assert bool(tls_context(url).cert_store_stats()["x509_ca"]) is verifies
     assert str(StreamClient(url, Timeouts()).control.base_url).rstrip("/") == url

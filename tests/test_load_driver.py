@@ -70,6 +70,22 @@ def test_a_closed_loop_keeps_exactly_its_slots_filled_and_sends_in_order(tmp_pat
     assert summary.last_token_ns == max(c.chunk_ns[-1] for r in records for c in r.choices)
 
 
+def test_answers_that_end_while_the_first_requests_leave_free_their_slots_too(tmp_path):
+    requests = [request(i, max_tokens=1, gap_ms=0) for i in range(60)]
+    records, _ = drive(tmp_path, {"kind": "closed-loop", "max_concurrency": 12}, requests)
+    assert sorted(record.index for record in records) == list(range(60))
+    assert sum(record.slot_free_ns is not None for record in records) == 48
+    assert most_at_once(records) <= 12
+
+
+def test_a_freed_slot_is_filled_from_when_its_last_byte_came(tmp_path):
+    requests = [request(i, max_tokens=2, gap_ms=10) for i in range(6)]
+    records, _ = drive(tmp_path, {"kind": "closed-loop", "max_concurrency": 1}, requests)
+    for before, after in itertools.pairwise(sorted(records, key=lambda record: record.index)):
+        assert after.slot_free_ns <= before.done_ns <= after.sent_ns
+        assert after.scheduled_ns == after.slot_free_ns
+
+
 def test_a_burst_sends_everything_at_once(tmp_path):
     records, _ = drive(tmp_path, {"kind": "burst"}, [request(i, gap_ms=200, max_tokens=2) for i in range(10)])
     assert most_at_once(records) == 10

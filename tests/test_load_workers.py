@@ -21,16 +21,17 @@ from stubborn import wait_until
 from benchctl.errors import LoadError
 from benchctl.load import started_worker
 from benchctl.load.client import StreamClient
+from benchctl.load.demand import CPU_NS_PER_TOKEN, TOKEN_S, LoadSize, expected_tokens_per_s, size_of
 from benchctl.load.driver import Load
 from benchctl.load.wire import FROM_WORKER, TO_WORKER, Begin, Stop, Wire
 from benchctl.load.worker import _obey
-from benchctl.load.workers import WorkerLoad, load_for, num_workers, shares
+from benchctl.load.workers import WORKER_CORES, WorkerLoad, load_for, num_workers, shares
 from benchctl.measure.process import is_alive
 from benchctl.measure.run import RunContext, measure_run
 from benchctl.measure.server import ServerProcess
 from benchctl.profile.model import Arrival, Profile
 from benchctl.records.directory import RunDirectory, load_run
-from benchctl.units import NS_PER_MS
+from benchctl.units import NS_PER_MS, NS_PER_S
 
 LONG = {"max_tokens": 4000, "gap_ms": 20}
 
@@ -353,15 +354,25 @@ def test_what_a_second_worker_gains_is_measured_with_nothing_lost(tmp_path):
         assert row["gain"] == row["tokens/s possible"] / rows[0]["tokens/s possible"]
 
 
+def size(num_requests, *, tokens=128, n=1, last_arrival_ns=0):
+    return LoadSize(
+        num_requests=num_requests,
+        num_outputs=num_requests * n,
+        num_tokens=num_requests * n * tokens,
+        last_arrival_ns=last_arrival_ns,
+    )
+
+
 @given(
     st.sampled_from(["auto", 1, 2, 7, 64]),
     st.integers(1, 5000) | st.none(),
     st.integers(1, 5000),
     st.integers(1, 128),
+    st.sampled_from([{"kind": "burst"}, {"kind": "poisson", "request_rate": 50.0}, {"kind": "trace"}]),
 )
-def test_every_worker_has_a_slot_and_a_request_and_auto_leaves_a_core(option, slots, num_requests, num_cores):
-    arrival = Arrival(kind="burst", max_concurrency=slots)
-    count = num_workers(option, arrival, num_requests, num_cores)
+def test_every_worker_has_a_slot_and_a_request_and_auto_leaves_a_core(option, slots, num_requests, num_cores, kind):
+    arrival = Arrival(max_concurrency=slots, **kind)
+    count = num_workers(option, arrival, size(num_requests, last_arrival_ns=NS_PER_S), num_cores)
     assert 1 <= count <= min(num_requests, slots or num_requests)
     if option == "auto":
         assert count <= max(1, num_cores - 1)
@@ -373,23 +384,59 @@ def test_every_worker_has_a_slot_and_a_request_and_auto_leaves_a_core(option, sl
         assert min(sizes) >= 1
 
 
+FULL = int(WORKER_CORES * TOKEN_S * NS_PER_S / CPU_NS_PER_TOKEN)
+"""Streams that keep one worker as busy as it may be, where the server sets the pace."""
+
+
 @pytest.mark.parametrize(
     ("option", "slots", "num_requests", "num_cores", "count"),
     [
-        ("auto", 512, 10_000, 16, 1),
-        ("auto", 513, 10_000, 16, 2),
-        ("auto", None, 5000, 16, 10),
-        ("auto", None, 5000, 4, 3),
-        ("auto", None, 5000, 1, 1),
-        ("auto", 2048, 100, 16, 1),
+        ("auto", FULL, 10_000, 16, 1),
+        ("auto", FULL + 1, 10_000, 16, 2),
+        ("auto", None, 10 * FULL, 16, 10),
+        ("auto", None, 10 * FULL, 4, 3),
+        ("auto", None, 10 * FULL, 1, 1),
+        ("auto", 4 * FULL, 100, 16, 1),
         (4, 2048, 10_000, 2, 4),
         (4, 3, 10_000, 16, 3),
         (4, None, 2, 16, 2),
     ],
 )
-def test_the_number_of_workers(option, slots, num_requests, num_cores, count):
+def test_the_number_of_workers_where_the_server_sets_the_pace(option, slots, num_requests, num_cores, count):
     arrival = Arrival(kind="burst", max_concurrency=slots)
-    assert num_workers(option, arrival, num_requests, num_cores) == count
+    assert num_workers(option, arrival, size(num_requests), num_cores) == count
+
+
+def test_a_plan_of_few_tokens_per_second_takes_one_worker_however_many_requests_it_has():
+    arrival = Arrival(kind="poisson", request_rate=10.0)
+    assert num_workers("auto", arrival, size(100_000, tokens=200), 64) == 1
+
+
+@pytest.mark.parametrize(
+    ("arrival", "asked", "tokens_per_s"),
+    [
+        ({"kind": "poisson", "request_rate": 10.0}, {}, 10 * 128),
+        ({"kind": "gamma", "request_rate": 10.0, "burstiness": 0.5}, {"n": 4}, 10 * 4 * 128),
+        ({"kind": "poisson", "request_rate": 1e6, "max_concurrency": 8}, {}, 8 / TOKEN_S),
+        ({"kind": "trace"}, {"last_arrival_ns": 20 * NS_PER_S}, 50 * 128),
+        ({"kind": "burst", "launch_rate_limit": 5.0}, {}, 5 * 128),
+        ({"kind": "closed-loop", "max_concurrency": 16}, {}, 16 / TOKEN_S),
+        ({"kind": "closed-loop", "max_concurrency": 16}, {"n": 3}, 3 * 16 / TOKEN_S),
+        ({"kind": "burst"}, {}, 1000 / TOKEN_S),
+    ],
+)
+def test_the_tokens_that_are_expected_of_a_load(arrival, asked, tokens_per_s):
+    assert expected_tokens_per_s(Arrival(**arrival), size(1000, **asked)) == pytest.approx(tokens_per_s)
+
+
+def test_nothing_is_expected_of_no_requests():
+    assert expected_tokens_per_s(Arrival(kind="burst"), size_of(())) == 0
+
+
+def test_the_size_of_a_load_is_that_of_its_requests():
+    asked = (request(0, max_tokens=5), request(1, max_tokens=7, n=2, arrival_ns=30))
+    told = LoadSize(num_requests=2, num_outputs=3, num_tokens=19, last_arrival_ns=30)
+    assert size_of(asked) == told
 
 
 def test_shares_of_a_launch_rate_come_to_the_whole():
@@ -404,7 +451,7 @@ def test_one_worker_is_this_process(workers, kind):
 
     async def made():
         async with StreamClient("http://127.0.0.1:9", asked.timeouts) as client:
-            return load_for(client, asked, 20, lambda _record: None)
+            return load_for(client, asked, size(20), lambda _record: None)
 
     assert type(asyncio.run(made())) is kind
 

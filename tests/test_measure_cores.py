@@ -12,6 +12,7 @@ from paced import PacedEngine, launch, planned, profile, request
 from benchctl.measure import cores, process
 from benchctl.measure.cores import CoreSplit, process_on, split_cores
 from benchctl.measure.run import RunContext, measure_run
+from benchctl.profile.engine_options import VllmOptions
 from benchctl.profile.load import load_profile
 from benchctl.profile.plan import arms, variant_settings
 from benchctl.records.directory import RunDirectory
@@ -115,10 +116,30 @@ def test_presets_without_a_gpu_leave_the_client_a_core_in_all_variants_alike(eng
     assert {variant_settings(loaded, *arm).server.client_cores_kept for arm in arms(loaded)} == {1}
 
 
-@pytest.mark.parametrize("engine", ["vllm", "vllm-lenvm-gpu", "sglang", "sim"])
-def test_other_presets_bind_nothing(engine):
+@pytest.mark.parametrize(
+    ("engine", "option"), [("vllm", "auto"), ("vllm-lenvm-gpu", "auto"), ("sglang", "auto"), ("sim", 0)]
+)
+def test_other_presets_leave_it_to_the_machine_and_the_simulator_is_never_bound(engine, option):
     loaded = load_profile("topk-sweep", engine=engine)
-    assert {variant_settings(loaded, *arm).server.client_cores_kept for arm in arms(loaded)} == {0}
+    assert {variant_settings(loaded, *arm).server.client_cores_kept for arm in arms(loaded)} == {option}
+
+
+@pytest.mark.parametrize(
+    ("num_cores", "num_processes", "client"),
+    [(1, 1, 0), (2, 1, 0), (7, 1, 0), (8, 1, 1), (64, 1, 1), (16, 3, 0), (24, 3, 3), (64, 3, 3)],
+)
+def test_auto_sets_a_core_apart_for_each_process_of_the_load_where_eight_are_there(
+    machine, num_cores, num_processes, client
+):
+    machine(*range(num_cores))
+    split = split_cores("auto", num_processes)
+    assert (0 if split is None else len(split.client)) == client
+
+
+@pytest.mark.parametrize("option", [-1, "all", 1.5, None])
+def test_cores_for_the_client_that_are_no_number_are_refused(option):
+    with pytest.raises(ValueError, match="client_cores"):
+        VllmOptions(client_cores=option)
 
 
 def test_a_launch_without_cores_binds_nothing(tmp_path):

@@ -10,12 +10,12 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from statistics import median
 from typing import TYPE_CHECKING, Final
 
+from benchctl.analysis.arrival_errors import arrival_errors, chunks_of_a_write
 from benchctl.analysis.request_timing import is_completed, itls_ns, measured
-from benchctl.analysis.stamps import chunks_of_a_write, stamp_errors_ns
 from benchctl.records.directory import LoadedRun
 from benchctl.records.run import RequestRecord, ResultWarning
 
@@ -179,7 +179,8 @@ def _coalescing(size: int) -> str:
 def _who_bunched(run: LoadedRun, requests: Sequence[RequestRecord], steps: "StepColumns | None") -> str:
     """Whether the client read what had come one by one, or the server sent it together."""
     gaps = _gaps_ns(requests)
-    num_read_late = sum(error_ns > 0 for error_ns in stamp_errors_ns(requests, run.client))
+    errors = arrival_errors(requests, run.client)
+    num_read_late = sum(error_ns > 0 for of_request in errors for error_ns in chain(*of_request))
     if 2 * num_read_late > _num_short(gaps, _paces_ns(gaps, steps)):
         return "Most of them waited for the client to read: free processors for the client"
     return "The client read most of them when they came, so that the server sent them so: free processors for it"

@@ -1,24 +1,28 @@
 """Was it the client? A load generator that was late, or had no processor left, measured itself.
 
-Four doubts keep a run from counting: requests left later than planned, too few of them left, arrivals may be timed
-wrong, a process had no processor to spare. Each asks for a habit: one hiccup of a busy machine, or a load too
-short to tell one from the other, says nothing. On a virtual clock they are silent, because a simulator keeps an
-account of its own lag.
+Five doubts keep a run from counting: slots of a closed loop stood empty, requests left later than planned, too few
+of them left, most arrivals may be timed wrong, a process had no processor to spare. A load of less than a second
+says nothing. Empty slots are counted by their time, so that no delay is too rare to be found; the others ask for a
+habit, because one hiccup of a busy machine is none. On a virtual clock they are silent, because a simulator keeps
+an account of its own lag.
 
-What spoils no record is a warning: an event loop that was away for long, whose cost to sends and stamps the
-doubts measure, a cap that held planned requests back, a wall clock that was set, a server that needs another way of
-asking.
+What spoils no record is a warning: metrics that rest on arrivals known between bounds only (``metric_bounds``; they
+decide nothing, and the rest of the run counts), an event loop that was away for long, whose cost to sends and
+stamps the doubts measure, a cap that held planned requests back, a wall clock that was set, a server that needs
+another way of asking.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from statistics import fmean
 from typing import Final
 
 import msgspec
 
+from benchctl.analysis.arrival_errors import arrival_errors
 from benchctl.analysis.client_sends import (
     HABIT_FRAC,
-    MIN_LOAD_NS,
+    MIN_HABIT,
     above,
     capped_rate,
     is_habit,
@@ -28,8 +32,10 @@ from benchctl.analysis.client_sends import (
     sends_of,
 )
 from benchctl.analysis.clock import clock_factor
+from benchctl.analysis.metric_bounds import Bounds, bounds_warnings, run_bounds
 from benchctl.analysis.request_timing import itls_ns, measured
-from benchctl.analysis.stamps import busy_cores, held_up_ns, num_clock_steps, samples_span_ns, stamp_errors_ns
+from benchctl.analysis.slot_occupancy import MIN_LOAD_NS, idle_slots, slot_occupancy
+from benchctl.analysis.stamps import busy_cores, held_up_ns, num_clock_steps, samples_span_ns
 from benchctl.profile.model import Arrival
 from benchctl.records.directory import LoadedRun
 from benchctl.records.run import ClientSample, RequestRecord, ResultWarning
@@ -38,8 +44,10 @@ from benchctl.units import NS_PER_MS, NS_PER_S, ms_from_ns
 MAX_STAMP_ERROR_NS: Final = NS_PER_MS
 """Arrivals may be wrong by this ..."""
 STAMP_ERROR_FRAC: Final = 0.1
-"""... or by this fraction of the mean gap between them, if that is more: one in a hundred, wrong by a tenth, moves
-a mean by a thousandth."""
+"""... or by this fraction of the mean gap between them, if that is more."""
+MOST_FRAC: Final = 0.5
+"""Where this share of the arrivals or more may be wrong, it is not single metrics that rest on bounds: the client
+was late as a rule, and nothing that it timed says what the server did."""
 TIMER_NS: Final = NS_PER_MS
 """By how much an event loop wakes late that is not late: its wait is rounded up to whole milliseconds."""
 MAX_LOOP_LAG_NS: Final = 100 * NS_PER_MS
@@ -50,7 +58,7 @@ MAX_BUSY_FRAC: Final = 0.9
 MIN_HELD_UP_NS: Final = NS_PER_S // 2
 """Time under late wake-ups from which it is no hiccup."""
 
-CLIENT_DOUBTS: Final = frozenset({"send-late", "rate-missed", "client-late", "client-cpu"})
+CLIENT_DOUBTS: Final = frozenset({"slots-idle", "send-late", "rate-missed", "client-late", "client-cpu"})
 """Codes of the doubts that the client measured itself."""
 
 
@@ -59,20 +67,24 @@ def client_doubts(run: LoadedRun, arrival: Arrival) -> tuple[ResultWarning, ...]
     if run.record.clock == "virtual":
         return ()
     requests = measured(run.requests)
-    sends = sends_of(requests, arrival)
     found = (
-        *late_sends(sends, _load_ns(requests)),
-        *missed_rate(sends),
+        *_unkept_load(requests, arrival),
         *_late_reads(requests, run.client),
         *_full_processors(run.client),
     )
     return _here(run, found)
 
 
-def client_warnings(run: LoadedRun, arrival: Arrival) -> tuple[ResultWarning, ...]:
-    """What a reader should know of how the load was made, and what keeps no run from counting."""
+def client_warnings(
+    run: LoadedRun, arrival: Arrival, bounds: Mapping[str, Bounds] | None = None
+) -> tuple[ResultWarning, ...]:
+    """What a reader should know of how the load was made, and what keeps no run from counting.
+
+    ``bounds`` are those of a load of which not all is in memory.
+    """
     requests = measured(run.requests)
     found = (
+        *bounds_warnings(run_bounds(run) if bounds is None else bounds),
         *(() if run.record.clock == "virtual" else _away(run.client)),
         *capped_rate(sends_of(requests, arrival), clock_factor(run.record)),
         *_set_clock(run.client),
@@ -85,6 +97,16 @@ def _here(run: LoadedRun, found: Iterable[ResultWarning]) -> tuple[ResultWarning
     return tuple(msgspec.structs.replace(warning, where=run.record.run_id) for warning in found)
 
 
+def _unkept_load(requests: Sequence[RequestRecord], arrival: Arrival) -> Iterator[ResultWarning]:
+    """Where the server met less than was asked for: by its slots if these are known, else by when requests left."""
+    sends, load_ns, occupancy = sends_of(requests, arrival), _load_ns(requests), slot_occupancy(requests, arrival)
+    if occupancy is not None and occupancy.idle_frac is not None:
+        yield from idle_slots(occupancy, load_ns)
+        return
+    yield from late_sends(sends, load_ns)
+    yield from missed_rate(sends)
+
+
 def _late_reads(requests: Sequence[RequestRecord], samples: Sequence[ClientSample]) -> Iterator[ResultWarning]:
     if samples_span_ns(samples) < MIN_LOAD_NS:
         return
@@ -95,16 +117,17 @@ def _late_reads(requests: Sequence[RequestRecord], samples: Sequence[ClientSampl
     ]
     num_chunks = sum(count for count, _ in chunks)
     num_unstamped = sum(count for count, is_unstamped in chunks if is_unstamped)
-    errors = stamp_errors_ns(requests, samples)
+    errors = [error_ns for of_request in arrival_errors(requests, samples) for error_ns in chain(*of_request)]
+    num_wrong = above(errors, allowed_ns)
     found = []
     if is_habit(num_unstamped, num_chunks) and _is_held_up(samples, allowed_ns + TIMER_NS):
         found.append(
             f"the client took the time of {num_unstamped} of {num_chunks} chunks itself, without the kernel's "
             f"stamp, and its event loop was late (p99 {p99_ms(lags)} ms): these times may be off by as much"
         )
-    if is_habit(wrong := above(errors, allowed_ns), len(errors)):
+    if num_wrong >= MIN_HABIT and num_wrong >= MOST_FRAC * num_chunks:
         found.append(
-            f"{wrong} of {len(errors)} chunks were read together with newer ones when the client came late to "
+            f"{num_wrong} of {num_chunks} chunks were read together with newer ones when the client came late to "
             f"read, and may have arrived more than {ms_from_ns(allowed_ns):.3g} ms before their time "
             f"(p99 {p99_ms(errors)} ms)"
         )

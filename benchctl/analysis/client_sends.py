@@ -1,19 +1,24 @@
 """Did the requests leave when they were due, and if not, who held them back?
 
 In an open loop everything is prepared ahead of its time, and what leaves late was held up by the client or by a
-connection that did not open. Where a cap of the profile makes a request wait for a slot, it connects only when it
-has one: from then on the client is to blame, and for what was before, the cap.
+connection that did not open. Where a cap of the profile makes a request wait, the cap is to blame until a slot is
+free, and from then on the client. Records of older versions do not say when that was: their requests connected only
+when they had a slot. What a closed loop keeps from the server is seen in its slots (``slot_occupancy``); where
+these are unknown, or never filled again, its sends are judged here.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from statistics import fmean
 from typing import Final
 
 from benchctl.analysis.percentile import percentiles, smallest_sample
+from benchctl.analysis.slot_occupancy import MIN_LOAD_NS
+from benchctl.analysis.unknown import quotient
 from benchctl.profile.model import Arrival
 from benchctl.records.run import RequestRecord, ResultWarning
-from benchctl.units import NS_PER_MS, NS_PER_S, NS_PER_US, ms_from_ns, s_from_ns
+from benchctl.units import NS_PER_MS, NS_PER_US, ms_from_ns, s_from_ns
 
 MAX_SEND_LAG_NS: Final = 2 * NS_PER_MS
 """A timer of an event loop fires up to 1 ms late, because its wait is rounded up to whole ones (those of the kernel
@@ -32,8 +37,6 @@ HABIT_FRAC: Final = 0.01
 """What happens to more than one in a hundred is past the 99th percentile ..."""
 MIN_HABIT: Final = 5
 """... and what has happened fewer times than this is no habit."""
-MIN_LOAD_NS: Final = NS_PER_S
-"""A shorter load cannot tell a hiccup from a habit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,26 @@ class Sends:
     """An open loop: each was due at its own time, whatever the server did."""
 
     @property
+    def planned_rate(self) -> float | None:
+        """Requests per second of the schedule as it was drawn; None where there is none, or of one moment."""
+        return quotient(self._num_gaps, s_from_ns(self.planned_span_ns)) if self.is_planned else None
+
+    @property
+    def sent_rate(self) -> float | None:
+        """Requests per second as they were sent."""
+        sent = [request.sent_ns or 0 for request in self.requests]
+        return quotient(self._num_gaps, s_from_ns(max(sent) - min(sent))) if sent else None
+
+    @property
+    def planned_span_ns(self) -> int:
+        """From when the first was due to when the last was."""
+        return self.requests[-1].scheduled_ns - self.requests[0].scheduled_ns if self.requests else 0
+
+    @property
+    def _num_gaps(self) -> int:
+        return len(self.requests) - 1
+
+    @property
     def held_back_ns(self) -> list[int]:
         """How long after their time those left that a cap held back."""
         pairs = zip(self.lag_ns, self.own_lag_ns, strict=True)
@@ -59,23 +82,35 @@ def sends_of(requests: Iterable[RequestRecord], arrival: Arrival) -> Sends:
     """The sends of a load, with who is to blame for their lateness."""
     left = sorted((r for r in requests if r.sent_ns is not None), key=lambda r: (r.scheduled_ns, r.index))
     is_planned = arrival.kind not in {"closed-loop", "burst"}
+    blame = _blame(left, arrival, is_planned=is_planned)
     return Sends(
         requests=tuple(left),
         lag_ns=tuple((request.sent_ns or 0) - request.scheduled_ns for request in left),
-        own_lag_ns=tuple(_own_lag_ns(request, arrival, is_planned=is_planned) for request in left),
+        own_lag_ns=tuple(max((request.sent_ns or 0) - blame(request), 0) for request in left),
         is_planned=is_planned,
     )
 
 
-def _own_lag_ns(request: RequestRecord, arrival: Arrival, *, is_planned: bool) -> int:
-    """What of a request's lateness is not that of a cap; 0 where nothing tells the two apart."""
-    is_capped = arrival.max_concurrency is not None
-    if is_planned and (arrival.launch_rate_limit is not None or (is_capped and request.connected_ns is None)):
-        return 0
-    due_ns = request.scheduled_ns
-    if is_capped or not is_planned:
-        due_ns = max(due_ns, request.connected_ns or 0)
-    return (request.sent_ns or 0) - due_ns
+def _blame(
+    requests: Sequence[RequestRecord], arrival: Arrival, *, is_planned: bool
+) -> Callable[[RequestRecord], int]:
+    """From when on the client is to blame for the lateness of a request, which no cap explains any more."""
+    if is_planned and arrival.launch_rate_limit is not None:
+        return lambda request: request.sent_ns or 0
+    does_tell = any(request.slot_free_ns is not None for request in requests)
+    if does_tell or (is_planned and not _fills(requests, arrival.max_concurrency)):
+        return lambda request: max(request.scheduled_ns, request.slot_free_ns or 0)
+    if is_planned:
+        return lambda request: max(request.scheduled_ns, request.connected_ns or request.sent_ns or 0)
+    return lambda request: max(request.scheduled_ns, request.connected_ns or 0)
+
+
+def _fills(requests: Sequence[RequestRecord], cap: int | None) -> bool:
+    """Whether as many were ever open as the cap allows, so that others may have waited for a slot."""
+    sent = [(request.sent_ns or 0, 1) for request in requests]
+    ended = [(request.done_ns, -1) for request in requests if request.done_ns is not None]
+    most = max(accumulate(change for _, change in sorted(sent + ended)), default=0)
+    return cap is not None and most >= cap
 
 
 def late_sends(sends: Sends, load_ns: int) -> Iterator[ResultWarning]:
@@ -118,16 +153,13 @@ def missed_rate(sends: Sends) -> Iterator[ResultWarning]:
     """Too few requests per second; what was asked for is the schedule as it was drawn."""
     if not sends.is_planned or len(sends.requests) < 2 or sends.held_back_ns:
         return
-    planned_ns = sends.requests[-1].scheduled_ns - sends.requests[0].scheduled_ns
-    sent = [request.sent_ns or 0 for request in sends.requests]
-    taken_ns = max(sent) - min(sent)
-    if planned_ns < MIN_LOAD_NS or planned_ns >= MIN_RATE_FRAC * taken_ns:
+    planned, sent = sends.planned_rate, sends.sent_rate
+    if sends.planned_span_ns < MIN_LOAD_NS or not planned or sent is None or sent >= MIN_RATE_FRAC * planned:
         return
-    gaps = len(sent) - 1
     yield ResultWarning(
         code="rate-missed",
-        message=f"the client sent {gaps / s_from_ns(taken_ns):.4g} requests/s where "
-        f"{gaps / s_from_ns(planned_ns):.4g} were planned, less than {MIN_RATE_FRAC:.0%}, and no cap explains it: "
+        message=f"the client sent {sent:.4g} requests/s where "
+        f"{planned:.4g} were planned, less than {MIN_RATE_FRAC:.0%}, and no cap explains it: "
         "the server met a lighter load. Free processors for the client, or lower the rate",
     )
 

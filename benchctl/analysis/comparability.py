@@ -5,6 +5,7 @@ set, stop mode, schema) can never be allowed; the rest is allowed by the profile
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -17,6 +18,7 @@ from benchctl.records.run import Manifest, ResultWarning, RunRecord
 
 NEVER_ALLOWED: Final = frozenset({"request_set_sha256", "stop", "schema_version"})
 _ABSENT: Final = "absent"
+_CORES: Final = "server.client_cores"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,16 @@ def _settings_of(record: RunRecord, names: dict[str, tuple[str, ...]], *, has_on
     launch = launch_settings(record, has_one_host=has_one_host)
     names |= {key: setting.names for key, setting in launch.items()}
     told = {key: _shown(value) for key, value in record.effective_config.items()}
+    if not has_one_host and _CORES in told:
+        told[_CORES] = _client_cores_counted(told[_CORES])
     return told | {key: _shown(setting.value) for key, setting in launch.items()}
+
+
+def _client_cores_counted(told: str) -> str:
+    """How many cores the client had to itself: which ones, and how many are left, is a matter of the machine."""
+    client, _, _ = told.partition(", server on ")
+    runs = re.findall(r"(\d+)(?:-(\d+))?", client)
+    return _shown(f"{sum(int(last or first) - int(first) + 1 for first, last in runs)} of its own for the client")
 
 
 def _is_told(key: str, names: Mapping[str, tuple[str, ...]], settings: Sequence[Mapping[str, str]]) -> bool:
@@ -128,6 +139,9 @@ def machine_warnings(a: LoadedResults, b: LoadedResults) -> tuple[ResultWarning,
         "benchctl version": (a.manifest.benchctl_version, b.manifest.benchctl_version),
         "git commit": (_commit(a.manifest), _commit(b.manifest)),
     }
+    priorities = _client_priorities(a), _client_priorities(b)
+    if all(priorities):  # older results do not tell
+        pairs["priority of the load client"] = priorities
     return tuple(
         ResultWarning(code="machines-differ", message=f"{name} differs: {left} against {right}", where=name)
         for name, (left, right) in pairs.items()
@@ -147,6 +161,12 @@ def _gpus(manifest: Manifest) -> str:
 def _engine_versions(results: LoadedResults) -> str:
     versions = sorted({run.record.engine_version or "unknown" for run in results.runs})
     return ", ".join(versions) or "unknown"
+
+
+def _client_priorities(results: LoadedResults) -> str:
+    """Without the reasons; empty where no run tells."""
+    told = (run.record.client_priority for run in results.runs)
+    return ", ".join(sorted({priority.partition(" (")[0] for priority in told if priority is not None}))
 
 
 def _commit(manifest: Manifest) -> str:

@@ -18,7 +18,7 @@ from benchctl.analysis.comparability import (
 )
 from benchctl.analysis.comparison import CellComparison, Comparison
 from benchctl.analysis.decomposition_cells import with_decompositions
-from benchctl.analysis.distrust import with_client_exclusions, without_distrusted
+from benchctl.analysis.distrust import with_bounds, with_client_exclusions, without_distrusted
 from benchctl.analysis.doubts import counted_suspects, measurement_doubts, statistical_doubts
 from benchctl.analysis.experiment import Experiment, load_experiment
 from benchctl.analysis.integrity import require_intact
@@ -264,7 +264,9 @@ def _compare_cell(
 ) -> CellComparison:
     pair, runs = cell.pair, cell.runs
     compared = compare_metrics(*cell.metrics(), roles, replace(rules, slopes=cell.slopes()), cell.design)
-    metrics = tuple(with_client_exclusions(without_distrusted(metric, runs), pair) for metric in compared)
+    metrics = tuple(
+        with_bounds(with_client_exclusions(without_distrusted(metric, runs), pair), cell) for metric in compared
+    )
     failures = tuple(failure for run in runs if (failure := _failure(run)))
     return CellComparison(
         label=pair.label,

@@ -1,4 +1,4 @@
-"""A metric that a run itself calls untrustworthy is shown in a comparison and decides nothing.
+"""What a run itself calls untrustworthy is shown in a comparison and decides nothing.
 
 Tokens that come in bursts change ``ttft``, ``itl`` and ``tpot`` by multiples, and often in one variant more than in
 the other: an interval over blocks would call that a change. The steps and the wall time of such runs still hold.
@@ -11,6 +11,7 @@ from typing import Final
 from benchctl.analysis.bunching import CLIENT_BUNCHING
 from benchctl.analysis.metric_comparison import MetricComparison
 from benchctl.analysis.metric_table import CLIENT_TIMED
+from benchctl.analysis.paired_runs import PairedRuns
 from benchctl.analysis.pairing import CellPair
 from benchctl.records.directory import LoadedRun
 
@@ -33,6 +34,22 @@ def without_distrusted(compared: MetricComparison, runs: Sequence[LoadedRun]) ->
         "processors and measure again, or let others decide (--metrics)"
     )
     return replace(compared, verdict="inconclusive", reason=reason, is_distrusted=True)
+
+
+def with_bounds(compared: MetricComparison, cell: PairedRuns) -> MetricComparison:
+    """``compared`` with the number of runs whose value rests on bounds and is left out, and that as a reason."""
+    name = compared.metric.name
+    num_a = sum(name in cell.a.bounds(run) for run in cell.pair.a_runs)
+    num_b = sum(name in cell.b.bounds(run) for run in cell.pair.b_runs)
+    if not num_a and not num_b:
+        return compared
+    reason = (
+        f"{num_a + num_b} of {len(cell.runs)} runs have it between bounds only, because the client was late to "
+        "read, and do not count for it; free processors for the client and measure again"
+    )
+    if compared.verdict in {"inconclusive", "unknown"}:
+        compared = replace(compared, reason=f"{reason}; {compared.reason}" if compared.reason else reason)
+    return replace(compared, num_bounded=(num_a, num_b))
 
 
 def with_client_exclusions(compared: MetricComparison, pair: CellPair) -> MetricComparison:

@@ -16,6 +16,7 @@ import msgspec
 from benchctl.analysis.decomposition_run import RunAnatomy, anatomy_of
 from benchctl.analysis.decomposition_work import work_model
 from benchctl.analysis.flops_accounting import RunFlops, account_run
+from benchctl.analysis.metric_bounds import Bounds, run_bounds
 from benchctl.analysis.metric_table import CLIENT_TIMED, POSITION_ADJUSTED
 from benchctl.analysis.metrics import run_metrics
 from benchctl.analysis.peaks import peaks_of
@@ -27,7 +28,7 @@ from benchctl.costs.hardware import Hardware
 from benchctl.costs.shapes import shape_for
 from benchctl.errors import ProfileError, RecordError, UsageError
 from benchctl.profile.load import parse_profile
-from benchctl.profile.model import Profile, VariantSettings
+from benchctl.profile.model import Arrival, Profile, VariantSettings
 from benchctl.profile.plan import variant_settings
 from benchctl.records.directory import LoadedResults, LoadedRun, arm_label, load_results
 from benchctl.records.run import ResultWarning, RunRecord
@@ -52,6 +53,7 @@ class Experiment:
     """Suspect runs count."""
     _settings: dict[str, VariantSettings | None] = field(default_factory=dict, repr=False)
     _metrics: dict[str, Metrics] = field(default_factory=dict, repr=False)
+    _bounds: dict[str, Mapping[str, Bounds]] = field(default_factory=dict, repr=False)
     _checks: dict[str, tuple[Check, ...]] = field(default_factory=dict, repr=False)
     _flops: dict[str, tuple[RunFlops | None, tuple[ResultWarning, ...]]] = field(default_factory=dict, repr=False)
     _usability: dict[str, Usability] = field(default_factory=dict, repr=False)
@@ -90,14 +92,18 @@ class Experiment:
 
     def metrics(self, run: LoadedRun) -> Metrics:
         """Every metric of a run, whatever it is worth."""
-        return _once(self._metrics, run.record.run_id, lambda: run_metrics(run))
+        return _once(self._metrics, run.record.run_id, lambda: run_metrics(run, self._arrival))
 
     def counted_metrics(self, run: LoadedRun) -> Metrics:
-        """The metrics of a run that count: what the client timed is unknown where its times are excluded."""
-        metrics = self.metrics(run)
-        if self.usability(run).client_excluded is None:
-            return metrics
-        return {name: None if name in CLIENT_TIMED else value for name, value in metrics.items()}
+        """The metrics of a run that count: what the client timed is unknown where its times are excluded, and what
+        rests on bounds where they are not.
+        """
+        left_out = CLIENT_TIMED if self.usability(run).client_excluded is not None else self.bounds(run).keys()
+        return {name: None if name in left_out else value for name, value in self.metrics(run).items()}
+
+    def bounds(self, run: LoadedRun) -> Mapping[str, Bounds]:
+        """The metrics of a run that rest on arrivals which are only known between bounds."""
+        return _once(self._bounds, run.record.run_id, lambda: run_bounds(run))
 
     def checks(self, run: LoadedRun) -> tuple[Check, ...]:
         """Whether the records of a run agree with one another and with what was declared."""
@@ -170,6 +176,10 @@ class Experiment:
         if position is None or not self.usability(run).is_usable:
             return 0.0
         return position - self.position_effects.centre
+
+    @property
+    def _arrival(self) -> Arrival | None:
+        return None if self.profile_or_none is None else self.profile_or_none.workload.arrival
 
     @cached_property
     def _planned_positions(self) -> Mapping[str, int]:

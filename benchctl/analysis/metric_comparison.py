@@ -96,6 +96,8 @@ class MetricComparison:
     """Too few blocks for any verdict."""
     is_distrusted: bool = False
     """The runs themselves call its values untrustworthy: it decides nothing."""
+    num_bounded: tuple[int, int] = (0, 0)
+    """Runs of either side in which it is only known between bounds: they do not count for it."""
     a_level: float | None = None
     """Of paired sides: the mean of A that the estimate belongs to."""
 

@@ -89,10 +89,35 @@ _LOAD_METRICS: Final = [
 
 _CHUNKS = "chunks of measured requests"
 _SENT = "sent requests"
+_REFILLS = "a closed loop that filled slots again, and when these became free"
+_GAP = "send - last byte of the stream that had the slot before, by the kernel's stamp"
 _CLIENT_METRICS: Final = [
     Metric("p50_send_lag_ms", "ms", "p50 of send - schedule, client's clock", needs=_SENT),
     Metric("p99_send_lag_ms", "ms", "p99 of send - schedule, client's clock", needs=_SENT),
     Metric("max_send_lag_ms", "ms", "max of send - schedule, client's clock", "lower", needs=_SENT),
+    Metric(
+        "offered_load_frac",
+        "1",
+        "open requests / slots of a closed loop while requests remain; requests/s sent / planned of an open one",
+        "higher",
+        needs="a load of more than one wave whose schedule is known",
+    ),
+    Metric(
+        "slot_idle_frac",
+        "1",
+        "idle / all slot time of a closed loop until its last send; idle: min(empty slots, unsent requests)",
+        "lower",
+        needs=_REFILLS,
+    ),
+    Metric("p50_refill_gap_ms", "ms", f"p50 of {_GAP}", "lower", needs=_REFILLS),
+    Metric("p99_refill_gap_ms", "ms", f"p99 of {_GAP}", "lower", needs=f"{smallest_sample(99)} refills of slots"),
+    Metric(
+        "p99_refill_connect_ms",
+        "ms",
+        "p99 of what of these gaps passed until a connection was open; 0 where one was used again",
+        "lower",
+        needs=f"{smallest_sample(99)} refills of slots",
+    ),
     Metric("kernel_stamp_frac", "1", "chunks whose arrival the kernel stamped / chunks", needs=_CHUNKS),
     Metric(
         "bound_stamp_frac",

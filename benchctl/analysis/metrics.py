@@ -12,6 +12,7 @@ import numpy as np
 from benchctl.analysis.clock import clock_factor
 from benchctl.analysis.device_metrics import gpu_metrics, host_metrics
 from benchctl.analysis.metric_table import LATENCIES, METRICS, Direction, Metric
+from benchctl.analysis.offered_load import load_metrics
 from benchctl.analysis.percentile import percentiles, percentiles_of_sorted, smallest_sample
 from benchctl.analysis.request_timing import (
     is_completed,
@@ -21,6 +22,7 @@ from benchctl.analysis.request_timing import (
 )
 from benchctl.analysis.stamps import client_metrics
 from benchctl.analysis.unknown import quotient, total
+from benchctl.profile.model import Arrival
 from benchctl.records.directory import LoadedRun
 from benchctl.records.run import RequestRecord, RunRecord
 from benchctl.records.step_columns import Integers, StepColumns, exact_sum
@@ -29,14 +31,18 @@ from benchctl.units import ms_from_ns, s_from_ns
 __all__ = ["METRICS", "Direction", "Metric", "run_metrics", "unavailable_reason"]
 
 
-def run_metrics(run: LoadedRun) -> dict[str, float | None]:
-    """Every metric of ``METRICS`` for one run, None where its records do not tell."""
+def run_metrics(run: LoadedRun, arrival: Arrival | None = None) -> dict[str, float | None]:
+    """Every metric of ``METRICS`` for one run, None where its records do not tell.
+
+    ``arrival`` is the schedule of the load; what rests on it is unknown without.
+    """
     requests = measured(run.requests)
     completed = tuple(request for request in requests if is_completed(request))
     span = load_window_ns(run)
     found: dict[str, float | None] = {
         **_load_metrics(run.record, requests, completed, span),
         **client_metrics(requests, run.client),
+        **load_metrics(requests, arrival),
         **_latency_metrics(completed, clock_factor(run.record)),
         **_known_step_metrics(run),
         **gpu_metrics(run.gpu, span),

@@ -10,6 +10,7 @@ from typing import Any, Final
 from benchctl.analysis.breakdown import Breakdown, StepTally, mean_breakdown, tally_steps
 from benchctl.analysis.experiment import Experiment
 from benchctl.analysis.flops_accounting import RunFlops
+from benchctl.analysis.metric_bounds import TIMES_BOUNDED, Bounds, bounds_warnings
 from benchctl.analysis.metric_table import CLIENT_TIMED, METRICS, POSITION_ADJUSTED
 from benchctl.analysis.paired_runs import PairedRuns
 from benchctl.analysis.position_effect import adjusted_level
@@ -45,6 +46,8 @@ class RunSummary:
     settings: VariantSettings | None
     flops: RunFlops | None
     values: Mapping[str, Value]
+    bounds: Mapping[str, Bounds]
+    """Columns that rest on arrivals which are only known between bounds."""
     tally: StepTally
     """Of its steps after the warm-up."""
     step_scale: float
@@ -82,10 +85,20 @@ class RunSummary:
         return number_of(self.values[column])
 
     def counted(self, column: str) -> float | None:
-        """The value of a column that holds a number; None where what the client timed does not count."""
+        """The value of a column that holds a number; None where what the client timed does not count, or
+        it rests on bounds.
+        """
+        if column in self.bounds:
+            return None
         if self.usability.client_excluded is not None and column in CLIENT_COLUMNS:
             return None
         return self.number(column)
+
+    def why_left_out(self, column: str) -> str | None:
+        """Why the value of a column does not count; None where it does."""
+        if self.is_usable and self.counted(column) is not None:
+            return None
+        return "known between bounds only" if self.is_usable and column in self.bounds else self.state
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,15 +157,18 @@ def summarise_runs(experiment: Experiment) -> tuple[RunSummary, ...]:
 def _summarise(run: LoadedRun, experiment: Experiment) -> RunSummary:
     settings = experiment.settings(run.record)
     flops, warnings = experiment.flops(run)
+    bounds = experiment.bounds(run)
+    is_told = any(warning.code == TIMES_BOUNDED for warning in run.warnings)
     return RunSummary(
         run=run,
         usability=experiment.usability(run),
         settings=settings,
         flops=flops,
+        bounds=bounds,
         values=summary_row(run, experiment.metrics(run), settings, flops),
         tally=tally_steps(run.columns, covers_steps=run.record.times_whole_steps),
         step_scale=experiment.position_scale(run, "step_ms"),
-        warnings=(*run.warnings, *warnings),
+        warnings=(*run.warnings, *(() if is_told else bounds_warnings(bounds)), *warnings),
     )
 
 

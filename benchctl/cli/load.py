@@ -37,6 +37,13 @@ class Dialect(StrEnum):
     TRANSFORMERS = "transformers"
 
 
+class Priority(StrEnum):
+    """As ``load.priority`` of a profile."""
+
+    AUTO = "auto"
+    NONE = "none"
+
+
 class Dataset(StrEnum):
     """Where prompts come from."""
 
@@ -89,6 +96,9 @@ def load(  # the parameters are the command line
     workers: Annotated[
         str, typer.Option("--workers", metavar="auto|N", help="Processes that send the load.")
     ] = "auto",
+    priority: Annotated[
+        Priority, typer.Option("--priority", help="Whether the client asks the system to run first.")
+    ] = Priority.AUTO,
     api_key_env: Annotated[
         str | None, typer.Option("--api-key-env", metavar="NAME", help="Variable that holds the server's key.")
     ] = None,
@@ -116,7 +126,7 @@ def load(  # the parameters are the command line
             "arrival": _arrival(max_concurrency, request_rate, burstiness),
             "num_warmups": num_warmups,
         },
-        load={"workers": _workers(workers)},
+        load={"workers": _workers(workers), "priority": str(priority)},
         timeout_s=timeout_s,
     )
     loaded = _load(plain, output_dir, is_quiet=as_json)
@@ -241,15 +251,16 @@ def _print_json(path: Path, loaded: "Loaded", document: dict[str, Any]) -> None:
 
 def _print_tables(path: Path, loaded: "Loaded") -> None:
     from benchctl.cli.screen import wide_console
-    from benchctl.report.load_report import durations_table, missing_tail, totals_table
+    from benchctl.report.load_report import bounds_note, durations_table, missing_tail, totals_table
 
     console, record = wide_console(), loaded.record
     if loaded.figures.num_requests:
         console.print(totals_table(loaded.figures, loaded.client))
         console.print()
-        console.print(durations_table(loaded.figures))
-        if (why := missing_tail(loaded.figures)) is not None:
-            print(why)
+        console.print(durations_table(loaded.figures, loaded.client.bounds))
+        for note in (bounds_note(loaded.client.bounds), missing_tail(loaded.figures)):
+            if note is not None:
+                print(note)
     print(f"{record.state}: {path}")
     for warning in (*loaded.manifest.warnings, *record.warnings):
         if warning.code != _SAID_ANYWAY:

@@ -1,41 +1,33 @@
 """The streaming client: sends requests over connections of its own and keeps what comes back, each read stamped.
 
-No task stands behind a stream. The receiver tells of the end of an answer from within its loop over the sockets, and
-who drives the load sends the next request from there: a slot of a closed loop is filled by the system call that
-follows the one that freed it. What came is decoded later, by who drives the load.
+No task stands behind a stream. The receiver tells of the end of an answer from within its loop over the sockets,
+and who drives the load sends the next request from there: the system call that frees a slot of a closed loop is
+followed by the one that fills it. What came is decoded later, by who drives the load.
 
 httpx carries what is not measured, and the streams of servers that speak TLS.
 """
 
 import asyncio
-import ssl
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
 from types import TracebackType
 from typing import Final, Self
 
-import httpx
-
 from benchctl.load.connections import Connections
+from benchctl.load.control import STREAM_HEADERS, carry_by_httpx, control_client
 from benchctl.load.exchange import Call, Exchange
-from benchctl.load.failures import CANCELLED, connect_error, lost_error, transport_error
+from benchctl.load.failures import CANCELLED, connect_error, lost_error
 from benchctl.load.kernel_clock import KernelClock
-from benchctl.load.limits import limit_reached, look_s, total_reached
+from benchctl.load.limits import total_reached
 from benchctl.load.receiver import Connection, Receiver
 from benchctl.load.redirects import MOST_REDIRECTS, Redirect, redirect_of
 from benchctl.load.request_head import RequestWriter
 from benchctl.load.tally import Activity
+from benchctl.load.watch import Watch
 from benchctl.profile.model import Timeouts
 from benchctl.records.run import RequestError
-from benchctl.units import NS_PER_S
 
-_HEADERS: Final = {"accept-encoding": "identity", "user-agent": "benchctl"}
-_STREAM_HEADERS: Final = {**_HEADERS, "content-type": "application/json", "accept": "text/event-stream"}
-_LOOK_S: Final = 0.05
-"""How often it is seen to that what is held stays within bounds."""
-_HELD_BYTES: Final = 8 << 20
-"""Reads of open streams that are kept before some are decoded while the streams go on."""
 _HTTP_PORT: Final = 80
 
 
@@ -48,15 +40,9 @@ class StreamClient:
         """What is laid ready or on its way."""
         self._last_end_ns = 0
         """When something last came of a request that has ended; 0 before there is one."""
-        self.control = httpx.AsyncClient(
-            base_url=base_url,
-            transport=_httpx_transport(base_url),
-            headers=_HEADERS,
-            timeout=httpx.Timeout(timeouts.connect_s),
-            trust_env=False,
-        )
+        self.control = control_client(base_url, timeouts)
         self._url = self.control.base_url
-        self._writer = RequestWriter(self._url, _STREAM_HEADERS)
+        self._writer = RequestWriter(self._url, STREAM_HEADERS)
         self.clock = KernelClock()
         self.on_ready: Callable[[], None] = lambda: None
         """Called when the connection of a request that was laid ready has opened."""
@@ -66,7 +52,8 @@ class StreamClient:
         self.receiver = Receiver(on_end=self._take_end, on_look=self._look_soon, on_open=self._take_open)
         self.connections = Connections(self.receiver, self._url.host, self._url.port or _HTTP_PORT)
         self._elsewhere: dict[tuple[str, int], Connections] = {}
-        self._watching = asyncio.create_task(self._watch())
+        watch = Watch(self._open, self._timeouts, self.receiver.held, self.stop)
+        self._watching = asyncio.create_task(watch.keep())
         return self
 
     async def __aexit__(
@@ -82,12 +69,13 @@ class StreamClient:
 
     def activity(self) -> Activity:
         """What is open now, and when something last came of it."""
-        sent = [exchange for exchange in self._open if exchange.sent_ns]
-        return Activity(
-            num_open=len(sent),
-            oldest_sent_ns=min((exchange.sent_ns for exchange in sent), default=0),
-            heard_ns=max(self._last_end_ns, *(exchange.last_ns for exchange in sent), 0),
-        )
+        num_open, oldest_ns, heard_ns = 0, 0, self._last_end_ns
+        for exchange in self._open:  # asked for ten times per second: without a call per stream
+            if exchange.sent_ns:
+                num_open += 1
+                oldest_ns = min(oldest_ns or exchange.sent_ns, exchange.sent_ns)
+                heard_ns = max(heard_ns, exchange.reads[-1][0] if exchange.reads else exchange.heard_ns)
+        return Activity(num_open=num_open, oldest_sent_ns=oldest_ns, heard_ns=heard_ns)
 
     def begin(self, call: Call, on_end: Callable[[Exchange], None]) -> Exchange:
         """An exchange for ``call``, to be launched. ``on_end`` hears of its end, before any of it is decoded."""
@@ -108,7 +96,7 @@ class StreamClient:
         self._connect(exchange, self.connections)
 
     def launch(self, exchange: Exchange) -> None:
-        """Let it leave: now where a connection is open, else as soon as one is. No effect on one that has failed."""
+        """Let it leave: now where a connection is open, else as soon as one is. One that has failed stays."""
         if exchange.has_ended:
             return
         exchange.is_launched = True
@@ -305,76 +293,10 @@ class StreamClient:
         exchange.on_end(exchange)
 
     async def _carry_by_httpx(self, exchange: Exchange) -> None:
-        """The way for what our transport does not speak: reads are stamped as the task gets them."""
-        exchange.route = "httpx"
-        exchange.sent_ns = time.monotonic_ns()
-        call, headers = exchange.call, {**_STREAM_HEADERS, **exchange.call.headers}
-        limits = httpx.Timeout(None, connect=self._timeouts.connect_s)
-        failure = None
-        try:
-            async with self.control.stream(
-                "POST", call.path, headers=headers, content=call.body, timeout=limits, follow_redirects=True
-            ) as response:
-                exchange.num_redirects = len(response.history)
-                # What follows has no framing of its own any more: it ends where the connection does.
-                exchange.keep(time.monotonic_ns(), b"HTTP/1.1 %d -\r\n\r\n" % response.status_code)
-                async for data in response.aiter_raw():
-                    exchange.keep(time.monotonic_ns(), data)
-        except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
-            failure = transport_error(error, exchange)
+        failure = await carry_by_httpx(self.control, exchange, self._timeouts)
         exchange.failure = exchange.failure or failure
         self._finish(exchange)
-
-    async def _watch(self) -> None:
-        """Stop requests that have reached a limit, and keep what is held within bounds."""
-        look_ns = round(look_s(self._timeouts) * NS_PER_S)
-        next_look_ns = 0
-        while True:
-            await asyncio.sleep(_LOOK_S)
-            now_ns = time.monotonic_ns()
-            if now_ns >= next_look_ns:
-                next_look_ns = now_ns + look_ns
-                await self._stop_overdue(now_ns)
-            await self._decode_some()
-
-    async def _stop_overdue(self, now_ns: int) -> None:
-        for exchange in self._open.copy():
-            num_reads = len(exchange.reads)
-            reached = limit_reached(exchange, self._timeouts, now_ns) if exchange in self._open else None
-            if reached is not None:
-                self.stop(exchange, reached)
-            if len(exchange.reads) < num_reads:
-                await asyncio.sleep(0)  # to decode them took its time: others have their turn
-
-    async def _decode_some(self) -> None:
-        """Where streams are so long or so many that their reads fill the memory, decode them as they come."""
-        if self.receiver.held.num_bytes <= _HELD_BYTES:
-            return
-        for exchange in sorted(self._open, key=lambda exchange: len(exchange.reads), reverse=True):
-            while len(exchange.reads) > 1 and exchange in self._open:
-                exchange.decode_some()
-                await asyncio.sleep(0)
-            if self.receiver.held.num_bytes <= _HELD_BYTES // 2:
-                return
-
-
-def tls_context(base_url: str) -> ssl.SSLContext:
-    """A bare one for plain HTTP spares loading the certificates of the world."""
-    if base_url.startswith("https:"):
-        return ssl.create_default_context()
-    return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
 def _has_bytes(exchange: Exchange) -> bool:
     return exchange.heard_ns > 0 or any(data for _, _, data in exchange.reads)
-
-
-def _httpx_transport(base_url: str) -> httpx.AsyncBaseTransport:
-    """A fresh connection for each request: nobody may have closed it meanwhile."""
-    context = tls_context(base_url)
-    if base_url.startswith("https:"):
-        from benchctl.load.tls import TlsTransport  # noqa: PLC0415 - few need it, and it takes long to import
-
-        return TlsTransport(context)
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
-    return httpx.AsyncHTTPTransport(verify=context, trust_env=False, limits=limits)

@@ -1,10 +1,10 @@
 """The connections of a load to its server: kept open from one answer to the next where the server allows it.
 
 A slot that becomes free is filled on the connection that freed it, which costs one system call. Whether a server
-keeps connections is learnt from the first that has lain idle for a moment and is still open; until then, and where a
-server closes them after each answer, the next request goes out on a spare one that was opened ahead. No connection
-is used again after a second without use: servers close idle ones after some seconds, and a request that meets that
-moment is lost.
+keeps connections is learnt from the first that has lain idle for a moment and is still open; until then, and where
+a server closes them after each answer, the next request goes out on a spare one that was opened ahead. No
+connection is used again after a second without use: servers close idle ones after some seconds, and a request that
+meets that moment is lost.
 """
 
 import asyncio

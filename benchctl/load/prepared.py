@@ -6,6 +6,8 @@ from typing import Final
 
 from benchctl.load.exchange import Call, Exchange
 
+MOST_PREPARED: Final = 1024
+"""Requests that are made ahead of their time, or wait for a slot after it."""
 _MOST_BYTES: Final = 8 << 20
 """Requests that lie ready, in bytes: long prompts are not all kept twice."""
 
@@ -24,6 +26,11 @@ class PreparedRequests:
     def is_done(self) -> bool:
         """Whether all have been taken."""
         return self.is_exhausted and not self._ready
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether none lies ready although there are more to make."""
+        return not self._ready and not self.is_exhausted
 
     @property
     def has_room(self) -> bool:

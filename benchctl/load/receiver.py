@@ -4,8 +4,8 @@ The sockets share one epoll set, which the event loop watches as a single file: 
 the loop is woken once and all are read in a row, each with the time at which the kernel received its newest bytes
 and the time of the read. Nothing is decoded here: a token costs little more than the system call that fetches it.
 
-The end of an answer is seen here as well, by its last bytes, and told at once: the next request goes out from within
-this loop, before the other sockets are read and long before the answer that ended is decoded.
+The end of an answer is seen here as well, by its last bytes, and told at once: the next request goes out from
+within this loop, before the other sockets are read and long before the answer that ended is decoded.
 """
 
 import asyncio
@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from benchctl.load.kernel_clock import ANCILLARY_BYTES, stamp_arrivals
+from benchctl.units import NS_PER_S
 
 if TYPE_CHECKING:
     from benchctl.load.exchange import Exchange
@@ -35,6 +36,11 @@ _END: Final = b"\r\n" + _LAST_CHUNK
 """A line that is 0 cannot stand in an event stream: all its lines begin with the name of a field."""
 OVERHEAD_BYTES: Final = 200
 """What keeping a read costs beside its bytes: a tuple, a number, two headers of objects."""
+_PAUSE_NS: Final = 250_000
+"""After a round of reads in which no answer ended, nothing is read for so long: what arrives meanwhile is read in
+one go and costs less, and the kernel's stamps say when it came."""
+_MANY_STREAMS: Final = 16
+"""Below, there is nothing to save, and tokens of one stream that come in quick succession are read one by one."""
 NEVER_NS: Final = 1 << 62
 
 
@@ -42,8 +48,8 @@ class Connection:
     """One connection to the server, from one answer to the next."""
 
     __slots__ = (
-        "connected_ns", "error", "exchange", "has_ended", "has_failed_to_connect", "idle_since_ns", "is_answered",
-        "is_connecting", "is_good", "is_kept", "is_plain", "keep", "num_answers", "reads", "recvmsg", "sock", "unsent",
+        "connected_ns", "error", "exchange", "has_ended", "has_failed_to_connect", "idle_since_ns", "is_connecting",
+        "is_good", "is_kept", "is_plain", "keep", "num_answers", "reads", "recvmsg", "sock", "unsent",
     )  # fmt: skip
 
     def __init__(self, sock: socket.socket) -> None:
@@ -78,8 +84,6 @@ class Connection:
         """Whether the head says status 200."""
         self.is_kept = False
         """Whether the head says that the connection stays open after the answer."""
-        self.is_answered = False
-        """Whether the last chunk has come."""
 
 
 class HeldBytes:
@@ -116,7 +120,7 @@ class Receiver:
         self.due_ns = NEVER_NS
         """When ``on_due`` is called in the midst of reading: a plan of sends is kept whatever comes in."""
         self.on_due: Callable[[], None] = lambda: None
-        self._loop.add_reader(self._epoll.fileno(), self.read_ready)
+        self._loop.add_reader(self._epoll.fileno(), self._read_and_pause)
 
     def close(self) -> None:
         self._loop.remove_reader(self._epoll.fileno())
@@ -155,9 +159,16 @@ class Receiver:
             self._epoll.unregister(descriptor)
         connection.sock.close()
 
-    def read_ready(self) -> None:
-        """Read once from each connection that has something."""
-        connections, now_ns, num_bytes = self._connections, time.monotonic_ns, 0
+    def _read_and_pause(self) -> None:
+        """Read, and let more arrive before the next look: each look wakes the process, and has its price."""
+        if not self.read_ready() and self.is_stamping and len(self._connections) > _MANY_STREAMS:
+            pause_ns = min(_PAUSE_NS, self.due_ns - time.monotonic_ns())
+            if pause_ns > 0:
+                time.sleep(pause_ns / NS_PER_S)
+
+    def read_ready(self) -> bool:
+        """Read once from each connection that has something; True when an answer may have ended."""
+        connections, now_ns, num_bytes, has_ended = self._connections, time.monotonic_ns, 0, False
         for descriptor, event in self._epoll.poll(0):
             connection = connections.get(descriptor)
             if connection is None or (event != _IN and not self._is_readable(connection, event)):
@@ -174,11 +185,12 @@ class Receiver:
             num_bytes += len(data) + OVERHEAD_BYTES
             if connection.is_plain or data[-5:] in _ENDINGS or not data:
                 self.held.num_bytes += num_bytes
-                num_bytes = 0
+                num_bytes, has_ended = 0, True
                 self._look(connection, data)
             if read_ns >= self.due_ns:
                 self.on_due()
         self.held.num_bytes += num_bytes
+        return has_ended
 
     def _look(self, connection: Connection, data: bytes) -> None:
         """A read after which the answer may be whole."""
@@ -190,7 +202,6 @@ class Receiver:
         if connection.is_plain:
             _take_head(connection, data)
         if _tail(connection.reads) == _END:
-            connection.is_answered = True
             self._on_end(connection)
         elif connection.is_plain or data[-5:] in _ENDINGS:
             self._on_look(connection)

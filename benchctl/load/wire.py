@@ -15,6 +15,7 @@ import msgspec
 
 from benchctl.load.exchange import Call
 from benchctl.load.tally import Activity
+from benchctl.profile.model import PriorityOption
 from benchctl.records.run import ClientSample, RequestRecord
 
 M = TypeVar("M")
@@ -34,6 +35,9 @@ class Assignment(Message, frozen=True, kw_only=True):
     arrival: dict[str, Any]
     timeouts: dict[str, Any]
     time_scale: float
+    priority: PriorityOption
+    num_processes: int
+    """Of the whole load; each asks for ``priority``."""
 
 
 class CallToMake(Message, frozen=True, kw_only=True):
@@ -57,7 +61,9 @@ class Stop(Message, frozen=True, kw_only=True):
 
 
 class Ready(Message, frozen=True, kw_only=True):
-    """The first requests can leave."""
+    """The first requests can leave. ``priority`` is what the worker got."""
+
+    priority: str
 
 
 class KeptRecord(Message, frozen=True, kw_only=True):

@@ -17,6 +17,7 @@ from benchctl.load.client import StreamClient
 from benchctl.load.driver import Load
 from benchctl.load.exchange import Call
 from benchctl.load.interpreter import steady_interpreter
+from benchctl.load.priority import load_priority
 from benchctl.load.wire import (
     TO_WORKER,
     AllCalls,
@@ -52,10 +53,6 @@ async def _work() -> None:
 async def _carry_out(assignment: Assignment, calls: deque[Call], wire: Wire[ToWorker]) -> None:
     started: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
-    async def begin() -> int:
-        wire.send(Ready())
-        return await started
-
     def on_sample(sample: ClientSample) -> None:
         wire.send(Pulse(sample=sample, activity=client.activity()))
 
@@ -69,7 +66,12 @@ async def _carry_out(assignment: Assignment, calls: deque[Call], wire: Wire[ToWo
             on_sample=on_sample,
             worker=assignment.worker,
         )
-        with steady_interpreter():
+        with steady_interpreter(), load_priority(assignment.priority, assignment.num_processes) as priority:
+
+            async def begin() -> int:
+                wire.send(Ready(priority=str(priority)))
+                return await started
+
             driving = asyncio.create_task(load.drive(_taken_from(calls), begin))
             obeying = asyncio.create_task(_obey(wire, started, driving))
             await asyncio.wait({driving})

@@ -12,14 +12,18 @@ import asyncio
 import math
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Final, Literal, TypeAlias
 
 import msgspec
 
 from benchctl.load.client import StreamClient
-from benchctl.load.driver import LEAD_NS, OPEN_LOOP, Load
+from benchctl.load.demand import LoadSize, expected_cores, most_open
+from benchctl.load.driver import OPEN_LOOP, Load
 from benchctl.load.exchange import Call
+from benchctl.load.open_loop import LEAD_NS
+from benchctl.load.priority import load_priority
 from benchctl.load.started_worker import StartedWorker
 from benchctl.load.tally import Activity, LoadSummary, Tally
 from benchctl.load.wire import (
@@ -34,12 +38,12 @@ from benchctl.load.wire import (
     Ready,
     Stop,
 )
-from benchctl.profile.model import Arrival, Profile, Timeouts
+from benchctl.profile.model import Arrival, PriorityOption, Profile, Timeouts
 from benchctl.records.run import ClientSample, RequestRecord
 from benchctl.units import NS_PER_MS, NS_PER_S
 
-STREAMS_PER_WORKER: Final = 512
-"""Open at once, for which ``auto`` takes one process: at 20 ms per token they fill about a third of a core."""
+WORKER_CORES: Final = 0.5
+"""Of its core, that ``auto`` lets a process be busy on average; the rest is for moments at which much comes."""
 _HEADSTART_NS: Final = 20 * NS_PER_MS
 """From naming the start to the start itself, within which every worker has heard of it."""
 _LOOK_S: Final = 1.0
@@ -47,16 +51,20 @@ _CALL_DOWN_S: Final = 10.0
 """For recording what was in flight when the load is called off."""
 
 
-def num_workers(option: Literal["auto"] | int, arrival: Arrival, num_requests: int, num_cores: int) -> int:
+def num_workers(option: Literal["auto"] | int, arrival: Arrival, size: LoadSize, num_cores: int) -> int:
     """How many processes carry a load: never more than slots or requests, of which each worker needs one.
 
-    ``auto`` takes one per 512 streams that can be open at once (the cap of the arrival, or else all requests), and
-    leaves one of the cores free.
+    ``auto`` takes as many as keep each below half a core, by what the load is expected to bring, and leaves one of
+    the cores free.
     """
-    num_streams = min(arrival.max_concurrency or num_requests, num_requests)
-    by_load = min(math.ceil(num_streams / STREAMS_PER_WORKER), num_cores - 1)
+    by_load = min(math.ceil(expected_cores(arrival, size) / WORKER_CORES), num_cores - 1)
     wanted = by_load if option == "auto" else option
-    return max(1, min(wanted, num_streams))
+    return max(1, min(wanted, most_open(arrival, size)))
+
+
+def num_processes(num_workers: int) -> int:
+    """Those of a whole load: beside several workers there is one that gathers what they record."""
+    return num_workers if num_workers == 1 else num_workers + 1
 
 
 def shares(arrival: Arrival, count: int) -> tuple[Arrival, ...]:
@@ -84,9 +92,13 @@ class WorkerLoad:
         on_record: Callable[[RequestRecord], None],
         *,
         count: int,
+        priority: PriorityOption = "none",
         time_scale: float = 1.0,
         on_sample: Callable[[ClientSample], None] | None = None,
     ) -> None:
+        self.num_processes = num_processes(count)
+        self.priorities: set[str] = set()
+        """What the workers got of ``priority``, as far as they have said so."""
         self._arrival = arrival
         self._time_scale = time_scale
         self._on_record = on_record
@@ -98,6 +110,8 @@ class WorkerLoad:
                 arrival=share.model_dump(),
                 timeouts=timeouts.model_dump(),
                 time_scale=time_scale,
+                priority=priority,
+                num_processes=self.num_processes,
             )
             for i, share in enumerate(shares(arrival, count))
         ]
@@ -176,7 +190,8 @@ class WorkerLoad:
                 worker.activity = activity
                 if self._on_sample is not None:
                     self._on_sample(sample)
-            case Ready():
+            case Ready(priority=priority):
+                self.priorities.add(priority)
                 worker.is_ready = True
                 if all(other.is_ready for other in self._workers):
                     self._begin()
@@ -217,15 +232,19 @@ AnyLoad: TypeAlias = Load | WorkerLoad
 def load_for(
     client: StreamClient,
     profile: Profile,
-    num_requests: int,
+    size: LoadSize,
     on_record: Callable[[RequestRecord], None],
     *,
+    priority: PriorityOption = "none",
     time_scale: float = 1.0,
     on_sample: Callable[[ClientSample], None] | None = None,
 ) -> AnyLoad:
-    """The load of a profile, in this process or in as many as ``load.workers`` comes to."""
+    """The load of a profile, in this process or in as many as ``load.workers`` comes to.
+
+    ``priority`` is what its workers ask for; this process does so with ``prioritised``.
+    """
     arrival = profile.workload.arrival
-    count = num_workers(profile.load.workers, arrival, num_requests, len(os.sched_getaffinity(0)))
+    count = num_workers(profile.load.workers, arrival, size, len(os.sched_getaffinity(0)))
     if count == 1:
         return Load(client, arrival, on_record, time_scale=time_scale, on_sample=on_sample)
     return WorkerLoad(
@@ -234,6 +253,18 @@ def load_for(
         arrival,
         on_record,
         count=count,
+        priority=priority,
         time_scale=time_scale,
         on_sample=on_sample,
     )
+
+
+@contextmanager
+def prioritised(load: AnyLoad, option: PriorityOption, tell: Callable[[str], None]) -> Iterator[None]:
+    """Priority for the thread that drives ``load``; ``tell`` hears what those who time it got, at the end."""
+    with load_priority(option, load.num_processes if isinstance(load, WorkerLoad) else 1) as own:
+        try:
+            yield
+        finally:
+            those_that_time = load.priorities if isinstance(load, WorkerLoad) else {str(own)}
+            tell(" and ".join(sorted(those_that_time)) or "unknown")

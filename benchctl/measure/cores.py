@@ -10,8 +10,11 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
+from typing import Final, Literal
 
 _THREADS = Path("/proc/self/task")
+_CORES_FOR_ONE: Final = 8
+"""Cores of a machine on which a server hardly misses the one that is set apart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,19 +26,23 @@ class CoreSplit:
 
     def as_config(self) -> dict[str, str]:
         """As the effective configuration of a run states it, under the name of the option that a profile allows."""
-        return {"server.client_cores": f"client on {_ranges(self.client)}, server on {_ranges(self.server)}"}
+        return {
+            "server.client_cores": f"client on {core_ranges(self.client)}, server on {core_ranges(self.server)}"
+        }
 
 
-def split_cores(num_client_cores: int) -> CoreSplit | None:
+def split_cores(option: Literal["auto"] | int, num_processes: int = 1) -> CoreSplit | None:
     """The last cores that we may use for the client, the others for the server, which keeps one at least.
 
-    None where the client gets none: because nobody asked for it, there is one core only, or the system cannot bind
-    processes to cores.
+    ``auto`` gives the client a core for each of its ``num_processes``, if that is an eighth of all or less. None
+    where it gets none: there are too few, nobody asked for it, or the system cannot bind processes to cores.
     """
     if not hasattr(os, "sched_getaffinity"):
         return None
     usable = sorted(os.sched_getaffinity(0))
-    count = min(num_client_cores, len(usable) - 1)
+    if option == "auto":
+        option = num_processes if num_processes * _CORES_FOR_ONE <= len(usable) else 0
+    count = min(option, len(usable) - 1)
     if count < 1:
         return None
     return CoreSplit(server=frozenset(usable[:-count]), client=frozenset(usable[-count:]))
@@ -74,7 +81,7 @@ def _bind_threads(cores: Iterable[int]) -> None:
             os.sched_setaffinity(int(thread.name), cores)
 
 
-def _ranges(cores: frozenset[int]) -> str:
+def core_ranges(cores: frozenset[int]) -> str:
     """``0-2,5`` for 0, 1, 2 and 5, as Linux writes lists of cores."""
     numbered = enumerate(sorted(cores))
     runs = [[core for _, core in run] for _, run in groupby(numbered, key=lambda pair: pair[1] - pair[0])]

@@ -11,6 +11,7 @@ import psutil
 
 from benchctl.errors import RunError
 from benchctl.measure.doctor_check import Check
+from benchctl.measure.doctor_client import client_checks
 from benchctl.measure.port import choose_port
 from benchctl.measure.provenance import host_info
 from benchctl.units import GIB, MIB, NS_PER_S
@@ -36,6 +37,7 @@ def host_checks(results: Path) -> tuple[Check, ...]:
     """The machine, for measurements into ``results``, which need not exist yet."""
     return (
         _cores(),
+        *client_checks(_SYSTEM),
         _load(),
         governor_check(_SYSTEM),
         clock_check(_SYSTEM),

@@ -1,14 +1,17 @@
-"""What is kept of a load in memory to judge by: every request without its arrivals, and a part of those.
+"""What is kept of a load in memory to judge by: every request with its first arrival, and a part of the others.
 
-Whether the client was late, or tokens came in bursts, tens of thousands of arrivals show as well as millions.
+Whether the client was late, or tokens came in bursts, tens of thousands of arrivals show as well as millions. How
+well the first token of each request is known shows in no other.
 """
 
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
 
+from benchctl.analysis.metric_bounds import Bounds, metric_bounds
 from benchctl.records.directory import LoadedRun
-from benchctl.records.run import ClientSample, RequestRecord, RunRecord
+from benchctl.records.run import ChoiceRecord, ClientSample, RequestRecord, RunRecord
 
 NUM_CHUNKS: Final = 20_000
 """Arrivals that are kept, of requests from the whole load: two megabytes."""
@@ -35,10 +38,12 @@ class LoadEvidence:
         """Keep ``record``, and its arrivals where it is one of those that stand for the load."""
         place = len(self._requests)
         is_whole = _rank(place) < self._limit
-        bare = tuple(msgspec.structs.replace(choice, text="") for choice in record.choices) if is_whole else ()
-        self._requests.append(msgspec.structs.replace(record, choices=bare))
+        bare = msgspec.structs.replace(
+            record, choices=tuple(msgspec.structs.replace(choice, text="") for choice in record.choices)
+        )
+        self._requests.append(bare if is_whole else _with_first_read(bare))
         if is_whole:
-            self._whole[place] = sum(len(choice.chunk_ns) for choice in bare)
+            self._whole[place] = sum(len(choice.chunk_ns) for choice in bare.choices)
             self._num_chunks += self._whole[place]
         while self._num_chunks > self._most_chunks and len(self._whole) > self._enough_requests:
             self._thin()
@@ -48,16 +53,24 @@ class LoadEvidence:
         self._limit //= 2
         for place in [place for place in self._whole if _rank(place) >= self._limit]:
             self._num_chunks -= self._whole.pop(place)
-            self._requests[place] = msgspec.structs.replace(self._requests[place], choices=())
+            self._requests[place] = _with_first_read(self._requests[place])
 
     def take_sample(self, sample: ClientSample) -> None:
         self._samples.append(sample)
+
+    def bounds(self) -> Mapping[str, Bounds]:
+        """The metrics of the load that rest on arrivals which are only known between bounds."""
+        whole = [self._requests[place] for place in self._whole]
+        return metric_bounds(self._requests, whole, self._samples)
 
     def as_run(self, record: RunRecord) -> LoadedRun:
         """What was kept, in the shape in which runs are judged."""
         return LoadedRun(
             record=record,
-            requests=tuple(self._requests),
+            requests=tuple(
+                request if place in self._whole else msgspec.structs.replace(request, choices=())
+                for place, request in enumerate(self._requests)
+            ),
             steps=(),
             gpu=(),
             host=(),
@@ -65,6 +78,21 @@ class LoadEvidence:
             warnings=(),
             client=tuple(self._samples),
         )
+
+
+def _with_first_read(record: RequestRecord) -> RequestRecord:
+    """The record with what the first read brought of each choice: the chunks that share the first time."""
+    return msgspec.structs.replace(record, choices=tuple(map(_first_read, record.choices)))
+
+
+def _first_read(choice: ChoiceRecord) -> ChoiceRecord:
+    num_chunks = choice.chunk_ns.count(choice.chunk_ns[0]) if choice.chunk_ns else 0
+    late_ns = choice.chunk_late_ns
+    return ChoiceRecord(
+        index=choice.index,
+        chunk_ns=choice.chunk_ns[:num_chunks],
+        chunk_late_ns=None if late_ns is None else late_ns[:num_chunks],
+    )
 
 
 def _rank(place: int) -> int:

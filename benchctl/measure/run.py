@@ -26,10 +26,11 @@ from benchctl.engines.engine import Engine, LaunchSite, raw_step_log
 from benchctl.engines.kinds import engine_for
 from benchctl.errors import RecordError, RunError, ServerRefusalError, ServerStartError
 from benchctl.load.client import StreamClient
+from benchctl.load.demand import size_of
 from benchctl.load.driver import Load
 from benchctl.load.interpreter import steady_interpreter
 from benchctl.load.tally import NOTHING_SENT, LoadSummary
-from benchctl.load.workers import AnyLoad, load_for
+from benchctl.load.workers import AnyLoad, load_for, num_processes, num_workers, prioritised
 from benchctl.measure.attached import AttachedServer
 from benchctl.measure.attempt import begin_attempt
 from benchctl.measure.configuration import flat_configuration
@@ -51,7 +52,7 @@ from benchctl.measure.redaction import recorded_env, redacted_argv, server_env
 from benchctl.measure.server import Launch, Server, ServerProcess
 from benchctl.measure.telemetry import Watched, sampled
 from benchctl.measure.warmup import warmup_bursts, warmup_requests
-from benchctl.profile.model import Arrival, Profile
+from benchctl.profile.model import Arrival, PriorityOption, Profile
 from benchctl.profile.plan import variant_settings
 from benchctl.records.directory import RunDirectory, cell_name, keep_steps, load_run
 from benchctl.records.run import (
@@ -117,7 +118,8 @@ class _Run:
         self._directory = directory
         self._engine = context.engine or engine_for(context.profile.engine.kind)
         self._settings = variant_settings(context.profile, planned.variant, planned.cell)
-        self._cores = split_cores(self._settings.server.client_cores_kept)
+        self._load_size = size_of(context.requests)
+        self._cores = split_cores(self._settings.server.client_cores_kept, self._num_client_processes())
         self._load: AnyLoad | None = None
         record = RunRecord(
             schema_version=SCHEMA_VERSION,
@@ -130,6 +132,11 @@ class _Run:
             time_scale=self._engine.time_scale(self._settings),
         )
         self._journal = Journal(directory, record)
+
+    def _num_client_processes(self) -> int:
+        """Of the load, if it had all cores that benchctl may use."""
+        option, arrival = self._profile.load.workers, self._profile.workload.arrival
+        return num_processes(num_workers(option, arrival, self._load_size, len(os.sched_getaffinity(0))))
 
     def measure(self) -> RunRecord:
         self._journal.update(attempt=begin_attempt(self._directory))
@@ -284,15 +291,28 @@ class _Run:
                 writer.write(record)
                 self._context.on_progress(next(num_ended))
 
-            scale, num_requests = self._journal.record.time_scale, len(self._context.requests)
+            priority = self._client_priority()
             load = self._load = load_for(
-                target.client, self._profile, num_requests, keep, time_scale=scale, on_sample=samples.write
+                target.client,
+                self._profile,
+                self._load_size,
+                keep,
+                priority=priority,
+                time_scale=self._journal.record.time_scale,
+                on_sample=samples.write,
             )
             limit = arrival.max_concurrency
             sampling = sampled(self._directory.path, self._profile.telemetry, self._watched(target, gpu))
-            with sampling as doubts, steady_interpreter():
+            with sampling as doubts, steady_interpreter(), prioritised(load, priority, self._tell_priority):
                 await drive(target, load, self._context.requests, max_concurrency=limit, is_warmup=False)
         self._journal.warn(*doubts)
+
+    def _client_priority(self) -> PriorityOption:
+        """A simulator steps in its own time, which no wait of ours changes."""
+        return "none" if self._journal.record.clock == "virtual" else self._profile.load.priority
+
+    def _tell_priority(self, got: str) -> None:
+        self._journal.update(client_priority=got)
 
     def _watched(self, target: Target, gpu: GpuReader | None) -> Watched:
         path = self._engine.metrics_path(self._settings)

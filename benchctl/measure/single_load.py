@@ -9,7 +9,7 @@ measures.
 
 import platform
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,14 +20,16 @@ import msgspec
 from benchctl.analysis.bunching import bunching_doubts
 from benchctl.analysis.client_guard import client_doubts, client_warnings
 from benchctl.analysis.load_figures import FiguresInPassing, LoadFigures
+from benchctl.analysis.offered_load import ClientAccount, load_metrics, offered_load
 from benchctl.analysis.stamps import client_metrics
 from benchctl.engines.attach import AttachEngine
 from benchctl.engines.engine import LaunchSite
 from benchctl.errors import LoadError, RunError
 from benchctl.load.client import StreamClient
+from benchctl.load.demand import size_of
 from benchctl.load.driver import Load
 from benchctl.load.interpreter import steady_interpreter
-from benchctl.load.workers import load_for
+from benchctl.load.workers import load_for, prioritised
 from benchctl.measure.attached import NOT_FRESH
 from benchctl.measure.calls import calls_of
 from benchctl.measure.configuration import flat_configuration
@@ -59,8 +61,8 @@ class Loaded:
     manifest: Manifest
     record: RunRecord
     figures: LoadFigures
-    client: Mapping[str, float | None]
-    """How the load generator did: ``CLIENT_METRICS``."""
+    client: ClientAccount
+    """How the load generator did."""
     arrival: Arrival
 
 
@@ -124,13 +126,19 @@ class _SingleLoad:
         self.journal = Journal(self._directory, record)
 
     def loaded(self) -> Loaded:
-        figures, seen = self._came_to, self._evidence.as_run(self.journal.record)
+        figures, arrival = self._came_to, self._profile.workload.arrival
+        seen = self._evidence.as_run(self.journal.record)
+        measured = client_metrics(seen.requests, seen.client) | load_metrics(seen.requests, arrival)
         return Loaded(
             manifest=self._results.manifest(),
             record=self.journal.record,
             figures=figures,
-            client=client_metrics(seen.requests, seen.client) | figures.client_metrics(),
-            arrival=self._profile.workload.arrival,
+            client=ClientAccount(
+                metrics=measured | figures.client_metrics(),
+                offered=offered_load(seen.requests, arrival),
+                bounds=self._evidence.bounds(),
+            ),
+            arrival=arrival,
         )
 
     @cached_property
@@ -204,14 +212,18 @@ class _SingleLoad:
             write_sample(sample)
             self._evidence.take_sample(sample)
 
-        load = load_for(client, self._profile, self._profile.workload.num_prompts, keep, on_sample=watch)
+        priority, size = self._profile.load.priority, size_of(self._results.stored_requests())
+        load = load_for(client, self._profile, size, keep, priority=priority, on_sample=watch)
         try:
-            with steady_interpreter():
+            with steady_interpreter(), prioritised(load, priority, self._tell_priority):
                 stored = self._results.stored_requests()
                 await load.drive(calls_of(self._engine, self._settings, stored, is_warmup=False))
         finally:
             self.journal.count(load.summary())
         self._judge(load.summary().first_error)
+
+    def _tell_priority(self, got: str) -> None:
+        self.journal.update(client_priority=got)
 
     def _judge(self, first_error: str | None) -> None:
         """The verdict on a load that went to its end."""
@@ -220,7 +232,7 @@ class _SingleLoad:
         if figures.cached_tokens:
             journal.warn(_cached(figures.cached_tokens, figures.prompt_tokens))
         seen, arrival = self._evidence.as_run(journal.record), self._profile.workload.arrival
-        journal.warn(*client_warnings(seen, arrival), *bunching_doubts(seen))
+        journal.warn(*client_warnings(seen, arrival, self._evidence.bounds()), *bunching_doubts(seen))
         for doubt in client_doubts(seen, arrival):
             journal.doubt(doubt.code, doubt.message)
         if figures.miscounted:

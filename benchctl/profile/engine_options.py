@@ -5,7 +5,7 @@ and one sweep fit several; the engine's own file spells them as its server does.
 through ``extra_args`` as it is.
 """
 
-from typing import Any, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
@@ -30,7 +30,7 @@ class ServerOptions(Section):
         return None
 
     @property
-    def client_cores_kept(self) -> int:
+    def client_cores_kept(self) -> Literal["auto"] | int:
         """Processor cores that the server leaves to the client."""
         return 0
 
@@ -107,9 +107,10 @@ class LaunchedOptions(ServerOptions):
     """Variables of the server's environment beyond ours."""
     extra_args: tuple[str, ...] = ()
     """Words added to the server's command line as they are, after those that the options give."""
-    client_cores: int = Field(default=0, ge=0)
+    client_cores: Literal["auto"] | Annotated[int, Field(ge=0)] = "auto"
     """Processor cores that are the client's alone: the server is started on the others, the client runs on the last
-    ones. The server always keeps one; on a machine with one core nothing is bound."""
+    ones. ``auto``: one, or one for each process of the load, where these are no more than an eighth of the cores;
+    else none. The server always keeps one; on a machine with one core nothing is bound."""
 
     @field_validator("env")
     @classmethod
@@ -133,7 +134,7 @@ class LaunchedOptions(ServerOptions):
         return self.port
 
     @property
-    def client_cores_kept(self) -> int:
+    def client_cores_kept(self) -> Literal["auto"] | int:
         return self.client_cores
 
 

@@ -21,6 +21,7 @@ MAX_SAMPLES_OF_A_REQUEST = 128
 """What the OpenAI dialect takes as ``n``."""
 Gate = Literal["throttling", "foreign-gpu-process", "failed-requests"]
 FactorValue = str | int | float | bool | None
+PriorityOption = Literal["auto", "none"]
 
 
 class LengthRange(Section):
@@ -261,8 +262,12 @@ class LoadOptions(Section):
     """The load generator itself."""
 
     workers: Literal["auto"] | Annotated[int, Field(ge=1, le=64)] = "auto"
-    """Processes that the load is split over, request by request in turn; ``auto``: one per 512 requests that can be
-    open at once, leaving a core free. Never more than slots or requests."""
+    """Processes that the load is split over, request by request in turn; ``auto``: as many as keep each below half
+    a core by the tokens that are expected, leaving a core free. Never more than slots or requests."""
+    priority: PriorityOption = "auto"
+    """What the load client asks of the system, so that a server that keeps all cores busy does not hold it up:
+    ``auto`` real-time scheduling at the lowest priority, else a negative nice value, else nothing, as far as
+    permitted and while the load lasts; ``none`` never. ``benchctl doctor`` says what is permitted."""
 
 
 class Engine(Section):

@@ -140,7 +140,7 @@ class RequestRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
     num_redirects: int = 0
     """How often the server sent the request on to another place."""
     is_resent: bool = False
-    """Whether it was sent again: not a byte had come back when the server closed a connection that was idle before."""
+    """Whether it was sent again: the server closed an idle connection before a byte of the answer had come back."""
     status: int | None = None
     choices: tuple[ChoiceRecord, ...] = ()
     prompt_tokens: int | None = None
@@ -322,6 +322,9 @@ class RunRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
     """What the server says of itself, flat: one key per setting."""
     host: str | None = None
     """Name of the machine that did the run; None in older records."""
+    client_priority: str | None = None
+    """How the load client's threads were scheduled: ``fifo``, ``nice -10`` or ``normal``, and why not better. None
+    where no load went out, and in older records."""
     started_at: str | None = None
     """UTC, ISO 8601; the only wall-clock time of a run."""
     times: RunTimes = RunTimes()

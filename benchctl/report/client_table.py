@@ -1,4 +1,4 @@
-"""The load generator as a table: how late it sent and read, whose time stamps it has, how busy it was."""
+"""The load generator as a table: how much of the load it kept up, how late, whose stamps it has, how busy it is."""
 
 from collections.abc import Callable
 from typing import Final
@@ -11,6 +11,11 @@ from benchctl.report.reading import Reading
 
 _TITLE: Final = "The client, ms of its own clock; of a cell the mean over blocks"
 _COLUMNS: Final = {
+    "load": "offered_load_frac",
+    "slots idle": "slot_idle_frac",
+    "refill p50": "p50_refill_gap_ms",
+    "refill p99": "p99_refill_gap_ms",
+    "connect p99": "p99_refill_connect_ms",
     "send lag p50": "p50_send_lag_ms",
     "p99": "p99_send_lag_ms",
     "max": "max_send_lag_ms",
@@ -46,4 +51,6 @@ def _row(value_of: Callable[[str], float | None]) -> list[str]:
 def _shown(column: str, value: float | None) -> str:
     if value is None:
         return UNKNOWN
+    if column == "slot_idle_frac":
+        return f"{value:.2%}"
     return f"{value:.1%}" if column.endswith("_frac") else f"{value:.3g}"

@@ -129,6 +129,7 @@ def _metric_document(cell: CellComparison, metric: MetricComparison) -> dict[str
         "outlier_blocks": list(metric.outlier_blocks),
         "without_outliers": _without_outliers(metric),
         "is_distrusted": metric.is_distrusted,
+        "runs_with_bounds": {"a": metric.num_bounded[0], "b": metric.num_bounded[1]},
         "p": estimate.p_value if estimate else None,
         "detectable_frac": estimate.detectable_frac if estimate else None,
         "exploratory": metric.role == "exploratory",

@@ -12,9 +12,11 @@ from benchctl.analysis.comparison_text import (
     reasons_of,
     threshold_text,
 )
+from benchctl.analysis.metric_bounds import MARK
 from benchctl.analysis.metric_comparison import MetricComparison, spread_of_blocks
 from benchctl.analysis.quality_text import divergence_sentence, quality_lines
 from benchctl.report.decomposition_table import decomposition_lines
+from benchctl.report.digits import marked
 
 SHOWN_EXPLORATORY: Final = frozenset(
     {"output_throughput", "ttft_ms", "tpot_ms", "e2el_ms", "output_tokens", "num_steps", "tokens_per_step"}
@@ -56,8 +58,8 @@ def _row(metric: MetricComparison) -> tuple[str, ...]:
     verdict = f"({metric.verdict})" if metric.role == "exploratory" else metric.verdict
     return (
         metric.metric.name,
-        _value(metric.a, metric.a_blocks),
-        _value(metric.b, metric.b_blocks),
+        marked(_value(metric.a, metric.a_blocks), metric.num_bounded[0]),
+        marked(_value(metric.b, metric.b_blocks), metric.num_bounded[1]),
         change_text(metric),
         exact if p_value is None else _probability(p_value),
         verdict,
@@ -90,6 +92,7 @@ def footnotes_of(comparison: Comparison) -> Iterator[str]:
             f"are those of {comparison.confidence * 100:.4g}% and every verdict is corrected for it"
         )
     yield from _order_lines(comparison)
+    yield from bounds_lines(comparison)
     if equal := _equal_everywhere(comparison):
         yield f"equal in every block: {', '.join(equal)}"
     yield "verdicts in parentheses are exploratory and decide nothing"
@@ -129,6 +132,18 @@ def _margin_lines(comparison: Comparison) -> Iterator[str]:
         yield "no noise floor: no A/A experiment of this machine is on file (benchctl run --profile aa)"
         return
     yield f"noise floor A/A: {floors_text(comparison)}"
+
+
+def bounds_lines(comparison: Comparison) -> Iterator[str]:
+    """What the mark beside a value means, for the metrics that have one."""
+    bounded = [(cell, metric) for cell in comparison.cells for metric in cell.metrics if any(metric.num_bounded)]
+    if bounded:
+        names = ", ".join(dict.fromkeys(metric.metric.name for _, metric in bounded))
+        num_runs = max(sum(metric.num_bounded) for _, metric in bounded)
+        yield (
+            f"{MARK} in up to {num_runs} runs the client was late to read, and {names} only known between bounds: "
+            "there they do not count (times-bounded)"
+        )
 
 
 def _correction(comparison: Comparison) -> str:

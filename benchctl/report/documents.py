@@ -11,6 +11,7 @@ from benchctl.analysis.summary import CellSummary
 from benchctl.analysis.sweep import SweepRow
 from benchctl.records.schema import SCHEMA_VERSION
 from benchctl.report.reading import Reading
+from benchctl.report.vllm_result import bounds_document
 
 
 def summary_document(reading: Reading) -> dict[str, Any]:
@@ -22,6 +23,7 @@ def summary_document(reading: Reading) -> dict[str, Any]:
         "state": manifest.state,
         "baseline": manifest.baseline,
         "runs": [dict(run.values) for run in reading.runs],
+        "bounds": {run.record.run_id: bounds_document(run.bounds) for run in reading.runs if run.bounds},
         "cells": [_cell(cell) for cell in reading.cells],
         "ladders": msgspec.to_builtins(reading.ladders),
         "findings": [

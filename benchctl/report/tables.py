@@ -13,7 +13,7 @@ from benchctl.analysis.flops_bridge import flops_bridge
 from benchctl.analysis.severity import by_severity
 from benchctl.analysis.summary import CellSummary, Spread
 from benchctl.records.run import Manifest, ResultWarning
-from benchctl.report.digits import UNKNOWN, four_digits
+from benchctl.report.digits import UNKNOWN, four_digits, marked
 from benchctl.report.reading import Reading
 from benchctl.units import TERA, ms_from_ns
 
@@ -93,7 +93,9 @@ def runs_table(reading: Reading) -> Table:
             blanks = [UNKNOWN] * (len(_RUN_COLUMNS) + 1)
             table.add_row(planned.run_id, "planned", *blanks, "")
             continue
-        numbers = [four_digits(run.number(column)) for column in _RUN_COLUMNS.values()]
+        numbers = [
+            marked(four_digits(run.number(column)), column in run.bounds) for column in _RUN_COLUMNS.values()
+        ]
         marks = " ".join(str(i) for i, note in enumerate(notes, start=1) if _mentions(run.warnings, note))
         failed = _count(run.number("num_failed"))
         table.add_row(planned.run_id, run.state, *numbers, failed, marks)

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchctl.analysis.clock import clock_factor
+from benchctl.analysis.metric_bounds import Bounds, run_bounds
 from benchctl.analysis.metric_table import CLIENT_METRICS, LATENCIES, METRICS
 from benchctl.analysis.percentile import PERCENTS, standard_deviation
 from benchctl.analysis.request_timing import e2el_ns, is_completed, itls_ns, latencies_ns, measured, ttft_ns
@@ -26,7 +27,7 @@ def vllm_result(run: LoadedRun, manifest: Manifest, arrival: Arrival | None) -> 
     """The document of one run. ``arrival`` is the profile's, or None when the profile cannot be read."""
     from benchctl.analysis.metrics import run_metrics  # noqa: PLC0415 - numpy; the schedule of a load needs none
 
-    metrics = run_metrics(run)
+    metrics = run_metrics(run, arrival)
     requests = measured(run.requests)
     record = run.record
     return {
@@ -60,9 +61,15 @@ def vllm_result(run: LoadedRun, manifest: Manifest, arrival: Arrival | None) -> 
         "step_ms": metrics["step_ms"],
         "tokens_per_step": metrics["tokens_per_step"],
         "client": {name: metrics[name] for name in CLIENT_METRICS},
+        "bounds": bounds_document(run_bounds(run)),
         "definitions": {f"{latency}_ms": METRICS[f"{latency}_ms"].formula for latency in LATENCIES}
         | {name: METRICS[name].formula for name in ("step_ms", "tokens_per_step", *CLIENT_METRICS)},
     }
+
+
+def bounds_document(bounds: Mapping[str, Bounds]) -> dict[str, list[float]]:
+    """The metrics that rest on bounds, each with the two values between which it lies."""
+    return {name: [lies.low, lies.high] for name, lies in bounds.items()}
 
 
 def schedule(arrival: Arrival | None) -> dict[str, Any]:

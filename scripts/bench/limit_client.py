@@ -1,7 +1,9 @@
 """The least that a client in Python can do: open connections, send requests, stamp and keep every read.
 
 It understands nothing of what it reads, neither HTTP nor JSON; that a stream has ended it sees by the last bytes of
-a chunked body, and sends the next request of ``--requests`` from there, on the same connection. What it costs on an event loop is therefore the limit for any load generator on that loop.
+a chunked body, and sends the next request of ``--requests`` from there, on the same connection or, with
+``--new-connections``, on one that it opens then. What it costs on an event loop is therefore the limit for any load
+generator on that loop.
 ``--decode`` adds, after the streams have ended, what nobody who counts tokens can leave out: decoding each event.
 
     python scripts/bench/limit_client.py http://127.0.0.1:8000 --streams 64 [--requests 256] --output-len 500
@@ -16,7 +18,6 @@ import asyncio
 import gc
 import json
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
 from urllib.parse import urlsplit
@@ -47,19 +48,49 @@ class Answer:
         self.reads: list[bytes] = []
 
 
-class Slot(asyncio.Protocol):
-    """One connection, which carries one request after the other as long as there are any."""
+class Slots:
+    """A closed loop: each of its connections sends the next of ``answers`` as soon as it may."""
 
-    def __init__(self, waiting: Iterator[Answer], ended: list[Answer]) -> None:
-        self.waiting, self.ended = waiting, ended
+    def __init__(self, asked: argparse.Namespace, answers: list[Answer]) -> None:
+        self.asked, self.address = asked, urlsplit(asked.url)
+        self.waiting = iter(answers)
+        self.num_left = len(answers)
+        self.loop = asyncio.get_running_loop()
+        self.done = self.loop.create_future()
+        self.opening = set[asyncio.Task[None]]()
+
+    async def open(self) -> "Slot":
+        """A connection that has sent nothing yet."""
+        _, slot = await self.loop.create_connection(lambda: Slot(self), self.address.hostname, self.address.port)
+        return slot
+
+    async def open_and_send(self) -> None:
+        (await self.open()).send()
+
+    def renew(self) -> None:
+        """Another connection takes the place of one whose answer has ended."""
+        task = self.loop.create_task(self.open_and_send())
+        self.opening.add(task)
+        task.add_done_callback(self.opening.discard)
+
+    def end(self) -> None:
+        self.num_left -= 1
+        if not self.num_left:
+            self.done.set_result(None)
+
+
+class Slot(asyncio.Protocol):
+    """One connection, which carries one request or one after the other."""
+
+    def __init__(self, slots: Slots) -> None:
+        self.slots = slots
         self.answer: Answer | None = None
-        self.closed = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
 
     def send(self) -> None:
-        self.answer = answer = next(self.waiting, None)
+        self.answer = answer = next(self.slots.waiting, None)
         if answer is None:
             self.transport.close()
             return
@@ -73,11 +104,13 @@ class Slot(asyncio.Protocol):
         answer.stamps_ns.append(time.monotonic_ns())
         answer.reads.append(data)
         if data.endswith(END):
-            self.send()
-            self.ended.append(answer)
-
-    def connection_lost(self, _error: Exception | None) -> None:
-        self.closed.set_result(None)
+            if self.slots.asked.new_connections:
+                self.answer = None
+                self.transport.close()
+                self.slots.renew()
+            else:
+                self.send()
+            self.slots.end()
 
 
 def request(host: str, index: int, input_len: int, output_len: int) -> bytes:
@@ -99,20 +132,17 @@ def request(host: str, index: int, input_len: int, output_len: int) -> bytes:
 async def stream(asked: argparse.Namespace) -> tuple[list[Answer], float]:
     """All requests, ``--streams`` at a time, each stream on a connection made before; and the CPU seconds from the
     first send on."""
-    address, loop = urlsplit(asked.url), asyncio.get_running_loop()
+    host = urlsplit(asked.url).netloc
     answers = [
-        Answer(index, request(address.netloc, index, asked.input_len, asked.output_len))
+        Answer(index, request(host, index, asked.input_len, asked.output_len))
         for index in range(asked.requests or asked.streams)
     ]
-    waiting, ended = iter(answers), list[Answer]()
-    slots = [
-        (await loop.create_connection(lambda: Slot(waiting, ended), address.hostname, address.port))[1]
-        for _ in range(min(asked.streams, len(answers)))
-    ]
+    slots = Slots(asked, answers)
+    first = [await slots.open() for _ in range(min(asked.streams, len(answers)))]
     before_s = time.process_time()
-    for slot in slots:
+    for slot in first:
         slot.send()
-    await asyncio.gather(*(slot.closed for slot in slots))
+    await slots.done
     return answers, time.process_time() - before_s
 
 
@@ -132,6 +162,7 @@ def main() -> None:
     parser.add_argument("--input-len", type=int, default=16, help="words of each prompt")
     parser.add_argument("--output-len", type=int, default=500)
     parser.add_argument("--loop", choices=sorted(LOOPS), default="uvloop")
+    parser.add_argument("--new-connections", action="store_true", help="one for each request")
     parser.add_argument("--decode", action="store_true")
     parser.add_argument("--reads", type=Path, help="file for {request_id, sent_ns, stamps_ns} of each request")
     asked = parser.parse_args()

@@ -41,6 +41,7 @@ IDLE_NS = 4_000_000
 """Truth is written out when the next tick is further away than this."""
 GOLDEN = (math.sqrt(5) - 1) / 2
 """Its multiples, without their whole parts, fill the unit interval evenly however many there are."""
+FRAMING = b"transfer-encoding: chunked\r\n"
 SHARES = {"p50": 0.5, "p99": 0.99, "max": 1.0}
 MODELS = {
     "object": "list",
@@ -250,6 +251,8 @@ class PacedServer:
                 heapq.heappop(due)
                 continue
             content = stream.tick(self.events, self.options.coalesce)
+            if self.options.closes == "said":
+                content = content.replace(FRAMING, FRAMING + b"connection: close\r\n", 1)
             now_ns = monotonic_ns()
             self.lags_ns.append(now_ns - due_ns)
             if stream.is_over:
@@ -275,6 +278,8 @@ class PacedServer:
             connection.stream = None
             self.num_tokens += stream.num_tokens
             self.ended.append(stream)
+            if self.options.closes is not None:
+                self.drop(connection, "the answer has ended")
 
     def write(self, truth: Truth) -> None:
         if self.truth:
@@ -314,6 +319,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--phase", choices=("common", "spread"), default="common")
     parser.add_argument("--tokens-per-chunk", type=int, default=1, metavar="K")
     parser.add_argument("--coalesce", type=int, default=1, metavar="K", help="events in one send, every K ticks")
+    closes = "close each connection after its answer, having said so in the head of the answer or not"
+    parser.add_argument("--closes", choices=("said", "silently"), help=closes)
     return parser.parse_args()
 
 

@@ -24,6 +24,7 @@ from benchctl.records.jsonl import read_jsonl
 from benchctl.records.run import RequestRecord
 
 LIMIT = Path(__file__).with_name("limit_client.py")
+DELAYED = Path(__file__).with_name("delayed_client.py")
 NS_PER_S, NS_PER_MS = 1e9, 1e6
 
 
@@ -44,6 +45,8 @@ class Asked:
     rate_per_s: float | None = None
     seed: int = 1
     workers: str = "auto"
+    new_connections: bool = False
+    """The server closes each after its answer: a client that knows no spare ones opens one for each request."""
 
 
 class ToolError(Exception):
@@ -102,7 +105,16 @@ def make_tokenizer(directory: Path) -> Path:
 
 
 def benchctl_command(asked: Asked, directory: Path) -> list[str]:
-    argv = ["-m", "benchctl", "load", asked.url, "--model", "paced", "--dialect", "openai"]
+    return ["-m", "benchctl", *load_arguments(asked, directory)]
+
+
+def delayed_command(asked: Asked, directory: Path) -> list[str]:
+    """benchctl with a fault: each request that fills a slot is held up."""
+    return [str(DELAYED), *load_arguments(asked, directory)]
+
+
+def load_arguments(asked: Asked, directory: Path) -> list[str]:
+    argv = ["load", asked.url, "--model", "paced", "--dialect", "openai"]
     argv += ["--num-prompts", str(asked.num_prompts), "--seed", str(asked.seed), "--workers", asked.workers]
     argv += ["--input-len", str(asked.input_len), "--output-len", str(asked.output_len)]
     if asked.concurrency is not None:
@@ -249,6 +261,7 @@ def limit_command(loop: str, *flags: str, keeps_stamps: bool = False) -> Callabl
         streams = min(asked.concurrency or asked.num_prompts, asked.num_prompts)
         argv = [str(LIMIT), asked.url, "--streams", str(streams), "--requests", str(asked.num_prompts)]
         argv += ["--output-len", str(asked.output_len), "--input-len", str(asked.input_len), "--loop", loop, *flags]
+        argv += ["--new-connections"] if asked.new_connections else []
         return [*argv, "--reads", str(directory / "limit.json")] if keeps_stamps else argv
 
     return command
@@ -285,6 +298,7 @@ TOOLS = {
     "limit-decode": Tool("limit (uvloop) + decode", PYTHON, limit_command("uvloop", "--decode"), seen_by_nobody),
     "limit-stamps": Tool("limit (uvloop)", PYTHON, limit_command("uvloop", keeps_stamps=True), seen_by_limit),
     "benchctl": Tool("benchctl", PYTHON, benchctl_command, seen_by_benchctl, suspect_code=4),
+    "benchctl-delayed": Tool("benchctl, delayed", PYTHON, delayed_command, seen_by_nobody, suspect_code=4),
     "vllm": Tool("vllm bench serve", VLLM, vllm_command, seen_by_vllm, OFFLINE),
     "guidellm": Tool("GuideLLM", GUIDELLM, guidellm_command, seen_by_guidellm, OFFLINE),
     "aiperf": Tool("AIPerf", AIPERF, aiperf_command, seen_by_aiperf),  # offline it takes no tokenizer by its path

@@ -1,17 +1,18 @@
 """Does a closed loop keep its slots full? Measured at the server, for each load generator in the same call.
 
-Each tool drives N streams against the paced server, whose answers of one wave end together: then N slots become free
-within one tick, and the server waits for N requests. From its own log come the requests that were open at it on
-average, the gap from the end of an answer until the request that took its slot arrived (in a closed loop the i-th
-end makes room for the arrival N + i), and tokens per second. From the tool come its errors of TTFT and ITL, what it
-says of its own slots, and the processor time of all its processes for each token, its start and its end included.
+Each tool drives N streams against the paced server, whose answers of one wave end together: then N slots become
+free within one tick, and the server waits for N requests. From its own log come the requests that were open at it
+on average, the gap from the end of an answer until the request that took its slot arrived (in a closed loop the
+i-th end makes room for the arrival N + i), and tokens per second. From the tool come its errors of TTFT and ITL,
+what it says of its own slots, and the processor time of all its processes for each token, its start and its end
+included.
 
     python scripts/bench/slot_occupancy.py [--cases 64x20 256x20 256x10 800x66] [--output-len 128] [--waves 10]
         [--busy 2] [--repeats 1] [--tools limit benchctl vllm]
 
-A case is STREAMSxTICK_MS. ``--busy`` starts so many processes that compute without end beside the load.
-``--client-delay-ms`` holds benchctl's client up before each request that fills a slot: the failure that its guard is
-to find.
+A case is STREAMSxTICK_MS. ``--busy`` starts so many processes that compute without end beside the load. The tool
+``benchctl-delayed`` holds benchctl's client up by ``--client-delay-ms`` before each request that fills a slot: the
+failure that its guard is to find.
 """
 
 import argparse
@@ -30,11 +31,10 @@ from measured_process import Cost
 from paced_answer import Truth
 from peers import TOOLS, Asked, make_tokenizer
 from table import add_arguments, print_rows, write
-from truth import Errors, errors, on_cores, paced_server, usable_cores
+from truth import Errors, errors, paced_server, usable_cores
 
 NS_PER_MS = 1e6
 BUSY = "while True: pass"
-DELAYED = Path(__file__).with_name("delayed_client.py")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,8 @@ class Bench:
         """One run of one tool against a fresh server."""
         tool, directory = TOOLS[name], self.root / str(len(self.runs))
         num_prompts = streams * self.options.waves
-        flags = ("--tick-ms", f"{tick_ms:g}", "--coalesce", str(self.options.coalesce))
+        flags = ["--tick-ms", f"{tick_ms:g}", "--coalesce", str(self.options.coalesce)]
+        flags += ["--closes", self.options.closes] if self.options.closes else []
         with paced_server(directory, flags) as server:
             asked = Asked(
                 url=server.url,
@@ -102,6 +103,7 @@ class Bench:
                 concurrency=streams,
                 output_len=output_len,
                 workers=self.options.workers,
+                new_connections=self.options.closes is not None,
             )
             with busy_loops(self.options.busy):
                 cost = tool.run(asked, self.cores(), timeout_s=self.options.timeout_s, is_watched=False)
@@ -128,7 +130,7 @@ class Bench:
             "us/token": 1e6 * cost.cpu_s / tokens,
             "peak MB": cost.peak_bytes / 1e6,
         }
-        told = next((tool for tool in TOOLS.values() if tool.name == name)).told(directory)
+        told = next(tool for tool in TOOLS.values() if tool.name == name).told(directory)
         found: Errors | None = errors(told[name], truths) if name in told else None
         if found is not None:
             row |= {"ttft err p99": p99_ms(found.ttft_ns), "itl err p99": p99_ms(found.itl_ns)}
@@ -166,7 +168,9 @@ def measure(options: argparse.Namespace, root: Path) -> dict[str, Any]:
         for output_len in options.output_len:
             for repeat in range(options.repeats):
                 number = f" ({repeat + 1})" if options.repeats > 1 else ""
-                title = f"{streams} streams, {tick_ms:g} ms per token, {output_len} tokens per answer{beside}{number}"
+                title = (
+                    f"{streams} streams, {tick_ms:g} ms per token, {output_len} tokens per answer{beside}{number}"
+                )
                 rows = with_ratios([bench.row(name, streams, tick_ms, output_len) for name in names])
                 cases[title] = rows
                 print_rows(title, rows)
@@ -176,14 +180,20 @@ def measure(options: argparse.Namespace, root: Path) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_arguments(parser, ["limit", "benchctl", "vllm"])
-    parser.add_argument("--cases", nargs="+", type=case, default=[(64, 20.0), (256, 20.0), (256, 10.0), (800, 66.0)])
+    parser.add_argument(
+        "--cases", nargs="+", type=case, default=[(64, 20.0), (256, 20.0), (256, 10.0), (800, 66.0)]
+    )
     parser.add_argument("--output-len", type=int, nargs="+", default=[128])
     parser.add_argument("--waves", type=int, default=10, help="requests of each stream")
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--busy", type=int, default=0, help="processes that compute without end beside the load")
     parser.add_argument("--coalesce", type=int, default=1, metavar="K", help="events in one send of the server")
+    closes = "the server closes each connection after its answer"
+    parser.add_argument("--closes", choices=("said", "silently"), help=closes)
+    parser.add_argument("--client-delay-ms", type=float, default=80.0)
     parser.add_argument("--all-cores", action="store_true", help="let the tools use the server's core as well")
     options = parser.parse_args()
+    os.environ["BENCH_REFILL_DELAY_MS"] = str(options.client_delay_ms)
     with tempfile.TemporaryDirectory() as root:
         write(options.json, measure(options, Path(root)))
 

@@ -165,7 +165,7 @@ def _points(runs: Sequence[RunSummary], name: str, outliers: Sequence[int], plac
             value=value,
             run_id=run.record.run_id,
             is_outlier=run.record.block in outliers,
-            left_out=None if run.counted(name) is not None and run.is_usable else run.state,
+            left_out=run.why_left_out(name),
         )
         for run in runs
         if (value := run.number(name)) is not None

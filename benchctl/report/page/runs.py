@@ -6,6 +6,7 @@ from typing import Final
 from urllib.parse import quote
 
 from benchctl.analysis.doubt_kind import DoubtKind, doubt_kind
+from benchctl.analysis.metric_bounds import MARK
 from benchctl.analysis.summary import RunSummary
 from benchctl.records.run import PlannedRun, ResultWarning
 from benchctl.report.page.html import Html, el, join
@@ -50,7 +51,10 @@ def _row(planned: PlannedRun, run: RunSummary | None, notes: dict[DoubtKind, int
         el("td", run.record.run_id),
         _num(run.record.block),
         el("td", run.state, class_=f"state is-{run.record.state}"),
-        *(el("td", number(run.number(column)), class_="num") for column in _COLUMNS.values()),
+        *(
+            el("td", number(run.number(column)), f" {MARK}" if column in run.bounds else None, class_="num")
+            for column in _COLUMNS.values()
+        ),
         el("td", UNKNOWN if failed is None else f"{failed:.0f}", class_="num"),
         el("td", *(el("a", f"{mark} ", href=f"#note-{mark}") for mark in marks)),
         el("td", *_links(run, is_inside=is_inside)),

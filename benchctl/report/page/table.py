@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from benchctl.analysis.comparison import CellComparison, Comparison
 from benchctl.analysis.comparison_text import change_text
+from benchctl.analysis.metric_bounds import MARK
 from benchctl.analysis.metric_comparison import MetricComparison
 from benchctl.report.comparison_table import is_shown
 from benchctl.report.page.html import Html, el, join
@@ -53,7 +54,10 @@ def _body(comparison: Comparison, cell: CellComparison, *, is_all: bool) -> Iter
 
 def _row(comparison: Comparison, metric: MetricComparison) -> Html:
     sides = ((comparison.a_name, metric.a, metric.a_blocks), (comparison.b_name, metric.b, metric.b_blocks))
-    values = [_value(metric, name, mean, blocks) for name, mean, blocks in sides]
+    values = [
+        _value(metric, name, mean, blocks, num_bounded)
+        for (name, mean, blocks), num_bounded in zip(sides, metric.num_bounded, strict=True)
+    ]
     unit = f" {metric.metric.unit}" if metric.metric.unit != "1" else ""
     name = join(with_term(metric.metric.name, metric_term(metric.metric)), el("small", unit))
     change = with_term(minus(change_text(metric)), change_term(metric))
@@ -67,8 +71,14 @@ def _row(comparison: Comparison, metric: MetricComparison) -> Html:
     return el("tr", *cells, class_=metric.role)
 
 
-def _value(metric: MetricComparison, name: str, mean: float | None, blocks: tuple[float | None, ...]) -> Html:
-    shown = join(number(mean), el("small", f" {found}") if (found := spread(blocks)) else None)
+def _value(
+    metric: MetricComparison, name: str, mean: float | None, blocks: tuple[float | None, ...], num_bounded: int
+) -> Html:
+    shown = join(
+        number(mean),
+        el("small", f" {found}") if (found := spread(blocks)) else None,
+        f" {MARK}" if num_bounded else None,
+    )
     known = sum(value is not None for value in blocks)
     return el("td", with_term(shown, value_term(metric.metric, name, known)), class_="num value", data_side=name)
 

@@ -1,0 +1,56 @@
+"""Answers that have ended and are not recorded yet: decoding them waits for what has a time to keep."""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from benchctl.load.exchange import Exchange
+from benchctl.records.run import RequestRecord
+from benchctl.units import NS_PER_MS
+
+_WAVE_GAP_NS: Final = 2 * NS_PER_MS
+"""Answers that end within this of each other are of one wave: all its slots are filled before one is decoded ..."""
+_MOST_DELAY_NS: Final = 50 * NS_PER_MS
+"""... but no longer than this after the first of them. Where answers end all the time, no moment is better."""
+
+
+class Backlog:
+    """Exchanges that have ended, in the order of their ends. ``keep`` gets the record of each."""
+
+    def __init__(self, keep: Callable[[RequestRecord], None]) -> None:
+        self._keep = keep
+        self._ended: deque[Exchange] = deque()
+        self._is_recording = False
+
+    def add(self, exchange: Exchange) -> None:
+        """Take an exchange that has ended."""
+        self._ended.append(exchange)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing waits to be recorded; one may be on the way."""
+        return not self._ended
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all that was taken has been recorded."""
+        return not self._ended and not self._is_recording
+
+    @property
+    def is_growing(self) -> bool:
+        """Whether answers end one after another just now, and recording them is better left for later."""
+        if not self._ended:
+            return False
+        now_ns = time.monotonic_ns()
+        is_wave = now_ns - self._ended[-1].done_ns < _WAVE_GAP_NS
+        return is_wave and now_ns - self._ended[0].done_ns < _MOST_DELAY_NS
+
+    async def record_first(self) -> None:
+        """Decode the one that ended first, in slices that leave the loop free, and hand over its record."""
+        exchange = self._ended.popleft()
+        self._is_recording = True
+        try:
+            self._keep(await exchange.record())
+        finally:
+            self._is_recording = False

@@ -1,0 +1,81 @@
+"""What a load will ask of its client, told before it is sent: cores kept busy by reading tokens.
+
+An open loop says it: requests per second by tokens of each. In a closed loop the server sets the pace, which nobody
+knows beforehand; every stream is then taken to bring a token per ``TOKEN_S``, as a GPU that is not overloaded does.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from benchctl.load.driver import OPEN_LOOP
+from benchctl.profile.model import Arrival
+from benchctl.records.run import PreparedRequest
+from benchctl.units import NS_PER_S
+
+TOKEN_S: Final = 0.010
+"""Seconds from one token of a stream to the next, where the server sets the pace."""
+CPU_NS_PER_TOKEN: Final = 11_500
+"""Processor time of the client for an event of one token: 512 streams with a token every 10 ms, as
+``scripts/bench/worker_scaling.py`` measures it (``docs/measurements/load-generator.md``)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadSize:
+    """Of all requests of a load together."""
+
+    num_requests: int
+    num_outputs: int
+    """Choices, of which a request may have several."""
+    num_tokens: int
+    """Of output; where answers end by themselves the most that there can be."""
+    last_arrival_ns: int = 0
+
+
+def size_of(requests: Iterable[PreparedRequest]) -> LoadSize:
+    """One pass over ``requests``, none of which is kept."""
+    num_requests = num_outputs = num_tokens = last_arrival_ns = 0
+    for request in requests:
+        num_requests += 1
+        num_outputs += request.n
+        num_tokens += request.n * request.max_tokens
+        last_arrival_ns = max(last_arrival_ns, request.arrival_ns)
+    return LoadSize(
+        num_requests=num_requests,
+        num_outputs=num_outputs,
+        num_tokens=num_tokens,
+        last_arrival_ns=last_arrival_ns,
+    )
+
+
+def most_open(arrival: Arrival, size: LoadSize) -> int:
+    """Requests that can be open at once."""
+    return min(arrival.max_concurrency or size.num_requests, size.num_requests)
+
+
+def expected_tokens_per_s(arrival: Arrival, size: LoadSize) -> float:
+    """Tokens that arrive per second, on average over the load.
+
+    The scale of a simulator's time is not counted: it is one process, which sends no faster than one of ours reads.
+    """
+    if not size.num_requests:
+        return 0.0
+    by_streams = most_open(arrival, size) * size.num_outputs / size.num_requests / TOKEN_S
+    rate = _request_rate(arrival, size)
+    return by_streams if rate is None else min(by_streams, rate * size.num_tokens / size.num_requests)
+
+
+def expected_cores(arrival: Arrival, size: LoadSize) -> float:
+    """Cores that one process would keep busy with all of the load."""
+    return expected_tokens_per_s(arrival, size) * CPU_NS_PER_TOKEN / NS_PER_S
+
+
+def _request_rate(arrival: Arrival, size: LoadSize) -> float | None:
+    """Requests per second by the plan; None where answers pace them."""
+    rates = [] if arrival.launch_rate_limit is None else [arrival.launch_rate_limit]
+    if arrival.kind in OPEN_LOOP:
+        if arrival.request_rate is not None and arrival.kind != "trace":
+            rates.append(arrival.request_rate)
+        elif size.last_arrival_ns:
+            rates.append(size.num_requests * NS_PER_S / size.last_arrival_ns)
+    return min(rates, default=None)
