@@ -334,7 +334,7 @@ def test_a_load_of_a_plain_server_imports_no_aiohttp_no_polars_and_no_engine_tha
     imported = set(done.stderr.splitlines()[-1].split())
     assert {"benchctl.measure.single_load", "httpx"} <= imported
     arrays = {"numpy", "polars", "scipy", "matplotlib", "pandas"}
-    assert not imported & {*arrays, "aiohttp", "httpx_aiohttp", "prometheus_client", "pynvml", "tqdm"}
+    assert not imported & {*arrays, "aiohttp", "anyio", "httpcore", "prometheus_client", "pynvml", "tqdm"}
     assert not imported & {"benchctl.engines.sim", "benchctl.engines.vllm", "benchctl.measure.server"}
 
 

@@ -19,8 +19,8 @@ TAIL_LINES = 8
 @dataclass(frozen=True, slots=True)
 class Cost:
     """``cpu_s``: user and system time of the process and its descendants. ``peak_bytes``: the largest sum of their
-    resident sizes in a sample, in which memory that processes share counts for each of them. ``peak_pss_bytes``: that
-    with shared memory divided among all that share it, also those outside; 0 unless it was asked for."""
+    resident sizes in a sample, in which memory that processes share counts for each of them. ``peak_pss_bytes``:
+    that with shared memory divided among all that share it, also those outside; 0 unless it was asked for."""
 
     cpu_s: float
     peak_bytes: int
