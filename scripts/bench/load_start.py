@@ -1,8 +1,8 @@
 """How long the smallest load takes and how much memory a large one needs, each as a user would call it.
 
-The smallest is 4 requests of 4 tokens, one at a time, 5 ms a token, of which the load itself takes 110 ms. The large
-one keeps 256 streams open for 2,560 requests of 128 tokens, 10 ms a token. Wall time is that of an idle machine on an
-idle machine only. The modules that took longest to import say where to look.
+The smallest is 4 requests of 4 tokens, one at a time, 5 ms a token: the load itself takes 110 ms of it. The large
+one keeps 256 streams open for 2,560 requests of 128 tokens, 10 ms a token. Wall time is worth something only where
+nothing else runs. The modules that took longest to import say where to look.
 
     python scripts/bench/load_start.py [--rounds 10] [--large-rounds 3]
 """
