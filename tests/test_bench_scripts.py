@@ -279,15 +279,24 @@ def test_the_compare_bench_judges_long_logs_and_says_what_the_least_would_take(t
     assert "what it found: " in said
     found = json.loads((tmp_path / "compare.json").read_text())
     assert [row["what"] for row in found["rows"]] == [
+        "first reading",
         "benchctl compare",
         "without tables",
         "limit: polars alone",
         "records, by msgspec",
     ]
-    assert found["rows"][2]["of limit"] == 1
+    assert found["rows"][3]["of limit"] == 1
     assert all(row["wall s"] > 0 and row["peak MiB"] > 10 for row in found["rows"])
     assert "INVALID" not in found["said"]
     assert "b against a" in found["said"]
+
+
+def test_the_show_bench_reads_many_runs_twice_and_says_what_both_take(tmp_path):
+    small = ["--blocks", 6, "--requests", 4, "--tokens", 8, "--repeats", 1, "--json", tmp_path / "show.json"]
+    assert "a directory of 12 runs and 768 tokens" in run_script("show_speed.py", *small)
+    found = json.loads((tmp_path / "show.json").read_text())
+    assert [row["what"] for row in found["rows"]] == ["first reading", "benchctl show"]
+    assert all(row["wall s"] > 0 and row["peak MiB"] > 10 for row in found["rows"])
 
 
 def test_the_report_bench_builds_a_page_and_says_what_it_costs_beside_plotly_alone(tmp_path):

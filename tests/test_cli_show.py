@@ -10,8 +10,12 @@ import typer
 from typer.testing import CliRunner
 
 from benchctl.cli import list_results, report, show
+from benchctl.cli.screen import in_one_row, wide_console
 from benchctl.errors import InvalidDataError, RecordError, UsageError
 from benchctl.records.run import GitState, GpuInfo, ResultWarning
+from benchctl.report.client_table import client_table
+from benchctl.report.reading import read_results
+from benchctl.report.tables import breakdown_table, cells_table, flops_table, runs_table, sweep_table
 
 app = typer.Typer()
 app.command("show")(show.show)
@@ -44,6 +48,21 @@ def test_show_prints_headline_runs_cells_sections_sweep_and_findings(tmp_path):
     ):
         assert part in text
     assert "Notes" not in text
+
+
+def test_tables_that_are_drawn_in_one_row_look_as_they_would_row_by_row(tmp_path):
+    builders.write_results(tmp_path, cells=[{"top_k": 1}, {"top_k": 5}])
+    reading = read_results(tmp_path)
+    for draw in (runs_table, cells_table, breakdown_table, flops_table, sweep_table, client_table):
+        table = draw(reading)
+        shown = []
+        for form in (table, in_one_row(table)):
+            console = wide_console()
+            with console.capture() as printed:
+                console.print(form)
+            shown.append(printed.get())
+        assert shown[0] == shown[1]
+        assert in_one_row(table).row_count == 1
 
 
 def test_show_says_with_which_code_on_which_device_under_which_label(tmp_path):

@@ -7,6 +7,7 @@ from builders import edit_manifest, edit_requests, edit_run, edit_steps, write_r
 from benchctl.analysis.compare import CompareOptions, compare_sides, parse_side
 from benchctl.errors import NotComparableError, RecordError, SchemaVersionError
 from benchctl.records.run import GitState, GpuInfo, RequestError, ResultWarning, RunFailure
+from benchctl.report.comparison_document import refusal_document
 
 SEVEN = ({"baseline": 1.0, "guided": 1.0},) * 7
 BASELINE, GUIDED = "000-b0-baseline", "001-b0-guided-top_k5"
@@ -61,6 +62,17 @@ def test_every_difference_between_two_experiments_is_named_with_both_values(resu
     )
     assert all(difference in str(caught.value) for difference in caught.value.differences)
     assert "--allow-difference" in str(caught.value)
+
+
+def test_a_refusal_names_ten_differences_and_how_many_more_there_are(results, other):
+    settings = {f"server.flag_{i:02d}": i for i in range(25)}
+    for run in other.runs():
+        edit_run(other, run.path.name, effective_config=run.read().effective_config | settings)
+    with pytest.raises(NotComparableError, match="and 15 more, which --json names") as caught:
+        compare(results.path, other.path)
+    named = [line for line in str(caught.value).splitlines() if line.startswith("  server.flag_")]
+    assert named == [f"  server.flag_{i:02d}: absent against {i}" for i in range(10)]
+    assert len(refusal_document(caught.value)["reasons"]) == len(caught.value.differences) == 25
 
 
 def test_a_difference_in_the_work_itself_can_never_be_allowed(results, asked_else):

@@ -161,6 +161,26 @@ def test_swapping_the_sides_changes_no_p_value(differences: list[Fraction]) -> N
     assert sign_flip_p(differences) == pytest.approx(sign_flip_p([-value for value in differences]))
 
 
+def test_few_differences_whose_sums_are_too_many_are_counted_by_their_signs() -> None:
+    stream = np.random.default_rng(6)
+    differences = [Fraction(int(value), 2**40 + 1) for value in stream.integers(-(2**40), 2**40, size=14)]
+    sums = [Fraction(0)]
+    for value in differences:
+        sums = [one + sign * value for one in sums for sign in (1, -1)]
+    assert sign_flip_p(differences) == sum(abs(one) >= abs(sum(differences)) for one in sums) / len(sums)
+
+
+@pytest.mark.parametrize("num_questions", [40, 90, 160, 240])
+@pytest.mark.parametrize("num_samples", [1, 4, 9])
+def test_the_counted_distribution_is_that_of_drawn_signs(num_questions: int, num_samples: int) -> None:
+    stream = np.random.default_rng([7, num_questions, num_samples])
+    steps = stream.integers(-num_samples, num_samples + 2, size=num_questions)
+    signs = stream.choice([-1, 1], size=(20_000, num_questions))
+    drawn = np.mean(np.abs(signs @ steps) >= abs(steps.sum()))
+    found = sign_flip_p([Fraction(int(step), num_samples) for step in steps])
+    assert drawn == pytest.approx(found, abs=5 * math.sqrt(found * (1 - found) / 20_000) + 1e-4)
+
+
 def test_many_odd_differences_are_tested_by_their_normal_distribution() -> None:
     stream = np.random.default_rng(5)
     draws = stream.integers(-9973, 9973, size=400)

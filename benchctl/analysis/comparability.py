@@ -17,6 +17,8 @@ from benchctl.records.directory import LoadedResults, LoadedRun
 from benchctl.records.run import Manifest, ResultWarning, RunRecord
 
 NEVER_ALLOWED: Final = frozenset({"request_set_sha256", "stop", "schema_version"})
+_MOST_NAMED: Final = 10
+"""So many differences the message of a refusal names; the error holds all of them."""
 _ABSENT: Final = "absent"
 _CORES: Final = "server.client_cores"
 
@@ -101,7 +103,7 @@ def _shown(value: Any) -> str:
 
 
 def require_comparable(differences: Sequence[Difference], patterns: Sequence[str]) -> tuple[Difference, ...]:
-    """The differences that are allowed. Raises NotComparableError naming each one that is not."""
+    """The differences that are allowed. Raises NotComparableError that holds each one that is not."""
     refused = refused_differences(differences, patterns)
     if refused:
         raise NotComparableError(refusal(refused), refused)
@@ -120,8 +122,11 @@ def _is_allowed(difference: Difference, patterns: Sequence[str]) -> bool:
 
 
 def refusal(differences: Sequence[str]) -> str:
-    """The message for differences that no one declared."""
-    listed = "\n".join(f"  {difference}" for difference in differences)
+    """The message for differences that no one declared: the first of them, and how many more there are."""
+    lines = [f"  {difference}" for difference in differences[:_MOST_NAMED]]
+    if len(differences) > _MOST_NAMED:
+        lines.append(f"  and {len(differences) - _MOST_NAMED} more, which --json names")
+    listed = "\n".join(lines)
     never = ", ".join(sorted(NEVER_ALLOWED))
     return (
         f"the two sides differ in more than the declared factor:\n{listed}\n"

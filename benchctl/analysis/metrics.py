@@ -4,6 +4,7 @@ Warm-up requests and warm-up steps never count. Failed requests stay in ``num_re
 tokens and latencies are those of completed requests. Unknown is None.
 """
 
+from array import array
 from collections.abc import Sequence
 from statistics import fmean
 
@@ -126,11 +127,18 @@ def _latency_metrics(completed: Sequence[RequestRecord], factor: float) -> dict[
     found: dict[str, float | None] = {}
     for latency in LATENCIES:
         durations = values[latency]
-        mean = ms_from_ns(fmean(durations) * factor) if durations else None
+        mean = ms_from_ns(_mean(durations) * factor) if durations else None
         found[f"{latency}_ms"] = found[f"mean_{latency}_ms"] = mean
         for percent, value in percentiles(durations, len(completed)).items():
             found[f"p{percent}_{latency}_ms"] = _ms(value, factor)
     return found
+
+
+def _mean(durations_ns: Sequence[float]) -> float:
+    """The mean of at least one duration; where there are as many as tokens, of whole nanoseconds, by their sum."""
+    if isinstance(durations_ns, array):
+        return int(np.asarray(durations_ns).sum()) / len(durations_ns)
+    return fmean(durations_ns)
 
 
 def num_guided_steps(steps: StepColumns) -> int | None:

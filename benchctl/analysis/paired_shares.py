@@ -11,6 +11,7 @@ from fractions import Fraction
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from benchctl.analysis.uncertainty import Interval, acceleration_of, bca_bounds, bias_of
@@ -19,7 +20,10 @@ POWER: Final = 0.8
 _NUM_RESAMPLES: Final = 10_000
 _SEED: Final = 1998
 _MAX_ADDITIONS: Final = 1 << 25
-"""Up to which the distribution of a sum is counted out; beyond, it is taken for normal."""
+"""Up to which the distribution of a sum is counted out; beyond, that of many questions is taken for normal."""
+_FEW_QUESTIONS: Final = 32
+"""Of so many, all choices of signs are counted where their sums are too many: two halves of 2^16."""
+_LARGEST_SUM: Final = 1 << 62
 
 
 def pass_at(k: int, num_correct: int, num_samples: int) -> float:
@@ -109,6 +113,8 @@ def sign_flip_p(differences: Sequence[Fraction]) -> float:
     steps = [step // divisor for step in steps]
     observed, width = abs(int(sum(moved) * scale)) // divisor, sum(steps)
     if width * len(steps) > _MAX_ADDITIONS:
+        if len(steps) <= _FEW_QUESTIONS and width < _LARGEST_SUM:
+            return _share_of_signs(steps, observed)
         return float(2 * _upper_tail(observed / math.sqrt(sum(step**2 for step in steps))))
     chances = np.zeros(2 * width + 1)
     chances[width] = 1.0
@@ -122,6 +128,25 @@ def sign_flip_p(differences: Sequence[Fraction]) -> float:
         chances[width + reached + 1 - len(inner) : width + reached + 1] += inner / 2
     tails = float(chances[: width - observed + 1].sum() + chances[width + observed :].sum())
     return min(1.0, tails)
+
+
+def _share_of_signs(steps: Sequence[int], observed: int) -> float:
+    """Of all choices of signs, the share whose |sum| reaches the observed one: the sums of one half of the steps
+    against the sorted sums of the other.
+    """
+    middle = len(steps) // 2
+    left, right = _all_sums(steps[:middle]), np.sort(_all_sums(steps[middle:]))
+    above = len(right) - np.searchsorted(right, observed - left, side="left")
+    below = np.searchsorted(right, -observed - left, side="right")
+    return min(1.0, int(above.sum() + below.sum()) / (len(left) * len(right)))
+
+
+def _all_sums(steps: Sequence[int]) -> NDArray[np.int64]:
+    """The sum of the steps for each choice of their signs."""
+    sums = np.zeros(1, dtype=np.int64)
+    for step in steps:
+        sums = np.concatenate([sums + step, sums - step])
+    return sums
 
 
 def _upper_tail(z: float) -> float:

@@ -5,6 +5,7 @@ The 95 % rule: even for the largest of n values to be an upper bound of the q-th
 """
 
 import math
+import sys
 from array import array
 from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
@@ -64,14 +65,12 @@ def standard_deviation(values: Sequence[float]) -> float | None:
     return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / len(values))
 
 
-def _ordered(values: Sequence[float]) -> Sequence[float]:
-    if len(values) <= _MANY:
+def _ordered(values: Sequence[float]) -> Ascending:
+    if len(values) <= _MANY and "numpy" not in sys.modules:
         return sorted(values)
-    import numpy as np  # noqa: PLC0415 - only where it is worth its time
+    import numpy as np  # noqa: PLC0415 - only where it is there or worth its time
 
-    ordered = array("d", values)
-    np.frombuffer(ordered, dtype="d").sort()
-    return ordered
+    return np.sort(np.asarray(values if isinstance(values, array) else array("d", values)))
 
 
 def interpolated(ordered: Ascending, fraction: float) -> float:

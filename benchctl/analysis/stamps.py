@@ -1,11 +1,12 @@
 """What the client's times are worth: who took them, how late it read, and how busy it was meanwhile."""
 
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from benchctl.analysis.arrival_errors import by_worker
 from benchctl.analysis.percentile import percentiles
-from benchctl.analysis.request_timing import itls_ns, send_lag_ns
+from benchctl.analysis.request_timing import pooled_itls_ns, send_lag_ns
 from benchctl.analysis.unknown import known, quotient
 from benchctl.records.run import ClientSample, RequestRecord
 from benchctl.units import NS_PER_S, ms_from_ns
@@ -22,7 +23,7 @@ def client_metrics(requests: Sequence[RequestRecord], samples: Sequence[ClientSa
     send = percentiles(lags, len(lags), (50, 99))
     late = read_lates_ns(requests)
     chunks = [len(choice.chunk_ns) for request in requests for choice in request.choices]
-    num_bounds = sum(itls_ns(request).count(0) for request in requests)
+    num_bounds = pooled_itls_ns(requests).count(0)
     cores = busy_cores(samples)
     return {
         "p50_send_lag_ms": _ms(send[50]),
@@ -36,9 +37,13 @@ def client_metrics(requests: Sequence[RequestRecord], samples: Sequence[ClientSa
     }
 
 
-def read_lates_ns(requests: Iterable[RequestRecord]) -> list[int]:
+def read_lates_ns(requests: Iterable[RequestRecord]) -> "array[int]":
     """How long each chunk that the kernel stamped had been there when it was read."""
-    return [late for request in requests for choice in request.choices for late in choice.chunk_late_ns or ()]
+    lates_ns = array("q")
+    for request in requests:
+        for choice in request.choices:
+            lates_ns.extend(choice.chunk_late_ns or ())
+    return lates_ns
 
 
 def busy_cores(samples: Iterable[ClientSample]) -> Mapping[int, float]:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from benchctl.cli.collector import uncollected
 from benchctl.errors import InvalidDataError, UsageError
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from benchctl.records.noise import MetricNoise
 
 
+@uncollected()
 def compare(
     a: Annotated[
         str,

@@ -5,12 +5,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from benchctl.cli.collector import uncollected
 from benchctl.errors import RecordError
 
 if TYPE_CHECKING:
     from benchctl.report.reading import Reading
 
 
+@uncollected()
 def show(
     results: Annotated[Path, typer.Argument(metavar="DIR", help="A result directory, finished or not.")],
     allow_suspect: Annotated[
@@ -42,7 +44,7 @@ def _print_json(reading: "Reading") -> None:
 
 
 def _print_tables(reading: "Reading") -> None:
-    from benchctl.cli.screen import print_notes, wide_console
+    from benchctl.cli.screen import in_one_row, print_notes, wide_console
     from benchctl.report.client_table import client_table
     from benchctl.report.ladder_table import ladder_table
     from benchctl.report.tables import (
@@ -60,5 +62,5 @@ def _print_tables(reading: "Reading") -> None:
     for table in (draw(reading) for draw in tables):
         if table is not None:
             console.print()
-            console.print(table)
+            console.print(in_one_row(table))
     print_notes(console, reading)

@@ -18,8 +18,7 @@ from benchctl.costs.work import (
     TokenWork,
     observed_work,
     output_work,
-    prefill_work,
-    total_work,
+    prompt_work,
 )
 
 
@@ -74,7 +73,7 @@ def _stages(lengths: RunLengths, seen: SeenCounts, top_k: int) -> Iterator[_Stag
         published_work(lengths.totals(), top_k),
     )
 
-    prompts = total_work(prefill_work(prompt) for prompt in lengths.question_prompts)
+    prompts = prompt_work(lengths.question_prompts)
     outputs = output_work(lengths.sequences)
     nothing = TokenWork()
     work = RunWork(

@@ -4,6 +4,7 @@ Every convention of accounting comes down to these counts, so two conventions di
 looked at, and one function (``costs.flops.price_work``) turns either into FLOPs.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -29,13 +30,6 @@ class TokenWork:
     tokens: int = 0
     positions: int = 0
     heads: int = 0
-
-    def __add__(self, other: "TokenWork") -> "TokenWork":
-        return TokenWork(
-            tokens=self.tokens + other.tokens,
-            positions=self.positions + other.positions,
-            heads=self.heads + other.heads,
-        )
 
     def __mul__(self, times: int) -> "TokenWork":
         return TokenWork(tokens=self.tokens * times, positions=self.positions * times, heads=self.heads * times)
@@ -127,14 +121,25 @@ def decode_work(prompt_tokens: int, num_tokens: int) -> TokenWork:
     return TokenWork(tokens=num_tokens, positions=positions, heads=num_tokens)
 
 
+def prompt_work(prompts: Iterable[int]) -> TokenWork:
+    """Each of these prompts prefilled from nothing; those of one length are looked at once."""
+    return total_work(prefill_work(prompt) * times for prompt, times in Counter(prompts).items())
+
+
 def total_work(parts: Iterable[TokenWork]) -> TokenWork:
-    return sum(parts, start=TokenWork())
+    tokens = positions = heads = 0
+    for part in parts:
+        tokens, positions, heads = tokens + part.tokens, positions + part.positions, heads + part.heads
+    return TokenWork(tokens=tokens, positions=positions, heads=heads)
 
 
 def output_work(sequences: Sequence[Lengths], *, without_first: bool = False) -> TokenWork:
     """Each output token of each sequence forwarded once; without the first of each, which prefill yields."""
     skipped = 1 if without_first else 0
-    return total_work(decode_work(prompt, max(output - skipped, 0)) for prompt, output in sequences)
+    return total_work(
+        decode_work(prompt, max(output - skipped, 0)) * times
+        for (prompt, output), times in Counter(sequences).items()
+    )
 
 
 def observed_work(sequences: Sequence[Lengths], seen: SeenCounts) -> RunWork:
@@ -154,7 +159,7 @@ def observed_work(sequences: Sequence[Lengths], seen: SeenCounts) -> RunWork:
     Logged tokens are taken to see as many positions on average as all prompt (output) tokens do; a log has no
     finer count, and attention is about one percent of the whole.
     """
-    prompts = total_work(prefill_work(prompt) for prompt, _ in sequences)
+    prompts = prompt_work(prompt for prompt, _ in sequences)
     outputs = output_work(sequences)
     num_first_tokens = sum(1 for _, output in sequences if output > 0)
     return RunWork(

@@ -24,8 +24,9 @@ WHOLE_FILES: Final = ("profile.yaml", "plan.json", "requests.jsonl")
 """Of the experiment; written before the first run and never again."""
 _CHANGING: Final = frozenset({"state", "stopping", "warnings"})
 """What of a manifest changes while an experiment goes on."""
-_DERIVED: Final = frozenset({"run.json", "result.json"})
-"""Files of a run that hold no measurement of their own: the record itself, and the summary that a report writes."""
+_DERIVED: Final = frozenset({"run.json", "result.json", "requests.safetensors"})
+"""Files of a run that hold no measurement of their own: the record itself, the summary that a report writes, and
+the copy of long requests that whoever reads them first makes (``records/request_arrays.py``)."""
 
 
 class DirectoryDigests(Record, frozen=True, kw_only=True, omit_defaults=True):

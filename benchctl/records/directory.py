@@ -34,14 +34,18 @@ from benchctl.records.run import (
 from benchctl.records.schema import upgrade
 
 if TYPE_CHECKING:
-    from benchctl.records.step_columns import StepColumns
+    from benchctl.records.step_columns import DecodedSteps, StepColumns
     from benchctl.records.step_log import StepLog
 
-    Steps: TypeAlias = tuple[StepRecord, ...] | StepLog
+    Steps: TypeAlias = tuple[StepRecord, ...] | DecodedSteps | StepLog
 
 T = TypeVar("T", bound=msgspec.Struct)
-FEW_STEPS_BYTES: Final = 1 << 16
-"""A log up to this size is decoded before polars would be imported."""
+KEPT_STEPS_BYTES: Final = 1 << 13
+"""The records of a log up to this size are kept, and those of a longer one only as columns."""
+FEW_STEPS_BYTES: Final = 1 << 18
+"""A log up to this size is decoded before polars would have begun, and all the more before it would be imported."""
+FEW_REQUESTS_BYTES: Final = 1 << 16
+"""Requests up to this size are decoded about as fast as a copy of their numbers would be read."""
 _NUM_AT_ONCE: Final = 2
 """polars has threads of its own for one log; a second one fills the time in which those idle."""
 DAMAGED_LINE: Final = "damaged-line"
@@ -87,6 +91,10 @@ class RunDirectory:
     def step_log(self) -> Path:
         return self.path / "steps.jsonl"
 
+    @property
+    def request_log(self) -> Path:
+        return self.path / "requests.jsonl"
+
     def read(self) -> RunRecord:
         return _read_json(self.path / "run.json", RunRecord)
 
@@ -100,7 +108,7 @@ class RunDirectory:
         return JsonlWriter(self.path / f"{name}.jsonl")
 
     def requests(self) -> Iterator[RequestRecord]:
-        return read_jsonl(self.path / "requests.jsonl", RequestRecord)
+        return read_jsonl(self.request_log, RequestRecord)
 
     def steps(self) -> Iterator[StepRecord]:
         return read_jsonl(self.step_log, StepRecord)
@@ -267,10 +275,16 @@ def load_run(directory: RunDirectory) -> LoadedRun:
             note(error)
         return tuple(kept)
 
-    requests = keep(directory.requests())
+    requests = _long_requests(directory, record)
+    if requests is None:
+        requests = keep(directory.requests())
     steps: Steps
     if _size_bytes(directory.step_log) <= FEW_STEPS_BYTES:
         steps = keep(directory.steps())
+        if _size_bytes(directory.step_log) > KEPT_STEPS_BYTES:
+            from benchctl.records.step_columns import DecodedSteps  # noqa: PLC0415 - numpy, where it saves memory
+
+            steps = DecodedSteps(directory.step_log, steps)
     else:
         from benchctl.records.step_log import read_step_log  # noqa: PLC0415 - polars, where it is worth its time
 
@@ -289,6 +303,19 @@ def load_run(directory: RunDirectory) -> LoadedRun:
         warnings=(*record.warnings, *damage),
         is_damaged=bool(damage) and record.state == "done",
         client=client,
+    )
+
+
+def _long_requests(directory: RunDirectory, record: RunRecord) -> tuple[RequestRecord, ...] | None:
+    """The requests of a long file, whose copy is kept once the run has ended; None for a short or damaged one."""
+    if _size_bytes(directory.request_log) <= FEW_REQUESTS_BYTES:
+        return None
+    from benchctl.records.request_arrays import read_requests  # noqa: PLC0415 - numpy, where it is worth its time
+
+    return read_requests(
+        directory.request_log,
+        recorded=record.files.get(directory.request_log.name),
+        keeps_copy=record.state not in {"planned", "running"},
     )
 
 

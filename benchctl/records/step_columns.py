@@ -1,15 +1,18 @@
 """The steps of a run as columns of numbers: for logs of so many steps that a value for each would take too long."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
 from types import MappingProxyType
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, overload
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from benchctl.records.jsonl import read_jsonl
 from benchctl.records.run import Clock, Phase, StepRecord
 
 Integers: TypeAlias = npt.NDArray[np.int64]
@@ -65,6 +68,34 @@ class StepColumns:
         return np.equal(self.phase, PHASES.index(phase))
 
 
+class DecodedSteps(Sequence[StepRecord]):
+    """The steps of a short log, kept as columns. To look at a record is to decode the log again."""
+
+    def __init__(self, path: Path, records: Sequence[StepRecord]) -> None:
+        self._path = path
+        self._columns = {is_warmup: columns_from(records, is_warmup=is_warmup) for is_warmup in (False, True)}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._columns.values()))
+
+    def __iter__(self) -> Iterator[StepRecord]:
+        return islice(read_jsonl(self._path, StepRecord), len(self))
+
+    @overload
+    def __getitem__(self, index: int) -> StepRecord: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[StepRecord, ...]: ...
+    def __getitem__(self, index: int | slice) -> StepRecord | tuple[StepRecord, ...]:
+        return tuple(self)[index]
+
+    def columns(self, *, is_warmup: bool = False) -> StepColumns:
+        """The steps that are no warm-up, or those that are."""
+        return self._columns[is_warmup]
+
+    def keep(self) -> None:
+        """A short log is decoded as fast as a table of it would be read: none is kept."""
+
+
 def exact_sum(values: Integers, weights: Integers | None = None) -> int:
     """Sum of ``values``, or of their products with ``weights``, however large it is."""
     factors = [array for array in (values, weights) if array is not None]
@@ -77,21 +108,20 @@ def exact_sum(values: Integers, weights: Integers | None = None) -> int:
 def columns_from(records: Iterable[StepRecord], *, is_warmup: bool = False) -> StepColumns:
     """The columns of those ``records`` that are no warm-up, or of those that are."""
     steps = [record for record in records if record.is_warmup == is_warmup]
-    names = sorted({name for step in steps for name in step.sections_ns})
-    optionals = {}
-    for name in OPTIONAL:
-        values = [getattr(step, name) for step in steps]
-        if any(value is not None for value in values):
-            optionals[name] = np.array([np.nan if value is None else value for value in values], dtype=np.float64)
+    values = zip(*map(msgspec.structs.astuple, steps), strict=True)
+    fields = dict(zip(StepRecord.__struct_fields__, values, strict=True)) if steps else {}
+    told = {name: fields[name] for name in OPTIONAL if steps and fields[name].count(None) < len(steps)}
+    sections: tuple[Mapping[str, int], ...] = fields.get("sections_ns", ())
+    names = sorted(set[str]().union(*sections))
     return StepColumns(
-        start_ns=_integers([step.start_ns for step in steps]),
-        dur_ns=_integers([step.dur_ns for step in steps]),
-        num_seqs=_integers([step.num_seqs for step in steps]),
-        phase=np.array([PHASES.index(step.phase) for step in steps], dtype=np.uint8),
-        clocks=tuple(sorted({step.clock for step in steps})),
-        optionals=MappingProxyType(optionals),
-        section_ns=MappingProxyType({n: _integers([step.sections_ns.get(n, 0) for step in steps]) for n in names}),
-        has_section=MappingProxyType({n: np.array([n in s.sections_ns for s in steps], dtype=bool) for n in names}),
+        start_ns=_integers(fields.get("start_ns", ())),
+        dur_ns=_integers(fields.get("dur_ns", ())),
+        num_seqs=_integers(fields.get("num_seqs", ())),
+        phase=np.array([PHASES.index(phase) for phase in fields.get("phase", ())], dtype=np.uint8),
+        clocks=tuple(sorted(set(fields.get("clock", ())))),
+        optionals=MappingProxyType({name: np.array(column, dtype=np.float64) for name, column in told.items()}),
+        section_ns=MappingProxyType({n: _integers([times.get(n, 0) for times in sections]) for n in names}),
+        has_section=MappingProxyType({n: np.array([n in times for times in sections], dtype=bool) for n in names}),
     )
 
 

@@ -22,7 +22,7 @@ import polars as pl
 from benchctl.errors import RecordError
 from benchctl.records.jsonl import decode_lines, read_jsonl
 from benchctl.records.run import Clock, StepRecord
-from benchctl.records.step_columns import OPTIONAL, PHASES, Integers, StepColumns
+from benchctl.records.step_columns import OPTIONAL, PHASES, Flags, Integers, StepColumns
 from benchctl.records.step_table import KEPT_FROM_BYTES, keep_table, kept_table
 
 A = TypeVar("A", bound=npt.NDArray[Any])
@@ -79,7 +79,7 @@ class StepLog(Sequence[StepRecord]):
                 [name for name in OPTIONAL if name in known], lambda name: steps[name].cast(pl.Float64).to_numpy()
             ),
             section_ns=_Widened(sections, lambda name: _integers(steps[_SECTION_PREFIX + name])),
-            has_section=_Widened(sections, lambda name: steps[_SECTION_PREFIX + name].is_not_null().to_numpy()),
+            has_section=_Widened(sections, lambda name: _is_known(steps[_SECTION_PREFIX + name])),
         )
 
 
@@ -107,7 +107,7 @@ def read_step_log(path: Path) -> tuple[StepLog, RecordError | None]:
     kept = kept_table(path)
     if kept is not None:
         return StepLog(path, kept), None
-    tables = [_table_of_records(())]
+    tables: list[pl.DataFrame] = []
     damage = None
     for first_byte, lines in _blocks(path):
         table = _quickly_read(lines)
@@ -117,7 +117,8 @@ def read_step_log(path: Path) -> tuple[StepLog, RecordError | None]:
         tables.append(table)
         if damage is not None:
             break
-    return StepLog(path, pl.concat(tables, how="diagonal_relaxed", rechunk=True), is_whole=damage is None), damage
+    table = pl.concat(tables or [_table_of_records(())], how="diagonal_relaxed", rechunk=True)
+    return StepLog(path, table, is_whole=damage is None), damage
 
 
 def _blocks(path: Path) -> Iterator[tuple[int, bytes]]:
@@ -206,4 +207,8 @@ def _read_as_records(path: Path, first_byte: int, lines: bytes) -> tuple[list[St
 
 
 def _integers(column: pl.Series) -> Integers:
-    return column.fill_null(0).cast(pl.Int64).to_numpy()
+    return (column.fill_null(0) if column.null_count() else column).cast(pl.Int64).to_numpy()
+
+
+def _is_known(column: pl.Series) -> Flags:
+    return column.is_not_null().to_numpy() if column.null_count() else np.ones(len(column), dtype=np.bool_)

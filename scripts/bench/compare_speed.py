@@ -1,12 +1,16 @@
-"""How long `benchctl compare` takes for two directories with long step logs, beside the least it could take.
+"""How long `benchctl compare` takes for many steps or tokens, beside the least it could take.
 
-    python scripts/bench/compare_speed.py [--steps N] [--blocks N] [--repeats N] [--json FILE]
+    python scripts/bench/compare_speed.py [--steps N] [--batch N] [--blocks N] [--only-times]
+        [--repeats N] [--json FILE]
 
 Each directory has N steps: blocks of a baseline and a guided run, whose steps have the sections of the LenVM log.
+Each step gives every sequence of its batch a token, of which the requests have time and count, and without
+--only-times lateness, characters and text.
 The limit starts Python and has polars read a few fields of the same step logs and nothing else: no checks, requests
 or statistics. The records are what msgspec makes of the same lines, one after another, kept by nobody. A run leaves
-the table of a long step log beside it; "without tables" is the same comparison after these were deleted. All start
-a fresh interpreter, which is part of the time; the best of all repeats counts, and the largest resident size.
+the table of a long step log beside it; "without tables" is the same comparison after these were deleted. Whoever
+reads long requests first leaves a copy of their numbers: that is "first reading", once. All start a fresh
+interpreter, which is part of the time; the best of all repeats counts, and the largest resident size.
 """
 
 import argparse
@@ -18,6 +22,7 @@ import tempfile
 from pathlib import Path
 
 import msgspec
+import numpy as np
 from measured_process import run_measured
 from table import show, write
 
@@ -40,6 +45,7 @@ from benchctl.records.run import (
 OUTPUT_TOKENS = 500
 PROMPT_TOKENS = 100
 T0_NS = 10**15
+WORD = " tok"
 PARTS_NS = {"schedule": 90_000, "model_forward": 8_000_000, "pre_lvm": 120_000, "sample": 300_000}
 GUIDANCE_NS = {"lvm_build_pending": 1_000_000, "lvm_forward": 4_000_000, "lvm_apply_guidance": 500_000}
 PROFILE = """\
@@ -47,7 +53,7 @@ name: long-logs
 seed: 7
 engine: {kind: sim}
 model: qwen2.5-7b
-workload: {dataset: generated, num_prompts: %d, arrival: {kind: closed-loop, max_concurrency: 1}}
+workload: {dataset: generated, num_prompts: %d, arrival: {kind: closed-loop, max_concurrency: %d}}
 variants:
   baseline: {}
   guided:
@@ -73,8 +79,8 @@ for path in sys.argv[1:]:
 """
 
 
-def steps_of(rng, num_steps, *, guided):
-    """One sequence after another, a token with each step; the times scatter by ten percent."""
+def steps_of(rng, num_steps, batch, *, guided):
+    """One batch of sequences after another, a token of each with each step; the times scatter by ten percent."""
     start_ns = 0
     for i in range(num_steps):
         token = i % OUTPUT_TOKENS
@@ -91,31 +97,43 @@ def steps_of(rng, num_steps, *, guided):
             dur_ns=dur_ns,
             clock="host",
             phase="decode" if token else "prefill",
-            num_seqs=1,
-            num_prefill_tokens=0 if token else PROMPT_TOKENS,
-            num_decode_tokens=1 if token else 0,
-            context_tokens=PROMPT_TOKENS + token,
-            output_tokens=1,
+            num_seqs=batch,
+            num_prefill_tokens=0 if token else batch * PROMPT_TOKENS,
+            num_decode_tokens=batch if token else 0,
+            context_tokens=batch * (PROMPT_TOKENS + token),
+            output_tokens=batch,
             is_greedy=False,
-            guided_rows=int(guided),
-            candidates=4 if guided else 0,
+            guided_rows=batch if guided else 0,
+            candidates=4 * batch if guided else 0,
             preempted=0,
-            kv_used_blocks=8 + token // 16,
+            kv_used_blocks=batch * (8 + token // 16),
             sections_ns=sections,
         )
         start_ns += dur_ns
 
 
-def request_of(prepared, ends_ns):
+def request_of(prepared, ends_ns, lateness):
     choice = ChoiceRecord(
-        index=0, chunk_ns=tuple(ends_ns[1:]), chunk_tokens=(1,) * OUTPUT_TOKENS, output_tokens=OUTPUT_TOKENS
+        index=0,
+        chunk_ns=tuple(ends_ns[1:]),
+        chunk_tokens=(1,) * OUTPUT_TOKENS,
+        output_tokens=OUTPUT_TOKENS,
+        finish_reason="length",
     )
+    if lateness is not None:
+        choice = msgspec.structs.replace(
+            choice,
+            chunk_late_ns=tuple(map(int, lateness.normal(60_000, 5_000, OUTPUT_TOKENS))),
+            chunk_chars=(len(WORD),) * OUTPUT_TOKENS,
+            text=WORD * OUTPUT_TOKENS,
+        )
     return RequestRecord(
         request_id=prepared.request_id,
         index=prepared.index,
         scheduled_ns=ends_ns[0],
         sent_ns=ends_ns[0],
         done_ns=ends_ns[-1],
+        stamps="loop" if lateness is None else "kernel",
         status=200,
         choices=(choice,),
         prompt_tokens=PROMPT_TOKENS,
@@ -123,15 +141,17 @@ def request_of(prepared, ends_ns):
     )
 
 
-def write_run(directory, planned, prepared, rng):
-    ends_ns = [T0_NS]
+def write_run(directory, planned, prepared, batch, rng, *, only_times):
+    ends_ns, lateness = [T0_NS], None if only_times else np.random.default_rng(rng.getrandbits(32))
+    num_steps = OUTPUT_TOKENS * len(prepared) // batch
     with (directory.path / "steps.jsonl").open("wb") as log:
-        for step in steps_of(rng, OUTPUT_TOKENS * len(prepared), guided=planned.variant == "guided"):
+        for step in steps_of(rng, num_steps, batch, guided=planned.variant == "guided"):
             log.write(encode(step) + b"\n")
             ends_ns.append(step.start_ns + step.dur_ns)
     with directory.append("requests") as requests:
         for i, request in enumerate(prepared):
-            requests.write(request_of(request, ends_ns[i * OUTPUT_TOKENS : (i + 1) * OUTPUT_TOKENS + 1]))
+            first = i // batch * OUTPUT_TOKENS
+            requests.write(request_of(request, ends_ns[first : first + OUTPUT_TOKENS + 1], lateness))
     directory.write(
         RunRecord(
             schema_version=1,
@@ -151,10 +171,10 @@ def write_run(directory, planned, prepared, rng):
     )
 
 
-def write_results(path, num_steps, num_blocks, seed):
+def write_results(path, num_steps, batch, num_blocks, seed, *, only_times=False):
     """A directory with ``num_steps`` steps, rounded up to whole answers."""
     rng = random.Random(seed)
-    num_requests = -(-num_steps // (2 * num_blocks * OUTPUT_TOKENS))
+    num_requests = batch * -(-num_steps // (2 * num_blocks * OUTPUT_TOKENS))
     prepared = [
         PreparedRequest(
             request_id=f"r{i}",
@@ -183,13 +203,13 @@ def write_results(path, num_steps, num_blocks, seed):
     results = ResultDirectory(path)
     content = b"".join(encode(request) + b"\n" for request in prepared)
     results.write_manifest(manifest(num_blocks, hashlib.sha256(content).hexdigest()))
-    results.write_profile(PROFILE % num_requests)
+    results.write_profile(PROFILE % (num_requests, batch))
     results.write_prepared_requests(content)
     results.write_plan(Plan(schema_version=1, runs=tuple(planned)))
     for run in planned:
         directory = results.run(run.run_id)
         directory.path.mkdir(parents=True)
-        write_run(directory, run, prepared, rng)
+        write_run(directory, run, prepared, batch, rng, only_times=only_times)
         keep_steps(load_run(directory))
         directory.write(msgspec.structs.replace(directory.read(), files=digests_of_run(directory)))
         record_run(results, run.run_id)
@@ -230,14 +250,16 @@ def measured(name, argv, work, repeats):
     return {"what": name, "wall s": best.wall_s, "cpu s": best.cpu_s, "peak MiB": peak_mib}
 
 
-def tables_of(sides):
-    return [table for side in sides for table in side.glob("runs/*/steps.parquet")]
+def files_of(sides, name):
+    return [path for side in sides for path in sorted(side.glob(f"runs/*/{name}"))]
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=1_000_000, help="of each directory")
+    parser.add_argument("--batch", type=int, default=1, help="sequences of each step: tokens are steps times these")
     parser.add_argument("--blocks", type=int, default=8)
+    parser.add_argument("--only-times", action="store_true", help="of each chunk only its time and tokens")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
     options = parser.parse_args()
@@ -245,14 +267,21 @@ def main():
         work = Path(place)
         sides = [work / name for name in ("a", "b")]
         for seed, path in enumerate(sides):
-            write_results(path, options.steps, options.blocks, seed)
+            write_results(path, options.steps, options.batch, options.blocks, seed, only_times=options.only_times)
         logs = sorted(str(path) for side in sides for path in side.glob("runs/*/steps.jsonl"))
         num_bytes = sum(Path(log).stat().st_size for log in logs)
-        kept_bytes = sum(table.stat().st_size for table in tables_of(sides))
+        tables, copies = files_of(sides, "steps.parquet"), files_of(sides, "requests.safetensors")
+        kept_bytes = sum(path.stat().st_size for path in (*tables, *copies))
+        request_bytes = sum(path.stat().st_size for path in files_of(sides, "requests.jsonl"))
+        for path in copies:
+            path.unlink()
         compare = ["-m", "benchctl", "compare", *map(str, sides)]
-        rows = [measured("benchctl compare", [sys.executable, *compare], work, options.repeats)]
-        for table in tables_of(sides):
-            table.unlink()
+        rows = [
+            measured("first reading", [sys.executable, *compare], work, 1),
+            measured("benchctl compare", [sys.executable, *compare], work, options.repeats),
+        ]
+        for path in tables:
+            path.unlink()
         rows += [
             measured(name, [sys.executable, *argv], work, options.repeats)
             for name, argv in (
@@ -263,9 +292,12 @@ def main():
         ]
         said = (work / "benchctl compare.log").read_text()
     for row in rows:
-        row["of limit"] = row["wall s"] / rows[2]["wall s"]
-    sizes = f"{num_bytes / 2**20:.0f} MiB of step logs, {kept_bytes / 2**20:.0f} MiB of tables"
-    show(rows, f"two directories of {options.steps:,} steps, {sizes}")
+        row["of limit"] = row["wall s"] / rows[3]["wall s"]
+    sizes = ", ".join(
+        f"{size / 2**20:.0f} MiB of {what}"
+        for what, size in (("step logs", num_bytes), ("requests", request_bytes), ("tables and copies", kept_bytes))
+    )
+    show(rows, f"two directories of {options.steps:,} steps and {options.steps * options.batch:,} tokens, {sizes}")
     print(f"\nwhat it found: {said.splitlines()[0]}")
     write(options.json, {"rows": rows, "bytes": num_bytes, "steps": options.steps, "said": said})
 

@@ -1,0 +1,75 @@
+"""Named arrays in one file: safetensors, which is eight bytes of length, a JSON header, and the arrays in a row.
+
+Anyone can read the format, and an array of it is a piece of the file: nothing has to be decoded. The metadata of
+files that are written here name the SHA-256 of their arrays, which must have it when they are read.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+Numbers = npt.NDArray[Any]
+
+_LENGTH_BYTES: Final = 8
+_METADATA: Final = "__metadata__"
+_DATA_SHA256: Final = "data_sha256"
+_TYPES: Final[dict[str, np.dtype[Any]]] = {
+    "U8": np.dtype("<u1"),
+    "U16": np.dtype("<u2"),
+    "I32": np.dtype("<i4"),
+    "I64": np.dtype("<i8"),
+}
+_NAMES: Final = {dtype: name for name, dtype in _TYPES.items()}
+
+
+class _Tensor(msgspec.Struct, frozen=True):
+    """Where an array lies behind the header: ``[first byte, byte after the last]``."""
+
+    dtype: str
+    shape: tuple[int]
+    data_offsets: tuple[int, int]
+
+
+def in_fewest_bytes(values: Numbers) -> Numbers:
+    """The same whole numbers in the smallest type of the format that holds all of them; int64 where none is
+    smaller.
+    """
+    low, high = (int(values.min()), int(values.max())) if len(values) else (0, 0)
+    holds = (dtype for dtype in _TYPES.values() if np.iinfo(dtype).min <= low and high <= np.iinfo(dtype).max)
+    return values.astype(next(holds), copy=False)
+
+
+def tensor_bytes(tensors: Mapping[str, Numbers], metadata: Mapping[str, str]) -> bytes:
+    """The content of a file with these one-dimensional arrays, whose types are those that the format can name."""
+    data, end = b"".join(values.tobytes() for values in tensors.values()), 0
+    header: dict[str, object] = {_METADATA: {**metadata, _DATA_SHA256: hashlib.sha256(data).hexdigest()}}
+    for name, values in tensors.items():
+        start, end = end, end + values.nbytes
+        header[name] = _Tensor(_NAMES[values.dtype], (len(values),), (start, end))
+    encoded = msgspec.json.encode(header)
+    encoded += b" " * (-len(encoded) % _LENGTH_BYTES)
+    return b"".join((len(encoded).to_bytes(_LENGTH_BYTES, "little"), encoded, data))
+
+
+def tensors_of(content: bytes) -> tuple[dict[str, Numbers], dict[str, str]]:
+    """The arrays of a file, which share its memory, and its metadata.
+
+    Raises ValueError or msgspec.MsgspecError where the content is no such file, or not what was written.
+    """
+    header_end = _LENGTH_BYTES + int.from_bytes(content[:_LENGTH_BYTES], "little")
+    header = msgspec.json.decode(content[_LENGTH_BYTES:header_end], type=dict[str, msgspec.Raw])
+    metadata = msgspec.json.decode(header.pop(_METADATA, msgspec.Raw(b"{}")), type=dict[str, str])
+    if metadata.get(_DATA_SHA256) != hashlib.sha256(memoryview(content)[header_end:]).hexdigest():
+        raise ValueError("the arrays are not those that were written")
+    tensors = {}
+    for name, raw in header.items():
+        tensor = msgspec.json.decode(raw, type=_Tensor)
+        if tensor.dtype not in _TYPES:
+            raise ValueError(f"{name} is of type {tensor.dtype}, which is not among {', '.join(_TYPES)}")
+        start = header_end + tensor.data_offsets[0]
+        tensors[name] = np.frombuffer(content, _TYPES[tensor.dtype], tensor.shape[0], start)
+    return tensors, metadata
