@@ -18,10 +18,13 @@ import msgspec
 import numpy as np
 import pytest
 from handled import handled_by
+from hypothesis import given
+from hypothesis import strategies as st
 from simulated import sim_server
 
 from benchctl.analysis import percentile
 from benchctl.analysis.load_figures import FiguresInPassing
+from benchctl.analysis.sorted_runs import SortedRuns
 from benchctl.analysis.stamps import client_metrics
 from benchctl.engines.plain_openai import PlainOpenAi
 from benchctl.errors import UnsupportedError
@@ -331,7 +334,7 @@ def test_a_load_of_a_plain_server_imports_no_aiohttp_no_polars_and_no_engine_tha
     imported = set(done.stderr.splitlines()[-1].split())
     assert {"benchctl.measure.single_load", "httpx"} <= imported
     arrays = {"numpy", "polars", "scipy", "matplotlib", "pandas"}
-    assert not imported & {*arrays, "aiohttp", "httpx_aiohttp", "prometheus_client", "pynvml", "tqdm"}
+    assert not imported & {*arrays, "aiohttp", "anyio", "httpcore", "prometheus_client", "pynvml", "tqdm"}
     assert not imported & {"benchctl.engines.sim", "benchctl.engines.vllm", "benchctl.measure.server"}
 
 
@@ -341,10 +344,16 @@ def test_many_values_have_the_percentiles_that_few_have(monkeypatch: pytest.Monk
     monkeypatch.setattr(percentile, "_MANY", 10)
     assert percentile.percentiles(values, 1000) == few
     assert few == pytest.approx({percent: float(np.percentile(values, percent)) for percent in few})
-    in_place = array("d", values)
-    percentile.sort_in_place(in_place)
-    assert list(in_place) == sorted(values)
     assert percentile.standard_deviation(values) == pytest.approx(float(np.std(values)))
+
+
+@given(st.lists(st.floats(-1e12, 1e12) | st.integers(0, 5).map(float), min_size=1), st.integers(1, 9))
+def test_values_in_sorted_runs_have_the_ranks_that_they_have_sorted_whole(values: list[float], run: int) -> None:
+    runs = SortedRuns(array("d", values), run)
+    assert [runs[rank] for rank in range(len(values))] == sorted(values)
+    assert runs[-1] == max(values)
+    with pytest.raises(IndexError):
+        runs[len(values)]
 
 
 def test_a_gap_of_any_length_counts() -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import ssl
 import subprocess
 import sys
 import time
@@ -15,6 +16,7 @@ from benchctl.engines.attach import AttachEngine
 from benchctl.engines.kinds import engine_for
 from benchctl.errors import EngineUnavailableError, ProfileError, UnsupportedError
 from benchctl.load.client import StreamClient
+from benchctl.load.tls import TlsTransport
 from benchctl.profile.engine_options import AttachOptions
 from benchctl.profile.load import load_profile
 from benchctl.profile.model import Guidance, Sampling, Timeouts, VariantSettings
@@ -136,12 +138,13 @@ def test_an_address_that_cannot_be_used_is_refused_with_the_remedy(url, message)
         load_profile("aa", engine="attach", overrides=[f"engine.options.url={url}"])
 
 
-@pytest.mark.parametrize(("url", "verifies"), [("https://host:1", True), ("http://127.0.0.1:1", False)])
-def test_a_server_behind_https_is_checked_against_the_certificates_of_this_machine(url, verifies):
-    from benchctl.load.control import tls_context
-
-    assert bool(tls_context(url).cert_store_stats()["x509_ca"]) is verifies
-    assert str(StreamClient(url, Timeouts()).control.base_url).rstrip("/") == url
+def test_a_server_behind_https_is_checked_against_the_certificates_of_this_machine():
+    control = StreamClient("https://host:1", Timeouts()).control
+    assert isinstance(control._transport, TlsTransport)
+    context = control._transport.ssl_context
+    assert context.cert_store_stats()["x509_ca"] > 0
+    assert (context.verify_mode, context.check_hostname) == (ssl.CERT_REQUIRED, True)
+    assert str(control.base_url).rstrip("/") == "https://host:1"
 
 
 def test_nothing_is_started_and_nothing_claimed(tmp_path):

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import httpx
 import pytest
 from paced import call, request
 
@@ -292,6 +293,53 @@ def test_tls_goes_through_a_transport_of_httpx_and_says_so(monkeypatch):
     assert record.error is None
     assert (record.route, record.stamps, record.completion_tokens) == ("httpx", "loop", 2)
     assert record.choices[0].chunk_late_ns is None
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "message"),
+    [
+        (writing(), "early-close", "the server closed the connection before it answered"),
+        (writing(HEAD, token(0)), "early-close", "0 of 1 choices finished"),
+        (
+            writing(HEAD.replace(b"connection: close", b"content-length: 999"), token(0)),
+            "early-close",
+            "mid-stream",
+        ),
+        (writing(b"220 mail.example ESMTP\r\n"), "malformed-http", "the answer is no HTTP"),
+        (writing(b"HTTP/1.1 503 X\r\n\r\nno engine"), "http-status", "no engine"),
+    ],
+)
+def test_what_fails_over_tls_is_told_as_without(monkeypatch, answer, kind, message):
+    monkeypatch.setenv("SSL_CERT_FILE", str(TLS))
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(TLS)
+
+    async def go() -> RequestRecord:
+        async with serving(answer, context) as url, StreamClient(url, Timeouts()) as client:
+            return await (await client.exchange(call(request(0, max_tokens=2)), 1)).record()
+
+    error = asyncio.run(go()).error
+    assert error is not None
+    assert error.kind == kind
+    assert message in error.message
+
+
+def test_a_server_that_cannot_be_spoken_to_over_tls_says_why():
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(TLS)
+
+    async def go() -> tuple[RequestRecord, RequestRecord]:
+        async with serving(writing(GOOD), context) as url, StreamClient(url, Timeouts()) as client:
+            with pytest.raises(httpx.ConnectError, match="certificate verify failed"):
+                await client.control.get("/v1/models")
+            distrusted = await (await client.exchange(call(request(0, max_tokens=2)), 1)).record()
+        async with StreamClient(url, Timeouts()) as client:
+            return distrusted, await (await client.exchange(call(request(0, max_tokens=2)), 1)).record()
+
+    distrusted, absent = asyncio.run(go())
+    assert (distrusted.error and distrusted.error.kind) == "connect-failed"
+    assert "certificate verify failed" in (distrusted.error.message if distrusted.error else "")
+    assert (absent.error and absent.error.kind) == "connect-refused"
 
 
 def test_a_large_prompt_is_sent_whole_though_the_socket_takes_it_in_parts():

@@ -12,8 +12,9 @@ from statistics import fmean
 from typing import Any, Final
 
 from benchctl.analysis.metric_table import LATENCIES
-from benchctl.analysis.percentile import percentiles_of_sorted, sort_in_place, standard_deviation
+from benchctl.analysis.percentile import percentiles_of_sorted, standard_deviation
 from benchctl.analysis.request_timing import is_completed, last_token_ns, latencies_ns, send_lag_ns
+from benchctl.analysis.sorted_runs import SortedRuns
 from benchctl.analysis.token_checks import check_client_tokens
 from benchctl.analysis.unknown import quotient
 from benchctl.records.run import RequestRecord
@@ -175,14 +176,14 @@ class FiguresInPassing:
     def _summary(self, name: str) -> Durations:
         values = self._durations_ns[name]
         num_independent = len(values) if name == SEND_LAG else self._num_completed
-        sort_in_place(values)
+        ordered = SortedRuns(values)
         spread = standard_deviation(values)
         return Durations(
             mean=ms_from_ns(fmean(values)) if values else None,
             std=None if spread is None else ms_from_ns(spread),
             percentile={
                 percent: None if value is None else ms_from_ns(value)
-                for percent, value in percentiles_of_sorted(values, num_independent).items()
+                for percent, value in percentiles_of_sorted(ordered, num_independent).items()
             },
-            largest=ms_from_ns(values[-1]) if values else None,
+            largest=ms_from_ns(ordered[-1]) if values else None,
         )

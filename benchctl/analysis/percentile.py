@@ -8,19 +8,20 @@ import math
 import sys
 from array import array
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
-
-if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
-    Numbers: TypeAlias = Sequence[float] | npt.NDArray[np.int64 | np.float64]
+from typing import Final, Protocol
 
 TAIL_CONFIDENCE: Final = 0.95
 PERCENTS: Final = (50, 90, 95, 99)
 _MANY: Final = 20_000
 """Up to so many values are sorted as they are: numpy, which takes a third of the memory for more, takes longer to
 import than that."""
+
+
+class Ascending(Protocol):
+    """Values by their rank."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, rank: int, /) -> float: ...
 
 
 def smallest_sample(percent: float, confidence: float = TAIL_CONFIDENCE) -> int:
@@ -45,7 +46,7 @@ def percentiles(
 
 
 def percentiles_of_sorted(
-    ordered: "Numbers", num_independent: int, percents: Sequence[int] = PERCENTS
+    ordered: Ascending, num_independent: int, percents: Sequence[int] = PERCENTS
 ) -> Mapping[int, float | None]:
     """``percentiles`` of values that ascend."""
     if not len(ordered):
@@ -56,16 +57,6 @@ def percentiles_of_sorted(
     }
 
 
-def sort_in_place(values: "array[Any]") -> None:
-    """Let ``values`` ascend, without room for a second copy of many."""
-    if len(values) <= _MANY:
-        values[:] = array(values.typecode, sorted(values))
-        return
-    import numpy as np  # noqa: PLC0415 - only where it is worth its time
-
-    np.frombuffer(values, dtype=values.typecode).sort()
-
-
 def standard_deviation(values: Sequence[float]) -> float | None:
     """Of the values themselves and not of what they are a sample of, as vLLM states it; None of none."""
     if not values:
@@ -74,7 +65,7 @@ def standard_deviation(values: Sequence[float]) -> float | None:
     return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / len(values))
 
 
-def _ordered(values: Sequence[float]) -> "Numbers":
+def _ordered(values: Sequence[float]) -> Ascending:
     if len(values) <= _MANY and "numpy" not in sys.modules:
         return sorted(values)
     import numpy as np  # noqa: PLC0415 - only where it is there or worth its time
@@ -82,7 +73,7 @@ def _ordered(values: Sequence[float]) -> "Numbers":
     return np.sort(np.asarray(values if isinstance(values, array) else array("d", values)))
 
 
-def interpolated(ordered: "Numbers", fraction: float) -> float:
+def interpolated(ordered: Ascending, fraction: float) -> float:
     """The value at rank (n - 1)·fraction of values that ascend, linearly between its neighbours."""
     rank = (len(ordered) - 1) * fraction
     below = math.floor(rank)

@@ -8,6 +8,7 @@ import httpx
 
 from benchctl.load.exchange import Exchange
 from benchctl.load.failures import transport_error
+from benchctl.load.plain_http import PlainTransport
 from benchctl.profile.model import Timeouts
 from benchctl.records.run import RequestError
 
@@ -49,19 +50,10 @@ async def carry_by_httpx(client: httpx.AsyncClient, exchange: Exchange, timeouts
     return None
 
 
-def tls_context(base_url: str) -> ssl.SSLContext:
-    """A bare one for plain HTTP spares loading the certificates of the world."""
-    if base_url.startswith("https:"):
-        return ssl.create_default_context()
-    return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-
-
 def _transport(base_url: str) -> httpx.AsyncBaseTransport:
     """A fresh connection for each request: nobody may have closed it meanwhile."""
-    context = tls_context(base_url)
     if base_url.startswith("https:"):
         from benchctl.load.tls import TlsTransport  # noqa: PLC0415 - few need it, and it takes long to import
 
-        return TlsTransport(context)
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
-    return httpx.AsyncHTTPTransport(verify=context, trust_env=False, limits=limits)
+        return TlsTransport(ssl.create_default_context())
+    return PlainTransport()

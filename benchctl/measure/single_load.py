@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 
 import msgspec
@@ -125,7 +126,7 @@ class _SingleLoad:
         self.journal = Journal(self._directory, record)
 
     def loaded(self) -> Loaded:
-        figures, arrival = self._figures.figures(), self._profile.workload.arrival
+        figures, arrival = self._came_to, self._profile.workload.arrival
         seen = self._evidence.as_run(self.journal.record)
         measured = client_metrics(seen.requests, seen.client) | load_metrics(seen.requests, arrival)
         return Loaded(
@@ -139,6 +140,11 @@ class _SingleLoad:
             ),
             arrival=arrival,
         )
+
+    @cached_property
+    def _came_to(self) -> LoadFigures:
+        """Once all is over: of a long load this takes its time."""
+        return self._figures.figures()
 
     def fail(self, cause: str, message: str) -> None:
         self.journal.close("failed", RunFailure(cause=cause, message=message))
@@ -221,7 +227,7 @@ class _SingleLoad:
 
     def _judge(self, first_error: str | None) -> None:
         """The verdict on a load that went to its end."""
-        journal, figures = self.journal, self._figures.figures()
+        journal, figures = self.journal, self._came_to
         journal.warn(NOT_FRESH)
         if figures.cached_tokens:
             journal.warn(_cached(figures.cached_tokens, figures.prompt_tokens))

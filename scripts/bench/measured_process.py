@@ -19,10 +19,12 @@ TAIL_LINES = 8
 @dataclass(frozen=True, slots=True)
 class Cost:
     """``cpu_s``: user and system time of the process and its descendants. ``peak_bytes``: the largest sum of their
-    resident sizes in a sample, in which memory that processes share counts for each of them."""
+    resident sizes in a sample, in which memory that processes share counts for each of them. ``peak_pss_bytes``:
+    that with shared memory divided among all that share it, also those outside; 0 unless it was asked for."""
 
     cpu_s: float
     peak_bytes: int
+    peak_pss_bytes: int
     wall_s: float
     most_processes: int
     returncode: int
@@ -35,22 +37,31 @@ class Family:
     """What was seen of a process and its descendants so far."""
 
     pid: int
+    knows_shares: bool = False
+    """Whether shared memory is looked into, which holds the process up for a moment each time."""
     cpu_s: dict[int, float] = field(default_factory=dict)
     """Of each process, when last seen."""
     peak_bytes: int = 0
+    peak_pss_bytes: int = 0
     most_processes: int = 0
 
     def look(self) -> None:
-        sizes = []
+        sizes: list[tuple[int, int]] = []
+        pss_bytes = 0
         for process in self.members():
             try:
                 with process.oneshot():
                     times = process.cpu_times()
                     self.cpu_s[process.pid] = times.user + times.system
-                    sizes.append(process.memory_info().rss)
+                    size = process.memory_info()
+                    # One that has not begun a program of its own yet (vfork) has its parent's memory, not more.
+                    if self.knows_shares and (size.rss, size.vms) not in sizes:
+                        pss_bytes += process.memory_full_info().pss
+                    sizes.append((size.rss, size.vms))
             except psutil.Error:  # it has just ended
                 continue
-        self.peak_bytes = max(self.peak_bytes, sum(sizes))
+        self.peak_bytes = max(self.peak_bytes, sum(rss for rss, _ in sizes))
+        self.peak_pss_bytes = max(self.peak_pss_bytes, pss_bytes)
         self.most_processes = max(self.most_processes, len(sizes))
 
     def members(self) -> list[psutil.Process]:
@@ -74,6 +85,7 @@ def run_measured(
     timeout_s: float,
     environment: Mapping[str, str],
     is_watched: bool = True,
+    knows_shares: bool = False,
     good_codes: Sequence[int] = (0,),
 ) -> Cost:
     """Run ``argv`` to its end; its output goes to ``log``. Whatever it leaves behind in its session is ended.
@@ -93,7 +105,7 @@ def run_measured(
             start_new_session=True,
             env={**os.environ, **environment},
         )
-        family = Family(process.pid)
+        family = Family(process.pid, knows_shares)
         try:
             status, used = wait(family, began_s + timeout_s, is_watched=is_watched)
         finally:
@@ -102,6 +114,7 @@ def run_measured(
     return Cost(
         cpu_s=max(used.ru_utime + used.ru_stime, sum(family.cpu_s.values())),
         peak_bytes=max(family.peak_bytes, used.ru_maxrss * 1024),
+        peak_pss_bytes=family.peak_pss_bytes,
         wall_s=time.perf_counter() - began_s,
         most_processes=family.most_processes,
         returncode=code,

@@ -1,0 +1,44 @@
+"""Many values by their rank, without room for a second copy of them.
+
+A load keeps its values in eight bytes each or four. To sort them all at once, Python takes tens of bytes for each
+of them, and numpy more for itself than a million of them.
+"""
+
+from array import array
+from bisect import bisect_right
+from typing import Any, Final
+
+_RUN: Final = 20_000
+"""So many values are sorted at once."""
+
+
+class SortedRuns:
+    """Sorts ``values`` in place, run by run, and finds the one of each rank among the runs."""
+
+    def __init__(self, values: "array[Any]", run: int = _RUN) -> None:
+        self._values = values
+        self._runs = [(start, min(start + run, len(values))) for start in range(0, len(values), run)]
+        for start, end in self._runs:
+            values[start:end] = array(values.typecode, sorted(values[start:end]))
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __getitem__(self, rank: int) -> float:
+        """The value that has ``rank`` before it: the range in which it lies is halved until it is a point."""
+        if not -len(self) <= rank < len(self):
+            raise IndexError(rank)
+        num_wanted = rank % len(self) + 1
+        low: float = min(self._values[start] for start, _ in self._runs)
+        high: float = max(self._values[end - 1] for _, end in self._runs)
+        if self._num_up_to(low) >= num_wanted:
+            return low
+        while low < (middle := low + (high - low) / 2) < high:
+            if self._num_up_to(middle) >= num_wanted:
+                high = middle
+            else:
+                low = middle
+        return high
+
+    def _num_up_to(self, limit: float) -> int:
+        return sum(bisect_right(self._values, limit, start, end) - start for start, end in self._runs)
