@@ -49,12 +49,12 @@ class Connection:
 
     __slots__ = (
         "connected_ns", "error", "exchange", "has_ended", "has_failed_to_connect", "idle_since_ns", "is_connecting",
-        "is_good", "is_kept", "is_plain", "keep", "num_answers", "reads", "recvmsg", "sock", "unsent",
+        "is_good", "is_kept", "is_plain", "keep", "num_answers", "reads", "recvmsg_into", "sock", "unsent",
     )  # fmt: skip
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
-        self.recvmsg = sock.recvmsg
+        self.recvmsg_into = sock.recvmsg_into
         self.connected_ns = 0
         self.is_connecting = False
         self.has_failed_to_connect = False
@@ -113,6 +113,8 @@ class Receiver:
         self._on_end, self._on_look, self._on_open = on_end, on_look, on_open
         self._epoll = select.epoll()
         self._connections: dict[int, Connection] = {}
+        self._buffer = bytearray(_READ_BYTES)
+        """Reads go through it: small bytes of their own weigh less than what is left of large ones."""
         self._keeper = socket.socket()
         """Keeps the kernel stamping while no stream is open: it begins to only some time after it is asked."""
         self.is_stamping = stamp_arrivals(self._keeper)
@@ -169,18 +171,19 @@ class Receiver:
     def read_ready(self) -> bool:
         """Read once from each connection that has something; True when an answer may have ended."""
         connections, now_ns, num_bytes, has_ended = self._connections, time.monotonic_ns, 0, False
+        buffers, view = (self._buffer,), memoryview(self._buffer)
         for descriptor, event in self._epoll.poll(0):
             connection = connections.get(descriptor)
             if connection is None or (event != _IN and not self._is_readable(connection, event)):
                 continue
             try:
-                data, ancillary, _, _ = connection.recvmsg(_READ_BYTES, ANCILLARY_BYTES)
+                length, ancillary, _, _ = connection.recvmsg_into(buffers, ANCILLARY_BYTES)
             except BlockingIOError:
                 continue
             except OSError as error:
                 self._end(connection, error)
                 continue
-            read_ns = now_ns()
+            read_ns, data = now_ns(), bytes(view[:length])
             connection.keep((read_ns, ancillary[0][2] if ancillary else b"", data))
             num_bytes += len(data) + OVERHEAD_BYTES
             if connection.is_plain or data[-5:] in _ENDINGS or not data:
