@@ -271,7 +271,7 @@ class StreamClient:
         """The server closed the connection, idle until then, before it read the request: use another one."""
         exchange.failure = lost_error(connection.error, exchange)  # stands if none can be opened
         exchange.is_resent, exchange.connection, exchange.connected_ns = True, None, 0
-        self.connections.note_closing(connection)
+        self.connections.lose(connection)
         exchange.begin_answer()
         connection.rest()
         self._connect(exchange, self.connections, is_fresh=True)

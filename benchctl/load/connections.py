@@ -34,10 +34,10 @@ class Connections:
         self._reaching = asyncio.Lock()
         self._address: Address | None = None
         """The one that has taken a connection: the others are not tried any more."""
-        self._kept: dict[int, Connection] = {}
-        """By the number of their sockets, the one that was used last at the end."""
-        self._spares: dict[int, Connection] = {}
-        """Opened ahead and never used."""
+        self._kept: list[Connection] = []
+        """After an answer, the one that was used last at the end; some may have ended since."""
+        self._spares: list[Connection] = []
+        """Opened ahead and never used; some may have ended since."""
         self._to_close: deque[Connection] = deque()
         self._num_spares_wanted = 0
         self._is_tidying = False
@@ -54,11 +54,17 @@ class Connections:
         """An open connection that may be used now, or one that is about to open; None where there is none."""
         now_ns = time.monotonic_ns()
         while self._kept:
-            _, connection = self._kept.popitem()
+            connection = self._kept.pop()
+            if connection.has_ended:
+                continue
             if self._does_server_keep and now_ns - connection.idle_since_ns < _FRESH_NS:
                 return connection
             self._close_later(connection)
-        return self._spares.popitem()[1] if self._spares else None
+        while self._spares:
+            spare = self._spares.pop()
+            if not spare.has_ended:
+                return spare
+        return None
 
     def put_back(self, connection: Connection) -> None:
         """Keep a connection whose answer has ended for the next request; or close it where the server does."""
@@ -67,23 +73,14 @@ class Connections:
         connection.idle_since_ns = time.monotonic_ns()
         connection.rest()
         if is_kept and self._does_server_keep:
-            self._kept[connection.sock.fileno()] = connection
+            self._kept.append(connection)
             return
         self._learn(connection)
         self._close_later(connection)
         self.want_spares(1)
 
     def lose(self, connection: Connection) -> None:
-        """Note that the server has closed an idle connection."""
-        for idle in (self._kept, self._spares):
-            for number, one in idle.items():
-                if one is connection:
-                    del idle[number]
-                    break
-        self.note_closing(connection)
-
-    def note_closing(self, connection: Connection) -> None:
-        """Learn from a connection that the server closed after an answer, without having said that it would."""
+        """Learn from an idle connection that the server has closed, without having said that it would."""
         if time.monotonic_ns() - connection.idle_since_ns < _FRESH_NS:
             self._learn(connection)
 
@@ -129,7 +126,7 @@ class Connections:
     def _open_spare(self) -> None:
         with suppress(OSError):  # who needs one will learn why there is none
             connection = self.open()
-            self._spares[connection.sock.fileno()] = connection
+            self._spares.append(connection)
 
     def open(self) -> Connection:
         """A new connection, open or about to be. Raises OSError when it cannot be made."""
@@ -177,7 +174,7 @@ class Connections:
                 connection = Connection(sock)
                 connection.connected_ns = time.monotonic_ns()
                 self._receiver.watch(connection)
-                self._spares[sock.fileno()] = connection
+                self._spares.append(connection)
                 return
         raise failure
 

@@ -13,8 +13,8 @@ from benchctl.profile.model import Timeouts
 from benchctl.records.run import RequestError
 from benchctl.units import NS_PER_S
 
-_LOOK_S: Final = 0.05
-"""How often it is seen to that what is held stays within bounds."""
+_LOOK_S: Final = 0.1
+"""How often it is seen to that what is held stays within bounds; more often where limits are short."""
 _HELD_BYTES: Final = 8 << 20
 """Reads of open streams that are kept before some are decoded while the streams go on."""
 
@@ -36,10 +36,11 @@ class Watch:
 
     async def keep(self) -> None:
         """Stop requests that have reached a limit, and keep what is held within bounds; never returns."""
-        look_ns = round(look_s(self._timeouts) * NS_PER_S)
+        limits_look_s = look_s(self._timeouts)
+        look_ns = round(limits_look_s * NS_PER_S)
         next_look_ns = 0
         while True:
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(min(limits_look_s, _LOOK_S))
             now_ns = time.monotonic_ns()
             if now_ns >= next_look_ns:
                 next_look_ns = now_ns + look_ns
