@@ -126,14 +126,13 @@ def _unpacked(tensors: Mapping[str, Numbers]) -> tuple[RequestRecord, ...]:
 
 def _pieces(values: Numbers, lengths: list[int]) -> "Iterator[array[Any] | tuple[()] | None]":
     """The numbers of each choice in turn."""
-    code, data, end = _TYPE_CODES[values.dtype.name], memoryview(values.tobytes()), 0
+    num_named = sum(length for length in lengths if length > 0)
+    if num_named != len(values):
+        raise ValueError(f"{num_named} values are named and {len(values)} are there")
+    code, data, end = _TYPE_CODES[values.dtype.name], values.tobytes(), 0
     for length in lengths:
         if length <= 0:
             yield None if length else ()
             continue
         start, end = end, end + length * values.itemsize
-        numbers = array(code)
-        numbers.frombytes(data[start:end])
-        if len(numbers) != length:
-            raise ValueError(f"{length} values are named and {len(numbers)} are there")
-        yield numbers
+        yield array(code, data[start:end])
