@@ -347,8 +347,14 @@ def load_results(path: Path) -> LoadedResults:
 
 
 def _load_runs(directories: Sequence[RunDirectory]) -> tuple[LoadedRun, ...]:
-    """All of them; long step logs two at a time, because one leaves a part of two cores without work."""
+    """All of them; long step logs that have no table two at a time, because one leaves a part of two cores without
+    work. All else is the interpreter's, which does one thing at a time.
+    """
     if sum(_size_bytes(directory.step_log) for directory in directories) <= FEW_STEPS_BYTES:
+        return tuple(map(load_run, directories))
+    from benchctl.records.step_table import table_path  # noqa: PLC0415 - polars, where it is worth its time
+
+    if all(table_path(directory.step_log).is_file() for directory in directories):
         return tuple(map(load_run, directories))
     with ThreadPoolExecutor(max_workers=_NUM_AT_ONCE) as pool:
         return tuple(pool.map(load_run, directories))
