@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from benchctl.errors import RecordError, SchemaVersionError
 from benchctl.records import schema
 from benchctl.records.directory import cell_name, load_results, open_results, run_directory_name
-from benchctl.records.jsonl import JsonlWriter, encode, read_jsonl, write_bytes_atomic
+from benchctl.records.jsonl import JsonlWriter, encode, read_jsonl, read_whole, write_bytes_atomic
 from benchctl.records.run import RequestError, RequestRecord, StepRecord
 
 
@@ -54,6 +54,16 @@ def test_equal_records_are_equal_bytes_whatever_the_order_of_their_keys(sections
     backwards = msgspec.structs.replace(step(1), sections_ns=dict(reversed(sections.items())))
     assert encode(forwards) == encode(backwards)
     assert msgspec.json.decode(encode(forwards), type=StepRecord) == forwards
+
+
+@pytest.mark.parametrize("damage", [b"{", b'{"step":1', b"\n\n", b"{}\n", b"\xff\n", encode(step(4))])
+def test_a_file_is_read_at_once_only_where_every_line_is_one_record(tmp_path: Path, damage: bytes) -> None:
+    path, lines = tmp_path / "steps.jsonl", b"".join(encode(step(number)) + b"\n" for number in range(3))
+    assert read_whole(path, StepRecord) == ()
+    path.write_bytes(lines)
+    assert read_whole(path, StepRecord) == tuple(read_jsonl(path, StepRecord))
+    path.write_bytes(lines[:-1] + damage + lines)
+    assert read_whole(path, StepRecord) is None
 
 
 def test_a_torn_last_line_is_named_and_what_came_before_is_kept(tmp_path: Path) -> None:

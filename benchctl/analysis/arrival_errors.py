@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Final, NamedTuple, TypeAlias
 
+from benchctl.analysis.request_timing import num_zeros, pooled_itls_ns
 from benchctl.records.run import ChoiceRecord, ClientSample, RequestRecord
 from benchctl.units import NS_PER_MS
 
@@ -73,6 +74,8 @@ def arrival_errors(
     of a second has none of, the read before is all that is known of a read that came late. Chunks that the kernel
     did not stamp count as right: who read them is judged by itself.
     """
+    if not num_zeros(pooled_itls_ns(requests)):  # no read brought two chunks of a choice: each stamp is true
+        return [((),) * len(request.choices) for request in requests]
     lags = _Lags.of(samples)
     num_written = _chunks_of_a_write(_stamped(requests), lags)
     return [

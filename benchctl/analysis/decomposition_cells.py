@@ -27,7 +27,7 @@ def with_decompositions(
 
 
 def _decompose(paired: PairedRuns, label: str, confidence: float, estimator: Estimator) -> Decomposition | None:
-    a, b = _anatomies(paired)
+    a, b = _anatomies(paired, has_latencies=True)
     wall, step = (_ratio(paired, name, confidence, estimator) for name in ("wall_s", "step_ms"))
     stop = paired.a.results.manifest.stop
     return decompose(label, a, b, _facing(paired, confidence), stop, Ratios(wall, step))
@@ -35,7 +35,7 @@ def _decompose(paired: PairedRuns, label: str, confidence: float, estimator: Est
 
 def section_split(paired: PairedRuns, confidence: float) -> SectionSplit | None:
     """The mean step of two arms by its sections, as a comparison divides it; None where no section is known."""
-    a, b = _anatomies(paired)
+    a, b = _anatomies(paired, has_latencies=False)
     if not a or not b or not all(run.has_steps for run in (*a, *b)):
         return None
     a, b = steps_at_level(a, b, _ratio(paired, "step_ms", confidence, paired.a.estimator))
@@ -58,19 +58,28 @@ def _facing(paired: PairedRuns, confidence: float) -> Facing:
     )
 
 
-def _anatomies(paired: PairedRuns) -> tuple[list[RunAnatomy], list[RunAnatomy]]:
-    """The runs of both sides at the middle of their blocks."""
-    a = [_anatomy(run, paired.a, is_ordered=paired.pair.is_ordered) for run in paired.pair.a_runs]
-    return a, [_anatomy(run, paired.b, is_ordered=paired.pair.is_ordered) for run in paired.pair.b_runs]
+def _anatomies(paired: PairedRuns, *, has_latencies: bool) -> tuple[list[RunAnatomy], list[RunAnatomy]]:
+    """The runs of both sides at the middle of their blocks; those of sections need no latencies of requests."""
+
+    def of_side(runs: Sequence[LoadedRun], side: Experiment) -> list[RunAnatomy]:
+        anatomies = list(map(side.anatomy, runs))
+        if has_latencies:
+            anatomies = [replace(side.anatomy(run), latencies=side.latencies(run)) for run in runs]
+        is_ordered = paired.pair.is_ordered
+        return [
+            _at_middle(anatomy, run, side, is_ordered=is_ordered)
+            for anatomy, run in zip(anatomies, runs, strict=True)
+        ]
+
+    return of_side(paired.pair.a_runs, paired.a), of_side(paired.pair.b_runs, paired.b)
 
 
 _SCALED = {"wall": "wall_s", "step": "step_ms", "latency": "e2el_ms"}
 """The metric whose effect of the position is that of each kind of time."""
 
 
-def _anatomy(run: LoadedRun, experiment: Experiment, *, is_ordered: bool) -> RunAnatomy:
+def _at_middle(anatomy: RunAnatomy, run: LoadedRun, experiment: Experiment, *, is_ordered: bool) -> RunAnatomy:
     """Two arms estimate the effect on the wall time with its ratio, so that it stays as measured here."""
-    anatomy = experiment.anatomy(run)
     if not is_ordered or not experiment.position_slopes:
         return anatomy
     scales = TimeScales(**{kind: experiment.position_scale(run, name) for kind, name in _SCALED.items()})

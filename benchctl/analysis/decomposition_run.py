@@ -67,13 +67,13 @@ class RunAnatomy:
     phase_s: Mapping[Phase, float]
     sizes: Mapping[SizeKey, SizedSteps]
     breakdown: Breakdown | None
-    latencies: Mapping[str, Latency] | None
-    """By request, of those that completed."""
     floor: Floor | str
     """Least time per step for its FLOPs and bytes, or why that is unknown."""
     is_bunched: bool = False
     """Its tokens reached the client in bursts."""
 
+    latencies: Mapping[str, Latency] | None = None
+    """By request, of those that completed; where they were asked for (``request_latencies``)."""
     covers_steps: bool = True
     """Whether ``step_s`` is the time of whole steps."""
     step_scale: float = 1.0
@@ -98,7 +98,6 @@ def anatomy_of(run: LoadedRun, metrics: Mapping[str, float | None], work: WorkMo
         phase_s={phase: s_from_ns(int(columns.dur_ns[columns.in_phase(phase)].sum())) for phase in PHASES},
         sizes=_sizes(columns),
         breakdown=break_down([tally_steps(columns, covers_steps=run.record.times_whole_steps)]),
-        latencies=None if metrics["e2el_ms"] is None else _latencies(run, clock_factor(run.record)),
         floor=_floor(run, work),
         covers_steps=run.record.times_whole_steps,
         is_bunched=any(warning.code == CLIENT_BUNCHING for warning in run.record.warnings),
@@ -145,9 +144,9 @@ def _sizes(columns: StepColumns) -> dict[SizeKey, SizedSteps]:
     return found
 
 
-def _latencies(run: LoadedRun, factor: float) -> dict[str, Latency] | None:
-    """None where a completed request has no arrivals, or nobody counted its tokens."""
-    found = {}
+def request_latencies(run: LoadedRun) -> dict[str, Latency] | None:
+    """By request; None where a completed request has no arrivals, or nobody counted its tokens."""
+    found, factor = {}, clock_factor(run.record)
     for request in measured(run.requests):
         if not is_completed(request):
             continue

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import msgspec
 
-from benchctl.analysis.decomposition_run import RunAnatomy, anatomy_of
+from benchctl.analysis.decomposition_run import Latency, RunAnatomy, anatomy_of, request_latencies
 from benchctl.analysis.decomposition_work import work_model
 from benchctl.analysis.flops_accounting import RunFlops, account_run
 from benchctl.analysis.metric_bounds import Bounds, run_bounds
@@ -58,6 +58,7 @@ class Experiment:
     _flops: dict[str, tuple[RunFlops | None, tuple[ResultWarning, ...]]] = field(default_factory=dict, repr=False)
     _usability: dict[str, Usability] = field(default_factory=dict, repr=False)
     _anatomies: dict[str, RunAnatomy] = field(default_factory=dict, repr=False)
+    _latencies: dict[str, Mapping[str, Latency] | None] = field(default_factory=dict, repr=False)
 
     @property
     def path(self) -> Path:
@@ -130,6 +131,12 @@ class Experiment:
             return anatomy_of(run, metrics, work_model(self.settings(run.record), self.hardware))
 
         return _once(self._anatomies, run.record.run_id, anatomy)
+
+    def latencies(self, run: LoadedRun) -> Mapping[str, Latency] | None:
+        """What the latency of each request of a run consists of, as measured; None where that does not count."""
+        if self.counted_metrics(run)["e2el_ms"] is None:
+            return None
+        return _once(self._latencies, run.record.run_id, lambda: request_latencies(run))
 
     @cached_property
     def counted_runs(self) -> Mapping[RunKey, LoadedRun]:

@@ -8,6 +8,7 @@ guided run costs nothing extra. Where the log does not tell, the observed accoun
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -73,13 +74,8 @@ def account_run(
     corrections: tuple[Correction, ...] = ()
     lengths = _run_lengths(run, prepared, doubts)
     if lengths is not None:
-        published = published_flops(lengths.totals(), base=base, value_model=value_model, top_k=top_k)
         seen = _seen_counts(run, lengths, doubts, has_value_model=value_model is not None)
-        if seen is not None:
-            observed = observed_flops(lengths.sequences, seen, base=base, value_model=value_model)
-            corrections = explain_difference(
-                published, lengths=lengths, seen=seen, base=base, value_model=value_model, top_k=top_k
-            )
+        published, observed, corrections = _priced(lengths, seen, base, value_model, top_k)
     window = load_window_ns(run)
     return RunFlops(
         published=published,
@@ -89,6 +85,21 @@ def account_run(
         hardware=hardware,
         warnings=tuple(doubts.warnings),
     )
+
+
+@lru_cache(maxsize=16)
+def _priced(
+    lengths: RunLengths, seen: SeenCounts | None, base: ModelShape, value_model: ModelShape | None, top_k: int
+) -> tuple[FlopsAccount, FlopsAccount | None, tuple[Correction, ...]]:
+    """Both accounts and what leads from one to the other; runs of an arm with forced lengths have the same."""
+    published = published_flops(lengths.totals(), base=base, value_model=value_model, top_k=top_k)
+    if seen is None:
+        return published, None, ()
+    observed = observed_flops(lengths.sequences, seen, base=base, value_model=value_model)
+    corrections = explain_difference(
+        published, lengths=lengths, seen=seen, base=base, value_model=value_model, top_k=top_k
+    )
+    return published, observed, corrections
 
 
 class _Doubts:

@@ -68,9 +68,14 @@ def metric_bounds(
 ) -> Mapping[str, Bounds]:
     """The same of a load of which only some ``requests`` were kept whole, and the ``first_tokens`` of all."""
     first = [request for request in first_tokens if is_completed(request)]
-    whole = [request for request in requests if is_completed(request)]
-    found = _bounds_of("ttft", _ttfts(first, arrival_errors(first, samples)), len(first))
-    errors = arrival_errors(whole, samples)
+    first_errors = arrival_errors(first, samples)
+    found: dict[str, Bounds] = {}
+    if any(chain.from_iterable(first_errors)):
+        found |= _bounds_of("ttft", _ttfts(first, first_errors), len(first))
+    whole, errors = first, first_errors
+    if requests is not first_tokens:
+        whole = [request for request in requests if is_completed(request)]
+        errors = arrival_errors(whole, samples)
     if any(chain.from_iterable(errors)):
         found |= _bounds_of("itl", _itls(whole, errors), len(first), _itl_means(whole, errors))
         found |= _bounds_of("tpot", _tpots(whole, errors), len(first))

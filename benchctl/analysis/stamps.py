@@ -1,15 +1,17 @@
 """What the client's times are worth: who took them, how late it read, and how busy it was meanwhile."""
 
-from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from benchctl.analysis.arrival_errors import by_worker
 from benchctl.analysis.percentile import percentiles
-from benchctl.analysis.request_timing import pooled_itls_ns, send_lag_ns
+from benchctl.analysis.request_timing import in_a_row, num_zeros, pooled_itls_ns, send_lag_ns
 from benchctl.analysis.unknown import known, quotient
 from benchctl.records.run import ClientSample, RequestRecord
 from benchctl.units import NS_PER_S, ms_from_ns
+
+if TYPE_CHECKING:
+    from array import array
 
 _PERIOD_NS: Final = NS_PER_S // 10
 """What a sample covers when nothing holds it up."""
@@ -23,7 +25,7 @@ def client_metrics(requests: Sequence[RequestRecord], samples: Sequence[ClientSa
     send = percentiles(lags, len(lags), (50, 99))
     late = read_lates_ns(requests)
     chunks = [len(choice.chunk_ns) for request in requests for choice in request.choices]
-    num_bounds = pooled_itls_ns(requests).count(0)
+    num_bounds = num_zeros(pooled_itls_ns(requests))
     cores = busy_cores(samples)
     return {
         "p50_send_lag_ms": _ms(send[50]),
@@ -39,11 +41,7 @@ def client_metrics(requests: Sequence[RequestRecord], samples: Sequence[ClientSa
 
 def read_lates_ns(requests: Iterable[RequestRecord]) -> "array[int]":
     """How long each chunk that the kernel stamped had been there when it was read."""
-    lates_ns = array("q")
-    for request in requests:
-        for choice in request.choices:
-            lates_ns.extend(iter(choice.chunk_late_ns or ()))  # arrays read from a file may be narrower
-    return lates_ns
+    return in_a_row([choice.chunk_late_ns or () for request in requests for choice in request.choices])
 
 
 def busy_cores(samples: Iterable[ClientSample]) -> Mapping[int, float]:

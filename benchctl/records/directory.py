@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 import msgspec
 
 from benchctl.errors import RecordError
-from benchctl.records.jsonl import JsonlWriter, read_jsonl, write_bytes_atomic, write_json_atomic
+from benchctl.records.jsonl import JsonlWriter, read_jsonl, read_whole, write_bytes_atomic, write_json_atomic
 from benchctl.records.run import (
     Cell,
     ClientSample,
@@ -112,18 +112,6 @@ class RunDirectory:
 
     def steps(self) -> Iterator[StepRecord]:
         return read_jsonl(self.step_log, StepRecord)
-
-    def client(self) -> Iterator[ClientSample]:
-        return read_jsonl(self.path / "client.jsonl", ClientSample)
-
-    def gpu(self) -> Iterator[GpuSample]:
-        return read_jsonl(self.path / "gpu.jsonl", GpuSample)
-
-    def host(self) -> Iterator[HostSample]:
-        return read_jsonl(self.path / "host.jsonl", HostSample)
-
-    def prometheus(self) -> Iterator[PrometheusSample]:
-        return read_jsonl(self.path / "prometheus.jsonl", PrometheusSample)
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,20 +255,24 @@ def load_run(directory: RunDirectory) -> LoadedRun:
     def note(error: RecordError) -> None:
         damage.append(ResultWarning(code=DAMAGED_LINE, message=str(error), where=record.run_id))
 
-    def keep(records: Iterator[T]) -> tuple[T, ...]:
+    def keep(name: str, kind: type[T]) -> tuple[T, ...]:
+        path = directory.path / f"{name}.jsonl"
+        whole = read_whole(path, kind)
+        if whole is not None:
+            return whole
         kept: list[T] = []
         try:
-            kept.extend(records)
+            kept.extend(read_jsonl(path, kind))
         except RecordError as error:
             note(error)
         return tuple(kept)
 
     requests = _long_requests(directory, record)
     if requests is None:
-        requests = keep(directory.requests())
+        requests = keep("requests", RequestRecord)
     steps: Steps
     if _size_bytes(directory.step_log) <= FEW_STEPS_BYTES:
-        steps = keep(directory.steps())
+        steps = keep("steps", StepRecord)
         if _size_bytes(directory.step_log) > KEPT_STEPS_BYTES:
             from benchctl.records.step_columns import DecodedSteps  # noqa: PLC0415 - numpy, where it saves memory
 
@@ -291,8 +283,8 @@ def load_run(directory: RunDirectory) -> LoadedRun:
         steps, fault = read_step_log(directory.step_log)
         if fault is not None:
             note(fault)
-    gpu, host, prometheus = keep(directory.gpu()), keep(directory.host()), keep(directory.prometheus())
-    client = keep(directory.client())
+    gpu, host = keep("gpu", GpuSample), keep("host", HostSample)
+    prometheus, client = keep("prometheus", PrometheusSample), keep("client", ClientSample)
     return LoadedRun(
         record=record,
         requests=requests,
@@ -355,8 +347,14 @@ def load_results(path: Path) -> LoadedResults:
 
 
 def _load_runs(directories: Sequence[RunDirectory]) -> tuple[LoadedRun, ...]:
-    """All of them; long step logs two at a time, because one leaves a part of two cores without work."""
+    """All of them; long step logs that have no table two at a time, because one leaves a part of two cores without
+    work. All else is the interpreter's, which does one thing at a time.
+    """
     if sum(_size_bytes(directory.step_log) for directory in directories) <= FEW_STEPS_BYTES:
+        return tuple(map(load_run, directories))
+    from benchctl.records.step_table import table_path  # noqa: PLC0415 - polars, where it is worth its time
+
+    if all(table_path(directory.step_log).is_file() for directory in directories):
         return tuple(map(load_run, directories))
     with ThreadPoolExecutor(max_workers=_NUM_AT_ONCE) as pool:
         return tuple(pool.map(load_run, directories))

@@ -13,6 +13,7 @@ import hashlib
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, get_args
 
@@ -117,23 +118,27 @@ def _unpacked(tensors: Mapping[str, Numbers]) -> tuple[RequestRecord, ...]:
     """The records with their numbers. KeyError and ValueError where arrays are missing, or do not fit together."""
     records = msgspec.json.Decoder(RequestRecord).decode_lines(tensors[_RECORDS].tobytes())
     choices = [choice for record in records for choice in record.choices]
-    for name in CHUNK_FIELDS:
-        pieces = _pieces(tensors[name], tensors[name + _LENGTHS].tolist())
-        for choice, numbers in zip(choices, pieces, strict=True):
+    for name, default in CHUNK_FIELDS.items():
+        lengths = tensors[name + _LENGTHS]
+        if default is None and not len(lengths[lengths >= 0]):
+            continue  # no choice has any: the records are right as they are
+        for choice, numbers in zip(choices, _pieces(tensors[name], lengths), strict=True):
             msgspec.structs.force_setattr(choice, name, numbers)
     return tuple(records)
 
 
-def _pieces(values: Numbers, lengths: list[int]) -> "Iterator[array[Any] | tuple[()] | None]":
-    """The numbers of each choice in turn."""
-    code, data, end = _TYPE_CODES[values.dtype.name], memoryview(values.tobytes()), 0
-    for length in lengths:
-        if length <= 0:
-            yield None if length else ()
-            continue
-        start, end = end, end + length * values.itemsize
-        numbers = array(code)
-        numbers.frombytes(data[start:end])
-        if len(numbers) != length:
-            raise ValueError(f"{length} values are named and {len(numbers)} are there")
-        yield numbers
+def _pieces(values: Numbers, lengths: Numbers) -> "list[array[Any] | tuple[()] | None]":
+    """The numbers of each choice; choices with the same small ones, as one token in each chunk, share them."""
+    ends = np.cumsum(np.maximum(lengths, 0), dtype=np.int64).tolist()
+    num_named = ends[-1] if ends else 0
+    if num_named != len(values):
+        raise ValueError(f"{num_named} values are named and {len(values)} are there")
+    code = _TYPE_CODES[values.dtype.name]
+    whole = array(code, values.tobytes())
+    pieces = [whole[start:end] for start, end in pairwise([0, *ends])]  # each of just the size that it needs
+    if code == "B":
+        known: dict[bytes, array[Any]] = {}
+        pieces = [known.setdefault(piece.tobytes(), piece) for piece in pieces]
+    return [
+        numbers or (None if length < 0 else ()) for numbers, length in zip(pieces, lengths.tolist(), strict=True)
+    ]

@@ -9,7 +9,8 @@ Each step gives every sequence of its batch a token, of which the requests have 
 The limit starts Python and has polars read a few fields of the same step logs and nothing else: no checks, requests
 or statistics. The records are what msgspec makes of the same lines, one after another, kept by nobody. A run leaves
 the table of a long step log beside it; "without tables" is the same comparison after these were deleted. Whoever
-reads long requests first leaves a copy of their numbers: that is "first reading", once. All start a fresh
+reads long requests first leaves a copy of their numbers: that is "first reading", once; it also compiles the
+modules, which an installation has done. All start a fresh
 interpreter, which is part of the time; the best of all repeats counts, and the largest resident size.
 """
 
@@ -237,7 +238,8 @@ def manifest(num_blocks, request_set_sha256):
 
 def measured(name, argv, work, repeats):
     log = work / f"{name}.log"
-    environment = {"PYTHONPATH": os.pathsep.join(sys.path)}
+    bytecode = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(work / "bytecode")}
+    environment = {"PYTHONPATH": os.pathsep.join(sys.path), **bytecode}
     costs = [
         run_measured(argv, log, timeout_s=600, environment=environment, is_watched=False, good_codes=(0, 3))
         for _ in range(repeats)

@@ -4,7 +4,8 @@
 
 The directory is made up: blocks of a baseline and a guided run, each with so many requests of two answers that are
 so many tokens long. Whoever reads long requests first leaves a copy of their numbers: that is "first reading",
-once. The best of all repeats counts, and the largest resident size; the start of the interpreter is part of both.
+once; it also compiles the modules, which an installation has done. The best of all repeats counts, and the largest
+resident size; the start of the interpreter is part of both.
 """
 
 import argparse
@@ -14,8 +15,11 @@ import sys
 import tempfile
 from pathlib import Path
 
+import msgspec
 from measured_process import run_measured
 from table import show, write
+
+from benchctl.records.digests import begin_digests, digests_of_run, record_run
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
@@ -28,15 +32,20 @@ def make_directory(path, options):
         {"baseline": 1 + 0.02 * scatter.random(), "guided": 1.05 + 0.02 * scatter.random()}
         for _ in range(options.blocks)
     ]
-    builders.write_results(
+    results = builders.write_results(
         path, block_factors=blocks, num_requests=options.requests, output_tokens=options.tokens, n=2
     )
+    begin_digests(results)
+    for run in results.runs():
+        run.write(msgspec.structs.replace(run.read(), files=digests_of_run(run)))
+        record_run(results, run.path.name)
 
 
 def measured(name, path, repeats):
     log = path.parent / "show.log"
     argv = [sys.executable, "-m", "benchctl", "show", str(path)]
-    environment = {"PYTHONPATH": os.pathsep.join(sys.path)}
+    bytecode = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(path.parent / "bytecode")}
+    environment = {"PYTHONPATH": os.pathsep.join(sys.path), **bytecode}
     costs = [
         run_measured(argv, log, timeout_s=600, environment=environment, is_watched=False) for _ in range(repeats)
     ]

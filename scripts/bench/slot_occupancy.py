@@ -33,7 +33,9 @@ from peers import TOOLS, Asked, make_tokenizer
 from table import add_arguments, print_rows, write
 from truth import Errors, errors, paced_server, usable_cores
 
-from benchctl.analysis.metrics import run_metrics
+from benchctl.analysis.offered_load import load_metrics
+from benchctl.analysis.request_timing import measured
+from benchctl.profile.load import parse_profile
 from benchctl.records.directory import load_results
 
 NS_PER_MS = 1e6
@@ -146,10 +148,12 @@ def verdict(results: Path) -> dict[str, Any]:
     """What benchctl says of its own run: the share of idle slots, and its state with what is behind it."""
     if not results.exists():
         return {}
-    loaded = load_results(results).runs[0]
+    read = load_results(results)
+    loaded = read.runs[0]
+    told = load_metrics(measured(loaded.requests), parse_profile(read.profile_yaml).workload.arrival)
     codes = sorted({warning.code for warning in loaded.record.warnings} - HARMLESS)
     state = f"{loaded.record.state} ({', '.join(codes)})" if codes else loaded.record.state
-    return {"says idle": run_metrics(loaded).get("slot_idle_frac"), "by itself": state}
+    return {"says idle": told["slot_idle_frac"], "by itself": state}
 
 
 def p99_ms(values_ns: Sequence[float]) -> float | None:
