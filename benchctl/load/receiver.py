@@ -36,7 +36,7 @@ _END: Final = b"\r\n" + _LAST_CHUNK
 """A line that is 0 cannot stand in an event stream: all its lines begin with the name of a field."""
 OVERHEAD_BYTES: Final = 200
 """What keeping a read costs beside its bytes: a tuple, a number, two headers of objects."""
-_PAUSE_NS: Final = 500_000
+_PAUSE_NS: Final = 1_000_000
 """After a round of reads in which no answer ended, nothing is read for so long: what arrives meanwhile is read in
 one go and costs less, and the kernel's stamps say when it came."""
 _MANY_STREAMS: Final = 16

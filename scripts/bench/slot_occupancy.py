@@ -150,7 +150,7 @@ def verdict(results: Path) -> dict[str, Any]:
         return {}
     read = load_results(results)
     loaded = read.runs[0]
-    told = load_metrics(measured(loaded.requests), parse_profile(read.profile_yaml).workload.arrival)
+    told = load_metrics(measured(loaded.requests), parse_profile(read.profile_yaml, str(results)).workload.arrival)
     codes = sorted({warning.code for warning in loaded.record.warnings} - HARMLESS)
     state = f"{loaded.record.state} ({', '.join(codes)})" if codes else loaded.record.state
     return {"says idle": told["slot_idle_frac"], "by itself": state}
