@@ -135,7 +135,6 @@ class Bench:
             "gap ms": seen.mean_gap_ms,
             "idle": seen.idle_frac,
             "us/token": 1e6 * cost.cpu_s / tokens,
-            "peak MB": cost.peak_bytes / 1e6,
         }
         told = next(tool for tool in TOOLS.values() if tool.name == name).told(directory)
         found: Errors | None = errors(told[name], truths) if name in told else None
