@@ -23,8 +23,9 @@ def chunk(data):
 class Server:
     """Answers with two tokens each, and closes a connection after ``answers`` of them or when it lies idle."""
 
-    def __init__(self, *, answers=None, says_so=False, idle_s=None, delay_s=0.01):
+    def __init__(self, *, answers=None, says_so=False, idle_s=None, delay_s=0.01, line_end=b"\n", trailers=b""):
         self.answers, self.says_so, self.idle_s, self.delay_s = answers, says_so, idle_s, delay_s
+        self.line_end, self.trailers = line_end, trailers
         self.asked = Counter()
         self.num_used_connections = 0
         self.tasks = set()
@@ -50,12 +51,17 @@ class Server:
 
     async def answer(self, writer, *, is_last):
         closing = b"connection: close\r\n" if is_last and self.says_so else b""
-        writer.write(
-            b"HTTP/1.1 200 OK\r\n" + closing + b"transfer-encoding: chunked\r\n\r\n" + chunk(TOKEN % b"null")
+        head = b"HTTP/1.1 200 OK\r\n%stransfer-encoding: chunked\r\n\r\n" % closing
+        first, *others = (
+            data.replace(b"\n", self.line_end) for data in (TOKEN % b"null", TOKEN % b'"length"', LAST)
         )
+        writer.write(head + chunk(first))
         await writer.drain()
-        await asyncio.sleep(self.delay_s)
-        writer.write(chunk(TOKEN % b'"length"') + chunk(LAST) + b"0\r\n\r\n")
+        for data in others:
+            await asyncio.sleep(self.delay_s)
+            writer.write(chunk(data))
+            await writer.drain()
+        writer.write(b"0\r\n" + self.trailers + b"\r\n")
         await writer.drain()
 
     @asynccontextmanager
@@ -89,6 +95,16 @@ def test_a_closed_loop_uses_as_many_connections_as_it_has_slots_where_the_server
     assert [record.error for record in records] == [None] * 40
     assert server.asked == ONCE_EACH
     assert server.num_used_connections == 4
+
+
+@pytest.mark.parametrize(
+    "forms", [{"line_end": b"\r\n"}, {"line_end": b"\r"}, {"trailers": b"server-timing: total;dur=1\r\n"}], ids=str
+)
+def test_the_end_of_an_answer_is_seen_whatever_its_lines_end_with_and_whatever_follows_its_body(forms):
+    server = Server(**forms)
+    records = records_of(server, FOUR_SLOTS, REQUESTS)
+    assert [record.error for record in records] == [None] * 40
+    assert [len(record.choices[0].chunk_ns) for record in records] == [2] * 40
 
 
 @pytest.mark.parametrize("says_so", [True, False], ids=["having said so", "silently"])

@@ -29,10 +29,10 @@ _READ_BYTES: Final = 16_384
 """Some forty events; what is left is read in the next round, after the other streams had their turn."""
 _IN: Final = select.EPOLLIN
 _OUT: Final = select.EPOLLOUT
-_LAST_CHUNK: Final = b"0\r\n\r\n"
-_ENDINGS: Final = frozenset(_LAST_CHUNK[i:] for i in range(len(_LAST_CHUNK)))
-"""What a read that completes the last chunk ends with, or is where that came in pieces."""
-_END: Final = b"\r\n" + _LAST_CHUNK
+_BLANK_LINE: Final = b"\r\n\r\n"
+_ENDINGS: Final = frozenset(_BLANK_LINE[i:] for i in range(len(_BLANK_LINE)))
+"""What a read that completes a chunked body ends with, or is where its end came in pieces."""
+_END: Final = b"\r\n0\r\n\r\n"
 """A line that is 0 cannot stand in an event stream: all its lines begin with the name of a field."""
 OVERHEAD_BYTES: Final = 200
 """What keeping a read costs beside its bytes: a tuple, a number, two headers of objects."""
@@ -186,28 +186,31 @@ class Receiver:
             read_ns, data = now_ns(), bytes(view[:length])
             connection.keep((read_ns, ancillary[0][2] if ancillary else b"", data))
             num_bytes += len(data) + OVERHEAD_BYTES
-            if connection.is_plain or data[-5:] in _ENDINGS or not data:
+            if connection.is_plain or data[-4:] in _ENDINGS or not data:
                 self.held.num_bytes += num_bytes
-                num_bytes, has_ended = 0, True
-                self._look(connection, data)
+                num_bytes = 0
+                has_ended = self._look(connection, data) or has_ended
             if read_ns >= self.due_ns:
                 self.on_due()
         self.held.num_bytes += num_bytes
         return has_ended
 
-    def _look(self, connection: Connection, data: bytes) -> None:
-        """A read after which the answer may be whole."""
+    def _look(self, connection: Connection, data: bytes) -> bool:
+        """Look closer at a read that an answer may end with; False when it does not."""
         if connection.exchange is None:
             self.held.num_bytes -= len(data) + OVERHEAD_BYTES
         if not data or connection.exchange is None:
             self._end(connection, None)
-            return
+            return True
         if connection.is_plain:
             _take_head(connection, data)
         if _tail(connection.reads) == _END:
             self._on_end(connection)
-        elif connection.is_plain or data[-5:] in _ENDINGS:
+        elif connection.is_plain or _may_end_in_trailers(data):
             self._on_look(connection)
+        else:
+            return False
+        return True
 
     def _is_readable(self, connection: Connection, event: int) -> bool:
         """Go on connecting or sending; True when there is something to read, too."""
@@ -260,6 +263,14 @@ def _take_head(connection: Connection, data: bytes) -> None:
     connection.is_kept = (
         fields[:8] == b"http/1.1" and b"transfer-encoding: chunked" in fields and b"connection: close" not in fields
     )
+
+
+def _may_end_in_trailers(data: bytes) -> bool:
+    """Whether a last chunk may end with this, which holds headers of its own or came in pieces.
+
+    An event whose lines end in CR LF ends with one blank line more than that.
+    """
+    return data[-4:] in _ENDINGS and data[-6:-4] != b"\r\n"
 
 
 def _tail(reads: list[Read]) -> bytes:
