@@ -168,7 +168,7 @@ def test_figures_taken_in_passing_are_those_of_the_records_on_disk(
     for name in set(names) & set(from_disk):
         assert in_passing[name] == pytest.approx(from_disk[name]), name
     assert in_passing["client"] == pytest.approx(from_disk["client"])
-    assert in_passing["mean_itl_ms"] > 0
+    assert in_passing["mean_e2el_ms"] > 0  # the simulator may write all tokens of an answer within one read
 
 
 def test_prompts_of_a_seed_are_the_same_bytes_and_no_two_begin_alike(tmp_path: Path) -> None:
