@@ -99,10 +99,11 @@ def _here(run: LoadedRun, found: Iterable[ResultWarning]) -> tuple[ResultWarning
 
 def _unkept_load(requests: Sequence[RequestRecord], arrival: Arrival) -> Iterator[ResultWarning]:
     """Where the server met less than was asked for: by its slots if these are known, else by when requests left."""
-    sends, load_ns, occupancy = sends_of(requests, arrival), _load_ns(requests), slot_occupancy(requests, arrival)
+    load_ns, occupancy = _load_ns(requests), slot_occupancy(requests, arrival)
     if occupancy is not None and occupancy.idle_frac is not None:
         yield from idle_slots(occupancy, load_ns)
         return
+    sends = sends_of(requests, arrival)
     yield from late_sends(sends, load_ns)
     yield from missed_rate(sends)
 

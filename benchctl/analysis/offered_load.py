@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from benchctl.analysis.client_sends import sends_of
 from benchctl.analysis.metric_bounds import Bounds
-from benchctl.analysis.slot_occupancy import slot_occupancy
+from benchctl.analysis.slot_occupancy import SlotOccupancy, slot_occupancy
 from benchctl.analysis.unknown import quotient
 from benchctl.profile.model import Arrival
 from benchctl.records.run import RequestRecord
@@ -41,7 +41,12 @@ class ClientAccount:
 
 def offered_load(requests: Sequence[RequestRecord], arrival: Arrival) -> OfferedLoad | None:
     """The load on the client's clock; None where the load is one moment, or is throttled beside its slots."""
-    occupancy = slot_occupancy(requests, arrival)
+    return _offered(requests, arrival, slot_occupancy(requests, arrival))
+
+
+def _offered(
+    requests: Sequence[RequestRecord], arrival: Arrival, occupancy: SlotOccupancy | None
+) -> OfferedLoad | None:
     if occupancy is not None and occupancy.mean_open is not None:
         return OfferedLoad(asked=occupancy.num_slots, met=occupancy.mean_open, unit="requests at once")
     sends = sends_of(requests, arrival)
@@ -53,7 +58,7 @@ def offered_load(requests: Sequence[RequestRecord], arrival: Arrival) -> Offered
 def load_metrics(requests: Sequence[RequestRecord], arrival: Arrival | None) -> dict[str, float | None]:
     """The metrics of how full the load was, on the client's clock; unknown where the schedule is."""
     occupancy = None if arrival is None else slot_occupancy(requests, arrival)
-    offered = None if arrival is None else offered_load(requests, arrival)
+    offered = None if arrival is None else _offered(requests, arrival, occupancy)
     return {
         "offered_load_frac": None if offered is None else offered.frac,
         "slot_idle_frac": None if occupancy is None else occupancy.idle_frac,

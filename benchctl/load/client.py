@@ -154,12 +154,11 @@ class StreamClient:
     def _connect(self, exchange: Exchange, connections: Connections, *, is_fresh: bool = False) -> None:
         """Assign an open connection or one about to open; where there is none yet, as soon as there can be."""
         connection = None if is_fresh else connections.take()
-        if connection is None and not connections.is_reached:
-            exchange.laid_ns = time.monotonic_ns()
-            exchange.task = asyncio.create_task(self._connect_first(exchange, connections))
-            return
         if connection is None:
             exchange.laid_ns = time.monotonic_ns()
+            if not connections.is_reached:
+                exchange.task = asyncio.create_task(self._connect_first(exchange, connections))
+                return
             try:
                 connection = connections.open()
             except OSError as error:

@@ -96,7 +96,7 @@ class HeldBytes:
 
 
 class Receiver:
-    """The connections of one event loop. Use as a context manager.
+    """The connections of one event loop, until it is closed.
 
     ``on_end`` hears of a connection whose answer is whole or that has ended, ``on_look`` of one on which something
     came after which the answer may be whole, ``on_open`` of one that is open now.
