@@ -68,15 +68,11 @@ class StepColumns:
         return np.equal(self.phase, PHASES.index(phase))
 
 
-class DecodedSteps(Sequence[StepRecord]):
-    """The steps of a short log, kept as columns. To look at a record is to decode the log again."""
+class StepsOfFile(Sequence[StepRecord]):
+    """The steps of a log, kept in another form. To look at a record is to read the file from its beginning."""
 
-    def __init__(self, path: Path, records: Sequence[StepRecord]) -> None:
+    def __init__(self, path: Path) -> None:
         self._path = path
-        self._columns = {is_warmup: columns_from(records, is_warmup=is_warmup) for is_warmup in (False, True)}
-
-    def __len__(self) -> int:
-        return sum(map(len, self._columns.values()))
 
     def __iter__(self) -> Iterator[StepRecord]:
         return islice(read_jsonl(self._path, StepRecord), len(self))
@@ -87,6 +83,17 @@ class DecodedSteps(Sequence[StepRecord]):
     def __getitem__(self, index: slice) -> tuple[StepRecord, ...]: ...
     def __getitem__(self, index: int | slice) -> StepRecord | tuple[StepRecord, ...]:
         return tuple(self)[index]
+
+
+class DecodedSteps(StepsOfFile):
+    """The steps of a short log, kept as columns."""
+
+    def __init__(self, path: Path, records: Sequence[StepRecord]) -> None:
+        super().__init__(path)
+        self._columns = {is_warmup: columns_from(records, is_warmup=is_warmup) for is_warmup in (False, True)}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._columns.values()))
 
     def columns(self, *, is_warmup: bool = False) -> StepColumns:
         """The steps that are no warm-up, or those that are."""

@@ -7,12 +7,11 @@ other block is read again by the reader of records, whose word on damage is the 
 """
 
 import io
-import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
-from typing import Any, Final, TypeVar, get_args, overload
+from typing import Any, Final, TypeVar, get_args
 
 import msgspec
 import numpy as np
@@ -20,9 +19,9 @@ import numpy.typing as npt
 import polars as pl
 
 from benchctl.errors import RecordError
-from benchctl.records.jsonl import decode_lines, read_jsonl
+from benchctl.records.jsonl import decode_lines
 from benchctl.records.run import Clock, StepRecord
-from benchctl.records.step_columns import OPTIONAL, PHASES, Flags, Integers, StepColumns
+from benchctl.records.step_columns import OPTIONAL, PHASES, Flags, Integers, StepColumns, StepsOfFile
 from benchctl.records.step_table import KEPT_FROM_BYTES, keep_table, kept_table
 
 A = TypeVar("A", bound=npt.NDArray[Any])
@@ -38,26 +37,16 @@ _SECTION_PREFIX: Final = f"{_SECTIONS}."
 _SECTIONS_OF_LINE: Final = re.compile(rb'"sections_ns"\s*:\s*(\{[^{}]*\})')
 
 
-class StepLog(Sequence[StepRecord]):
-    """The readable steps of a file. To look at a record is to read the file again, from its beginning."""
+class StepLog(StepsOfFile):
+    """The readable steps of a file, kept as tables."""
 
     def __init__(self, path: Path, table: pl.DataFrame, *, is_whole: bool = True) -> None:
-        self._path = path
+        super().__init__(path)
         self._is_whole = is_whole
         self._tables = {is_warmup: table.filter(is_warmup=is_warmup) for is_warmup in (False, True)}
 
     def __len__(self) -> int:
         return sum(table.height for table in self._tables.values())
-
-    def __iter__(self) -> Iterator[StepRecord]:
-        return itertools.islice(read_jsonl(self._path, StepRecord), len(self))
-
-    @overload
-    def __getitem__(self, index: int) -> StepRecord: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[StepRecord, ...]: ...
-    def __getitem__(self, index: int | slice) -> StepRecord | tuple[StepRecord, ...]:
-        return tuple(self)[index]
 
     def keep(self) -> None:
         """Keep the table for the next reader, of a long log that is whole. OSError where it cannot be written."""

@@ -16,7 +16,6 @@ interpreter, which is part of the time; the best of all repeats counts, and the 
 
 import argparse
 import hashlib
-import os
 import random
 import sys
 import tempfile
@@ -24,7 +23,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-from measured_process import run_measured
+from measured_process import best_of
 from table import show, write
 
 from benchctl.records.digests import digests_of_run, record_run
@@ -236,22 +235,6 @@ def manifest(num_blocks, request_set_sha256):
     )
 
 
-def measured(name, argv, work, repeats):
-    log = work / f"{name}.log"
-    bytecode = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(work / "bytecode")}
-    environment = {"PYTHONPATH": os.pathsep.join(sys.path), **bytecode}
-    costs = [
-        run_measured(argv, log, timeout_s=600, environment=environment, is_watched=False, good_codes=(0, 3))
-        for _ in range(repeats)
-    ]
-    for cost in costs:
-        if cost.failure:
-            raise SystemExit(f"{name} {cost.failure}")
-    best = min(costs, key=lambda cost: cost.wall_s)
-    peak_mib = max(cost.peak_bytes for cost in costs) / 2**20
-    return {"what": name, "wall s": best.wall_s, "cpu s": best.cpu_s, "peak MiB": peak_mib}
-
-
 def files_of(sides, name):
     return [path for side in sides for path in sorted(side.glob(f"runs/*/{name}"))]
 
@@ -279,13 +262,13 @@ def main():
             path.unlink()
         compare = ["-m", "benchctl", "compare", *map(str, sides)]
         rows = [
-            measured("first reading", [sys.executable, *compare], work, 1),
-            measured("benchctl compare", [sys.executable, *compare], work, options.repeats),
+            best_of("first reading", [sys.executable, *compare], work, 1, (0, 3)),
+            best_of("benchctl compare", [sys.executable, *compare], work, options.repeats, (0, 3)),
         ]
         for path in tables:
             path.unlink()
         rows += [
-            measured(name, [sys.executable, *argv], work, options.repeats)
+            best_of(name, [sys.executable, *argv], work, options.repeats, (0, 3))
             for name, argv in (
                 ("without tables", compare),
                 ("limit: polars alone", ["-c", PARSE, *logs]),

@@ -5,6 +5,7 @@ import resource
 import select
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -76,6 +77,28 @@ class Family:
             except (psutil.Error, OSError):  # it has just ended
                 continue
         return found
+
+
+def best_of(
+    name: str, argv: Sequence[str], work: Path, repeats: int, good_codes: Sequence[int] = (0,)
+) -> dict[str, str | float]:
+    """The quickest of some runs of a command of benchctl's and the largest peak, its modules compiled beforehand.
+
+    Files go to ``work``. Raises SystemExit when a run fails.
+    """
+    bytecode = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(work / "bytecode")}
+    environment = {"PYTHONPATH": os.pathsep.join(sys.path), **bytecode}
+    log = work / f"{name}.log"
+    costs = [
+        run_measured(argv, log, timeout_s=600, environment=environment, is_watched=False, good_codes=good_codes)
+        for _ in range(repeats)
+    ]
+    for cost in costs:
+        if cost.failure:
+            raise SystemExit(f"{name} {cost.failure}")
+    best = min(costs, key=lambda cost: cost.wall_s)
+    peak_mib = max(cost.peak_bytes for cost in costs) / 2**20
+    return {"what": name, "wall s": best.wall_s, "cpu s": best.cpu_s, "peak MiB": peak_mib}
 
 
 def run_measured(

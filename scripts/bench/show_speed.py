@@ -9,14 +9,13 @@ resident size; the start of the interpreter is part of both.
 """
 
 import argparse
-import os
 import random
 import sys
 import tempfile
 from pathlib import Path
 
 import msgspec
-from measured_process import run_measured
+from measured_process import best_of
 from table import show, write
 
 from benchctl.records.digests import begin_digests, digests_of_run, record_run
@@ -41,22 +40,6 @@ def make_directory(path, options):
         record_run(results, run.path.name)
 
 
-def measured(name, path, repeats):
-    log = path.parent / "show.log"
-    argv = [sys.executable, "-m", "benchctl", "show", str(path)]
-    bytecode = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(path.parent / "bytecode")}
-    environment = {"PYTHONPATH": os.pathsep.join(sys.path), **bytecode}
-    costs = [
-        run_measured(argv, log, timeout_s=600, environment=environment, is_watched=False) for _ in range(repeats)
-    ]
-    for cost in costs:
-        if cost.failure:
-            raise SystemExit(f"{name} {cost.failure}")
-    best = min(costs, key=lambda cost: cost.wall_s)
-    peak_mib = max(cost.peak_bytes for cost in costs) / 2**20
-    return {"what": name, "wall s": best.wall_s, "cpu s": best.cpu_s, "peak MiB": peak_mib}
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--blocks", type=int, default=240, help="of two runs each")
@@ -68,7 +51,11 @@ def main():
     with tempfile.TemporaryDirectory() as place:
         path = Path(place) / "results"
         make_directory(path, options)
-        rows = [measured("first reading", path, 1), measured("benchctl show", path, options.repeats)]
+        show_it = [sys.executable, "-m", "benchctl", "show", str(path)]
+        rows = [
+            best_of("first reading", show_it, path.parent, 1),
+            best_of("benchctl show", show_it, path.parent, options.repeats),
+        ]
     num_runs, num_tokens = 2 * options.blocks, 4 * options.blocks * options.requests * options.tokens
     show(rows, f"a directory of {num_runs} runs and {num_tokens:,} tokens")
     write(options.json, {"rows": rows, "runs": num_runs, "tokens": num_tokens})
