@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from benchctl import __version__
-from benchctl.cli import (
+from benchctl.cli.commands import (
     compare,
     data,
     doctor,

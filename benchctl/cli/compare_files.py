@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from benchctl.analysis.compare import CompareOptions
-from benchctl.analysis.comparison import Comparison
-from benchctl.analysis.foreign_sides import is_unpaired
-from benchctl.analysis.pairing import parse_side
+from benchctl.analysis.compare.compare import CompareOptions
+from benchctl.analysis.compare.result import Comparison
+from benchctl.analysis.compare.unpaired_sides import is_unpaired
+from benchctl.analysis.experiment.pairing import parse_side
 from benchctl.errors import InvalidDataError, UsageError
-from benchctl.report.comparison_document import document_of, refusal_document
-from benchctl.report.comparison_markdown import markdown_of
+from benchctl.report.documents.comparison import document_of, refusal_document
+from benchctl.report.text.comparison_markdown import markdown_of
 
 PAGE: Final = ".html"
 SUFFIXES: Final = (".json", ".md", ".csv", ".png", PAGE)
@@ -56,9 +56,9 @@ def write_comparison(comparison: Comparison, path: Path, *, show_all: bool) -> N
 
 def write_page(a: str, b: str, options: CompareOptions, path: Path) -> tuple[str, ...]:
     """Replace ``path`` with the page on two sides of result directories; returns what of these cannot be read."""
+    from benchctl.analysis.analyzed import read_results
     from benchctl.records.jsonl import write_bytes_atomic
     from benchctl.report.page.build import sides_page
-    from benchctl.report.reading import read_results
 
     a_side, b_side = parse_side(a), parse_side(b)
     a_reading = read_results(a_side.path, allow_suspect=options.allow_suspect)
@@ -70,11 +70,11 @@ def write_page(a: str, b: str, options: CompareOptions, path: Path) -> tuple[str
 
 def _content(comparison: Comparison, suffix: str, *, show_all: bool) -> bytes:
     if suffix == ".png":
-        from benchctl.report.forest_plot import forest_plot
+        from benchctl.report.plots.forest import forest_plot
 
         return forest_plot(comparison)
     if suffix == ".csv":
-        from benchctl.report.comparison_csv import comparison_csv
+        from benchctl.report.documents.comparison_csv import comparison_csv
 
         return comparison_csv(comparison)
     if suffix == ".md":

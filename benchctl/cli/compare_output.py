@@ -6,10 +6,10 @@ from typing import Final
 from rich.console import Console
 from rich.table import Table
 
-from benchctl.analysis.comparison import Comparison
-from benchctl.analysis.comparison_text import verdict_sentence
-from benchctl.report.comparison_table import footnotes_of, headings_of, rows_of
-from benchctl.report.decomposition_table import decomposition_headings, decomposition_rows
+from benchctl.analysis.compare.result import Comparison
+from benchctl.analysis.compare.text import verdict_sentence
+from benchctl.report.text.comparison_table import footnotes_of, headings_of, rows_of
+from benchctl.report.text.decomposition_table import decomposition_headings, decomposition_rows
 
 _LEAST_WIDTH: Final = 150
 

@@ -6,8 +6,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from benchctl.measure.durations import DurationEstimate
-    from benchctl.profile.imbalance import Imbalance
     from benchctl.profile.model import Profile
+    from benchctl.profile.planning.imbalance import Imbalance
     from benchctl.records.noise import NoiseFloor
     from benchctl.records.run import Look, PreparedRequest, StoppingRecord
 
@@ -17,8 +17,8 @@ def print_plan(profile: "Profile", requests: "Sequence[PreparedRequest]", noise:
     from rich.table import Table
 
     from benchctl.cli.screen import wide_console
-    from benchctl.profile.imbalance import imbalance_of
-    from benchctl.profile.plan import arms, plan_runs
+    from benchctl.profile.planning.imbalance import imbalance_of
+    from benchctl.profile.planning.plan import arms, plan_runs
     from benchctl.records.directory import arm_label, cell_name
 
     estimate = _estimated(profile, requests)
@@ -44,7 +44,7 @@ def print_plan(profile: "Profile", requests: "Sequence[PreparedRequest]", noise:
 
 def balance_text(imbalance: "Imbalance", num_arms: int, num_blocks: int) -> str:
     """Whether the order is balanced; where it is not, by how much, and with how many blocks it would be."""
-    from benchctl.profile.balance import balanced_numbers
+    from benchctl.profile.planning.balance import balanced_numbers
 
     if imbalance.is_balanced:
         return "order: balanced, each arm runs in each position and after each other arm equally often"
@@ -59,8 +59,8 @@ def balance_text(imbalance: "Imbalance", num_arms: int, num_blocks: int) -> str:
 
 def print_foresight(profile: "Profile", noise: "NoiseFloor | None") -> None:
     """Print what the experiment can show with its blocks, and by which rule it may end early."""
-    from benchctl.analysis.foresight import foresee, foresight_lines
-    from benchctl.analysis.stopping_rule import stopping_rule
+    from benchctl.analysis.planning.power import foresee, foresight_lines
+    from benchctl.analysis.statistics.stopping_rule import stopping_rule
 
     foresight, rule = foresee(profile, noise), stopping_rule(profile)
     for line in () if foresight is None else foresight_lines(foresight):
@@ -80,7 +80,7 @@ def rule_text(rule: "StoppingRecord") -> str:
 
 def look_text(look: "Look", rule: "StoppingRecord") -> str:
     """What a look saw, and what follows from it."""
-    from benchctl.analysis.stopping import widest
+    from benchctl.analysis.experiment.stopping import widest
 
     worst = widest(look)
     wanted = f"±{rule.precision_frac * 100:.3g}%"
@@ -116,7 +116,7 @@ def time_left_text(seconds: float) -> str:
 
 def _how_long(profile: "Profile", estimate: "DurationEstimate | None") -> str:
     """The duration of all blocks, and how it is known."""
-    from benchctl.profile.plan import plan_runs
+    from benchctl.profile.planning.plan import plan_runs
     from benchctl.records.directory import arm_label
 
     if estimate is None:
@@ -136,8 +136,8 @@ def _how_long(profile: "Profile", estimate: "DurationEstimate | None") -> str:
 def _estimated(profile: "Profile", requests: "Sequence[PreparedRequest]") -> "DurationEstimate | None":
     """Duration by arm: simulated beforehand, or by earlier runs of a real engine; None where nothing says it."""
     from benchctl.measure.durations import DurationEstimate, estimate_durations
-    from benchctl.measure.gpu import gpu_inventory
-    from benchctl.profile.plan import arms, variant_settings
+    from benchctl.measure.telemetry.gpu import gpu_inventory
+    from benchctl.profile.planning.plan import arms, variant_settings
     from benchctl.records.directory import arm_label
     from benchctl.sim.estimate import estimated_run_s
 

@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from benchctl.report.reading import Reading
+    from benchctl.analysis.analyzed import Reading
 
 TABLE_WIDTH: Final = 1000
 """No table is cut, whatever the terminal's width: numbers without their last digits would mislead."""
@@ -39,7 +39,7 @@ def in_one_row(table: "Table") -> "Table":
 
 def print_notes(console: "Console", reading: "Reading") -> None:
     """What follows from a result directory, and what is to be doubted, each under its title."""
-    from benchctl.report.tables import findings_lines, footnote_lines
+    from benchctl.report.text.tables import findings_lines, footnote_lines
 
     for title, lines in (("What follows", findings_lines(reading)), ("Notes", footnote_lines(reading))):
         if lines:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from benchctl.analysis.summary import RunSummary
-    from benchctl.report.reading import Reading
+    from benchctl.analysis.analyzed import Reading
+    from benchctl.analysis.summary.runs import RunSummary
 
 
 def suspects_lines(reading: "Reading") -> list[str]:
@@ -27,7 +27,7 @@ def suspects_lines(reading: "Reading") -> list[str]:
 
 
 def _runs(suspect: "Sequence[RunSummary]") -> str:
-    from benchctl.analysis.usability import deciding_warnings
+    from benchctl.analysis.validity.usability import deciding_warnings
 
     codes = Counter(code for run in suspect for code in {w.code for w in deciding_warnings(run.record)})
     why = ", ".join(f"{code} in {count}" for code, count in codes.most_common()) or "no reason recorded"

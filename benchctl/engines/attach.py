@@ -112,7 +112,7 @@ class AttachEngine(OpenAiServer):
 async def _told(client: httpx.AsyncClient, options: AttachOptions) -> dict[str, Any]:
     headers = _authorization(options)
     if options.dialect == "sglang":
-        from benchctl.engines.sglang import told_config as told_by_sglang
+        from benchctl.engines.sglang.engine import told_config as told_by_sglang
 
         info = await _asked(client, "/server_info", headers) or await _asked(client, "/get_server_info", headers)
         return told_by_sglang(info)
@@ -148,11 +148,11 @@ def _dialect(settings: VariantSettings) -> Dialect:
     """The engine whose servers are spoken to; the others are not imported."""
     match _options(settings).dialect:
         case "vllm":
-            from benchctl.engines.vllm import VllmEngine
+            from benchctl.engines.vllm.engine import VllmEngine
 
             return VllmEngine()
         case "sglang":
-            from benchctl.engines.sglang import SglangEngine
+            from benchctl.engines.sglang.engine import SglangEngine
 
             return SglangEngine()
         case "llamacpp":
@@ -160,7 +160,7 @@ def _dialect(settings: VariantSettings) -> Dialect:
 
             return LlamaCppEngine()
         case "transformers":
-            from benchctl.engines.transformers import TransformersEngine
+            from benchctl.engines.transformers.engine import TransformersEngine
 
             return TransformersEngine()
         case "openai":

@@ -6,12 +6,12 @@ from typing import Final
 from benchctl.engines.attach import AttachEngine
 from benchctl.engines.engine import Engine
 from benchctl.engines.llamacpp import LlamaCppEngine
-from benchctl.engines.sglang import SglangEngine
-from benchctl.engines.sglang_lenvm import SglangLenvmEngine
+from benchctl.engines.sglang.engine import SglangEngine
+from benchctl.engines.sglang_lenvm.engine import SglangLenvmEngine
 from benchctl.engines.sim import SimEngine
-from benchctl.engines.transformers import TransformersEngine
-from benchctl.engines.vllm import VllmEngine
-from benchctl.engines.vllm_lenvm import VllmLenvmEngine
+from benchctl.engines.transformers.engine import TransformersEngine
+from benchctl.engines.vllm.engine import VllmEngine
+from benchctl.engines.vllm_lenvm.engine import VllmLenvmEngine
 from benchctl.errors import EngineUnavailableError
 
 _ENGINES: Final[dict[str, Callable[[], Engine]]] = {

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from benchctl.load.exchange import Exchange
+from benchctl.load.transport.exchange import Exchange
 from benchctl.records.run import RequestRecord
 from benchctl.units import NS_PER_MS
 

@@ -19,14 +19,14 @@ from asyncio_throttle.throttler import Throttler
 
 from benchctl.load.alarm import Alarm
 from benchctl.load.backlog import Backlog
-from benchctl.load.client import StreamClient
-from benchctl.load.exchange import Call, Exchange
-from benchctl.load.failures import CANCELLED
 from benchctl.load.heartbeat import beat
 from benchctl.load.open_loop import LEAD_NS, OpenLoop
 from benchctl.load.prepared import MOST_PREPARED, PreparedRequests
 from benchctl.load.progress import Progress
 from benchctl.load.tally import Activity, LoadSummary, Tally
+from benchctl.load.transport.client import StreamClient
+from benchctl.load.transport.exchange import Call, Exchange
+from benchctl.load.transport.failures import CANCELLED
 from benchctl.profile.model import Arrival
 from benchctl.records.run import ClientSample, RequestRecord
 

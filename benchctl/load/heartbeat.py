@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from benchctl.load.client import StreamClient
+from benchctl.load.transport.client import StreamClient
 from benchctl.records.run import ClientSample
 from benchctl.units import s_from_ns
 

@@ -13,11 +13,11 @@ from typing import Final
 from asyncio_throttle.throttler import Throttler
 
 from benchctl.load.alarm import Alarm
-from benchctl.load.client import StreamClient
-from benchctl.load.exchange import Exchange
 from benchctl.load.prepared import MOST_PREPARED, PreparedRequests
 from benchctl.load.progress import Progress
-from benchctl.load.receiver import NEVER_NS
+from benchctl.load.transport.client import StreamClient
+from benchctl.load.transport.exchange import Exchange
+from benchctl.load.transport.receiver import NEVER_NS
 from benchctl.units import NS_PER_S
 
 LEAD_NS: Final = 100_000_000

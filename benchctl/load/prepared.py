@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from benchctl.load.exchange import Call, Exchange
+from benchctl.load.transport.exchange import Call, Exchange
 
 MOST_PREPARED: Final = 1024
 """Requests that are made ahead of their time, or wait for a slot after it."""

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 
 from benchctl.engines.engine import Engine
-from benchctl.load.exchange import Call
+from benchctl.load.transport.exchange import Call
 from benchctl.profile.model import VariantSettings
 from benchctl.records.run import PreparedRequest
 

@@ -17,19 +17,19 @@ from typing import Final
 
 import msgspec
 
-from benchctl.analysis.noise_doubts import version_doubt
+from benchctl.analysis.validity.noise_floor_fit import version_doubt
 from benchctl.errors import NotComparableError, RecordError, UsageError
 from benchctl.measure.claim import sole_writer
 from benchctl.measure.durations import remember_duration
-from benchctl.measure.gpu import gpu_inventory
 from benchctl.measure.latest import point_latest
 from benchctl.measure.looks import Looks, OnLook
 from benchctl.measure.noise_on_file import noise_for
 from benchctl.measure.provenance import directory_name, new_manifest
 from benchctl.measure.run import RunContext, decline_run, measure_run
+from benchctl.measure.telemetry.gpu import gpu_inventory
 from benchctl.profile.load import dump_profile, parse_profile, profile_sha256
 from benchctl.profile.model import Profile
-from benchctl.profile.plan import plan_runs
+from benchctl.profile.planning.plan import plan_runs
 from benchctl.records.digests import begin_digests, digest_of, forget_run, read_digests, record_run
 from benchctl.records.directory import ResultDirectory, RunDirectory, arm_label, open_results
 from benchctl.records.noise import NOISE_FILE, NoiseFloor, load_noise, write_noise

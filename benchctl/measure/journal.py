@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from benchctl.analysis.severity import by_severity
+from benchctl.analysis.validity.severity import by_severity
 from benchctl.load.tally import LoadSummary
 from benchctl.records.digests import digests_of_run
 from benchctl.records.directory import RunDirectory

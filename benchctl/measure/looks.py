@@ -6,9 +6,9 @@ from typing import TypeAlias
 
 import msgspec
 
-from benchctl.analysis.experiment import load_experiment
-from benchctl.analysis.metric_comparison import roles_of
-from benchctl.analysis.stopping import take_look
+from benchctl.analysis.compare.metric_comparison import roles_of
+from benchctl.analysis.experiment.experiment import load_experiment
+from benchctl.analysis.experiment.stopping import take_look
 from benchctl.profile.model import Profile
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.run import Look, StoppingRecord

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchctl.analysis.experiment import Experiment, load_experiment
-from benchctl.analysis.noise_doubts import noise_doubts
-from benchctl.analysis.noise_floor import engine_sha256, is_repeated_baseline, noise_of_experiment
+from benchctl.analysis.experiment.experiment import Experiment, load_experiment
+from benchctl.analysis.planning.noise_floor import engine_sha256, is_repeated_baseline, noise_of_experiment
+from benchctl.analysis.validity.noise_floor_fit import noise_doubts
 from benchctl.errors import BenchctlError, NotComparableError
-from benchctl.measure.gpu import gpu_inventory
+from benchctl.measure.telemetry.gpu import gpu_inventory
 from benchctl.profile.model import Profile
-from benchctl.profile.plan import arms
+from benchctl.profile.planning.plan import arms
 from benchctl.records.noise import NoiseFloor
 from benchctl.records.noise_store import NoiseKey, newest_of_each, noise_directory, store_noise, stored_noise
 from benchctl.records.run import GpuInfo, Manifest, ResultWarning

@@ -12,12 +12,12 @@ import msgspec
 
 from benchctl.engines.engine import Engine
 from benchctl.errors import LoadError
-from benchctl.load.client import StreamClient
-from benchctl.load.failures import underlying
-from benchctl.load.workers import AnyLoad
+from benchctl.load.transport.client import StreamClient
+from benchctl.load.transport.failures import underlying
+from benchctl.load.workers.workers import AnyLoad
 from benchctl.measure.calls import calls_of
-from benchctl.measure.server import Server
-from benchctl.measure.stall import stalled
+from benchctl.measure.server.server import Server
+from benchctl.measure.server.stall import stalled
 from benchctl.profile.model import VariantSettings
 from benchctl.records.run import PreparedRequest
 

@@ -17,25 +17,31 @@ from dataclasses import dataclass
 
 import msgspec
 
-from benchctl.analysis.bunching import bunching_doubts
-from benchctl.analysis.client_guard import client_doubts, client_warnings
-from benchctl.analysis.gates import clock_warnings
-from benchctl.analysis.reconcile import failed_checks
-from benchctl.analysis.starvation import starvation_doubts
+from benchctl.analysis.validity.bunching import bunching_doubts
+from benchctl.analysis.validity.client_guard import client_doubts, client_warnings
+from benchctl.analysis.validity.gates import clock_warnings
+from benchctl.analysis.validity.reconcile import failed_checks
+from benchctl.analysis.validity.starvation import starvation_doubts
 from benchctl.engines.engine import Engine, LaunchSite, raw_step_log
 from benchctl.engines.kinds import engine_for
 from benchctl.errors import RecordError, RunError, ServerRefusalError, ServerStartError
-from benchctl.load.client import StreamClient
 from benchctl.load.demand import size_of
 from benchctl.load.driver import Load
 from benchctl.load.interpreter import steady_interpreter
 from benchctl.load.tally import NOTHING_SENT, LoadSummary
-from benchctl.load.workers import AnyLoad, load_for, num_processes, num_workers, prioritised
-from benchctl.measure.attached import AttachedServer
+from benchctl.load.transport.client import StreamClient
+from benchctl.load.workers.workers import AnyLoad, load_for, num_processes, num_workers, prioritised
 from benchctl.measure.attempt import begin_attempt
 from benchctl.measure.configuration import flat_configuration
-from benchctl.measure.cores import process_on, split_cores
-from benchctl.measure.gpu import (
+from benchctl.measure.interrupt import run_interruptible
+from benchctl.measure.journal import Journal, utc_now
+from benchctl.measure.phase import Target, control_errors, drive
+from benchctl.measure.redaction import recorded_env, redacted_argv, server_env
+from benchctl.measure.server.attached import AttachedServer
+from benchctl.measure.server.cores import process_on, split_cores
+from benchctl.measure.server.port import choose_port
+from benchctl.measure.server.server import Launch, Server, ServerProcess
+from benchctl.measure.telemetry.gpu import (
     FORGOTTEN_LIMIT_S,
     SAMPLER_MISSING,
     foreign_processes,
@@ -43,17 +49,11 @@ from benchctl.measure.gpu import (
     open_gpu,
     wait_memory_returned,
 )
-from benchctl.measure.gpu_reading import GpuReader
-from benchctl.measure.interrupt import run_interruptible
-from benchctl.measure.journal import Journal, utc_now
-from benchctl.measure.phase import Target, control_errors, drive
-from benchctl.measure.port import choose_port
-from benchctl.measure.redaction import recorded_env, redacted_argv, server_env
-from benchctl.measure.server import Launch, Server, ServerProcess
-from benchctl.measure.telemetry import Watched, sampled
+from benchctl.measure.telemetry.gpu_reading import GpuReader
+from benchctl.measure.telemetry.telemetry import Watched, sampled
 from benchctl.measure.warmup import warmup_bursts, warmup_requests
 from benchctl.profile.model import Arrival, PriorityOption, Profile
-from benchctl.profile.plan import variant_settings
+from benchctl.profile.planning.plan import variant_settings
 from benchctl.records.directory import RunDirectory, cell_name, keep_steps, load_run
 from benchctl.records.run import (
     PlannedRun,

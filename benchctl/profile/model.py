@@ -1,7 +1,7 @@
 """The validated, frozen Profile: what an experiment is.
 
 Every section is a closed pydantic model: unknown keys are errors. ``profile/load.py`` reads YAML into it and
-``profile/plan.py`` unfolds it into ordered runs. Lengths are in tokens, rates in requests per second,
+``profile/planning/plan.py`` unfolds it into ordered runs. Lengths are in tokens, rates in requests per second,
 durations in seconds, as people write them.
 """
 

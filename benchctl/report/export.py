@@ -3,21 +3,19 @@
 All files are derived from the records and can be written again at any time; each is replaced in one step.
 """
 
-import csv
-import io
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from benchctl.analysis.summary_columns import SUMMARY_COLUMNS, Value
-from benchctl.analysis.sweep import SWEEP_COLUMNS
+from benchctl.analysis.analyzed import Reading, read_results
+from benchctl.analysis.summary.columns import SUMMARY_COLUMNS
+from benchctl.analysis.summary.sweep import SWEEP_COLUMNS
+from benchctl.interop.writers.vllm import vllm_result
 from benchctl.records.jsonl import write_bytes_atomic, write_json_atomic
-from benchctl.report.documents import summary_document, sweep_document
+from benchctl.report.documents.csv_table import csv_bytes
+from benchctl.report.documents.experiment import summary_document, sweep_document
 from benchctl.report.page.build import directory_page
-from benchctl.report.plots import draw_plots
-from benchctl.report.reading import Reading, read_results
-from benchctl.report.vllm_result import vllm_result
+from benchctl.report.plots.plots import draw_plots
 
 PAGE_NAME: Final = "report.html"
 
@@ -86,13 +84,3 @@ def _write_run_results(reading: Reading) -> list[Path]:
             write_json_atomic(path, vllm_result(run.run, reading.results.manifest, arrival))
             written.append(path)
     return written
-
-
-def csv_bytes(columns: Sequence[str], rows: Iterable[Mapping[str, Value]]) -> bytes:
-    """RFC 4180 with a header line; an unknown value is an empty cell."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\r\n")
-    writer.writerow(columns)
-    for row in rows:
-        writer.writerow(["" if row[column] is None else row[column] for column in columns])
-    return text.getvalue().encode()

@@ -12,7 +12,7 @@ import uvloop
 
 from benchctl.errors import UsageError
 from benchctl.sim.config import CostModelName, Noise, Revision, SimConfig
-from benchctl.sim.server import Server, open_step_log
+from benchctl.sim.http.server import Server, open_step_log
 
 log = logging.getLogger("benchctl.sim")
 

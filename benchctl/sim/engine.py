@@ -7,13 +7,13 @@ from benchctl.records.run import Phase, StepRecord
 from benchctl.sim.answer import Answer, plan_answers
 from benchctl.sim.block_manager import BlockManager
 from benchctl.sim.config import SimConfig
-from benchctl.sim.cost_mock import MAX_NUM_SEQS as MOCK_MAX_NUM_SEQS
+from benchctl.sim.costs.llm_mock import MAX_NUM_SEQS as MOCK_MAX_NUM_SEQS
+from benchctl.sim.costs.step_cost import CostModel, StepBatch
 from benchctl.sim.guidance import REPEATS_FROM_TOKENS, UNGUIDED, GuidedRow, GuidedStep, score_rows
 from benchctl.sim.noise import NoiseSource
 from benchctl.sim.request import Request
 from benchctl.sim.scheduler import ScheduledBatch, Scheduler
 from benchctl.sim.sequence import Sequence
-from benchctl.sim.step_cost import CostModel, StepBatch
 from benchctl.workload.stream import named_stream
 
 _UNLIMITED: Final = 1 << 40

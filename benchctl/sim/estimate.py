@@ -9,7 +9,7 @@ from benchctl.engines.sim import SimEngine, sim_options
 from benchctl.profile.model import Arrival, VariantSettings
 from benchctl.records.run import PreparedRequest
 from benchctl.sim.config import SimConfig
-from benchctl.sim.openai_api import ChatBody, CompletionBody, request_from
+from benchctl.sim.http.openai_api import ChatBody, CompletionBody, request_from
 from benchctl.sim.request import Request
 from benchctl.sim.simulate import SimLoad, simulate
 from benchctl.units import s_from_ns

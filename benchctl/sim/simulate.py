@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from benchctl.records.run import StepRecord
 from benchctl.sim.config import SimConfig
 from benchctl.sim.core import Core
+from benchctl.sim.costs.pricing import cost_model_for
 from benchctl.sim.engine import Engine
 from benchctl.sim.noise import published_noise
 from benchctl.sim.phase import Arrival, Phase
-from benchctl.sim.pricing import cost_model_for
 from benchctl.sim.request import Request
 from benchctl.sim.sequence import Sequence
 

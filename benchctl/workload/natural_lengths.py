@@ -16,7 +16,7 @@ import msgspec
 from benchctl.errors import ProfileError
 from benchctl.profile.load import parse_profile
 from benchctl.profile.model import Profile
-from benchctl.profile.plan import variant_settings
+from benchctl.profile.planning.plan import variant_settings
 from benchctl.records.directory import ResultDirectory, open_results
 from benchctl.records.run import PreparedRequest, RequestRecord
 

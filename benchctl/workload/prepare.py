@@ -15,18 +15,18 @@ from benchctl.profile.model import Arrival, Profile, Workload
 from benchctl.records.jsonl import encode
 from benchctl.records.run import PreparedRequest, ResultWarning
 from benchctl.workload.arrival import arrival_offsets_ns, trace_offsets_ns
-from benchctl.workload.azure import azure_prompts
-from benchctl.workload.datasets import DATA_DIRECTORY_VARIABLE, data_directory, dataset_file, find_source
-from benchctl.workload.generated import generated_prompts
-from benchctl.workload.gsm8k import gsm8k_prompts
+from benchctl.workload.datasets.azure import azure_prompts
+from benchctl.workload.datasets.files import DATA_DIRECTORY_VARIABLE, data_directory, dataset_file, find_source
+from benchctl.workload.datasets.generated import generated_prompts
+from benchctl.workload.datasets.gsm8k import gsm8k_prompts
+from benchctl.workload.datasets.prompt import Prompt, Selection, SourceFile
+from benchctl.workload.datasets.replay import replay_prompts
+from benchctl.workload.datasets.sharegpt import sharegpt_prompts
+from benchctl.workload.datasets.synthetic import synthetic_prompts
 from benchctl.workload.length import draw_length
 from benchctl.workload.natural_lengths import KEY as LENGTHS_KEY
 from benchctl.workload.natural_lengths import natural_lengths, needs_lengths, with_lengths
-from benchctl.workload.prompt import Prompt, Selection, SourceFile
-from benchctl.workload.replay import replay_prompts
-from benchctl.workload.sharegpt import sharegpt_prompts
 from benchctl.workload.stream import named_stream
-from benchctl.workload.synthetic import synthetic_prompts
 
 _READERS: Final[dict[str, Callable[[SourceFile, Selection], tuple[Prompt, ...]]]] = {
     "gsm8k": gsm8k_prompts,

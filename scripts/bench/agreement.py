@@ -30,17 +30,17 @@ from typing import Any
 import httpx
 import msgspec
 
-from benchctl.analysis.request_timing import is_completed, latencies_ns, measured
+from benchctl.analysis.metrics.request_timing import is_completed, latencies_ns, measured
 from benchctl.engines.engine import LaunchSite
 from benchctl.engines.environment import engines_directory
 from benchctl.engines.kinds import engine_for
-from benchctl.measure.port import choose_port
 from benchctl.measure.redaction import server_env
 from benchctl.measure.run import RunContext, measure_run
-from benchctl.measure.server import Launch, ServerProcess
+from benchctl.measure.server.port import choose_port
+from benchctl.measure.server.server import Launch, ServerProcess
 from benchctl.profile.load import parse_profile
 from benchctl.profile.model import Profile
-from benchctl.profile.plan import variant_settings
+from benchctl.profile.planning.plan import variant_settings
 from benchctl.records.directory import RunDirectory
 from benchctl.records.jsonl import read_jsonl
 from benchctl.records.run import Message, PlannedRun, PreparedRequest, RequestRecord

@@ -24,11 +24,11 @@ from table import show, write
 from truth import paced_server, usable_cores
 from worker_scaling import call
 
-from benchctl.load.client import StreamClient
 from benchctl.load.driver import Load
-from benchctl.load.exchange import Call
 from benchctl.load.interpreter import steady_interpreter
 from benchctl.load.priority import load_priority
+from benchctl.load.transport.client import StreamClient
+from benchctl.load.transport.exchange import Call
 from benchctl.profile.model import Arrival, PriorityOption, Timeouts
 from benchctl.records.run import RequestRecord
 

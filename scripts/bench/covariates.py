@@ -14,7 +14,7 @@ from known_truth import named_stream
 from numpy.typing import NDArray
 from table import show
 
-from benchctl.analysis.uncertainty import t_quantile
+from benchctl.analysis.statistics.intervals import t_quantile
 
 NUM_BLOCKS: Final = 8
 LOG_SD: Final = 0.028

@@ -18,9 +18,9 @@ from transformers import AutoConfig
 
 from benchctl.guided.guide import Guide, GuideRow
 from benchctl.guided.params import GuidanceParams
-from benchctl.guided.scoring import Scorer
 from benchctl.guided.timing import StepTimer
-from benchctl.guided.value_model import ValueModel, random_value_model
+from benchctl.guided.value_model.scoring import Scorer
+from benchctl.guided.value_model.value_model import ValueModel, random_value_model
 
 ROWS, PROMPT, VOCABULARY = 16, 100, 2048
 

@@ -9,7 +9,7 @@ import tempfile
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
 from killing import FRONT_END, MOMENTS, Blow, Outcome, strike
 
 PROCESSES = {"vllm-cpu": (FRONT_END, "VLLM::EngineCore", "VLLM::Worker")}

@@ -14,14 +14,20 @@ import numpy as np
 from named_noise import ALL, Noise
 from numpy.typing import NDArray
 
-from benchctl.analysis.compare import corrected
-from benchctl.analysis.comparison import CellComparison
-from benchctl.analysis.metric_comparison import UNORDERED, BlockDesign, MetricComparison, Rules, compare_metrics
-from benchctl.analysis.position_effect import PositionEffects
-from benchctl.analysis.statistics import DEFAULT_ESTIMATOR, Estimator, PooledSlope
+from benchctl.analysis.compare.compare import corrected
+from benchctl.analysis.compare.metric_comparison import (
+    UNORDERED,
+    BlockDesign,
+    MetricComparison,
+    Rules,
+    compare_metrics,
+)
+from benchctl.analysis.compare.result import CellComparison
+from benchctl.analysis.statistics.block_ratio import DEFAULT_ESTIMATOR, Estimator, PooledSlope
+from benchctl.analysis.statistics.position_effect import PositionEffects
 from benchctl.profile.load import load_profile
 from benchctl.profile.model import Profile
-from benchctl.profile.plan import plan_runs
+from benchctl.profile.planning.plan import plan_runs
 from benchctl.records.directory import arm_label
 from benchctl.records.noise import MetricNoise
 

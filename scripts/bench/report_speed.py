@@ -20,12 +20,12 @@ import numpy as np
 from playwright.sync_api import sync_playwright
 from plotly.offline import get_plotlyjs
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
 
 import builders
 
+from benchctl.analysis.analyzed import read_results
 from benchctl.report.page.build import directory_page
-from benchctl.report.reading import read_results
 
 NUM_BLOCKS = 8
 MOST_BYTES = 15_000_000

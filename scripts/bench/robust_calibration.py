@@ -1,4 +1,4 @@
-"""The table ``CALIBRATION`` of ``benchctl/analysis/robust.py``, found by simulation and printed as it stands there.
+"""Compute the table ``CALIBRATION`` of ``analysis/statistics/robust.py`` by simulation, and print it as source.
 
 For normal noise and a given number of blocks: the largest r with which intervals of 95, 98.75 and 99.5 % miss
 the truth in at most 1.05 times what they say. Once with the effect of the position estimated from the same
@@ -13,7 +13,7 @@ import numpy as np
 from known_truth import named_stream
 from table import show
 
-from benchctl.analysis.robust import PositionCovariate, credibility_of, mixtures
+from benchctl.analysis.statistics.robust import PositionCovariate, credibility_of, mixtures
 
 NUMBERS: Final = (6, 7, 8, 9, 10, 12, 15, 20, 30, 50)
 ALPHAS: Final = (0.05, 0.0125, 0.005)

@@ -20,7 +20,7 @@ from table import show, write
 
 from benchctl.records.digests import begin_digests, digests_of_run, record_run
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
 
 import builders
 

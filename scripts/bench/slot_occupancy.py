@@ -33,8 +33,8 @@ from peers import TOOLS, Asked, make_tokenizer
 from table import add_arguments, print_rows, write
 from truth import Errors, errors, paced_server, usable_cores
 
-from benchctl.analysis.offered_load import load_metrics
-from benchctl.analysis.request_timing import measured
+from benchctl.analysis.metrics.offered_load import load_metrics
+from benchctl.analysis.metrics.request_timing import measured
 from benchctl.profile.load import parse_profile
 from benchctl.records.directory import load_results
 

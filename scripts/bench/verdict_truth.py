@@ -31,11 +31,11 @@ from rivals import rivals
 from shares import COVERS, COVERS_AT_LEAST, MISSES, NEARLY_ALWAYS, SELDOM, Demand, Row, row
 from table import show
 
-from benchctl.analysis.margins import decision_alpha, margins_of, verdict_of
-from benchctl.analysis.metric_comparison import MetricComparison
-from benchctl.analysis.multiplicity import holm_levels
-from benchctl.analysis.statistics import estimate_paired, log_ratios
-from benchctl.analysis.stopping_rule import ALPHA, look_blocks
+from benchctl.analysis.compare.metric_comparison import MetricComparison
+from benchctl.analysis.statistics.block_ratio import estimate_paired, log_ratios
+from benchctl.analysis.statistics.margins import decision_alpha, margins_of, verdict_of
+from benchctl.analysis.statistics.multiplicity import holm_levels
+from benchctl.analysis.statistics.stopping_rule import ALPHA, look_blocks
 
 CHANGES: Final = frozenset({"regression", "improvement"})
 NUM_LOOKS: Final = 4

@@ -26,14 +26,14 @@ from pathlib import Path
 
 import httpx
 
-from benchctl.engines import vllm
 from benchctl.engines.engine import LaunchSite
 from benchctl.engines.environment import interpreter_for
 from benchctl.engines.metrics_page import series_of
-from benchctl.measure.port import choose_port
-from benchctl.measure.server import Launch, ServerProcess
+from benchctl.engines.vllm import engine as vllm
+from benchctl.measure.server.port import choose_port
+from benchctl.measure.server.server import Launch, ServerProcess
 from benchctl.profile.load import load_profile
-from benchctl.profile.plan import variant_settings
+from benchctl.profile.planning.plan import variant_settings
 
 CONCURRENCY, TOKENS = 12, 256
 SWITCHED = """
@@ -45,7 +45,7 @@ class Switched(StepLog):
         if os.path.exists(os.environ["SWITCH"]):
             super().record(*said, **more)
 """
-INSIDE = Path(vllm.__file__).parent / "inside" / "vllm"
+INSIDE = Path(vllm.__file__).parent / "inside"
 RECORD = """
 import sys, time
 from types import SimpleNamespace

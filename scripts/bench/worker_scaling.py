@@ -23,12 +23,12 @@ import uvloop
 from table import show, write
 from truth import PacedRun, paced_server, usable_cores
 
-from benchctl.load.client import StreamClient
 from benchctl.load.driver import Load
-from benchctl.load.exchange import Call
 from benchctl.load.interpreter import steady_interpreter
 from benchctl.load.open_files import allow_many_open_files
-from benchctl.load.workers import WorkerLoad
+from benchctl.load.transport.client import StreamClient
+from benchctl.load.transport.exchange import Call
+from benchctl.load.workers.workers import WorkerLoad
 from benchctl.profile.model import Arrival, Timeouts
 from benchctl.records.run import ClientSample, PreparedRequest
 

@@ -21,13 +21,13 @@ from pathlib import Path
 from statistics import fmean, geometric_mean, median
 from typing import Final
 
-from benchctl.analysis.compare import corrected
-from benchctl.analysis.comparison import CellComparison
-from benchctl.analysis.metric_comparison import BlockDesign, MetricComparison, Rules, compare_metrics
-from benchctl.analysis.metrics import run_metrics
-from benchctl.analysis.statistics import RatioEstimate, estimate_paired
+from benchctl.analysis.compare.compare import corrected
+from benchctl.analysis.compare.metric_comparison import BlockDesign, MetricComparison, Rules, compare_metrics
+from benchctl.analysis.compare.result import CellComparison
+from benchctl.analysis.metrics.run_metrics import run_metrics
+from benchctl.analysis.statistics.block_ratio import RatioEstimate, estimate_paired
 from benchctl.records.directory import LoadedRun, load_results
-from benchctl.report.plot_style import BLUE, GREY, VERMILION, new_figure, png_bytes, tidy
+from benchctl.report.plots.style import BLUE, GREY, VERMILION, new_figure, png_bytes, tidy
 
 METRIC: Final = "step_ms"
 """Every answer has its full length, so that step time is the cost; the simulator's is exact on any machine."""

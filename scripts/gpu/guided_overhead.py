@@ -42,8 +42,8 @@ from benchctl.costs.hardware import Hardware, hardware_or_none
 from benchctl.costs.shapes import BUILT_IN_SHAPES, ModelShape
 from benchctl.guided.guide import Guide, GuideRow, GuideSettings
 from benchctl.guided.params import GuidanceParams
-from benchctl.guided.scoring import ScoredRow, Scorer
-from benchctl.guided.value_model import ValueModel, random_value_model
+from benchctl.guided.value_model.scoring import ScoredRow, Scorer
+from benchctl.guided.value_model.value_model import ValueModel, random_value_model
 
 PUBLISHED_RATIO = 4.03
 PUBLISHED = (

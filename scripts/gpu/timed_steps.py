@@ -11,9 +11,9 @@ from torch import Tensor
 from transformers import AutoConfig
 
 from benchctl.costs.shapes import ModelShape
-from benchctl.guided.layout import Memory, Shape, Work, pack, plan_shape, unpack
-from benchctl.guided.prefix_cache import PrefixCache, TreeAttention
-from benchctl.guided.value_model import random_value_model
+from benchctl.guided.value_model.layout import Memory, Shape, Work, pack, plan_shape, unpack
+from benchctl.guided.value_model.prefix_cache import PrefixCache, TreeAttention
+from benchctl.guided.value_model.value_model import random_value_model
 
 
 @dataclass(frozen=True, kw_only=True)

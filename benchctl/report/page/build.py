@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from benchctl.analysis.compare import CompareOptions, Side
-from benchctl.report.page.chart import Chart
-from benchctl.report.page.charts import draw_charts
+from benchctl.analysis.analyzed import Reading
+from benchctl.analysis.compare.compare import CompareOptions, Side
+from benchctl.report.page.charts.chart import Chart
+from benchctl.report.page.charts.charts import draw_charts
 from benchctl.report.page.judged import Verdict, judge_directory, judge_sides
 from benchctl.report.page.page import PageContent, render
-from benchctl.report.reading import Reading
 
 
 def directory_page(reading: Reading, options: CompareOptions | None = None) -> str:

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from typing import Any
 
-from benchctl.analysis.metric_table import METRICS
+from benchctl.analysis.analyzed import Reading
+from benchctl.analysis.metrics.table import METRICS
 from benchctl.records.schema import SCHEMA_VERSION
-from benchctl.report.comparison_document import document_of
-from benchctl.report.page.chart import Chart
+from benchctl.report.documents.comparison import document_of
+from benchctl.report.page.charts.chart import Chart
 from benchctl.report.page.judged import Judged, Verdict
-from benchctl.report.reading import Reading
 
 
 def data_document(verdict: Verdict, readings: Sequence[Reading], charts: Sequence[Chart]) -> dict[str, Any]:

@@ -6,12 +6,12 @@ A comparison that cannot be made is no error here: the page is made all the same
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from benchctl.analysis.compare import CompareOptions, Side, compare_experiments
-from benchctl.analysis.comparison import EXIT_CODES, Comparison, OverallVerdict, first_verdict
-from benchctl.analysis.comparison_text import verdict_sentence
-from benchctl.analysis.pairing import CellPair, match_cells
+from benchctl.analysis.analyzed import Reading
+from benchctl.analysis.compare.compare import CompareOptions, Side, compare_experiments
+from benchctl.analysis.compare.result import EXIT_CODES, Comparison, OverallVerdict, first_verdict
+from benchctl.analysis.compare.text import verdict_sentence
+from benchctl.analysis.experiment.pairing import CellPair, match_cells
 from benchctl.errors import BenchctlError, InvalidDataError, NotComparableError, UsageError
-from benchctl.report.reading import Reading
 
 
 @dataclass(frozen=True, slots=True)

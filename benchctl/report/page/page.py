@@ -14,21 +14,21 @@ from typing import Final
 from plotly.offline import get_plotlyjs
 
 from benchctl import __version__
-from benchctl.report.page.chart import Chart
+from benchctl.analysis.analyzed import Reading
+from benchctl.report.page.charts.chart import Chart
 from benchctl.report.page.data import data_document
-from benchctl.report.page.definitions import definitions
-from benchctl.report.page.forest import forest
 from benchctl.report.page.html import Html, dormant_script, el, embedded_json, join, script, style
-from benchctl.report.page.icon import legend
 from benchctl.report.page.judged import Judged, Verdict
-from benchctl.report.page.outcome import outcome
-from benchctl.report.page.provenance import differences, noise, provenance, warnings
-from benchctl.report.page.recompute import recompute_note
-from benchctl.report.page.runs import runs_section
-from benchctl.report.page.table import comparison_table
-from benchctl.report.page.top import top
-from benchctl.report.page.waterfall import Waterfall, drawn, from_decomposition, from_ladder, from_sections
-from benchctl.report.reading import Reading
+from benchctl.report.page.parts.definitions import definitions
+from benchctl.report.page.parts.forest import forest
+from benchctl.report.page.parts.icon import legend
+from benchctl.report.page.parts.outcome import outcome
+from benchctl.report.page.parts.provenance import differences, noise, provenance, warnings
+from benchctl.report.page.parts.recompute import recompute_note
+from benchctl.report.page.parts.runs import runs_section
+from benchctl.report.page.parts.table import comparison_table
+from benchctl.report.page.parts.top import top
+from benchctl.report.page.parts.waterfall import Waterfall, drawn, from_decomposition, from_ladder, from_sections
 
 _LADDER_QUANTITIES: Final = {"step_ms": "ms", "wall_s": "s"}
 

@@ -3,7 +3,7 @@
 import re
 from typing import Final
 
-from benchctl.analysis.metric_comparison import spread_of_blocks
+from benchctl.analysis.compare.metric_comparison import spread_of_blocks
 
 UNKNOWN: Final = "n/a"
 _NEGATIVE: Final = re.compile(r"[\[(]?-[\d.]+[%,;\])]*$")

@@ -1,0 +1,164 @@
+"""One result directory, read as far as it can be read, with everything that is derived from it.
+
+``records.load_results`` insists on a whole directory. A person who asks what a half-finished or damaged one
+holds is better served by all that is readable and a list of what is not: that is what is opened here.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from benchctl.analysis.compare.attribution import section_split
+from benchctl.analysis.experiment.experiment import Experiment, experiment_of
+from benchctl.analysis.experiment.ladder import Ladder, ladders
+from benchctl.analysis.experiment.paired_runs import PairedRuns
+from benchctl.analysis.experiment.pairing import baseline_pairs
+from benchctl.analysis.experiment.stopping import num_looks_of
+from benchctl.analysis.summary.columns import Value
+from benchctl.analysis.summary.findings import Finding, find
+from benchctl.analysis.summary.runs import CellSummary, RunSummary, summarise_cells, summarise_runs
+from benchctl.analysis.summary.sweep import SweepRow, infeasible_values, sweep_rows
+from benchctl.analysis.validity.integrity import integrity_warnings
+from benchctl.errors import RecordError
+from benchctl.profile.model import Profile
+from benchctl.records.directory import (
+    LoadedResults,
+    LoadedRun,
+    ResultDirectory,
+    load_run,
+    open_results,
+)
+from benchctl.records.run import Plan, PlannedRun, PreparedRequest, ResultWarning
+from benchctl.records.schema import SCHEMA_VERSION
+
+CONFIDENCE: Final = 0.95
+"""Of the intervals of tables, before a correction for the looks of a stopping rule."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """A result directory and what follows from it.
+
+    ``damage`` are the messages about files that say they are complete and cannot be read whole; nothing that
+    rests on them is in a mean. ``warnings`` are the experiment's; those of a run are with the run.
+    """
+
+    experiment: Experiment
+    runs: tuple[RunSummary, ...]
+    cells: tuple[CellSummary, ...]
+    sweep: tuple[SweepRow, ...]
+    ladders: tuple[Ladder, ...]
+    findings: tuple[Finding, ...]
+    warnings: tuple[ResultWarning, ...]
+    damage: tuple[str, ...]
+
+    @property
+    def results(self) -> LoadedResults:
+        return self.experiment.results
+
+    @property
+    def profile(self) -> Profile | None:
+        """None where it cannot be read."""
+        return self.experiment.profile_or_none
+
+    @property
+    def unbegun(self) -> tuple[PlannedRun, ...]:
+        """Planned runs of which nothing is there."""
+        begun = {run.record.run_id for run in self.runs}
+        return tuple(planned for planned in self.results.plan.runs if planned.run_id not in begun)
+
+    @property
+    def why_no_step_times(self) -> str:
+        """Why nothing can be drawn of whole steps, where no finished run says how long they took."""
+        finished = [run for run in self.runs if run.is_usable and len(run.run.columns)]
+        if any(not run.record.times_whole_steps for run in finished):
+            return "the step log times the sampler alone: neither the duration nor the moment of a step is known"
+        return self.why_no_run("no finished run has a step log")
+
+    def why_no_run(self, reason: str) -> str:
+        """Why nothing is drawn of the runs: ``reason``, or that none of those that ended counts, and how to go
+        on.
+        """
+        suspect = [run for run in self.runs if run.record.state == "suspect"]
+        if not suspect or any(run.is_usable for run in self.runs):
+            return reason
+        return (
+            f"no run counts: {len(suspect)} of {len(self.runs)} are suspect ({suspect[0].usability.excluded}); "
+            "'benchctl report --allow-suspect' draws them"
+        )
+
+    @property
+    def infeasible(self) -> tuple[CellSummary, ...]:
+        """Cells of other variants than the baseline that no server can do, in the order of all cells."""
+        baseline = self.results.manifest.baseline
+        return tuple(cell for cell in self.cells if cell.infeasible is not None and cell.variant != baseline)
+
+    def sweep_values(self) -> tuple[Mapping[str, Value], ...]:
+        """The rows of ``sweep_summary.csv``: every cell that was compared, then those that no server can do."""
+        beyond = (infeasible_values(cell, str(self.results.path)) for cell in self.infeasible)
+        return (*(row.values for row in self.sweep), *beyond)
+
+
+def read_results(path: Path, *, allow_suspect: bool = False) -> Reading:
+    """Open, load and analyse a result directory; suspect runs count only with ``allow_suspect``.
+
+    Raises RecordError when ``path`` is none, SchemaVersionError when it is of a newer schema; all other damage
+    is reported in the reading.
+    """
+    results, damage = _load(open_results(path))
+    experiment = experiment_of(results, allow_suspect=allow_suspect)
+    manifest = results.manifest
+    runs = summarise_runs(experiment)
+    confidence = 1 - (1 - CONFIDENCE) / num_looks_of(manifest, manifest)
+    pairs = [PairedRuns.of(pair, (experiment, experiment)) for pair in baseline_pairs(experiment)]
+    cells = summarise_cells(runs, experiment, pairs)
+    rows = sweep_rows(pairs, runs, confidence=confidence, results_dir=str(path))
+    splits = {paired.pair.b.label: section_split(paired, confidence) for paired in pairs}
+    sections = {label: split for label, split in splits.items() if split is not None}
+    return Reading(
+        experiment=experiment,
+        runs=runs,
+        cells=cells,
+        sweep=rows,
+        ladders=ladders(experiment, confidence),
+        findings=find(cells, rows, manifest.baseline, sections),
+        warnings=(*integrity_warnings(path), *manifest.warnings, *experiment.warnings),
+        damage=tuple(damage),
+    )
+
+
+def _load(directory: ResultDirectory) -> tuple[LoadedResults, list[str]]:
+    damage: list[str] = []
+    plan, profile_yaml = Plan(schema_version=SCHEMA_VERSION, runs=()), ""
+    requests: tuple[PreparedRequest, ...] = ()
+    runs: list[LoadedRun] = []
+    with _noted(damage):
+        plan = directory.due_plan()
+    for run in directory.begun_runs(plan):
+        with _noted(damage):
+            runs.append(load_run(run))
+            damage += runs[-1].damage
+    with _noted(damage):
+        profile_yaml = directory.profile_yaml()
+    with _noted(damage):
+        requests = directory.prepared_requests()
+    results = LoadedResults(
+        path=directory.path,
+        manifest=directory.manifest(),
+        profile_yaml=profile_yaml,
+        plan=plan,
+        requests=requests,
+        runs=tuple(runs),
+    )
+    return results, damage
+
+
+@contextmanager
+def _noted(damage: list[str]) -> Iterator[None]:
+    """What cannot be read inside is noted and left out."""
+    try:
+        yield
+    except RecordError as error:
+        damage.append(str(error))

@@ -1,0 +1,113 @@
+"""Where the difference between two sides sits: the wall time as factors and parts, the latency, the step.
+
+    wall = factors (exact in logarithms)            decomposition_factors.py
+    latency of a request = parts                    decomposition_latency.py
+    mean step = sections = batches = work + rest    decomposition_steps.py, decomposition_work.py
+
+For a waterfall of the wall time: from ``wall.a_s`` by ``added_s`` of each of ``wall.factors`` to ``wall.b_s``, in
+seconds, exact; for the latency from ``latency.whole.a_s`` by ``latency.parts``; for a step from
+``sections.whole.a_s`` by ``sections.sections``, or from ``work.whole.a_s`` by ``work.parts``. ``is_told`` says of
+each bar whether it is more than scatter. The unit of every estimate is the block, as in the comparison itself.
+
+Wall time and factors are geometric means over the blocks, all else arithmetic ones: a product needs the former, a
+sum the latter. So the mean step of ``sections`` may differ from the factor ``time per step`` by the scatter of the
+blocks.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Final
+
+from benchctl.analysis.attribution.estimate import Facing, kept
+from benchctl.analysis.attribution.factors import NO_RATIOS, Ratios, WallSplit, split_wall
+from benchctl.analysis.attribution.latency import LatencySplit, split_latency
+from benchctl.analysis.attribution.roofline import FlooredRun, WorkSplit, split_work
+from benchctl.analysis.attribution.run_time import RunAnatomy, TimeScales, at_middle_of_block
+from benchctl.analysis.attribution.steps import BatchSplit, SectionSplit, split_batches, split_sections
+from benchctl.analysis.statistics.side_ratio import SideRatio
+from benchctl.records.run import StopMode
+from benchctl.units import MS_PER_S
+
+_ROUNDING: Final = 1e-12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decomposition:
+    """Two sides of one cell. What the records do not tell is None."""
+
+    label: str
+    num_blocks: int
+    """Of the smaller side."""
+    wall: WallSplit | None
+    """None where the client's times do not count."""
+    latency: LatencySplit | None
+    sections: SectionSplit | None
+    batches: BatchSplit | None
+    work: WorkSplit | None
+    work_missing: str | None
+    """Why there is no ``work``."""
+
+
+def decompose(
+    label: str,
+    a: Sequence[RunAnatomy],
+    b: Sequence[RunAnatomy],
+    facing: Facing,
+    stop: StopMode,
+    ratios: Ratios = NO_RATIOS,
+) -> Decomposition | None:
+    """The decomposition of B against A; None where neither a wall time nor steps are known on both sides.
+
+    When paired, both sequences hold the same blocks in the same order. ``ratios`` are those of the comparison.
+    """
+    timed_a, timed_b, timed = kept(a, b, facing.of_times("wall"), lambda run: bool(run.wall_s and run.wall_s > 0))
+    has_wall = bool(timed_a and timed_b)
+    has_steps = bool(a and b) and all(run.has_steps for run in (*a, *b))
+    if not has_wall and not has_steps:
+        return None
+    of_steps = facing.of_times("step")
+    if has_steps:
+        a, b = steps_at_level(a, b, ratios.step)
+    work, missing = _work(a, b, of_steps)
+    return Decomposition(
+        label=label,
+        num_blocks=min(len(timed_a), len(timed_b)) if has_wall else min(len(a), len(b)),
+        wall=split_wall(timed_a, timed_b, timed, stop, ratios) if has_wall else None,
+        latency=split_latency(timed_a, timed_b, timed.of_times("latency")) if has_wall else None,
+        sections=split_sections(a, b, of_steps) if has_steps else None,
+        batches=split_batches(a, b, of_steps) if has_steps else None,
+        work=work,
+        work_missing=missing,
+    )
+
+
+def steps_at_level(
+    a: Sequence[RunAnatomy], b: Sequence[RunAnatomy], step: SideRatio | None
+) -> tuple[list[RunAnatomy], list[RunAnatomy]]:
+    """Both sides with the step times of each multiplied so that their arithmetic mean is what ``step_ms`` shows.
+
+    Parts that add up then add up to the step that the comparison shows, which is a geometric centre.
+    """
+    if step is None:
+        return list(a), list(b)
+    return _scaled_to(a, step.a / MS_PER_S), _scaled_to(b, step.b / MS_PER_S)
+
+
+def _scaled_to(runs: Sequence[RunAnatomy], level_s: float) -> list[RunAnatomy]:
+    scale = level_s / fmean(run.step_s / run.num_steps for run in runs)
+    if math.isclose(scale, 1.0, rel_tol=_ROUNDING):
+        return list(runs)
+    return [at_middle_of_block(run, TimeScales(step=scale)) for run in runs]
+
+
+def _work(a: Sequence[RunAnatomy], b: Sequence[RunAnatomy], facing: Facing) -> tuple[WorkSplit | None, str | None]:
+    for run in (*a, *b):
+        if isinstance(run.floor, str):
+            return None, run.floor
+    sides = [
+        [FlooredRun(run.step_s / run.num_steps, run.floor) for run in side if not isinstance(run.floor, str)]
+        for side in (a, b)
+    ]
+    return split_work(sides[0], sides[1], facing), None

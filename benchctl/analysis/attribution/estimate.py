@@ -1,0 +1,191 @@
+"""Parts of a difference between two sides, each with its interval, that add up exactly.
+
+A split takes one run of A and one of B and returns numbers that add up. Over the blocks its parts are averaged with
+the same weights, those of ``estimate_paired`` for the wall time, so that they still add up. Sides
+that share no blocks are held against each other in all pairs; the interval is then that of Welch on the two
+projections of the average (W. Hoeffding, *A class of statistics with asymptotically normal distribution*, Annals of
+Mathematical Statistics 19, 1948, 293-325), which for a plain difference is his interval of two means.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchctl.analysis.statistics.block_ratio import PooledSlope, RatioEstimate, estimate_paired
+from benchctl.analysis.statistics.intervals import Interval, StudentT
+
+Run = TypeVar("Run")
+_ROUNDING: Final = 1e-12
+LEAST_TOLD: Final = 1e-9
+"""A smaller difference is rounding, whatever its interval says."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facing:
+    """How the runs of two sides are held against each other.
+
+    Where the effect of the position was taken out of the runs already, ``positions`` are the positions of B less
+    those of A and ``position_information`` says how well it was known (``PooledSlope``); ``informations`` has that
+    of each kind of times.
+    """
+
+    is_paired: bool
+    confidence: float = 0.95
+    positions: tuple[int, ...] | None = None
+    position_information: float | None = None
+    evidence: tuple[float, ...] | None = None
+    """Log-ratios of the blocks that say to the robust estimator how much each counts; None: all count the same."""
+    informations: Mapping[str, float] = field(default_factory=dict)
+    has_own_wall: bool = False
+    """Wall times are as measured: the effect of the position on them is estimated with their ratio."""
+
+    def of_times(self, kind: str) -> "Facing":
+        """For times of one kind: ``wall``, ``step`` or ``latency``; without positions where these have no
+        effect.
+        """
+        if kind == "wall" and self.has_own_wall:
+            return replace(self, position_information=None)
+        information = self.informations.get(kind, self.position_information)
+        positions = None if information is None else self.positions
+        return replace(self, position_information=information, positions=positions)
+
+    @property
+    def slope(self) -> PooledSlope | None:
+        """Of values from which the effect was taken out."""
+        return None if self.position_information is None else PooledSlope(0.0, self.position_information)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contribution:
+    """A part of a difference of means over blocks, in seconds; the parts of one difference add up to it.
+
+    ``a_s`` and ``b_s`` are the means of both sides, where the part is one that has a value on each: b_s - a_s is
+    added_s.
+    """
+
+    name: str
+    added_s: float
+    ci_low_s: float | None = None
+    ci_high_s: float | None = None
+    a_s: float | None = None
+    b_s: float | None = None
+
+    @property
+    def is_told(self) -> bool:
+        """Its interval excludes 0."""
+        interval = None if self.ci_low_s is None or self.ci_high_s is None else (self.ci_low_s, self.ci_high_s)
+        return excludes_zero(interval, self.added_s)
+
+    def share_of(self, whole: "Contribution") -> float | None:
+        """Its share of the whole difference; None where that cannot be told from 0."""
+        return self.added_s / whole.added_s if whole.is_told else None
+
+
+def excludes_zero(interval: Interval | None, value: float) -> bool:
+    """Whether the interval of ``value`` lies wholly on one side of 0; rounding alone does not count."""
+    return interval is not None and (interval[0] > 0 or interval[1] < 0) and abs(value) > LEAST_TOLD
+
+
+def kept(
+    a: Sequence[Run], b: Sequence[Run], facing: Facing, is_known: Callable[[Run], bool]
+) -> tuple[list[Run], list[Run], Facing]:
+    """The runs that are known: blocks known on both sides when paired, else those of each side."""
+    if not facing.is_paired:
+        return [run for run in a if is_known(run)], [run for run in b if is_known(run)], facing
+    known = [i for i, (x, y) in enumerate(zip(a, b, strict=True)) if is_known(x) and is_known(y)]
+    positions = None if facing.positions is None else tuple(facing.positions[i] for i in known)
+    return [a[i] for i in known], [b[i] for i in known], replace(facing, positions=positions)
+
+
+def estimate_terms(
+    a: Sequence[Run], b: Sequence[Run], split: Callable[[Run, Run], Sequence[float]], facing: Facing
+) -> list[RatioEstimate]:
+    """An estimate of each number that ``split`` returns; ``log_ratio`` holds it, whatever its unit is.
+
+    Both sides have a run at least.
+    """
+    if facing.is_paired:
+        by_block = [split(x, y) for x, y in zip(a, b, strict=True)]
+        return [_over_blocks(values, facing) for values in zip(*by_block, strict=True)]
+    pairs = np.array([[split(x, y) for y in b] for x in a], dtype=float)
+    return [_of_all_pairs(pairs[:, :, term], facing.confidence) for term in range(pairs.shape[2])]
+
+
+def _over_blocks(values: Sequence[float], facing: Facing) -> RatioEstimate:
+    return estimate_paired(
+        values,
+        facing.confidence,
+        facing.positions,
+        slope=facing.slope,
+        estimator="mean" if facing.evidence is None else "robust",
+        evidence=facing.evidence,
+    )
+
+
+def _of_all_pairs(pairs: NDArray[np.float64], confidence: float) -> RatioEstimate:
+    """Mean over all pairs; variance = var(means of rows) / n_a + var(means of columns) / n_b."""
+    n_a, n_b = pairs.shape
+    centre = float(pairs.mean())
+    estimate = RatioEstimate(
+        num_blocks=min(n_a, n_b), is_paired=False, confidence=confidence, log_ratio=centre, method="t"
+    )
+    if min(n_a, n_b) < 2:
+        return estimate
+    parts = [(float(pairs.mean(axis=1).var(ddof=1)) / n_a, n_a), (float(pairs.mean(axis=0).var(ddof=1)) / n_b, n_b)]
+    squared = sum(part for part, _ in parts)
+    spread = sum(part**2 / (count - 1) for part, count in parts)
+    df = squared**2 / spread if spread > 0 else float(n_a + n_b - 2)
+    return replace(estimate, uncertainty=StudentT(centre, float(np.sqrt(squared)), df))
+
+
+def moved_to(estimate: RatioEstimate, centre: float) -> RatioEstimate:
+    """The estimate around another centre, as wide as it was."""
+    uncertainty = estimate.uncertainty
+    moved = None if uncertainty is None else uncertainty.moved(centre - estimate.log_ratio)
+    return replace(estimate, log_ratio=centre, uncertainty=moved)
+
+
+def contributions(
+    names: Sequence[str],
+    a: Sequence[Run],
+    b: Sequence[Run],
+    split: Callable[[Run, Run], Sequence[float]],
+    facing: Facing,
+) -> tuple[Contribution, ...]:
+    """The parts that ``split`` makes of a difference, in seconds."""
+    estimates = estimate_terms(a, b, split, facing)
+    return tuple(_contribution(name, estimate) for name, estimate in zip(names, estimates, strict=True))
+
+
+def levels(
+    names: Sequence[str],
+    a: Sequence[Run],
+    b: Sequence[Run],
+    values: Callable[[Run], Sequence[float]],
+    facing: Facing,
+) -> tuple[Contribution, ...]:
+    """The differences of values that each run has, in seconds, with the means of both sides."""
+
+    def split(x: Run, y: Run) -> list[float]:
+        return [after - before for before, after in zip(values(x), values(y), strict=True)]
+
+    estimates = estimate_terms(a, b, split, facing)
+    means_a = np.mean([values(run) for run in a], axis=0)
+    found = []
+    for name, estimate, mean_a in zip(names, estimates, means_a, strict=True):
+        part = _contribution(name, estimate)
+        found.append(replace(part, a_s=float(mean_a), b_s=_snapped(mean_a + part.added_s, abs(mean_a))))
+    return tuple(found)
+
+
+def _snapped(level: float, scale: float) -> float:
+    """0 for what only rounding keeps from it."""
+    return 0.0 if abs(level) < _ROUNDING * scale else float(level)
+
+
+def _contribution(name: str, estimate: RatioEstimate) -> Contribution:
+    low, high = estimate.log_interval or (None, None)
+    return Contribution(name=name, added_s=estimate.log_ratio, ci_low_s=low, ci_high_s=high)

@@ -1,0 +1,242 @@
+"""The wall time as a product, and its difference as a sum.
+
+    forced lengths    wall = steps * time per step * remainder
+    natural lengths   wall = output tokens * steps per token * time per step * remainder
+    without steps     wall = output tokens * time per token
+
+steps per token is the inverse of what the whole batch gains in one step. The remainder, wall / Σ step time, holds
+time in which no step ran: before the first step and after the last, scheduling between steps, requests on their
+way, the client; steps that overlap make it smaller than 1. Without a step log it cannot be told from the steps.
+
+The factors of a block are exact. ln B - ln A is averaged over the blocks with the same weights for all of them, and
+so they multiply to the ratio of the wall times.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import Final
+
+from benchctl.analysis.attribution.estimate import (
+    Contribution,
+    Facing,
+    estimate_terms,
+    excludes_zero,
+    levels,
+    moved_to,
+)
+from benchctl.analysis.attribution.run_time import RunAnatomy, TimeScales, at_middle_of_block
+from benchctl.analysis.statistics.block_ratio import RatioEstimate
+from benchctl.analysis.statistics.side_ratio import SideRatio
+from benchctl.records.run import StopMode
+from benchctl.records.step_columns import PHASES
+
+STEPS: Final = "steps"
+TIME_PER_STEP: Final = "time per step"
+REMAINDER: Final = "remainder"
+TOKENS: Final = "output tokens"
+STEPS_EACH: Final = "steps per token"
+TIME_EACH: Final = "time per token"
+
+MEANING: Final = {
+    STEPS: "number of steps",
+    TIME_PER_STEP: "Σ step time / number of steps",
+    REMAINDER: "wall time / Σ step time: time in which no step ran, such as queueing, requests on their way, the "
+    "client; below 1 where steps overlap",
+    TOKENS: "output tokens of completed requests",
+    STEPS_EACH: "number of steps / output tokens: the inverse of what the whole batch gains in one step",
+    TIME_EACH: "wall time / output tokens",
+}
+
+Values = dict[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Factor:
+    """One factor of the ratio of wall times, B over A.
+
+    ``added_s`` is its share of the difference of the wall times: (b - a) ln f / ln(b / a), which does not depend on
+    the order of the factors.
+    """
+
+    name: str
+    estimate: RatioEstimate
+    per_log_s: float
+    """(b - a) / ln(b / a) of the wall times: what a unit of logarithm is worth."""
+
+    @property
+    def added_s(self) -> float:
+        return self.log_ratio * self.per_log_s
+
+    @property
+    def ratio(self) -> float:
+        return self.estimate.ratio
+
+    @property
+    def log_ratio(self) -> float:
+        return self.estimate.log_ratio
+
+    @property
+    def added_half_s(self) -> float | None:
+        """Half the interval of ``added_s`` for a known difference of the wall times; None in one block."""
+        half = self.estimate.half_width
+        return None if half is None else half * self.per_log_s
+
+    @property
+    def is_told(self) -> bool:
+        """It can be told from 1."""
+        return excludes_zero(self.estimate.log_interval, self.log_ratio)
+
+    @property
+    def meaning(self) -> str:
+        return MEANING[self.name]
+
+    def share_of(self, total: RatioEstimate) -> float | None:
+        """Share of the logarithm of the whole ratio; None where that is 1 within its interval."""
+        told = excludes_zero(total.log_interval, total.log_ratio)
+        return self.log_ratio / total.log_ratio if told else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseSplit:
+    """The wall time of the mean block: in steps that only prefill, in mixed ones, in decoding ones, in none.
+
+    Invariant: ``parts`` add up to ``whole``. Phases that never occur are left out.
+    """
+
+    whole: Contribution
+    parts: tuple[Contribution, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WallSplit:
+    """Invariants: the factors multiply to ``total.ratio`` and add up to b_s - a_s; b_s / a_s is ``total.ratio``.
+
+    ``a_s`` and ``b_s`` are geometric means over the blocks; where the order within blocks was taken out, those at
+    equal places.
+    """
+
+    a_s: float
+    b_s: float
+    total: RatioEstimate
+    factors: tuple[Factor, ...]
+    phases: PhaseSplit | None
+    """None without a step log."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ratios:
+    """What the comparison itself says of the two sides; None where it says nothing."""
+
+    wall: SideRatio | None = None
+    step: SideRatio | None = None
+
+
+NO_RATIOS: Final = Ratios()
+
+
+def split_wall(
+    a: Sequence[RunAnatomy],
+    b: Sequence[RunAnatomy],
+    facing: Facing,
+    stop: StopMode,
+    ratios: Ratios = NO_RATIOS,
+) -> WallSplit:
+    """Factors of the wall time; all runs of both sides have one, and positive factors if any.
+
+    The factors are those for which every run has what they need. The whole is the ratio of the comparison, and so
+    is the time per step, where ``ratios`` has them; what then remains is the remainder.
+    """
+    if ratios.wall is not None:
+        facing = replace(facing, evidence=ratios.wall.evidence)
+    runs = (*a, *b)
+    factors_in = _factors_for(runs, stop)
+
+    def logs(x: RunAnatomy, y: RunAnatomy) -> list[float]:
+        before, after = factors_in(x), factors_in(y)
+        parts = [math.log(after[name]) - math.log(before[name]) for name in before]
+        return [math.log(_wall_s(y)) - math.log(_wall_s(x)), *parts]
+
+    names = list(factors_in(runs[0]))
+    total, *parts = estimate_terms(a, b, logs, facing)
+    middle = (fmean(math.log(_wall_s(run)) for run in a) + fmean(math.log(_wall_s(run)) for run in b)) / 2
+    a_s, b_s = (math.exp(middle + sign * total.log_ratio / 2) for sign in (-1, 1))
+    if ratios.wall is not None:
+        total, a_s, b_s = ratios.wall.estimate, ratios.wall.a, ratios.wall.b
+    parts = _with_step_ratio(dict(zip(names, parts, strict=True)), total, ratios.step)
+    per_log = logarithmic_mean(a_s, b_s)
+    factors = [Factor(name=name, estimate=part, per_log_s=per_log) for name, part in zip(names, parts, strict=True)]
+    return WallSplit(
+        a_s=a_s,
+        b_s=b_s,
+        total=total,
+        factors=tuple(factors),
+        phases=_phases(_at_level(a, a_s), _at_level(b, b_s), facing)
+        if all(run.has_steps for run in runs)
+        else None,
+    )
+
+
+def _with_step_ratio(
+    parts: Mapping[str, RatioEstimate], total: RatioEstimate, step: SideRatio | None
+) -> list[RatioEstimate]:
+    """The factors with the time per step of the comparison, and a remainder that makes them add up to the whole."""
+    if step is None or TIME_PER_STEP not in parts or step.estimate.num_blocks != total.num_blocks:
+        return list(parts.values())
+    exact = {**parts, TIME_PER_STEP: step.estimate}
+    others = math.fsum(estimate.log_ratio for name, estimate in exact.items() if name != REMAINDER)
+    return list({**exact, REMAINDER: moved_to(exact[REMAINDER], total.log_ratio - others)}.values())
+
+
+def _at_level(runs: Sequence[RunAnatomy], wall_s: float) -> list[RunAnatomy]:
+    """The runs with all their times multiplied so that the arithmetic mean of the wall times is ``wall_s``."""
+    scale = wall_s / fmean(_wall_s(run) for run in runs)
+    return [at_middle_of_block(run, TimeScales(wall=scale, step=scale)) for run in runs]
+
+
+def logarithmic_mean(a: float, b: float) -> float:
+    """(b - a) / ln(b / a), which is a where both are equal."""
+    log = math.log(b) - math.log(a)
+    return a * (math.expm1(log) / log) if log else a
+
+
+def _wall_s(run: RunAnatomy) -> float:
+    assert run.wall_s is not None  # noqa: S101 - only runs with a wall time are split
+    return run.wall_s
+
+
+def _factors_for(runs: Sequence[RunAnatomy], stop: StopMode) -> Callable[[RunAnatomy], Values]:
+    has_steps, has_tokens = all(run.has_steps for run in runs), all(run.output_tokens for run in runs)
+    if not has_steps:
+        return _without_steps if has_tokens else lambda _: {}
+    return _by_tokens if has_tokens and stop != "forced" else _by_steps
+
+
+def _by_steps(run: RunAnatomy) -> Values:
+    return {
+        STEPS: float(run.num_steps),
+        TIME_PER_STEP: run.step_s / run.num_steps,
+        REMAINDER: _wall_s(run) / run.step_s,
+    }
+
+
+def _by_tokens(run: RunAnatomy) -> Values:
+    tokens, by_steps = float(run.output_tokens or 0), _by_steps(run)
+    return {TOKENS: tokens, STEPS_EACH: by_steps.pop(STEPS) / tokens, **by_steps}
+
+
+def _without_steps(run: RunAnatomy) -> Values:
+    tokens = float(run.output_tokens or 0)
+    return {TOKENS: tokens, TIME_EACH: _wall_s(run) / tokens}
+
+
+def _phases(a: Sequence[RunAnatomy], b: Sequence[RunAnatomy], facing: Facing) -> PhaseSplit:
+    phases = [phase for phase in PHASES if any(run.phase_s[phase] for run in (*a, *b))]
+
+    def values(run: RunAnatomy) -> list[float]:
+        return [_wall_s(run), *(run.phase_s[phase] for phase in phases), _wall_s(run) - run.step_s]
+
+    names = ["wall time", *(f"{phase} steps" for phase in phases), "no step"]
+    whole, *parts = levels(names, a, b, values, facing)
+    return PhaseSplit(whole=whole, parts=tuple(parts))

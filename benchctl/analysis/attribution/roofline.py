@@ -1,0 +1,216 @@
+"""Step time against what its FLOPs and bytes need at the least: a roofline model, never a measurement.
+
+floor of a step = max(F / peak, M / bandwidth) of the base model + the same of the value model's pass, where rows
+were guided (``costs/roofline.py``). With T new tokens in a batch of mean context c, P = Σ T c for decoding and
+T (c - (T_p - 1) / 2) for prompts of T_p new tokens each; the log has no finer count, and attention is about one
+percent of the whole. The base model writes its new tokens: K = context + T. The value model reads the guided rows'
+contexts and writes its own T = prefill + extend + candidates; prefixes are as long as the mean row.
+
+The difference of the floors is what more FLOPs and bytes explain; the rest is launches, host work, synchronisation,
+kernels below the peaks.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from benchctl.analysis.attribution.estimate import Contribution, Facing, levels
+from benchctl.costs.hardware import Hardware
+from benchctl.costs.roofline import forward_bytes, forward_flops
+from benchctl.costs.shapes import ModelShape, shape_for
+from benchctl.errors import UsageError
+from benchctl.profile.model import VariantSettings
+from benchctl.records.step_columns import Floats, StepColumns
+
+NO_PEAKS: Final = "the peaks of the device are unknown"
+NO_SETTINGS: Final = "the profile does not say which models ran"
+_BASE_COUNTS: Final = ("num_prefill_tokens", "num_decode_tokens", "context_tokens")
+_VALUE_COUNTS: Final = ("guided_rows", "value_prefill_tokens", "value_extend_tokens", "candidates")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkModel:
+    """What computes a run's steps, and on what. ``value`` is None for a run that asks for no guidance."""
+
+    base: ModelShape
+    value: ModelShape | None
+    hardware: Hardware
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Floor:
+    """Least mean time of a step. ``compute_frac`` is the share of it in which FLOPs and not bytes set the pace."""
+
+    base_s: float
+    value_s: float
+    compute_frac: float
+    hardware: str
+
+    @property
+    def total_s(self) -> float:
+        return self.base_s + self.value_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkSplit:
+    """Mean time of a step: ``base`` and ``value`` model at their floors and the ``rest`` add up to ``whole``.
+
+    A model: ``hardware`` names the device whose data sheet it rests on.
+    """
+
+    whole: Contribution
+    base: Contribution
+    value: Contribution
+    rest: Contribution
+    hardware: str
+    a_compute_frac: float
+    b_compute_frac: float
+
+    @property
+    def parts(self) -> tuple[Contribution, ...]:
+        return self.base, self.value, self.rest
+
+    @property
+    def work(self) -> Contribution:
+        """Both models at their floors."""
+        return Contribution(name="FLOPs and bytes", added_s=self.base.added_s + self.value.added_s)
+
+    @property
+    def unexplained_frac(self) -> float | None:
+        """Share of the difference that neither FLOPs nor bytes explain; None where there is no difference."""
+        return self.rest.share_of(self.whole)
+
+
+def work_model(settings: VariantSettings | None, hardware: Hardware | None) -> WorkModel | str:
+    """The model of a run with these settings, or why there is none.
+
+    Devices over which each layer is spread count as one with the sum of their peaks.
+    """
+    if settings is None:
+        return NO_SETTINGS
+    if hardware is None:
+        return NO_PEAKS
+    guided_by = settings.server.guides_with if settings.guidance is not None else None
+    try:
+        base = shape_for(settings.model)
+        value = None if guided_by is None else shape_for(guided_by).as_value_model()
+    except UsageError as error:
+        return f"the shape of a model is unknown: {error}"
+    devices: int = getattr(settings.server, "tensor_parallel_size", 1)
+    return WorkModel(base=base, value=value, hardware=_spread_over(hardware, devices))
+
+
+def _spread_over(hardware: Hardware, devices: int) -> Hardware:
+    if devices == 1:
+        return hardware
+    return replace(
+        hardware,
+        name=f"{devices} x {hardware.name}",
+        peak_flops_per_s=devices * hardware.peak_flops_per_s,
+        bandwidth_bytes_per_s=devices * hardware.bandwidth_bytes_per_s,
+    )
+
+
+def floor_of(columns: StepColumns, work: WorkModel) -> Floor | str:
+    """The floor of a run's steps, or what their log does not count."""
+    if not len(columns):
+        return "there is no step log"
+    counts = _counted(columns, _BASE_COUNTS, None)
+    if isinstance(counts, str):
+        return counts
+    base_s, base_compute_s = _base_floor(columns, counts, work)
+    value_s = value_compute_s = 0.0
+    if work.value is not None:
+        found = _value_floor(columns, counts[-1], work.value, work.hardware)
+        if isinstance(found, str):
+            return found
+        value_s, value_compute_s = found
+    n, whole = len(columns), base_s + value_s
+    compute = (base_compute_s + value_compute_s) / whole if whole else 0.0
+    return Floor(base_s=base_s / n, value_s=value_s / n, compute_frac=compute, hardware=work.hardware.name)
+
+
+def _counted(columns: StepColumns, names: Sequence[str], idle: Floats | None) -> list[Floats] | str:
+    """Counts of all steps; unknown ones are 0 where a step is ``idle``."""
+    found = []
+    for name in names:
+        column = columns.optional(name)
+        values = np.full(len(columns), np.nan) if column is None else column
+        if idle is not None:
+            values = np.where(np.isnan(values) & (idle > 0), 0.0, values)
+        if np.isnan(values).any():
+            return f"the step log does not count {name} in every step"
+        found.append(values)
+    return found
+
+
+def _base_floor(columns: StepColumns, counts: Sequence[Floats], work: WorkModel) -> tuple[float, float]:
+    prefill, decode, context = counts
+    rows = np.maximum(columns.num_seqs.astype(np.float64), 1.0)
+    mean_context = context / rows
+    prefill_rows = np.where(prefill > 0, np.maximum(rows - decode, 1.0), 1.0)
+    new = prefill / prefill_rows
+    seen_by_prompt = np.maximum(mean_context - (new - 1) / 2, (new + 1) / 2)
+    positions = decode * mean_context + prefill * seen_by_prompt
+    output = columns.optional("output_tokens")
+    heads = rows if output is None else np.where(np.isnan(output), rows, output)
+    tokens = prefill + decode
+    flops = forward_flops(work.base, tokens, positions, heads)
+    return _roofline_s(flops, forward_bytes(work.base, context + tokens), work.hardware)
+
+
+def _value_floor(
+    columns: StepColumns, context: Floats, shape: ModelShape, hardware: Hardware
+) -> tuple[float, float] | str:
+    greedy = columns.optional("is_greedy")
+    rows = columns.optional("guided_rows")
+    idle = np.zeros(len(columns)) if greedy is None else np.nan_to_num(greedy)
+    if rows is not None:
+        idle = np.maximum(idle, np.where(rows == 0, 1.0, 0.0))
+    counts = _counted(columns, _VALUE_COUNTS, idle)
+    if isinstance(counts, str):
+        return counts
+    guided, prefill, extend, candidates = (values[counts[0] > 0] for values in counts)
+    if not len(guided):
+        return 0.0, 0.0
+    active = counts[0] > 0
+    mean_context = context[active] / np.maximum(columns.num_seqs[active], 1)
+    tokens = prefill + extend + candidates
+    positions = (extend + candidates) * mean_context + prefill * mean_context / 2
+    flops = forward_flops(shape, tokens, positions, candidates)
+    return _roofline_s(flops, forward_bytes(shape, guided * mean_context + tokens), hardware)
+
+
+def _roofline_s(flops: Floats, num_bytes: Floats, hardware: Hardware) -> tuple[float, float]:
+    """Sum over passes of the larger of both times, and the part of it where FLOPs are the larger."""
+    compute_s, memory_s = flops / hardware.peak_flops_per_s, num_bytes / hardware.bandwidth_bytes_per_s
+    return float(np.maximum(compute_s, memory_s).sum()), float(compute_s[compute_s > memory_s].sum())
+
+
+@dataclass(frozen=True, slots=True)
+class FlooredRun:
+    """Mean step time of a run and its floor."""
+
+    step_s: float
+    floor: Floor
+
+
+def split_work(a: Sequence[FlooredRun], b: Sequence[FlooredRun], facing: Facing) -> WorkSplit:
+    """The difference of mean step times, by model: more FLOPs and bytes, and the rest."""
+
+    def values(run: FlooredRun) -> tuple[float, ...]:
+        return run.step_s, run.floor.base_s, run.floor.value_s, run.step_s - run.floor.total_s
+
+    names = ("step", "base model's FLOPs and bytes", "value model's FLOPs and bytes", "rest")
+    whole, base, value, rest = levels(names, a, b, values, facing)
+    return WorkSplit(
+        whole=whole,
+        base=base,
+        value=value,
+        rest=rest,
+        hardware=" and ".join(sorted({run.floor.hardware for run in (*a, *b)})),
+        a_compute_frac=float(np.mean([run.floor.compute_frac for run in a])),
+        b_compute_frac=float(np.mean([run.floor.compute_frac for run in b])),
+    )

@@ -1,0 +1,170 @@
+"""What one run has to say about where its time went, reduced to what the two sides are compared in."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from benchctl.analysis.attribution.roofline import Floor, WorkModel, floor_of
+from benchctl.analysis.attribution.sections import Breakdown, break_down, tally_steps
+from benchctl.analysis.metrics.clock import clock_factor
+from benchctl.analysis.metrics.request_timing import choice_tokens, e2el_ns, is_completed, measured, ttft_ns
+from benchctl.analysis.metrics.unknown import total
+from benchctl.analysis.validity.bunching import CLIENT_BUNCHING
+from benchctl.records.directory import LoadedRun
+from benchctl.records.run import Phase, RequestRecord
+from benchctl.records.step_columns import PHASES, StepColumns
+from benchctl.units import s_from_ns
+
+
+class Latency(NamedTuple):
+    """One request: time to its first token, time from there to its last, tokens after the first.
+
+    Of several choices, tokens are those of the longest. A stream that goes on has one token after its first at
+    least, so that span_s = tokens * (span_s / tokens) always holds.
+    """
+
+    ttft_s: float
+    span_s: float
+    tokens: float
+
+
+class SizedSteps(NamedTuple):
+    """Steps of one kind and one number of sequences."""
+
+    num_steps: int
+    total_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class TimeScales:
+    """By what times of a run are multiplied to be those of the middle of its block: exp(-β offset) of each
+    metric.
+    """
+
+    wall: float = 1.0
+    step: float = 1.0
+    latency: float = 1.0
+
+
+SizeKey = tuple[Phase, int]
+"""Kind of step, and the sequences in its batch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunAnatomy:
+    """One run without its warm-up, in seconds of the engine's clock; None where its records do not tell.
+
+    Invariant: ``step_s`` is the sum over ``phase_s`` and over the totals of ``sizes``.
+    """
+
+    run_id: str
+    wall_s: float | None
+    output_tokens: int | None
+    num_steps: int
+    step_s: float
+    phase_s: Mapping[Phase, float]
+    sizes: Mapping[SizeKey, SizedSteps]
+    breakdown: Breakdown | None
+    floor: Floor | str
+    """Least time per step for its FLOPs and bytes, or why that is unknown."""
+    is_bunched: bool = False
+    """Its tokens reached the client in bursts."""
+
+    latencies: Mapping[str, Latency] | None = None
+    """By request, of those that completed; where they were asked for (``request_latencies``)."""
+    covers_steps: bool = True
+    """Whether ``step_s`` is the time of whole steps."""
+    step_scale: float = 1.0
+    """By what its step times are multiplied for its position in the block; 1 where they are as measured. All times
+    but ``breakdown`` and ``floor`` are scaled already."""
+
+    @property
+    def has_steps(self) -> bool:
+        return self.num_steps > 0 and self.step_s > 0 and self.covers_steps
+
+
+def anatomy_of(run: LoadedRun, metrics: Mapping[str, float | None], work: WorkModel | str) -> RunAnatomy:
+    """The anatomy of a run. ``metrics`` are its own; ``work`` is what its steps compute, or why it is unknown."""
+    columns = run.columns
+    tokens = metrics["output_tokens"]
+    return RunAnatomy(
+        run_id=run.record.run_id,
+        wall_s=metrics["wall_s"],
+        output_tokens=None if tokens is None else int(tokens),
+        num_steps=len(columns),
+        step_s=s_from_ns(int(columns.dur_ns.sum())),
+        phase_s={phase: s_from_ns(int(columns.dur_ns[columns.in_phase(phase)].sum())) for phase in PHASES},
+        sizes=_sizes(columns),
+        breakdown=break_down([tally_steps(columns, covers_steps=run.record.times_whole_steps)]),
+        floor=_floor(run, work),
+        covers_steps=run.record.times_whole_steps,
+        is_bunched=any(warning.code == CLIENT_BUNCHING for warning in run.record.warnings),
+    )
+
+
+def at_middle_of_block(run: RunAnatomy, scales: TimeScales) -> RunAnatomy:
+    """The run as it would have been in the middle of its block: its times multiplied, its counts as they are."""
+    return replace(
+        run,
+        wall_s=None if run.wall_s is None else run.wall_s * scales.wall,
+        step_s=run.step_s * scales.step,
+        phase_s={phase: time_s * scales.step for phase, time_s in run.phase_s.items()},
+        sizes={key: SizedSteps(steps.num_steps, steps.total_s * scales.step) for key, steps in run.sizes.items()},
+        latencies=None if run.latencies is None else _scaled(run.latencies, scales.latency),
+        step_scale=run.step_scale * scales.step,
+    )
+
+
+def _scaled(latencies: Mapping[str, Latency], scale: float) -> dict[str, Latency]:
+    return {
+        name: Latency(latency.ttft_s * scale, latency.span_s * scale, latency.tokens)
+        for name, latency in latencies.items()
+    }
+
+
+def _floor(run: LoadedRun, work: WorkModel | str) -> Floor | str:
+    if isinstance(work, str):
+        return work
+    if not run.record.times_whole_steps:
+        return "the step log times the sampler alone, and not the steps that a floor is held against"
+    return floor_of(run.columns, work)
+
+
+def _sizes(columns: StepColumns) -> dict[SizeKey, SizedSteps]:
+    found: dict[SizeKey, SizedSteps] = {}
+    for phase in PHASES:
+        chosen = columns.in_phase(phase)
+        sizes, where, counts = np.unique(columns.num_seqs[chosen], return_inverse=True, return_counts=True)
+        totals = np.zeros(len(sizes), dtype=np.int64)
+        np.add.at(totals, where, columns.dur_ns[chosen])
+        for size, count, total_ns in zip(sizes.tolist(), counts.tolist(), totals.tolist(), strict=True):
+            found[phase, size] = SizedSteps(count, s_from_ns(total_ns))
+    return found
+
+
+def request_latencies(run: LoadedRun) -> dict[str, Latency] | None:
+    """By request; None where a completed request has no arrivals, or nobody counted its tokens."""
+    found, factor = {}, clock_factor(run.record)
+    for request in measured(run.requests):
+        if not is_completed(request):
+            continue
+        first_ns, last_ns = ttft_ns(request), e2el_ns(request)
+        longest = _longest_choice(request)
+        if first_ns is None or last_ns is None or longest is None:
+            return None
+        span_s = s_from_ns((last_ns - first_ns) * factor)
+        tokens = max(longest - 1, 1.0 if span_s > 0 else 0.0)
+        found[request.request_id] = Latency(s_from_ns(first_ns * factor), span_s, tokens)
+    return found or None
+
+
+def _longest_choice(request: RequestRecord) -> float | None:
+    """Tokens of its longest choice; its usage spread evenly where the choices are not counted."""
+    counts = [choice_tokens(request, choice) for choice in request.choices]
+    if total(counts) is not None:
+        return max(count for count in counts if count is not None)
+    if request.completion_tokens is None or not counts:
+        return None
+    return request.completion_tokens / len(counts)

@@ -1,0 +1,182 @@
+"""A decomposition in words: which factor carries the difference, and what of it nobody can tell."""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from benchctl.analysis.attribution.decomposition import Decomposition
+from benchctl.analysis.attribution.estimate import Contribution
+from benchctl.analysis.attribution.factors import TIME_PER_STEP, Factor
+from benchctl.analysis.statistics.block_ratio import RatioEstimate
+from benchctl.units import MS_PER_S
+
+_CARRIES: Final = 0.5
+"""Less of the whole does not carry it; factors cancel where the whole is less than this part of what they move."""
+_MOST: Final = 1.2
+"""A larger share of a whole is no share any more: other parts pull the other way."""
+_WORTH_A_WORD: Final = 0.1
+"""Part of the largest below which a factor is left out of a list."""
+
+_NO_WALL: Final = "the wall time is unknown, because the client's times do not count"
+
+
+def change(ratio: float) -> str:
+    """A ratio as a relative change: ``+458%``, ``-1.3%``, ``+0.02%``."""
+    percent = (ratio - 1) * 100
+    digits = 0 if abs(percent) >= 10 else 1 if abs(percent) >= 1 else 2
+    return f"{percent:+.{digits}f}%"
+
+
+def factor_text(estimate: RatioEstimate) -> str:
+    """``x1.550 [1.54, 1.56]``; without the interval where there is one block, or no scatter."""
+    low, high = estimate.ci_low, estimate.ci_high
+    if low is None or high is None or math.isclose(low, high, rel_tol=1e-6):
+        return f"x{estimate.ratio:.3f}"
+    return f"x{estimate.ratio:.3f} [{low:.3f}, {high:.3f}]"
+
+
+def wall_line(decomposition: Decomposition) -> str:
+    """``wall x1.550 [..] = steps x1.000 * time per step x1.550 [..] * remainder x1.000``."""
+    wall = decomposition.wall
+    if wall is None:
+        return _NO_WALL
+    total = f"wall {factor_text(wall.total)}"
+    if not wall.factors:
+        return total
+    return f"{total} = {' * '.join(f'{factor.name} {factor_text(factor.estimate)}' for factor in wall.factors)}"
+
+
+def sentence(decomposition: Decomposition) -> str:
+    """Which factor carries the difference, as far as the intervals allow to say so."""
+    wall = decomposition.wall
+    if wall is None:
+        return "; ".join([_step_change(decomposition), *_section(decomposition), *_unexplained(decomposition)])
+    whole = change(wall.total.ratio)
+    if not wall.factors:
+        return f"the wall time changes by {whole}; neither steps nor tokens are known that would tell why"
+    if wall.total.log_interval is None:
+        return f"the wall time changes by {whole} in one block, which tells no factor from 1"
+    told = sorted((f for f in wall.factors if f.is_told), key=lambda factor: -abs(factor.log_ratio))
+    if not told:
+        return f"no factor can be told from 1 ({whole} in all)"
+    text = _carried(told, wall.total, whole)
+    if any(factor.name == TIME_PER_STEP for factor in told):
+        return "; ".join([": ".join([text, *_section(decomposition)]), *_unexplained(decomposition)])
+    return text
+
+
+def _carried(told: Sequence[Factor], total: RatioEstimate, whole: str) -> str:
+    """One factor that carries the whole, several that make it together, or what stays untold."""
+    shares = [(factor.name, factor.share_of(total)) for factor in told]
+    name, share = shares[0]
+    if len(told) > 1 and _cancels(told, total, share):
+        doubt = ", which cannot be told from 0" if share is None else ""
+        return f"{_listed(told)} make {whole}{doubt}"
+    if share is None:
+        return f"{_listed(told)} can be told from 1, {whole} in all cannot"
+    if share < _CARRIES:
+        return f"{_listed(told)} can be told from 1; what carries the rest of the {whole} cannot"
+    others = [f", {other} {_percent(part)}" for other, part in shares[1:] if part and abs(part) >= _WORTH_A_WORD]
+    return f"{name} carries {_percent(share)} of the {whole}{''.join(others)}"
+
+
+def _cancels(told: Sequence[Factor], total: RatioEstimate, share: float | None) -> bool:
+    """The factors pull both ways, so that no single one carries the whole."""
+    moved = sum(abs(factor.log_ratio) for factor in told)
+    return abs(total.log_ratio) < _CARRIES * moved or (share is not None and not 0 < share <= _MOST)
+
+
+def _listed(told: Sequence[Factor]) -> str:
+    worth = [factor for factor in told if abs(factor.log_ratio) >= _WORTH_A_WORD * abs(told[0].log_ratio)]
+    return " and ".join(f"{factor.name} {change(factor.ratio)}" for factor in worth)
+
+
+def _section(decomposition: Decomposition) -> Iterator[str]:
+    """The section that carries most of the difference of the step; those that pull both ways by their times."""
+    split = decomposition.sections
+    if split is None or not split.largest.is_told:
+        return
+    largest = split.largest
+    share = largest.share_of(split.whole)
+    if share is not None and 0 < share <= _MOST:
+        yield f"{_percent(share)} of {_what(decomposition)} {largest.name}"
+        return
+    told = sorted((section for section in split.sections if section.is_told), key=lambda s: -abs(s.added_s))
+    pulling = [section for section in told if abs(section.added_s) >= _CARRIES * abs(largest.added_s)]
+    yield f"per step {', '.join(f'{s.name} {added_text(s)}' for s in pulling)}"
+
+
+def _what(decomposition: Decomposition) -> str:
+    factors = () if decomposition.wall is None else decomposition.wall.factors
+    only = len([factor for factor in factors if factor.is_told]) == 1
+    return "it" if only else "the step's difference"
+
+
+def _step_change(decomposition: Decomposition) -> str:
+    split = decomposition.batches
+    return _NO_WALL if split is None else f"{_NO_WALL}; a step takes {added_text(split.whole)}"
+
+
+def _unexplained(decomposition: Decomposition) -> Iterator[str]:
+    """What the model of the work leaves over; what it adds, where that is more than there is to explain."""
+    split = decomposition.work
+    share = None if split is None else split.unexplained_frac
+    if split is None or share is None:
+        return
+    if 0 <= share <= _MOST:
+        yield f"the roofline floor of its FLOPs and bytes explains {_percent(1 - share)} of the step's difference"
+    else:
+        yield f"FLOPs and bytes alone would add {added_text(split.work)} (roofline model)"
+
+
+def latency_line(decomposition: Decomposition) -> str | None:
+    """``request latency +5.6 s [..] = time to first token +0.08 s + …``; None where it is unknown."""
+    split = decomposition.latency
+    if split is None:
+        return None
+    parts = ", ".join(f"{part.name} {added_text(part)}" for part in split.parts)
+    doubt = f" ({split.doubt})" if split.doubt else ""
+    return f"request latency {added_text(split.whole)}: {parts}{doubt}"
+
+
+def batch_line(decomposition: Decomposition) -> str | None:
+    """``step +0.3 ms: other batches +0.1 ms, time in the same batch +0.2 ms``; None where it is unknown."""
+    split = decomposition.batches
+    if split is None:
+        return None
+    parts = ", ".join(f"{part.name} {added_text(part)}" for part in (split.batches, split.same_batch))
+    one_sided = [bin_.label for bin_ in split.bins if bin_.is_one_sided]
+    note = f"; on one side only: {', '.join(one_sided)}" if one_sided else ""
+    return f"step {added_text(split.whole)}: {parts}{note}"
+
+
+def added_text(part: Contribution, like: Contribution | None = None) -> str:
+    """``+58.2 ms [+57.0, +59.4]``; without the interval where there is one block, or no scatter.
+
+    In the unit that reads best for ``like``, where given.
+    """
+    unit, factor = unit_of(like or part)
+    text = f"{_signed(part.added_s * factor)} {unit}"
+    low, high = part.ci_low_s, part.ci_high_s
+    if low is None or high is None or math.isclose(low, high, rel_tol=1e-6, abs_tol=1e-12):
+        return text
+    return f"{text} [{_signed(low * factor)}, {_signed(high * factor)}]"
+
+
+def unit_of(part: Contribution) -> tuple[str, float]:
+    """The unit in which a part is read best, and how many of it are in a second."""
+    numbers = (part.added_s, part.a_s, part.b_s, part.ci_low_s, part.ci_high_s)
+    largest = max(abs(number) for number in numbers if number is not None)
+    return ("s", 1.0) if largest >= 1 else ("ms", float(MS_PER_S))
+
+
+def _signed(value: float) -> str:
+    """Three digits, and none beyond the third decimal."""
+    if abs(value) < 5e-4:
+        return "+0"
+    digits = max(0, 2 - math.floor(math.log10(abs(value))))
+    return f"{value:+.{min(digits, 3)}f}"
+
+
+def _percent(share: float) -> str:
+    return f"{share * 100:.0f} %"

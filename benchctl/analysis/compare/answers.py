@@ -1,0 +1,118 @@
+"""What answers say beside times: their quality where there are gold answers, and where texts of two sides part.
+
+Answers are judged only where they end by themselves, or where their own natural end would be: with stop mode
+``forced`` a text runs on past its end, and its last number is chance. The texts of a simulator are
+made up and say nothing. Quality decides where a margin in points was
+asked for; it is then judged in each cell on its own, at the confidence of the comparison, beside the metrics and
+outside their correction for several tests.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from benchctl.analysis.compare.result import CellComparison
+from benchctl.analysis.experiment.experiment import Experiment
+from benchctl.analysis.experiment.pairing import CellPair
+from benchctl.analysis.quality.accuracy import MARGIN_POINTS, compare_quality
+from benchctl.analysis.quality.divergence import DivergenceComparison, compare_divergence
+from benchctl.analysis.quality.judge import judge_named
+from benchctl.errors import UsageError
+from benchctl.records.run import RunRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerOptions:
+    """``judge`` by name; with ``margin_points`` quality decides, without it is told. Raises UsageError."""
+
+    judge: str = "numeric"
+    margin_points: float | None = None
+    confidence: float = 0.95
+
+    def __post_init__(self) -> None:
+        judge_named(self.judge)
+        if self.margin_points is not None and not 0 <= self.margin_points < 100:
+            raise UsageError(
+                f"the margin of quality is {self.margin_points:g}; it is a number of percentage points from 0 to "
+                "below 100, for example --quality-margin 1"
+            )
+
+
+def with_answers(
+    cells: Sequence[CellComparison],
+    pairs: Sequence[CellPair],
+    sides: tuple[Experiment, Experiment],
+    options: AnswerOptions,
+) -> tuple[CellComparison, ...]:
+    """Each cell of a comparison with what its answers say; ``pairs`` are the runs of ``cells``, in their order.
+
+    Raises UsageError where quality is to decide and nothing can be judged.
+    """
+    nothing, past_end = _nothing_to_judge(sides, pairs), _past_their_end(sides)
+    if options.margin_points is not None and (reason := nothing or past_end):
+        raise UsageError(f"--quality-margin cannot decide: {reason}")
+    if nothing is None and past_end is None:
+        cells = [_with_quality(cell, pair, sides, options) for cell, pair in zip(cells, pairs, strict=True)]
+    elif nothing is None:
+        cells = [replace(cell, quality_note=past_end) for cell in cells]
+    return tuple(
+        replace(cell, divergence=_divergence(pair, sides)) for cell, pair in zip(cells, pairs, strict=True)
+    )
+
+
+def _nothing_to_judge(sides: tuple[Experiment, Experiment], pairs: Sequence[CellPair]) -> str | None:
+    """Why no answer of this workload can be right or wrong; None where they can."""
+    if not any(request.answer is not None for request in sides[0].results.requests):
+        return "no request of this workload has a gold answer (those of gsm8k and generated have)"
+    if any(_is_simulated(pair) for pair in pairs):
+        return "a simulator makes its texts up; measure a real engine"
+    return None
+
+
+def _is_simulated(pair: CellPair) -> bool:
+    return any(run.record.clock == "virtual" for run in (*pair.a_runs, *pair.b_runs))
+
+
+def _past_their_end(sides: tuple[Experiment, Experiment]) -> str | None:
+    """Why there are answers and they are not judged; None where they are."""
+    forced = [results for results in (side.results for side in sides) if results.manifest.stop == "forced"]
+    if not forced:
+        return None
+    return (
+        f"{forced[0].path} was measured with stop: forced, where answers run on past their end; "
+        "measure with stop: natural or forced-natural"
+    )
+
+
+def _with_quality(
+    cell: CellComparison, pair: CellPair, sides: tuple[Experiment, Experiment], options: AnswerOptions
+) -> CellComparison:
+    quality = compare_quality(
+        sides[0].results.requests,
+        pair.a_runs,
+        pair.b_runs,
+        judge_named(options.judge),
+        MARGIN_POINTS if options.margin_points is None else options.margin_points,
+        options.confidence,
+    )
+    return replace(cell, quality=quality, is_quality_deciding=options.margin_points is not None)
+
+
+def _divergence(pair: CellPair, sides: tuple[Experiment, Experiment]) -> DivergenceComparison | None:
+    if _is_simulated(pair):
+        return None
+    temperatures = {
+        _temperature(side, runs[0].record)
+        for side, runs in zip(sides, (pair.a_runs, pair.b_runs), strict=True)
+        if runs
+    }
+    return compare_divergence(pair.a_runs, pair.b_runs, temperatures.pop() if len(temperatures) == 1 else None)
+
+
+def _temperature(experiment: Experiment, record: RunRecord) -> float | None:
+    """At which tokens are drawn; 0 where a single candidate makes them certain, None where the profile is
+    silent.
+    """
+    settings = experiment.settings(record)
+    if settings is None:
+        return None
+    return 0.0 if settings.sampling.top_k == 1 else settings.sampling.temperature

@@ -1,0 +1,121 @@
+"""The result of comparing two sides: values only. ``compare`` makes them, ``cli`` prints them."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
+
+from benchctl.analysis.attribution.decomposition import Decomposition
+from benchctl.analysis.compare.metric_comparison import MetricComparison, MetricVerdict
+from benchctl.analysis.experiment.pairing import Pairing
+from benchctl.analysis.quality.accuracy import QualityComparison
+from benchctl.analysis.quality.divergence import DivergenceComparison
+from benchctl.analysis.validity.comparability import Difference
+from benchctl.records.noise import MetricNoise
+from benchctl.records.run import ResultWarning
+
+OverallVerdict: TypeAlias = Literal["invalid", "regression", "inconclusive", "improvement", "equivalent"]
+
+EXIT_CODES: Final[dict[OverallVerdict, int]] = {
+    "invalid": 4,
+    "regression": 1,
+    "inconclusive": 3,
+    "improvement": 0,
+    "equivalent": 0,
+}
+"""Exit code of each verdict, in order of precedence: the first that any part has is that of the whole."""
+
+_PART: Final[dict[MetricVerdict, OverallVerdict]] = {
+    "regression": "regression",
+    "improvement": "improvement",
+    "equivalent": "equivalent",
+    "equal": "equivalent",
+}
+"""What a deciding metric contributes; every other verdict, an unknown value too, leaves the whole inconclusive."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellComparison:
+    """Two arms compared. ``faults`` say why it is invalid; empty when it is valid.
+
+    ``failures`` say which requests failed: faults too, unless they were allowed. ``num_a_first`` counts blocks
+    in which A ran before B, None where the two sides share no blocks or are the same runs. ``decomposition`` says
+    where the difference of the wall times sits; None where no block has one on both sides.
+    """
+
+    label: str
+    a_label: str
+    b_label: str
+    num_blocks: int
+    num_a_first: int | None
+    metrics: tuple[MetricComparison, ...]
+    faults: tuple[str, ...]
+    failures: tuple[str, ...] = ()
+    quality: QualityComparison | None = None
+    """Judged answers; None where there is nothing to judge."""
+    quality_note: str | None = None
+    """Why there are gold answers and nothing was judged."""
+    is_quality_deciding: bool = False
+    """A margin of quality was asked for: its verdict counts like that of a deciding metric."""
+    divergence: DivergenceComparison | None = None
+    decomposition: Decomposition | None = None
+
+    @property
+    def deciding(self) -> tuple[MetricComparison, ...]:
+        return tuple(m for m in self.metrics if m.role == "deciding")
+
+    @property
+    def verdict(self) -> OverallVerdict:
+        if self.faults:
+            return "invalid"
+        parts = [_PART.get(m.verdict, "inconclusive") for m in self.deciding]
+        if self.is_quality_deciding:
+            parts.append(self.quality.verdict if self.quality is not None else "inconclusive")
+        return first_verdict(parts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Everything ``benchctl compare`` has to say."""
+
+    a_name: str
+    b_name: str
+    pairing: Pairing
+    margin_frac: float
+    """The threshold."""
+    confidence: float
+    """Of the intervals: what was asked for, corrected for the looks at which the experiment could have ended."""
+    cells: tuple[CellComparison, ...]
+    allowed: tuple[Difference, ...]
+    """Differences between the sides that were declared."""
+    warnings: tuple[ResultWarning, ...]
+    noise: Mapping[str, MetricNoise]
+    """Noise of the deciding metrics, where it was measured."""
+    equivalence_margin_frac: float | None = None
+    """The equivalence margin that was named; None: the threshold."""
+    num_looks: int = 1
+    """At how many places the experiment could have ended; 1 where the number of blocks was fixed."""
+
+    @property
+    def verdict(self) -> OverallVerdict:
+        return first_verdict(cell.verdict for cell in self.cells)
+
+    @property
+    def exit_code(self) -> int:
+        return EXIT_CODES[self.verdict]
+
+    @property
+    def is_screening(self) -> bool:
+        """No deciding metric has blocks enough for a verdict."""
+        estimated = [m for cell in self.cells for m in cell.deciding if m.estimate is not None]
+        return bool(estimated) and all(m.is_screening for m in estimated)
+
+    @property
+    def num_tests(self) -> int:
+        """Deciding metrics times cells: how many chances there were to be wrong."""
+        return sum(len(cell.deciding) for cell in self.cells)
+
+
+def first_verdict(verdicts: Iterable[OverallVerdict]) -> OverallVerdict:
+    """The verdict of highest precedence; nothing to judge is inconclusive."""
+    given = set(verdicts)
+    return next((verdict for verdict in EXIT_CODES if verdict in given), "inconclusive")

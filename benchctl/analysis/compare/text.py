@@ -1,0 +1,153 @@
+"""A comparison in sentences: the verdict, its reasons, and where the wall time went."""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+
+from benchctl.analysis.compare.metric_comparison import MetricComparison
+from benchctl.analysis.compare.result import CellComparison, Comparison
+from benchctl.analysis.quality.text import accuracy_sentence
+
+
+def percent(change_frac: float) -> str:
+    """A relative change as people read it: ``+14.3%``."""
+    return f"{change_frac * 100:+.1f}%" if abs(change_frac) >= 0.01 else f"{change_frac * 100:+.2f}%"
+
+
+def change_text(metric: MetricComparison) -> str:
+    """``+14.3% [+13.1%, +15.4%]``; without the interval where one block tells none."""
+    estimate = metric.estimate
+    if estimate is None:
+        return {"equal": "=", "different": "differs"}.get(metric.verdict, "?")
+    change = percent(estimate.ratio - 1)
+    if estimate.ci_low is None or estimate.ci_high is None:
+        return f"{change} [one block]"
+    return f"{change} [{percent(estimate.ci_low - 1)}, {percent(estimate.ci_high - 1)}]"
+
+
+def margin_text(margin_frac: float) -> str:
+    """A margin with its two ends, which are equal as factors but not in per cent."""
+    return f"{margin_frac * 100:.3g}% ({percent(1 / (1 + margin_frac) - 1)} to {percent(margin_frac)})"
+
+
+def threshold_text(comparison: Comparison) -> str:
+    """The threshold, and the margin of equivalence where one was named."""
+    named = comparison.equivalence_margin_frac
+    threshold = f"margin {margin_text(comparison.margin_frac)}"
+    return threshold if named is None else f"{threshold}, of equivalence {margin_text(named)}"
+
+
+def floors_text(comparison: Comparison) -> str:
+    """The noise floors of the deciding metrics; empty where no A/A experiment is on file."""
+    return ", ".join(
+        f"{name} {noise.floor_frac * 100:.2g}%"
+        + (" (a change is called beyond it)" if noise.floor_frac > comparison.margin_frac else "")
+        for name, noise in comparison.noise.items()
+    )
+
+
+def has_two_margins(metrics: Iterable[MetricComparison]) -> bool:
+    """Whether a metric has to leave another margin to have changed than it must stay inside to be equivalent."""
+    return any(len(metric.margins.log_bands) > 1 for metric in metrics)
+
+
+def verdict_sentence(comparison: Comparison) -> str:
+    """The first line of the output: the verdict and the strongest reason for it."""
+    verdict = comparison.verdict
+    sides = f"{comparison.b_name} against {comparison.a_name}"
+    if verdict == "invalid":
+        faults = [fault for cell in comparison.cells for fault in cell.faults]
+        more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
+        return f"invalid: {sides} cannot be judged: {faults[0]}{more}"
+    if comparison.is_screening and verdict == "inconclusive":
+        fewest = min(cell.num_blocks for cell in comparison.cells)
+        return f"inconclusive: {sides}: a screening of {_blocks(fewest)} gives no verdict; {_strongest(comparison)}"
+    found = [(c, m) for c in comparison.cells for m in c.deciding if _decides(m, verdict)]
+    if not found and (qualities := _deciding_qualities(comparison.cells, verdict)):
+        return f"{verdict}: {sides}: {qualities[0]}"
+    if not found:
+        return (
+            f"inconclusive: {sides}: nothing to judge, because exact metrics can only be equal or make "
+            "the comparison invalid; name one that scatters with --metrics, such as step_ms"
+        )
+    cell, strongest = max(found, key=lambda pair: _strength(pair[1]))
+    tests = comparison.num_tests
+    counted = f"{len(found)} of {tests} comparisons" if tests > 1 else "the one comparison"
+    return (
+        f"{verdict}: {sides}: {counted} {_OUTCOME[verdict]} {_margins_used([m for _, m in found], verdict)}, "
+        f"foremost {strongest.metric.name} {change_text(strongest)} in {cell.label}"
+    )
+
+
+def _blocks(count: int) -> str:
+    return "1 block" if count == 1 else f"{count} blocks"
+
+
+def _strongest(comparison: Comparison) -> str:
+    """The largest change that a screening saw."""
+    cell, metric = max(((c, m) for c in comparison.cells for m in c.deciding), key=lambda pair: _strength(pair[1]))
+    return f"what it saw most is {metric.metric.name} {change_text(metric)} in {cell.label}"
+
+
+_OUTCOME = {
+    "regression": "worse by more than",
+    "improvement": "better by more than",
+    "equivalent": "inside",
+    "inconclusive": "undecided at",
+}
+
+
+def _margins_used(metrics: Sequence[MetricComparison], verdict: str) -> str:
+    """The margins that the verdict rests on: those of a change, of equivalence, or both where neither was left."""
+    judged = [metric.margins for metric in metrics if metric.estimate is not None]
+    changes = _reach(m.change_frac for m in judged)
+    equivalences = _reach(m.equivalence_frac for m in judged)
+    floor = ", the noise floor" if any(m.is_noise_floor for m in judged) else ""
+    if verdict == "equivalent":
+        return f"a margin of {equivalences}"
+    if verdict != "inconclusive" or changes == equivalences:
+        return f"a margin of {changes}{floor}"
+    return f"a margin of {equivalences} for equivalence and of {changes} for a change{floor}"
+
+
+def _reach(margins_frac: Iterable[float]) -> str:
+    """``1%``, or ``1% to 19%`` where metrics differ."""
+    found = list(margins_frac) or [0.0]
+    ends = dict.fromkeys(f"{margin * 100:.3g}%" for margin in (min(found), max(found)))
+    return " to ".join(ends)
+
+
+def reasons_of(comparison: Comparison) -> tuple[str, ...]:
+    """What led to the verdict: every fault, or each deciding metric that has the verdict of the whole."""
+    reasons = (reason for cell in comparison.cells for reason in _cell_reasons(cell, comparison.verdict))
+    return (*reasons, *_deciding_qualities(comparison.cells, comparison.verdict))
+
+
+def _deciding_qualities(cells: Iterable[CellComparison], verdict: str) -> list[str]:
+    """Cells whose quality was to decide and did so as the whole did, each with its accuracy."""
+    return [
+        f"{cell.label}: {accuracy_sentence(cell.quality)}"
+        for cell in cells
+        if cell.is_quality_deciding and cell.quality is not None and cell.quality.verdict == verdict
+    ]
+
+
+def _cell_reasons(cell: CellComparison, verdict: str) -> Iterator[str]:
+    if verdict == "invalid":
+        yield from (f"{cell.label}: {fault}" for fault in cell.faults)
+        return
+    for metric in cell.deciding:
+        if _decides(metric, verdict):
+            reason = f": {metric.reason}" if metric.reason else ""
+            yield f"{cell.label}: {metric.metric.name} {change_text(metric)} {metric.verdict}{reason}"
+
+
+def _decides(metric: MetricComparison, verdict: str) -> bool:
+    if verdict == "equivalent":
+        return metric.verdict in {"equivalent", "equal"}
+    if verdict == "inconclusive":
+        return metric.verdict in {"inconclusive", "unknown"}
+    return metric.verdict == verdict
+
+
+def _strength(metric: MetricComparison) -> float:
+    return -1.0 if metric.estimate is None else math.fabs(metric.estimate.log_ratio)

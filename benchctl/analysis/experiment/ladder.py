@@ -1,0 +1,162 @@
+"""The cost of a variant, divided: differences of neighbours on its ladder of controls.
+
+A block runs every step of the ladder on a fresh server, and only blocks count in which every step is usable. Each
+step has one level: that of the baseline times its ratio to the baseline, as a comparison estimates both. The price
+of what two neighbours differ in is the difference of their levels, so that the prices add up to the whole and the
+whole is what ``compare`` shows. Its interval is that of the two neighbours' own ratio, times the logarithmic mean
+of their levels.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from benchctl.analysis.attribution.factors import logarithmic_mean
+from benchctl.analysis.experiment.experiment import Experiment
+from benchctl.analysis.experiment.paired_runs import PairedRuns
+from benchctl.analysis.experiment.pairing import Arm, CellPair, readable_arms
+from benchctl.analysis.statistics.side_ratio import SideRatio
+from benchctl.profile.controls import ladder_of
+from benchctl.profile.model import Profile, VariantSettings
+from benchctl.profile.planning.plan import arms
+from benchctl.profile.settings import factors_of
+from benchctl.records.directory import arm_label
+from benchctl.records.run import Cell, RunRecord
+
+CONFIDENCE: Final = 0.95
+LADDER_COLUMNS: Final = {"wall_s": "wall_s", "step_ms": "step_ms"}
+"""What is divided, and its metric."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """Difference of two levels; one block has no interval."""
+
+    mean: float
+    num_blocks: int
+    half_width: float | None = None
+    """Half of the interval."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Price:
+    """What a step of the ladder costs beyond the one before it, by the names of ``LADDER_COLUMNS``."""
+
+    what: str
+    lower: str
+    upper: str
+    differences: Mapping[str, Difference]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ladder:
+    """Invariant: for every quantity, the means of ``prices`` add up to that of ``whole``."""
+
+    label: str
+    num_blocks: int
+    prices: tuple[Price, ...]
+    whole: Price
+
+
+def ladders(experiment: Experiment, confidence: float = CONFIDENCE) -> tuple[Ladder, ...]:
+    """The ladder of every variant with ``controls``, in each cell with a block whose steps are all usable."""
+    profile = experiment.profile_or_none
+    if profile is None:
+        return ()
+    found = (
+        _ladder(experiment, profile, ladder_of(profile, variant), cell, confidence)
+        for variant, cell in arms(profile)
+        if profile.variants[variant].controls
+    )
+    return tuple(ladder for ladder in found if ladder is not None)
+
+
+def _ladder(
+    experiment: Experiment, profile: Profile, steps: Sequence[str], cell: Cell, confidence: float
+) -> Ladder | None:
+    by_label = {arm.label: arm for arm in readable_arms(experiment)}
+    labels = [arm_label(step, _own_cell(profile, step, cell)) for step in steps]
+    of_steps = [by_label[label] for label in labels if label in by_label]
+    blocks = set.intersection(*(set(arm.runs) for arm in of_steps)) if len(of_steps) == len(labels) else set()
+    if not blocks:
+        return None
+    ladder_arms = [arm.only(blocks) for arm in of_steps]
+    levels = {name: _levels(experiment, ladder_arms, name, confidence) for name in LADDER_COLUMNS}
+    prices = tuple(
+        _price(experiment, ladder_arms, levels, (i, i + 1), confidence) for i in range(len(ladder_arms) - 1)
+    )
+    whole = _price(experiment, ladder_arms, levels, (0, len(ladder_arms) - 1), confidence, what="all of it")
+    return Ladder(label=labels[-1], num_blocks=len(blocks), prices=prices, whole=whole)
+
+
+def _own_cell(profile: Profile, step: str, cell: Cell) -> Cell:
+    """The part of a cell that a step of the ladder runs in."""
+    return {} if step == profile.baseline else factors_of(profile.variants[step].swept, cell)
+
+
+def _levels(experiment: Experiment, steps: Sequence[Arm], name: str, confidence: float) -> tuple[float | None, ...]:
+    """The level of every step; None where some block does not know the quantity."""
+    ratios = [_ratio_of(experiment, steps[0], step, name, confidence) for step in steps[1:]]
+    if any(ratio is None or ratio.estimate.num_blocks < len(steps[0].runs) for ratio in ratios):
+        return (None,) * len(steps)
+    known = [ratio for ratio in ratios if ratio is not None]
+    return (known[0].a, *(ratio.b for ratio in known)) if known else (None,) * len(steps)
+
+
+def _ratio_of(experiment: Experiment, a: Arm, b: Arm, name: str, confidence: float) -> SideRatio | None:
+    pair = CellPair(label=b.label, a=a, b=b, pairing="interleaved")
+    paired = PairedRuns.of(pair, (experiment, experiment))
+    return paired.ratio(LADDER_COLUMNS[name], confidence)
+
+
+def _price(
+    experiment: Experiment,
+    steps: Sequence[Arm],
+    levels: Mapping[str, Sequence[float | None]],
+    ends: tuple[int, int],
+    confidence: float,
+    what: str | None = None,
+) -> Price:
+    lower, upper = (steps[end] for end in ends)
+    differences = {}
+    for name in LADDER_COLUMNS:
+        before, after = (levels[name][end] for end in ends)
+        ratio = _ratio_of(experiment, lower, upper, name, confidence)
+        if before is not None and after is not None and ratio is not None:
+            differences[name] = _difference(before, after, ratio)
+    named = what or what_differs(*(experiment.settings(_first(arm)) for arm in (lower, upper)))
+    return Price(what=named, lower=lower.label, upper=upper.label, differences=differences)
+
+
+def _first(arm: Arm) -> RunRecord:
+    return arm.runs[min(arm.runs)].record
+
+
+def _difference(before: float, after: float, ratio: SideRatio) -> Difference:
+    half = ratio.estimate.half_width
+    half_width = None if half is None else half * logarithmic_mean(before, after)
+    return Difference(mean=after - before, num_blocks=ratio.estimate.num_blocks, half_width=half_width)
+
+
+def what_differs(lower: VariantSettings | None, upper: VariantSettings | None) -> str:
+    """What two neighbours of a ladder differ in, in words."""
+    if lower is None or upper is None:
+        return "unknown"
+    names = []
+    if _without_value_model(lower) != _without_value_model(upper):
+        names.append("flags")
+    if lower.server.guides_with != upper.server.guides_with:
+        names.append("idle code")
+    if lower.sampling != upper.sampling:
+        names.append("sampling")
+    if lower.guidance is None and upper.guidance is not None:
+        names.append("value-model compute")
+    elif lower.guidance != upper.guidance:
+        names.append("changed tokens")
+    if lower.model != upper.model:
+        names.append("model")
+    return " + ".join(names) or "nothing"
+
+
+def _without_value_model(settings: VariantSettings) -> dict[str, object]:
+    return settings.server.model_dump(exclude=set(settings.server.VALUE_MODEL_OPTIONS))

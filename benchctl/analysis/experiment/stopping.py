@@ -1,0 +1,104 @@
+"""A declared rule for ending early: measure until the answer is precise, whatever the answer is.
+
+After a look's last block the half-width of the interval of every primary metric in every cell is held against the
+precision; when all are within, the experiment ends. The looks are known before the first run.
+
+Why that is fair: only the width decides, never where the interval lies. For normal log-ratios the mean and the
+scatter of a sample are independent, so that a rule about scatter favours neither verdict, as one that waits for
+significance does. It is not free: an experiment ends early where the scatter came out small by chance, and then the
+interval is too narrow (F. J. Anscombe, *Large-sample theory of sequential estimation*, Mathematical Proceedings of
+the Cambridge Philosophical Society 48, 1952, 600-607, shows that this vanishes only for many blocks).
+
+Hence every interval, at the looks and in the comparison, is that of 1 - alpha / K for K looks (Bonferroni): the
+chance that the interval of any look misses the truth is then at most alpha, whichever of them the rule picks and
+however it picks. The constants of S. J. Pocock, *Group sequential methods in the design and analysis of clinical
+trials*, Biometrika 64, 1977, 191-199, would be a little less strict (0.0182 in place of 0.0125 for four looks), but
+hold for a known variance and looks of equal size; Bonferroni assumes nothing. It is owed whether or not the
+experiment ended early.
+"""
+
+import math
+from collections.abc import Collection, Iterator, Sequence
+
+from benchctl.analysis.experiment.experiment import Experiment
+from benchctl.analysis.experiment.paired_runs import PairedRuns
+from benchctl.analysis.experiment.pairing import CellPair, Side, match_cells
+from benchctl.analysis.statistics.block_ratio import MIN_PAIRED_BLOCKS
+from benchctl.records.run import HalfWidth, Look, Manifest, StoppingRecord
+
+
+def num_looks_of(a: Manifest, b: Manifest) -> int:
+    """At how many places two compared experiments could have ended; 1 where their numbers of blocks were fixed.
+
+    Of two experiments the numbers are multiplied, because each end of one may meet each end of the other; one and
+    the same (or its copy) counts once.
+    """
+    manifests = (a,) if a == b else (a, b)
+    return math.prod(len(m.stopping.look_blocks) for m in manifests if m.stopping is not None)
+
+
+def take_look(
+    experiment: Experiment,
+    rule: StoppingRecord,
+    num_blocks: int,
+    metrics: Sequence[str],
+    *,
+    left_out: Collection[str] = (),
+) -> Look:
+    """How precisely the primary ``metrics`` are known after ``num_blocks`` blocks.
+
+    A block counts where it counts in a comparison. Cells in ``left_out`` (by label) and metrics that no run knows
+    are not waited for; where nothing is left to wait for, nothing is precise.
+    """
+    so_far = experiment.first_blocks(num_blocks)
+    widths = tuple(
+        width
+        for pair in _pairs(so_far)
+        if pair.b.label not in left_out
+        for name in metrics
+        if (width := _half_width(PairedRuns.of(pair, (so_far, so_far)), name, rule.confidence)) is not None
+    )
+    is_precise = bool(widths) and all(_is_within(width, rule.precision_frac) for width in widths)
+    return Look(num_blocks=num_blocks, half_widths=widths, is_precise=is_precise)
+
+
+def widest(look: Look) -> HalfWidth | None:
+    """What holds the experiment up most: the widest interval, or one that is not known yet; None without any."""
+    return max(look.half_widths, key=_width, default=None)
+
+
+def _width(width: HalfWidth) -> float:
+    return math.inf if width.half_width_frac is None else width.half_width_frac
+
+
+def _is_within(width: HalfWidth, precision_frac: float) -> bool:
+    return width.half_width_frac is not None and width.half_width_frac <= precision_frac
+
+
+def _pairs(experiment: Experiment) -> Iterator[CellPair]:
+    """The baseline against every cell of every other variant."""
+    results = experiment.results
+    baseline = results.manifest.baseline
+    others = dict.fromkeys(run.variant for run in results.plan.runs if run.variant != baseline)
+    for other in others:
+        yield from match_cells(experiment, Side(results.path, baseline), experiment, Side(results.path, other))
+
+
+def _half_width(paired: PairedRuns, name: str, confidence: float) -> HalfWidth | None:
+    """exp(half the interval of the logarithms) - 1; unknown below six blocks.
+
+    None where runs count and none of them knows the metric.
+    """
+    ratio = paired.ratio(name, confidence)
+    if ratio is None and paired.pair.a_runs:
+        return None
+    num_blocks = 0 if ratio is None else ratio.estimate.num_blocks
+    half = None
+    if ratio is not None and num_blocks >= MIN_PAIRED_BLOCKS:
+        half = ratio.estimate.half_width
+    return HalfWidth(
+        cell=paired.pair.b.label,
+        metric=name,
+        num_blocks=num_blocks,
+        half_width_frac=None if half is None else math.expm1(half),
+    )

@@ -1,0 +1,72 @@
+"""How much of the load that was asked for reached the server.
+
+A closed loop asks for so many requests open at once, an open one for so many per second.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from benchctl.analysis.metrics.bounds import Bounds
+from benchctl.analysis.metrics.client_sends import sends_of
+from benchctl.analysis.metrics.slot_occupancy import SlotOccupancy, slot_occupancy
+from benchctl.analysis.metrics.unknown import quotient
+from benchctl.profile.model import Arrival
+from benchctl.records.run import RequestRecord
+from benchctl.units import ms_from_ns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfferedLoad:
+    """What was asked for and what the server met, in ``unit``."""
+
+    asked: float
+    met: float
+    unit: str
+
+    @property
+    def frac(self) -> float | None:
+        return quotient(self.met, self.asked)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientAccount:
+    """What a load generator says of itself."""
+
+    metrics: Mapping[str, float | None]
+    """``CLIENT_METRICS``."""
+    offered: OfferedLoad | None
+    bounds: Mapping[str, Bounds]
+    """The latencies that rest on arrivals which are only known between bounds."""
+
+
+def offered_load(requests: Sequence[RequestRecord], arrival: Arrival) -> OfferedLoad | None:
+    """The load on the client's clock; None where the load is one moment, or is throttled beside its slots."""
+    return _offered(requests, arrival, slot_occupancy(requests, arrival))
+
+
+def _offered(
+    requests: Sequence[RequestRecord], arrival: Arrival, occupancy: SlotOccupancy | None
+) -> OfferedLoad | None:
+    if occupancy is not None and occupancy.mean_open is not None:
+        return OfferedLoad(asked=occupancy.num_slots, met=occupancy.mean_open, unit="requests at once")
+    sends = sends_of(requests, arrival)
+    if not sends.planned_rate or sends.sent_rate is None:
+        return None
+    return OfferedLoad(asked=sends.planned_rate, met=sends.sent_rate, unit="requests/s")
+
+
+def load_metrics(requests: Sequence[RequestRecord], arrival: Arrival | None) -> dict[str, float | None]:
+    """The metrics of how full the load was, on the client's clock; unknown where the schedule is."""
+    occupancy = None if arrival is None else slot_occupancy(requests, arrival)
+    offered = None if arrival is None else _offered(requests, arrival, occupancy)
+    return {
+        "offered_load_frac": None if offered is None else offered.frac,
+        "slot_idle_frac": None if occupancy is None else occupancy.idle_frac,
+        "p50_refill_gap_ms": None if occupancy is None else _ms(occupancy.gap_ns(50)),
+        "p99_refill_gap_ms": None if occupancy is None else _ms(occupancy.gap_ns(99)),
+        "p99_refill_connect_ms": None if occupancy is None else _ms(occupancy.connecting_part_ns(99)),
+    }
+
+
+def _ms(duration_ns: float | None) -> float | None:
+    return None if duration_ns is None else ms_from_ns(duration_ns)

@@ -1,0 +1,157 @@
+"""Durations of one request, by vLLM's definitions, in nanoseconds of the client's clock.
+
+A chunk is an arrival of output, not a token: gaps between chunks are ``itl``, and ``tpot`` divides by tokens
+counted by the engine. Only requests that completed have durations; a failed one keeps its place in the counts.
+"""
+
+import sys
+from array import array
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from operator import sub
+from typing import TYPE_CHECKING, TypeVar
+
+from benchctl.analysis.metrics.unknown import known
+from benchctl.records.run import ChoiceRecord, RequestRecord, StepRecord
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+M = TypeVar("M", RequestRecord, StepRecord)
+
+
+def measured(records: Iterable[M]) -> tuple[M, ...]:
+    """Requests or steps that count: all but the warm-up."""
+    return tuple(record for record in records if not record.is_warmup)
+
+
+def is_completed(request: RequestRecord) -> bool:
+    """The request was answered to its end without an error."""
+    return request.error is None and request.done_ns is not None
+
+
+def first_token_ns(request: RequestRecord) -> int | None:
+    """Arrival of the first output of any choice, whatever its kind."""
+    firsts = [choice.chunk_ns[0] for choice in request.choices if choice.chunk_ns]
+    return min(firsts) if firsts else None
+
+
+def last_token_ns(request: RequestRecord) -> int | None:
+    """Arrival of the last output of any choice."""
+    if request.stamps == "whole":
+        return request.done_ns
+    lasts = [choice.chunk_ns[-1] for choice in request.choices if choice.chunk_ns]
+    return max(lasts) if lasts else None
+
+
+def ttft_ns(request: RequestRecord) -> int | None:
+    """Time to first token: first output of any choice minus send."""
+    first = first_token_ns(request)
+    return None if first is None or request.sent_ns is None else first - request.sent_ns
+
+
+def e2el_ns(request: RequestRecord) -> int | None:
+    """End-to-end latency: last output of any choice minus send."""
+    last = last_token_ns(request)
+    return None if last is None or request.sent_ns is None else last - request.sent_ns
+
+
+def choice_tokens(request: RequestRecord, choice: ChoiceRecord) -> int | None:
+    """Output tokens of one choice as the engine counted them.
+
+    With one choice, ``usage``. With several, ``usage`` is their sum and says nothing of one of them: then the
+    choice's own count, or the tokens of its chunks.
+    """
+    if len(request.choices) == 1 and request.completion_tokens is not None:
+        return request.completion_tokens
+    if choice.output_tokens is not None:
+        return choice.output_tokens
+    return None if choice.chunk_tokens is None else sum(choice.chunk_tokens)
+
+
+def tpots_ns(request: RequestRecord) -> tuple[float, ...]:
+    """Time per output token of each choice: (last - first output) / (output tokens - 1).
+
+    A choice of one token, or of an unknown number of tokens, has none.
+    """
+    found = []
+    for choice in request.choices:
+        tokens = choice_tokens(request, choice)
+        if choice.chunk_ns and tokens is not None and tokens > 1:
+            found.append((choice.chunk_ns[-1] - choice.chunk_ns[0]) / (tokens - 1))
+    return tuple(found)
+
+
+def itls_ns(request: RequestRecord) -> "array[int]":
+    """Inter-token latencies as observed: gaps between successive chunks of the same choice.
+
+    Never spread over the tokens of a chunk: a chunk of three tokens is one gap.
+    """
+    return pooled_itls_ns((request,))
+
+
+def pooled_itls_ns(requests: Iterable[RequestRecord]) -> "array[int]":
+    """``itls_ns`` of many requests, in their order."""
+    choices = [choice for request in requests for choice in request.choices]
+    times_ns: list[Sequence[int]] = [choice.chunk_ns for choice in choices if len(choice.chunk_ns) > 1]
+    arrays = [times for times in times_ns if isinstance(times, array)]
+    kinds = {times.typecode for times in arrays}
+    if len(kinds) == 1 and len(arrays) == len(times_ns):
+        return _gaps_of_arrays(arrays, kinds.pop())
+    gaps_ns = array("q")
+    for times in times_ns:  # by the interpreter's own loop, because there are as many as tokens
+        gaps_ns.extend(map(sub, times[1:], times))
+    return gaps_ns
+
+
+def _gaps_of_arrays(times_ns: "Sequence[array[int]]", kind: str) -> "array[int]":
+    """Times from each to the next within each array of this type, all in a row."""
+    import numpy as np  # noqa: PLC0415 - only where numpy has read the arrays
+
+    values: npt.NDArray[np.int64] = np.frombuffer(b"".join(times_ns), kind).astype(np.int64, copy=False)
+    differences = values[1:] - values[:-1]
+    is_within = np.ones(len(differences), dtype=bool)
+    is_within[np.cumsum([len(times) for times in times_ns[:-1]], dtype=np.int64) - 1] = False
+    gaps_ns = array("q", (0,)) * int(np.count_nonzero(is_within))
+    np.compress(is_within, differences, out=np.asarray(gaps_ns))  # where it stays: there are as many as tokens
+    return gaps_ns
+
+
+def in_a_row(numbers: Sequence[Sequence[int]]) -> "array[int]":
+    """The numbers of many choices, one choice after another: arrays of one type by copying their memory."""
+    arrays = [values for values in numbers if isinstance(values, array)]
+    kinds = {values.typecode for values in arrays}
+    if len(kinds) == 1 and all(isinstance(values, array) or not values for values in numbers):
+        return array(kinds.pop(), b"".join(arrays))
+    return array("q", chain.from_iterable(numbers))
+
+
+def num_zeros(numbers: "array[int]") -> int:
+    """How many of them are 0."""
+    if "numpy" not in sys.modules:
+        return numbers.count(0)
+    import numpy as np  # noqa: PLC0415 - ten times as fast, where it is there
+
+    return len(numbers) - int(np.count_nonzero(numbers))
+
+
+def latencies_ns(requests: Sequence[RequestRecord]) -> dict[str, Sequence[float]]:
+    """All durations of these requests, by the name under which they are pooled."""
+    return {
+        "ttft": known(ttft_ns(request) for request in requests),
+        "tpot": [value for request in requests for value in tpots_ns(request)],
+        "itl": pooled_itls_ns(requests),
+        "e2el": known(e2el_ns(request) for request in requests),
+    }
+
+
+def send_lag_ns(request: RequestRecord) -> int | None:
+    """How late the request was sent: send minus schedule."""
+    return None if request.sent_ns is None else request.sent_ns - request.scheduled_ns
+
+
+def load_span_ns(requests: Sequence[RequestRecord]) -> tuple[int, int] | None:
+    """First send and last output over the given requests, or None when nothing was sent or came back."""
+    sent = [request.sent_ns for request in requests if request.sent_ns is not None]
+    last = [arrival for request in requests if (arrival := last_token_ns(request)) is not None]
+    return (min(sent), max(last)) if sent and last else None

@@ -1,0 +1,184 @@
+"""The metrics of one run: ``METRICS`` says what each is, ``run_metrics`` derives them all from its records.
+
+Warm-up requests and warm-up steps never count. Failed requests stay in ``num_requests`` and in the wall time;
+tokens and latencies are those of completed requests. Unknown is None.
+"""
+
+from array import array
+from collections.abc import Sequence
+from statistics import fmean
+
+import numpy as np
+
+from benchctl.analysis.metrics.clock import clock_factor
+from benchctl.analysis.metrics.device import gpu_metrics, host_metrics
+from benchctl.analysis.metrics.offered_load import load_metrics
+from benchctl.analysis.metrics.percentile import percentiles, percentiles_of_sorted, smallest_sample
+from benchctl.analysis.metrics.request_timing import (
+    is_completed,
+    latencies_ns,
+    load_span_ns,
+    measured,
+)
+from benchctl.analysis.metrics.table import LATENCIES, METRICS, Direction, Metric
+from benchctl.analysis.metrics.timestamp_quality import client_metrics
+from benchctl.analysis.metrics.unknown import quotient, total
+from benchctl.profile.model import Arrival
+from benchctl.records.directory import LoadedRun
+from benchctl.records.run import RequestRecord, RunRecord
+from benchctl.records.step_columns import Integers, StepColumns, exact_sum
+from benchctl.units import ms_from_ns, s_from_ns
+
+__all__ = ["METRICS", "Direction", "Metric", "run_metrics", "unavailable_reason"]
+
+
+def run_metrics(run: LoadedRun, arrival: Arrival | None = None) -> dict[str, float | None]:
+    """Every metric of ``METRICS`` for one run, None where its records do not tell.
+
+    ``arrival`` is the schedule of the load; what rests on it is unknown without.
+    """
+    requests = measured(run.requests)
+    completed = tuple(request for request in requests if is_completed(request))
+    span = load_window_ns(run)
+    found: dict[str, float | None] = {
+        **_load_metrics(run.record, requests, completed, span),
+        **client_metrics(requests, run.client),
+        **load_metrics(requests, arrival),
+        **_latency_metrics(completed, clock_factor(run.record)),
+        **_known_step_metrics(run),
+        **gpu_metrics(run.gpu, span),
+        **host_metrics(run.host, span),
+    }
+    found["gpu_energy_per_token_j"] = quotient(found["gpu_energy_j"], found["output_tokens"])
+    return {name: found[name] for name in METRICS}
+
+
+def unavailable_reason(run: LoadedRun, name: str) -> str | None:
+    """Why a metric of this run is unknown, as a person would say it; None where it is known."""
+    if run_metrics(run)[name] is not None:
+        return None
+    requests, steps = sum(map(is_completed, measured(run.requests))), len(run.columns)
+    if steps and name.endswith("step_ms") and not run.record.times_whole_steps:
+        return "n/a (needs a log of whole steps; this one times the sampler alone)"
+    label, _, rest = name.partition("_")
+    counted, noun = (steps, "steps") if rest == "step_ms" else (requests, "completed requests")
+    if label.startswith("p") and label[1:].isdigit() and counted:
+        needed = smallest_sample(int(label[1:]))
+        if counted < needed:
+            return f"n/a (n={counted} < {needed} {noun})"
+    return f"n/a (needs {METRICS[name].needs})"
+
+
+def _known_step_metrics(run: LoadedRun) -> dict[str, float | None]:
+    """Metrics of the steps; where these cover the sampler alone, nothing that is the time of a step."""
+    found = _step_metrics(run.columns)
+    if run.record.times_whole_steps:
+        return found
+    return {name: None if name.endswith("step_ms") else value for name, value in found.items()}
+
+
+def load_window_ns(run: LoadedRun) -> tuple[int, int] | None:
+    """First send and last output on the client's clock, from the run's times or else from its requests."""
+    times = run.record.times
+    if times.first_send_ns is not None and times.last_token_ns is not None:
+        return times.first_send_ns, times.last_token_ns
+    return load_span_ns(measured(run.requests))
+
+
+def _load_metrics(
+    record: RunRecord,
+    requests: Sequence[RequestRecord],
+    completed: Sequence[RequestRecord],
+    span: tuple[int, int] | None,
+) -> dict[str, float | None]:
+    times = record.times
+    client_wall_s = _seconds(*span) if span else None
+    wall_s = None if client_wall_s is None else client_wall_s * clock_factor(record)
+    output_tokens = total([request.completion_tokens for request in completed])
+    return {
+        "wall_s": wall_s,
+        "client_wall_s": client_wall_s,
+        "ready_s": _seconds(times.launch_ns, times.ready_ns),
+        "warmup_s": _seconds(times.warmup_start_ns, times.first_send_ns),
+        "num_requests": len(requests) if requests else None,
+        "num_completed": len(completed) if requests else None,
+        "num_failed": len(requests) - len(completed) if requests else None,
+        "prompt_tokens": total([request.prompt_tokens for request in completed]),
+        "output_tokens": output_tokens,
+        "after_eos_frac": _after_eos_frac(completed),
+        "cached_tokens": total([request.cached_tokens for request in completed]),
+        "output_throughput": quotient(output_tokens, wall_s),
+        "request_throughput": quotient(len(completed), wall_s),
+    }
+
+
+def _after_eos_frac(completed: Sequence[RequestRecord]) -> float | None:
+    """Share of the output that the baseline's model would not have written; unknown when it is for any request."""
+    output_tokens = [request.completion_tokens for request in completed]
+    beyond = [
+        None if count is None or request.natural_tokens is None else max(0, count - request.natural_tokens)
+        for count, request in zip(output_tokens, completed, strict=True)
+    ]
+    return quotient(total(beyond), total(output_tokens))
+
+
+def _latency_metrics(completed: Sequence[RequestRecord], factor: float) -> dict[str, float | None]:
+    values = latencies_ns(completed)
+    found: dict[str, float | None] = {}
+    for latency in LATENCIES:
+        durations = values[latency]
+        mean = ms_from_ns(_mean(durations) * factor) if durations else None
+        found[f"{latency}_ms"] = found[f"mean_{latency}_ms"] = mean
+        for percent, value in percentiles(durations, len(completed)).items():
+            found[f"p{percent}_{latency}_ms"] = _ms(value, factor)
+    return found
+
+
+def _mean(durations_ns: Sequence[float]) -> float:
+    """The mean of at least one duration; where there are as many as tokens, of whole nanoseconds, by their sum."""
+    if isinstance(durations_ns, array):
+        return int(np.asarray(durations_ns).sum()) / len(durations_ns)
+    return fmean(durations_ns)
+
+
+def num_guided_steps(steps: StepColumns) -> int | None:
+    """Steps in which a value model scored rows; unknown when any step does not say."""
+    rows = steps.optional("guided_rows")
+    return None if rows is None or steps.total("guided_rows") is None else int((rows > 0).sum())
+
+
+def _step_metrics(steps: StepColumns) -> dict[str, float | None]:
+    tails = percentiles_of_sorted(np.sort(steps.dur_ns), len(steps), (50, 95))
+    is_decode = steps.in_phase("decode")
+    output_tokens = steps.total("output_tokens")
+    blocks = steps.known("kv_used_blocks")
+    return {
+        "num_steps": len(steps) or None,
+        "step_ms": _mean_ms(steps.dur_ns),
+        "p50_step_ms": _ms(tails[50]),
+        "p95_step_ms": _ms(tails[95]),
+        "prefill_step_ms": _mean_ms(steps.dur_ns[steps.in_phase("prefill")]),
+        "decode_step_ms": _mean_ms(steps.dur_ns[is_decode]),
+        "mixed_step_ms": _mean_ms(steps.dur_ns[steps.in_phase("mixed")]),
+        "tokens_per_step": quotient(steps.total("output_tokens", is_decode), exact_sum(steps.num_seqs[is_decode])),
+        "batch_tokens_per_step": quotient(output_tokens, len(steps)),
+        "mean_batch_size": quotient(exact_sum(steps.num_seqs), len(steps)),
+        "greedy_step_frac": quotient(steps.total("is_greedy"), len(steps)),
+        "guided_step_frac": quotient(num_guided_steps(steps), len(steps)),
+        "candidates_per_token": quotient(steps.total("candidates"), output_tokens),
+        "acceptance_frac": quotient(steps.total("accepted_tokens"), steps.total("draft_tokens")),
+        "preemptions": steps.total("preempted"),
+        "peak_kv_blocks": int(blocks.max()) if len(blocks) else None,
+    }
+
+
+def _ms(duration_ns: float | None, factor: float = 1.0) -> float | None:
+    return None if duration_ns is None else ms_from_ns(duration_ns * factor)
+
+
+def _mean_ms(durations_ns: Integers) -> float | None:
+    return ms_from_ns(exact_sum(durations_ns) / len(durations_ns)) if len(durations_ns) else None
+
+
+def _seconds(start_ns: int | None, end_ns: int | None) -> float | None:
+    return None if start_ns is None or end_ns is None else s_from_ns(end_ns - start_ns)

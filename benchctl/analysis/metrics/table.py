@@ -1,0 +1,216 @@
+"""Every derived number: its name, unit, formula, good direction, and what it needs.
+
+Names and definitions are vLLM's where vLLM has them. Numbers that a changed decode path leaves meaningful even
+when a step yields several tokens are ``step_ms`` and ``tokens_per_step``.
+
+Clock: durations that the client saw are multiplied by ``time_scale`` when the engine's clock is virtual, so that
+they compare with its steps; ``client_wall_s``, ``ready_s`` and ``warmup_s`` never are.
+"""
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from benchctl.analysis.metrics.percentile import PERCENTS, smallest_sample
+
+Direction = Literal["lower", "higher", "none"]
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A derived number. ``direction`` is the better one; ``none`` means that neither is.
+
+    ``is_exact`` marks a count without noise: it is compared exactly, never with statistics. ``needs`` says what
+    must have been recorded, and is shown where the value is unknown.
+    """
+
+    name: str
+    unit: str
+    formula: str
+    direction: Direction = "none"
+    is_exact: bool = False
+    needs: str = "completed requests"
+
+
+_SCALED = " (* time_scale on a virtual clock)"
+_ARRIVALS = "completed requests with arrival times"
+_STEPS = "a step log"
+_CLIENT = "samples of the client"
+_GPU = "GPU samples taken during the load"
+
+_LATENCIES: Final = {
+    "ttft": ("first output of any choice - send, per request", _ARRIVALS),
+    "tpot": (
+        "(last - first output) / (output tokens - 1), per choice; tokens as the engine counted them",
+        "completed requests with arrival times and more than one token",
+    ),
+    "itl": (
+        "gaps between successive chunks of a choice, pooled; 0 between chunks that came in one read",
+        "completed requests of several chunks",
+    ),
+    "e2el": ("last output of any choice - send, per request", _ARRIVALS),
+}
+LATENCIES: Final = tuple(_LATENCIES)
+
+
+def _latency_metrics() -> list[Metric]:
+    table: list[Metric] = []
+    for latency, (formula, needs) in _LATENCIES.items():
+        table += [
+            Metric(f"{latency}_ms", "ms", f"mean of {formula}{_SCALED}", "lower", needs=needs),
+            Metric(f"mean_{latency}_ms", "ms", f"{latency}_ms under vLLM's name", "lower", needs=needs),
+        ]
+        table += [
+            Metric(f"p{percent}_{latency}_ms", "ms", f"p{percent} of {formula}{_SCALED}", "lower", needs=needs)
+            for percent in PERCENTS
+        ]
+    return table
+
+
+_LOAD_METRICS: Final = [
+    Metric("wall_s", "s", "last output - first send" + _SCALED, "lower", needs=_ARRIVALS),
+    Metric("client_wall_s", "s", "last output - first send, on the client's clock", "lower", needs=_ARRIVALS),
+    Metric("ready_s", "s", "server ready - server launched", "lower", needs="the times of launch and readiness"),
+    Metric("warmup_s", "s", "first send - start of the warm-up", "lower", needs="a warm-up"),
+    Metric("num_requests", "requests", "requests, completed or not", is_exact=True, needs="request records"),
+    Metric("num_completed", "requests", "requests answered to their end", "higher", True, "request records"),
+    Metric("num_failed", "requests", "num_requests - num_completed", "lower", True, "request records"),
+    Metric("prompt_tokens", "tokens", "Σ usage.prompt_tokens, once per request", "none", True, "usage"),
+    Metric("output_tokens", "tokens", "Σ usage.completion_tokens, once per request", needs="usage"),
+    Metric(
+        "after_eos_frac",
+        "1",
+        "Σ max(0, output tokens - natural tokens) / Σ output tokens: output past the end of the baseline's answers",
+        needs="natural lengths: stop forced-natural, or workload.lengths_from",
+    ),
+    Metric("cached_tokens", "tokens", "Σ prompt tokens found in the prefix cache", needs="cached tokens in usage"),
+    Metric("output_throughput", "tokens/s", "output_tokens / wall_s", "higher", needs="usage and arrival times"),
+    Metric("request_throughput", "requests/s", "num_completed / wall_s", "higher", needs=_ARRIVALS),
+]
+
+_CHUNKS = "chunks of measured requests"
+_SENT = "sent requests"
+_REFILLS = "a closed loop that filled slots again, and when these became free"
+_GAP = "send - last byte of the stream that had the slot before, by the kernel's stamp"
+_CLIENT_METRICS: Final = [
+    Metric("p50_send_lag_ms", "ms", "p50 of send - schedule, client's clock", needs=_SENT),
+    Metric("p99_send_lag_ms", "ms", "p99 of send - schedule, client's clock", needs=_SENT),
+    Metric("max_send_lag_ms", "ms", "max of send - schedule, client's clock", "lower", needs=_SENT),
+    Metric(
+        "offered_load_frac",
+        "1",
+        "open requests / slots of a closed loop while requests remain; requests/s sent / planned of an open one",
+        "higher",
+        needs="a load of more than one wave whose schedule is known",
+    ),
+    Metric(
+        "slot_idle_frac",
+        "1",
+        "idle / all slot time of a closed loop until its last send; idle: min(empty slots, unsent requests)",
+        "lower",
+        needs=_REFILLS,
+    ),
+    Metric("p50_refill_gap_ms", "ms", f"p50 of {_GAP}", "lower", needs=_REFILLS),
+    Metric("p99_refill_gap_ms", "ms", f"p99 of {_GAP}", "lower", needs=f"{smallest_sample(99)} refills of slots"),
+    Metric(
+        "p99_refill_connect_ms",
+        "ms",
+        "p99 of what of these gaps passed until a connection was open; 0 where one was used again",
+        "lower",
+        needs=f"{smallest_sample(99)} refills of slots",
+    ),
+    Metric("kernel_stamp_frac", "1", "chunks whose arrival the kernel stamped / chunks", needs=_CHUNKS),
+    Metric(
+        "bound_stamp_frac",
+        "1",
+        "chunks read together with the next of their choice, so that their time is an upper bound / chunks",
+        needs=_CHUNKS,
+    ),
+    Metric(
+        "p99_read_late_ms",
+        "ms",
+        "p99 of read - arrival over chunks, client's clock",
+        needs=f"{smallest_sample(99)} chunks stamped by the kernel",
+    ),
+    Metric("max_loop_lag_ms", "ms", "max of wake-up - due of the client's event loop", needs=_CLIENT),
+    Metric("load_cpu_cores", "cores", "Σ over the load generator's processes of CPU time / time", needs=_CLIENT),
+]
+CLIENT_METRICS: Final = tuple(metric.name for metric in _CLIENT_METRICS)
+"""Those that say how well the load generator did, and nothing of the server."""
+
+_STEP_METRICS: Final = [
+    Metric("num_steps", "steps", "steps after the warm-up", "lower", needs=_STEPS),
+    Metric("step_ms", "ms", "Σ step time / num_steps", "lower", needs=_STEPS),
+    Metric("p50_step_ms", "ms", "p50 of step times", "lower", needs=_STEPS),
+    Metric("p95_step_ms", "ms", "p95 of step times", "lower", needs=_STEPS),
+    Metric("prefill_step_ms", "ms", "mean over steps that only prefill", "lower", needs="prefill steps"),
+    Metric("decode_step_ms", "ms", "mean over steps that only decode", "lower", needs="decode steps"),
+    Metric("mixed_step_ms", "ms", "mean over steps that prefill and decode", "lower", needs="mixed steps"),
+    Metric(
+        "tokens_per_step",
+        "tokens",
+        "Σ output tokens / Σ sequences over steps that only decode: what one sequence gains in one step",
+        "higher",
+        needs="decode steps that count their output tokens",
+    ),
+    Metric(
+        "batch_tokens_per_step",
+        "tokens",
+        "Σ output tokens / num_steps: what the whole batch gains in one step",
+        "higher",
+        needs="steps that count their output tokens",
+    ),
+    Metric("mean_batch_size", "sequences", "Σ sequences / num_steps", needs=_STEPS),
+    Metric("greedy_step_frac", "1", "greedy steps / num_steps", needs="steps that say whether they are greedy"),
+    Metric("guided_step_frac", "1", "steps with guided rows / num_steps", needs="steps that count guided rows"),
+    Metric(
+        "candidates_per_token",
+        "candidates",
+        "Σ candidates scored / Σ output tokens",
+        "lower",
+        needs="steps that count candidates and output tokens",
+    ),
+    Metric(
+        "acceptance_frac",
+        "1",
+        "Σ accepted tokens / Σ draft tokens",
+        "higher",
+        needs="steps with draft tokens",
+    ),
+    Metric("preemptions", "sequences", "Σ sequences preempted", "lower", needs="steps that count preemptions"),
+    Metric("peak_kv_blocks", "blocks", "max of KV blocks in use", "lower", needs="steps that count KV blocks"),
+]
+
+_DEVICE_METRICS: Final = [
+    Metric(
+        "gpu_energy_j",
+        "J",
+        "Σ over devices of the energy counter's growth during the load, or of power * time",
+        "lower",
+        needs=_GPU,
+    ),
+    Metric("gpu_energy_per_token_j", "J/token", "gpu_energy_j / output_tokens", "lower", needs=_GPU),
+    Metric("gpu_power_w", "W", "Σ over devices of mean power during the load", "lower", needs=_GPU),
+    Metric("gpu_utilization_frac", "1", "mean over devices and samples during the load", needs=_GPU),
+    Metric("gpu_peak_memory_bytes", "bytes", "Σ over devices of the most memory in use", "lower", needs=_GPU),
+    Metric("server_cpu_cores", "cores", "mean of cores kept busy by the server", "lower", needs="host samples"),
+    Metric("client_cpu_cores", "cores", "mean of cores kept busy by the client", "lower", needs="host samples"),
+]
+
+METRICS: Final[dict[str, Metric]] = {
+    metric.name: metric
+    for metric in [*_LOAD_METRICS, *_CLIENT_METRICS, *_latency_metrics(), *_STEP_METRICS, *_DEVICE_METRICS]
+}
+
+CLIENT_TIMED: Final = frozenset(
+    {"wall_s", "client_wall_s", "output_throughput", "request_throughput"}
+    | {name for name in METRICS if name.endswith(tuple(f"{latency}_ms" for latency in LATENCIES))}
+)
+"""Metrics that rest on the times at which the client sent and received; all others are the server's or counts."""
+
+_TIMES_AND_RATES: Final = frozenset({"ms", "s", "tokens/s", "requests/s", "J", "J/token"})
+POSITION_ADJUSTED: Final = frozenset(
+    name
+    for name, metric in METRICS.items()
+    if metric.unit in _TIMES_AND_RATES and name not in {*CLIENT_METRICS, "ready_s", "warmup_s"}
+)
+"""Metrics that a drift of the machine within a block moves; counts and shares are compared as they are."""

@@ -1,0 +1,81 @@
+"""What the client's times are worth: who took them, how late it read, and how busy it was meanwhile."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+from benchctl.analysis.metrics.arrival_errors import by_worker
+from benchctl.analysis.metrics.percentile import percentiles
+from benchctl.analysis.metrics.request_timing import in_a_row, num_zeros, pooled_itls_ns, send_lag_ns
+from benchctl.analysis.metrics.unknown import known, quotient
+from benchctl.records.run import ClientSample, RequestRecord
+from benchctl.units import NS_PER_S, ms_from_ns
+
+if TYPE_CHECKING:
+    from array import array
+
+_PERIOD_NS: Final = NS_PER_S // 10
+"""What a sample covers when nothing holds it up."""
+MIN_CPU_SPAN_NS: Final = NS_PER_S
+"""Processor time over less says little of a load."""
+
+
+def client_metrics(requests: Sequence[RequestRecord], samples: Sequence[ClientSample]) -> dict[str, float | None]:
+    """The metrics of the load generator itself, on its own clock."""
+    lags = known([send_lag_ns(request) for request in requests])
+    send = percentiles(lags, len(lags), (50, 99))
+    late = read_lates_ns(requests)
+    chunks = [len(choice.chunk_ns) for request in requests for choice in request.choices]
+    num_bounds = num_zeros(pooled_itls_ns(requests))
+    cores = busy_cores(samples)
+    return {
+        "p50_send_lag_ms": _ms(send[50]),
+        "p99_send_lag_ms": _ms(send[99]),
+        "max_send_lag_ms": _ms(max(lags, default=None)),
+        "kernel_stamp_frac": quotient(len(late), sum(chunks)),
+        "bound_stamp_frac": quotient(num_bounds, sum(chunks)),
+        "p99_read_late_ms": _ms(percentiles(late, len(late), (99,))[99]),
+        "max_loop_lag_ms": _ms(max((sample.loop_lag_ns for sample in samples), default=None)),
+        "load_cpu_cores": sum(cores.values()) if cores else None,
+    }
+
+
+def read_lates_ns(requests: Iterable[RequestRecord]) -> "array[int]":
+    """How long each chunk that the kernel stamped had been there when it was read."""
+    return in_a_row([choice.chunk_late_ns or () for request in requests for choice in request.choices])
+
+
+def busy_cores(samples: Iterable[ClientSample]) -> Mapping[int, float]:
+    """Cores that each process of the load generator kept busy, by its number; at least a second of each."""
+    cores = {}
+    for worker, own in by_worker(samples).items():
+        span_ns = own[-1].t_ns - own[0].t_ns
+        if span_ns >= MIN_CPU_SPAN_NS:
+            cores[worker] = (own[-1].cpu_ns - own[0].cpu_ns) / span_ns
+    return cores
+
+
+def samples_span_ns(samples: Iterable[ClientSample]) -> int:
+    """Time that the samples cover, as the process saw it that was watched longest."""
+    return max((own[-1].t_ns - own[0].t_ns + _PERIOD_NS for own in by_worker(samples).values()), default=0)
+
+
+def held_up_ns(samples: Iterable[ClientSample], limit_ns: float) -> int:
+    """Time of samples in which an event loop was later than the limit; of the process that was so for longest.
+
+    A loop that is held up gives samples more rarely, so that their number would say less than their time.
+    """
+    late = []
+    for own in by_worker(samples).values():
+        starts = [own[0].t_ns - _PERIOD_NS, *(sample.t_ns for sample in own[:-1])]
+        late.append(sum(s.t_ns - start for s, start in zip(own, starts, strict=True) if s.loop_lag_ns > limit_ns))
+    return max(late, default=0)
+
+
+def num_clock_steps(samples: Iterable[ClientSample]) -> int:
+    """How often the wall clock was set during the load, as the process saw it that saw most."""
+    told = [sum(sample.offset is not None for sample in own) for own in by_worker(samples).values()]
+    return max(max(told, default=0) - 1, 0)  # the first is the difference at the start
+
+
+def _ms(duration_ns: float | None) -> float | None:
+    return None if duration_ns is None else ms_from_ns(duration_ns)

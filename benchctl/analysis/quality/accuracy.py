@@ -1,0 +1,151 @@
+"""Does B answer as well as A? Accuracy on questions with a gold answer, paired question by question.
+
+Accuracy is the mean over questions of the share of correct answers (pass@1). With one answer per question and side:
+McNemar's exact test and Newcombe's interval for paired shares. With several, from samples or from blocks that ask
+again: the exact sign-flip test and a BCa bootstrap, both over whole questions. ``paired_shares`` has the formulas.
+Differences are B - A in percentage points; more is better.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Final, Literal, TypeAlias
+
+from benchctl.analysis.quality.grading import Grades, grade
+from benchctl.analysis.quality.judge import Judge
+from benchctl.analysis.statistics.paired_shares import (
+    bootstrap_interval,
+    detectable_difference,
+    newcombe_interval,
+    sign_flip_p,
+)
+from benchctl.records.directory import LoadedRun
+from benchctl.records.run import PreparedRequest
+
+QualityVerdict: TypeAlias = Literal["regression", "improvement", "equivalent", "inconclusive"]
+MARGIN_POINTS: Final = 1.0
+"""Margin where nobody names one; then quality is judged for information and decides nothing."""
+MCNEMAR: Final = "McNemar exact, Newcombe"
+SIGN_FLIP: Final = "sign-flip exact, BCa over questions"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QualityComparison:
+    """Accuracies in [0, 1]; differences, bounds, margin and detectable difference in percentage points.
+
+    Invariant: ``ci_low <= difference_points <= ci_high``. ``only_a`` counts questions that A answers correctly more
+    often than B, ``only_b`` the reverse; with one answer per question these are the discordant pairs.
+    """
+
+    judge: str
+    """Name and version."""
+    num_questions: int
+    a_answers: int
+    """Judged answers of A over all questions, samples and blocks, those that never came included."""
+    b_answers: int
+    a_accuracy: float
+    b_accuracy: float
+    difference_points: float
+    ci_low: float
+    ci_high: float
+    confidence: float
+    p_value: float
+    method: str
+    only_a: int
+    only_b: int
+    detectable_points: float
+    margin_points: float
+    verdict: QualityVerdict
+    pass_at: dict[int, tuple[float, float]]
+    """pass@k of A and B for each k that the samples of one run allow."""
+    a_truncated: int
+    b_truncated: int
+    a_failed: int
+    b_failed: int
+    note: str | None = None
+    """What makes the figures less than they seem."""
+
+
+def compare_quality(
+    prepared: Sequence[PreparedRequest],
+    a_runs: Sequence[LoadedRun],
+    b_runs: Sequence[LoadedRun],
+    judge: Judge,
+    margin_points: float = MARGIN_POINTS,
+    confidence: float = 0.95,
+) -> QualityComparison | None:
+    """Judge both sides' answers to the same request set; None where nothing has a gold answer or a side no run."""
+    a, b = grade(prepared, a_runs, judge), grade(prepared, b_runs, judge)
+    if a is None or b is None:
+        return None
+    differences = tuple(b.share(question) - a.share(question) for question in a.correct)
+    low, high = (100 * bound for bound in _interval(a, b, differences, confidence))
+    difference = 100 * float(sum(differences) / len(differences))
+    low, high = min(low, difference), max(high, difference)
+    return QualityComparison(
+        judge=str(judge),
+        num_questions=len(differences),
+        a_answers=a.num_answers,
+        b_answers=b.num_answers,
+        a_accuracy=_accuracy(a),
+        b_accuracy=_accuracy(b),
+        difference_points=difference,
+        ci_low=low,
+        ci_high=high,
+        confidence=confidence,
+        p_value=sign_flip_p(differences),
+        method=MCNEMAR if _is_single(a, b) else SIGN_FLIP,
+        only_a=sum(value < 0 for value in differences),
+        only_b=sum(value > 0 for value in differences),
+        detectable_points=100 * detectable_difference(differences, confidence),
+        margin_points=margin_points,
+        verdict=quality_verdict(low, high, margin_points),
+        pass_at={k: (a.pass_at(k), b.pass_at(k)) for k in sample_sizes(min(a.num_samples, b.num_samples))},
+        a_truncated=a.num_truncated,
+        b_truncated=b.num_truncated,
+        a_failed=a.num_failed,
+        b_failed=b.num_failed,
+        note=_note(a, b),
+    )
+
+
+def quality_verdict(ci_low: float, ci_high: float, margin_points: float) -> QualityVerdict:
+    """The interval against the margin: wholly below -margin, above it, inside, or none of these."""
+    if -margin_points <= ci_low and ci_high <= margin_points:
+        return "equivalent"
+    if ci_high < -margin_points:
+        return "regression"
+    return "improvement" if ci_low > margin_points else "inconclusive"
+
+
+def sample_sizes(num_samples: int) -> tuple[int, ...]:
+    """The k for which pass@k is told: powers of two below the number of samples, and that number."""
+    powers = (1 << i for i in range(num_samples.bit_length()))
+    return (*(k for k in powers if k < num_samples), num_samples)
+
+
+def _is_single(a: Grades, b: Grades) -> bool:
+    return a.num_answers == b.num_answers == len(a.correct)
+
+
+def _accuracy(grades: Grades) -> float:
+    return float(sum(map(grades.share, grades.correct), start=Fraction(0)) / len(grades.correct))
+
+
+def _interval(a: Grades, b: Grades, differences: Sequence[Fraction], confidence: float) -> tuple[float, float]:
+    if not _is_single(a, b):
+        return bootstrap_interval(differences, confidence)
+    pairs = Counter((a.share(question) == 1, b.share(question) == 1) for question in a.correct)
+    return newcombe_interval(
+        pairs[True, True], pairs[True, False], pairs[False, True], pairs[False, False], confidence
+    )
+
+
+def _note(a: Grades, b: Grades) -> str | None:
+    told = []
+    if a.num_truncated * b.num_answers != b.num_truncated * a.num_answers:
+        told.append("answers cut off at the token limit are judged by what they say, and one side has more of them")
+    if a.num_answers != b.num_answers:
+        told.append("the sides asked each question a different number of times, which makes the test approximate")
+    return "; ".join(told) or None

@@ -1,0 +1,164 @@
+"""Statistics of two sides that answered the same questions: the question is the unit.
+
+Several answers to one question (samples, blocks) depend on each other, so each question counts once, with the mean
+of its answers; nothing here takes answers for independent of one another. Shares lie in [0, 1].
+"""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtri
+
+from benchctl.analysis.statistics.intervals import Interval, acceleration_of, bca_bounds, bias_of
+
+POWER: Final = 0.8
+_NUM_RESAMPLES: Final = 10_000
+_SEED: Final = 1998
+_MAX_ADDITIONS: Final = 1 << 25
+"""Up to which the distribution of a sum is counted out; beyond, that of many questions is taken for normal."""
+_FEW_QUESTIONS: Final = 32
+"""Of so many, all choices of signs are counted where their sums are too many: two halves of 2^16."""
+_LARGEST_SUM: Final = 1 << 62
+
+
+def pass_at(k: int, num_correct: int, num_samples: int) -> float:
+    """Probability that one of k samples is correct: 1 - C(n - c, k) / C(n, k), for k <= n samples, c of them right.
+
+    Unbiased, unlike 1 - (1 - c / n)^k. As a product, because the binomials overflow: M. Chen et al., *Evaluating
+    large language models trained on code*, 2021, section 2.1.
+    """
+    if num_samples - num_correct < k:
+        return 1.0
+    return 1 - math.prod((i - k) / i for i in range(num_samples - num_correct + 1, num_samples + 1))
+
+
+def wilson_interval(num_correct: int, num_questions: int, confidence: float) -> Interval:
+    """E. B. Wilson's interval of a share (JASA 22, 1927): the shares that a score test does not reject."""
+    z, n = float(ndtri((1 + confidence) / 2)), num_questions
+    centre = (2 * num_correct + z**2) / (2 * (n + z**2))
+    half = z * math.sqrt(z**2 + 4 * num_correct * (1 - num_correct / n)) / (2 * (n + z**2))
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def newcombe_interval(both: int, only_a: int, only_b: int, neither: int, confidence: float) -> Interval:
+    """Interval of the difference of two paired shares, B - A, one answer per question.
+
+    Wilson's limits of the two shares, squared and added, with their correlation phi: method 10 of R. G. Newcombe,
+    *Improved confidence intervals for the difference between binomial proportions based on paired data*, Statistics
+    in Medicine 17, 1998, 2635-2650. The arguments count questions that both sides, one, or neither got right.
+    """
+    n = both + only_a + only_b + neither
+    share_a, share_b = (both + only_a) / n, (both + only_b) / n
+    low_a, high_a = wilson_interval(both + only_a, n, confidence)
+    low_b, high_b = wilson_interval(both + only_b, n, confidence)
+    phi = _phi(both, only_a, only_b, neither)
+    difference = share_b - share_a
+    below = _added(share_b - low_b, high_a - share_a, phi)
+    above = _added(high_b - share_b, share_a - low_a, phi)
+    return max(-1.0, difference - below), min(1.0, difference + above)
+
+
+def _phi(both: int, only_a: int, only_b: int, neither: int) -> float:
+    """Correlation of the two sides; a positive one is corrected for continuity, 0 where a margin is empty."""
+    n = both + only_a + only_b + neither
+    margins = (both + only_a) * (only_b + neither) * (both + only_b) * (only_a + neither)
+    if margins == 0:
+        return 0.0
+    excess = both * neither - only_a * only_b
+    return (max(excess - n / 2, 0) if excess > 0 else excess) / math.sqrt(margins)
+
+
+def _added(one: float, other: float, phi: float) -> float:
+    return math.sqrt(max(0.0, one**2 - 2 * phi * one * other + other**2))
+
+
+def bootstrap_interval(differences: Sequence[Fraction], confidence: float) -> Interval:
+    """BCa bootstrap of the mean difference, questions drawn whole (B. Efron, JASA 82, 1987).
+
+    Questions with equal differences are drawn together, as one count: the same distribution, in little memory.
+    Where all are equal a bootstrap would claim certainty; then the interval reaches as far as the share of
+    questions that may yet differ: Wilson's limit for none of n.
+    """
+    counts = Counter(differences)
+    d, n = np.array([float(value) for value in differences]), len(differences)
+    if len(counts) == 1:
+        reach = wilson_interval(0, n, confidence)[1]
+        return max(-1.0, float(d[0]) - reach), min(1.0, float(d[0]) + reach)
+    values = sorted(counts)
+    shares = np.array([counts[value] for value in values]) / n
+    drawn = np.random.default_rng(_SEED).multinomial(n, shares, size=_NUM_RESAMPLES)
+    means = np.sort(drawn @ np.array([float(value) for value in values]) / n)
+    z = float(ndtri((1 + confidence) / 2))
+    acceleration = acceleration_of((d.sum() - d) / (n - 1))
+    return bca_bounds(means, bias_of(means, float(d.mean())), acceleration, np.array([-z, z]))
+
+
+def sign_flip_p(differences: Sequence[Fraction]) -> float:
+    """Two-sided exact test that the differences of questions are symmetric around 0.
+
+    The probability that |sum| reaches the observed one when each sign is a fair coin, counted out over the sums
+    that can occur. With one answer per question it is the exact test of McNemar (Psychometrika 12, 1947).
+    """
+    moved = [value for value in differences if value]
+    if not moved:
+        return 1.0
+    scale = math.lcm(*(value.denominator for value in moved))
+    steps = [abs(int(value * scale)) for value in moved]
+    divisor = math.gcd(*steps)
+    steps = [step // divisor for step in steps]
+    observed, width = abs(int(sum(moved) * scale)) // divisor, sum(steps)
+    if width * len(steps) > _MAX_ADDITIONS:
+        if len(steps) <= _FEW_QUESTIONS and width < _LARGEST_SUM:
+            return _share_of_signs(steps, observed)
+        return float(2 * _upper_tail(observed / math.sqrt(sum(step**2 for step in steps))))
+    chances = np.zeros(2 * width + 1)
+    chances[width] = 1.0
+    reached = 0
+    for step in steps:
+        inner = chances[width - reached : width + reached + 1].copy()
+        reached += step
+        around = slice(width - reached, width + reached + 1)
+        chances[around] = 0.0
+        chances[width - reached : width - reached + len(inner)] += inner / 2
+        chances[width + reached + 1 - len(inner) : width + reached + 1] += inner / 2
+    tails = float(chances[: width - observed + 1].sum() + chances[width + observed :].sum())
+    return min(1.0, tails)
+
+
+def _share_of_signs(steps: Sequence[int], observed: int) -> float:
+    """Of all choices of signs, the share whose |sum| reaches the observed one: the sums of one half of the steps
+    against the sorted sums of the other.
+    """
+    middle = len(steps) // 2
+    left, right = _all_sums(steps[:middle]), np.sort(_all_sums(steps[middle:]))
+    above = len(right) - np.searchsorted(right, observed - left, side="left")
+    below = np.searchsorted(right, -observed - left, side="right")
+    return min(1.0, int(above.sum() + below.sum()) / (len(left) * len(right)))
+
+
+def _all_sums(steps: Sequence[int]) -> NDArray[np.int64]:
+    """The sum of the steps for each choice of their signs."""
+    sums = np.zeros(1, dtype=np.int64)
+    for step in steps:
+        sums = np.concatenate([sums + step, sums - step])
+    return sums
+
+
+def _upper_tail(z: float) -> float:
+    return math.erfc(z / math.sqrt(2)) / 2
+
+
+def detectable_difference(differences: Sequence[Fraction], confidence: float) -> float:
+    """The smallest difference of shares that so many questions would show four times in five.
+
+    (z(1 - alpha / 2) + z(power)) * sqrt(mean d^2 / n): with one answer per question, mean d^2 is the share of
+    questions on which the sides disagree. Where none is, one is assumed.
+    """
+    n = len(differences)
+    square = (float(sum(value**2 for value in differences)) or 1.0) / n
+    return float(ndtri((1 + confidence) / 2) + ndtri(POWER)) * math.sqrt(square / n)

@@ -1,0 +1,93 @@
+"""The effect of a run's position in its block, estimated once from all runs of an experiment.
+
+A machine that drifts within a block makes later runs slower. For the value y of the run of arm j in block b, which
+ran at position p in that block, the model is the analysis of variance of a row-column design,
+
+    ln y = block_b + arm_j + β p        (or y itself, for times that are added up)
+
+fitted by least squares over all runs that count. With z the positions less what blocks and arms explain of them,
+β = Σ z y / Σ z² (R. Frisch, F. V. Waugh, *Partial time regressions as compared with individual trends*,
+Econometrica 1, 1933, 387-401). Every comparison of two arms then takes the same β out of both, so that each arm has
+one mean, whichever other it is compared with.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchctl.analysis.statistics.block_ratio import DEFAULT_ESTIMATOR, Estimator, PooledSlope, estimate_paired
+from benchctl.analysis.statistics.screening import MIN_PAIRED_BLOCKS
+
+RunKey: TypeAlias = tuple[int, str]
+"""Block and arm of a run."""
+_LEAST_INFORMATION = 1e-9
+"""Less is rounding: the positions of the runs are fixed by their blocks and arms."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PositionEffects:
+    """Positions of the runs of one experiment; ``slope`` estimates the effect of one position on a value."""
+
+    positions: Mapping[RunKey, int]
+    _residuals: dict[tuple[RunKey, ...], NDArray[np.float64] | None] = field(default_factory=dict)
+
+    @property
+    def centre(self) -> float:
+        """The middle of a block: adjusted values are those of a run there."""
+        return max(self.positions.values(), default=0) / 2
+
+    def slope(self, values: Mapping[RunKey, float]) -> PooledSlope | None:
+        """β of the values, which are logarithms where ratios are compared.
+
+        None below six blocks, where nothing is adjusted, and where positions and arms cannot be told apart.
+        """
+        keys = tuple(key for key in self.positions if key in values)
+        if keys not in self._residuals:
+            self._residuals[keys] = _residual_positions(keys, self.positions)
+        z = self._residuals[keys]
+        if z is None:
+            return None
+        information = float(z @ z)
+        y = np.array([values[key] for key in keys])
+        return PooledSlope(float(z @ (y - y.mean())) / information, information)
+
+    def log_slope(self, values: Mapping[RunKey, float | None]) -> PooledSlope | None:
+        """β of the logarithms of those values that are known and positive."""
+        return self.slope({key: math.log(value) for key, value in values.items() if value and value > 0})
+
+
+def _residual_positions(keys: Sequence[RunKey], positions: Mapping[RunKey, int]) -> NDArray[np.float64] | None:
+    """z: the positions less their least-squares fit by blocks and arms."""
+    blocks, arms = sorted({block for block, _ in keys}), sorted({arm for _, arm in keys})
+    if len(blocks) < MIN_PAIRED_BLOCKS or len(arms) < 2:
+        return None
+    block_index = np.array([blocks.index(block) for block, _ in keys])
+    arm_index = np.array([arms.index(arm) for _, arm in keys])
+    indicators = np.hstack([np.eye(len(blocks))[block_index], np.eye(len(arms))[arm_index]])
+    p = np.array([positions[key] for key in keys], dtype=float)
+    fit, *_ = np.linalg.lstsq(indicators, p, rcond=None)
+    z: NDArray[np.float64] = p - indicators @ fit
+    return z if float(z @ z) > _LEAST_INFORMATION else None
+
+
+def adjusted_level(
+    values: Sequence[float],
+    offsets: Sequence[float] | None,
+    slope: PooledSlope | None,
+    estimator: Estimator = DEFAULT_ESTIMATOR,
+) -> float:
+    """The centre of one arm's values at the middle of a block: exp of the centre of ln y - β offset.
+
+    The centre is that of the ``estimator``: the mean, or one in which runs that lie far off count little.
+    ``offsets`` are the positions of its runs less the middle; without them or a slope nothing is adjusted.
+    """
+    if len(set(values)) == 1 and (slope is None or slope.log_per_position == 0):
+        return values[0]
+    per_position = 0.0 if slope is None else slope.log_per_position
+    shifts = [0.0] * len(values) if offsets is None else [per_position * offset for offset in offsets]
+    logs = [math.log(value) - shift for value, shift in zip(values, shifts, strict=True)]
+    return math.exp(estimate_paired(logs, estimator=estimator).log_ratio)

@@ -1,0 +1,146 @@
+"""The ratio of one quantity between two paired arms, with the means that it is the quotient of.
+
+Comparison, sweep tables, ladder, findings and pictures all take their ratios from here, so that one question has
+one answer.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from benchctl.analysis.metrics.table import POSITION_ADJUSTED
+from benchctl.analysis.statistics.block_ratio import (
+    DEFAULT_ESTIMATOR,
+    Estimator,
+    PooledSlope,
+    RatioEstimate,
+    estimate_paired,
+    log_ratios,
+)
+
+Values: TypeAlias = Sequence[float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockDesign:
+    """Which block each value belongs to, and where in it: ``positions`` are those of B less those of A,
+    ``a_offsets`` those of A less the middle of the block; None where the sides did not share blocks.
+    """
+
+    blocks: tuple[int, ...]
+    positions: tuple[int, ...] | None = None
+    a_offsets: tuple[float, ...] | None = None
+
+    def only(self, kept: Sequence[int]) -> "BlockDesign":
+        """The design of some of the values, by their index."""
+        return BlockDesign(
+            tuple(self.blocks[i] for i in kept) if self.blocks else tuple(kept),
+            None if self.positions is None else tuple(self.positions[i] for i in kept),
+            None if self.a_offsets is None else tuple(self.a_offsets[i] for i in kept),
+        )
+
+    @property
+    def without_positions(self) -> "BlockDesign":
+        return BlockDesign(self.blocks)
+
+
+UNORDERED = BlockDesign(())
+"""Of values that share no blocks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SideRatio:
+    """``estimate`` of B over A over the blocks that know both.
+
+    ``a`` is the geometric mean of A over the same blocks at the middle of the block, each weighted as it counts in
+    the estimate, and ``b`` that of B: b / a is the ratio.
+    """
+
+    a: float
+    estimate: RatioEstimate
+    a_values: tuple[float, ...]
+    b_values: tuple[float, ...]
+    design: BlockDesign
+    slope: PooledSlope | None = None
+
+    @property
+    def adjusted_log_ratios(self) -> tuple[float, ...]:
+        """ln(B / A) of each block as it would be at equal positions."""
+        effect = self.estimate.position_effect
+        if effect is None or self.design.positions is None:
+            return self.log_ratios
+        return tuple(d - effect * x for d, x in zip(self.log_ratios, self.design.positions, strict=True))
+
+    @property
+    def log_ratios(self) -> tuple[float, ...]:
+        """ln(B / A) of each block as measured."""
+        return log_ratios(self.a_values, self.b_values)
+
+    @property
+    def evidence(self) -> tuple[float, ...] | None:
+        """What says to the robust estimator how much each block counts: the same for all parts of this ratio."""
+        if self.estimate.estimator != "robust":
+            return None
+        return self.log_ratios if self.slope is None else self.adjusted_log_ratios
+
+    @property
+    def b(self) -> float:
+        return self.a * self.estimate.ratio
+
+
+def side_ratio(
+    a: Values,
+    b: Values,
+    design: BlockDesign,
+    slope: PooledSlope | None,
+    confidence: float = 0.95,
+    estimator: Estimator = DEFAULT_ESTIMATOR,
+) -> SideRatio | None:
+    """The ratio over the blocks in which both values are known and positive; None where there are none.
+
+    ``slope`` is the effect of one position later in the block on the logarithm of the quantity. Without one, but
+    with positions in the design, the pair estimates its own.
+    """
+    kept = [
+        i for i, (x, y) in enumerate(zip(a, b, strict=True)) if x is not None and y is not None and min(x, y) > 0
+    ]
+    if not kept:
+        return None
+    a_values = tuple(value for i in kept if (value := a[i]) is not None)
+    b_values = tuple(value for i in kept if (value := b[i]) is not None)
+    of_kept = design.only(kept)
+    differences = log_ratios(a_values, b_values)
+    estimate = estimate_paired(differences, confidence, of_kept.positions, slope=slope, estimator=estimator)
+    level = _weighted_level(a_values, of_kept.a_offsets, estimate)
+    return SideRatio(a=level, estimate=estimate, a_values=a_values, b_values=b_values, design=of_kept, slope=slope)
+
+
+def metric_ratio(
+    name: str,
+    a: Values,
+    b: Values,
+    design: BlockDesign,
+    slopes: Mapping[str, PooledSlope] | None,
+    confidence: float = 0.95,
+    estimator: Estimator = DEFAULT_ESTIMATOR,
+) -> SideRatio | None:
+    """``side_ratio`` of a metric. ``slopes`` are the known effects of the position, and metrics that are not in
+    them are not adjusted; None: this pair estimates its own, for metrics that a drift moves.
+    """
+    slope = None if slopes is None else slopes.get(name)
+    is_adjusted = name in POSITION_ADJUSTED if slopes is None else slope is not None
+    return side_ratio(a, b, design if is_adjusted else design.without_positions, slope, confidence, estimator)
+
+
+def _weighted_level(a: Sequence[float], offsets: Sequence[float] | None, estimate: RatioEstimate) -> float:
+    """Geometric mean of A at the middle of the block, each block weighted as in the estimate.
+
+    The same weighted mean of B is then this times the ratio.
+    """
+    if len(set(a)) == 1 and not estimate.position_effect:
+        return a[0]
+    weights = estimate.block_weights or [1 / len(a)] * len(a)
+    effect = estimate.position_effect or 0.0
+    shifts = [0.0] * len(a) if offsets is None else [effect * offset for offset in offsets]
+    return math.exp(math.fsum(w * (math.log(x) - s) for w, x, s in zip(weights, a, shifts, strict=True)))

@@ -1,0 +1,32 @@
+"""The looks of a declared rule for ending early, known before the first run; ``stopping`` says why it is fair."""
+
+import math
+from typing import Final
+
+from benchctl.analysis.statistics.screening import MIN_PAIRED_BLOCKS
+from benchctl.profile.model import Profile
+from benchctl.records.run import StoppingRecord
+
+ALPHA: Final = 0.05
+
+
+def stopping_rule(profile: Profile) -> StoppingRecord | None:
+    """The rule of a profile, no look taken yet; None where the number of blocks is fixed."""
+    if profile.stopping is None:
+        return None
+    looks = look_blocks(profile.blocks, profile.stopping.looks)
+    return StoppingRecord(
+        precision_frac=profile.stopping.precision, confidence=1 - ALPHA / len(looks), look_blocks=looks
+    )
+
+
+def look_blocks(most: int, num_looks: int) -> tuple[int, ...]:
+    """After how many blocks there is a look: evenly from 6 to ``most``, fewer where fewer numbers lie between.
+
+    Invariants: strictly increasing, the last is ``most``, at most ``num_looks`` of them.
+    """
+    first = min(MIN_PAIRED_BLOCKS, most)
+    if num_looks == 1:
+        return (most,)
+    apart = (most - first) / (num_looks - 1)
+    return tuple(sorted({first + math.floor(i * apart + 0.5) for i in range(num_looks)}))

@@ -1,0 +1,284 @@
+"""What the numbers say, in words, and only where they say it.
+
+Each finding is a rule with a stated condition; where the data do not meet it (too few blocks, an interval too
+wide, a log that is silent) there is no sentence. A finding never replaces the numbers, which it carries.
+"""
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Final
+
+import numpy as np
+
+from benchctl.analysis.attribution.steps import SectionSplit
+from benchctl.analysis.statistics.block_ratio import estimate_paired
+from benchctl.analysis.summary.runs import CellSummary, RunSummary
+from benchctl.analysis.summary.sweep import SweepRow
+from benchctl.records.step_columns import exact_sum
+from benchctl.units import MS_PER_S, s_from_ns
+
+FLAT_MARGIN_FRAC: Final = 0.10
+"""Flat: over the whole range of the factor, the interval of the change stays within ten percent."""
+SLOWDOWN_FRAC: Final = 0.05
+"""A slowdown is looked into when its interval lies wholly above five percent."""
+NOISY_CV_FRAC: Final = 0.03
+NOISIER_FACTOR: Final = 2.0
+"""The baseline is called noisy when its scatter is at least three percent and twice that of the others."""
+MIN_BLOCKS_FOR_SCATTER: Final = 3
+_LAZY_LOAD: Final = "value_model_load"
+ADDED_STEP_FRAC: Final = 0.02
+"""Added step time is looked into from two percent of the baseline's step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """A sentence that the data support. ``code`` is stable; ``numbers`` are what the sentence was made from."""
+
+    code: str
+    sentence: str
+    numbers: Mapping[str, float]
+
+
+def find(
+    cells: Sequence[CellSummary],
+    rows: Sequence[SweepRow],
+    baseline: str,
+    sections: Mapping[str, SectionSplit],
+) -> tuple[Finding, ...]:
+    """All findings of an experiment, in a fixed order. ``sections`` divide the step of each row, by its label."""
+    greedy = [cell for cell in cells if _took_greedy_path(cell)]
+    greedy_labels = {cell.label for cell in greedy}
+    active = [row for row in rows if row.label not in greedy_labels]
+    by_variant = [list(group) for _, group in itertools.groupby(active, key=lambda row: row.variant)]
+    found = [
+        *(_greedy_path(cell) for cell in greedy),
+        *(_trend(group) for group in by_variant),
+        *(_unexplained(group) for group in by_variant),
+        *_added_time(active, sections),
+        _baseline_noise(cells, baseline, greedy_labels),
+        *_lazy_loads([run for cell in cells for run in cell.runs]),
+    ]
+    return tuple(finding for finding in found if finding is not None)
+
+
+def _took_greedy_path(cell: CellSummary) -> bool:
+    """Guidance was asked for, all steps of all runs were greedy, and in none a value model scored anything."""
+    return bool(cell.runs) and all(
+        run.settings is not None
+        and run.settings.guidance is not None
+        and run.number("guided_step_frac") == 0
+        and (run.number("greedy_step_frac") == 1 or _is_greedy_unsaid(run))
+        for run in cell.runs
+    )
+
+
+def _is_greedy_unsaid(run: RunSummary) -> bool:
+    """Its steps do not say whether they are greedy, and its requests leave one candidate."""
+    is_greedy = run.settings is not None and run.settings.sampling.is_greedy
+    return is_greedy and run.number("greedy_step_frac") is None
+
+
+def _greedy_path(cell: CellSummary) -> Finding:
+    steps = sum(run.number("num_steps") or 0 for run in cell.runs)
+    charged, total = cell.mean("lvm_pflops_total"), cell.mean("theoretical_pflops_total")
+    how = "left one candidate" if any(map(_is_greedy_unsaid, cell.runs)) else "were greedy"
+    sentence = (
+        f"{cell.label} took the greedy path: all {steps:.0f} steps of its {_count(len(cell.runs))} {how} and the "
+        "value model never ran, so this cell measures no guidance."
+    )
+    numbers = {"num_steps": float(steps), "num_runs": float(len(cell.runs))}
+    if charged and total:
+        sentence += (
+            f" The published FLOPs rule still charges it {charged:.3g} PFLOPs of value model, "
+            f"{charged / total:.0%} of its total, which never happened."
+        )
+        numbers |= {"charged_pflops": charged, "charged_frac": charged / total}
+    return Finding(code="greedy-path", sentence=sentence, numbers=numbers)
+
+
+def _trend(rows: Sequence[SweepRow]) -> Finding | None:
+    """Does the overhead of a variant depend on the one factor that its cells differ in?
+
+    Per block the slope of ln(wall ratio) over the factor by least squares; the baseline of the block shifts all
+    its points alike, so its noise does not touch the slope. Then a Student-t interval over blocks.
+    """
+    factor = _numeric_factor(rows)
+    if factor is None or not all("wall" in row.ratios for row in rows):
+        return None
+    blocks = set.intersection(*(set(row.ratios["wall"].design.blocks) for row in rows))
+    if len(blocks) < 2:
+        return None
+    values = [float(row.cell[factor]) for row in rows]  # type: ignore[arg-type]  # _numeric_factor says so
+    slopes = [_slope(values, [_log_wall(row, block) for row in rows]) for block in sorted(blocks)]
+    slope = estimate_paired(slopes, estimator="mean")
+    if slope.log_interval is None:
+        return None
+    low, high = slope.log_interval
+    first, last = min(values), max(values)
+    limit = math.log1p(FLAT_MARGIN_FRAC) / (last - first)
+    is_flat = -limit <= low and high <= limit
+    if not is_flat and low <= 0 <= high:
+        return None
+    change = f"{math.expm1(slope.log_ratio):+.1%} [{math.expm1(low):+.1%}, {math.expm1(high):+.1%}]"
+    subject = f"The overhead of {rows[0].variant}"
+    claim = f"is flat in {factor}" if is_flat else f"{'grows' if low > 0 else 'shrinks'} with {factor}"
+    sentence = f"{subject} {claim} from {first:g} to {last:g}: the wall ratio changes by {change} for each 1 more"
+    sentence += f" (flat is within ±{FLAT_MARGIN_FRAC:.0%} over the range)" if is_flat else ""
+    ends = [rows[values.index(end)].number("flops_ratio") for end in (first, last)]
+    numbers = {"slope_log_per_unit": slope.log_ratio, "slope_log_ci_low": low, "slope_log_ci_high": high}
+    if ends[0] and ends[1]:
+        sentence += f", the FLOPs of the published rule by {ends[1] / ends[0] - 1:+.0%} over the range"
+        numbers["published_flops_growth_frac"] = ends[1] / ends[0] - 1
+    return Finding(code="flat" if is_flat else "not-flat", sentence=sentence + ".", numbers=numbers)
+
+
+def _numeric_factor(rows: Sequence[SweepRow]) -> str | None:
+    """The one factor that takes at least three values, all numbers, while all others stay the same."""
+    if len({tuple(row.cell) for row in rows}) != 1:
+        return None
+    varied = [factor for factor in rows[0].cell if len({row.cell[factor] for row in rows}) > 1]
+    if len(varied) != 1 or len(rows) < 3:
+        return None
+    are_numbers = all(type(row.cell[varied[0]]) in {int, float} for row in rows)
+    return varied[0] if are_numbers else None
+
+
+def _slope(x: Sequence[float], y: Sequence[float]) -> float:
+    return float(np.polyfit(x, y, 1)[0])
+
+
+def _log_wall(row: SweepRow, block: int) -> float:
+    wall = row.ratios["wall"]
+    return wall.adjusted_log_ratios[wall.design.blocks.index(block)]
+
+
+def _unexplained(rows: Sequence[SweepRow]) -> Finding | None:
+    """How much of a slowdown more FLOPs do not explain, by the observed account where it is known."""
+    slow = [row for row in rows if (row.number("wall_ratio_ci_low") or 0) > 1 + SLOWDOWN_FRAC]
+    kind = "observed" if all(row.number("unexplained_frac_observed") is not None for row in slow) else "published"
+    suffix = "_observed" if kind == "observed" else ""
+    shares = [share for row in slow if (share := row.number(f"unexplained_frac{suffix}")) is not None]
+    if not slow or len(shares) != len(slow) or min(shares) <= 0:
+        return None
+    walls = [row.number("wall_ratio") or math.nan for row in slow]
+    flops = [row.number(f"flops_ratio{suffix}") or math.nan for row in slow]
+    sentence = (
+        f"{_cells(slow)}: {_range(walls, '.2f')} times the wall time for {_range(flops, '.2f')} times the {kind} "
+        f"FLOPs, so {_range([100 * share for share in shares], '.0f')}% of the slowdown (in logarithms) is not "
+        "arithmetic."
+    )
+    numbers = {"wall_ratio": fmean(walls), f"flops_ratio{suffix}": fmean(flops), "unexplained_frac": fmean(shares)}
+    return Finding(code="unexplained-by-flops", sentence=sentence, numbers=numbers)
+
+
+def _added_time(rows: Sequence[SweepRow], sections: Mapping[str, SectionSplit]) -> list[Finding]:
+    """Where the time sits that a step takes longer than in the baseline: the largest section, for each variant."""
+    groups: dict[tuple[str, str], list[tuple[SweepRow, float, float]]] = {}
+    notes: dict[tuple[str, str], str] = {}
+    for row in rows:
+        split = sections.get(row.label)
+        if split is None or split.whole.a_s is None or len(split.sections) < 2 or _is_within_scatter(row):
+            continue
+        largest = max(split.sections, key=lambda section: section.added_s)
+        if split.whole.added_s >= ADDED_STEP_FRAC * split.whole.a_s and largest.added_s > 0:
+            key = (row.variant, largest.name)
+            groups.setdefault(key, []).append((row, split.whole.added_s, largest.added_s))
+            notes[key] = split.clock_note
+    return [
+        _largest_section(section, group, notes[variant, section]) for (variant, section), group in groups.items()
+    ]
+
+
+def _is_within_scatter(row: SweepRow) -> bool:
+    """Whether the interval of the step ratio leaves open that steps take no longer at all."""
+    estimate = row.estimates.get("step_ms")
+    return estimate is None or (estimate.log_interval is not None and estimate.log_interval[0] <= 0)
+
+
+def _largest_section(section: str, group: Sequence[tuple[SweepRow, float, float]], note: str) -> Finding:
+    added_ms = [added_s * MS_PER_S for _, added_s, _ in group]
+    largest_ms = [largest_s * MS_PER_S for _, _, largest_s in group]
+    shares = [100 * part / whole for part, whole in zip(largest_ms, added_ms, strict=True)]
+    sentence = (
+        f"{_cells([row for row, _, _ in group])}: a step takes {_range(added_ms, '.3g')} ms longer than the "
+        f"baseline's, and the largest part of that is {section} with {_range(largest_ms, '.3g')} ms "
+        f"({_range(shares, '.0f')}%); {note}."
+    )
+    numbers = {
+        "added_step_ms": fmean(added_ms),
+        "largest_ms": fmean(largest_ms),
+        "largest_frac": fmean(shares) / 100,
+    }
+    return Finding(code="largest-added-section", sentence=sentence, numbers=numbers)
+
+
+def _baseline_noise(cells: Sequence[CellSummary], baseline: str, greedy_labels: set[str]) -> Finding | None:
+    base = next((cell.spreads.get("wall_clock_s") for cell in cells if cell.variant == baseline), None)
+    others = [
+        spread
+        for cell in cells
+        if cell.variant != baseline and cell.label not in greedy_labels
+        if (spread := cell.spreads.get("wall_clock_s")) is not None and spread.n >= MIN_BLOCKS_FOR_SCATTER
+    ]
+    if base is None or base.cv_frac is None or base.n < MIN_BLOCKS_FOR_SCATTER or not others:
+        return None
+    pooled = math.sqrt(fmean((spread.cv_frac or 0.0) ** 2 for spread in others))
+    if base.cv_frac < max(NOISY_CV_FRAC, NOISIER_FACTOR * pooled):
+        return None
+    sentence = (
+        f"Wall times of the baseline scatter by {base.cv_frac:.1%} over {base.n} blocks, those of the other cells "
+        f"by {pooled:.1%}: a ratio to any single baseline run carries that scatter and misleads. Read ratios over "
+        "all blocks with their interval, or absolute times."
+    )
+    return Finding(
+        code="noisy-baseline",
+        sentence=sentence,
+        numbers={"baseline_cv_frac": base.cv_frac, "others_cv_frac": pooled, "num_blocks": float(base.n)},
+    )
+
+
+def _lazy_loads(runs: Sequence[RunSummary]) -> list[Finding]:
+    """A value model that the first request that needed it loaded: in the warm-up, or in what was measured."""
+    found = []
+    for is_warmup, code, consequence in (
+        (True, "lazy-load-in-warmup", "without a warm-up the measured load would have paid for it"),
+        (False, "lazy-load-measured", "the measured times hold it; warm up with a guided request"),
+    ):
+        loads = [load for run in runs if (load := _load_ns(run, is_warmup=is_warmup)) > 0]
+        if loads:
+            mean_s = s_from_ns(fmean(loads))
+            place = "the warm-up" if is_warmup else "the measured load"
+            where = f"In {_count(len(loads))} the value model was loaded during {place}"
+            sentence = f"{where} ({mean_s:.2g} s): {consequence}."
+            numbers = {"num_runs": float(len(loads)), "load_s": mean_s}
+            found.append(Finding(code=code, sentence=sentence, numbers=numbers))
+    return found
+
+
+def _load_ns(run: RunSummary, *, is_warmup: bool) -> int:
+    if not is_warmup:
+        return run.tally.total_ns.get(_LAZY_LOAD, 0)
+    loads = run.run.warmup_columns.section_ns.get(_LAZY_LOAD)
+    return 0 if loads is None else exact_sum(loads)
+
+
+def _cells(rows: Sequence[SweepRow]) -> str:
+    """Rows of one variant: ``guided top_k=2, 3, 4``, or every cell in full where several factors vary."""
+    factors = {tuple(row.cell) for row in rows}
+    if len(rows) > 1 and len(factors) == 1 and len(rows[0].cell) == 1:
+        (factor,) = rows[0].cell
+        return f"{rows[0].variant} {factor}={', '.join(str(row.cell[factor]) for row in rows)}"
+    return "; ".join(row.label for row in rows)
+
+
+def _count(num_runs: int) -> str:
+    return f"{num_runs} run{'s' if num_runs != 1 else ''}"
+
+
+def _range(values: Sequence[float], form: str) -> str:
+    """One value, or the smallest and the largest, where they read differently."""
+    low, high = format(min(values), form), format(max(values), form)
+    return low if low == high else f"{low} to {high}"

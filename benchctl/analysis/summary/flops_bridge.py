@@ -1,0 +1,58 @@
+"""From published to observed FLOPs over the blocks of a cell: corrections as means, so that they still add up."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from benchctl.analysis.attribution.flops import RunFlops
+from benchctl.analysis.summary.runs import CellSummary
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BridgeStep:
+    """One correction, mean FLOPs over the runs of a cell; negative where less was computed than charged."""
+
+    code: str
+    meaning: str
+    flops: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlopsBridge:
+    """How the published account of a cell leads to the observed one, mean FLOPs per run.
+
+    Invariant: ``published_flops`` plus all steps is ``observed_flops``.
+    """
+
+    label: str
+    published_flops: float
+    steps: tuple[BridgeStep, ...]
+    observed_flops: float
+
+
+def flops_bridge(cell: CellSummary) -> FlopsBridge | None:
+    """The bridge of a cell; None when no run of it has both accounts."""
+    runs = [run.flops for run in cell.runs if run.flops is not None and run.flops.observed is not None]
+    published = [flops.published.total for flops in runs if flops.published is not None]
+    observed = [flops.observed.total for flops in runs if flops.observed is not None]
+    if not runs or len(published) != len(runs):
+        return None
+    return FlopsBridge(
+        label=cell.label,
+        published_flops=fmean(published),
+        steps=_mean_steps(runs),
+        observed_flops=fmean(observed),
+    )
+
+
+def _mean_steps(runs: Sequence[RunFlops]) -> tuple[BridgeStep, ...]:
+    """A correction that some run does not need counts 0 there."""
+    meanings = {correction.code: correction.meaning for flops in runs for correction in flops.corrections}
+    return tuple(
+        BridgeStep(
+            code=code,
+            meaning=meaning,
+            flops=sum(c.flops for flops in runs for c in flops.corrections if c.code == code) / len(runs),
+        )
+        for code, meaning in meanings.items()
+    )

@@ -1,0 +1,189 @@
+"""The figures of one load, taken from its records as they pass.
+
+The same definitions as those of a run that lies on disk, for whoever cannot keep it in memory: of each request only
+its durations are kept, eight bytes each, and of the others their counts.
+"""
+
+from array import array
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any, Final
+
+from benchctl.analysis.metrics.percentile import percentiles_of_sorted, standard_deviation
+from benchctl.analysis.metrics.request_timing import is_completed, last_token_ns, latencies_ns, send_lag_ns
+from benchctl.analysis.metrics.sorted_runs import SortedRuns
+from benchctl.analysis.metrics.table import LATENCIES
+from benchctl.analysis.metrics.unknown import quotient
+from benchctl.analysis.validity.token_checks import check_client_tokens
+from benchctl.records.run import RequestRecord
+from benchctl.units import ms_from_ns, s_from_ns
+
+SEND_LAG: Final = "send_lag"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Durations:
+    """Durations of one kind, in ms; None where there are none.
+
+    A percentile that too few requests bear out is None (``percentile.smallest_sample``).
+    """
+
+    mean: float | None
+    std: float | None
+    percentile: Mapping[int, float | None]
+    largest: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadFigures:
+    """What one load came to, without its warm-up. Tokens and durations are those of completed requests.
+
+    ``durations`` has the latencies of vLLM by their names, and ``send_lag`` of all requests that were sent.
+    """
+
+    num_requests: int
+    num_completed: int
+    errors: Mapping[str, int]
+    """Failed requests by the kind of their error."""
+    wall_s: float | None
+    prompt_tokens: int | None
+    output_tokens: int | None
+    cached_tokens: int | None
+    durations: Mapping[str, Durations]
+    kernel_stamp_frac: float | None
+    """Share of the chunks of all requests whose arrival the kernel stamped."""
+    bound_stamp_frac: float | None
+    """Share of them whose time is only an upper bound, because another one of the same read came after it."""
+    miscounted: tuple[str, ...]
+    """Requests of which usage and what arrived count different tokens."""
+
+    def client_metrics(self) -> dict[str, float | None]:
+        """What of ``CLIENT_METRICS`` all requests tell together."""
+        lags = self.durations[SEND_LAG]
+        return {
+            "p50_send_lag_ms": lags.percentile[50],
+            "p99_send_lag_ms": lags.percentile[99],
+            "max_send_lag_ms": lags.largest,
+            "kernel_stamp_frac": self.kernel_stamp_frac,
+            "bound_stamp_frac": self.bound_stamp_frac,
+        }
+
+    @property
+    def num_failed(self) -> int:
+        return self.num_requests - self.num_completed
+
+    @property
+    def request_throughput(self) -> float | None:
+        """Completed requests per second."""
+        return quotient(self.num_completed, self.wall_s)
+
+    @property
+    def output_throughput(self) -> float | None:
+        """Output tokens per second."""
+        return quotient(self.output_tokens, self.wall_s)
+
+    @property
+    def total_token_throughput(self) -> float | None:
+        """Tokens of prompts and outputs per second."""
+        if self.prompt_tokens is None or self.output_tokens is None:
+            return None
+        return quotient(self.prompt_tokens + self.output_tokens, self.wall_s)
+
+
+class FiguresInPassing:
+    """Takes in records, one by one."""
+
+    def __init__(self) -> None:
+        self._durations_ns: dict[str, array[Any]] = {
+            name: array("I" if name == "itl" else "d") for name in (*LATENCIES, SEND_LAG)
+        }
+        self._num_requests = self._num_completed = 0
+        self._errors: Counter[str] = Counter()
+        self._first_sent_ns: int | None = None
+        self._last_output_ns: int | None = None
+        self._tokens: dict[str, int | None] = {}
+        self._num_stamped = self._num_chunks = self._num_bounds = 0
+        self._miscounted: list[str] = []
+
+    def take(self, record: RequestRecord) -> None:
+        """Count ``record``; those of a warm-up do not."""
+        if record.is_warmup:
+            return
+        self._num_requests += 1
+        self._widen(record)
+        self._take_stamps(record)
+        lag_ns = send_lag_ns(record)
+        if lag_ns is not None:
+            self._durations_ns[SEND_LAG].append(lag_ns)
+        if record.error is not None:
+            self._errors[record.error.kind] += 1
+        if is_completed(record):
+            self._take_completed(record)
+
+    def _take_completed(self, record: RequestRecord) -> None:
+        is_first = not self._num_completed
+        self._num_completed += 1
+        for name, found in latencies_ns((record,)).items():
+            self._keep(name, found)
+        for name in ("prompt_tokens", "completion_tokens", "cached_tokens"):
+            before, tokens = 0 if is_first else self._tokens[name], getattr(record, name)
+            self._tokens[name] = None if before is None or tokens is None else before + tokens
+        if check_client_tokens((record,)).ok is False:
+            self._miscounted.append(record.request_id)
+
+    def _take_stamps(self, record: RequestRecord) -> None:
+        for choice in record.choices:
+            num_chunks = len(choice.chunk_ns)
+            self._num_chunks += num_chunks
+            self._num_stamped += 0 if choice.chunk_late_ns is None else num_chunks
+            self._num_bounds += num_chunks - len(set(choice.chunk_ns))
+
+    def _keep(self, name: str, found_ns: Sequence[float]) -> None:
+        kept = self._durations_ns[name]
+        try:
+            kept.extend(array(kept.typecode, found_ns))
+        except OverflowError:  # a gap of more than four seconds
+            kept = self._durations_ns[name] = array("d", kept)
+            kept.extend(array("d", found_ns))
+
+    def _widen(self, record: RequestRecord) -> None:
+        """Keep the first send and the last output."""
+        if record.sent_ns is not None:
+            self._first_sent_ns = min(record.sent_ns, self._first_sent_ns or record.sent_ns)
+        last_ns = last_token_ns(record)
+        if last_ns is not None:
+            self._last_output_ns = max(last_ns, self._last_output_ns or last_ns)
+
+    def figures(self) -> LoadFigures:
+        """What the records came to that were taken in until now."""
+        first_ns, last_ns = self._first_sent_ns, self._last_output_ns
+        return LoadFigures(
+            num_requests=self._num_requests,
+            num_completed=self._num_completed,
+            errors=dict(self._errors),
+            wall_s=None if first_ns is None or last_ns is None else s_from_ns(last_ns - first_ns),
+            prompt_tokens=self._tokens.get("prompt_tokens"),
+            output_tokens=self._tokens.get("completion_tokens"),
+            cached_tokens=self._tokens.get("cached_tokens"),
+            durations={name: self._summary(name) for name in self._durations_ns},
+            kernel_stamp_frac=quotient(self._num_stamped, self._num_chunks),
+            bound_stamp_frac=quotient(self._num_bounds, self._num_chunks),
+            miscounted=tuple(self._miscounted),
+        )
+
+    def _summary(self, name: str) -> Durations:
+        values = self._durations_ns[name]
+        num_independent = len(values) if name == SEND_LAG else self._num_completed
+        ordered = SortedRuns(values)
+        spread = standard_deviation(values)
+        return Durations(
+            mean=ms_from_ns(fmean(values)) if values else None,
+            std=None if spread is None else ms_from_ns(spread),
+            percentile={
+                percent: None if value is None else ms_from_ns(value)
+                for percent, value in percentiles_of_sorted(ordered, num_independent).items()
+            },
+            largest=ms_from_ns(ordered[-1]) if values else None,
+        )

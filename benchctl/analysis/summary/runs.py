@@ -1,0 +1,277 @@
+"""Every run as one row of numbers, and every variant and cell as the mean over its blocks."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from statistics import fmean, stdev
+from typing import Any, Final
+
+from benchctl.analysis.attribution.flops import RunFlops
+from benchctl.analysis.attribution.sections import Breakdown, StepTally, mean_breakdown, tally_steps
+from benchctl.analysis.experiment.experiment import Experiment
+from benchctl.analysis.experiment.paired_runs import PairedRuns
+from benchctl.analysis.metrics.bounds import TIMES_BOUNDED, Bounds, bounds_warnings
+from benchctl.analysis.metrics.table import CLIENT_TIMED, METRICS, POSITION_ADJUSTED
+from benchctl.analysis.statistics.block_ratio import PooledSlope
+from benchctl.analysis.statistics.position_effect import adjusted_level
+from benchctl.analysis.statistics.side_ratio import SideRatio
+from benchctl.analysis.summary.columns import (
+    CLIENT_COLUMNS,
+    LABEL_COLUMNS,
+    SUMMARY_COLUMNS,
+    Value,
+    number_of,
+    summary_row,
+)
+from benchctl.analysis.validity.usability import Usability
+from benchctl.profile.model import VariantSettings
+from benchctl.records.directory import LoadedRun, arm_label, cell_order
+from benchctl.records.run import Cell, ResultWarning, RunRecord
+
+_OF_COMPARISONS: Final = METRICS.keys() | CLIENT_COLUMNS
+"""Columns whose means are those that a comparison shows."""
+_TIME_COLUMNS: Final = POSITION_ADJUSTED | (CLIENT_COLUMNS - CLIENT_TIMED)
+"""Columns that a drift within a block moves."""
+INFEASIBLE_CAUSES: Final = frozenset({"out-of-memory", "infeasible"})
+"""Causes of failure that mark a cell and not a mishap: ``infeasible`` are the blocks not tried after the first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RunSummary:
+    """One run and its row: a value for every column of ``SUMMARY_COLUMNS``, None where it is unknown."""
+
+    run: LoadedRun
+    usability: Usability
+    settings: VariantSettings | None
+    flops: RunFlops | None
+    values: Mapping[str, Value]
+    bounds: Mapping[str, Bounds]
+    """Columns that rest on arrivals which are only known between bounds."""
+    tally: StepTally
+    """Of its steps after the warm-up."""
+    step_scale: float
+    """By what its step times are multiplied to be those of the middle of its block."""
+    warnings: tuple[ResultWarning, ...]
+
+    @property
+    def record(self) -> RunRecord:
+        return self.run.record
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether the run counts in means and comparisons."""
+        return self.usability.is_usable
+
+    @property
+    def state(self) -> str:
+        """Its state, and how far it counts where that is not the same."""
+        if self.run.is_damaged:
+            return f"{self.record.state}, damaged"
+        if self.usability.client_excluded is not None:
+            return f"{self.record.state}: client's times"
+        if self.record.state == "suspect" and self.is_usable:
+            return "suspect, counted"
+        if self.record.state == "done" and not self.is_usable:
+            return "done, excluded"
+        return self.record.state
+
+    @property
+    def label(self) -> str:
+        return arm_label(self.record.variant, self.record.cell)
+
+    def number(self, column: str) -> float | None:
+        """The value of a column that holds a number, as measured."""
+        return number_of(self.values[column])
+
+    def counted(self, column: str) -> float | None:
+        """The value of a column that holds a number; None where what the client timed does not count, or
+        it rests on bounds.
+        """
+        if column in self.bounds:
+            return None
+        if self.usability.client_excluded is not None and column in CLIENT_COLUMNS:
+            return None
+        return self.number(column)
+
+    def why_left_out(self, column: str) -> str | None:
+        """Why the value of a column does not count; None where it does."""
+        if self.is_usable and self.counted(column) is not None:
+            return None
+        return "known between bounds only" if self.is_usable and column in self.bounds else self.state
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """A value over blocks; what one block does not tell is None.
+
+    Metrics that are positive in every block have the mean that a comparison shows: geometric, at the middle of the
+    block, by the estimator of the profile; ``cv_frac`` is then the standard deviation of the logarithms. Other
+    columns have the arithmetic mean, and ``cv_frac`` is sd / mean. ``sd`` is that of the values as measured (n -
+    1).
+    """
+
+    mean: float
+    n: int
+    sd: float | None = None
+    cv_frac: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellSummary:
+    """One variant in one cell over its blocks; ``spreads`` holds the columns of which a number is known."""
+
+    variant: str
+    cell: Cell
+    runs: tuple[RunSummary, ...]
+    """Usable runs, by block."""
+    num_unusable: int
+    spreads: Mapping[str, Spread]
+    infeasible: str | None = None
+    """Why no server can do this cell, where that is why no run of it is usable: ``out of memory``."""
+
+    @property
+    def label(self) -> str:
+        return arm_label(self.variant, self.cell)
+
+    def mean(self, column: str) -> float | None:
+        spread = self.spreads.get(column)
+        return None if spread is None else spread.mean
+
+    def breakdown(self) -> Breakdown | None:
+        """Where the time of a step sits: shares of the mean step, at the middle of the block, times ``step_ms``.
+
+        None without steps.
+        """
+        level_ms = self.mean("step_ms")
+        arithmetic_ms = [time_ms * run.step_scale for run in self.runs if (time_ms := run.number("step_ms"))]
+        to_level = level_ms / fmean(arithmetic_ms) if level_ms and arithmetic_ms else 1.0
+        return mean_breakdown((run.tally, run.step_scale * to_level) for run in self.runs)
+
+
+def summarise_runs(experiment: Experiment) -> tuple[RunSummary, ...]:
+    """The row of every run that was begun, in plan order."""
+    return tuple(_summarise(run, experiment) for run in experiment.results.runs)
+
+
+def _summarise(run: LoadedRun, experiment: Experiment) -> RunSummary:
+    settings = experiment.settings(run.record)
+    flops, warnings = experiment.flops(run)
+    bounds = experiment.bounds(run)
+    is_told = any(warning.code == TIMES_BOUNDED for warning in run.warnings)
+    return RunSummary(
+        run=run,
+        usability=experiment.usability(run),
+        settings=settings,
+        flops=flops,
+        bounds=bounds,
+        values=summary_row(run, experiment.metrics(run), settings, flops),
+        tally=tally_steps(run.columns, covers_steps=run.record.times_whole_steps),
+        step_scale=experiment.position_scale(run, "step_ms"),
+        warnings=(*run.warnings, *(() if is_told else bounds_warnings(bounds)), *warnings),
+    )
+
+
+def summarise_cells(
+    runs: Iterable[RunSummary], experiment: Experiment, pairs: Sequence[PairedRuns] = ()
+) -> tuple[CellSummary, ...]:
+    """Each variant and cell over its blocks: the baseline first, then by variant and factor values.
+
+    Arms that are compared with the baseline in ``pairs`` have the means that belong to the ratio.
+    """
+    baseline = experiment.results.manifest.baseline
+    ordered = sorted(runs, key=lambda run: arm_order(run.record, baseline))
+    groups: dict[str, list[RunSummary]] = {}
+    for run in ordered:
+        groups.setdefault(run.label, []).append(run)
+    cells = _Cells(
+        experiment=experiment,
+        slopes=_slopes(ordered, experiment),
+        summaries={id(run.run): run for run in ordered},
+        pairs={paired.pair.b.label: paired for paired in pairs},
+    )
+    return tuple(cells.over_blocks(group) for group in groups.values())
+
+
+def _slopes(runs: Sequence[RunSummary], experiment: Experiment) -> Mapping[str, PooledSlope]:
+    """Effect of the position on every column of a time or rate."""
+    summaries = {id(run.run): run for run in runs}
+    found = {column: experiment.slope_of(partial(_counted, summaries, column)) for column in _TIME_COLUMNS}
+    return {column: slope for column, slope in found.items() if slope is not None}
+
+
+def arm_order(record: RunRecord, baseline: str) -> tuple[Any, ...]:
+    """Sort key: the baseline, then variant, factor values (numbers by size, words by spelling), block."""
+    return record.variant != baseline, record.variant, cell_order(record.cell), record.block
+
+
+def _counted(summaries: Mapping[int, RunSummary], column: str, run: LoadedRun) -> float | None:
+    return summaries[id(run)].counted(column)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Cells:
+    """What the means of all cells are made from."""
+
+    experiment: Experiment
+    slopes: Mapping[str, PooledSlope]
+    summaries: Mapping[int, RunSummary]
+    pairs: Mapping[str, PairedRuns]
+
+    def over_blocks(self, group: Sequence[RunSummary]) -> CellSummary:
+        usable = tuple(run for run in group if run.is_usable)
+        spreads = {}
+        for column in SUMMARY_COLUMNS:
+            numbers = {run: number for run in usable if (number := run.counted(column)) is not None}
+            if numbers and column not in LABEL_COLUMNS:
+                spreads[column] = self._spread(group[0].label, column, numbers)
+        first = group[0].record
+        return CellSummary(
+            variant=first.variant,
+            cell=first.cell,
+            runs=usable,
+            num_unusable=len(group) - len(usable),
+            spreads=spreads,
+            infeasible=None if usable else _infeasibility(group),
+        )
+
+    def _spread(self, label: str, column: str, numbers: Mapping[RunSummary, float]) -> Spread:
+        if column not in _OF_COMPARISONS or min(numbers.values()) <= 0:
+            return _spread(list(numbers.values()))
+        ratio = self._ratio(label, column)
+        if ratio is not None and label in self.pairs:
+            return _geometric_spread(ratio.b, ratio.b_values)
+        if ratio is not None and len(ratio.a_values) == len(numbers):
+            return _geometric_spread(ratio.a, ratio.a_values)
+        offsets, values = [self.experiment.offset(run.run) for run in numbers], list(numbers.values())
+        slope = self.slopes.get(column)
+        return _geometric_spread(adjusted_level(values, offsets, slope, self.experiment.estimator), values)
+
+    def _ratio(self, label: str, column: str) -> SideRatio | None:
+        """To the baseline, as a comparison has it; of the baseline itself, that of the one arm beside it."""
+        paired = self.pairs.get(label)
+        if paired is None and len(self.pairs) == 1:
+            (paired,) = self.pairs.values()
+        if paired is None or label not in {paired.pair.a.label, paired.pair.b.label}:
+            return None
+        return paired.ratio_of(partial(_counted, self.summaries, column), is_time=column in _TIME_COLUMNS)
+
+
+def _infeasibility(group: Sequence[RunSummary]) -> str | None:
+    """What the failures say: a server that ran out of memory, and the runs that were then not tried again."""
+    causes = {run.record.failure.cause for run in group if run.record.failure is not None}
+    return "out of memory" if causes & INFEASIBLE_CAUSES else None
+
+
+def _geometric_spread(level: float, values: Sequence[float]) -> Spread:
+    if len(values) < 2:
+        return Spread(mean=level, n=len(values))
+    return Spread(mean=level, n=len(values), sd=stdev(values), cv_frac=stdev(map(math.log, values)))
+
+
+def _spread(numbers: Sequence[float]) -> Spread:
+    mean = fmean(numbers)
+    if len(numbers) < 2:
+        return Spread(mean=mean, n=len(numbers))
+    sd = stdev(numbers)
+    return Spread(mean=mean, n=len(numbers), sd=sd, cv_frac=sd / abs(mean) if mean else None)

@@ -1,0 +1,233 @@
+"""Every cell against the baseline of its own block: what guidance costs in time, in FLOPs, and what is left.
+
+Ratios, their intervals and the absolute values that they are quotients of come from ``side_ratio``, as those of a
+comparison do: each ratio column is exactly the quotient of its two columns. Section times (``*_ms_mean``) are
+arithmetic means over blocks of the mean over the steps that have the section, as published. The leading columns
+carry the names of the published sweep table.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from benchctl.analysis.experiment.paired_runs import PairedRuns
+from benchctl.analysis.metrics.unknown import mean_of_known, quotient
+from benchctl.analysis.statistics.block_ratio import RatioEstimate
+from benchctl.analysis.statistics.side_ratio import SideRatio
+from benchctl.analysis.summary.columns import Value, number_of
+from benchctl.analysis.summary.runs import CellSummary, RunSummary
+from benchctl.records.directory import arm_label, cell_name
+from benchctl.records.run import Cell
+
+LENVM_SWEEP_COLUMNS: Final = (
+    "k",
+    "results_dir",
+    "base_wall_s",
+    "lvm_wall_s",
+    "wall_ratio",
+    "base_tok_per_s",
+    "lvm_tok_per_s",
+    "tok_per_s_ratio",
+    "base_pflops",
+    "lvm_pflops",
+    "flops_ratio",
+    "base_achieved_tflops_per_s",
+    "lvm_achieved_tflops_per_s",
+    "achieved_tflops_ratio",
+    "lvm_apply_ms_mean",
+    "lvm_forward_ms_mean",
+    "lvm_build_pending_ms_mean",
+    "lvm_apply_guidance_ms_mean",
+    "utilization_gap",
+)
+OWN_SWEEP_COLUMNS: Final = (
+    "variant",
+    "cell",
+    "n_blocks",
+    "wall_ratio_ci_low",
+    "wall_ratio_ci_high",
+    "num_steps_ratio",
+    "step_ms_ratio",
+    "flops_ratio_observed",
+    "utilization_gap_observed",
+    "unexplained_frac",
+    "unexplained_frac_observed",
+    "infeasible",
+)
+SWEEP_COLUMNS: Final = (*LENVM_SWEEP_COLUMNS, *OWN_SWEEP_COLUMNS)
+
+_COMPARED: Final = {
+    "wall": "wall_clock_s",
+    "tok_per_s": "throughput_output_tokens_per_s",
+    "pflops": "theoretical_pflops_total",
+    "achieved_tflops": "achieved_tflops_per_s",
+    "num_steps": "num_steps",
+    "step_ms": "step_ms",
+    "pflops_observed": "observed_pflops_total",
+}
+"""What is divided, and the column of the run's row that holds it."""
+_OF_TIME: Final = frozenset({"wall", "tok_per_s", "achieved_tflops", "step_ms"})
+"""Quantities that a drift within a block moves; the others are counts."""
+
+_SECTION_MEANS: Final = {
+    "lvm_apply_ms_mean": "t_lvm_apply_outer_ms_mean",
+    "lvm_forward_ms_mean": "t_lvm_forward_ms_mean",
+    "lvm_build_pending_ms_mean": "t_lvm_build_pending_ms_mean",
+    "lvm_apply_guidance_ms_mean": "t_lvm_apply_guidance_ms_mean",
+}
+
+MIN_EXPLAINED_LOG_RATIO: Final = math.log(1.02)
+"""Below a slowdown of two percent there is nothing whose causes could be divided."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Baseline and cell of one block."""
+
+    block: int
+    base: RunSummary
+    other: RunSummary
+
+    def ratio(self, quantity: str) -> float | None:
+        """Cell over baseline as measured, for a quantity that a sweep compares; None unless both count."""
+        column = _COMPARED[quantity]
+        before, after = self.base.counted(column), self.other.counted(column)
+        return after / before if before and after and before > 0 and after > 0 else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepRow:
+    """One cell of one variant against the baseline; ``values`` has every column of ``SWEEP_COLUMNS``."""
+
+    variant: str
+    cell: Cell
+    pairs: tuple[Pair, ...]
+    """One for each block in which both runs are usable; at least one."""
+    ratios: Mapping[str, SideRatio]
+    """Of each compared quantity that some block knows on both sides."""
+    values: Mapping[str, Value]
+
+    @property
+    def label(self) -> str:
+        return arm_label(self.variant, self.cell)
+
+    @property
+    def estimates(self) -> Mapping[str, RatioEstimate]:
+        """Ratio of each compared quantity."""
+        return {quantity: ratio.estimate for quantity, ratio in self.ratios.items()}
+
+    def number(self, column: str) -> float | None:
+        return number_of(self.values[column])
+
+
+def sweep_rows(
+    pairs: Sequence[PairedRuns], runs: Sequence[RunSummary], *, confidence: float, results_dir: str
+) -> tuple[SweepRow, ...]:
+    """A row for each arm that shares at least one block with the baseline; ``pairs`` are those of ``runs``."""
+    summaries = {id(run.run): run for run in runs}
+    return tuple(_row(paired, summaries, confidence, results_dir) for paired in pairs)
+
+
+def infeasible_values(cell: CellSummary, results_dir: str) -> dict[str, Value]:
+    """The columns of a cell that no server can do: its name, no number, and why."""
+    known: dict[str, Value] = {
+        "results_dir": results_dir,
+        "variant": cell.variant,
+        "cell": cell_name(cell.cell),
+        "n_blocks": 0,
+        "infeasible": cell.infeasible,
+    }
+    return {column: known.get(column) for column in SWEEP_COLUMNS}
+
+
+def unexplained_frac(wall: RatioEstimate | None, flops_ratio: float | None) -> float | None:
+    """Share of a slowdown that more FLOPs do not explain: 1 - ln(FLOPs ratio) / ln(wall ratio).
+
+    From wall ratio = FLOPs ratio / (ratio of achieved FLOP/s): in logarithms the two factors add up, so their
+    shares do as well. Above 1 when FLOPs fell; below 0 when FLOPs grew more than time. None where there is no
+    slowdown to divide: the ratio is below two percent, or its interval reaches 1.
+    """
+    if wall is None or flops_ratio is None or wall.log_ratio < MIN_EXPLAINED_LOG_RATIO:
+        return None
+    if wall.log_interval is not None and wall.log_interval[0] <= 0:
+        return None
+    return 1 - math.log(flops_ratio) / wall.log_ratio
+
+
+def _row(paired: PairedRuns, summaries: Mapping[int, RunSummary], confidence: float, results_dir: str) -> SweepRow:
+    pairs = tuple(
+        Pair(block, summaries[id(base)], summaries[id(other)])
+        for block, base, other in zip(paired.pair.blocks, paired.pair.a_runs, paired.pair.b_runs, strict=True)
+    )
+    ratios = {
+        quantity: of_sides
+        for quantity in _COMPARED
+        if (of_sides := _ratio(quantity, paired, summaries, confidence)) is not None
+    }
+    estimates = {quantity: ratio.estimate for quantity, ratio in ratios.items()}
+    ratio = {quantity: estimate.ratio for quantity, estimate in estimates.items()}
+    record = pairs[0].other.record
+    settings = pairs[0].other.settings
+    wall, flops, observed = ratio.get("wall"), ratio.get("pflops"), ratio.get("pflops_observed")
+    values: dict[str, Value] = {
+        "k": None if settings is None else settings.sampling.top_k,
+        "results_dir": results_dir,
+        **_absolutes(ratios),
+        "wall_ratio": wall,
+        "tok_per_s_ratio": ratio.get("tok_per_s"),
+        "flops_ratio": flops,
+        "achieved_tflops_ratio": ratio.get("achieved_tflops"),
+        **{
+            name: mean_of_known([pair.other.number(column) for pair in pairs])
+            for name, column in _SECTION_MEANS.items()
+        },
+        "utilization_gap": quotient(wall, flops),
+        "variant": record.variant,
+        "cell": cell_name(record.cell),
+        "n_blocks": len(pairs),
+        "wall_ratio_ci_low": estimates["wall"].ci_low if "wall" in estimates else None,
+        "wall_ratio_ci_high": estimates["wall"].ci_high if "wall" in estimates else None,
+        "num_steps_ratio": ratio.get("num_steps"),
+        "step_ms_ratio": ratio.get("step_ms"),
+        "flops_ratio_observed": observed,
+        "utilization_gap_observed": quotient(wall, observed),
+        "unexplained_frac": unexplained_frac(estimates.get("wall"), flops),
+        "unexplained_frac_observed": unexplained_frac(estimates.get("wall"), observed),
+        "infeasible": None,
+    }
+    return SweepRow(
+        variant=record.variant,
+        cell=record.cell,
+        pairs=pairs,
+        ratios=ratios,
+        values={column: values[column] for column in SWEEP_COLUMNS},
+    )
+
+
+def _ratio(
+    quantity: str,
+    paired: PairedRuns,
+    summaries: Mapping[int, RunSummary],
+    confidence: float,
+) -> SideRatio | None:
+    """The ratio as ``compare`` estimates it: the same runs, blocks, effect of the position and estimator."""
+    column = _COMPARED[quantity]
+    return paired.ratio_of(
+        lambda run: summaries[id(run)].counted(column), is_time=quantity in _OF_TIME, confidence=confidence
+    )
+
+
+def _absolutes(ratios: Mapping[str, SideRatio]) -> dict[str, Value]:
+    """Both sides of the ratios that are shown with them."""
+    quantities = {
+        "wall_s": "wall",
+        "tok_per_s": "tok_per_s",
+        "pflops": "pflops",
+        "achieved_tflops_per_s": "achieved_tflops",
+    }
+    return {
+        f"{side}_{name}": getattr(ratios[quantity], "a" if side == "base" else "b") if quantity in ratios else None
+        for side in ("base", "lvm")
+        for name, quantity in quantities.items()
+    }

@@ -1,0 +1,162 @@
+"""What a server was started with, setting by setting, so that two launches can be held against each other.
+
+A command line gives ``argv.program``, ``argv.words`` and one ``argv.--flag`` for each flag, the environment one
+``env.NAME`` for each variable. What belongs to one launch alone (ports, the run's directory, its seed) is left out
+or written in a form that all launches share. Each setting knows the names under which a profile or a server speaks
+of the same thing, so that nothing has to be declared twice or is told twice.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Final
+
+from benchctl.records.run import RunRecord
+
+OPTIONS_OF_FLAG: Final[dict[str, tuple[str, ...]]] = {
+    "alias": ("model",),
+    "async-scheduling": ("async_scheduling", "overlap_schedule"),
+    "batch-size": ("max_num_batched_tokens",),
+    "cache-ram": ("enable_prefix_caching",),
+    "cache-prompt": ("enable_prefix_caching",),
+    "cb-block-size": ("block_size",),
+    "cb-max-batch-tokens": ("max_num_batched_tokens",),
+    "cb-num-blocks": ("num_kv_blocks",),
+    "chunked-prefill-size": ("max_num_batched_tokens",),
+    "context-length": ("max_model_len",),
+    "ctx-size": ("max_model_len", "max_num_seqs"),
+    "disable-cuda-graph": ("enforce_eager",),
+    "disable-overlap-schedule": ("overlap_schedule",),
+    "disable-radix-cache": ("enable_prefix_caching",),
+    "dp-size": ("data_parallel_size",),
+    "enable-logging-iteration-details": ("step_log",),
+    "enable-lvm-guided-sampling": ("value_model",),
+    "logits-processors": ("value_model",),
+    "lvm-guided-fn": ("guided_fn", "value_model"),
+    "lvm-guided-inproc": ("value_model",),
+    "lvm-guided-inproc-json-model-override-args": ("value_architecture", "value_model"),
+    "lvm-guided-inproc-mem-fraction-static": ("value_mem_fraction_static", "value_model"),
+    "lvm-guided-inproc-model-path": ("value_model",),
+    "lvm-guided-inproc-model-revision": ("value_model_revision", "value_model"),
+    "max-running-requests": ("max_num_seqs",),
+    "model": ("model",),
+    "model-path": ("model",),
+    "parallel": ("max_num_seqs",),
+    "prefix-caching": ("enable_prefix_caching",),
+    "served-model-name": ("model",),
+    "step-log": ("step_log", "continuous_batching"),
+    "tp-size": ("tensor_parallel_size",),
+}
+"""Options of a profile behind flags that are spelt otherwise, without ``--`` and ``no-``."""
+_OPTIONS_OF_VARIABLE: Final[dict[str, tuple[str, ...]]] = {
+    "BENCHCTL_LENVM_CLOCK": ("value_model", "guidance_clock"),
+    "BENCHCTL_LENVM_DESCRIPTION": ("value_model",),
+    "BENCHCTL_LENVM_MODEL": ("value_model",),
+    "BENCHCTL_LENVM_SETTINGS": (
+        "value_model", "value_dtype", "value_load_format", "value_memory_bytes", "value_graphs", "value_stream",
+        "fused", "lazy",
+    ),
+    "BENCHCTL_LENVM_STEP_LOG": ("value_model", "step_log"),
+}  # fmt: skip
+"""Options of a profile behind variables that are spelt otherwise."""
+_OF_ONE_LAUNCH: Final = re.compile(r"(^|[-_])port$|^(noise|default)-seed$", re.IGNORECASE)
+_NUMBER: Final = re.compile(r"-?\.?\d")
+_ADDRESS: Final = re.compile(r"(127\.0\.0\.1|localhost|\[::1\]):\d+")
+_OURS: Final = re.compile(r"[^\s:=,]*/benchctl/engines/(?:inside/(\w+)|(\w+)/inside)")
+"""Where benchctl itself lies is no setting of a server, nor that it is on the way to something else."""
+_GIVEN: Final = "given"
+"""Value of a flag that has none."""
+_HIDDEN: Final = "***"
+_OUR_PREFIX: Final = "BENCHCTL_"
+_SIMULATOR: Final = "benchctl.sim"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchSetting:
+    """One thing that a server was started with. ``names`` are those of the same thing in profiles and servers."""
+
+    key: str
+    value: str
+    names: tuple[str, ...]
+
+
+def launch_settings(record: RunRecord, *, has_one_host: bool = True) -> dict[str, LaunchSetting]:
+    """What the server of a run was started with, by key; empty where benchctl did not start it.
+
+    Without ``has_one_host`` paths are compared by their last part alone: every machine keeps things elsewhere.
+    """
+    found = (*_of_argv(record), *_of_env(record))
+    return {
+        key: LaunchSetting(key=key, value=_shared_form(value, record, has_one_host=has_one_host), names=names)
+        for key, value, names in found
+    }
+
+
+def is_flag(key: str) -> bool:
+    """Whether a setting is a flag of a command line: neither its program, nor a word, nor a variable."""
+    return key.startswith("argv.-")
+
+
+_Found = tuple[str, str, tuple[str, ...]]
+
+
+def _of_argv(record: RunRecord) -> Iterator[_Found]:
+    if not record.argv:
+        return
+    program, *words = record.argv
+    flags, plain = _parted(words)
+    if flags.get("-m") != [_SIMULATOR]:  # it comes with benchctl, and runs in its interpreter
+        yield "argv.program", program, ("server.python", "server.binary")
+    if plain:
+        yield "argv.words", " ".join(plain), ("model", "server.extra_args")
+    for flag, values in flags.items():
+        name = flag.lstrip("-")
+        if not _OF_ONE_LAUNCH.search(name):
+            yield f"argv.{flag}", " ".join(values) or _GIVEN, _names_of(name)
+
+
+def _parted(words: list[str]) -> tuple[dict[str, list[str]], list[str]]:
+    """Flags with the words behind them, and the words that belong to none. Repeated flags gather their values."""
+    flags: dict[str, list[str]] = {}
+    plain: list[str] = []
+    values = plain
+    for word in words:
+        if word == "--":
+            values = plain
+        elif word.startswith("-") and not _NUMBER.match(word):
+            flag, equals, value = word.partition("=")
+            values = flags.setdefault(flag, [])
+            values += [value] if equals else []
+        else:
+            values.append(word)
+    return flags, plain
+
+
+def _names_of(flag: str) -> tuple[str, ...]:
+    """``server.<option>`` for each option that the flag may carry out; any flag may stem from ``extra_args``."""
+    positive = flag.removeprefix("no-")
+    options = OPTIONS_OF_FLAG.get(positive, (positive.replace("-", "_"),))
+    names = ["model" if option == "model" else f"server.{option}" for option in options]
+    return (*names, "server.extra_args")
+
+
+def _of_env(record: RunRecord) -> Iterator[_Found]:
+    for name, whole in record.env.items():
+        value = ":".join(part for part in whole.split(":") if not _OURS.match(part))
+        if value not in {_HIDDEN, ""} and not _OF_ONE_LAUNCH.search(name):
+            spelt = (name.removeprefix(_OUR_PREFIX).lower(),) if name.startswith(_OUR_PREFIX) else ()
+            own = (f"server.{option}" for option in _OPTIONS_OF_VARIABLE.get(name, spelt))
+            yield f"env.{name}", value, (*own, "server.env")
+
+
+def _shared_form(value: str, record: RunRecord, *, has_one_host: bool) -> str:
+    """A value without what names this launch, or this machine."""
+    value = re.sub(rf"[^\s:=,]*/{re.escape(record.run_id)}(?=/|$)", "<run>", value)
+    value = _OURS.sub(r"<benchctl>/\1\2", _ADDRESS.sub(r"\1:<port>", value))
+    return value if has_one_host else " ".join(map(_without_place, value.split(" ")))
+
+
+def _without_place(word: str) -> str:
+    """The last part of an absolute path, or of each of several; anything else as it is."""
+    return ":".join(PurePosixPath(part).name if part.startswith("/") else part for part in word.split(":"))

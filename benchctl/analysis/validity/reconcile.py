@@ -1,0 +1,226 @@
+"""Do the records of one run agree with one another and with what the profile declared?
+
+Each check compares two independent accounts of the same thing: steps, usage, the client's own counts, the
+request set, the profile. ``ok`` is None where an account is missing or the check does not apply.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from benchctl.analysis.metrics.clock import clock_factor
+from benchctl.analysis.metrics.request_timing import e2el_ns, is_completed, measured
+from benchctl.analysis.metrics.run_metrics import load_window_ns
+from benchctl.analysis.validity.check import CHECK_FAILED, Check, some
+from benchctl.analysis.validity.token_checks import (
+    check_client_tokens,
+    check_counters,
+    check_prefix_cache,
+    check_step_tokens,
+)
+from benchctl.guided.params import is_noop, parse_params
+from benchctl.profile.model import Profile, VariantSettings
+from benchctl.profile.planning.plan import variant_settings
+from benchctl.records.directory import LoadedRun
+from benchctl.records.run import PreparedRequest, RequestRecord, ResultWarning, RunRecord, StopMode
+from benchctl.records.step_columns import StepColumns, exact_sum
+from benchctl.units import NS_PER_MS, s_from_ns
+
+__all__ = [
+    "Check",
+    "Expectation",
+    "expected",
+    "expected_of",
+    "failed_checks",
+    "reconcile",
+]
+
+WALL_TOLERANCE_FRAC: Final = 0.01
+WALL_TOLERANCE_NS: Final = 20 * NS_PER_MS
+"""What sending, receiving and waking up may add on the client's clock."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expectation:
+    """What the profile and the request set declare of one run."""
+
+    stop: StopMode
+    prepared: tuple[PreparedRequest, ...]
+    is_guided: bool
+    is_greedy: bool
+    is_left_out: bool = False
+    """Guidance is declared, changes no probability, and the server leaves such guidance out."""
+    max_concurrency: int | None
+    """Limit of a closed loop; None for every other arrival."""
+    is_cached: bool = False
+    """Whether prompts may be found in a prefix cache."""
+
+
+def expected(profile: Profile, prepared: Sequence[PreparedRequest], record: RunRecord) -> Expectation:
+    """What one run of a profile should show."""
+    settings = variant_settings(profile, record.variant, record.cell)
+    return expected_of(profile, settings, prepared, profile.stop)
+
+
+def expected_of(
+    profile: Profile, settings: VariantSettings, prepared: Sequence[PreparedRequest], stop: StopMode
+) -> Expectation:
+    """What a run with these settings should show. Greedy is declared by top_k 1 or temperature 0."""
+    arrival = profile.workload.arrival
+    return Expectation(
+        stop=stop,
+        prepared=tuple(prepared),
+        is_guided=settings.guidance is not None,
+        is_greedy=settings.sampling.is_greedy,
+        is_left_out=_leaves_out(settings),
+        max_concurrency=arrival.max_concurrency if arrival.kind == "closed-loop" else None,
+        is_cached=profile.workload.prefix_hits == "allowed",
+    )
+
+
+def _leaves_out(settings: VariantSettings) -> bool:
+    if settings.guidance is None or not getattr(settings.server, "skip_noop", False):
+        return False
+    params = parse_params(settings.guidance.model_dump(exclude_none=True))
+    return params is not None and is_noop(params)
+
+
+def reconcile(run: LoadedRun, expectation: Expectation) -> tuple[Check, ...]:
+    """Every check of one run, in a fixed order. Warm-up requests and steps take no part."""
+    requests = measured(run.requests)
+    completed = [request for request in requests if is_completed(request)]
+    steps = run.columns
+    return (
+        _check_requests(run.record, requests, expectation.prepared),
+        check_client_tokens(completed),
+        check_step_tokens(steps, requests, completed),
+        check_counters(run.prometheus, requests, completed),
+        check_prefix_cache(run.prometheus, requests, steps, is_allowed=expectation.is_cached),
+        _check_step_time(run, steps),
+        _check_guided(steps, expectation),
+        _check_greedy(steps, expectation),
+        _check_forced_stop(completed, expectation),
+        _check_concurrency(run, completed, steps, expectation),
+    )
+
+
+def failed_checks(
+    run: LoadedRun, profile: Profile, prepared: Sequence[PreparedRequest]
+) -> tuple[ResultWarning, ...]:
+    """One doubt for each fatal check that fails: a run with any must not count as done."""
+    return tuple(
+        ResultWarning(
+            code=CHECK_FAILED, message=f"check {check.name} failed: {check.detail}", where=run.record.run_id
+        )
+        for check in reconcile(run, expected(profile, prepared, run.record))
+        if check.ok is False and check.is_fatal
+    )
+
+
+def _check_requests(
+    record: RunRecord, requests: Sequence[RequestRecord], prepared: Sequence[PreparedRequest]
+) -> Check:
+    """Sent = completed + failed, and every prepared request has exactly one line."""
+    num_completed = sum(is_completed(request) for request in requests)
+    num_failed = len(requests) - num_completed
+    faults = []
+    if record.num_sent is not None and record.num_sent != num_completed + num_failed:
+        faults.append(f"run.json says {record.num_sent} were sent")
+    counts = Counter(request.request_id for request in requests)
+    if twice := sorted(request_id for request_id, count in counts.items() if count > 1):
+        faults.append(f"recorded more than once: {some(twice)}")
+    if missing := [request.request_id for request in prepared if request.request_id not in counts]:
+        faults.append(f"never recorded: {some(missing)}")
+    detail = (
+        f"{len(requests)} recorded = {num_completed} completed + {num_failed} failed, of {len(prepared)} prepared"
+    )
+    return Check("requests", not faults, "; ".join([detail, *faults]), is_fatal=True)
+
+
+def _check_step_time(run: LoadedRun, steps: StepColumns) -> Check:
+    """Sum of step times <= wall time * time_scale, within 1 % and 20 ms of the client's clock.
+
+    Samplers alone must not take longer than that either.
+    """
+    name, window = "step-time", load_window_ns(run)
+    if not len(steps) or window is None:
+        return Check(name, None, "no steps, or no time of first send and last output")
+    factor = clock_factor(run.record)
+    wall_ns = (window[1] - window[0]) * factor
+    total_ns = exact_sum(steps.dur_ns)
+    limit_ns = wall_ns * (1 + WALL_TOLERANCE_FRAC) + WALL_TOLERANCE_NS * factor
+    timed = "steps" if run.record.times_whole_steps else "samplers of the steps"
+    detail = f"{timed} {s_from_ns(total_ns):.3f} s, wall {s_from_ns(wall_ns):.3f} s"
+    return Check(name, total_ns <= limit_ns, detail)
+
+
+def _check_guided(steps: StepColumns, expectation: Expectation) -> Check:
+    """A guided variant scored candidates in some step, unless its guidance is left out; any other in none."""
+    name = "guided"
+    rows = steps.known("guided_rows")
+    guided_steps = int((rows > 0).sum())
+    seen = f"guided rows in {guided_steps} of {len(steps)} steps"
+    if not len(rows):
+        return Check(name, None, "the steps do not count guided rows")
+    if not expectation.is_guided:
+        return Check(name, guided_steps == 0, f"no guidance declared; {seen}", is_fatal=True)
+    if expectation.is_left_out:
+        return Check(name, guided_steps == 0, f"neutral guidance is left out; {seen}", is_fatal=True)
+    if expectation.is_greedy:
+        return Check(name, None, f"greedy path: with one candidate the value model has nothing to choose; {seen}")
+    return Check(name, guided_steps > 0, f"guidance declared; {seen}", is_fatal=True)
+
+
+def _check_greedy(steps: StepColumns, expectation: Expectation) -> Check:
+    """All steps are greedy where that is declared, none elsewhere."""
+    name = "greedy-share"
+    says = steps.known("is_greedy")
+    if not len(says):
+        return Check(name, None, "the steps do not say whether they are greedy")
+    declared = "greedy" if expectation.is_greedy else "sampling"
+    expected = len(says) if expectation.is_greedy else 0
+    greedy = int(says.sum())
+    return Check(name, greedy == expected, f"{declared} declared; {greedy} of {len(says)} steps are greedy")
+
+
+def _check_forced_stop(completed: Sequence[RequestRecord], expectation: Expectation) -> Check:
+    """With forced stop each completed request has exactly max_tokens * n output tokens."""
+    name = "forced-stop"
+    if expectation.stop == "natural":
+        return Check(name, None, "outputs end naturally")
+    wanted = {request.request_id: request.max_tokens * request.n for request in expectation.prepared}
+    known = [r for r in completed if r.completion_tokens is not None and r.request_id in wanted]
+    if not known:
+        return Check(name, None, "no completed request has usage")
+    wrong = [
+        f"{request.request_id} {request.completion_tokens} != {wanted[request.request_id]}"
+        for request in known
+        if request.completion_tokens != wanted[request.request_id]
+    ]
+    if wrong:
+        detail = f"{len(wrong)} of {len(known)} requests have another length: {some(wrong)}"
+        return Check(name, False, detail, is_fatal=True)
+    return Check(name, True, f"{len(known)} requests have their declared length", is_fatal=True)
+
+
+def _check_concurrency(
+    run: LoadedRun,
+    completed: Sequence[RequestRecord],
+    steps: StepColumns,
+    expectation: Expectation,
+) -> Check:
+    """Little's law for a closed loop: requests in flight L = rate * latency = sum of latencies / wall time.
+
+    L stays within the declared limit. The mean batch, weighted with step times, is the engine's account of it.
+    """
+    name, window = "concurrency", load_window_ns(run)
+    latencies = [latency for request in completed if (latency := e2el_ns(request)) is not None]
+    if expectation.max_concurrency is None or not latencies or window is None or window[0] == window[1]:
+        return Check(name, None, "no closed loop, or no latencies")
+    in_flight = sum(latencies) / (window[1] - window[0])
+    detail = f"{in_flight:.2f} requests in flight on average, limit {expectation.max_concurrency}"
+    if run.record.times_whole_steps and (total_ns := exact_sum(steps.dur_ns)):
+        batch = exact_sum(steps.dur_ns, steps.num_seqs) / total_ns
+        detail += f"; {batch:.2f} sequences in the engine's batch"
+    return Check(name, in_flight <= expectation.max_concurrency * (1 + WALL_TOLERANCE_FRAC), detail)

@@ -1,0 +1,48 @@
+"""Did the engine work on what was in flight, or did requests wait elsewhere?
+
+A front end that is short of processors passes requests on late: the client has its dozen in flight and the engine
+steps with one of them. A step then costs what a small batch costs, and says nothing of the batch that was meant.
+"""
+
+from typing import Final
+
+from benchctl.analysis.metrics.request_timing import e2el_ns, is_completed, measured
+from benchctl.records.directory import LoadedRun
+from benchctl.records.run import ResultWarning
+from benchctl.records.step_columns import exact_sum
+
+STARVED_FRAC: Final = 0.7
+"""Share below which a run is doubted. What lies between steps, and the way to the client and back, take some of a
+request's time on every engine: 6 % with small models on two cores, where nothing waited. Three tenths are no
+longer a matter of overhead."""
+
+
+def in_step_frac(run: LoadedRun) -> float | None:
+    """Time that sequences spent in steps over the time that they were in flight for the client.
+
+    The former is the sum of num_seqs * dur over the steps of the load, the latter that of e2el * choices over its
+    completed requests; both are sequences times seconds, as in Little's law. None without steps or their whole
+    durations, on a virtual clock, or where a request failed and its share of the steps is unknown.
+    """
+    if not run.record.times_whole_steps:
+        return None
+    requests = measured(run.requests)
+    if run.record.clock == "virtual" or not run.steps or not all(is_completed(request) for request in requests):
+        return None
+    in_flight_ns = sum((e2el_ns(request) or 0) * len(request.choices) for request in requests)
+    steps = run.columns
+    return exact_sum(steps.dur_ns, steps.num_seqs) / in_flight_ns if in_flight_ns and len(steps) else None
+
+
+def starvation_doubts(run: LoadedRun) -> tuple[ResultWarning, ...]:
+    """A warning where requests spent much of their time outside the engine's steps."""
+    share = in_step_frac(run)
+    if share is None or share >= STARVED_FRAC:
+        return ()
+    message = (
+        f"requests spent less than {STARVED_FRAC:.0%} of their time in steps of the engine and waited elsewhere: "
+        "in its queue, in a front end without a processor, or in the client. The batch was smaller than the load "
+        "asked for, and the time of a step is that of the smaller batch; lower the load below what the server "
+        "takes at once (max_num_seqs), or free processors for its front end"
+    )
+    return (ResultWarning(code="engine-starved", message=message, where=run.record.run_id),)

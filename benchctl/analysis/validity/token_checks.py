@@ -1,0 +1,117 @@
+"""Four accounts of the tokens of a run: what the client saw, usage, the steps, and the server's own counters."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from benchctl.analysis.metrics.unknown import known
+from benchctl.analysis.validity.check import Check, some
+from benchctl.analysis.validity.server_counters import GENERATED_TOKENS, PREFIX_HITS, growth
+from benchctl.records.run import PrometheusSample, RequestRecord
+
+if TYPE_CHECKING:
+    from benchctl.records.step_columns import StepColumns
+
+
+def check_client_tokens(completed: Sequence[RequestRecord]) -> Check:
+    """Tokens of usage = tokens that the client saw arrive, request by request."""
+    name, wrong, compared = "client-tokens", [], 0
+    for request in completed:
+        seen = [
+            sum(choice.chunk_tokens) if choice.chunk_tokens is not None else choice.output_tokens
+            for choice in request.choices
+        ]
+        known = [tokens for tokens in seen if tokens is not None]
+        if request.completion_tokens is None or not known or len(known) < len(seen):
+            continue
+        compared += 1
+        if sum(known) != request.completion_tokens:
+            wrong.append(f"{request.request_id} {sum(known)} != {request.completion_tokens}")
+    if not compared:
+        return Check(name, None, "no request has both usage and tokens counted by the client")
+    if wrong:
+        return Check(
+            name,
+            False,
+            f"client and usage differ in {len(wrong)} of {compared} requests: {some(wrong)}",
+            is_fatal=True,
+        )
+    return Check(name, True, f"client and usage agree in {compared} requests", is_fatal=True)
+
+
+def check_step_tokens(
+    steps: "StepColumns", requests: Sequence[RequestRecord], completed: Sequence[RequestRecord]
+) -> Check:
+    """Sum of output tokens of steps = sum of usage."""
+    name = "step-tokens"
+    by_step = steps.total("output_tokens")
+    by_usage = [request.completion_tokens for request in completed if request.completion_tokens is not None]
+    if by_step is None or not by_usage or len(by_usage) < len(completed):
+        return Check(name, None, "steps or usage do not count tokens")
+    detail = f"steps {by_step}, usage {sum(by_usage)}"
+    if len(completed) < len(requests):
+        return Check(name, None, f"{detail}; failed requests took tokens that no usage counts")
+    return Check(name, by_step == sum(by_usage), detail, is_fatal=True)
+
+
+def check_counters(
+    samples: Sequence[PrometheusSample], requests: Sequence[RequestRecord], completed: Sequence[RequestRecord]
+) -> Check:
+    """What the server's token counter grew by during the load = sum of usage."""
+    name, grown = "counters", growth(samples, GENERATED_TOKENS)
+    by_usage = known(request.completion_tokens for request in completed)
+    if grown is None or not by_usage or len(by_usage) < len(completed):
+        return Check(name, None, "no two readings of a counter of output tokens, or no usage")
+    detail = f"{grown.name} grew by {grown.count}, usage {sum(by_usage)}"
+    if len(completed) < len(requests):
+        return Check(name, None, f"{detail}; failed requests took tokens that no usage counts")
+    return Check(name, grown.count == sum(by_usage), detail, is_fatal=True)
+
+
+def check_prefix_cache(
+    samples: Sequence[PrometheusSample],
+    requests: Sequence[RequestRecord],
+    steps: "StepColumns",
+    *,
+    is_allowed: bool,
+) -> Check:
+    """No prompt token of the load was found in a cache, by the server's counter, by usage and by the steps.
+
+    Tokens from a cache cost nothing: a run that met a warmer cache than another would look faster. With
+    ``is_allowed`` hits are part of the experiment and are only told.
+    """
+    name, grown = "prefix-cache", growth(samples, PREFIX_HITS)
+    by_usage = [request for request in requests if request.cached_tokens is not None]
+    accounts = [] if grown is None else [f"{grown.name} grew by {grown.count}"]
+    if by_usage:
+        cached = sum(request.cached_tokens or 0 for request in by_usage)
+        accounts.append(f"usage says that {cached} prompt tokens of {len(by_usage)} requests came from a cache")
+    uncomputed = _uncomputed_tokens(steps, requests)
+    if uncomputed is not None:
+        accounts.append(f"steps left out {uncomputed} of the prompt tokens that usage counts")
+    if not accounts:
+        return Check(name, None, "neither counters nor usage nor steps tell of hits in a prefix cache")
+    detail = "; ".join(accounts)
+    has_hits = bool(grown and grown.count) or any(request.cached_tokens for request in by_usage) or bool(uncomputed)
+    if not has_hits:
+        return Check(name, ok=True, detail=detail, is_fatal=True)
+    if is_allowed:
+        return Check(name, None, f"{detail}; the profile allows it (workload.prefix_hits)")
+    remedy = (
+        "switch the server's prefix cache off (enable_prefix_caching: false, or where its owner starts it), or set "
+        "workload.prefix_hits: allowed"
+    )
+    return Check(name, ok=False, detail=f"{detail}; {remedy}", is_fatal=True)
+
+
+def _uncomputed_tokens(steps: "StepColumns", requests: Sequence[RequestRecord]) -> int | None:
+    """Prompt tokens of usage that no step computed, for servers that tell of hits nowhere else.
+
+    At least 0, because a step may compute a prompt again. None unless the steps have all output tokens of usage.
+    """
+    prompt = known(request.prompt_tokens for request in requests)
+    output = known(request.completion_tokens for request in requests)
+    computed, made = steps.total("num_prefill_tokens"), steps.total("output_tokens")
+    is_counted = len(prompt) == len(output) == len(requests)
+    if not requests or not is_counted or computed is None or made != sum(output):
+        return None
+    return max(0, sum(prompt) - computed)

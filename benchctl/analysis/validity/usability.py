@@ -1,0 +1,94 @@
+"""Which runs count, and for what: one answer for every table, picture and comparison.
+
+A run counts when it ended as planned, passes the gates of its profile and can be read whole. Warnings exclude what
+they make doubtful and no more: where the client was late or short of processor time, what the client timed does not
+count, while steps, sections and tokens, which the server measured itself, do.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from benchctl.analysis.metrics.request_timing import measured
+from benchctl.analysis.validity.check import CHECK_FAILED
+from benchctl.analysis.validity.client_guard import CLIENT_DOUBTS
+from benchctl.analysis.validity.gates import violated_gates
+from benchctl.analysis.validity.severity import DECIDING_WARNINGS
+from benchctl.profile.model import Gate
+from benchctl.records.directory import DAMAGED_LINE, LoadedRun
+from benchctl.records.run import ResultWarning, RunRecord
+
+_LIGHTER_LOAD: Final = frozenset({"slots-idle", "send-late", "rate-missed"})
+"""Warnings that the server met fewer requests at once than planned."""
+
+
+@dataclass(frozen=True, slots=True)
+class Usability:
+    """What of a run counts. ``excluded`` says why none of it does, ``client_excluded`` why nothing does that the
+    client timed; None where it counts. ``label`` is what a reader must know of server times that count all the
+    same.
+    """
+
+    excluded: str | None = None
+    client_excluded: str | None = None
+    label: str | None = None
+
+    @property
+    def is_usable(self) -> bool:
+        return self.excluded is None
+
+
+def usability_of(run: LoadedRun, gates: Sequence[Gate], *, allow_suspect: bool = False) -> Usability:
+    """What of a run counts; with ``allow_suspect`` all of a suspect run that can be read whole.
+
+    Failed requests and failed checks do not exclude a run: they make its cell incomplete or invalid, which no gate
+    of the machine hides. Where failed requests are a gate themselves, they do exclude it.
+    """
+    record = run.record
+    if record.state == "failed" and record.failure is not None:
+        return Usability(f"failed ({record.failure.cause}): {record.failure.message}")
+    if record.state not in {"done", "suspect"}:
+        return Usability(record.state)
+    if run.is_damaged:
+        return Usability(f"damaged: {'; '.join(run.damage)}")
+    decides_otherwise = _contradicts_itself(run) or (_has_failures(run) and "failed-requests" not in gates)
+    if not decides_otherwise and (violated := violated_gates(run, gates)):
+        return Usability("; ".join(map(str, violated)))
+    return _of_suspect(run, allow_suspect=allow_suspect) if record.state == "suspect" else Usability()
+
+
+def deciding_warnings(record: RunRecord) -> tuple[ResultWarning, ...]:
+    """The warnings that made a run suspect; all of them where its record names none of those."""
+    decided = tuple(warning for warning in record.warnings if warning.code in DECIDING_WARNINGS)
+    return decided or tuple(record.warnings)
+
+
+def _of_suspect(run: LoadedRun, *, allow_suspect: bool) -> Usability:
+    decided = deciding_warnings(run.record)
+    is_client_alone = bool(decided) and all(warning.code in CLIENT_DOUBTS for warning in decided)
+    is_late = any(warning.code in CLIENT_DOUBTS for warning in decided)
+    if _contradicts_itself(run) or (not is_late and _has_failures(run)):
+        return Usability()
+    damage = [warning.message for warning in run.warnings if warning.code == DAMAGED_LINE]
+    if damage:
+        return Usability(f"suspect, and cannot be read whole: {'; '.join(damage)}")
+    if allow_suspect:
+        return Usability()
+    why = "; ".join(f"{warning.code}: {warning.message}" for warning in decided) or "no reason recorded"
+    if is_client_alone and not _has_failures(run):
+        return Usability(client_excluded=why, label=_label(decided))
+    return Usability(f"suspect: {why} (--allow-suspect counts it)")
+
+
+def _label(decided: Sequence[ResultWarning]) -> str | None:
+    if not any(warning.code in _LIGHTER_LOAD for warning in decided):
+        return None
+    return "the server met a lighter load than planned, so its step times are those of smaller batches"
+
+
+def _contradicts_itself(run: LoadedRun) -> bool:
+    return any(warning.code == CHECK_FAILED for warning in run.record.warnings)
+
+
+def _has_failures(run: LoadedRun) -> bool:
+    return any(request.error is not None for request in measured(run.requests))

@@ -1,0 +1,84 @@
+"""``benchctl data``: list, fetch and verify the dataset files that workloads read."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from benchctl.errors import DatasetError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from benchctl.workload.datasets.files import DatasetFile, FileState
+
+app = typer.Typer(help="List, fetch and verify dataset files.", no_args_is_help=True)
+
+
+@app.command("list")
+def list_files() -> None:
+    """Show every dataset file: whether it is here (judged by its size), its place, size and licence."""
+    from benchctl.workload.datasets.files import DATASET_FILES, data_directory, file_state
+
+    directory = data_directory()
+    _print_table(directory, [(file, file_state(file, directory, full=False)) for file in DATASET_FILES.values()])
+
+
+@app.command("fetch")
+def fetch(
+    name: Annotated[str, typer.Argument(help="Dataset, for example gsm8k; 'benchctl data list' shows all.")],
+) -> None:
+    """Fetch a dataset file into the data directory, resuming what an earlier attempt left, and check it."""
+    from tqdm import tqdm
+
+    from benchctl.workload.datasets.fetch import fetch_dataset
+    from benchctl.workload.datasets.files import data_directory, dataset_file
+
+    file = dataset_file(name)
+    with tqdm(
+        desc=name, total=file.size_bytes, unit="B", unit_scale=True, disable=None, file=sys.stderr, leave=False
+    ) as bar:
+
+        def show(have_bytes: int) -> None:
+            bar.update(have_bytes - bar.n)
+
+        path = fetch_dataset(file, data_directory(), show)
+    print(f"{name}: {path} ({_human_size(file.size_bytes)}, {file.licence}, sha256 checked)")
+
+
+@app.command("verify")
+def verify(
+    name: Annotated[str | None, typer.Argument(help="One dataset; all that are here without it.")] = None,
+) -> None:
+    """Compare dataset files with their pinned sha256; a damaged one, or a named one that is missing, exits 2."""
+    from benchctl.workload.datasets.files import DATASET_FILES, data_directory, dataset_file, file_state
+
+    directory = data_directory()
+    files = DATASET_FILES.values() if name is None else [dataset_file(name)]
+    states = [(file, file_state(file, directory, full=True)) for file in files]
+    _print_table(directory, states)
+    for file, state in states:
+        if state == "damaged" or (state == "missing" and name is not None):
+            raise DatasetError(
+                f"{file.path_in(directory)} is {state}; run 'benchctl data fetch {file.name}' to get it"
+            )
+
+
+def _print_table(directory: Path, states: "Iterable[tuple[DatasetFile, FileState]]") -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for title in ("name", "state", "size", "licence", "file", "source"):
+        table.add_column(title, justify="right" if title == "size" else "left", overflow="fold")
+    for file, state in states:
+        place = f"{file.folder}/{file.filename}"
+        table.add_row(file.name, state, _human_size(file.size_bytes), file.licence, place, file.source_page)
+    console = Console(width=None if sys.stdout.isatty() else 200, highlight=False)
+    console.print(table)
+    console.print(f"data directory: {directory} (set BENCHCTL_DATA_DIR for another)", soft_wrap=True)
+
+
+def _human_size(size_bytes: int) -> str:
+    return f"{size_bytes / 1e6:,.1f} MB"

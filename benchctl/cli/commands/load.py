@@ -1,0 +1,269 @@
+"""``benchctl load``: the load generator alone, on a server that runs already."""
+
+import math
+import os
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from benchctl.errors import UsageError
+
+if TYPE_CHECKING:
+    from benchctl.measure.single_load.single_load import Loaded
+    from benchctl.profile.model import Profile
+
+_RESULTS: Final = Path("results")
+_OUTPUT_TOKENS: Final = 128
+"""Length of an output where neither the command line nor the dataset says it."""
+_NAME: Final = "load"
+_SAID_ANYWAY: Final = "server-not-fresh"
+"""Code of the warning that the server is another's, which whoever typed its address knows."""
+_EXIT_CODES: Final = {"done": 0, "suspect": 4, "failed": 5}
+
+
+class Dialect(StrEnum):
+    """Whose spelling of requests a server understands."""
+
+    OPENAI = "openai"
+    VLLM = "vllm"
+    SGLANG = "sglang"
+    LLAMACPP = "llamacpp"
+    TRANSFORMERS = "transformers"
+
+
+class Priority(StrEnum):
+    """As ``load.priority`` of a profile."""
+
+    AUTO = "auto"
+    NONE = "none"
+
+
+class Dataset(StrEnum):
+    """Where prompts come from."""
+
+    GENERATED = "generated"
+    GSM8K = "gsm8k"
+    SHAREGPT = "sharegpt"
+    SYNTHETIC = "synthetic"
+
+
+def load(  # the parameters are the command line
+    url: Annotated[str, typer.Argument(metavar="URL", help="The server, such as http://127.0.0.1:8000.")],
+    model: Annotated[
+        str | None,
+        typer.Option("--model", help="Name of the model at the server; where it is not given, its first one."),
+    ] = None,
+    dialect: Annotated[Dialect, typer.Option("--dialect", help="Whose API it speaks.")] = Dialect.OPENAI,
+    num_prompts: Annotated[int, typer.Option("--num-prompts", min=1, help="Requests.")] = 64,
+    max_concurrency: Annotated[
+        int | None, typer.Option("--max-concurrency", min=1, help="Requests open at once at most.")
+    ] = None,
+    request_rate: Annotated[
+        float | None,
+        typer.Option("--request-rate", help="Requests per second, in a Poisson process; without it all at once."),
+    ] = None,
+    burstiness: Annotated[
+        float | None, typer.Option("--burstiness", help="Of --request-rate: 1 is Poisson, below 1 burstier.")
+    ] = None,
+    dataset_name: Annotated[
+        Dataset | None,
+        typer.Option("--dataset-name", help="Of the prompts: synthetic with --input-len, else generated."),
+    ] = None,
+    dataset_path: Annotated[
+        str | None, typer.Option("--dataset-path", metavar="FILE", help="File of the dataset.")
+    ] = None,
+    input_len: Annotated[
+        int | None, typer.Option("--input-len", min=1, help="Tokens of each prompt, about; no two begin alike.")
+    ] = None,
+    output_len: Annotated[
+        int | None,
+        typer.Option("--output-len", min=1, help=f"Tokens of each output: the dataset's, or {_OUTPUT_TOKENS}."),
+    ] = None,
+    ignore_eos: Annotated[
+        bool,
+        typer.Option("--ignore-eos/--no-ignore-eos", help="Outputs have exactly this length, or at most it."),
+    ] = True,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of everything that is drawn.")] = 0,
+    num_warmups: Annotated[
+        int, typer.Option("--num-warmups", min=0, help="Short requests before the load, left out of all numbers.")
+    ] = 1,
+    workers: Annotated[
+        str, typer.Option("--workers", metavar="auto|N", help="Processes that send the load.")
+    ] = "auto",
+    priority: Annotated[
+        Priority, typer.Option("--priority", help="Whether the client asks the system to run first.")
+    ] = Priority.AUTO,
+    api_key_env: Annotated[
+        str | None, typer.Option("--api-key-env", metavar="NAME", help="Variable that holds the server's key.")
+    ] = None,
+    timeout_s: Annotated[
+        float, typer.Option("--timeout-s", help="For each request, from sending it to its last token.")
+    ] = 600.0,
+    output_dir: Annotated[
+        Path | None,
+        typer.Option("--output-dir", "-o", metavar="DIR", help="New directory; else results/load/<utc>-<hash8>."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document instead of tables.")] = False,
+) -> None:
+    """Send a load to a running server and say what came back: no server is started, nothing else is sampled."""
+    forced_len = _OUTPUT_TOKENS if output_len is None and dataset_name is not Dataset.SHAREGPT else output_len
+    plain = _plain_profile(
+        seed=seed,
+        stop="forced" if ignore_eos else "natural",
+        server={"url": url, "dialect": str(dialect), "served_model": model, "api_key_env": api_key_env},
+        workload={
+            "dataset": str(dataset_name or (Dataset.GENERATED if input_len is None else Dataset.SYNTHETIC)),
+            "path": dataset_path,
+            "num_prompts": num_prompts,
+            "input_len": input_len,
+            **({"output_len": forced_len} if ignore_eos else {"max_tokens": output_len or _OUTPUT_TOKENS}),
+            "arrival": _arrival(max_concurrency, request_rate, burstiness),
+            "num_warmups": num_warmups,
+        },
+        load={"workers": _workers(workers), "priority": str(priority)},
+        timeout_s=timeout_s,
+    )
+    loaded = _load(plain, output_dir, is_quiet=as_json)
+    raise typer.Exit(_EXIT_CODES[loaded.record.state])
+
+
+def _workers(asked: str) -> str | int:
+    """As the profile says it, whose bounds hold."""
+    return int(asked) if asked.removeprefix("-").isdecimal() else asked
+
+
+def _arrival(max_concurrency: int | None, rate: float | None, burstiness: float | None) -> dict[str, Any]:
+    """A rate makes an open loop, which a concurrency only caps; without one a concurrency makes a closed loop."""
+    if rate is not None and math.isinf(rate) and rate > 0:
+        rate = None  # as vLLM writes it
+    if rate is None:
+        if burstiness is not None:
+            raise UsageError("--burstiness is that of a rate: name one in --request-rate, or leave it out")
+        kind = "burst" if max_concurrency is None else "closed-loop"
+        return {"kind": kind, "max_concurrency": max_concurrency}
+    arrival = {"request_rate": rate, "max_concurrency": max_concurrency}
+    if burstiness is None:
+        return {"kind": "poisson", **arrival}
+    return {"kind": "gamma", "burstiness": burstiness, **arrival}
+
+
+def _plain_profile(
+    *,
+    seed: int,
+    stop: str,
+    server: dict[str, Any],
+    workload: dict[str, Any],
+    load: dict[str, Any],
+    timeout_s: float,
+) -> dict[str, Any]:
+    """The load as a profile of one run, so that requests are made and results are read as everywhere else."""
+    return {
+        "name": _NAME,
+        "description": "One load on a running server",
+        "seed": seed,
+        "blocks": 1,
+        "stop": stop,
+        "engine": {"kind": "attach", "options": server},
+        "model": server["served_model"] or "unknown",
+        "workload": {**workload, "warmup_shapes": False, "prefix_hits": "allowed", "if_missing": "fail"},
+        "variants": {_NAME: {}},
+        "baseline": _NAME,
+        "primary_metrics": ["tpot_ms", "wall_s"],
+        "load": load,
+        "timeouts": {"request_s": timeout_s},
+        "telemetry": {"gpu_hz": 0.0, "host_hz": 0.0, "prometheus_hz": 0.0},
+    }
+
+
+def _load(plain: dict[str, Any], output_dir: Path | None, *, is_quiet: bool) -> "Loaded":
+    from benchctl.measure.single_load.directory import LoadOrigin, create_load_directory
+    from benchctl.measure.single_load.single_load import load_server
+    from benchctl.profile.load import profile_from_plain
+    from benchctl.workload.prepare import prepare_requests
+
+    profile = profile_from_plain(plain, "the command line")
+    _check_key(profile)
+    origin = LoadOrigin(root=_RESULTS, directory=output_dir, argv=("benchctl", *sys.argv[1:]))
+    results = create_load_directory(profile, prepare_requests(profile), origin)
+    try:
+        with _progress(profile.workload.num_prompts, is_quiet=is_quiet) as on_progress:
+            loaded = load_server(results, profile, on_progress)
+    except KeyboardInterrupt:
+        look = shlex.join(["benchctl", "show", str(results.path)])
+        print(f"interrupted; what was measured is kept. Look at it with: {look}", file=sys.stderr)
+        raise
+    _tell(results.path, loaded, as_json=is_quiet)
+    return loaded
+
+
+def _check_key(profile: "Profile") -> None:
+    from benchctl.engines.attach import AttachEngine
+    from benchctl.profile.planning.plan import variant_settings
+
+    AttachEngine().check_available(variant_settings(profile, _NAME, {}))
+
+
+@contextmanager
+def _progress(num_requests: int, *, is_quiet: bool) -> Iterator[Callable[[int], None]]:
+    """A bar on stderr, where somebody watches."""
+    from benchctl.cli.progress import has_room_for_bars
+
+    if is_quiet or os.environ.get("CI") or not has_room_for_bars():
+        yield lambda _num_ended: None
+        return
+    from tqdm import tqdm
+
+    with tqdm(total=num_requests, desc="requests", unit="req", leave=False) as bar:
+
+        def advanced(num_ended: int) -> None:
+            bar.update(num_ended - bar.n)
+
+        yield advanced
+
+
+def _tell(path: Path, loaded: "Loaded", *, as_json: bool) -> None:
+    """Write ``result.json``, and print it or the tables."""
+    from benchctl.records.jsonl import write_json_atomic
+    from benchctl.report.text.load_report import load_result
+
+    document = load_result(loaded.figures, loaded.record, loaded.manifest, loaded.arrival, loaded.client)
+    write_json_atomic(path / "runs" / loaded.record.run_id / "result.json", document)
+    if as_json:
+        _print_json(path, loaded, document)
+    else:
+        _print_tables(path, loaded)
+
+
+def _print_json(path: Path, loaded: "Loaded", document: dict[str, Any]) -> None:
+    import msgspec
+
+    warnings = msgspec.to_builtins((*loaded.manifest.warnings, *loaded.record.warnings))
+    failure = msgspec.to_builtins(loaded.record.failure)
+    whole = document | {"path": str(path), "warnings": warnings, "failure": failure}
+    print(msgspec.json.format(msgspec.json.encode(whole), indent=1).decode())
+
+
+def _print_tables(path: Path, loaded: "Loaded") -> None:
+    from benchctl.cli.screen import wide_console
+    from benchctl.report.text.load_report import bounds_note, durations_table, missing_tail, totals_table
+
+    console, record = wide_console(), loaded.record
+    if loaded.figures.num_requests:
+        console.print(totals_table(loaded.figures, loaded.client))
+        console.print()
+        console.print(durations_table(loaded.figures, loaded.client.bounds))
+        for note in (bounds_note(loaded.client.bounds), missing_tail(loaded.figures)):
+            if note is not None:
+                print(note)
+    print(f"{record.state}: {path}")
+    for warning in (*loaded.manifest.warnings, *record.warnings):
+        if warning.code != _SAID_ANYWAY:
+            print(f"warning: {warning.code}: {warning.message}", file=sys.stderr)
+    if record.failure is not None:
+        print(f"benchctl: {record.failure.cause}: {record.failure.message}", file=sys.stderr)

@@ -1,0 +1,176 @@
+"""``benchctl noise``: the noise on file, which every experiment on this machine takes along."""
+
+import datetime as dt
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from benchctl.errors import RecordError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from benchctl.records.noise import NoiseFloor
+    from benchctl.records.noise_store import StoredNoise
+
+app = typer.Typer(no_args_is_help=True, help="The noise floor of this machine, from A/A experiments.")
+
+JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document instead of a table.")]
+
+
+@app.command("list")
+def list_noise(
+    history: Annotated[bool, typer.Option("--history", help="Older measurements of each key, too.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """List what is on file by host, engine and model; the newest measurement of each counts."""
+    from benchctl.records.noise_store import newest_of_each, noise_directory, stored_noise
+
+    store = noise_directory()
+    entries = stored_noise(store)
+    unreadable = tuple(entry for entry in entries if entry.noise is None)
+    shown = entries if history else (*newest_of_each(entries), *unreadable)
+    if as_json:
+        print(json.dumps({"store": str(store), "noise": [_document(entry) for entry in shown]}, indent=1))
+    elif shown:
+        _print_list(store, shown)
+    else:
+        print(f"{store} holds no noise yet; 'benchctl run --profile aa' measures some")
+
+
+@app.command("show")
+def show(
+    what: Annotated[str, typer.Argument(metavar="KEY|DIR", help="A key of the list, or a result directory.")],
+    as_json: JsonOption = False,
+) -> None:
+    """Show floor and scatter of every metric: of a key, of an A/A experiment, or what a result took along."""
+    source, noise = _look_up(what)
+    if as_json:
+        print(json.dumps({"from": source, **_values(noise)}, indent=1))
+    else:
+        _print_noise(source, noise)
+
+
+@app.command("add")
+def add(directory: Annotated[Path, typer.Argument(metavar="DIR", help="A finished A/A experiment.")]) -> None:
+    """Store the noise of an A/A experiment, under the machine that it was measured on."""
+    from benchctl.analysis.experiment.experiment import load_experiment
+    from benchctl.measure.noise_on_file import sound_noise
+    from benchctl.records.noise_store import noise_directory, store_noise
+
+    path = store_noise(noise_directory(), sound_noise(load_experiment(directory)))
+    print(f"stored: {path.parent.name}/{path.stem}")
+
+
+@app.command("remove")
+def remove(
+    key: Annotated[str, typer.Argument(metavar="KEY", help="A key with its history, or KEY/WHEN for one of it.")],
+) -> None:
+    """Delete noise from the store; result directories keep the copies that they have."""
+    from benchctl.records.noise_store import find_noise, noise_directory, remove_noise
+
+    found = find_noise(noise_directory(), key)
+    number = remove_noise(found)
+    print(f"removed {number} measurement{'' if number == 1 else 's'} of {found[0].key}")
+
+
+def _look_up(what: str) -> "tuple[str, NoiseFloor]":
+    """The noise that is meant, and where it comes from. A directory goes before a key of that name."""
+    from benchctl.records.noise_store import find_noise, noise_directory
+
+    if Path(what).is_dir():
+        return what, _noise_of_directory(Path(what))
+    found = find_noise(noise_directory(), what)
+    for entry in found:
+        if entry.noise is not None:
+            return entry.name, entry.noise
+    raise RecordError("\n".join(entry.problem or "" for entry in found))
+
+
+def _noise_of_directory(path: Path) -> "NoiseFloor":
+    from benchctl.analysis.experiment.experiment import load_experiment
+    from benchctl.analysis.planning.noise_floor import is_repeated_baseline
+    from benchctl.measure.noise_on_file import sound_noise
+    from benchctl.records.noise import load_noise
+
+    taken = load_noise(path)
+    if taken is not None:
+        return taken
+    experiment = load_experiment(path)
+    if is_repeated_baseline(experiment.profile):
+        return sound_noise(experiment)
+    raise UsageError(
+        f"{path} took no noise along: none was on file when it was measured. 'benchctl compare --noise-floor DIR' "
+        "takes that of an A/A experiment"
+    )
+
+
+def _values(noise: "NoiseFloor") -> dict[str, Any]:
+    import msgspec
+
+    return {**msgspec.to_builtins(noise), "age_days": _age_days(noise)}
+
+
+def _document(entry: "StoredNoise") -> dict[str, Any]:
+    known = {} if entry.noise is None else _values(entry.noise)
+    return {"key": entry.key, "name": entry.name, "path": str(entry.path), "problem": entry.problem, **known}
+
+
+def _print_list(store: Path, entries: "Sequence[StoredNoise]") -> None:
+    from rich.table import Table
+
+    from benchctl.cli.screen import wide_console
+
+    table = Table(box=None, pad_edge=False)
+    for title in ("key", "engine", "model", "blocks", "floor of step_ms", "when", "age", "from"):
+        table.add_column(title, justify="right" if title in {"blocks", "floor of step_ms", "age"} else "left")
+    for entry in entries:
+        noise = entry.noise
+        if noise is None:
+            table.add_row(entry.name, "", "", "", "", "", "", entry.problem)
+            continue
+        step = noise.metrics.get("step_ms")
+        blocks = max((metric.num_blocks for metric in noise.metrics.values()), default=0)
+        floor = "n/a" if step is None else _percent(step.floor_frac)
+        engine = f"{noise.engine} {noise.engine_version or ''}".rstrip()
+        table.add_row(
+            entry.key, engine, noise.model, str(blocks), floor, noise.measured_at, _age(noise), noise.source
+        )
+    wide_console().print(table)
+    print(f"store: {store}")
+
+
+def _print_noise(source: str, noise: "NoiseFloor") -> None:
+    from rich.table import Table
+
+    from benchctl.cli.screen import wide_console
+
+    console = wide_console()
+    devices = ", ".join(noise.gpus) or "no GPU"
+    engine = f"{noise.engine} {noise.engine_version or ''}".rstrip()
+    console.print(f"{source}: {engine} with {noise.model} on {noise.host}, {devices}")
+    console.print(f"measured {noise.measured_at} ({_age(noise)}) in {noise.source}")
+    console.print()
+    table = Table(box=None, pad_edge=False)
+    for title in ("metric", "floor", "sd between blocks", "blocks"):
+        table.add_column(title, justify="left" if title == "metric" else "right")
+    for name, metric in noise.metrics.items():
+        table.add_row(name, _percent(metric.floor_frac), _percent(metric.log_sd), str(metric.num_blocks))
+    console.print(table)
+
+
+def _percent(fraction: float) -> str:
+    return f"{fraction * 100:.3g}%"
+
+
+def _age(noise: "NoiseFloor") -> str:
+    days = _age_days(noise)
+    return "today" if days < 1 else "1 day old" if days == 1 else f"{days} days old"
+
+
+def _age_days(noise: "NoiseFloor") -> int:
+    from benchctl.analysis.validity.noise_floor_fit import age_days
+
+    return age_days(noise, dt.datetime.now(dt.UTC))

@@ -1,0 +1,105 @@
+"""``benchctl profiles``: list, show and validate profiles, and print the reference of their keys."""
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from benchctl.errors import ProfileError, UsageError
+
+if TYPE_CHECKING:
+    from benchctl.profile.model import Profile
+
+app = typer.Typer(no_args_is_help=True, help="List, show and validate profiles.")
+
+EngineOption = Annotated[
+    str | None, typer.Option("--engine", help="Engine preset or kind in place of the profile's.")
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="PATH=VALUE", help="Change one key, such as workload.num_prompts=3; repeatable."),
+]
+
+
+@app.command("list")
+def list_known() -> None:
+    """Show the profiles and engine presets that are found by name."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from benchctl.profile.load import list_profiles
+    from benchctl.profile.locate import preset_files, shown_path
+
+    table = Table(box=None, pad_edge=False)
+    for title in ("profile", "description", "file"):
+        table.add_column(title, overflow="fold")
+    for entry in list_profiles():
+        table.add_row(entry.name, entry.description, shown_path(entry.path))
+    console = Console(width=None if sys.stdout.isatty() else 200, highlight=False)
+    console.print(table)
+    console.print(f"engine presets: {', '.join(preset_files())}", soft_wrap=True)
+
+
+@app.command("show")
+def show(
+    name: Annotated[str, typer.Argument(help="Name or path of a profile.")],
+    engine: EngineOption = None,
+    overrides: SetOption = None,
+) -> None:
+    """Print a profile as YAML, complete with everything it inherits and all defaults."""
+    from benchctl.profile.load import dump_profile, load_profile
+
+    print(dump_profile(load_profile(name, engine=engine, overrides=overrides or ())), end="")
+
+
+@app.command("validate")
+def validate(
+    names: Annotated[list[str], typer.Argument(help="Names or paths of profiles.", metavar="NAME...")],
+    engine: EngineOption = None,
+    overrides: SetOption = None,
+) -> None:
+    """Check profiles and report every fault with its line; exits with 2 when there is any."""
+    faulty: list[str] = []
+    for name in names:
+        try:
+            _validate(name, engine, overrides or [])
+        except ProfileError as error:
+            faulty.append(str(error))
+    if faulty:
+        raise ProfileError("\n".join(faulty))
+
+
+def _validate(name: str, engine: str | None, overrides: list[str]) -> None:
+    from benchctl.profile.load import load_profile
+    from benchctl.profile.planning.plan import plan_runs, undeclared_differences
+
+    profile = load_profile(name, engine=engine, overrides=overrides)
+    check_names(profile)
+    num_runs = len(plan_runs(profile).runs)
+    print(f"ok {name}: {num_runs} runs in {profile.blocks} blocks on {profile.engine.kind}")
+    for path in undeclared_differences(profile):
+        warning = f"{path} differs from the baseline and allowed_differences does not list it: compare will refuse"
+        print(f"warning {name}: {warning}")
+
+
+def check_names(profile: "Profile") -> None:
+    """Look up the names that only the reading half needs: better refused before the measuring than after it."""
+    from benchctl.analysis.compare.compare import deciding_metrics
+    from benchctl.costs.hardware import hardware_for
+
+    for key, look_up in (
+        ("primary_metrics", lambda: deciding_metrics(profile.primary_metrics)),
+        ("hardware", lambda: hardware_for(profile.hardware)),
+    ):
+        try:
+            look_up()
+        except UsageError as error:
+            raise ProfileError(f"profile {profile.name}: {key}: {error}") from error
+
+
+@app.command("reference")
+def reference() -> None:
+    """Print the reference of all profile keys as Markdown."""
+    from benchctl.profile.reference import profile_reference
+
+    print(profile_reference(), end="")

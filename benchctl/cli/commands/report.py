@@ -1,0 +1,78 @@
+"""``benchctl report``: write tables, JSON, pictures and the page of a result directory; or a page on two sides."""
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from benchctl.errors import RecordError, UsageError
+
+if TYPE_CHECKING:
+    from benchctl.analysis.experiment.pairing import Side
+    from benchctl.report.export import ReportFiles
+
+
+def report(
+    a: Annotated[str, typer.Argument(metavar="DIR", help="A result directory, finished or not.")],
+    b: Annotated[
+        str | None,
+        typer.Argument(metavar="[B]", help="What to judge against DIR: a page on both. Each DIR or DIR:variant."),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="Where the page on two sides goes.", show_default=False
+        ),
+    ] = None,
+    allow_suspect: Annotated[
+        bool, typer.Option("--allow-suspect", help="Count suspect runs; the page and the tables say so.")
+    ] = False,
+) -> None:
+    """Write report.html, summary and sweep (CSV, JSON), result.json of each finished run, and plots.
+
+    'benchctl run' does this when it ends. With two sides, only a page on B against A is written, by default
+    report-A-vs-B.html in the working directory; 'benchctl compare A B --output page.html' makes one by another
+    threshold and the like. The page needs no network and opens from the disk. A damaged file is named on stderr and
+    exits 4, after the rest is written.
+    """
+    if b is not None:
+        _write_page(a, b, output, allow_suspect=allow_suspect)
+        return
+    if output is not None:
+        raise UsageError("--output is for two sides; the report of one directory lies in it")
+    from benchctl.report.export import write_report
+
+    files = write_report(Path(a), allow_suspect=allow_suspect)
+    _print_files(files)
+    if files.damage:
+        raise RecordError("\n".join(files.damage))
+
+
+def _write_page(a: str, b: str, output: Path | None, *, allow_suspect: bool) -> None:
+    from benchctl.analysis.compare.compare import CompareOptions
+    from benchctl.analysis.experiment.pairing import parse_side
+    from benchctl.cli.compare_files import write_page
+
+    path = output or Path(f"report-{_slug(parse_side(a))}-vs-{_slug(parse_side(b))}.html")
+    damage = write_page(a, b, CompareOptions(allow_suspect=allow_suspect), path)
+    print(path)
+    if damage:
+        raise RecordError("\n".join(damage))
+
+
+def _slug(side: "Side") -> str:
+    """A side as part of a file name."""
+    name = side.path.resolve().name + (f"-{side.variant}" if side.variant else "")
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", name)
+
+
+def _print_files(files: "ReportFiles") -> None:
+    run_results = [path for path in files.written if path.name == "result.json"]
+    for path in files.written:
+        if path not in run_results:
+            print(path)
+    if run_results:
+        print(f"{run_results[0].parent.parent}/*/result.json ({len(run_results)} runs)")
+    for reason in files.skipped:
+        print(f"not drawn: {reason}")

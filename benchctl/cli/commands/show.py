@@ -1,0 +1,66 @@
+"""``benchctl show``: what a result directory holds."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from benchctl.cli.collector import uncollected
+from benchctl.errors import RecordError
+
+if TYPE_CHECKING:
+    from benchctl.analysis.analyzed import Reading
+
+
+@uncollected()
+def show(
+    results: Annotated[Path, typer.Argument(metavar="DIR", help="A result directory, finished or not.")],
+    allow_suspect: Annotated[
+        bool, typer.Option("--allow-suspect", help="Count suspect runs in means and ratios.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document instead of tables.")] = False,
+) -> None:
+    """Show runs, cells, where the time of a step sits, the cost against the baseline, and what follows from it.
+
+    A damaged file is named on stderr and exits 4, after everything that can be read has been shown.
+    """
+    from benchctl.analysis.analyzed import read_results
+
+    reading = read_results(results, allow_suspect=allow_suspect)
+    if as_json:
+        _print_json(reading)
+    else:
+        _print_tables(reading)
+    if reading.damage:
+        raise RecordError("\n".join(reading.damage))
+
+
+def _print_json(reading: "Reading") -> None:
+    import msgspec
+
+    from benchctl.report.documents.experiment import show_document
+
+    print(msgspec.json.format(msgspec.json.encode(show_document(reading)), indent=1).decode())
+
+
+def _print_tables(reading: "Reading") -> None:
+    from benchctl.cli.screen import in_one_row, print_notes, wide_console
+    from benchctl.report.text.client_table import client_table
+    from benchctl.report.text.ladder_table import ladder_table
+    from benchctl.report.text.tables import (
+        breakdown_table,
+        cells_table,
+        flops_table,
+        headline,
+        runs_table,
+        sweep_table,
+    )
+
+    console = wide_console()
+    console.print(headline(reading))
+    tables = (runs_table, cells_table, breakdown_table, flops_table, sweep_table, ladder_table, client_table)
+    for table in (draw(reading) for draw in tables):
+        if table is not None:
+            console.print()
+            console.print(in_one_row(table))
+    print_notes(console, reading)

@@ -1,0 +1,1 @@
+"""SGLang: how its server is started, asked and read; ``inside`` runs in the server's own environment."""

@@ -1,0 +1,290 @@
+"""SGLang as an engine: its OpenAI server, with a plugin of ours that records steps.
+
+* **Steps** come from ``inside/sglang``, which reaches the schedulers by ``PYTHONPATH`` and SGLang's own plugins
+  (since 0.5.15); ``sglang_steps.py`` says what they mean. What SGLang records of itself is too coarse: its log and
+  ``step_time_dict`` have an average since the line before, prefills and pauses included.
+* **Sampling** is said in full with every request, the repetition penalty included: SGLang fills what a request
+  leaves out from the model's own ``generation_config.json``.
+* **Seeds** of requests are honoured only with ``--enable-deterministic-inference`` (through ``extra_args``), which
+  takes other kernels. The server's own seed is fixed, so that it is not one more difference between servers.
+* **Several choices** (``n``) cost an additional pass over each prompt, by which SGLang fills its prefix cache, also
+  where that is off.
+* **Health.** By default each call of ``/health`` generates a token and takes a second; here it is told not to.
+* **A taken port** is found late and is final: the server says so, and lives on without ever serving.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+import msgspec
+
+from benchctl.engines.engine import Diagnosis, LaunchSite, RequestCall, diagnosed, signatures
+from benchctl.engines.environment import interpreter_for
+from benchctl.engines.hub import checkpoint_for, context_of, is_local
+from benchctl.engines.openai_server import LOOPBACK, OpenAiServer, plugged_in, streamed, unsupported
+from benchctl.engines.sglang.steps import read_sglang_steps
+from benchctl.profile.engine_options import AttachOptions, SglangOptions
+from benchctl.profile.model import VariantSettings
+from benchctl.records.run import PreparedRequest, StepRecord
+
+_DISTRIBUTION: Final = "sglang"
+_INSIDE: Final = Path(__file__).parent / "inside"
+_PLUGIN: Final = "benchctl-steps"
+_SEED: Final = 0
+_DETERMINISTIC: Final = "--enable-deterministic-inference"
+_VALUES: Final = {
+    "device": "--device",
+    "dtype": "--dtype",
+    "load_format": "--load-format",
+    "max_model_len": "--context-length",
+    "mem_fraction_static": "--mem-fraction-static",
+    "max_num_seqs": "--max-running-requests",
+    "max_num_batched_tokens": "--chunked-prefill-size",
+    "attention_backend": "--attention-backend",
+    "sampling_backend": "--sampling-backend",
+    "tensor_parallel_size": "--tp-size",
+    "data_parallel_size": "--dp-size",
+}
+"""Options that are flags with a value."""
+_TOLD: Final = {
+    "version": "version",
+    "model_path": "model_path",
+    "device": "device",
+    "dtype": "dtype",
+    "kv_cache_dtype": "kv_cache_dtype",
+    "quantization": "quantization",
+    "load_format": "load_format",
+    "context_length": "max_model_len",
+    "mem_fraction_static": "mem_fraction_static",
+    "max_running_requests": "max_num_seqs",
+    "chunked_prefill_size": "max_num_batched_tokens",
+    "page_size": "page_size",
+    "schedule_policy": "schedule_policy",
+    "stream_interval": "stream_interval",
+    "attention_backend": "attention_backend",
+    "sampling_backend": "sampling_backend",
+    "speculative_algorithm": "speculative_algorithm",
+    "tp_size": "tensor_parallel_size",
+    "dp_size": "data_parallel_size",
+    "enable_deterministic_inference": "enable_deterministic_inference",
+}
+"""What counts of the hundreds of settings that the server tells, by our names. The rest changes from start to start
+(ports, free memory) or is secret (``api_key``)."""
+_TOLD_INVERTED: Final = {
+    "disable_radix_cache": "enable_prefix_caching",
+    "disable_overlap_schedule": "overlap_schedule",
+}
+SIGNATURES: Final = (
+    *signatures(
+        "port-taken",
+        "end the process that holds the port, or leave port out of the profile",
+        "error while attempting to bind on address",
+        is_final=True,
+    ),
+    *signatures("port-taken", "end the process that holds the port", "address already in use", is_final=True),
+    *signatures(
+        "out-of-memory",
+        "weights leave no room for the KV cache: raise mem_fraction_static, or free memory",
+        "Please try to increase --mem-fraction-static",
+    ),
+    *signatures(
+        "out-of-memory",
+        "lower mem_fraction_static or max_num_seqs, or free memory",
+        "OutOfMemoryError",
+        "CUDA out of memory",
+    ),
+    *signatures(
+        "bad-model",
+        "the model has no weights: get them, or load_format: dummy",
+        "Cannot find any model weights",
+        is_profile_fault=True,
+    ),
+    *signatures(
+        "bad-flag",
+        "lower max_model_len: the model was made for shorter texts",
+        "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN",
+        is_profile_fault=True,
+    ),
+    *signatures(
+        "bad-flag",
+        "correct extra_args: this version does not know the flag",
+        "error: unrecognized arguments",
+        is_profile_fault=True,
+    ),
+    *signatures(
+        "bad-flag",
+        "correct the option that the log names",
+        "sglang serve: error: ",
+        ".py: error: ",
+        is_profile_fault=True,
+    ),
+    *signatures("bad-model", "correct the path of the model", "Repo id must be", is_profile_fault=True),
+    *signatures(
+        "bad-model",
+        "correct the model's name",
+        "is not a local folder and is not a valid model identifier",
+        is_profile_fault=True,
+    ),
+    *signatures("no-device", "make a GPU visible, or set device", "No CUDA GPUs are available"),
+    *signatures(
+        "warm-up-failed", "the log says why its first request failed", "Initialization failed. warmup error"
+    ),
+    *signatures("engine-died", "the log says which exception ended the scheduler", "Scheduler hit an exception"),
+)
+
+
+class SglangEngine(OpenAiServer):
+    """Servers of ``python -m sglang.launch_server``."""
+
+    kind: Final = "sglang"
+    is_launched: Final = True
+    essential_processes: Final = ("sglang::scheduler", "sglang::detokenizer")
+
+    def check_available(self, settings: VariantSettings) -> None:
+        """Raises EngineUnavailableError when SGLang is not installed, or the model is none that it could load."""
+        _interpreter(settings)
+        checkpoint_for(settings.model, self.kind)
+
+    def check_requests(self, requests: Sequence[PreparedRequest], settings: VariantSettings) -> None:
+        """Raises UnsupportedError for guidance, and for lengths beyond the server's context."""
+        if settings.guidance is not None:
+            remedy = "remove guidance, or choose an engine that guides"
+            raise unsupported("sglang", settings, "loads no value model", remedy)
+        require_context(requests, settings, "sglang")
+
+    def metrics_path(self, settings: VariantSettings) -> str | None:
+        return "/metrics"
+
+    def argv(self, settings: VariantSettings, site: LaunchSite) -> tuple[str, ...]:
+        """The command line of the server; what the options leave open is SGLang's choice."""
+        return (
+            str(_interpreter(settings)),
+            *launch_words(settings, site, self.kind),
+            *_options(settings).extra_args,
+        )
+
+    def env(self, settings: VariantSettings, site: LaunchSite) -> dict[str, str]:
+        """The way to our plugin, silence towards the outside, and what the profile sets."""
+        own = quiet_env(settings.model) | super().env(settings, site)
+        if not _options(settings).step_log:
+            return own
+        own["BENCHCTL_STEP_LOG"] = str(site.step_log)
+        return plugged_in(own, _INSIDE, _PLUGIN, allowed_in="SGLANG_PLUGINS")
+
+    def request_call(self, request: PreparedRequest, settings: VariantSettings) -> RequestCall:
+        """Ask for ``request`` as this variant does: streamed, with sampling said in full."""
+        return streamed(request, request_body(request, settings))
+
+    async def effective_config(
+        self, client: httpx.AsyncClient, settings: VariantSettings, site: LaunchSite
+    ) -> dict[str, Any]:
+        """What the server says of itself, and whether it honours the seeds of requests."""
+        options = _options(settings)
+        config = told_config(await server_info(client))
+        config["enforce_eager"] = options.enforce_eager
+        config["request_seed"] = "honoured" if is_deterministic(options) else "ignored"
+        if options.extra_args:
+            config["extra_args"] = " ".join(options.extra_args)
+        return config
+
+    def has_steps(self, settings: VariantSettings) -> bool:
+        """Steps of one replica are one series; those of several overlap and have no common time per step."""
+        options = settings.server
+        return isinstance(options, SglangOptions) and options.step_log and options.data_parallel_size == 1
+
+    def read_steps(self, directory: Path) -> Iterator[StepRecord]:
+        """The steps that the plugin recorded, on the clock of the host."""
+        return read_sglang_steps(directory)
+
+    def diagnose(self, log_tail: str) -> Diagnosis | None:
+        """What the end of the server's log shows."""
+        return diagnosed(SIGNATURES, log_tail)
+
+
+def launch_words(settings: VariantSettings, site: LaunchSite, kind: str) -> tuple[str, ...]:
+    """The command line behind the interpreter, without ``extra_args``, for an engine ``kind`` that is SGLang."""
+    options = _options(settings)
+    words = ["-m", "sglang.launch_server"]
+    words += ["--model-path", checkpoint_for(settings.model, kind), "--served-model-name", settings.model]
+    words += ["--host", LOOPBACK, "--port", str(site.port), "--random-seed", str(_SEED)]
+    words += ["--enable-metrics", "--enable-cache-report"]
+    for name, flag in _VALUES.items():
+        if (value := getattr(options, name)) is not None:
+            words += [flag, str(value)]
+    switches = {
+        "--disable-radix-cache": not options.enable_prefix_caching,
+        "--disable-cuda-graph": options.enforce_eager,
+        "--disable-overlap-schedule": not options.overlap_schedule,
+    }
+    return (*words, *(flag for flag, is_set in switches.items() if is_set))
+
+
+def require_context(requests: Sequence[PreparedRequest], settings: VariantSettings, kind: str) -> None:
+    """Raises UnsupportedError where prompt and output of a request exceed the server's context."""
+    limit = getattr(settings.server, "max_model_len", None) or context_of(settings.model)
+    longest = max((request.prompt_tokens + request.max_tokens for request in requests), default=0)
+    if limit is not None and longest > limit:
+        what = f"refuses prompt and output of more than {limit} tokens together, and a request needs {longest}"
+        raise unsupported(kind, settings, what, "lower workload.output_len, or raise engine.options.max_model_len")
+
+
+def quiet_env(model: str) -> dict[str, str]:
+    """Silence towards the outside, and a health path that only tells."""
+    own = {"HF_HUB_DISABLE_TELEMETRY": "1", "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0"}
+    return own | ({"HF_HUB_OFFLINE": "1"} if is_local(model) else {})
+
+
+def request_body(request: PreparedRequest, settings: VariantSettings) -> dict[str, Any]:
+    """What a request asks of SGLang, but for its prompt and its length.
+
+    The ids of tokens tell what each event holds, also with several choices; SGLang has them since 0.5.20, and
+    refuses them for streamed chats. A running usage stands in for them where there is one choice.
+    """
+    options = settings.server
+    served = options.served_model if isinstance(options, AttachOptions) else None
+    body = {
+        "model": served or settings.model,
+        "n": request.n,
+        "seed": request.seed,
+        "ignore_eos": request.ignore_eos,
+        **settings.sampling.model_dump(),
+        "repetition_penalty": 1.0,
+        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+    }
+    if request.messages is None:
+        body["return_token_ids"] = True
+    return body
+
+
+async def server_info(client: httpx.AsyncClient) -> dict[str, Any]:
+    """What the server tells of its settings, by their names there; some are secret."""
+    response = await client.get("/server_info")
+    if response.status_code == httpx.codes.NOT_FOUND:  # its name before
+        response = await client.get("/get_server_info")
+    response.raise_for_status()
+    info: dict[str, Any] = msgspec.json.decode(response.content)
+    return info
+
+
+def is_deterministic(options: SglangOptions) -> bool:
+    """Whether the seeds of requests count."""
+    return _DETERMINISTIC in options.extra_args
+
+
+def told_config(info: Mapping[str, Any]) -> dict[str, Any]:
+    """What counts of ``/server_info``, under the names of our options where it has them."""
+    config = {ours: info[theirs] for theirs, ours in _TOLD.items() if info.get(theirs) is not None}
+    config |= {ours: not info[theirs] for theirs, ours in _TOLD_INVERTED.items() if theirs in info}
+    return config
+
+
+def _options(settings: VariantSettings) -> SglangOptions:
+    if not isinstance(settings.server, SglangOptions):
+        raise TypeError(f"SGLang cannot be started with {type(settings.server).__name__}")
+    return settings.server
+
+
+def _interpreter(settings: VariantSettings) -> Path:
+    return interpreter_for("sglang", _options(settings).python, (_DISTRIBUTION,))

@@ -1,0 +1,1 @@
+"""SGLang's LenVM fork: a value model beside the served one guides its sampler."""

@@ -1,0 +1,285 @@
+"""SGLang's LenVM fork as an engine: a value model beside the served one, which guides its sampler.
+
+* **Revisions** (V0 to V4) share their command line and differ in what they record and in what they make of one
+  request. ``engine.options.revision`` declares the one that is installed, every server's own output is held against
+  it, and a request that they understand differently is refused where none is declared.
+* **Loading.** The value model is loaded by the first request that is sampled, on some revisions guided or not,
+  seconds after the server is ready. The first request of every run asks as its load does, before the warm-up.
+* **Steps** are the fork's own lines (V1, V3, V4), sent through a pipe so that each gets its time; their sections
+  are host time without waiting for the device and never GPU time. V2 prints averages, which stay in its log.
+* **Requests** that the sampler has no path for end the scheduler with all others; they are refused beforehand.
+* **Health, seeds, several choices, the taken port**: as with stock SGLang, see ``sglang.py``.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+
+from benchctl.engines.engine import Diagnosis, LaunchSite, RequestCall, diagnosed, signatures
+from benchctl.engines.environment import engines_directory, interpreter_for, package_directory
+from benchctl.engines.hub import checkpoint_for
+from benchctl.engines.openai_server import OpenAiServer, streamed, unsupported
+from benchctl.engines.sglang.engine import (
+    SIGNATURES,
+    is_deterministic,
+    launch_words,
+    quiet_env,
+    request_body,
+    require_context,
+    server_info,
+    told_config,
+)
+from benchctl.engines.sglang_lenvm.requests import ambiguities, custom_params, mixed_refusal, refusal
+from benchctl.engines.sglang_lenvm.steps import read_lenvm_steps, stamped_records
+from benchctl.errors import EngineUnavailableError, UnsupportedError
+from benchctl.interop.readers.lenvm_revision import revisions_of
+from benchctl.profile.engine_options import SglangLenvmOptions
+from benchctl.profile.model import VariantSettings
+from benchctl.records.run import PreparedRequest, StepRecord
+
+_KIND: Final = "sglang-lenvm"
+_LAUNCHER: Final = Path(__file__).parent / "inside" / "stamped.py"
+PUBLISHED_VALUE_MODELS: Final = {
+    "qwen2.5-0.5b": "namezz/lvm-a-qwen2.5-7b-instruct-b-qwen2.5-0.5b-instruct",
+    "qwen2.5-1.5b": "namezz/lvm-math-0402-a-qwen2.5-7b-instruct-b-qwen2.5-1.5b-instruct",
+}
+"""Published value models for Qwen2.5-7B-Instruct by their backbone. The smaller one is not only smaller: it was
+trained on general texts, the larger one on mathematics."""
+_SILENT: Final = frozenset({"V0", "V2"})
+"""Revisions that write no lines."""
+_SIGNATURES: Final = (
+    *signatures(
+        "unguidable-request",
+        "its sampler has no path for this mode without a finite top_k: set sampling.top_k to 2 or more",
+        "Not implemented, cpu should not be used",
+    ),
+    *signatures(
+        "bad-flag",
+        "correct guided_fn: it names no function",
+        "Failed to load guidance function",
+        "is not callable",
+        is_profile_fault=True,
+    ),
+    *signatures(
+        "guidance-failed",
+        "the log says which part of guidance failed",
+        "LenVM GPU guidance path failed",
+        "LenVM guidance function failed",
+        "LenVM in-proc tree_value failed",
+    ),
+    *signatures(
+        "bad-value-model",
+        "correct engine.options.value_model: the checkpoint must have the value head and nothing else beside it",
+        "v_head.fc",
+        "v_head.summary",
+        is_profile_fault=True,
+    ),
+    *SIGNATURES,
+)
+
+
+class SglangLenvmEngine(OpenAiServer):
+    """Servers of the fork's ``python -m sglang.launch_server``, with and without a value model."""
+
+    kind: Final = _KIND
+    is_launched: Final = True
+    essential_processes: Final = ("sglang::scheduler", "sglang::detokenizer")
+
+    def check_available(self, settings: VariantSettings) -> None:
+        """Raises EngineUnavailableError when the fork is not installed, or a model is none that it could load."""
+        _interpreter(settings)
+        checkpoint_for(settings.model, _KIND)
+        if (value_model := _options(settings).value_model) is not None:
+            value_checkpoint(value_model)
+
+    def check_requests(self, requests: Sequence[PreparedRequest], settings: VariantSettings) -> None:
+        """Raises UnsupportedError for what would end the server, be passed over, or mean one thing or another."""
+        options, params = _options(settings), custom_params(settings.guidance)
+        require_context(requests, settings, _KIND)
+        problem = refusal(params, settings.sampling, options.revision) or mixed_refusal([params])
+        if problem is not None:
+            raise unsupported(_KIND, settings, *problem)
+        if params is not None and options.overlap_schedule:
+            what = "cannot guide while its scheduler overlaps the device"
+            raise unsupported(_KIND, settings, what, "set overlap_schedule: false")
+        if is_deterministic(options) and any(request.n > 1 for request in requests):
+            what = "gives all choices of a request one seed when it is deterministic, so that they are one answer"
+            raise unsupported(_KIND, settings, what, "set workload.samples_as: requests")
+        if options.revision is None and (unclear := ambiguities([params])):
+            raise _unclear(settings, unclear)
+
+    def metrics_path(self, settings: VariantSettings) -> str | None:
+        return "/metrics"
+
+    def argv(self, settings: VariantSettings, site: LaunchSite) -> tuple[str, ...]:
+        """The command line of the server; where its lines get their times, behind the launcher that takes those."""
+        options = _options(settings)
+        words = (*launch_words(settings, site, _KIND), *_guided_words(options), *options.extra_args)
+        launcher = (str(_LAUNCHER), str(_pipe(site)), str(site.step_log)) if _has_lines(options) else ()
+        return (str(_interpreter(settings)), *launcher, *words)
+
+    def env(self, settings: VariantSettings, site: LaunchSite) -> dict[str, str]:
+        """Where lines go, what the revision reads from its environment, and what the profile sets."""
+        options, own = _options(settings), quiet_env(settings.model)
+        own.pop("HF_HUB_OFFLINE", None)  # a value model may have to be fetched, and no variant is to differ in it
+        if _has_lines(options):
+            own["SGLANG_LVM_TIMING_LOG"] = str(_pipe(site))
+        if options.stride != 1:
+            own["LENVM_STRIDE"] = str(options.stride)
+        if options.synchronised_timing_interval is not None:
+            own["SGLANG_LVM_TIMING"] = "1"
+            own["SGLANG_LVM_TIMING_INTERVAL"] = str(options.synchronised_timing_interval)
+        return own | super().env(settings, site)
+
+    def request_call(self, request: PreparedRequest, settings: VariantSettings) -> RequestCall:
+        """Ask for ``request`` as this variant does; ``custom_params`` only with guidance."""
+        body, params = request_body(request, settings), custom_params(settings.guidance)
+        return streamed(request, body if params is None else body | {"custom_params": params})
+
+    async def effective_config(
+        self, client: httpx.AsyncClient, settings: VariantSettings, site: LaunchSite
+    ) -> dict[str, Any]:
+        """What the server says of itself, and the declared revision.
+
+        Raises UnsupportedError when what the server wrote so far cannot come from that revision, or when it has not
+        the value model that was asked for.
+        """
+        options, info = _options(settings), await server_info(client)
+        _require_value_model(settings, info)
+        _require_revision(settings, site)
+        config = told_config(info)
+        config["value_model"], config["revision"] = options.value_model, options.revision or "unknown"
+        config["enforce_eager"], config["stride"] = options.enforce_eager, options.stride
+        config["request_seed"] = "honoured" if is_deterministic(options) else "ignored"
+        if options.extra_args:
+            config["extra_args"] = " ".join(options.extra_args)
+        return config
+
+    def has_steps(self, settings: VariantSettings) -> bool:
+        """Lines of one process are a series; several ranks would write theirs between one another."""
+        return _has_lines(_options(settings))
+
+    def read_steps(self, directory: Path) -> Iterator[StepRecord]:
+        """The fork's own steps, on the clock of the host."""
+        return read_lenvm_steps(directory)
+
+    def diagnose(self, log_tail: str) -> Diagnosis | None:
+        """What the end of the server's log shows."""
+        return diagnosed(_SIGNATURES, log_tail)
+
+
+def value_checkpoint(value_model: str) -> str:
+    """The directory (absolute) or repository of a value model; names of sizes stand for the published ones.
+
+    Raises EngineUnavailableError for anything else.
+    """
+    published = PUBLISHED_VALUE_MODELS.get(value_model.lower())
+    if published is not None:
+        return published
+    if "/" not in value_model and not Path(value_model).expanduser().exists():
+        raise EngineUnavailableError(
+            f"engine {_KIND!r}: no value model is published for {value_model!r}, only for "
+            f"{', '.join(PUBLISHED_VALUE_MODELS)}; name the directory of a checkpoint, or a repository (owner/name)"
+        )
+    return checkpoint_for(value_model, _KIND)
+
+
+def _guided_words(options: SglangLenvmOptions) -> Iterator[str]:
+    if options.value_model is None:
+        return
+    checkpoint = value_checkpoint(options.value_model)
+    architecture = options.value_architecture or _architecture_of(checkpoint)
+    yield from ("--enable-lvm-guided-sampling", "--lvm-guided-inproc")
+    yield from ("--lvm-guided-inproc-model-path", checkpoint)
+    yield from ("--lvm-guided-inproc-json-model-override-args", json.dumps({"architectures": [architecture]}))
+    if options.value_model_revision is not None:
+        yield from ("--lvm-guided-inproc-model-revision", options.value_model_revision)
+    if options.value_mem_fraction_static is not None:
+        yield from ("--lvm-guided-inproc-mem-fraction-static", str(options.value_mem_fraction_static))
+    yield from ("--lvm-guided-fn", options.guided_fn)
+
+
+def _architecture_of(checkpoint: str) -> str:
+    """The class for a value model by what its config.json calls its backbone, or else by its name."""
+    try:
+        family = str(json.loads((Path(checkpoint) / "config.json").read_text(encoding="utf-8")).get("model_type"))
+    except (OSError, ValueError, AttributeError):
+        family = checkpoint.rpartition("-b-")[2].lower()
+    if "vl" in family.replace("-", "_").split("_"):
+        return "Qwen2_5_VLForLengthValueModel"
+    return "Qwen3ForLengthValueModel" if family.startswith("qwen3") else "Qwen2ForLengthValueModel"
+
+
+def _has_lines(options: SglangLenvmOptions) -> bool:
+    is_one_rank = options.tensor_parallel_size * options.data_parallel_size == 1
+    return options.step_log and is_one_rank and options.revision not in _SILENT
+
+
+def _pipe(site: LaunchSite) -> Path:
+    return site.directory / "steps.pipe"
+
+
+def _require_value_model(settings: VariantSettings, info: Mapping[str, Any]) -> None:
+    """Hold the server's own account of its value model against what it was started with, where it gives one."""
+    if "enable_lvm_guided_sampling" not in info:
+        return
+    value_model = _options(settings).value_model
+    asked = None if value_model is None else value_checkpoint(value_model)
+    told = info.get("lvm_guided_inproc_model_path") if info["enable_lvm_guided_sampling"] else None
+    if told != asked:
+        what = f"says that its value model is {told}, and {asked} was asked for"
+        raise unsupported(_KIND, settings, what, "look for such flags in engine.options.extra_args")
+
+
+def _require_revision(settings: VariantSettings, site: LaunchSite) -> None:
+    """Hold what the server wrote while it answered its first request against the declared revision."""
+    options = _options(settings)
+    log = site.directory / "server.log"
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.is_file() else []
+    fits = revisions_of((record for _, record in stamped_records(site.directory)[0]), lines)
+    looked = _has_lines(options) or options.synchronised_timing_interval is not None
+    if options.revision is not None and looked and options.revision not in fits:
+        what = f"is no {options.revision}: what it writes fits {' or '.join(fits)}"
+        raise unsupported(_KIND, settings, what, "correct engine.options.revision")
+
+
+def _unclear(settings: VariantSettings, unclear: Sequence[str]) -> UnsupportedError:
+    listed = "\n".join(f"  {text}" for text in unclear)
+    return UnsupportedError(
+        f"engine {_KIND!r}, variant {settings.variant!r}: what is asked means one thing or another, depending on "
+        f"the revision of the fork:\n{listed}\n"
+        "Say which is installed: --set engine.options.revision=V0, or V1 to V4 (docs/engines.md tells them apart)"
+    )
+
+
+def _options(settings: VariantSettings) -> SglangLenvmOptions:
+    if not isinstance(settings.server, SglangLenvmOptions):
+        raise TypeError(f"the LenVM fork cannot be started with {type(settings.server).__name__}")
+    return settings.server
+
+
+def _interpreter(settings: VariantSettings) -> Path:
+    return fork_interpreter(_options(settings).python, engines_directory())
+
+
+@cache
+def fork_interpreter(named: str | None, directory: Path) -> Path:
+    """The interpreter that the profile names, or that of the fork's own environment; stock SGLang is refused."""
+    python = named or str(directory / _KIND / "bin" / "python")
+    remedy = (
+        "install the fork in an environment of its own (pip install -e sglang-LenVM/python in a checkout) and name "
+        "its interpreter: --set engine.python=/path/to/venv/bin/python"
+    )
+    if named is None and not Path(python).exists():
+        raise EngineUnavailableError(f"engine {_KIND!r} is not installed: there is no {python}; {remedy}")
+    found = interpreter_for(_KIND, python, ("sglang",))
+    package = package_directory(found, "sglang")
+    if package is None or not (package / "srt" / "lvm").is_dir():
+        raise EngineUnavailableError(
+            f"engine {_KIND!r}: the SGLang of {python} is not the LenVM fork: it has no sglang/srt/lvm; {remedy}"
+        )
+    return found

@@ -1,0 +1,252 @@
+"""``transformers serve`` as an engine: the server that comes with the transformers library.
+
+Its server is started by a launcher of ours (``inside/transformers/serve.py``), which records the steps of
+continuous batching and lets the server describe itself. What is particular about it:
+
+* **Sampling** travels in ``generation_config``, a JSON string that replaces the model's own. With continuous
+  batching the server keeps for its whole life what its *first* request says of sampling; later ones set only
+  ``max_tokens`` and the end of text. The first generation of every run therefore asks as the load will, and since
+  all requests of a run share one sampling, the run is right.
+* **Greedy** is ``do_sample: false``: for ``temperature: 0``, and for ``top_k: 1``, which would otherwise draw among
+  tokens of equal logits. A finite ``top_k`` or ``top_p`` adds its own work to every step; greedy adds none.
+* **Seeds** of requests are not honoured with continuous batching: one generator serves all rows, seeded once per
+  server (``--default-seed``), so that texts also depend on which requests were batched together. Without it the
+  seed is set when a request arrives, which is exact only while one request is under way.
+* **Lengths** are not checked against the model's context: the server computes past it and answers 200. Such
+  requests are refused here.
+* It never sends ``[DONE]``, states usage in its last choice event, and refuses fields that it does not know (422).
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+import msgspec
+
+from benchctl.engines.engine import Diagnosis, LaunchSite, RequestCall, diagnosed, raw_step_log
+from benchctl.engines.environment import installed_versions, interpreter_for
+from benchctl.engines.hub import checkpoint_for, is_local
+from benchctl.engines.openai_server import LOOPBACK, OpenAiServer, streamed, unsupported
+from benchctl.engines.transformers.failures import SIGNATURES
+from benchctl.engines.transformers.model import ModelLimits, limits_of
+from benchctl.errors import EngineUnavailableError
+from benchctl.profile.engine_options import AttachOptions, TransformersOptions
+from benchctl.profile.model import Sampling, VariantSettings
+from benchctl.records.jsonl import encode, read_jsonl
+from benchctl.records.run import Phase, PreparedRequest, StepRecord
+
+_LAUNCHER: Final = Path(__file__).parent / "inside" / "serve.py"
+_DISTRIBUTION: Final = "transformers"
+NEEDED: Final = ("torch", "accelerate", "fastapi", "uvicorn", "openai", "pydantic")
+"""What its server needs beside it; ``transformers[serving]`` asks for all but torch."""
+_FLAGS: Final = {
+    "device": "--device",
+    "dtype": "--dtype",
+    "attn_implementation": "--attn-implementation",
+    "num_kv_blocks": "--cb-num-blocks",
+    "block_size": "--cb-block-size",
+    "max_num_batched_tokens": "--cb-max-batch-tokens",
+}
+_INFERRED: Final = {
+    "cb.num_blocks": "num_kv_blocks",
+    "cb.max_batch_tokens": "max_num_batched_tokens",
+    "cb.max_requests_per_batch": "max_num_batched_tokens",
+}
+"""What the server sizes by the memory that happens to be free, unless the option beside it fixes it."""
+
+
+class TransformersEngine(OpenAiServer):
+    """Servers of ``transformers serve``, with continuous batching or one request at a time."""
+
+    kind: Final = "transformers"
+    is_launched: Final = True
+    essential_processes: Final[tuple[str, ...]] = ()
+
+    def check_available(self, settings: VariantSettings) -> None:
+        """Raises EngineUnavailableError without the library and what its server needs, or without a model."""
+        python = _interpreter(settings)
+        found = installed_versions(python, NEEDED)
+        if missing := [name for name in NEEDED if name not in found]:
+            raise EngineUnavailableError(
+                f"engine 'transformers': the environment of {python} lacks {', '.join(missing)}; "
+                f"run: {python} -m pip install 'transformers[serving]' torch"
+            )
+        checkpoint_for(settings.model, self.kind)
+
+    def check_requests(self, requests: Sequence[PreparedRequest], settings: VariantSettings) -> None:
+        """Raises UnsupportedError for guidance, several choices, and lengths or ends that it would get wrong."""
+        if settings.guidance is not None:
+            raise unsupported(
+                "transformers", settings, "loads no value model", "measure guidance on a guided engine"
+            )
+        if any(request.n > 1 for request in requests):
+            what = "gives one answer to each request and ignores n"
+            raise unsupported("transformers", settings, what, "set workload.samples_as: requests")
+        limits = limits_of(settings.model)
+        _check_lengths(requests, settings, limits)
+        if not limits.eos_token_ids and not all(request.ignore_eos for request in requests):
+            what = f"must be told the token that ends a text, and {settings.model!r} is no directory that names one"
+            raise unsupported(
+                "transformers", settings, what, "name a local directory as model, or set stop: forced"
+            )
+
+    def metrics_path(self, settings: VariantSettings) -> str | None:
+        """It counts nothing for others to read."""
+        return None
+
+    def argv(self, settings: VariantSettings, site: LaunchSite) -> tuple[str, ...]:
+        """The launcher with its own words, ``--``, and the command line of ``transformers``."""
+        options = _options(settings)
+        argv = [str(_interpreter(settings)), str(_LAUNCHER), "--description", str(site.description)]
+        if self.has_steps(settings):
+            argv += ["--step-log", str(site.step_log)]
+        if not options.enable_prefix_caching:
+            argv.append("--no-prefix-caching")
+        argv += ["--", "serve", checkpoint_for(settings.model, self.kind), "--host", LOOPBACK]
+        argv += ["--port", str(site.port), "--default-seed", str(site.noise_seed)]
+        if options.continuous_batching:
+            argv.append("--continuous-batching")
+        for name, flag in _FLAGS.items():
+            if (value := getattr(options, name)) is not None:
+                argv += [flag, str(value)]
+        return (*argv, *options.extra_args)
+
+    def env(self, settings: VariantSettings, site: LaunchSite) -> dict[str, str]:
+        """Offline for a model on disk; what the profile sets goes over that."""
+        own = {"HF_HUB_DISABLE_TELEMETRY": "1"}
+        if is_local(settings.model):
+            own["HF_HUB_OFFLINE"] = "1"
+        return own | super().env(settings, site)
+
+    def request_call(self, request: PreparedRequest, settings: VariantSettings) -> RequestCall:
+        """Ask for ``request``; our own servers hold one model, which the request need not name."""
+        options, config = settings.server, _sampling_config(settings.sampling)
+        config["eos_token_id"] = -1 if request.ignore_eos else list(limits_of(settings.model).eos_token_ids)
+        config["pad_token_id"] = 0  # never used: no row is padded. Unsaid, it would be taken from the end of text
+        body: dict[str, Any] = {"generation_config": encode(config).decode()}
+        if isinstance(options, AttachOptions):
+            body["model"] = options.served_model or settings.model
+        elif not _options(settings).continuous_batching:
+            body["seed"] = request.seed
+        return streamed(request, body)
+
+    async def effective_config(
+        self, client: httpx.AsyncClient, settings: VariantSettings, site: LaunchSite
+    ) -> dict[str, Any]:
+        """What the launcher wrote of the server. Raises UnsupportedError where it does not batch as asked."""
+        try:
+            told: dict[str, Any] = msgspec.json.decode(site.description.read_bytes())
+        except (OSError, msgspec.DecodeError):  # the server's log says why it is missing
+            told = dict(installed_versions(_interpreter(settings), (_DISTRIBUTION, "torch")))
+            return {"version": told.pop(_DISTRIBUTION, None), **told}
+        options = _options(settings)
+        if options.continuous_batching and not told.get("continuous_batching"):
+            what = f"cannot batch requests of a {told.get('model_class', 'model of this kind')}"
+            raise unsupported("transformers", settings, what, "set engine.options.continuous_batching to false")
+        batching = {f"cb.{name}": value for name, value in told.pop("cb", {}).items()}
+        for name, option in _INFERRED.items():
+            if getattr(options, option) is None:
+                batching.pop(name, None)
+        if options.num_kv_blocks is not None:
+            batching.pop("cb.max_memory_percent", None)
+        seed = "ignored" if options.continuous_batching else "set when a request arrives"
+        return {"version": told.pop(_DISTRIBUTION, None), **told, **batching, "request_seed": seed}
+
+    def has_steps(self, settings: VariantSettings) -> bool:
+        """Steps are those of continuous batching, on servers of ours."""
+        options = settings.server
+        return isinstance(options, TransformersOptions) and options.step_log and options.continuous_batching
+
+    def read_steps(self, directory: Path) -> Iterator[StepRecord]:
+        """The steps that the launcher recorded; its docstring says what each field means."""
+        for raw in read_jsonl(raw_step_log(directory), _RawStep):
+            yield raw.normalised()
+
+    def diagnose(self, log_tail: str) -> Diagnosis | None:
+        """What the end of the server's log shows."""
+        return diagnosed(SIGNATURES, log_tail)
+
+
+class _RawStep(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of the launcher."""
+
+    step: int
+    start_ns: int
+    dur_ns: int
+    num_seqs: int
+    prefill_tokens: int
+    decode_tokens: int
+    output_tokens: int
+    context_tokens: int
+    is_greedy: bool
+    schedule_ns: int
+    forward_ns: int | None = None
+    sampler_ns: int | None = None
+
+    def normalised(self) -> StepRecord:
+        sections = {
+            "schedule": self.schedule_ns,
+            "model_forward": self.forward_ns,
+            "sampler_total": self.sampler_ns,
+        }
+        return StepRecord(
+            step=self.step,
+            start_ns=self.start_ns,
+            dur_ns=self.dur_ns,
+            clock="host",
+            phase=self._phase,
+            num_seqs=self.num_seqs,
+            num_prefill_tokens=self.prefill_tokens,
+            num_decode_tokens=self.decode_tokens,
+            context_tokens=self.context_tokens,
+            output_tokens=self.output_tokens,
+            is_greedy=self.is_greedy,
+            sections_ns={name: spent for name, spent in sections.items() if spent is not None},
+        )
+
+    @property
+    def _phase(self) -> Phase:
+        if not self.prefill_tokens:
+            return "decode"
+        return "mixed" if self.decode_tokens else "prefill"
+
+
+def _options(settings: VariantSettings) -> TransformersOptions:
+    if not isinstance(settings.server, TransformersOptions):
+        raise TypeError(f"transformers cannot serve {type(settings.server).__name__}")
+    return settings.server
+
+
+def _interpreter(settings: VariantSettings) -> Path:
+    return interpreter_for("transformers", _options(settings).python, (_DISTRIBUTION,))
+
+
+def _sampling_config(sampling: Sampling) -> dict[str, Any]:
+    """The profile's sampling as transformers spells it; what is off is said, or the model's own would apply."""
+    if sampling.is_greedy:
+        return {"do_sample": False, "repetition_penalty": 1.0}
+    config = {
+        "do_sample": True,
+        "temperature": sampling.temperature,
+        "top_k": max(sampling.top_k, 0),
+        "top_p": sampling.top_p,
+        "repetition_penalty": 1.0,
+    }
+    return config | ({"min_p": sampling.min_p} if sampling.min_p else {})
+
+
+def _check_lengths(requests: Sequence[PreparedRequest], settings: VariantSettings, limits: ModelLimits) -> None:
+    longest = max((request.prompt_tokens + request.max_tokens for request in requests), default=0)
+    remedy = "lower workload.output_len or choose shorter prompts"
+    if limits.context is not None and longest > limits.context:
+        what = (
+            f"would silently compute past the model's context of {limits.context} tokens: a request needs {longest}"
+        )
+        raise unsupported("transformers", settings, what, remedy)
+    options = settings.server
+    if isinstance(options, TransformersOptions) and options.num_kv_blocks and options.block_size:
+        room = options.num_kv_blocks * options.block_size
+        if longest > room:
+            what = f"has a KV cache of {room} tokens and stops for good when one request needs more: {longest}"
+            raise unsupported("transformers", settings, what, f"raise num_kv_blocks, or {remedy}")

@@ -1,0 +1,149 @@
+"""What the lines of our plugin in a vLLM server mean: raw statistics to step records.
+
+**When.** A step ends when the engine's process has its outputs (``ended_ns``). It starts when the step before it
+ended, if the engine had unfinished requests then, for it goes on at once; else when the scheduler took up the
+first of the requests that woke it. Steps so defined do not overlap and leave no gap while there is work:
+scheduling, the model, sampling and taking in the outputs are all inside. vLLM's own ``elapsed_ms`` is less: the
+wait for the model's answer after the work was handed over. It stands in only where nothing better is known: for
+the first part of a long prompt that meets an idle engine. With asynchronous scheduling the next step is handed
+over before this one's answer; the time between two answers is still what a token takes.
+
+**What.** ``num_prefill_tokens`` and ``num_decode_tokens`` are the tokens computed, of requests without and with
+output so far; a draft counts among the latter, and so does everything that a preempted request computes again.
+``output_tokens`` are those that requests got: their sum is the usage, also with several choices, preemption,
+prompts in chunks and drafts. (A text cut by a stop string in the midst of a draft would be the exception; benchctl
+asks for none.) ``preempted`` are preemptions that became known with this step's outputs; ``kv_used_blocks`` what
+was in use after it.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from benchctl.engines.engine import raw_step_log
+from benchctl.engines.vllm.description import num_kv_blocks
+from benchctl.records.jsonl import read_jsonl
+from benchctl.records.run import Phase, StepRecord
+from benchctl.units import NS_PER_MS
+
+
+class _Details(msgspec.Struct, frozen=True, kw_only=True):
+    iteration_index: int | None = None
+    num_ctx_requests: int = 0
+    num_ctx_tokens: int = 0
+    num_generation_requests: int = 0
+    num_generation_tokens: int = 0
+    elapsed_ms: float = 0.0
+    is_dummy: bool = False
+
+
+class _Scheduler(msgspec.Struct, frozen=True, kw_only=True):
+    num_running_reqs: int = 0
+    num_waiting_reqs: int = 0
+    num_skipped_waiting_reqs: int = 0
+    kv_cache_usage: float | None = None
+
+    @property
+    def num_unfinished(self) -> int:
+        return self.num_running_reqs + self.num_waiting_reqs + self.num_skipped_waiting_reqs
+
+
+class _SpecDecoding(msgspec.Struct, frozen=True, kw_only=True):
+    num_draft_tokens: int | None = None
+    num_accepted_tokens: int | None = None
+
+
+class _Outputs(msgspec.Struct, frozen=True, kw_only=True):
+    num_generation_tokens: int = 0
+    num_prompt_tokens: int = 0
+    num_preempted_reqs: int | None = None
+    num_requests: int | None = None
+
+
+class _RawStep(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of the plugin; a part is absent where vLLM said nothing of it."""
+
+    engine: int = 0
+    recorded_ns: int
+    ended_ns: int | None = None
+    scheduled_ns: int | None = None
+    details: _Details | None = None
+    scheduler: _Scheduler | None = None
+    spec_decoding: _SpecDecoding | None = None
+    outputs: _Outputs | None = None
+
+    @property
+    def end_ns(self) -> int:
+        """When the engine had the outputs; where that is unknown, when they were recorded."""
+        return self.recorded_ns if self.ended_ns is None else self.ended_ns
+
+    @property
+    def is_step(self) -> bool:
+        """Whether the model computed anything for a request: not so for news of the scheduler alone."""
+        if self.details is not None:
+            return not self.details.is_dummy
+        return self.outputs is not None and self.outputs.num_generation_tokens > 0
+
+    @property
+    def phase(self) -> Phase:
+        if self.details is None:
+            return "mixed" if self.outputs is not None and self.outputs.num_prompt_tokens else "decode"
+        if not self.details.num_ctx_tokens:
+            return "decode"
+        return "mixed" if self.details.num_generation_tokens else "prefill"
+
+
+def read_vllm_steps(directory: Path) -> Iterator[StepRecord]:
+    """The steps of a run. Raises RecordError at the first line that is damaged."""
+    return (step for _, step in read_numbered_steps(directory))
+
+
+def read_numbered_steps(directory: Path) -> Iterator[tuple[int | None, StepRecord]]:
+    """The steps of a run, each with its number in the life of the server; None where vLLM does not count them."""
+    blocks = num_kv_blocks(directory / "server.json")
+    before: _RawStep | None = None
+    index = 0
+    for raw in read_jsonl(raw_step_log(directory), _RawStep):
+        if raw.is_step:
+            number = raw.details.iteration_index if raw.details is not None else None
+            yield number, _normalised(raw, index, _start_ns(raw, before), blocks)
+            index += 1
+        before = raw
+
+
+def _start_ns(raw: _RawStep, before: _RawStep | None) -> int:
+    last_end_ns = before.end_ns if before is not None else 0
+    was_busy = before is not None and before.scheduler is not None and before.scheduler.num_unfinished > 0
+    if was_busy:
+        start_ns = last_end_ns
+    elif raw.scheduled_ns is not None:
+        start_ns = raw.scheduled_ns
+    else:
+        start_ns = raw.end_ns - round(raw.details.elapsed_ms * NS_PER_MS) if raw.details is not None else raw.end_ns
+    return min(max(start_ns, last_end_ns), raw.end_ns)
+
+
+def _normalised(raw: _RawStep, index: int, start_ns: int, blocks: int | None) -> StepRecord:
+    details, scheduler, outputs = raw.details, raw.scheduler, raw.outputs
+    spec = raw.spec_decoding or _SpecDecoding()
+    usage = scheduler.kv_cache_usage if scheduler is not None else None
+    if details is not None:
+        num_seqs = details.num_ctx_requests + details.num_generation_requests
+    else:
+        num_seqs = (outputs.num_requests or 0) if outputs is not None else 0
+    return StepRecord(
+        step=index,
+        start_ns=start_ns,
+        dur_ns=raw.end_ns - start_ns,
+        clock="host",
+        phase=raw.phase,
+        num_seqs=num_seqs,
+        num_prefill_tokens=details.num_ctx_tokens if details is not None else None,
+        num_decode_tokens=details.num_generation_tokens if details is not None else None,
+        output_tokens=outputs.num_generation_tokens if outputs is not None else 0,
+        draft_tokens=spec.num_draft_tokens,
+        accepted_tokens=spec.num_accepted_tokens,
+        preempted=outputs.num_preempted_reqs if outputs is not None else 0,
+        kv_used_blocks=round(usage * blocks) if usage is not None and blocks is not None else None,
+    )

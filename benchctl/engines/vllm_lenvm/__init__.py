@@ -1,0 +1,1 @@
+"""vLLM guided by a value model: a stock server with our logits processor."""

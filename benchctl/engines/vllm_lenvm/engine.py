@@ -1,0 +1,178 @@
+"""vLLM with guidance of a value model: a stock server, with our logits processor where a value model is named.
+
+* **One runner.** Guidance runs on either of vLLM's model runners, and a difference between them is none of a value
+  model. Every server of this engine, the baseline included, therefore gets VLLM_USE_V2_MODEL_RUNNER=0: the runner
+  on which guidance is tested in whole servers. ``env`` of a profile or a variant chooses the other one.
+* **Requests** carry guidance in ``vllm_xargs``, and sampling parameters as ever: the processor moves top_k, top_p
+  and min_p to where they are applied once, before the tilt (``guided/vllm/requests.py``). With top_k 1 a request is
+  greedy and guidance never acts, so vLLM's own path takes it.
+* **Neutral guidance** is computed unless ``skip_noop`` is set, because its price is the question.
+* **Steps** are vLLM's, joined with what guidance did in each (``vllm_lenvm_steps.py``).
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+import msgspec
+
+from benchctl.engines.engine import Diagnosis, LaunchSite, RequestCall, diagnosed, signatures
+from benchctl.engines.hub import context_of
+from benchctl.engines.vllm.engine import VllmEngine
+from benchctl.engines.vllm.signatures import SIGNATURES
+from benchctl.engines.vllm_lenvm.steps import guided_step_log, read_vllm_lenvm_steps
+from benchctl.errors import EngineUnavailableError, UnsupportedError
+from benchctl.profile.engine_options import VllmLenvmOptions
+from benchctl.profile.model import VariantSettings
+from benchctl.records.jsonl import encode
+from benchctl.records.run import PreparedRequest, StepRecord
+
+PROCESSOR: Final = "benchctl_lenvm:LenvmLogitsProcessor"
+MAX_CANDIDATES: Final = 64
+_SIGNATURES: Final = (
+    *signatures(
+        "bad-value-model",
+        "the value model cannot be loaded: the log says what is missing or does not fit; correct "
+        "engine.options.value_model",
+        "CheckpointError",
+        is_profile_fault=True,
+    ),
+    *signatures(
+        "bad-guidance",
+        "the value model does not fit this server: the log says what to change",
+        "GuidanceError",
+        is_profile_fault=True,
+    ),
+)
+_TOLD: Final = (
+    "value_model", "value_dtype", "value_load_format", "value_memory_bytes", "value_graphs", "value_stream",
+    "fused", "lazy", "skip_noop", "stride", "guidance_clock",
+)  # fmt: skip
+"""Options that vLLM's own description does not know."""
+
+
+class VllmLenvmEngine(VllmEngine):
+    """Servers of vLLM that may load a value model."""
+
+    kind: str = "vllm-lenvm"
+
+    def check_available(self, settings: VariantSettings) -> None:
+        """Raises EngineUnavailableError when vLLM or one of the models is not here."""
+        value_model = _options(settings).value_model
+        for path in (settings.model, *([value_model] if value_model else [])):
+            _require_directory(path, is_value_model=path == value_model)
+        super().check_available(settings)
+
+    def check_requests(self, requests: Sequence[PreparedRequest], settings: VariantSettings) -> None:
+        """Raises UnsupportedError for guidance that the server would refuse, and for lengths beyond its context."""
+        top_k = settings.sampling.top_k
+        is_greedy = settings.sampling.temperature == 0
+        if settings.guidance is not None and not is_greedy and not 1 <= top_k <= MAX_CANDIDATES:
+            raise UnsupportedError(
+                f"engine {self.kind!r}, variant {settings.variant!r}: sampling.top_k is {top_k}, and every "
+                f"candidate of a guided request is scored; set it to a number from 2 to {MAX_CANDIDATES}"
+            )
+        super().check_requests(requests, settings.model_copy(update={"guidance": None}))
+
+    def argv(self, settings: VariantSettings, site: LaunchSite) -> tuple[str, ...]:
+        """The command line of the server, with our processor where it has a value model."""
+        options = _options(settings)
+        words = list(super().argv(settings, site))
+        if options.overlap_schedule is not None:
+            words.append("--async-scheduling" if options.overlap_schedule else "--no-async-scheduling")
+        if options.value_model is not None:
+            words += ["--logits-processors", PROCESSOR]
+        return tuple(words)
+
+    def env(self, settings: VariantSettings, site: LaunchSite) -> dict[str, str]:
+        """vLLM's, the runner, and what the processor is told."""
+        options = _options(settings)
+        own = {"VLLM_USE_V2_MODEL_RUNNER": "0", **super().env(settings, site)}
+        if options.value_model is None:
+            return own
+        own["BENCHCTL_LENVM_MODEL"] = str(Path(options.value_model).expanduser().resolve())
+        own["BENCHCTL_LENVM_SETTINGS"] = encode(_server_settings(options)).decode()
+        own["BENCHCTL_LENVM_DESCRIPTION"] = str(_description(site))
+        if options.step_log:
+            own["BENCHCTL_LENVM_STEP_LOG"] = str(guided_step_log(site.directory))
+            own["BENCHCTL_LENVM_CLOCK"] = options.guidance_clock
+        return own
+
+    def request_call(self, request: PreparedRequest, settings: VariantSettings) -> RequestCall:
+        """Ask as vLLM is asked, with guidance in ``vllm_xargs``."""
+        call = super().request_call(request, settings)
+        if settings.guidance is None:
+            return call
+        asked = settings.guidance.model_dump(exclude_none=True)
+        extra: dict[str, Any] = {f"lenvm_{name}": value for name, value in asked.items()}
+        options = _options(settings)
+        extra |= {"lenvm_skip_noop": int(options.skip_noop), "lenvm_stride": options.stride}
+        body = msgspec.json.decode(call.body)
+        return RequestCall(path=call.path, headers=call.headers, body=encode({**body, "vllm_xargs": extra}))
+
+    async def effective_config(
+        self, client: httpx.AsyncClient, settings: VariantSettings, site: LaunchSite
+    ) -> dict[str, Any]:
+        """What vLLM says, and the value model with what its processor says of it."""
+        told = await super().effective_config(client, settings, site)
+        told.pop("logits_processors", None)  # says no more than value_model
+        told["overlap_schedule"] = told.pop("async_scheduling", None)
+        options = _options(settings)
+        told |= {name: value for name in _TOLD if (value := getattr(options, name)) is not None}
+        return told | {f"value_model.{name}": value for name, value in _described(site).items()}
+
+    def read_steps(self, directory: Path) -> Iterator[StepRecord]:
+        """vLLM's steps, with what guidance did in each where the server had a value model."""
+        return read_vllm_lenvm_steps(directory)
+
+    def diagnose(self, log_tail: str) -> Diagnosis | None:
+        """What the end of the server's log shows."""
+        return diagnosed((*_SIGNATURES, *SIGNATURES), log_tail)
+
+
+def _options(settings: VariantSettings) -> VllmLenvmOptions:
+    if not isinstance(settings.server, VllmLenvmOptions):
+        raise TypeError(f"vLLM cannot guide with {type(settings.server).__name__}")
+    return settings.server
+
+
+def _server_settings(options: VllmLenvmOptions) -> dict[str, Any]:
+    """The fields of ``guided.vllm_settings.VllmSettings`` that are set here."""
+    said: dict[str, Any] = {
+        "fused": options.fused,
+        "graphs": options.value_graphs,
+        "stream": options.value_stream,
+        "lazy": options.lazy,
+        "dtype": options.value_dtype,
+        "random_weights": options.value_load_format == "dummy",
+        "max_candidates": MAX_CANDIDATES,
+    }
+    if options.value_memory_bytes is not None:
+        said["memory_bytes"] = options.value_memory_bytes
+    return said
+
+
+def _description(site: LaunchSite) -> Path:
+    return site.directory / "value_model.json"
+
+
+def _described(site: LaunchSite) -> dict[str, Any]:
+    """What the processor wrote of the value model; nothing before a lazy one is loaded."""
+    try:
+        return msgspec.json.decode(_description(site).read_bytes(), type=dict[str, Any])
+    except (OSError, msgspec.DecodeError):
+        return {}
+
+
+def _require_directory(path: str, *, is_value_model: bool) -> None:
+    """Raises EngineUnavailableError for a directory that is not there, with the command that makes a small one."""
+    directory = Path(path).expanduser()
+    if context_of(path) is not None or (not is_value_model and "models/" not in path):
+        return
+    if is_value_model or not directory.is_dir():
+        role = "value model" if is_value_model else "model"
+        raise EngineUnavailableError(
+            f"engine 'vllm-lenvm': the {role} {path!r} is no directory with a config.json; name one, or make a "
+            f"small pair to try it with: benchctl models make-tiny --value-model {directory.parent}"
+        )

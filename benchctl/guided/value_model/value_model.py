@@ -1,0 +1,237 @@
+"""A value model: a decoder-only backbone whose head gives one number for each position.
+
+The number z is what the head gives before the sigmoid; v = sigmoid(z) grows with what is still to come. The
+forward pass is written out here, over tokens that lie flat one after another, because it must attend to a cache
+laid out for candidates and be recordable as a CUDA graph. It is that of Qwen2, Qwen3 and Llama, with their linear
+maps on the same input merged into one.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from benchctl.guided.value_model.checkpoint import (
+    Checkpoint,
+    backbone_shapes,
+    check_config,
+    head_dim,
+    head_shapes,
+    read_checkpoint,
+)
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValueModelConfig:
+    """Dimensions of a value model."""
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    norm_epsilon: float
+    max_positions: int
+    """Longest sequence in tokens that the backbone was made for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Linear:
+    weight: Tensor
+    bias: Tensor | None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return functional.linear(x, self.weight, self.bias)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Layer:
+    attention_norm: Tensor
+    qkv: _Linear
+    head_norm: Tensor | None
+    """[heads + kv_heads, head_dim]: weights of the norms of queries and keys, where the family has them."""
+    out: _Linear
+    mlp_norm: Tensor
+    gate_up: _Linear
+    down: _Linear
+
+
+class Attend(Protocol):
+    """Attention of one layer: keeps keys and values, returns what each query draws from all that it sees."""
+
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, /) -> Tensor:
+        """From rotated ``query`` [T, heads, head_dim] and ``key``, and ``value``, both [T, kv_heads, head_dim].
+
+        Returns [T, heads * head_dim].
+        """
+
+
+class ValueModel:
+    """The weights of a value model on one device, and its forward pass."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        config, tensors = checkpoint.config, checkpoint.tensors
+        self.config = _dimensions(config)
+        self.eos_ids = checkpoint.eos_ids
+        self._embedding = tensors["embed_tokens.weight"]
+        self._norm = tensors["norm.weight"]
+        self._layers = tuple(_layer(tensors, f"layers.{i}.", self.config) for i in range(self.config.layers))
+        self._fc = _linear(tensors, "v_head.fc")
+        # The last sum decides on fine differences between candidates, so it is not rounded to bfloat16.
+        kind = torch.promote_types(self.dtype, torch.float32)
+        summary = _linear(tensors, "v_head.summary")
+        self._summary = _Linear(weight=summary.weight.to(kind), bias=summary.bias.to(kind))  # type: ignore[union-attr]
+        self._frequencies, self._rotation_scale = _frequencies(config)
+
+    @property
+    def device(self) -> torch.device:
+        return self._embedding.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._embedding.dtype
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the weights."""
+        tensors = [self._embedding, self._norm, *_tensors(self._fc), *_tensors(self._summary)]
+        for layer in self._layers:
+            tensors += [layer.attention_norm, layer.mlp_norm]
+            tensors += [] if layer.head_norm is None else [layer.head_norm]
+            for linear in (layer.qkv, layer.out, layer.gate_up, layer.down):
+                tensors += _tensors(linear)
+        return sum(tensor.nbytes for tensor in tensors)
+
+    def rotations(self, num_positions: int) -> Tensor:
+        """[num_positions, 2, head_dim]: what ``forward`` multiplies queries and keys with, for each position.
+
+        Cosines, and sines with the sign of the half that they multiply: with x' the halves of x swapped,
+        x * cos + x' * sin is x turned.
+        """
+        angles = torch.arange(num_positions, dtype=torch.float32)[:, None] * self._frequencies
+        cos, sin = angles.cos() * self._rotation_scale, angles.sin() * self._rotation_scale
+        table = torch.stack((torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)), dim=1)
+        return table.to(self.device, self.dtype)
+
+    def forward(self, tokens: Tensor, rotations: Tensor, attend: Attend, scored: slice) -> Tensor:
+        """Raw values z of the ``scored`` ones among ``tokens`` [T], in float32 at least; see ``hidden``."""
+        inner = functional.silu(self._fc(self.hidden(tokens, rotations, attend, scored)))
+        return self._summary(inner.to(self._summary.weight.dtype))[:, 0]
+
+    def hidden(self, tokens: Tensor, rotations: Tensor, attend: Attend, wanted: slice) -> Tensor:
+        """Last hidden states, normalised, of the ``wanted`` ones among ``tokens`` [T].
+
+        ``rotations`` [T, 2, head_dim] are those of the tokens' positions. Other tokens are forwarded for the keys
+        and values that ``attend`` keeps of them.
+        """
+        dims = self.config
+        x = functional.embedding(tokens, self._embedding)
+        cos, sin = rotations[:, None, 0], rotations[:, None, 1]
+        for number, layer in enumerate(self._layers):
+            qkv = layer.qkv(self._normed(x, layer.attention_norm)).unflatten(-1, (-1, dims.head_dim))
+            query_key, value = qkv[:, : -dims.kv_heads], qkv[:, -dims.kv_heads :]
+            if layer.head_norm is not None:
+                query_key = functional.rms_norm(query_key, (dims.head_dim,), None, dims.norm_epsilon)
+                query_key = query_key * layer.head_norm
+            turned = torch.addcmul(query_key * cos, query_key.roll(dims.head_dim // 2, -1), sin)
+            drawn = attend(number, turned[:, : dims.heads], turned[:, dims.heads :], value)
+            if number == dims.layers - 1:
+                x, drawn = x[wanted], drawn[wanted]
+            x = x + layer.out(drawn)
+            gate, up = layer.gate_up(self._normed(x, layer.mlp_norm)).chunk(2, -1)
+            x = x + layer.down(functional.silu(gate) * up)
+        return self._normed(x, self._norm)
+
+    def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
+        return functional.rms_norm(x, (self.config.hidden,), weight, self.config.norm_epsilon)
+
+
+def load_value_model(
+    path: str | Path, device: str | torch.device = "cpu", dtype: torch.dtype | None = None
+) -> ValueModel:
+    """Read the value model in a directory onto ``device``, in ``dtype`` or as it is stored.
+
+    Raises CheckpointError where the directory is no such model, names missing and unknown tensors.
+    """
+    return ValueModel(read_checkpoint(Path(path), torch.device(device), dtype))
+
+
+def random_value_model(
+    config: "PreTrainedConfig", device: str | torch.device, dtype: torch.dtype, *, seed: int = 0
+) -> ValueModel:
+    """A value model of random weights made on ``device``: to measure what a size costs without its checkpoint."""
+    check_config(config, "random value model")
+    place = torch.device(device)
+    generator = torch.Generator(place).manual_seed(seed)
+    shapes = {**backbone_shapes(config), **head_shapes(config.hidden_size)}
+    tensors = {}
+    for name, shape in shapes.items():
+        tensor = torch.empty(shape, device=place, dtype=dtype)
+        tensors[name] = tensor.fill_(1) if "norm" in name else tensor.normal_(0, 0.02, generator=generator)
+    return ValueModel(Checkpoint(config=config, tensors=tensors, eos_ids=frozenset()))
+
+
+def _frequencies(config: "PreTrainedConfig") -> tuple[Tensor, float]:
+    """[head_dim / 2]: angle per position of each pair of dimensions; and the factor on cosines and sines."""
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS  # noqa: PLC0415 - takes seconds
+
+    kind = config.rope_parameters["rope_type"]
+    if kind == "default":
+        size = head_dim(config)
+        exponents = torch.arange(0, size, 2, dtype=torch.float32) / size
+        return 1 / config.rope_parameters["rope_theta"] ** exponents, 1.0
+    frequencies, scale = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
+    return frequencies, float(scale)
+
+
+def _dimensions(config: "PreTrainedConfig") -> ValueModelConfig:
+    heads = config.num_attention_heads
+    return ValueModelConfig(
+        layers=config.num_hidden_layers,
+        hidden=config.hidden_size,
+        heads=heads,
+        kv_heads=config.num_key_value_heads,
+        head_dim=head_dim(config),
+        vocab=config.vocab_size,
+        norm_epsilon=config.rms_norm_eps,
+        max_positions=config.max_position_embeddings,
+    )
+
+
+def _layer(tensors: Mapping[str, Tensor], prefix: str, dims: ValueModelConfig) -> _Layer:
+    attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
+    head_norm = None
+    if f"{attention}q_norm.weight" in tensors:
+        query, key = tensors[f"{attention}q_norm.weight"], tensors[f"{attention}k_norm.weight"]
+        head_norm = torch.cat((query.expand(dims.heads, -1), key.expand(dims.kv_heads, -1)))
+    return _Layer(
+        attention_norm=tensors[f"{prefix}input_layernorm.weight"],
+        qkv=_linear(tensors, *(f"{attention}{part}_proj" for part in "qkv")),
+        head_norm=head_norm,
+        out=_linear(tensors, f"{attention}o_proj"),
+        mlp_norm=tensors[f"{prefix}post_attention_layernorm.weight"],
+        gate_up=_linear(tensors, f"{mlp}gate_proj", f"{mlp}up_proj"),
+        down=_linear(tensors, f"{mlp}down_proj"),
+    )
+
+
+def _linear(tensors: Mapping[str, Tensor], *names: str) -> _Linear:
+    """One linear map, or several of the same input as one; either all of them have a bias or none."""
+    weights = [tensors[f"{name}.weight"] for name in names]
+    biases = [tensors[f"{name}.bias"] for name in names if f"{name}.bias" in tensors]
+    return _Linear(
+        weight=weights[0] if len(weights) == 1 else torch.cat(weights),
+        bias=torch.cat(biases) if biases else None,
+    )
+
+
+def _tensors(linear: _Linear) -> list[Tensor]:
+    return [linear.weight] if linear.bias is None else [linear.weight, linear.bias]

@@ -1,0 +1,139 @@
+"""Which rows of vLLM's batch are guided, and whose they are, by the changes that vLLM tells of its batch.
+
+vLLM does not tell names of requests, so each row that comes gets a number of its own. A request that was preempted
+comes back as a new row, with the output that it had.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import count
+from typing import Any, Protocol, overload
+
+from benchctl.guided.guide import GuideRow
+from benchctl.guided.params import GuidanceParams
+from benchctl.guided.vllm.requests import guided_request
+
+
+class BatchUpdate(Protocol):
+    """What vLLM says when its batch changes; handled in the order removed, added, moved."""
+
+    @property
+    def batch_size(self) -> int: ...
+    @property
+    def removed(self) -> Sequence[int]: ...
+    @property
+    def added(self) -> Sequence[tuple[int, Any, list[int] | None, list[int]]]: ...
+    @property
+    def moved(self) -> Sequence[tuple[int, int, Any]]: ...
+
+
+class Batch(Protocol):
+    """The rows to be guided in a step."""
+
+    @property
+    def in_order(self) -> list[GuideRow]:
+        """By place in the batch."""
+
+    @property
+    def batch_size(self) -> int:
+        """Of all rows, guided or not."""
+
+
+class Tokens(Sequence[int]):
+    """Prompt and output of a request as one sequence, which grows with the output."""
+
+    __slots__ = ("_output", "_prompt")
+
+    def __init__(self, prompt: Sequence[int], output: Sequence[int]) -> None:
+        self._prompt, self._output = prompt, output
+
+    def __len__(self) -> int:
+        return len(self._prompt) + len(self._output)
+
+    @overload
+    def __getitem__(self, place: int) -> int: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[int]: ...
+    def __getitem__(self, place: int | slice) -> int | list[int]:
+        num_prompt = len(self._prompt)
+        if isinstance(place, slice):
+            start, stop, step = place.indices(len(self))
+            if step != 1:
+                return [self[i] for i in range(start, stop, step)]
+            if start >= num_prompt:
+                return list(self._output[start - num_prompt : max(stop, start) - num_prompt])
+            return [*self._prompt[start:stop], *self._output[: max(stop - num_prompt, 0)]]
+        index = place + len(self) if place < 0 else place
+        if not 0 <= index < len(self):
+            raise IndexError(f"place {place} of {len(self)} tokens")
+        return self._prompt[index] if index < num_prompt else self._output[index - num_prompt]
+
+
+_UNSCORED = GuidanceParams(scale=0.0)
+"""Of a row whose filters are applied here and whose prompt has no tokens that a value model could read."""
+
+
+class Rows:
+    """The guided rows of the batch as it is now."""
+
+    def __init__(self) -> None:
+        self._by_index: dict[int, GuideRow] = {}
+        self._numbers: Iterator[int] = count()
+        self._in_order: list[GuideRow] | None = []
+        self.batch_size = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._by_index)
+
+    @property
+    def in_order(self) -> list[GuideRow]:
+        """By place in the batch."""
+        if self._in_order is None:
+            self._in_order = [self._by_index[index] for index in sorted(self._by_index)]
+        return self._in_order
+
+    def update(self, update: BatchUpdate) -> list[int]:
+        """Follow a change of the batch; the keys of rows that are gone."""
+        self.batch_size = update.batch_size
+        gone: list[int] = []
+        for index in update.removed:
+            self._drop(index, gone)
+        for index, asked, prompt, output in update.added:
+            self._drop(index, gone)
+            self._add(index, asked, prompt, output)
+        for source, target, direction in update.moved:
+            self._move(source, target, gone, is_swap=direction.name == "SWAP")
+        self._in_order = None
+        return gone
+
+    def _drop(self, index: int, gone: list[int]) -> None:
+        if (row := self._by_index.pop(index, None)) is not None:
+            gone.append(row.key)  # type: ignore[arg-type]
+
+    def _add(self, index: int, asked: Any, prompt: list[int] | None, output: list[int]) -> None:
+        request = guided_request(asked)
+        if request is None:
+            return
+        self._by_index[index] = GuideRow(
+            index=index,
+            key=next(self._numbers),
+            params=request.params if prompt else _UNSCORED,
+            tokens=Tokens(prompt or [], output),
+            num_prompt=len(prompt or []),
+            temperature=1.0,  # vLLM has divided by the request's own before it asks us
+            top_k=request.top_k,
+            top_p=request.top_p,
+            min_p=request.min_p,
+            is_server_filtering=False,
+        )
+
+    def _move(self, source: int, target: int, gone: list[int], *, is_swap: bool) -> None:
+        moved, displaced = self._by_index.pop(source, None), self._by_index.pop(target, None)
+        if moved is not None:
+            self._by_index[target] = replace(moved, index=target)
+        if displaced is None:
+            return
+        if is_swap:
+            self._by_index[source] = replace(displaced, index=source)
+        else:
+            gone.append(displaced.key)  # type: ignore[arg-type]

@@ -1,0 +1,194 @@
+"""The value model of one vLLM server: loaded to fit the server's limits, then asked step by step."""
+
+import json
+import os
+from collections.abc import Hashable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from benchctl import __version__
+from benchctl.guided.errors import GuidanceError
+from benchctl.guided.guide import Guide, GuideSettings
+from benchctl.guided.timing import CLOCKS
+from benchctl.guided.value_model.checkpoint import read_config
+from benchctl.guided.value_model.scoring import Scorer
+from benchctl.guided.value_model.value_model import ValueModel, load_value_model, random_value_model
+from benchctl.guided.vllm.rows import Batch
+from benchctl.guided.vllm.settings import (
+    CLOCK_VARIABLE,
+    DESCRIPTION_VARIABLE,
+    MODEL_VARIABLE,
+    STEP_LOG_VARIABLE,
+    VllmSettings,
+    model_directory,
+)
+from benchctl.guided.vllm.step_count import V2_SAMPLER, class_named
+from benchctl.guided.vllm.step_log import GuidedStepLog
+
+_DTYPES: Final = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "auto": None}
+_LEAST_VOCABULARY: Final = 0.99
+"""Vocabularies of one tokenizer differ in what pads them; with less of the base model's, it is another's."""
+
+
+class GuidedServer:
+    """Guides the steps of one vLLM worker."""
+
+    def __init__(self, guide: Guide, vocabulary: int, log: GuidedStepLog | None) -> None:
+        self._guide, self._vocabulary, self._log = guide, vocabulary, log
+
+    def forget(self, keys: Iterable[Hashable]) -> None:
+        """Drop what is kept of requests that ended."""
+        self._guide.forget(keys)
+
+    def apply(self, logits: Tensor, rows: Batch, step: int) -> Tensor:
+        """Guide ``rows`` of ``logits`` [B, V] in step number ``step``.
+
+        The temperature of a row is that by which its logits are still to be divided: 1 where vLLM has done so.
+        """
+        if self._log is not None:
+            self._log.begin()
+        guided = rows.in_order
+        if logits.shape[1] > self._vocabulary:  # padding that the value model does not have
+            index = torch.tensor([row.index for row in guided]).to(logits.device, non_blocking=True)
+            logits[:, self._vocabulary :].index_fill_(0, index, -torch.inf)
+        logits = self._guide.apply(logits, guided)
+        if self._log is not None:
+            self._log.record(step=step, num_seqs=rows.batch_size, did=self._guide.pending)
+        return logits
+
+
+def make_server(
+    vllm_config: Any, device: torch.device, settings: VllmSettings, *, is_v2: bool = False
+) -> GuidedServer:
+    """Load the value model that the environment names, for a worker with Model Runner V2 or with the one before.
+
+    Raises GuidanceError where it does not fit the server.
+    """
+    _check_layout(vllm_config)
+    directory = model_directory()
+    assert directory is not None  # noqa: S101
+    log = _step_log(is_v2=is_v2)
+    vocabulary = _vocabulary(directory, vllm_config)
+    guide_settings = GuideSettings(
+        max_candidates=settings.max_candidates,
+        is_eager=not settings.lazy,
+        skips_early=settings.skips_early,
+        eos_ids=_eos_ids(vllm_config.model_config),
+    )
+
+    def make_scorer() -> Scorer:
+        model = _load(directory, device, settings)
+        _check_memory(model, vllm_config, settings.memory_bytes)
+        scorer = Scorer(
+            model,
+            vllm_config.scheduler_config.max_num_seqs,
+            vllm_config.model_config.max_model_len,
+            device,
+            max_candidates=settings.max_candidates,
+            fused=settings.fused,
+            graphs=settings.graphs and device.type == "cuda",
+            stream=settings.stream,
+            timer=log,
+        )
+        _describe(model, scorer)
+        return scorer
+
+    return GuidedServer(Guide(make_scorer, guide_settings, log), vocabulary, log)
+
+
+def _load(directory: Path, device: torch.device, settings: VllmSettings) -> ValueModel:
+    dtype = _DTYPES[settings.dtype]
+    if not settings.random_weights:
+        return load_value_model(directory, device, dtype)
+    config = read_config(directory)
+    return random_value_model(config, device, dtype or config.dtype or torch.bfloat16)
+
+
+def _check_layout(vllm_config: Any) -> None:
+    devices = vllm_config.parallel_config.tensor_parallel_size * vllm_config.parallel_config.pipeline_parallel_size
+    if devices > 1:
+        raise GuidanceError(
+            f"a value model guides servers of one device, and this one spreads its model over {devices}; set "
+            "tensor_parallel_size and pipeline_parallel_size to 1"
+        )
+
+
+def _check_memory(model: ValueModel, vllm_config: Any, limit_bytes: int | None) -> None:
+    """Raises GuidanceError where the prefixes of all sequences would take more than was allowed."""
+    num_seqs, num_tokens = vllm_config.scheduler_config.max_num_seqs, vllm_config.model_config.max_model_len
+    config = model.config
+    numbers_per_token = 2 * config.layers * config.kv_heads * config.head_dim
+    needed_bytes = num_seqs * num_tokens * numbers_per_token * model.dtype.itemsize
+    if limit_bytes is not None and needed_bytes > limit_bytes:
+        raise GuidanceError(
+            f"the prefixes of {num_seqs} sequences of {num_tokens} tokens take {needed_bytes} bytes in this value "
+            f"model, and {limit_bytes} are allowed; lower max_num_seqs or max_model_len, or allow more"
+        )
+
+
+def _vocabulary(directory: Path, vllm_config: Any) -> int:
+    """Tokens that the value model knows."""
+    try:
+        known = json.loads((directory / "config.json").read_bytes())["vocab_size"]
+    except (OSError, ValueError, KeyError) as error:
+        raise GuidanceError(
+            f"{MODEL_VARIABLE} is {directory}, whose config.json says no vocab_size ({error}); name the directory "
+            "of a value model"
+        ) from error
+    wanted = vllm_config.model_config.get_vocab_size()
+    if known < _LEAST_VOCABULARY * wanted:
+        raise GuidanceError(
+            f"the value model in {directory} knows {known} tokens and the base model {wanted}; guidance needs two "
+            "models of one tokenizer"
+        )
+    return int(known)
+
+
+def _eos_ids(model_config: Any) -> frozenset[int]:
+    """Tokens that end an answer of the base model."""
+    found: set[int] = set()
+    for source in (model_config.hf_text_config, _generation_config(model_config)):
+        ids = source.get("eos_token_id") if isinstance(source, dict) else getattr(source, "eos_token_id", None)
+        found |= {int(id_) for id_ in (ids if isinstance(ids, list | tuple) else [ids]) if id_ is not None}
+    return frozenset(found)
+
+
+def _generation_config(model_config: Any) -> dict[str, Any]:
+    with suppress(AttributeError, OSError):
+        return dict(model_config.try_get_generation_config())
+    return {}
+
+
+def _step_log(*, is_v2: bool) -> GuidedStepLog | None:
+    path = os.environ.get(STEP_LOG_VARIABLE)
+    if not path:
+        return None
+    clock = os.environ.get(CLOCK_VARIABLE) or "host"
+    if clock not in CLOCKS:
+        raise GuidanceError(f"{CLOCK_VARIABLE} is {clock!r}; take one of {', '.join(CLOCKS)}")
+    log = GuidedStepLog(Path(path), clock)
+    if is_v2:
+        log.watch_sampler(class_named(V2_SAMPLER), "__call__")
+    else:
+        log.watch_sampler(class_named("vllm.v1.sample.sampler.Sampler"), "forward")
+    return log
+
+
+def _describe(model: ValueModel, scorer: Scorer) -> None:
+    path = os.environ.get(DESCRIPTION_VARIABLE)
+    if not path:
+        return
+    said = {
+        "revision": f"benchctl {__version__}",
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "layers": model.config.layers,
+        "hidden": model.config.hidden,
+        "num_bytes": model.num_bytes,
+        "prefix_bytes": scorer.num_bytes,
+    }
+    Path(f"{path}.partial").write_text(json.dumps(said), encoding="utf-8")
+    Path(f"{path}.partial").replace(path)

@@ -1,0 +1,220 @@
+"""The guided rows of a batch of vLLM's Model Runner V2, and the tokens of their requests, on the host.
+
+V2 keeps a slot for each request of its batch. It says what comes into a slot, never what left it; rows stand in
+another order in each step; and the tokens of all requests lie in one tensor which the device writes. Guidance wants
+them on the host. Nothing ever changes in a sequence but its end, so each step brings what it has more than the step
+before: one gather for all requests together, and one copy.
+
+The copy is asked for before the model of the step is, behind the sampling of the step before, whose tokens it has
+to have. Who waits for it when the logits are there waits for that sampling and not for the model. That is what V2
+costs guidance, once in each step: the host cannot go further ahead than the model that it has launched.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from benchctl.guided.errors import GuidanceError
+from benchctl.guided.guide import GuideRow
+from benchctl.guided.guide_step import Arriving
+from benchctl.guided.vllm.requests import guided_request
+
+
+class HostNumbers(Protocol):
+    """Numbers of all slots, of which the host knows the current ones."""
+
+    @property
+    def np(self) -> Any:
+        """Array [slots]."""
+
+
+class DeviceNumbers(Protocol):
+    """Numbers of all slots that the device writes; it may see them by way of the host's memory."""
+
+    @property
+    def gpu(self) -> Tensor: ...
+
+
+class RequestState(Protocol):
+    """What V2 shows of its slots, current at any time."""
+
+    @property
+    def all_token_ids(self) -> DeviceNumbers:
+        """Prompt and output [slots, most tokens]; what lies beyond a sequence's end means nothing."""
+
+    @property
+    def prompt_len(self) -> HostNumbers: ...
+
+    @property
+    def prefill_len(self) -> HostNumbers:
+        """Tokens that a request came with: its prompt, and its output so far where it had been preempted."""
+
+
+class StepContext(Protocol):
+    """What V2 says of a step."""
+
+    @property
+    def expanded_idx_mapping(self) -> Tensor:
+        """The slot of each row of the logits."""
+
+    @property
+    def idx_mapping_np(self) -> Any:
+        """The slot of each request; there are as many rows, in this order, where nothing is speculated."""
+
+    @property
+    def seq_lens_upper_bound_np(self) -> Any:
+        """Tokens of each request that its row has seen; more entries may follow, which mean nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlotBatch:
+    """The guided rows of one step."""
+
+    in_order: list[GuideRow]
+    """By place in the batch."""
+    batch_size: int
+    """Of all requests, guided or not."""
+
+
+@dataclass(slots=True)
+class _Held:
+    """A guided request in its slot."""
+
+    row: GuideRow
+    tokens: list[int]
+    """Those that are on the host; the row's own."""
+    known: int
+    """Tokens that the device has once all that was launched is done."""
+
+
+def check_v2(vllm_config: Any) -> None:
+    """Raises GuidanceError for what a server of V2 may do and guidance cannot follow."""
+    if vllm_config.speculative_config is not None:
+        raise GuidanceError(
+            "a value model guides one token of a sequence in each step, and speculative decoding samples several; "
+            "start the server without --speculative-config"
+        )
+    if getattr(vllm_config.model_config, "enable_prompt_embeds", False):
+        raise GuidanceError(
+            "Model Runner V2 does not say which prompts are embeddings, which a value model cannot read; start the "
+            "server without --enable-prompt-embeds, or with VLLM_USE_V2_MODEL_RUNNER=0"
+        )
+
+
+class Slots:
+    """Follows the slots of one V2 worker."""
+
+    def __init__(self, states: RequestState) -> None:
+        self._states = states
+        self._by_slot: dict[int, _Held] = {}
+        self._numbers = count()
+        self._arriving: _NewTokens | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self._by_slot)
+
+    def add(self, slot: int, asked: Any) -> int | None:
+        """A request comes into a slot; the key of the guided one that had it before."""
+        before = self._by_slot.pop(slot, None)
+        request = guided_request(asked)
+        if request is not None:
+            tokens: list[int] = []
+            row = GuideRow(
+                index=-1,
+                key=next(self._numbers),
+                params=request.params,
+                tokens=tokens,
+                num_prompt=int(self._states.prompt_len.np[slot]),
+                temperature=asked.temperature,  # V2 asks before it divides by it
+                top_k=request.top_k,
+                top_p=request.top_p,
+                min_p=request.min_p,
+                is_server_filtering=False,
+            )
+            self._by_slot[slot] = _Held(row, tokens, int(self._states.prefill_len.np[slot]))
+        return None if before is None else before.row.key  # type: ignore[return-value]
+
+    def is_guided(self, slot: int) -> bool:
+        """Whether the request that came into this slot last may be guided."""
+        return slot in self._by_slot
+
+    def ask_for_tokens(self) -> None:
+        """Launch the copy of all that is new; to be called when slots are filled, before the model."""
+        self._take_tokens()
+        self._arriving = self._missing((slot, held, held.known) for slot, held in self._by_slot.items())
+
+    def batch(self, context: StepContext) -> SlotBatch:
+        """The rows to be guided in this step, with their tokens.
+
+        Rows of a prompt that is still computed in chunks are left out: what they would draw is thrown away.
+        """
+        slots = context.idx_mapping_np.tolist()
+        num_rows = context.expanded_idx_mapping.shape[0]
+        if num_rows != len(slots):
+            raise GuidanceError(
+                f"vLLM samples {num_rows} rows for {len(slots)} requests, and guidance needs "
+                "one row for each: turn speculative decoding off"
+            )
+        self._take_tokens()
+        ends = context.seq_lens_upper_bound_np.tolist()
+        present = []
+        for index, (slot, end) in enumerate(zip(slots, ends, strict=False)):
+            held = self._by_slot.get(slot)
+            if held is not None and end >= self._states.prefill_len.np[slot]:
+                if held.row.index != index:
+                    held.row = replace(held.row, index=index)
+                present.append((slot, held, end))
+        self._complete(present)
+        return SlotBatch([held.row for _, held, _ in present], len(slots))
+
+    def _complete(self, present: Sequence[tuple[int, _Held, int]]) -> None:
+        """See to it that each request has its first ``end`` tokens and no others; expect one more of each."""
+        for _, held, end in present:
+            del held.tokens[end:]
+        if any(len(held.tokens) < end for _, held, end in present):  # vLLM computed what it had not told before
+            self._arriving = self._missing(present)
+            self._take_tokens()
+        for _, held, end in present:
+            held.known = end + 1
+
+    def _missing(self, wanted: Iterable[tuple[int, _Held, int]]) -> "_NewTokens | None":
+        """Ask for the tokens of each request up to an end, as far as they are not here; None where all are."""
+        source = self._states.all_token_ids.gpu
+        parts = [
+            (held, slot, len(held.tokens), min(end, source.shape[1]))
+            for slot, held, end in wanted
+            if len(held.tokens) < min(end, source.shape[1])
+        ]
+        if not parts:
+            return None
+        slots = [slot for _, slot, start, end in parts for _ in range(start, end)]
+        places = [place for _, _, start, end in parts for place in range(start, end)]
+        return _NewTokens(source, slots, places, [(held.tokens, end - start) for held, _, start, end in parts])
+
+    def _take_tokens(self) -> None:
+        """Give the tokens that were asked for to their requests; waits for them."""
+        arriving, self._arriving = self._arriving, None
+        if arriving is not None:
+            arriving.take()
+
+
+class _NewTokens:
+    """Tokens on their way to the host, and the sequences that they belong to."""
+
+    def __init__(
+        self, source: Tensor, slots: list[int], places: list[int], parts: list[tuple[list[int], int]]
+    ) -> None:
+        self._parts = parts
+        where = torch.tensor([slots, places], pin_memory=source.is_cuda).to(source.device, non_blocking=True)
+        self._tokens = Arriving(source[where[0], where[1]])
+
+    def take(self) -> None:
+        """Append them to their sequences."""
+        tokens, start = self._tokens.read(), 0
+        for sequence, number in self._parts:
+            sequence.extend(tokens[start : start + number])
+            start += number

@@ -1,0 +1,1 @@
+"""Formats that belong to somebody else: read, converted and written, and nowhere else mentioned."""

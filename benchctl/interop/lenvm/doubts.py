@@ -1,0 +1,158 @@
+"""What of a LenVM timing directory cannot be trusted: faults in its files, which are mended here, and its limits.
+
+Each doubt is told once for the whole directory and names the arms that it holds for.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Final, TypeAlias
+
+from benchctl.interop.lenvm.arm import ArmData
+from benchctl.interop.lenvm.experiment import Models
+from benchctl.interop.readers.lenvm_averages import windows_of
+from benchctl.interop.readers.lenvm_timing import load_ms
+from benchctl.records.run import ResultWarning
+from benchctl.units import MS_PER_S
+
+FAULTS: Final = ("usage-duplicated", "log-restarted", "line-cut", "lines-damaged", "questions-unanswered")
+"""Codes of what is wrong in the files and was mended, or left out where it could not be."""
+_LIMITS: Final = (
+    "wall-holds-client", "value-model-load-measured", "greedy-records", "sampling-unrecorded", "sections-async",
+    "steps-are-samplers", "steps-unrecorded", "averages-cumulative", "overlap-differs", "sends-reconstructed",
+    "models-assumed", "gpu-unattributed",
+)  # fmt: skip
+_ORDER: Final = {code: place for place, code in enumerate((*FAULTS, *_LIMITS))}
+
+_OVERLAP: Final = (
+    "the project's scripts switch overlapped scheduling off on guided servers alone, so that a difference to the "
+    "baseline holds that as well; no file says how a server was started"
+)
+_WALL: Final = (
+    "wall_clock_s of the meta file holds the start of the client, its imports and the loading of the dataset; "
+    "wall_s here is first send to last answer, and theirs is in lenvm_summary.csv"
+)
+_SENDS: Final = (
+    "no file says when a request was sent: that follows from how long each took and how many were open at once, "
+    "with retries inside"
+)
+_SAMPLERS: Final = (
+    "the step log times the sampler alone and says neither when a step was nor how long it took: tables and "
+    "charts of sections show the sampler, and step_ms is unknown"
+)
+_ASYNC: Final = (
+    "sections are host time without waiting for the device: the first call that blocks is charged with the work "
+    "queued before it (in lvm_build_pending the base model's own forward pass), and none is GPU time"
+)
+_AVERAGES: Final = "the server printed averages since its start and waited for the device around every section"
+_UNRECORDED: Final = "there is no step log, and nothing is known of single steps"
+_GPU: Final = "GPU readings are of every device of the host, whichever the server used"
+
+_Said: TypeAlias = tuple[str, str]
+"""Code and message."""
+
+
+def directory_doubts(arms: Sequence[ArmData], models: Models) -> tuple[ResultWarning, ...]:
+    """Every doubt about the directory, faults before limits, each with the arms that it is about."""
+    found: dict[str, list[_Said]] = {}
+    for arm in arms:
+        for code, message in _of_arm(arm, arms):
+            found.setdefault(code, []).append((arm.tag, message))
+    if models.is_assumed:
+        found["models-assumed"] = [("", _assumed(models))]
+    return tuple(_warning(code, found[code]) for code in sorted(found, key=_ORDER.__getitem__))
+
+
+def _warning(code: str, told: Sequence[_Said]) -> ResultWarning:
+    """One warning for what was told of several arms."""
+    messages = dict.fromkeys(message for _, message in told)
+    tags = ", ".join(tag for tag, _ in told if tag)
+    message = next(iter(messages)) if len(messages) == 1 else "; ".join(f"{tag}: {text}" for tag, text in told)
+    return ResultWarning(code=code, message=message, where=tags or None)
+
+
+def _of_arm(arm: ArmData, arms: Sequence[ArmData]) -> Iterator[_Said]:
+    for look in (_responses, _lines, _lives, _clock, _steps, _greedy, _averages):
+        yield from look(arm)
+    if arm.unrecorded_sampling:
+        names = ", ".join(arm.unrecorded_sampling)
+        yield "sampling-unrecorded", f"{names}: no request and no command line is there to tell; defaults stand in"
+    if arm.guidance is not None and any(other.guidance is None for other in arms):
+        yield "overlap-differs", _OVERLAP
+
+
+def _responses(arm: ArmData) -> Iterator[_Said]:
+    answered = arm.responses.answered
+    most = max((each.num_rows for each in answered if each.completion_tokens), default=0)
+    if most > 1:
+        message = f"the usage of a request stands on the line of each of its choices, up to {most} times"
+        yield "usage-duplicated", f"{message}: it was counted once for each request"
+    num_failed = sum(each.error is not None for each in answered)
+    num_missing = max(0, (arm.meta.max_questions or 0) - len(answered))
+    if num_failed or num_missing:
+        yield "questions-unanswered", f"{num_failed} questions failed and {num_missing} have no line"
+
+
+def _lines(arm: ArmData) -> Iterator[_Said]:
+    files = ((arm.files.responses, arm.responses), (arm.files.timing, arm.timing))
+    if cut := [path.name for path, read in files if path is not None and read.is_cut]:
+        yield "line-cut", f"{' and '.join(cut)} ends within a line, which was left out"
+    if num_damaged := sum(read.num_damaged for _, read in files):
+        yield "lines-damaged", f"{num_damaged} lines before the last hold no record and were left out"
+
+
+def _lives(arm: ArmData) -> Iterator[_Said]:
+    num_lives, num_kept = len(arm.timing.lives), len(arm.lives)
+    if num_lives > 1:
+        counted = (
+            f"the last {num_kept} of them yielded the answers and count, the rest was left out"
+            if num_kept < num_lives
+            else "all are needed for the tokens of the answers and count"
+        )
+        message = f"the step log holds {num_lives} lives of a server, each counting from 1"
+        yield "log-restarted", f"{message}: {counted}"
+
+
+def _clock(arm: ArmData) -> Iterator[_Said]:
+    if arm.meta.wall_clock_s is not None:
+        yield "wall-holds-client", _WALL
+    if arm.responses.answered:
+        yield "sends-reconstructed", _SENDS
+    if arm.files.gpu_samples is not None:
+        yield "gpu-unattributed", _GPU
+
+
+def _steps(arm: ArmData) -> Iterator[_Said]:
+    records = [record for life in arm.lives for record in life]
+    if not records:
+        yield "steps-unrecorded", _UNRECORDED
+        return
+    yield "steps-are-samplers", _SAMPLERS
+    if any("lvm_forward" in record.sections_ms for record in records):
+        yield "sections-async", _ASYNC
+    loads_ms = [load[1] for life in arm.lives if (load := load_ms(life)) is not None]
+    if loads_ms:
+        message = f"the value model was loaded inside the first sampled step ({max(loads_ms) / MS_PER_S:.1f} s)"
+        yield "value-model-load-measured", f"{message}, and so inside the measured load"
+
+
+def _greedy(arm: ArmData) -> Iterator[_Said]:
+    num_own = sum(arm.num_start_up(life) for life in arm.lives)
+    num_steps = sum(len(life) for life in arm.lives)
+    if num_greedy := sum(record.is_greedy for life in arm.lives for record in life):
+        counted = (
+            f"{num_own} before the load are the server's own and count as warm-up, {num_greedy - num_own} count"
+        )
+        message = f"{num_greedy} of {num_steps} steps are greedy: {counted} as steps"
+        yield "greedy-records", f"{message}; the project's own columns leave all of them out"
+
+
+def _averages(arm: ArmData) -> Iterator[_Said]:
+    windows = list(windows_of(arm.averages))
+    if windows:
+        worst_ms = max(window.rounding_ms for window in windows)
+        between = f"the {len(windows)} windows between them, to within {worst_ms:.2g} ms"
+        yield "averages-cumulative", f"{_AVERAGES}; timing_windows.jsonl has {between}, of the whole call alone"
+
+
+def _assumed(models: Models) -> str:
+    named = f"FLOPs are those of {models.base} and {models.value}"
+    return f"no file tells the models: {named}; name them with --model and --value-model"

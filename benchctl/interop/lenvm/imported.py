@@ -1,0 +1,241 @@
+"""A directory of the LenVM timing scripts becomes a result directory: one block, a run for each arm."""
+
+import hashlib
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+import benchctl
+from benchctl.analysis.validity.reconcile import failed_checks
+from benchctl.errors import UsageError
+from benchctl.interop.lenvm.arm import ArmData, read_arm
+from benchctl.interop.lenvm.convert import (
+    gpu_of,
+    prepared_requests,
+    requests_of,
+    sha256_of_files,
+    start_ns,
+    started_at,
+    steps_of,
+    times_of,
+)
+from benchctl.interop.lenvm.doubts import directory_doubts
+from benchctl.interop.lenvm.experiment import Models, models_of, profile_of_arms, variant_name
+from benchctl.interop.lenvm.files import find_arms
+from benchctl.interop.lenvm.summary import SUMMARY_NAME, lenvm_rows, rows_csv
+from benchctl.interop.readers.lenvm_averages import windows_of
+from benchctl.interop.readers.lenvm_revision import ALL
+from benchctl.profile.load import dump_profile, profile_sha256
+from benchctl.profile.model import Profile
+from benchctl.profile.planning.plan import variant_settings
+from benchctl.records.digests import digests_of_run, record_run
+from benchctl.records.directory import ResultDirectory, RunDirectory, keep_steps, load_run, run_directory_name
+from benchctl.records.jsonl import encode, write_bytes_atomic, write_json_atomic
+from benchctl.records.run import (
+    HostInfo,
+    Imported,
+    Manifest,
+    Plan,
+    PlannedRun,
+    PreparedRequest,
+    RequestRecord,
+    ResultWarning,
+    RunRecord,
+)
+from benchctl.records.schema import SCHEMA_VERSION
+
+WINDOWS_NAME: Final = "timing_windows.jsonl"
+_UNKNOWN: Final = "unknown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportResult:
+    """Where an imported directory is, and what to doubt of it."""
+
+    path: Path
+    warnings: tuple[ResultWarning, ...]
+    runs: tuple[RunRecord, ...]
+
+
+def import_lenvm(
+    source: Path, out: Path | None, *, model: str | None, value_model: str | None, argv: Sequence[str]
+) -> ImportResult:
+    """Write a result directory from ``source`` at ``out``, by default below ``results``.
+
+    Raises UsageError where ``source`` is none of such or ``out`` exists, InvalidDataError where its files hold what
+    nobody could have measured. Nothing is left behind then.
+    """
+    arms = tuple(read_arm(files) for files in find_arms(source))
+    models = models_of(source, model, value_model)
+    profile = profile_of_arms(_experiment_name(source), arms, models, _revision(arms))
+    manifest = _manifest(source, arms, profile, models, argv)
+    path = out or Path("results") / profile.name / _directory_name(manifest)
+    if path.exists():
+        raise UsageError(f"{path} exists; name another directory with -o, or remove it")
+    unfinished = path.parent / f".{path.name}.{os.getpid()}.partial"
+    try:
+        unfinished.mkdir(parents=True)
+        runs = _write(ResultDirectory(unfinished), arms, profile, manifest)
+        write_bytes_atomic(unfinished / SUMMARY_NAME, rows_csv(lenvm_rows(arms, models)))
+        unfinished.rename(path)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    return ImportResult(path=path, warnings=manifest.warnings, runs=runs)
+
+
+def _experiment_name(source: Path) -> str:
+    return f"lenvm-{variant_name(source.resolve().name)}"
+
+
+def _directory_name(manifest: Manifest) -> str:
+    utc = manifest.created_at.replace("-", "").replace(":", "")
+    return f"{utc}-{manifest.profile_sha256[:8]}"
+
+
+def _revisions(arms: Sequence[ArmData]) -> tuple[str, ...]:
+    """Revisions that fit what all servers of a directory wrote; none where nothing of them is there."""
+    told = [set(arm.revisions) for arm in arms if arm.revisions]
+    fits = set(ALL).intersection(*told) if told else set[str]()
+    return tuple(sorted(fits))
+
+
+def _revision(arms: Sequence[ArmData]) -> str | None:
+    fits = _revisions(arms)
+    return fits[0] if len(fits) == 1 else None
+
+
+def _manifest(
+    source: Path, arms: Sequence[ArmData], profile: Profile, models: Models, argv: Sequence[str]
+) -> Manifest:
+    requests = _content(prepared_requests(arms))
+    return Manifest(
+        schema_version=SCHEMA_VERSION,
+        state="done",
+        profile=profile.name,
+        profile_sha256=profile_sha256(profile),
+        request_set_sha256=hashlib.sha256(requests).hexdigest(),
+        dataset=arms[0].meta.dataset or _UNKNOWN,
+        seed=profile.seed,
+        blocks=1,
+        baseline=profile.baseline,
+        stop=profile.stop,
+        engine=profile.engine.kind,
+        label=f"imported from {source.resolve()}",
+        created_at=datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
+        argv=tuple(argv),
+        benchctl_version=benchctl.__version__,
+        host=HostInfo(hostname=_UNKNOWN, platform=_UNKNOWN, python=_UNKNOWN),
+        imported=Imported(
+            tool="lenvm", source=str(source.resolve()), sha256=sha256_of_files(arms), revisions=_revisions(arms)
+        ),
+        warnings=directory_doubts(arms, models),
+    )
+
+
+def _content(requests: Sequence[PreparedRequest]) -> bytes:
+    return b"".join(encode(request) + b"\n" for request in requests)
+
+
+def _write(
+    results: ResultDirectory, arms: Sequence[ArmData], profile: Profile, manifest: Manifest
+) -> tuple[RunRecord, ...]:
+    prepared = prepared_requests(arms)
+    results.write_profile(dump_profile(profile))
+    results.write_prepared_requests(_content(prepared))
+    in_time = sorted(arms, key=lambda arm: (arm.meta.wall_start_epoch_s or 0.0, not arm.is_baseline))
+    plan = Plan(schema_version=SCHEMA_VERSION, runs=tuple(_planned(i, arm) for i, arm in enumerate(in_time)))
+    results.write_plan(plan)
+    started = [arm.meta.wall_start_epoch_s for arm in arms if arm.meta.wall_start_epoch_s is not None]
+    origin_epoch_s = min(started, default=None)
+    runs = []
+    for arm, planned in zip(in_time, plan.runs, strict=True):
+        run = _write_run(results.run(planned.run_id), arm, planned, profile, start_ns(arm, origin_epoch_s))
+        runs.append(_judged(results.run(planned.run_id), run, profile, prepared))
+    is_sound = all(run.state == "done" for run in runs)
+    results.write_manifest(msgspec.structs.replace(manifest, state="done" if is_sound else "suspect"))
+    for run in runs:
+        record_run(results, run.run_id)
+    return tuple(runs)
+
+
+def _planned(index: int, arm: ArmData) -> PlannedRun:
+    variant = variant_name(arm.tag)
+    run_id = run_directory_name(index, 0, variant, {})
+    return PlannedRun(index=index, run_id=run_id, block=0, position=index, variant=variant)
+
+
+def _write_run(
+    directory: RunDirectory, arm: ArmData, planned: PlannedRun, profile: Profile, client_start_ns: int
+) -> RunRecord:
+    requests = list(requests_of(arm, client_start_ns))
+    directory.path.mkdir(parents=True)
+    for name, path in arm.files.paths.items():
+        shutil.copyfile(path, directory.path / name)
+    records = {"requests": requests, "steps": steps_of(arm), "gpu": gpu_of(arm, client_start_ns)}
+    for name, of_kind in records.items():
+        write_bytes_atomic(directory.path / f"{name}.jsonl", b"".join(encode(record) + b"\n" for record in of_kind))
+    if windows := list(windows_of(arm.averages)):
+        lines = b"".join(msgspec.json.encode(window) + b"\n" for window in windows)
+        write_bytes_atomic(directory.path / WINDOWS_NAME, lines)
+    run = RunRecord(
+        schema_version=SCHEMA_VERSION,
+        **msgspec.structs.asdict(planned),
+        state="done",
+        attempt=1,
+        engine=profile.engine.kind,
+        effective_config=_told_by_requests(profile, planned),
+        started_at=started_at(arm),
+        times=times_of(requests),
+        steps_cover="sampler",
+        num_sent=len(requests),
+        num_completed=sum(request.error is None for request in requests),
+        num_failed=sum(request.error is not None for request in requests),
+        warnings=_run_doubts(arm, requests, planned.run_id),
+    )
+    directory.write(run)
+    return run
+
+
+def _told_by_requests(profile: Profile, planned: PlannedRun) -> dict[str, Any]:
+    """What the requests of a run say of its settings; how its server was configured is unknown."""
+    settings = variant_settings(profile, planned.variant, planned.cell)
+    config: dict[str, Any] = {"model": settings.model}
+    for name, section in (("sampling", settings.sampling), ("guidance", settings.guidance)):
+        if section is not None:
+            config |= {
+                f"{name}.{key}": value for key, value in section.model_dump(mode="json", exclude_none=True).items()
+            }
+    return config
+
+
+def _run_doubts(arm: ArmData, requests: Sequence[RequestRecord], run_id: str) -> tuple[ResultWarning, ...]:
+    """What makes a run suspect."""
+    found = []
+    if (resumed := arm.resumed) is not None:
+        message = (
+            f"the client was started again and took over earlier answers: {resumed}; wall_s holds for neither run"
+        )
+        found.append(ResultWarning(code="answers-resumed", message=message, where=run_id))
+    if any(request.error is not None for request in requests):
+        message = f"{sum(r.error is not None for r in requests)} of {len(requests)} requests failed"
+        found.append(ResultWarning(code="failed-requests", message=message, where=run_id))
+    return tuple(found)
+
+
+def _judged(
+    directory: RunDirectory, run: RunRecord, profile: Profile, prepared: Sequence[PreparedRequest]
+) -> RunRecord:
+    """The run with what its records contradict one another in; suspect where there is anything to be doubted."""
+    loaded = load_run(directory)
+    keep_steps(loaded)
+    doubts = (*run.warnings, *failed_checks(loaded, profile, prepared))
+    judged = msgspec.structs.replace(run, warnings=doubts, state="suspect" if doubts else "done")
+    judged = msgspec.structs.replace(judged, files=digests_of_run(directory))
+    write_json_atomic(directory.path / "run.json", judged)
+    return judged

@@ -1,0 +1,106 @@
+"""Which runs a path means, when it is no result directory: result files of other load generators, told by their
+keys.
+
+A FILE holds one run, or one per line (``--append-result``, SGLang), or one per benchmark (GuideLLM). A DIR holds
+repeats: every ``profile_export_aiperf.json`` below it, or else all ``*.json`` and ``*.jsonl`` in it. ``FILE,FILE``
+lists some.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from benchctl.errors import RecordError, UsageError
+from benchctl.interop.readers import aiperf as foreign_aiperf
+from benchctl.interop.readers import sglang as foreign_sglang
+from benchctl.interop.readers import vllm as foreign_vllm
+from benchctl.interop.readers.aiperf import aiperf_run, is_aiperf
+from benchctl.interop.readers.guidellm import guidellm_runs, is_guidellm
+from benchctl.interop.readers.run import ForeignRun
+from benchctl.interop.readers.sglang import is_sglang, sglang_run
+from benchctl.interop.readers.vllm import is_vllm, vllm_run
+
+MANIFEST: Final = "manifest.json"
+AIPERF_FILE: Final = "profile_export_aiperf.json"
+_SUFFIXES: Final = frozenset({".json", ".jsonl"})
+_NOT_A_RUN: Final = (".pytorch.json",)
+"""vLLM writes such a second copy for a dashboard."""
+
+
+def is_foreign(text: str) -> bool:
+    """Whether a side of a comparison names result files of other tools: anything but a result directory."""
+    path = Path(text)
+    if path.is_dir():
+        return not (path / MANIFEST).exists() and bool(_files_in(path))
+    return path.is_file() or (not path.exists() and all(part and Path(part).is_file() for part in text.split(",")))
+
+
+def read_foreign(text: str) -> tuple[ForeignRun, ...]:
+    """Every run that ``text`` means, in the order of its files. Raises RecordError for a file that is no result."""
+    paths = [Path(text)] if Path(text).exists() else [Path(part) for part in text.split(",")]
+    files = [file for path in paths for file in (_files_in(path) if path.is_dir() else [path])]
+    if not files:
+        raise UsageError(f"{text}: no result file is there; name a FILE, or a DIR that holds such files")
+    return tuple(run for file in files for run in _runs_of(file))
+
+
+def _files_in(directory: Path) -> list[Path]:
+    exports = sorted(directory.rglob(AIPERF_FILE))
+    if exports:
+        return exports
+    return sorted(
+        path for path in directory.iterdir() if path.suffix in _SUFFIXES and not path.name.endswith(_NOT_A_RUN)
+    )
+
+
+def _runs_of(path: Path) -> Iterator[ForeignRun]:
+    for where, document in _documents(path):
+        if is_guidellm(document):
+            yield from guidellm_runs(document, where)
+        elif is_aiperf(document):
+            yield aiperf_run(document, where)
+        elif is_sglang(document):
+            yield sglang_run(document, where)
+        elif is_vllm(document):
+            yield vllm_run(document, where)
+        else:
+            raise RecordError(_unknown(document, where))
+
+
+def _documents(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The JSON objects of a file with their places: the whole of it, or one per line."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecordError(f"{path}: cannot be read: {error}") from error
+    try:
+        found = [(str(path), json.loads(text))]
+    except ValueError as error:
+        lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+        if len(lines) < 2:
+            raise RecordError(f"{path}: is no JSON: {error}") from error
+        found = [(f"{path}:{number}", _line(path, number, line)) for number, line in lines]
+    for where, document in found:
+        if not isinstance(document, dict):
+            raise RecordError(
+                f"{where}: holds {type(document).__name__}, not an object: it is no result of one run"
+            )
+        yield where, document
+
+
+def _line(path: Path, number: int, line: str) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError as error:
+        raise RecordError(f"{path}:{number}: is no JSON: {error}; a line cut short can be removed") from error
+
+
+def _unknown(document: Mapping[str, Any], where: str) -> str:
+    looked_for = (
+        f"vllm bench serve ({', '.join(foreign_vllm.KEYS)}), "
+        f"SGLang's bench_serving ({', '.join(foreign_sglang.KEYS)}), "
+        f"AIPerf ({', '.join(foreign_aiperf.KEYS)}, each with a unit), GuideLLM (benchmarks, each with metrics)"
+    )
+    keys = ", ".join(list(document)[:6]) or "none"
+    return f"{where}: not a result that can be read. Looked for: {looked_for}. Found keys: {keys}"

@@ -1,0 +1,1 @@
+"""Results of benchctl in the files of other load generators."""

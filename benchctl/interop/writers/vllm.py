@@ -1,0 +1,133 @@
+"""``result.json``: one run under the key names of ``vllm bench serve``, so that existing tools read it.
+
+Aggregates are in milliseconds and details in seconds, as there. ``itls`` of a request with several choices holds
+the gaps of each choice in turn. Two things differ on purpose: unknown is null, never 0, and the texts stay in
+the run's ``requests.jsonl``. Keys after ``errors`` are benchctl's own.
+
+The sweep plots of vLLM 0.32 read a list of such documents in a file ``summary.json``, in a directory that has no
+other file of that name; a column that is null in every run, such as the p99 of few requests, they cannot draw.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from benchctl.analysis.metrics.bounds import Bounds, run_bounds
+from benchctl.analysis.metrics.clock import clock_factor
+from benchctl.analysis.metrics.percentile import PERCENTS, standard_deviation
+from benchctl.analysis.metrics.request_timing import e2el_ns, is_completed, itls_ns, latencies_ns, measured, ttft_ns
+from benchctl.analysis.metrics.table import CLIENT_METRICS, LATENCIES, METRICS
+from benchctl.profile.model import Arrival
+from benchctl.records.directory import LoadedRun
+from benchctl.records.run import Manifest, RequestRecord
+from benchctl.records.schema import SCHEMA_VERSION
+from benchctl.units import ms_from_ns, s_from_ns
+
+
+def vllm_result(run: LoadedRun, manifest: Manifest, arrival: Arrival | None) -> dict[str, Any]:
+    """The document of one run. ``arrival`` is the profile's, or None when the profile cannot be read."""
+    from benchctl.analysis.metrics.run_metrics import run_metrics  # noqa: PLC0415 - numpy; the schedule of a load needs none
+
+    metrics = run_metrics(run, arrival)
+    requests = measured(run.requests)
+    record = run.record
+    return {
+        "date": record.started_at or manifest.created_at,
+        "endpoint_type": record.engine or manifest.engine,
+        "backend": record.engine or manifest.engine,
+        "label": manifest.label,
+        "model_id": record.effective_config.get("model"),
+        "tokenizer_id": record.effective_config.get("server.tokenizer"),
+        "num_prompts": len(requests),
+        **schedule(arrival),
+        "duration": metrics["wall_s"],
+        "completed": metrics["num_completed"],
+        "failed": metrics["num_failed"],
+        "total_input_tokens": metrics["prompt_tokens"],
+        "total_output_tokens": metrics["output_tokens"],
+        "request_throughput": metrics["request_throughput"],
+        "request_goodput": None,
+        "output_throughput": metrics["output_throughput"],
+        "total_token_throughput": _total_throughput(metrics),
+        **_latencies(requests, metrics, clock_factor(record)),
+        **_details(requests, clock_factor(record)),
+        "schema_version": SCHEMA_VERSION,
+        "run_id": record.run_id,
+        "variant": record.variant,
+        "cell": record.cell,
+        "block": record.block,
+        "state": record.state,
+        "clock": record.clock,
+        "time_scale": record.time_scale,
+        "step_ms": metrics["step_ms"],
+        "tokens_per_step": metrics["tokens_per_step"],
+        "client": {name: metrics[name] for name in CLIENT_METRICS},
+        "bounds": bounds_document(run_bounds(run)),
+        "definitions": {f"{latency}_ms": METRICS[f"{latency}_ms"].formula for latency in LATENCIES}
+        | {name: METRICS[name].formula for name in ("step_ms", "tokens_per_step", *CLIENT_METRICS)},
+    }
+
+
+def bounds_document(bounds: Mapping[str, Bounds]) -> dict[str, list[float]]:
+    """The metrics that rest on bounds, each with the two values between which it lies."""
+    return {name: [lies.low, lies.high] for name, lies in bounds.items()}
+
+
+def schedule(arrival: Arrival | None) -> dict[str, Any]:
+    """As vLLM writes them: the rate is ``inf`` where requests are sent as soon as they may be."""
+    if arrival is None:
+        return {"request_rate": None, "burstiness": None, "max_concurrency": None}
+    is_immediate = arrival.kind in {"closed-loop", "burst"}
+    return {
+        "request_rate": "inf" if is_immediate else arrival.request_rate,
+        "burstiness": arrival.burstiness,
+        "max_concurrency": arrival.max_concurrency,
+    }
+
+
+def _total_throughput(metrics: Mapping[str, float | None]) -> float | None:
+    wall_s, prompt, output = metrics["wall_s"], metrics["prompt_tokens"], metrics["output_tokens"]
+    return None if not wall_s or prompt is None or output is None else (prompt + output) / wall_s
+
+
+def _latencies(
+    requests: Sequence[RequestRecord], metrics: Mapping[str, float | None], factor: float
+) -> dict[str, float | None]:
+    """{mean,median,std,pNN}_{ttft,tpot,itl,e2el}_ms; a tail that too few requests bear out is null."""
+    durations = latencies_ns([request for request in requests if is_completed(request)])
+    found: dict[str, float | None] = {}
+    for latency in LATENCIES:
+        values = durations[latency]
+        found[f"mean_{latency}_ms"] = metrics[f"mean_{latency}_ms"]
+        found[f"median_{latency}_ms"] = metrics[f"p50_{latency}_ms"]
+        spread = standard_deviation(values)
+        found[f"std_{latency}_ms"] = None if spread is None else ms_from_ns(spread * factor)
+        for percent in PERCENTS:
+            found[f"p{percent}_{latency}_ms"] = metrics[f"p{percent}_{latency}_ms"]
+    return found
+
+
+def _details(requests: Sequence[RequestRecord], factor: float) -> dict[str, Any]:
+    """One entry for each request, failed ones included, in the order of the request set."""
+    ordered = sorted(requests, key=lambda request: request.index)
+    first = min((request.sent_ns for request in ordered if request.sent_ns is not None), default=None)
+    return {
+        "input_lens": [request.prompt_tokens for request in ordered],
+        "output_lens": [request.completion_tokens for request in ordered],
+        "ttfts": [_scaled_s(ttft_ns(request), factor) for request in ordered],
+        "itls": [[_seconds(gap * factor) for gap in itls_ns(request)] for request in ordered],
+        "latencies": [_scaled_s(e2el_ns(request), factor) for request in ordered],
+        "start_times": [
+            None if request.sent_ns is None or first is None else _scaled_s(request.sent_ns - first, factor)
+            for request in ordered
+        ],
+        "errors": ["" if request.error is None else request.error.message for request in ordered],
+    }
+
+
+def _scaled_s(duration_ns: float | None, factor: float) -> float | None:
+    return None if duration_ns is None else _seconds(duration_ns * factor)
+
+
+def _seconds(duration_ns: float) -> float:
+    """Seconds to the nanosecond, which is what was measured: half the digits, half the file."""
+    return round(s_from_ns(duration_ns), 9)

@@ -1,0 +1,59 @@
+"""Requests by httpx: those that are not measured, and streams from servers that speak TLS."""
+
+import ssl
+import time
+from typing import Final
+
+import httpx
+
+from benchctl.load.transport.exchange import Exchange
+from benchctl.load.transport.failures import transport_error
+from benchctl.load.transport.plain_http import PlainTransport
+from benchctl.profile.model import Timeouts
+from benchctl.records.run import RequestError
+
+HEADERS: Final = {"accept-encoding": "identity", "user-agent": "benchctl"}
+STREAM_HEADERS: Final = {**HEADERS, "content-type": "application/json", "accept": "text/event-stream"}
+
+
+def control_client(base_url: str, timeouts: Timeouts) -> httpx.AsyncClient:
+    """A client for everything that is not measured."""
+    return httpx.AsyncClient(
+        base_url=base_url,
+        transport=_transport(base_url),
+        headers=HEADERS,
+        timeout=httpx.Timeout(timeouts.connect_s),
+        trust_env=False,
+    )
+
+
+async def carry_by_httpx(client: httpx.AsyncClient, exchange: Exchange, timeouts: Timeouts) -> RequestError | None:
+    """Send the request of ``exchange`` and keep its answer, each read stamped when the task gets it.
+
+    Returns what went wrong on the way, None where nothing did.
+    """
+    exchange.route = "httpx"
+    exchange.sent_ns = time.monotonic_ns()
+    call, headers = exchange.call, {**STREAM_HEADERS, **exchange.call.headers}
+    limits = httpx.Timeout(None, connect=timeouts.connect_s)
+    try:
+        async with client.stream(
+            "POST", call.path, headers=headers, content=call.body, timeout=limits, follow_redirects=True
+        ) as response:
+            exchange.num_redirects = len(response.history)
+            # What follows has no framing of its own any more: it ends where the connection does.
+            exchange.keep(time.monotonic_ns(), b"HTTP/1.1 %d -\r\n\r\n" % response.status_code)
+            async for data in response.aiter_raw():
+                exchange.keep(time.monotonic_ns(), data)
+    except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
+        return transport_error(error, exchange)
+    return None
+
+
+def _transport(base_url: str) -> httpx.AsyncBaseTransport:
+    """A fresh connection for each request: nobody may have closed it meanwhile."""
+    if base_url.startswith("https:"):
+        from benchctl.load.transport.tls import TlsTransport  # noqa: PLC0415 - few need it, and it takes long to import
+
+        return TlsTransport(ssl.create_default_context())
+    return PlainTransport()

@@ -1,0 +1,231 @@
+"""One request on its way: what was sent when, what has come back, and what that means once it is decoded."""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+import httpx
+import msgspec
+
+from benchctl.load.answer.answer import Answer, error_of
+from benchctl.load.transport.kernel_clock import TIMESPEC, KernelClock
+from benchctl.load.transport.limits import limit_passed
+from benchctl.load.transport.receiver import OVERHEAD_BYTES, Connection, HeldBytes, Read
+from benchctl.profile.model import Timeouts
+from benchctl.records.run import PreparedRequest, RequestError, RequestRecord
+from benchctl.units import NS_PER_S
+
+_SLICE_BYTES: Final = 32_768
+"""Decoded at one go, a quarter of a millisecond; then other streams have their turn."""
+_STANDS_ALONE: Final = frozenset(
+    {
+        "cancelled", "connect-refused", "connect-timeout", "connect-failed",
+        "first-token-timeout", "between-tokens-timeout", "total-timeout",
+    }
+)  # fmt: skip
+"""Failures that what the server said of itself does not explain."""
+_SAID_BY_SERVER: Final = frozenset({"http-status", "server-error", "malformed-http"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """A request in the engine's dialect."""
+
+    request: PreparedRequest
+    path: str
+    headers: Mapping[str, str]
+    body: bytes
+    is_warmup: bool = False
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Exchange:
+    """What went over the wire for one call. Times are monotonic ns, 0 before they are known."""
+
+    call: Call
+    wire: bytes
+    """The request as HTTP/1.1 puts it on the wire."""
+    timeouts: Timeouts
+    clock: KernelClock
+    held: HeldBytes
+    on_end: "Callable[[Exchange], None]"
+    """Called once, when it has ended and before any of it is decoded."""
+    scheduled_ns: int = 0
+    connected_ns: int = 0
+    sent_ns: int = 0
+    done_ns: int = 0
+    laid_ns: int = 0
+    """When the opening of its connection began."""
+    slot_freed: tuple[int, bytes] | None = None
+    """The read that freed its slot, where it waited for one: its time and the kernel's stamp."""
+    heard_ns: int = 0
+    """When something last arrived, as far as it has been decoded."""
+    reads: list[Read] = field(default_factory=list)
+    """What has come and is not yet decoded."""
+    failure: RequestError | None = None
+    """Trouble of the transport, or a limit that was reached; what the server says is in the answer."""
+    route: Literal["stream", "httpx"] = "stream"
+    """Whether it went through our transport or one of httpx's own."""
+    url: httpx.URL | None = None
+    """Where the server has sent it on to; None where it has not."""
+    num_redirects: int = 0
+    is_stamped: bool = True
+    """Whether the kernel has stamped all that came."""
+    is_launched: bool = False
+    """Whether it is to leave as soon as its connection is open."""
+    is_looked_at: bool = False
+    """Whether somebody is about to see if its answer is whole."""
+    is_resent: bool = False
+    """Whether it was sent again, because the server had closed an idle connection in the moment of its use."""
+    connection: Connection | None = None
+    task: "asyncio.Task[None] | None" = None
+    """What opens its connection, or carries it where our transport does not."""
+    _answer: Answer | None = None
+
+    @property
+    def answer(self) -> Answer:
+        """What has been decoded of the answer; made when it is first asked for, which is after the last byte."""
+        if self._answer is None:
+            self._answer = Answer(self.call.request.n)
+        return self._answer
+
+    def begin_answer(self) -> None:
+        """Expect an answer from its beginning."""
+        self.held.num_bytes -= sum(len(data) + OVERHEAD_BYTES for _, _, data in self.reads)
+        self.reads.clear()
+        self._answer = None
+
+    @property
+    def has_left(self) -> bool:
+        """Whether it was sent, or could not be: a request that nobody launched has not happened."""
+        return bool(self.sent_ns) or (self.failure is not None and self.failure.kind != "cancelled")
+
+    @property
+    def has_ended(self) -> bool:
+        return self.done_ns > 0
+
+    @property
+    def last_ns(self) -> int:
+        """When something last arrived; 0 before."""
+        return self.reads[-1][0] if self.reads else self.heard_ns
+
+    def keep(self, read_ns: int, data: bytes) -> None:
+        """Keep a read that no receiver has stamped."""
+        self.reads.append((read_ns, b"", data))
+        self.held.num_bytes += len(data) + OVERHEAD_BYTES
+
+    @property
+    def output_ns(self) -> int:
+        """When output last arrived, as far as what came has been decoded; 0 before."""
+        return 0 if self._answer is None else self._answer.reader.last_chunk_ns
+
+    def is_over(self) -> bool:
+        """Whether nothing that may still come can change the answer."""
+        self.decode_all()
+        return self.answer.is_over
+
+    def decode_all(self) -> None:
+        """Decode everything that has come."""
+        while self.reads:
+            self.decode_some()
+
+    def decode_some(self) -> None:
+        """Decode a slice of what has come, and let go of it."""
+        reads, feed, heard_ns, unpack = self.reads, self.answer.feed, self.heard_ns, TIMESPEC.unpack
+        offset_ns = self.clock.steady_offset_ns(reads[-1][0]) if reads else None
+        num_bytes = num_reads = 0
+        for read_ns, stamp, data in reads:
+            num_reads += 1
+            num_bytes += len(data) + OVERHEAD_BYTES
+            arrival_ns = read_ns + 1
+            if stamp and offset_ns is not None:  # the usual case, without a call per read
+                seconds, nanoseconds = unpack(stamp)
+                arrival_ns = seconds * NS_PER_S + nanoseconds - offset_ns
+            if arrival_ns > read_ns:
+                arrival_ns = self._arrival_ns(read_ns, stamp, data)
+            if arrival_ns > heard_ns:  # noqa: PLR1730 - a call per token costs more
+                heard_ns = arrival_ns
+            feed(heard_ns, read_ns - heard_ns, data)
+            if num_bytes >= _SLICE_BYTES:
+                break
+        del reads[:num_reads]
+        self.answer.reader.compact()
+        self.heard_ns = heard_ns
+        self.held.num_bytes -= num_bytes
+
+    def _arrival_ns(self, read_ns: int, stamp: bytes, data: bytes) -> int:
+        """When a read arrived whose stamp is missing or doubtful: at the latest when it was read."""
+        found_ns = self.clock.arrival_ns(stamp, read_ns)
+        self.is_stamped = self.is_stamped and (found_ns is not None or not data)
+        return read_ns if found_ns is None else found_ns
+
+    def end(self, failure: RequestError | None) -> None:
+        """Note how it ended; the first word of a failure counts."""
+        self.failure = self.failure or failure
+        self.done_ns = self.last_ns if self.failure is None else time.monotonic_ns()
+
+    async def record(self) -> RequestRecord:
+        """What it came to; decoded in slices that leave the loop free for the other streams."""
+        while self.reads:
+            self.decode_some()
+            if self.reads:
+                await asyncio.sleep(0)
+        self.answer.finish(self.done_ns)
+        return self._record()
+
+    def slot_free_ns(self) -> int | None:
+        """When its slot became free, with the last byte of the stream before it; None where it waited for none."""
+        if self.slot_freed is None:
+            return None
+        read_ns, stamp = self.slot_freed
+        arrival_ns = self.clock.arrival_ns(stamp, read_ns)
+        return read_ns if arrival_ns is None else arrival_ns
+
+    def _record(self) -> RequestRecord:
+        reader, request = self.answer.reader, self.call.request
+        usage, is_stamped = reader.usage, self.is_stamped and bool(self.heard_ns)
+        choices = reader.choices(is_stamped)
+        error = self._error(request) or limit_passed(choices, self.timeouts, self.sent_ns)
+        slot_free_ns = self.slot_free_ns()
+        return RequestRecord(
+            request_id=request.request_id,
+            index=request.index,
+            is_warmup=self.call.is_warmup,
+            scheduled_ns=self.scheduled_ns or slot_free_ns or self.sent_ns,
+            slot_free_ns=slot_free_ns,
+            connected_ns=self.connected_ns or None,
+            sent_ns=self.sent_ns or None,
+            done_ns=self.done_ns,
+            stamps="kernel" if is_stamped else "loop",
+            route=self.route,
+            num_redirects=self.num_redirects,
+            is_resent=self.is_resent,
+            status=self.answer.status,
+            choices=choices,
+            prompt_tokens=usage.prompt_tokens if usage else None,
+            completion_tokens=usage.completion_tokens if usage else None,
+            cached_tokens=usage.cached_tokens if usage else None,
+            natural_tokens=request.natural_tokens,
+            error=None if error is None else self._without_secrets(error),
+        )
+
+    def _without_secrets(self, error: RequestError) -> RequestError:
+        """An error in which the server does not repeat the key that it was shown."""
+        message = error.message
+        for name, value in self.call.headers.items():
+            if name.lower() == "authorization":
+                for secret in (value, value.rpartition(" ")[2]):
+                    message = message.replace(secret, "[key]") if secret else message
+        return error if message == error.message else msgspec.structs.replace(error, message=message)
+
+    def _error(self, request: PreparedRequest) -> RequestError | None:
+        """What is wrong; what the server says of its own failure explains more than how the stream then ended."""
+        failure = self.failure
+        if failure is not None and failure.kind in _STANDS_ALONE:
+            return failure
+        found = error_of(self.answer, request)
+        if failure is None or (found is not None and found.kind in _SAID_BY_SERVER):
+            return found
+        return failure

@@ -1,0 +1,58 @@
+"""Answers that send a request on to another place (RFC 9110, section 15.4)."""
+
+from dataclasses import dataclass
+from typing import Final
+
+import httpx
+
+from benchctl.load.answer.answer import Answer
+from benchctl.load.transport.exchange import Call
+from benchctl.load.transport.request_head import RequestWriter
+from benchctl.records.run import RequestError
+
+MOST_REDIRECTS: Final = 20
+_SAME_REQUEST: Final = frozenset({307, 308})
+_AS_GET: Final = frozenset({301, 302, 303})
+
+
+@dataclass(frozen=True, slots=True)
+class Redirect:
+    """Where a request is answered, and whether its body goes there with it."""
+
+    url: httpx.URL
+    is_same_request: bool
+    is_same_server: bool
+
+    def wire(self, writer: RequestWriter, call: Call) -> bytes:
+        """The request as that place gets it; a key is shown to the server it was meant for alone."""
+        headers = {
+            name: value
+            for name, value in call.headers.items()
+            if self.is_same_server or name.lower() != "authorization"
+        }
+        return writer.request(
+            "POST" if self.is_same_request else "GET", self.url, headers, call.body if self.is_same_request else b""
+        )
+
+    def refusal(self, num_redirects: int) -> RequestError:
+        """Why it is not followed."""
+        if num_redirects > MOST_REDIRECTS:
+            message = f"the server sends requests on more than {MOST_REDIRECTS} times, last to {self.url}"
+        else:
+            message = f"the server sends requests on to {self.url}; give that address as the server's"
+        return RequestError(kind="connect-failed", message=message)
+
+
+def redirect_of(answer: Answer, url: httpx.URL) -> Redirect | None:
+    """Where ``answer``, which came from ``url``, sends the request; None where it is an answer of its own."""
+    if answer.status not in _SAME_REQUEST | _AS_GET:
+        return None
+    location = next((value for name, value in answer.headers if name.lower() == b"location"), None)
+    if location is None:
+        return None
+    try:
+        there = url.join(location.decode("latin-1"))
+    except httpx.InvalidURL:
+        return None
+    same_server = (there.scheme, there.host, there.port) == (url.scheme, url.host, url.port)
+    return Redirect(url=there, is_same_request=answer.status in _SAME_REQUEST, is_same_server=same_server)

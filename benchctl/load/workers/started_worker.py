@@ -1,0 +1,144 @@
+"""A worker process as the load sees it: started, spoken to, looked after, and ended for certain."""
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from dataclasses import replace
+from typing import Final
+
+from benchctl.errors import LoadError
+from benchctl.load.tally import Activity
+from benchctl.load.workers.wire import FROM_WORKER, Assignment, FromWorker, Message, Wire
+
+_SILENT_LOOKS: Final = 30
+"""Looks in a row without a sign of life until it counts as hung; it pulses ten times per second. Looks are counted
+and not time, so that it is not blamed when it was the load that slept."""
+_EXIT_S: Final = 2.0
+_POLL_S: Final = 0.005
+_TAIL_BYTES: Final = 4096
+
+
+class StartedWorker:
+    """One worker. Whoever makes it awaits ``connect`` before anything else, and ``end`` in any case.
+
+    Raises LoadError where the system has no place for one more process.
+    """
+
+    def __init__(self, assignment: Assignment, count: int) -> None:
+        self.activity = Activity()
+        self.num_calls = 0
+        self.num_records = 0
+        self.is_ready = False
+        self.has_ended = False
+        """Whether it has said that its share is done."""
+        self._name = f"worker {assignment.worker + 1} of {count} of the load generator"
+        self._assignment = assignment
+        self._num_silent_looks = 0
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - `end` closes it
+        self._sock, theirs = socket.socketpair()
+        try:
+            # A group of its own keeps Ctrl-C from it, which is for the load to heed. The session stays ours: who is
+            # in another one counts as a stray of the server.
+            self._process = subprocess.Popen(
+                (sys.executable, "-m", "benchctl.load.workers.worker"),
+                stdin=theirs.fileno(),
+                stdout=self._log,
+                stderr=self._log,
+                process_group=0,
+            )
+        except OSError as error:
+            self._sock.close()
+            self._log.close()
+            message = f"{self._name} cannot be started ({error}); lower load.workers"
+            raise LoadError(message, cause="worker-died") from error
+        finally:
+            theirs.close()
+        self._wire: Wire[FromWorker] | None = None
+
+    async def connect(self) -> None:
+        """Open the connection and tell the worker what it is to do."""
+        self._wire = Wire(*await asyncio.open_unix_connection(sock=self._sock), FROM_WORKER)
+        self._wire.send(self._assignment)
+
+    def send(self, message: Message) -> None:
+        """Send without waiting; no effect on one that has gone."""
+        if self._wire is not None:
+            self._wire.send(message)
+
+    async def drain(self) -> None:
+        """Wait until the worker has taken most of what was sent, or has gone."""
+        if self._wire is not None:
+            await self._wire.drain()
+
+    async def receive(self) -> FromWorker:
+        """What it says next. Raises LoadError when it has ended."""
+        message = await self._wire.receive() if self._wire is not None else None
+        if message is None:
+            raise await self._death()
+        self._num_silent_looks = 0
+        return message
+
+    def look(self, interval_s: float) -> None:
+        """To be called every ``interval_s``. Raises LoadError when nothing has come for many looks."""
+        self._num_silent_looks += not self.has_ended
+        if self._num_silent_looks > _SILENT_LOOKS:
+            silent_s = _SILENT_LOOKS * interval_s
+            raise LoadError(
+                f"{self._name} (process {self._process.pid}) has said nothing for {silent_s:.0f} s after "
+                f"{self._progress()}: it was stopped, or the machine has no processor or memory for it",
+                cause="worker-hung",
+                log_tail=self._tail(),
+            )
+
+    def end_well(self) -> None:
+        """Note that its share is done."""
+        self.has_ended = True
+        self.activity = replace(self.activity, num_open=0)
+
+    async def end(self) -> None:
+        """See to it that it has ended: in a moment by itself if it is done, else at once."""
+        if self.has_ended:
+            await self._wait_exit()
+        if self._process.poll() is None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            await self._wait_exit()
+        if self._wire is not None:
+            await self._wire.close()
+        self._sock.close()
+        self._log.close()
+
+    async def _death(self) -> LoadError:
+        """What to say of one that has ended too early."""
+        await self._wait_exit()
+        code, tail = self._process.poll(), self._tail()
+        if code is None:
+            how = "its connection"
+        else:
+            how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+        if code == -signal.SIGKILL:
+            remedy = "where memory ran out the system did it (dmesg tells): lower load.workers or the load"
+        else:
+            remedy = tail.splitlines()[-1] if tail else "its log says nothing"
+        message = f"{self._name} (process {self._process.pid}) ended {how} after {self._progress()}: {remedy}"
+        return LoadError(message, cause="worker-died", log_tail=tail)
+
+    async def _wait_exit(self) -> None:
+        deadline = time.monotonic() + _EXIT_S
+        while self._process.poll() is None and time.monotonic() < deadline:  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(_POLL_S)
+
+    def _progress(self) -> str:
+        return f"{self.num_records} of its {self.num_calls} requests"
+
+    def _tail(self) -> str:
+        """The last it has printed; read without moving the place at which it writes, which is ours, too."""
+        size = os.fstat(self._log.fileno()).st_size
+        said = os.pread(self._log.fileno(), _TAIL_BYTES, max(0, size - _TAIL_BYTES))
+        return said.decode(errors="replace").strip()

@@ -1,0 +1,111 @@
+"""Look at this machine before measuring on it: what is there, what is missing, what would put numbers in doubt.
+
+    software ▸ machine ▸ GPUs ▸ engines ▸ data sets: each thing one ``Check``
+
+Nothing is changed, started for longer than to ask its version, or fetched.
+"""
+
+import importlib.metadata
+import platform
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from benchctl import __version__
+from benchctl.measure.doctor.check import Check
+from benchctl.measure.doctor.engines import WantedEngine, engine_checks
+from benchctl.measure.doctor.gpu import gpu_checks
+from benchctl.measure.doctor.host import host_checks
+from benchctl.measure.provenance import git_state
+from benchctl.workload.datasets.files import DATASET_FILES, data_directory, file_state
+
+_SHORT_SHA: Final = 12
+_FOR_MODELS: Final = ("tokenizers", "gguf")
+"""Packages of the extra ``models``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What will be measured, and therefore must be there, beside what the simulator needs."""
+
+    results: Path
+    engines: Sequence[WantedEngine] = ()
+    gpu: bool = False
+
+
+def look_at_machine(wanted: Wanted) -> tuple[Check, ...]:
+    """All checks, topic after topic."""
+    gpus = gpu_checks(is_needed=wanted.gpu)
+    has_gpu = not any(check.is_missing for check in gpus)
+    return (
+        *_software(),
+        *host_checks(wanted.results),
+        *gpus,
+        *engine_checks(wanted.engines, has_gpu=has_gpu),
+        *_data_sets(data_directory()),
+    )
+
+
+def _software() -> tuple[Check, ...]:
+    python = platform.python_version()
+    git = git_state()
+    commit = None if git is None else git.sha[:_SHORT_SHA] + (" with changes" if git.is_dirty else "")
+    return (
+        Check(
+            topic="software",
+            name="python",
+            finding=f"{python} ({sys.executable})",
+            facts={"version": python, "executable": sys.executable},
+        ),
+        Check(
+            topic="software",
+            name="benchctl",
+            finding=__version__ + (f", commit {commit}" if commit else ""),
+            facts={"version": __version__, "commit": commit},
+        ),
+        _models_extra(),
+    )
+
+
+def _models_extra() -> Check:
+    absent = tuple(name for name in _FOR_MODELS if not _is_installed(name))
+    return Check(
+        topic="software",
+        name="models",
+        finding=f"'benchctl models make-tiny' needs {' and '.join(absent) or 'nothing more'}",
+        remedy="pip install 'benchctl[models]', or '.[models]' in a checkout" if absent else None,
+        is_missing=bool(absent),
+    )
+
+
+def _is_installed(distribution: str) -> bool:
+    try:
+        importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def _data_sets(directory: Path) -> tuple[Check, ...]:
+    return tuple(_data_set(name, directory) for name in DATASET_FILES)
+
+
+def _data_set(name: str, directory: Path) -> Check:
+    """By its size alone; ``benchctl data verify`` reads it all."""
+    file = DATASET_FILES[name]
+    state, path = file_state(file, directory, full=False), file.path_in(directory)
+    said = {
+        "present": f"{path}",
+        "missing": f"not in {directory}",
+        "damaged": f"{path} has not the size of the published file",
+    }
+    return Check(
+        topic="data",
+        name=name,
+        finding=said[state],
+        remedy=None if state == "present" else f"benchctl data fetch {name}",
+        is_missing=state == "missing",
+        facts={"path": str(path), "state": state},
+    )

@@ -1,0 +1,4 @@
+"""Samples taken while a load runs: GPUs, the host, and the server's own Prometheus page.
+
+``telemetry`` starts and stops all samplers of a run.
+"""

@@ -1,0 +1,90 @@
+"""GPU telemetry: choose a way to the numbers, list devices and their users, wait until memory is free again."""
+
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final
+
+import pynvml
+
+from benchctl.measure.telemetry.gpu_reading import GpuReader, process_text
+from benchctl.measure.telemetry.nvidia_smi import open_smi
+from benchctl.measure.telemetry.nvml import open_nvml
+from benchctl.records.run import FOREIGN_GPU_PROCESS, GpuInfo, ResultWarning
+from benchctl.units import MIB
+
+_SLACK_BYTES: Final = 256 * MIB
+"""What a driver may hold on to without anybody noticing: contexts of other programs come and go."""
+_RETURN_LIMIT_S: Final = 30.0
+_POLL_S: Final = 0.2
+FORGOTTEN_LIMIT_S: Final = 5.0
+"""What the driver may need to forget a program that has ended."""
+
+SAMPLER_MISSING: Final = ResultWarning(
+    code="gpu-sampler-missing",
+    message="neither NVML nor nvidia-smi shows a visible GPU: use, power, clocks and throttling are unknown",
+)
+
+
+@contextmanager
+def open_gpu(visible: str | None, nvml: Any = pynvml) -> Iterator[GpuReader | None]:
+    """A reader of the devices that ``visible`` (the value of CUDA_VISIBLE_DEVICES) names, or None."""
+    with open_nvml(nvml, visible) as reader:
+        yield reader or open_smi(visible)
+
+
+def gpu_inventory() -> tuple[GpuInfo, ...]:
+    """The visible devices; empty where there are none."""
+    with open_gpu(os.environ.get("CUDA_VISIBLE_DEVICES")) as reader:
+        return reader.inventory() if reader else ()
+
+
+def memory_used_bytes(reader: GpuReader) -> dict[int, int]:
+    """Memory in use on each device that knows it, by index."""
+    readings = reader.read()
+    return {sample.index: sample.memory_used_bytes for sample in readings if sample.memory_used_bytes is not None}
+
+
+def wait_memory_returned(
+    reader: GpuReader, before_bytes: Mapping[int, int], limit_s: float = _RETURN_LIMIT_S
+) -> tuple[ResultWarning, ...]:
+    """Wait until no device holds more than before the run, so that the next one finds the same machine.
+
+    Each device is looked at by itself: what one frees meanwhile must not hide what another still holds.
+    """
+    deadline = time.monotonic() + limit_s
+    while held := _held_bytes(memory_used_bytes(reader), before_bytes):
+        if time.monotonic() >= deadline:
+            told = ", ".join(f"{num_bytes // MIB} MiB of GPU {index}" for index, num_bytes in sorted(held.items()))
+            message = f"{told} are still held {limit_s:g} s after the server was stopped"
+            return (ResultWarning(code="gpu-memory-held", message=message),)
+        time.sleep(_POLL_S)
+    return ()
+
+
+def foreign_processes(reader: GpuReader, when: str, limit_s: float = 0.0) -> tuple[ResultWarning, ...]:
+    """Programs that compute on the devices while no server of ours runs, once those that ended are forgotten.
+
+    ``when`` goes on after "computed on GPU 0". The moment alone tells them from ours: in a container the process
+    ids of the driver are not those that are seen from inside.
+    """
+    deadline = time.monotonic() + limit_s
+    users = reader.compute_processes()
+    while any(users.values()) and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+        users = reader.compute_processes()
+    return tuple(
+        ResultWarning(
+            code=FOREIGN_GPU_PROCESS,
+            message=f"process {', '.join(map(process_text, pids))} computed on GPU {index} {when}",
+        )
+        for index, pids in users.items()
+        if pids
+    )
+
+
+def _held_bytes(now: Mapping[int, int], before: Mapping[int, int]) -> dict[int, int]:
+    """What each device holds beyond what it held before, where that is more than other programs account for."""
+    more = {index: used - before.get(index, used) for index, used in now.items()}
+    return {index: num_bytes for index, num_bytes in more.items() if num_bytes > _SLACK_BYTES}

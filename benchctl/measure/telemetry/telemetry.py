@@ -1,0 +1,45 @@
+"""What surrounds a load: the samplers of the server, its devices and its counters."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from benchctl.measure.telemetry.gpu_reading import GpuReader
+from benchctl.measure.telemetry.host import host_samples
+from benchctl.measure.telemetry.prometheus import prometheus_samples
+from benchctl.measure.telemetry.sampler import Sampler
+from benchctl.profile.model import Telemetry
+from benchctl.records.run import ResultWarning
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watched:
+    """What is sampled: the server's processes, its devices and its metrics page, as far as there are any."""
+
+    server_pid: int | None
+    gpu: GpuReader | None
+    metrics_url: str | None
+    counts_late: bool = False
+    """Whether the server's counters follow its answers a moment later, as those of other people's servers do."""
+
+
+@contextmanager
+def sampled(directory: Path, rates: Telemetry, watched: Watched) -> Iterator[list[ResultWarning]]:
+    """Inside, ``gpu``, ``host`` and ``prometheus.jsonl`` fill. The list has the samplers' own doubts afterwards."""
+    samplers: list[Sampler] = []
+    if watched.gpu is not None and rates.gpu_hz:
+        samplers.append(Sampler("gpu", directory / "gpu.jsonl", partial(watched.gpu.samples, rates.gpu_hz)))
+    if watched.server_pid is not None and rates.host_hz:
+        read = partial(host_samples, watched.server_pid, rates.host_hz)
+        samplers.append(Sampler("host", directory / "host.jsonl", read))
+    if watched.metrics_url is not None and rates.prometheus_hz:
+        scrape = partial(prometheus_samples, watched.metrics_url, rates.prometheus_hz, settles=watched.counts_late)
+        samplers.append(Sampler("prometheus", directory / "prometheus.jsonl", scrape))
+    doubts: list[ResultWarning] = []
+    with ExitStack() as stack:
+        for sampler in samplers:
+            stack.enter_context(sampler)
+        yield doubts
+    doubts += [warning for sampler in samplers for warning in sampler.warnings]

@@ -1,0 +1,117 @@
+"""From a profile to ordered runs: cells, blocks, the order within each, and the settings of each run.
+
+What runs in a block are its *arms*: the baseline once, and every other variant in every cell.
+"""
+
+import random
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
+from typing import Any, TypeAlias
+
+from benchctl.errors import ProfileError
+from benchctl.profile.document import Place, node_from_plain
+from benchctl.profile.faults import profile_error
+from benchctl.profile.locate import nearest
+from benchctl.profile.model import Profile, VariantSettings
+from benchctl.profile.planning.balance import balanced_orders
+from benchctl.profile.settings import cells_of, factor_problem, factors_of, settings_faults, settings_tree
+from benchctl.records.directory import run_directory_name
+from benchctl.records.run import Cell, Plan, PlannedRun
+from benchctl.records.schema import SCHEMA_VERSION
+
+Arm: TypeAlias = tuple[str, Cell]
+"""A variant in a cell."""
+
+
+def cells(profile: Profile) -> tuple[Cell, ...]:
+    """Every combination of the swept values, the last factor changing fastest; one empty cell without a sweep."""
+    return cells_of(profile.sweep)
+
+
+def arms(profile: Profile) -> tuple[Arm, ...]:
+    """What one block runs: the baseline first, then every other variant in its cells, as they are written."""
+    others = [
+        (name, cell)
+        for name, variant in profile.variants.items()
+        if name != profile.baseline
+        for cell in cells_of(factors_of(variant.swept, profile.sweep))
+    ]
+    return ((profile.baseline, {}), *others)
+
+
+def variant_settings(profile: Profile, variant: str, cell: Cell) -> VariantSettings:
+    """The settings of one run, all overrides applied and checked.
+
+    Raises ProfileError for a variant or a factor that the profile does not have, and for settings that do not
+    go together.
+    """
+    if variant not in profile.variants:
+        near = nearest(variant, profile.variants)
+        hint = f"did you mean {near!r}?" if near else f"variants are {', '.join(profile.variants)}"
+        raise ProfileError(f"profile {profile.name}: no variant is called {variant!r}; {hint}")
+    for factor in cell:
+        problem = factor_problem(factor, profile.engine.kind)
+        if problem:
+            raise ProfileError(f"profile {profile.name}: {factor}: {problem}")
+    tree = node_from_plain(profile.model_dump(mode="json"), Place(f"profile {profile.name}"))
+    settings, faults = settings_faults(settings_tree(tree, variant, cell), profile.engine.kind)
+    if settings is None:
+        raise profile_error(faults)
+    return settings
+
+
+def plan_runs(profile: Profile) -> Plan:
+    """All runs in the order of execution: complete blocks, whose orders are as balanced as their number allows.
+
+    ``balance`` makes the orders; the stream ``"{seed}:plan"`` decides what is random in them.
+    """
+    contenders = arms(profile)
+    stream = random.Random(f"{profile.seed}:plan")  # noqa: S311  # no secret
+    orders = balanced_orders(len(contenders), profile.blocks, stream)
+    runs: list[PlannedRun] = []
+    for block, order in enumerate(orders):
+        for position, arm in enumerate(order):
+            variant, cell = contenders[arm]
+            index = len(runs)
+            run_id = run_directory_name(index, block, variant, cell)
+            runs.append(
+                PlannedRun(index=index, run_id=run_id, block=block, position=position, variant=variant, cell=cell)
+            )
+    return Plan(schema_version=SCHEMA_VERSION, runs=tuple(runs))
+
+
+def allowed_difference(path: str, patterns: Iterable[str]) -> bool:
+    """Whether a setting may differ between variants: ``guidance.*`` covers all that is below ``guidance``."""
+    return any(fnmatchcase(path, pattern) for pattern in patterns)
+
+
+def undeclared_differences(profile: Profile) -> tuple[str, ...]:
+    """Settings in which some run differs from the baseline although ``allowed_differences`` does not say so.
+
+    A comparison of such runs is refused, so it is better known before they are measured.
+    """
+    (variant, cell), *others = arms(profile)
+    baseline = _flat(variant_settings(profile, variant, cell))
+    undeclared: dict[str, None] = {}
+    for other, other_cell in others:
+        settings = _flat(variant_settings(profile, other, other_cell))
+        for path in sorted(baseline.keys() | settings.keys()):
+            if baseline.get(path) != settings.get(path) and not allowed_difference(
+                path, profile.allowed_differences
+            ):
+                undeclared[path] = None
+    return tuple(undeclared)
+
+
+def _flat(settings: VariantSettings) -> dict[str, Any]:
+    """Settings by dotted path, as the effective configuration of a run names them."""
+    flat: dict[str, Any] = {"model": settings.model}
+    sections: Sequence[tuple[str, Any]] = (
+        ("server", settings.server),
+        ("sampling", settings.sampling),
+        ("guidance", settings.guidance),
+    )
+    for name, section in sections:
+        if section is not None:
+            flat |= {f"{name}.{key}": value for key, value in section.model_dump().items()}
+    return flat

@@ -1,0 +1,1 @@
+"""Results as JSON and CSV documents, with numbers at full precision."""

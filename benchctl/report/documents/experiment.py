@@ -1,0 +1,101 @@
+"""A reading as JSON documents: what ``--json`` prints and the exported files hold."""
+
+from typing import Any
+
+import msgspec
+
+from benchctl.analysis.analyzed import Reading
+from benchctl.analysis.metrics.run_metrics import METRICS
+from benchctl.analysis.statistics.block_ratio import RatioEstimate
+from benchctl.analysis.summary.flops_bridge import flops_bridge
+from benchctl.analysis.summary.runs import CellSummary
+from benchctl.analysis.summary.sweep import SweepRow
+from benchctl.interop.writers.vllm import bounds_document
+from benchctl.records.schema import SCHEMA_VERSION
+
+
+def summary_document(reading: Reading) -> dict[str, Any]:
+    """``summary.json``: every run, every cell over its blocks, findings, and all doubt."""
+    manifest = reading.results.manifest
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "profile": manifest.profile,
+        "state": manifest.state,
+        "baseline": manifest.baseline,
+        "runs": [dict(run.values) for run in reading.runs],
+        "bounds": {run.record.run_id: bounds_document(run.bounds) for run in reading.runs if run.bounds},
+        "cells": [_cell(cell) for cell in reading.cells],
+        "ladders": msgspec.to_builtins(reading.ladders),
+        "findings": [
+            {"code": finding.code, "sentence": finding.sentence, "numbers": dict(finding.numbers)}
+            for finding in reading.findings
+        ],
+        "warnings": msgspec.to_builtins(
+            [*reading.warnings, *(warning for run in reading.runs for warning in run.warnings)]
+        ),
+        "damage": list(reading.damage),
+        "definitions": {name: f"{metric.formula} [{metric.unit}]" for name, metric in METRICS.items()},
+    }
+
+
+def sweep_document(reading: Reading) -> dict[str, Any]:
+    """``sweep_summary.json``: every cell against the baseline, with the ratios of its blocks."""
+    manifest = reading.results.manifest
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "profile": manifest.profile,
+        "baseline": manifest.baseline,
+        "rows": [_sweep_row(row) for row in reading.sweep],
+        "infeasible": [_infeasible(cell) for cell in reading.infeasible],
+    }
+
+
+def show_document(reading: Reading) -> dict[str, Any]:
+    """What ``benchctl show --json`` prints: the summary, the sweep, the manifest and the runs not yet begun."""
+    return summary_document(reading) | {
+        "path": str(reading.results.path),
+        "manifest": msgspec.to_builtins(reading.results.manifest),
+        "not_begun": [planned.run_id for planned in reading.unbegun],
+        "sweep": sweep_document(reading)["rows"],
+        "infeasible": [_infeasible(cell) for cell in reading.infeasible],
+    }
+
+
+def _cell(cell: CellSummary) -> dict[str, Any]:
+    return {
+        "variant": cell.variant,
+        "cell": cell.cell,
+        "num_runs": len(cell.runs),
+        "num_unusable": cell.num_unusable,
+        "infeasible": cell.infeasible,
+        "columns": {
+            column: {"mean": spread.mean, "sd": spread.sd, "cv_frac": spread.cv_frac, "n": spread.n}
+            for column, spread in cell.spreads.items()
+        },
+        "flops_bridge": None if (bridge := flops_bridge(cell)) is None else msgspec.to_builtins(bridge),
+    }
+
+
+def _infeasible(cell: CellSummary) -> dict[str, Any]:
+    return {"variant": cell.variant, "factors": cell.cell, "infeasible": cell.infeasible}
+
+
+def _sweep_row(row: SweepRow) -> dict[str, Any]:
+    return dict(row.values) | {
+        "factors": row.cell,
+        "estimates": {quantity: _estimate(estimate) for quantity, estimate in row.estimates.items()},
+        "blocks": [
+            {"block": pair.block, **{quantity: pair.ratio(quantity) for quantity in row.estimates}}
+            for pair in row.pairs
+        ],
+    }
+
+
+def _estimate(estimate: RatioEstimate) -> dict[str, Any]:
+    return {
+        "ratio": estimate.ratio,
+        "ci_low": estimate.ci_low,
+        "ci_high": estimate.ci_high,
+        "confidence": estimate.confidence,
+        "p_value": estimate.p_value,
+    }

@@ -1,0 +1,205 @@
+"""What a chart of the report page is: a Plotly figure as plain data, with the words that belong to it.
+
+Figures are dicts that go into the page as JSON; no Python class of Plotly is involved. Colours of the data are
+fixed here and readable on light and on dark; all else that has a colour (paper, text, grid) is the theme of the
+page, so a figure never sets it.
+"""
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from benchctl.report.plots.style import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION
+
+SERIES: Final = (BLUE, VERMILION, GREEN, ORANGE, PURPLE, SKY)
+"""The colours of Okabe and Ito that stand out on white and on near-black alike: without their black and yellow."""
+DASHES: Final = ("solid", "dash", "dot", "dashdot")
+GREY: Final = "#888888"
+"""For what belongs to no series: as far from white as from black."""
+_BAND_OPACITY: Final = 0.2
+_PHONE_PX: Final = 300
+_LEGEND_SYMBOL_PX: Final = 45
+_LEGEND_ROW_PX: Final = 21
+_CHARACTER_PX: Final = 7
+_TITLE_CHARACTERS: Final = 34
+
+Trace = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chart:
+    """One chart of the page, or the reason why it is not drawn.
+
+    Exactly one of ``figure`` and ``skipped`` is None.
+    """
+
+    id: str
+    """Unique on the page and fit for an HTML id: lower case and hyphens."""
+    title: str
+    caption: str
+    """One plain sentence: what is seen, in which unit, with which interval."""
+    definition: str
+    """How the numbers are measured or computed."""
+    figure: Mapping[str, Any] | None
+    """``{"data": [...], "layout": {...}}`` for ``Plotly.newPlot``; only numbers, text, None, lists and dicts."""
+    skipped: str | None
+    height: int
+    """Pixels; the width is the page's."""
+
+    def __post_init__(self) -> None:
+        if (self.figure is None) == (self.skipped is None):
+            raise ValueError(f"chart {self.id!r} needs either a figure or a reason why it has none")
+
+
+def color(index: int) -> str:
+    """Colour of the series at ``index``; beyond the palette it starts over, so give those another dash."""
+    return SERIES[index % len(SERIES)]
+
+
+def dash(index: int) -> str:
+    """Line style of the series at ``index``: another one each time the palette starts over."""
+    return DASHES[index // len(SERIES) % len(DASHES)]
+
+
+def translucent(hex_color: str, opacity: float = _BAND_OPACITY) -> str:
+    """``#rrggbb`` as a CSS colour that lets the grid and other bands through."""
+    red, green, blue = (int(hex_color[at : at + 2], 16) for at in (1, 3, 5))
+    return f"rgba({red},{green},{blue},{opacity:g})"
+
+
+def layout(height: int, **axes_and_more: Any) -> dict[str, Any]:
+    """What all charts share: transparent, the legend below everything, room for labels made by Plotly."""
+    return {
+        "height": height,
+        "autosize": True,
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "margin": {"l": 8, "r": 12, "t": 8, "b": 8},
+        "hovermode": "closest",
+        "legend": {
+            "orientation": "h",
+            "traceorder": "normal",
+            "x": 0,
+            "xanchor": "left",
+            "yref": "container",
+            "y": 0,
+            "yanchor": "bottom",
+        },
+        **axes_and_more,
+    }
+
+
+def legend_px(labels: Iterable[str]) -> int:
+    """Height of the legend on a phone, in pixels; on a wide screen the data has what is left of it."""
+    rows, used_px = 0, _PHONE_PX
+    for label in labels:
+        entry_px = _LEGEND_SYMBOL_PX + _CHARACTER_PX * len(label)
+        is_new_row = used_px + entry_px > _PHONE_PX
+        rows, used_px = (rows + 1, entry_px) if is_new_row else (rows, used_px + entry_px)
+    return _LEGEND_ROW_PX * rows
+
+
+def axis(title: str, **more: Any) -> dict[str, Any]:
+    """An axis with its title, which ends with the unit; margins grow with its labels."""
+    return {"title": {"text": title, "standoff": 8}, "automargin": True, "zeroline": False, **more}
+
+
+def wrapped(label: str, width: int) -> str:
+    """A label in lines of about ``width`` characters, broken after spaces and equals signs only."""
+    lines = [""]
+    for piece in re.findall(r"[^ =]+[ =]?|[ =]", label):
+        if lines[-1] and len(lines[-1]) + len(piece.rstrip()) > width:
+            lines.append("")
+        lines[-1] += piece
+    return "<br>".join(line.rstrip() for line in lines)
+
+
+def panels(
+    x_axis: Mapping[str, Any],
+    y_axes: Sequence[Mapping[str, Any]],
+    *,
+    shares: Sequence[float] | None = None,
+    gap_frac: float = 0.06,
+) -> dict[str, Any]:
+    """Axes of panels above each other that share the x axis at the bottom; the first y axis is the top one.
+
+    ``shares`` are their relative heights, equal by default; ``gap_frac`` is the share of the whole height between
+    two. The traces of panel i belong to ``panel_axis(i)``.
+    """
+    heights = list(shares or [1.0] * len(y_axes))
+    scale = (1 - gap_frac * (len(y_axes) - 1)) / sum(heights)
+    axes: dict[str, Any] = {"xaxis": {**x_axis, "anchor": panel_axis(len(y_axes) - 1)}}
+    top = 1.0
+    for i, (y_axis, height) in enumerate(zip(y_axes, heights, strict=True)):
+        bottom = max(0.0, top - height * scale)
+        domain = [round(bottom, 4), round(top, 4)]
+        axes["yaxis" if i == 0 else f"yaxis{i + 1}"] = {**y_axis, "domain": domain, "anchor": "x"}
+        top = bottom - gap_frac
+    return axes
+
+
+def panel_axis(index: int) -> str:
+    """What a trace of the panel at ``index`` calls its y axis."""
+    return "y" if index == 0 else f"y{index + 1}"
+
+
+def panel_titles(titles: Sequence[str]) -> list[dict[str, Any]]:
+    """Annotations: a title of one or two lines on top of each panel, at its left edge."""
+    return [
+        {
+            "text": f"<b>{wrapped(title, _TITLE_CHARACTERS)}</b>",
+            "align": "left",
+            "showarrow": False,
+            "xref": "paper",
+            "x": 0,
+            "xanchor": "left",
+            "yref": f"{panel_axis(i)} domain",
+            "y": 1,
+            "yanchor": "bottom",
+        }
+        for i, title in enumerate(titles)
+    ]
+
+
+def rounded(values: Iterable[float | None], digits: int = 6) -> list[float | None]:
+    """Values at ``digits`` significant digits, which a picture cannot tell from more; None where not finite."""
+    return [None if v is None or not math.isfinite(v) else float(f"{v:.{digits}g}") for v in values]
+
+
+def band(x: Sequence[Any], low: Sequence[Any], high: Sequence[Any], hex_color: str, **more: Any) -> Trace:
+    """The area between ``low`` and ``high`` as one closed outline; points where either is None are left out."""
+    known = [(at, a, b) for at, a, b in zip(x, low, high, strict=True) if a is not None and b is not None]
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "x": [at for at, _, _ in known] + [at for at, _, _ in reversed(known)],
+        "y": [b for _, _, b in known] + [a for _, a, _ in reversed(known)],
+        "fill": "toself",
+        "fillcolor": translucent(hex_color),
+        "line": {"width": 0},
+        "hoverinfo": "skip",
+        "showlegend": False,
+        **more,
+    }
+
+
+def drawn(
+    chart_id: str, title: str, data: Sequence[Trace], layout: Mapping[str, Any], *, caption: str, definition: str
+) -> Chart:
+    """A chart with its figure; it is as high as its layout."""
+    return Chart(
+        id=chart_id,
+        title=title,
+        caption=caption,
+        definition=definition,
+        figure={"data": list(data), "layout": dict(layout)},
+        skipped=None,
+        height=layout["height"],
+    )
+
+
+def no_chart(chart_id: str, title: str, reason: str) -> Chart:
+    """A chart that cannot be drawn, and why."""
+    return Chart(id=chart_id, title=title, caption="", definition="", figure=None, skipped=reason, height=0)

@@ -1,0 +1,206 @@
+"""What the machine did while a run lasted: the GPUs, and the processors of server and client."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Generic, TypeAlias, TypeVar
+
+import numpy as np
+
+from benchctl.analysis.analyzed import Reading
+from benchctl.analysis.summary.runs import RunSummary
+from benchctl.records.run import GpuSample, HostSample
+from benchctl.report.page.charts.arms import ArmLook, arm_looks, runs_of_block
+from benchctl.report.page.charts.chart import (
+    Chart,
+    Trace,
+    axis,
+    drawn,
+    layout,
+    legend_px,
+    no_chart,
+    panel_axis,
+    panels,
+    rounded,
+)
+from benchctl.units import GIB, HZ_PER_MHZ, NS_PER_S
+
+MAX_POINTS: Final = 300
+_PANEL_PX: Final = 130
+_REST_PX: Final = 70
+_DEVICE_DASHES: Final = ("solid", "dot", "dash", "longdash", "dashdot", "longdashdot")
+
+Points: TypeAlias = Sequence[tuple[int, float]]
+"""Time in ns and value of each reading."""
+
+
+S = TypeVar("S", GpuSample, HostSample)
+
+
+@dataclass(frozen=True, slots=True)
+class Quantity(Generic[S]):
+    """One panel, and how its value is read from a sample; None where the device does not tell."""
+
+    title: str
+    of: Callable[[S], float | None]
+
+
+def _per(value: float | None, unit: float) -> float | None:
+    return None if value is None else value / unit
+
+
+_GPU: Final[tuple[Quantity[GpuSample], ...]] = (
+    Quantity("power, W", lambda sample: sample.power_w),
+    Quantity("SM clock, MHz", lambda sample: _per(sample.sm_clock_hz, HZ_PER_MHZ)),
+    Quantity("memory used, GiB", lambda sample: _per(sample.memory_used_bytes, GIB)),
+    Quantity("utilisation, %", lambda sample: _per(sample.utilization_frac, 0.01)),
+)
+_HOST: Final[tuple[Quantity[HostSample], ...]] = (
+    Quantity("server CPU, cores", lambda sample: sample.server_cpu_cores),
+    Quantity("client CPU, cores", lambda sample: sample.client_cpu_cores),
+    Quantity("whole host CPU, %", lambda sample: _per(sample.host_cpu_frac, 0.01)),
+)
+
+
+def draw_gpu(reading: Reading) -> Chart:
+    """Readings of each GPU during the load, a line for each arm and device."""
+    chart_id, title = "gpu", "GPU over the run"
+    looks = arm_looks(reading)
+    sampled = [run for look in looks for run in look.cell.runs if _inside(run.run.gpu, run)]
+    shown = runs_of_block(looks, sampled)
+    if not shown:
+        had_gpus = reading.results.manifest.gpus or any(run.run.gpu for run in reading.runs)
+        reason = "no GPU sample was taken during the load" if had_gpus else "the measuring machine showed no GPU"
+        return no_chart(chart_id, title, reason)
+    devices = [(look, _by_device(_inside(run.run.gpu, run)), _first_send_ns(run)) for look, run in shown]
+    known = [q for q in _GPU if any(_points(s, q.of) for _, by, _ in devices for s in by.values())]
+    if not known:
+        return no_chart(chart_id, title, "the GPU reported neither power, clock, memory nor utilisation")
+    traces = [
+        _line(look, _points(samples, quantity.of), origin_ns, panel=panel, device=device, of_many=len(by) > 1)
+        for panel, quantity in enumerate(known)
+        for look, by, origin_ns in devices
+        for device, samples in by.items()
+    ]
+    return _chart(
+        chart_id,
+        title,
+        [quantity.title for quantity in known],
+        traces,
+        caption=f"What the GPU reported between first send and last output, runs of block {_block(shown)}",
+        definition="Readings of NVML or nvidia-smi; utilisation is the share of time in which any kernel ran.",
+    )
+
+
+def draw_host(reading: Reading) -> Chart:
+    """Processor cores that the server, the client and the whole machine kept busy during the load."""
+    chart_id, title = "host-cpu", "Processors over the run"
+    looks = arm_looks(reading)
+    sampled = [
+        run
+        for look in looks
+        for run in look.cell.runs
+        if any(_points(_inside(run.run.host, run), quantity.of) for quantity in _HOST)
+    ]
+    shown = runs_of_block(looks, sampled)
+    if not shown:
+        return no_chart(chart_id, title, "no run lasted long enough for two samples of the host during the load")
+    samples = [(look, _inside(run.run.host, run), _first_send_ns(run)) for look, run in shown]
+    known = [q for q in _HOST if any(_points(inside, q.of) for _, inside, _ in samples)]
+    traces = [
+        _line(look, _points(inside, quantity.of), origin_ns, panel=panel)
+        for panel, quantity in enumerate(known)
+        for look, inside, origin_ns in samples
+    ]
+    return _chart(
+        chart_id,
+        title,
+        [quantity.title for quantity in known],
+        traces,
+        caption=(
+            f"CPU cores that the server's processes and the load generator kept busy, runs of block {_block(shown)}"
+        ),
+        definition="CPU time of the processes between two samples / time between them.",
+    )
+
+
+def thinned(points: Points, at_most: int = MAX_POINTS) -> list[tuple[float, float]]:
+    """Means of time and value over at most ``at_most`` groups of neighbours of equal number."""
+    groups = np.array_split(np.asarray(points, dtype=np.float64), min(len(points), at_most)) if points else []
+    return [(float(at), float(value)) for at, value in (group.mean(axis=0) for group in groups)]
+
+
+def _chart(
+    chart_id: str, title: str, panel_names: Sequence[str], traces: Sequence[Trace], *, caption: str, definition: str
+) -> Chart:
+    named: set[str] = set()
+    data = []
+    for trace in traces:
+        data.append({**trace, "showlegend": trace["name"] not in named})
+        named.add(trace["name"])
+    height = _REST_PX + _PANEL_PX * len(panel_names) + legend_px(sorted(named))
+    return drawn(
+        chart_id,
+        title,
+        data,
+        layout(
+            height,
+            **panels(
+                axis("time since the first send, s", rangemode="tozero"),
+                [axis(name.replace(", ", ",<br>"), rangemode="tozero", nticks=4) for name in panel_names],
+                gap_frac=0.04,
+            ),
+        ),
+        caption=f"{caption}; means of neighbours where a run has more than {MAX_POINTS} samples.",
+        definition=f"{definition} Time is that of the client's clock, never multiplied.",
+    )
+
+
+def _inside(samples: Iterable[S], run: RunSummary) -> list[S]:
+    """Samples between the first send and the last output."""
+    first_ns, last_ns = run.record.times.first_send_ns, run.record.times.last_token_ns
+    if first_ns is None or last_ns is None:
+        return []
+    return [sample for sample in samples if first_ns <= sample.t_ns <= last_ns]
+
+
+def _points(samples: Iterable[S], of: Callable[[S], float | None]) -> list[tuple[int, float]]:
+    return [(sample.t_ns, value) for sample in samples if (value := of(sample)) is not None]
+
+
+def _by_device(samples: Iterable[GpuSample]) -> Mapping[int, list[GpuSample]]:
+    devices: defaultdict[int, list[GpuSample]] = defaultdict(list)
+    for sample in samples:
+        devices[sample.index].append(sample)
+    return dict(sorted(devices.items()))
+
+
+def _line(
+    look: ArmLook, points: Points, origin_ns: int, *, panel: int, device: int = 0, of_many: bool = False
+) -> Trace:
+    shown = thinned([(at_ns - origin_ns, value) for at_ns, value in points])
+    name = f"{look.label}, GPU {device}" if of_many else look.label
+    return {
+        "type": "scatter",
+        "mode": "lines+markers" if len(shown) < 30 else "lines",
+        "name": name,
+        "legendgroup": name,
+        "x": rounded(at_ns / NS_PER_S for at_ns, _ in shown),
+        "y": rounded((value for _, value in shown), 5),
+        "yaxis": panel_axis(panel),
+        "line": {
+            "color": look.color,
+            "dash": _DEVICE_DASHES[device % len(_DEVICE_DASHES)] if of_many else look.dash,
+            "width": 1.6,
+        },
+        "marker": {"size": 5},
+        "hovertemplate": "%{x:.4~g} s: %{y:.4~g}",
+    }
+
+
+def _block(shown: Sequence[tuple[ArmLook, RunSummary]]) -> int:
+    return shown[0][1].record.block
+
+
+def _first_send_ns(run: RunSummary) -> int:
+    return run.record.times.first_send_ns or 0

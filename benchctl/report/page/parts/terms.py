@@ -1,0 +1,71 @@
+"""What each number means, in the words that appear on hover, focus or tap.
+
+Without scripts the words are the title of the element; with them they are shown in the page's own style, for a
+finger and for the keyboard too.
+"""
+
+from benchctl.analysis.compare.metric_comparison import MetricComparison
+from benchctl.analysis.metrics.table import Metric
+from benchctl.report.page.html import Html, el
+
+
+def with_term(shown: str | Html, meaning: str) -> Html:
+    """Something with its meaning attached."""
+    return el("span", shown, class_="term", title=meaning, tabindex=0)
+
+
+def metric_term(metric: Metric) -> str:
+    """Formula, unit and better direction."""
+    better = "" if metric.direction == "none" else f"; {metric.direction} is better"
+    return f"{metric.name} = {metric.formula} [{metric.unit}]{better}"
+
+
+def value_term(metric: Metric, name: str, num_blocks: int) -> str:
+    """What the value of one side is."""
+    count = "1 block" if num_blocks == 1 else f"{num_blocks} blocks"
+    return (
+        f"{metric.name} of {name}: {metric.formula} [{metric.unit}]. Geometric mean over {count}, "
+        "± their relative scatter (standard deviation of the logarithms)"
+    )
+
+
+def change_term(metric: MetricComparison) -> str:
+    """What the change and its interval are."""
+    name = metric.metric.name
+    if metric.estimate is None:
+        return f"{name} is compared exactly, block by block: a count without noise"
+    how = {
+        "robust": "weighted mean over blocks of ln(other / baseline), in which blocks far off count little",
+        "mean": "mean over blocks of ln(other / baseline)",
+        None: "median of all differences of logarithms",
+    }[metric.estimate.estimator]
+    return (
+        f"Ratio of {name} ({metric.metric.formula}), minus 1. Ratio = exp({how}), in brackets its "
+        f"{metric.estimate.confidence * 100:.3g}% interval over {metric.estimate.num_blocks} blocks"
+    )
+
+
+def p_term(metric: MetricComparison) -> str:
+    """What the p value is."""
+    if metric.estimate is not None and not metric.estimate.is_paired:
+        return "p of no difference between the two sides (Mann-Whitney test, which the interval inverts)"
+    return (
+        "the least alpha at which the interval of 1 - alpha excludes no change: the test that the interval inverts"
+    )
+
+
+def verdict_term(metric: MetricComparison) -> str:
+    """Why the verdict is what it is."""
+    if metric.reason:
+        return metric.reason
+    floor = "noise floor" if metric.margins.is_noise_floor else "margin"
+    margin = f"the {floor} of {metric.margins.change_frac * 100:.3g}%"
+    inside = f"the margin of {metric.margins.equivalence_frac * 100:.3g}%"
+    return {
+        "regression": f"the whole interval is worse than {margin}",
+        "improvement": f"the whole interval is better than {margin}",
+        "equivalent": f"the whole interval lies inside {inside}",
+        "changed": f"the whole interval lies beyond {margin}; neither direction is the better one",
+        "equal": "the same in every block",
+        "different": "not the same in every block",
+    }.get(metric.verdict, f"the interval reaches across {margin}")

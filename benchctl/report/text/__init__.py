@@ -1,0 +1,1 @@
+"""Tables as headings, rows and footnotes, for terminals and Markdown."""

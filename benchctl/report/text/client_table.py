@@ -1,0 +1,56 @@
+"""The load generator as a table: how much of the load it kept up, how late, whose stamps it has, how busy it is."""
+
+from collections.abc import Callable
+from typing import Final
+
+from rich.table import Table
+from rich.text import Text
+
+from benchctl.analysis.analyzed import Reading
+from benchctl.report.text.digits import UNKNOWN
+
+_TITLE: Final = "The client, ms of its own clock; of a cell the mean over blocks"
+_COLUMNS: Final = {
+    "load": "offered_load_frac",
+    "slots idle": "slot_idle_frac",
+    "refill p50": "p50_refill_gap_ms",
+    "refill p99": "p99_refill_gap_ms",
+    "connect p99": "p99_refill_connect_ms",
+    "send lag p50": "p50_send_lag_ms",
+    "p99": "p99_send_lag_ms",
+    "max": "max_send_lag_ms",
+    "kernel stamps": "kernel_stamp_frac",
+    "bounds": "bound_stamp_frac",
+    "read late p99": "p99_read_late_ms",
+    "loop late max": "max_loop_lag_ms",
+    "cores": "load_cpu_cores",
+}
+
+
+def client_table(reading: Reading) -> Table | None:
+    """Every cell as the mean over its blocks, then every run; None where nothing was sent."""
+    cells = [cell for cell in reading.cells if "max_send_lag_ms" in cell.spreads]
+    runs = [run for run in reading.runs if run.values["max_send_lag_ms"] is not None]
+    if not runs:
+        return None
+    table = Table(title=Text(_TITLE), title_justify="left", title_style="bold", box=None, pad_edge=False)
+    table.add_column("cell, run", no_wrap=True)
+    for name in _COLUMNS:
+        table.add_column(name, justify="right", no_wrap=True)
+    for cell in cells:
+        table.add_row(cell.label, *_row(cell.mean))
+    for run in runs:
+        table.add_row(f"  {run.record.run_id}", *_row(run.number))
+    return table
+
+
+def _row(value_of: Callable[[str], float | None]) -> list[str]:
+    return [_shown(column, value_of(column)) for column in _COLUMNS.values()]
+
+
+def _shown(column: str, value: float | None) -> str:
+    if value is None:
+        return UNKNOWN
+    if column == "slot_idle_frac":
+        return f"{value:.2%}"
+    return f"{value:.1%}" if column.endswith("_frac") else f"{value:.3g}"

@@ -1,0 +1,43 @@
+"""A comparison as Markdown, for the summary of a CI job or a comment on a change."""
+
+from collections.abc import Sequence
+
+from benchctl.analysis.compare.result import Comparison
+from benchctl.analysis.compare.text import verdict_sentence
+from benchctl.report.text.comparison_table import footnotes_of, headings_of, rows_of
+from benchctl.report.text.decomposition_table import decomposition_headings, decomposition_rows
+
+_SPECIAL = str.maketrans({sign: f"\\{sign}" for sign in "\\|*_`<"})
+
+
+def markdown_of(comparison: Comparison, *, show_all: bool = False) -> str:
+    """The verdict, the table, then what must be known to trust it."""
+    headings = headings_of(comparison)
+    lines = [
+        f"**{_escaped(verdict_sentence(comparison))}**",
+        "",
+        _row([_escaped(heading) for heading in headings]),
+        _row(["---"] * len(headings)),
+    ]
+    lines += [_row([_escaped(field) for field in row]) for row in rows_of(comparison, show_all=show_all)]
+    lines += _decomposition(comparison, show_all=show_all)
+    lines += ["", *(f"- {_escaped(line)}" for line in footnotes_of(comparison))]
+    return "\n".join(lines)
+
+
+def _decomposition(comparison: Comparison, *, show_all: bool) -> list[str]:
+    """A second table, where there is anything to divide; leading blanks would be lost in Markdown."""
+    rows = list(decomposition_rows(comparison, show_all=show_all))
+    if not rows:
+        return []
+    headings = decomposition_headings(comparison)
+    table = [_row([_escaped(heading) for heading in headings]), _row(["---"] * len(headings))]
+    return ["", *table, *(_row([_escaped(field).replace("  ", "&nbsp;&nbsp;") for field in row]) for row in rows)]
+
+
+def _row(fields: Sequence[str]) -> str:
+    return f"| {' | '.join(fields)} |"
+
+
+def _escaped(text: str) -> str:
+    return text.translate(_SPECIAL)

@@ -1,0 +1,222 @@
+"""A comparison as headings, rows and footnotes, for every form of table."""
+
+import math
+from collections.abc import Iterator
+from typing import Final
+
+from benchctl.analysis.compare.metric_comparison import MetricComparison, spread_of_blocks
+from benchctl.analysis.compare.result import Comparison
+from benchctl.analysis.compare.text import (
+    change_text,
+    floors_text,
+    percent,
+    reasons_of,
+    threshold_text,
+)
+from benchctl.analysis.metrics.bounds import MARK
+from benchctl.analysis.quality.text import divergence_sentence, quality_lines
+from benchctl.report.text.decomposition_table import decomposition_lines
+from benchctl.report.text.digits import marked
+
+SHOWN_EXPLORATORY: Final = frozenset(
+    {"output_throughput", "ttft_ms", "tpot_ms", "e2el_ms", "output_tokens", "num_steps", "tokens_per_step"}
+)
+"""Exploratory metrics of the table, in the terminal and on the page; the document has them all."""
+
+_ORDER_P: Final = 0.05
+"""Effects of order are told below this p, corrected for all of them."""
+
+
+def headings_of(comparison: Comparison) -> tuple[str, ...]:
+    """The columns of the table."""
+    change = f"change ({comparison.confidence * 100:.3g}% CI)"
+    return ("cell", "metric", comparison.a_name, comparison.b_name, change, "p", "verdict")
+
+
+def rows_of(comparison: Comparison, *, show_all: bool) -> Iterator[tuple[str, ...]]:
+    """The rows of the table; a cell is named in its first one."""
+    for cell in comparison.cells:
+        shown = [metric for metric in cell.metrics if is_shown(metric, show_all=show_all)]
+        for index, metric in enumerate(shown):
+            yield ("" if index else cell.label, *_row(metric))
+
+
+def is_shown(metric: MetricComparison, *, show_all: bool) -> bool:
+    """Whether a metric has a row: those that decide, exact ones that differ, and some that are usually asked
+    for.
+    """
+    if metric.role == "deciding" or show_all:
+        return True
+    if metric.role == "exact":
+        return metric.verdict == "different"
+    return metric.metric.name in SHOWN_EXPLORATORY
+
+
+def _row(metric: MetricComparison) -> tuple[str, ...]:
+    p_value = metric.estimate.p_value if metric.estimate else None
+    exact = "exact" if metric.role == "exact" else ""
+    verdict = f"({metric.verdict})" if metric.role == "exploratory" else metric.verdict
+    return (
+        metric.metric.name,
+        marked(_value(metric.a, metric.a_blocks), metric.num_bounded[0]),
+        marked(_value(metric.b, metric.b_blocks), metric.num_bounded[1]),
+        change_text(metric),
+        exact if p_value is None else _probability(p_value),
+        verdict,
+    )
+
+
+def _probability(p_value: float) -> str:
+    """Three digits, or below what."""
+    return f"{p_value:.3f}" if p_value >= 0.0005 else "<0.001"
+
+
+def _value(mean: float | None, blocks: tuple[float | None, ...]) -> str:
+    if mean is None:
+        return "n/a"
+    text = f"{mean:,.0f}" if abs(mean) >= 10_000 else f"{mean:.4g}"
+    spread = spread_of_blocks(blocks)
+    return text if not spread else f"{text} ± {spread * 100:.1f}%"
+
+
+def footnotes_of(comparison: Comparison) -> Iterator[str]:
+    """What must be known to trust the table."""
+    for cell in comparison.cells:
+        yield from (f"{cell.label}: {line}" for line in decomposition_lines(cell))
+    yield from _answer_lines(comparison)
+    yield _blocks_line(comparison)
+    yield from _margin_lines(comparison)
+    if comparison.num_looks > 1:
+        yield (
+            f"declared stopping rule: the experiment could end at {comparison.num_looks} looks, so that intervals "
+            f"are those of {comparison.confidence * 100:.4g}% and every verdict is corrected for it"
+        )
+    yield from _order_lines(comparison)
+    yield from bounds_lines(comparison)
+    if equal := _equal_everywhere(comparison):
+        yield f"equal in every block: {', '.join(equal)}"
+    yield "verdicts in parentheses are exploratory and decide nothing"
+    for difference in comparison.allowed:
+        yield f"declared difference: {difference}"
+    if comparison.verdict in {"invalid", "inconclusive"}:
+        yield from (f"reason: {reason}" for reason in reasons_of(comparison))
+    for warning in comparison.warnings:
+        yield f"warning: {warning.message}" + (f" [{warning.where}]" if warning.where else "")
+
+
+def _answer_lines(comparison: Comparison) -> Iterator[str]:
+    """Quality and divergence of each cell; why nothing was judged is said once."""
+    for cell in comparison.cells:
+        if cell.quality is not None:
+            decides = "" if cell.is_quality_deciding else " (decides nothing without --quality-margin)"
+            first, *more = quality_lines(cell.quality)
+            yield f"{cell.label}: {first}{decides}"
+            yield from (f"{cell.label}: {line}" for line in more)
+        if cell.divergence is not None:
+            yield f"{cell.label}: {divergence_sentence(cell.divergence)}"
+    for note in dict.fromkeys(cell.quality_note for cell in comparison.cells if cell.quality_note):
+        yield f"answers are not judged: {note}"
+
+
+def _margin_lines(comparison: Comparison) -> Iterator[str]:
+    """The margins, the correction, the estimator, and where noise is larger than the threshold."""
+    yield f"{threshold_text(comparison)} · {_correction(comparison)}"
+    estimators = {m.estimate.estimator for c in comparison.cells for m in c.deciding if m.estimate is not None}
+    if comparison.pairing == "unpaired":
+        yield "means are as measured; a change is the Hodges-Lehmann shift of the logarithms, not their quotient"
+    if "robust" in estimators:
+        yield "estimator: robust; blocks that lie far off count little"
+    elif "mean" in estimators:
+        yield "estimator: mean; every block counts the same"
+    if not comparison.noise:
+        yield "no noise floor: no A/A experiment of this machine is on file (benchctl run --profile aa)"
+        return
+    yield f"noise floor A/A: {floors_text(comparison)}"
+
+
+def bounds_lines(comparison: Comparison) -> Iterator[str]:
+    """What the mark beside a value means, for the metrics that have one."""
+    bounded = [(cell, metric) for cell in comparison.cells for metric in cell.metrics if any(metric.num_bounded)]
+    if bounded:
+        names = ", ".join(dict.fromkeys(metric.metric.name for _, metric in bounded))
+        num_runs = max(sum(metric.num_bounded) for _, metric in bounded)
+        yield (
+            f"{MARK} in up to {num_runs} runs the client was late to read, and {names} only known between bounds: "
+            "there they do not count (times-bounded)"
+        )
+
+
+def _correction(comparison: Comparison) -> str:
+    """How many tests, and what makes them one."""
+    tests = comparison.num_tests
+    if tests <= 1:
+        return "one deciding comparison"
+    if comparison.pairing == "unpaired":
+        return f"{tests} deciding comparisons, corrected by Holm"
+    levels = {m.judged_confidence for c in comparison.cells for m in c.deciding if m.judged_confidence is not None}
+    level = f", at up to {max(levels) * 100:.4g}% each" if levels else ""
+    return f"{tests} deciding comparisons, judged together{level}"
+
+
+def _order_lines(comparison: Comparison) -> Iterator[str]:
+    """Effects of order and time on the deciding metrics, as far as they can be told from none over all tests
+    made.
+    """
+    kinds = {"place": ("a run", "position later in its block"), "level": ("the machine", "block")}
+    kinds |= {"trend": ("the ratio", "block")}
+    found = []
+    num_tests = 0
+    for kind, (subject, unit) in kinds.items():
+        slopes = [
+            (slope.p_value, slope.log_per_unit, cell.label, metric.metric.name)
+            for cell in comparison.cells
+            for metric in cell.deciding
+            if metric.order is not None and (slope := getattr(metric.order, kind)) is not None
+        ]
+        num_tests += len(slopes)
+        found += [(*min(slopes), subject, unit)] if slopes else []
+    told = [effect for effect in found if effect[0] * num_tests < _ORDER_P]
+    for p_value, log, label, name, subject, unit in told:
+        yield (
+            f"{subject} changes by {percent(math.expm1(log))} per {unit} ({name} in {label}; p "
+            f"{p_value * num_tests:.2g}, corrected for {num_tests} tests)"
+        )
+    if num_tests and not told:
+        yield f"no effect of position, drift or trend can be told from none ({num_tests} tests)"
+
+
+def _blocks_line(comparison: Comparison) -> str:
+    counts = sorted({cell.num_blocks for cell in comparison.cells})
+    numbers = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    line = f"n = {numbers} blocks, {comparison.pairing}"
+    first = [cell for cell in comparison.cells if cell.num_a_first is not None]
+    if first:
+        ran_first, blocks = sum(c.num_a_first or 0 for c in first), sum(c.num_blocks for c in first)
+        line += f", {comparison.a_name} ran first in {ran_first} of {blocks}"
+    detectable = _detectable(comparison)
+    return line + (f" · detectable: {detectable}" if detectable else "")
+
+
+def _detectable(comparison: Comparison) -> str:
+    """The smallest change that would show in each deciding metric, in the cell where it is largest."""
+    worst: dict[str, float] = {}
+    for cell in comparison.cells:
+        for metric in cell.deciding:
+            found = metric.estimate.detectable_frac if metric.estimate else None
+            if found is not None:
+                worst[metric.metric.name] = max(found, worst.get(metric.metric.name, 0.0))
+    return ", ".join(f"{name} {_share(found)}" for name, found in worst.items())
+
+
+def _share(fraction: float) -> str:
+    """``1.8%``, and from 100 % on without a decimal."""
+    return f"{fraction * 100:.0f}%" if fraction >= 0.1 else f"{fraction * 100:.2g}%"
+
+
+def _equal_everywhere(comparison: Comparison) -> list[str]:
+    verdicts: dict[str, set[str]] = {}
+    for cell in comparison.cells:
+        for metric in cell.metrics:
+            if metric.role == "exact":
+                verdicts.setdefault(metric.metric.name, set()).add(metric.verdict)
+    return [name for name, found in verdicts.items() if found == {"equal"}]

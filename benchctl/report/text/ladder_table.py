@@ -1,0 +1,52 @@
+"""The ladders of controls as a table: what each step costs, and that the steps make up the whole."""
+
+from typing import Final
+
+from rich.table import Table
+from rich.text import Text
+
+from benchctl.analysis.analyzed import Reading
+from benchctl.analysis.experiment.ladder import Difference, Price
+
+_UNKNOWN: Final = "-"
+_COLUMNS: Final = {"wall s": "wall_s", "step ms": "step_ms"}
+
+
+def ladder_table(reading: Reading) -> Table | None:
+    """Differences of neighbours, ± half of the 95 % interval over blocks; None where nothing has controls."""
+    if not reading.ladders:
+        return None
+    title = "Ladder of controls: what each step adds to the one before it, ± half of the 95 % interval over blocks"
+    table = Table(title=Text(title), title_justify="left", title_style="bold", box=None, pad_edge=False)
+    for column in ("cell", "price of", "step"):
+        table.add_column(column, no_wrap=True)
+    for column in ("blocks", *(f"{name}{suffix}" for name in _COLUMNS for suffix in ("", ", share"))):
+        table.add_column(column, justify="right", no_wrap=True)
+    for ladder in reading.ladders:
+        for i, price in enumerate((*ladder.prices, ladder.whole)):
+            step = f"{price.lower} > {price.upper}"
+            table.add_row(ladder.label if i == 0 else "", price.what, step, *_numbers(price, ladder.whole))
+    return table
+
+
+def _numbers(price: Price, whole: Price) -> list[str]:
+    blocks = max((difference.num_blocks for difference in price.differences.values()), default=0)
+    cells = [str(blocks)]
+    for name in _COLUMNS.values():
+        difference, total = price.differences.get(name), whole.differences.get(name)
+        cells += [_amount(difference), _share(difference, total)]
+    return cells
+
+
+def _amount(difference: Difference | None) -> str:
+    if difference is None:
+        return _UNKNOWN
+    interval = "" if difference.half_width is None else f" ± {difference.half_width:.2g}"
+    return f"{difference.mean:+.4g}{interval}"
+
+
+def _share(difference: Difference | None, whole: Difference | None) -> str:
+    """Part of the whole, where the whole is more than its own scatter."""
+    if difference is None or whole is None or abs(whole.mean) <= (whole.half_width or 0.0):
+        return _UNKNOWN
+    return f"{difference.mean / whole.mean:.0%}"

@@ -1,0 +1,244 @@
+"""A reading as tables for a terminal: values that the command line prints. ms and % exist here, not before."""
+
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from typing import Final
+
+from rich.table import Table
+from rich.text import Text
+
+from benchctl.analysis.analyzed import Reading
+from benchctl.analysis.attribution.sections import Breakdown, Section
+from benchctl.analysis.compare.doubt_kind import DoubtKind, doubt_kind
+from benchctl.analysis.summary.flops_bridge import flops_bridge
+from benchctl.analysis.summary.runs import CellSummary, Spread
+from benchctl.analysis.validity.severity import by_severity
+from benchctl.records.run import Manifest, ResultWarning
+from benchctl.report.text.digits import UNKNOWN, four_digits, marked
+from benchctl.units import TERA, ms_from_ns
+
+_RUN_COLUMNS: Final = {
+    "wall s": "wall_s",
+    "tok/s": "output_throughput",
+    "step ms": "step_ms",
+    "tok/step": "tokens_per_step",
+    "TTFT ms": "ttft_ms",
+    "TPOT ms": "tpot_ms",
+}
+_SWEEP_COLUMNS: Final = {
+    "wall base s": "base_wall_s",
+    "wall cell s": "lvm_wall_s",
+    "steps": "num_steps_ratio",
+    "step time": "step_ms_ratio",
+    "FLOPs publ.": "flops_ratio",
+    "FLOPs obs.": "flops_ratio_observed",
+}
+
+
+def headline(reading: Reading) -> str:
+    """What was measured, in three lines."""
+    manifest = reading.results.manifest
+    num_done = sum(run.record.state == "done" for run in reading.runs)
+    num_planned = len(reading.results.plan.runs)
+    code = f"benchctl {manifest.benchctl_version}"
+    if manifest.git is not None:
+        code += f" ({manifest.git.sha[:10]}{', work tree changed' if manifest.git.is_dirty else ''})"
+    devices = ", ".join(gpu.name for gpu in manifest.gpus) or "no GPU"
+    label = f" · {manifest.label}" if manifest.label else ""
+    return (
+        f"{manifest.profile}{label} · {manifest.state} · {num_done} of {num_planned} runs done · "
+        f"{blocks_text(manifest)} · baseline {manifest.baseline}\n"
+        f"engine {manifest.engine} · {len(reading.results.requests)} requests of {manifest.dataset} "
+        f"({manifest.request_set_sha256[:10]}) · stop {manifest.stop} · seed {manifest.seed}\n"
+        f"{manifest.created_at} · {code} · {manifest.host.hostname}, {devices}"
+    )
+
+
+def blocks_text(manifest: Manifest) -> str:
+    """``8 blocks``, or how a stopping rule ended the experiment."""
+    rule = manifest.stopping
+    if rule is None:
+        return f"{manifest.blocks} blocks"
+    if rule.ended_after is None:
+        return f"at most {manifest.blocks} blocks (wanted ±{rule.precision_frac * 100:.3g}%)"
+    return f"{rule.ended_after} of at most {manifest.blocks} blocks (±{rule.precision_frac * 100:.3g}% reached)"
+
+
+def footnotes(reading: Reading) -> tuple[ResultWarning, ...]:
+    """Every warning once, what decided first: the same doubt of many runs is one footnote."""
+    met: dict[DoubtKind, ResultWarning] = {}
+    for warning in chain(reading.warnings, *(run.warnings for run in reading.runs)):
+        met.setdefault(doubt_kind(warning), warning)
+    return by_severity(met.values())
+
+
+def footnote_lines(reading: Reading) -> list[str]:
+    """``[1] code: message (which runs)``."""
+    lines = []
+    for number, note in enumerate(footnotes(reading), start=1):
+        places = [run.record.run_id for run in reading.runs if _mentions(run.warnings, note)]
+        shown = ", ".join(places[:3]) + (f" and {len(places) - 3} more" if len(places) > 3 else "")
+        lines.append(f"[{number}] {note.code}: {note.message}" + (f" ({shown})" if shown else ""))
+    return lines
+
+
+def runs_table(reading: Reading) -> Table:
+    """Every planned run: its state, its main numbers, its footnotes."""
+    notes = footnotes(reading)
+    table = _table("Runs, in the order of execution", ["run", "state"], [*_RUN_COLUMNS, "failed", "notes"])
+    begun = {run.record.run_id: run for run in reading.runs}
+    for planned in reading.results.plan.runs:
+        run = begun.get(planned.run_id)
+        if run is None:
+            blanks = [UNKNOWN] * (len(_RUN_COLUMNS) + 1)
+            table.add_row(planned.run_id, "planned", *blanks, "")
+            continue
+        numbers = [
+            marked(four_digits(run.number(column)), column in run.bounds) for column in _RUN_COLUMNS.values()
+        ]
+        marks = " ".join(str(i) for i, note in enumerate(notes, start=1) if _mentions(run.warnings, note))
+        failed = _count(run.number("num_failed"))
+        table.add_row(planned.run_id, run.state, *numbers, failed, marks)
+    return table
+
+
+def cells_table(reading: Reading) -> Table | None:
+    """Every variant and cell as mean and scatter over blocks; None without a finished run or an infeasible cell."""
+    cells = [cell for cell in reading.cells if cell.runs or cell.infeasible]
+    if not cells:
+        return None
+    title = "Cells, mean ± scatter over blocks (geometric mean, standard deviation of the logarithms)"
+    table = _table(title, ["cell", "blocks"], [*_RUN_COLUMNS, "failed"])
+    for cell in cells:
+        if cell.infeasible:
+            table.add_row(cell.label, _infeasible(cell))
+            continue
+        spreads = [_spread(cell.spreads.get(column)) for column in _RUN_COLUMNS.values()]
+        left_out = f" ({cell.num_unusable} left out)" if cell.num_unusable else ""
+        failed = cell.spreads.get("num_failed")
+        num_failed = _count(None if failed is None else failed.mean * failed.n)
+        table.add_row(cell.label, f"{len(cell.runs)}{left_out}", *spreads, num_failed)
+    return table
+
+
+def breakdown_table(reading: Reading) -> Table | None:
+    """Sections of a step by cell, ms: sum / all steps, which adds up; in brackets the mean where it runs.
+
+    Where the log times the sampler alone, the table begins with the sampler and says so.
+    """
+    cells = {cell.label: breakdown for cell in reading.cells if (breakdown := cell.breakdown()) is not None}
+    if not cells or not any(breakdown.step.children for breakdown in cells.values()):
+        return None
+    notes = sorted({breakdown.clock_note for breakdown in cells.values()})
+    covers_steps = all(breakdown.covers_steps for breakdown in cells.values())
+    timed = "Time per step" if covers_steps else "Time in the sampler per step (not of whole steps)"
+    title = f"{timed}, ms: sum / all steps (mean where it runs)\n{'; '.join(notes)}"
+    table = _table(title, ["section"], [label.replace(" ", "\n", 1) for label in cells])
+    for depth, name in _section_names(cells):
+        sections = [breakdown.section(name) for breakdown in cells.values()]
+        table.add_row("  " * depth + name, *(_section(section) for section in sections))
+    return table
+
+
+def sweep_table(reading: Reading) -> Table | None:
+    """Every cell against the baseline of the same block; None where there is none to compare."""
+    if not reading.sweep and not reading.infeasible:
+        return None
+    title = "Against the baseline of the same block: ratios as compare estimates them"
+    table = _table(
+        title, ["cell", "blocks"], [f"wall time ({_confidence(reading)} interval)", *_SWEEP_COLUMNS, "beyond FLOPs"]
+    )
+    for row in reading.sweep:
+        ratio, low, high = (row.number(f"wall_ratio{end}") for end in ("", "_ci_low", "_ci_high"))
+        interval = f" [{_ratio(low)}, {_ratio(high)}]" if low is not None and high is not None else ""
+        wall = UNKNOWN if ratio is None else f"{_ratio(ratio)}{interval}"
+        share = row.number("unexplained_frac_observed")
+        left = UNKNOWN if share is None else f"{share:.0%}"
+        numbers = [four_digits(row.number(column)) for column in _SWEEP_COLUMNS.values()]
+        table.add_row(row.label, str(row.values["n_blocks"]), wall, *numbers, left)
+    for cell in reading.infeasible:
+        table.add_row(cell.label, "0", _infeasible(cell))
+    return table
+
+
+def _confidence(reading: Reading) -> str:
+    estimates = [estimate for row in reading.sweep for estimate in row.estimates.values()]
+    return f"{estimates[0].confidence * 100:.3g} %" if estimates else "95 %"
+
+
+def flops_table(reading: Reading) -> Table | None:
+    """From published to observed FLOPs, each correction with its price; None where no run has both accounts."""
+    bridges = [bridge for cell in reading.cells if (bridge := flops_bridge(cell)) is not None]
+    if not bridges:
+        return None
+    title = "FLOPs of a run, TFLOP: from the published rule to what the step log saw (model FLOPs, not measured)"
+    table = _table(title, ["account"], [bridge.label.replace(" ", "\n", 1) for bridge in bridges])
+    table.add_column("because", no_wrap=True)
+    table.add_row("published", *(four_digits(bridge.published_flops / TERA) for bridge in bridges))
+    for code, meaning in {step.code: step.meaning for bridge in bridges for step in bridge.steps}.items():
+        prices = [{step.code: step.flops for step in bridge.steps}.get(code) for bridge in bridges]
+        table.add_row(f"  {code}", *("" if flops is None else _signed(flops / TERA) for flops in prices), meaning)
+    table.add_row("observed", *(four_digits(bridge.observed_flops / TERA) for bridge in bridges))
+    return table
+
+
+def findings_lines(reading: Reading) -> list[str]:
+    return [f"* {finding.sentence} [{finding.code}]" for finding in reading.findings]
+
+
+def _section_names(cells: Mapping[str, Breakdown]) -> list[tuple[int, str]]:
+    """Sections of the fullest tree in its order; then what only other cells have."""
+    widest = max(cells.values(), key=lambda breakdown: len(list(breakdown.step.walk())))
+    names = [(depth, section.name) for depth, section in widest.step.walk()]
+    known = {name for _, name in names}
+    for breakdown in cells.values():
+        for depth, section in breakdown.step.walk():
+            if section.name not in known:
+                names.append((depth, section.name))
+                known.add(section.name)
+    return names
+
+
+def _section(section: Section | None) -> str:
+    if section is None:
+        return ""
+    mean = four_digits(ms_from_ns(section.mean_ns))
+    if section.record_mean_ns is None or section.num_records == section.num_steps or section.is_unnamed:
+        return mean
+    return f"{mean} ({four_digits(ms_from_ns(section.record_mean_ns))})"
+
+
+def _infeasible(cell: CellSummary) -> str:
+    return f"infeasible ({cell.infeasible})"
+
+
+def _mentions(warnings: Sequence[ResultWarning], note: ResultWarning) -> bool:
+    return any(doubt_kind(warning) == doubt_kind(note) for warning in warnings)
+
+
+def _table(title: str, left: Sequence[str], right: Sequence[str]) -> Table:
+    table = Table(title=Text(title), title_justify="left", title_style="bold", box=None, pad_edge=False)
+    for column in left:
+        table.add_column(column, no_wrap=True)
+    for column in right:
+        table.add_column(column, justify="right", no_wrap=True)
+    return table
+
+
+def _spread(spread: Spread | None) -> str:
+    if spread is None:
+        return UNKNOWN
+    return four_digits(spread.mean) + ("" if spread.cv_frac is None else f" ± {spread.cv_frac:.1%}")
+
+
+def _ratio(value: float) -> str:
+    """Three significant digits, also where the last are zeros."""
+    return f"{value:#.3g}".rstrip(".")
+
+
+def _count(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{value:.0f}"
+
+
+def _signed(value: float) -> str:
+    return f"{'-' if value < 0 else '+'}{four_digits(abs(value))}"

@@ -1,0 +1,25 @@
+"""Step time of llm-mock (dongmingli-Ben/llm-mock, commit f07dd39).
+
+t = b max(len_i) max(c_i) / 468,000 + 0.06 s, with b rows, len_i tokens of row i so far and c_i new ones: a mixed
+batch is padded to the longest row and the largest chunk. Its scheduler runs at most ten requests, has no limit on
+tokens or memory, and gives each request a last step that yields no token.
+"""
+
+from typing import Final
+
+from benchctl.sim.costs.step_cost import StepBatch, StepCost
+from benchctl.units import NS_PER_S
+
+MAX_NUM_SEQS: Final = 10
+_PRODUCT_PER_S: Final = 468_000
+_FIXED_S: Final = 120 / 2000
+
+
+def mock_step_ns(num_seqs: int, longest_context: int, most_new_tokens: int) -> int:
+    """b max(len) max(c) / 468,000 + 0.06, in nanoseconds."""
+    return round((num_seqs * longest_context * most_new_tokens / _PRODUCT_PER_S + _FIXED_S) * NS_PER_S)
+
+
+def price_mock_step(batch: StepBatch) -> StepCost:
+    """The whole step is the forward; llm-mock has no sampler of its own."""
+    return StepCost(model_forward=mock_step_ns(batch.num_seqs, batch.longest_context, batch.most_new_tokens))

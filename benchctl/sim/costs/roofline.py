@@ -1,0 +1,66 @@
+"""Step time of an ideal engine: the larger of compute and memory traffic at the data sheet's peaks.
+
+model_forward = max(F / peak, M / bandwidth), with
+F = linear T + attention P + head R   (T new tokens, P positions they see, R rows that sample)
+M = weights + kv (context + T)        (read weights and every context, write the new tokens; bfloat16)
+
+The value model's forward is the same with its own shape: T its prefill, extend and candidate tokens, R the
+candidates. Sampling reads and writes the rows' 32-bit probabilities a few times. Nothing else takes time (no
+host, no launches) but loading the value model once. Real servers are slower; the distance to this bound is what
+one wants to know.
+"""
+
+from typing import Final
+
+from benchctl.costs.hardware import Hardware
+from benchctl.costs.roofline import forward_bytes, forward_flops, roofline_ns
+from benchctl.costs.shapes import ModelShape
+from benchctl.sim.costs.step_cost import CostModel, StepBatch, StepCost, value_model_load_ns
+
+_BYTES_PER_PROBABILITY: Final = 4
+_PRE_PASSES: Final = 2
+_SAMPLE_PASSES: Final = 4
+
+
+def roofline_cost(shape: ModelShape, value_shape: ModelShape | None, hardware: Hardware) -> CostModel:
+    """A cost model for one model, one value model or none, and one device."""
+    row_bytes = shape.vocab * _BYTES_PER_PROBABILITY
+
+    def price(batch: StepBatch) -> StepCost:
+        forward = _forward_ns(batch, shape, hardware)
+        if batch.is_greedy is None:
+            return StepCost(model_forward=forward)
+        pre = roofline_ns(0, _PRE_PASSES * row_bytes * batch.num_sampling, hardware)
+        sample = roofline_ns(0, _SAMPLE_PASSES * row_bytes * batch.num_sampling, hardware)
+        if batch.is_greedy:
+            return StepCost(model_forward=forward, sampler_rest=pre // _PRE_PASSES)
+        scored = value_shape if batch.guided.scored_rows else None
+        return StepCost(
+            model_forward=forward,
+            sampler_rest=0,
+            pre_lvm=pre,
+            sample=sample,
+            lvm_rest=0,
+            lvm_build_pending=pre if batch.guided.wanted_rows else None,
+            lvm_forward=_value_forward_ns(batch, scored, hardware) if scored else None,
+            lvm_apply_guidance=pre if scored else None,
+            value_model_load=value_model_load_ns(scored) if scored and batch.loads_value_model else None,
+        )
+
+    return price
+
+
+def _forward_ns(batch: StepBatch, shape: ModelShape, hardware: Hardware) -> int:
+    tokens = batch.num_prefill_tokens + batch.num_decode_tokens
+    flops = forward_flops(shape, tokens, batch.attended_positions, batch.num_sampling)
+    return roofline_ns(flops, forward_bytes(shape, batch.context_tokens + tokens), hardware)
+
+
+def _value_forward_ns(batch: StepBatch, shape: ModelShape, hardware: Hardware) -> int:
+    """Prefixes are taken as long as the mean row of the batch."""
+    guided = batch.guided
+    tokens = guided.value_prefill_tokens + guided.value_extend_tokens + guided.candidates
+    context = batch.context_tokens / batch.num_seqs
+    positions = (guided.value_extend_tokens + guided.candidates + guided.value_prefill_tokens / 2) * context
+    flops = forward_flops(shape, tokens, positions, guided.candidates)
+    return roofline_ns(flops, forward_bytes(shape, guided.scored_rows * context + tokens), hardware)

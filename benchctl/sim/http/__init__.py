@@ -1,0 +1,1 @@
+"""The simulator's HTTP shell: routes, request bodies, replies, counters and wall time."""

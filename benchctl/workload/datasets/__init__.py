@@ -1,0 +1,1 @@
+"""Datasets: where files come from, and how their rows become prompts."""

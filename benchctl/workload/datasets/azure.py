@@ -1,0 +1,82 @@
+"""Azure LLM inference trace: arrivals and lengths of real traffic, as CSV TIMESTAMP,ContextTokens,GeneratedTokens.
+
+Timestamps carry seven decimals (100 ns), one more than ``datetime`` keeps, so that the fraction is read apart.
+The trace holds no text; prompts are synthetic words of the recorded length.
+"""
+
+import csv
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from io import StringIO
+from typing import Final
+
+from benchctl.errors import DatasetError
+from benchctl.units import NS_PER_S
+from benchctl.workload.datasets.prompt import Prompt, Selection, SourceFile
+from benchctl.workload.datasets.rows import damaged_row, read_bytes
+from benchctl.workload.datasets.synthetic import text_of_length
+
+HEADER: Final = ["TIMESTAMP", "ContextTokens", "GeneratedTokens"]
+_TIMESTAMP = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)(?:\.(\d{1,9}))?")
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    arrival_ns: int
+    context_tokens: int
+    generated_tokens: int
+
+
+def azure_prompts(file: SourceFile, selection: Selection) -> tuple[Prompt, ...]:
+    """The selected rows. Arrivals count from the first row of the file, whichever rows are taken."""
+    rows = _read(file)
+    prompts = (
+        Prompt(
+            prompt_id=f"azure-trace-{i:05d}",
+            source=f"{file.dataset}:{i}",
+            text=text_of_length(rows[i].context_tokens, i, selection.seed),
+            prompt_tokens=rows[i].context_tokens,
+            output_tokens=rows[i].generated_tokens,
+            arrival_ns=rows[i].arrival_ns - rows[0].arrival_ns,
+        )
+        for i in selection.row_order(len(rows))
+    )
+    return selection.take(prompts, file)
+
+
+def timestamp_ns(text: str) -> int:
+    """Nanoseconds since 1970 of ``2023-11-16 18:15:46.6805900``, exactly. Raises ValueError for anything else."""
+    match = _TIMESTAMP.fullmatch(text)
+    if match is None:
+        raise ValueError(f"timestamp {text!r} is not of the form 2023-11-16 18:15:46.6805900")
+    moment = datetime.fromisoformat(match[1]).replace(tzinfo=UTC)
+    return int(moment.timestamp()) * NS_PER_S + int((match[2] or "").ljust(9, "0"))
+
+
+def _read(file: SourceFile) -> list[_Row]:
+    lines = csv.reader(StringIO(read_bytes(file.path).decode("utf-8-sig", errors="replace"), newline=""))
+    header = next(lines, [])
+    if header != HEADER:
+        raise DatasetError(
+            f"{file.path}:1: the header is {','.join(header)!r}, not {','.join(HEADER)!r}; correct workload.path, "
+            "or fetch the trace with 'benchctl data fetch azure-trace'"
+        )
+    rows: list[_Row] = []
+    for fields in lines:
+        try:
+            rows.append(_parse(fields, not_before_ns=rows[-1].arrival_ns if rows else 0))
+        except ValueError as error:
+            raise damaged_row(file.path, lines.line_num, str(error)) from error
+    return rows
+
+
+def _parse(fields: list[str], *, not_before_ns: int) -> _Row:
+    if len(fields) != len(HEADER):
+        raise ValueError(f"{len(fields)} fields where {len(HEADER)} are expected")
+    row = _Row(timestamp_ns(fields[0]), int(fields[1]), int(fields[2]))
+    if min(row.context_tokens, row.generated_tokens) < 1:
+        raise ValueError(f"lengths are {fields[1]} and {fields[2]} tokens; each must be at least 1")
+    if row.arrival_ns < not_before_ns:
+        raise ValueError(f"timestamp {fields[0]!r} is before that of the previous row")
+    return row

@@ -1,0 +1,59 @@
+"""GSM8K: grade-school word problems with gold answers, in the official JSON Lines format.
+
+Rows hold ``question`` and ``answer``; the gold answer follows ``####``. The chat is that of the LenVM evaluation:
+Qwen's stock system sentence, then an instruction to reason step by step and to box the final answer, a blank
+line, and the question.
+"""
+
+import msgspec
+
+from benchctl.records.run import Message
+from benchctl.workload.datasets.prompt import Prompt, Selection, SourceFile
+from benchctl.workload.datasets.rows import damaged_row, read_jsonl_rows
+from benchctl.workload.datasets.tokens import count_chat_tokens
+
+SYSTEM = "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."
+INSTRUCTION = r"Solve this problem step by step, and give the final answer within \boxed{}."
+
+
+class Gsm8kRow(msgspec.Struct, frozen=True):
+    """One line of ``test.jsonl``."""
+
+    question: str
+    answer: str
+
+
+def gsm8k_prompts(file: SourceFile, selection: Selection) -> tuple[Prompt, ...]:
+    """The selected questions with their gold answers."""
+    problems: list[tuple[str, str]] = []
+    for number, row in read_jsonl_rows(file.path, Gsm8kRow):
+        answer = gold_answer(row.answer)
+        if answer is None:
+            raise damaged_row(file.path, number, "the answer has no gold value after '####'")
+        problems.append((row.question, answer))
+    prompts = (
+        question_prompt(question, prompt_id=f"gsm8k-{i:05d}", source=f"{file.dataset}:{i}", answer=answer)
+        for i, (question, answer) in ((i, problems[i]) for i in selection.row_order(len(problems)))
+    )
+    return selection.take(prompts, file)
+
+
+def gold_answer(solution: str) -> str | None:
+    """What follows the last ``####``, without the commas that group digits; None where nothing does."""
+    _, mark, gold = solution.rpartition("####")
+    return gold.strip().replace(",", "") or None if mark else None
+
+
+def question_prompt(question: str, *, prompt_id: str, source: str, answer: str) -> Prompt:
+    """A word problem as a chat."""
+    messages = (
+        Message(role="system", content=SYSTEM),
+        Message(role="user", content=f"{INSTRUCTION}\n\n{question}"),
+    )
+    return Prompt(
+        prompt_id=prompt_id,
+        source=source,
+        messages=messages,
+        prompt_tokens=count_chat_tokens(messages),
+        answer=answer,
+    )

@@ -1,0 +1,58 @@
+"""ShareGPT replay: recorded lengths, token ids and arrivals, in the JSON Lines format of LLMServingSim.
+
+Rows hold ``input_toks``, ``output_toks``, ``arrival_time_ns`` and usually ``input_tok_ids``. The text cannot be
+had back without the tokenizer, so each id becomes a word of its own: prompts that shared a prefix still do.
+"""
+
+import msgspec
+
+from benchctl.workload.datasets.prompt import Prompt, Selection, SourceFile
+from benchctl.workload.datasets.rows import damaged_row, read_jsonl_rows
+from benchctl.workload.datasets.synthetic import text_from_numbers, text_of_length
+
+
+class ReplayRow(msgspec.Struct, frozen=True):
+    """One recorded request."""
+
+    input_toks: int
+    output_toks: int
+    arrival_time_ns: int
+    input_tok_ids: tuple[int, ...] | None = None
+
+
+def replay_prompts(file: SourceFile, selection: Selection) -> tuple[Prompt, ...]:
+    """The selected requests. Arrivals count from the beginning of the recording, whichever rows are taken."""
+    rows: list[ReplayRow] = []
+    for number, row in read_jsonl_rows(file.path, ReplayRow):
+        fault = _fault(row)
+        if fault is not None:
+            raise damaged_row(file.path, number, fault)
+        rows.append(row)
+    prompts = (
+        Prompt(
+            prompt_id=f"sharegpt-replay-{i:05d}",
+            source=f"{file.dataset}:{i}",
+            text=_text(rows[i], i, selection.seed),
+            prompt_tokens=rows[i].input_toks,
+            output_tokens=rows[i].output_toks,
+            arrival_ns=rows[i].arrival_time_ns,
+        )
+        for i in selection.row_order(len(rows))
+    )
+    return selection.take(prompts, file)
+
+
+def _text(row: ReplayRow, index: int, seed: int) -> str:
+    if row.input_tok_ids is None:
+        return text_of_length(row.input_toks, index, seed)
+    return text_from_numbers(row.input_tok_ids)
+
+
+def _fault(row: ReplayRow) -> str | None:
+    if row.input_toks < 1 or row.output_toks < 1:
+        return f"lengths are {row.input_toks} and {row.output_toks} tokens; each must be at least 1"
+    if row.arrival_time_ns < 0:
+        return f"arrival_time_ns is {row.arrival_time_ns}, before the beginning of the recording"
+    if row.input_tok_ids is not None and len(row.input_tok_ids) != row.input_toks:
+        return f"input_toks is {row.input_toks}, but there are {len(row.input_tok_ids)} input_tok_ids"
+    return None

@@ -1,0 +1,147 @@
+"""The step as a tree of sections: parts add up, remainders are named, clocks are not mistaken for the device's."""
+
+from collections.abc import Iterable
+
+import builders
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchctl.analysis.attribution.sections import Breakdown, tally_steps
+from benchctl.analysis.attribution.sections import break_down as break_down_tallies
+from benchctl.records.directory import load_results
+from benchctl.records.run import SECTION_PARENT, Clock, StepRecord
+from benchctl.records.step_columns import columns_from
+
+
+def step(dur_ns: int, sections_ns: dict[str, int], *, clock: Clock = "host", is_warmup: bool = False) -> StepRecord:
+    return StepRecord(
+        step=1,
+        start_ns=0,
+        dur_ns=dur_ns,
+        clock=clock,
+        phase="decode",
+        is_warmup=is_warmup,
+        num_seqs=4,
+        sections_ns=sections_ns,
+    )
+
+
+def break_down(steps: Iterable[StepRecord]) -> Breakdown | None:
+    return break_down_tallies([tally_steps(columns_from(steps))])
+
+
+def test_sections_per_step_add_up_to_the_step_and_remainders_are_named():
+    breakdown = break_down(
+        [
+            step(100, {"model_forward": 60, "sampler_total": 30, "pre_lvm": 5, "lvm_apply_outer": 20}),
+            step(80, {"model_forward": 60, "sampler_total": 10, "sample": 10}),
+        ]
+    )
+    assert breakdown is not None
+    assert breakdown.step.mean_ns == 90
+    assert breakdown.leaf_means_ns() == {
+        "model_forward": 60.0,
+        "pre_lvm": 2.5,
+        "lvm_apply_outer": 10.0,
+        "sample": 5.0,
+        "sampler_total (unnamed)": 2.5,
+        "step (unnamed)": 10.0,
+    }
+    assert sum(breakdown.leaf_means_ns().values()) == breakdown.step.mean_ns
+
+
+def test_the_mean_over_records_that_have_a_section_stands_beside_the_mean_over_all_steps():
+    breakdown = break_down([step(10, {"sampler_total": 8, "lvm_forward": 6}), step(4, {"sampler_total": 2})])
+    assert breakdown is not None
+    forward = breakdown.section("lvm_forward")
+    assert forward is not None
+    assert (forward.mean_ns, forward.record_mean_ns, forward.num_records) == (3.0, 6.0, 1)
+
+
+def test_a_parent_that_the_log_leaves_out_is_the_sum_of_its_children():
+    breakdown = break_down([step(10, {"lvm_build_pending": 3, "lvm_forward": 4})])
+    assert breakdown is not None
+    outer, total = breakdown.section("lvm_apply_outer"), breakdown.section("sampler_total")
+    assert outer is not None
+    assert total is not None
+    assert (outer.total_ns, total.total_ns) == (7, 7)
+    assert [(depth, section.name) for depth, section in breakdown.step.walk()] == [
+        (0, "step"),
+        (1, "sampler_total"),
+        (2, "lvm_apply_outer"),
+        (3, "lvm_build_pending"),
+        (3, "lvm_forward"),
+        (3, "lvm_apply_outer (unnamed)"),
+        (2, "sampler_total (unnamed)"),
+        (1, "step (unnamed)"),
+    ]
+
+
+def test_warm_up_steps_do_not_count():
+    breakdown = break_down([step(1_000, {"value_model_load": 900}, is_warmup=True), step(10, {"model_forward": 9})])
+    assert breakdown is not None
+    assert breakdown.num_steps == 1
+    assert breakdown.step.mean_ns == 10
+    assert breakdown.section("value_model_load") is None
+
+
+def test_there_is_no_breakdown_without_measured_steps():
+    assert break_down([]) is None
+    assert break_down([step(10, {}, is_warmup=True)]) is None
+
+
+def test_a_step_without_sections_is_a_breakdown_of_one_leaf():
+    breakdown = break_down([step(10, {})])
+    assert breakdown is not None
+    assert breakdown.leaf_means_ns() == {"step": 10.0}
+    assert breakdown.step.children == ()
+
+
+def test_a_section_with_unknown_parent_stands_outside_the_tree():
+    breakdown = break_down([step(10, {"model_forward": 8, "logprob": 1})])
+    assert breakdown is not None
+    assert [section.name for section in breakdown.unplaced] == ["logprob"]
+    assert breakdown.section("logprob") is breakdown.unplaced[0]
+    assert sum(breakdown.leaf_means_ns().values()) == 10
+
+
+@pytest.mark.parametrize(
+    ("clock", "words"),
+    [("host", "no section is GPU time"), ("device", "device time"), ("virtual", "virtual time of the simulator")],
+)
+def test_the_clock_says_what_the_times_are(clock, words):
+    breakdown = break_down([step(10, {"model_forward": 8}, clock=clock)])
+    assert breakdown is not None
+    assert words in breakdown.clock_note
+
+
+def test_steps_of_several_runs_are_pooled(tmp_path):
+    builders.write_results(
+        tmp_path, block_factors=({"baseline": 1.0, "guided": 1.0}, {"baseline": 3.0, "guided": 1.0})
+    )
+    runs = [run for run in load_results(tmp_path).runs if run.record.variant == "baseline"]
+    breakdown = break_down_tallies(tally_steps(run.columns) for run in runs)
+    assert breakdown is not None
+    assert breakdown.num_steps == 16
+    assert breakdown.step.mean_ns == 2 * builders.STEP_NS
+
+
+sections = st.dictionaries(st.sampled_from([*SECTION_PARENT, "unheard_of"]), st.integers(0, 10**9))
+
+
+def test_a_section_that_is_called_like_the_step_does_not_pass_for_it():
+    breakdown = break_down([step(10, {"step": 4, "model_forward": 9})])
+    assert breakdown is not None
+    assert breakdown.step.mean_ns == 10
+
+
+@given(st.lists(st.builds(step, st.integers(1, 10**9), sections), min_size=1, max_size=8))
+def test_every_parent_is_exactly_the_sum_of_its_children(steps):
+    breakdown = break_down(steps)
+    assert breakdown is not None
+    for _, section in breakdown.step.walk():
+        if section.children:
+            assert section.total_ns == sum(child.total_ns for child in section.children)
+            assert section.children[-1].is_unnamed
+    assert sum(leaf.total_ns for leaf in breakdown.step.leaves()) == sum(s.dur_ns for s in steps)

@@ -1,0 +1,380 @@
+"""Where the time went, on result directories of known content."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from builders import (
+    STEP_NS,
+    T0_NS,
+    edit_manifest,
+    edit_requests,
+    edit_run,
+    edit_steps,
+    set_positions,
+    share_request_set,
+    write_results,
+)
+from exactness import assert_exact
+
+from benchctl.analysis.attribution.decomposition import Decomposition
+from benchctl.analysis.attribution.text import batch_line, latency_line, sentence, wall_line
+from benchctl.analysis.compare.compare import CompareOptions, compare_sides, parse_side
+from benchctl.analysis.compare.result import CellComparison
+from benchctl.analysis.statistics.block_ratio import Estimator
+from benchctl.records.directory import ResultDirectory
+from benchctl.records.run import RequestRecord, StepRecord
+
+TRUTH = 15.5 / 10
+STEADY = ({"baseline": 1.0, "guided": 1.0},) * 6
+SHAKEN = tuple({"baseline": 1 + 0.02 * (i % 3), "guided": 1.01 + 0.015 * (i % 4)} for i in range(6))
+EXAMPLE = Path(__file__).parent.parent.parent.parent / "results" / "example"
+
+
+def cell_of(a: str, b: str, estimator: Estimator = "mean") -> CellComparison:
+    return compare_sides(parse_side(a), parse_side(b), CompareOptions(estimator=estimator)).cells[0]
+
+
+def decomposed(a: str, b: str) -> Decomposition:
+    found = cell_of(a, b).decomposition
+    assert found is not None
+    assert_exact(found)
+    return found
+
+
+def within(results: ResultDirectory) -> Decomposition:
+    return decomposed(f"{results.path}:baseline", f"{results.path}:guided")
+
+
+def ratios(found: Decomposition) -> dict[str, float]:
+    return {factor.name: factor.ratio for factor in found.wall.factors}
+
+
+def natural(path: Path, **options: Any) -> ResultDirectory:
+    """A directory whose answers end by themselves, ``options`` as in ``write_results``."""
+    results = write_results(path, **options)
+    edit_manifest(results, stop="natural")
+    return results
+
+
+def test_slower_steps_are_the_whole_difference_and_the_sections_say_which(tmp_path: Path) -> None:
+    found = within(write_results(tmp_path / "r", block_factors=STEADY))
+    assert ratios(found) == pytest.approx({"steps": 1, "time per step": TRUTH, "remainder": 1})
+    assert found.wall.b_s - found.wall.a_s == pytest.approx(8 * 5.5e-3)
+    assert found.sections is not None
+    added = {section.name: section.added_s for section in found.sections.sections if section.added_s}
+    assert added == pytest.approx({"lvm_build_pending": 1e-3, "lvm_forward": 4e-3, "lvm_apply_guidance": 0.5e-3})
+    assert sentence(found).startswith(
+        "time per step carries 100 % of the +55%: 73 % of it lvm_forward; the roofline floor of its FLOPs and bytes"
+    )
+
+
+def test_time_that_no_section_names_stays_visible(tmp_path: Path) -> None:
+    results = write_results(tmp_path / "r", block_factors=STEADY)
+    for planned in results.plan().runs:
+        if planned.variant == "guided":
+            edit_steps(
+                results, planned.run_id, lambda step: msgspec.structs.replace(step, dur_ns=step.dur_ns + 2_000_000)
+            )
+    found = within(results)
+    assert found.sections is not None
+    unnamed = next(section for section in found.sections.sections if section.name == "step (unnamed)")
+    assert (unnamed.a_s, unnamed.b_s) == pytest.approx((0, 2e-3))
+
+
+def test_a_section_that_only_one_side_divides_is_divided_on_both(tmp_path: Path) -> None:
+    results = write_results(tmp_path / "r", block_factors=STEADY)
+
+    def whole_sampler(step: StepRecord) -> StepRecord:
+        kept = {name: step.sections_ns[name] for name in ("model_forward", "sampler_total")}
+        return msgspec.structs.replace(step, sections_ns=kept)
+
+    for planned in results.plan().runs:
+        if planned.variant == "baseline":
+            edit_steps(results, planned.run_id, whole_sampler)
+    found = within(results)
+    assert found.sections is not None
+    names = [section.name for section in found.sections.sections]
+    assert len(names) == len(set(names))
+    assert "sampler_total" not in names
+    undivided = next(section for section in found.sections.sections if section.name == "sampler_total (unnamed)")
+    assert undivided.a_s == pytest.approx(0.2e-3)
+
+
+def test_the_clock_of_the_sections_is_named(tmp_path: Path) -> None:
+    found = within(write_results(tmp_path / "r", block_factors=STEADY))
+    assert found.sections is not None
+    assert found.sections.clock_note.startswith("host time, so a section may hold waiting")
+
+
+def test_fewer_tokens_at_the_same_pace_are_told_from_faster_steps(tmp_path: Path) -> None:
+    long = natural(tmp_path / "long", block_factors=SHAKEN, output_tokens=8)
+    short = natural(tmp_path / "short", block_factors=SHAKEN, output_tokens=6)
+    share_request_set(short, long)
+    found = decomposed(f"{long.path}:baseline", f"{short.path}:baseline")
+    assert ratios(found) == pytest.approx(
+        {"output tokens": 6 / 8, "steps per token": 1, "time per step": 1, "remainder": 1}
+    )
+    assert sentence(found) == "output tokens carries 100 % of the -25%"
+
+
+def test_fewer_tokens_and_slower_steps_are_told_apart(tmp_path: Path) -> None:
+    long = natural(tmp_path / "long", block_factors=STEADY, output_tokens=8)
+    short = natural(tmp_path / "short", block_factors=({"baseline": 4 / 3},) * 6, cells=(), output_tokens=6)
+    share_request_set(short, long)
+    found = decomposed(f"{long.path}:baseline", f"{short.path}:baseline")
+    assert ratios(found) == pytest.approx(
+        {"output tokens": 6 / 8, "steps per token": 1, "time per step": 4 / 3, "remainder": 1}
+    )
+    text = sentence(found)
+    assert "time per step +33%" in text
+    assert "output tokens -25%" in text
+    assert found.latency is not None
+    ttft, tokens, time_each = (part.added_s for part in found.latency.parts)
+    assert ttft == pytest.approx(STEP_NS / 3e9)
+    assert tokens == pytest.approx(-2 * STEP_NS / 1e9 * (1 + 4 / 3) / 2)
+    assert time_each == pytest.approx(STEP_NS / 3e9 * (7 + 5) / 2)
+
+
+def test_steps_that_yield_two_tokens_are_fewer_steps_per_token(tmp_path: Path) -> None:
+    """Speculation: as many tokens in half of the steps, each of them slower."""
+    plain = natural(tmp_path / "plain", block_factors=STEADY, output_tokens=8)
+    fast = natural(tmp_path / "fast", block_factors=({"baseline": 1.25, "guided": 1.25},) * 6, output_tokens=4)
+
+    share_request_set(fast, plain)
+
+    def twice(request: RequestRecord) -> RequestRecord:
+        choices = tuple(
+            msgspec.structs.replace(choice, chunk_tokens=(2,) * 4, output_tokens=8) for choice in request.choices
+        )
+        return msgspec.structs.replace(request, choices=choices, completion_tokens=16)
+
+    for planned in fast.plan().runs:
+        edit_requests(fast, planned.run_id, twice)
+        edit_steps(
+            fast, planned.run_id, lambda step: msgspec.structs.replace(step, output_tokens=2 * step.num_seqs)
+        )
+    found = decomposed(f"{plain.path}:baseline", f"{fast.path}:baseline")
+    assert ratios(found) == pytest.approx(
+        {"output tokens": 1, "steps per token": 0.5, "time per step": 1.25, "remainder": 1}
+    )
+    assert sentence(found).startswith("steps per token -50% and time per step +25% make -37%")
+
+
+def test_time_in_which_no_step_ran_is_the_remainder(tmp_path: Path) -> None:
+    results = write_results(tmp_path / "r", block_factors=STEADY)
+    for planned in results.plan().runs:
+        if planned.variant == "guided":
+            times = results.run(planned.run_id).read().times
+            late = msgspec.structs.replace(times, last_token_ns=(times.last_token_ns or 0) + 40_000_000)
+            edit_run(results, planned.run_id, times=late)
+    found = within(results)
+    assert ratios(found)["remainder"] == pytest.approx((8 * 15.5 + 40) / (8 * 15.5))
+    assert found.wall.phases is not None
+    assert {part.name: part.added_s for part in found.wall.phases.parts} == pytest.approx(
+        {"prefill steps": 5.5e-3, "decode steps": 7 * 5.5e-3, "no step": 40e-3}
+    )
+
+
+def shaken(path: Path, positions: tuple[int, int] | None) -> ResultDirectory:
+    """Blocks that differ; ``positions`` are those of baseline and guided in every other one."""
+    results = write_results(path, block_factors=SHAKEN)
+    odd_blocks = positions or (0, 1)
+    set_positions(
+        results,
+        {
+            run.run_id: int(odd_blocks[run.variant == "guided"] if run.block % 2 else run.variant == "guided")
+            for run in results.plan().runs
+        },
+    )
+    return results
+
+
+@pytest.mark.parametrize("positions", [None, (1, 0)])
+def test_the_whole_is_what_the_table_says_and_its_factors_multiply_also_where_blocks_count_unequally(
+    tmp_path: Path, positions: tuple[int, int] | None
+) -> None:
+    results = shaken(tmp_path / "r", positions)
+    cell = cell_of(f"{results.path}:baseline", f"{results.path}:guided", "robust")
+    found = cell.decomposition
+    assert found is not None
+    assert_exact(found)
+    wall = next(metric.estimate for metric in cell.metrics if metric.metric.name == "wall_s")
+    assert wall is not None
+    assert wall.method == "robust"
+    assert found.wall.total.log_ratio == pytest.approx(wall.log_ratio, abs=1e-9)
+    assert found.wall.total.log_interval == pytest.approx(wall.log_interval, abs=1e-6)
+
+
+@pytest.mark.parametrize("positions", [None, (0, 1), (1, 0)])
+def test_the_whole_is_what_the_table_says_also_where_the_order_in_the_blocks_is_taken_out(
+    tmp_path: Path, positions: tuple[int, int] | None
+) -> None:
+    results = shaken(tmp_path / "r", positions)
+    cell = cell_of(f"{results.path}:baseline", f"{results.path}:guided")
+    found = cell.decomposition
+    assert found is not None
+    assert_exact(found)
+    estimates = {metric.metric.name: metric.estimate for metric in cell.metrics}
+    step = next(factor for factor in found.wall.factors if factor.name == "time per step")
+    for name, ours in (("wall_s", found.wall.total), ("step_ms", step.estimate)):
+        theirs = estimates[name]
+        assert theirs is not None
+        assert ours.log_ratio == pytest.approx(theirs.log_ratio, abs=1e-9)
+        assert ours.log_interval == pytest.approx(theirs.log_interval, abs=1e-6)
+    taken_out = positions == (1, 0)
+    assert (found.wall.total.position_effect is not None) == taken_out
+
+
+def test_swapping_the_sides_turns_every_part_around(tmp_path: Path) -> None:
+    path = write_results(tmp_path / "r", block_factors=SHAKEN).path
+    forth = decomposed(f"{path}:baseline", f"{path}:guided")
+    back = decomposed(f"{path}:guided", f"{path}:baseline")
+    for name, ratio in ratios(forth).items():
+        assert ratio * ratios(back)[name] == pytest.approx(1)
+    assert forth.sections is not None
+    assert back.sections is not None
+    turned = {section.name: -section.added_s for section in back.sections.sections}
+    assert {section.name: section.added_s for section in forth.sections.sections} == pytest.approx(turned)
+
+
+def test_sides_without_common_blocks_multiply_and_add_up_too(tmp_path: Path) -> None:
+    path = write_results(tmp_path / "r", block_factors=SHAKEN).path
+    other = write_results(tmp_path / "other", block_factors=SHAKEN[:4])
+    cell = cell_of(f"{path}:baseline", f"{other.path}:guided")
+    found = cell.decomposition
+    assert found is not None
+    assert_exact(found)
+    wall = next(metric for metric in cell.metrics if metric.metric.name == "wall_s")
+    assert not found.wall.total.is_paired
+    assert found.wall.total.ratio == pytest.approx((wall.b or 0) / (wall.a or 1))
+    assert found.wall.total.log_interval is not None
+
+
+def test_scatter_alone_names_no_factor(tmp_path: Path) -> None:
+    alike = tuple({"baseline": 1 + 0.05 * (i % 2), "guided": (1 + 0.05 * (i % 3)) / TRUTH} for i in range(6))
+    found = within(write_results(tmp_path / "r", block_factors=alike))
+    assert sentence(found).startswith("no factor can be told from 1 (")
+
+
+def test_one_block_tells_nothing_from_nothing(tmp_path: Path) -> None:
+    found = within(write_results(tmp_path / "r", block_factors=STEADY[:1]))
+    assert sentence(found) == "the wall time changes by +55% in one block, which tells no factor from 1"
+    assert wall_line(found) == "wall x1.550 = steps x1.000 * time per step x1.550 * remainder x1.000"
+
+
+def test_a_directory_against_itself_has_no_difference_to_divide(tmp_path: Path) -> None:
+    path = write_results(tmp_path / "r", block_factors=SHAKEN).path
+    found = decomposed(f"{path}:baseline", f"{path}:baseline")
+    assert all(factor.added_s == 0 for factor in found.wall.factors)
+    assert sentence(found) == "no factor can be told from 1 (+0.00% in all)"
+
+
+def test_without_a_step_log_the_tokens_are_what_is_left_to_divide_by(tmp_path: Path) -> None:
+    results = write_results(tmp_path / "r", block_factors=SHAKEN)
+    for planned in results.plan().runs:
+        (results.run(planned.run_id).path / "steps.jsonl").unlink()
+    found = within(results)
+    assert set(ratios(found)) == {"output tokens", "time per token"}
+    assert (found.sections, found.batches, found.work) == (None, None, None)
+    assert found.work_missing == "there is no step log"
+    assert found.latency is not None
+    assert batch_line(found) is None
+
+
+def test_latency_is_unknown_where_nobody_counted_the_tokens(tmp_path: Path) -> None:
+    results = write_results(tmp_path / "r", block_factors=STEADY)
+
+    def uncounted(request: RequestRecord) -> RequestRecord:
+        choices = tuple(
+            msgspec.structs.replace(choice, chunk_tokens=None, output_tokens=None) for choice in request.choices
+        )
+        return msgspec.structs.replace(request, choices=choices, completion_tokens=None)
+
+    edit_requests(results, "000-b0-baseline", uncounted)
+    found = within(results)
+    assert found.latency is None
+    assert latency_line(found) is None
+
+
+def test_a_request_of_one_token_is_all_time_to_first_token(tmp_path: Path) -> None:
+    path = write_results(tmp_path / "r", block_factors=STEADY, output_tokens=1).path
+    found = decomposed(f"{path}:baseline", f"{path}:guided")
+    assert found.latency is not None
+    assert [part.added_s for part in found.latency.parts] == pytest.approx([5.5e-3, 0, 0])
+
+
+def test_the_parts_of_the_latency_are_those_of_requests_that_completed_on_both_sides(tmp_path: Path) -> None:
+    results = write_results(tmp_path / "r", block_factors=STEADY)
+
+    def without_first(request: RequestRecord) -> RequestRecord | None:
+        return None if request.index == 0 else request
+
+    edit_requests(results, "001-b0-guided-top_k5", without_first)
+    found = cell_of(f"{results.path}:baseline", f"{results.path}:guided").decomposition
+    assert found is not None
+    assert found.latency is not None
+    assert found.latency.num_requests == 3
+    assert_exact(found)
+
+
+def test_more_batches_of_a_slow_kind_are_told_from_slower_batches(tmp_path: Path) -> None:
+    """Baseline: batches of 8 in 10 ms. Other: half of them of 4 in 6 ms, the others as before."""
+    results = write_results(tmp_path / "r", block_factors=STEADY, cells=())
+    other = write_results(tmp_path / "other", block_factors=STEADY, cells=())
+
+    def smaller(step: StepRecord) -> StepRecord:
+        if step.step % 2:
+            return step
+        return msgspec.structs.replace(step, num_seqs=4, dur_ns=6_000_000, sections_ns={})
+
+    for planned in other.plan().runs:
+        edit_steps(other, planned.run_id, smaller)
+    found = decomposed(f"{results.path}:baseline", f"{other.path}:baseline")
+    assert found.batches is not None
+    assert found.batches.whole.added_s == pytest.approx(-2e-3)
+    assert found.batches.batches.added_s == pytest.approx(-2e-3)
+    assert found.batches.same_batch.added_s == pytest.approx(0, abs=1e-12)
+    four = next(bin_ for bin_ in found.batches.bins if bin_.label == "decode of 4")
+    assert (four.is_one_sided, four.a_step_s, four.b_share) == (True, None, pytest.approx(0.5))
+    assert (batch_line(found) or "").endswith("on one side only: decode of 4")
+
+
+def test_many_sizes_of_batches_are_put_together_in_powers_of_two(tmp_path: Path) -> None:
+    results = write_results(tmp_path / "r", block_factors=STEADY, output_tokens=40)
+    for planned in results.plan().runs:
+        edit_steps(results, planned.run_id, lambda step: msgspec.structs.replace(step, num_seqs=step.step % 20))
+    found = within(results)
+    assert found.batches is not None
+    assert [bin_.label for bin_ in found.batches.bins] == [
+        "prefill",
+        "decode of at most 1",
+        "decode of 2",
+        "decode of 3 to 4",
+        "decode of 5 to 8",
+        "decode of 9 to 16",
+        "decode of 17 to 32",
+    ]
+
+
+def test_the_committed_example_is_exact() -> None:
+    found = decomposed(f"{EXAMPLE}:baseline", f"{EXAMPLE}:guided")
+    assert math.isclose(math.prod(ratios(found).values()), found.wall.total.ratio, rel_tol=1e-9)
+    assert sentence(found).startswith(
+        "time per step carries 104 % of the +365%: 59 % of the step's difference lvm_forward"
+    )
+
+
+def test_a_cell_without_any_wall_time_has_the_parts_of_its_steps_alone(tmp_path: Path) -> None:
+    results = write_results(tmp_path / "r", block_factors=STEADY)
+    for planned in results.plan().runs:
+        times = results.run(planned.run_id).read().times
+        nowhere = msgspec.structs.replace(times, first_send_ns=T0_NS, last_token_ns=T0_NS)
+        edit_run(results, planned.run_id, times=nowhere)
+    found = cell_of(f"{results.path}:baseline", f"{results.path}:guided").decomposition
+    assert found is not None
+    assert (found.wall, found.latency) == (None, None)
+    assert found.sections is not None
+    assert sentence(found).startswith("the wall time is unknown, because the client's times do not count")

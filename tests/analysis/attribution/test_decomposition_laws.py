@@ -1,0 +1,197 @@
+"""Laws of the parts of a difference, and of the model of a step's work, whatever the numbers are."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pytest
+from exactness import assert_adds_up
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import ttest_ind
+from simulated import FILTERED, NEUTRAL, VALUE_MODEL, request_of, run
+
+from benchctl.analysis.attribution.estimate import Facing, estimate_terms, levels
+from benchctl.analysis.attribution.factors import logarithmic_mean
+from benchctl.analysis.attribution.latency import split_latency
+from benchctl.analysis.attribution.roofline import Floor, WorkModel, floor_of
+from benchctl.analysis.attribution.run_time import Latency, RunAnatomy, SizedSteps, SizeKey
+from benchctl.analysis.attribution.steps import split_batches
+from benchctl.costs.hardware import hardware_for
+from benchctl.costs.shapes import shape_for
+from benchctl.records.step_columns import columns_from
+
+WORK = WorkModel(
+    base=shape_for("qwen2.5-7b"), value=shape_for(VALUE_MODEL).as_value_model(), hardware=hardware_for("h100-sxm")
+)
+numbers = st.floats(-1e3, 1e3)
+times_s = st.floats(1e-4, 1e3)
+runs_of_three = st.tuples(numbers, numbers, numbers)
+paired_runs = st.integers(1, 9).flatmap(
+    lambda n: st.tuples(*(st.lists(runs_of_three, min_size=n, max_size=n) for _ in range(2)))
+)
+unpaired_runs = st.tuples(*(st.lists(runs_of_three, min_size=1, max_size=6) for _ in range(2)))
+sizes = st.dictionaries(
+    st.tuples(st.sampled_from(["prefill", "mixed", "decode"]), st.integers(0, 40)),
+    st.tuples(st.integers(1, 50), times_s),
+    min_size=1,
+    max_size=8,
+)
+latencies = st.dictionaries(
+    st.sampled_from([f"r{i}" for i in range(6)]),
+    st.builds(
+        lambda ttft, tokens, each: Latency(ttft, tokens * each, float(tokens)), times_s, st.integers(0, 50), times_s
+    ),
+    min_size=1,
+)
+
+
+def anatomy(
+    *, sizes: dict[SizeKey, tuple[int, float]] | None = None, latencies: dict[str, Latency] | None = None
+) -> RunAnatomy:
+    steps = {key: SizedSteps(*value) for key, value in (sizes or {}).items()}
+    return RunAnatomy(
+        run_id="r",
+        wall_s=1.0,
+        output_tokens=1,
+        num_steps=sum(step.num_steps for step in steps.values()),
+        step_s=math.fsum(step.total_s for step in steps.values()),
+        phase_s={},
+        sizes=steps,
+        breakdown=None,
+        latencies=latencies,
+        floor="not asked for",
+    )
+
+
+def facing_of(a: Sequence[Any], b: Sequence[Any]) -> Facing:
+    return Facing(is_paired=len(a) == len(b))
+
+
+@settings(deadline=None)
+@given(st.one_of(paired_runs, unpaired_runs), st.lists(st.integers(-3, 3), min_size=9, max_size=9))
+def test_parts_that_add_up_in_every_run_add_up_over_the_blocks(sides: Any, places: list[int]) -> None:
+    a, b = sides
+    is_paired = len(a) == len(b)
+    facing = Facing(is_paired=is_paired, positions=tuple(places[: len(a)]) if is_paired else None)
+    whole, *parts = levels(("whole", "x", "y", "z"), a, b, lambda run: (math.fsum(run), *run), facing)
+    assert whole.a_s is not None
+    assert whole.b_s is not None
+    assert math.fsum(part.added_s for part in parts) == pytest.approx(whole.added_s, abs=1e-9)
+    assert math.fsum(part.a_s or 0.0 for part in parts) == pytest.approx(whole.a_s, abs=1e-9)
+    assert whole.b_s - whole.a_s == pytest.approx(whole.added_s, abs=1e-9)
+
+
+@pytest.mark.parametrize("is_swapped", [False, True])
+def test_what_one_side_does_not_have_takes_no_time_there_whatever_the_places_say(is_swapped: bool) -> None:
+    without, having = [(3.0, 0.0), (3.1, 0.0), (3.3, 0.0)] * 3, [(3.0, 1.0), (3.2, 1.2), (3.1, 1.1)] * 3
+    a, b = (having, without) if is_swapped else (without, having)
+    positions = (1, -1, 1, 1, -1, -1, 1, -1, 1)
+    facing = Facing(is_paired=True, positions=positions, position_information=4.5)
+    _, part = levels(("both have", "one has"), a, b, lambda run: run, facing)
+    assert (part.b_s if is_swapped else part.a_s) == 0
+    assert abs(part.added_s) == pytest.approx(1.1, abs=0.05)
+
+
+@settings(deadline=None)
+@given(unpaired_runs)
+def test_all_pairs_give_the_difference_of_the_means(sides: Any) -> None:
+    a, b = sides
+    (found,) = estimate_terms(a, b, lambda x, y: [y[0] - x[0]], Facing(is_paired=False))
+    means = [math.fsum(run[0] for run in side) / len(side) for side in (a, b)]
+    assert found.log_ratio == pytest.approx(means[1] - means[0], abs=1e-9)
+    assert (found.log_interval is None) == (min(len(a), len(b)) < 2)
+
+
+def test_all_pairs_give_the_interval_of_welch() -> None:
+    a, b = [1.0, 1.2, 0.9, 1.1], [2.0, 2.3, 1.8]
+    (found,) = estimate_terms(a, b, lambda x, y: [y - x], Facing(is_paired=False))
+    welch = ttest_ind(b, a, equal_var=False).confidence_interval(0.95)
+    assert found.log_interval == pytest.approx((welch.low, welch.high))
+
+
+@settings(deadline=None)
+@given(times_s, times_s)
+def test_shares_of_the_logarithm_add_up_to_the_difference(a: float, b: float) -> None:
+    mean = logarithmic_mean(a, b)
+    assert mean * (math.log(b) - math.log(a)) == pytest.approx(b - a, abs=1e-9 * (a + b))
+    assert min(a, b) * (1 - 1e-9) <= mean <= max(a, b) * (1 + 1e-9)
+
+
+@settings(deadline=None)
+@given(st.lists(sizes, min_size=4, max_size=5))
+def test_batches_and_their_times_make_the_difference_of_the_steps(given_sizes: Any) -> None:
+    a, b = ([anatomy(sizes=one) for one in side] for side in (given_sizes[:2], given_sizes[2:]))
+    found = split_batches(a, b, facing_of(a, b))
+    assert_adds_up(found.whole, (found.batches, found.same_batch))
+    assert math.fsum(b.a_share for b in found.bins) == pytest.approx(1)
+
+
+@settings(deadline=None)
+@given(sizes)
+def test_the_same_batches_at_other_times_are_no_difference_of_batches(given_sizes: Any) -> None:
+    slower = {key: (count, 2 * total_s) for key, (count, total_s) in given_sizes.items()}
+    found = split_batches([anatomy(sizes=given_sizes)], [anatomy(sizes=slower)], Facing(is_paired=True))
+    assert found.batches.added_s == pytest.approx(0, abs=1e-12)
+    assert found.same_batch.added_s == pytest.approx(found.whole.added_s)
+
+
+@settings(deadline=None)
+@given(latencies, latencies)
+def test_first_token_tokens_and_time_per_token_make_the_difference_of_the_latency(a: Any, b: Any) -> None:
+    found = split_latency([anatomy(latencies=a)], [anatomy(latencies=b)], Facing(is_paired=True))
+    if not a.keys() & b.keys():
+        assert found is None
+        return
+    assert found is not None
+    assert_adds_up(found.whole, found.parts)
+    shared = a.keys() & b.keys()
+    measured = [math.fsum(side[name].ttft_s + side[name].span_s for name in shared) for side in (a, b)]
+    assert found.whole.added_s == pytest.approx((measured[1] - measured[0]) / len(shared), abs=1e-8)
+
+
+def test_more_tokens_at_the_same_pace_are_a_difference_of_tokens_alone() -> None:
+    a, b = {"r0": Latency(1.0, 0.0, 0.0)}, {"r0": Latency(1.5, 6.0, 3.0)}
+    found = split_latency([anatomy(latencies=a)], [anatomy(latencies=b)], Facing(is_paired=True))
+    assert found is not None
+    assert [part.added_s for part in found.parts] == pytest.approx([0.5, 6.0, 0.0])
+
+
+@pytest.mark.parametrize("num_requests", [1, 8, 48])
+def test_the_floor_of_a_step_is_the_time_of_an_engine_that_is_nothing_but_a_roofline(num_requests: int) -> None:
+    """The simulator's ideal engine knows every sequence, the floor only what a step log counts."""
+    simulation = run(
+        [
+            request_of(f"r{i}", prompt_tokens=100 + 20 * i, max_tokens=30, sampling=FILTERED, guidance=NEUTRAL)
+            for i in range(num_requests)
+        ],
+        model="qwen2.5-7b",
+        value_model=VALUE_MODEL,
+        hardware="h100-sxm",
+        cost_model="roofline",
+        noise="none",
+    )
+    steps = simulation.measured_steps()
+    floor = floor_of(columns_from(steps), WORK)
+    assert isinstance(floor, Floor)
+    for name, ours_s in (("model_forward", floor.base_s), ("lvm_forward", floor.value_s)):
+        simulated_s = sum(step.sections_ns.get(name, 0) for step in steps) / len(steps) / 1e9
+        assert ours_s == pytest.approx(simulated_s, rel=0.01)
+        assert ours_s > 0
+    assert 0 <= floor.compute_frac <= 1
+
+
+@pytest.mark.parametrize(
+    ("left_out", "reason"),
+    [
+        ("context_tokens", "the step log does not count context_tokens in every step"),
+        ("candidates", "the step log does not count candidates in every step"),
+        ("output_tokens", None),
+    ],
+)
+def test_what_the_step_log_does_not_count_has_no_floor(left_out: str, reason: str | None) -> None:
+    simulation = run([request_of("r0", sampling=FILTERED, guidance=NEUTRAL)], value_model=VALUE_MODEL, noise="none")
+    steps = [msgspec.structs.replace(step, **{left_out: None}) for step in simulation.steps]
+    found = floor_of(columns_from(steps), WORK)
+    assert found == reason if reason else isinstance(found, Floor)

@@ -1,0 +1,112 @@
+"""The prices on a ladder of controls: differences of neighbours, paired by block, which add up."""
+
+import json
+import math
+
+import pytest
+from builders import edit_run
+
+from benchctl.analysis.analyzed import read_results
+from benchctl.analysis.attribution.factors import logarithmic_mean
+from benchctl.analysis.compare.compare import CompareOptions, Side, compare_sides
+from benchctl.analysis.experiment.ladder import what_differs
+from benchctl.measure.experiment import Listener, Origin, create_experiment, run_experiment
+from benchctl.profile.load import load_profile
+from benchctl.profile.planning.plan import variant_settings
+from benchctl.records.directory import ResultDirectory
+from benchctl.report.export import write_report
+from benchctl.report.text.ladder_table import ladder_table
+from benchctl.workload.prepare import prepare_requests
+
+QUICK = (
+    "engine.options.time_scale=200.0",
+    "workload.num_prompts=2",
+    "workload.samples_per_prompt=2",
+    "workload.output_len=8",
+    "telemetry.host_hz=0",
+)
+
+
+@pytest.fixture(name="path", scope="module")
+def _path(tmp_path_factory):
+    """Two blocks of the profile ``controls`` over two value models, measured on the simulator."""
+    sweep = "sweep.value_model=[qwen2.5-0.5b, qwen2.5-1.5b]"
+    profile = load_profile("controls", overrides=(*QUICK, sweep), blocks=2)
+    prepared = prepare_requests(profile)
+    origin = Origin(output_root=tmp_path_factory.mktemp("ladder"), label=None, argv=("test",))
+    results = create_experiment(profile, prepared, origin)
+    deaf = Listener(
+        run_started=lambda *_: None,
+        request_done=lambda _: None,
+        run_ended=lambda *_: None,
+        server_said=lambda *_: None,
+    )
+    outcome = run_experiment(results, profile, prepared.requests, deaf)
+    assert outcome.num_done == 2 * (1 + 1 + 3 * 2)
+    return results.path
+
+
+def test_prices_add_up_to_the_whole_in_every_cell(path):
+    reading = read_results(path)
+    assert [ladder.label for ladder in reading.ladders] == [
+        "guided value_model=qwen2.5-0.5b",
+        "guided value_model=qwen2.5-1.5b",
+    ]
+    for ladder in reading.ladders:
+        assert ladder.num_blocks == 2
+        for quantity in ("wall_s", "step_ms"):
+            parts = [price.differences[quantity].mean for price in ladder.prices]
+            assert math.isclose(math.fsum(parts), ladder.whole.differences[quantity].mean, rel_tol=1e-9)
+
+
+def test_each_step_is_named_by_what_it_changes_and_stands_in_its_own_cell(path):
+    prices = read_results(path).ladders[1].prices
+    assert [(price.what, price.upper) for price in prices] == [
+        ("flags", "guided-flags"),
+        ("idle code", "guided-idle value_model=qwen2.5-1.5b"),
+        ("sampling + value-model compute", "guided-neutral value_model=qwen2.5-1.5b"),
+        ("changed tokens", "guided value_model=qwen2.5-1.5b"),
+    ]
+    compute = prices[2].differences["step_ms"].mean
+    assert compute > 5 * max(abs(p.differences["step_ms"].mean) for p in prices if p is not prices[2])
+
+
+def test_the_ladder_is_a_table_and_a_part_of_the_summary(path):
+    table = ladder_table(read_results(path))
+    names = list(table.columns[1].cells)
+    assert names == ["flags", "idle code", "sampling + value-model compute", "changed tokens", "all of it"] * 2
+    shares = [cell for cell in table.columns[7].cells if cell.endswith("%")]
+    assert all(-100 <= int(share[:-1]) <= 200 for share in shares)
+    write_report(path)
+    stored = json.loads((path / "summary.json").read_text())["ladders"]
+    assert [ladder["label"] for ladder in stored] == [ladder.label for ladder in read_results(path).ladders]
+
+
+def test_a_block_with_an_unusable_step_takes_no_part(path):
+    results = ResultDirectory(path)
+    flags = next(run.path.name for run in results.runs() if run.path.name.endswith("b1-guided-flags"))
+    edit_run(results, flags, state="suspect")
+    try:
+        assert [ladder.num_blocks for ladder in read_results(path).ladders] == [1, 1]
+        assert read_results(path).ladders[0].whole.differences["wall_s"].half_width is None
+    finally:
+        edit_run(results, flags, state="done")
+
+
+def test_the_whole_of_a_ladder_is_what_compare_shows_of_its_two_ends(path):
+    for ladder in read_results(path).ladders:
+        cell = ladder.label.split("=")[1]
+        sides = Side(path, "baseline"), Side(path, "guided")
+        compared = compare_sides(*sides, CompareOptions(metrics=("step_ms", "wall_s")))
+        (found,) = [found for found in compared.cells if found.label.endswith(cell)]
+        for metric in found.deciding:
+            whole = ladder.whole.differences[metric.metric.name]
+            assert whole.mean == pytest.approx(metric.b - metric.a, rel=1e-12)
+            half = metric.estimate.half_width * logarithmic_mean(metric.a, metric.b)
+            assert whole.half_width == pytest.approx(half, rel=1e-12)
+
+
+def test_neighbours_that_differ_in_nothing_say_so():
+    settings = variant_settings(load_profile("aa"), "again", {})
+    assert what_differs(settings, settings) == "nothing"
+    assert what_differs(None, settings) == "unknown"

@@ -1,0 +1,183 @@
+"""Suspect runs count where somebody says so, and then a comparison never hides that they do."""
+
+import json
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+import typer
+from builders import edit_requests, edit_run, write_results
+from typer.testing import CliRunner
+
+import benchctl.measure
+from benchctl.analysis.analyzed import read_results
+from benchctl.analysis.compare.compare import CompareOptions, compare_sides, parse_side
+from benchctl.analysis.validity.client_guard import CLIENT_DOUBTS
+from benchctl.analysis.validity.severity import DECIDING_WARNINGS
+from benchctl.cli.commands.compare import compare as compare_command
+from benchctl.records.run import RequestError, ResultWarning, RunFailure
+
+SEVEN = ({"baseline": 1.0, "guided": 1.0},) * 7
+GUIDED = "001-b0-guided-top_k5"
+IN_BURSTS = ResultWarning(code="client-bunching", message="tokens came in bursts")
+
+app = typer.Typer()
+app.command()(compare_command)
+
+
+def doubt(code):
+    return ResultWarning(code=code, message=f"{code} it was")
+
+
+def suspect(results, run_id, *codes):
+    edit_run(results, run_id, state="suspect", warnings=(*(doubt(code) for code in codes), IN_BURSTS))
+
+
+def compare(results, **options):
+    sides = [parse_side(f"{results.path}:{variant}") for variant in ("baseline", "guided")]
+    return compare_sides(*sides, CompareOptions(**options))
+
+
+def messages(comparison, code):
+    return [warning.message for warning in comparison.warnings if warning.code == code]
+
+
+@pytest.fixture(name="results")
+def _results(tmp_path):
+    return write_results(tmp_path / "r", block_factors=SEVEN)
+
+
+@pytest.mark.parametrize("code", sorted(DECIDING_WARNINGS - CLIENT_DOUBTS - {"check-failed"}))
+def test_a_suspect_run_counts_if_asked_for_whatever_made_it_suspect(results, code):
+    suspect(results, GUIDED, code)
+    left_out, counted = compare(results), compare(results, allow_suspect=True)
+    assert (left_out.cells[0].num_blocks, counted.cells[0].num_blocks) == (6, 7)
+    assert messages(counted, "excluded-block") == messages(left_out, "suspect-counted") == []
+    assert messages(counted, code) == [f"{code} it was"]
+
+
+@pytest.mark.parametrize("code", sorted(CLIENT_DOUBTS))
+def test_where_the_client_is_in_doubt_its_times_do_not_count_and_those_of_the_server_do(results, code):
+    suspect(results, GUIDED, code)
+    left_out, counted = compare(results), compare(results, allow_suspect=True)
+    blocks = [
+        {metric.metric.name: metric.estimate.num_blocks for metric in found.cells[0].deciding}
+        for found in (left_out, counted)
+    ]
+    assert blocks == [{"step_ms": 7, "wall_s": 6, "tpot_ms": 6}, {"step_ms": 7, "wall_s": 7, "tpot_ms": 7}]
+    (message,) = messages(left_out, "client-times-excluded")
+    assert message.startswith(
+        "guided top_k=5: what the client timed in block 0 does not count, what the server measured"
+    )
+    assert f"the first: {GUIDED}: {code}: {code} it was" in message
+    assert ("lighter load" in message) == (code in {"slots-idle", "send-late", "rate-missed"})
+    assert messages(left_out, "excluded-block") == messages(counted, "client-times-excluded") == []
+
+
+def test_tables_and_comparison_count_the_same_blocks_where_the_client_is_in_doubt(results):
+    suspect(results, GUIDED, "client-late")
+    (row,), compared = read_results(results.path).sweep, compare(results).cells[0]
+    estimates = {metric.metric.name: metric.estimate for metric in compared.metrics}
+    for quantity, name in (("wall", "wall_s"), ("step_ms", "step_ms"), ("tok_per_s", "output_throughput")):
+        assert row.estimates[quantity].num_blocks == estimates[name].num_blocks
+        assert row.estimates[quantity].ratio == estimates[name].ratio
+
+
+def test_suspect_runs_that_count_are_told_side_by_side_with_the_codes_of_their_doubts(results):
+    for run in results.runs():
+        if "baseline" in run.path.name:
+            suspect(results, run.path.name, "send-late", "client-late")
+    suspect(results, GUIDED, "client-cpu")
+    (message,) = messages(compare(results, allow_suspect=True), "suspect-counted")
+    assert message.startswith(
+        "suspect runs are counted, as --allow-suspect asks: 7 of 7 runs of baseline (client-late, send-late) and "
+        "1 of 7 runs of guided (client-cpu); "
+    )
+
+
+def test_a_side_without_suspect_runs_is_not_named(results):
+    suspect(results, GUIDED, "client-cpu")
+    (message,) = messages(compare(results, allow_suspect=True), "suspect-counted")
+    assert "1 of 7 runs of guided (client-cpu)" in message
+    assert "baseline" not in message
+
+
+def test_a_run_that_serves_many_cells_is_counted_once(tmp_path):
+    results = write_results(tmp_path / "r", cells=({"top_k": 2}, {"top_k": 5}))
+    suspect(results, "000-b0-baseline", "client-late")
+    (message,) = messages(compare(results, allow_suspect=True), "suspect-counted")
+    assert "1 of 3 runs of baseline (client-late)" in message
+
+
+@pytest.mark.parametrize(
+    ("warnings", "told"),
+    [((), "no reason recorded"), ((doubt("throttled"), IN_BURSTS), "client-bunching, throttled")],
+)
+def test_a_run_that_is_suspect_for_an_unknown_reason_is_told_with_all_that_is_known(results, warnings, told):
+    edit_run(results, GUIDED, state="suspect", warnings=warnings)
+    assert f"of guided ({told})" in messages(compare(results, allow_suspect=True), "suspect-counted")[0]
+
+
+def test_where_no_run_is_suspect_the_option_changes_nothing(results):
+    assert compare(results, allow_suspect=True) == compare(results)
+
+
+def test_a_run_that_failed_never_counts(results):
+    edit_run(results, GUIDED, state="failed", failure=RunFailure(cause="server-died", message="killed"))
+    counted = compare(results, allow_suspect=True)
+    assert counted.cells[0].num_blocks == 6
+    assert messages(counted, "excluded-block") == [f"block 0 is left out: {GUIDED}: failed (server-died): killed"]
+
+
+def test_failed_requests_of_a_suspect_run_that_counts_must_be_allowed_too(results):
+    suspect(results, GUIDED, "client-late", "failed-requests")
+    gone = RequestError(kind="reset", message="gone")
+    edit_requests(results, GUIDED, lambda r: r if r.index else msgspec.structs.replace(r, error=gone))
+    edit_run(results, GUIDED, num_completed=3, num_failed=1)
+    assert compare(results, allow_suspect=True).verdict == "invalid"
+    both = compare(results, allow_suspect=True, allow_failed=True)
+    assert (both.verdict, both.cells[0].num_blocks) == ("regression", 7)
+
+
+def test_a_failed_check_makes_a_comparison_invalid_also_where_suspect_runs_count(results):
+    edit_requests(results, GUIDED, lambda r: r if r.index else None)
+    suspect(results, GUIDED, "check-failed")
+    assert compare(results, allow_suspect=True).exit_code == 4
+
+
+def test_a_suspect_run_that_cannot_be_read_whole_does_not_count(results):
+    path = results.run(GUIDED).path / "steps.jsonl"
+    path.write_bytes(path.read_bytes()[:-20])
+    suspect(results, GUIDED, "client-late")
+    counted = compare(results, allow_suspect=True)
+    assert counted.cells[0].num_blocks == 6
+    (message,) = messages(counted, "excluded-block")
+    assert "suspect, and cannot be read whole: " in message
+    assert "steps.jsonl:8: the line is cut off" in message
+
+
+def test_table_markdown_and_document_show_that_suspect_runs_count(results):
+    suspect(results, GUIDED, "client-late")
+    sides = (f"{results.path}:baseline", f"{results.path}:guided")
+    forms = [
+        CliRunner().invoke(app, [*sides, "--allow-suspect", *form]) for form in ([], ["--markdown"], ["--json"])
+    ]
+    table, markdown, document = forms
+    assert {form.exit_code for form in forms} == {1}
+    told = "1 of 7 runs of guided (client-late)"
+    assert f"warning: suspect runs are counted, as --allow-suspect asks: {told}" in table.stdout
+    assert f"- warning: suspect runs are counted, as --allow-suspect asks: {told}" in markdown.stdout
+    warnings = {warning["code"]: warning["message"] for warning in json.loads(document.stdout)["warnings"]}
+    assert told in warnings["suspect-counted"]
+    assert warnings["client-late"] == "client-late it was"
+    plain = CliRunner().invoke(app, sides)
+    assert "what the client timed in block 0 does not count, what the server measured does" in plain.stdout
+    assert "client-late: client-late it was" in plain.stdout
+
+
+def test_every_code_with_which_a_measurement_doubts_itself_is_known():
+    room = Path(next(iter(benchctl.measure.__path__)))
+    said = {code for file in room.glob("*.py") for code in re.findall(r'\.doubt\("([\w-]+)"', file.read_text())}
+    assert {"failed-requests", "warmup-failed"} <= said <= DECIDING_WARNINGS
+    assert CLIENT_DOUBTS < DECIDING_WARNINGS

@@ -1,0 +1,186 @@
+"""``benchctl compare`` over result files of other tools, and one side of each."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+from builders import edit_requests, write_results
+from typer.testing import CliRunner
+
+from benchctl.analysis.compare.compare import CompareOptions
+from benchctl.analysis.compare.unpaired import compare_foreign
+from benchctl.analysis.compare.unpaired_sides import name_of_side, runs_of_side
+from benchctl.cli.app import app
+from benchctl.errors import NotComparableError, UsageError
+from benchctl.records.run import RequestError
+
+WRITTEN = Path(__file__).parents[2] / "interop" / "foreign"
+VLLM = json.loads((WRITTEN / "vllm-0.json").read_text())
+
+
+def repeats(directory, factor=1.0, count=4, *, seed=1, **changes):
+    """Repeats of one load; latencies are ``factor`` times the written ones, give or take a part in a thousand."""
+    directory.mkdir(parents=True, exist_ok=True)
+    noise = random.Random(seed)
+    for index in range(count):
+        here = factor * (1 + 0.001 * noise.uniform(-1, 1))
+        scaled = {key: VLLM[key] * here for key in ("mean_ttft_ms", "mean_tpot_ms", "mean_itl_ms", "mean_e2el_ms")}
+        rates = {key: VLLM[key] / here for key in ("request_throughput", "output_throughput")}
+        document = VLLM | scaled | rates | {"duration": VLLM["duration"] * here} | changes
+        (directory / f"run-{changes.get('max_concurrency', 4)}-{index}.json").write_text(json.dumps(document))
+    return directory
+
+
+def call(*arguments):
+    return CliRunner().invoke(app, ["compare", *map(str, arguments)])
+
+
+def document(*arguments):
+    return json.loads(call(*arguments, "--json").stdout)
+
+
+def codes(found):
+    return {warning["code"] for warning in found["warnings"]}
+
+
+def test_a_slower_side_is_a_regression_once_there_are_repeats(tmp_path):
+    a, b = repeats(tmp_path / "a", count=6), repeats(tmp_path / "b", 1.1, count=6, seed=2)
+    found = document(a, b)
+    assert (found["verdict"], found["exit_code"], found["pairing"]) == ("regression", 1, "unpaired")
+    tpot = next(metric for metric in found["metrics"] if metric["name"] == "tpot_ms")
+    assert tpot["ci_low"] < 1.1 < tpot["ci_high"]
+    assert (tpot["blocks"], tpot["role"], found["metrics"][0]["cell"]) == (6, "deciding", "max_concurrency=4")
+    assert "foreign-results" in codes(found)
+
+
+def test_the_same_load_twice_is_equivalent(tmp_path):
+    a, b = repeats(tmp_path / "a", count=6), repeats(tmp_path / "b", count=6, seed=2)
+    assert document(a, b)["verdict"] == "equivalent"
+
+
+def test_two_files_are_a_screening_and_say_so():
+    found = call(WRITTEN / "vllm-0.json", WRITTEN / "vllm-1.json")
+    assert found.exit_code == 3
+    assert "a screening of 1 block gives no verdict" in found.stdout
+    assert "at least 4 on each side are needed" in found.stdout
+
+
+def test_settings_that_differ_are_refused_unless_declared(tmp_path):
+    a, b = repeats(tmp_path / "a"), repeats(tmp_path / "b", num_prompts=13, completed=13, model_id="other")
+    with pytest.raises(NotComparableError) as refused:
+        compare_foreign(runs_of_side(str(a)), runs_of_side(str(b)), CompareOptions())
+    assert refused.value.differences == ("model_id: qwen2.5-0.5b against other", "num_prompts: 12 against 13")
+    found = document(a, b, "--allow-difference", "model_id", "--allow-difference", "num_prompts")
+    assert [difference["key"] for difference in found["allowed_differences"]] == ["model_id", "num_prompts"]
+    assert not any("must be equal" in reason for reason in found["reasons"])
+
+
+def test_loads_are_compared_each_with_its_own(tmp_path):
+    a, b = tmp_path / "a", tmp_path / "b"
+    for concurrency, factor in ((4, 1.0), (8, 1.3)):
+        repeats(a, factor, max_concurrency=concurrency)
+        repeats(b, factor, max_concurrency=concurrency, seed=2)
+    repeats(b, 2.0, max_concurrency=16)
+    found = document(a, b, "--threshold", "5%")
+    assert [cell["cell"] for cell in found["cells"]] == ["max_concurrency=4", "max_concurrency=8"]
+    assert next(w["message"] for w in found["warnings"] if w["code"] == "load-unmatched").endswith("concurrency=16")
+    lone = repeats(tmp_path / "lone", max_concurrency=32)
+    repeats(lone, max_concurrency=64)
+    refused = call(a, lone)
+    assert isinstance(refused.exception, NotComparableError)
+    assert "no load was driven on both sides" in str(refused.exception)
+
+
+def test_one_load_on_each_side_is_compared_when_its_difference_is_declared(tmp_path):
+    a, b = repeats(tmp_path / "a", count=6), repeats(tmp_path / "b", 1.5, count=6, max_concurrency=8)
+    assert isinstance(call(a, b).exception, NotComparableError)
+    assert document(a, b, "--allow-difference", "max_concurrency")["verdict"] == "regression"
+
+
+def test_failed_requests_make_it_incomplete_unless_they_are_allowed(tmp_path):
+    a, b = repeats(tmp_path / "a"), repeats(tmp_path / "b", seed=2, completed=11, failed=1)
+    found = call(a, b)
+    assert found.exit_code == 4
+    assert "INCOMPLETE" in found.stdout
+    assert "1 of 12 requests failed" in found.stdout
+    assert call(a, b, "--allow-failed").exit_code in {0, 3}
+
+
+def test_counts_that_differ_without_a_failure_make_it_invalid(tmp_path):
+    found = document(repeats(tmp_path / "a"), repeats(tmp_path / "b", completed=11, failed=0))
+    assert found["exit_code"] == 4
+    assert "num_completed must be equal and is 12 against 11" in " ".join(found["reasons"])
+
+
+def test_a_tail_of_too_few_requests_is_unknown_whatever_the_tool_says(tmp_path):
+    names = {metric["name"] for metric in document(repeats(tmp_path / "a"), repeats(tmp_path / "b"))["metrics"]}
+    assert "p50_ttft_ms" in names
+    assert "p99_ttft_ms" not in names
+    many = {"num_prompts": 400, "completed": 400}
+    found = document(repeats(tmp_path / "c", **many), repeats(tmp_path / "d", **many))
+    assert "p99_ttft_ms" in {metric["name"] for metric in found["metrics"]}
+
+
+def test_two_tools_are_compared_in_what_both_mean_with_a_warning():
+    found = document(WRITTEN / "vllm-0.json", WRITTEN / "profile_export_aiperf.json")
+    assert {"tools-differ", "settings-unknown", "definition"} <= codes(found)
+    deciding = [metric["name"] for metric in found["metrics"] if metric["role"] == "deciding"]
+    assert deciding == ["tpot_ms", "ttft_ms", "output_throughput"]
+
+
+def test_metrics_that_nobody_tells_cannot_decide(tmp_path):
+    bare = {key: VLLM[key] for key in ("model_id", "num_prompts", "completed", "request_throughput")}
+    (tmp_path / "a.json").write_text(json.dumps(bare))
+    refused = call(tmp_path / "a.json", WRITTEN / "vllm-0.json")
+    assert isinstance(refused.exception, NotComparableError)
+    assert "Name what decides with --metrics" in str(refused.exception)
+    assert call(tmp_path / "a.json", WRITTEN / "vllm-0.json", "--metrics", "request_throughput").exit_code == 3
+
+
+def test_a_result_directory_stands_beside_result_files(tmp_path):
+    blocks = tuple({"baseline": 1 + 0.001 * i, "guided": 1 + 0.001 * i} for i in range(6))
+    results = write_results(tmp_path / "r", block_factors=blocks, n=1)
+    theirs = repeats(tmp_path / "b", count=6, model_id="qwen2.5-7b", num_prompts=4, completed=4)
+    found = document(f"{results.path}:baseline", theirs, "--metrics", "tpot_ms")
+    assert (found["a"], found["verdict"]) == ("baseline", "improvement")
+    tpot = next(metric for metric in found["metrics"] if metric["name"] == "tpot_ms")
+    assert tpot["a"] == pytest.approx(10, rel=0.01)
+    assert "tools-differ" in codes(found)
+
+
+def test_a_directory_of_several_arms_must_name_one(tmp_path):
+    results = write_results(tmp_path / "r")
+    refused = call(results.path, WRITTEN / "vllm-0.json")
+    assert isinstance(refused.exception, UsageError)
+    assert "name it as DIR:variant" in str(refused.exception)
+    unknown = call(f"{results.path}:other", WRITTEN / "vllm-0.json")
+    assert "has no variant 'other'" in str(unknown.exception)
+
+
+def test_what_a_run_of_ours_leaves_unsaid_is_told(tmp_path):
+    results = write_results(tmp_path / "r", n=2)
+    edit_requests(
+        results,
+        "000-b0-baseline",
+        lambda r: r if r.index else type(r)(**{**_fields(r), "error": RequestError(kind="reset", message="x")}),
+    )
+    runs = runs_of_side(f"{results.path}:baseline")
+    assert runs[0].failure == "1 of 4 requests failed"
+    assert "several choices" in " ".join(runs[0].notes)
+
+
+def _fields(record):
+    return {name: getattr(record, name) for name in record.__struct_fields__}
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        (str(WRITTEN / "vllm-0.json"), "vllm-0.json"),
+        (f"{WRITTEN}/vllm-0.json,{WRITTEN}/vllm-1.json", "vllm-0.json and 1 more"),
+        ("results/x:guided", "guided"),
+    ],
+)
+def test_a_side_has_a_short_name(text, name):
+    assert name_of_side(text) == name

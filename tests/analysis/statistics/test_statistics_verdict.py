@@ -1,0 +1,245 @@
+"""The verdict: an interval against a margin."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from benchctl.analysis.compare.metric_comparison import MetricComparison, judged
+from benchctl.analysis.metrics.table import METRICS
+from benchctl.analysis.statistics.block_ratio import estimate_paired
+from benchctl.analysis.statistics.margins import Margins, log_margin, margins_of, verdict_of_interval
+from benchctl.analysis.statistics.margins import verdict_of as verdict_with
+from benchctl.analysis.statistics.multiplicity import BlockScores, holm_levels, joint_level
+from benchctl.analysis.statistics.sample_size import blocks_for_verdict
+
+MIRROR = {"regression": "improvement", "improvement": "regression"}
+differences = st.lists(st.floats(-0.2, 0.2), min_size=1, max_size=8)
+
+
+def verdict_of(estimate, margin, direction):
+    """Both margins alike: no noise floor, none named."""
+    return verdict_with(estimate, margins_of(margin), direction)
+
+
+def around(ratio, scatter=0.0005):
+    """Four blocks around a ratio, with an interval of about three times the scatter."""
+    return estimate_paired([math.log(ratio) + scatter * sign for sign in (1, -1, 1, -1)])
+
+
+@pytest.mark.parametrize(
+    ("ratio", "direction", "verdict"),
+    [
+        (1.05, "lower", "regression"),
+        (0.95, "lower", "improvement"),
+        (1.05, "higher", "improvement"),
+        (0.95, "higher", "regression"),
+        (1.05, "none", "changed"),
+        (1.001, "lower", "equivalent"),
+        (0.999, "none", "equivalent"),
+        (1.01, "lower", "inconclusive"),
+        (0.99, "higher", "inconclusive"),
+    ],
+)
+def test_the_side_of_the_margin_and_the_better_direction_make_the_verdict(ratio, direction, verdict):
+    assert verdict_of(around(ratio), 0.01, direction) == verdict
+
+
+def test_a_wide_interval_is_inconclusive_and_never_equivalent():
+    assert verdict_of(around(1.0, scatter=0.02), 0.01, "lower") == "inconclusive"
+
+
+def test_a_significant_change_inside_the_margin_is_equivalent():
+    estimate = around(1.005)
+    assert estimate.ci_low > 1
+    assert verdict_of(estimate, 0.01, "lower") == "equivalent"
+
+
+@pytest.mark.parametrize("ratio", [0.2, 1.0, 5.0])
+def test_one_block_never_tells(ratio):
+    assert verdict_of(estimate_paired([math.log(ratio)]), 0.01, "lower") == "inconclusive"
+
+
+def test_a_margin_of_zero_calls_nothing_equivalent_that_scatters():
+    assert verdict_of(around(1.0), 0.0, "lower") == "inconclusive"
+    assert verdict_of(around(1.01), 0.0, "lower") == "regression"
+
+
+def test_a_margin_is_a_factor_either_way():
+    inside = around(1 / 1.0999, scatter=1e-6)
+    assert verdict_of(inside, 0.1, "lower") == "equivalent"
+    assert verdict_of(around(0.9, scatter=1e-6), 0.1, "lower") == "improvement"
+    assert log_margin(0.1) == pytest.approx(-math.log(1 / 1.1))
+
+
+@given(differences, st.floats(0, 0.3), st.sampled_from(["lower", "higher"]))
+def test_swapping_the_sides_mirrors_the_verdict(values, margin, direction):
+    forth = verdict_of(estimate_paired(values), margin, direction)
+    back = verdict_of(estimate_paired([-value for value in values]), margin, direction)
+    assert back == MIRROR.get(forth, forth)
+
+
+@given(differences, st.floats(0, 0.3))
+def test_turning_the_better_direction_mirrors_the_verdict(values, margin):
+    estimate = estimate_paired(values)
+    lower, higher = verdict_of(estimate, margin, "lower"), verdict_of(estimate, margin, "higher")
+    assert higher == MIRROR.get(lower, lower)
+
+
+@given(differences, st.floats(0, 0.3), st.floats(0, 0.3))
+def test_a_wider_margin_never_turns_equivalent_into_something_else(values, margin, more):
+    estimate = estimate_paired(values)
+    if verdict_of(estimate, margin, "lower") == "equivalent":
+        assert verdict_of(estimate, margin + more, "lower") == "equivalent"
+
+
+def compared_as(estimate, margins):
+    """A deciding metric with that estimate, not judged yet."""
+    return MetricComparison(
+        metric=METRICS["step_ms"],
+        role="deciding",
+        verdict="inconclusive",
+        a_blocks=(),
+        b_blocks=(),
+        estimate=estimate,
+        margins=margins,
+    )
+
+
+intervals = st.tuples(st.floats(-0.5, 0.5), st.floats(-0.5, 0.5)).map(lambda ends: tuple(sorted(ends)))
+
+
+@given(intervals, st.floats(0.001, 0.3), st.floats(0, 0.5), st.sampled_from(["lower", "higher", "none"]))
+def test_a_noise_floor_calls_nothing_equivalent_and_turns_no_verdict_into_its_opposite(
+    interval, threshold, floor, direction
+):
+    quiet = verdict_of_interval(interval, margins_of(threshold), direction)
+    noisy = verdict_of_interval(interval, margins_of(threshold, floor), direction)
+    assert (noisy == "equivalent") == (quiet == "equivalent")
+    assert noisy in {quiet, "inconclusive"}
+
+
+def test_a_real_change_below_the_noise_floor_is_inconclusive_and_no_number_of_blocks_is_promised():
+    """A floor of 19 % and a true +10 %, known well."""
+    margins = margins_of(0.01, 0.19)
+    compared = compared_as(around(1.10), margins)
+    said = judged(compared, 0.95)
+    assert said.verdict == "inconclusive"
+    assert "between the margin of 1% and the noise floor of 19%" in said.reason
+    assert "benchctl run --profile aa" in said.reason
+    assert blocks_for_verdict(around(1.10), margins) is None
+    assert verdict_with(around(1.30), margins, "lower") == "regression"
+
+
+def test_inside_a_named_equivalence_margin_a_change_beyond_the_threshold_is_equivalent():
+    named = margins_of(0.01, equivalence_frac=0.2)
+    assert verdict_with(around(1.10), named, "lower") == "equivalent"
+    assert verdict_with(around(1.30), named, "lower") == "regression"
+    assert margins_of(0.05, 0.02, 0.03) == Margins(0.05, 0.03)
+
+
+def test_the_blocks_still_needed_end_the_doubt():
+    estimate = around(1.002, scatter=0.01)
+    needed = blocks_for_verdict(estimate, margins_of(0.01))
+    assert needed > 4
+    many = estimate_paired(
+        [math.log(1.002) + 0.01 * (-1) ** i * math.sqrt(4 / 3) for i in range(needed + needed % 2)],
+        estimator="mean",
+    )
+    assert verdict_of(many, 0.01, "lower") == "equivalent"
+
+
+def test_no_number_of_blocks_tells_a_change_that_lies_on_the_margin():
+    assert blocks_for_verdict(around(1.01), margins_of(0.01)) is None
+    assert blocks_for_verdict(estimate_paired([0.0]), margins_of(0.01)) is None
+
+
+@pytest.mark.parametrize(
+    ("scatter", "told"),
+    [
+        (0.6, "not even 1000 blocks would tell: the scatter is too large"),
+        (0.05, "more blocks, if ratio and scatter stay as they are"),
+    ],
+)
+def test_a_scatter_beyond_any_number_of_blocks_is_not_called_a_change_close_to_the_margin(scatter, told):
+    compared = compared_as(around(1.03, scatter=scatter), margins_of(0.01))
+    assert told in judged(compared, 0.95).reason
+
+
+@pytest.mark.parametrize(
+    ("p_values", "decided"),
+    [
+        ([0.01, 0.02, 0.03], [True, True, True]),
+        ([0.04, 0.01, 0.03], [False, True, False]),
+        ([0.02, 0.9, 0.02], [False, False, False]),
+        ([0.05], [True]),
+        ([], []),
+    ],
+)
+def test_holm_lets_a_verdict_stand_while_all_smaller_p_values_stand(p_values, decided):
+    levels = holm_levels(p_values, 0.05)
+    assert [p <= level for p, level in zip(p_values, levels, strict=True)] == decided
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=8))
+def test_holm_decides_all_that_bonferroni_does_and_nothing_beyond_one_test_alone(p_values):
+    levels = holm_levels(p_values, 0.05)
+    assert all(0.05 / len(p_values) - 1e-12 <= level <= 0.05 for level in levels)
+
+
+def scores(values, blocks=None):
+    """A test in which every block counts the same."""
+    return BlockScores(tuple(blocks or range(len(values))), tuple(values))
+
+
+residuals = st.lists(st.floats(-0.1, 0.1), min_size=6, max_size=9)
+
+
+@given(residuals, st.integers(2, 6))
+def test_tests_that_say_the_same_are_judged_as_one(values, num_tests):
+    two = joint_level([scores(values), scores(values)], 0.05)
+    level = joint_level([scores([factor * v for v in values]) for factor in range(1, num_tests + 1)], 0.05)
+    if two > 0.025:  # not the least that two tests may be judged at
+        assert level == pytest.approx(two)
+
+
+@given(st.lists(residuals, min_size=2, max_size=5))
+def test_the_joint_level_lies_between_that_of_bonferroni_and_that_of_one_test(several):
+    level = joint_level([scores(values) for values in several], 0.05)
+    assert 0.05 / len(several) <= level <= 0.05
+
+
+def test_independent_tests_cost_about_what_bonferroni_asks_for_and_equal_ones_nearly_nothing():
+    stream = np.random.default_rng(5)
+    independent, alike = [], []
+    for _ in range(200):
+        noise = stream.normal(size=(3, 12))
+        noise -= noise.mean(axis=1, keepdims=True)
+        independent.append(joint_level([scores(row) for row in noise], 0.05))
+        alike.append(joint_level([scores(noise[0] + 0.05 * row) for row in noise], 0.05))
+    assert 0.05 / 3 <= np.mean(independent) < 0.025
+    assert np.mean(alike) > 0.04
+
+
+def test_tests_that_lack_some_blocks_are_judged_together_with_the_others():
+    stream = np.random.default_rng(6)
+    whole, part = stream.normal(size=20), stream.normal(size=8)
+    level = joint_level([scores(whole), scores(part, range(12, 20))], 0.05)
+    assert 0.025 <= level <= 0.05
+    assert level == joint_level([scores(whole), scores(part, range(12, 20))], 0.05)
+
+
+def test_the_joint_level_refuses_any_of_six_equal_arms_in_one_experiment_of_twenty_at_most():
+    """Five differences that share a baseline, eight blocks, nothing changed: t-tests at the joint level."""
+    stream, refused, trials = np.random.default_rng(7), 0, 600
+    for _ in range(trials):
+        runs = stream.normal(size=(6, 8))
+        d = runs[1:] - runs[0]
+        off = d - d.mean(axis=1, keepdims=True)
+        level = joint_level([scores(row) for row in off], 0.05)
+        t = d.mean(axis=1) / (off.std(axis=1, ddof=1) / math.sqrt(8))
+        refused += bool(np.any(2 * stats.t.sf(np.abs(t), 7) < level))
+    assert stats.binom.sf(refused - 1, trials, 0.05) > 0.01

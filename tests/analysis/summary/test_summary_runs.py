@@ -1,0 +1,256 @@
+"""Runs as rows and cells as means over blocks, on results whose truth is known."""
+
+import csv
+import io
+import math
+import statistics
+
+import builders
+import msgspec
+import pytest
+
+from benchctl.analysis.experiment.experiment import experiment_of, load_experiment
+from benchctl.analysis.metrics.run_metrics import METRICS
+from benchctl.analysis.summary.columns import LENVM_COLUMNS, SUMMARY_COLUMNS
+from benchctl.analysis.summary.runs import arm_label, summarise_cells, summarise_runs
+from benchctl.records.directory import load_results
+from benchctl.report.export import csv_bytes
+
+PUBLISHED_COLUMNS = [
+    "achieved_tflops_per_s",
+    "base_pflops_attention",
+    "base_pflops_decode",
+    "base_pflops_linear",
+    "base_pflops_lm_head",
+    "base_pflops_prefill",
+    "base_pflops_total",
+    "batch_size_mean",
+    "batch_size_p50",
+    "batch_size_p95",
+    "latency_s_mean",
+    "latency_s_p95",
+    "lvm_pflops_candidates",
+    "lvm_pflops_extend",
+    "lvm_pflops_prefill",
+    "lvm_pflops_total",
+    "n_requests",
+    "n_steps",
+    "n_steps_with_lvm",
+    "output_tokens_mean",
+    "output_tokens_p95",
+    "tag",
+    "theoretical_gflops_per_output_token",
+    "theoretical_pflops_total",
+    "throughput_output_tokens_per_s",
+    "top_k",
+    "total_output_tokens",
+    "total_prompt_tokens",
+    "value_scale",
+    "wall_clock_s",
+]
+TIMED = [
+    "sampler_total",
+    "pre_lvm",
+    "lvm_apply_outer",
+    "lvm_build_pending",
+    "lvm_forward",
+    "lvm_apply_guidance",
+    "sample",
+]
+
+
+def summarise(path):
+    return summarise_runs(load_experiment(path))
+
+
+def cells_of(path):
+    experiment = load_experiment(path)
+    return summarise_cells(summarise_runs(experiment), experiment)
+
+
+def test_every_published_column_comes_first_and_every_metric_follows():
+    timed = [f"t_{name}_ms_{what}" for name in TIMED for what in ("mean", "p50", "p95", "sum", "count")]
+    assert sorted(LENVM_COLUMNS) == sorted([*PUBLISHED_COLUMNS, *timed])
+    assert SUMMARY_COLUMNS[: len(LENVM_COLUMNS)] == LENVM_COLUMNS
+    assert len(set(SUMMARY_COLUMNS)) == len(SUMMARY_COLUMNS)
+    assert set(METRICS) <= set(SUMMARY_COLUMNS)
+
+
+def test_a_row_holds_what_the_run_is_known_to_have_done(tmp_path):
+    builders.write_results(tmp_path, num_requests=4, output_tokens=8, n=2)
+    guided = next(run for run in summarise(tmp_path) if run.record.variant == "guided")
+    expected = {
+        "tag": "guided",
+        "cell": "top_k=5",
+        "wall_clock_s": pytest.approx(8 * 15.5e-3),
+        "throughput_output_tokens_per_s": pytest.approx(64 / (8 * 15.5e-3)),
+        "total_output_tokens": 64,
+        "total_prompt_tokens": 80,
+        "n_requests": 4,
+        "n_steps": 8,
+        "n_steps_with_lvm": 8,
+        "batch_size_mean": 8.0,
+        "batch_size_p50": 8.0,
+        "batch_size_p95": None,
+        "latency_s_mean": pytest.approx(8 * 15.5e-3),
+        "output_tokens_mean": 16.0,
+        "t_lvm_forward_ms_mean": pytest.approx(4.0),
+        "t_lvm_forward_ms_sum": pytest.approx(32.0),
+        "t_lvm_forward_ms_count": 8,
+        "t_pre_lvm_ms_mean": None,
+        "top_k": 5,
+        "value_scale": 0.0,
+        "block": 0,
+        "state": "done",
+        "clock": "host",
+        "ready_s": 1.0,
+        "client_wall_s": pytest.approx(8 * 15.5e-3),
+        "step_ms": pytest.approx(15.5),
+        "tokens_per_step": 1.0,
+    }
+    assert {column: guided.values[column] for column in expected} == expected
+
+
+def test_flops_columns_follow_the_published_rule_and_observed_ones_the_step_log(tmp_path):
+    builders.write_results(tmp_path, num_requests=4, output_tokens=8, n=2)
+    baseline, guided = summarise(tmp_path)[:2]
+    linear = 13_050_576_896 * (4 * 20 + 8 * 8) / 1e15  # prompts once for each question, then every output token
+    assert guided.number("base_pflops_linear") == pytest.approx(linear)
+    assert baseline.number("base_pflops_total") == guided.number("base_pflops_total")
+    assert guided.number("theoretical_pflops_total") == pytest.approx(
+        guided.number("base_pflops_total") + guided.number("lvm_pflops_total")
+    )
+    assert guided.number("achieved_tflops_per_s") == pytest.approx(
+        1e3 * guided.number("theoretical_pflops_total") / guided.number("wall_clock_s")
+    )
+    assert baseline.number("lvm_pflops_total") == baseline.number("observed_lvm_pflops") == 0
+    assert guided.number("observed_lvm_pflops") > 0
+    assert guided.number("observed_pflops_total") == pytest.approx(
+        guided.number("observed_base_pflops") + guided.number("observed_lvm_pflops")
+    )
+
+
+def test_a_greedy_run_is_charged_by_the_published_rule_and_by_no_observation(tmp_path):
+    builders.write_results(tmp_path, cells=[{"top_k": 1}])
+    greedy = next(run for run in summarise(tmp_path) if run.record.variant == "guided")
+    assert greedy.values["n_steps_with_lvm"] == 0
+    assert greedy.number("lvm_pflops_total") > 0
+    assert greedy.values["observed_lvm_pflops"] == 0
+
+
+def test_guided_steps_are_unknown_when_the_log_does_not_count_guided_rows(tmp_path):
+    results = builders.write_results(tmp_path)
+    builders.rewrite_lines(
+        results.runs()[1].path / "steps.jsonl", lambda step: {k: v for k, v in step.items() if k != "guided_rows"}
+    )
+    assert summarise(tmp_path)[1].values["n_steps_with_lvm"] is None
+
+
+def test_a_run_without_steps_and_answers_has_a_row_of_unknowns(tmp_path):
+    results = builders.write_results(tmp_path)
+    for name in ("steps.jsonl", "requests.jsonl"):
+        (results.runs()[0].path / name).unlink()
+    run = summarise(tmp_path)[0]
+    known = {column for column, value in run.values.items() if value is not None}
+    assert run.values["n_steps"] is None
+    assert run.values["theoretical_pflops_total"] is None
+    assert "tag" in known
+    assert "t_sample_ms_mean" not in known
+
+
+def test_a_profile_that_cannot_be_read_leaves_flops_unknown_and_says_why(tmp_path):
+    builders.write_results(tmp_path)
+    (tmp_path / "profile.yaml").write_text("name: [")
+    results = load_results(tmp_path)
+    experiment = experiment_of(results)
+    assert [warning.code for warning in experiment.warnings] == ["profile-unreadable"]
+    assert "settings and FLOPs of the runs are unknown" in experiment.warnings[0].message
+    run = summarise_runs(experiment)[1]
+    assert run.settings is None
+    assert run.values["top_k"] is run.values["theoretical_pflops_total"] is None
+    assert run.values["step_ms"] == pytest.approx(15.5)
+
+
+def test_a_model_of_unknown_shape_leaves_flops_unknown_and_says_why(tmp_path):
+    builders.write_results(tmp_path)
+    profile = tmp_path / "profile.yaml"
+    profile.write_text(profile.read_text().replace("model: qwen2.5-7b", "model: nonesuch"))
+    run = summarise(tmp_path)[0]
+    assert run.flops is None
+    assert [warning.code for warning in run.warnings] == ["model-shape-unknown"]
+    assert "no FLOPs: unknown model 'nonesuch'" in run.warnings[0].message
+
+
+@pytest.mark.parametrize("cell", [{"no_such_factor": 1}, {"top_k": -1}])
+def test_settings_are_unknown_for_a_cell_that_the_profile_does_not_allow(tmp_path, cell):
+    builders.write_results(tmp_path, cells=[cell])
+    assert summarise(tmp_path)[1].settings is None
+
+
+def test_settings_are_unknown_for_a_variant_that_the_profile_does_not_have(tmp_path):
+    builders.write_results(tmp_path)
+    profile = tmp_path / "profile.yaml"
+    profile.write_text(profile.read_text().replace("  guided:\n", "  renamed:\n"))
+    assert summarise(tmp_path)[1].settings is None
+
+
+def test_cells_are_geometric_means_over_blocks_with_sample_deviation(tmp_path):
+    factors = ({"baseline": 0.8, "guided": 1.0}, {"baseline": 1.0, "guided": 1.1}, {"baseline": 1.5, "guided": 1.2})
+    builders.write_results(tmp_path, block_factors=factors)
+    baseline, guided = cells_of(tmp_path)
+    walls = [0.08 * factor["baseline"] for factor in factors]
+    spread = baseline.spreads["wall_clock_s"]
+    assert (baseline.label, guided.label) == ("baseline", "guided top_k=5")
+    assert spread.mean == pytest.approx(statistics.geometric_mean(walls))
+    assert spread.sd == pytest.approx(statistics.stdev(walls))
+    assert spread.cv_frac == pytest.approx(statistics.stdev(map(math.log, walls)))
+    assert spread.n == 3
+    assert baseline.mean("wall_clock_s") == spread.mean
+    assert baseline.mean("t_lvm_forward_ms_mean") is None
+    assert "block" not in baseline.spreads
+    assert guided.spreads["num_failed"].cv_frac is None  # a mean of zero has no relative scatter
+
+
+def test_one_block_has_a_mean_and_no_scatter(tmp_path):
+    builders.write_results(tmp_path, block_factors=({"baseline": 1.0, "guided": 1.0},))
+    spread = cells_of(tmp_path)[0].spreads["step_ms"]
+    assert (spread.n, spread.sd, spread.cv_frac) == (1, None, None)
+
+
+def test_runs_that_failed_or_are_damaged_stay_rows_and_leave_the_means(tmp_path):
+    results = builders.write_results(tmp_path)
+    failed, damaged = results.runs()[0], results.runs()[2]
+    failed.write(msgspec.structs.replace(failed.read(), state="failed"))
+    with (damaged.path / "steps.jsonl").open("ab") as file:
+        file.write(b'{"step": 9')
+    runs = summarise(tmp_path)
+    baseline = cells_of(tmp_path)[0]
+    assert len(runs) == 6
+    assert [run.is_usable for run in runs] == [False, True, False, True, True, True]
+    assert (len(baseline.runs), baseline.num_unusable) == (1, 2)
+    assert baseline.spreads["step_ms"].n == 1
+
+
+def test_cells_come_in_the_order_of_baseline_variant_and_factor_value(tmp_path):
+    cells = [{"top_k": 10}, {"top_k": 2}, {"value_model": "b"}, {"value_model": "a"}]
+    builders.write_results(tmp_path, cells=cells)
+    labels = [cell.label for cell in cells_of(tmp_path)]
+    assert labels == [
+        "baseline",
+        "guided top_k=2",
+        "guided top_k=10",
+        "guided value_model=a",
+        "guided value_model=b",
+    ]
+    assert arm_label("idle", {}) == "idle"
+
+
+def test_an_unknown_value_is_an_empty_cell_of_the_csv(tmp_path):
+    builders.write_results(tmp_path)
+    content = csv_bytes(SUMMARY_COLUMNS, [run.values for run in summarise(tmp_path)])
+    rows = list(csv.DictReader(io.StringIO(content.decode())))
+    assert len(rows) == 6
+    assert list(rows[0]) == list(SUMMARY_COLUMNS)
+    assert rows[0]["t_lvm_forward_ms_mean"] == ""
+    assert float(rows[1]["t_lvm_forward_ms_mean"]) == pytest.approx(4.0)
+    assert rows[0]["num_failed"] == "0"

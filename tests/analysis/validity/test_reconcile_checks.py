@@ -1,0 +1,239 @@
+"""Each check of a run, on records that agree and on records that do not."""
+
+import msgspec
+import pytest
+from builders import PROFILE_YAML, edit_manifest, edit_requests, edit_run, edit_steps, write_results
+
+from benchctl.analysis.experiment.experiment import experiment_of
+from benchctl.analysis.validity.reconcile import Expectation, expected, expected_of, reconcile
+from benchctl.errors import RecordError
+from benchctl.profile.load import load_profile
+from benchctl.records.directory import load_results
+from benchctl.records.run import RequestError, RunTimes
+
+BASELINE, GUIDED = "000-b0-baseline", "001-b0-guided-top_k5"
+
+
+@pytest.fixture(name="results")
+def _results(tmp_path):
+    return write_results(tmp_path / "r", block_factors=({"baseline": 1.0, "guided": 1.0},))
+
+
+def checks_of(results, run_id, **changes):
+    """Checks by name, as the profile declares the run unless ``changes`` says otherwise."""
+    loaded = load_results(results.path)
+    run = next(run for run in loaded.runs if run.record.run_id == run_id)
+    experiment = experiment_of(loaded)
+    declared = expected_of(
+        experiment.profile, experiment.settings(run.record), loaded.requests, loaded.manifest.stop
+    )
+    fields = {name: getattr(declared, name) for name in Expectation.__slots__} | changes
+    return {check.name: check for check in reconcile(run, Expectation(**fields))}
+
+
+def test_records_that_agree_pass_every_check(results):
+    for run_id in (BASELINE, GUIDED):
+        checks = checks_of(results, run_id)
+        assert [name for name, check in checks.items() if check.ok is not True] == []
+    assert checks["guided"].detail == "guidance declared; guided rows in 8 of 8 steps"
+    assert checks["step-tokens"].detail == "steps 64, usage 64"
+    assert checks["concurrency"].detail.startswith("4.00 requests in flight on average, limit 4; 8.00 sequences")
+
+
+def test_expectations_come_from_the_profile(results):
+    loaded = load_results(results.path)
+    baseline, guided = (expected(experiment_of(loaded).profile, loaded.requests, run.record) for run in loaded.runs)
+    assert (baseline.is_guided, guided.is_guided) == (False, True)
+    assert not guided.is_greedy
+    assert guided.max_concurrency == 4
+    assert guided.stop == "forced"
+
+
+def test_a_request_without_a_line_is_named(results):
+    edit_requests(results, BASELINE, lambda r: None if r.index == 1 else r)
+    check = checks_of(results, BASELINE)["requests"]
+    assert check.ok is False
+    assert check.is_fatal
+    assert "run.json says 4 were sent" in check.detail
+    assert "never recorded: r00001" in check.detail
+
+
+def test_a_request_recorded_twice_is_named(results):
+    path = results.run(BASELINE).path / "requests.jsonl"
+    path.write_bytes(path.read_bytes() * 2)
+    edit_run(results, BASELINE, num_sent=8)
+    check = checks_of(results, BASELINE)["requests"]
+    assert check.ok is False
+    assert "recorded more than once: r00000, r00001, r00002 and 1 more" in check.detail
+
+
+def test_tokens_that_the_client_saw_must_be_those_of_usage(results):
+    edit_requests(
+        results, BASELINE, lambda r: msgspec.structs.replace(r, completion_tokens=17) if r.index == 2 else r
+    )
+    check = checks_of(results, BASELINE)["client-tokens"]
+    assert (check.ok, check.is_fatal) == (False, True)
+    assert check.detail == "client and usage differ in 1 of 4 requests: r00002 16 != 17"
+
+
+def test_usage_summed_once_per_choice_is_caught_by_the_steps(results):
+    edit_requests(
+        results, BASELINE, lambda r: msgspec.structs.replace(r, completion_tokens=r.completion_tokens * 2)
+    )
+    check = checks_of(results, BASELINE)["step-tokens"]
+    assert (check.ok, check.detail) == (False, "steps 64, usage 128")
+
+
+def test_failed_requests_leave_the_tokens_of_steps_unexplained(results):
+    error = RequestError(kind="early-close", message="the stream ended")
+    edit_requests(results, BASELINE, lambda r: msgspec.structs.replace(r, error=error) if r.index == 0 else r)
+    check = checks_of(results, BASELINE)["step-tokens"]
+    assert check.ok is None
+    assert "failed requests took tokens" in check.detail
+
+
+@pytest.mark.parametrize(
+    ("name", "detail"),
+    [
+        ("client-tokens", "no request has both usage and tokens counted by the client"),
+        ("step-tokens", "steps or usage do not count tokens"),
+        ("step-time", "no steps, or no time of first send and last output"),
+        ("guided", "the steps do not count guided rows"),
+        ("greedy-share", "the steps do not say whether they are greedy"),
+        ("forced-stop", "no completed request has usage"),
+        ("concurrency", "no closed loop, or no latencies"),
+    ],
+)
+def test_a_check_without_both_accounts_cannot_tell(results, name, detail):
+    edit_requests(
+        results, BASELINE, lambda r: msgspec.structs.replace(r, choices=(), completion_tokens=None, done_ns=1)
+    )
+    (results.run(BASELINE).path / "steps.jsonl").unlink()
+    edit_run(results, BASELINE, times=RunTimes())
+    check = checks_of(results, BASELINE)[name]
+    assert (check.ok, check.detail) == (None, detail)
+
+
+def test_steps_longer_than_the_wall_time_are_a_doubt(results):
+    edit_steps(results, BASELINE, lambda s: msgspec.structs.replace(s, dur_ns=s.dur_ns * 2))
+    check = checks_of(results, BASELINE)["step-time"]
+    assert (check.ok, check.is_fatal) == (False, False)
+    assert check.detail == "steps 0.160 s, wall 0.080 s"
+
+
+def test_step_time_is_compared_on_the_engines_clock(results):
+    edit_steps(results, BASELINE, lambda s: msgspec.structs.replace(s, dur_ns=s.dur_ns * 20))
+    edit_run(results, BASELINE, clock="virtual", time_scale=20.0)
+    check = checks_of(results, BASELINE)["step-time"]
+    assert (check.ok, check.detail) == (True, "steps 1.600 s, wall 1.600 s")
+
+
+def test_a_guided_variant_that_was_never_guided_is_invalid(results):
+    edit_steps(results, GUIDED, lambda s: msgspec.structs.replace(s, guided_rows=0))
+    check = checks_of(results, GUIDED)["guided"]
+    assert (check.ok, check.is_fatal) == (False, True)
+    assert "guided rows in 0 of 8 steps" in check.detail
+
+
+def test_neutral_guidance_that_the_server_leaves_out_is_not_missed(results):
+    profile = load_profile("noop-skip")
+    runs = [run.read() for run in results.runs()]
+    left_out = [
+        expected(profile, (), msgspec.structs.replace(runs[0], variant=variant, cell={})).is_left_out
+        for variant in ("baseline", "computed", "skipped")
+    ]
+    assert left_out == [False, False, True]
+    check = checks_of(results, GUIDED, is_left_out=True)["guided"]
+    assert (check.ok, check.is_fatal) == (False, True)
+    edit_steps(results, GUIDED, lambda s: msgspec.structs.replace(s, guided_rows=0))
+    check = checks_of(results, GUIDED, is_left_out=True)["guided"]
+    assert (check.ok, check.detail) == (True, "neutral guidance is left out; guided rows in 0 of 8 steps")
+
+
+def test_an_unguided_variant_that_was_guided_is_invalid(results):
+    edit_steps(results, BASELINE, lambda s: msgspec.structs.replace(s, guided_rows=1))
+    check = checks_of(results, BASELINE)["guided"]
+    assert (check.ok, check.detail) == (False, "no guidance declared; guided rows in 8 of 8 steps")
+
+
+def test_top_k_one_is_reported_as_the_greedy_path_and_not_as_a_violation(tmp_path):
+    results = write_results(
+        tmp_path / "k1", block_factors=({"baseline": 1.0, "guided": 1.0},), cells=({"top_k": 1},)
+    )
+    run_id = "001-b0-guided-top_k1"
+    edit_steps(results, run_id, lambda s: msgspec.structs.replace(s, guided_rows=0, is_greedy=True))
+    checks = checks_of(results, run_id)
+    assert checks["guided"].ok is None
+    assert checks["guided"].detail.startswith("greedy path")
+    assert checks["greedy-share"].ok is True
+    assert checks["greedy-share"].detail == "greedy declared; 8 of 8 steps are greedy"
+
+
+def test_greedy_steps_in_a_sampling_variant_are_a_doubt(results):
+    edit_steps(results, BASELINE, lambda s: msgspec.structs.replace(s, is_greedy=s.step == 1))
+    check = checks_of(results, BASELINE)["greedy-share"]
+    assert (check.ok, check.is_fatal) == (False, False)
+    assert check.detail == "sampling declared; 1 of 8 steps are greedy"
+
+
+def test_a_forced_output_of_another_length_is_invalid(results):
+    edit_requests(
+        results, GUIDED, lambda r: msgspec.structs.replace(r, completion_tokens=15) if r.index == 3 else r
+    )
+    check = checks_of(results, GUIDED)["forced-stop"]
+    assert (check.ok, check.detail) == (False, "1 of 4 requests have another length: r00003 15 != 16")
+
+
+def test_natural_stops_have_no_declared_length(results):
+    edit_manifest(results, stop="natural")
+    assert checks_of(results, GUIDED)["forced-stop"].ok is None
+
+
+def test_outputs_forced_to_their_natural_length_have_a_declared_one(results):
+    edit_manifest(results, stop="forced-natural")
+    assert checks_of(results, GUIDED)["forced-stop"].ok is True
+
+
+def test_more_requests_in_flight_than_the_loop_allows_are_a_doubt(results):
+    check = checks_of(results, BASELINE, max_concurrency=3)["concurrency"]
+    assert (check.ok, check.is_fatal) == (False, False)
+
+
+def test_a_profile_that_was_damaged_since_is_named(results):
+    path = results.path / "profile.yaml"
+    path.write_text(PROFILE_YAML.replace("num_prompts", "num_promts"))
+    with pytest.raises(RecordError, match=r"profile\.yaml cannot be read as the profile of these results"):
+        experiment_of(load_results(results.path)).profile  # noqa: B018  # raises
+
+
+def prefilling(num_tokens):
+    """A change of steps: those of the load that compute prompt compute ``num_tokens`` of it."""
+    return lambda step: msgspec.structs.replace(
+        step, num_prefill_tokens=num_tokens if step.num_prefill_tokens else 0
+    )
+
+
+def without_counters(results):
+    (results.run(BASELINE).path / "prometheus.jsonl").unlink()
+
+
+def test_prompts_that_no_step_computed_came_from_a_cache_even_if_the_server_tells_of_none(results):
+    without_counters(results)
+    edit_steps(results, BASELINE, prefilling(79))  # of 4 prompts of 20 tokens
+    check = checks_of(results, BASELINE)["prefix-cache"]
+    assert (check.ok, check.is_fatal) == (False, True)
+    assert check.detail.startswith("steps left out 1 of the prompt tokens that usage counts")
+    assert checks_of(results, BASELINE, is_cached=True)["prefix-cache"].ok is None
+
+
+@pytest.mark.parametrize("computed", [80, 200])
+def test_prompts_that_were_computed_once_or_again_after_preemption_came_from_no_cache(results, computed):
+    without_counters(results)
+    edit_steps(results, BASELINE, prefilling(computed))
+    assert checks_of(results, BASELINE)["prefix-cache"].ok is True
+
+
+def test_a_step_log_that_lacks_steps_says_nothing_of_a_cache(results):
+    without_counters(results)
+    edit_steps(results, BASELINE, lambda step: msgspec.structs.replace(prefilling(0)(step), output_tokens=1))
+    assert checks_of(results, BASELINE)["prefix-cache"].ok is None

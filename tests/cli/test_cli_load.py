@@ -1,0 +1,420 @@
+"""``benchctl load``: the load generator alone, against real servers over real HTTP."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from handled import handled_by
+from hypothesis import given
+from hypothesis import strategies as st
+from simulated import sim_server
+
+from benchctl.analysis.metrics import percentile
+from benchctl.analysis.metrics.sorted_runs import SortedRuns
+from benchctl.analysis.metrics.timestamp_quality import client_metrics
+from benchctl.analysis.summary.load_figures import FiguresInPassing
+from benchctl.engines.plain_openai import PlainOpenAi
+from benchctl.errors import UnsupportedError
+from benchctl.measure.single_load.evidence import LoadEvidence
+from benchctl.profile.engine_options import AttachOptions
+from benchctl.profile.load import parse_profile
+from benchctl.profile.model import Sampling, VariantSettings
+from benchctl.records.directory import load_results
+from benchctl.records.run import ChoiceRecord, PreparedRequest, RequestError, RequestRecord
+
+KEY = "not-to-be-written-anywhere-0815"
+
+
+def benchctl(cwd: Path, *args: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-m", "benchctl", *args],
+        cwd=cwd,
+        env={**os.environ, "BENCHCTL_DATA_DIR": str(cwd / "no-data"), **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def only_load(cwd: Path) -> Path:
+    (path,) = [path for path in (cwd / "results" / "load").iterdir() if not path.is_symlink()]
+    return path
+
+
+def result_of(path: Path) -> dict[str, Any]:
+    return dict(json.loads((path / "runs" / "000-b0-load" / "result.json").read_text()))
+
+
+@dataclass
+class Answers:
+    """A server that answers with the tokens asked for, or with 500 where its number is among ``failing``."""
+
+    failing: frozenset[int] = frozenset()
+    models: tuple[str, ...] = ("theirs",)
+    delay_s: float = 0.0
+    asked: list[tuple[dict[str, Any], str | None]] = field(default_factory=list)
+    """Body and key of each request for an answer."""
+
+    def answer(self, handler: BaseHTTPRequestHandler) -> None:
+        body = json.loads(handler.rfile.read(int(handler.headers["content-length"])))
+        number = len(self.asked)
+        self.asked.append((body, handler.headers["authorization"]))
+        if number in self.failing:
+            handler.send_error(500, "out of order")
+            return
+        handler.send_response(200)
+        handler.send_header("content-type", "text/event-stream")
+        handler.end_headers()
+        for i in range(body["max_tokens"]):
+            time.sleep(self.delay_s)
+            choice = {"index": 0, "text": f" w{i}", "finish_reason": None}
+            if i + 1 == body["max_tokens"]:
+                choice["finish_reason"] = "length"
+            self.event(handler, {"choices": [choice]})
+        usage = {"prompt_tokens": 7, "completion_tokens": body["max_tokens"]}
+        self.event(handler, {"choices": [], "usage": usage})
+        handler.wfile.write(b"data: [DONE]\n\n")
+
+    def event(self, handler: BaseHTTPRequestHandler, event: dict[str, Any]) -> None:
+        handler.wfile.write(b"data: " + json.dumps(event).encode() + b"\n\n")
+
+
+@contextmanager
+def answering(answers: Answers) -> Iterator[str]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            offered = json.dumps({"data": [{"id": name} for name in answers.models]}).encode()
+            self.send_response(200)
+            self.send_header("content-length", str(len(offered)))
+            self.end_headers()
+            self.wfile.write(offered)
+
+        def do_POST(self) -> None:
+            answers.answer(self)
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    with handled_by(Handler) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, "subprocess.CompletedProcess[str]"]:
+    """A load on the simulator, whose own counters are the truth."""
+    cwd = tmp_path_factory.mktemp("loaded")
+    args = ["--num-prompts", "24", "--max-concurrency", "8", "--input-len", "20", "--output-len", "12"]
+    with sim_server(cwd / "server") as server:
+        done = benchctl(cwd, "load", str(server.client.base_url), *args, "--num-warmups", "0")
+        (cwd / "generated").write_text(str(server.metric("vllm:generation_tokens_total")))
+    return cwd, done
+
+
+def test_a_load_ends_with_tables_and_with_a_directory_that_show_reads(
+    loaded: tuple[Path, "subprocess.CompletedProcess[str]"],
+) -> None:
+    cwd, done = loaded
+    assert done.returncode == 0, done.stderr
+    assert "24 completed, 0 failed" in done.stdout
+    for name in ("TTFT", "TPOT", "ITL", "end to end", "send lag"):
+        assert name in done.stdout
+    assert "p99 needs 299 completed requests; here are 24" in done.stdout
+    path = only_load(cwd)
+    assert (path.parent / "latest").resolve() == path.resolve()
+    shown = benchctl(cwd, "show", str(path))
+    assert shown.returncode == 0, shown.stderr
+    assert "1 of 1 runs done" in shown.stdout
+
+
+def test_the_tokens_of_a_load_are_those_that_the_server_made(
+    loaded: tuple[Path, "subprocess.CompletedProcess[str]"],
+) -> None:
+    cwd, _ = loaded
+    result = result_of(only_load(cwd))
+    assert result["total_output_tokens"] == 24 * 12 == float((cwd / "generated").read_text())
+    assert result["completed"] == result["num_prompts"] == 24
+    (run,) = load_results(only_load(cwd)).runs
+    assert sum(request.completion_tokens or 0 for request in run.requests) == 24 * 12
+    assert run.record.state == "done"
+    assert result["model_id"] == run.record.effective_config["server.served_model"]
+
+
+def test_figures_taken_in_passing_are_those_of_the_records_on_disk(
+    loaded: tuple[Path, "subprocess.CompletedProcess[str]"],
+) -> None:
+    cwd, _ = loaded
+    path = only_load(cwd)
+    in_passing = result_of(path)
+    assert benchctl(cwd, "report", str(path)).returncode == 0
+    from_disk = result_of(path)
+    assert "itls" not in in_passing
+    assert len(from_disk["itls"]) == 24
+    names = [name for name in in_passing if name.endswith(("_ms", "_throughput"))]
+    names += ["duration", "completed", "failed", "total_input_tokens", "total_output_tokens"]
+    for name in set(names) & set(from_disk):
+        assert in_passing[name] == pytest.approx(from_disk[name]), name
+    assert in_passing["client"] == pytest.approx(from_disk["client"])
+    assert in_passing["mean_e2el_ms"] > 0  # the simulator may write all tokens of an answer within one read
+
+
+def test_prompts_of_a_seed_are_the_same_bytes_and_no_two_begin_alike(tmp_path: Path) -> None:
+    with answering(Answers()) as url:
+        for name, seed in (("a", "5"), ("b", "5"), ("c", "6")):
+            args = ["--num-prompts", "6", "--input-len", "30", "--output-len", "1", "--seed", seed, "-o", name]
+            assert benchctl(tmp_path, "load", url, *args).returncode == 0
+    sets = {name: (tmp_path / name / "requests.jsonl").read_bytes() for name in "abc"}
+    assert sets["a"] == sets["b"] != sets["c"]
+    prompts = [request.prompt or "" for request in load_results(tmp_path / "a").requests]
+    assert len({prompt.split()[0] for prompt in prompts}) == 6
+    assert {len(prompt.split()) for prompt in prompts} == {30}
+
+
+@pytest.mark.parametrize(
+    ("args", "kind", "rate"),
+    [
+        ([], "burst", "inf"),
+        (["--max-concurrency", "2"], "closed-loop", "inf"),
+        (["--request-rate", "200"], "poisson", 200),
+        (["--request-rate", "200", "--burstiness", "4", "--max-concurrency", "2"], "gamma", 200),
+        (["--request-rate", "inf", "--max-concurrency", "2"], "closed-loop", "inf"),
+    ],
+)
+def test_rate_and_concurrency_say_when_requests_are_sent(
+    tmp_path: Path, args: list[str], kind: str, rate: object
+) -> None:
+    with answering(Answers()) as url:
+        done = benchctl(tmp_path, "load", url, "--num-prompts", "4", "--output-len", "2", *args, "-o", "out")
+    assert done.returncode == 0, done.stderr
+    profile = parse_profile((tmp_path / "out" / "profile.yaml").read_text(), "profile.yaml")
+    assert profile.workload.arrival.kind == kind
+    assert result_of(tmp_path / "out")["request_rate"] == rate
+
+
+def test_a_load_is_split_over_processes_on_request(tmp_path: Path) -> None:
+    with answering(Answers()) as url:
+        args = ["--num-prompts", "6", "--output-len", "2", "--workers", "2", "-o", "out", "--max-concurrency", "2"]
+        done = benchctl(tmp_path, "load", url, *args)
+    assert done.returncode == 0, done.stderr
+    assert result_of(tmp_path / "out")["completed"] == 6
+
+
+def test_an_unnamed_model_is_the_one_that_the_server_offers_and_warm_ups_are_in_no_number(tmp_path: Path) -> None:
+    answers = Answers()
+    with answering(answers) as url:
+        args = ["--num-prompts", "2", "--output-len", "3", "--num-warmups", "2", "--no-ignore-eos", "--json"]
+        done = benchctl(tmp_path, "load", url, *args)
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert document["total_output_tokens"] == 6
+    assert document["model_id"] == "theirs"
+    assert [body["model"] for body, _ in answers.asked] == ["theirs"] * 4
+    assert not any("ignore_eos" in body for body, _ in answers.asked)
+
+
+def test_failed_requests_stay_in_the_counts_and_make_a_load_suspect(tmp_path: Path) -> None:
+    with answering(Answers(failing=frozenset({2, 3}))) as url:
+        args = ["--num-prompts", "5", "--max-concurrency", "1", "--output-len", "2", "-o", "out"]
+        done = benchctl(tmp_path, "load", url, *args, "--num-warmups", "0")
+    assert done.returncode == 4, done.stderr
+    assert "3 completed, 2 failed (2 http-status)" in done.stdout
+    assert "2 of 5 requests failed" in done.stderr
+    result = result_of(tmp_path / "out")
+    assert (result["num_prompts"], result["failed"], result["state"]) == (5, 2, "suspect")
+    assert json.loads((tmp_path / "out" / "manifest.json").read_text())["state"] == "suspect"
+
+
+def test_a_load_of_which_nothing_completes_has_failed(tmp_path: Path) -> None:
+    with answering(Answers(failing=frozenset(range(9)))) as url:
+        args = ["--num-prompts", "3", "--output-len", "2", "--num-warmups", "0", "-o", "out"]
+        done = benchctl(tmp_path, "load", url, *args)
+    assert done.returncode == 5
+    assert "no-request-completed" in done.stderr
+
+
+def test_where_nobody_answers_the_load_is_not_even_sent(tmp_path: Path) -> None:
+    done = benchctl(tmp_path, "load", "http://127.0.0.1:9", "--num-prompts", "1000", "-o", "out")
+    assert done.returncode == 5
+    assert "no load was sent" in done.stderr
+    assert "Traceback" not in done.stderr
+    (run,) = load_results(tmp_path / "out").runs
+    assert run.record.state == "failed"
+    assert all(request.is_warmup for request in run.requests)
+
+
+def test_the_key_reaches_the_server_and_no_file(tmp_path: Path) -> None:
+    answers = Answers()
+    with answering(answers) as url:
+        args = ["--num-prompts", "1", "--output-len", "1", "--api-key-env", "THEIR_KEY", "-o", "out"]
+        done = benchctl(tmp_path, "load", url, *args, THEIR_KEY=KEY)
+        without = benchctl(tmp_path, "load", url, *args[:-1], "other")
+    assert done.returncode == 0, done.stderr
+    assert {key for _, key in answers.asked} == {f"Bearer {KEY}"}
+    files = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
+    assert files
+    assert not [path for path in files if KEY.encode() in path.read_bytes()]
+    assert without.returncode == 2
+    assert "THEIR_KEY" in without.stderr
+
+
+def test_an_interrupt_keeps_what_came(tmp_path: Path) -> None:
+    with answering(Answers(delay_s=0.05)) as url:
+        argv = [sys.executable, "-m", "benchctl", "load", url, "--max-concurrency", "2", "--output-len", "20"]
+        with subprocess.Popen([*argv, "-o", "out"], cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
+            records = tmp_path / "out" / "runs" / "000-b0-load" / "requests.jsonl"
+            deadline = time.monotonic() + 120
+            while not (records.exists() and records.read_bytes().count(b"\n") > 2):
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+            process.send_signal(signal.SIGINT)
+            _, stderr = process.communicate(timeout=120)
+    assert process.returncode == 130, stderr
+    assert "Traceback" not in stderr
+    assert "interrupted; what was measured is kept. Look at it with: benchctl show out" in stderr
+    (run,) = load_results(tmp_path / "out").runs
+    assert run.record.failure is not None
+    assert run.record.failure.cause == "interrupted"
+    assert len(run.requests) > 2
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["127.0.0.1:8000"], "write the whole address"),
+        (["http://127.0.0.1:9", "--burstiness", "2"], "--request-rate"),
+        (["http://127.0.0.1:9", "--request-rate", "-1"], "request_rate"),
+        (["http://127.0.0.1:9", "--num-prompts", "0"], "num-prompts"),
+        (["http://127.0.0.1:9", "--workers", "many"], "workers"),
+        (["http://127.0.0.1:9", "--workers", "-1"], "it must be at least 1"),
+        (["http://127.0.0.1:many"], "a port from 1 to 65535"),
+        (["http://127.0.0.1:9", "--dataset-name", "gsm8k"], "benchctl data fetch gsm8k"),
+        (["http://127.0.0.1:9", "--dataset-name", "synthetic"], "input_len"),
+        (["http://127.0.0.1:9", "--output-dir", "taken"], "taken"),
+        (["http://127.0.0.1:9", "--output-dir", "a-file/below"], "a-file"),
+        (["http://127.0.0.1:9", "--dialect", "klingon"], "klingon"),
+    ],
+)
+def test_bad_input_gets_one_clear_message(tmp_path: Path, args: list[str], says: str) -> None:
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "something").write_text("")
+    (tmp_path / "a-file").write_text("")
+    done = benchctl(tmp_path, "load", *args)
+    assert done.returncode == 2, done.stderr
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "results").exists()
+
+
+def test_a_load_of_a_plain_server_imports_no_aiohttp_no_polars_and_no_engine_that_it_does_not_speak_to(
+    tmp_path: Path,
+) -> None:
+    code = (
+        "import sys\nfrom benchctl.cli.app import app\ntry:\n    app(prog_name='benchctl')\n"
+        "except SystemExit as leaving:\n    print(*sys.modules, file=sys.stderr)\n    sys.exit(leaving.code)\n"
+    )
+    with answering(Answers()) as url:
+        args = ["load", url, "--num-prompts", "1", "--output-len", "1"]
+        done = subprocess.run(
+            [sys.executable, "-c", code, *args], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+    assert done.returncode == 0, done.stderr
+    imported = set(done.stderr.splitlines()[-1].split())
+    assert {"benchctl.measure.single_load.single_load", "httpx"} <= imported
+    arrays = {"numpy", "polars", "scipy", "matplotlib", "pandas"}
+    assert not imported & {*arrays, "aiohttp", "anyio", "httpcore", "prometheus_client", "pynvml", "tqdm"}
+    assert not imported & {"benchctl.engines.sim", "benchctl.engines.vllm.engine", "benchctl.measure.server.server"}
+
+
+def test_many_values_have_the_percentiles_that_few_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = [float((i * 7919) % 1009) for i in range(1000)]
+    few = percentile.percentiles(values, 1000)
+    monkeypatch.setattr(percentile, "_MANY", 10)
+    assert percentile.percentiles(values, 1000) == few
+    assert few == pytest.approx({percent: float(np.percentile(values, percent)) for percent in few})
+    assert percentile.standard_deviation(values) == pytest.approx(float(np.std(values)))
+
+
+@given(st.lists(st.floats(-1e12, 1e12) | st.integers(0, 5).map(float), min_size=1), st.integers(1, 9))
+def test_values_in_sorted_runs_have_the_ranks_that_they_have_sorted_whole(values: list[float], run: int) -> None:
+    runs = SortedRuns(array("d", values), run)
+    assert [runs[rank] for rank in range(len(values))] == sorted(values)
+    assert runs[-1] == max(values)
+    with pytest.raises(IndexError):
+        runs[len(values)]
+
+
+def test_a_gap_of_any_length_counts() -> None:
+    passing = FiguresInPassing()
+    for index, gap_ns in enumerate((1_000_000, 7_000_000_000)):
+        choice = ChoiceRecord(index=0, chunk_ns=(5, 5 + gap_ns))
+        record = RequestRecord(request_id=f"r{index}", index=index, scheduled_ns=0, sent_ns=1, done_ns=9)
+        passing.take(msgspec.structs.replace(record, choices=(choice,)))
+    assert passing.figures().durations["itl"].mean == pytest.approx(3500.5)
+    assert passing.figures().durations["itl"].largest == 7000
+
+
+def test_stamps_of_failed_requests_count_in_passing_as_they_do_from_disk() -> None:
+    passing, records = FiguresInPassing(), []
+    broken = RequestError(kind="early-close", message="the server closed the connection")
+    for index, (late_ns, error) in enumerate([((1, 2, 2), None), (None, None), ((5, 5, 5), broken)]):
+        choice = ChoiceRecord(index=0, chunk_ns=(10, 20, 20), chunk_late_ns=late_ns)
+        record = RequestRecord(
+            request_id=f"r{index}", index=index, scheduled_ns=0, sent_ns=1, done_ns=30, error=error
+        )
+        records.append(msgspec.structs.replace(record, choices=(choice,)))
+        passing.take(records[-1])
+    from_disk = client_metrics(records, ())
+    assert (from_disk["kernel_stamp_frac"], from_disk["bound_stamp_frac"]) == (6 / 9, 3 / 9)
+    in_passing = passing.figures().client_metrics()
+    assert in_passing == {name: from_disk[name] for name in in_passing}
+
+
+def evidence_of(num_requests: int, evidence: LoadEvidence) -> list[RequestRecord]:
+    for index in range(num_requests):
+        choice = ChoiceRecord(index=0, chunk_ns=(1, 2, 3), text="long")
+        evidence.take(RequestRecord(request_id=f"r{index}", index=index, scheduled_ns=0, choices=(choice,)))
+    return list(evidence.as_run(object()).requests)  # type: ignore[arg-type]
+
+
+def test_evidence_keeps_every_request_and_arrivals_from_the_whole_load() -> None:
+    kept = evidence_of(1000, LoadEvidence(num_chunks=300, num_requests=2))
+    assert [request.index for request in kept] == list(range(1000))
+    whole = [request.index for request in kept if request.choices]
+    assert 50 <= len(whole) <= 100
+    assert all(request.choices[0].text == "" for request in kept if request.choices)
+    for first in range(0, 1000, 100):
+        assert 3 <= sum(first <= index < first + 100 for index in whole) <= 12
+    assert 0.3 < sum(index % 2 for index in whole) / len(whole) < 0.7  # both of two processes that take turns
+
+
+def test_some_long_answers_are_evidence_however_long_they_are() -> None:
+    kept = evidence_of(100, LoadEvidence(num_chunks=2, num_requests=8))
+    whole = [request.index for request in kept if request.choices]
+    assert 4 <= len(whole) <= 8
+    assert whole[-1] >= 50
+
+
+def test_the_plain_dialect_asks_for_nothing_beyond_the_published_api() -> None:
+    server = AttachOptions(url="http://127.0.0.1:1", dialect="openai", served_model="theirs")
+    settings = VariantSettings(variant="v", model="m", server=server, sampling=Sampling(), guidance=None)
+    asked = PreparedRequest(
+        request_id="r", index=0, arrival_ns=0, prompt="Hi", prompt_tokens=2, max_tokens=4, seed=3, source="test"
+    )
+    body = json.loads(PlainOpenAi().request_call(asked, settings).body)
+    published = {"model", "n", "seed", "temperature", "top_p", "stream", "stream_options", "max_tokens", "prompt"}
+    assert set(body) == published
+    with pytest.raises(UnsupportedError, match="top_k"):
+        PlainOpenAi().check_requests([asked], settings.model_copy(update={"sampling": Sampling(top_k=5)}))

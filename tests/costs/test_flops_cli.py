@@ -1,0 +1,185 @@
+"""``benchctl flops``: the published example, its JSON, and bad values."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from benchctl.cli.commands.flops import flops
+from benchctl.errors import UsageError
+
+ACCOUNT_KEYS = {
+    "base_prefill_flops",
+    "base_decode_flops",
+    "base_linear_flops",
+    "base_attention_flops",
+    "base_head_flops",
+    "base_total_flops",
+    "value_prefill_flops",
+    "value_extend_flops",
+    "value_candidates_flops",
+    "value_total_flops",
+    "total_flops",
+    "ratio",
+    "flops_per_output_token",
+    "achieved_flops_per_s",
+    "utilization_frac",
+}
+
+
+def invoke(*options: str) -> Result:
+    app = typer.Typer()
+    app.command()(flops)
+    return CliRunner().invoke(app, options)
+
+
+def document(*options: str) -> dict[str, Any]:
+    result = invoke("--json", *options)
+    assert result.exit_code == 0, result.output
+    read: dict[str, Any] = json.loads(result.stdout)
+    return read
+
+
+def cells(output: str, label: str) -> list[str]:
+    """The numbers of the row that is called ``label``."""
+    row = next(line for line in output.splitlines() if line.startswith(f"│ {label} "))
+    return [cell.strip() for cell in row.strip("│").split("│")[1:]]
+
+
+def test_the_defaults_are_the_published_guided_run() -> None:
+    result = invoke("--output-tokens", "237710", "--wall", "87.44")
+    assert result.exit_code == 0
+    assert cells(result.stdout, "base total, PFLOP") == ["3.458"]
+    assert cells(result.stdout, "value model candidates, PFLOP") == ["3.17"]
+    assert cells(result.stdout, "total / base") == ["2.104"]
+    assert cells(result.stdout, "GFLOP per output token") == ["30.24"]
+    assert cells(result.stdout, "achieved TFLOP/s") == ["83.21"]
+    assert cells(result.stdout, "% of h100-sxm's peak") == ["8.41"]
+    assert "qwen2.5-7b guided by qwen2.5-1.5b, top_k 5" in result.stdout
+
+
+def test_the_published_baseline_has_no_value_model() -> None:
+    read = document("--value-model", "none", "--wall", "19.22")
+    assert read["value_model"] is None
+    assert read["account"]["value_total_flops"] == 0
+    assert read["account"]["ratio"] == 1.0
+    assert read["account"]["flops_per_output_token"] == pytest.approx(14.2376e9, rel=1e-5)
+    assert read["account"]["achieved_flops_per_s"] == pytest.approx(179.89e12, rel=1e-4)
+    assert read["account"]["utilization_frac"] == pytest.approx(0.182, abs=5e-4)
+
+
+def test_rates_without_a_wall_time_are_unknown_not_zero() -> None:
+    assert cells(invoke().stdout, "achieved TFLOP/s") == ["needs --wall"]
+    account = document()["account"]
+    assert account["achieved_flops_per_s"] is None
+    assert account["utilization_frac"] is None
+
+
+def test_the_json_keys_are_stable_and_carry_units() -> None:
+    read = document("--observed-candidates", "2.5")
+    assert set(read) == {
+        "base",
+        "value_model",
+        "num_questions",
+        "num_sequences",
+        "prompt_tokens",
+        "output_tokens",
+        "top_k",
+        "candidate_cost",
+        "observed_candidates_per_token",
+        "wall_s",
+        "hardware",
+        "peak_flops_per_s",
+        "convention",
+        "account",
+        "observed",
+        "corrections",
+    }
+    assert set(read["account"]) == set(read["observed"]) == ACCOUNT_KEYS
+    corrections = sum(correction["flops"] for correction in read["corrections"])
+    assert read["account"]["total_flops"] + corrections == read["observed"]["total_flops"]
+
+
+def test_observed_candidates_are_shown_beside_the_published_ones() -> None:
+    result = invoke("--observed-candidates", "2.5")
+    published, observed = cells(result.stdout, "value model candidates, PFLOP")
+    assert float(observed) == pytest.approx(float(published) / 2, rel=2e-3)
+    assert "first-token" in result.stdout
+    assert cells(result.stdout, "candidates")[0].startswith("-1.5")
+
+
+def test_no_observed_candidates_mean_no_value_model_at_work() -> None:
+    observed = document("--observed-candidates", "0")["observed"]
+    assert observed["value_total_flops"] == 0
+
+
+@pytest.mark.parametrize(("convention", "ratio"), [("two-n", 2.188), ("lm-head-value-model", 2.295)])
+def test_earlier_conventions_can_be_asked_for(convention: str, ratio: float) -> None:
+    read = document("--convention", convention)
+    assert read["convention"] == convention
+    assert read["account"]["ratio"] == pytest.approx(ratio, abs=1e-3)
+
+
+def test_another_device_and_model_directory_are_read(tmp_path: Path) -> None:
+    config = {
+        "num_hidden_layers": 2,
+        "hidden_size": 8,
+        "num_attention_heads": 4,
+        "intermediate_size": 16,
+        "vocab_size": 100,
+    }
+    model = tmp_path / "tiny"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps(config))
+    read = document("--base", str(model), "--value-model", "none", "--hardware", "NVIDIA H200", "--wall", "1")
+    assert read["base"] == "tiny"
+    assert read["hardware"] == "h200-sxm"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--base", "qwen2.5-8b"], "unknown model 'qwen2.5-8b': did you mean"),
+        (["--value-model", "gpt"], "unknown model 'gpt'"),
+        (["--hardware", "abacus"], "unknown hardware 'abacus': name one of h100-sxm"),
+        (["--wall", "0"], "--wall is 0.0; give the seconds"),
+        (["--wall", "nan"], "--wall is nan"),
+        (["--candidate-cost", "-1"], "candidate_cost is -1.0; it must be a finite number from 0"),
+        (["--observed-candidates", "6"], "--observed-candidates is 6.0; it is a mean per output token"),
+        (["--observed-candidates", "nan"], "--observed-candidates is nan"),
+        (["--observed-candidates", "1", "--value-model", "none"], "--observed-candidates needs a value model"),
+    ],
+)
+def test_a_bad_value_is_refused_with_its_remedy(options: list[str], message: str) -> None:
+    error = invoke(*options).exception
+    assert isinstance(error, UsageError)
+    assert error.exit_code == 2
+    assert message in str(error)
+
+
+@pytest.mark.parametrize("option", ["--questions", "--samples", "--prompt-tokens", "--output-tokens", "--top-k"])
+@pytest.mark.parametrize("value", ["0", "-3", "many"])
+def test_a_count_below_one_is_a_usage_error(option: str, value: str) -> None:
+    result = invoke(option, value)
+    assert result.exit_code == 2
+    assert option in result.output
+
+
+def test_an_unknown_convention_is_a_usage_error() -> None:
+    result = invoke("--convention", "mine")
+    assert result.exit_code == 2
+    assert "two-n" in result.output
+
+
+def test_the_command_imports_nothing_heavy() -> None:
+    program = (
+        "import sys, benchctl.cli.commands.flops\n"
+        "heavy = {'scipy', 'numpy', 'matplotlib', 'aiohttp', 'httpx', 'msgspec'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

@@ -1,0 +1,46 @@
+"""FLOP/s are compared with peaks of the device that did the work, or with none."""
+
+import pytest
+from builders import edit_manifest, write_results
+
+from benchctl.analysis.experiment.experiment import experiment_of
+from benchctl.records.directory import load_results
+from benchctl.records.run import GpuInfo
+
+
+def hardware_of(tmp_path, engine, *names):
+    results = write_results(tmp_path / "r", block_factors=({"baseline": 1.0, "guided": 1.0},))
+    gpus = tuple(GpuInfo(index=i, name=name) for i, name in enumerate(names))
+    edit_manifest(results, engine=engine, gpus=gpus)
+    loaded = load_results(results.path)
+    experiment = experiment_of(loaded)
+    flops, _ = experiment.flops(loaded.runs[0])
+    assert flops is not None
+    share = flops.utilization_frac(flops.published)
+    return experiment.hardware, [warning.code for warning in experiment.warnings], share
+
+
+def test_a_simulated_server_has_the_device_that_the_profile_names(tmp_path):
+    hardware, codes, share = hardware_of(tmp_path, "sim")
+    assert (hardware.name, codes) == ("h100-sxm", [])
+    assert share > 0
+
+
+def test_a_real_server_on_a_machine_without_a_gpu_is_compared_with_no_peak(tmp_path):
+    assert hardware_of(tmp_path, "vllm") == (None, [], None)
+
+
+def test_the_gpu_of_the_profile_is_compared_with_its_own_peak(tmp_path):
+    hardware, codes, share = hardware_of(tmp_path, "vllm", "NVIDIA H100 80GB HBM3", "NVIDIA H100 80GB HBM3")
+    assert (hardware.name, codes) == ("h100-sxm", [])
+    assert share > 0
+
+
+@pytest.mark.parametrize("names", [("NVIDIA H200",), ("NVIDIA H100 80GB HBM3", "NVIDIA H200")])
+def test_another_gpu_than_the_profiles_leaves_the_comparison_out_and_says_so(tmp_path, names):
+    assert hardware_of(tmp_path, "vllm", *names) == (None, ["hardware-differs"], None)
+
+
+def test_a_gpu_that_nobody_knows_is_taken_at_the_profiles_word(tmp_path):
+    hardware, codes, _ = hardware_of(tmp_path, "vllm", "NVIDIA H100 80GB HBM3 MIG 1g.10gb")
+    assert (hardware.name, codes) == ("h100-sxm", ["hardware-unknown"])

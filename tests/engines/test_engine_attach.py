@@ -1,0 +1,248 @@
+"""Servers that someone else runs: asked in their dialect, watched from outside, their key in no record."""
+
+import json
+import os
+import signal
+import ssl
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from simulated import free_port, sim_server
+
+from benchctl.engines.attach import AttachEngine
+from benchctl.engines.kinds import engine_for
+from benchctl.errors import EngineUnavailableError, ProfileError, UnsupportedError
+from benchctl.load.transport.client import StreamClient
+from benchctl.load.transport.tls import TlsTransport
+from benchctl.profile.engine_options import AttachOptions
+from benchctl.profile.load import load_profile
+from benchctl.profile.model import Guidance, Sampling, Timeouts, VariantSettings
+from benchctl.records.run import PreparedRequest
+
+ENGINE = AttachEngine()
+KEY = "not-to-be-written-anywhere-4711"
+SMALL = {"workload.num_prompts": 2, "workload.samples_per_prompt": 2, "workload.output_len": 12, "blocks": 1}
+
+
+def settings_of(*, guidance=None, **options) -> VariantSettings:
+    options = {"url": "http://127.0.0.1:1"} | options
+    return VariantSettings(
+        variant="v", model="qwen2.5-7b", server=AttachOptions(**options), sampling=Sampling(), guidance=guidance
+    )
+
+
+def asked(n=1) -> PreparedRequest:
+    return PreparedRequest(
+        request_id="r", index=0, arrival_ns=0, prompt="Hi", prompt_tokens=2, max_tokens=4, ignore_eos=True, n=n,
+        seed=3, source="test",
+    )  # fmt: skip
+
+
+def body_of(**options):
+    return json.loads(ENGINE.request_call(asked(), settings_of(**options)).body)
+
+
+def command(*settings: str, **values: object) -> list[str]:
+    words = [f"{name}={value}" for name, value in {**SMALL, **values}.items()]
+    set_ = [word for setting in (*words, *settings) for word in ("--set", setting)]
+    return [sys.executable, "-m", "benchctl", "run", "--profile", "aa", "--engine", "attach", "--quiet", *set_]
+
+
+def environment(cwd: Path) -> dict[str, str]:
+    return {**os.environ, "BENCHCTL_DATA_DIR": str(cwd / "no-data"), "COLUMNS": "200", "SERVER_KEY": KEY}
+
+
+def benchctl(cwd: Path, *settings: str, **values: object) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        command(*settings, **values),
+        cwd=cwd,
+        env=environment(cwd),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def runs_of(cwd: Path) -> list[dict]:
+    return [json.loads(path.read_text()) for path in sorted(cwd.glob("results/aa/latest/runs/*/run.json"))]
+
+
+@pytest.mark.parametrize(
+    ("dialect", "expected"),
+    [
+        ("vllm", {"return_token_ids": True, "repetition_penalty": 1.0, "top_k": -1}),
+        ("sglang", {"repetition_penalty": 1.0, "top_k": -1}),
+        ("llamacpp", {"timings_per_token": True, "top_k": 0}),
+    ],
+)
+def test_requests_are_spelt_as_the_server_understands_them(dialect, expected):
+    body = body_of(dialect=dialect)
+    assert {name: body[name] for name in expected} == expected
+    assert (body["max_tokens"], body["stream"]) == (4, True)
+
+
+def test_how_a_server_of_others_caches_is_their_choice():
+    assert "cache_prompt" not in body_of(dialect="llamacpp")
+
+
+@pytest.mark.parametrize("dialect", ["vllm", "sglang", "llamacpp", "transformers"])
+def test_a_request_names_the_model_only_where_the_profile_knows_the_name_there(dialect):
+    assert "model" not in body_of(dialect=dialect)
+    assert body_of(dialect=dialect, served_model="theirs")["model"] == "theirs"
+
+
+def test_the_key_is_read_from_the_environment_when_a_request_is_made(monkeypatch):
+    settings = settings_of(api_key_env="SERVER_KEY")
+    monkeypatch.delenv("SERVER_KEY", raising=False)
+    with pytest.raises(EngineUnavailableError, match="api_key_env names SERVER_KEY, which is not set; export"):
+        ENGINE.check_available(settings)
+    monkeypatch.setenv("SERVER_KEY", KEY)
+    ENGINE.check_available(settings)
+    assert ENGINE.request_call(asked(), settings).headers["Authorization"] == f"Bearer {KEY}"
+    monkeypatch.setenv("SERVER_KEY", f"{KEY}\n")
+    with pytest.raises(EngineUnavailableError, match="holds line breaks or other characters") as told:
+        ENGINE.check_available(settings)
+    assert KEY not in str(told.value)
+    monkeypatch.setenv("SERVER_KEY", KEY)
+    assert "Authorization" not in ENGINE.request_call(asked(), settings_of()).headers
+
+
+def test_what_servers_of_a_dialect_cannot_do_is_refused():
+    ENGINE.check_requests([asked(n=2)], settings_of(dialect="vllm"))
+    with pytest.raises(UnsupportedError, match=r"set workload\.samples_as: requests"):
+        ENGINE.check_requests([asked(n=2)], settings_of(dialect="llamacpp"))
+    with pytest.raises(UnsupportedError, match="loads no value model"):
+        ENGINE.check_requests([asked()], settings_of(guidance=Guidance()))
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("127.0.0.1:8000", "write the whole address, such as http://127.0.0.1:8000"),
+        ("http://me:word@host:1", "holds credentials, which would be recorded; name a variable in api_key_env"),
+        ("http://host:1/?api_key=word", "holds a query, which requests cannot carry"),
+        ("http://host:1/v1/", "leave out /v1, which requests bring themselves"),
+        ("http://", "write a host and a port from 1 to 65535"),
+        ("http://host:abc", "write a host and a port from 1 to 65535"),
+        ("http://host:0", "write a host and a port from 1 to 65535"),
+        ("http://host:99999", "write a host and a port from 1 to 65535"),
+        ("http://[::1", "write a host and a port from 1 to 65535"),
+    ],
+)
+def test_an_address_that_cannot_be_used_is_refused_with_the_remedy(url, message):
+    with pytest.raises(ProfileError, match=message):
+        load_profile("aa", engine="attach", overrides=[f"engine.options.url={url}"])
+
+
+def test_a_server_behind_https_is_checked_against_the_certificates_of_this_machine():
+    control = StreamClient("https://host:1", Timeouts()).control
+    assert isinstance(control._transport, TlsTransport)
+    context = control._transport.ssl_context
+    assert context.cert_store_stats()["x509_ca"] > 0
+    assert (context.verify_mode, context.check_hostname) == (ssl.CERT_REQUIRED, True)
+    assert str(control.base_url).rstrip("/") == "https://host:1"
+
+
+def test_nothing_is_started_and_nothing_claimed(tmp_path):
+    settings = settings_of(url="http://host:1/")
+    assert not ENGINE.is_launched
+    assert ENGINE.base_url(settings, 99) == "http://host:1"
+    assert not ENGINE.has_steps(settings)
+    assert list(ENGINE.read_steps(tmp_path)) == []
+    assert ENGINE.diagnose("address already in use") is None
+    assert isinstance(engine_for("attach"), AttachEngine)
+
+
+@pytest.mark.slow
+def test_two_servers_are_compared_by_turns_and_the_key_is_in_no_file(tmp_path):
+    with sim_server(tmp_path / "a", time_scale=20.0) as a, sim_server(tmp_path / "b", time_scale=20.0) as b:
+        urls = {
+            "engine.options.url": a.client.base_url,
+            "variants.again.server.url": b.client.base_url,
+            "engine.options.api_key_env": "SERVER_KEY",
+            "blocks": 2,
+        }
+        done = benchctl(tmp_path, "allowed_differences=[server.url]", **urls)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert a.process.poll() is None
+        assert b.process.poll() is None
+        assert min(a.metric("vllm:generation_tokens_total"), b.metric("vllm:generation_tokens_total")) >= 2 * 4 * 12
+    runs = runs_of(tmp_path)
+    assert [run["state"] for run in runs] == ["done"] * 4
+    for run in runs:
+        assert not run.get("argv")
+        assert "launch_ns" not in run["times"]
+        expected = b if run["variant"] == "again" else a
+        assert run["effective_config"]["server.url"] == str(expected.client.base_url).rstrip("/")
+        assert run["effective_config"]["server.served_model"] == "qwen2.5-7b"
+        assert "server-not-fresh" in [warning["code"] for warning in run["warnings"]]
+    files = [path for path in (tmp_path / "results").rglob("*") if path.is_file()]
+    assert not [path for path in files if KEY.encode() in path.read_bytes()]
+
+
+@pytest.mark.slow
+def test_two_addresses_that_the_profile_does_not_declare_are_told_before_the_run(tmp_path):
+    with sim_server(tmp_path / "a", time_scale=50.0) as a, sim_server(tmp_path / "b", time_scale=50.0) as b:
+        urls = {"engine.options.url": a.client.base_url, "variants.again.server.url": b.client.base_url}
+        done = benchctl(tmp_path, **urls)
+    assert "variants differ in server.url, which allowed_differences does not list" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_server_that_dies_in_mid_run_is_noticed_within_seconds(tmp_path):
+    with sim_server(tmp_path / "a", time_scale=0.2) as server:
+        values = {"engine.options.url": server.client.base_url, "workload.output_len": 400}
+        log = tmp_path / "out.txt"
+        with log.open("wb") as sink:
+            running = subprocess.Popen(
+                command(**values), cwd=tmp_path, env=environment(tmp_path), stdout=sink, stderr=subprocess.STDOUT
+            )
+        try:
+            wait_for_load(tmp_path)
+            os.kill(server.process.pid, signal.SIGKILL)
+            deadline = time.monotonic() + 60
+            while runs_of(tmp_path)[0]["state"] == "running":
+                assert time.monotonic() < deadline, log.read_text()
+                time.sleep(0.05)
+            assert running.wait(timeout=60) == 5, log.read_text()
+        finally:
+            running.kill()
+            running.wait()
+    first, second = runs_of(tmp_path)
+    assert (first["state"], first["failure"]["cause"]) == ("failed", "server-died")
+    assert (second["state"], second["failure"]["cause"]) == ("failed", "not-ready")
+
+
+def wait_for_load(cwd: Path) -> None:
+    """Until the load of the first run has begun: its samplers write just before the first request."""
+    deadline = time.monotonic() + 120
+    while not list(cwd.glob("results/aa/latest/runs/*/prometheus.jsonl")):
+        assert time.monotonic() < deadline, "no run came to its load"
+        time.sleep(0.05)
+    time.sleep(0.5)
+
+
+@pytest.mark.slow
+def test_a_server_of_another_dialect_is_told_by_the_option_that_names_it(tmp_path):
+    with sim_server(tmp_path / "a", time_scale=50.0) as server:
+        dialect = {"engine.options.dialect": "transformers", "blocks": 1, "workload.num_prompts": 1}
+        done = benchctl(tmp_path, **{"engine.options.url": server.client.base_url}, **dialect)
+    assert done.returncode == 5
+    assert "does not generate" in done.stderr
+    assert "correct engine.options.dialect, or ask its owner" in done.stderr
+
+
+@pytest.mark.slow
+def test_an_address_where_nobody_answers_fails_at_once_with_the_remedy(tmp_path):
+    start = time.monotonic()
+    done = benchctl(tmp_path, **{"engine.options.url": f"http://127.0.0.1:{free_port()}"})
+    assert done.returncode == 5
+    assert time.monotonic() < start + 60, "it waited for timeouts.ready_s"
+    assert (
+        "/health does not answer (ConnectionRefusedError), after 5 s; start the server, or correct server.url"
+        in (done.stdout + done.stderr).replace("\n", " ")
+    )

@@ -1,0 +1,110 @@
+"""Every carried profile on the engines that guide: servers are started alike, but for what is declared."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchctl.analysis.validity.launch import LaunchSetting, launch_settings
+from benchctl.engines.engine import LaunchSite
+from benchctl.engines.kinds import engine_for
+from benchctl.profile.engine_options import ENGINE_OPTIONS
+from benchctl.profile.load import list_profiles, load_profile
+from benchctl.profile.model import Profile, VariantSettings
+from benchctl.profile.planning.plan import allowed_difference, arms, variant_settings
+from benchctl.records.directory import arm_label
+from benchctl.records.run import RunRecord
+
+PROFILES = [entry.name for entry in list_profiles()]
+OF_THE_PLUGIN = {"fused-vs-two-phase", "noop-skip"}
+"""Profiles about options that SGLang's fork does not have."""
+
+
+@pytest.fixture(name="models")
+def _models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Directories that look like models; the engines are taken for installed."""
+    for name in ("base", "value"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text('{"model_type": "qwen2", "max_position_embeddings": 4096}')
+    monkeypatch.setattr("benchctl.engines.vllm.engine.interpreter_for", lambda *_: Path(sys.executable))
+    monkeypatch.setattr("benchctl.engines.sglang_lenvm.engine.fork_interpreter", lambda *_: Path(sys.executable))
+    return tmp_path
+
+
+def launches(profile: Profile, models: Path) -> dict[str, dict[str, LaunchSetting]]:
+    """What each arm's server is started with, all with the models that exist here."""
+    engine, found = engine_for(profile.engine.kind), {}
+    for arm in arms(profile):
+        settings = with_models(variant_settings(profile, *arm), models)
+        site = LaunchSite(port=8123, directory=models / "000-b0-a")
+        run = RunRecord(
+            schema_version=1, index=0, run_id="000-b0-a", block=0, position=0, variant="v",
+            argv=engine.argv(settings, site), env=engine.env(settings, site),
+        )  # fmt: skip
+        found[arm_label(*arm)] = launch_settings(run)
+    return found
+
+
+def with_models(settings: VariantSettings, models: Path) -> VariantSettings:
+    value_model = str(models / "value") if settings.server.guides_with else None
+    server = settings.server.model_copy(update={"value_model": value_model})
+    return settings.model_copy(update={"model": str(models / "base"), "server": server})
+
+
+def differences(profile: Profile, models: Path) -> dict[str, tuple[str, ...]]:
+    """Settings in which some server differs from the baseline's, with the names of each."""
+    found = launches(profile, models)
+    baseline = found.pop(profile.baseline)
+    return {
+        key: (launch.get(key) or baseline[key]).names
+        for launch in found.values()
+        for key in baseline.keys() | launch.keys()
+        if baseline.get(key) != launch.get(key)
+    }
+
+
+@pytest.mark.parametrize("kind", ["vllm-lenvm", "sglang-lenvm"])
+@pytest.mark.parametrize("name", PROFILES)
+def test_servers_are_started_alike_but_for_the_value_model_and_what_the_profile_declares(
+    name: str, kind: str, models: Path
+) -> None:
+    if kind == "sglang-lenvm" and name in OF_THE_PLUGIN:
+        pytest.skip("the profile is about options of the plugin")
+    profile = load_profile(name, engine=kind)
+    of_value_model = {f"server.{option}" for option in ENGINE_OPTIONS[kind].VALUE_MODEL_OPTIONS}
+    for key, names in differences(profile, models).items():
+        declared = [name for name in names if allowed_difference(name, profile.allowed_differences)]
+        assert declared or of_value_model & {*names}, f"{key} differs and is known as {names}"
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_the_plugin_leaves_the_scheduling_of_a_guided_server_as_its_baseline_has_it(
+    name: str, models: Path
+) -> None:
+    profile = load_profile(name, engine="vllm-lenvm")
+    assert not [key for key in differences(profile, models) if "async" in key]
+    assert not allowed_difference("server.overlap_schedule", profile.allowed_differences)
+    assert not allowed_difference("server.async_scheduling", profile.allowed_differences)
+
+
+def test_sglang_s_fork_guides_without_overlapped_scheduling_and_the_profile_declares_it(models: Path) -> None:
+    profile = load_profile("topk-sweep", engine="sglang-lenvm")
+    assert differences(profile, models)["argv.--disable-overlap-schedule"]
+    assert allowed_difference("server.overlap_schedule", profile.allowed_differences)
+    guided = variant_settings(profile, "guided", {"top_k": 2})
+    assert guided.server.model_dump()["overlap_schedule"] is False
+
+
+def test_a_server_with_a_value_model_is_told_so_by_its_command_line(models: Path) -> None:
+    profile = load_profile("guided-idle", engine="vllm-lenvm")
+    assert "argv.--logits-processors" in differences(profile, models)
+
+
+@pytest.mark.parametrize("is_overlapped", ["true", "false"])
+def test_scheduling_that_is_asked_of_all_servers_is_that_of_guided_ones_too(
+    is_overlapped: str, models: Path
+) -> None:
+    asked = f"engine.options.overlap_schedule={is_overlapped}"
+    profile = load_profile("topk-sweep", engine="vllm-lenvm", overrides=[asked])
+    flag = "argv.--async-scheduling" if is_overlapped == "true" else "argv.--no-async-scheduling"
+    assert all(flag in launch for launch in launches(profile, models).values())

@@ -1,0 +1,153 @@
+"""A guided step reads nothing from the device that it computes on, apart from one copy where it may skip rows."""
+
+import itertools
+
+import pytest
+from tensors import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+pytest.importorskip("transformers", reason="value models are read by transformers, which is not installed here")
+from plain_values import VOCABULARY, random_tensors, tiny_config
+
+from benchctl.guided.guide import Guide, GuideRow, GuideSettings
+from benchctl.guided.params import CONSTRAINTS, MODES, GuidanceParams
+from benchctl.guided.timing import StepTimer
+from benchctl.guided.value_model.checkpoint import Checkpoint
+from benchctl.guided.value_model.scoring import Scorer
+from benchctl.guided.value_model.value_model import ValueModel
+
+RULES = (
+    *(GuidanceParams(mode=mode, scale=1.7, value_min=0.01, entropy_threshold=0.1) for mode in MODES),
+    *(GuidanceParams(target_length=30, constraint=constraint) for constraint in CONSTRAINTS),
+    GuidanceParams(scale=-3.0, stride=2),
+)
+
+
+def value_model(device):
+    config = tiny_config("qwen2")
+    tensors = {name: tensor.to(device) for name, tensor in random_tensors(config, torch.float32).items()}
+    return ValueModel(Checkpoint(config, tensors, frozenset({2})))
+
+
+def steps_of(device, *, skips_early, scorer=None, timer=None, **filtering):
+    """Guided steps of a batch of all rules, without end: the first computes the prompts, then it is steady."""
+    made = Scorer(value_model(device), len(RULES), 64, timer=timer, **(scorer or {}))
+    guide = Guide(lambda: made, GuideSettings(skips_early=skips_early), timer)
+    rows = [
+        GuideRow(
+            index=index, key=index, params=params, tokens=[index + 3] * 12, num_prompt=12, temperature=0.9,
+            top_k=2 + index % 5, top_p=0.95, min_p=0.001, **filtering,
+        )
+        for index, params in enumerate(RULES)
+    ]  # fmt: skip
+    # The very same logits each time: drawn here, so that the step itself has nothing but guidance in it.
+    logits = torch.randn(len(rows) + 1, VOCABULARY, generator=torch.Generator().manual_seed(1)).to(device)
+    while True:
+        guide.apply(logits.clone(), rows)
+        for row in rows:
+            row.tokens.append(7)
+        yield guide.pending
+
+
+@pytest.mark.parametrize("scorer", [{}, {"fused": False}, {"graphs": True}], ids=["fused", "two-phase", "rounded"])
+@pytest.mark.parametrize("is_server_filtering", [True, False])
+def test_steps_need_nothing_of_what_the_device_computes(scorer, is_server_filtering, tmp_path):
+    """The device is torch's ``meta``: it knows shapes and has no numbers, so that to ask it for one is an error."""
+    options = {"skips_early": False, "scorer": scorer, "is_server_filtering": is_server_filtering}
+    for timer in (None, StepTimer(tmp_path / "steps.jsonl")):
+        for pending in itertools.islice(steps_of("meta", timer=timer, **options), 4):
+            with pytest.raises((NotImplementedError, RuntimeError), match="meta"):
+                _ = pending.step
+
+
+def test_rows_that_may_be_skipped_need_numbers_of_the_device():
+    with pytest.raises((NotImplementedError, RuntimeError), match="meta"):
+        next(steps_of("meta", skips_early=True))
+
+
+READING = {
+    "item", "tolist", "numpy", "cpu", "__bool__", "__int__", "__float__", "__index__", "__len__", "__iter__",
+    "__contains__", "nonzero", "masked_select", "unique", "equal", "allclose",
+}  # fmt: skip
+READING_OPS = ("_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "_unique", "equal.default")
+
+
+class Calls(TorchFunctionMode):
+    """Notes what is called that gives numbers of a tensor to Python."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        name = getattr(function, "__name__", "")
+        if name in READING:
+            self.seen.append(name)
+        return function(*args, **(kwargs or {}))
+
+
+class Ops(TorchDispatchMode):
+    """Notes what torch itself does that has to know numbers, such as the size of what a mask picks."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name = str(function).removeprefix("aten.")
+        of_any_size = name.startswith(("index.", "index_put")) and any(
+            index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1]
+        )
+        if name.startswith(READING_OPS) or of_any_size:
+            self.seen.append(name)
+        return function(*args, **(kwargs or {}))
+
+
+def reads_of_one_step(steps):
+    with Calls() as calls, Ops() as ops:
+        next(steps)
+    return calls.seen + ops.seen
+
+
+@pytest.mark.parametrize("scorer", [{}, {"fused": False}], ids=["fused", "two-phase"])
+def test_a_steady_step_that_may_skip_rows_reads_once_and_any_other_never(scorer):
+    for skips_early, expected in ((True, ["tolist"]), (False, [])):
+        steps = steps_of("cpu", skips_early=skips_early, scorer=scorer, is_server_filtering=False)
+        next(steps)
+        for _ in range(3):
+            assert reads_of_one_step(steps) == expected
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("clock", [None, "host", "device"])
+@pytest.mark.parametrize("scorer", [{}, {"fused": False}, {"stream": True}], ids=["fused", "two-phase", "stream"])
+def test_on_a_gpu_steady_steps_synchronise_with_nothing(scorer, clock, tmp_path):
+    timer = None if clock is None else StepTimer(tmp_path / "steps.jsonl", clock)
+    steps = steps_of("cuda", skips_early=False, scorer=scorer, timer=timer, is_server_filtering=False)
+    for _ in range(8):  # until the graphs of all sizes are there
+        next(steps)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(4):
+            pending = next(steps)
+            if timer is not None:
+                timer.end_step(pending)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert pending.step.guided_rows > 0
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda x: x.sum().item(), lambda x: int(x[0]), lambda x: x.tolist(), lambda x: bool(x[0] > 0),
+        lambda x: x.cpu(), lambda x: x[x > 0], lambda x: x.nonzero(), lambda x: x.numpy(), list,
+        lambda x: x.__setitem__(x > 0, x[:1].expand(2)), lambda x: torch.where(x > 0),
+    ],
+)  # fmt: skip
+def test_what_would_wait_for_a_device_is_noticed(read):
+    def step():
+        yield read(torch.tensor([1.0, -1.0, 2.0]))
+
+    assert reads_of_one_step(step())

@@ -1,0 +1,287 @@
+"""A scorer gives each candidate the value that a plain forward pass of its whole text has, whatever came before."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tensors import torch
+
+pytest.importorskip("transformers", reason="value models are read by transformers, which is not installed here")
+from plain_values import FAMILIES, VOCABULARY, both_models
+
+from benchctl.guided.errors import GuidanceError
+from benchctl.guided.value_model.layout import Memory, Work, pack, plan_shape, unpack
+from benchctl.guided.value_model.scoring import ScoredRow, Scorer
+
+ORACLES = Path(__file__).parents[3] / "shared/oracles/guidance.json"
+MODELS = {}
+
+
+def models(family="qwen2", dtype=torch.float32):
+    if (family, dtype) not in MODELS:
+        MODELS[family, dtype] = both_models(family, dtype)
+    return MODELS[family, dtype]
+
+
+def text(draw, length):
+    return [draw.randrange(VOCABULARY) for _ in range(length)]
+
+
+def row(key, tokens, num_prompt=None):
+    return ScoredRow(key, tokens, len(tokens) if num_prompt is None else num_prompt)
+
+
+def choices(draw, num_rows, num_candidates):
+    ids = torch.tensor([text(draw, num_candidates) for _ in range(num_rows)])
+    mask = torch.tensor([[draw.random() < 0.7 for _ in range(num_candidates)] for _ in range(num_rows)])
+    return ids, mask
+
+
+def plain(model, rows, ids, mask):
+    values = [
+        [
+            model.value([*row.tokens, token]) if is_there else 0
+            for token, is_there in zip(line, present, strict=True)
+        ]
+        for row, line, present in zip(rows, ids.tolist(), mask.tolist(), strict=True)
+    ]
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def farthest(a, b):
+    return float((a.double() - b.double()).abs().max())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("options", [{}, {"graphs": True}, {"fused": False}], ids=["fused", "rounded", "two-phase"])
+def test_values_are_those_of_the_whole_text_through_transformers(family, options):
+    ours, theirs = models(family)
+    scorer = Scorer(ours, 4, 64, **options)
+    draw = random.Random(family)
+    tokens = {key: text(draw, length) for key, length in {"a": 1, "b": 9, "c": 30}.items()}
+    for _ in range(3):
+        rows = [row(key, tokens[key]) for key in draw.sample(list(tokens), 3)]
+        ids, mask = choices(draw, 3, 3)
+        assert farthest(scorer.score(rows, ids, mask), plain(theirs, rows, ids, mask)) < 2e-5
+        for key, lag in (("a", 1), ("b", 0), ("c", 7)):
+            tokens[key].extend(text(draw, lag))
+
+
+def test_bfloat16_is_as_far_from_float32_as_transformers_in_bfloat16_is():
+    ours, _ = models(dtype=torch.bfloat16)
+    _, exact = both_models(dtype=torch.float32)
+    _, theirs = models(dtype=torch.bfloat16)
+    draw = random.Random(1)
+    rows = [row(number, text(draw, 12)) for number in range(6)]
+    ids, mask = choices(draw, 6, 4)
+    truth = plain(exact, rows, ids, mask)
+    rounding = farthest(plain(theirs, rows, ids, mask), truth)
+    assert 1e-4 < rounding < 1
+    assert farthest(Scorer(ours, 6, 32).score(rows, ids, mask), truth) < 2 * rounding
+
+
+# A program of steps: for each of five requests, how many tokens it grows by, or None where it is not scored; a
+# request may end, and another one of the same prompt or of a new one takes its name.
+STEPS = st.lists(
+    st.tuples(
+        st.lists(st.one_of(st.none(), st.integers(0, 11)), min_size=5, max_size=5),
+        st.integers(1, 4),
+        st.sets(st.integers(0, 4), max_size=2),
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(STEPS, st.booleans(), st.booleans(), st.booleans(), st.integers(4, 6), st.integers(0, 1000))
+def test_any_coming_and_going_leaves_the_values_what_they_are(steps, fused, rounds, shares, max_slots, seed):
+    """Rows join, leave, lag, change places, are evicted, share prompts: against a scorer that remembers nothing."""
+    model, _ = models(dtype=torch.float64)
+    scorer = Scorer(model, max_slots, 128, fused=fused, graphs=rounds, share_prompts=shares)
+    fresh = Scorer(model, 5, 128, share_prompts=False)
+    draw = random.Random(seed)
+    prompts = [text(draw, length) for length in (1, 14, 23)]
+    live = {name: (0, list(draw.choice(prompts))) for name in range(5)}
+    starts = {name: len(tokens) for name, (_, tokens) in live.items()}
+    for growth, num_candidates, ended in steps:
+        for name in ended:
+            generation, _ = live[name]
+            scorer.forget([(name, generation)])
+            live[name] = (generation + 1, list(draw.choice(prompts)))
+            starts[name] = len(live[name][1])
+        for name, number in enumerate(growth):
+            live[name][1].extend(text(draw, number or 0))
+        chosen = [name for name, number in enumerate(growth) if number is not None][:max_slots]
+        draw.shuffle(chosen)
+        rows = [row((name, live[name][0]), live[name][1], starts[name]) for name in chosen]
+        ids, mask = choices(draw, len(rows), num_candidates) if rows else (torch.zeros(0, 1).long(),) * 2
+        mask = mask.bool()
+        values = scorer.score(rows, ids, mask)
+        fresh.forget([(name, generation) for name in range(5) for generation in range(8)])
+        assert values.shape == ids.shape
+        if rows:
+            assert farthest(values, fresh.score(rows, ids, mask)) < 1e-9
+    assert scorer.counters.slots <= max_slots
+
+
+def decode(scorer, rows, num_steps, num_candidates=3, seed=0):
+    """Steady decode: each row grows by one token a step."""
+    draw = random.Random(seed)
+    for _ in range(num_steps):
+        ids, mask = choices(draw, len(rows), num_candidates)
+        scorer.score(rows, ids, mask)
+        for each in rows:
+            each.tokens.append(draw.randrange(VOCABULARY))
+
+
+@pytest.mark.parametrize("rounds", [False, True])
+def test_steady_decode_is_one_forward_a_step_and_counts_every_token_once(rounds):
+    draw = random.Random(2)
+    rows = [row(number, text(draw, 20)) for number in range(5)]
+    scorer = Scorer(models()[0], 5, 64, graphs=rounds)
+    decode(scorer, rows, 11)
+    done = scorer.counters
+    assert done.prefill_tokens == 5 * 20
+    assert done.extended_tokens == 5 * 10
+    assert (done.steps, done.fused) == (11, 11)
+    assert done.forwards == 11 + 1  # the prompts, together
+    assert done.slots == 5
+    if not rounds:
+        assert done.computed_tokens == 5 * 20 + 5 * 10 + 11 * 5 * 3
+
+
+def test_in_two_phases_a_step_takes_two_forwards_and_the_same_tokens():
+    draw = random.Random(2)
+    rows = [row(number, text(draw, 20)) for number in range(5)]
+    scorer = Scorer(models()[0], 5, 64, fused=False)
+    decode(scorer, rows, 11)
+    done = scorer.counters
+    assert (done.prefill_tokens, done.extended_tokens, done.fused) == (100, 50, 0)
+    assert done.forwards == 1 + 11 + 10
+
+
+def test_a_row_that_lags_takes_fusion_from_nobody():
+    draw = random.Random(3)
+    rows = [row(number, text(draw, 12)) for number in range(4)]
+    scorer = Scorer(models()[0], 4, 64, graphs=False)
+    decode(scorer, rows, 1)
+    rows[2].tokens.extend(text(draw, 6))
+    before = scorer.counters
+    decode(scorer, rows, 1)
+    done = scorer.counters
+    assert done.fused - before.fused == 1
+    assert done.forwards - before.forwards == 1
+    assert done.extended_tokens - before.extended_tokens == 3 + 7
+    # Nobody was padded to the length of the one that lagged.
+    assert done.computed_tokens - before.computed_tokens == 3 + 7 + 4 * 3
+
+
+def test_a_new_request_goes_beside_the_others_in_a_forward_of_its_own():
+    draw = random.Random(4)
+    rows = [row(number, text(draw, 12)) for number in range(3)]
+    scorer = Scorer(models()[0], 4, 256)
+    decode(scorer, rows, 2)
+    before = scorer.counters
+    decode(scorer, [*rows, row("new", text(draw, 100))], 1)
+    done = scorer.counters
+    assert done.forwards - before.forwards == 2
+    assert done.fused - before.fused == 1
+    assert done.computed_tokens - before.computed_tokens == 100 + 3 + 4 * 3
+
+
+@pytest.mark.parametrize("length", [5, 100])
+def test_a_prompt_of_many_samples_goes_through_the_model_once(length):
+    prompt = text(random.Random(5), length)
+    rows = [row(number, list(prompt)) for number in range(6)]
+    scorer = Scorer(models()[0], 6, 256)
+    decode(scorer, rows, 3)
+    done = scorer.counters
+    if length == 100:
+        assert (done.prefill_tokens, done.shared_tokens) == (100, 5 * 100)
+    else:
+        # As short as an extension: copying it would bring nothing.
+        assert (done.prefill_tokens, done.shared_tokens) == (6 * 5, 0)
+    assert done.extended_tokens == 6 * 2
+
+
+def test_a_prompt_is_still_known_after_its_request_ended_unless_sharing_is_off():
+    prompt = text(random.Random(6), 40)
+    for shares, prefilled in ((True, 40), (False, 80)):
+        scorer = Scorer(models()[0], 2, 64, share_prompts=shares)
+        for name in ("first", "second"):
+            decode(scorer, [row(name, list(prompt))], 2)
+            scorer.forget([name])
+        assert scorer.counters.prefill_tokens == prefilled
+        assert scorer.counters.slots == 0
+
+
+def test_requests_beyond_the_slots_push_out_the_one_that_was_idle_longest():
+    draw = random.Random(7)
+    model, theirs = models()
+    scorer = Scorer(model, 2, 64)
+    a, b, c = (row(name, text(draw, 10)) for name in "abc")
+    for pair in ([a, b], [b], [b, c], [a, b]):
+        ids, mask = choices(draw, len(pair), 2)
+        assert farthest(scorer.score(pair, ids, mask), plain(theirs, pair, ids, mask)) < 2e-5
+    assert scorer.counters.evictions == 2  # a by c, then c by a
+    assert scorer.counters.prefill_tokens == 4 * 10
+
+
+def test_a_sequence_that_did_not_simply_grow_is_computed_again():
+    draw = random.Random(8)
+    model, theirs = models()
+    scorer = Scorer(model, 2, 64)
+    for tokens in (text(draw, 20), text(draw, 20), text(draw, 5)):
+        ids, mask = choices(draw, 1, 2)
+        same_name = [row("a", tokens)]
+        assert farthest(scorer.score(same_name, ids, mask), plain(theirs, same_name, ids, mask)) < 2e-5
+
+
+def test_the_memory_is_taken_once_and_said():
+    draw = random.Random(9)
+    scorer = Scorer(models()[0], 3, 100, max_candidates=4)
+    before = scorer.num_bytes
+    cells = 3 * 100
+    # Keys and values of two layers, two heads of eight, float32; a spare slot and room for candidates beside.
+    assert before >= 2 * 2 * 2 * 8 * 4 * cells
+    decode(scorer, [row(number, text(draw, 60)) for number in range(3)], 5)
+    assert scorer.num_bytes == scorer.counters.num_bytes == before
+
+
+@pytest.mark.parametrize(
+    ("rows", "num_candidates", "message"),
+    [
+        ([row("a", [1] * 21)], 2, "'a' has 21 tokens.*1 to 20.*larger max_tokens"),
+        ([row("a", [])], 2, "'a' has 0 tokens"),
+        ([row(name, [1]) for name in "abc"], 2, "3 sequences.*2 slots.*'c'.*max_slots of 3"),
+        ([row("a", [1]), row("a", [1])], 2, "'a' is given twice"),
+        ([row("a", [1])], 9, r"\(1, 9\).*1 to 8.*larger max_candidates"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_name(rows, num_candidates, message):
+    scorer = Scorer(models()[0], 2, 20, max_candidates=8)
+    ids = torch.zeros(len(rows), num_candidates, dtype=torch.int64)
+    with pytest.raises(GuidanceError, match=message):
+        scorer.score(rows, ids, ids == 0)
+
+
+@pytest.mark.skipif(not ORACLES.is_file(), reason="the oracles are not here")
+@pytest.mark.parametrize("rounds", [False, True])
+def test_a_tree_is_seen_as_the_oracle_says(rounds):
+    oracle = json.loads(ORACLES.read_text())["tree_mask"]
+    (prefix,), (cached,), (num_candidates,) = (
+        oracle[key] for key in ("prefix_lens", "cached_prefix_lens", "candidate_lens")
+    )
+    memory = Memory(slots=2, cells=64)
+    work = Work(slots=[0], cached=[cached], missing=[[5] * (prefix - cached)], candidates=num_candidates)
+    shape = plan_shape(work, memory, is_padded=rounds)
+    candidates = torch.zeros(shape.rows, num_candidates, dtype=torch.int64)
+    layout = unpack(torch.from_numpy(pack(work, shape, memory)), candidates, shape)
+    assert layout.positions.tolist() == oracle["positions"]
+    size = len(oracle["mask"][0])
+    assert layout.visible[0, :, :size].int().tolist() == oracle["mask"]
+    assert not layout.visible[0, :, size:].any()

@@ -1,0 +1,87 @@
+"""Two logs of one guided vLLM server, read as one series of steps."""
+
+import json
+
+import pytest
+from test_vllm_steps import line
+
+from benchctl.analysis.attribution.sections import break_down, tally_steps
+from benchctl.engines.vllm_lenvm.engine import VllmLenvmEngine
+from benchctl.errors import RecordError
+from benchctl.records.step_columns import columns_from
+
+SECTIONS = {"lvm_apply_outer": 900, "lvm_forward": 700}
+
+
+def engine_line(number, num_seqs=2):
+    step = line(100 + number, num_generation_requests=num_seqs)
+    return step | {"details": step["details"] | {"iteration_index": number}}
+
+
+def guided_line(number, num_seqs=2, **said):
+    did = {"guided_rows": 2, "candidates": 9, "value_prefill_tokens": 5, "value_extend_tokens": 2, "fused": True}
+    return {"step": number, "num_seqs": num_seqs, "start_ns": 1, "end_ns": 2, "sections_ns": SECTIONS} | did | said
+
+
+def read(directory, engine, guided=()):
+    (directory / "steps.raw.jsonl").write_text("".join(json.dumps(raw) + "\n" for raw in engine))
+    if guided is not None:
+        (directory / "steps.guided.jsonl").write_text("".join(json.dumps(raw) + "\n" for raw in guided))
+    return list(VllmLenvmEngine().read_steps(directory))
+
+
+def test_a_guided_step_says_what_was_scored_and_how_long_its_parts_took(tmp_path):
+    (step,) = read(tmp_path, [engine_line(0)], [guided_line(0)])
+    assert (step.guided_rows, step.candidates, step.fused) == (2, 9, True)
+    assert (step.value_prefill_tokens, step.value_extend_tokens) == (5, 2)
+    assert step.sections_ns == SECTIONS
+    assert (step.num_seqs, step.output_tokens) == (2, 1)
+
+
+def test_times_of_the_device_stand_beside_a_step_of_the_host_and_never_among_its_parts(tmp_path):
+    on_device = {"clock": "device", "sections_ns": {"lvm_forward": 5_000_000}, "host_sections_ns": SECTIONS}
+    (step,) = read(tmp_path, [engine_line(0)], [guided_line(0, **on_device)])
+    assert step.clock == "host"
+    assert step.sections_ns == SECTIONS | {"device.lvm_forward": 5_000_000}
+    found = break_down([tally_steps(columns_from([step]))])
+    assert found.clocks == ("host",)
+    assert [section.name for section in found.unplaced] == ["device.lvm_forward"]
+    assert {section.name for _, section in found.step.walk()} >= {"lvm_forward", "lvm_apply_outer", "sampler_total"}
+    assert sum(found.leaf_means_ns().values()) == step.dur_ns
+
+
+@pytest.mark.parametrize("clock", ["host", "device"])
+def test_a_step_of_the_device_without_times_of_the_host_has_no_parts(tmp_path, clock):
+    (step,) = read(tmp_path, [engine_line(0)], [guided_line(0, clock=clock, sections_ns={"sample": 3})])
+    assert step.sections_ns == ({"sample": 3} if clock == "host" else {"device.sample": 3})
+
+
+def test_a_clock_that_nobody_knows_is_damage(tmp_path):
+    with pytest.raises(RecordError, match=r"steps\.guided\.jsonl"):
+        read(tmp_path, [engine_line(0)], [guided_line(0, clock="wall")])
+
+
+def test_steps_without_a_row_to_guide_are_known_to_have_none(tmp_path):
+    steps = read(tmp_path, [engine_line(number) for number in range(4)], [guided_line(2)])
+    assert [step.guided_rows for step in steps] == [0, 0, 2, 0]
+    assert [bool(step.sections_ns) for step in steps] == [False, False, True, False]
+
+
+def test_a_server_without_a_value_model_guided_nothing(tmp_path):
+    steps = read(tmp_path, [engine_line(0), engine_line(1)], None)
+    assert [(step.guided_rows, step.candidates) for step in steps] == [(0, 0), (0, 0)]
+
+
+@pytest.mark.parametrize(
+    ("engine", "guided"),
+    [([engine_line(0, num_seqs=3)], [guided_line(0)]), ([engine_line(0), engine_line(2)], [guided_line(1)])],
+    ids=["another-batch", "a-step-that-the-server-does-not-know"],
+)
+def test_logs_that_do_not_tell_of_the_same_steps_are_refused(tmp_path, engine, guided):
+    with pytest.raises(RecordError, match=r"steps\.guided\.jsonl: step .* measure again"):
+        read(tmp_path, engine, guided)
+
+
+def test_what_the_worker_wrote_last_may_be_of_a_step_that_was_never_told(tmp_path):
+    steps = read(tmp_path, [engine_line(0)], [guided_line(0), guided_line(1)])
+    assert [step.guided_rows for step in steps] == [2]

@@ -1,0 +1,152 @@
+"""``benchctl export``: what other tools would have written, and what our own readers make of it again."""
+
+import json
+import subprocess
+import sys
+
+import msgspec
+import pytest
+from builders import edit_requests, edit_run, write_results
+from real_engines import needs, tiny_model, turn_of
+from simulated import sim_server
+from typer.testing import CliRunner
+
+from benchctl.analysis.metrics.run_metrics import run_metrics
+from benchctl.analysis.metrics.table import METRICS
+from benchctl.cli.app import app
+from benchctl.engines.environment import engines_directory
+from benchctl.errors import RecordError
+from benchctl.interop.readers.files import read_foreign
+from benchctl.records.directory import load_results
+from benchctl.records.run import RequestError
+
+READ = {"vllm": "*.json", "aiperf": "*/profile_export_aiperf.json"}
+
+
+def export(results, form, *more):
+    return CliRunner().invoke(app, ["export", str(results.path), "--format", form, *map(str, more)])
+
+
+@pytest.mark.parametrize("form", ["vllm", "aiperf"])
+@pytest.mark.parametrize("choices", [1, 2])
+def test_an_export_read_again_gives_the_same_numbers(tmp_path, form, choices):
+    results = write_results(tmp_path / "r", num_requests=40, n=choices)
+    done = export(results, form, "--output-dir", tmp_path / "out")
+    assert done.exit_code == 0, done.output
+    for arm, variant in (("baseline", "baseline"), ("guided-top_k5", "guided")):
+        exported = read_foreign(str(tmp_path / "out" / arm))
+        ours = [run_metrics(run) for run in load_results(results.path).runs if run.record.variant == variant]
+        assert [run.source for run in exported] == [form] * 3
+        for run, metrics in zip(exported, ours, strict=True):
+            assert run.metrics.keys() >= {"tpot_ms", "ttft_ms", "itl_ms", "e2el_ms", "wall_s", "p90_ttft_ms"}
+            assert run.metrics == pytest.approx({name: metrics[name] for name in run.metrics})
+            assert dict(run.load_point) == {"request_rate": "inf", "max_concurrency": 4}
+            assert run.settings["model_id"] == "qwen2.5-7b"
+
+
+def test_exports_of_two_arms_are_compared_like_any_files(tmp_path):
+    blocks = tuple({"baseline": 1 + 0.002 * i, "guided": 1 + 0.003 * i} for i in range(6))
+    results = write_results(tmp_path / "r", block_factors=blocks)
+    assert export(results, "aiperf").exit_code == 0
+    out = results.path / "export" / "aiperf"
+    done = CliRunner().invoke(app, ["compare", str(out / "baseline"), str(out / "guided-top_k5")])
+    assert done.exit_code == 1
+    assert done.stdout.startswith("regression: guided-top_k5 against baseline")
+
+
+def test_an_aiperf_export_has_a_line_for_each_request_failed_ones_too(tmp_path):
+    results = write_results(tmp_path / "r", n=1)
+    error = RequestError(kind="http-status", message="busy", status=503)
+    edit_requests(
+        results,
+        "000-b0-baseline",
+        lambda r: msgspec.structs.replace(r, error=error) if r.index == 1 else r,
+    )
+    edit_run(results, "000-b0-baseline", state="done")
+    export(results, "aiperf", "-o", tmp_path / "out")
+    folder = tmp_path / "out" / "baseline" / "000-b0-baseline"
+    lines = [json.loads(line) for line in (folder / "profile_export.jsonl").read_text().splitlines()]
+    assert [line["metadata"]["session_num"] for line in lines] == [0, 1, 2, 3]
+    assert lines[1]["error"] == {"code": 503, "type": "http-status", "message": "busy"}
+    assert set(lines[1]["metrics"]) == {"error_isl"}
+    assert lines[0]["error"] is None
+    assert lines[0]["metrics"]["time_to_first_token"] == {"value": pytest.approx(10), "unit": "ms"}
+    assert lines[0]["metrics"]["inter_token_latency"]["value"] == pytest.approx(10)
+    assert len(lines[0]["metrics"]["inter_chunk_latency"]["value"]) == 7
+    summary = json.loads((folder / "profile_export_aiperf.json").read_text())
+    assert summary["error_request_count"] == {"unit": "requests", "avg": 1}
+    assert summary["error_summary"] == [{"error_details": lines[1]["error"], "count": 1}]
+    assert summary["request_latency"]["count"] == 3
+    assert "p99" not in summary["request_latency"]
+    assert read_foreign(str(folder))[0].failure == "1 of 4 requests failed"
+
+
+def test_times_of_an_aiperf_export_are_on_the_wall_clock_where_it_is_known(tmp_path):
+    results = write_results(tmp_path / "r")
+    offset = {"t_ns": 0, "realtime_less_monotonic_ns": 10**18}
+    sample = {"t_ns": 0, "loop_lag_ns": 0, "cpu_ns": 0, "num_open": 0, "offset": offset}
+    run = results.run("000-b0-baseline")
+    (run.path / "client.jsonl").write_text(json.dumps(sample) + "\n")
+    export(results, "aiperf", "-o", tmp_path / "out")
+    line = (tmp_path / "out/baseline/000-b0-baseline/profile_export.jsonl").read_text().splitlines()[0]
+    sent_ns = load_results(results.path).runs[0].requests[0].sent_ns
+    assert json.loads(line)["metadata"]["request_start_ns"] == sent_ns + 10**18
+
+
+def test_a_directory_without_a_finished_run_is_refused(tmp_path):
+    results = write_results(tmp_path / "r", block_factors=({"baseline": 1.0, "guided": 1.0},))
+    for run in results.runs():
+        edit_run(results, run.path.name, state="failed")
+    refused = export(results, "vllm")
+    assert isinstance(refused.exception, RecordError)
+    assert "no run is finished and whole" in str(refused.exception)
+
+
+def test_damage_is_told_after_the_rest_is_written(tmp_path):
+    results = write_results(tmp_path / "r")
+    path = results.run("000-b0-baseline").path / "requests.jsonl"
+    path.write_bytes(path.read_bytes()[:-9])
+    done = export(results, "vllm", "-o", tmp_path / "out")
+    assert isinstance(done.exception, RecordError)
+    assert len(list((tmp_path / "out").rglob("*.json"))) == 5
+
+
+ONLY_VLLM_S = {"max_output_tokens_per_s", "max_concurrent_requests", "queue_times", "rtfx"}
+"""Of each second, of the client's own queue, and of audio: nothing here has them."""
+
+
+@pytest.mark.slow
+@pytest.mark.real_engine
+@needs("vllm")
+def test_vllm_s_client_writes_the_keys_that_we_write_and_read(tmp_path):
+    argv = [str(engines_directory() / "vllm" / "bin" / "vllm"), "bench", "serve", "--backend", "openai"]
+    argv += ["--endpoint", "/v1/completions", "--model", "qwen2.5-0.5b", "--dataset-name", "random"]
+    argv += ["--tokenizer", str(tiny_model(tmp_path)), "--random-input-len", "8", "--random-output-len", "4"]
+    argv += ["--ignore-eos", "--num-prompts", "3", "--save-result", "--result-dir", str(tmp_path)]
+    argv += ["--result-filename", "theirs.json", "--percentile-metrics", "ttft,tpot,itl,e2el", "--disable-tqdm"]
+    with turn_of("vllm"), sim_server(tmp_path / "sim", "--model", "qwen2.5-0.5b") as server:
+        done = subprocess.run(
+            [*argv, "--base-url", str(server.client.base_url)],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=240,
+        )
+    assert done.returncode == 0, done.stderr[-2000:]
+    theirs = json.loads((tmp_path / "theirs.json").read_text())
+    results = write_results(tmp_path / "r")
+    export(results, "vllm", "-o", tmp_path / "out")
+    ours = json.loads(next((tmp_path / "out" / "baseline").glob("*.json")).read_text())
+    assert set(theirs) - ONLY_VLLM_S <= set(ours)
+    (run,) = read_foreign(str(tmp_path / "theirs.json"))
+    assert (run.source, run.failure, run.metrics["output_tokens"]) == ("vllm", None, 12)
+    assert set(run.metrics) <= set(METRICS)
+
+
+def test_the_command_module_imports_without_the_analysis():
+    code = (
+        "import sys, benchctl.cli.commands.export; "
+        "print([m for m in sys.modules if m.split('.')[0] in ('scipy', 'numpy')])"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"

@@ -1,0 +1,178 @@
+"""The kernel's stamps on the measuring clock, also when somebody sets the wall clock."""
+
+import asyncio
+import socket
+import struct
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from paced import PacedEngine, call, launch, request
+
+from benchctl.load.alarm import Alarm
+from benchctl.load.transport import kernel_clock
+from benchctl.load.transport.client import StreamClient
+from benchctl.load.transport.kernel_clock import (
+    ANCILLARY_BYTES,
+    KernelClock,
+    realtime_less_monotonic,
+    stamp_arrivals,
+)
+from benchctl.measure.server.server import ServerProcess
+from benchctl.units import NS_PER_MS, NS_PER_S
+
+HOUR_NS = 3600 * NS_PER_S
+
+
+def stamp(realtime_ns: int) -> bytes:
+    return struct.pack("@qq", *divmod(realtime_ns, NS_PER_S))
+
+
+class Wall:
+    """A wall clock that a test sets, and the monotonic clock beside it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_ns = 1_000 * NS_PER_S
+        self.offset_ns = HOUR_NS
+        self.width_ns = 100
+        monkeypatch.setattr(
+            kernel_clock, "realtime_less_monotonic", lambda: (self.now_ns, self.offset_ns, self.width_ns)
+        )
+
+    def stamp(self, at_ns: int) -> bytes:
+        return stamp(at_ns + self.offset_ns)
+
+
+@pytest.fixture
+def wall(monkeypatch):
+    return Wall(monkeypatch)
+
+
+def test_a_stamp_is_the_time_of_arrival_and_never_later_than_the_read(wall):
+    clock = KernelClock()
+    read_ns = wall.now_ns + 50 * NS_PER_MS
+    assert clock.arrival_ns(wall.stamp(read_ns - 7_000), read_ns) == read_ns - 7_000
+    assert clock.arrival_ns(wall.stamp(read_ns + 3_000), read_ns) == read_ns  # two clocks are never read at once
+    assert clock.arrival_ns(wall.stamp(read_ns + 1 * NS_PER_MS), read_ns) is None
+    assert clock.arrival_ns(b"", read_ns) is None
+
+
+@pytest.mark.parametrize("step_ns", [NS_PER_S, -NS_PER_S, 40_000, -HOUR_NS], ids=str)
+def test_a_read_between_two_looks_at_a_clock_that_was_set_has_no_time_of_the_kernel(wall, step_ns):
+    clock = KernelClock()
+    before_ns, early = wall.now_ns + 10 * NS_PER_MS, wall.stamp(wall.now_ns + 9 * NS_PER_MS)
+    wall.now_ns += 20 * NS_PER_MS
+    clock.sample()
+    between_ns, unsure = wall.now_ns + 5 * NS_PER_MS, wall.stamp(wall.now_ns + 4 * NS_PER_MS)
+    wall.now_ns += 100 * NS_PER_MS
+    wall.offset_ns += step_ns
+    clock.sample()
+    after_ns, late = wall.now_ns + 10 * NS_PER_MS, wall.stamp(wall.now_ns + 9 * NS_PER_MS)
+    assert clock.num_steps == 1
+    assert [offset.realtime_less_monotonic_ns for offset in clock.offsets] == [HOUR_NS, HOUR_NS + step_ns]
+    assert clock.arrival_ns(early, before_ns) == before_ns - NS_PER_MS
+    assert clock.arrival_ns(unsure, between_ns) is None
+    assert clock.arrival_ns(late, after_ns) == after_ns - NS_PER_MS
+    assert clock.steady_offset_ns(after_ns) is None
+
+
+@given(
+    ago_ns=st.integers(0, 10 * NS_PER_S), step_ns=st.integers(-HOUR_NS, HOUR_NS).filter(lambda n: abs(n) > 20_000)
+)
+def test_a_stamp_from_before_the_clock_was_set_that_is_read_after_it_is_never_mapped_into_the_future(
+    ago_ns, step_ns
+):
+    with pytest.MonkeyPatch.context() as patch:
+        wall = Wall(patch)
+        clock = KernelClock()
+        old = wall.stamp(wall.now_ns + 90 * NS_PER_MS - ago_ns)
+        wall.now_ns += 100 * NS_PER_MS
+        wall.offset_ns += step_ns
+        clock.sample()
+        read_ns = wall.now_ns + NS_PER_MS
+        found = clock.arrival_ns(old, read_ns)
+        assert found is None or wall.now_ns <= found <= read_ns
+
+
+def test_a_look_that_was_interrupted_teaches_nothing(wall):
+    clock = KernelClock()
+    wall.width_ns, wall.offset_ns = 5 * NS_PER_MS, HOUR_NS + 2 * NS_PER_MS
+    clock.sample()
+    assert clock.num_steps == 0
+
+
+def test_the_two_clocks_differ_by_the_same_at_every_look():
+    looks = [realtime_less_monotonic() for _ in range(20)]
+    offsets = [offset_ns for _, offset_ns, width_ns in looks if width_ns < 5_000]
+    assert offsets
+    assert max(offsets) - min(offsets) < 20_000
+
+
+def test_the_kernel_says_when_bytes_arrived_however_late_they_are_read():
+    clock = KernelClock()
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        socket.create_connection(listener.getsockname()) as ours,
+    ):
+        theirs, _ = listener.accept()
+        if not stamp_arrivals(ours):
+            pytest.skip("this kernel does not stamp what arrives (SO_TIMESTAMPNS)")
+        time.sleep(0.05)  # the kernel begins to stamp some time after it is asked
+        with theirs:
+            before_ns = time.monotonic_ns()
+            theirs.send(b"x")
+            after_ns = time.monotonic_ns()
+            time.sleep(0.1)
+            _, ancillary, _, _ = ours.recvmsg(16, ANCILLARY_BYTES)
+            arrival_ns = clock.arrival_ns(ancillary[0][2], time.monotonic_ns())
+    assert arrival_ns is not None
+    assert before_ns - 20_000 <= arrival_ns <= after_ns + 20_000
+
+
+def test_times_of_streams_hold_though_the_loop_stands_still_again_and_again(tmp_path):
+    async def go():
+        how = launch(tmp_path)
+        with ServerProcess(how) as server:
+            async with StreamClient(how.base_url, how.timeouts) as client:
+                await server.wait_ready(client.control)
+                asking = asyncio.create_task(client.exchange(call(request(0, max_tokens=30, gap_ms=20)), 0))
+                while not asking.done():
+                    await asyncio.sleep(0.001)
+                    time.sleep(0.015)  # noqa: ASYNC251 - the loop is to stand still
+                return await (await asking).record()
+
+    record = asyncio.run(go())
+    assert record.error is None
+    if record.stamps != "kernel":
+        pytest.skip("this kernel does not stamp what arrives (SO_TIMESTAMPNS)")
+    truth = PacedEngine(truth=tmp_path / "truth.jsonl").truths()["r0"]
+    (choice,) = record.choices
+    errors_ns = sorted(seen - sent for seen, sent in zip(choice.chunk_ns, truth["sent_ns"], strict=True))
+    late_ns = sorted(choice.chunk_late_ns)
+    assert late_ns[len(late_ns) // 2] > 3 * NS_PER_MS
+    # The server may be held up between its note and its send, but not in half of them.
+    assert 0 <= errors_ns[len(errors_ns) // 2] < 1 * NS_PER_MS
+
+
+@pytest.mark.parametrize("has_timers", [True, False], ids=["timer of the kernel", "timer of the loop"])
+def test_an_alarm_never_rings_early_and_lets_others_have_their_turn_when_its_time_is_past(monkeypatch, has_timers):
+    if not has_timers:
+        monkeypatch.setattr("benchctl.load.alarm.Alarm._set", lambda _alarm, _due_ns: False)
+
+    async def go():
+        turns = []
+        with Alarm() as alarm:
+            for wait_ns in (300_000, 3 * NS_PER_MS, 1, 20 * NS_PER_MS):
+                due_ns = time.monotonic_ns() + wait_ns
+                await alarm.sleep_until(due_ns)
+                assert time.monotonic_ns() >= due_ns
+            other = asyncio.create_task(asyncio.sleep(0, turns.append(1)))
+            await alarm.sleep_until(0)
+            assert other.done() or turns
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.01):
+                    await alarm.sleep_until(time.monotonic_ns() + NS_PER_S)
+            await alarm.sleep_until(time.monotonic_ns() + NS_PER_MS)  # another moment, before the first
+
+    asyncio.run(go())

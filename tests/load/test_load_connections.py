@@ -1,0 +1,136 @@
+"""Connections of a load: used again where the server keeps them, opened ahead where it does not."""
+
+import asyncio
+from collections import Counter
+from contextlib import asynccontextmanager
+
+import pytest
+from paced import call, request
+
+from benchctl.load.driver import Load
+from benchctl.load.transport.client import StreamClient
+from benchctl.profile.model import Arrival, Timeouts
+from benchctl.units import NS_PER_MS
+
+TOKEN = b'data: {"choices": [{"index": 0, "text": "a", "token_ids": [1], "finish_reason": %s}]}\n\n'
+LAST = b'data: {"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 2}}\n\ndata: [DONE]\n\n'
+
+
+def chunk(data):
+    return b"%x\r\n%s\r\n" % (len(data), data)
+
+
+class Server:
+    """Answers with two tokens each, and closes a connection after ``answers`` of them or when it lies idle."""
+
+    def __init__(self, *, answers=None, says_so=False, idle_s=None, delay_s=0.01, line_end=b"\n", trailers=b""):
+        self.answers, self.says_so, self.idle_s, self.delay_s = answers, says_so, idle_s, delay_s
+        self.line_end, self.trailers = line_end, trailers
+        self.asked = Counter()
+        self.num_used_connections = 0
+        self.tasks = set()
+
+    async def serve(self, reader, writer):
+        self.tasks.add(asyncio.current_task())
+        num_answers = 0
+        try:
+            while self.answers is None or num_answers < self.answers:
+                head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), self.idle_s)
+                lines = head.lower().split(b"\r\n")
+                await reader.readexactly(
+                    next(int(line[15:]) for line in lines if line.startswith(b"content-length:"))
+                )
+                self.asked[next(line[14:] for line in lines if line.startswith(b"x-request-id:"))] += 1
+                num_answers += 1
+                self.num_used_connections += num_answers == 1
+                await self.answer(writer, is_last=num_answers == self.answers)
+        except (asyncio.IncompleteReadError, ConnectionError, TimeoutError, asyncio.CancelledError):
+            pass
+        finally:
+            writer.close()
+
+    async def answer(self, writer, *, is_last):
+        closing = b"connection: close\r\n" if is_last and self.says_so else b""
+        head = b"HTTP/1.1 200 OK\r\n%stransfer-encoding: chunked\r\n\r\n" % closing
+        first, *others = (
+            data.replace(b"\n", self.line_end) for data in (TOKEN % b"null", TOKEN % b'"length"', LAST)
+        )
+        writer.write(head + chunk(first))
+        await writer.drain()
+        for data in others:
+            await asyncio.sleep(self.delay_s)
+            writer.write(chunk(data))
+            await writer.drain()
+        writer.write(b"0\r\n" + self.trailers + b"\r\n")
+        await writer.drain()
+
+    @asynccontextmanager
+    async def running(self):
+        server = await asyncio.start_server(self.serve, "127.0.0.1", 0)
+        async with server:
+            yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            for task in self.tasks:
+                task.cancel()
+            await asyncio.gather(*self.tasks, return_exceptions=True)
+
+
+def records_of(server, arrival, requests):
+    async def go():
+        records = []
+        async with server.running() as url, StreamClient(url, Timeouts(connect_s=5.0)) as client:
+            await Load(client, Arrival(**arrival), records.append).drive([call(one) for one in requests])
+        return records
+
+    return asyncio.run(go())
+
+
+FOUR_SLOTS = {"kind": "closed-loop", "max_concurrency": 4}
+REQUESTS = [request(i, max_tokens=2) for i in range(40)]
+ONCE_EACH = {f"r{i}".encode(): 1 for i in range(40)}
+
+
+def test_a_closed_loop_uses_as_many_connections_as_it_has_slots_where_the_server_keeps_them():
+    server = Server()
+    records = records_of(server, FOUR_SLOTS, REQUESTS)
+    assert [record.error for record in records] == [None] * 40
+    assert server.asked == ONCE_EACH
+    assert server.num_used_connections == 4
+
+
+@pytest.mark.parametrize(
+    "forms", [{"line_end": b"\r\n"}, {"line_end": b"\r"}, {"trailers": b"server-timing: total;dur=1\r\n"}], ids=str
+)
+def test_the_end_of_an_answer_is_seen_whatever_its_lines_end_with_and_whatever_follows_its_body(forms):
+    server = Server(**forms)
+    records = records_of(server, FOUR_SLOTS, REQUESTS)
+    assert [record.error for record in records] == [None] * 40
+    assert [len(record.choices[0].chunk_ns) for record in records] == [2] * 40
+
+
+@pytest.mark.parametrize("says_so", [True, False], ids=["having said so", "silently"])
+@pytest.mark.parametrize("answers", [1, 3])
+def test_each_request_is_answered_once_by_a_server_that_closes_connections(answers, says_so):
+    server = Server(answers=answers, says_so=says_so)
+    records = records_of(server, FOUR_SLOTS, REQUESTS)
+    assert [record.error for record in records] == [None] * 40
+    assert server.asked == ONCE_EACH
+    assert server.num_used_connections >= 40 / answers
+    num_resent = sum(record.is_resent for record in records)
+    assert num_resent == 0 if says_so else num_resent <= 40 / answers
+    if answers == 1:
+        assert num_resent <= 4, "once is enough to learn that this server closes all"
+
+
+def test_requests_that_come_while_the_server_closes_idle_connections_are_answered():
+    server = Server(idle_s=0.03)  # by which also those are closed that lie ready for a request that is not due yet
+    requests = [request(i, max_tokens=2, arrival_ns=i * 45 * NS_PER_MS) for i in range(40)]
+    records = records_of(server, {"kind": "trace"}, requests)
+    assert [record.error for record in records] == [None] * 40
+    assert server.asked == ONCE_EACH
+
+
+def test_spare_connections_are_open_before_they_are_needed():
+    server = Server(answers=1, says_so=True)
+    records = sorted(records_of(server, FOUR_SLOTS, REQUESTS), key=lambda record: record.index)
+    ahead = [record.connected_ns < record.slot_free_ns for record in records[8:]]
+    assert sum(ahead) > len(ahead) / 2

@@ -1,0 +1,425 @@
+"""Every way in which a request can fail is a class of its own, and all that had come until then is kept."""
+
+import asyncio
+import socket
+import ssl
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from paced import call, request
+
+from benchctl.load.driver import Load
+from benchctl.load.transport.client import StreamClient
+from benchctl.load.transport.exchange import Call
+from benchctl.profile.model import Arrival, Timeouts
+from benchctl.records.run import RequestRecord
+
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
+USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":2}}\n\ndata: [DONE]\n\n'
+TLS = Path(__file__).parent.parent / "support" / "servers" / "loopback.pem"
+
+Writer = asyncio.StreamWriter
+
+
+def token(number: int, finish: str = "null") -> bytes:
+    return b'data: {"choices":[{"index":0,"text":"t%d ","finish_reason":%s}]}\n\n' % (number, finish.encode())
+
+
+GOOD = HEAD + token(0) + token(1, '"length"') + USAGE
+
+
+@asynccontextmanager
+async def serving(
+    answer: Callable[[Writer], Awaitable[None]], tls: ssl.SSLContext | None = None
+) -> AsyncIterator[str]:
+    """The address of a server that lets ``answer`` write to whoever has sent a request."""
+    tasks: set[asyncio.Task[None] | None] = set()
+
+    async def accept(reader: asyncio.StreamReader, writer: Writer) -> None:
+        tasks.add(asyncio.current_task())
+        try:
+            head = await reader.readuntil(b"\r\n\r\n")
+            lines = head.lower().split(b"\r\n")
+            length = next(int(line[15:]) for line in lines if line.startswith(b"content-length:"))
+            await reader.readexactly(length)
+            await answer(writer)
+        except (ConnectionError, asyncio.CancelledError, asyncio.IncompleteReadError):
+            pass  # the client has parted, or never sent anything on a connection that it opened ahead
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(accept, "127.0.0.1", 0, ssl=tls)
+    async with server:
+        scheme = "https" if tls else "http"
+        yield f"{scheme}://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        for task in tasks:
+            if task is not None:
+                task.cancel()
+        await asyncio.sleep(0.01)  # until their connections are closed
+
+
+def asked(answer: Callable[[Writer], Awaitable[None]], **limits: float) -> RequestRecord:
+    """The record of one request of two tokens that is answered so."""
+
+    async def ask() -> RequestRecord:
+        async with serving(answer) as url, StreamClient(url, Timeouts(**limits)) as client:
+            return await (await client.exchange(call(request(0, max_tokens=2)), 1)).record()
+
+    return asyncio.run(ask())
+
+
+def writing(*parts: bytes | float) -> Callable[[Writer], Awaitable[None]]:
+    """Writes bytes and waits seconds, as they come."""
+
+    async def answer(writer: Writer) -> None:
+        for part in parts:
+            if isinstance(part, bytes):
+                writer.write(part)
+                await writer.drain()
+            else:
+                await asyncio.sleep(part)
+
+    return answer
+
+
+async def reset(writer: Writer) -> None:
+    writer.write(HEAD + token(0))
+    await writer.drain()
+    await asyncio.sleep(0.05)
+    connection = writer.get_extra_info("socket")
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.transport.abort()
+
+
+@pytest.mark.parametrize(
+    ("answer", "limits", "kind", "message", "num_chunks"),
+    [
+        (writing(30.0), {"first_token_s": 0.2}, "first-token-timeout", "0.2 s (timeouts.first_token_s)", 0),
+        (
+            writing(HEAD, *[b": still here\n\n", 0.05] * 40),
+            {"first_token_s": 0.3},
+            "first-token-timeout",
+            "no token within 0.3 s",
+            0,
+        ),
+        (
+            writing(HEAD, token(0), *[b": still here\n\n", 0.05] * 40),
+            {"between_tokens_s": 0.3},
+            "between-tokens-timeout",
+            "0.3 s (timeouts.between_tokens_s)",
+            1,
+        ),
+        (
+            writing(HEAD, token(0), 30.0),
+            {"request_s": 0.3, "between_tokens_s": 5.0},
+            "total-timeout",
+            "0.3 s (timeouts.request_s)",
+            1,
+        ),
+        (reset, {}, "reset", "the server reset the connection in mid-stream", 1),
+        (writing(), {}, "early-close", "the server closed the connection before it answered", 0),
+        (
+            writing(HEAD.replace(b"connection: close", b"content-length: 999"), token(0)),
+            {},
+            "early-close",
+            "in mid-stream",
+            1,
+        ),
+        (writing(HEAD, token(0)), {}, "early-close", "0 of 1 choices finished", 1),
+        (
+            writing(b'HTTP/1.1 429 Slow Down\r\ncontent-length: 31\r\n\r\n{"error":{"message":"too many"}}'[:-1]),
+            {},
+            "http-status",
+            "too many",
+            0,
+        ),
+        (writing(b"HTTP/1.1 503 X\r\n\r\nno engine"), {}, "http-status", "no engine", 0),
+        (writing(HEAD, token(0), b"data: {broken\n\n", USAGE), {}, "malformed-stream", "cannot be read", 1),
+        (writing(b"220 mail.example ESMTP\r\n"), {}, "malformed-http", "the answer is no HTTP", 0),
+        (
+            writing(HEAD, token(0), b'data: {"error":{"message":"out of memory"}}\n\n'),
+            {},
+            "server-error",
+            "out of memory",
+            1,
+        ),
+        (
+            writing(HEAD, token(0, '"stop"'), USAGE.replace(b":2}", b":1}")),
+            {},
+            "wrong-length",
+            "1 output tokens where ignore_eos demands 2",
+            1,
+        ),
+    ],
+)
+def test_each_failure_is_of_its_own_class(answer, limits, kind, message, num_chunks):
+    record = asked(answer, **limits)
+    assert record.error is not None
+    assert record.error.kind == kind
+    assert message in record.error.message
+    assert sum(len(choice.chunk_ns) for choice in record.choices) == num_chunks
+    assert record.sent_ns is not None
+    assert record.done_ns is not None
+    assert record.done_ns >= record.sent_ns
+
+
+def test_tokens_that_keep_coming_never_reach_the_limit_between_them():
+    parts = (HEAD, 0.4, token(0), 0.4, token(1, '"length"'), 0.4, USAGE)
+    record = asked(writing(*parts), between_tokens_s=0.9, first_token_s=0.9)
+    assert record.error is None
+
+
+@pytest.mark.parametrize(
+    ("waits", "limits", "kind"),
+    [
+        ((0.06, 0.0), {"first_token_s": 0.05}, "first-token-timeout"),
+        ((0.0, 0.06), {"between_tokens_s": 0.05}, "between-tokens-timeout"),
+    ],
+)
+def test_a_token_that_was_just_too_late_was_too_late_whenever_anybody_looked(waits, limits, kind):
+    before, between = waits
+    parts = (HEAD, before, token(0), between, token(1, '"length"'), USAGE)
+    records = [asked(writing(*parts), **limits) for _ in range(8)]
+    assert [record.error and record.error.kind for record in records] == [kind] * 8
+
+
+def test_a_server_that_repeats_the_key_does_not_bring_it_into_the_results():
+    body = b'{"error":{"message":"bad key Bearer sesame-open, sesame-open"}}'
+    refusal = b"HTTP/1.1 401 X\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)
+
+    async def ask() -> RequestRecord:
+        shown = call(request(0))
+        keyed = Call(
+            request=shown.request, path=shown.path, headers={"Authorization": "Bearer sesame-open"}, body=shown.body
+        )
+        async with serving(writing(refusal)) as url, StreamClient(url, Timeouts()) as client:
+            return await (await client.exchange(keyed, 1)).record()
+
+    record = asyncio.run(ask())
+    assert record.error is not None
+    assert record.error.message == "bad key [key], [key]"
+
+
+def test_a_port_that_nobody_listens_on_and_one_that_nobody_accepts_from_are_told_apart():
+    async def ask() -> list[str]:
+        with socket.socket() as closed, socket.socket() as full:
+            closed.bind(("127.0.0.1", 0))
+            full.bind(("127.0.0.1", 0))
+            full.listen(0)
+            fillers = [socket.socket() for _ in range(4)]
+            for filler in fillers:
+                filler.setblocking(False)
+                filler.connect_ex(full.getsockname())
+            kinds = []
+            for port in (closed.getsockname()[1], full.getsockname()[1]):
+                async with StreamClient(f"http://127.0.0.1:{port}", Timeouts(connect_s=0.3)) as client:
+                    record = await (await client.exchange(call(request(0)), 1)).record()
+                    assert record.error is not None
+                    assert record.sent_ns is None
+                    kinds.append(record.error.kind)
+            for filler in fillers:
+                filler.close()
+        return kinds
+
+    assert asyncio.run(ask()) == ["connect-refused", "connect-timeout"]
+
+
+def test_a_host_that_nobody_knows_is_a_failure_to_connect():
+    async def ask() -> RequestRecord:
+        async with StreamClient("http://no-such-host.invalid:1", Timeouts()) as client:
+            return await (await client.exchange(call(request(0)), 1)).record()
+
+    record = asyncio.run(ask())
+    assert record.error is not None
+    assert record.error.kind == "connect-failed"
+
+
+def test_a_load_of_failures_counts_each_once():
+    answers = iter(
+        [writing(GOOD), writing(), writing(HEAD, token(0)), writing(GOOD), writing(b"HTTP/1.1 500 X\r\n\r\n")]
+    )
+    kept: list[RequestRecord] = []
+
+    async def go():
+        async def answer(writer: Writer) -> None:
+            await next(answers)(writer)
+
+        async with serving(answer) as url, StreamClient(url, Timeouts()) as client:
+            load = Load(client, Arrival(kind="closed-loop", max_concurrency=1), kept.append)
+            await load.drive(call(request(i, max_tokens=2)) for i in range(5))
+            return load.summary(), load.error_kinds
+
+    summary, kinds = asyncio.run(go())
+    assert (summary.num_sent, summary.num_failed, len(kept)) == (5, 3, 5)
+    assert kinds == {"early-close", "http-status"}
+
+
+def test_a_request_that_is_sent_on_arrives_there_and_says_so():
+    async def go() -> RequestRecord:
+        async with serving(writing(GOOD)) as there:
+            redirect = (
+                b"HTTP/1.1 307 X\r\nlocation: %s/v1/completions\r\ncontent-length: 0\r\n\r\n" % there.encode()
+            )
+            async with serving(writing(redirect)) as here, StreamClient(here, Timeouts()) as client:
+                return await (await client.exchange(call(request(0, max_tokens=2)), 1)).record()
+
+    record = asyncio.run(go())
+    assert record.error is None
+    assert (record.num_redirects, record.route, record.completion_tokens) == (1, "stream", 2)
+
+
+def test_a_request_that_is_sent_on_to_tls_says_which_address_to_give():
+    away = b"HTTP/1.1 308 X\r\nlocation: https://127.0.0.1:1/v1\r\ncontent-length: 0\r\n\r\n"
+    record = asked(writing(away))
+    assert record.error is not None
+    assert record.error.kind == "connect-failed"
+    assert "https://127.0.0.1:1/v1; give that address" in record.error.message
+
+
+def test_tls_goes_through_a_transport_of_httpx_and_says_so(monkeypatch):
+    monkeypatch.setenv("SSL_CERT_FILE", str(TLS))
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(TLS)
+
+    async def go() -> RequestRecord:
+        async with serving(writing(GOOD), context) as url, StreamClient(url, Timeouts()) as client:
+            return await (await client.exchange(call(request(0, max_tokens=2)), 1)).record()
+
+    record = asyncio.run(go())
+    assert record.error is None
+    assert (record.route, record.stamps, record.completion_tokens) == ("httpx", "loop", 2)
+    assert record.choices[0].chunk_late_ns is None
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "message"),
+    [
+        (writing(), "early-close", "the server closed the connection before it answered"),
+        (writing(HEAD, token(0)), "early-close", "0 of 1 choices finished"),
+        (
+            writing(HEAD.replace(b"connection: close", b"content-length: 999"), token(0)),
+            "early-close",
+            "mid-stream",
+        ),
+        (writing(b"220 mail.example ESMTP\r\n"), "malformed-http", "the answer is no HTTP"),
+        (writing(b"HTTP/1.1 503 X\r\n\r\nno engine"), "http-status", "no engine"),
+    ],
+)
+def test_what_fails_over_tls_is_told_as_without(monkeypatch, answer, kind, message):
+    monkeypatch.setenv("SSL_CERT_FILE", str(TLS))
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(TLS)
+
+    async def go() -> RequestRecord:
+        async with serving(answer, context) as url, StreamClient(url, Timeouts()) as client:
+            return await (await client.exchange(call(request(0, max_tokens=2)), 1)).record()
+
+    error = asyncio.run(go()).error
+    assert error is not None
+    assert error.kind == kind
+    assert message in error.message
+
+
+def test_a_server_that_cannot_be_spoken_to_over_tls_says_why():
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(TLS)
+
+    async def go() -> tuple[RequestRecord, RequestRecord]:
+        async with serving(writing(GOOD), context) as url, StreamClient(url, Timeouts()) as client:
+            with pytest.raises(httpx.ConnectError, match="certificate verify failed"):
+                await client.control.get("/v1/models")
+            distrusted = await (await client.exchange(call(request(0, max_tokens=2)), 1)).record()
+        async with StreamClient(url, Timeouts()) as client:
+            return distrusted, await (await client.exchange(call(request(0, max_tokens=2)), 1)).record()
+
+    distrusted, absent = asyncio.run(go())
+    assert (distrusted.error and distrusted.error.kind) == "connect-failed"
+    assert "certificate verify failed" in (distrusted.error.message if distrusted.error else "")
+    assert (absent.error and absent.error.kind) == "connect-refused"
+
+
+def test_a_large_prompt_is_sent_whole_though_the_socket_takes_it_in_parts():
+    async def go() -> RequestRecord:
+        async with serving(writing(GOOD)) as url, StreamClient(url, Timeouts()) as client:
+            large = request(0, max_tokens=2, padding="x" * 20_000_000)
+            return await (await client.exchange(call(large), 1)).record()
+
+    assert asyncio.run(go()).error is None
+
+
+def test_a_request_that_is_sent_on_in_an_answer_that_breaks_off_still_arrives():
+    async def go() -> RequestRecord:
+        async with serving(writing(GOOD)) as there:
+            head = b"HTTP/1.1 307 X\r\nlocation: %s/v1\r\ntransfer-encoding: chunked\r\n\r\n" % there.encode()
+            broken = writing(head, 0.01, b"no length of a chunk\r\n")
+            async with serving(broken) as here, StreamClient(here, Timeouts()) as client:
+                return await (await client.exchange(call(request(0, max_tokens=2)), 1)).record()
+
+    record = asyncio.run(go())
+    assert record.error is None
+    assert (record.num_redirects, record.completion_tokens) == (1, 2)
+
+
+BODY = GOOD.removeprefix(HEAD)
+CHUNKED = HEAD.replace(b"connection: close", b"transfer-encoding: chunked") + b"%x\r\n%s\r\n" % (len(BODY), BODY)
+SIZED = HEAD.replace(b"connection: close", b"content-length: %d" % len(BODY)) + BODY
+HEAD_END = SIZED.index(b"\r\n\r\n")
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        (CHUNKED + b"0\r\n\r\n",),
+        (CHUNKED, b"0\r\n\r\n"),
+        (CHUNKED + b"0\r\n", b"\r\n"),
+        (CHUNKED, b"0", b"\r", b"\n\r", b"\n"),
+        (CHUNKED[:20], CHUNKED[20:] + b"0\r\n\r\n"),
+        (SIZED,),
+        (SIZED[:-9], SIZED[-9:]),
+        (SIZED[:20], SIZED[20:]),
+        (SIZED[:HEAD_END], SIZED[HEAD_END:200], SIZED[200:]),
+        (b"HTTP/1.1 100 Continue\r\n\r\n", SIZED[:100], SIZED[100:]),
+    ],
+)
+def test_an_answer_is_over_with_its_last_byte_though_its_connection_stays_open(parts):
+    record = asked(writing(*[piece for part in parts for piece in (part, 0.02)], 30.0), request_s=5.0)
+    assert record.error is None
+    assert record.completion_tokens == 2
+
+
+def test_an_answer_whose_last_chunk_comes_by_itself_is_not_understood_in_one_go():
+    events = b"".join(map(token, range(3000)))
+    head = HEAD.replace(b"connection: close", b"transfer-encoding: chunked")
+
+    async def go() -> int:
+        answer = writing(head + b"%x\r\n%s\r\n" % (len(events), events), 0.1, b"0\r\n\r\n", 30.0)
+        async with serving(answer) as url, StreamClient(url, Timeouts(request_s=5.0)) as client:
+            exchange = await client.exchange(call(request(0, max_tokens=3000)), 1)
+            return sum(len(data) for _, _, data in exchange.reads)
+
+    assert asyncio.run(go()) > len(events), "left for when other streams have had their turn"
+
+
+def test_the_address_of_a_server_is_asked_for_once(monkeypatch):
+    names, found = [], socket.getaddrinfo
+
+    def named(url: str) -> str:
+        return url.replace("127.0.0.1", "localhost")
+
+    def counted(host: str, *how: object, **more: object) -> object:
+        names.append(host)
+        return found(host, *how, **more)  # type: ignore[arg-type]
+
+    async def go() -> None:
+        async with serving(writing(GOOD)) as url, StreamClient(named(url), Timeouts()) as client:
+            monkeypatch.setattr(socket, "getaddrinfo", counted)
+            load = Load(client, Arrival(kind="burst"), lambda _record: None)
+            await load.drive(call(request(i, max_tokens=2)) for i in range(20))
+            assert load.summary().num_failed == 0
+
+    asyncio.run(go())
+    assert names == ["localhost"]

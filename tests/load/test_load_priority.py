@@ -1,0 +1,242 @@
+"""A load client that asks to run first: what it gets, that nothing inherits it, and that being refused is no harm.
+
+Each case is a process of its own, because scheduling is a property of processes and threads, and what they may ask
+for a property of how they were started.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from benchctl.load.priority import NICE, Priority
+
+linux = pytest.mark.skipif(not hasattr(os, "sched_setscheduler"), reason="needs the scheduling policies of Linux")
+pytestmark = linux
+FIFO, OTHER = (getattr(os, name, None) for name in ("SCHED_FIFO", "SCHED_OTHER"))
+WITHOUT_CAPABILITY = ("setpriv", "--inh-caps=-sys_nice", "--bounding-set=-sys_nice")
+PRELUDE = """
+import json, os, resource, subprocess, sys, threading
+from pathlib import Path
+from benchctl.load.priority import load_priority
+
+def scheduling(pid=0):
+    flag = os.SCHED_RESET_ON_FORK
+    return [os.sched_getscheduler(pid) & ~flag, os.getpriority(os.PRIO_PROCESS, pid)]
+
+def of_a_thread():
+    found = []
+    thread = threading.Thread(target=lambda: found.extend(scheduling()))
+    thread.start()
+    thread.join()
+    return found
+
+def of_a_child():
+    with subprocess.Popen(["sleep", "60"]) as child:
+        try:
+            return scheduling(child.pid)
+        finally:
+            child.kill()
+"""
+
+
+def nice_0():
+    with suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, 0, 0)
+
+
+def told_by(code: str, *prefix: str, arguments: tuple[str, ...] = ()):
+    """What the code, run behind the words of ``prefix`` at nice 0, prints as its last line."""
+    done = subprocess.run(
+        [*prefix, sys.executable, "-c", PRELUDE + code, *arguments],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent / "support")},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        preexec_fn=nice_0,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def level(*prefix: str, option: str = "auto", num_processes: int = 1) -> str:
+    code = f"with load_priority({option!r}, {num_processes}) as got: print(json.dumps(got.level))"
+    return told_by(code, *prefix)
+
+
+@pytest.fixture(name="privileged")
+def _privileged():
+    if len(os.sched_getaffinity(0)) < 2:
+        pytest.skip("the machine has one core, on which real-time scheduling is never asked for")
+    if level() != "fifo":
+        pytest.skip("the system grants no priority here: 'benchctl doctor' says what would bring it")
+
+
+@pytest.fixture(name="can_drop")
+def _can_drop():
+    """Whether a process can be started without the capability."""
+    if shutil.which("setpriv") is None:
+        pytest.skip("needs setpriv, to start a process without CAP_SYS_NICE")
+    if subprocess.run([*WITHOUT_CAPABILITY, "true"], check=False, capture_output=True).returncode:
+        pytest.skip("needs root, to start a process without CAP_SYS_NICE")
+
+
+THROUGHOUT = """
+seen = {"before": scheduling()}
+with load_priority("auto", int(sys.argv[1])) as got:
+    seen |= {"inside": scheduling(), "thread": of_a_thread(), "child": of_a_child()}
+seen |= {"after": scheduling(), "later thread": of_a_thread(), "later child": of_a_child()}
+print(json.dumps([got.level, seen]))
+"""
+
+
+@pytest.mark.parametrize(("num_processes", "got", "inside"), [(1, "fifo", [FIFO, 0]), (99, "nice", [OTHER, NICE])])
+def test_only_the_thread_of_the_event_loop_is_raised_and_only_inside(privileged, num_processes, got, inside):
+    found, seen = told_by(THROUGHOUT, arguments=(str(num_processes),))
+    assert found == got
+    assert seen.pop("inside") == inside
+    assert seen == {when: [OTHER, 0] for when in seen}
+
+
+SERVER = """
+from benchctl.measure.server import process
+
+def of_a_server():
+    server = process.start(["sleep", "60"], os.environ, Path(sys.argv[1]))
+    try:
+        return scheduling(server.pid)
+    finally:
+        process.ProcessTree(server).stop(1)
+
+with load_priority("auto", int(sys.argv[2])):
+    inside = of_a_server()
+print(json.dumps([inside, of_a_server()]))
+"""
+
+
+@pytest.mark.parametrize("num_processes", [1, 99])
+def test_a_server_started_meanwhile_or_afterwards_is_ordinary(privileged, tmp_path, num_processes):
+    found = told_by(SERVER, arguments=(str(tmp_path / "log"), str(num_processes)))
+    assert found == [[OTHER, 0], [OTHER, 0]]
+
+
+def test_a_load_that_breaks_off_leaves_an_ordinary_thread():
+    code = """
+try:
+    with load_priority("auto"):
+        raise KeyboardInterrupt
+except KeyboardInterrupt:
+    print(json.dumps(scheduling()))
+"""
+    assert told_by(code)[0] == OTHER
+
+
+@pytest.mark.parametrize(
+    "obstacle",
+    [
+        "os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})",
+        "resource.setrlimit(resource.RLIMIT_RTTIME, (10**6, 10**6))",
+    ],
+)
+def test_real_time_scheduling_is_not_asked_for_where_it_would_harm(privileged, obstacle):
+    """One core, on which all others would wait; a limit by which the kernel would end the process."""
+    assert told_by(f"{obstacle}\nwith load_priority('auto') as got: print(json.dumps(got.level))") == "nice"
+
+
+@pytest.mark.parametrize("start", [("nice", "-n", "5"), ("chrt", "--batch", "0"), ("chrt", "--idle", "0")])
+def test_who_starts_benchctl_at_another_priority_keeps_it(start):
+    if shutil.which(start[0]) is None:
+        pytest.skip(f"needs {start[0]}")
+    code = """
+before = scheduling()
+with load_priority("auto") as got:
+    print(json.dumps([before, scheduling(), str(got)]))
+"""
+    before, inside, got = told_by(code, *start)
+    assert inside == before
+    assert got.startswith("normal (benchctl was started")
+
+
+def test_a_profile_may_ask_for_none():
+    code = "with load_priority('none') as got: print(json.dumps([scheduling()[0], str(got)]))"
+    assert told_by(code) == [OTHER, "normal (not asked for)"]
+
+
+def test_a_limit_is_permission_enough_and_can_be_used_again_and_again(privileged, can_drop):
+    """Without the capability the kernel does not take the flag off again, which must not matter."""
+    if subprocess.run(["prlimit", "--rtprio=1", "true"], check=False, capture_output=True).returncode:
+        pytest.skip("needs CAP_SYS_RESOURCE, to raise the limit of a process")
+    code = """
+seen = []
+for _ in range(2):
+    with load_priority("auto") as got:
+        seen.append([got.level, scheduling(), of_a_child()])
+    seen.append(["after", scheduling(), of_a_child()])
+print(json.dumps(seen))
+"""
+    seen = told_by(code, "prlimit", "--rtprio=1", *WITHOUT_CAPABILITY)
+    assert seen == [["fifo", [FIFO, 0], [OTHER, 0]], ["after", [OTHER, 0], [OTHER, 0]]] * 2
+
+
+def test_who_loses_the_permission_meanwhile_is_ordinary_afterwards_all_the_same(privileged, can_drop):
+    code = """
+with load_priority("auto") as got:
+    os.setuid(65534)
+print(json.dumps([got.level, scheduling(), of_a_thread(), of_a_child()]))
+"""
+    assert told_by(code) == ["fifo", *[[OTHER, 0]] * 3]
+
+
+RUN = """
+from paced import PacedEngine, planned, profile, request
+from benchctl.measure.run import RunContext, measure_run
+from benchctl.records.directory import RunDirectory
+
+directory, workers, clock = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+context = RunContext(
+    profile=profile(load={"workers": workers}),
+    requests=tuple(request(i, max_tokens=3, gap_ms=1) for i in range(4)),
+    engine=PacedEngine(truth=directory / "truth.jsonl", clock=clock),
+)
+record = measure_run(context, planned(), RunDirectory(directory / "run"))
+print(json.dumps([record.state, record.client_priority, scheduling()]))
+"""
+
+
+def run(directory: Path, *prefix: str, workers: int = 1, clock: str = "host"):
+    return told_by(RUN, *prefix, arguments=(str(directory), str(workers), clock))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_refused_permission_leaves_the_load_alone_and_the_run_says_so(can_drop, tmp_path, workers):
+    state, got, afterwards = run(tmp_path, *WITHOUT_CAPABILITY, workers=workers)
+    assert (state, afterwards) == ("done", [OTHER, 0])
+    assert got.startswith("normal (fifo: ")
+    assert got.endswith("nice: not permitted)")
+
+
+def test_a_run_says_what_its_client_got(privileged, tmp_path):
+    assert run(tmp_path) == ["done", "fifo", [OTHER, 0]]
+
+
+def test_a_run_says_what_the_workers_got(privileged, tmp_path):
+    state, got, afterwards = run(tmp_path, workers=2)
+    assert (state, afterwards) == ("done", [OTHER, 0])
+    num_cores = len(os.sched_getaffinity(0))
+    assert got == ("fifo" if num_cores > 3 else f"nice -10 (fifo: 3 processes on {num_cores} cores)")
+
+
+def test_a_virtual_clock_needs_no_priority(tmp_path):
+    _, got, _ = run(tmp_path, clock="virtual")
+    assert got == "normal (not asked for)"
+
+
+def test_what_was_got_reads_like_this():
+    assert str(Priority(level="fifo")) == "fifo"
+    assert str(Priority(level="nice", reason="fifo: not permitted")) == "nice -10 (fifo: not permitted)"

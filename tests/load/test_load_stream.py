@@ -1,0 +1,306 @@
+"""Reading a stream: what counts as output, and that only the bytes matter, not how they were cut."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sse import choice, cut, event, read, told, used, written
+
+from benchctl.load.answer.events import EventSplitter, decode_event
+from benchctl.load.answer.stream import CompletionReader, _text
+
+USAGE = used(3)
+
+
+PLAIN = (
+    event(choice("", role="assistant")),
+    event(choice("Hel")),
+    event(choice("lo ")),
+    event(choice("wörld", finish="stop")),
+    event(usage=USAGE),
+    b"data: [DONE]\n\n",
+)
+
+
+def test_a_chat_stream_gives_text_arrivals_finish_reason_and_usage():
+    reader = read(*PLAIN)
+    (only,) = reader.choices()
+    assert (only.text, only.finish_reason, only.chunk_ns) == ("Hello wörld", "stop", (1, 2, 3))
+    assert (only.output_tokens, only.chunk_tokens) == (3, None)
+    assert reader.usage is not None
+    assert (reader.usage.prompt_tokens, reader.usage.cached_tokens) == (9, None)
+    assert reader.is_terminated
+    assert reader.error is None
+
+
+def test_a_first_event_that_only_names_the_role_is_no_output():
+    assert read(PLAIN[0]).choices()[0].chunk_ns == ()
+
+
+def test_a_completion_stream_is_read_like_a_chat_stream():
+    reader = read(event(written("abc")), event(written("", finish="length")))
+    assert reader.choices()[0].text == "abc"
+    assert reader.choices()[0].finish_reason == "length"
+
+
+def test_token_ids_without_text_are_output_and_are_counted():
+    reader = read(
+        event(choice("a", ids=[1, 2])), event(choice("", ids=[3])), event(choice("", finish="length", ids=[]))
+    )
+    (only,) = reader.choices()
+    assert (only.chunk_ns, only.chunk_tokens, only.output_tokens) == ((0, 1), (2, 1), 3)
+
+
+def test_one_chunk_without_token_ids_makes_all_counts_of_its_choice_unknown():
+    (only,) = read(event(choice("a", ids=[1])), event(choice("b"))).choices()
+    assert (only.chunk_tokens, only.output_tokens) == (None, None)
+
+
+def test_reasoning_text_is_output():
+    reader = read(event(choice(reasoning_content="hm ")), event(choice(reasoning="so ")), event(choice("42")))
+    assert reader.choices()[0].text == "hm so 42"
+    assert reader.choices()[0].chunk_ns == (0, 1, 2)
+
+
+def test_choices_of_one_stream_are_kept_apart():
+    reader = read(
+        event(choice("a", index=1, ids=[5])),
+        event(choice("x", index=0, ids=[6]), choice("b", index=1, ids=[7], finish="stop")),
+        event(choice("y", index=0, ids=[8, 9], finish="length")),
+        event(usage={"prompt_tokens": 9, "completion_tokens": 5}),
+        n=2,
+    )
+    first, second = reader.choices()
+    assert (first.text, first.chunk_ns, first.output_tokens, first.finish_reason) == ("xy", (1, 2), 3, "length")
+    assert (second.text, second.chunk_ns, second.output_tokens, second.finish_reason) == ("ab", (0, 1), 2, "stop")
+    assert reader.num_finished == 2
+
+
+def test_a_running_usage_counts_the_tokens_of_each_chunk_also_of_silent_ones():
+    reader = read(
+        event(choice("", role="assistant"), usage=used(0)),
+        event(choice("a"), usage=used(2)),
+        event(choice(""), usage=used(3)),
+        event(choice("b", finish="stop"), usage=used(4)),
+        event(usage=used(4)),
+    )
+    (only,) = reader.choices()
+    assert (only.chunk_ns, only.chunk_tokens, only.output_tokens) == ((1, 2, 3), (2, 1, 1), 4)
+
+
+def test_a_usage_that_only_the_last_event_carries_is_no_chunk():
+    reader = read(event(choice("a")), event(choice("b")), event(choice("", finish="length"), usage=USAGE))
+    (only,) = reader.choices()
+    assert (only.chunk_ns, only.chunk_tokens, only.output_tokens) == ((0, 1), None, 3)
+
+
+def test_timings_of_llama_server_count_the_tokens_of_each_chunk_also_of_a_silent_last_one():
+    def so_far(count):
+        return {"predicted_n": count, "predicted_ms": 1.0}
+
+    reader = read(
+        event(choice(None, role="assistant")),
+        event(choice("a"), timings=so_far(1)),
+        event(choice("b"), timings=so_far(3)),
+        event(choice(finish="length")),
+        event(usage={"prompt_tokens": 9, "completion_tokens": 4}, timings=so_far(4)),
+    )
+    (only,) = reader.choices()
+    assert (only.chunk_ns, only.chunk_tokens, only.output_tokens) == ((1, 2, 4), (1, 2, 1), 4)
+    assert (only.text, only.finish_reason) == ("ab", "length")
+
+
+def test_timings_that_only_the_last_event_carries_are_no_chunk():
+    timings = {"predicted_n": 3}
+    reader = read(event(choice("a")), event(choice("b", finish="length")), event(usage=USAGE, timings=timings))
+    (only,) = reader.choices()
+    assert (only.chunk_ns, only.chunk_tokens, only.output_tokens) == ((0, 1), None, 3)
+
+
+def test_cached_tokens_are_read_from_the_prompt_details():
+    reader = read(event(usage=USAGE | {"prompt_tokens_details": {"cached_tokens": 4}}))
+    assert reader.usage is not None
+    assert reader.usage.cached_tokens == 4
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b'data: {"error": {"message": "engine died"}}\n\n',
+        b'error: {"message": "engine died"}\n\n',
+        b'event: error\ndata: {"type": "error", "error": {"message": "engine died"}}\n\n',
+        b'data: {"object": "error", "message": "engine died"}\n\n',
+        b'event: error\ndata: {"message": "engine died"}\n\n',
+        b"event: error\ndata: engine died\n\n",
+        b'data: {"choices": [], "error": "engine died"}\n\n',
+    ],
+)
+def test_an_error_event_is_a_server_error_in_every_dialect(data):
+    error = read(PLAIN[1], data, b"data: [DONE]\n\n").error
+    assert error is not None
+    assert error.kind == "server-error"
+    assert "engine died" in error.message
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"{not json}",
+        b'{"choices": 7}',
+        b'"text"',
+        b'{"choices": [{"index": "\xff"}]}',
+        b'{"choices": [{"index": -1}]}',
+        b'{"usage": {"completion_tokens": 1e3}}',
+        b'{"x":' + b"[" * 100_000,
+    ],
+)
+def test_an_event_that_cannot_be_read_is_reported_with_its_beginning(payload):
+    error = read(b"data: " + payload + b"\n\n").error
+    assert error is not None
+    assert error.kind == "malformed-stream"
+    assert "cannot be read" in error.message
+
+
+def test_a_null_error_is_no_error():
+    assert read(event(choice("a"), error=None)).error is None
+
+
+def test_a_last_event_without_its_blank_line_still_counts():
+    assert read(PLAIN[1], b'data: {"choices": [{"index": 0, "finish_reason": "stop"}]}').num_finished == 1
+
+
+SPOKEN = b": keep-alive\r\n\r\n" + b"".join(PLAIN[:2]) + b"id: 3\ndata: " + PLAIN[2][6:] + b"".join(PLAIN[3:])
+
+
+@given(cuts=st.lists(st.integers(0, len(SPOKEN)), max_size=20), ends=st.sampled_from([b"\n", b"\r\n", b"\r"]))
+def test_any_cut_of_the_bytes_and_any_line_end_give_the_same_result(cuts, ends):
+    spoken = SPOKEN.replace(b"\r\n", b"\n").replace(b"\n", ends)
+    reader = read(*cut(spoken, cuts))
+    (only,) = reader.choices()
+    assert (only.text, only.finish_reason, len(only.chunk_ns)) == ("Hello wörld", "stop", 3)
+    assert reader.error is None
+    assert reader.is_terminated
+
+
+FRAGMENTS = st.sampled_from(
+    (
+        *PLAIN,
+        *(
+            b"data: ",
+            b"data:",
+            b"\n",
+            b"\n\n",
+            b"\r",
+            b"\r\n",
+            b": ping",
+            b"error: ",
+            b"event: error",
+            b"\xef\xbb\xbf",
+        ),
+        *(b"[DONE]", b'{"choices":', b"[{", b'"text":"a"', b'"index":1', b"}]}", b"\xff", b"{", b"}"),
+        *(b'{"usage":{"completion_tokens":2}}', b'{"object": "error"}', b'{"error": null}'),
+    )
+)
+
+
+@given(parts=st.lists(FRAGMENTS | st.binary(max_size=5), max_size=25), places=st.lists(st.integers(0, 900)))
+def test_no_bytes_whatever_raise_and_no_cut_changes_what_they_say(parts, places):
+    data = b"".join(parts)
+    whole = told(read(data, n=2))
+    assert told(read(*cut(data, places), n=2)) == whole
+    assert told(read(*(data[i : i + 1] for i in range(len(data))), n=2)) == whole
+    assert told(read(*parts, n=2)) == whole
+
+
+SAID = st.builds(
+    dict,
+    index=st.integers(0, 1),
+    text=st.sampled_from([None, "", "a"]),
+    delta=st.sampled_from([None, {}, {"content": "b"}, {"reasoning": "c"}, {"tool_calls": [{}]}]),
+    token_ids=st.sampled_from([None, [], [7], [7, 8]]),
+    finish_reason=st.sampled_from([None, "stop"]),
+)
+
+
+@given(said=st.lists(SAID, max_size=12), n=st.integers(1, 2))
+def test_the_short_way_for_common_events_gives_what_the_long_way_gives(said, n):
+    short, long = CompletionReader(n), CompletionReader(n)
+    for t_ns, one in enumerate(said):
+        data = event(one)
+        short.feed(t_ns, data, t_ns)
+        (choice_event,) = decode_event(data[6:-2]).choices
+        text = _text(choice_event.delta) if choice_event.text is None else choice_event.text
+        long._take_choice(t_ns, t_ns, choice_event, text, None)
+    assert short.choices(stamps_late=True) == long.choices(stamps_late=True)
+
+
+def test_several_data_lines_are_one_payload_and_comments_are_none():
+    splitter = EventSplitter()
+    assert splitter.feed(b"\xef\xbb\xbfdata: {\ndata: }\n\n: hello\n\nretry: 5\n\ndata:x\n\n") == [b"{\n}", b"x"]
+
+
+def test_a_byte_order_mark_is_one_only_at_the_start_of_the_stream():
+    splitter = EventSplitter()
+    assert splitter.feed(b"\xef") == splitter.feed(b"\xbb") == []
+    assert splitter.feed(b"\xbfdata: 1\n\n\xef\xbb\xbfdata: 2\n\n") == [b"1"]
+    assert splitter.feed(b"\xef\xbb\xbfdata: 3\n\n") == []
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        b"",
+        b"\r",
+        b"\n",
+        b": ping\r",
+        b"data: [\n",
+        b"data: [",
+        b"event: error\n",
+        b"id: 1\n",
+        b"da",
+        b"\xef\xbb\xbf",
+    ],
+)
+@pytest.mark.parametrize("first", [b"", PLAIN[1]])
+def test_an_event_that_comes_alone_is_read_as_it_is_behind_what_came_before(before, first):
+    after = b"\xef\xbb\xbf" + PLAIN[3]  # for the mark is one only at the start
+    whole = told(read(first + before + PLAIN[2] + after))
+    assert told(read(first, before, PLAIN[2], after)) == whole
+    assert told(read(first + before, PLAIN[2], after)) == whole
+
+
+def test_a_carriage_return_in_the_middle_of_an_event_ends_a_line_also_in_an_event_that_comes_alone():
+    alone = b'data: {"choices":\r[{"text": "a"}]}\n\n'
+    assert read(PLAIN[1], alone).error is not None
+    assert told(read(PLAIN[1], alone)) == told(read(PLAIN[1] + alone))
+
+
+def test_an_event_arrives_with_its_blank_line():
+    splitter = EventSplitter()
+    assert splitter.feed(b"data: 1\n") == []
+    assert splitter.feed(b"\ndata: 2") == [b"1"]
+    assert splitter.feed(b"\n\n") == [b"2"]
+
+
+def test_a_carriage_return_ends_a_line_at_once_and_the_line_feed_after_it_ends_none():
+    splitter = EventSplitter()
+    assert splitter.feed(b"data: 1\r\n\r") == [b"1"]
+    assert splitter.feed(b"\ndata: 2\r") == []
+    assert splitter.feed(b"\n") == []
+    assert splitter.feed(b"\r") == [b"2"]
+
+
+def test_chunks_of_one_read_share_its_time_and_tell_how_late_it_was_when_asked():
+    reader = read(PLAIN[1], PLAIN[2] + PLAIN[3] + PLAIN[1][:5], PLAIN[1][5:])
+    (only,) = reader.choices(stamps_late=True)
+    assert (only.chunk_ns, only.chunk_late_ns) == ((0, 1, 1, 2), (0, 10, 10, 20))
+    assert reader.choices()[0].chunk_late_ns is None
+    assert reader.last_chunk_ns == 2
+    assert read(PLAIN[0]).last_chunk_ns == 0
+
+
+def test_an_event_that_the_end_of_the_stream_cuts_is_kept_and_is_not_the_fault_of_who_wrote_it():
+    reader = read(PLAIN[1], PLAIN[2][:30])
+    assert reader.cut_event == PLAIN[2][6:30]
+    assert reader.error is None
+    assert read(PLAIN[1]).cut_event == b""
+    assert read(b"data: [DONE]").is_terminated

@@ -1,0 +1,503 @@
+"""A load that is split over several processes: the same load, and an end that is told when one of them fails."""
+
+import asyncio
+import itertools
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from paced import PacedEngine, call, launch, planned, profile, request
+from stubborn import wait_until
+
+from benchctl.errors import LoadError
+from benchctl.load.demand import CPU_NS_PER_TOKEN, TOKEN_S, LoadSize, expected_tokens_per_s, size_of
+from benchctl.load.driver import Load
+from benchctl.load.transport.client import StreamClient
+from benchctl.load.workers import started_worker
+from benchctl.load.workers.wire import FROM_WORKER, TO_WORKER, Begin, Stop, Wire
+from benchctl.load.workers.worker import _obey
+from benchctl.load.workers.workers import WORKER_CORES, WorkerLoad, load_for, num_workers, shares
+from benchctl.measure.run import RunContext, measure_run
+from benchctl.measure.server.process import is_alive
+from benchctl.measure.server.server import ServerProcess
+from benchctl.profile.model import Arrival, Profile
+from benchctl.records.directory import RunDirectory, load_run
+from benchctl.units import NS_PER_MS, NS_PER_S
+
+LONG = {"max_tokens": 4000, "gap_ms": 20}
+
+
+def load_on(how, arrival, on_record, count, **more):
+    return WorkerLoad(how.base_url, how.timeouts, Arrival(**arrival), on_record, count=count, **more)
+
+
+def drive(tmp_path, arrival, requests, count, *, meanwhile=None, **more):
+    """Records in the order in which they came, the load, and what it raised; ``meanwhile`` gets the drive."""
+
+    async def go():
+        records, how = [], launch(tmp_path)
+        with ServerProcess(how) as server:
+            async with StreamClient(how.base_url, how.timeouts) as client:
+                await server.wait_ready(client.control)
+            load = load_on(how, arrival, more.pop("on_record", records.append), count, **more)
+            driving = asyncio.create_task(load.drive(call(one) for one in requests))
+            if meanwhile is not None:
+                await meanwhile(driving, load, tmp_path)
+            (raised,) = await asyncio.gather(driving, return_exceptions=True)
+            return records, load, raised
+
+    return asyncio.run(go())
+
+
+def workers_of(parent):
+    found = []
+    for process in psutil.Process(parent).children():
+        try:
+            if "benchctl.load.workers.worker" in process.cmdline():
+                found.append(process)
+        except psutil.Error:
+            continue
+    return sorted(found, key=lambda process: process.pid)
+
+
+async def until(what, is_so):
+    await asyncio.to_thread(wait_until, what, is_so)
+
+
+async def until_open(load, count):
+    await until(f"{count} open requests", lambda: load.activity().num_open >= count)
+
+
+def most_at_once(records):
+    edges = sorted([(r.sent_ns, 1) for r in records] + [(r.done_ns, -1) for r in records])
+    return max(itertools.accumulate(change for _, change in edges))
+
+
+ARRIVALS = [
+    {"kind": "closed-loop", "max_concurrency": 4},
+    {"kind": "burst"},
+    {"kind": "constant", "request_rate": 100.0},
+    {"kind": "trace", "max_concurrency": 5},
+]
+
+
+@pytest.mark.parametrize("arrival", ARRIVALS, ids=lambda arrival: arrival["kind"])
+def test_one_two_and_three_workers_bring_the_same_results(tmp_path, arrival):
+    requests = [
+        request(i, max_tokens=2 + i % 3, n=1 + i % 2, arrival_ns=i * 10 * NS_PER_MS, gap_ms=5, mode=mode)
+        for i, mode in enumerate(["good", "good", "truncate", "good", "refuse"] * 3)
+    ]
+    told = []
+    for count in (1, 2, 3):
+        place = tmp_path / str(count)
+        place.mkdir()
+        records, load, raised = drive(place, arrival, requests, count)
+        assert raised is None
+        ended = load.summary()
+        assert (ended.num_sent, ended.num_failed, len(records)) == (15, 6, 15)
+        assert ended.first_send_ns == min(record.sent_ns for record in records)
+        assert load.error_kinds == {"early-close", "reset", "http-status"} & load.error_kinds != set()
+        assert load.activity().num_open == 0
+        assert most_at_once(records) <= arrival.get("max_concurrency", 15)
+        assert workers_of(os.getpid()) == []
+        records.sort(key=lambda record: record.index)
+        told.append([_without_times(record, records[0], arrival) for record in records])
+    assert told[0] == told[1] == told[2]
+
+
+def _without_times(record, first, arrival):
+    """What is not of the moment; of an open loop also when each was due, counted from the first."""
+    is_planned = arrival["kind"] in {"constant", "trace"}
+    return (
+        record.request_id,
+        record.index,
+        [(choice.index, choice.text, choice.chunk_tokens, choice.finish_reason) for choice in record.choices],
+        (record.prompt_tokens, record.completion_tokens, record.status),
+        record.error is None or record.status,
+        record.scheduled_ns - first.scheduled_ns if is_planned else None,
+    )
+
+
+def test_workers_start_at_one_moment_and_none_begins_before_all_are_ready(tmp_path):
+    requests = [request(i, max_tokens=2, gap_ms=300) for i in range(12)]
+    records, _, raised = drive(tmp_path, {"kind": "burst"}, requests, 3)
+    assert raised is None
+    assert most_at_once(records) == 12
+    assert max(record.connected_ns for record in records) < min(record.sent_ns for record in records)
+
+
+def test_each_worker_gets_every_nth_request_and_sends_its_share_in_order(tmp_path):
+    requests = [request(i, max_tokens=2, gap_ms=10 + 13 * (i % 2)) for i in range(10)]
+    records, _, _ = drive(tmp_path, {"kind": "closed-loop", "max_concurrency": 2}, requests, 2)
+    sends = sorted(records, key=lambda record: record.sent_ns)
+    assert [record.index for record in sends if record.index % 2 == 0] == [0, 2, 4, 6, 8]
+    assert [record.index for record in sends if record.index % 2] == [1, 3, 5, 7, 9]
+
+
+def test_workers_take_turns_where_launches_are_limited(tmp_path):
+    requests = [request(i, max_tokens=1) for i in range(8)]
+    records, _, _ = drive(tmp_path, {"kind": "burst", "launch_rate_limit": 20.0}, requests, 2)
+    sends = sorted(record.sent_ns for record in records)
+    assert sends[-1] - sends[0] > 6.5 * 50 * NS_PER_MS
+    assert all(later - sends[i] > 85 * NS_PER_MS for i, later in enumerate(sends[2:])), "two per 100 ms"
+
+
+def test_samples_of_every_worker_arrive_with_its_number(tmp_path):
+    samples = []
+    requests = [request(i, max_tokens=40, gap_ms=10) for i in range(4)]
+    drive(tmp_path, {"kind": "burst"}, requests, 2, on_sample=samples.append)
+    for worker in (0, 1):
+        own = [sample for sample in samples if sample.worker == worker]
+        assert own[0].offset is not None
+        assert max(sample.num_open for sample in own) == 2
+        assert [sample.cpu_ns for sample in own] == sorted(sample.cpu_ns for sample in own)
+
+
+def test_a_worker_that_is_killed_fails_the_load_by_name_and_the_records_are_kept(tmp_path):
+    async def kill_second(_driving, load, _place):
+        await until("two records", lambda: load.summary().num_sent == 2)
+        await until_open(load, 2)
+        victims.extend(workers_of(os.getpid()))
+        victims[1].kill()
+
+    victims = []
+    requests = [request(i, max_tokens=2) if i < 2 else request(i, **LONG) for i in range(8)]
+    arrival = {"kind": "closed-loop", "max_concurrency": 2}
+    records, load, raised = drive(tmp_path, arrival, requests, 2, meanwhile=kill_second)
+    assert isinstance(raised, LoadError)
+    assert raised.cause == "worker-died"
+    name = f"worker 2 of 2 of the load generator (process {victims[1].pid})"
+    assert str(raised).startswith(f"{name} ended by SIGKILL after 1 of its 4 requests: ")
+    assert "memory" in str(raised)
+    assert [(r.index, r.error.kind if r.error else None) for r in sorted(records, key=lambda r: r.index)] == [
+        (0, None),
+        (1, None),
+        (2, "cancelled"),
+    ]
+    assert records[2].choices[0].chunk_ns, "what the other worker had received"
+    assert load.summary().num_sent == 3
+    assert not any(is_alive(victim) for victim in victims)
+
+
+def test_a_worker_that_raises_ends_the_load_with_its_own_words(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\n"
+        "if '-m' in sys.orig_argv and 'benchctl.load.workers.worker' in sys.orig_argv:\n"
+        "    import uvloop\n"
+        "    def broken(main):\n"
+        "        main.close()\n"
+        "        raise RuntimeError('the loop is out of order')\n"
+        "    uvloop.run = broken\n"
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(tmp_path))
+        records, _, raised = drive(tmp_path, {"kind": "burst"}, [request(0), request(1)], 2)
+    assert isinstance(raised, LoadError)
+    assert "ended with exit code 1 after 0 of its " in str(raised)
+    assert str(raised).endswith("RuntimeError: the loop is out of order")
+    assert "Traceback" in raised.log_tail
+    assert (records, workers_of(os.getpid())) == ([], [])
+
+
+def test_a_worker_that_says_nothing_any_more_counts_as_hung_and_is_ended(tmp_path, monkeypatch):
+    async def stop_first(_driving, load, _place):
+        await until_open(load, 2)
+        monkeypatch.setattr(started_worker, "_SILENT_LOOKS", 4)  # not before: workers are silent while they start
+        stopped.append(workers_of(os.getpid())[0])
+        stopped[0].suspend()
+
+    stopped = []
+    monkeypatch.setattr("benchctl.load.workers.workers._CALL_DOWN_S", 1.0)
+    _, _, raised = drive(
+        tmp_path, {"kind": "burst"}, [request(i, **LONG) for i in range(2)], 2, meanwhile=stop_first
+    )
+    assert isinstance(raised, LoadError)
+    assert raised.cause == "worker-hung"
+    assert f"worker 1 of 2 of the load generator (process {stopped[0].pid}) has said nothing" in str(raised)
+    assert not is_alive(stopped[0])
+
+
+def test_a_worker_that_cannot_be_started_is_told_and_the_others_are_ended(tmp_path, monkeypatch):
+    class Python:
+        """The real one for the first worker only."""
+
+        paths = iter((sys.executable, "/nonexistent/python"))
+        executable = property(lambda self: next(self.paths))
+
+    monkeypatch.setattr(started_worker, "sys", Python())
+    _, _, raised = drive(tmp_path, {"kind": "burst"}, [request(0), request(1)], 2)
+    assert isinstance(raised, LoadError)
+    assert "worker 2 of 2 of the load generator cannot be started" in str(raised)
+    assert "load.workers" in str(raised)
+    assert workers_of(os.getpid()) == []
+
+
+def test_a_load_that_is_called_off_records_what_was_in_flight_in_every_worker(tmp_path):
+    async def call_off(driving, load, _place):
+        await until_open(load, 4)
+        driving.cancel()
+
+    requests = [request(i, **LONG) for i in range(9)]
+    records, load, raised = drive(
+        tmp_path, {"kind": "closed-loop", "max_concurrency": 4}, requests, 2, meanwhile=call_off
+    )
+    assert isinstance(raised, asyncio.CancelledError)
+    assert sorted(record.index for record in records) == [0, 1, 2, 3]
+    assert {record.error.kind for record in records} == {"cancelled"}
+    assert (load.summary().num_sent, load.summary().num_failed) == (4, 4)
+    assert set(PacedEngine(truth=tmp_path / "truth.jsonl").truths()) == {"r0", "r1", "r2", "r3"}
+    assert workers_of(os.getpid()) == []
+
+
+def test_a_load_that_is_called_off_before_it_began_leaves_nothing(tmp_path):
+    async def call_off(driving, _load, _place):
+        await until("workers", lambda: len(workers_of(os.getpid())) == 2)
+        driving.cancel()
+
+    records, _, raised = drive(tmp_path, {"kind": "burst"}, [request(0), request(1)], 2, meanwhile=call_off)
+    assert isinstance(raised, asyncio.CancelledError)
+    assert (records, workers_of(os.getpid())) == ([], [])
+
+
+def test_a_start_that_is_named_after_the_load_was_called_off_changes_nothing():
+    async def go():
+        ours, theirs = socket.socketpair()
+        load = Wire(*await asyncio.open_unix_connection(sock=ours), FROM_WORKER)
+        worker = Wire(*await asyncio.open_unix_connection(sock=theirs), TO_WORKER)
+        started = asyncio.get_running_loop().create_future()
+        started.cancel()
+        driving = asyncio.create_task(asyncio.sleep(60))
+        load.send(Begin(start_ns=1))
+        load.send(Stop())
+        obeying = asyncio.create_task(_obey(worker, started, driving))
+        await asyncio.wait({driving, obeying}, return_when=asyncio.FIRST_COMPLETED)
+        was_called_off = driving.cancelled()
+        obeying.cancel()
+        await asyncio.wait({obeying})
+        await worker.close()
+        await load.close()
+        return was_called_off
+
+    assert asyncio.run(go())
+
+
+def test_a_record_that_cannot_be_kept_ends_the_load_and_the_workers(tmp_path, caplog):
+    def full(_record):
+        raise OSError(28, "No space left on device")
+
+    _, _, raised = drive(tmp_path, {"kind": "burst"}, [request(i) for i in range(6)], 2, on_record=full)
+    assert isinstance(raised, OSError)
+    assert workers_of(os.getpid()) == []
+    assert caplog.messages == []
+
+
+def test_calls_that_cannot_be_made_end_the_load_with_what_was_wrong_with_them(tmp_path):
+    async def go():
+        how = launch(tmp_path)
+
+        def calls():
+            yield call(request(0))
+            raise ValueError("no such dialect")
+
+        with pytest.raises(ValueError, match="no such dialect"):
+            await load_on(how, {"kind": "burst"}, lambda _record: None, 2).drive(calls())
+
+    asyncio.run(go())
+    assert workers_of(os.getpid()) == []
+
+
+def test_workers_end_with_a_benchctl_that_is_killed(tmp_path):
+    how = launch(tmp_path)
+    code = (
+        "import asyncio, sys\n"
+        "from paced import call, request\n"
+        "from benchctl.load.workers.workers import WorkerLoad\n"
+        "from benchctl.profile.model import Arrival, Timeouts\n"
+        "load = WorkerLoad(sys.argv[1], Timeouts(), Arrival(kind='burst'), print, count=2)\n"
+        "asyncio.run(load.drive([call(request(i, max_tokens=4000, gap_ms=20)) for i in range(4)]))\n"
+    )
+
+    async def up():
+        async with StreamClient(how.base_url, how.timeouts) as client:
+            await server.wait_ready(client.control)
+
+    with ServerProcess(how) as server:
+        asyncio.run(up())
+        paths = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent / "support")}
+        with subprocess.Popen([sys.executable, "-c", code, how.base_url], env=paths) as benchctl:
+            wait_until("workers", lambda: len(workers_of(benchctl.pid)) == 2)
+            workers = workers_of(benchctl.pid)
+            wait_until("their connections", lambda: all(worker.net_connections() for worker in workers))
+            benchctl.send_signal(signal.SIGKILL)
+        wait_until("their end", lambda: not any(is_alive(worker) for worker in workers))
+
+
+def test_what_a_second_worker_gains_is_measured_with_nothing_lost(tmp_path):
+    told = tmp_path / "scaling.json"
+    script = Path(__file__).parent.parent.parent / "scripts" / "bench" / "worker_scaling.py"
+    size = ("--streams", "8", "--seconds", "0.8", "--json", str(told))
+    subprocess.run([sys.executable, str(script), *size], check=True, timeout=60, capture_output=True)
+    rows = json.loads(told.read_text())
+    assert [(row["workers"], row["failed"]) for row in rows] == [(1, 0), (2, 0)]
+    assert [row["cores by worker"].count("+") for row in rows] == [0, 1]
+    for row in rows:
+        assert row["tokens/s possible"] >= row["tokens/s seen"] > 0
+        assert row["gain"] == row["tokens/s possible"] / rows[0]["tokens/s possible"]
+
+
+def size(num_requests, *, tokens=128, n=1, last_arrival_ns=0):
+    return LoadSize(
+        num_requests=num_requests,
+        num_outputs=num_requests * n,
+        num_tokens=num_requests * n * tokens,
+        last_arrival_ns=last_arrival_ns,
+    )
+
+
+@given(
+    st.sampled_from(["auto", 1, 2, 7, 64]),
+    st.integers(1, 5000) | st.none(),
+    st.integers(1, 5000),
+    st.integers(1, 128),
+    st.sampled_from([{"kind": "burst"}, {"kind": "poisson", "request_rate": 50.0}, {"kind": "trace"}]),
+)
+def test_every_worker_has_a_slot_and_a_request_and_auto_leaves_a_core(option, slots, num_requests, num_cores, kind):
+    arrival = Arrival(max_concurrency=slots, **kind)
+    count = num_workers(option, arrival, size(num_requests, last_arrival_ns=NS_PER_S), num_cores)
+    assert 1 <= count <= min(num_requests, slots or num_requests)
+    if option == "auto":
+        assert count <= max(1, num_cores - 1)
+    parts = shares(arrival, count)
+    if slots is not None:
+        sizes = [part.max_concurrency for part in parts]
+        assert sum(sizes) == slots
+        assert min(sizes) >= max(sizes) - 1
+        assert min(sizes) >= 1
+
+
+FULL = int(WORKER_CORES * TOKEN_S * NS_PER_S / CPU_NS_PER_TOKEN)
+"""Streams that keep one worker as busy as it may be, where the server sets the pace."""
+
+
+@pytest.mark.parametrize(
+    ("option", "slots", "num_requests", "num_cores", "count"),
+    [
+        ("auto", FULL, 10_000, 16, 1),
+        ("auto", FULL + 1, 10_000, 16, 2),
+        ("auto", None, 10 * FULL, 16, 10),
+        ("auto", None, 10 * FULL, 4, 3),
+        ("auto", None, 10 * FULL, 1, 1),
+        ("auto", 4 * FULL, 100, 16, 1),
+        (4, 2048, 10_000, 2, 4),
+        (4, 3, 10_000, 16, 3),
+        (4, None, 2, 16, 2),
+    ],
+)
+def test_the_number_of_workers_where_the_server_sets_the_pace(option, slots, num_requests, num_cores, count):
+    arrival = Arrival(kind="burst", max_concurrency=slots)
+    assert num_workers(option, arrival, size(num_requests), num_cores) == count
+
+
+def test_a_plan_of_few_tokens_per_second_takes_one_worker_however_many_requests_it_has():
+    arrival = Arrival(kind="poisson", request_rate=10.0)
+    assert num_workers("auto", arrival, size(100_000, tokens=200), 64) == 1
+
+
+@pytest.mark.parametrize(
+    ("arrival", "asked", "tokens_per_s"),
+    [
+        ({"kind": "poisson", "request_rate": 10.0}, {}, 10 * 128),
+        ({"kind": "gamma", "request_rate": 10.0, "burstiness": 0.5}, {"n": 4}, 10 * 4 * 128),
+        ({"kind": "poisson", "request_rate": 1e6, "max_concurrency": 8}, {}, 8 / TOKEN_S),
+        ({"kind": "trace"}, {"last_arrival_ns": 20 * NS_PER_S}, 50 * 128),
+        ({"kind": "burst", "launch_rate_limit": 5.0}, {}, 5 * 128),
+        ({"kind": "closed-loop", "max_concurrency": 16}, {}, 16 / TOKEN_S),
+        ({"kind": "closed-loop", "max_concurrency": 16}, {"n": 3}, 3 * 16 / TOKEN_S),
+        ({"kind": "burst"}, {}, 1000 / TOKEN_S),
+    ],
+)
+def test_the_tokens_that_are_expected_of_a_load(arrival, asked, tokens_per_s):
+    assert expected_tokens_per_s(Arrival(**arrival), size(1000, **asked)) == pytest.approx(tokens_per_s)
+
+
+def test_nothing_is_expected_of_no_requests():
+    assert expected_tokens_per_s(Arrival(kind="burst"), size_of(())) == 0
+
+
+def test_the_size_of_a_load_is_that_of_its_requests():
+    asked = (request(0, max_tokens=5), request(1, max_tokens=7, n=2, arrival_ns=30))
+    told = LoadSize(num_requests=2, num_outputs=3, num_tokens=19, last_arrival_ns=30)
+    assert size_of(asked) == told
+
+
+def test_shares_of_a_launch_rate_come_to_the_whole():
+    parts = shares(Arrival(kind="burst", launch_rate_limit=30.0), 3)
+    assert [part.launch_rate_limit for part in parts] == [10.0, 10.0, 10.0]
+    assert [part.max_concurrency for part in parts] == [None] * 3
+
+
+@pytest.mark.parametrize(("workers", "kind"), [("auto", Load), (1, Load), (2, WorkerLoad)])
+def test_one_worker_is_this_process(workers, kind):
+    asked = profile(load={"workers": workers})
+
+    async def made():
+        async with StreamClient("http://127.0.0.1:9", asked.timeouts) as client:
+            return load_for(client, asked, size(20), lambda _record: None)
+
+    assert type(asyncio.run(made())) is kind
+
+
+@pytest.mark.parametrize("workers", [0, 65, "many", 1.5, True])
+def test_a_number_of_workers_that_is_none_is_refused(workers):
+    document = profile().model_dump(mode="json")
+    with pytest.raises(ValueError, match=r"load\.workers"):
+        Profile.model_validate(document | {"load": {"workers": workers}})
+
+
+def test_a_run_with_two_workers_leaves_the_same_story_on_disk(tmp_path):
+    directory, ended = RunDirectory(tmp_path / "run"), []
+    context = RunContext(
+        profile=profile(load={"workers": 2}, arrival={"kind": "closed-loop", "max_concurrency": 3}),
+        requests=tuple(request(i, max_tokens=3, gap_ms=20) for i in range(9)),
+        engine=PacedEngine(truth=tmp_path / "truth.jsonl"),
+        on_progress=ended.append,
+    )
+    record = measure_run(context, planned(), directory)
+    loaded = load_run(directory)
+    assert (record.num_sent, record.num_completed, record.num_failed) == (9, 9, 0)
+    assert record.state == "done", record.warnings
+    assert ended == list(range(1, 10))
+    assert sorted(one.index for one in loaded.requests) == list(range(9))
+    assert {one.stamps for one in loaded.requests} == {"kernel"}
+    assert record.times.first_send_ns == min(one.sent_ns for one in loaded.requests)
+
+
+def test_a_run_whose_worker_is_killed_has_failed_and_says_so(tmp_path):
+    async def go():
+        run = asyncio.to_thread(measure_run, context, planned(), RunDirectory(tmp_path / "run"))
+        running = asyncio.create_task(run)
+        raw = tmp_path / "run" / "steps.raw.jsonl"
+        await until("tokens", lambda: raw.exists() and raw.stat().st_size)
+        workers_of(os.getpid())[0].kill()
+        return await running
+
+    context = RunContext(
+        profile=profile(load={"workers": 2}),
+        requests=tuple(request(i, **LONG) for i in range(4)),
+        engine=PacedEngine(truth=tmp_path / "truth.jsonl"),
+    )
+    start = time.monotonic()
+    record = asyncio.run(go())
+    assert (record.state, record.failure.cause) == ("failed", "worker-died")
+    assert "worker 1 of 2 of the load generator" in record.failure.message
+    assert record.num_failed == 1, "what the other worker had in flight"
+    assert time.monotonic() - start < 60

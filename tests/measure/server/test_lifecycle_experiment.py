@@ -1,0 +1,112 @@
+"""What a failing server does to an experiment and to the exit code of the command line."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchctl.records.directory import open_results
+
+HERE = Path(__file__).parents[2] / "support"
+BENCHCTL = f"""
+import sys
+from pathlib import Path
+sys.path.insert(0, {str(HERE)!r})
+import benchctl.engines.kinds
+from stubborn import StubbornEngine
+
+class Engine(StubbornEngine):
+    def request_call(self, asked, settings):
+        call = super().request_call(asked, settings)
+        if "truncate" in FLAGS and asked.index == 1 and not asked.request_id.startswith("warmup"):
+            call.body = call.body.replace(b'"{{}}"', b'"{{\\\\"mode\\\\": \\\\"truncate\\\\"}}"')
+        return call
+
+FLAGS = sys.argv.pop(1).split("|")
+flags = {{"guided": tuple(FLAGS)}} if "truncate" not in FLAGS else {{}}
+benchctl.engines.kinds._ENGINES["sim"] = lambda: Engine(truth=Path("truth.jsonl"), flags_of=flags)
+from benchctl.cli import main
+main()
+"""
+SMALL = [
+    "run",
+    "--profile",
+    "ci-smoke",
+    "--quiet",
+    "--set",
+    "workload.num_prompts=3",
+    "--set",
+    "workload.output_len=4",
+]
+
+
+def benchctl(cwd, flags, *args):
+    return subprocess.run(
+        [sys.executable, "-c", BENCHCTL, flags, *args],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def only_result(cwd):
+    (path,) = (found for found in (cwd / "results").glob("*/*") if not found.is_symlink())
+    return path
+
+
+def records_of(cwd, variant):
+    results = open_results(only_result(cwd))
+    runs = [results.run(run.run_id) for run in results.plan().runs if run.variant == variant]
+    return [run.read() for run in runs if (run.path / "run.json").exists()]
+
+
+def test_a_fault_of_the_profile_stops_the_experiment_with_a_sentence_and_the_log(tmp_path):
+    done = benchctl(tmp_path, "--die-saying|error: unrecognized arguments: --frob", *SMALL)
+    assert done.returncode == 2, done.stderr
+    assert "(bad-flag); correct the flag" in done.stderr
+    assert "the server's log ends:\n" in done.stderr
+    assert "  | error: unrecognized arguments: --frob" in done.stderr
+    assert "Traceback" not in done.stderr
+    refused = [run for run in records_of(tmp_path, "guided") if run.failure is not None]
+    assert [run.failure.cause for run in refused] == ["bad-flag"]
+
+
+def test_a_server_that_fails_otherwise_fails_its_runs_shows_its_log_and_the_experiment_goes_on(tmp_path):
+    done = benchctl(tmp_path, "--die-saying|Segmentation fault in kernel 7", *SMALL)
+    assert done.returncode == 5, done.stderr
+    assert done.stderr.count("  | Segmentation fault in kernel 7") == 2
+    assert {run.failure.cause for run in records_of(tmp_path, "guided")} == {"server-died"}
+    assert all(run.num_completed == run.num_sent == 3 for run in records_of(tmp_path, "baseline"))
+
+
+def test_an_arm_that_runs_out_of_memory_is_not_tried_again_until_a_resume(tmp_path):
+    done = benchctl(tmp_path, "--die-saying|CUDA out of memory", *SMALL)
+    assert done.returncode == 5, done.stderr
+    first, second = records_of(tmp_path, "guided")
+    assert (first.state, first.failure.cause) == ("failed", "out-of-memory")
+    assert (second.state, second.failure.cause) == ("failed", "infeasible")
+    assert f"not tried, because {first.run_id} ran out of memory" in second.failure.message
+    assert second.times.launch_ns is None
+    assert all(run.num_sent == 3 for run in records_of(tmp_path, "baseline"))
+    benchctl(tmp_path, "--start-delay-s|0", "run", "--resume", str(only_result(tmp_path)), "--quiet")
+    again = records_of(tmp_path, "guided")
+    assert [run.num_completed for run in again] == [3, 3]
+    assert [run.attempt for run in again] == [2, 2]
+
+
+def test_suspect_runs_are_an_invalid_measurement(tmp_path):
+    done = benchctl(tmp_path, "truncate", *SMALL)
+    assert done.returncode == 4, done.stderr
+    assert "runs are suspect (failed-requests in " in done.stderr
+    assert "): what they measured is not to be relied on; see Notes" in done.stderr
+    assert {run.state for run in records_of(tmp_path, "baseline")} == {"suspect"}
+
+
+@pytest.mark.slow
+def test_a_long_start_is_told_where_nobody_watches_a_bar(tmp_path):
+    done = benchctl(tmp_path, "--start-delay-s|11", *SMALL, "--blocks", "1")
+    assert "the server has been starting for 1" in done.stderr
+    assert " s: paced server starting\n" in done.stderr

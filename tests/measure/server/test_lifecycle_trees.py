@@ -1,0 +1,230 @@
+"""Whatever family a server has, nothing of it stays: no process, no shared memory, whoever is killed first."""
+
+import asyncio
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from stubborn import CORE, launch, wait_until
+
+from benchctl.load.transport.client import StreamClient
+from benchctl.measure.server.process import ProcessTree, is_alive, start, tree
+from benchctl.measure.server.server import ServerProcess
+from benchctl.measure.server.shared_memory import Segments
+
+SHARED = Path("/dev/shm")
+
+
+def ready(server, how):
+    async def wait():
+        async with StreamClient(how.base_url, how.timeouts) as client:
+            return await server.wait_ready(client.control)
+
+    return asyncio.run(wait())
+
+
+def reap_orphans():
+    """Take leave of what was handed to us, as the process that started the servers before, and has ended."""
+    for child in psutil.Process().children():
+        if child.status() == psutil.STATUS_ZOMBIE:
+            os.waitpid(child.pid, 0)
+
+
+def runaway_of(log):
+    lines = [line.split() for line in log.read_text().splitlines() if line.startswith("runaway")]
+    return psutil.Process(int(lines[0][1])) if lines else None
+
+
+@pytest.mark.parametrize("leader_dies", [False, True])
+def test_a_descendant_that_left_session_and_family_is_ended_too(tmp_path, leader_dies):
+    how = launch(tmp_path, "--runaway")
+    with ServerProcess(how) as server:
+        ready(server, how)
+        runaway = wait_until("a runaway", lambda: runaway_of(how.log))
+        assert runaway not in tree(server.pid)
+        if leader_dies:
+            psutil.Process(server.pid).kill()
+    assert not is_alive(runaway)
+    assert server.warnings == ()
+
+
+def test_a_runaway_of_a_server_that_dies_at_once_is_ended_although_nobody_saw_it_leave(tmp_path):
+    how = launch(tmp_path, "--runaway", "--die-saying", "farewell")
+    with ServerProcess(how) as server:
+        runaway = wait_until("a runaway", lambda: runaway_of(how.log))
+        asyncio.run(asyncio.wait_for(server.died(), 10))
+        assert is_alive(runaway)
+    assert not is_alive(runaway)
+
+
+LATE_LEAVER = "import os, signal, time; signal.signal(signal.SIGUSR1, lambda *_: os.setsid()); "
+LATE_LEAVER += "print('leaver', os.getpid(), flush=True); time.sleep(300)"
+ITS_PARENT = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {LATE_LEAVER!r}])"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the guardian reads the table of processes that only Linux has")
+def test_who_leaves_the_session_after_it_was_seen_is_named_to_the_guardian(tmp_path):
+    leader = start((sys.executable, "-c", ITS_PARENT), dict(os.environ), tmp_path / "log")
+    family = ProcessTree(leader)
+    try:
+        said = wait_until("the leaver", lambda: (tmp_path / "log").read_text().split())
+        leaver = psutil.Process(int(said[1]))
+        assert leaver in family.living()
+        leaver.send_signal(signal.SIGUSR1)
+        wait_until("a session of its own", lambda: os.getsid(leaver.pid) == leaver.pid)
+        assert leaver in family.living()
+        leader.kill()
+        leader.wait()
+        family._guardian.stdin.close()  # as the kernel does when we are killed
+        wait_until("its end", lambda: not is_alive(leaver))
+    finally:
+        assert family.stop(0.1) == []
+
+
+def test_two_servers_in_one_program_do_not_end_each_other(tmp_path):
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+    one = launch(tmp_path / "one")
+    with ServerProcess(one) as first:
+        ready(first, one)
+        other = launch(tmp_path / "other")
+        with ServerProcess(other) as second:
+            ready(second, other)
+            first.stop()
+            second.check_alive()
+        assert second.warnings == ()
+
+
+def test_shared_memory_of_a_killed_server_is_removed_and_that_of_others_is_not(tmp_path):
+    name, others = f"psm_{os.getpid()}_{tmp_path.name}", SHARED / f"psm_other_{os.getpid()}_{tmp_path.name}"
+    how = launch(tmp_path, "--segment", name)
+    try:
+        with ServerProcess(how) as server:
+            ready(server, how)
+            others.write_bytes(b"not a server's")
+            assert (SHARED / name).exists()
+            psutil.Process(server.pid).kill()
+        assert not (SHARED / name).exists()
+        assert others.exists()
+        assert server.warnings == ()
+    finally:
+        others.unlink(missing_ok=True)
+        (SHARED / name).unlink(missing_ok=True)
+
+
+def test_shared_memory_that_a_living_process_has_mapped_stays_and_is_told(tmp_path):
+    name = f"psm_kept_{os.getpid()}_{tmp_path.name}"
+    how = launch(tmp_path, "--segment", name)
+    map_it = f"import mmap, time; f = open('/dev/shm/{name}', 'r+b'); m = mmap.mmap(f.fileno(), 0); f.close(); "
+    try:
+        with ServerProcess(how) as server:
+            ready(server, how)
+            reader = subprocess.Popen(
+                [sys.executable, "-c", map_it + "print(1, flush=True); time.sleep(60)"], stdout=-1
+            )
+            try:
+                reader.stdout.readline()
+                server.stop()
+            finally:
+                reader_still_ran = reader.poll() is None
+                reader.kill()
+                reader.communicate()
+        assert reader_still_ran
+        assert [warning.code for warning in server.warnings] == ["shared-memory-left"]
+        assert name in server.warnings[0].message
+        assert (SHARED / name).exists()
+    finally:
+        (SHARED / name).unlink(missing_ok=True)
+
+
+def test_a_semaphore_is_known_although_it_was_mapped_under_another_name():
+    segments = Segments()
+    semaphore = multiprocessing.get_context("spawn").Semaphore()
+    try:
+        (segment,) = segments.look([psutil.Process().pid])
+        assert segment.path == f"/dev/shm/sem.{semaphore._semlock.name.strip('/')}"
+        assert segments.remove() == (segment.path,)  # we live and have it: it stays
+    finally:
+        del semaphore
+    assert segments.left() == frozenset()
+
+
+def test_a_segment_that_was_there_before_the_server_is_never_its_own(tmp_path):
+    old = SHARED / f"psm_old_{os.getpid()}_{tmp_path.name}"
+    old.write_bytes(b"older")
+    try:
+        segments = Segments()
+        with old.open("rb"):
+            assert not segments.look([psutil.Process().pid])
+        assert segments.remove() == ()
+        assert old.exists()
+    finally:
+        old.unlink()
+
+
+MEASURE = """
+import sys, asyncio
+from pathlib import Path
+from stubborn import launch
+from benchctl.load.transport.client import StreamClient
+from benchctl.measure.server.server import ServerProcess
+
+async def ready(server):
+    async with StreamClient(how.base_url, how.timeouts) as client:
+        await server.wait_ready(client.control)
+        print(server.pid, flush=True)
+        await asyncio.sleep(60)
+
+how = launch(Path(sys.argv[1]), *sys.argv[2:])
+with ServerProcess(how) as server:
+    asyncio.run(ready(server))
+"""
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the table of processes that only Linux has")
+def test_a_benchctl_that_is_killed_takes_the_whole_family_of_its_server_along(tmp_path, is_stopped):
+    here = str(Path(__file__).parents[2] / "support")
+    script = f"import sys; sys.path.insert(0, {here!r})\n{MEASURE}"
+    name = f"psm_guarded_{os.getpid()}_{tmp_path.name}"
+    flags = ["--core", "stay", "--runaway", "--ignore-term", "--segment", name]
+    benchctl = subprocess.Popen([sys.executable, "-c", script, str(tmp_path), *flags], stdout=subprocess.PIPE)
+    try:
+        leader = psutil.Process(int(benchctl.stdout.readline()))
+        family = [leader, *leader.children(recursive=True), runaway_of(tmp_path / "server.log")]
+        assert len(family) == 3
+        assert any(CORE in process.cmdline() for process in family)
+        guardians = [child for child in psutil.Process(benchctl.pid).children() if "-S" in child.cmdline()]
+        assert len(guardians) == 1
+        if is_stopped:
+            leader.send_signal(signal.SIGSTOP)
+        benchctl.kill()
+        gone = lambda: not any(is_alive(process) for process in [*family, *guardians])  # noqa: E731
+        wait_until("the end of all", gone, 5)
+        assert not (SHARED / name).exists()
+    finally:
+        benchctl.kill()
+        benchctl.communicate()
+        reap_orphans()
+        (SHARED / name).unlink(missing_ok=True)
+
+
+def test_a_process_whose_first_thread_has_ended_lives_as_long_as_the_others_do(tmp_path):
+    program = tmp_path / "headless.py"
+    program.write_text(
+        "import ctypes, threading, time\n"
+        "threading.Thread(target=time.sleep, args=(20,)).start()\n"
+        "ctypes.CDLL(None).pthread_exit(None)\n"
+    )
+    with subprocess.Popen([sys.executable, str(program)]) as started:
+        process = psutil.Process(started.pid)
+        wait_until("the end of its first thread", lambda: process.status() == psutil.STATUS_ZOMBIE)
+        assert is_alive(process)
+        started.kill()
+        started.wait(10)
+        assert not is_alive(process)

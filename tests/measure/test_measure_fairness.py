@@ -1,0 +1,154 @@
+"""What makes a run unfair is found when it ends: planted leaks on the simulator, late counters on a real page."""
+
+import itertools
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from threading import Event
+
+import pytest
+from handled import handled_by
+
+from benchctl.analysis.validity.server_counters import GENERATED_TOKENS, PREFIX_HITS, growth
+from benchctl.measure.run import RunContext, measure_run
+from benchctl.measure.telemetry.prometheus import prometheus_samples
+from benchctl.profile.load import parse_profile
+from benchctl.records.directory import LoadedRun, RunDirectory, load_run
+from benchctl.records.run import Message, PlannedRun, PreparedRequest, PrometheusSample
+
+PROFILE = """\
+name: fair
+engine: {{kind: sim, options: {{time_scale: 100.0, noise: none, enable_prefix_caching: {caching}}}}}
+workload:
+  dataset: generated
+  arrival: {{kind: closed-loop, max_concurrency: 2}}
+  prefix_hits: {hits}
+variants: {{baseline: {{}}}}
+"""
+QUESTION = "A farmer has twelve sheep and sells three of them each week. How many weeks until none is left? " * 2
+
+
+def measured(
+    path: Path, *, caching: bool, hits: str = "forbidden", same_prompt: bool = True, n: int = 1
+) -> LoadedRun:
+    """A run whose requests ask one question again and again, or a new one each time."""
+    requests = tuple(
+        PreparedRequest(
+            request_id=f"r{i}",
+            index=i,
+            arrival_ns=0,
+            messages=(Message(role="user", content=QUESTION if same_prompt else f"{i} {i} {i}: " * 30),),
+            prompt_tokens=40,
+            max_tokens=6,
+            ignore_eos=True,
+            n=n,
+            seed=i,
+            source="generated:0",
+            sample=i,
+        )
+        for i in range(4)
+    )
+    profile = parse_profile(PROFILE.format(caching=str(caching).lower(), hits=hits), "test")
+    planned = PlannedRun(index=0, run_id="000", block=0, position=0, variant="baseline")
+    measure_run(RunContext(profile=profile, requests=requests), planned, RunDirectory(path / "run"))
+    return load_run(RunDirectory(path / "run"))
+
+
+def codes(run: LoadedRun) -> list[str]:
+    return [warning.code for warning in run.record.warnings if warning.code != "sim-lag"]
+
+
+def test_a_warm_prefix_cache_makes_the_run_invalid_as_soon_as_it_ends(tmp_path: Path) -> None:
+    run = measured(tmp_path, caching=True)
+    assert run.record.state == "suspect"
+    assert codes(run) == ["check-failed"]
+    message = next(warning.message for warning in run.record.warnings if warning.code == "check-failed")
+    assert re.match(r"check prefix-cache failed: vllm:prefix_cache_hits_total grew by [1-9]", message)
+    assert "prompt tokens of 4 requests came from a cache" in message
+    assert "set workload.prefix_hits: allowed" in message
+
+
+def test_hits_that_the_profile_wants_are_no_fault(tmp_path: Path) -> None:
+    run = measured(tmp_path, caching=True, hits="allowed")
+    assert (run.record.state, codes(run)) == ("done", [])
+    assert sum(request.cached_tokens or 0 for request in run.requests) > 0
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_without_a_cache_the_samples_of_one_prompt_hit_nothing(tmp_path: Path, n: int) -> None:
+    run = measured(tmp_path, caching=False, n=n)
+    assert (run.record.state, codes(run)) == ("done", [])
+    grown = growth(run.prometheus, PREFIX_HITS)
+    assert grown is not None
+    assert (grown.name, grown.count) == ("vllm:prefix_cache_hits_total", 0)
+
+
+def readings(name: str, *totals: float) -> tuple[PrometheusSample, ...]:
+    """Readings of a counter of two series, the second of which stays."""
+    return tuple(
+        PrometheusSample(t_ns=i, values={f'{name}{{a="0"}}': total, f'{name}{{a="1"}}': 5.0, "other": 9.0 * i})
+        for i, total in enumerate(totals)
+    )
+
+
+@pytest.mark.parametrize("name", [*GENERATED_TOKENS, *PREFIX_HITS])
+def test_the_counter_of_each_kind_of_server_is_summed_over_its_series(name: str) -> None:
+    names = GENERATED_TOKENS if name in GENERATED_TOKENS else PREFIX_HITS
+    grown = growth(readings(name, 10, 25, 31), names)
+    assert grown is not None
+    assert (grown.name, grown.count) == (name, 21)
+
+
+def test_a_counter_that_is_stated_once_or_never_tells_nothing() -> None:
+    assert growth(readings(GENERATED_TOKENS[0], 7), GENERATED_TOKENS) is None
+    assert growth(readings("vllm:something_else_total", 7, 8), GENERATED_TOKENS) is None
+
+
+@contextmanager
+def page_of(states: Sequence[tuple[int, int]]) -> Iterator[str]:
+    """A metrics page that shows these (tokens, running requests) one after another, and the last for ever."""
+    shown = itertools.chain(states, itertools.repeat(states[-1]))
+
+    class Page(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            tokens, running = next(shown)
+            text = f"vllm:generation_tokens_total {tokens}\nvllm:num_requests_running {running}\n".encode()
+            self.send_response(200)
+            self.send_header("content-length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text)
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    with handled_by(Page) as url:
+        yield f"{url}/metrics"
+
+
+def first_and_last(url: str) -> tuple[float, float]:
+    stopped = Event()
+    stopped.set()
+    (last,) = prometheus_samples(url, 1, stopped, settles=True)
+    stopped.clear()
+    first = next(prometheus_samples(url, 1, stopped, settles=True))
+    return first.values["vllm:generation_tokens_total"], last.values["vllm:generation_tokens_total"]
+
+
+def test_a_server_that_counts_late_is_read_until_it_has_caught_up() -> None:
+    with page_of([(10, 1), (40, 1), (64, 0), (64, 0)]) as url:
+        assert first_and_last(url) == (64, 64)
+
+
+def test_equal_readings_of_a_server_that_still_runs_requests_are_not_the_last_word() -> None:
+    with page_of([(10, 1), (10, 1), (10, 1), (64, 0), (64, 0)]) as url:
+        assert first_and_last(url) == (64, 64)
+
+
+def test_a_server_that_never_comes_to_rest_is_read_all_the_same() -> None:
+    with page_of([(10, 3)]) as url:
+        stopped = Event()
+        stopped.set()
+        (last,) = prometheus_samples(url, 1, stopped, settles=True)
+        assert last.values["vllm:num_requests_running"] == 3

@@ -1,0 +1,296 @@
+"""GPU readings through both ways, without a GPU: an object shaped like the NVML binding, a script as nvidia-smi."""
+
+import itertools
+import os
+import stat
+import threading
+import time
+from threading import Event
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+from benchctl.measure.telemetry.gpu import (
+    foreign_processes,
+    gpu_inventory,
+    memory_used_bytes,
+    open_gpu,
+    wait_memory_returned,
+)
+from benchctl.measure.telemetry.gpu_reading import throttle_reasons, visible_positions
+from benchctl.measure.telemetry.nvidia_smi import open_smi
+from benchctl.measure.telemetry.sampler import Sampler
+from benchctl.records.jsonl import read_jsonl
+from benchctl.records.run import GpuInfo, GpuSample
+from benchctl.units import MIB, NS_PER_MS
+
+
+def wait_for_lines(path, count, limit_s=20):
+    deadline = time.monotonic() + limit_s
+    while not path.exists() or path.read_bytes().count(b"\n") < count:
+        assert time.monotonic() < deadline, f"{path} has fewer than {count} lines"
+        time.sleep(0.01)
+
+
+class FakeNvml:
+    """Two devices; the second is of a kind that knows neither power nor energy, under an old driver."""
+
+    NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 1, 2, 0
+
+    class NVMLError(Exception):
+        pass
+
+    def __init__(self, *, has_driver=True):
+        self.has_driver = has_driver
+        self.depth = 0
+        self.used_mib = 1000
+        self.used_mib_of = {}
+        self.pids_of = {}
+        self.energy_mj = 5_000_000
+
+    def nvmlInit(self):  # noqa: N802
+        if not self.has_driver:
+            raise self.NVMLError("no library")
+        self.depth += 1
+
+    def nvmlShutdown(self):  # noqa: N802
+        self.depth -= 1
+
+    def __getattr__(self, name):
+        answers = {
+            "nvmlDeviceGetCount": lambda: 2,
+            "nvmlSystemGetDriverVersion": lambda: "570.1",
+            "nvmlDeviceGetHandleByIndex": lambda index: index,
+            "nvmlDeviceGetName": lambda handle: f"GPU {handle}",
+            "nvmlDeviceGetUUID": lambda handle: f"GPU-{handle}{handle}",
+            "nvmlDeviceGetMemoryInfo": lambda handle: SimpleNamespace(
+                total=80 << 30, used=self.used_mib_of.get(handle, self.used_mib) * MIB
+            ),
+            "nvmlDeviceGetUtilizationRates": lambda _: SimpleNamespace(gpu=55),
+            "nvmlDeviceGetPowerUsage": self.known_to_first(345_600),
+            "nvmlDeviceGetTotalEnergyConsumption": self.known_to_first(self.energy_mj),
+            "nvmlDeviceGetClockInfo": lambda _, clock: {1: 1980, 2: 2619}[clock],
+            "nvmlDeviceGetTemperature": lambda *_: 41,
+            "nvmlDeviceGetComputeRunningProcesses": lambda handle: [
+                SimpleNamespace(pid=pid) for pid in self.pids_of.get(handle, ())
+            ],
+            "nvmlDeviceGetCurrentClocksEventReasons": self.known_to_first(0x24),
+            "nvmlDeviceGetCurrentClocksThrottleReasons": lambda _: 0x1,
+        }
+        return answers[name]
+
+    def known_to_first(self, value):
+        def answer(handle):
+            if handle != 0:
+                raise self.NVMLError("not supported")
+            return value
+
+        return answer
+
+
+def test_nvml_readings_are_in_base_units_and_unknown_is_absent():
+    nvml = FakeNvml()
+    with open_gpu(None, nvml) as reader:
+        first, second = reader.read()
+        assert nvml.depth == 1
+    assert nvml.depth == 0
+    assert (first.index, first.uuid, first.source) == (0, "GPU-00", "nvml")
+    assert (first.utilization_frac, first.memory_used_bytes, first.power_w) == (0.55, 1000 * MIB, 345.6)
+    assert (first.energy_j, first.sm_clock_hz, first.memory_clock_hz) == (5000.0, 1_980_000_000, 2_619_000_000)
+    assert (first.temperature_c, first.throttle_reasons) == (41, ("sw-power-cap", "sw-thermal"))
+    assert (second.power_w, second.energy_j, second.throttle_reasons) == (None, None, ("gpu-idle",))
+
+
+def test_the_inventory_names_the_visible_devices():
+    with open_gpu("1", FakeNvml()) as reader:
+        assert reader.inventory() == (
+            GpuInfo(index=1, name="GPU 1", uuid="GPU-11", memory_bytes=80 << 30, driver="570.1"),
+        )
+
+
+@pytest.mark.parametrize(
+    ("visible", "positions"),
+    [
+        (None, (0, 1, 2)),
+        ("", ()),
+        ("-1", ()),
+        ("2,0", (2, 0)),
+        ("1, 7, 0", (1,)),
+        ("GPU-b", (1,)),
+        ("GPU-", ()),
+        ("GPU-c0,0", (2, 0)),
+        ("MIG-1", ()),
+    ],
+)
+def test_visible_devices_are_chosen_as_cuda_does(visible, positions):
+    assert visible_positions(visible, ["GPU-a0", "GPU-b0", "GPU-c0"]) == positions
+
+
+def test_throttle_reasons_have_names_and_unknown_bits_keep_their_number():
+    assert throttle_reasons(0) == ()
+    assert throttle_reasons(0x48) == ("hw-slowdown", "hw-thermal")
+    assert throttle_reasons(0x8001) == ("gpu-idle", "bit-0x8000")
+
+
+def test_the_sampler_writes_readings_at_its_rate_until_the_load_ends(tmp_path):
+    path = tmp_path / "gpu.jsonl"
+    with open_gpu("0", FakeNvml()) as reader:
+        with Sampler("gpu", path, lambda stopped: reader.samples(50, stopped)) as sampler:
+            wait_for_lines(path, 8)
+        seen = tuple(read_jsonl(path, GpuSample))
+        time.sleep(0.1)
+        assert tuple(read_jsonl(path, GpuSample)) == seen
+    assert sampler.warnings == ()
+    gaps_ns = [later.t_ns - earlier.t_ns for earlier, later in itertools.pairwise(seen)]
+    assert min(gaps_ns) > 15 * NS_PER_MS
+    assert min(gaps_ns) < 60 * NS_PER_MS
+
+
+def test_a_sampler_that_breaks_off_is_a_warning(tmp_path):
+    def samples(_stopped):
+        yield GpuSample(t_ns=1, index=0, source="nvml")
+        raise OSError("the device fell off the bus")
+
+    with Sampler("gpu", tmp_path / "gpu.jsonl", samples) as sampler:
+        pass
+    (warning,) = sampler.warnings
+    assert warning.code == "gpu-sampler-failed"
+    assert "fell off the bus" in warning.message
+
+
+def test_memory_that_comes_back_is_awaited_and_memory_that_does_not_is_a_warning():
+    nvml = FakeNvml()
+    with open_gpu("0", nvml) as reader:
+        baseline = memory_used_bytes(reader)
+        assert baseline == {0: 1000 * MIB}
+        nvml.used_mib = 1200
+        assert wait_memory_returned(reader, baseline) == ()
+        nvml.used_mib = 41_000
+        (warning,) = wait_memory_returned(reader, baseline, limit_s=0.3)
+    assert warning.code == "gpu-memory-held"
+    assert warning.message.startswith("40000 MiB of GPU 0 are still held")
+
+
+def test_memory_that_one_device_frees_does_not_hide_what_another_holds():
+    nvml = FakeNvml()
+    nvml.used_mib_of = {0: 30_000, 1: 1000}
+    with open_gpu(None, nvml) as reader:
+        before = memory_used_bytes(reader)
+        nvml.used_mib_of = {0: 1000, 1: 21_000}
+        (warning,) = wait_memory_returned(reader, before, limit_s=0.3)
+    assert warning.message.startswith("20000 MiB of GPU 1 are still held")
+
+
+def test_other_programs_on_a_device_are_named_with_their_moment():
+    nvml = FakeNvml()
+    nvml.pids_of = {1: [2**22 + 1, os.getpid()]}
+    with open_gpu(None, nvml) as reader:
+        (warning,) = foreign_processes(reader, "before the server was started")
+    assert warning.code == "foreign-gpu-process"
+    mine = psutil.Process().name()
+    said = f"process {os.getpid()} ({mine}), {2**22 + 1} computed on GPU 1 before the server was started"
+    assert warning.message == said
+
+
+def test_a_program_that_ended_is_given_the_time_in_which_the_driver_forgets_it():
+    nvml = FakeNvml()
+    nvml.pids_of = {0: [7]}
+    with open_gpu("0", nvml) as reader:
+        timer = threading.Timer(0.3, nvml.pids_of.clear)
+        timer.start()
+        assert foreign_processes(reader, "after the server was stopped", limit_s=20) == ()
+        timer.join()
+        nvml.pids_of = {0: [7]}
+        assert len(foreign_processes(reader, "after the server was stopped", limit_s=0.3)) == 1
+
+
+def test_a_driver_that_hides_its_users_shows_none():
+    class Hiding(FakeNvml):
+        def nvmlDeviceGetComputeRunningProcesses(self, _handle):  # noqa: N802
+            raise self.NVMLError("no permission")
+
+    with open_gpu(None, Hiding()) as reader:
+        assert reader.compute_processes() == {0: (), 1: ()}
+
+
+SMI = """#!/bin/sh
+echo "$@" >> "$(dirname "$0")/asked"
+case "$*" in
+*driver_version*)
+  echo "0, GPU-aa, NVIDIA H200, 143771, 570.1"
+  echo "1, GPU-bb, NVIDIA H200, [N/A], 570.1" ;;
+*compute-apps*)
+  echo "GPU-bb, 4242"
+  echo "GPU-cc, 11"
+  echo "GPU-bb, [Not Found]" ;;
+*-lms*)
+  for i in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
+    echo "1, GPU-bb, 37, 512, 700.25, 1980, 2619, 55, 0x0000000000000004"
+    sleep 0.05
+  done ;;
+*) echo "1, GPU-bb, [N/A], 512, [Not Supported], 1980, 2619, 55, [N/A]" ;;
+esac
+"""
+
+
+@pytest.fixture
+def smi(tmp_path, monkeypatch):
+    """A program named nvidia-smi; the list of what it was asked is in ``asked`` beside it."""
+    program = tmp_path / "nvidia-smi"
+    program.write_text(SMI)
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    return tmp_path / "asked"
+
+
+def test_without_nvml_the_program_nvidia_smi_is_asked(smi):
+    with open_gpu("GPU-bb", FakeNvml(has_driver=False)) as reader:
+        assert reader.inventory() == (GpuInfo(index=1, name="NVIDIA H200", uuid="GPU-bb", driver="570.1"),)
+        (sample,) = reader.read()
+    assert "-i GPU-bb" in smi.read_text().splitlines()[-1]
+    assert (sample.source, sample.memory_used_bytes, sample.sm_clock_hz) == ("nvidia-smi", 512 * MIB, 1_980_000_000)
+    assert (sample.utilization_frac, sample.power_w, sample.throttle_reasons) == (None, None, None)
+
+
+def test_nvidia_smi_names_the_programs_of_the_visible_devices_alone(smi):
+    reader = open_smi(None)
+    assert reader is not None
+    assert reader.compute_processes() == {0: (), 1: (4242,)}
+    assert "-i GPU-aa,GPU-bb" in smi.read_text().splitlines()[-1]
+
+
+def test_nvidia_smi_streams_samples_until_it_is_stopped(smi, tmp_path):
+    reader = open_smi("1")
+    assert reader is not None
+    with Sampler("gpu", tmp_path / "gpu.jsonl", lambda stopped: reader.samples(20, stopped)):
+        wait_for_lines(tmp_path / "gpu.jsonl", 3)
+    seen = tuple(read_jsonl(tmp_path / "gpu.jsonl", GpuSample))
+    assert 3 <= len(seen) < 20
+    assert (seen[0].power_w, seen[0].utilization_frac) == (700.25, 0.37)
+    assert seen[0].throttle_reasons == ("sw-power-cap",)
+    assert "-lms 50" in smi.read_text().splitlines()[-1]
+
+
+def test_the_stream_of_nvidia_smi_may_end_by_itself(smi):
+    reader = open_smi(None)
+    assert reader is not None
+    assert len(list(reader.samples(20, Event()))) == 20
+
+
+def test_a_machine_without_nvidia_anything_has_no_devices_and_no_reader(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert gpu_inventory() == ()
+    with open_gpu(None, FakeNvml(has_driver=False)) as reader:
+        assert reader is None
+    with open_gpu("7", FakeNvml()) as reader:
+        assert reader is None
+
+
+def test_an_nvidia_smi_that_fails_counts_as_none(tmp_path, monkeypatch):
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho 'NVIDIA-SMI has failed'\nexit 9\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    assert open_smi(None) is None

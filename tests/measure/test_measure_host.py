@@ -1,0 +1,166 @@
+"""What is recorded of the machine, the code and the environment, and what is kept out of the record."""
+
+import subprocess
+import sys
+import threading
+import time
+from threading import Event
+
+import psutil
+import pytest
+
+import benchctl
+from benchctl.measure.interrupt import run_interruptible
+from benchctl.measure.provenance import _cpu_model, git_state, host_info, package_versions
+from benchctl.measure.redaction import recorded_env, redacted_argv, redacted_env, server_env
+from benchctl.measure.server.process import tree
+from benchctl.measure.telemetry.host import host_samples
+from benchctl.units import s_from_ns
+
+BUSY = "import time\nend = time.time() + 30\nwhile time.time() < end: pass"
+
+
+def wait_for_cpu_s(process, used_s, limit_s=20):
+    """Until ``process`` has worked for that long, however little of the machine it gets."""
+    before, deadline = process.cpu_times().user, time.monotonic() + limit_s
+    while process.cpu_times().user - before < used_s:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_host_samples_tell_the_server_from_the_client():
+    with subprocess.Popen([sys.executable, "-c", BUSY], start_new_session=True) as server:
+        try:
+            samples = host_samples(server.pid, 10, Event())
+            first = next(samples)
+            wait_for_cpu_s(psutil.Process(server.pid), 0.3)
+            second = next(samples)
+        finally:
+            server.kill()
+    elapsed_s = s_from_ns(second.t_ns - first.t_ns)
+    assert (first.server_cpu_cores, first.client_cpu_cores, first.host_cpu_frac) == (None, None, None)
+    assert second.server_rss_bytes > 1 << 20
+    assert second.server_processes == 1
+    assert second.server_cpu_cores * elapsed_s > 0.2
+    assert second.server_cpu_cores < 1.3
+    assert second.client_cpu_cores < second.server_cpu_cores
+    assert 0 < second.host_cpu_frac <= 1
+
+
+def test_host_samples_survive_the_death_of_the_server_and_look_for_new_workers(monkeypatch):
+    monkeypatch.setattr("benchctl.measure.telemetry.host._LOOK_AGAIN_S", 0.0)
+    server = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(30)"], start_new_session=True)
+    stopped = Event()
+    samples = host_samples(server.pid, 100, stopped)
+    next(samples)
+    server.kill()
+    server.wait()
+    after = next(samples)
+    stopped.set()
+    assert (after.server_processes, after.server_cpu_cores) == (0, 0.0)
+    assert list(samples) == []
+    assert tree(server.pid) == []
+
+
+def test_the_host_is_described():
+    host = host_info()
+    assert host.num_cores == psutil.cpu_count()
+    assert host.memory_bytes > 1 << 28
+    assert host.python == sys.version.split()[0]
+
+
+def test_the_cpu_model_is_absent_where_it_cannot_be_read(tmp_path):
+    assert _cpu_model(tmp_path / "none") is None
+    (tmp_path / "cpuinfo").write_text("processor\t: 0\nmodel name\t: Some CPU @ 3 GHz\n")
+    assert _cpu_model(tmp_path / "cpuinfo") == "Some CPU @ 3 GHz"
+    (tmp_path / "cpuinfo").write_text("processor\t: 0\n")
+    assert _cpu_model(tmp_path / "cpuinfo") is None
+
+
+def test_versions_are_those_of_installed_packages():
+    versions = package_versions()
+    assert versions["msgspec"]
+    assert None not in versions.values()
+
+
+def _git(directory, *arguments):
+    identity = ("-c", "user.name=A", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false")
+    subprocess.run(["git", "-C", str(directory), *identity, *arguments], check=True, capture_output=True)
+
+
+def test_the_commit_is_that_of_the_code_and_a_change_to_it_is_noticed(tmp_path):
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "code.py").write_text("x = 1\n")
+    (tmp_path / ".gitignore").write_text("venv/\n")
+    _git(tmp_path, "init")
+    _git(tmp_path, "add", ".")
+    _git(tmp_path, "commit", "-m", "first")
+    clean = git_state(package)
+    assert clean is not None
+    assert (len(clean.sha), clean.is_dirty) == (40, False)
+    (tmp_path / "notes.txt").write_text("outside the package\n")
+    assert git_state(package) == clean
+    (package / "code.py").write_text("x = 2\n")
+    changed = git_state(package)
+    assert changed is not None
+    assert (changed.sha, changed.is_dirty) == (clean.sha, True)
+    (tmp_path / "venv").mkdir()
+    assert git_state(tmp_path / "venv") is None
+
+
+def test_code_outside_of_git_has_no_commit(tmp_path, monkeypatch):
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))
+    assert git_state(tmp_path) is None
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert git_state() is None
+
+
+@pytest.mark.parametrize(
+    ("argv", "shown"),
+    [
+        (["serve", "--api-key", "abc", "--port", "1"], ("serve", "--api-key", "***", "--port", "1")),
+        (["--hf-token=abc"], ("--hf-token=***",)),
+        (["--max-num-batched-tokens", "8192"], ("--max-num-batched-tokens", "8192")),
+        (["--tokenizer", "qwen"], ("--tokenizer", "qwen")),
+        (["--token", "--port", "1"], ("--token", "--port", "1")),
+        (["--url", "http://me:secret@host/x"], ("--url", "http://***@host/x")),
+        (["--note", "key sk-abcdefghijklmnop"], ("--note", "key ***")),
+    ],
+)
+def test_secrets_do_not_reach_the_recorded_command_line(argv, shown):
+    assert redacted_argv(argv) == shown
+
+
+def test_secrets_do_not_reach_the_recorded_environment():
+    env = {"HF_TOKEN": "hf_x", "OPENAI_API_KEY": "k", "TOKENIZERS_PARALLELISM": "false", "AUTHOR": "me"}
+    assert redacted_env(env) == {
+        "AUTHOR": "me",
+        "HF_TOKEN": "***",
+        "OPENAI_API_KEY": "***",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+
+
+def test_a_server_inherits_our_environment_without_our_secrets_but_may_fetch_its_model():
+    ours = {"PATH": "/bin", "AWS_SECRET_ACCESS_KEY": "x", "HF_TOKEN": "hf", "CUDA_VISIBLE_DEVICES": "0"}
+    env = server_env(ours, {"MODE": "fast", "PATH": "/opt/bin"})
+    assert env == {"PATH": "/opt/bin", "HF_TOKEN": "hf", "CUDA_VISIBLE_DEVICES": "0", "MODE": "fast"}
+    assert recorded_env(env, {"MODE": "fast"}) == {"CUDA_VISIBLE_DEVICES": "0", "HF_TOKEN": "***", "MODE": "fast"}
+
+
+def test_outside_the_main_thread_a_run_goes_on_without_signal_handlers():
+    async def answer():
+        return 42
+
+    results = []
+    thread = threading.Thread(target=lambda: results.append(run_interruptible(answer())))
+    thread.start()
+    thread.join()
+    assert results == [42]
+
+
+def test_the_commit_of_this_very_code_is_found_or_honestly_absent():
+    state = git_state()
+    assert state is None or len(state.sha) == 40
+    assert benchctl.__version__

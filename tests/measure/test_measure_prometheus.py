@@ -1,0 +1,133 @@
+"""The server's own counters: read before, during and after the load, and held against usage."""
+
+from pathlib import Path
+from threading import Event, Timer
+
+import msgspec
+import pytest
+from builders import edit_requests, write_results
+from simulated import sim_server
+
+from benchctl.analysis.experiment.experiment import experiment_of
+from benchctl.analysis.validity.reconcile import Check
+from benchctl.analysis.validity.server_counters import GENERATED_TOKENS
+from benchctl.engines.metrics_page import series_of
+from benchctl.measure.telemetry.prometheus import prometheus_samples
+from benchctl.measure.telemetry.sampler import Sampler
+from benchctl.records.directory import ResultDirectory, load_results
+from benchctl.records.jsonl import read_jsonl
+from benchctl.records.run import PrometheusSample, RequestError, RequestRecord
+
+VLLM_TOKENS = GENERATED_TOKENS[0]
+PAGE = """\
+# HELP vllm:generation_tokens_total Tokens.
+# TYPE vllm:generation_tokens counter
+vllm:generation_tokens_total{model_name="m",engine="0"} 7.0
+vllm:generation_tokens_created{model_name="m",engine="0"} 1.7e9
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running 2
+# TYPE vllm:itl_seconds histogram
+vllm:itl_seconds_bucket{le="0.1"} 3
+vllm:itl_seconds_bucket{le="+Inf"} 4
+vllm:itl_seconds_count 4
+vllm:itl_seconds_sum 0.5
+"""
+
+
+def test_series_are_named_as_the_server_writes_them_and_buckets_are_left_out() -> None:
+    assert series_of(PAGE) == {
+        'vllm:generation_tokens_total{engine="0",model_name="m"}': 7.0,
+        "vllm:num_requests_running": 2.0,
+        "vllm:itl_seconds_count": 4.0,
+        "vllm:itl_seconds_sum": 0.5,
+    }
+
+
+def test_a_gauge_whose_value_the_server_does_not_know_is_left_out() -> None:
+    """SGLang states its occupancy as NaN until it has measured one, and JSON has no such number."""
+    page = "# TYPE a gauge\na NaN\n# TYPE b gauge\nb +Inf\n# TYPE c gauge\nc 3\n"
+    assert series_of(page) == {"c": 3.0}
+
+
+def test_a_server_whose_counters_are_switched_off_is_told_with_what_to_do(tmp_path: Path) -> None:
+    with sim_server(tmp_path) as server:
+        url = str(server.client.base_url.join("/no/metrics"))
+        with pytest.raises(OSError, match=r"answered 404 Not Found; start .* telemetry\.prometheus_hz to 0$"):
+            next(prometheus_samples(url, 5, Event()))
+
+
+def test_the_counter_grows_by_what_was_generated_between_the_first_and_the_last_reading(tmp_path: Path) -> None:
+    body = {"prompt": "one two three", "max_tokens": 9, "ignore_eos": True, "n": 2}
+    with sim_server(tmp_path) as server:
+        url = str(server.client.base_url.join("/metrics"))
+        assert server.client.post("/v1/completions", json=body).status_code == 200
+        with Sampler("prometheus", tmp_path / "prometheus.jsonl", lambda end: prometheus_samples(url, 5, end)):
+            assert server.client.post("/v1/completions", json=body).status_code == 200
+    samples = list(read_jsonl(tmp_path / "prometheus.jsonl", PrometheusSample))
+    assert len(samples) >= 2
+    totals = [sum(v for k, v in s.values.items() if k.startswith(VLLM_TOKENS)) for s in samples]
+    assert (totals[0], totals[-1]) == (18, 36)
+    assert [s.t_ns for s in samples] == sorted(s.t_ns for s in samples)
+
+
+@pytest.mark.parametrize("path", ["/no-such-page", "/v1/models"])
+def test_a_page_that_cannot_be_had_or_read_ends_the_sampler_with_a_warning(tmp_path: Path, path: str) -> None:
+    with sim_server(tmp_path) as server:
+        url = str(server.client.base_url.join(path))
+        sampler = Sampler("prometheus", tmp_path / "prometheus.jsonl", lambda end: prometheus_samples(url, 5, end))
+        with sampler:
+            pass
+    assert [warning.code for warning in sampler.warnings] == ["prometheus-sampler-failed"]
+    assert "do not cover the whole load" in sampler.warnings[0].message
+
+
+def test_readings_end_soon_after_they_are_told_to(tmp_path: Path) -> None:
+    stopped = Event()
+    with sim_server(tmp_path) as server:
+        samples = prometheus_samples(str(server.client.base_url.join("/metrics")), 0.01, stopped)
+        assert next(samples) is not None
+        Timer(0.1, stopped.set).start()
+        assert len(list(samples)) == 1
+
+
+@pytest.fixture(name="results")
+def _results(tmp_path: Path) -> ResultDirectory:
+    return write_results(tmp_path / "r", block_factors=({"baseline": 1.0, "guided": 1.0},))
+
+
+def counted(results: ResultDirectory, *totals: float) -> Check:
+    """The check of the first run, whose usage is 64 tokens, with these readings of the counter."""
+    (results.runs()[0].path / "prometheus.jsonl").unlink()
+    with results.runs()[0].append("prometheus") as writer:
+        for number, total in enumerate(totals):
+            series = {f'{VLLM_TOKENS}{{engine="0"}}': total, f'{VLLM_TOKENS}{{engine="1"}}': 1.0}
+            writer.write(PrometheusSample(t_ns=number, values=series))
+    loaded = load_results(results.path)
+    run = loaded.runs[0]
+    checks = experiment_of(loaded).checks(run)
+    return next(check for check in checks if check.name == "counters")
+
+
+def test_a_counter_that_agrees_with_usage_passes(results: ResultDirectory) -> None:
+    assert counted(results, 100, 130, 164).ok is True
+
+
+def test_a_counter_that_differs_from_usage_makes_the_run_invalid(results: ResultDirectory) -> None:
+    check = counted(results, 100, 165)
+    assert check.ok is False
+    assert check.is_fatal
+    assert check.detail == f"{VLLM_TOKENS} grew by 65, usage 64"
+
+
+def test_one_reading_says_nothing(results: ResultDirectory) -> None:
+    assert counted(results, 100).ok is None
+
+
+def test_failed_requests_leave_the_counter_without_a_counterpart(results: ResultDirectory) -> None:
+    error = RequestError(kind="timeout", message="no end")
+
+    def fail_first(request: RequestRecord) -> RequestRecord:
+        return msgspec.structs.replace(request, error=error) if request.index == 0 else request
+
+    edit_requests(results, results.runs()[0].path.name, fail_first)
+    assert counted(results, 100, 164).ok is None

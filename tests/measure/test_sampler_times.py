@@ -1,0 +1,147 @@
+"""Logs that time the sampler alone, as imports of LenVM results have them: nothing takes that for whole steps."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+from browsing import DESKTOP, chromium, look_at_all, needs_browser, opened
+from lenvm_results import Truth, write_directory
+
+from benchctl.analysis.analyzed import Reading, read_results
+from benchctl.analysis.attribution.sections import break_down, tally_steps
+from benchctl.analysis.compare.compare import CompareOptions, compare_sides, parse_side
+from benchctl.analysis.experiment.experiment import experiment_of
+from benchctl.analysis.metrics.run_metrics import METRICS, unavailable_reason
+from benchctl.analysis.validity.reconcile import Check
+from benchctl.analysis.validity.starvation import in_step_frac, starvation_doubts
+from benchctl.cli.screen import wide_console
+from benchctl.interop.lenvm.imported import import_lenvm
+from benchctl.records.directory import LoadedRun, load_results
+from benchctl.report.export import write_report
+from benchctl.report.page.charts.chart import Chart
+from benchctl.report.page.charts.charts import draw_charts
+from benchctl.report.text.tables import breakdown_table
+
+GUIDED_MS = 0.25 + 12 + 36 + 5
+"""A sampler's time in the directory, and what guidance adds to it; the value model's load comes on top."""
+ALONE = "the step log times the sampler alone: neither the duration nor the moment of a step is known"
+
+
+@pytest.fixture(name="truth", scope="module")
+def _truth(tmp_path_factory: pytest.TempPathFactory) -> Truth:
+    return write_directory(tmp_path_factory.mktemp("timing") / "Qwen2.5-7B-Instruct_vs_lvm")
+
+
+@pytest.fixture(name="path", scope="module")
+def _path(truth: Truth) -> Path:
+    return import_lenvm(truth.path, truth.path.parent / "out", model=None, value_model=None, argv=()).path
+
+
+@pytest.fixture(name="reading", scope="module")
+def _reading(path: Path) -> Reading:
+    return read_results(path)
+
+
+def chart(reading: Reading, chart_id: str) -> Chart:
+    return next(chart for chart in draw_charts(reading) if chart.id == chart_id)
+
+
+def runs(path: Path) -> Iterator[LoadedRun]:
+    yield from load_results(path).runs
+
+
+def as_if_whole(run: LoadedRun) -> LoadedRun:
+    return replace(run, record=msgspec.structs.replace(run.record, steps_cover="step"))
+
+
+def checks(path: Path, run: LoadedRun) -> dict[str, Check]:
+    results = load_results(path)
+    return {check.name: check for check in experiment_of(results).checks(run)}
+
+
+def test_the_chart_of_sections_shows_the_sampler_and_says_so(reading: Reading) -> None:
+    found = chart(reading, "sections")
+    assert found.skipped is None
+    assert found.title == "Time in the sampler by section"
+    assert "Not of whole steps: the step log times the sampler alone." in found.caption
+    assert found.figure["layout"]["xaxis"]["title"]["text"] == "time in the sampler per step, ms"
+    load_ms = 2500 / reading.runs[1].number("num_steps")
+    lengths_ms = [sum(values) for values in zip(*(trace["x"] for trace in found.figure["data"]), strict=True)]
+    assert lengths_ms == pytest.approx([0.25, GUIDED_MS + load_ms])
+
+
+def test_charts_of_whole_steps_are_left_out_with_the_reason(reading: Reading, path: Path) -> None:
+    assert {chart(reading, name).skipped for name in ("step-time", "step-time-by-batch-size")} == {ALONE}
+    assert f"step_time_over_time.png: {ALONE}" in write_report(path).skipped
+
+
+def test_the_table_of_sections_begins_at_the_sampler_and_says_so(reading: Reading) -> None:
+    console = wide_console()
+    with console.capture() as shown:
+        console.print(breakdown_table(reading))
+    lines = shown.get().splitlines()
+    assert lines[0] == "Time in the sampler per step (not of whole steps), ms: sum / all steps (mean where it runs)"
+    assert [line.split()[0] for line in lines[3:5]] == ["sampler_total", "pre_lvm"]
+    assert not any(line.lstrip().startswith("step") for line in lines)
+
+
+def test_whole_steps_among_them_do_not_make_a_breakdown_one_of_whole_steps(path: Path) -> None:
+    run = next(runs(path))
+    whole, alone = (tally_steps(run.columns, covers_steps=covers) for covers in (True, False))
+    mixed = break_down([whole, alone])
+    assert mixed is not None
+    assert not mixed.covers_steps
+    assert mixed.step.name == "sampler_total"
+    assert mixed.num_steps == 2 * len(run.columns)
+    assert mixed.step.mean_ns == pytest.approx(0.25e6)
+
+
+def test_time_outside_the_sampler_is_no_time_outside_of_steps(path: Path) -> None:
+    """Samplers are a small part of a request's time: of whole steps, that would be a starved engine."""
+    for run in runs(path):
+        assert in_step_frac(run) is None
+        assert starvation_doubts(run) == ()
+    baseline = as_if_whole(next(runs(path)))
+    assert [doubt.code for doubt in starvation_doubts(baseline)] == ["engine-starved"]
+
+
+def test_checks_name_the_samplers_and_weigh_no_batch_by_them(path: Path) -> None:
+    for run in runs(path):
+        found = checks(path, run)
+        assert found["step-time"].ok
+        assert found["step-time"].detail.startswith("samplers of the steps ")
+        assert "sequences in the engine's batch" not in found["concurrency"].detail
+        assert "sequences in the engine's batch" in checks(path, as_if_whole(run))["concurrency"].detail
+
+
+def test_a_metric_of_step_times_is_unknown_because_of_what_the_log_times(path: Path) -> None:
+    run = next(runs(path))
+    names = [name for name in METRICS if name.endswith("step_ms")]
+    assert len(names) >= 5
+    reasons = {unavailable_reason(run, name) for name in names}
+    assert reasons == {"n/a (needs a log of whole steps; this one times the sampler alone)"}
+    assert unavailable_reason(run, "num_steps") is None
+
+
+def test_a_comparison_splits_the_wall_time_and_no_step(path: Path) -> None:
+    comparison = compare_sides(parse_side(f"{path}:baseline"), parse_side(f"{path}:lenvm"), CompareOptions())
+    (cell,) = comparison.cells
+    found = cell.decomposition
+    assert found is not None
+    assert (found.sections, found.batches, found.work, found.wall.phases) == (None, None, None, None)
+    assert "time per step" not in {factor.name for factor in found.wall.factors}
+
+
+@needs_browser
+@pytest.mark.browser
+def test_the_page_of_an_import_shows_the_sampler_under_its_own_name(path: Path) -> None:
+    write_report(path)
+    with chromium() as browser, opened(browser, path / "report.html", DESKTOP) as page:
+        look_at_all(page)
+        section = page.locator("#sections")
+        section.locator("svg.main-svg").first.wait_for()
+        assert section.locator("h3").inner_text() == "Time in the sampler by section"
+        assert "time in the sampler per step, ms" in " ".join(section.locator("svg").all_text_contents())
+        assert ALONE in page.locator("#step-time").inner_text()

@@ -1,0 +1,151 @@
+"""The profiles that benchctl carries, their reference, and the commands that show them."""
+
+import time
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from benchctl.cli.commands.profiles import app
+from benchctl.errors import ProfileError
+from benchctl.profile.keys import option_keys, profile_keys
+from benchctl.profile.load import list_profiles, load_profile, parse_profile
+from benchctl.profile.locate import builtin_profiles, preset_files
+from benchctl.profile.planning.plan import arms, plan_runs, undeclared_differences, variant_settings
+from benchctl.profile.reference import profile_reference
+
+NAMES = ("aa", "ci-smoke", "controls", "lenvm-50x16", "model-size-sweep", "natural", "topk-sweep")
+GUIDED_NAMES = ("fused-vs-two-phase", "guided-idle", "lenvm-model-sizes", "noop-skip")
+"""For engines that guide."""
+runner = CliRunner()
+
+
+@pytest.mark.parametrize("engine", ["sim", "sim-exact"])
+@pytest.mark.parametrize("name", NAMES)
+def test_every_built_in_profile_is_valid_and_declares_its_differences(name, engine):
+    profile = load_profile(name, engine=engine)
+    assert profile.description
+    assert undeclared_differences(profile) == ()
+    for run in plan_runs(profile).runs:
+        variant_settings(profile, run.variant, run.cell)
+
+
+@pytest.mark.parametrize("engine", [None, "sim-exact"])
+def test_the_published_experiment_runs_at_a_pace_that_eight_hundred_streams_can_keep(engine):
+    assert load_profile("lenvm-50x16", engine=engine).engine.options["time_scale"] <= 4
+
+
+def test_the_built_in_profiles_are_these():
+    assert {path.stem for path in builtin_profiles().glob("*.yaml")} == {*NAMES, *GUIDED_NAMES}
+    assert set(preset_files()) == {
+        "attach", "llamacpp-cpu", "sglang", "sglang-lenvm", "sim", "sim-exact", "transformers-cpu",
+        "vllm", "vllm-cpu", "vllm-lenvm", "vllm-lenvm-gpu",
+    }  # fmt: skip
+
+
+def test_the_top_k_sweep_asks_for_equal_work_of_a_baseline_and_five_cells():
+    profile = load_profile("topk-sweep")
+    assert (profile.stop, profile.workload.output_len, profile.workload.num_prompts) == ("forced", 96, 12)
+    assert profile.workload.arrival.max_concurrency == profile.workload.num_prompts
+    assert [cell for _, cell in arms(profile)] == [{}, *({"top_k": k} for k in range(1, 6))]
+
+
+def test_the_model_size_sweep_varies_the_value_model_alone():
+    profile = load_profile("model-size-sweep")
+    settings = [variant_settings(profile, variant, cell) for variant, cell in arms(profile)[1:]]
+    assert [item.server.value_model for item in settings] == ["qwen2.5-0.5b", "qwen2.5-1.5b", "qwen2.5-3b"]
+    assert {item.sampling.top_k for item in settings} == {5}
+
+
+def test_the_variants_of_the_a_a_profile_are_identical():
+    profile = load_profile("aa")
+    one, two = (variant_settings(profile, variant, {}) for variant in ("baseline", "again"))
+    assert one.model_copy(update={"variant": "again"}) == two
+    assert profile.allowed_differences == ()
+
+
+def test_the_published_experiment_sends_50_requests_of_16_samples_at_once():
+    profile = load_profile("lenvm-50x16")
+    workload = profile.workload
+    assert (workload.num_prompts, workload.samples_per_prompt, workload.samples_as) == (50, 16, "one-request")
+    assert (profile.stop, workload.max_tokens, workload.output_len) == ("natural", 6000, None)
+    assert (workload.arrival.kind, workload.arrival.max_concurrency) == ("burst", None)
+    assert variant_settings(profile, "guided", {}).sampling.top_k == 5
+
+
+def test_a_profile_is_read_within_50_ms():
+    def cpu_s() -> float:
+        begin = time.process_time()
+        load_profile("model-size-sweep")
+        return time.process_time() - begin
+
+    assert min(cpu_s() for _ in range(5)) < 0.05
+
+
+def test_every_key_has_a_meaning():
+    keys = (*profile_keys(), *option_keys("sim"))
+    assert [key.path for key in keys if not key.meaning] == []
+    assert {"workload.arrival.kind", "variants.<name>.guidance.mode", "engine.options.noise"} <= {
+        k.path for k in keys
+    }
+
+
+def test_the_reference_beside_the_profiles_is_current():
+    written = (builtin_profiles() / "README.md").read_text(encoding="utf-8")
+    assert written == profile_reference(), "run 'benchctl profiles reference > profiles/README.md'"
+
+
+def test_list_shows_every_profile_and_preset():
+    result = runner.invoke(app, ["list"])
+    assert result.exit_code == 0
+    for entry in list_profiles():
+        assert f"{entry.name} " in result.output
+        assert entry.description in result.output
+    assert f"engine presets: {', '.join(sorted(preset_files()))}" in result.output
+
+
+def test_show_prints_a_profile_that_can_be_read_back():
+    result = runner.invoke(
+        app, ["show", "ci-smoke", "--engine", "sim-exact", "--set", "seed=9", "--set", "blocks=3"]
+    )
+    assert result.exit_code == 0
+    profile = parse_profile(result.output, "stdout")
+    assert profile == load_profile("ci-smoke", engine="sim-exact", overrides=["seed=9", "blocks=3"])
+
+
+def test_validate_says_how_many_runs_a_valid_profile_has():
+    result = runner.invoke(app, ["validate", "aa", "topk-sweep", "--engine", "sim-exact"])
+    assert result.exit_code == 0
+    assert result.output == "ok aa: 16 runs in 8 blocks on sim\nok topk-sweep: 36 runs in 6 blocks on sim\n"
+
+
+def test_validate_warns_of_differences_that_would_make_a_comparison_invalid():
+    result = runner.invoke(app, ["validate", "ci-smoke", "--set", "allowed_differences=[server.*, sampling.*]"])
+    assert result.exit_code == 0
+    assert (
+        "warning ci-smoke: guidance.mode differs from the baseline and allowed_differences does not list it: "
+        "compare will refuse"
+    ) in result.output
+
+
+def test_validate_goes_on_after_a_faulty_profile_and_fails_with_all_of_them(tmp_path):
+    faulty = tmp_path / "faulty.yaml"
+    faulty.write_text("extends: aa\nsead: 5\n")
+    result = runner.invoke(app, ["validate", str(faulty), "nothing", "aa"])
+    assert isinstance(result.exception, ProfileError)
+    assert result.exception.exit_code == 2
+    first, second = str(result.exception).splitlines()
+    assert first == f"{faulty}:2: sead: unknown key; did you mean 'seed'?"
+    assert second.startswith("no profile is called 'nothing'. Known profiles: aa, ")
+    assert result.output == "ok aa: 16 runs in 8 blocks on sim\n"
+
+
+def test_the_reference_is_printed_by_its_command():
+    result = runner.invoke(app, ["reference"])
+    assert result.exit_code == 0
+    assert result.output == profile_reference()
+
+
+def test_every_command_has_help():
+    for command in typer.main.get_command(app).commands.values():
+        assert command.help

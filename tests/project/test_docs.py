@@ -1,0 +1,148 @@
+"""The manual is true: every console block of the documentation is run, in order, and its output compared.
+
+A block holds commands after ``$ `` and, below each, what it prints. ``# exit N`` behind a command is its exit
+code. Numbers, times, hashes and paths differ between machines, so the comparison is of everything else; ``…`` on a
+line of its own stands for any lines.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+DOCUMENTS = ["README.md", "docs/comparing.md"]
+BLOCK = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+STANDS_FOR = {"scripts/demo": "benchctl run --profile topk-sweep", "scripts/test": ""}
+"""Scripts that make an environment of their own, and what they run in it. The tests do not run themselves."""
+
+
+@dataclass(frozen=True)
+class Command:
+    line: str
+    exit_code: int
+    output: tuple[str, ...]
+
+
+def commands_of(document: Path) -> list[Command]:
+    commands: list[Command] = []
+    for block in BLOCK.findall(document.read_text(encoding="utf-8")):
+        for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+            first, *output = part.rstrip("\n").split("\n")
+            line, _, remark = first.partition("  # exit ")
+            commands.append(Command(line.strip(), int(remark or 0), tuple(output)))
+    return commands
+
+
+def skeleton(line: str) -> str:
+    """A line without what differs between machines: numbers, signs, shares, rules of tables, white space."""
+    line = re.sub(r"\d{8}T\d{6}Z-[0-9a-f]{8}", "STAMP", line)
+    line = re.sub(r"\b[0-9a-f]{12,64}\b", "HASH", line)
+    line = re.sub(r"[-+−~±]?\d[\d.,]*(e[-+]?\d+)?", "#", line)  # noqa: RUF001  # the typographic minus is meant
+    line = re.sub(r"[─━═┄\-]{2,}", "-", line)
+    line = re.sub(r"(?<= )(#%|-)(?= |$)", "#", line)  # whether a share can be given at all is a matter of noise
+    return re.sub(r"\s+", " ", line).strip()
+
+
+def assert_same_output(command: Command, printed: str) -> None:
+    actual = [skeleton(line) for line in printed.splitlines()]
+    position = 0
+    for expected in map(skeleton, command.output):
+        if expected in {"…", ""}:
+            continue
+        assert expected in actual[position:], (
+            f"$ {command.line}\nthe manual shows:\n  {expected}\nafter what was matched so far, benchctl printed:\n"
+            + "\n".join(f"  {line}" for line in actual[position:])
+        )
+        position += actual[position:].index(expected) + 1
+
+
+@contextmanager
+def emptied(directory: Path) -> Iterator[None]:
+    """Ends what was left running in the directory: the command that was to end it may not have had its turn."""
+    try:
+        yield
+    finally:
+        for process in psutil.process_iter():
+            with suppress(psutil.Error, OSError):
+                if Path(process.cwd()) == directory.resolve():
+                    process.kill()
+
+
+def test_a_share_that_noise_forbids_reads_like_one_that_it_allows() -> None:
+    assert skeleton("guided top_k=1  8  1.06 [0.990, 1.14]  -") == skeleton(
+        "guided top_k=1  8  1.31 [1.02, 1.7]  14%"
+    )
+    assert skeleton("guided top_k=1  8  inconclusive") != skeleton("guided top_k=1  8  regression")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_every_console_block_of_the_manual_does_what_it_shows(name: str, tmp_path: Path) -> None:
+    for needed in ("profiles", "scripts/examples"):
+        shutil.copytree(ROOT / needed, tmp_path / needed)
+    env = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "BENCHCTL_DATA_DIR": str(tmp_path / "data"),
+        "BENCHCTL_NOISE_DIR": str(tmp_path / "noise"),
+        "COLUMNS": "118",
+        "CI": "true",
+        "PYTHONUNBUFFERED": "1",
+    }
+    ran = 0
+    with emptied(tmp_path):
+        for command in commands_of(ROOT / name):
+            line = STANDS_FOR.get(command.line, command.line)
+            if not line:
+                continue
+            done = subprocess.run(
+                ["bash", "-c", line],
+                cwd=tmp_path,
+                env=env,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                timeout=900,
+                check=False,
+            )
+            assert done.returncode == command.exit_code, f"$ {command.line}\n{done.stdout}"
+            assert_same_output(command, done.stdout)
+            ran += 1
+    assert ran, f"{name} shows no command"
+
+
+def test_the_scripts_that_the_manual_names_exist() -> None:
+    shown = {command.line for command in commands_of(ROOT / "README.md")}
+    for script, line in STANDS_FOR.items():
+        assert script in shown
+        assert os.access(ROOT / script, os.X_OK)
+        assert line in (ROOT / script).read_text(encoding="utf-8")
+
+
+def test_every_command_has_help_and_a_place_in_the_manual() -> None:
+    import typer.main
+
+    from benchctl.cli.app import app
+
+    manual = (ROOT / "README.md").read_text(encoding="utf-8")
+    group = typer.main.get_command(app)
+    for name, command in group.commands.items():  # type: ignore[attr-defined]
+        assert command.help, f"benchctl {name} has no help"
+        assert f"benchctl {name}" in manual, f"README.md does not mention benchctl {name}"
+
+
+def test_every_engine_has_a_section_of_its_own_in_the_manual_of_engines() -> None:
+    from benchctl.profile.engine_options import ENGINE_OPTIONS
+
+    manual = (ROOT / "docs" / "engines.md").read_text(encoding="utf-8")
+    sections = re.findall(r"^## (\S+)$", manual, re.MULTILINE)
+    assert set(ENGINE_OPTIONS) <= set(sections)

@@ -1,0 +1,29 @@
+"""The result directory that is kept with the code: what this version reads must not change unnoticed."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from benchctl.analysis.analyzed import read_results
+
+EXAMPLE = Path(__file__).parent.parent.parent / "results" / "example"
+
+
+def test_the_example_is_read_whole() -> None:
+    reading = read_results(EXAMPLE)
+    assert reading.damage == ()
+    assert [run.run.record.state for run in reading.runs] == ["done"] * 12
+    assert [cell.label for cell in reading.cells] == ["baseline", "guided top_k=5"]
+    (row,) = reading.sweep
+    ratio = row.number("step_ms_ratio")
+    assert ratio is not None
+    assert ratio > 4
+
+
+def test_its_verdict_stays_the_same() -> None:
+    sides = [f"{EXAMPLE}:baseline", f"{EXAMPLE}:guided"]
+    argv = [sys.executable, "-m", "benchctl", "compare", *sides, "--json"]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr
+    assert json.loads(done.stdout)["verdict"] == "regression"

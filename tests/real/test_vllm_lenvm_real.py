@@ -1,0 +1,226 @@
+"""Guidance in a real vLLM, asked over HTTP: models built so that what must come out can be computed beforehand."""
+
+import asyncio
+import json
+import os
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from itertools import pairwise
+from statistics import fmean
+
+import httpx
+import pytest
+from known_pairs import PROMPT, SHARES, length_law, write_known_pair
+from real_engines import needs, turn_of
+from scipy.stats import chisquare
+
+from benchctl.engines.engine import LaunchSite
+from benchctl.engines.vllm_lenvm.engine import VllmLenvmEngine
+from benchctl.measure.server.port import choose_port
+from benchctl.measure.server.server import Launch, ServerProcess
+from benchctl.profile.engine_options import VllmLenvmOptions
+from benchctl.profile.model import Sampling, Timeouts, VariantSettings
+
+pytestmark = [pytest.mark.real_engine, pytest.mark.slow, needs("vllm")]
+
+ENGINE = VllmLenvmEngine()
+LONGEST = 150
+NUM_SEQS = 32
+TILT = {"lenvm_mode": "centered_exp"}
+
+
+@contextmanager
+def served(directory, **options):
+    """A guiding server of the known pair; yields a client of it."""
+    pair = write_known_pair(directory / "pair")
+    server = VllmLenvmOptions(
+        value_model=str(pair / "value"), dtype="float32", kv_cache_memory_bytes="64M", enforce_eager=True,
+        enable_chunked_prefill=False, max_num_seqs=NUM_SEQS, max_model_len=256, **options,
+    )  # fmt: skip
+    settings = VariantSettings(
+        variant="guided", model=str(pair / "base"), server=server, sampling=Sampling(), guidance=None
+    )
+    site = LaunchSite(port=choose_port(None), directory=directory)
+    launch = Launch(
+        argv=ENGINE.argv(settings, site),
+        env={**os.environ, **ENGINE.env(settings, site)},
+        port=site.port,
+        health_path="/health",
+        log=directory / "server.log",
+        timeouts=Timeouts(),
+        diagnose=ENGINE.diagnose,
+        essential_processes=ENGINE.essential_processes,
+    )
+    with turn_of("vllm"), ServerProcess(launch) as process:
+
+        async def wait_ready():
+            async with httpx.AsyncClient(base_url=launch.base_url) as client:
+                await process.wait_ready(client)
+
+        asyncio.run(wait_ready())
+        with httpx.Client(base_url=launch.base_url, timeout=120) as client:
+            yield client
+        process.check_alive()
+
+
+class Guided:
+    """A server, asked for answers to the one prompt; and what its log says of its steps."""
+
+    def __init__(self, client, directory):
+        self.client, self._log = client, directory / "steps.guided.jsonl"
+        self.model = client.get("/v1/models").json()["data"][0]["id"]
+
+    def ask(self, guidance=None, **told):
+        body = {
+            "model": self.model, "prompt": PROMPT, "max_tokens": LONGEST, "temperature": 1.0, "top_k": 5,
+            "seed": 1, "return_token_ids": True, **told,
+        }  # fmt: skip
+        if guidance is not None:
+            body["vllm_xargs"] = guidance
+        return self.client.post("/v1/completions", json=body)
+
+    def tokens(self, guidance=None, **told):
+        answer = self.ask(guidance, **told)
+        assert answer.status_code == 200, answer.text
+        (choice,) = answer.json()["choices"]
+        assert answer.json()["usage"]["completion_tokens"] == len(choice["token_ids"])
+        return choice["token_ids"]
+
+    def all_tokens(self, requests):
+        """Of requests that are sent at once."""
+        with ThreadPoolExecutor(NUM_SEQS) as pool:
+            return list(pool.map(lambda request: self.tokens(request.get("guidance"), **request["told"]), requests))
+
+    def steps(self):
+        return [json.loads(line) for line in self._log.read_text().splitlines()]
+
+
+@pytest.fixture(name="guided", scope="module")
+def _guided(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("guided")
+    with served(directory) as client:
+        yield Guided(client, directory)
+
+
+def fits(lengths, law):
+    """The chance of lengths as odd as these under ``law``; rare ones are put together."""
+    expected, observed, bins = [], [], Counter(lengths)
+    for length, chance in enumerate(law, 1):
+        if not expected or expected[-1] >= 8:
+            expected.append(0.0)
+            observed.append(0)
+        expected[-1] += chance * len(lengths)
+        observed[-1] += bins[length]
+    if expected[-1] < 5:
+        last, seen = expected.pop(), observed.pop()
+        expected[-1] += last
+        observed[-1] += seen
+    return chisquare(observed, expected).pvalue
+
+
+def test_answers_are_as_long_as_the_value_of_each_place_and_the_scale_make_them(guided):
+    means = {}
+    for scale in (-3.0, 0.0, 2.0):
+        asked = [{"guidance": TILT | {"lenvm_value_scale": scale}, "told": {"seed": i}} for i in range(240)]
+        lengths = [len(tokens) for tokens in guided.all_tokens(asked)]
+        law = length_law(scale, LONGEST)
+        assert fits(lengths, law) > 1e-4, (scale, sorted(lengths))
+        means[scale] = fmean(lengths)
+    assert fits(lengths, length_law(0.0, LONGEST)) < 1e-6, "so many answers do not tell the laws apart"
+    assert means[-3.0] < means[0.0] / 4
+    assert means[2.0] > means[0.0] * 2
+
+
+def test_neutral_guidance_gives_the_tokens_of_no_guidance_whether_it_is_computed_or_not(guided):
+    neutral = TILT | {"lenvm_value_scale": 0.0}
+    for seed in range(8):
+        before = len(guided.steps())
+        plain = guided.tokens(seed=seed)
+        skipped = guided.tokens(neutral | {"lenvm_skip_noop": 1}, seed=seed)
+        assert len(guided.steps()) == before, "what changes nothing was computed"
+        computed = guided.tokens(neutral | {"lenvm_skip_noop": 0}, seed=seed)
+        assert plain == skipped == computed
+        priced = guided.steps()[before:]
+        assert [step["candidates"] for step in priced] == [5] * len(computed)
+        assert all(step["sections_ns"]["lvm_forward"] > 0 for step in priced)
+
+
+@pytest.mark.parametrize(
+    ("guidance", "told", "said"),
+    [
+        ({"lenvm_value_scale": "much"}, {}, "value_scale is 'much'"),
+        ({"lenvm_mode": "louder"}, {}, "'louder'"),
+        ({"lenvm_valuescale": 1.0}, {}, "did you mean 'value_scale'"),
+        (TILT | {"lenvm_gamma": 1.5}, {}, "gamma"),
+        (TILT, {"top_k": -1}, "set top_k to 2 or more"),
+        (TILT, {"top_k": 500}, "64 at most"),
+        (TILT | {"lenvm_top_p": 0.5}, {"top_p": 0.9}, "give one of the two"),
+    ],
+)
+def test_what_cannot_be_is_refused_for_that_request_and_the_server_lives_on(guided, guidance, told, said):
+    answer = guided.ask(guidance, **told)
+    assert answer.status_code == 400, answer.text
+    assert said in answer.json()["error"]["message"]
+    assert guided.tokens(TILT | {"lenvm_value_scale": -3.0})
+
+
+def test_requests_in_one_batch_are_each_guided_as_they_ask(guided):
+    greedy = {"guidance": TILT | {"lenvm_value_scale": -3.0}, "told": {"temperature": 0.0, "max_tokens": 8}}
+    modes = [
+        TILT | {"lenvm_value_scale": -3.0},
+        TILT | {"lenvm_value_scale": 2.0},
+        {"lenvm_mode": "exp", "lenvm_value_scale": -3.0},
+        {"lenvm_mode": "linear", "lenvm_value_scale": -0.5},
+        None,
+    ]
+    asked = [{"guidance": mode, "told": {"seed": seed}} for seed in range(5) for mode in modes]
+    alone = [guided.tokens(request["guidance"], **request["told"]) for request in asked]
+    likeliest = max(SHARES, key=lambda token: SHARES[token])
+    unending = {"seed": 99, "ignore_eos": True}  # long enough for others to come beside it
+    lasting = [{"guidance": mode, "told": unending} for mode in modes[1:]]
+    for _ in range(5):  # who is in a batch with whom is a matter of when requests come
+        before = len(guided.steps())
+        together = guided.all_tokens([*lasting, *asked, greedy, greedy])[len(lasting) :]
+        assert together[:-2] == alone
+        assert together[-2:] == [[likeliest] * 8] * 2
+        if any(0 < step["guided_rows"] < step["num_seqs"] for step in guided.steps()[before:]):
+            break
+    else:
+        pytest.fail("no batch was mixed")
+    assert len({tuple(tokens) for tokens in together[: len(modes)]}) > 2
+
+
+def test_filters_come_before_guidance_and_do_not_cut_again(guided):
+    # top_p leaves three tokens, of which the tilt cannot leave fewer.
+    asked = [
+        {
+            "guidance": TILT | {"lenvm_value_scale": -3.0},
+            "told": {"seed": i, "top_p": 0.7, "max_tokens": 1},
+        }
+        for i in range(120)
+    ]
+    seen = Counter(tokens[0] for tokens in guided.all_tokens(asked))
+    assert set(seen) == {310, 311, 312}
+    kept = {token: SHARES[token] for token in seen}
+    expected = [120 * share / sum(kept.values()) for share in kept.values()]
+    assert chisquare([seen[token] for token in kept], expected).pvalue > 1e-4
+
+
+def test_in_steady_decode_every_step_is_one_forward_of_the_value_model(guided):
+    before = len(guided.steps())
+    guided.all_tokens(
+        [
+            {"guidance": TILT | {"lenvm_value_scale": 2.0}, "told": {"seed": i, "ignore_eos": True}}
+            for i in range(16)
+        ]
+    )
+    steps = guided.steps()[before:]
+    steady = [
+        step
+        for was, step in pairwise(steps)
+        if was["num_seqs"] == step["num_seqs"] > 1 and not step["value_prefill_tokens"]
+    ]
+    assert len(steady) > LONGEST / 2
+    assert all(step["fused"] for step in steady)
+    assert all(step["value_extend_tokens"] == step["num_seqs"] for step in steady)

@@ -1,0 +1,411 @@
+"""What was altered, copied or mixed up since it was measured is noticed, and what was not is left in peace."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+import typer.testing
+from builders import edit_manifest, edit_run, edit_steps, set_positions, write_results
+
+from benchctl.analysis.compare.compare import CompareOptions, compare_sides, parse_side
+from benchctl.analysis.compare.result import Comparison
+from benchctl.cli.app import app
+from benchctl.errors import AlteredError, NotComparableError, RecordError
+from benchctl.measure.experiment import Listener, Origin, create_experiment, reopen_experiment, run_experiment
+from benchctl.profile.load import load_profile
+from benchctl.records.digests import DIGESTS_FILE, digest_of, read_digests
+from benchctl.records.directory import ResultDirectory
+from benchctl.records.run import PlannedRun, RunRecord
+from benchctl.records.stamps import STAMPS_FILE, FileLook
+from benchctl.records.verification import verify_directory
+from benchctl.workload.prepare import prepare_requests
+
+EXAMPLE = Path(__file__).parent.parent.parent / "results" / "example"
+QUICK = (
+    "engine.options.time_scale=200.0",
+    "workload.num_prompts=2",
+    "workload.output_len=8",
+    "telemetry.host_hz=0",
+)
+SIX = ({"baseline": 1.0, "guided": 1.1},) * 6
+BASELINE, GUIDED = "000-b0-baseline", "001-b0-guided-top_k5"
+OTHER_DIGITS = bytes.maketrans(b"45", b"54")
+Ended = Callable[[PlannedRun, RunRecord], None]
+
+
+def listener(ended: Ended = lambda _planned, _record: None) -> Listener:
+    return Listener(
+        run_started=lambda _planned, _number: None,
+        request_done=lambda _number: None,
+        run_ended=ended,
+        server_said=lambda _line: None,
+    )
+
+
+@pytest.fixture(name="measured", scope="module")
+def _measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two blocks of a baseline and a guided server, measured on the simulator."""
+    profile = load_profile("ci-smoke", engine="sim-exact", overrides=[*QUICK, "seed=4"])
+    prepared = prepare_requests(profile)
+    origin = Origin(output_root=tmp_path_factory.mktemp("measured"), label=None, argv=("test",))
+    results = create_experiment(profile, prepared, origin)
+    assert run_experiment(results, profile, prepared.requests, listener()).num_done == 4
+    return results.path
+
+
+@pytest.fixture(name="copy")
+def _copy(measured: Path, tmp_path: Path) -> ResultDirectory:
+    """A copy whose files have the times of the copying."""
+    path = tmp_path / "copy"
+    shutil.copytree(measured, path, copy_function=shutil.copyfile)
+    return ResultDirectory(path)
+
+
+@pytest.fixture(name="older")
+def _older(tmp_path: Path) -> ResultDirectory:
+    """A directory without digests, as older versions wrote them."""
+    return write_results(tmp_path / "older", block_factors=SIX)
+
+
+def run_of(results: ResultDirectory, variant: str) -> str:
+    return next(planned.run_id for planned in results.plan().runs if planned.variant == variant)
+
+
+def compare(path: Path, other: Path | None = None, **options: object) -> Comparison:
+    sides = parse_side(f"{path}:baseline"), parse_side(f"{other or path}:guided")
+    return compare_sides(*sides, CompareOptions(**options))  # type: ignore[arg-type]
+
+
+def call(*arguments: str) -> "typer.testing.Result":
+    return typer.testing.CliRunner().invoke(app, list(arguments))
+
+
+def codes(comparison: Comparison) -> set[str]:
+    return {warning.code for warning in comparison.warnings}
+
+
+def add_copies(results: ResultDirectory, times: int) -> None:
+    """Let the blocks of a directory be in it ``times`` times, with all renumbered that says which they are."""
+    plan, blocks = results.plan(), results.manifest().blocks
+    runs = list(plan.runs)
+    for again in range(1, times):
+        for planned in plan.runs:
+            index, block = planned.index + again * len(plan.runs), planned.block + again * blocks
+            run_id = f"{index:03d}-b{block}{planned.run_id[planned.run_id.index('-', 4) :]}"
+            copy = msgspec.structs.replace(planned, index=index, block=block, run_id=run_id)
+            shutil.copytree(results.run(planned.run_id).path, results.run(run_id).path)
+            record = results.run(run_id).read()
+            results.run(run_id).write(msgspec.structs.replace(record, **msgspec.structs.asdict(copy)))
+            runs.append(copy)
+    results.write_plan(msgspec.structs.replace(plan, runs=tuple(runs)))
+    edit_manifest(results, blocks=blocks * times)
+
+
+def test_what_was_measured_is_intact_and_each_file_has_a_digest(measured: Path) -> None:
+    results = ResultDirectory(measured)
+    for planned in results.plan().runs:
+        directory = results.run(planned.run_id)
+        files = directory.read().files
+        assert {"requests.jsonl", "steps.jsonl", "steps.raw.jsonl", "server.log", "client.jsonl"} <= files.keys()
+        assert files["steps.jsonl"] == digest_of(directory.step_log)
+    verified = verify_directory(measured, is_fresh=True)
+    assert verified.alterations == ()
+    assert verified.unrecorded == ()
+    assert verified.hashed_bytes > 0
+    assert verify_directory(measured).hashed_bytes == 0, "sizes and times are those that were recorded"
+    assert not codes(compare(measured)) & {"altered-file", "missing-file", "altered-plan", "copied-run"}
+
+
+@pytest.mark.parametrize("share", [0.5, 1.5])
+def test_a_step_log_that_was_halved_or_multiplied_is_named(copy: ResultDirectory, share: float) -> None:
+    edit_steps(copy, run_of(copy, "guided"), lambda s: msgspec.structs.replace(s, dur_ns=round(s.dur_ns * share)))
+    with pytest.raises(AlteredError, match=rf"{run_of(copy, 'guided')}/steps\.jsonl") as refused:
+        compare(copy.path)
+    assert refused.value.exit_code == 4
+    assert "--allow-altered" in str(refused.value)
+    assert "altered-file" in codes(compare(copy.path, allow_altered=True))
+
+
+def test_a_log_of_the_same_length_is_named_too(copy: ResultDirectory) -> None:
+    path = copy.run(run_of(copy, "guided")).step_log
+    path.write_bytes(path.read_bytes().translate(OTHER_DIGITS))
+    with pytest.raises(AlteredError, match="holds something else than when it was recorded"):
+        compare(copy.path)
+
+
+def test_blocks_that_were_copied_are_named(copy: ResultDirectory, older: ResultDirectory) -> None:
+    for results in (copy, older):
+        add_copies(results, 4)
+        with pytest.raises(AlteredError, match="holds the same records as") as refused:
+            compare(results.path)
+        assert f"runs/{results.plan().runs[0].run_id} holds the same records as " in str(refused.value)
+        forced = compare(results.path, allow_altered=True, allow=("argv.--step-log",))
+        assert "copied-run" in codes(forced)
+        assert ("altered-file" in codes(forced)) == (results is copy)
+
+
+def test_positions_that_were_edited_are_named(copy: ResultDirectory, older: ResultDirectory) -> None:
+    for results in (copy, older):
+        edit_run(results, run_of(results, "guided"), position=7)
+        with pytest.raises(AlteredError, match=r"run\.json says position 7, and the plan says [01]"):
+            compare(results.path)
+
+
+def test_positions_that_the_plan_was_made_to_agree_with_contradict_the_times(copy: ResultDirectory) -> None:
+    first, second = (planned.run_id for planned in copy.plan().runs[:2])
+    set_positions(copy, {first: 1, second: 0})
+    (copy.path / DIGESTS_FILE).unlink()
+    with pytest.raises(AlteredError, match=f"runs/{first}/run.json began before {second}, and its position says"):
+        compare(copy.path)
+
+
+def test_a_request_set_that_was_edited_is_named(copy: ResultDirectory, older: ResultDirectory) -> None:
+    for results in (copy, older):
+        path = results.path / "requests.jsonl"
+        path.write_bytes(path.read_bytes().replace(b"What is", b"Who was"))
+        path.write_bytes(path.read_bytes() + b"\n")
+        with pytest.raises(AlteredError, match=r"requests\.jsonl has the SHA-256 "):
+            compare(results.path)
+
+
+def test_another_engine_version_in_one_arm_is_a_difference_that_can_be_declared(older: ResultDirectory) -> None:
+    for planned in older.plan().runs:
+        edit_run(older, planned.run_id, engine_version="2" if planned.variant == "guided" else "1")
+    with pytest.raises(NotComparableError) as refused:
+        compare(older.path)
+    assert refused.value.differences == ('engine_version: "1" against "2"',)
+    allowed = compare(older.path, allow=("engine_version",)).allowed
+    assert 'engine_version: "1" against "2"' in map(str, allowed)
+
+
+def test_a_version_that_was_edited_is_named_beside_the_file(copy: ResultDirectory) -> None:
+    edit_run(copy, run_of(copy, "guided"), engine_version="edited")
+    with pytest.raises(AlteredError) as refused:
+        compare(copy.path)
+    assert f"runs/{run_of(copy, 'guided')}/run.json" in str(refused.value)
+    assert "engine_version: " in str(refused.value)
+
+
+def test_an_engine_version_that_changes_within_an_arm_is_a_difference(older: ResultDirectory) -> None:
+    edit_run(older, GUIDED, engine_version="2")
+    assert compare(older.path).verdict == "regression"
+    for planned in older.plan().runs[2:]:
+        edit_run(older, planned.run_id, engine_version="1")
+    with pytest.raises(NotComparableError, match='engine_version: "1" against "2" or "1"'):
+        compare(older.path)
+
+
+def test_a_version_that_servers_tell_themselves_is_told_once_and_allowed_by_both_names(
+    older: ResultDirectory,
+) -> None:
+    for planned in older.plan().runs:
+        version = "2" if planned.variant == "guided" else "1"
+        config = older.run(planned.run_id).read().effective_config | {"server.version": version}
+        edit_run(older, planned.run_id, engine_version=version, effective_config=config)
+    with pytest.raises(NotComparableError) as refused:
+        compare(older.path)
+    assert refused.value.differences == ('server.version: "1" against "2"',)
+    for name in ("engine_version", "server.version"):
+        told = [str(difference) for difference in compare(older.path, allow=(name,)).allowed]
+        assert [line for line in told if "version" in line] == ['server.version: "1" against "2"']
+
+
+def test_an_experiment_that_went_on_on_another_machine_is_not_comparable_without_leave(
+    older: ResultDirectory,
+) -> None:
+    for planned in older.plan().runs:
+        edit_run(older, planned.run_id, host="one" if planned.block < 3 else "two")
+    with pytest.raises(NotComparableError, match='host: "one" or "two" against "one" or "two"'):
+        compare(older.path)
+    assert compare(older.path, allow=("host",)).verdict == "regression"
+
+
+def test_two_experiments_on_two_machines_are_doubted_as_ever_and_not_refused(
+    tmp_path: Path, older: ResultDirectory
+) -> None:
+    other = write_results(tmp_path / "other", block_factors=SIX)
+    edit_manifest(other, created_at="2026-02-01T00:00:00Z")
+    for results, name in ((older, "one"), (other, "two")):
+        for planned in results.plan().runs:
+            edit_run(results, planned.run_id, host=name, engine_version=name)
+    assert "machines-differ" in codes(compare(older.path, other.path))
+
+
+def test_a_run_that_two_experiments_share_is_named(measured: Path, copy: ResultDirectory) -> None:
+    edit_manifest(copy, created_at="2026-02-01T00:00:00Z", label="measured again")
+    with pytest.raises(AlteredError, match=f"holds the same records as {copy.path}/runs/"):
+        compare(measured, copy.path)
+
+
+@pytest.mark.parametrize(
+    ("name", "exit_code"), [("prometheus.jsonl", 4), ("server.log", 3), ("steps.raw.jsonl", 3)]
+)
+def test_files_that_no_number_rests_on_are_told_and_decide_nothing(
+    copy: ResultDirectory, name: str, exit_code: int
+) -> None:
+    (copy.run(run_of(copy, "guided")).path / name).unlink()
+    compared = call("compare", f"{copy.path}:baseline", f"{copy.path}:guided", "--json")
+    assert compared.exit_code == exit_code or getattr(compared.exception, "exit_code", None) == exit_code
+    assert call("verify", str(copy.path)).exit_code == 4
+    assert f"{name} is missing" in call("verify", str(copy.path)).stdout
+
+
+def test_show_and_list_say_what_was_altered(copy: ResultDirectory) -> None:
+    edit_run(copy, run_of(copy, "guided"), position=7)
+    shown = call("show", str(copy.path))
+    assert shown.exit_code == 0
+    assert "altered-plan" in shown.stdout
+    listed = json.loads(call("list", str(copy.path.parent), "--json").stdout)["results"][0]
+    assert listed["altered"] == f"altered: runs/{run_of(copy, 'guided')}/run.json"
+    assert "altered: runs/" in call("list", str(copy.path.parent)).stdout
+
+
+def test_verify_reads_everything_and_says_it_by_text_json_and_exit_code(copy: ResultDirectory) -> None:
+    intact = call("verify", str(copy.path))
+    assert (intact.exit_code, "is intact" in intact.stdout) == (0, True)
+    document = json.loads(call("verify", str(copy.path), "--json").stdout)
+    assert (document["intact"], document["alterations"], document["unrecorded"]) == (True, [], [])
+    assert document["sha256"] in intact.stdout
+    (copy.path / "plan.json").write_bytes((copy.path / "plan.json").read_bytes() + b"\n")
+    altered = call("verify", str(copy.path), "--json")
+    assert altered.exit_code == 4
+    (said,) = json.loads(altered.stdout)["alterations"]
+    assert (said["code"], said["file"], said["decides"]) == ("altered-file", "plan.json", True)
+
+
+def test_verify_believes_no_time_that_was_put_back(measured: Path, tmp_path: Path) -> None:
+    path = tmp_path / "copy"
+    shutil.copytree(measured, path)
+    log = ResultDirectory(path).run(run_of(ResultDirectory(path), "guided")).step_log
+    before = log.stat()
+    log.write_bytes(log.read_bytes().translate(OTHER_DIGITS))
+    os.utime(log, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert verify_directory(path).alterations == ()
+    (found,) = verify_directory(path, is_fresh=True).alterations
+    assert found.file.endswith("/steps.jsonl")
+
+
+def test_what_was_derived_may_change_or_go(copy: ResultDirectory) -> None:
+    assert call("report", str(copy.path)).exit_code == 0
+    for name in ("summary.csv", "report.html"):
+        (copy.path / name).write_text("edited")
+    for path in copy.path.glob("runs/*/result.json"):
+        path.unlink()
+    (copy.path / "noise.json").unlink(missing_ok=True)
+    edit_manifest(copy, state="suspect")
+    assert verify_directory(copy.path).alterations == ()
+
+
+@pytest.mark.parametrize("file", ["manifest.json", DIGESTS_FILE])
+def test_what_says_what_was_measured_is_protected_itself(copy: ResultDirectory, file: str) -> None:
+    if file == DIGESTS_FILE:
+        (copy.path / file).unlink()
+    else:
+        edit_manifest(copy, seed=99)
+    assert [alteration.file for alteration in verify_directory(copy.path).alterations] == [file]
+
+
+def test_digests_that_cannot_be_read_are_an_alteration(copy: ResultDirectory) -> None:
+    (copy.path / DIGESTS_FILE).write_text("{")
+    (found,) = verify_directory(copy.path).alterations
+    assert (found.file, "cannot be read" in found.what) == (DIGESTS_FILE, True)
+
+
+def test_older_directories_open_without_noise_and_verify_says_what_it_cannot_know() -> None:
+    said = call("verify", str(EXAMPLE))
+    assert said.exit_code == 0
+    assert "no digests recorded; written by benchctl 0.1.0; nothing to verify beyond plan" in said.stdout
+    assert verify_directory(EXAMPLE).alterations == ()
+    assert not (EXAMPLE / STAMPS_FILE).exists()
+    listed = json.loads(call("list", str(EXAMPLE), "--json").stdout)["results"]
+    assert [entry["altered"] for entry in listed] == [None]
+
+
+@pytest.fixture(name="begun")
+def _begun(tmp_path: Path) -> ResultDirectory:
+    """An experiment that was interrupted after its first run."""
+    profile = load_profile("ci-smoke", engine="sim-exact", overrides=[*QUICK])
+    prepared = prepare_requests(profile)
+    results = create_experiment(profile, prepared, Origin(output_root=tmp_path, label=None, argv=("test",)))
+
+    def interrupt(_planned: PlannedRun, _record: RunRecord) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_experiment(results, profile, prepared.requests, listener(interrupt))
+    return results
+
+
+def test_a_resumed_run_is_recorded_anew_and_its_earlier_files_are_nobodys_concern(begun: ResultDirectory) -> None:
+    first = begun.plan().runs[0].run_id
+    edit_run(begun, first, state="suspect")
+    assert [found.file for found in verify_directory(begun.path).alterations] == [f"runs/{first}/run.json"]
+    reopened = reopen_experiment(begun.path, None)
+    assert run_experiment(begun, reopened.profile, reopened.requests, listener()).num_done == 4
+    assert begun.run(first).read().attempt == 2
+    verified = verify_directory(begun.path, is_fresh=True)
+    assert (verified.alterations, verified.unrecorded) == ((), ())
+
+
+def test_an_experiment_goes_on_in_the_order_that_is_stored_and_only_where_nobody_changed_it(
+    begun: ResultDirectory,
+) -> None:
+    second, third = (planned.run_id for planned in begun.plan().runs[1:3])
+    content = (begun.path / "plan.json").read_bytes()
+    (begun.path / "plan.json").write_bytes(content.replace(second.encode(), b"001-b0-other"))
+    with pytest.raises(RecordError, match=r"plan\.json was changed since the experiment began"):
+        reopen_experiment(begun.path, None)
+    (begun.path / "plan.json").write_bytes(content)
+    (begun.path / DIGESTS_FILE).unlink()  # as an older version left it, whose plans had other orders
+    plan = begun.plan()
+    runs = tuple(msgspec.structs.replace(run, position=1 - run.position) if run.block else run for run in plan.runs)
+    begun.write_plan(msgspec.structs.replace(plan, runs=(*runs[:2], runs[3], runs[2])))
+    reopened = reopen_experiment(begun.path, None)
+    run_experiment(begun, reopened.profile, reopened.requests, listener())
+    began = {run_id: begun.run(run_id).read().times.launch_ns or 0 for run_id in (third, runs[3].run_id)}
+    assert began[runs[3].run_id] < began[third]
+    assert begun.run(third).read().position == runs[2].position
+
+
+def test_while_a_run_goes_on_nothing_is_recorded_of_its_end(begun: ResultDirectory) -> None:
+    first, second = (planned.run_id for planned in begun.plan().runs[:2])
+    digests = read_digests(begun.path)
+    assert digests is not None
+    assert f"runs/{first}/run.json" in digests.files
+    assert f"runs/{second}/run.json" not in digests.files
+    record = begun.run(first).read()
+    begun.run(second).write(
+        msgspec.structs.replace(
+            record, **msgspec.structs.asdict(begun.plan().runs[1]), state="running", files={}, times=record.times
+        )
+    )
+    verified = verify_directory(begun.path)
+    assert (verified.alterations, verified.unrecorded) == ((), (second,))
+
+
+def test_a_large_copy_is_hashed_once(tmp_path: Path) -> None:
+    path = tmp_path / "steps.jsonl"
+    path.write_bytes(b"x" * (2 << 20))
+    first = FileLook(tmp_path, is_fresh=False)
+    held = first.digests([(path.name, None)])[path.name]
+    first.keep()
+    second = FileLook(tmp_path, is_fresh=False)
+    assert second.digests([(path.name, None)]) == {path.name: held}
+    assert (first.hashed_bytes, second.hashed_bytes) == (2 << 20, 0)
+    path.write_bytes(b"y" * (2 << 20))
+    third = FileLook(tmp_path, is_fresh=False)
+    assert third.digests([(path.name, held)]) != {path.name: held}
+
+
+def test_a_directory_that_cannot_be_written_is_verified_all_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "steps.jsonl"
+    path.write_bytes(b"x" * (2 << 20))
+    (tmp_path / STAMPS_FILE).mkdir()  # what nobody can replace by a file, whoever he is
+    look = FileLook(tmp_path, is_fresh=False)
+    assert look.digests([(path.name, None)])[path.name] == digest_of(path)
+    look.keep()
+    assert (tmp_path / STAMPS_FILE).is_dir()

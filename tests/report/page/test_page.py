@@ -1,0 +1,258 @@
+"""The report page as a document: what it says of results in any state, and that its data give its numbers again."""
+
+import html
+import json
+import math
+import re
+import subprocess
+import sys
+from importlib.resources import files
+from itertools import pairwise
+from statistics import fmean, stdev
+
+import builders
+import pytest
+from scipy.stats import t as student
+
+from benchctl.analysis.analyzed import read_results
+from benchctl.analysis.compare.compare import CompareOptions, Side, compare_sides
+from benchctl.analysis.compare.text import change_text
+from benchctl.records.run import RunFailure
+from benchctl.report.page.build import directory_page, sides_page
+from benchctl.report.page.html import dormant_script, el, embedded_json, script
+from benchctl.report.page.parts.scale import LogScale, scale_of
+from benchctl.report.page.parts.waterfall import from_decomposition, from_sections
+from benchctl.report.page.words import number
+
+FACTORS = [{"baseline": 1 + 0.01 * (i % 3), "guided": 1 + 0.013 * (i % 4)} for i in range(6)]
+
+
+@pytest.fixture(scope="module", name="directory")
+def _directory(tmp_path_factory):
+    path = tmp_path_factory.mktemp("results")
+    builders.write_results(path, block_factors=FACTORS, cells=[{"top_k": 1}, {"top_k": 5}])
+    return path
+
+
+@pytest.fixture(scope="module", name="page")
+def _page(directory):
+    return directory_page(read_results(directory))
+
+
+def data_of(page):
+    (found,) = re.findall(r'<script type="application/json" id="benchctl-data">(.*?)</script>', page, re.DOTALL)
+    return json.loads(found)
+
+
+def text_of(page):
+    """What a reader sees without scripts."""
+    shown = re.sub(r"<(script|style)\b.*?</\1>", "", page, flags=re.DOTALL)
+    return html.unescape(re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", shown)))
+
+
+def test_the_verdict_is_the_first_thing_on_the_page_with_its_exit_code_and_what_decides(page):
+    text = text_of(page)
+    heading = re.search(r"<h1.*?</h1>", page, re.DOTALL)[0]
+    assert "<svg" in heading
+    assert "regression" in heading
+    assert text.index("Guided against baseline: ") < text.index("exit code 1") < text.index("Changes against")
+    assert "decided by step_ms, tpot_ms, wall_s" in text
+    assert "6 interleaved blocks" in text
+
+
+def test_every_deciding_metric_of_every_cell_is_in_the_plot_and_in_the_table(page, directory):
+    comparison = compare_sides(Side(directory, "baseline"), Side(directory, "guided"), CompareOptions())
+    text = text_of(page).replace("\N{MINUS SIGN}", "-")
+    for cell in comparison.cells:
+        for metric in cell.deciding:
+            assert text.count(change_text(metric)) >= 2
+            assert f'aria-label="{metric.metric.name} in {cell.label}: ' in page
+
+
+def test_a_ratio_is_computed_again_from_the_data_in_the_page(page):
+    (comparison,) = data_of(page)["comparisons"]
+    places = {cell["cell"]: cell["places"] for cell in comparison["cells"]}
+    checked = 0
+    for metric in comparison["metrics"]:
+        if metric["ratio"] is None:
+            continue
+        d = [math.log(b / a) for a, b in zip(metric["a_blocks"], metric["b_blocks"], strict=True)]
+        at_one_position = [
+            v - (metric["place_effect"] or 0) * x for v, x in zip(d, places[metric["cell"]], strict=True)
+        ]
+        mu = math.fsum(w * v for w, v in zip(metric["block_weights"], at_one_position, strict=True))
+        assert metric["estimator"] == "robust"
+        assert metric["ratio"] == pytest.approx(math.exp(mu), rel=1e-9)
+        assert metric["ci_low"] <= metric["ratio"] <= metric["ci_high"]
+        checked += 1
+    assert checked > 20
+
+
+def test_the_interval_of_a_mean_is_computed_again_from_the_data_in_the_page(directory):
+    page = directory_page(read_results(directory), CompareOptions(estimator="mean"))
+    (comparison,) = data_of(page)["comparisons"]
+    places = {cell["cell"]: cell["places"] for cell in comparison["cells"]}
+    checked = 0
+    for metric in comparison["metrics"]:
+        if metric["method"] != "t" or metric["ratio"] is None:
+            continue
+        d = [math.log(b / a) for a, b in zip(metric["a_blocks"], metric["b_blocks"], strict=True)]
+        x, n = places[metric["cell"]], len(d)
+        mu, se, df = fmean(d), stdev(d) / math.sqrt(n), n - 1
+        if metric["place_effect"] is not None:
+            sxx = sum((v - fmean(x)) ** 2 for v in x)
+            slope = sum((v - fmean(x)) * (w - fmean(d)) for v, w in zip(x, d, strict=True)) / sxx
+            mu = fmean(d) - slope * fmean(x)
+            rest = sum((w - mu - slope * v) ** 2 for v, w in zip(x, d, strict=True)) / (n - 2)
+            se, df = math.sqrt(rest * (1 / n + fmean(x) ** 2 / sxx)), n - 2
+        half = student.ppf((1 + comparison["confidence"]) / 2, df) * se
+        assert metric["ratio"] == pytest.approx(math.exp(mu), rel=1e-9)
+        assert metric["ci_low"] == pytest.approx(math.exp(mu - half), rel=1e-9)
+        assert metric["ci_high"] == pytest.approx(math.exp(mu + half), rel=1e-9)
+        checked += 1
+    assert checked > 20
+
+
+def test_the_shown_change_is_that_of_the_data(page):
+    text = text_of(page).replace("\N{MINUS SIGN}", "-")
+    (comparison,) = data_of(page)["comparisons"]
+    metric = next(m for m in comparison["metrics"] if m["name"] == "step_ms" and m["cell"] == "top_k=5")
+    assert f"{(metric['ratio'] - 1) * 100:+.1f}% [{(metric['ci_low'] - 1) * 100:+.1f}%" in text
+
+
+def test_the_page_names_no_address_outside_itself(page):
+    without_scripts = re.sub(r"<script\b.*?</script>", "", page, flags=re.DOTALL)
+    assert re.findall(r"(?:src|href)=\"(?!#|runs/|data:,)[^\"]*\"|url\(|@import", without_scripts) == []
+
+
+def test_writing_the_page_again_gives_the_same_bytes(page, directory):
+    assert directory_page(read_results(directory)) == page
+
+
+def test_text_that_looks_like_markup_stays_text_everywhere():
+    bad = "</script><img src=x onerror=alert(1)>\u2028'\""
+    element = el("p", bad, el("b", bad), title=bad, data_x=bad)
+    assert "<img" not in element
+    assert html.unescape(element).count(bad) == 4
+    embedded = embedded_json("x", {"text": bad})
+    assert embedded.lower().count("</script") == 1
+    assert "<img" not in embedded
+    assert json.loads(embedded.partition(">")[2].rpartition("</script>")[0])["text"] == bad
+    for make in (script, lambda code: dormant_script("x", code)):
+        with pytest.raises(ValueError, match="cannot be put into a page"):
+            make("let a = '</ScRiPt>'")
+
+
+def test_a_directory_with_one_variant_says_that_there_is_nothing_to_compare(tmp_path):
+    results = builders.write_results(tmp_path, cells=[])
+    text = text_of(directory_page(read_results(results.path)))
+    assert "no verdict" in text
+    assert "only baseline was planned, so there is nothing to compare it with" in text.lower()
+    assert "000-b0-baseline" in text
+
+
+def test_an_unfinished_directory_says_so_before_anything_else(tmp_path):
+    results = builders.write_results(tmp_path, block_factors=FACTORS, state="running")
+    for planned in results.plan().runs[3:]:
+        (results.run(planned.run_id).path / "run.json").unlink()
+    text = text_of(directory_page(read_results(tmp_path)))
+    assert text.index("Unfinished: 3 of 12 runs of built are done.") < text.index("Changes against")
+    assert "not begun" in text
+
+
+def test_a_damaged_directory_gets_its_page_with_the_damage_on_top(tmp_path):
+    results = builders.write_results(tmp_path)
+    path = results.runs()[1].path / "steps.jsonl"
+    path.write_text(path.read_text()[:-20])
+    page = directory_page(read_results(tmp_path))
+    text = text_of(page)
+    assert text.index("Damaged: ") < text.index("Runs")
+    assert "steps.jsonl" in text
+    assert data_of(page)["verdict"]["exit_code"] == 4
+
+
+def test_sides_that_must_not_be_compared_show_each_difference_as_not_allowed(tmp_path):
+    a = builders.write_results(tmp_path / "a")
+    b = builders.write_results(tmp_path / "b", asks="How much is")
+    readings = [read_results(a.path), read_results(b.path)]
+    page = sides_page((readings[0], Side(a.path)), (readings[1], Side(b.path)))
+    text = text_of(page)
+    assert text.index("not comparable") < text.index("exit code 4") < text.index("request_set_sha256")
+    assert "NOT allowed" in text
+
+
+def test_a_failed_run_shows_its_cause_and_the_end_of_its_log_whatever_is_in_it(tmp_path):
+    results = builders.write_results(tmp_path)
+    run_id = results.plan().runs[1].run_id
+    failure = RunFailure(cause="server-died", message="it went <b>away</b>")
+    builders.edit_run(results, run_id, state="failed", failure=failure)
+    noise = b"".join(b"line %d\n" % i for i in range(100)) + b"\xff</script><img src=x onerror=alert(1)>\n"
+    (results.run(run_id).path / "server.log").write_bytes(noise)
+    page = directory_page(read_results(tmp_path))
+    text = text_of(page)
+    assert "server-died: it went <b>away</b>" in text
+    assert "line 61 " in text
+    assert "line 60 " not in text
+    assert "\N{REPLACEMENT CHARACTER}</script><img src=x onerror=alert(1)>" in text
+    assert "<img" not in re.sub(r"<script\b.*?</script>", "", page, flags=re.DOTALL)
+    assert f'href="runs/{run_id}/server.log"' in page
+
+
+def test_ticks_of_a_scale_are_round_apart_and_hold_no_change():
+    for low, high in ((-0.02, 0.03), (-0.7, 0.1), (-0.01, 1.9), (-3, 3)):
+        ticks = LogScale(low, high).ticks()
+        places = [place for place, _ in ticks]
+        assert "0" in [label for _, label in ticks]
+        assert 3 <= len(ticks) <= 8
+        assert min(b - a for a, b in pairwise(places)) >= 0.13
+
+
+def test_an_interval_of_two_blocks_does_not_squeeze_the_points():
+    scale = scale_of([0.1, 0.2], [-9.0, 9.0], (-0.01, 0.01))
+    assert scale.at(0.2) - scale.at(0.1) > 0.1
+    assert not scale.holds(9.0)
+    assert scale.at(9.0) == 1.0
+
+
+def test_waterfalls_add_up_to_what_the_other_side_takes(directory):
+    comparison = compare_sides(Side(directory, "baseline"), Side(directory, "guided"), CompareOptions())
+    for cell in comparison.cells:
+        for fall in (from_decomposition(cell), from_sections(cell)):
+            assert len(fall.falls) >= 2
+            assert fall.start + sum(step.added for step in fall.falls) == pytest.approx(fall.end)
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(None, "n/a"), (0.0, "0"), (96.00000000000001, "96"), (13.104, "13.10"), (-0.0512, "\N{MINUS SIGN}0.05120"),
+     (123456.7, "123,457"), (1.0, "1")],
+)  # fmt: skip
+def test_numbers_have_four_digits_and_no_exponent(value, shown):
+    assert number(value) == shown
+
+
+def test_style_and_script_are_files_of_the_package():
+    for name in ("page.css", "page.js"):
+        assert (files("benchctl.report.page") / name).is_file()
+
+
+def run_report(*arguments, cwd):
+    argv = [sys.executable, "-m", "benchctl", "report", *map(str, arguments)]
+    return subprocess.run(argv, capture_output=True, text=True, check=False, cwd=cwd)
+
+
+def test_two_sides_make_one_page_where_it_was_asked_for_or_in_the_working_directory(directory, tmp_path):
+    sides = (f"{directory}:baseline", f"{directory}:guided")
+    done = run_report(*sides, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    name = f"report-{directory.name}-baseline-vs-{directory.name}-guided.html"
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert run_report(*sides, "-o", "other.html", cwd=tmp_path).returncode == 0
+    assert (tmp_path / "other.html").read_bytes() == (tmp_path / name).read_bytes()
+    assert 'href="runs/' not in (tmp_path / name).read_text()
+
+
+def test_an_output_for_one_directory_is_refused_with_the_remedy(directory, tmp_path):
+    done = run_report(directory, "-o", "x.html", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "--output is for two sides" in done.stderr

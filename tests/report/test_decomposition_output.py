@@ -1,0 +1,135 @@
+"""The decomposition as people and programs get it, and from a real experiment on the simulator."""
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from builders import write_results
+from exactness import assert_exact
+
+from benchctl.analysis.attribution.roofline import NO_PEAKS, NO_SETTINGS, WorkModel, work_model
+from benchctl.analysis.compare.compare import CompareOptions, compare_sides, parse_side
+from benchctl.costs.hardware import hardware_for
+from benchctl.profile.load import profile_from_plain
+from benchctl.profile.planning.plan import variant_settings
+
+BLOCKS = tuple({"baseline": 1 + 0.004 * i, "guided": 1.02 - 0.003 * i} for i in range(6))
+
+
+def benchctl(*arguments: object) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-m", "benchctl", *map(str, arguments)]
+    return subprocess.run(argv, capture_output=True, text=True, check=False, timeout=300)
+
+
+@pytest.fixture(name="sides", scope="module")
+def _sides(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    path = write_results(tmp_path_factory.mktemp("decomposition") / "r", block_factors=BLOCKS).path
+    return f"{path}:baseline", f"{path}:guided"
+
+
+def rows_below(text: str, heading: str) -> list[list[str]]:
+    """Fields of the lines of the table whose heading holds ``heading``; fields stand two blanks apart."""
+    lines = text.splitlines()
+    start = next(i for i, line in enumerate(lines) if heading in line) + 1
+    table = lines[start : lines.index("", start)]
+    return [[field.strip() for field in line.split("  ") if field.strip()] for line in table]
+
+
+def test_compare_prints_factors_seconds_and_the_largest_sections(sides: tuple[str, str]) -> None:
+    rows = rows_below(benchctl("compare", *sides).stdout, "where the time went")
+    assert [row[0] for row in rows] == [
+        "top_k=5",
+        "steps",
+        "time per step",
+        "lvm_build_pending",
+        "lvm_forward",
+        "lvm_apply_guidance",
+        "remainder",
+    ]
+    assert rows[0][1:] == ["wall time", "80.8 ms", "125.5 ms", "x1.554 [1.529, 1.579]", "+44.8 ms"]
+    assert rows[2] == ["time per step", "x1.554 [1.529, 1.579]", "+44.8 ms", "100%"]
+    assert rows[4] == ["lvm_forward", "0 ms", "4.05 ms", "+4.05 ms [+4.03, +4.07]", "72% of the step"]
+
+
+def test_all_shows_batches_the_model_of_the_work_phases_and_the_latency(sides: tuple[str, str]) -> None:
+    names = {row[0] for row in rows_below(benchctl("compare", *sides, "--all").stdout, "where the time went")}
+    assert names >= {
+        "time in the same batch",
+        "value model's FLOPs and bytes",
+        "rest",
+        "prefill steps",
+        "no step",
+        "request latency",
+        "time to first token",
+    }
+
+
+def test_markdown_has_the_table_of_factors(sides: tuple[str, str]) -> None:
+    text = benchctl("compare", *sides, "--markdown").stdout
+    assert "| cell | where the time went | baseline | guided | factor (95% CI) | adds | share |" in text
+    assert "| &nbsp;&nbsp;time per step |" in text
+
+
+def test_json_adds_up_for_whoever_reads_it(sides: tuple[str, str]) -> None:
+    (cell,) = json.loads(benchctl("compare", *sides, "--json").stdout)["cells"]
+    found = cell["decomposition"]
+    wall = found["wall"]
+    assert math.prod(factor["ratio"] for factor in wall["factors"]) == pytest.approx(wall["ratio"])
+    assert wall["a_s"] + sum(factor["added_s"] for factor in wall["factors"]) == pytest.approx(wall["b_s"])
+    for split in (wall["phases"], found["latency"], found["sections"], found["batches"], found["work"]):
+        assert sum(part["added_s"] for part in split["parts"]) == pytest.approx(split["whole"]["added_s"])
+    assert found["work"]["model"] == "roofline of h100-sxm"
+    assert found["sentence"].startswith("time per step carries 100 % of the +55%")
+
+
+def test_a_real_experiment_with_natural_lengths_is_divided_exactly(tmp_path: Path) -> None:
+    """Guidance that shortens answers and slows steps, on a real server process with real streams."""
+    small = ["workload.num_prompts=4", "workload.max_tokens=400", "engine.options.time_scale=60"]
+    settings = [argument for setting in small for argument in ("--set", setting)]
+    done = benchctl("run", "--profile", "natural", "--blocks", 2, "-q", "-o", tmp_path, *settings)
+    (path,) = (manifest.parent for manifest in tmp_path.glob("natural/2*/manifest.json"))
+    options = CompareOptions(allow_suspect=True, allow=("*",))
+    (cell,) = compare_sides(parse_side(f"{path}:baseline"), parse_side(f"{path}:guided"), options).cells
+    found = cell.decomposition
+    assert found is not None, done.stderr
+    assert_exact(found)
+    factors = {factor.name: factor.ratio for factor in found.wall.factors}
+    assert list(factors) == ["output tokens", "steps per token", "time per step", "remainder"]
+    assert factors["output tokens"] < 1 < factors["time per step"]
+
+
+@pytest.mark.parametrize(
+    ("model", "device", "reason"),
+    [
+        ("no-such-model", "h100-sxm", "the shape of a model is unknown: unknown model 'no-such-model'"),
+        ("qwen2.5-7b", None, NO_PEAKS),
+        (None, "h100-sxm", NO_SETTINGS),
+    ],
+)
+def test_work_without_shapes_or_peaks_is_unknown_for_a_reason(
+    model: str | None, device: str | None, reason: str
+) -> None:
+    settings = None
+    if model is not None:
+        workload = {"dataset": "generated", "num_prompts": 1, "arrival": {"kind": "burst"}}
+        document = {"name": "p", "engine": {"kind": "sim"}, "workload": workload, "variants": {"baseline": {}}}
+        settings = variant_settings(profile_from_plain(document | {"model": "qwen2.5-7b"}, "test"), "baseline", {})
+        settings = settings.model_copy(update={"model": model})
+    found = work_model(settings, None if device is None else hardware_for(device))
+    assert isinstance(found, str)
+    assert found.startswith(reason)
+
+
+def test_devices_that_share_each_layer_count_as_one_with_the_sum_of_their_peaks() -> None:
+    workload = {"dataset": "generated", "num_prompts": 1, "arrival": {"kind": "burst"}}
+    engine = {"kind": "vllm", "options": {"tensor_parallel_size": 4}}
+    document = {"name": "p", "model": "qwen2.5-7b", "engine": engine, "workload": workload}
+    profile = profile_from_plain(document | {"variants": {"baseline": {}}}, "test")
+    one = hardware_for("h100-sxm")
+    found = work_model(variant_settings(profile, "baseline", {}), one)
+    assert isinstance(found, WorkModel)
+    assert found.hardware.name == "4 x h100-sxm"
+    assert found.hardware.bandwidth_bytes_per_s == 4 * one.bandwidth_bytes_per_s

@@ -1,0 +1,203 @@
+"""Cost models and noise: published constants, hand-computed numbers and laws."""
+
+import statistics
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from simulated import FILTERED, NEUTRAL, VALUE_MODEL, request_of, run
+
+from benchctl.costs.hardware import hardware_for
+from benchctl.costs.roofline import roofline_ns, weight_read_bytes
+from benchctl.costs.shapes import shape_for
+from benchctl.errors import UsageError
+from benchctl.sim.config import SimConfig
+from benchctl.sim.costs.llm_mock import mock_step_ns
+from benchctl.sim.costs.pricing import cost_model_for
+from benchctl.sim.costs.step_cost import StepBatch, StepCost
+from benchctl.sim.length import mock_length
+from benchctl.sim.noise import published_noise
+
+
+@pytest.mark.parametrize(
+    ("num_seqs", "longest", "new", "expected_s"),
+    [
+        (1, 100, 100, 0.081368),
+        (10, 500, 500, 5.401880),
+        (10, 500, 1, 0.070684),
+        (20, 1024, 1024, 44.870940),
+        (0, 0, 0, 0.06),
+    ],
+)
+def test_llm_mock_steps_take_their_published_time(num_seqs: int, longest: int, new: int, expected_s: float) -> None:
+    assert mock_step_ns(num_seqs, longest, new) / 1e9 == pytest.approx(expected_s, abs=5e-7)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "length"),
+    [(0, 50), (4, 50), (5, 51), (12, 52), (100, 70), (499, 149), (500, 150), (1024, 150)],
+)
+def test_llm_mock_answers_have_the_length_of_its_rule(prompt: int, length: int) -> None:
+    assert mock_length(prompt) == length
+
+
+def test_llm_mock_gives_each_request_a_last_step_without_a_token() -> None:
+    simulation = run([request_of("r", prompt_tokens=100, max_tokens=1000, ignore_eos=False)], cost_model="llm-mock")
+    assert len(simulation.steps) == 71
+    assert [step.output_tokens for step in simulation.steps] == [1] * 70 + [0]
+    assert simulation.sequences[0].num_output == 70
+    assert simulation.steps[0].dur_ns == mock_step_ns(1, 100, 100)
+    assert simulation.steps[1].dur_ns == mock_step_ns(1, 101, 1)
+    assert simulation.steps[-1].dur_ns == mock_step_ns(1, 170, 1)
+
+
+def test_llm_mock_runs_ten_requests_at_a_time_and_pads_a_mixed_batch() -> None:
+    requests = [request_of(f"r{i}", prompt_tokens=10 * (i + 1), max_tokens=3) for i in range(12)]
+    steps = run(requests, cost_model="llm-mock").steps
+    assert [step.num_seqs for step in steps] == [10] * 4 + [2] * 4
+    assert steps[0].dur_ns == mock_step_ns(10, 100, 100)
+    assert sum(step.output_tokens or 0 for step in steps) == 36
+
+
+def test_the_roofline_is_the_larger_of_compute_and_memory_time() -> None:
+    h100 = hardware_for("h100-sxm")
+    assert roofline_ns(989.4e12, 0, h100) == 10**9
+    assert roofline_ns(1.0, 3350e9, h100) == 10**9
+    assert roofline_ns(989.4e12, 2 * 3350e9, h100) == 2 * 10**9
+
+
+def test_roofline_decoding_of_one_row_takes_the_time_to_read_the_weights_but_not_the_embedding() -> None:
+    step = run([request_of("r", prompt_tokens=10, max_tokens=3)], cost_model="roofline").steps[1]
+    shape = shape_for("qwen2.5-7b")
+    num_bytes = shape.weight_bytes() - 2 * shape.vocab * shape.hidden + shape.kv_bytes_per_token() * (11 + 1)
+    assert step.sections_ns["model_forward"] == pytest.approx(num_bytes / 3350e9 * 1e9, rel=1e-3)
+
+
+def test_a_long_roofline_prefill_is_bound_by_compute() -> None:
+    step = run([request_of("r", prompt_tokens=4096, max_tokens=1)], cost_model="roofline").steps[0]
+    shape = shape_for("qwen2.5-7b")
+    flops = (
+        shape.linear_flops_per_token() * 4096
+        + shape.attention_flops_per_position() * 4096 * 4097 // 2
+        + shape.lm_head_flops()
+    )
+    assert step.sections_ns["model_forward"] == pytest.approx(flops / 989.4e12 * 1e9, abs=1)
+
+
+@pytest.mark.parametrize("cost_model", ["roofline", "lenvm-h100"])
+def test_steps_cost_more_with_a_larger_base_or_value_model(cost_model: str) -> None:
+    def total_ns(model: str, value_model: str) -> int:
+        requests = [request_of(f"r{i}", max_tokens=30, sampling=FILTERED, guidance=NEUTRAL) for i in range(4)]
+        return run(requests, model=model, value_model=value_model, cost_model=cost_model).makespan_ns()
+
+    sizes = ["qwen2.5-0.5b", "qwen2.5-1.5b", "qwen2.5-3b", "qwen2.5-7b", "qwen2.5-14b"]
+    by_model = [total_ns(size, VALUE_MODEL) for size in sizes]
+    by_value_model = [total_ns("qwen2.5-7b", size) for size in sizes]
+    assert by_model == sorted(set(by_model))
+    assert by_value_model == sorted(set(by_value_model))
+
+
+def test_guided_roofline_steps_price_the_value_model() -> None:
+    requests = [request_of("r", prompt_tokens=50, max_tokens=20, sampling=FILTERED, guidance=NEUTRAL)]
+    steps = run(requests, cost_model="roofline", value_model=VALUE_MODEL).steps
+    weights_ns = weight_read_bytes(shape_for(VALUE_MODEL).as_value_model()) / 3350e9 * 1e9
+    scored = [step for step in steps if step.guided_rows]
+    assert "value_model_load" in scored[0].sections_ns
+    assert all(step.sections_ns["lvm_forward"] >= weights_ns for step in scored)
+    assert all("lvm_forward" not in step.sections_ns for step in steps if not step.guided_rows)
+
+
+def test_greedy_roofline_steps_have_a_sampler_and_no_parts_of_it() -> None:
+    greedy = request_of("r", sampling=FILTERED.__class__(temperature=0.0))
+    assert set(run([greedy], cost_model="roofline").steps[1].sections_ns) == {
+        "schedule",
+        "model_forward",
+        "sampler_total",
+    }
+
+
+def test_a_roofline_step_that_samples_nothing_has_no_sampler() -> None:
+    steps = run(
+        [request_of("r", prompt_tokens=100)], cost_model="roofline", max_num_batched_tokens=64, max_num_seqs=4
+    ).steps
+    assert set(steps[0].sections_ns) == {"schedule", "model_forward"}
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"model": "qwen2.5-8b"}, "unknown model 'qwen2.5-8b'"),
+        ({"value_model": "tiny"}, "unknown model 'tiny'"),
+        ({"hardware": "abacus"}, "unknown hardware 'abacus'"),
+    ],
+)
+def test_an_unknown_model_or_device_is_refused(config: dict[str, str], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        cost_model_for(SimConfig(**config))
+
+
+@given(st.floats(0.01, 100), st.lists(st.integers(0, 10**9), min_size=6, max_size=6))
+def test_scaled_sections_still_add_up(factor: float, parts: list[int]) -> None:
+    cost = StepCost(
+        schedule=parts[0],
+        model_forward=parts[1],
+        sampler_rest=0,
+        pre_lvm=parts[2],
+        lvm_rest=1,
+        lvm_build_pending=parts[3],
+        lvm_forward=parts[4],
+        sample=parts[5],
+    ).scaled(factor)
+    sections = cost.sections()
+    assert sections["lvm_apply_outer"] >= sections["lvm_build_pending"] + sections["lvm_forward"]
+    assert sections["sampler_total"] == sections["pre_lvm"] + sections["lvm_apply_outer"] + sections["sample"]
+    assert cost.lvm_apply_guidance is None
+
+
+@pytest.mark.parametrize(("has_value_model", "cv"), [(False, 0.14), (True, 0.018)])
+def test_server_lives_vary_as_published(has_value_model: bool, cv: float) -> None:
+    lives = []
+    for seed in range(400):
+        noise = published_noise(seed, has_value_model=has_value_model)
+        lives.append(statistics.fmean(noise() for _ in range(100)))
+    assert statistics.fmean(lives) == pytest.approx(1.0, abs=0.02)
+    assert statistics.stdev(lives) / statistics.fmean(lives) == pytest.approx(cv, rel=0.12)
+
+
+def test_noise_depends_on_its_seed_alone() -> None:
+    def factors(seed: int) -> list[float]:
+        noise = published_noise(seed, has_value_model=False)
+        return [noise() for _ in range(5)]
+
+    assert factors(1) == factors(1)
+    assert factors(1) != factors(2)
+
+
+def test_noise_changes_times_and_nothing_else() -> None:
+    requests = [request_of("r", max_tokens=20)]
+    quiet, noisy = run(requests).steps, run(requests, noise="published", noise_seed=3).steps
+    assert [step.context_tokens for step in quiet] == [step.context_tokens for step in noisy]
+    assert all(a.dur_ns != b.dur_ns for a, b in zip(quiet, noisy, strict=True))
+    assert all(
+        step.dur_ns == sum(step.sections_ns[name] for name in ("schedule", "model_forward", "sampler_total"))
+        for step in noisy
+    )
+
+
+def test_without_overlap_a_step_takes_longer_by_its_scheduling() -> None:
+    requests = [request_of("r", max_tokens=3)]
+    on, off = run(requests).steps[1], run(requests, overlap_schedule=False).steps[1]
+    assert off.dur_ns - on.dur_ns == off.sections_ns["schedule"] - on.sections_ns["schedule"] == 1_000_000
+
+
+def test_a_batch_of_nothing_sampled_has_no_sampler_in_the_published_model() -> None:
+    batch = StepBatch(
+        num_seqs=1,
+        num_prefill_tokens=10,
+        num_decode_tokens=0,
+        num_sampling=0,
+        context_tokens=10,
+        attended_positions=55,
+        is_greedy=None,
+    )
+    assert cost_model_for(SimConfig())(batch).sampler_rest is None

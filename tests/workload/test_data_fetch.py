@@ -1,0 +1,255 @@
+"""Fetching dataset files from a real local server: whole, resumed, cut, wrong, refused."""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+
+import pytest
+from handled import handled_by
+from typer.testing import CliRunner
+
+from benchctl.cli.commands import data
+from benchctl.errors import DatasetError
+from benchctl.workload.datasets.fetch import fetch_dataset
+from benchctl.workload.datasets.files import DATASET_FILES, DatasetFile
+
+CONTENT = bytes(range(256)) * 4096
+runner = CliRunner()
+
+
+@dataclass
+class Site:
+    """What the server delivers, and what it was asked."""
+
+    content: bytes = CONTENT
+    cut_after: int | None = None
+    """Close the connection after this many bytes of a body."""
+    has_ranges: bool = True
+    declares_length: bool = True
+    status: int | None = None
+    ranges: list[str | None] = field(default_factory=list)
+    url: str = ""
+
+    def file(self) -> DatasetFile:
+        return DatasetFile(
+            name="gsm8k",
+            label="gsm8k/test",
+            folder="gsm8k",
+            filename="test.jsonl",
+            url=self.url,
+            sha256=hashlib.sha256(CONTENT).hexdigest(),
+            size_bytes=len(CONTENT),
+            licence="MIT",
+            source_page="https://example.org",
+        )
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    site = Site()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked = self.headers.get("Range")
+            site.ranges.append(asked)
+            if self.path == "/moved":
+                self.send_response(302)
+                self.send_header("Location", "/file")
+                self.end_headers()
+                return
+            start = int(asked.removeprefix("bytes=").removesuffix("-")) if asked and site.has_ranges else 0
+            status = site.status or (200 if not start else 416 if start >= len(site.content) else 206)
+            body = site.content[start:] if status in {200, 206} else b""
+            self.send_response(status)
+            if status == 206:
+                self.send_header("Content-Range", f"bytes {start}-{len(site.content) - 1}/{len(site.content)}")
+            if site.declares_length:
+                self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body[: site.cut_after])
+            self.close_connection = True
+
+        def log_message(self, *_: object) -> None:
+            """Keep the test's output clean."""
+
+    with handled_by(Handler) as url:
+        site.url = f"{url}/file"
+        yield site
+
+
+def fetch(site: Site, directory: Path) -> Path:
+    return fetch_dataset(site.file(), directory, lambda _: None)
+
+
+def test_a_file_is_fetched_checked_and_put_in_place_with_progress(site: Site, tmp_path: Path) -> None:
+    seen: list[int] = []
+    path = fetch_dataset(site.file(), tmp_path, seen.append)
+    assert path == tmp_path / "gsm8k/test.jsonl"
+    assert path.read_bytes() == CONTENT
+    assert [entry.name for entry in path.parent.iterdir()] == ["test.jsonl"]
+    assert seen == sorted(seen)
+    assert seen[-1] == len(CONTENT)
+
+
+def test_a_file_that_is_here_is_not_fetched_again(site: Site, tmp_path: Path) -> None:
+    fetch(site, tmp_path)
+    fetch(site, tmp_path)
+    assert site.ranges == [None]
+
+
+def test_a_damaged_file_is_replaced(site: Site, tmp_path: Path) -> None:
+    fetch(site, tmp_path).write_bytes(b"damaged")
+    assert fetch(site, tmp_path).read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("declares_length", [True, False])
+def test_a_cut_connection_keeps_what_came_and_the_next_fetch_goes_on_from_there(
+    site: Site, tmp_path: Path, declares_length: bool
+) -> None:
+    site.cut_after, site.declares_length = 300_000, declares_length
+    with pytest.raises(DatasetError, match=r"What has come is kept; run 'benchctl data fetch gsm8k' again"):
+        fetch(site, tmp_path)
+    assert (tmp_path / "gsm8k/test.jsonl.partial").stat().st_size == 300_000
+    site.cut_after = None
+    assert fetch(site, tmp_path).read_bytes() == CONTENT
+    assert site.ranges == [None, "bytes=300000-"]
+
+
+def test_a_server_without_ranges_is_read_from_the_beginning(site: Site, tmp_path: Path) -> None:
+    leave_partial(tmp_path, CONTENT[:1000])
+    site.has_ranges = False
+    assert fetch(site, tmp_path).read_bytes() == CONTENT
+
+
+def test_a_complete_partial_needs_no_server(site: Site, tmp_path: Path) -> None:
+    leave_partial(tmp_path, CONTENT)
+    assert fetch(site, tmp_path).read_bytes() == CONTENT
+    assert site.ranges == []
+
+
+@pytest.mark.parametrize("content", [CONTENT[::-1], CONTENT + b"more"])
+def test_wrong_content_is_refused_with_both_hashes_and_nothing_is_kept(
+    site: Site, tmp_path: Path, content: bytes
+) -> None:
+    site.content = content
+    with pytest.raises(DatasetError) as raised:
+        fetch(site, tmp_path)
+    assert hashlib.sha256(content).hexdigest() in str(raised.value)
+    assert site.file().sha256 in str(raised.value)
+    assert list((tmp_path / "gsm8k").iterdir()) == []
+
+
+def test_content_longer_than_pinned_is_not_read_to_its_end(site: Site, tmp_path: Path) -> None:
+    site.content = CONTENT * 20
+    seen: list[int] = []
+    with pytest.raises(DatasetError, match="nothing was kept"):
+        fetch_dataset(site.file(), tmp_path, seen.append)
+    assert seen[-1] < 2 * len(CONTENT)
+
+
+def test_a_wrong_beginning_is_noticed_and_the_next_fetch_starts_over(site: Site, tmp_path: Path) -> None:
+    leave_partial(tmp_path, b"\xff" * 1000)
+    with pytest.raises(DatasetError, match="nothing was kept"):
+        fetch(site, tmp_path)
+    assert fetch(site, tmp_path).read_bytes() == CONTENT
+
+
+def test_a_partial_longer_than_what_the_server_has_is_given_up(site: Site, tmp_path: Path) -> None:
+    leave_partial(tmp_path, CONTENT[:1000])
+    site.content = CONTENT[:500]
+    with pytest.raises(DatasetError, match="416"):
+        fetch(site, tmp_path)
+    site.content = CONTENT
+    assert fetch(site, tmp_path).read_bytes() == CONTENT
+
+
+def test_a_refusing_server_is_named_with_the_way_without_network(site: Site, tmp_path: Path) -> None:
+    site.status = 403
+    with pytest.raises(DatasetError, match=rf"from {site.url}: .*403.*copy the file to {tmp_path}") as raised:
+        fetch(site, tmp_path)
+    assert "\n" not in str(raised.value)
+
+
+def test_no_server_is_an_error_of_usage(site: Site, tmp_path: Path) -> None:
+    site.url = "http://127.0.0.1:1/file"
+    with pytest.raises(DatasetError, match="could not be fetched") as raised:
+        fetch(site, tmp_path)
+    assert raised.value.exit_code == 2
+
+
+def test_redirects_are_followed_with_their_range(site: Site, tmp_path: Path) -> None:
+    leave_partial(tmp_path, CONTENT[:1000])
+    site.url = site.url.replace("/file", "/moved")
+    assert fetch(site, tmp_path).read_bytes() == CONTENT
+    assert site.ranges == ["bytes=1000-", "bytes=1000-"]
+
+
+def test_a_directory_that_cannot_be_written_is_named(site: Site, tmp_path: Path) -> None:
+    (tmp_path / "gsm8k").write_text("a file where a folder is needed")
+    with pytest.raises(DatasetError, match=r"cannot be written: .*BENCHCTL_DATA_DIR"):
+        fetch(site, tmp_path)
+
+
+def leave_partial(directory: Path, content: bytes) -> None:
+    (directory / "gsm8k").mkdir()
+    (directory / "gsm8k/test.jsonl.partial").write_bytes(content)
+
+
+# The command
+
+
+@pytest.fixture
+def data_home(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("BENCHCTL_DATA_DIR", str(tmp_path))
+    monkeypatch.setitem(DATASET_FILES, "gsm8k", site.file())
+    return tmp_path
+
+
+def test_list_shows_state_size_licence_and_place(data_home: Path) -> None:
+    (data_home / "azure").mkdir()
+    (data_home / "azure/AzureLLMInferenceTrace_conv.csv").write_text("cut off")
+    done = runner.invoke(data.app, ["list"])
+    assert done.exit_code == 0
+    rows = {line.split()[0]: line for line in done.output.splitlines()}
+    assert "missing" in rows["gsm8k"]
+    assert "missing" in rows["sharegpt"]
+    assert "672.8 MB" in rows["sharegpt"]
+    assert "damaged" in rows["azure-trace"]
+    assert "CC-BY-4.0" in rows["azure-trace"]
+    assert "gsm8k/test.jsonl" in rows["gsm8k"]
+    assert f"data directory: {data_home}" in done.output
+
+
+def test_fetch_puts_the_file_in_the_data_directory_and_verify_agrees(data_home: Path) -> None:
+    fetched = runner.invoke(data.app, ["fetch", "gsm8k"])
+    assert fetched.exit_code == 0
+    assert fetched.output == f"gsm8k: {data_home}/gsm8k/test.jsonl (1.0 MB, MIT, sha256 checked)\n"
+    verified = runner.invoke(data.app, ["verify", "gsm8k"])
+    assert verified.exit_code == 0
+    assert "present" in verified.output
+
+
+def test_verify_reports_a_file_of_the_right_size_with_wrong_content(data_home: Path) -> None:
+    (data_home / "gsm8k").mkdir()
+    (data_home / "gsm8k/test.jsonl").write_bytes(CONTENT[::-1])
+    assert "present" in runner.invoke(data.app, ["list"]).output
+    done = runner.invoke(data.app, ["verify"])
+    assert "damaged" in done.output
+    assert isinstance(done.exception, DatasetError)
+    assert "is damaged; run 'benchctl data fetch gsm8k'" in str(done.exception)
+
+
+def test_verify_of_everything_does_not_mind_what_is_missing_but_of_one_does(data_home: Path) -> None:
+    assert runner.invoke(data.app, ["verify"]).exit_code == 0
+    done = runner.invoke(data.app, ["verify", "gsm8k"])
+    assert isinstance(done.exception, DatasetError)
+    assert "is missing" in str(done.exception)
+
+
+@pytest.mark.parametrize("command", ["fetch", "verify"])
+def test_an_unknown_name_is_refused_with_the_known_ones(data_home: Path, command: str) -> None:
+    done = runner.invoke(data.app, [command, "gsm9k"])
+    assert isinstance(done.exception, DatasetError)
+    assert "known are gsm8k, sharegpt" in str(done.exception)

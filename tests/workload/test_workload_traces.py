@@ -1,0 +1,149 @@
+"""Recorded and synthetic prompts: exact lengths, kept arrivals, shared prefixes, named damage."""
+
+import json
+from pathlib import Path
+
+import pytest
+from sources import DATA, first, needs_data, source
+
+from benchctl.errors import DatasetError
+from benchctl.workload.datasets.azure import azure_prompts, timestamp_ns
+from benchctl.workload.datasets.files import find_source
+from benchctl.workload.datasets.prompt import Prompt, Selection, SourceFile
+from benchctl.workload.datasets.replay import replay_prompts
+from benchctl.workload.datasets.synthetic import NUM_WORDS, synthetic_prompts, text_of_length, word
+from benchctl.workload.datasets.tokens import count_tokens
+
+# Replay
+
+
+def replay_row(ids: list[int] | None, output: int = 7, arrival: int = 5, **more: int) -> dict[str, object]:
+    known = {"output_toks": output, "arrival_time_ns": arrival, "input_toks": len(ids or [0] * 9)} | more
+    return known if ids is None else known | {"input_tok_ids": ids}
+
+
+def write_replay(path: Path, rows: list[dict[str, object]]) -> SourceFile:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return source(path, "sharegpt-replay")
+
+
+def test_replay_keeps_lengths_arrivals_and_shared_prefixes(tmp_path: Path) -> None:
+    ids = [5971, 2927, 220, 128_000]
+    rows = [replay_row(ids), replay_row([*ids, 7], arrival=9), replay_row([*ids[:2], 1, 1]), replay_row(None)]
+    one, two, three, no_ids = replay_prompts(write_replay(tmp_path / "r.jsonl", rows), first(4))
+    texts = [_text(prompt) for prompt in (one, two, three, no_ids)]
+    assert [count_tokens(text) for text in texts] == [4, 5, 4, 9]
+    assert [prompt.prompt_tokens for prompt in (one, two, three, no_ids)] == [4, 5, 4, 9]
+    assert texts[1].startswith(texts[0])
+    assert texts[2].split()[:2] == texts[0].split()[:2]
+    assert texts[2].split()[2] != texts[0].split()[2]
+    assert (two.output_tokens, two.arrival_ns) == (7, 9)
+
+
+@pytest.mark.parametrize(
+    ("row", "fault"),
+    [
+        (replay_row([1, 2], output=0), "each must be at least 1"),
+        (replay_row([1, 2], arrival=-1), "before the beginning"),
+        (replay_row([1, 2], input_toks=3), "input_toks is 3, but there are 2 input_tok_ids"),
+    ],
+)
+def test_replay_refuses_rows_that_contradict_themselves(tmp_path: Path, row: dict[str, object], fault: str) -> None:
+    with pytest.raises(DatasetError, match=rf"r\.jsonl:2: .*{fault}"):
+        replay_prompts(write_replay(tmp_path / "r.jsonl", [replay_row([1]), row]), first(1))
+
+
+@needs_data
+def test_the_real_replay_has_exact_prompt_lengths() -> None:
+    file = find_source("sharegpt-replay", None, DATA)
+    assert file is not None
+    prompts = replay_prompts(file, first(300))
+    assert [count_tokens(_text(prompt)) for prompt in prompts] == [prompt.prompt_tokens for prompt in prompts]
+    assert sum(prompt.prompt_tokens for prompt in prompts) == 257_239
+    assert prompts[-1].arrival_ns == 29_183_763_203
+
+
+# Azure
+
+AZURE = (
+    "TIMESTAMP,ContextTokens,GeneratedTokens\r\n"
+    "2023-11-16 18:15:46.6805900,374,44\r\n"
+    "2023-11-16 18:15:50.9951690,396,109\r\n"
+)
+
+
+def write_azure(path: Path, content: str) -> SourceFile:
+    path.write_bytes(content.encode())
+    return source(path, "azure-trace")
+
+
+def test_azure_timestamps_keep_their_seven_decimals() -> None:
+    assert timestamp_ns("1970-01-01 00:00:01.0000001") == 1_000_000_100
+    assert timestamp_ns("2023-11-16 18:15:46.6805900") == 1_700_158_546_680_590_000
+    assert timestamp_ns("1970-01-02 00:00:00") == 86_400 * 10**9
+
+
+def test_azure_gives_lengths_and_arrivals_from_the_first_row(tmp_path: Path) -> None:
+    one, two = azure_prompts(write_azure(tmp_path / "a.csv", AZURE), first(2))
+    assert (one.arrival_ns, two.arrival_ns) == (0, 4_314_579_000)
+    assert (two.prompt_tokens, two.output_tokens) == (396, 109)
+    assert count_tokens(_text(two)) == 396
+    assert two.prompt_id == "azure-trace-00001"
+
+
+@pytest.mark.parametrize(
+    ("row", "fault"),
+    [
+        ("yesterday,1,1", "timestamp 'yesterday' is not of the form"),
+        ("2023-13-16 18:15:46.1,1,1", "month must be in 1..12"),
+        ("2023-11-16 18:15:51.1,one,1", "invalid literal"),
+        ("2023-11-16 18:15:51.1,0,1", "each must be at least 1"),
+        ("2023-11-16 18:15:51.1,5", "2 fields where 3 are expected"),
+        ("2023-11-16 18:15:45.1,5,5", "before that of the previous row"),
+    ],
+)
+def test_azure_refuses_damaged_rows_with_their_line(tmp_path: Path, row: str, fault: str) -> None:
+    with pytest.raises(DatasetError, match=rf"a\.csv:4: .*{fault}"):
+        azure_prompts(write_azure(tmp_path / "a.csv", f"{AZURE}{row}\r\n"), first(1))
+
+
+@pytest.mark.parametrize("content", ["", "a,b\n1,2\n"])
+def test_azure_refuses_another_header(tmp_path: Path, content: str) -> None:
+    with pytest.raises(
+        DatasetError, match=r"a\.csv:1: the header is .*not 'TIMESTAMP,ContextTokens,GeneratedTokens'"
+    ):
+        azure_prompts(write_azure(tmp_path / "a.csv", content), first(1))
+
+
+@needs_data
+def test_the_real_azure_trace_spans_an_hour() -> None:
+    file = find_source("azure-trace", None, DATA)
+    assert file is not None
+    prompts = azure_prompts(file, Selection(num_prompts=500, method="sample", seed=0))
+    assert all(count_tokens(_text(prompt)) == prompt.prompt_tokens for prompt in prompts[:50])
+    assert max(prompt.arrival_ns or 0 for prompt in prompts) < 3600 * 10**9
+
+
+# Synthetic
+
+
+def test_words_are_one_token_each_and_distinct_over_a_models_vocabulary() -> None:
+    assert len({word(i) for i in range(0, NUM_WORDS, 5)}) == NUM_WORDS // 5
+    assert all(count_tokens(word(i)) == 1 for i in range(0, NUM_WORDS, 997))
+    assert word(NUM_WORDS) == word(0)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 2, 17, 4000])
+def test_synthetic_text_is_exactly_as_long_as_asked(num_tokens: int) -> None:
+    assert count_tokens(text_of_length(num_tokens, index=3, seed=0)) == num_tokens
+
+
+def test_synthetic_prompts_share_no_prefix() -> None:
+    texts = [_text(prompt) for prompt in synthetic_prompts(3, 200, seed=0)]
+    assert len({text.split()[0] for text in texts}) == 200
+    assert synthetic_prompts(3, 5, seed=1) != synthetic_prompts(3, 5, seed=0)
+
+
+def _text(prompt: Prompt) -> str:
+    assert prompt.text is not None
+    return prompt.text
