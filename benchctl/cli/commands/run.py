@@ -207,14 +207,15 @@ def _tell_what_it_can_show(results: "ResultDirectory", profile: "Profile") -> No
 
 
 def _create(profile: "Profile", prepared: "PreparedSet", output_dir: Path, label: str | None) -> "ResultDirectory":
-    from benchctl.measure.experiment import Origin, create_experiment
+    from benchctl.measure.experiment import create_experiment
+    from benchctl.measure.result_directory import Origin
 
     origin = Origin(output_root=output_dir, label=label, argv=("benchctl", *sys.argv[1:]))
     return create_experiment(profile, prepared, origin)
 
 
 def _resume(path: Path, profile: "Profile | None", *, is_quiet: bool, stores_noise: bool) -> None:
-    from benchctl.measure.experiment import reopen_experiment
+    from benchctl.measure.result_directory import reopen_experiment
 
     reopened = reopen_experiment(path, profile)
     print(f"going on with {path}", flush=True)
