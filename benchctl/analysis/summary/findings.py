@@ -43,7 +43,7 @@ class Finding:
     numbers: Mapping[str, float]
 
 
-def find(
+def collect_findings(
     cells: Sequence[CellSummary],
     rows: Sequence[SweepRow],
     baseline: str,

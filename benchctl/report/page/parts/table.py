@@ -55,7 +55,7 @@ def _body(comparison: Comparison, cell: CellComparison, *, is_all: bool) -> Iter
         colspan=6,
         scope="rowgroup",
     )
-    faults = [el("tr", el("td", f"{fault}", colspan=6, class_="fault")) for fault in cell.faults[:5]]
+    faults = [el("tr", el("td", f"{fault}", colspan=6, class_="fault")) for fault in cell.errors[:5]]
     rows = [_row(comparison, metric) for metric in shown]
     yield el("tbody", el("tr", name, class_="cell"), *faults, *rows)
 
