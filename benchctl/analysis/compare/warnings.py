@@ -91,14 +91,14 @@ def _order_doubts(cell: CellComparison, compared: MetricComparison, num_tests: i
     effects, limit = compared.order, SURPRISING_P / num_tests
     if effects is not None and effects.place is not None and effects.place.p_value < limit:
         yield ResultWarning(
-            code="place-effect",
+            code="position-effect",
             message=f"a run takes {math.expm1(effects.place.log_per_unit) * 100:+.2g}% for each place later in its "
             "block; the estimate is that of equal places",
             where=where,
         )
     if effects is not None and effects.trend is not None and effects.trend.p_value < limit:
         yield ResultWarning(
-            code="trend",
+            code="ratio-drift",
             message=f"the ratio itself moves by {math.expm1(effects.trend.log_per_unit) * 100:+.2g}% per block: "
             "one number does not describe it; look at the blocks",
             where=where,
