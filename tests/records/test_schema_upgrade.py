@@ -13,7 +13,7 @@ import pytest
 from benchctl.records.digests import manifest_sha256
 from benchctl.records.directory import open_results
 from benchctl.records.noise import read_noise
-from benchctl.records.schema import RENAMED_CODES, RENAMED_METRICS, upgrade
+from benchctl.records.schema import RENAMED_CODES, RENAMED_METRICS, current_metric_name, upgrade
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 RECORDED = json.loads((FIXTURES / "example-schema-1-verdict.json").read_text())
@@ -83,9 +83,10 @@ def test_the_example_of_schema_1_compares_with_the_same_verdict_and_numbers(exam
     assert code == 1
     assert compared["verdict"] == RECORDED["verdict"]
     assert [warning["code"] for warning in compared["warnings"]] == RECORDED["warnings"]
-    for name, recorded in RECORDED["metrics"].items():
-        now = metrics[RENAMED_METRICS.get(name, name)]
-        assert {key: now[key] for key in recorded} == pytest.approx(recorded, rel=1e-9), name
+    for name, numbers in RECORDED["numbers"].items():
+        metric = metrics[current_metric_name(name)]
+        assert metric["verdict"] == RECORDED["verdicts"][name], name
+        assert {key: metric[key] for key in numbers} == pytest.approx(numbers, rel=1e-9), name
 
 
 def test_the_example_of_schema_1_shows_the_same_findings_and_verifies(example: Path) -> None:
