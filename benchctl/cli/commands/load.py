@@ -15,7 +15,7 @@ import typer
 from benchctl.errors import UsageError
 
 if TYPE_CHECKING:
-    from benchctl.measure.single_load.single_load import Loaded
+    from benchctl.measure.single_load.single_load import LoadResult
     from benchctl.profile.model import Profile
 
 _RESULTS: Final = Path("results")
@@ -181,15 +181,15 @@ def _plain_profile(
     }
 
 
-def _load(plain: dict[str, Any], output_dir: Path | None, *, is_quiet: bool) -> "Loaded":
-    from benchctl.measure.single_load.directory import LoadOrigin, create_load_directory
-    from benchctl.measure.single_load.single_load import load_server
+def _load(plain: dict[str, Any], output_dir: Path | None, *, is_quiet: bool) -> "LoadResult":
+    from benchctl.measure.result_directory import Origin
+    from benchctl.measure.single_load.single_load import create_load_directory, load_server
     from benchctl.profile.load import profile_from_plain
     from benchctl.workload.prepare import prepare_requests
 
     profile = profile_from_plain(plain, "the command line")
     _check_key(profile)
-    origin = LoadOrigin(root=_RESULTS, directory=output_dir, argv=("benchctl", *sys.argv[1:]))
+    origin = Origin(output_root=_RESULTS, directory=output_dir, argv=("benchctl", *sys.argv[1:]))
     results = create_load_directory(profile, prepare_requests(profile), origin)
     try:
         with _progress(profile.workload.num_prompts, is_quiet=is_quiet) as on_progress:
@@ -227,7 +227,7 @@ def _progress(num_requests: int, *, is_quiet: bool) -> Iterator[Callable[[int], 
         yield advanced
 
 
-def _tell(path: Path, loaded: "Loaded", *, as_json: bool) -> None:
+def _tell(path: Path, loaded: "LoadResult", *, as_json: bool) -> None:
     """Write ``result.json``, and print it or the tables."""
     from benchctl.records.jsonl import write_json_atomic
     from benchctl.report.text.load_report import load_result
@@ -240,7 +240,7 @@ def _tell(path: Path, loaded: "Loaded", *, as_json: bool) -> None:
         _print_tables(path, loaded)
 
 
-def _print_json(path: Path, loaded: "Loaded", document: dict[str, Any]) -> None:
+def _print_json(path: Path, loaded: "LoadResult", document: dict[str, Any]) -> None:
     import msgspec
 
     warnings = msgspec.to_builtins((*loaded.manifest.warnings, *loaded.record.warnings))
@@ -249,7 +249,7 @@ def _print_json(path: Path, loaded: "Loaded", document: dict[str, Any]) -> None:
     print(msgspec.json.format(msgspec.json.encode(whole), indent=1).decode())
 
 
-def _print_tables(path: Path, loaded: "Loaded") -> None:
+def _print_tables(path: Path, loaded: "LoadResult") -> None:
     from benchctl.cli.screen import wide_console
     from benchctl.report.text.load_report import bounds_note, durations_table, missing_tail, totals_table
 
