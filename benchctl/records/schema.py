@@ -15,10 +15,10 @@ from benchctl.errors import RecordError, SchemaVersionError
 
 Upgrade: TypeAlias = Callable[[dict[str, Any]], dict[str, Any]]
 RENAMED_CODES: Final = {
-    "event-loop-stalls": "event-loop-stalls",
-    "arrival-times-unreliable": "arrival-times-unreliable",
-    "underfilled-batch": "underfilled-batch",
-    "sends-delayed": "sends-delayed",
+    "client-lag": "event-loop-stalls",
+    "client-late": "arrival-times-unreliable",
+    "engine-starved": "underfilled-batch",
+    "send-late": "sends-delayed",
 }
 """Warning codes of schema 1 that schema 2 renamed."""
 RENAMED_METRICS: Final = {

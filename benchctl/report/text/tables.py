@@ -9,7 +9,7 @@ from rich.text import Text
 
 from benchctl.analysis.analyzed import AnalyzedExperiment
 from benchctl.analysis.attribution.sections import Breakdown, Section
-from benchctl.analysis.compare.doubt_kind import DoubtKind, doubt_kind
+from benchctl.analysis.compare.warnings import WarningKind, warning_kind
 from benchctl.analysis.summary.flops_bridge import flops_bridge
 from benchctl.analysis.summary.runs import CellSummary, Spread
 from benchctl.analysis.validity.severity import by_severity
@@ -66,9 +66,9 @@ def blocks_text(manifest: Manifest) -> str:
 
 def footnotes(analysis: AnalyzedExperiment) -> tuple[ResultWarning, ...]:
     """Every warning once, what decided first: the same doubt of many runs is one footnote."""
-    met: dict[DoubtKind, ResultWarning] = {}
+    met: dict[WarningKind, ResultWarning] = {}
     for warning in chain(analysis.warnings, *(run.warnings for run in analysis.runs)):
-        met.setdefault(doubt_kind(warning), warning)
+        met.setdefault(warning_kind(warning), warning)
     return by_severity(met.values())
 
 
@@ -215,7 +215,7 @@ def _infeasible(cell: CellSummary) -> str:
 
 
 def _mentions(warnings: Sequence[ResultWarning], note: ResultWarning) -> bool:
-    return any(doubt_kind(warning) == doubt_kind(note) for warning in warnings)
+    return any(warning_kind(warning) == warning_kind(note) for warning in warnings)
 
 
 def _table(title: str, left: Sequence[str], right: Sequence[str]) -> Table:

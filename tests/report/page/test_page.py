@@ -71,14 +71,14 @@ def test_every_deciding_metric_of_every_cell_is_in_the_plot_and_in_the_table(pag
 
 def test_a_ratio_is_computed_again_from_the_data_in_the_page(page):
     (comparison,) = data_of(page)["comparisons"]
-    places = {cell["cell"]: cell["places"] for cell in comparison["cells"]}
+    positions = {cell["cell"]: cell["positions"] for cell in comparison["cells"]}
     checked = 0
     for metric in comparison["metrics"]:
         if metric["ratio"] is None:
             continue
         d = [math.log(b / a) for a, b in zip(metric["a_blocks"], metric["b_blocks"], strict=True)]
         at_one_position = [
-            v - (metric["place_effect"] or 0) * x for v, x in zip(d, places[metric["cell"]], strict=True)
+            v - (metric["position_effect"] or 0) * x for v, x in zip(d, positions[metric["cell"]], strict=True)
         ]
         mu = math.fsum(w * v for w, v in zip(metric["block_weights"], at_one_position, strict=True))
         assert metric["estimator"] == "robust"
@@ -91,15 +91,15 @@ def test_a_ratio_is_computed_again_from_the_data_in_the_page(page):
 def test_the_interval_of_a_mean_is_computed_again_from_the_data_in_the_page(directory):
     page = directory_page(analyze_directory(directory), CompareOptions(estimator="mean"))
     (comparison,) = data_of(page)["comparisons"]
-    places = {cell["cell"]: cell["places"] for cell in comparison["cells"]}
+    positions = {cell["cell"]: cell["positions"] for cell in comparison["cells"]}
     checked = 0
     for metric in comparison["metrics"]:
         if metric["method"] != "t" or metric["ratio"] is None:
             continue
         d = [math.log(b / a) for a, b in zip(metric["a_blocks"], metric["b_blocks"], strict=True)]
-        x, n = places[metric["cell"]], len(d)
+        x, n = positions[metric["cell"]], len(d)
         mu, se, df = fmean(d), stdev(d) / math.sqrt(n), n - 1
-        if metric["place_effect"] is not None:
+        if metric["position_effect"] is not None:
             sxx = sum((v - fmean(x)) ** 2 for v in x)
             slope = sum((v - fmean(x)) * (w - fmean(d)) for v, w in zip(x, d, strict=True)) / sxx
             mu = fmean(d) - slope * fmean(x)

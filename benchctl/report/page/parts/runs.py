@@ -6,7 +6,7 @@ from typing import Final
 from urllib.parse import quote
 
 from benchctl.analysis.analyzed import AnalyzedExperiment
-from benchctl.analysis.compare.doubt_kind import DoubtKind, doubt_kind
+from benchctl.analysis.compare.warnings import WarningKind, warning_kind
 from benchctl.analysis.metrics.bounds import MARK
 from benchctl.analysis.summary.runs import RunSummary
 from benchctl.records.run import PlannedRun, ResultWarning
@@ -26,7 +26,7 @@ def runs_section(analysis: AnalyzedExperiment, *, is_inside: bool) -> Html:
     """
     begun = {run.record.run_id: run for run in analysis.runs}
     found = footnotes(analysis)
-    notes = {doubt_kind(note): i for i, note in enumerate(found, start=1)}
+    notes = {warning_kind(note): i for i, note in enumerate(found, start=1)}
     heads = ("run", "block", "state", *_COLUMNS, "failed", "notes", "files")
     numeric = {"block", *_COLUMNS, "failed"}
     head = el("tr", *(el("th", h, scope="col", class_="num" if h in numeric else None) for h in heads))
@@ -38,13 +38,13 @@ def runs_section(analysis: AnalyzedExperiment, *, is_inside: bool) -> Html:
     return join(el("div", table, class_="wide"), _notes(found), *_logs(analysis))
 
 
-def _row(planned: PlannedRun, run: RunSummary | None, notes: dict[DoubtKind, int], *, is_inside: bool) -> Html:
+def _row(planned: PlannedRun, run: RunSummary | None, notes: dict[WarningKind, int], *, is_inside: bool) -> Html:
     if run is None:
         blanks = [el("td", UNKNOWN, class_="num") for _ in (*_COLUMNS, "failed")]
         return el(
             "tr", el("td", planned.run_id), _num(planned.block), el("td", "not begun"), *blanks, el("td"), el("td")
         )
-    marks = sorted({notes[key] for w in run.warnings if (key := doubt_kind(w)) in notes})
+    marks = sorted({notes[key] for w in run.warnings if (key := warning_kind(w)) in notes})
     failed = run.number("num_failed")
     return el(
         "tr",
