@@ -178,6 +178,6 @@ def test_table_markdown_and_document_show_that_suspect_runs_count(results):
 
 def test_every_code_with_which_a_measurement_doubts_itself_is_known():
     room = Path(next(iter(benchctl.measure.__path__)))
-    said = {code for file in room.rglob("*.py") for code in re.findall(r'\.doubt\("([\w-]+)"', file.read_text())}
+    said = {code for file in room.rglob("*.py") for code in re.findall(r'\.suspect\("([\w-]+)"', file.read_text())}
     assert {"failed-requests", "warmup-failed"} <= said <= DECIDING_WARNINGS
     assert CLIENT_DOUBTS < DECIDING_WARNINGS
