@@ -23,14 +23,11 @@ from benchctl.analysis.summary.sweep import SweepRow, infeasible_values, sweep_r
 from benchctl.analysis.validity.integrity import integrity_warnings
 from benchctl.errors import RecordError
 from benchctl.profile.model import Profile
-from benchctl.records.directory import (
-    LoadedResults,
-    LoadedRun,
-    ResultDirectory,
-    load_run,
-    open_results,
-)
-from benchctl.records.run import Plan, PlannedRun, PreparedRequest, ResultWarning
+from benchctl.records.directory import ResultDirectory, open_results
+from benchctl.records.loaded import LoadedResults, LoadedRun, load_run
+from benchctl.records.manifest import Plan, PlannedRun
+from benchctl.records.record import ResultWarning
+from benchctl.records.request import PreparedRequest
 from benchctl.records.schema import SCHEMA_VERSION
 
 CONFIDENCE: Final = 0.95

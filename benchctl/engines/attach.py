@@ -20,7 +20,8 @@ from benchctl.errors import EngineUnavailableError
 from benchctl.profile.engine_options import AttachOptions
 from benchctl.profile.model import VariantSettings
 from benchctl.records.jsonl import encode
-from benchctl.records.run import PreparedRequest, StepRecord
+from benchctl.records.request import PreparedRequest
+from benchctl.records.step import StepRecord
 
 
 class Dialect(Protocol):

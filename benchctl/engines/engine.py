@@ -12,7 +12,9 @@ from typing import Any, Protocol
 import httpx
 
 from benchctl.profile.model import VariantSettings
-from benchctl.records.run import Clock, PreparedRequest, ResultWarning, StepRecord
+from benchctl.records.record import ResultWarning
+from benchctl.records.request import PreparedRequest
+from benchctl.records.step import Clock, StepRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

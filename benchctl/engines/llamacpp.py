@@ -22,7 +22,8 @@ from benchctl.engines.openai_server import LOOPBACK, OpenAiServer, streamed, uns
 from benchctl.errors import EngineUnavailableError
 from benchctl.profile.engine_options import AttachOptions, LlamaCppOptions
 from benchctl.profile.model import Sampling, VariantSettings
-from benchctl.records.run import PreparedRequest, StepRecord
+from benchctl.records.request import PreparedRequest
+from benchctl.records.step import StepRecord
 
 _PROGRAM: Final = "llama-server"
 _ALIAS: Final = "benchctl"

@@ -7,7 +7,7 @@ from benchctl.engines.engine import RequestCall
 from benchctl.engines.openai_server import streamed, unsupported
 from benchctl.profile.engine_options import AttachOptions
 from benchctl.profile.model import VariantSettings
-from benchctl.records.run import PreparedRequest
+from benchctl.records.request import PreparedRequest
 
 
 class PlainOpenAi:

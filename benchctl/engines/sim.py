@@ -19,7 +19,9 @@ from benchctl.profile.choices import COST_MODELS
 from benchctl.profile.engine_options import SimOptions
 from benchctl.profile.model import VariantSettings
 from benchctl.records.jsonl import encode, read_jsonl
-from benchctl.records.run import Clock, PreparedRequest, ResultWarning, StepRecord
+from benchctl.records.record import ResultWarning
+from benchctl.records.request import PreparedRequest
+from benchctl.records.step import Clock, StepRecord
 
 _NOT_FLAGS: Final = frozenset({"port"})
 _LAG_FRAC: Final = 0.02

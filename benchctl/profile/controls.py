@@ -18,7 +18,7 @@ from benchctl.profile.document import Fault, Node, merge, node_from_plain
 from benchctl.profile.engine_options import ENGINE_OPTIONS
 from benchctl.profile.model import Profile, VariantSettings
 from benchctl.profile.settings import cells_of, factors_of, setting_of, settings_faults, settings_tree
-from benchctl.records.run import Cell
+from benchctl.records.record import Cell
 
 _NEUTRAL_SETTING: Final = "guidance.value_scale"
 _MEANING: Final = {

@@ -12,7 +12,7 @@ from pydantic import Field, SerializeAsAny, field_validator, model_validator
 from benchctl.profile.choices import DatasetName
 from benchctl.profile.engine_options import ServerOptions
 from benchctl.profile.section import LEAST, MOST, Section
-from benchctl.records.run import StopMode
+from benchctl.records.manifest import StopMode
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")]
 EngineKind = Literal["sim", "vllm", "vllm-lenvm", "sglang", "sglang-lenvm", "llamacpp", "transformers", "attach"]

@@ -19,7 +19,7 @@ from benchctl.profile.engine_options import ENGINE_OPTIONS, GUIDING_ENGINES
 from benchctl.profile.faults import validate
 from benchctl.profile.locate import nearest
 from benchctl.profile.model import Guidance, Profile, Sampling, VariantSettings
-from benchctl.records.run import Cell
+from benchctl.records.record import Cell
 
 V = TypeVar("V")
 Values: TypeAlias = Sequence[str | int | float | bool | None]

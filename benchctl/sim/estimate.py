@@ -7,7 +7,7 @@ import msgspec
 
 from benchctl.engines.sim import SimEngine, sim_options
 from benchctl.profile.model import Arrival, VariantSettings
-from benchctl.records.run import PreparedRequest
+from benchctl.records.request import PreparedRequest
 from benchctl.sim.config import SimConfig
 from benchctl.sim.http.openai_api import ChatBody, CompletionBody, request_from
 from benchctl.sim.request import Request

@@ -16,7 +16,8 @@ from benchctl.engines.sim import SimEngine
 from benchctl.errors import EngineUnavailableError, RecordError
 from benchctl.profile.engine_options import SimOptions
 from benchctl.profile.model import EngineKind, Guidance, Sampling, VariantSettings
-from benchctl.records.run import Message, PreparedRequest, ResultWarning
+from benchctl.records.record import ResultWarning
+from benchctl.records.request import Message, PreparedRequest
 from benchctl.sim.__main__ import parser
 from benchctl.sim.config import SimConfig
 

@@ -15,7 +15,7 @@ from benchctl.engines.vllm.engine import VllmEngine
 from benchctl.errors import EngineUnavailableError, UnsupportedError
 from benchctl.profile.engine_options import AttachOptions, VllmOptions
 from benchctl.profile.model import Guidance, Sampling, VariantSettings
-from benchctl.records.run import Message, PreparedRequest
+from benchctl.records.request import Message, PreparedRequest
 
 ENGINE = VllmEngine()
 

@@ -6,7 +6,7 @@ import pytest
 from builders import edit_run, write_results
 from real_engines import assert_compared, assert_ended
 
-from benchctl.records.run import ResultWarning
+from benchctl.records.record import ResultWarning
 
 
 def ended(code):

@@ -41,9 +41,9 @@ from benchctl.analysis.validity.integrity import require_intact
 from benchctl.analysis.validity.run_differences import run_differences
 from benchctl.errors import UsageError
 from benchctl.profile.locate import nearest
-from benchctl.records.directory import LoadedRun
+from benchctl.records.loaded import LoadedRun
 from benchctl.records.noise import MetricNoise, load_noise
-from benchctl.records.run import ResultWarning
+from benchctl.records.record import ResultWarning
 
 __all__ = ["CompareOptions", "Side", "compare_experiments", "compare_sides", "parse_side"]
 

@@ -13,7 +13,7 @@ from benchctl.analysis.experiment.paired_runs import PairedRuns
 from benchctl.analysis.experiment.pairing import CellPair
 from benchctl.analysis.metrics.table import CLIENT_TIMED
 from benchctl.analysis.validity.bunching import CLIENT_BUNCHING
-from benchctl.records.directory import LoadedRun
+from benchctl.records.loaded import LoadedRun
 
 _CLIENT_TIMED: Final = ("ttft_ms", "itl_ms", "tpot_ms")
 """Ends of the names of what only the client times, chunk by chunk."""

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from benchctl.records.run import PrometheusSample
+from benchctl.records.samples import PrometheusSample
 
 GENERATED_TOKENS: Final = (
     "vllm:generation_tokens_total",

@@ -27,7 +27,8 @@ from benchctl.engines.openai_server import LOOPBACK, OpenAiServer, plugged_in, s
 from benchctl.engines.sglang.steps import read_sglang_steps
 from benchctl.profile.engine_options import AttachOptions, SglangOptions
 from benchctl.profile.model import VariantSettings
-from benchctl.records.run import PreparedRequest, StepRecord
+from benchctl.records.request import PreparedRequest
+from benchctl.records.step import StepRecord
 
 _DISTRIBUTION: Final = "sglang"
 _INSIDE: Final = Path(__file__).parent / "inside"

@@ -26,7 +26,8 @@ from benchctl.errors import EngineUnavailableError, UnsupportedError
 from benchctl.profile.engine_options import VllmLenvmOptions
 from benchctl.profile.model import VariantSettings
 from benchctl.records.jsonl import encode
-from benchctl.records.run import PreparedRequest, StepRecord
+from benchctl.records.request import PreparedRequest
+from benchctl.records.step import StepRecord
 
 PROCESSOR: Final = "benchctl_lenvm:LenvmLogitsProcessor"
 MAX_CANDIDATES: Final = 64

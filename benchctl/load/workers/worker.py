@@ -33,7 +33,7 @@ from benchctl.load.workers.wire import (
     Wire,
 )
 from benchctl.profile.model import Arrival, Timeouts
-from benchctl.records.run import ClientSample
+from benchctl.records.samples import ClientSample
 
 
 async def _work() -> None:

@@ -39,7 +39,8 @@ from benchctl.load.workers.wire import (
     Stop,
 )
 from benchctl.profile.model import Arrival, PriorityOption, Profile, Timeouts
-from benchctl.records.run import ClientSample, RequestRecord
+from benchctl.records.request import RequestRecord
+from benchctl.records.samples import ClientSample
 from benchctl.units import NS_PER_MS, NS_PER_S
 
 WORKER_CORES: Final = 0.5

@@ -16,7 +16,8 @@ from benchctl.profile.model import Profile, VariantSettings
 from benchctl.profile.planning.balance import balanced_orders
 from benchctl.profile.settings import cells_of, factor_problem, factors_of, settings_faults, settings_tree
 from benchctl.records.directory import run_directory_name
-from benchctl.records.run import Cell, Plan, PlannedRun
+from benchctl.records.manifest import Plan, PlannedRun
+from benchctl.records.record import Cell
 from benchctl.records.schema import SCHEMA_VERSION
 
 Arm: TypeAlias = tuple[str, Cell]

@@ -9,7 +9,8 @@ import pytest
 from browsing import CONTRAST, DESKTOP, PHONE, chromium, look_at_all, needs_browser, opened
 
 from benchctl.analysis.analyzed import analyze_directory
-from benchctl.records.run import GpuSample, HostSample, RunFailure
+from benchctl.records.run import RunFailure
+from benchctl.records.samples import GpuSample, HostSample
 from benchctl.report.page.build import directory_page
 
 pytestmark = [pytest.mark.browser, needs_browser]
