@@ -27,7 +27,8 @@ from benchctl.measure.noise_on_file import noise_for
 from benchctl.measure.provenance import directory_name, new_manifest
 from benchctl.measure.run import RunContext, decline_run, measure_run
 from benchctl.measure.telemetry.gpu import gpu_inventory
-from benchctl.profile.load import dump_profile, parse_profile, profile_sha256
+from benchctl.profile.identity import is_profile_of, profile_sha256
+from benchctl.profile.load import dump_profile, parse_profile
 from benchctl.profile.model import Profile
 from benchctl.profile.planning.plan import plan_runs
 from benchctl.records.digests import begin_digests, digest_of, forget_run, read_digests, record_run
@@ -164,15 +165,15 @@ def reopen_experiment(path: Path, profile: Profile | None) -> Reopened:
     manifest = results.manifest()
     if manifest.imported is not None:
         raise UsageError(f"{path} was imported from {manifest.imported.source}: there is nothing to go on with")
-    if profile is not None and profile_sha256(profile) != manifest.profile_sha256:
+    stored_path, text = path / "profile.yaml", results.profile_yaml()
+    stored = parse_profile(text, str(stored_path))
+    if profile is not None and profile_sha256(profile) != profile_sha256(stored):
         raise NotComparableError(
-            f"{path} was begun with another profile: its sha256 is {manifest.profile_sha256[:12]}…, that of "
+            f"{path} was begun with another profile: its sha256 is {profile_sha256(stored)[:12]}…, that of "
             f"{profile.name!r} as given now is {profile_sha256(profile)[:12]}…. Resume without --profile and --set "
             "to go on with the stored one, or start a new experiment"
         )
-    stored_path = path / "profile.yaml"
-    stored = parse_profile(results.profile_yaml(), str(stored_path))
-    if profile_sha256(stored) != manifest.profile_sha256:
+    if not is_profile_of(text, stored, manifest.profile_sha256):
         raise RecordError(f"{stored_path} was changed since the experiment began; restore it, or start a new one")
     request_path = path / "requests.jsonl"
     if hashlib.sha256(request_path.read_bytes()).hexdigest() != manifest.request_set_sha256:

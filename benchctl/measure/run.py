@@ -52,8 +52,9 @@ from benchctl.measure.telemetry.gpu import (
 from benchctl.measure.telemetry.gpu_reading import GpuReader
 from benchctl.measure.telemetry.telemetry import Watched, sampled
 from benchctl.measure.warmup import warmup_bursts, warmup_requests
-from benchctl.profile.model import Arrival, PriorityOption, Profile
+from benchctl.profile.model import PriorityOption, Profile
 from benchctl.profile.planning.plan import variant_settings
+from benchctl.profile.workload import Arrival
 from benchctl.records.directory import RunDirectory, cell_name, keep_steps, load_run
 from benchctl.records.run import (
     PlannedRun,

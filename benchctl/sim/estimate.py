@@ -6,7 +6,8 @@ from typing import Final
 import msgspec
 
 from benchctl.engines.sim import SimEngine, sim_options
-from benchctl.profile.model import Arrival, VariantSettings
+from benchctl.profile.model import VariantSettings
+from benchctl.profile.workload import Arrival
 from benchctl.records.run import PreparedRequest
 from benchctl.sim.config import SimConfig
 from benchctl.sim.http.openai_api import ChatBody, CompletionBody, request_from

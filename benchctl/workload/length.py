@@ -3,7 +3,7 @@
 import math
 import random
 
-from benchctl.profile.model import Length
+from benchctl.profile.workload import Length
 
 
 def draw_length(length: Length, stream: random.Random) -> int:

@@ -29,7 +29,8 @@ from benchctl.load.interpreter import steady_interpreter
 from benchctl.load.priority import load_priority
 from benchctl.load.transport.client import StreamClient
 from benchctl.load.transport.exchange import Call
-from benchctl.profile.model import Arrival, PriorityOption, Timeouts
+from benchctl.profile.model import PriorityOption, Timeouts
+from benchctl.profile.workload import Arrival
 from benchctl.records.run import RequestRecord
 
 MANY = 1_000_000

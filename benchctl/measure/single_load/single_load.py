@@ -38,8 +38,9 @@ from benchctl.measure.server.attached import NOT_FRESH
 from benchctl.measure.single_load.evidence import LoadEvidence
 from benchctl.measure.warmup import warmup_requests
 from benchctl.profile.engine_options import AttachOptions
-from benchctl.profile.model import Arrival, Profile
+from benchctl.profile.model import Profile
 from benchctl.profile.planning.plan import variant_settings
+from benchctl.profile.workload import Arrival
 from benchctl.records.digests import record_run
 from benchctl.records.directory import ResultDirectory, RunDirectory
 from benchctl.records.run import (

@@ -13,7 +13,7 @@ from benchctl.analysis.metrics.percentile import PERCENTS, smallest_sample
 from benchctl.analysis.metrics.table import CLIENT_METRICS, LATENCIES, METRICS
 from benchctl.analysis.summary.load_figures import SEND_LAG, Durations, LoadFigures
 from benchctl.interop.writers.vllm import bounds_document, schedule
-from benchctl.profile.model import Arrival
+from benchctl.profile.workload import Arrival
 from benchctl.records.run import Manifest, RunRecord
 from benchctl.records.schema import SCHEMA_VERSION
 from benchctl.report.text.digits import UNKNOWN, four_digits, marked

@@ -7,7 +7,7 @@ there are enough of them to give each entry of a model's vocabulary its own.
 from collections.abc import Iterable
 from typing import Final
 
-from benchctl.profile.model import Length
+from benchctl.profile.workload import Length
 from benchctl.workload.datasets.prompt import Prompt
 from benchctl.workload.length import draw_length
 from benchctl.workload.stream import named_stream
