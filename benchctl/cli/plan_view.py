@@ -39,7 +39,7 @@ def print_plan(profile: "Profile", requests: "Sequence[PreparedRequest]", noise:
     print(f"{what}; {_how_long(profile, estimate)}")
     if len(arms(profile)) > 1:
         print(balance_text(imbalance_of(plan.runs, profile.baseline), len(arms(profile)), profile.blocks))
-    print_foresight(profile, noise)
+    print_power(profile, noise)
 
 
 def balance_text(imbalance: "Imbalance", num_arms: int, num_blocks: int) -> str:
@@ -57,13 +57,13 @@ def balance_text(imbalance: "Imbalance", num_arms: int, num_blocks: int) -> str:
     )
 
 
-def print_foresight(profile: "Profile", noise: "NoiseFloor | None") -> None:
+def print_power(profile: "Profile", noise: "NoiseFloor | None") -> None:
     """Print what the experiment can show with its blocks, and by which rule it may end early."""
-    from benchctl.analysis.planning.power import foresee, foresight_lines
+    from benchctl.analysis.planning.power import estimate_power, power_lines
     from benchctl.analysis.statistics.stopping_rule import stopping_rule
 
-    foresight, rule = foresee(profile, noise), stopping_rule(profile)
-    for line in () if foresight is None else foresight_lines(foresight):
+    power, rule = estimate_power(profile, noise), stopping_rule(profile)
+    for line in () if power is None else power_lines(power):
         print(line)
     if rule is not None:
         print(rule_text(rule))

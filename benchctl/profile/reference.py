@@ -36,9 +36,9 @@ written out, and `benchctl profiles validate FILE` reports every error with its 
 * `sweep` gives a variant one cell for each combination of values; the baseline is never swept. A factor is a
   dotted path such as `sampling.min_p`, or one of the short names
   %s.
-* `for_unguided_engines` holds keys that replace others of the same file when the engine in use cannot guide (`vllm`,
+* `for_unguided_engines` holds keys that replace others of its file when the engine in use cannot guide (`vllm`,
   `sglang`, `llamacpp`, `transformers`, `attach`), so that one profile serves both kinds.
-* `per_engine.KIND` holds keys that replace others of the same file when the engine in use is of that kind
+* `per_engine.KIND` holds keys that replace others of its file when the engine in use is of that kind
   (`topk-sweep` switches overlapped scheduling off for SGLang's fork, which needs that, and leaves vLLM alone).
 * Older words stay valid for a while; each use prints a warning with the line and the new word.
 * Guidance needs a server with a `value_model`, and in modes `centered_exp` and `value_bias` a finite `top_k`.

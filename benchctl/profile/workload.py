@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from benchctl.profile.choices import DatasetName
 from benchctl.profile.section import LEAST, MOST, Section
 
 MAX_OUTPUTS = 1_000_000
@@ -69,7 +70,7 @@ class Arrival(Section):
 class Workload(Section):
     """Request set and arrival schedule."""
 
-    dataset: Literal["gsm8k", "sharegpt", "sharegpt-replay", "azure-trace", "synthetic", "generated"]
+    dataset: DatasetName
     """Where the prompts come from."""
     path: str | None = None
     """File to read instead of the one in the data directory."""

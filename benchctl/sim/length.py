@@ -12,7 +12,7 @@ from bisect import bisect_right
 from typing import Final
 
 from benchctl.sim.guidance_params import GuidanceParams
-from benchctl.workload.stream import named_stream
+from benchctl.workload.seeded import named_stream
 
 _QUANTILES: Final = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.97, 0.99, 1.0)
 _LENGTHS: Final = (80, 141, 188, 254, 345, 464, 690, 1165, 1195)
@@ -63,8 +63,3 @@ def _shortening(scale: float) -> float:
         if scale <= high:
             return (length + (scale - low) / (high - low) * (longer - length)) / neutral
     return 1.0
-
-
-def mock_length(prompt_tokens: int) -> int:
-    """Output length of llm-mock: 50 + floor(min(p, 500) 100 / 500), whatever the request asks for."""
-    return 50 + min(prompt_tokens, 500) * 100 // 500

@@ -9,7 +9,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from benchctl.analysis.analyzed import read_results
+from benchctl.analysis.analyzed import analyze_directory
 from benchctl.cli.commands import list_results, report, show
 from benchctl.cli.screen import in_one_row, wide_console
 from benchctl.errors import InvalidDataError, RecordError, UsageError
@@ -52,9 +52,9 @@ def test_show_prints_headline_runs_cells_sections_sweep_and_findings(tmp_path):
 
 def test_tables_that_are_drawn_in_one_row_look_as_they_would_row_by_row(tmp_path):
     builders.write_results(tmp_path, cells=[{"top_k": 1}, {"top_k": 5}])
-    reading = read_results(tmp_path)
+    analysis = analyze_directory(tmp_path)
     for draw in (runs_table, cells_table, breakdown_table, flops_table, sweep_table, client_table):
-        table = draw(reading)
+        table = draw(analysis)
         shown = []
         for form in (table, in_one_row(table)):
             console = wide_console()
@@ -218,7 +218,7 @@ def test_list_shows_results_newest_first_and_what_is_none(tmp_path):
         f"loose {newest.created_at} built sim done 6/6",
     ]
     assert rows[3].startswith("built/later unreadable")
-    assert "schema_version 9 is newer than 1" in rows[3]
+    assert "schema_version 9 is newer than 2" in rows[3]
     assert rows[4].startswith("built/torn unreadable")
     assert rows[5] == "notes unreadable no result directory"
     assert len(rows) == 6

@@ -7,7 +7,7 @@ from statistics import fmean, geometric_mean, stdev
 from typing import Final, Literal, TypeAlias
 
 from benchctl.analysis.metrics.table import METRICS, Metric
-from benchctl.analysis.statistics.block_order import OrderEffects, order_effects, outlying
+from benchctl.analysis.statistics.block_order import OrderEffects, order_effects, outlier_indices
 from benchctl.analysis.statistics.block_ratio import (
     DEFAULT_ESTIMATOR,
     MIN_PAIRED_BLOCKS,
@@ -94,7 +94,7 @@ class MetricComparison:
     """What would be estimated without them, where there are any."""
     is_screening: bool = False
     """Too few blocks for any verdict."""
-    is_distrusted: bool = False
+    is_unreliable: bool = False
     """The runs themselves call its values untrustworthy: it decides nothing."""
     num_bounded: tuple[int, int] = (0, 0)
     """Runs of either side in which it is only known between bounds: they do not count for it."""
@@ -203,14 +203,14 @@ def _compare_ratio(
     if not rules.is_paired:
         estimate = estimate_unpaired(known_a, known_b, rules.confidence)
         is_screening = min(len(known_a), len(known_b)) < rules.min_blocks
-        return judged(replace(compared, estimate=estimate, is_screening=is_screening), rules.confidence)
+        return judge_metric(replace(compared, estimate=estimate, is_screening=is_screening), rules.confidence)
     ratio = metric_ratio(name, a, b, design, rules.slopes, rules.confidence, rules.estimator)
-    return compared if ratio is None else judged(_paired(compared, ratio, rules), rules.confidence)
+    return compared if ratio is None else judge_metric(_paired(compared, ratio, rules), rules.confidence)
 
 
 def _paired(compared: MetricComparison, ratio: SideRatio, rules: Rules) -> MetricComparison:
     design, differences = ratio.design, log_ratios(ratio.a_values, ratio.b_values)
-    odd = outlying(differences)
+    odd = outlier_indices(differences)
     a, b = ([math.log(value) for value in side] for side in (ratio.a_values, ratio.b_values))
     return replace(
         compared,
@@ -231,7 +231,7 @@ def _without(odd: Sequence[int], ratio: SideRatio, rules: Rules) -> RatioEstimat
     return None if without is None else without.estimate
 
 
-def judged(compared: MetricComparison, confidence: float) -> MetricComparison:
+def judge_metric(compared: MetricComparison, confidence: float) -> MetricComparison:
     """With the verdict of the interval of ``confidence``, and why where there is none."""
     if compared.estimate is None:
         return compared

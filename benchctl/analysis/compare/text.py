@@ -55,9 +55,9 @@ def verdict_sentence(comparison: Comparison) -> str:
     verdict = comparison.verdict
     sides = f"{comparison.b_name} against {comparison.a_name}"
     if verdict == "invalid":
-        faults = [fault for cell in comparison.cells for fault in cell.faults]
-        more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
-        return f"invalid: {sides} cannot be judged: {faults[0]}{more}"
+        errors = [error for cell in comparison.cells for error in cell.errors]
+        more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+        return f"invalid: {sides} cannot be judged: {errors[0]}{more}"
     if comparison.is_screening and verdict == "inconclusive":
         fewest = min(cell.num_blocks for cell in comparison.cells)
         return f"inconclusive: {sides}: a screening of {_blocks(fewest)} gives no verdict; {_strongest(comparison)}"
@@ -133,7 +133,7 @@ def _deciding_qualities(cells: Iterable[CellComparison], verdict: str) -> list[s
 
 def _cell_reasons(cell: CellComparison, verdict: str) -> Iterator[str]:
     if verdict == "invalid":
-        yield from (f"{cell.label}: {fault}" for fault in cell.faults)
+        yield from (f"{cell.label}: {error}" for error in cell.errors)
         return
     for metric in cell.deciding:
         if _decides(metric, verdict):

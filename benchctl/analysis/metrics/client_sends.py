@@ -128,7 +128,7 @@ def late_sends(sends: Sends, load_ns: int) -> Iterator[ResultWarning]:
     num_unconnected = sum((r.connected_ns or 0) > r.scheduled_ns for r in sends.requests) if sends.is_planned else 0
     closed = f" ({num_unconnected} connections were not open by then)" if num_unconnected else ""
     yield ResultWarning(
-        code="send-late",
+        code="sends-delayed",
         message=f"{num_late} of {len(lags)} requests left more than {ms_from_ns(MAX_SEND_LAG_NS):.0f} ms late "
         f"(p99 {p99_ms(lags)} ms){closed}: the load was not the one that was asked for. Free processors for the "
         "client, or lower the load",

@@ -42,7 +42,7 @@ class Finding:
     numbers: Mapping[str, float]
 
 
-def find(
+def collect_findings(
     cells: Sequence[CellSummary],
     rows: Sequence[SweepRow],
     baseline: str,

@@ -19,10 +19,11 @@ app = typer.Typer(help="List, fetch and verify dataset files.", no_args_is_help=
 @app.command("list")
 def list_files() -> None:
     """Show every dataset file: whether it is here (judged by its size), its place, size and licence."""
-    from benchctl.workload.datasets.files import DATASET_FILES, data_directory, file_state
+    from benchctl.workload.datasets.dataset import dataset_files
+    from benchctl.workload.datasets.files import data_directory, file_state
 
     directory = data_directory()
-    _print_table(directory, [(file, file_state(file, directory, full=False)) for file in DATASET_FILES.values()])
+    _print_table(directory, [(file, file_state(file, directory, full=False)) for file in dataset_files().values()])
 
 
 @app.command("fetch")
@@ -32,8 +33,9 @@ def fetch(
     """Fetch a dataset file into the data directory, resuming what an earlier attempt left, and check it."""
     from tqdm import tqdm
 
+    from benchctl.workload.datasets.dataset import dataset_file
     from benchctl.workload.datasets.fetch import fetch_dataset
-    from benchctl.workload.datasets.files import data_directory, dataset_file
+    from benchctl.workload.datasets.files import data_directory
 
     file = dataset_file(name)
     with tqdm(
@@ -52,10 +54,11 @@ def verify(
     name: Annotated[str | None, typer.Argument(help="One dataset; all that are here without it.")] = None,
 ) -> None:
     """Compare dataset files with their pinned sha256; a damaged one, or a named one that is missing, exits 2."""
-    from benchctl.workload.datasets.files import DATASET_FILES, data_directory, dataset_file, file_state
+    from benchctl.workload.datasets.dataset import dataset_file, dataset_files
+    from benchctl.workload.datasets.files import data_directory, file_state
 
     directory = data_directory()
-    files = DATASET_FILES.values() if name is None else [dataset_file(name)]
+    files = dataset_files().values() if name is None else [dataset_file(name)]
     states = [(file, file_state(file, directory, full=True)) for file in files]
     _print_table(directory, states)
     for file, state in states:

@@ -12,7 +12,7 @@ from benchctl.cli.suspects import suspects_lines
 from benchctl.errors import UsageError
 
 if TYPE_CHECKING:
-    from benchctl.analysis.analyzed import Reading
+    from benchctl.analysis.analyzed import AnalyzedExperiment
     from benchctl.measure.experiment import Outcome
     from benchctl.profile.model import Profile
     from benchctl.records.directory import ResultDirectory
@@ -197,24 +197,25 @@ def _measure_new(
 
 def _tell_what_it_can_show(results: "ResultDirectory", profile: "Profile") -> None:
     """What so many blocks can show with the noise that was taken along, and what to doubt of that."""
-    from benchctl.cli.plan_view import print_foresight
+    from benchctl.cli.plan_view import print_power
     from benchctl.records.noise import load_noise
 
-    print_foresight(profile, load_noise(results.path))
+    print_power(profile, load_noise(results.path))
     for warning in results.manifest().warnings:
         if warning.code.startswith("noise-"):
             _warn(warning.message)
 
 
 def _create(profile: "Profile", prepared: "PreparedSet", output_dir: Path, label: str | None) -> "ResultDirectory":
-    from benchctl.measure.experiment import Origin, create_experiment
+    from benchctl.measure.experiment import create_experiment
+    from benchctl.measure.result_directory import Origin
 
     origin = Origin(output_root=output_dir, label=label, argv=("benchctl", *sys.argv[1:]))
     return create_experiment(profile, prepared, origin)
 
 
 def _resume(path: Path, profile: "Profile | None", *, is_quiet: bool, stores_noise: bool) -> None:
-    from benchctl.measure.experiment import reopen_experiment
+    from benchctl.measure.result_directory import reopen_experiment
 
     reopened = reopen_experiment(path, profile)
     print(f"going on with {path}", flush=True)
@@ -233,9 +234,9 @@ def _measure_and_tell(
     """Measure, say what came of it, and end with the exit code of that."""
     go_on = f"Go on with: {shlex.join(['benchctl', 'run', '--resume', str(results.path)])}"
     outcome = _measure(results, profile, requests, go_on, is_quiet=is_quiet)
-    reading = _print_results(results.path)
+    analysis = _print_results(results.path)
     _print_outcome(results.path, outcome)
-    for line in suspects_lines(reading):
+    for line in suspects_lines(analysis):
         _warn(line)
     if stores_noise:
         _keep_noise(results.path, profile)
@@ -267,29 +268,29 @@ def _measure(
         raise
 
 
-def _print_results(path: Path) -> "Reading":
+def _print_results(path: Path) -> "AnalyzedExperiment":
     """The sweep, what follows from it, and where tables and pictures are; returns what they were read from."""
-    from benchctl.analysis.analyzed import read_results
+    from benchctl.analysis.analyzed import analyze_directory
     from benchctl.cli.screen import print_notes, wide_console
     from benchctl.report.export import write_derived
     from benchctl.report.text.ladder_table import ladder_table
     from benchctl.report.text.tables import cells_table, sweep_table
 
-    reading = read_results(path)
-    files = write_derived(reading)
+    analysis = analyze_directory(path)
+    files = write_derived(analysis)
     console = wide_console()
-    for table in (cells_table(reading), sweep_table(reading), ladder_table(reading)):
+    for table in (cells_table(analysis), sweep_table(analysis), ladder_table(analysis)):
         if table is not None:
             console.print()
             console.print(table)
-    print_notes(console, reading)
+    print_notes(console, analysis)
     console.print()
     for reason in files.skipped:
         print(f"not drawn: {reason}")
     for picture in files.written:
         if picture.suffix == ".png":
             print(f"picture: {picture}")
-    return reading
+    return analysis
 
 
 def _print_outcome(path: Path, outcome: "Outcome") -> None:

@@ -162,8 +162,8 @@ def _order_lines(comparison: Comparison) -> Iterator[str]:
     """Effects of order and time on the deciding metrics, as far as they can be told from none over all tests
     made.
     """
-    kinds = {"place": ("a run", "position later in its block"), "level": ("the machine", "block")}
-    kinds |= {"trend": ("the ratio", "block")}
+    kinds = {"position": ("a run", "position later in its block"), "machine_drift": ("the machine", "block")}
+    kinds |= {"ratio_drift": ("the ratio", "block")}
     found = []
     num_tests = 0
     for kind, (subject, unit) in kinds.items():
@@ -202,7 +202,7 @@ def _detectable(comparison: Comparison) -> str:
     worst: dict[str, float] = {}
     for cell in comparison.cells:
         for metric in cell.deciding:
-            found = metric.estimate.detectable_frac if metric.estimate else None
+            found = metric.estimate.minimum_detectable_effect if metric.estimate else None
             if found is not None:
                 worst[metric.metric.name] = max(found, worst.get(metric.metric.name, 0.0))
     return ", ".join(f"{name} {_share(found)}" for name, found in worst.items())

@@ -93,7 +93,7 @@ def totals_table(figures: LoadFigures, told: ClientAccount) -> Table:
         f"{four_digits(figures.request_throughput)} requests/s",
         **_offered(told),
         "arrival times": f"{_share(figures.kernel_stamp_frac)} of the chunks stamped by the kernel; "
-        f"{_share(figures.bound_stamp_frac)} read together with the next one (an upper bound)",
+        f"{_share(figures.coalesced_chunk_frac)} read together with the next one (an upper bound)",
         "client": f"{four_digits(told.metrics['load_cpu_cores'])} cores; its loop at most "
         f"{four_digits(told.metrics['max_loop_lag_ms'])} ms late",
     }

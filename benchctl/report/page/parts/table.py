@@ -47,7 +47,7 @@ def _body(comparison: Comparison, cell: CellComparison, *, is_all: bool) -> Iter
     verdict = badge(cell.verdict)
     count = f"{cell.num_blocks} block{'s' if cell.num_blocks != 1 else ''}"
     name = el("th", el("b", cell.label), " ", el("small", count), " ", verdict, colspan=6, scope="rowgroup")
-    faults = [el("tr", el("td", f"{fault}", colspan=6, class_="fault")) for fault in cell.faults[:5]]
+    faults = [el("tr", el("td", f"{fault}", colspan=6, class_="fault")) for fault in cell.errors[:5]]
     rows = [_row(comparison, metric) for metric in shown]
     yield el("tbody", el("tr", name, class_="cell"), *faults, *rows)
 

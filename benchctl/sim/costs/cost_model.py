@@ -1,0 +1,137 @@
+"""Cost models: the batch of a step goes in, the times of its sections come out."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Final
+
+import msgspec
+
+from benchctl.costs.hardware import Hardware, hardware_for
+from benchctl.costs.shapes import ModelShape, shape_for
+from benchctl.profile.choices import COST_MODELS
+from benchctl.sim.config import SimConfig
+from benchctl.sim.guidance import UNGUIDED, GuidedStep
+from benchctl.units import NS_PER_S
+
+_LOAD_BYTES_PER_S: Final = 1e9
+"""3.1 s for the 1.5B value model, an assumption."""
+
+
+class StepBatch(msgspec.Struct, frozen=True, kw_only=True):
+    """The batch of one step.
+
+    ``context_tokens`` is the sum of the contexts after the step, ``attended_positions`` the positions that all
+    new tokens see together. ``is_greedy`` is None when no row samples. ``longest_context`` and
+    ``most_new_tokens`` are maxima over the rows, and 0 unless the cost model ``pads_batches``.
+    """
+
+    num_seqs: int
+    num_prefill_tokens: int
+    num_decode_tokens: int
+    num_sampling: int
+    context_tokens: int
+    attended_positions: int
+    is_greedy: bool | None
+    guided: GuidedStep = UNGUIDED
+    loads_value_model: bool = False
+    longest_context: int = 0
+    most_new_tokens: int = 0
+
+
+class StepCost(msgspec.Struct, frozen=True, kw_only=True):
+    """Times of one step, each without what is stated beside it, so that they only add up.
+
+    None means that the section does not exist in this step. ``sampler_rest`` and ``lvm_rest`` are what their
+    sections hold beyond the named parts.
+    """
+
+    schedule: int = 0
+    model_forward: int
+    sampler_rest: int | None = None
+    pre_lvm: int | None = None
+    sample: int | None = None
+    lvm_rest: int | None = None
+    lvm_build_pending: int | None = None
+    lvm_forward: int | None = None
+    lvm_apply_guidance: int | None = None
+    value_model_load: int | None = None
+
+    def scaled(self, factor: float) -> "StepCost":
+        """Every part times ``factor``, to whole nanoseconds."""
+        parts = {
+            name: round(value * factor)
+            for name in self.__struct_fields__
+            if (value := getattr(self, name)) is not None
+        }
+        return StepCost(**parts)
+
+    def sections(self) -> dict[str, int]:
+        """The nested sections of a step record; parents are the sums of their parts."""
+        sections = {"schedule": self.schedule, "model_forward": self.model_forward}
+        if self.sampler_rest is None:
+            return sections
+        total = self.sampler_rest
+        if self.pre_lvm is not None:
+            sections["pre_lvm"] = self.pre_lvm
+            total += self.pre_lvm
+        if self.lvm_rest is not None:
+            outer = self.lvm_rest
+            for name in ("lvm_build_pending", "value_model_load", "lvm_forward", "lvm_apply_guidance"):
+                part: int | None = getattr(self, name)
+                if part is not None:
+                    sections[name] = part
+                    outer += part
+            sections["lvm_apply_outer"] = outer
+            total += outer
+        if self.sample is not None:
+            sections["sample"] = self.sample
+            total += self.sample
+        sections["sampler_total"] = total
+        return sections
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostModel:
+    """The price of a step, and the ways in which the emulated server schedules unlike the simulator's own."""
+
+    price: Callable[[StepBatch], StepCost]
+    max_num_seqs: int | None = None
+    """Sequences in one batch at most, below the configured limit."""
+    is_unlimited: bool = False
+    """Whether tokens in one step and key-value memory have no limit."""
+    pads_batches: bool = False
+    """Whether ``price`` needs the longest row and the largest chunk of a batch, which take time to find."""
+    has_closing_step: bool = False
+    """Whether a sequence stays for one more step after its last token."""
+    answer_length: Callable[[int], int] | None = None
+    """Tokens of a natural answer to a prompt of so many tokens; None takes the published distribution."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedModels:
+    """The shapes that a server computes with, and its device."""
+
+    shape: ModelShape
+    value_shape: ModelShape | None
+    hardware: Hardware
+
+
+def served_models(config: SimConfig) -> ServedModels:
+    """The models and the device that a configuration names. Raises UsageError when one is unknown."""
+    return ServedModels(
+        shape=shape_for(config.model),
+        hardware=hardware_for(config.hardware),
+        value_shape=None if config.value_model is None else shape_for(config.value_model).as_value_model(),
+    )
+
+
+def cost_model_for(config: SimConfig) -> CostModel:
+    """The cost model that a configuration names. Raises UsageError when a model or the device is unknown."""
+    cost_model: CostModel = import_module(COST_MODELS[config.cost_model].module).cost_model(config)
+    return cost_model
+
+
+def value_model_load_ns(shape: ModelShape) -> int:
+    """Extra time of the first guided step on a server that loads its value model lazily: weights / 1 GB/s."""
+    return round(shape.weight_bytes() / _LOAD_BYTES_PER_S * NS_PER_S)
