@@ -15,6 +15,7 @@ from benchctl.engines.engine import Diagnosis, LaunchSite, RequestCall, diagnose
 from benchctl.engines.metrics_page import series_of
 from benchctl.engines.openai_server import LOOPBACK, streamed
 from benchctl.errors import EngineUnavailableError, UsageError
+from benchctl.profile.choices import COST_MODELS
 from benchctl.profile.engine_options import SimOptions
 from benchctl.profile.model import VariantSettings
 from benchctl.records.jsonl import encode, read_jsonl
@@ -63,7 +64,7 @@ class SimEngine:
             if importlib.util.find_spec(package) is None:
                 raise EngineUnavailableError(f"engine 'sim' needs {package}; run: pip install {package}")
         options = sim_options(settings)
-        if options.cost_model == "llm-mock":
+        if not COST_MODELS[options.cost_model].uses_shapes:
             return
         try:
             shape_for(settings.model)
