@@ -28,9 +28,8 @@ print(f"{comparison.verdict} (exit code {comparison.exit_code})")
 for cell in comparison.cells:
     for metric in cell.metrics:
         if metric.role == "deciding" and metric.estimate is not None:
-            print(
-                f"{cell.label} {metric.metric.name}: x{metric.estimate.ratio:.3f} over {metric.estimate.num_blocks} blocks"
-            )
+            estimate = metric.estimate
+            print(f"{cell.label} {metric.metric.name}: x{estimate.ratio:.3f} over {estimate.num_blocks} blocks")
 
 # %% Everything is plain data: any library can go on from here
 if len(sys.argv) > 2:

@@ -1,8 +1,8 @@
 """The manual is true: every console block of the documentation is run, in order, and its output compared.
 
-A block holds commands after ``$ ``, continued on lines after ``> ``, and below each what it prints. ``# exit N`` behind a
-command is its exit code. Numbers, times, hashes and paths differ between machines, so the comparison is of everything else; ``…`` on a
-line of its own stands for any lines.
+A block holds commands after ``$ ``, continued on lines after ``> ``, and below each what it prints. ``# exit N``
+behind a command is its exit code. Numbers, times, hashes and paths differ between machines, so the comparison is of
+everything else; ``…`` on a line of its own stands for any lines.
 """
 
 import os
@@ -19,11 +19,8 @@ import psutil
 import pytest
 
 ROOT = Path(__file__).parent.parent.parent
-DOCUMENTS = [
-    "README.md",
-    "docs/comparing.md",
-    *(f"docs/tasks/{path.name}" for path in (ROOT / "docs/tasks").glob("*.md")),
-]
+TASKS = sorted(f"docs/tasks/{path.name}" for path in (ROOT / "docs" / "tasks").glob("*.md"))
+DOCUMENTS = ["README.md", "docs/comparing.md", *TASKS]
 BLOCK = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 STANDS_FOR = {"scripts/demo": "benchctl run --profile topk-sweep", "scripts/test": ""}
 """Scripts that make an environment of their own, and what they run in it. The tests do not run themselves."""
