@@ -15,19 +15,15 @@ To read the code, open these files in this order:
 Imports go downwards only; ``docs/architecture.md`` is the map.
 """
 
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from benchctl.api import Profile, compare, load_profile, load_results
+from importlib import import_module
+from typing import Any
 
 __version__ = "0.2.0"
-__all__ = ["Profile", "__version__", "compare", "load_profile", "load_results"]
+__all__ = ["Profile", "__version__", "compare", "load_profile", "load_results"]  # see __getattr__
 
 
 def __getattr__(name: str) -> Any:
-    """Import the Python interface on first use."""
+    """Import the Python interface on first use: numpy, scipy and polars come with it."""
     if name not in __all__:
         raise AttributeError(f"module 'benchctl' has no attribute {name!r}")
-    from benchctl import api  # noqa: PLC0415  # numpy, scipy and polars are loaded here, on first use
-
-    return getattr(api, name)
+    return getattr(import_module("benchctl.api"), name)
