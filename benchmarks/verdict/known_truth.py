@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from benchctl.analysis.compare.compare import corrected
+from benchctl.analysis.compare.compare import correct_for_multiple_tests
 from benchctl.analysis.compare.metric_comparison import (
     UNORDERED,
     BlockDesign,
@@ -169,11 +169,11 @@ def _roles(made: Made) -> dict[str, str]:
 def _judged(cells: Sequence[tuple[MetricComparison, ...]]) -> tuple[MetricComparison, ...]:
     compared = [
         CellComparison(
-            label=str(i), a_label="a", b_label="b", num_blocks=0, num_a_first=None, metrics=metrics, faults=()
+            label=str(i), a_label="a", b_label="b", num_blocks=0, num_a_first=None, metrics=metrics, errors=()
         )
         for i, metrics in enumerate(cells)
     ]
-    return tuple(metric for cell in corrected(compared, CONFIDENCE) for metric in cell.metrics)
+    return tuple(metric for cell in correct_for_multiple_tests(compared, CONFIDENCE) for metric in cell.metrics)
 
 
 def experiments(made: Made, num_experiments: int) -> Iterator[tuple[Experiment, tuple[MetricComparison, ...]]]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from benchctl.errors import UsageError
+from benchctl.profile.choices import DatasetName
 
 if TYPE_CHECKING:
     from benchctl.measure.single_load.single_load import LoadResult
@@ -44,15 +45,6 @@ class Priority(StrEnum):
     NONE = "none"
 
 
-class Dataset(StrEnum):
-    """Where prompts come from."""
-
-    GENERATED = "generated"
-    GSM8K = "gsm8k"
-    SHAREGPT = "sharegpt"
-    SYNTHETIC = "synthetic"
-
-
 def load(  # the parameters are the command line
     url: Annotated[str, typer.Argument(metavar="URL", help="The server, such as http://127.0.0.1:8000.")],
     model: Annotated[
@@ -72,7 +64,7 @@ def load(  # the parameters are the command line
         float | None, typer.Option("--burstiness", help="Of --request-rate: 1 is Poisson, below 1 burstier.")
     ] = None,
     dataset_name: Annotated[
-        Dataset | None,
+        DatasetName | None,
         typer.Option("--dataset-name", help="Of the prompts: synthetic with --input-len, else generated."),
     ] = None,
     dataset_path: Annotated[
@@ -112,13 +104,18 @@ def load(  # the parameters are the command line
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document instead of tables.")] = False,
 ) -> None:
     """Send a load to a running server and say what came back: no server is started, nothing else is sampled."""
-    forced_len = _OUTPUT_TOKENS if output_len is None and dataset_name is not Dataset.SHAREGPT else output_len
+    from benchctl.workload.datasets.dataset import FileDataset, dataset_named
+
+    dataset_name = dataset_name or ("generated" if input_len is None else "synthetic")
+    dataset = dataset_named(dataset_name)
+    has_lengths = isinstance(dataset, FileDataset) and dataset.has_output_lengths
+    forced_len = _OUTPUT_TOKENS if output_len is None and not has_lengths else output_len
     plain = _plain_profile(
         seed=seed,
         stop="forced" if ignore_eos else "natural",
         server={"url": url, "dialect": str(dialect), "served_model": model, "api_key_env": api_key_env},
         workload={
-            "dataset": str(dataset_name or (Dataset.GENERATED if input_len is None else Dataset.SYNTHETIC)),
+            "dataset": dataset_name,
             "path": dataset_path,
             "num_prompts": num_prompts,
             "input_len": input_len,
