@@ -12,12 +12,13 @@ from real_engines import assert_compared, assert_ended, needs, tiny_model
 from stub_transformers import stub_transformers
 
 from benchctl.analysis.experiment.experiment import experiment_of
+from benchctl.engines.attach.options import AttachOptions
 from benchctl.engines.engine import LaunchSite
 from benchctl.engines.kinds import engine_for
 from benchctl.engines.transformers import failures as transformers_failures
 from benchctl.engines.transformers.engine import TransformersEngine
+from benchctl.engines.transformers.options import TransformersOptions
 from benchctl.errors import EngineUnavailableError, RecordError, UnsupportedError
-from benchctl.profile.engine_options import AttachOptions, TransformersOptions
 from benchctl.profile.model import Guidance, Sampling, VariantSettings
 from benchctl.records.directory import load_results
 from benchctl.records.run import Message, PreparedRequest

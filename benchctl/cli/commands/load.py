@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from benchctl.errors import UsageError
+from benchctl.profile.engine_table import PLAIN_DIALECT, dialects
 
 if TYPE_CHECKING:
     from benchctl.measure.single_load.single_load import Loaded
@@ -25,16 +26,6 @@ _NAME: Final = "load"
 _SAID_ANYWAY: Final = "server-not-fresh"
 """Code of the warning that the server is another's, which whoever typed its address knows."""
 _EXIT_CODES: Final = {"done": 0, "suspect": 4, "failed": 5}
-
-
-class Dialect(StrEnum):
-    """Whose spelling of requests a server understands."""
-
-    OPENAI = "openai"
-    VLLM = "vllm"
-    SGLANG = "sglang"
-    LLAMACPP = "llamacpp"
-    TRANSFORMERS = "transformers"
 
 
 class Priority(StrEnum):
@@ -59,7 +50,9 @@ def load(  # the parameters are the command line
         str | None,
         typer.Option("--model", help="Name of the model at the server; where it is not given, its first one."),
     ] = None,
-    dialect: Annotated[Dialect, typer.Option("--dialect", help="Whose API it speaks.")] = Dialect.OPENAI,
+    dialect: Annotated[
+        str, typer.Option("--dialect", metavar="DIALECT", help=f"Its API: {', '.join(dialects())}.")
+    ] = PLAIN_DIALECT,
     num_prompts: Annotated[int, typer.Option("--num-prompts", min=1, help="Requests.")] = 64,
     max_concurrency: Annotated[
         int | None, typer.Option("--max-concurrency", min=1, help="Requests open at once at most.")
@@ -116,7 +109,7 @@ def load(  # the parameters are the command line
     plain = _plain_profile(
         seed=seed,
         stop="forced" if ignore_eos else "natural",
-        server={"url": url, "dialect": str(dialect), "served_model": model, "api_key_env": api_key_env},
+        server={"url": url, "dialect": dialect, "served_model": model, "api_key_env": api_key_env},
         workload={
             "dataset": str(dataset_name or (Dataset.GENERATED if input_len is None else Dataset.SYNTHETIC)),
             "path": dataset_path,
@@ -203,7 +196,7 @@ def _load(plain: dict[str, Any], output_dir: Path | None, *, is_quiet: bool) -> 
 
 
 def _check_key(profile: "Profile") -> None:
-    from benchctl.engines.attach import AttachEngine
+    from benchctl.engines.attach.engine import AttachEngine
     from benchctl.profile.planning.plan import variant_settings
 
     AttachEngine().check_available(variant_settings(profile, _NAME, {}))

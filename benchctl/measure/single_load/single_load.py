@@ -22,7 +22,8 @@ from benchctl.analysis.metrics.timestamp_quality import client_metrics
 from benchctl.analysis.summary.load_figures import FiguresInPassing, LoadFigures
 from benchctl.analysis.validity.bunching import bunching_doubts
 from benchctl.analysis.validity.client_guard import client_doubts, client_warnings
-from benchctl.engines.attach import AttachEngine
+from benchctl.engines.attach.engine import AttachEngine
+from benchctl.engines.attach.options import AttachOptions
 from benchctl.engines.engine import LaunchSite
 from benchctl.errors import LoadError, RunError
 from benchctl.load.demand import size_of
@@ -37,7 +38,6 @@ from benchctl.measure.journal import Journal, utc_now
 from benchctl.measure.server.attached import NOT_FRESH
 from benchctl.measure.single_load.evidence import LoadEvidence
 from benchctl.measure.warmup import warmup_requests
-from benchctl.profile.engine_options import AttachOptions
 from benchctl.profile.model import Arrival, Profile
 from benchctl.profile.planning.plan import variant_settings
 from benchctl.records.digests import record_run
