@@ -38,7 +38,7 @@ CONFIDENCE: Final = 0.95
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class AnalyzedExperiment:
     """A result directory and what follows from it.
 
     ``damage`` are the messages about files that say they are complete and cannot be read whole; nothing that
@@ -101,11 +101,11 @@ class Reading:
         return (*(row.values for row in self.sweep), *beyond)
 
 
-def read_results(path: Path, *, allow_suspect: bool = False) -> Reading:
+def analyze_directory(path: Path, *, allow_suspect: bool = False) -> AnalyzedExperiment:
     """Open, load and analyse a result directory; suspect runs count only with ``allow_suspect``.
 
     Raises RecordError when ``path`` is none, SchemaVersionError when it is of a newer schema; all other damage
-    is reported in the reading.
+    is reported in ``damage``.
     """
     results, damage = _load(open_results(path))
     experiment = experiment_of(results, allow_suspect=allow_suspect)
@@ -117,7 +117,7 @@ def read_results(path: Path, *, allow_suspect: bool = False) -> Reading:
     rows = sweep_rows(pairs, runs, confidence=confidence, results_dir=str(path))
     splits = {paired.pair.b.label: section_split(paired, confidence) for paired in pairs}
     sections = {label: split for label, split in splits.items() if split is not None}
-    return Reading(
+    return AnalyzedExperiment(
         experiment=experiment,
         runs=runs,
         cells=cells,

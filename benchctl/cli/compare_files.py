@@ -56,16 +56,16 @@ def write_comparison(comparison: Comparison, path: Path, *, show_all: bool) -> N
 
 def write_page(a: str, b: str, options: CompareOptions, path: Path) -> tuple[str, ...]:
     """Replace ``path`` with the page on two sides of result directories; returns what of these cannot be read."""
-    from benchctl.analysis.analyzed import read_results
+    from benchctl.analysis.analyzed import analyze_directory
     from benchctl.records.jsonl import write_bytes_atomic
     from benchctl.report.page.build import sides_page
 
     a_side, b_side = parse_side(a), parse_side(b)
-    a_reading = read_results(a_side.path, allow_suspect=options.allow_suspect)
+    a_analysis = analyze_directory(a_side.path, allow_suspect=options.allow_suspect)
     is_one = a_side.path.resolve() == b_side.path.resolve()
-    b_reading = a_reading if is_one else read_results(b_side.path, allow_suspect=options.allow_suspect)
-    write_bytes_atomic(path, sides_page((a_reading, a_side), (b_reading, b_side), options).encode())
-    return tuple(dict.fromkeys((*a_reading.damage, *b_reading.damage)))
+    b_analysis = a_analysis if is_one else analyze_directory(b_side.path, allow_suspect=options.allow_suspect)
+    write_bytes_atomic(path, sides_page((a_analysis, a_side), (b_analysis, b_side), options).encode())
+    return tuple(dict.fromkeys((*a_analysis.damage, *b_analysis.damage)))
 
 
 def _content(comparison: Comparison, suffix: str, *, show_all: bool) -> bytes:

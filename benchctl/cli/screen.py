@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from benchctl.analysis.analyzed import Reading
+    from benchctl.analysis.analyzed import AnalyzedExperiment
 
 TABLE_WIDTH: Final = 1000
 """No table is cut, whatever the terminal's width: numbers without their last digits would mislead."""
@@ -37,11 +37,11 @@ def in_one_row(table: "Table") -> "Table":
     return drawn
 
 
-def print_notes(console: "Console", reading: "Reading") -> None:
+def print_notes(console: "Console", analysis: "AnalyzedExperiment") -> None:
     """What follows from a result directory, and what is to be doubted, each under its title."""
     from benchctl.report.text.tables import findings_lines, footnote_lines
 
-    for title, lines in (("What follows", findings_lines(reading)), ("Notes", footnote_lines(reading))):
+    for title, lines in (("What follows", findings_lines(analysis)), ("Notes", footnote_lines(analysis))):
         if lines:
             console.print()
             console.print(title, style="bold")

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from benchctl.analysis.analyzed import Reading
+    from benchctl.analysis.analyzed import AnalyzedExperiment
     from benchctl.analysis.summary.runs import RunSummary
 
 
-def suspects_lines(reading: "Reading") -> list[str]:
+def suspects_lines(analysis: "AnalyzedExperiment") -> list[str]:
     """A sentence for the suspect runs of which the client's times do not count, and one for those that do not."""
-    suspect = [run for run in reading.runs if run.record.state == "suspect"]
+    suspect = [run for run in analysis.runs if run.record.state == "suspect"]
     in_part = [run for run in suspect if run.usability.client_excluded is not None]
     others = [run for run in suspect if run.usability.client_excluded is None]
     lines = []

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, SerializeAsAny, field_validator, model_validator
 
+from benchctl.profile.choices import DatasetName
 from benchctl.profile.engine_options import ServerOptions
 from benchctl.profile.engine_table import ENGINES
 from benchctl.profile.section import LEAST, MOST, Section
@@ -85,7 +86,7 @@ class Arrival(Section):
 class Workload(Section):
     """Request set and arrival schedule."""
 
-    dataset: Literal["gsm8k", "sharegpt", "sharegpt-replay", "azure-trace", "synthetic", "generated"]
+    dataset: DatasetName
     """Where the prompts come from."""
     path: str | None = None
     """File to read instead of the one in the data directory."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from benchctl.analysis.analyzed import Reading, read_results
+from benchctl.analysis.analyzed import AnalyzedExperiment, analyze_directory
 from benchctl.analysis.summary.columns import SUMMARY_COLUMNS
 from benchctl.analysis.summary.sweep import SWEEP_COLUMNS
 from benchctl.interop.writers.vllm import vllm_result
@@ -38,35 +38,35 @@ def write_report(results_path: Path, *, allow_suspect: bool = False) -> ReportFi
 
     Raises RecordError when ``results_path`` is no result directory, SchemaVersionError when it is newer.
     """
-    return write_derived(read_results(results_path, allow_suspect=allow_suspect))
+    return write_derived(analyze_directory(results_path, allow_suspect=allow_suspect))
 
 
-def write_derived(reading: Reading) -> ReportFiles:
+def write_derived(analysis: AnalyzedExperiment) -> ReportFiles:
     """Write everything that is derived from a directory that has been read, into it."""
-    written = [*_write_tables(reading), *_write_run_results(reading)]
-    plots = draw_plots(reading)
-    directory = reading.results.path / "plots"
+    written = [*_write_tables(analysis), *_write_run_results(analysis)]
+    plots = draw_plots(analysis)
+    directory = analysis.results.path / "plots"
     for plot in plots:
         if plot.png is not None:
             directory.mkdir(exist_ok=True)
             write_bytes_atomic(directory / plot.name, plot.png)
             written.append(directory / plot.name)
-    page = reading.results.path / PAGE_NAME
-    write_bytes_atomic(page, directory_page(reading).encode())
+    page = analysis.results.path / PAGE_NAME
+    write_bytes_atomic(page, directory_page(analysis).encode())
     written.append(page)
     return ReportFiles(
         written=tuple(written),
         skipped=tuple(f"{plot.name}: {plot.skipped}" for plot in plots if plot.skipped is not None),
-        damage=reading.damage,
+        damage=analysis.damage,
     )
 
 
-def _write_tables(reading: Reading) -> list[Path]:
-    root = reading.results.path
-    documents = {"summary.json": summary_document(reading), "sweep_summary.json": sweep_document(reading)}
+def _write_tables(analysis: AnalyzedExperiment) -> list[Path]:
+    root = analysis.results.path
+    documents = {"summary.json": summary_document(analysis), "sweep_summary.json": sweep_document(analysis)}
     tables = {
-        "summary.csv": csv_bytes(SUMMARY_COLUMNS, (run.values for run in reading.runs)),
-        "sweep_summary.csv": csv_bytes(SWEEP_COLUMNS, reading.sweep_values()),
+        "summary.csv": csv_bytes(SUMMARY_COLUMNS, (run.values for run in analysis.runs)),
+        "sweep_summary.csv": csv_bytes(SWEEP_COLUMNS, analysis.sweep_values()),
     }
     for name, document in documents.items():
         write_json_atomic(root / name, document)
@@ -75,12 +75,12 @@ def _write_tables(reading: Reading) -> list[Path]:
     return [root / name for name in (*tables, *documents)]
 
 
-def _write_run_results(reading: Reading) -> list[Path]:
-    arrival = None if reading.profile is None else reading.profile.workload.arrival
+def _write_run_results(analysis: AnalyzedExperiment) -> list[Path]:
+    arrival = None if analysis.profile is None else analysis.profile.workload.arrival
     written = []
-    for run in reading.runs:
+    for run in analysis.runs:
         if run.is_usable:
-            path = reading.results.path / "runs" / run.record.run_id / "result.json"
-            write_json_atomic(path, vllm_result(run.run, reading.results.manifest, arrival))
+            path = analysis.results.path / "runs" / run.record.run_id / "result.json"
+            write_json_atomic(path, vllm_result(run.run, analysis.results.manifest, arrival))
             written.append(path)
     return written

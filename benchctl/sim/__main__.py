@@ -11,7 +11,8 @@ from typing import Final, get_args
 import uvloop
 
 from benchctl.errors import UsageError
-from benchctl.sim.config import CostModelName, Noise, Revision, SimConfig
+from benchctl.profile.choices import COST_MODELS
+from benchctl.sim.config import Noise, Revision, SimConfig
 from benchctl.sim.http.server import Server, open_step_log
 
 log = logging.getLogger("benchctl.sim")
@@ -27,7 +28,7 @@ def parser() -> argparse.ArgumentParser:
     flags.add_argument("--step-log", type=Path, help="JSON Lines file for the step records; written anew")
     flags.add_argument("--model", default=_DEFAULTS.model)
     flags.add_argument("--value-model", help="value model for guided decoding; a stock server without it")
-    flags.add_argument("--cost-model", choices=get_args(CostModelName), default=_DEFAULTS.cost_model)
+    flags.add_argument("--cost-model", choices=tuple(COST_MODELS), default=_DEFAULTS.cost_model)
     flags.add_argument("--hardware", default=_DEFAULTS.hardware)
     flags.add_argument("--time-scale", type=float, default=_DEFAULTS.time_scale, help="virtual per wall seconds")
     flags.add_argument("--noise", choices=get_args(Noise), default=_DEFAULTS.noise)

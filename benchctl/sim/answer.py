@@ -1,11 +1,12 @@
 """What a sequence says, and when it stops: deterministic words in place of a language model."""
 
 import random
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
 
-from benchctl.sim.length import guided_length_ratio, mock_length, natural_length, natural_quantiles
+from benchctl.sim.length import guided_length_ratio, natural_length, natural_quantiles
 from benchctl.sim.request import Request
 from benchctl.workload.stream import named_stream
 
@@ -56,17 +57,17 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
         return "".join(map(self.token_text, range(self.num_tokens)))
 
 
-def plan_answers(request: Request, *, is_mock: bool = False) -> list[Answer]:
+def plan_answers(request: Request, answer_length: Callable[[int], int] | None = None) -> list[Answer]:
     """Decide length, text and finish reason of each choice of a request.
 
-    ``is_mock`` takes the length rule of llm-mock. The texts depend on seed, prompt, choice and, where guidance
-    tilts the probabilities, on the guidance; greedy ones on prompt and choice alone. The greedy choices of one
-    request say the same for different lengths: on a real engine they drift apart as batches round differently,
-    and the published run with top_k 1 had as many steps as the sampled ones.
+    ``answer_length`` replaces the published distribution of lengths. The texts depend on seed, prompt, choice and,
+    where guidance tilts the probabilities, on the guidance; greedy ones on prompt and choice alone. The greedy
+    choices of one request have one text and different lengths: on a real engine they drift apart as batches round
+    differently, and the published run with top_k 1 had as many steps as the sampled ones.
     """
     draw = _text_stream(request)
     answers: list[Answer] = []
-    for natural in _natural_tokens(request, is_mock=is_mock):
+    for natural in _natural_tokens(request, answer_length):
         num_tokens = request.max_tokens if natural is None else min(natural, request.max_tokens)
         ends_itself = natural is not None and natural <= request.max_tokens
         first, stride, box = draw.randrange(len(_WORDS)), draw.randrange(1, len(_WORDS)), draw.randrange(1000)
@@ -91,12 +92,12 @@ def _text_stream(request: Request) -> random.Random:
     return named_stream(request.seed, f"text:{request.prompt.digest}{tilt}")
 
 
-def _natural_tokens(request: Request, *, is_mock: bool) -> list[int] | list[None]:
+def _natural_tokens(request: Request, answer_length: Callable[[int], int] | None) -> list[int] | list[None]:
     """Length at which each choice ends by itself; None where it may not."""
     if request.ignore_eos:
         return [None] * request.n
-    if is_mock:
-        return [mock_length(request.prompt.num_tokens)] * request.n
+    if answer_length is not None:
+        return [answer_length(request.prompt.num_tokens)] * request.n
     is_greedy = request.sampling.is_greedy
     quantiles = natural_quantiles(
         seed=0 if is_greedy else request.seed, prompt_digest=request.prompt.digest, n=request.n

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 from benchctl.errors import UsageError
+from benchctl.profile.choices import CostModelName, value_model_error
 
-CostModelName: TypeAlias = Literal["lenvm-h100", "roofline", "llm-mock"]
 Noise: TypeAlias = Literal["none", "published"]
 Revision: TypeAlias = Literal["V1", "V2", "V4"]
 
@@ -55,10 +55,8 @@ class SimConfig:
             raise UsageError(f"--time-scale is {self.time_scale}; it must be above 0")
         if self.start_delay_s < 0:
             raise UsageError(f"--start-delay-s is {self.start_delay_s}; it must not be negative")
-        if self.cost_model == "llm-mock" and self.value_model is not None:
-            raise UsageError(
-                "--cost-model llm-mock cannot price a value model; drop --value-model or use lenvm-h100 or roofline"
-            )
+        if reason := value_model_error(self.cost_model, self.value_model):
+            raise UsageError(f"--cost-model {reason}")
 
     def server_info(self) -> dict[str, str | int | float | bool | None]:
         """What the server says of itself: everything that two servers of one configuration share."""

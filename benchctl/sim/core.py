@@ -3,8 +3,8 @@
 from collections import deque
 from typing import Final
 
-from benchctl.sim.engine import Engine, StepOutput
-from benchctl.sim.phase import Phase
+from benchctl.sim.engine import SimulatedEngine, StepOutput
+from benchctl.sim.phase import AnnouncedPhase
 from benchctl.sim.request import Request
 
 
@@ -15,13 +15,13 @@ class Core:
     steps, and within a phase in jumps to the next arrival; between phases it stands still.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: SimulatedEngine) -> None:
         self.engine: Final = engine
-        self.phase: Phase | None = None
-        self._announced: deque[Phase] = deque()
+        self.phase: AnnouncedPhase | None = None
+        self._announced: deque[AnnouncedPhase] = deque()
         self.num_abandoned_phases = 0
 
-    def announce(self, phase: Phase) -> None:
+    def announce(self, phase: AnnouncedPhase) -> None:
         """Queue a phase; it replaces one in which nothing runs and whose requests did not all come."""
         self._announced.append(phase)
         self._turn_phases()
@@ -79,7 +79,7 @@ class Core:
                 self.phase.end(request_id, self.engine.now_ns)
         return output
 
-    def _admit(self, phase: Phase) -> bool:
+    def _admit(self, phase: AnnouncedPhase) -> bool:
         """Let in what is due, jumping over idle time; False while a request that is due has not come in."""
         while True:
             for request in phase.take_due(self.engine.now_ns):
@@ -101,5 +101,5 @@ class Core:
         self.phase = self._announced.popleft()
         self.phase.start(self.engine.now_ns)
 
-    def _phases(self) -> list[Phase]:
+    def _phases(self) -> list[AnnouncedPhase]:
         return [*([self.phase] if self.phase else []), *self._announced]

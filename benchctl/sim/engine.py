@@ -7,8 +7,7 @@ from benchctl.records.run import Phase, StepRecord
 from benchctl.sim.answer import Answer, plan_answers
 from benchctl.sim.block_manager import BlockManager
 from benchctl.sim.config import SimConfig
-from benchctl.sim.costs.llm_mock import MAX_NUM_SEQS as MOCK_MAX_NUM_SEQS
-from benchctl.sim.costs.step_cost import CostModel, StepBatch
+from benchctl.sim.costs.cost_model import CostModel, StepBatch
 from benchctl.sim.guidance import REPEATS_FROM_TOKENS, UNGUIDED, GuidedRow, GuidedStep, score_rows
 from benchctl.sim.noise import NoiseSource
 from benchctl.sim.request import Request
@@ -28,7 +27,7 @@ class StepOutput(NamedTuple):
     finished_requests: list[str]
 
 
-class Engine:
+class SimulatedEngine:
     """One server life.
 
     Invariants: ``now_ns`` never falls; the tokens of all steps are the tokens of all answers; every sequence
@@ -37,18 +36,17 @@ class Engine:
 
     def __init__(self, config: SimConfig, cost_model: CostModel, noise: NoiseSource | None = None) -> None:
         self.config: Final = config
-        self._price: Final = cost_model
+        self._cost_model: Final = cost_model
         self._noise: Final = noise
-        self._is_mock: Final = config.cost_model == "llm-mock"
         self._has_value_model: Final = config.value_model is not None
         self.block_manager: Final = BlockManager(
-            _UNLIMITED if self._is_mock else config.num_kv_blocks,
+            _UNLIMITED if cost_model.is_unlimited else config.num_kv_blocks,
             config.block_size,
             enable_prefix_caching=config.enable_prefix_caching,
         )
         self.scheduler: Final = Scheduler(
-            min(config.max_num_seqs, MOCK_MAX_NUM_SEQS) if self._is_mock else config.max_num_seqs,
-            _UNLIMITED if self._is_mock else config.max_num_batched_tokens,
+            min(config.max_num_seqs, cost_model.max_num_seqs or config.max_num_seqs),
+            _UNLIMITED if cost_model.is_unlimited else config.max_num_batched_tokens,
             self.block_manager,
         )
         self.now_ns = 0
@@ -81,7 +79,7 @@ class Engine:
 
     def add_request(self, request: Request) -> list[Sequence]:
         """Queue the choices of a request at the present virtual time."""
-        answers = plan_answers(request, is_mock=self._is_mock)
+        answers = plan_answers(request, self._cost_model.answer_length)
         seqs = [self._sequence(request, choice, answer) for choice, answer in enumerate(answers)]
         self._open[request.request_id] = seqs.copy()
         for seq in seqs:
@@ -98,7 +96,7 @@ class Engine:
         scheduled = self.scheduler.schedule()
         batch = self._describe(scheduled)
         kv_used_blocks = self.block_manager.num_used
-        cost = self._price(batch)
+        cost = self._cost_model.price(batch)
         if self._noise is not None:
             cost = cost.scaled(self._noise())
         sections = cost.sections()
@@ -164,6 +162,7 @@ class Engine:
         guided = self._score(scheduled) if self._has_value_model else UNGUIDED
         loads = guided.scored_rows > 0 and not self._is_value_model_loaded
         self._is_value_model_loaded |= loads
+        pads = self._cost_model.pads_batches
         return StepBatch(
             num_seqs=num_decodes + len(prefills),
             num_prefill_tokens=num_prefill_tokens,
@@ -174,8 +173,8 @@ class Engine:
             is_greedy=num_sampled == 0 if num_sampling else None,
             guided=guided,
             loads_value_model=loads,
-            longest_context=_longest_context(scheduled) if self._is_mock else 0,
-            most_new_tokens=max([1, *(num_tokens for _, num_tokens in prefills)]) if self._is_mock else 0,
+            longest_context=_longest_context(scheduled) if pads else 0,
+            most_new_tokens=max([1, *(num_tokens for _, num_tokens in prefills)]) if pads else 0,
         )
 
     def _score(self, scheduled: ScheduledBatch) -> GuidedStep:
@@ -205,7 +204,7 @@ class Engine:
                 if seq.first_token_ns is None:
                     seq.first_token_ns = self.now_ns
                 self.scheduler.finish_prefill(seq)
-                if seq.num_tokens == seq.end and not self._is_mock:
+                if seq.num_tokens == seq.end and not self._cost_model.has_closing_step:
                     finished.append(seq)
         if finished:
             self.scheduler.finish(finished)
@@ -215,8 +214,7 @@ class Engine:
         if seq.num_tokens < seq.end:
             self.scheduler.expect_event(seq)
         elif seq.num_tokens == seq.end:
-            # A sequence of llm-mock stays for one more step, which costs time and yields nothing.
-            if not self._is_mock:
+            if not self._cost_model.has_closing_step:
                 finished.append(seq)
         else:
             seq.num_tokens -= 1

@@ -63,8 +63,3 @@ def _shortening(scale: float) -> float:
         if scale <= high:
             return (length + (scale - low) / (high - low) * (longer - length)) / neutral
     return 1.0
-
-
-def mock_length(prompt_tokens: int) -> int:
-    """Output length of llm-mock: 50 + floor(min(p, 500) 100 / 500), whatever the request asks for."""
-    return 50 + min(prompt_tokens, 500) * 100 // 500

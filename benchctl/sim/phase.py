@@ -10,14 +10,14 @@ from typing import Final, NamedTuple
 from benchctl.sim.request import Request
 
 
-class Arrival(NamedTuple):
+class AnnouncedRequest(NamedTuple):
     """One announced request; ``arrival_ns`` counts from the start of the phase."""
 
     request_id: str
     arrival_ns: int
 
 
-class Phase:
+class AnnouncedPhase:
     """The announced requests in their order, and how far they have come.
 
     Request i is due at start + arrival_ns. With a limit C on concurrency request i >= C is not due before the
@@ -25,7 +25,7 @@ class Phase:
     the core back.
     """
 
-    def __init__(self, arrivals: Items[Arrival], *, max_concurrency: int | None, is_warmup: bool) -> None:
+    def __init__(self, arrivals: Items[AnnouncedRequest], *, max_concurrency: int | None, is_warmup: bool) -> None:
         self._arrivals: Final = sorted(arrivals, key=lambda arrival: arrival.arrival_ns)
         self._max_concurrency: Final = max_concurrency
         self.is_warmup: Final = is_warmup

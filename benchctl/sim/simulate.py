@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from benchctl.records.run import StepRecord
 from benchctl.sim.config import SimConfig
 from benchctl.sim.core import Core
-from benchctl.sim.costs.pricing import cost_model_for
-from benchctl.sim.engine import Engine
+from benchctl.sim.costs.cost_model import cost_model_for
+from benchctl.sim.engine import SimulatedEngine
 from benchctl.sim.noise import published_noise
-from benchctl.sim.phase import Arrival, Phase
+from benchctl.sim.phase import AnnouncedPhase, AnnouncedRequest
 from benchctl.sim.request import Request
 from benchctl.sim.sequence import Sequence
 
@@ -42,12 +42,12 @@ class Simulation:
         return steps[-1].start_ns + steps[-1].dur_ns - steps[0].start_ns if steps else 0
 
 
-def engine_for_config(config: SimConfig) -> Engine:
+def engine_for_config(config: SimConfig) -> SimulatedEngine:
     """A fresh engine. Raises UsageError when the configuration names an unknown model or device."""
     noise = None
     if config.noise == "published":
         noise = published_noise(config.noise_seed, has_value_model=config.value_model is not None)
-    return Engine(config, cost_model_for(config), noise)
+    return SimulatedEngine(config, cost_model_for(config), noise)
 
 
 def simulate(config: SimConfig, loads: Items[SimLoad]) -> Simulation:
@@ -61,9 +61,10 @@ def simulate(config: SimConfig, loads: Items[SimLoad]) -> Simulation:
     for load in loads:
         arrival_ns = load.arrival_ns or (0,) * len(load.requests)
         arrivals = [
-            Arrival(request.request_id, offset) for request, offset in zip(load.requests, arrival_ns, strict=True)
+            AnnouncedRequest(request.request_id, offset)
+            for request, offset in zip(load.requests, arrival_ns, strict=True)
         ]
-        core.announce(Phase(arrivals, max_concurrency=load.max_concurrency, is_warmup=load.is_warmup))
+        core.announce(AnnouncedPhase(arrivals, max_concurrency=load.max_concurrency, is_warmup=load.is_warmup))
         for request in load.requests:
             core.submit(request)
         while (output := core.next_step()) is not None:

@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
 
 import builders
 
-from benchctl.analysis.analyzed import read_results
+from benchctl.analysis.analyzed import analyze_directory
 from benchctl.report.page.build import directory_page
 
 NUM_BLOCKS = 8
@@ -102,9 +102,9 @@ def limit_opened(browser, path):
 def measured(directory, options):
     num_runs = make_directory(directory / "results", options.runs, options.steps)
     start_s = time.perf_counter()
-    reading = read_results(directory / "results")
+    analysis = analyze_directory(directory / "results")
     read_s = time.perf_counter() - start_s
-    text = directory_page(reading)
+    text = directory_page(analysis)
     build_s = time.perf_counter() - start_s - read_s
     page, limit = directory / "report.html", directory / "limit.html"
     page.write_text(text)

@@ -13,7 +13,7 @@ from benchctl.records.jsonl import encode
 from benchctl.sim.config import SimConfig
 from benchctl.sim.core import Core
 from benchctl.sim.guidance_params import GuidanceParams
-from benchctl.sim.phase import Arrival, Phase
+from benchctl.sim.phase import AnnouncedPhase, AnnouncedRequest
 from benchctl.sim.request import Prompt, Request, SamplingParams
 from benchctl.sim.simulate import engine_for_config
 
@@ -34,7 +34,9 @@ def core_steps_per_s(batch: int, num_steps: int, *, is_guided: bool, encodes: bo
         )
         for i in range(batch)
     ]
-    core.announce(Phase([Arrival(r.request_id, 0) for r in requests], max_concurrency=None, is_warmup=False))
+    core.announce(
+        AnnouncedPhase([AnnouncedRequest(r.request_id, 0) for r in requests], max_concurrency=None, is_warmup=False)
+    )
     for request in requests:
         core.submit(request)
     count, start = 0, time.perf_counter()

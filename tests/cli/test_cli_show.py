@@ -9,7 +9,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from benchctl.analysis.analyzed import read_results
+from benchctl.analysis.analyzed import analyze_directory
 from benchctl.cli.commands import list_results, report, show
 from benchctl.cli.screen import in_one_row, wide_console
 from benchctl.errors import InvalidDataError, RecordError, UsageError
@@ -52,9 +52,9 @@ def test_show_prints_headline_runs_cells_sections_sweep_and_findings(tmp_path):
 
 def test_tables_that_are_drawn_in_one_row_look_as_they_would_row_by_row(tmp_path):
     builders.write_results(tmp_path, cells=[{"top_k": 1}, {"top_k": 5}])
-    reading = read_results(tmp_path)
+    analysis = analyze_directory(tmp_path)
     for draw in (runs_table, cells_table, breakdown_table, flops_table, sweep_table, client_table):
-        table = draw(reading)
+        table = draw(analysis)
         shown = []
         for form in (table, in_one_row(table)):
             console = wide_console()

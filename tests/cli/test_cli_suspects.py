@@ -3,7 +3,7 @@
 import pytest
 from builders import edit_run, write_results
 
-from benchctl.analysis.analyzed import read_results
+from benchctl.analysis.analyzed import analyze_directory
 from benchctl.cli.suspects import suspects_lines
 from benchctl.records.run import ResultWarning
 
@@ -19,7 +19,7 @@ def suspect(results, run_id, *codes):
 
 
 def told(results):
-    return suspects_lines(read_results(results.path))
+    return suspects_lines(analyze_directory(results.path))
 
 
 def test_runs_that_are_done_need_no_word(results):

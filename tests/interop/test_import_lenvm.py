@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lenvm_results import Truth, as_lines, failed_row, responses_of, rows_of, sampled_steps, write_directory
 
-from benchctl.analysis.analyzed import read_results
+from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.metrics.percentile import interpolated
 from benchctl.analysis.metrics.run_metrics import run_metrics
 from benchctl.errors import InvalidDataError, UsageError
@@ -282,9 +282,9 @@ def test_a_report_can_be_made_of_it_and_draws_no_step_times(truth: Truth) -> Non
     files = write_report(result.path)
     assert not files.damage
     assert "the step log times the sampler alone" in " ".join(files.skipped)
-    reading = read_results(result.path)
-    assert reading.sweep[0].values["step_ms_ratio"] is None
-    assert [finding.code for finding in reading.findings] == ["lazy-load-measured"]
+    analysis = analyze_directory(result.path)
+    assert analysis.sweep[0].values["step_ms_ratio"] is None
+    assert [finding.code for finding in analysis.findings] == ["lazy-load-measured"]
 
 
 def test_an_import_cannot_be_gone_on_with(truth: Truth) -> None:

@@ -9,7 +9,7 @@ import pytest
 from browsing import DESKTOP, chromium, look_at_all, needs_browser, opened
 from lenvm_results import Truth, write_directory
 
-from benchctl.analysis.analyzed import Reading, read_results
+from benchctl.analysis.analyzed import AnalyzedExperiment, analyze_directory
 from benchctl.analysis.attribution.sections import break_down, tally_steps
 from benchctl.analysis.compare.compare import CompareOptions, compare_sides, parse_side
 from benchctl.analysis.experiment.experiment import experiment_of
@@ -39,13 +39,13 @@ def _path(truth: Truth) -> Path:
     return import_lenvm(truth.path, truth.path.parent / "out", model=None, value_model=None, argv=()).path
 
 
-@pytest.fixture(name="reading", scope="module")
-def _reading(path: Path) -> Reading:
-    return read_results(path)
+@pytest.fixture(name="analysis", scope="module")
+def _analysis(path: Path) -> AnalyzedExperiment:
+    return analyze_directory(path)
 
 
-def chart(reading: Reading, chart_id: str) -> Chart:
-    return next(chart for chart in draw_charts(reading) if chart.id == chart_id)
+def chart(analysis: AnalyzedExperiment, chart_id: str) -> Chart:
+    return next(chart for chart in draw_charts(analysis) if chart.id == chart_id)
 
 
 def runs(path: Path) -> Iterator[LoadedRun]:
@@ -61,26 +61,26 @@ def checks(path: Path, run: LoadedRun) -> dict[str, Check]:
     return {check.name: check for check in experiment_of(results).checks(run)}
 
 
-def test_the_chart_of_sections_shows_the_sampler_and_says_so(reading: Reading) -> None:
-    found = chart(reading, "sections")
+def test_the_chart_of_sections_shows_the_sampler_and_says_so(analysis: AnalyzedExperiment) -> None:
+    found = chart(analysis, "sections")
     assert found.skipped is None
     assert found.title == "Time in the sampler by section"
     assert "Not of whole steps: the step log times the sampler alone." in found.caption
     assert found.figure["layout"]["xaxis"]["title"]["text"] == "time in the sampler per step, ms"
-    load_ms = 2500 / reading.runs[1].number("num_steps")
+    load_ms = 2500 / analysis.runs[1].number("num_steps")
     lengths_ms = [sum(values) for values in zip(*(trace["x"] for trace in found.figure["data"]), strict=True)]
     assert lengths_ms == pytest.approx([0.25, GUIDED_MS + load_ms])
 
 
-def test_charts_of_whole_steps_are_left_out_with_the_reason(reading: Reading, path: Path) -> None:
-    assert {chart(reading, name).skipped for name in ("step-time", "step-time-by-batch-size")} == {ALONE}
+def test_charts_of_whole_steps_are_left_out_with_the_reason(analysis: AnalyzedExperiment, path: Path) -> None:
+    assert {chart(analysis, name).skipped for name in ("step-time", "step-time-by-batch-size")} == {ALONE}
     assert f"step_time_over_time.png: {ALONE}" in write_report(path).skipped
 
 
-def test_the_table_of_sections_begins_at_the_sampler_and_says_so(reading: Reading) -> None:
+def test_the_table_of_sections_begins_at_the_sampler_and_says_so(analysis: AnalyzedExperiment) -> None:
     console = wide_console()
     with console.capture() as shown:
-        console.print(breakdown_table(reading))
+        console.print(breakdown_table(analysis))
     lines = shown.get().splitlines()
     assert lines[0] == "Time in the sampler per step (not of whole steps), ms: sum / all steps (mean where it runs)"
     assert [line.split()[0] for line in lines[3:5]] == ["sampler_total", "pre_lvm"]

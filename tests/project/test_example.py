@@ -5,17 +5,17 @@ import subprocess
 import sys
 from pathlib import Path
 
-from benchctl.analysis.analyzed import read_results
+from benchctl.analysis.analyzed import analyze_directory
 
 EXAMPLE = Path(__file__).parent.parent.parent / "results" / "example"
 
 
 def test_the_example_is_read_whole() -> None:
-    reading = read_results(EXAMPLE)
-    assert reading.damage == ()
-    assert [run.run.record.state for run in reading.runs] == ["done"] * 12
-    assert [cell.label for cell in reading.cells] == ["baseline", "guided top_k=5"]
-    (row,) = reading.sweep
+    analysis = analyze_directory(EXAMPLE)
+    assert analysis.damage == ()
+    assert [run.run.record.state for run in analysis.runs] == ["done"] * 12
+    assert [cell.label for cell in analysis.cells] == ["baseline", "guided top_k=5"]
+    (row,) = analysis.sweep
     ratio = row.number("step_ms_ratio")
     assert ratio is not None
     assert ratio > 4

@@ -7,7 +7,7 @@ import builders
 import msgspec
 import pytest
 
-from benchctl.analysis.analyzed import read_results
+from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.statistics.block_ratio import estimate_paired
 from benchctl.errors import RecordError, SchemaVersionError
 from benchctl.records.run import RequestError
@@ -62,12 +62,12 @@ def test_writing_again_gives_the_same_bytes(tmp_path):
 def test_the_exported_tables_agree_with_the_reading(tmp_path):
     builders.write_results(tmp_path)
     write_report(tmp_path)
-    reading = read_results(tmp_path)
+    analysis = analyze_directory(tmp_path)
     summary = json.loads((tmp_path / "summary.json").read_bytes())
-    assert summary["runs"] == json.loads(msgspec.json.encode([dict(run.values) for run in reading.runs]))
+    assert summary["runs"] == json.loads(msgspec.json.encode([dict(run.values) for run in analysis.runs]))
     assert summary["cells"][1]["columns"]["step_ms"]["mean"] == pytest.approx(15.5)
     assert summary["definitions"]["step_ms"] == "Σ step time / num_steps [ms]"
-    assert [finding["code"] for finding in summary["findings"]] == [finding.code for finding in reading.findings]
+    assert [finding["code"] for finding in summary["findings"]] == [finding.code for finding in analysis.findings]
     sweep = json.loads((tmp_path / "sweep_summary.json").read_bytes())
     assert sweep["rows"][0]["factors"] == {"top_k": 5}
     assert sweep["rows"][0]["blocks"][2]["wall"] == pytest.approx(1.55)
@@ -260,9 +260,9 @@ def test_a_missing_document_is_reported_and_the_rest_is_written(tmp_path, name):
 def test_a_damaged_run_document_is_reported_and_the_other_runs_are_read(tmp_path):
     results = builders.write_results(tmp_path)
     (results.runs()[0].path / "run.json").write_text("{")
-    reading = read_results(tmp_path)
-    assert len(reading.runs) == 5
-    assert "run.json" in reading.damage[0]
+    analysis = analyze_directory(tmp_path)
+    assert len(analysis.runs) == 5
+    assert "run.json" in analysis.damage[0]
 
 
 @pytest.mark.parametrize(

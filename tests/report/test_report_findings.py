@@ -4,7 +4,7 @@ import builders
 import msgspec
 import pytest
 
-from benchctl.analysis.analyzed import read_results
+from benchctl.analysis.analyzed import analyze_directory
 
 STEADY = ({"baseline": 1.0, "guided": 1.0},) * 4
 NOISY_BASELINE = tuple(
@@ -14,7 +14,7 @@ NOISY_BASELINE = tuple(
 
 
 def findings(path):
-    return {finding.code: finding for finding in read_results(path).findings}
+    return {finding.code: finding for finding in analyze_directory(path).findings}
 
 
 def slow_down(results, factor_of):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from builders import edit_run, write_results
 
-from benchctl.analysis.analyzed import read_results
+from benchctl.analysis.analyzed import analyze_directory
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.run import RunFailure
 from benchctl.report.documents.experiment import show_document
@@ -35,9 +35,9 @@ def rows_of(table: object) -> list[list[str]]:
 
 
 def test_both_tables_name_an_infeasible_cell(path: Path) -> None:
-    reading = read_results(path)
-    (cell,) = [row for row in rows_of(cells_table(reading)) if row[0] == LOST]
-    (row,) = [row for row in rows_of(sweep_table(reading)) if row[0] == LOST]
+    analysis = analyze_directory(path)
+    (cell,) = [row for row in rows_of(cells_table(analysis)) if row[0] == LOST]
+    (row,) = [row for row in rows_of(sweep_table(analysis)) if row[0] == LOST]
     assert cell[1] == "infeasible (out of memory)"
     assert row[1:3] == ["0", "infeasible (out of memory)"]
 
@@ -53,16 +53,16 @@ def test_the_exported_files_name_an_infeasible_cell(path: Path) -> None:
     assert sorted(row["failure"] for row in runs) == ["", "", "", "", "infeasible", "out-of-memory"]
     document = json.loads((path / "sweep_summary.json").read_text())
     assert document["infeasible"] == [{"variant": "guided", "factors": {"top_k": 5}, "infeasible": "out of memory"}]
-    assert show_document(read_results(path))["infeasible"] == document["infeasible"]
+    assert show_document(analyze_directory(path))["infeasible"] == document["infeasible"]
 
 
 def test_one_block_that_found_room_makes_the_cell_feasible(path: Path) -> None:
-    reading = read_results(path)
-    first = next(run.record.run_id for run in reading.runs if run.record.failure is not None)
+    analysis = analyze_directory(path)
+    first = next(run.record.run_id for run in analysis.runs if run.record.failure is not None)
     edit_run(ResultDirectory(path), first, state="done", failure=None)
-    reading = read_results(path)
-    assert reading.infeasible == ()
-    (cell,) = [row for row in rows_of(cells_table(reading)) if row[0] == LOST]
+    analysis = analyze_directory(path)
+    assert analysis.infeasible == ()
+    (cell,) = [row for row in rows_of(cells_table(analysis)) if row[0] == LOST]
     assert cell[1] == "1 (1 left out)"
 
 
@@ -72,4 +72,4 @@ def test_a_cell_that_failed_otherwise_is_not_called_infeasible(tmp_path: Path) -
         if "guided" in run.path.name:
             failure = RunFailure(cause="server-died", message="gone")
             edit_run(results, run.path.name, state="failed", failure=failure)
-    assert read_results(results.path).infeasible == ()
+    assert analyze_directory(results.path).infeasible == ()

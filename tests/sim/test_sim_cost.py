@@ -12,10 +12,8 @@ from benchctl.costs.roofline import roofline_ns, weight_read_bytes
 from benchctl.costs.shapes import shape_for
 from benchctl.errors import UsageError
 from benchctl.sim.config import SimConfig
-from benchctl.sim.costs.llm_mock import mock_step_ns
-from benchctl.sim.costs.pricing import cost_model_for
-from benchctl.sim.costs.step_cost import StepBatch, StepCost
-from benchctl.sim.length import mock_length
+from benchctl.sim.costs.cost_model import StepBatch, StepCost, cost_model_for
+from benchctl.sim.costs.llm_mock import mock_length, mock_step_ns
 from benchctl.sim.noise import published_noise
 
 
@@ -200,4 +198,4 @@ def test_a_batch_of_nothing_sampled_has_no_sampler_in_the_published_model() -> N
         attended_positions=55,
         is_greedy=None,
     )
-    assert cost_model_for(SimConfig())(batch).sampler_rest is None
+    assert cost_model_for(SimConfig()).price(batch).sampler_rest is None

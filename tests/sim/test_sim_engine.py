@@ -13,7 +13,7 @@ from benchctl.records.jsonl import encode
 from benchctl.records.run import SECTION_PARENT, StepRecord
 from benchctl.sim.config import SimConfig
 from benchctl.sim.core import Core
-from benchctl.sim.phase import Arrival, Phase
+from benchctl.sim.phase import AnnouncedPhase, AnnouncedRequest
 from benchctl.sim.request import Request, SamplingParams
 from benchctl.sim.simulate import engine_for_config
 
@@ -67,8 +67,10 @@ def test_every_load_ends_with_all_tokens_and_all_blocks_back(
     engine = engine_for_config(config)
     core = Core(engine)
     requests = requests_from(sizes, config.block_size, is_guided=is_guided)
-    arrivals = [Arrival(r.request_id, size[3] * 1_000_000) for r, size in zip(requests, sizes, strict=True)]
-    core.announce(Phase(arrivals, max_concurrency=3, is_warmup=False))
+    arrivals = [
+        AnnouncedRequest(r.request_id, size[3] * 1_000_000) for r, size in zip(requests, sizes, strict=True)
+    ]
+    core.announce(AnnouncedPhase(arrivals, max_concurrency=3, is_warmup=False))
     for request in requests:
         core.submit(request)
     steps, finished = [], []

@@ -11,13 +11,13 @@ from simulated import request_of
 from benchctl.records.jsonl import encode
 from benchctl.sim.config import SimConfig
 from benchctl.sim.core import Core
-from benchctl.sim.phase import Arrival, Phase
+from benchctl.sim.phase import AnnouncedPhase, AnnouncedRequest
 from benchctl.sim.simulate import engine_for_config
 
 MS = 1_000_000
 
 
-def core_with(*phases: Phase) -> Core:
+def core_with(*phases: AnnouncedPhase) -> Core:
     core = Core(engine_for_config(SimConfig()))
     for phase in phases:
         core.announce(phase)
@@ -26,9 +26,9 @@ def core_with(*phases: Phase) -> Core:
 
 def phase_of(
     *arrival_ms: int, prefix: str = "r", max_concurrency: int | None = None, is_warmup: bool = False
-) -> Phase:
-    arrivals = [Arrival(f"{prefix}{i}", at * MS) for i, at in enumerate(arrival_ms)]
-    return Phase(arrivals, max_concurrency=max_concurrency, is_warmup=is_warmup)
+) -> AnnouncedPhase:
+    arrivals = [AnnouncedRequest(f"{prefix}{i}", at * MS) for i, at in enumerate(arrival_ms)]
+    return AnnouncedPhase(arrivals, max_concurrency=max_concurrency, is_warmup=is_warmup)
 
 
 def log_of(core: Core) -> list[bytes]:

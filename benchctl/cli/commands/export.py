@@ -35,14 +35,14 @@ def export(
     'benchctl compare OUT/baseline OUT/guided-top_k5' reads them again, as files without blocks. What maps to what:
     docs/interop.md. A damaged file is named on stderr and exits 4, after the rest is written.
     """
-    from benchctl.analysis.analyzed import read_results
+    from benchctl.analysis.analyzed import analyze_directory
     from benchctl.interop.writers.export import write_foreign
 
-    reading = read_results(results)
+    analysis = analyze_directory(results)
     out = results / "export" / form.value if output_dir is None else output_dir
-    written = write_foreign(reading, form.value, out)
+    written = write_foreign(analysis, form.value, out)
     for directory in dict.fromkeys(out / path.relative_to(out).parts[0] for path in written):
         count = sum(path.is_relative_to(directory) for path in written)
         print(f"{directory} ({count} files)")
-    if reading.damage:
-        raise RecordError("\n".join(reading.damage))
+    if analysis.damage:
+        raise RecordError("\n".join(analysis.damage))

@@ -28,6 +28,13 @@ _SAID_ANYWAY: Final = "server-not-fresh"
 _EXIT_CODES: Final = {"done": 0, "suspect": 4, "failed": 5}
 
 
+def _dialect(name: str) -> str:
+    """The dialect; UsageError for an unknown one. The table of engines is read only here: ``--help`` stays fast."""
+    if name not in dialects():
+        raise UsageError(f"--dialect is {name!r}; choose one of {', '.join(dialects())}")
+    return name
+
+
 class Priority(StrEnum):
     """As ``load.priority`` of a profile."""
 
@@ -51,7 +58,10 @@ def load(  # the parameters are the command line
         typer.Option("--model", help="Name of the model at the server; where it is not given, its first one."),
     ] = None,
     dialect: Annotated[
-        str, typer.Option("--dialect", metavar="DIALECT", help=f"Its API: {', '.join(dialects())}.")
+        str,
+        typer.Option(
+            "--dialect", metavar="DIALECT", help="Its API: openai, or the engine, such as vllm or sglang."
+        ),
     ] = PLAIN_DIALECT,
     num_prompts: Annotated[int, typer.Option("--num-prompts", min=1, help="Requests.")] = 64,
     max_concurrency: Annotated[
@@ -109,7 +119,7 @@ def load(  # the parameters are the command line
     plain = _plain_profile(
         seed=seed,
         stop="forced" if ignore_eos else "natural",
-        server={"url": url, "dialect": dialect, "served_model": model, "api_key_env": api_key_env},
+        server={"url": url, "dialect": _dialect(dialect), "served_model": model, "api_key_env": api_key_env},
         workload={
             "dataset": str(dataset_name or (Dataset.GENERATED if input_len is None else Dataset.SYNTHETIC)),
             "path": dataset_path,

@@ -12,7 +12,7 @@ from benchctl.cli.suspects import suspects_lines
 from benchctl.errors import UsageError
 
 if TYPE_CHECKING:
-    from benchctl.analysis.analyzed import Reading
+    from benchctl.analysis.analyzed import AnalyzedExperiment
     from benchctl.measure.experiment import Outcome
     from benchctl.profile.model import Profile
     from benchctl.records.directory import ResultDirectory
@@ -233,9 +233,9 @@ def _measure_and_tell(
     """Measure, say what came of it, and end with the exit code of that."""
     go_on = f"Go on with: {shlex.join(['benchctl', 'run', '--resume', str(results.path)])}"
     outcome = _measure(results, profile, requests, go_on, is_quiet=is_quiet)
-    reading = _print_results(results.path)
+    analysis = _print_results(results.path)
     _print_outcome(results.path, outcome)
-    for line in suspects_lines(reading):
+    for line in suspects_lines(analysis):
         _warn(line)
     if stores_noise:
         _keep_noise(results.path, profile)
@@ -267,29 +267,29 @@ def _measure(
         raise
 
 
-def _print_results(path: Path) -> "Reading":
+def _print_results(path: Path) -> "AnalyzedExperiment":
     """The sweep, what follows from it, and where tables and pictures are; returns what they were read from."""
-    from benchctl.analysis.analyzed import read_results
+    from benchctl.analysis.analyzed import analyze_directory
     from benchctl.cli.screen import print_notes, wide_console
     from benchctl.report.export import write_derived
     from benchctl.report.text.ladder_table import ladder_table
     from benchctl.report.text.tables import cells_table, sweep_table
 
-    reading = read_results(path)
-    files = write_derived(reading)
+    analysis = analyze_directory(path)
+    files = write_derived(analysis)
     console = wide_console()
-    for table in (cells_table(reading), sweep_table(reading), ladder_table(reading)):
+    for table in (cells_table(analysis), sweep_table(analysis), ladder_table(analysis)):
         if table is not None:
             console.print()
             console.print(table)
-    print_notes(console, reading)
+    print_notes(console, analysis)
     console.print()
     for reason in files.skipped:
         print(f"not drawn: {reason}")
     for picture in files.written:
         if picture.suffix == ".png":
             print(f"picture: {picture}")
-    return reading
+    return analysis
 
 
 def _print_outcome(path: Path, outcome: "Outcome") -> None:

@@ -9,7 +9,7 @@ from benchctl.cli.collector import uncollected
 from benchctl.errors import RecordError
 
 if TYPE_CHECKING:
-    from benchctl.analysis.analyzed import Reading
+    from benchctl.analysis.analyzed import AnalyzedExperiment
 
 
 @uncollected()
@@ -24,26 +24,26 @@ def show(
 
     A damaged file is named on stderr and exits 4, after everything that can be read has been shown.
     """
-    from benchctl.analysis.analyzed import read_results
+    from benchctl.analysis.analyzed import analyze_directory
 
-    reading = read_results(results, allow_suspect=allow_suspect)
+    analysis = analyze_directory(results, allow_suspect=allow_suspect)
     if as_json:
-        _print_json(reading)
+        _print_json(analysis)
     else:
-        _print_tables(reading)
-    if reading.damage:
-        raise RecordError("\n".join(reading.damage))
+        _print_tables(analysis)
+    if analysis.damage:
+        raise RecordError("\n".join(analysis.damage))
 
 
-def _print_json(reading: "Reading") -> None:
+def _print_json(analysis: "AnalyzedExperiment") -> None:
     import msgspec
 
     from benchctl.report.documents.experiment import show_document
 
-    print(msgspec.json.format(msgspec.json.encode(show_document(reading)), indent=1).decode())
+    print(msgspec.json.format(msgspec.json.encode(show_document(analysis)), indent=1).decode())
 
 
-def _print_tables(reading: "Reading") -> None:
+def _print_tables(analysis: "AnalyzedExperiment") -> None:
     from benchctl.cli.screen import in_one_row, print_notes, wide_console
     from benchctl.report.text.client_table import client_table
     from benchctl.report.text.ladder_table import ladder_table
@@ -57,10 +57,10 @@ def _print_tables(reading: "Reading") -> None:
     )
 
     console = wide_console()
-    console.print(headline(reading))
+    console.print(headline(analysis))
     tables = (runs_table, cells_table, breakdown_table, flops_table, sweep_table, ladder_table, client_table)
-    for table in (draw(reading) for draw in tables):
+    for table in (draw(analysis) for draw in tables):
         if table is not None:
             console.print()
             console.print(in_one_row(table))
-    print_notes(console, reading)
+    print_notes(console, analysis)

@@ -17,6 +17,7 @@ from benchctl.engines.metrics_page import series_of
 from benchctl.engines.openai_server import LOOPBACK, OpenAiServer, own_options, streamed
 from benchctl.engines.sim.options import SimOptions
 from benchctl.errors import EngineUnavailableError, UsageError
+from benchctl.profile.choices import COST_MODELS
 from benchctl.profile.engine_options import Flag
 from benchctl.profile.model import VariantSettings
 from benchctl.records.jsonl import encode, read_jsonl
@@ -56,7 +57,7 @@ class SimEngine(OpenAiServer):
             if importlib.util.find_spec(package) is None:
                 raise EngineUnavailableError(f"engine 'sim' needs {package}; run: pip install {package}")
         options = own_options(settings, SimOptions)
-        if options.cost_model == "llm-mock":
+        if not COST_MODELS[options.cost_model].uses_shapes:
             return
         try:
             shape_for(settings.model)

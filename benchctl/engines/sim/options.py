@@ -4,6 +4,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from benchctl.profile.choices import CostModelName, value_model_error
 from benchctl.profile.engine_options import ServerOptions
 from benchctl.profile.section import LEAST, MOST
 
@@ -13,7 +14,7 @@ class SimOptions(ServerOptions):
 
     VALUE_MODEL_OPTIONS: ClassVar[frozenset[str]] = frozenset({"value_model"})
 
-    cost_model: Literal["lenvm-h100", "roofline", "llm-mock"] = "lenvm-h100"
+    cost_model: CostModelName = "lenvm-h100"
     """What a step costs: calibrated to published LenVM timings, computed from hardware peaks, or llm-mock's law."""
     hardware: str = "h100-sxm"
     """Device whose peaks the cost model computes with; a name of the hardware table."""
@@ -51,10 +52,8 @@ class SimOptions(ServerOptions):
                 f"max_num_batched_tokens is {self.max_num_batched_tokens}, below max_num_seqs {self.max_num_seqs}: "
                 "a step must have room for one token of each sequence; raise the former or lower the latter"
             )
-        if self.cost_model == "llm-mock" and self.value_model is not None:
-            raise ValueError(
-                "cost_model llm-mock cannot price a value model; drop value_model, or take lenvm-h100 or roofline"
-            )
+        if reason := value_model_error(self.cost_model, self.value_model):
+            raise ValueError(f"cost_model {reason}")
         return self
 
     @property

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
-from benchctl.analysis.analyzed import Reading
+from benchctl.analysis.analyzed import AnalyzedExperiment
 from benchctl.analysis.summary.runs import RunSummary
 from benchctl.errors import RecordError
 from benchctl.interop.writers.aiperf import aiperf_records, aiperf_result
@@ -20,16 +20,16 @@ from benchctl.records.jsonl import encode, write_bytes_atomic, write_json_atomic
 Format: TypeAlias = Literal["vllm", "aiperf"]
 
 
-def write_foreign(reading: Reading, form: Format, out: Path) -> tuple[Path, ...]:
+def write_foreign(analysis: AnalyzedExperiment, form: Format, out: Path) -> tuple[Path, ...]:
     """Write every finished run that can be read whole. Raises RecordError when there is none."""
-    arrival = None if reading.profile is None else reading.profile.workload.arrival
+    arrival = None if analysis.profile is None else analysis.profile.workload.arrival
     written: list[Path] = []
-    for run in reading.runs:
+    for run in analysis.runs:
         if run.is_usable:
             directory = out / arm_directory(run)
-            written += _WRITERS[form](reading, run, arrival, directory)
+            written += _WRITERS[form](analysis, run, arrival, directory)
     if not written:
-        raise RecordError(f"{reading.results.path}: no run is finished and whole; 'benchctl show' says why")
+        raise RecordError(f"{analysis.results.path}: no run is finished and whole; 'benchctl show' says why")
     return tuple(written)
 
 
@@ -38,23 +38,27 @@ def arm_directory(run: RunSummary) -> str:
     return arm_label(run.record.variant, run.record.cell).replace(" ", "-").replace("=", "").replace("/", "_")
 
 
-def _write_vllm(reading: Reading, run: RunSummary, arrival: Arrival | None, directory: Path) -> list[Path]:
+def _write_vllm(
+    analysis: AnalyzedExperiment, run: RunSummary, arrival: Arrival | None, directory: Path
+) -> list[Path]:
     path = directory / f"{run.record.run_id}.json"
     directory.mkdir(parents=True, exist_ok=True)
-    write_json_atomic(path, vllm_result(run.run, reading.results.manifest, arrival))
+    write_json_atomic(path, vllm_result(run.run, analysis.results.manifest, arrival))
     return [path]
 
 
-def _write_aiperf(reading: Reading, run: RunSummary, arrival: Arrival | None, directory: Path) -> list[Path]:
+def _write_aiperf(
+    analysis: AnalyzedExperiment, run: RunSummary, arrival: Arrival | None, directory: Path
+) -> list[Path]:
     folder = directory / run.record.run_id
     folder.mkdir(parents=True, exist_ok=True)
     summary, records = folder / "profile_export_aiperf.json", folder / "profile_export.jsonl"
-    write_json_atomic(summary, aiperf_result(run.run, reading.results.manifest, arrival))
+    write_json_atomic(summary, aiperf_result(run.run, analysis.results.manifest, arrival))
     write_bytes_atomic(records, b"".join(encode(line) + b"\n" for line in aiperf_records(run.run)))
     return [summary, records]
 
 
-_WRITERS: Final[dict[Format, Callable[[Reading, RunSummary, Arrival | None, Path], list[Path]]]] = {
+_WRITERS: Final[dict[Format, Callable[[AnalyzedExperiment, RunSummary, Arrival | None, Path], list[Path]]]] = {
     "vllm": _write_vllm,
     "aiperf": _write_aiperf,
 }

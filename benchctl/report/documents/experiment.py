@@ -1,10 +1,10 @@
-"""A reading as JSON documents: what ``--json`` prints and the exported files hold."""
+"""An analyzed experiment as JSON documents: what ``--json`` prints and the exported files hold."""
 
 from typing import Any
 
 import msgspec
 
-from benchctl.analysis.analyzed import Reading
+from benchctl.analysis.analyzed import AnalyzedExperiment
 from benchctl.analysis.metrics.run_metrics import METRICS
 from benchctl.analysis.statistics.block_ratio import RatioEstimate
 from benchctl.analysis.summary.flops_bridge import flops_bridge
@@ -14,50 +14,50 @@ from benchctl.interop.writers.vllm import bounds_document
 from benchctl.records.schema import SCHEMA_VERSION
 
 
-def summary_document(reading: Reading) -> dict[str, Any]:
+def summary_document(analysis: AnalyzedExperiment) -> dict[str, Any]:
     """``summary.json``: every run, every cell over its blocks, findings, and all doubt."""
-    manifest = reading.results.manifest
+    manifest = analysis.results.manifest
     return {
         "schema_version": SCHEMA_VERSION,
         "profile": manifest.profile,
         "state": manifest.state,
         "baseline": manifest.baseline,
-        "runs": [dict(run.values) for run in reading.runs],
-        "bounds": {run.record.run_id: bounds_document(run.bounds) for run in reading.runs if run.bounds},
-        "cells": [_cell(cell) for cell in reading.cells],
-        "ladders": msgspec.to_builtins(reading.ladders),
+        "runs": [dict(run.values) for run in analysis.runs],
+        "bounds": {run.record.run_id: bounds_document(run.bounds) for run in analysis.runs if run.bounds},
+        "cells": [_cell(cell) for cell in analysis.cells],
+        "ladders": msgspec.to_builtins(analysis.ladders),
         "findings": [
             {"code": finding.code, "sentence": finding.sentence, "numbers": dict(finding.numbers)}
-            for finding in reading.findings
+            for finding in analysis.findings
         ],
         "warnings": msgspec.to_builtins(
-            [*reading.warnings, *(warning for run in reading.runs for warning in run.warnings)]
+            [*analysis.warnings, *(warning for run in analysis.runs for warning in run.warnings)]
         ),
-        "damage": list(reading.damage),
+        "damage": list(analysis.damage),
         "definitions": {name: f"{metric.formula} [{metric.unit}]" for name, metric in METRICS.items()},
     }
 
 
-def sweep_document(reading: Reading) -> dict[str, Any]:
+def sweep_document(analysis: AnalyzedExperiment) -> dict[str, Any]:
     """``sweep_summary.json``: every cell against the baseline, with the ratios of its blocks."""
-    manifest = reading.results.manifest
+    manifest = analysis.results.manifest
     return {
         "schema_version": SCHEMA_VERSION,
         "profile": manifest.profile,
         "baseline": manifest.baseline,
-        "rows": [_sweep_row(row) for row in reading.sweep],
-        "infeasible": [_infeasible(cell) for cell in reading.infeasible],
+        "rows": [_sweep_row(row) for row in analysis.sweep],
+        "infeasible": [_infeasible(cell) for cell in analysis.infeasible],
     }
 
 
-def show_document(reading: Reading) -> dict[str, Any]:
+def show_document(analysis: AnalyzedExperiment) -> dict[str, Any]:
     """What ``benchctl show --json`` prints: the summary, the sweep, the manifest and the runs not yet begun."""
-    return summary_document(reading) | {
-        "path": str(reading.results.path),
-        "manifest": msgspec.to_builtins(reading.results.manifest),
-        "not_begun": [planned.run_id for planned in reading.unbegun],
-        "sweep": sweep_document(reading)["rows"],
-        "infeasible": [_infeasible(cell) for cell in reading.infeasible],
+    return summary_document(analysis) | {
+        "path": str(analysis.results.path),
+        "manifest": msgspec.to_builtins(analysis.results.manifest),
+        "not_begun": [planned.run_id for planned in analysis.unbegun],
+        "sweep": sweep_document(analysis)["rows"],
+        "infeasible": [_infeasible(cell) for cell in analysis.infeasible],
     }
 
 

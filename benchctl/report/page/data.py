@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from benchctl.analysis.analyzed import Reading
+from benchctl.analysis.analyzed import AnalyzedExperiment
 from benchctl.analysis.metrics.table import METRICS
 from benchctl.records.schema import SCHEMA_VERSION
 from benchctl.report.documents.comparison import document_of
@@ -11,13 +11,15 @@ from benchctl.report.page.charts.chart import Chart
 from benchctl.report.page.judged import Judged, Verdict
 
 
-def data_document(verdict: Verdict, readings: Sequence[Reading], charts: Sequence[Chart]) -> dict[str, Any]:
+def data_document(
+    verdict: Verdict, analyses: Sequence[AnalyzedExperiment], charts: Sequence[Chart]
+) -> dict[str, Any]:
     """``benchctl-data``: comparisons with their block values, runs, and the series of the charts, downsampled."""
     return {
         "schema_version": SCHEMA_VERSION,
         "verdict": {"verdict": verdict.word, "exit_code": verdict.exit_code, "summary": verdict.sentence},
         "comparisons": [_comparison(one) for one in verdict.all],
-        "directories": [_directory(reading) for reading in readings],
+        "directories": [_directory(analysis) for analysis in analyses],
         "charts": [
             {"id": chart.id, "title": chart.title, "definition": chart.definition, "figure": chart.figure}
             for chart in charts
@@ -46,13 +48,13 @@ def _comparison(one: Judged) -> dict[str, Any]:
     }
 
 
-def _directory(reading: Reading) -> dict[str, Any]:
-    manifest = reading.results.manifest
+def _directory(analysis: AnalyzedExperiment) -> dict[str, Any]:
+    manifest = analysis.results.manifest
     return {
-        "name": reading.results.path.resolve().name,
+        "name": analysis.results.path.resolve().name,
         "profile": manifest.profile,
         "profile_sha256": manifest.profile_sha256,
         "request_set_sha256": manifest.request_set_sha256,
         "created_at": manifest.created_at,
-        "runs": [dict(run.values) for run in reading.runs],
+        "runs": [dict(run.values) for run in analysis.runs],
     }

@@ -6,7 +6,7 @@ A comparison that cannot be made is no error here: the page is made all the same
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from benchctl.analysis.analyzed import Reading
+from benchctl.analysis.analyzed import AnalyzedExperiment
 from benchctl.analysis.compare.compare import CompareOptions, Side, compare_experiments
 from benchctl.analysis.compare.result import EXIT_CODES, Comparison, OverallVerdict, first_verdict
 from benchctl.analysis.compare.text import verdict_sentence
@@ -82,37 +82,43 @@ class Verdict:
         return tuple(one.comparison for one in self.all if one.comparison is not None)
 
 
-def judge_directory(reading: Reading, options: CompareOptions | None = None) -> Verdict:
+def judge_directory(analysis: AnalyzedExperiment, options: CompareOptions | None = None) -> Verdict:
     """Every other variant of a directory against its baseline."""
-    results = reading.results
+    results = analysis.results
     baseline, options = results.manifest.baseline, options or CompareOptions()
     variants = dict.fromkeys(planned.variant for planned in results.plan.runs)
-    controls = _controls(reading)
+    controls = _controls(analysis)
     judged = [
         _judge(
-            (reading, Side(results.path, baseline)),
-            (reading, Side(results.path, name)),
+            (analysis, Side(results.path, baseline)),
+            (analysis, Side(results.path, name)),
             options,
             is_control=name in controls,
         )
         for name in variants
         if name != baseline
     ]
-    return _whole(judged, baseline, _notes([reading]))
+    return _whole(judged, baseline, _notes([analysis]))
 
 
-def judge_sides(a: tuple[Reading, Side], b: tuple[Reading, Side], options: CompareOptions | None = None) -> Verdict:
-    """Two sides, as ``benchctl compare`` judges them; of one directory, the same reading twice."""
+def judge_sides(
+    a: tuple[AnalyzedExperiment, Side], b: tuple[AnalyzedExperiment, Side], options: CompareOptions | None = None
+) -> Verdict:
+    """Two sides, as ``benchctl compare`` judges them; of one directory, the same analysis twice."""
     judged = _judge(a, b, options or CompareOptions())
-    readings = [a[0]] if a[0] is b[0] else [a[0], b[0]]
-    return _whole([judged], judged.a_name, _notes(readings))
+    analyses = [a[0]] if a[0] is b[0] else [a[0], b[0]]
+    return _whole([judged], judged.a_name, _notes(analyses))
 
 
 def _judge(
-    a: tuple[Reading, Side], b: tuple[Reading, Side], options: CompareOptions, *, is_control: bool = False
+    a: tuple[AnalyzedExperiment, Side],
+    b: tuple[AnalyzedExperiment, Side],
+    options: CompareOptions,
+    *,
+    is_control: bool = False,
 ) -> Judged:
-    (a_reading, a_side), (b_reading, b_side) = a, b
-    left, right = a_reading.experiment, b_reading.experiment
+    (a_analysis, a_side), (b_analysis, b_side) = a, b
+    left, right = a_analysis.experiment, b_analysis.experiment
     try:
         comparison = compare_experiments((left, a_side), (right, b_side), options)
         pairs = match_cells(left, a_side, right, b_side)
@@ -150,11 +156,11 @@ def _refused(a_name: str, b_name: str, error: BenchctlError, *, is_control: bool
     )
 
 
-def _controls(reading: Reading) -> frozenset[str]:
+def _controls(analysis: AnalyzedExperiment) -> frozenset[str]:
     """Variants that are steps of a ladder and no answer of their own."""
-    if reading.profile is None:
+    if analysis.profile is None:
         return frozenset()
-    return frozenset(name for name, variant in reading.profile.variants.items() if variant.control is not None)
+    return frozenset(name for name, variant in analysis.profile.variants.items() if variant.control is not None)
 
 
 def _whole(judged: Sequence[Judged], baseline: str, notes: tuple[str, ...]) -> Verdict:
@@ -194,12 +200,12 @@ def _listed(names: Sequence[str]) -> str:
     return " and ".join(", ".join(names).rsplit(", ", 1))
 
 
-def _notes(readings: Iterable[Reading]) -> tuple[str, ...]:
+def _notes(analyses: Iterable[AnalyzedExperiment]) -> tuple[str, ...]:
     """What is unfinished or damaged, in sentences."""
     notes = []
-    for reading in readings:
-        planned, manifest = reading.results.plan.runs, reading.results.manifest
-        states = [run.record.state for run in reading.runs]
+    for analysis in analyses:
+        planned, manifest = analysis.results.plan.runs, analysis.results.manifest
+        states = [run.record.state for run in analysis.runs]
         if manifest.state in {"planned", "running"}:
             notes.append(
                 f"Unfinished: {states.count('done')} of {len(planned)} runs of {manifest.profile} are done."
@@ -208,5 +214,5 @@ def _notes(readings: Iterable[Reading]) -> tuple[str, ...]:
             if number := states.count(state):
                 verb = "run of" if number == 1 else "runs of"
                 notes.append(f"{number} {verb} {len(planned)} {'is' if number == 1 else 'are'} {state}.")
-        notes += [f"Damaged: {message}" for message in reading.damage]
+        notes += [f"Damaged: {message}" for message in analysis.damage]
     return tuple(notes)

@@ -1,6 +1,6 @@
 """The report page: one HTML file that needs nothing else, neither network nor server nor the result directory.
 
-    readings + verdict + charts ▸ sections ▸ one document with its style, its scripts and its data
+    analyses + verdict + charts ▸ sections ▸ one document with its style, its scripts and its data
 
 The verdict and every table are plain HTML and are there without scripts; the charts are drawn by a script that is
 in the page too, when they come into view.
@@ -14,7 +14,7 @@ from typing import Final
 from plotly.offline import get_plotlyjs
 
 from benchctl import __version__
-from benchctl.analysis.analyzed import Reading
+from benchctl.analysis.analyzed import AnalyzedExperiment
 from benchctl.report.page.charts.chart import Chart
 from benchctl.report.page.data import data_document
 from benchctl.report.page.html import Html, dormant_script, el, embedded_json, join, script, style
@@ -38,7 +38,7 @@ class PageContent:
     """What goes into a page. ``is_inside`` says that it will lie in the (one) result directory that it is about."""
 
     title: str
-    readings: tuple[Reading, ...]
+    analyses: tuple[AnalyzedExperiment, ...]
     verdict: Verdict
     charts: tuple[Chart, ...]
     is_inside: bool
@@ -56,8 +56,8 @@ def render(content: PageContent) -> str:
         el("title", content.title),
         style(_resource("page.css")),
     )
-    main = el("main", top(content.readings, content.verdict), *_sections(content))
-    data = embedded_json("benchctl-data", data_document(content.verdict, content.readings, content.charts))
+    main = el("main", top(content.analyses, content.verdict), *_sections(content))
+    data = embedded_json("benchctl-data", data_document(content.verdict, content.analyses, content.charts))
     body = el("body", main, data, script(_resource("page.js")), dormant_script("plotly-source", get_plotlyjs()))
     return f"<!doctype html>\n{el('html', head, body, lang='en')}\n"
 
@@ -86,9 +86,9 @@ def _sections(content: PageContent) -> Iterator[Html]:
         yield _section("answers", "What is answered", *answers)
     if content.charts:
         yield _section("charts", "Measurements", *map(_chart, content.charts))
-    for reading in content.readings:
-        more = f" of {reading.results.path.resolve().name}" if len(content.readings) > 1 else ""
-        shown = runs_section(reading, is_inside=content.is_inside)
+    for analysis in content.analyses:
+        more = f" of {analysis.results.path.resolve().name}" if len(content.analyses) > 1 else ""
+        shown = runs_section(analysis, is_inside=content.is_inside)
         yield _section("runs", f"Runs{more}", shown)
     yield _section("provenance", "Where the numbers come from", *_origins(content))
     yield _section("definitions", "What the words mean", definitions())
@@ -108,16 +108,16 @@ def _titled(one: Judged, shown: Html | None, num: int) -> Html | None:
 
 def _waterfalls(content: PageContent) -> list[Waterfall]:
     """Those of the ladders of controls, then of the wall time and of the step in every cell."""
-    found = [fall for reading in content.readings for fall in _of_ladders(reading)]
+    found = [fall for analysis in content.analyses for fall in _of_ladders(analysis)]
     for comparison in content.verdict.comparisons:
         for cell in comparison.cells:
             found += [fall for fall in (from_decomposition(cell), from_sections(cell)) if fall is not None]
     return found
 
 
-def _of_ladders(reading: Reading) -> Iterator[Waterfall]:
-    cells = {cell.label: cell for cell in reading.cells}
-    for ladder in reading.ladders:
+def _of_ladders(analysis: AnalyzedExperiment) -> Iterator[Waterfall]:
+    cells = {cell.label: cell for cell in analysis.cells}
+    for ladder in analysis.ladders:
         base = cells.get(ladder.whole.lower)
         for quantity, unit in _LADDER_QUANTITIES.items():
             fall = from_ladder(ladder, base.mean(quantity) if base is not None else None, quantity, unit)
@@ -143,10 +143,10 @@ def _chart(chart: Chart) -> Html:
 
 
 def _origins(content: PageContent) -> Iterator[Html]:
-    for reading in content.readings:
-        if len(content.readings) > 1:
-            yield el("h3", reading.results.path.resolve().name)
-        yield provenance(reading)
+    for analysis in content.analyses:
+        if len(content.analyses) > 1:
+            yield el("h3", analysis.results.path.resolve().name)
+        yield provenance(analysis)
     if content.verdict.all:
         yield el("h3", "Settings that differ")
         yield differences(content.verdict)

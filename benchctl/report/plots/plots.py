@@ -1,9 +1,9 @@
-"""The pictures of a report. Each is drawn from a reading, or skipped with a reason a person can act on."""
+"""The pictures of a report. Each is drawn from a analysis, or skipped with a reason a person can act on."""
 
 from collections.abc import Sequence
 from typing import Final
 
-from benchctl.analysis.analyzed import Reading
+from benchctl.analysis.analyzed import AnalyzedExperiment
 from benchctl.analysis.attribution.sections import CLOCK_NOTE, Breakdown
 from benchctl.analysis.summary.runs import CellSummary
 from benchctl.costs.flops import FlopsAccount
@@ -51,16 +51,16 @@ _FLOPS_PARTS: Final = (
 )
 
 
-def draw_plots(reading: Reading) -> tuple[Plot, ...]:
+def draw_plots(analysis: AnalyzedExperiment) -> tuple[Plot, ...]:
     """Every picture of a result directory, drawn or skipped with its reason."""
-    cells = [cell for cell in reading.cells if cell.runs]
+    cells = [cell for cell in analysis.cells if cell.runs]
     broken_down = [(cell, breakdown) for cell in cells if (breakdown := cell.breakdown()) is not None]
     return (
         _draw_steps(broken_down),
         _draw_apply(broken_down),
         _draw_flops(cells),
-        *draw_sweep(reading),
-        draw_timeline(reading),
+        *draw_sweep(analysis),
+        draw_timeline(analysis),
     )
 
 

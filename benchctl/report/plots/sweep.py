@@ -6,7 +6,7 @@ from typing import Final
 
 from matplotlib.axes import Axes
 
-from benchctl.analysis.analyzed import Reading
+from benchctl.analysis.analyzed import AnalyzedExperiment
 from benchctl.analysis.statistics.block_ratio import RatioEstimate
 from benchctl.analysis.summary.sweep import SweepRow
 from benchctl.records.directory import cell_name
@@ -31,9 +31,9 @@ _BAND_LIMIT: Final = 1.6
 """With two blocks an interval can reach far; beyond this multiple of the highest ratio it leaves the picture."""
 
 
-def draw_sweep(reading: Reading) -> tuple[Plot, ...]:
+def draw_sweep(analysis: AnalyzedExperiment) -> tuple[Plot, ...]:
     """``topk_sweep.png``, or ``<factor>_sweep.png``, for each variant that was swept over at least two cells."""
-    swept = [row for row in reading.sweep if row.cell and "wall" in row.estimates]
+    swept = [row for row in analysis.sweep if row.cell and "wall" in row.estimates]
     groups = [list(group) for _, group in itertools.groupby(swept, key=lambda row: row.variant)]
     groups = [group for group in groups if len(group) > 1]
     if not groups:

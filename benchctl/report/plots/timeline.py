@@ -5,7 +5,7 @@ from typing import Final
 
 import numpy as np
 
-from benchctl.analysis.analyzed import Reading
+from benchctl.analysis.analyzed import AnalyzedExperiment
 from benchctl.analysis.summary.runs import RunSummary, arm_order
 from benchctl.report.plots.style import DASHES, SERIES, Plot, legend_beside, new_figure, png_bytes, tidy
 from benchctl.units import ms_from_ns, s_from_ns
@@ -17,14 +17,14 @@ _MIN_STEPS_PER_BIN: Final = 4
 _MAX_RUNS: Final = len(SERIES) * len(DASHES)
 
 
-def draw_timeline(reading: Reading) -> Plot:
+def draw_timeline(analysis: AnalyzedExperiment) -> Plot:
     """Every arm of the first block that has the most finished runs with a step log."""
-    runs = [run for run in reading.runs if run.is_usable and run.values["n_steps"] and run.values["step_ms"]]
+    runs = [run for run in analysis.runs if run.is_usable and run.values["n_steps"] and run.values["step_ms"]]
     if not runs:
-        return Plot(name=_NAME, skipped=reading.why_no_step_times)
+        return Plot(name=_NAME, skipped=analysis.why_no_step_times)
     blocks = [run.record.block for run in runs]
     block = max(sorted(set(blocks)), key=blocks.count)
-    baseline = reading.results.manifest.baseline
+    baseline = analysis.results.manifest.baseline
     shown = sorted((run for run in runs if run.record.block == block), key=lambda r: arm_order(r.record, baseline))
     figure = new_figure(6.0, f"Course of the runs of block {block}, means over up to {_MAX_BINS} stretches")
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))

@@ -6,7 +6,7 @@ from typing import Final
 from rich.table import Table
 from rich.text import Text
 
-from benchctl.analysis.analyzed import Reading
+from benchctl.analysis.analyzed import AnalyzedExperiment
 from benchctl.report.text.digits import UNKNOWN
 
 _TITLE: Final = "The client, ms of its own clock; of a cell the mean over blocks"
@@ -27,10 +27,10 @@ _COLUMNS: Final = {
 }
 
 
-def client_table(reading: Reading) -> Table | None:
+def client_table(analysis: AnalyzedExperiment) -> Table | None:
     """Every cell as the mean over its blocks, then every run; None where nothing was sent."""
-    cells = [cell for cell in reading.cells if "max_send_lag_ms" in cell.spreads]
-    runs = [run for run in reading.runs if run.values["max_send_lag_ms"] is not None]
+    cells = [cell for cell in analysis.cells if "max_send_lag_ms" in cell.spreads]
+    runs = [run for run in analysis.runs if run.values["max_send_lag_ms"] is not None]
     if not runs:
         return None
     table = Table(title=Text(_TITLE), title_justify="left", title_style="bold", box=None, pad_edge=False)

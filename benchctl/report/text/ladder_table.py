@@ -5,16 +5,16 @@ from typing import Final
 from rich.table import Table
 from rich.text import Text
 
-from benchctl.analysis.analyzed import Reading
+from benchctl.analysis.analyzed import AnalyzedExperiment
 from benchctl.analysis.experiment.ladder import Difference, Price
 
 _UNKNOWN: Final = "-"
 _COLUMNS: Final = {"wall s": "wall_s", "step ms": "step_ms"}
 
 
-def ladder_table(reading: Reading) -> Table | None:
+def ladder_table(analysis: AnalyzedExperiment) -> Table | None:
     """Differences of neighbours, ± half of the 95 % interval over blocks; None where nothing has controls."""
-    if not reading.ladders:
+    if not analysis.ladders:
         return None
     title = "Ladder of controls: what each step adds to the one before it, ± half of the 95 % interval over blocks"
     table = Table(title=Text(title), title_justify="left", title_style="bold", box=None, pad_edge=False)
@@ -22,7 +22,7 @@ def ladder_table(reading: Reading) -> Table | None:
         table.add_column(column, no_wrap=True)
     for column in ("blocks", *(f"{name}{suffix}" for name in _COLUMNS for suffix in ("", ", share"))):
         table.add_column(column, justify="right", no_wrap=True)
-    for ladder in reading.ladders:
+    for ladder in analysis.ladders:
         for i, price in enumerate((*ladder.prices, ladder.whole)):
             step = f"{price.lower} > {price.upper}"
             table.add_row(ladder.label if i == 0 else "", price.what, step, *_numbers(price, ladder.whole))

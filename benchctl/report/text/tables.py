@@ -1,4 +1,4 @@
-"""A reading as tables for a terminal: values that the command line prints. ms and % exist here, not before."""
+"""Tables of an analyzed experiment for the terminal. ms and % exist from here on, not before."""
 
 from collections.abc import Mapping, Sequence
 from itertools import chain
@@ -7,7 +7,7 @@ from typing import Final
 from rich.table import Table
 from rich.text import Text
 
-from benchctl.analysis.analyzed import Reading
+from benchctl.analysis.analyzed import AnalyzedExperiment
 from benchctl.analysis.attribution.sections import Breakdown, Section
 from benchctl.analysis.compare.doubt_kind import DoubtKind, doubt_kind
 from benchctl.analysis.summary.flops_bridge import flops_bridge
@@ -35,11 +35,11 @@ _SWEEP_COLUMNS: Final = {
 }
 
 
-def headline(reading: Reading) -> str:
+def headline(analysis: AnalyzedExperiment) -> str:
     """What was measured, in three lines."""
-    manifest = reading.results.manifest
-    num_done = sum(run.record.state == "done" for run in reading.runs)
-    num_planned = len(reading.results.plan.runs)
+    manifest = analysis.results.manifest
+    num_done = sum(run.record.state == "done" for run in analysis.runs)
+    num_planned = len(analysis.results.plan.runs)
     code = f"benchctl {manifest.benchctl_version}"
     if manifest.git is not None:
         code += f" ({manifest.git.sha[:10]}{', work tree changed' if manifest.git.is_dirty else ''})"
@@ -48,7 +48,7 @@ def headline(reading: Reading) -> str:
     return (
         f"{manifest.profile}{label} · {manifest.state} · {num_done} of {num_planned} runs done · "
         f"{blocks_text(manifest)} · baseline {manifest.baseline}\n"
-        f"engine {manifest.engine} · {len(reading.results.requests)} requests of {manifest.dataset} "
+        f"engine {manifest.engine} · {len(analysis.results.requests)} requests of {manifest.dataset} "
         f"({manifest.request_set_sha256[:10]}) · stop {manifest.stop} · seed {manifest.seed}\n"
         f"{manifest.created_at} · {code} · {manifest.host.hostname}, {devices}"
     )
@@ -64,30 +64,30 @@ def blocks_text(manifest: Manifest) -> str:
     return f"{rule.ended_after} of at most {manifest.blocks} blocks (±{rule.precision_frac * 100:.3g}% reached)"
 
 
-def footnotes(reading: Reading) -> tuple[ResultWarning, ...]:
+def footnotes(analysis: AnalyzedExperiment) -> tuple[ResultWarning, ...]:
     """Every warning once, what decided first: the same doubt of many runs is one footnote."""
     met: dict[DoubtKind, ResultWarning] = {}
-    for warning in chain(reading.warnings, *(run.warnings for run in reading.runs)):
+    for warning in chain(analysis.warnings, *(run.warnings for run in analysis.runs)):
         met.setdefault(doubt_kind(warning), warning)
     return by_severity(met.values())
 
 
-def footnote_lines(reading: Reading) -> list[str]:
+def footnote_lines(analysis: AnalyzedExperiment) -> list[str]:
     """``[1] code: message (which runs)``."""
     lines = []
-    for number, note in enumerate(footnotes(reading), start=1):
-        places = [run.record.run_id for run in reading.runs if _mentions(run.warnings, note)]
+    for number, note in enumerate(footnotes(analysis), start=1):
+        places = [run.record.run_id for run in analysis.runs if _mentions(run.warnings, note)]
         shown = ", ".join(places[:3]) + (f" and {len(places) - 3} more" if len(places) > 3 else "")
         lines.append(f"[{number}] {note.code}: {note.message}" + (f" ({shown})" if shown else ""))
     return lines
 
 
-def runs_table(reading: Reading) -> Table:
+def runs_table(analysis: AnalyzedExperiment) -> Table:
     """Every planned run: its state, its main numbers, its footnotes."""
-    notes = footnotes(reading)
+    notes = footnotes(analysis)
     table = _table("Runs, in the order of execution", ["run", "state"], [*_RUN_COLUMNS, "failed", "notes"])
-    begun = {run.record.run_id: run for run in reading.runs}
-    for planned in reading.results.plan.runs:
+    begun = {run.record.run_id: run for run in analysis.runs}
+    for planned in analysis.results.plan.runs:
         run = begun.get(planned.run_id)
         if run is None:
             blanks = [UNKNOWN] * (len(_RUN_COLUMNS) + 1)
@@ -102,9 +102,9 @@ def runs_table(reading: Reading) -> Table:
     return table
 
 
-def cells_table(reading: Reading) -> Table | None:
+def cells_table(analysis: AnalyzedExperiment) -> Table | None:
     """Every variant and cell as mean and scatter over blocks; None without a finished run or an infeasible cell."""
-    cells = [cell for cell in reading.cells if cell.runs or cell.infeasible]
+    cells = [cell for cell in analysis.cells if cell.runs or cell.infeasible]
     if not cells:
         return None
     title = "Cells, mean ± scatter over blocks (geometric mean, standard deviation of the logarithms)"
@@ -121,12 +121,12 @@ def cells_table(reading: Reading) -> Table | None:
     return table
 
 
-def breakdown_table(reading: Reading) -> Table | None:
+def breakdown_table(analysis: AnalyzedExperiment) -> Table | None:
     """Sections of a step by cell, ms: sum / all steps, which adds up; in brackets the mean where it runs.
 
     Where the log times the sampler alone, the table begins with the sampler and says so.
     """
-    cells = {cell.label: breakdown for cell in reading.cells if (breakdown := cell.breakdown()) is not None}
+    cells = {cell.label: breakdown for cell in analysis.cells if (breakdown := cell.breakdown()) is not None}
     if not cells or not any(breakdown.step.children for breakdown in cells.values()):
         return None
     notes = sorted({breakdown.clock_note for breakdown in cells.values()})
@@ -140,15 +140,17 @@ def breakdown_table(reading: Reading) -> Table | None:
     return table
 
 
-def sweep_table(reading: Reading) -> Table | None:
+def sweep_table(analysis: AnalyzedExperiment) -> Table | None:
     """Every cell against the baseline of the same block; None where there is none to compare."""
-    if not reading.sweep and not reading.infeasible:
+    if not analysis.sweep and not analysis.infeasible:
         return None
     title = "Against the baseline of the same block: ratios as compare estimates them"
     table = _table(
-        title, ["cell", "blocks"], [f"wall time ({_confidence(reading)} interval)", *_SWEEP_COLUMNS, "beyond FLOPs"]
+        title,
+        ["cell", "blocks"],
+        [f"wall time ({_confidence(analysis)} interval)", *_SWEEP_COLUMNS, "beyond FLOPs"],
     )
-    for row in reading.sweep:
+    for row in analysis.sweep:
         ratio, low, high = (row.number(f"wall_ratio{end}") for end in ("", "_ci_low", "_ci_high"))
         interval = f" [{_ratio(low)}, {_ratio(high)}]" if low is not None and high is not None else ""
         wall = UNKNOWN if ratio is None else f"{_ratio(ratio)}{interval}"
@@ -156,19 +158,19 @@ def sweep_table(reading: Reading) -> Table | None:
         left = UNKNOWN if share is None else f"{share:.0%}"
         numbers = [four_digits(row.number(column)) for column in _SWEEP_COLUMNS.values()]
         table.add_row(row.label, str(row.values["n_blocks"]), wall, *numbers, left)
-    for cell in reading.infeasible:
+    for cell in analysis.infeasible:
         table.add_row(cell.label, "0", _infeasible(cell))
     return table
 
 
-def _confidence(reading: Reading) -> str:
-    estimates = [estimate for row in reading.sweep for estimate in row.estimates.values()]
+def _confidence(analysis: AnalyzedExperiment) -> str:
+    estimates = [estimate for row in analysis.sweep for estimate in row.estimates.values()]
     return f"{estimates[0].confidence * 100:.3g} %" if estimates else "95 %"
 
 
-def flops_table(reading: Reading) -> Table | None:
+def flops_table(analysis: AnalyzedExperiment) -> Table | None:
     """From published to observed FLOPs, each correction with its price; None where no run has both accounts."""
-    bridges = [bridge for cell in reading.cells if (bridge := flops_bridge(cell)) is not None]
+    bridges = [bridge for cell in analysis.cells if (bridge := flops_bridge(cell)) is not None]
     if not bridges:
         return None
     title = "FLOPs of a run, TFLOP: from the published rule to what the step log saw (model FLOPs, not measured)"
@@ -182,8 +184,8 @@ def flops_table(reading: Reading) -> Table | None:
     return table
 
 
-def findings_lines(reading: Reading) -> list[str]:
-    return [f"* {finding.sentence} [{finding.code}]" for finding in reading.findings]
+def findings_lines(analysis: AnalyzedExperiment) -> list[str]:
+    return [f"* {finding.sentence} [{finding.code}]" for finding in analysis.findings]
 
 
 def _section_names(cells: Mapping[str, Breakdown]) -> list[tuple[int, str]]:

@@ -25,7 +25,7 @@ from typing import Final
 from benchctl.costs.hardware import Hardware
 from benchctl.costs.shapes import ModelShape, shape_for
 from benchctl.sim.config import SimConfig
-from benchctl.sim.costs.step_cost import CostModel, StepBatch, StepCost, value_model_load_ns
+from benchctl.sim.costs.cost_model import CostModel, StepBatch, StepCost, served_models, value_model_load_ns
 from benchctl.units import NS_PER_S, NS_PER_US
 
 _LAYER_NS: Final = 212 * NS_PER_US
@@ -66,12 +66,11 @@ _V2: Final = _RevisionTimes(
 )
 
 
-def lenvm_cost(
-    config: SimConfig, shape: ModelShape, value_shape: ModelShape | None, hardware: Hardware
-) -> CostModel:
-    """A cost model for the configured revision, schedule and models."""
-    forward_ns = _forward(shape, hardware)
-    price_guided = _guided(config, value_shape, hardware) if value_shape is not None else None
+def cost_model(config: SimConfig) -> CostModel:
+    """The cost model for the configured revision, schedule and models."""
+    models = served_models(config)
+    forward_ns = _forward(models.shape, models.hardware)
+    price_guided = None if models.value_shape is None else _guided(config, models.value_shape, models.hardware)
     schedule_ns = _SCHEDULE_NS + (0 if config.overlap_schedule else _SCHEDULE_NOT_OVERLAPPED_NS)
 
     def price(batch: StepBatch) -> StepCost:
@@ -91,7 +90,7 @@ def lenvm_cost(
             sample=_SAMPLE_NS,
         )
 
-    return price
+    return CostModel(price=price)
 
 
 def _forward(shape: ModelShape, hardware: Hardware) -> Callable[[StepBatch], int]:

@@ -7,12 +7,30 @@ tokens or memory, and gives each request a last step that yields no token.
 
 from typing import Final
 
-from benchctl.sim.costs.step_cost import StepBatch, StepCost
+from benchctl.sim.config import SimConfig
+from benchctl.sim.costs.cost_model import CostModel, StepBatch, StepCost
 from benchctl.units import NS_PER_S
 
-MAX_NUM_SEQS: Final = 10
+_MAX_NUM_SEQS: Final = 10
 _PRODUCT_PER_S: Final = 468_000
 _FIXED_S: Final = 120 / 2000
+
+
+def cost_model(_: SimConfig) -> CostModel:
+    """The cost model, which no configuration changes."""
+    return CostModel(
+        price=_price,
+        max_num_seqs=_MAX_NUM_SEQS,
+        is_unlimited=True,
+        pads_batches=True,
+        has_closing_step=True,
+        answer_length=mock_length,
+    )
+
+
+def mock_length(prompt_tokens: int) -> int:
+    """Tokens of an answer: 50 + floor(min(p, 500) 100 / 500), whatever the request asks for."""
+    return 50 + min(prompt_tokens, 500) * 100 // 500
 
 
 def mock_step_ns(num_seqs: int, longest_context: int, most_new_tokens: int) -> int:
@@ -20,6 +38,6 @@ def mock_step_ns(num_seqs: int, longest_context: int, most_new_tokens: int) -> i
     return round((num_seqs * longest_context * most_new_tokens / _PRODUCT_PER_S + _FIXED_S) * NS_PER_S)
 
 
-def price_mock_step(batch: StepBatch) -> StepCost:
-    """The whole step is the forward; llm-mock has no sampler of its own."""
+def _price(batch: StepBatch) -> StepCost:
+    """A step that is all forward: llm-mock has no sampler of its own."""
     return StepCost(model_forward=mock_step_ns(batch.num_seqs, batch.longest_context, batch.most_new_tokens))

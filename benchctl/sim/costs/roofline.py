@@ -15,15 +15,18 @@ from typing import Final
 from benchctl.costs.hardware import Hardware
 from benchctl.costs.roofline import forward_bytes, forward_flops, roofline_ns
 from benchctl.costs.shapes import ModelShape
-from benchctl.sim.costs.step_cost import CostModel, StepBatch, StepCost, value_model_load_ns
+from benchctl.sim.config import SimConfig
+from benchctl.sim.costs.cost_model import CostModel, StepBatch, StepCost, served_models, value_model_load_ns
 
 _BYTES_PER_PROBABILITY: Final = 4
 _PRE_PASSES: Final = 2
 _SAMPLE_PASSES: Final = 4
 
 
-def roofline_cost(shape: ModelShape, value_shape: ModelShape | None, hardware: Hardware) -> CostModel:
-    """A cost model for one model, one value model or none, and one device."""
+def cost_model(config: SimConfig) -> CostModel:
+    """The cost model for the configured models and device."""
+    models = served_models(config)
+    shape, value_shape, hardware = models.shape, models.value_shape, models.hardware
     row_bytes = shape.vocab * _BYTES_PER_PROBABILITY
 
     def price(batch: StepBatch) -> StepCost:
@@ -47,7 +50,7 @@ def roofline_cost(shape: ModelShape, value_shape: ModelShape | None, hardware: H
             value_model_load=value_model_load_ns(scored) if scored and batch.loads_value_model else None,
         )
 
-    return price
+    return CostModel(price=price)
 
 
 def _forward_ns(batch: StepBatch, shape: ModelShape, hardware: Hardware) -> int:

@@ -7,7 +7,7 @@ from typing import Final
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from benchctl.sim.engine import Engine, StepOutput
+from benchctl.sim.engine import SimulatedEngine, StepOutput
 from benchctl.units import NS_PER_S
 
 _SHORT_S: Final = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
@@ -68,7 +68,7 @@ class Counters:
 class SimCollector:
     """Turns the counters into metric families when somebody asks."""
 
-    def __init__(self, engine: Engine, counters: Counters) -> None:
+    def __init__(self, engine: SimulatedEngine, counters: Counters) -> None:
         self._engine: Final = engine
         self._counters: Final = counters
         self.lag_s = 0.0

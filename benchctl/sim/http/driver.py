@@ -10,7 +10,7 @@ from benchctl.sim.core import Core
 from benchctl.sim.engine import StepOutput
 from benchctl.sim.http.counters import Counters
 from benchctl.sim.http.reply import Reply
-from benchctl.sim.phase import Phase
+from benchctl.sim.phase import AnnouncedPhase
 from benchctl.sim.request import Request
 from benchctl.units import NS_PER_S
 
@@ -42,7 +42,7 @@ class Driver:
         self._replies: dict[str, Reply] = {}
         self._wake: Final = asyncio.Event()
         self._anchor: tuple[float, int] | None = None
-        self._anchored_phase: Phase | None = None
+        self._anchored_phase: AnnouncedPhase | None = None
         self._busy_since_s: float | None = None
         self._last_turn_s = 0.0
 
@@ -67,7 +67,7 @@ class Driver:
             self.counters.num_aborted += 1
             self._wake.set()
 
-    def announce(self, phase: Phase) -> None:
+    def announce(self, phase: AnnouncedPhase) -> None:
         self.core.announce(phase)
         self._wake.set()
 
@@ -130,7 +130,7 @@ class Driver:
                 touched[seq.request.request_id] = reply
         for seq in output.finished:
             reply = self._replies.get(seq.request.request_id)
-            # Only llm-mock ends a sequence in a step that gives it no token.
+            # A closing step ends a sequence and gives it no token.
             if reply is not None and not reply.has_ended(seq):
                 reply.add(seq, reports_cached=reports_cached)
                 touched[seq.request.request_id] = reply

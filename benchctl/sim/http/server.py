@@ -22,7 +22,7 @@ from benchctl.sim.http.counters import SimCollector, exposition
 from benchctl.sim.http.driver import Driver
 from benchctl.sim.http.openai_api import ChatBody, CompletionBody, ScheduleBody, request_from
 from benchctl.sim.http.reply import Reply
-from benchctl.sim.phase import Arrival, Phase
+from benchctl.sim.phase import AnnouncedPhase, AnnouncedRequest
 from benchctl.sim.simulate import engine_for_config
 from benchctl.units import NS_PER_S
 
@@ -125,10 +125,12 @@ class Server:
 
     async def _schedule(self, request: web.Request) -> web.Response:
         body = await _decoded(request, ScheduleBody)
-        arrivals = [Arrival(entry.request_id, entry.arrival_ns) for entry in body.requests]
+        arrivals = [AnnouncedRequest(entry.request_id, entry.arrival_ns) for entry in body.requests]
         if len({arrival.request_id for arrival in arrivals}) < len(arrivals):
             raise UsageError("requests: a request_id occurs twice; announce each request once")
-        self._driver.announce(Phase(arrivals, max_concurrency=body.max_concurrency, is_warmup=body.is_warmup))
+        self._driver.announce(
+            AnnouncedPhase(arrivals, max_concurrency=body.max_concurrency, is_warmup=body.is_warmup)
+        )
         return web.json_response({"announced": len(arrivals)})
 
     async def _completions(self, request: web.Request) -> web.StreamResponse:

@@ -7,21 +7,21 @@ import pytest
 from builders import write_results
 from rich.console import Console
 
-from benchctl.analysis.analyzed import Reading, read_results
+from benchctl.analysis.analyzed import AnalyzedExperiment, analyze_directory
 from benchctl.analysis.summary.flops_bridge import flops_bridge
 from benchctl.report.documents.experiment import summary_document
 from benchctl.report.text.tables import flops_table
 
 
 @pytest.fixture(scope="module")
-def reading(tmp_path_factory: pytest.TempPathFactory) -> Reading:
+def analysis(tmp_path_factory: pytest.TempPathFactory) -> AnalyzedExperiment:
     path = tmp_path_factory.mktemp("bridge") / "r"
     write_results(path, cells=[{"top_k": 1}, {"top_k": 5}])
-    return read_results(path)
+    return analyze_directory(path)
 
 
-def test_the_corrections_lead_from_the_published_to_the_observed_total(reading: Reading) -> None:
-    bridges = {cell.label: flops_bridge(cell) for cell in reading.cells}
+def test_the_corrections_lead_from_the_published_to_the_observed_total(analysis: AnalyzedExperiment) -> None:
+    bridges = {cell.label: flops_bridge(cell) for cell in analysis.cells}
     assert list(bridges) == ["baseline", "guided top_k=1", "guided top_k=5"]
     for bridge in bridges.values():
         assert bridge is not None
@@ -29,8 +29,8 @@ def test_the_corrections_lead_from_the_published_to_the_observed_total(reading: 
         assert total == pytest.approx(bridge.observed_flops, rel=1e-12)
 
 
-def test_the_greedy_path_is_charged_a_value_model_that_never_ran(reading: Reading) -> None:
-    _, greedy, guided = (flops_bridge(cell) for cell in reading.cells)
+def test_the_greedy_path_is_charged_a_value_model_that_never_ran(analysis: AnalyzedExperiment) -> None:
+    _, greedy, guided = (flops_bridge(cell) for cell in analysis.cells)
     assert greedy is not None
     assert guided is not None
     prices = {step.code: step.flops for step in greedy.steps}
@@ -44,34 +44,34 @@ def test_a_guided_cell_without_step_log_has_no_bridge(tmp_path: Path) -> None:
     results = write_results(tmp_path / "r")
     for run in results.runs():
         (run.path / "steps.jsonl").unlink()
-    reading = read_results(tmp_path / "r")
-    assert [flops_bridge(cell) is None for cell in reading.cells] == [False, True]
-    assert [cell["flops_bridge"] is None for cell in summary_document(reading)["cells"]] == [False, True]
+    analysis = analyze_directory(tmp_path / "r")
+    assert [flops_bridge(cell) is None for cell in analysis.cells] == [False, True]
+    assert [cell["flops_bridge"] is None for cell in summary_document(analysis)["cells"]] == [False, True]
 
 
 def test_without_finished_runs_there_is_no_table(tmp_path: Path) -> None:
     write_results(tmp_path / "r", block_factors=[])
-    assert flops_table(read_results(tmp_path / "r")) is None
+    assert flops_table(analyze_directory(tmp_path / "r")) is None
 
 
-def test_the_table_shows_each_correction_and_why(reading: Reading) -> None:
+def test_the_table_shows_each_correction_and_why(analysis: AnalyzedExperiment) -> None:
     console = Console(width=200, file=io.StringIO())
     with console.capture() as capture:
-        console.print(flops_table(reading))
+        console.print(flops_table(analysis))
     shown = capture.get()
     for words in ["published", "observed", "candidates", "top_k=5", "candidates scored, not top_k"]:
         assert words in shown
-    documents = {cell["variant"]: cell["flops_bridge"] for cell in summary_document(reading)["cells"]}
+    documents = {cell["variant"]: cell["flops_bridge"] for cell in summary_document(analysis)["cells"]}
     assert {step["code"] for step in documents["guided"]["steps"]} >= {"candidates", "value-prefill"}
 
 
 def test_large_corrections_are_written_out_as_their_totals_are(
-    reading: Reading, monkeypatch: pytest.MonkeyPatch
+    analysis: AnalyzedExperiment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("benchctl.report.text.tables.TERA", 1e7)
     console = Console(width=200, file=io.StringIO())
     with console.capture() as capture:
-        console.print(flops_table(reading))
+        console.print(flops_table(analysis))
     words = [line.split() for line in capture.get().splitlines()]
     rows = {row[0]: row[1] for row in words if len(row) > 3 and row[1][-1].isdigit()}
     assert all(abs(float(rows[code])) > 1000 for code in ("published", "candidates"))

@@ -6,7 +6,7 @@ import math
 import pytest
 from builders import edit_run
 
-from benchctl.analysis.analyzed import read_results
+from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.attribution.factors import logarithmic_mean
 from benchctl.analysis.compare.compare import CompareOptions, Side, compare_sides
 from benchctl.analysis.experiment.ladder import what_differs
@@ -47,12 +47,12 @@ def _path(tmp_path_factory):
 
 
 def test_prices_add_up_to_the_whole_in_every_cell(path):
-    reading = read_results(path)
-    assert [ladder.label for ladder in reading.ladders] == [
+    analysis = analyze_directory(path)
+    assert [ladder.label for ladder in analysis.ladders] == [
         "guided value_model=qwen2.5-0.5b",
         "guided value_model=qwen2.5-1.5b",
     ]
-    for ladder in reading.ladders:
+    for ladder in analysis.ladders:
         assert ladder.num_blocks == 2
         for quantity in ("wall_s", "step_ms"):
             parts = [price.differences[quantity].mean for price in ladder.prices]
@@ -60,7 +60,7 @@ def test_prices_add_up_to_the_whole_in_every_cell(path):
 
 
 def test_each_step_is_named_by_what_it_changes_and_stands_in_its_own_cell(path):
-    prices = read_results(path).ladders[1].prices
+    prices = analyze_directory(path).ladders[1].prices
     assert [(price.what, price.upper) for price in prices] == [
         ("flags", "guided-flags"),
         ("idle code", "guided-idle value_model=qwen2.5-1.5b"),
@@ -72,14 +72,14 @@ def test_each_step_is_named_by_what_it_changes_and_stands_in_its_own_cell(path):
 
 
 def test_the_ladder_is_a_table_and_a_part_of_the_summary(path):
-    table = ladder_table(read_results(path))
+    table = ladder_table(analyze_directory(path))
     names = list(table.columns[1].cells)
     assert names == ["flags", "idle code", "sampling + value-model compute", "changed tokens", "all of it"] * 2
     shares = [cell for cell in table.columns[7].cells if cell.endswith("%")]
     assert all(-100 <= int(share[:-1]) <= 200 for share in shares)
     write_report(path)
     stored = json.loads((path / "summary.json").read_text())["ladders"]
-    assert [ladder["label"] for ladder in stored] == [ladder.label for ladder in read_results(path).ladders]
+    assert [ladder["label"] for ladder in stored] == [ladder.label for ladder in analyze_directory(path).ladders]
 
 
 def test_a_block_with_an_unusable_step_takes_no_part(path):
@@ -87,14 +87,14 @@ def test_a_block_with_an_unusable_step_takes_no_part(path):
     flags = next(run.path.name for run in results.runs() if run.path.name.endswith("b1-guided-flags"))
     edit_run(results, flags, state="suspect")
     try:
-        assert [ladder.num_blocks for ladder in read_results(path).ladders] == [1, 1]
-        assert read_results(path).ladders[0].whole.differences["wall_s"].half_width is None
+        assert [ladder.num_blocks for ladder in analyze_directory(path).ladders] == [1, 1]
+        assert analyze_directory(path).ladders[0].whole.differences["wall_s"].half_width is None
     finally:
         edit_run(results, flags, state="done")
 
 
 def test_the_whole_of_a_ladder_is_what_compare_shows_of_its_two_ends(path):
-    for ladder in read_results(path).ladders:
+    for ladder in analyze_directory(path).ladders:
         cell = ladder.label.split("=")[1]
         sides = Side(path, "baseline"), Side(path, "guided")
         compared = compare_sides(*sides, CompareOptions(metrics=("step_ms", "wall_s")))

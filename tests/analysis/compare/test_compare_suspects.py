@@ -11,7 +11,7 @@ from builders import edit_requests, edit_run, write_results
 from typer.testing import CliRunner
 
 import benchctl.measure
-from benchctl.analysis.analyzed import read_results
+from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.compare.compare import CompareOptions, compare_sides, parse_side
 from benchctl.analysis.validity.client_guard import CLIENT_DOUBTS
 from benchctl.analysis.validity.severity import DECIDING_WARNINGS
@@ -77,7 +77,7 @@ def test_where_the_client_is_in_doubt_its_times_do_not_count_and_those_of_the_se
 
 def test_tables_and_comparison_count_the_same_blocks_where_the_client_is_in_doubt(results):
     suspect(results, GUIDED, "client-late")
-    (row,), compared = read_results(results.path).sweep, compare(results).cells[0]
+    (row,), compared = analyze_directory(results.path).sweep, compare(results).cells[0]
     estimates = {metric.metric.name: metric.estimate for metric in compared.metrics}
     for quantity, name in (("wall", "wall_s"), ("step_ms", "step_ms"), ("tok_per_s", "output_throughput")):
         assert row.estimates[quantity].num_blocks == estimates[name].num_blocks

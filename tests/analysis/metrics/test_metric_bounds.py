@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from slotted import T0_NS, closed
 from test_client_guard import codes, run_of, samples_of
 
-from benchctl.analysis.analyzed import read_results
+from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.compare.compare import CompareOptions, compare_sides, parse_side
 from benchctl.analysis.metrics.bounds import MARK, TIMES_BOUNDED, metric_bounds, run_bounds
 from benchctl.analysis.metrics.run_metrics import run_metrics
@@ -251,15 +251,15 @@ def test_every_table_marks_it_and_says_what_the_mark_means(results):
     assert any(line.startswith(f"{MARK} in up to 1 runs the client was late") for line in footnotes_of(comparison))
     told = {metric["name"]: metric for metric in document_of(comparison)["metrics"]}
     assert told["ttft_ms"]["runs_with_bounds"] == {"a": 0, "b": 1}
-    reading = read_results(results.path)
-    table = runs_table(reading)
+    analysis = analyze_directory(results.path)
+    table = runs_table(analysis)
     (column,) = [column for column in table.columns if column.header == "TTFT ms"]
-    assert [MARK in cell for cell in column.cells] == ["ttft_ms" in run.bounds for run in reading.runs]
+    assert [MARK in cell for cell in column.cells] == ["ttft_ms" in run.bounds for run in analysis.runs]
     assert sum(MARK in cell for cell in column.cells) == 1
-    (late,) = [run for run in reading.runs if run.bounds]
+    (late,) = [run for run in analysis.runs if run.bounds]
     assert TIMES_BOUNDED in [warning.code for warning in late.warnings]
     assert late.number("ttft_ms") is not None
     assert late.counted("ttft_ms") is None
-    document = json.loads(msgspec.json.encode(vllm_result(late.run, reading.results.manifest, closed(4))))
+    document = json.loads(msgspec.json.encode(vllm_result(late.run, analysis.results.manifest, closed(4))))
     low, high = document["bounds"]["ttft_ms"]
     assert low < document["mean_ttft_ms"] == high

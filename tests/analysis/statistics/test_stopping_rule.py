@@ -9,7 +9,7 @@ from builders import edit_manifest, edit_run, write_results
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchctl.analysis.analyzed import read_results
+from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.compare.compare import CompareOptions, Side, compare_sides
 from benchctl.analysis.experiment.experiment import load_experiment
 from benchctl.analysis.experiment.stopping import num_looks_of, take_look, widest
@@ -156,13 +156,13 @@ def test_blocks_that_the_rule_made_unnecessary_are_no_gaps(tmp_path: Path) -> No
     assert comparison.cells[0].num_blocks == 6
     (entry,) = list_directories(tmp_path)
     assert (entry.num_done, entry.num_planned) == (12, 12)
-    reading = read_results(tmp_path)
-    assert reading.unbegun == ()
-    confidences = {estimate.confidence for row in reading.sweep for estimate in row.estimates.values()}
+    analysis = analyze_directory(tmp_path)
+    assert analysis.unbegun == ()
+    confidences = {estimate.confidence for row in analysis.sweep for estimate in row.estimates.values()}
     assert list(confidences) == [pytest.approx(0.9875)]
-    assert "12 of 12 runs done" in headline(reading)
-    assert "6 of at most 12 blocks" in headline(reading)
-    assert runs_table(reading).row_count == 12
+    assert "12 of 12 runs done" in headline(analysis)
+    assert "6 of at most 12 blocks" in headline(analysis)
+    assert runs_table(analysis).row_count == 12
 
 
 def test_a_block_missing_before_the_end_is_a_gap_all_the_same(tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ def test_a_block_missing_before_the_end_is_a_gap_all_the_same(tmp_path: Path) ->
     (results.run(results.plan().runs[3].run_id).path / "run.json").unlink()
     comparison = compare_sides(Side(tmp_path, "baseline"), Side(tmp_path, "guided"), CompareOptions())
     assert [w.message for w in comparison.warnings if w.code == "excluded-block"]
-    assert read_results(tmp_path).unbegun == (results.plan().runs[3],)
+    assert analyze_directory(tmp_path).unbegun == (results.plan().runs[3],)
 
 
 def test_a_comparison_pays_for_every_look_that_could_have_been_taken(tmp_path: Path) -> None:

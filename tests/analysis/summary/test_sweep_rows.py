@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchctl.analysis.analyzed import read_results
+from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.experiment.experiment import load_experiment
 from benchctl.analysis.statistics.block_ratio import estimate_paired
 from benchctl.analysis.summary.runs import summarise_runs
@@ -40,7 +40,7 @@ PUBLISHED = [
 
 
 def sweep(path):
-    return read_results(path).sweep
+    return analyze_directory(path).sweep
 
 
 def test_the_published_columns_come_first():

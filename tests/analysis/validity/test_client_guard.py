@@ -9,7 +9,7 @@ import pytest
 from builders import edit_requests, edit_run, write_results
 from paced import PacedEngine, call, launch, planned, profile, request
 
-from benchctl.analysis.analyzed import read_results
+from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.compare.compare import CompareOptions, compare_sides, parse_side
 from benchctl.analysis.metrics import arrival_errors
 from benchctl.analysis.metrics.arrival_errors import BEAT_NS, IN_TIME_NS
@@ -431,8 +431,8 @@ def test_tables_and_result_files_say_how_the_client_did(tmp_path):
     results = write_results(tmp_path / "r")
     with_client(results, samples_of(lag_ms=0.25, cores=0.4))
     edit_requests(results, "000-b0-baseline", lambda r: msgspec.structs.replace(r, sent_ns=r.sent_ns + 500_000))
-    reading = read_results(results.path)
-    result = vllm_result(reading.runs[0].run, reading.results.manifest, CLOSED)
+    analysis = analyze_directory(results.path)
+    result = vllm_result(analysis.runs[0].run, analysis.results.manifest, CLOSED)
     assert result["bounds"] == {}
     assert result["client"] == {
         "offered_load_frac": None,
@@ -450,7 +450,7 @@ def test_tables_and_result_files_say_how_the_client_did(tmp_path):
         "load_cpu_cores": pytest.approx(0.4),
     }
     assert set(result["client"]) <= set(result["definitions"])
-    table = client_table(reading)
+    table = client_table(analysis)
     assert table is not None
     first, *_, last = table.columns
     assert list(first.cells)[:3] == ["baseline", "guided top_k=5", "  000-b0-baseline"]
@@ -461,7 +461,7 @@ def test_a_table_of_nothing_sent_is_none(tmp_path):
     results = write_results(tmp_path / "r")
     for run in results.runs():
         edit_requests(results, run.path.name, lambda r: msgspec.structs.replace(r, sent_ns=None))
-    assert client_table(read_results(results.path)) is None
+    assert client_table(analyze_directory(results.path)) is None
 
 
 def test_a_damaged_line_of_the_client_names_its_place(tmp_path):

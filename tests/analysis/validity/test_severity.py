@@ -2,7 +2,7 @@
 
 from builders import edit_run, write_results
 
-from benchctl.analysis.analyzed import read_results
+from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.validity.severity import DECIDING_WARNINGS, by_severity
 from benchctl.records.run import ResultWarning
 from benchctl.report.text.tables import footnotes
@@ -32,6 +32,6 @@ def test_notes_of_a_directory_begin_with_what_decided(tmp_path):
     results = write_results(tmp_path / "r")
     edit_run(results, "000-b0-baseline", warnings=tuple(warnings("gpu-sampler-missing", "client-lag")))
     edit_run(results, "002-b1-baseline", state="suspect", warnings=tuple(warnings("client-late")))
-    codes = [note.code for note in footnotes(read_results(results.path))]
+    codes = [note.code for note in footnotes(analyze_directory(results.path))]
     assert codes[:2] == ["client-late", "client-lag"]
     assert codes[-1] == "gpu-sampler-missing"

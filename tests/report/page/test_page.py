@@ -14,7 +14,7 @@ import builders
 import pytest
 from scipy.stats import t as student
 
-from benchctl.analysis.analyzed import read_results
+from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.compare.compare import CompareOptions, Side, compare_sides
 from benchctl.analysis.compare.text import change_text
 from benchctl.records.run import RunFailure
@@ -36,7 +36,7 @@ def _directory(tmp_path_factory):
 
 @pytest.fixture(scope="module", name="page")
 def _page(directory):
-    return directory_page(read_results(directory))
+    return directory_page(analyze_directory(directory))
 
 
 def data_of(page):
@@ -89,7 +89,7 @@ def test_a_ratio_is_computed_again_from_the_data_in_the_page(page):
 
 
 def test_the_interval_of_a_mean_is_computed_again_from_the_data_in_the_page(directory):
-    page = directory_page(read_results(directory), CompareOptions(estimator="mean"))
+    page = directory_page(analyze_directory(directory), CompareOptions(estimator="mean"))
     (comparison,) = data_of(page)["comparisons"]
     places = {cell["cell"]: cell["places"] for cell in comparison["cells"]}
     checked = 0
@@ -126,7 +126,7 @@ def test_the_page_names_no_address_outside_itself(page):
 
 
 def test_writing_the_page_again_gives_the_same_bytes(page, directory):
-    assert directory_page(read_results(directory)) == page
+    assert directory_page(analyze_directory(directory)) == page
 
 
 def test_text_that_looks_like_markup_stays_text_everywhere():
@@ -145,7 +145,7 @@ def test_text_that_looks_like_markup_stays_text_everywhere():
 
 def test_a_directory_with_one_variant_says_that_there_is_nothing_to_compare(tmp_path):
     results = builders.write_results(tmp_path, cells=[])
-    text = text_of(directory_page(read_results(results.path)))
+    text = text_of(directory_page(analyze_directory(results.path)))
     assert "no verdict" in text
     assert "only baseline was planned, so there is nothing to compare it with" in text.lower()
     assert "000-b0-baseline" in text
@@ -155,7 +155,7 @@ def test_an_unfinished_directory_says_so_before_anything_else(tmp_path):
     results = builders.write_results(tmp_path, block_factors=FACTORS, state="running")
     for planned in results.plan().runs[3:]:
         (results.run(planned.run_id).path / "run.json").unlink()
-    text = text_of(directory_page(read_results(tmp_path)))
+    text = text_of(directory_page(analyze_directory(tmp_path)))
     assert text.index("Unfinished: 3 of 12 runs of built are done.") < text.index("Changes against")
     assert "not begun" in text
 
@@ -164,7 +164,7 @@ def test_a_damaged_directory_gets_its_page_with_the_damage_on_top(tmp_path):
     results = builders.write_results(tmp_path)
     path = results.runs()[1].path / "steps.jsonl"
     path.write_text(path.read_text()[:-20])
-    page = directory_page(read_results(tmp_path))
+    page = directory_page(analyze_directory(tmp_path))
     text = text_of(page)
     assert text.index("Damaged: ") < text.index("Runs")
     assert "steps.jsonl" in text
@@ -174,8 +174,8 @@ def test_a_damaged_directory_gets_its_page_with_the_damage_on_top(tmp_path):
 def test_sides_that_must_not_be_compared_show_each_difference_as_not_allowed(tmp_path):
     a = builders.write_results(tmp_path / "a")
     b = builders.write_results(tmp_path / "b", asks="How much is")
-    readings = [read_results(a.path), read_results(b.path)]
-    page = sides_page((readings[0], Side(a.path)), (readings[1], Side(b.path)))
+    analyses = [analyze_directory(a.path), analyze_directory(b.path)]
+    page = sides_page((analyses[0], Side(a.path)), (analyses[1], Side(b.path)))
     text = text_of(page)
     assert text.index("not comparable") < text.index("exit code 4") < text.index("request_set_sha256")
     assert "NOT allowed" in text
@@ -188,7 +188,7 @@ def test_a_failed_run_shows_its_cause_and_the_end_of_its_log_whatever_is_in_it(t
     builders.edit_run(results, run_id, state="failed", failure=failure)
     noise = b"".join(b"line %d\n" % i for i in range(100)) + b"\xff</script><img src=x onerror=alert(1)>\n"
     (results.run(run_id).path / "server.log").write_bytes(noise)
-    page = directory_page(read_results(tmp_path))
+    page = directory_page(analyze_directory(tmp_path))
     text = text_of(page)
     assert "server-died: it went <b>away</b>" in text
     assert "line 61 " in text

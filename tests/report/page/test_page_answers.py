@@ -9,7 +9,7 @@ from answered import Said, right, write_answers, wrong
 from browsing import DESKTOP, chromium, look_at_all, needs_browser, opened
 from builders import edit_run
 
-from benchctl.analysis.analyzed import read_results
+from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.compare.compare import CompareOptions
 from benchctl.records.directory import ResultDirectory, load_results
 from benchctl.report.page.build import directory_page
@@ -31,7 +31,7 @@ def written(path: Path, said: Said = every_third_wrong, stop: str = "natural", n
 
 
 def page_of(path: Path, **options: float) -> str:
-    return directory_page(read_results(path), CompareOptions(margin_frac=0.8, metrics=("ttft_ms",), **options))
+    return directory_page(analyze_directory(path), CompareOptions(margin_frac=0.8, metrics=("ttft_ms",), **options))
 
 
 def section_of(page: str) -> str | None:

@@ -8,7 +8,7 @@ import builders
 import pytest
 from browsing import CONTRAST, DESKTOP, PHONE, chromium, look_at_all, needs_browser, opened
 
-from benchctl.analysis.analyzed import read_results
+from benchctl.analysis.analyzed import analyze_directory
 from benchctl.records.run import GpuSample, HostSample, RunFailure
 from benchctl.report.page.build import directory_page
 
@@ -35,7 +35,7 @@ def _path(tmp_path_factory):
                 gpu.write(GpuSample(t_ns=t_ns, index=0, source="nvml", power_w=300.0 + i, utilization_frac=0.9))
                 host.write(HostSample(t_ns=t_ns, server_cpu_cores=1.0 + i / 20, client_cpu_cores=0.2))
     path = directory / "report.html"
-    path.write_text(directory_page(read_results(directory)))
+    path.write_text(directory_page(analyze_directory(directory)))
     return path
 
 
@@ -148,7 +148,7 @@ def test_hostile_names_logs_and_messages_are_only_text(browser, tmp_path):
     builders.edit_run(results, run_id, state="failed", failure=failure, engine_version=HOSTILE)
     (results.run(run_id).path / "server.log").write_text(HOSTILE * 3)
     path = tmp_path / "report.html"
-    path.write_text(directory_page(read_results(tmp_path)))
+    path.write_text(directory_page(analyze_directory(tmp_path)))
     with opened(browser, path) as page:
         title = page.title()
         look_at_all(page)

@@ -10,7 +10,7 @@ import plotly.graph_objects
 import pytest
 from builders import T0_NS, edit_manifest, edit_requests, edit_run, edit_steps, write_results
 
-from benchctl.analysis.analyzed import read_results
+from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.compare.compare import CompareOptions, compare_sides, parse_side
 from benchctl.records.noise import MetricNoise
 from benchctl.records.run import GpuInfo, GpuSample, HostSample, RequestError
@@ -33,7 +33,7 @@ SPREAD = ({"baseline": 1.0, "guided": 1.0}, {"baseline": 1.1, "guided": 1.2}, {"
 
 
 def charts_of(path, **more):
-    return {chart.id: chart for chart in draw_charts(read_results(path), **more)}
+    return {chart.id: chart for chart in draw_charts(analyze_directory(path), **more)}
 
 
 def traces_of(chart, **having):
@@ -121,9 +121,9 @@ def test_an_arm_has_the_same_colour_in_every_chart(swept):
 
 
 def test_the_example_of_a_simulator_gives_charts_that_agree_with_its_summary():
-    reading = read_results(EXAMPLE)
-    charts = {chart.id: chart for chart in draw_charts(reading)}
-    for cell in reading.cells:
+    analysis = analyze_directory(EXAMPLE)
+    charts = {chart.id: chart for chart in draw_charts(analysis)}
+    for cell in analysis.cells:
         bars = traces_of(charts["sections"], type="bar")
         place = next(i for i, label in enumerate(bars[0]["y"]) if label.replace("<br>", " ") == cell.label)
         assert math.fsum(bar["x"][place] for bar in bars) == pytest.approx(cell.mean("step_ms"), rel=1e-6)
@@ -136,9 +136,9 @@ def test_the_example_of_a_simulator_gives_charts_that_agree_with_its_summary():
 
 
 def test_the_course_of_a_run_keeps_the_mean_and_the_number_of_its_steps():
-    reading = read_results(EXAMPLE)
-    chart = next(chart for chart in draw_charts(reading) if chart.id == "step-time")
-    for cell in reading.cells:
+    analysis = analyze_directory(EXAMPLE)
+    chart = next(chart for chart in draw_charts(analysis) if chart.id == "step-time")
+    for cell in analysis.cells:
         (line,) = [t for t in traces_of(chart, name=cell.label) if "customdata" in t]
         run = cell.runs[0]
         count = sum(row[3] for row in line["customdata"])
@@ -149,11 +149,11 @@ def test_the_course_of_a_run_keeps_the_mean_and_the_number_of_its_steps():
 
 
 def test_the_raw_value_of_every_run_stands_in_its_block(swept):
-    reading = read_results(swept.path)
-    chart = next(chart for chart in draw_charts(reading) if chart.id == "block-values")
+    analysis = analyze_directory(swept.path)
+    chart = next(chart for chart in draw_charts(analysis) if chart.id == "block-values")
     panels = {"step_ms": "y", "tpot_ms": "y2", "wall_s": "y3"}
     for name, panel in panels.items():
-        for cell in reading.cells:
+        for cell in analysis.cells:
             (trace,) = traces_of(chart, name=cell.label, yaxis=panel)
             shown = {row[2]: (row[0], row[1]) for row in trace["customdata"]}
             assert shown == {run.record.run_id: (run.record.block, run.number(name)) for run in cell.runs}
@@ -191,10 +191,10 @@ def test_arms_that_lie_far_apart_are_shown_in_per_cent_of_their_own_mean(tmp_pat
 
 
 def test_the_sweep_shows_the_ratio_interval_and_blocks_of_every_cell(swept):
-    reading = read_results(swept.path)
-    chart = next(chart for chart in draw_charts(reading) if chart.id == "sweep")
+    analysis = analyze_directory(swept.path)
+    chart = next(chart for chart in draw_charts(analysis) if chart.id == "sweep")
     (line,) = traces_of(chart, name="guided", yaxis="y", mode="lines+markers")
-    estimates = [row.estimates["wall"] for row in reading.sweep]
+    estimates = [row.estimates["wall"] for row in analysis.sweep]
     assert line["x"] == [1.0, 2.0, 5.0]
     assert line["y"] == pytest.approx([estimate.ratio for estimate in estimates], rel=1e-5)
     for row, estimate in zip(line["customdata"], estimates, strict=True):

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from benchctl.analysis.analyzed import Reading
+from benchctl.analysis.analyzed import AnalyzedExperiment
 from benchctl.analysis.attribution.sections import CLOCK_NOTE
 from benchctl.analysis.summary.runs import CellSummary, RunSummary
 from benchctl.records.run import Clock
@@ -27,9 +27,9 @@ class ArmLook:
         return self.cell.label
 
 
-def arm_looks(reading: Reading) -> tuple[ArmLook, ...]:
+def arm_looks(analysis: AnalyzedExperiment) -> tuple[ArmLook, ...]:
     """Every arm of which a run is usable, the baseline first, at most as many as can be told apart."""
-    cells = [cell for cell in reading.cells if cell.runs][:MAX_ARMS]
+    cells = [cell for cell in analysis.cells if cell.runs][:MAX_ARMS]
     return tuple(ArmLook(cell=cell, color=color(i), dash=dash(i)) for i, cell in enumerate(cells))
 
 

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from benchctl.analysis.analyzed import Reading
+from benchctl.analysis.analyzed import AnalyzedExperiment
 from benchctl.analysis.summary.runs import CellSummary
 from benchctl.records.step_columns import Floats, Integers
 from benchctl.report.page.charts.arms import ArmLook, arm_looks, clock_note, with_steps
@@ -51,14 +51,14 @@ def bins_of(sizes: Integers) -> SizeBins:
     return SizeBins(lows=np.where(highs > 1, highs // 2 + 1, min(1, found[0])), highs=highs)
 
 
-def draw_batch_size(reading: Reading) -> Chart:
+def draw_batch_size(analysis: AnalyzedExperiment) -> Chart:
     """Mean and 5-95 % of the decode steps of each arm, all its usable runs together."""
-    looks = arm_looks(reading)
+    looks = arm_looks(analysis)
     runs = with_steps(looks)
     decodes = {look.label: _decode_steps(look.cell) for look in looks}
     sizes = np.concatenate([np.unique(sizes) for sizes, _ in decodes.values()] or [np.array([], dtype=np.int64)])
     if not len(sizes):
-        reason = "no finished run has steps that only decode" if runs else reading.why_no_step_times
+        reason = "no finished run has steps that only decode" if runs else analysis.why_no_step_times
         return no_chart(_ID, _TITLE, reason)
     bins = bins_of(sizes)
     note = clock_note(clock for run in runs for clock in run.run.columns.clocks)

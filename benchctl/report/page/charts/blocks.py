@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from statistics import geometric_mean
 from typing import Final
 
-from benchctl.analysis.analyzed import Reading
+from benchctl.analysis.analyzed import AnalyzedExperiment
 from benchctl.analysis.compare.result import CellComparison
 from benchctl.analysis.metrics.table import METRICS
 from benchctl.analysis.summary.runs import RunSummary
@@ -55,13 +55,13 @@ class Point:
     left_out: str | None
 
 
-def draw_block_values(reading: Reading, cells: Sequence[CellComparison]) -> Chart:
+def draw_block_values(analysis: AnalyzedExperiment, cells: Sequence[CellComparison]) -> Chart:
     """A panel for each deciding metric. ``cells`` are comparisons with the baseline; they know the outliers."""
-    looks = arm_looks(reading)
-    names = [name for name in deciding_names(reading.profile) if any(_has(look, name) for look in looks)]
+    looks = arm_looks(analysis)
+    names = [name for name in deciding_names(analysis.profile) if any(_has(look, name) for look in looks)]
     if not names:
         return no_chart(_ID, _TITLE, "no finished run knows a deciding metric")
-    found = {name: _by_arm(reading, looks, name, cells) for name in names}
+    found = {name: _by_arm(analysis, looks, name, cells) for name in names}
     is_relative = any(hides_scatter([[p.value for p in group] for group in found[name]]) for name in names)
     size = _MARKER_PX if len(looks) <= _MAX_LARGE else _SMALL_MARKER_PX
     traces: list[Trace] = []
@@ -77,7 +77,7 @@ def draw_block_values(reading: Reading, cells: Sequence[CellComparison]) -> Char
         _ID,
         _TITLE,
         traces,
-        layout(height, **panels(_x_axis(sorted({run.record.block for run in reading.runs})), y_axes)),
+        layout(height, **panels(_x_axis(sorted({run.record.block for run in analysis.runs})), y_axes)),
         caption=(
             f"Each point is one run, a fresh server, {_RELATIVE if is_relative else f'in {_units(names)}'}; a line "
             "joins the runs of one block. Open circles stand out in their comparison, yet count; crosses do not."
@@ -144,11 +144,11 @@ def _units(names: Sequence[str]) -> str:
 
 
 def _by_arm(
-    reading: Reading, looks: Sequence[ArmLook], name: str, cells: Sequence[CellComparison]
+    analysis: AnalyzedExperiment, looks: Sequence[ArmLook], name: str, cells: Sequence[CellComparison]
 ) -> list[list[Point]]:
     """The points of each arm, its runs in the order of blocks."""
     outliers = outlier_blocks(cells)
-    runs = sorted(reading.runs, key=lambda run: run.record.block)
+    runs = sorted(analysis.runs, key=lambda run: run.record.block)
     places = [_SPREAD * ((i + 0.5) / len(looks) - 0.5) for i in range(len(looks))]
     return [
         _points([run for run in runs if run.label == look.label], name, outliers.get((look.label, name), ()), place)

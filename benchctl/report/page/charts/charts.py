@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from benchctl.analysis.analyzed import Reading
+from benchctl.analysis.analyzed import AnalyzedExperiment
 from benchctl.analysis.compare.result import CellComparison
 from benchctl.records.noise import MetricNoise
 from benchctl.report.page.charts.batch_size import draw_batch_size
@@ -16,7 +16,10 @@ from benchctl.report.page.charts.sweep import draw_sweep
 
 
 def draw_charts(
-    reading: Reading, *, cells: Sequence[CellComparison] = (), noise: Mapping[str, MetricNoise] | None = None
+    analysis: AnalyzedExperiment,
+    *,
+    cells: Sequence[CellComparison] = (),
+    noise: Mapping[str, MetricNoise] | None = None,
 ) -> tuple[Chart, ...]:
     """Is it real (block values), how does it grow (sweep), where does it sit (the others).
 
@@ -24,12 +27,12 @@ def draw_charts(
     experiment; without them outliers are not marked, and the baseline's own scatter stands in for the noise.
     """
     return (
-        draw_block_values(reading, cells),
-        draw_sweep(reading, noise or {}),
-        draw_sections(reading),
-        draw_step_time(reading),
-        draw_batch_size(reading),
-        draw_requests(reading),
-        draw_gpu(reading),
-        draw_host(reading),
+        draw_block_values(analysis, cells),
+        draw_sweep(analysis, noise or {}),
+        draw_sections(analysis),
+        draw_step_time(analysis),
+        draw_batch_size(analysis),
+        draw_requests(analysis),
+        draw_gpu(analysis),
+        draw_host(analysis),
     )

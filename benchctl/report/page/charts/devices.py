@@ -7,7 +7,7 @@ from typing import Final, Generic, TypeAlias, TypeVar
 
 import numpy as np
 
-from benchctl.analysis.analyzed import Reading
+from benchctl.analysis.analyzed import AnalyzedExperiment
 from benchctl.analysis.summary.runs import RunSummary
 from benchctl.records.run import GpuSample, HostSample
 from benchctl.report.page.charts.arms import ArmLook, arm_looks, runs_of_block
@@ -31,7 +31,7 @@ _REST_PX: Final = 70
 _DEVICE_DASHES: Final = ("solid", "dot", "dash", "longdash", "dashdot", "longdashdot")
 
 Points: TypeAlias = Sequence[tuple[int, float]]
-"""Time in ns and value of each reading."""
+"""Time in ns and value of each analysis."""
 
 
 S = TypeVar("S", GpuSample, HostSample)
@@ -62,14 +62,14 @@ _HOST: Final[tuple[Quantity[HostSample], ...]] = (
 )
 
 
-def draw_gpu(reading: Reading) -> Chart:
+def draw_gpu(analysis: AnalyzedExperiment) -> Chart:
     """Readings of each GPU during the load, a line for each arm and device."""
     chart_id, title = "gpu", "GPU over the run"
-    looks = arm_looks(reading)
+    looks = arm_looks(analysis)
     sampled = [run for look in looks for run in look.cell.runs if _inside(run.run.gpu, run)]
     shown = runs_of_block(looks, sampled)
     if not shown:
-        had_gpus = reading.results.manifest.gpus or any(run.run.gpu for run in reading.runs)
+        had_gpus = analysis.results.manifest.gpus or any(run.run.gpu for run in analysis.runs)
         reason = "no GPU sample was taken during the load" if had_gpus else "the measuring machine showed no GPU"
         return no_chart(chart_id, title, reason)
     devices = [(look, _by_device(_inside(run.run.gpu, run)), _first_send_ns(run)) for look, run in shown]
@@ -92,10 +92,10 @@ def draw_gpu(reading: Reading) -> Chart:
     )
 
 
-def draw_host(reading: Reading) -> Chart:
+def draw_host(analysis: AnalyzedExperiment) -> Chart:
     """Processor cores that the server, the client and the whole machine kept busy during the load."""
     chart_id, title = "host-cpu", "Processors over the run"
-    looks = arm_looks(reading)
+    looks = arm_looks(analysis)
     sampled = [
         run
         for look in looks

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from benchctl.analysis.analyzed import Reading
+from benchctl.analysis.analyzed import AnalyzedExperiment
 from benchctl.analysis.metrics.clock import clock_factor
 from benchctl.analysis.metrics.request_timing import first_token_ns, is_completed, last_token_ns, measured
 from benchctl.analysis.summary.runs import RunSummary
@@ -78,9 +78,9 @@ def evenly(spans: Sequence[Span], at_most: int = MAX_REQUESTS) -> tuple[Span, ..
     return tuple(spans[round(i * (len(spans) - 1) / (at_most - 1))] for i in range(at_most))
 
 
-def draw_requests(reading: Reading) -> Chart:
+def draw_requests(analysis: AnalyzedExperiment) -> Chart:
     """A panel for each arm, from the run of the block that most arms finished."""
-    looks = arm_looks(reading)
+    looks = arm_looks(analysis)
     sent = [run for look in looks for run in look.cell.runs if spans_of(run.run.requests)]
     shown = runs_of_block(looks, sent)
     if not shown:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
-from benchctl.analysis.analyzed import Reading
+from benchctl.analysis.analyzed import AnalyzedExperiment
 from benchctl.analysis.attribution.sections import Breakdown
 from benchctl.records.run import SECTION_PARENT
 from benchctl.report.page.charts.arms import arm_looks, clock_note
@@ -67,9 +67,9 @@ _SAMPLER: Final = _Words(
 """Where the log of a run covers no more of a step."""
 
 
-def draw_sections(reading: Reading) -> Chart:
+def draw_sections(analysis: AnalyzedExperiment) -> Chart:
     """Stacked bars, the baseline on top; every bar is as long as the mean step of its arm, or its sampler."""
-    cells = [look.cell for look in arm_looks(reading)]
+    cells = [look.cell for look in arm_looks(analysis)]
     found = [(cell, breakdown) for cell in cells if (breakdown := cell.breakdown()) is not None]
     if not found:
         return no_chart(_ID, _STEP.title, "no finished run has a step log")

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from benchctl.analysis.analyzed import Reading
+from benchctl.analysis.analyzed import AnalyzedExperiment
 from benchctl.analysis.summary.runs import RunSummary
 from benchctl.records.step_columns import Floats, StepColumns
 from benchctl.report.page.charts.arms import (
@@ -85,12 +85,12 @@ def course_of(columns: StepColumns, origin_ns: int, max_stretches: int = MAX_STR
     )
 
 
-def draw_step_time(reading: Reading) -> Chart:
+def draw_step_time(analysis: AnalyzedExperiment) -> Chart:
     """One line for each arm, from the run of the block in which most arms have a step log."""
-    looks = arm_looks(reading)
+    looks = arm_looks(analysis)
     shown = [(look, run, run.run.columns) for look, run in runs_of_block(looks, with_steps(looks))]
     if not shown:
-        return no_chart(_ID, _TITLE, reading.why_no_step_times)
+        return no_chart(_ID, _TITLE, analysis.why_no_step_times)
     origins = [_first_send_ns(run, columns) for _, run, columns in shown]
     is_aligned = None not in origins
     has_band = len(shown) <= _MAX_BANDS

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from statistics import stdev
 from typing import Final
 
-from benchctl.analysis.analyzed import Reading
+from benchctl.analysis.analyzed import AnalyzedExperiment
 from benchctl.analysis.summary.sweep import SweepRow
 from benchctl.records.noise import MetricNoise
 from benchctl.report.page.charts.chart import (
@@ -46,9 +46,9 @@ class _Reach:
     is_cut: bool
 
 
-def draw_sweep(reading: Reading, noise: Mapping[str, MetricNoise]) -> Chart:
+def draw_sweep(analysis: AnalyzedExperiment, noise: Mapping[str, MetricNoise]) -> Chart:
     """``noise`` is that of an A/A experiment, by metric; without it the baseline's own scatter is shown."""
-    rows = [row for row in reading.sweep if row.cell and any(name in row.estimates for name, _, _ in _QUANTITIES)]
+    rows = [row for row in analysis.sweep if row.cell and any(name in row.estimates for name, _, _ in _QUANTITIES)]
     if len(rows) < 2:
         return no_chart(
             _ID, _TITLE, "no variant has finished runs beside the baseline in two or more cells of a sweep"
@@ -62,7 +62,7 @@ def draw_sweep(reading: Reading, noise: Mapping[str, MetricNoise]) -> Chart:
         axis(f"{words},<br>ratio to baseline", range=[reach.low, reach.high])
         for (_, _, words), reach in zip(shown, reaches, strict=True)
     ]
-    bands = [_noise_band(reading, metric, noise, panel) for panel, (_, metric, _) in enumerate(shown)]
+    bands = [_noise_band(analysis, metric, noise, panel) for panel, (_, metric, _) in enumerate(shown)]
     shapes = [*(_one(panel) for panel in range(len(shown))), *(shape for shape in bands if shape)]
     height = _REST_PX + _PANEL_PX * len(shown) + legend_px(line.label for line in lines)
     return drawn(
@@ -183,9 +183,11 @@ def _one(panel: int) -> Trace:
     }
 
 
-def _noise_band(reading: Reading, metric: str, noise: Mapping[str, MetricNoise], panel: int) -> Trace | None:
+def _noise_band(
+    analysis: AnalyzedExperiment, metric: str, noise: Mapping[str, MetricNoise], panel: int
+) -> Trace | None:
     """A grey band around 1, as wide as what nothing but noise shows."""
-    half = math.log1p(noise[metric].floor_frac) if metric in noise else _baseline_scatter(reading, metric)
+    half = math.log1p(noise[metric].floor_frac) if metric in noise else _baseline_scatter(analysis, metric)
     if half is None:
         return None
     return {
@@ -202,10 +204,10 @@ def _noise_band(reading: Reading, metric: str, noise: Mapping[str, MetricNoise],
     }
 
 
-def _baseline_scatter(reading: Reading, metric: str) -> float | None:
+def _baseline_scatter(analysis: AnalyzedExperiment, metric: str) -> float | None:
     """Standard deviation of the logarithms of the baseline's blocks; None below three."""
-    baseline = reading.results.manifest.baseline
-    cells = [cell for cell in reading.cells if cell.variant == baseline and not cell.cell]
+    baseline = analysis.results.manifest.baseline
+    cells = [cell for cell in analysis.cells if cell.variant == baseline and not cell.cell]
     values = [
         value for cell in cells for run in cell.runs if (value := run.number(metric)) is not None and value > 0
     ]

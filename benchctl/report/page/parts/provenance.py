@@ -3,7 +3,7 @@
 import shlex
 from collections.abc import Iterable
 
-from benchctl.analysis.analyzed import Reading
+from benchctl.analysis.analyzed import AnalyzedExperiment
 from benchctl.analysis.compare.result import Comparison
 from benchctl.records.noise import MetricNoise
 from benchctl.report.page.html import Html, Part, el, join, lines
@@ -12,25 +12,25 @@ from benchctl.report.page.words import size
 from benchctl.report.text.tables import blocks_text
 
 
-def provenance(reading: Reading) -> Html:
+def provenance(analysis: AnalyzedExperiment) -> Html:
     """One directory: what ``manifest.json`` and ``profile.yaml`` say."""
-    manifest = reading.results.manifest
+    manifest = analysis.results.manifest
     host = manifest.host
     git = manifest.git
     commit = "unknown" if git is None else f"{git.sha}{' with uncommitted changes' if git.is_dirty else ''}"
-    engines = sorted({run.record.engine_version for run in reading.runs if run.record.engine_version is not None})
+    engines = sorted({run.record.engine_version for run in analysis.runs if run.record.engine_version is not None})
     gpus = [
         f"{gpu.name}, {size(gpu.memory_bytes)}, driver {gpu.driver or 'unknown'}, {gpu.uuid or 'no UUID'}"
         for gpu in manifest.gpus
     ]
     facts: dict[str, Part] = {
-        "directory": el("code", str(reading.results.path.resolve().name)),
+        "directory": el("code", str(analysis.results.path.resolve().name)),
         "label": manifest.label,
         "state": manifest.state,
         "measured": manifest.created_at,
         "command": el("code", shlex.join(manifest.argv)),
         "engine": f"{manifest.engine} {', '.join(engines)}",
-        "requests": f"{len(reading.results.requests)} of {manifest.dataset}, stop {manifest.stop}",
+        "requests": f"{len(analysis.results.requests)} of {manifest.dataset}, stop {manifest.stop}",
         "request set": el("code", manifest.request_set_sha256),
         "profile": join(manifest.profile, " ", el("code", manifest.profile_sha256)),
         "seed, blocks": f"{manifest.seed}, {blocks_text(manifest)}",
@@ -40,14 +40,14 @@ def provenance(reading: Reading) -> Html:
         "benchctl": f"{manifest.benchctl_version}, commit {commit}",
         "versions": ", ".join(f"{name} {version}" for name, version in manifest.versions.items()) or None,
     }
-    profile = el("details", el("summary", "Resolved profile"), el("pre", reading.results.profile_yaml))
-    return join(_facts(facts), _servers(reading), profile if reading.results.profile_yaml else None)
+    profile = el("details", el("summary", "Resolved profile"), el("pre", analysis.results.profile_yaml))
+    return join(_facts(facts), _servers(analysis), profile if analysis.results.profile_yaml else None)
 
 
-def _servers(reading: Reading) -> Html | None:
+def _servers(analysis: AnalyzedExperiment) -> Html | None:
     """The command line of the first server of every arm."""
     argvs: dict[str, str] = {}
-    for run in reading.runs:
+    for run in analysis.runs:
         if run.record.argv:
             argvs.setdefault(run.label, shlex.join(run.record.argv))
     if not argvs:

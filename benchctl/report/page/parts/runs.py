@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
-from benchctl.analysis.analyzed import Reading
+from benchctl.analysis.analyzed import AnalyzedExperiment
 from benchctl.analysis.compare.doubt_kind import DoubtKind, doubt_kind
 from benchctl.analysis.metrics.bounds import MARK
 from benchctl.analysis.summary.runs import RunSummary
@@ -19,23 +19,23 @@ _MOST_LOG_BYTES: Final = 64 * 1024
 _COLUMNS: Final = {"wall s": "wall_s", "tok/s": "output_throughput", "step ms": "step_ms", "TTFT ms": "ttft_ms"}
 
 
-def runs_section(reading: Reading, *, is_inside: bool) -> Html:
+def runs_section(analysis: AnalyzedExperiment, *, is_inside: bool) -> Html:
     """Every planned run, the notes to them, and the last words of failed servers.
 
     ``is_inside`` says that the page lies in the result directory, so that links to its files lead somewhere.
     """
-    begun = {run.record.run_id: run for run in reading.runs}
-    found = footnotes(reading)
+    begun = {run.record.run_id: run for run in analysis.runs}
+    found = footnotes(analysis)
     notes = {doubt_kind(note): i for i, note in enumerate(found, start=1)}
     heads = ("run", "block", "state", *_COLUMNS, "failed", "notes", "files")
     numeric = {"block", *_COLUMNS, "failed"}
     head = el("tr", *(el("th", h, scope="col", class_="num" if h in numeric else None) for h in heads))
     rows = [
         _row(planned, begun.get(planned.run_id), notes, is_inside=is_inside)
-        for planned in reading.results.plan.runs
+        for planned in analysis.results.plan.runs
     ]
     table = el("table", el("thead", head), el("tbody", *rows), class_="runs")
-    return join(el("div", table, class_="wide"), _notes(found), *_logs(reading))
+    return join(el("div", table, class_="wide"), _notes(found), *_logs(analysis))
 
 
 def _row(planned: PlannedRun, run: RunSummary | None, notes: dict[DoubtKind, int], *, is_inside: bool) -> Html:
@@ -84,13 +84,13 @@ def _notes(notes: Sequence[ResultWarning]) -> Html | None:
     return el("ol", *items, class_="notes")
 
 
-def _logs(reading: Reading) -> Iterator[Html]:
-    for run in reading.runs:
+def _logs(analysis: AnalyzedExperiment) -> Iterator[Html]:
+    for run in analysis.runs:
         failure = run.record.failure
         if failure is None and run.record.state != "failed":
             continue
         said = f"{failure.cause}: {failure.message}" if failure is not None else "failed"
-        tail = log_tail(reading.results.path / "runs" / run.record.run_id / "server.log")
+        tail = log_tail(analysis.results.path / "runs" / run.record.run_id / "server.log")
         tail = tail or (failure.log_tail if failure is not None else "")
         summary = el("summary", el("b", run.record.run_id), f" {said}")
         yield el("details", summary, el("pre", tail or "(the server's log is empty or absent)"), class_="log")

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from benchctl.analysis.analyzed import Reading
+from benchctl.analysis.analyzed import AnalyzedExperiment
 from benchctl.analysis.compare.result import Comparison
 from benchctl.analysis.compare.text import floors_text, threshold_text
 from benchctl.report.page.html import Html, el, join
@@ -17,13 +17,13 @@ _PAIRING = {
 }
 
 
-def top(readings: Sequence[Reading], verdict: Verdict) -> Html:
+def top(analyses: Sequence[AnalyzedExperiment], verdict: Verdict) -> Html:
     """Verdict word with its shape, its sentence, what decides, and what must be known before it is believed."""
     word = el("h1", icon(verdict.word, 44), el("span", verdict.word), class_=f"headline is-{kind_of(verdict.word)}")
     notes = el("ul", *(el("li", note) for note in verdict.notes), class_="caveats") if verdict.notes else None
     return el(
         "header",
-        el("div", el("p", _subject(readings), class_="eyebrow"), _switch(), class_="bar"),
+        el("div", el("p", _subject(analyses), class_="eyebrow"), _switch(), class_="bar"),
         word,
         el("p", _capital(minus_in_numbers(verdict.sentence)), class_="lead"),
         _what_decides(verdict),
@@ -33,10 +33,10 @@ def top(readings: Sequence[Reading], verdict: Verdict) -> Html:
     )
 
 
-def _subject(readings: Sequence[Reading]) -> str:
+def _subject(analyses: Sequence[AnalyzedExperiment]) -> str:
     parts = []
-    for reading in readings:
-        manifest = reading.results.manifest
+    for analysis in analyses:
+        manifest = analysis.results.manifest
         label = f" ({manifest.label})" if manifest.label else ""
         device = ", ".join(dict.fromkeys(gpu.name for gpu in manifest.gpus)) or "no GPU"
         parts.append(f"{manifest.profile}{label} · {manifest.engine} · {device} · {manifest.created_at[:10]}")

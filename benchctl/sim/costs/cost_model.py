@@ -1,10 +1,16 @@
-"""What a cost model is told about a step, and what it answers."""
+"""Cost models: the batch of a step goes in, the times of its sections come out."""
 
-from typing import Final, Protocol
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Final
 
 import msgspec
 
-from benchctl.costs.shapes import ModelShape
+from benchctl.costs.hardware import Hardware, hardware_for
+from benchctl.costs.shapes import ModelShape, shape_for
+from benchctl.profile.choices import COST_MODELS
+from benchctl.sim.config import SimConfig
 from benchctl.sim.guidance import UNGUIDED, GuidedStep
 from benchctl.units import NS_PER_S
 
@@ -17,7 +23,7 @@ class StepBatch(msgspec.Struct, frozen=True, kw_only=True):
 
     ``context_tokens`` is the sum of the contexts after the step, ``attended_positions`` the positions that all
     new tokens see together. ``is_greedy`` is None when no row samples. ``longest_context`` and
-    ``most_new_tokens`` are maxima over the rows.
+    ``most_new_tokens`` are maxima over the rows, and 0 unless the cost model ``pads_batches``.
     """
 
     num_seqs: int
@@ -85,12 +91,47 @@ class StepCost(msgspec.Struct, frozen=True, kw_only=True):
         return sections
 
 
-class CostModel(Protocol):
-    """Prices a step. Implementations: lenvm-h100, roofline, llm-mock."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostModel:
+    """The price of a step, and the ways in which the emulated server schedules unlike the simulator's own."""
 
-    def __call__(self, batch: StepBatch, /) -> StepCost: ...
+    price: Callable[[StepBatch], StepCost]
+    max_num_seqs: int | None = None
+    """Sequences in one batch at most, below the configured limit."""
+    is_unlimited: bool = False
+    """Whether tokens in one step and key-value memory have no limit."""
+    pads_batches: bool = False
+    """Whether ``price`` needs the longest row and the largest chunk of a batch, which take time to find."""
+    has_closing_step: bool = False
+    """Whether a sequence stays for one more step after its last token."""
+    answer_length: Callable[[int], int] | None = None
+    """Tokens of a natural answer to a prompt of so many tokens; None takes the published distribution."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedModels:
+    """The shapes that a server computes with, and its device."""
+
+    shape: ModelShape
+    value_shape: ModelShape | None
+    hardware: Hardware
+
+
+def served_models(config: SimConfig) -> ServedModels:
+    """The models and the device that a configuration names. Raises UsageError when one is unknown."""
+    return ServedModels(
+        shape=shape_for(config.model),
+        hardware=hardware_for(config.hardware),
+        value_shape=None if config.value_model is None else shape_for(config.value_model).as_value_model(),
+    )
+
+
+def cost_model_for(config: SimConfig) -> CostModel:
+    """The cost model that a configuration names. Raises UsageError when a model or the device is unknown."""
+    cost_model: CostModel = import_module(COST_MODELS[config.cost_model].module).cost_model(config)
+    return cost_model
 
 
 def value_model_load_ns(shape: ModelShape) -> int:
-    """What the first guided step takes longer on a server that loads its value model lazily: weights / 1 GB/s."""
+    """Extra time of the first guided step on a server that loads its value model lazily: weights / 1 GB/s."""
     return round(shape.weight_bytes() / _LOAD_BYTES_PER_S * NS_PER_S)

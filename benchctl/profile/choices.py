@@ -1,0 +1,53 @@
+"""Datasets and cost models: each name that a profile may use, and the module that implements it.
+
+To add one, write its module and add its line here. The modules lie in rooms above this one; they are loaded by name
+when a run needs them.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+
+DATASETS: Final = {
+    "gsm8k": "benchctl.workload.datasets.gsm8k",
+    "sharegpt": "benchctl.workload.datasets.sharegpt",
+    "sharegpt-replay": "benchctl.workload.datasets.replay",
+    "azure-trace": "benchctl.workload.datasets.azure",
+    "synthetic": "benchctl.workload.datasets.synthetic",
+    "generated": "benchctl.workload.datasets.generated",
+}
+"""Values of ``workload.dataset``, and modules with a ``DATASET``."""
+
+
+@dataclass(frozen=True, slots=True)
+class CostModelChoice:
+    """A cost model of the simulator: a module with a function ``cost_model``.
+
+    ``uses_shapes`` is False where step times depend on neither the models' shapes nor the device. Such a cost model
+    serves models of any name, and cannot price a value model.
+    """
+
+    module: str
+    uses_shapes: bool = True
+
+
+COST_MODELS: Final = {
+    "lenvm-h100": CostModelChoice("benchctl.sim.costs.lenvm"),
+    "roofline": CostModelChoice("benchctl.sim.costs.roofline"),
+    "llm-mock": CostModelChoice("benchctl.sim.costs.llm_mock", uses_shapes=False),
+}
+"""Values of the engine option ``cost_model``."""
+
+if TYPE_CHECKING:
+    DatasetName: TypeAlias = str
+    CostModelName: TypeAlias = str
+else:  # the same names for pydantic, which lists them in its errors
+    DatasetName = Literal[tuple(DATASETS)]
+    CostModelName = Literal[tuple(COST_MODELS)]
+
+
+def value_model_error(cost_model: str, value_model: str | None) -> str | None:
+    """Why the cost model cannot price the value model; None where it can."""
+    if value_model is None or COST_MODELS[cost_model].uses_shapes:
+        return None
+    able = " or ".join(name for name, choice in COST_MODELS.items() if choice.uses_shapes)
+    return f"{cost_model} cannot price a value model; drop the value model, or take {able}"
