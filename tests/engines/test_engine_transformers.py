@@ -85,8 +85,8 @@ def test_a_server_is_started_by_the_launcher_and_its_own_words_follow_two_dashes
         "--no-prefix-caching",
     )  # fmt: skip
     assert theirs == (
-        "serve", model, "--host", "127.0.0.1", "--port", "8123", "--default-seed", "11", "--continuous-batching",
-        "--device", "cpu", "--cb-num-blocks", "9", "--compile",
+        "serve", model, "--host", "127.0.0.1", "--port", "8123", "--default-seed", "11", "--device", "cpu",
+        "--continuous-batching", "--cb-num-blocks", "9", "--compile",
     )  # fmt: skip
 
 

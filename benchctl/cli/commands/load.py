@@ -59,9 +59,7 @@ def load(  # the parameters are the command line
     ] = None,
     dialect: Annotated[
         str,
-        typer.Option(
-            "--dialect", metavar="DIALECT", help="Its API: openai, or the engine, such as vllm or sglang."
-        ),
+        typer.Option("--dialect", metavar="DIALECT", help="Its API: openai, or an engine such as vllm."),
     ] = PLAIN_DIALECT,
     num_prompts: Annotated[int, typer.Option("--num-prompts", min=1, help="Requests.")] = 64,
     max_concurrency: Annotated[
