@@ -17,7 +17,7 @@ TOKEN_S: Final = 0.010
 """Seconds from one token of a stream to the next, where the server sets the pace."""
 CPU_NS_PER_TOKEN: Final = 11_500
 """Processor time of the client for an event of one token: 512 streams with a token every 10 ms, as
-``scripts/bench/worker_scaling.py`` measures it (``docs/measurements/load-generator.md``)."""
+``benchmarks/load/worker_scaling.py`` measures it (``docs/measurements/load-generator.md``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

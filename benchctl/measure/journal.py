@@ -1,15 +1,22 @@
-"""The record of one run while it goes on: whatever becomes known is on disk at once."""
+"""The record of one run while it goes on: whatever becomes known is on disk at once.
+
+What an earlier attempt at the run left is moved aside, never mixed with the new one and never deleted.
+"""
 
 import datetime as dt
-from typing import Any
+import re
+from typing import Any, Final
 
 import msgspec
 
 from benchctl.analysis.validity.severity import by_severity
+from benchctl.errors import BenchctlError
 from benchctl.load.tally import LoadSummary
 from benchctl.records.digests import digests_of_run
 from benchctl.records.directory import RunDirectory
 from benchctl.records.run import ResultWarning, RunFailure, RunRecord, RunState
+
+_EARLIER_ATTEMPT: Final = re.compile(r"attempt-(\d+)")
 
 
 def utc_now() -> str:
@@ -23,8 +30,8 @@ class Journal:
     def __init__(self, directory: RunDirectory, record: RunRecord) -> None:
         self._directory = directory
         self.record = record
-        self.is_doubtful = False
-        """Whether something keeps the run from counting as done."""
+        self.is_suspect = False
+        """Whether a warning keeps the run from counting as done."""
 
     def update(self, **changes: Any) -> None:
         """Replace fields of the record."""
@@ -42,9 +49,9 @@ class Journal:
             placed = [w if w.where else msgspec.structs.replace(w, where=here) for w in warnings]
             self.update(warnings=(*self.record.warnings, *placed))
 
-    def doubt(self, code: str, message: str) -> None:
-        """A warning that keeps the run from counting as done."""
-        self.is_doubtful = True
+    def suspect(self, code: str, message: str) -> None:
+        """Attach a warning that keeps the run from counting as done."""
+        self.is_suspect = True
         self.warn(ResultWarning(code=code, message=message))
 
     def count(self, load: LoadSummary) -> None:
@@ -62,3 +69,31 @@ class Journal:
         files = digests_of_run(self._directory)
         self.update(state=state, failure=failure, warnings=by_severity(self.record.warnings), files=files)
         return self.record
+
+
+def begin_attempt(directory: RunDirectory) -> int:
+    """Make room for a new attempt; returns its number, from 1.
+
+    The files of the previous one move into ``attempt-<n>/`` inside the run's directory.
+    """
+    directory.path.mkdir(parents=True, exist_ok=True)
+    entries = sorted(directory.path.iterdir())
+    matches = [(entry, _EARLIER_ATTEMPT.fullmatch(entry.name)) for entry in entries]
+    files = [entry for entry, match in matches if match is None]
+    newest = max((int(match[1]) for _, match in matches if match is not None), default=0)
+    if not files:
+        return newest + 1
+    number = max(_recorded_attempt(directory), newest + 1)
+    aside = directory.path / f"attempt-{number}"
+    aside.mkdir()
+    for entry in files:
+        entry.rename(aside / entry.name)
+    return number + 1
+
+
+def _recorded_attempt(directory: RunDirectory) -> int:
+    """The attempt that ``run.json`` records; 0 where it is missing or damaged."""
+    try:
+        return directory.read().attempt
+    except BenchctlError:
+        return 0

@@ -1,4 +1,4 @@
-"""One run: a fresh server, a warm-up, the load with its telemetry, and everything of it on disk.
+"""One run of an experiment: a fresh server, a warm-up, the load with its telemetry, and everything of it on disk.
 
     begin ▸ server up ▸ effective configuration ▸ warm-up ▸ load ∥ samplers ▸ server down ▸ steps ▸ verdict
 
@@ -7,36 +7,26 @@ experiment; an interrupt and a usage error do, after the run says so.
 """
 
 import hashlib
-import itertools
 import os
-import platform
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import msgspec
 
-from benchctl.analysis.validity.bunching import bunching_doubts
-from benchctl.analysis.validity.client_guard import client_doubts, client_warnings
 from benchctl.analysis.validity.gates import clock_warnings
 from benchctl.analysis.validity.reconcile import failed_checks
 from benchctl.analysis.validity.starvation import starvation_doubts
 from benchctl.engines.engine import Engine, LaunchSite, raw_step_log
 from benchctl.engines.kinds import engine_for
-from benchctl.errors import RecordError, RunError, ServerRefusalError, ServerStartError
+from benchctl.errors import RecordError, ServerRefusalError, ServerStartError
 from benchctl.load.demand import size_of
-from benchctl.load.driver import Load
-from benchctl.load.interpreter import steady_interpreter
-from benchctl.load.tally import NOTHING_SENT, LoadSummary
 from benchctl.load.transport.client import StreamClient
-from benchctl.load.workers.workers import AnyLoad, load_for, num_processes, num_workers, prioritised
-from benchctl.measure.attempt import begin_attempt
-from benchctl.measure.configuration import flat_configuration
-from benchctl.measure.interrupt import run_interruptible
-from benchctl.measure.journal import Journal, utc_now
-from benchctl.measure.phase import Target, control_errors, drive
+from benchctl.load.workers.workers import num_processes, num_workers
+from benchctl.measure.measured_run import MeasuredRun
 from benchctl.measure.redaction import recorded_env, redacted_argv, server_env
+from benchctl.measure.sending import ServerUnderTest, control_errors
 from benchctl.measure.server.attached import AttachedServer
 from benchctl.measure.server.cores import process_on, split_cores
 from benchctl.measure.server.port import choose_port
@@ -50,22 +40,11 @@ from benchctl.measure.telemetry.gpu import (
     wait_memory_returned,
 )
 from benchctl.measure.telemetry.gpu_reading import GpuReader
-from benchctl.measure.telemetry.telemetry import Watched, sampled
+from benchctl.measure.telemetry.telemetry import SampledServer, sampling
 from benchctl.measure.warmup import warmup_bursts, warmup_requests
-from benchctl.profile.model import Arrival, PriorityOption, Profile
-from benchctl.profile.planning.plan import variant_settings
+from benchctl.profile.model import Profile
 from benchctl.records.directory import RunDirectory, cell_name, keep_steps, load_run
-from benchctl.records.run import (
-    PlannedRun,
-    PreparedRequest,
-    RequestRecord,
-    ResultWarning,
-    RunFailure,
-    RunRecord,
-    RunState,
-    StepRecord,
-)
-from benchctl.records.schema import SCHEMA_VERSION
+from benchctl.records.run import PlannedRun, PreparedRequest, ResultWarning, RunFailure, RunRecord, StepRecord
 
 
 def _ignore_progress(_news: object) -> None:
@@ -92,14 +71,18 @@ def measure_run(context: RunContext, planned: PlannedRun, directory: RunDirector
     A failed run is a record with state ``failed``. Raises UsageError when no run of this profile can succeed,
     and KeyboardInterrupt on SIGINT or SIGTERM; in both cases the record says so and no process is left.
     """
-    return _Run(context, planned, directory).measure()
+    return _ExperimentRun(context, planned, directory).measure()
 
 
 def decline_run(
     context: RunContext, planned: PlannedRun, directory: RunDirectory, failure: RunFailure
 ) -> RunRecord:
     """Record that a run is not tried; returns its record."""
-    return _Run(context, planned, directory).decline(failure)
+    run = MeasuredRun(
+        context.profile, planned, directory, context.engine or engine_for(context.profile.engine.kind)
+    )
+    run.begin()
+    return run.close("failed", failure)
 
 
 def noise_seed(profile: Profile, planned: PlannedRun) -> int:
@@ -108,8 +91,8 @@ def noise_seed(profile: Profile, planned: PlannedRun) -> int:
     return int.from_bytes(hashlib.sha256(identity.encode()).digest()[:4])
 
 
-class _Run:
-    """One run while it goes on."""
+class _ExperimentRun:
+    """What surrounds the load of one run: its server, its devices, its steps, and the verdict on all of it."""
 
     def __init__(self, context: RunContext, planned: PlannedRun, directory: RunDirectory) -> None:
         self._context = context
@@ -117,21 +100,10 @@ class _Run:
         self._planned = planned
         self._directory = directory
         self._engine = context.engine or engine_for(context.profile.engine.kind)
-        self._settings = variant_settings(context.profile, planned.variant, planned.cell)
+        self._run = MeasuredRun(context.profile, planned, directory, self._engine, context.on_progress)
+        self._journal, self._settings = self._run.journal, self._run.settings
         self._load_size = size_of(context.requests)
         self._cores = split_cores(self._settings.server.client_cores_kept, self._num_client_processes())
-        self._load: AnyLoad | None = None
-        record = RunRecord(
-            schema_version=SCHEMA_VERSION,
-            **msgspec.structs.asdict(planned),
-            state="running",
-            engine=context.profile.engine.kind,
-            host=platform.node(),
-            started_at=utc_now(),
-            clock=self._engine.clock,
-            time_scale=self._engine.time_scale(self._settings),
-        )
-        self._journal = Journal(directory, record)
 
     def _num_client_processes(self) -> int:
         """Of the load, if it had all cores that benchctl may use."""
@@ -139,34 +111,16 @@ class _Run:
         return num_processes(num_workers(option, arrival, self._load_size, len(os.sched_getaffinity(0))))
 
     def measure(self) -> RunRecord:
-        self._journal.update(attempt=begin_attempt(self._directory))
-        try:
-            run_interruptible(self._go())
-        except RunError as error:
-            record = self._fail(error.cause, str(error), error.log_tail)
-            if isinstance(error, ServerStartError) and error.is_profile_fault:
-                raise ServerRefusalError(f"{self._planned.run_id}: {error}", log_tail=error.log_tail) from error
-            return record
-        except KeyboardInterrupt:
-            self._fail("interrupted", "the run was interrupted by a signal")
-            raise
-        except OSError as error:
-            with suppress(OSError):  # the disk may be full for this, too
-                self._fail("disk", str(error))
-            raise RunError(
-                f"{self._directory.path}: {error}; free space or correct the permissions, then go on with --resume",
-                cause="disk",
-            ) from error
-        except BaseException as error:
-            self._fail(type(error).__name__, str(error))
-            raise
-        return self._end()
+        self._run.begin()
+        error = self._run.perform(
+            self._serve_and_measure(),
+            disk_remedy="free space or correct the permissions, then continue with --resume",
+        )
+        if isinstance(error, ServerStartError) and error.is_profile_fault:
+            raise ServerRefusalError(f"{self._planned.run_id}: {error}", log_tail=error.log_tail) from error
+        return self._end() if error is None else self._journal.record
 
-    def decline(self, failure: RunFailure) -> RunRecord:
-        self._journal.update(attempt=begin_attempt(self._directory))
-        return self._close("failed", failure)
-
-    async def _go(self) -> None:
+    async def _serve_and_measure(self) -> None:
         engine, settings = self._engine, self._settings
         engine.check_available(settings)
         port = choose_port(settings.server.fixed_port) if engine.is_launched else 0
@@ -180,7 +134,7 @@ class _Run:
                 self._journal.warn(*foreign_processes(gpu, "before the server was started"))
             held_bytes = memory_used_bytes(gpu) if gpu is not None else {}
             try:
-                await self._serve(self._server(site, env), site, gpu)
+                await self._measure_server(self._server(site, env), site, gpu)
             finally:
                 self._write_steps()
             if gpu is not None:
@@ -218,26 +172,28 @@ class _Run:
             )
         )
 
-    async def _serve(self, server: Server, site: LaunchSite, gpu: GpuReader | None) -> None:
+    async def _measure_server(self, server: Server, site: LaunchSite, gpu: GpuReader | None) -> None:
         base_url = self._engine.base_url(self._settings, site.port)
         try:
             with server, process_on(self._cores.client if self._cores else None):
                 self._journal.time(launch_ns=server.launch_ns)
                 async with StreamClient(base_url, self._profile.timeouts) as client:
                     ready_ns = await server.wait_ready(client.control)
-                    target = Target(
+                    target = ServerUnderTest(
                         engine=self._engine,
                         settings=self._settings,
-                        server=server,
                         client=client,
+                        server=server,
                         stall_s=self._profile.timeouts.stall_s,
                     )
                     if self._engine.needs_first_generation:
-                        ready_ns = await self._first_generation(target)
+                        ready_ns = await self._first_generation(target, server)
                     self._journal.time(ready_ns=ready_ns)
-                    await self._ask_configuration(target, site)
+                    async with control_errors(server):
+                        cores = self._cores.as_config() if self._cores else {}
+                        await self._run.record_configuration(client.control, site, cores)
                     await self._warm_up(target)
-                    await self._measured_load(target, gpu)
+                    await self._send_load(target, server, gpu)
                     async with control_errors(server):
                         self._journal.warn(*await self._engine.after_load_warnings(client.control))
                     server.check_alive()
@@ -245,80 +201,36 @@ class _Run:
             self._journal.warn(*server.warnings)
             self._journal.time(stop_ns=server.stop_ns)
 
-    async def _first_generation(self, target: Target) -> int:
-        """One short answer, as the load will ask for it; returns when it was there.
+    async def _first_generation(self, target: ServerUnderTest, server: Server) -> int:
+        """Request one short answer as the load will; returns when it was complete.
 
         Some servers answer their health path before they can generate, and one keeps for its whole life what the
         first request says of sampling.
         """
-        (asked,) = warmup_requests(self._context.requests, 1)
-        asked = msgspec.structs.replace(asked, request_id="first-generation", n=1)
-        with self._directory.append("requests") as writer:
-            load = Load(target.client, Arrival(kind="burst"), writer.write)
-            await drive(target, load, (asked,), max_concurrency=None, is_warmup=True)
-        ended = load.summary()
-        if ended.num_failed:
-            raise _no_first_generation(str(ended.first_error), target.server.log_tail(), self._engine)
+        (request,) = warmup_requests(self._context.requests, 1)
+        request = msgspec.structs.replace(request, request_id="first-generation", n=1)
+        summary = await self._run.send_bursts(target, [(request,)])
+        if summary.num_failed:
+            raise _no_first_generation(str(summary.first_error), server.log_tail(), self._engine)
         return time.monotonic_ns()
 
-    async def _ask_configuration(self, target: Target, site: LaunchSite) -> None:
-        """Record what the server says of itself, beside what it will be asked for."""
-        async with control_errors(target.server):
-            told = await self._engine.effective_config(target.client.control, self._settings, site)
-        config = flat_configuration(self._settings, told) | (self._cores.as_config() if self._cores else {})
-        version = told.get("version")
-        self._journal.update(effective_config=config, engine_version=None if version is None else str(version))
-
-    async def _warm_up(self, target: Target) -> None:
+    async def _warm_up(self, target: ServerUnderTest) -> None:
         bursts = warmup_bursts(self._context.requests, self._profile, self._settings)
-        if not bursts:
-            return
-        self._journal.time(warmup_start_ns=time.monotonic_ns())
-        with self._directory.append("requests") as writer:
-            load = Load(target.client, Arrival(kind="burst"), writer.write)
-            for requests in bursts:
-                await drive(target, load, requests, max_concurrency=None, is_warmup=True)
-        ended = load.summary()
-        if ended.num_failed:
-            what = f"{ended.num_failed} of {ended.num_sent} warm-up requests failed ({ended.first_error})"
-            self._journal.doubt("warmup-failed", f"{what}: the load may have met a cold server")
+        if bursts:
+            self._run.begin_warmup()
+            self._run.judge_warmup(await self._run.send_bursts(target, bursts))
 
-    async def _measured_load(self, target: Target, gpu: GpuReader | None) -> None:
-        arrival, num_ended = self._profile.workload.arrival, itertools.count(1)
-        with self._directory.append("requests") as writer, self._directory.append("client") as samples:
-
-            def keep(record: RequestRecord) -> None:
-                writer.write(record)
-                self._context.on_progress(next(num_ended))
-
-            priority = self._client_priority()
-            load = self._load = load_for(
-                target.client,
-                self._profile,
-                self._load_size,
-                keep,
-                priority=priority,
-                time_scale=self._journal.record.time_scale,
-                on_sample=samples.write,
-            )
-            limit = arrival.max_concurrency
-            sampling = sampled(self._directory.path, self._profile.telemetry, self._watched(target, gpu))
-            with sampling as doubts, steady_interpreter(), prioritised(load, priority, self._tell_priority):
-                await drive(target, load, self._context.requests, max_concurrency=limit, is_warmup=False)
-        self._journal.warn(*doubts)
-
-    def _client_priority(self) -> PriorityOption:
-        """A simulator steps in its own time, which no wait of ours changes."""
-        return "none" if self._journal.record.clock == "virtual" else self._profile.load.priority
-
-    def _tell_priority(self, got: str) -> None:
-        self._journal.update(client_priority=got)
-
-    def _watched(self, target: Target, gpu: GpuReader | None) -> Watched:
+    async def _send_load(self, target: ServerUnderTest, server: Server, gpu: GpuReader | None) -> None:
         path = self._engine.metrics_path(self._settings)
-        url = None if path is None else str(target.client.control.base_url.join(path))
-        is_real = self._journal.record.clock != "virtual"
-        return Watched(server_pid=target.server.pid, gpu=gpu, metrics_url=url, counts_late=is_real)
+        sampled = SampledServer(
+            server_pid=server.pid,
+            gpu=gpu,
+            metrics_url=None if path is None else str(target.client.control.base_url.join(path)),
+            counts_late=self._journal.record.clock != "virtual",
+        )
+        with sampling(self._directory.path, self._profile.telemetry, sampled) as sampler_warnings:
+            await self._run.send_load(target, self._context.requests, self._load_size)
+        self._journal.warn(*sampler_warnings)
 
     def _write_steps(self) -> None:
         """Normalise the engine's own step log, keeping all of it that can be read."""
@@ -327,52 +239,37 @@ class _Run:
             self._journal.warn(ResultWarning(code="steps-unknown", message=message))
             return
         raw, count = raw_step_log(self._directory.path), 0
-        first_send_ns = self._load_summary().first_send_ns
+        first_send_ns = self._run.load_summary.first_send_ns
         try:
             with self._directory.append("steps") as writer:
                 for step in self._engine.read_steps(self._directory.path):
-                    writer.write(_placed(step, first_send_ns))
+                    writer.write(_with_warmup_mark(step, first_send_ns))
                     count += 1
         except RecordError as error:
-            self._journal.doubt("steps-damaged", f"the step log ends after {count} steps: {error}")
-        if not count and self._load is not None:
-            self._journal.doubt("steps-missing", f"{raw.name} holds no steps: time per step is unknown")
+            self._journal.suspect("steps-damaged", f"the step log ends after {count} steps: {error}")
+        if not count and self._run.has_sent_load:
+            self._journal.suspect("steps-missing", f"{raw.name} holds no steps: time per step is unknown")
 
     def _end(self) -> RunRecord:
         """The verdict on a run that went to its end."""
-        load = self._load_summary()
-        if load.num_failed:
-            what = f"{load.num_failed} of {load.num_sent} requests failed ({load.first_error}): see requests.jsonl"
-            self._journal.doubt("failed-requests", what)
-            if load.num_failed == load.num_sent:
-                return self._fail("no-request-completed", what)
-        self._judge()
-        return self._close("suspect" if self._journal.is_doubtful else "done")
+        self._run.judge_failures()
+        if not self._run.has_no_answer:
+            self._judge()
+        return self._run.conclude()
 
     def _judge(self) -> None:
-        """Hold the accounts of the run against each other, as they are on disk now."""
-        self._journal.count(self._load_summary())
+        """Check the files of the run against each other, as they are on disk now."""
+        self._journal.count(self._run.load_summary)
         loaded = load_run(self._directory)
         keep_steps(loaded)
-        arrival, checks = self._profile.workload.arrival, (self._profile, self._context.requests)
-        for doubt in (*failed_checks(loaded, *checks), *client_doubts(loaded, arrival)):
-            self._journal.doubt(doubt.code, doubt.message)
-        self._journal.warn(*client_warnings(loaded, arrival))
-        self._journal.warn(*bunching_doubts(loaded), *starvation_doubts(loaded), *clock_warnings(loaded))
-
-    def _fail(self, cause: str, message: str, log_tail: str = "") -> RunRecord:
-        return self._close("failed", RunFailure(cause=cause, message=message, log_tail=log_tail))
-
-    def _close(self, state: RunState, failure: RunFailure | None = None) -> RunRecord:
-        self._journal.count(self._load_summary())
-        return self._journal.close(state, failure)
-
-    def _load_summary(self) -> LoadSummary:
-        return self._load.summary() if self._load is not None else NOTHING_SENT
+        for check in failed_checks(loaded, self._profile, self._context.requests):
+            self._journal.suspect(check.code, check.message)
+        self._run.judge_client(loaded)
+        self._journal.warn(*starvation_doubts(loaded), *clock_warnings(loaded))
 
 
 def _no_first_generation(error: str, log_tail: str, engine: Engine) -> ServerStartError:
-    """What to tell of a server that is up and does not generate; its log may give away why."""
+    """The error for a server that is up and does not generate; its log may show why."""
     known = engine.diagnose(log_tail)
     remedy = "its log says more" if engine.is_launched else "correct engine.options.dialect, or ask its owner"
     return ServerStartError(
@@ -384,8 +281,8 @@ def _no_first_generation(error: str, log_tail: str, engine: Engine) -> ServerSta
     )
 
 
-def _placed(step: StepRecord, first_send_ns: int | None) -> StepRecord:
-    """A step on the host's clock that ended before the first send belongs to the start or the warm-up."""
+def _with_warmup_mark(step: StepRecord, first_send_ns: int | None) -> StepRecord:
+    """Mark a step on the host's clock that ended before the first send: it belongs to the start or the warm-up."""
     if step.clock != "host" or (first_send_ns is not None and step.start_ns + step.dur_ns > first_send_ns):
         return step
     return msgspec.structs.replace(step, is_warmup=True)

@@ -13,7 +13,7 @@ from benchctl.sim.noise import NoiseSource
 from benchctl.sim.request import Request
 from benchctl.sim.scheduler import ScheduledBatch, Scheduler
 from benchctl.sim.sequence import Sequence
-from benchctl.workload.stream import named_stream
+from benchctl.workload.seeded import named_stream
 
 _UNLIMITED: Final = 1 << 40
 

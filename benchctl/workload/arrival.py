@@ -13,7 +13,7 @@ from itertools import accumulate, islice
 
 from benchctl.profile.model import Arrival
 from benchctl.units import NS_PER_S, ns_from_s
-from benchctl.workload.stream import named_stream
+from benchctl.workload.seeded import named_stream
 
 
 def arrival_offsets_ns(arrival: Arrival, num_requests: int, seed: int) -> tuple[int, ...]:

@@ -381,7 +381,7 @@ def test_stamps_of_failed_requests_count_in_passing_as_they_do_from_disk() -> No
         records.append(msgspec.structs.replace(record, choices=(choice,)))
         passing.take(records[-1])
     from_disk = client_metrics(records, ())
-    assert (from_disk["kernel_stamp_frac"], from_disk["bound_stamp_frac"]) == (6 / 9, 3 / 9)
+    assert (from_disk["kernel_stamp_frac"], from_disk["coalesced_chunk_frac"]) == (6 / 9, 3 / 9)
     in_passing = passing.figures().client_metrics()
     assert in_passing == {name: from_disk[name] for name in in_passing}
 

@@ -177,7 +177,7 @@ def test_a_disk_that_fills_up_is_told_with_the_file_the_remedy_and_a_way_to_go_o
         _, stderr = process.communicate(timeout=120)
     assert process.returncode == 5
     assert f"No space left on device: 'results/ci-smoke/{results.name}/runs/{log.parent.name}/run.json'" in stderr
-    assert "free space or correct the permissions, then go on with --resume" in stderr
+    assert "free space or correct the permissions, then continue with --resume" in stderr
     again = in_shell(f"$benchctl run --quiet --resume {results}", tmp_path)
     assert again.returncode == 0, again.stderr
 

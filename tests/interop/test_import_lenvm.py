@@ -26,7 +26,7 @@ from benchctl.interop.lenvm.imported import ImportResult, import_lenvm
 from benchctl.interop.lenvm.responses import read_responses
 from benchctl.interop.lenvm.schedule import makespan_s, sends_s
 from benchctl.interop.lenvm.summary import RATIO_TAG
-from benchctl.measure.experiment import reopen_experiment
+from benchctl.measure.result_directory import reopen_experiment
 from benchctl.records.directory import LoadedRun, load_results
 from benchctl.report.export import write_report
 
@@ -288,7 +288,7 @@ def test_a_report_can_be_made_of_it_and_draws_no_step_times(truth: Truth) -> Non
 
 
 def test_an_import_cannot_be_gone_on_with(truth: Truth) -> None:
-    with pytest.raises(UsageError, match=r"was imported from .*: there is nothing to go on with"):
+    with pytest.raises(UsageError, match=r"was imported from .*: there is nothing to resume"):
         reopen_experiment(imported(truth).path, None)
 
 

@@ -343,9 +343,9 @@ def test_workers_end_with_a_benchctl_that_is_killed(tmp_path):
 
 def test_what_a_second_worker_gains_is_measured_with_nothing_lost(tmp_path):
     told = tmp_path / "scaling.json"
-    script = Path(__file__).parent.parent.parent / "scripts" / "bench" / "worker_scaling.py"
     size = ("--streams", "8", "--seconds", "0.8", "--json", str(told))
-    subprocess.run([sys.executable, str(script), *size], check=True, timeout=60, capture_output=True)
+    argv = [sys.executable, "-m", "benchmarks.load.worker_scaling", *size]
+    subprocess.run(argv, cwd=Path(__file__).parents[2], check=True, timeout=60, capture_output=True)
     rows = json.loads(told.read_text())
     assert [(row["workers"], row["failed"]) for row in rows] == [(1, 0), (2, 0)]
     assert [row["cores by worker"].count("+") for row in rows] == [0, 1]

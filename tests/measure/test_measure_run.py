@@ -50,7 +50,7 @@ def _readable(process):
         return False
 
 
-OF_THE_PACE = {"client-bunching", "engine-starved"}
+OF_THE_PACE = {"client-bunching", "underfilled-batch"}
 """What a run is told of a server that takes its time between steps, and of a machine that is busy."""
 
 

@@ -7,14 +7,8 @@ import pytest
 from test_cli_run import benchctl, only_result
 
 from benchctl.cli.progress import experiment_progress
-from benchctl.measure.experiment import (
-    Listener,
-    Origin,
-    create_experiment,
-    pending_runs,
-    reopen_experiment,
-    run_experiment,
-)
+from benchctl.measure.experiment import Listener, create_experiment, pending_runs, run_experiment
+from benchctl.measure.result_directory import Origin, reopen_experiment
 from benchctl.profile.load import load_profile
 from benchctl.records.run import Look, PlannedRun, RunRecord, StoppingRecord
 from benchctl.workload.prepare import prepare_requests

@@ -6,6 +6,7 @@ import textwrap
 import pytest
 
 from benchctl.errors import ProfileError
+from benchctl.profile.choices import DATASETS
 from benchctl.profile.load import load_profile, parse_profile
 from benchctl.profile.locate import preset_files
 
@@ -65,7 +66,7 @@ def test_all_faults_of_a_profile_are_told_at_once():
         "21 faults in the profile",
         "p.yaml:1: name: 'Big Test' is no name; write lower-case letters, digits, '.', '_' and '-', first a letter or digit",
         "p.yaml:2: engine.kind: is 'simm'; allowed are sim, vllm, vllm-lenvm, sglang, sglang-lenvm, llamacpp, transformers, attach; did you mean 'sim'?",
-        "p.yaml:4: workload.dataset: is 'gsm9k'; allowed are gsm8k, sharegpt, sharegpt-replay, azure-trace, synthetic, generated; did you mean 'gsm8k'?",
+        f"p.yaml:4: workload.dataset: is 'gsm9k'; allowed are {', '.join(DATASETS)}; did you mean 'gsm8k'?",
         "p.yaml:5: workload.num_promts: unknown key; did you mean 'num_prompts'?",
         "p.yaml:6: workload.num_prompts: expected a whole number, found '5'; remove the quotes",
         "p.yaml:7: workload.output_len.mean: missing; add mean: Mean length before cutting",
@@ -148,7 +149,7 @@ def test_a_missing_key_says_what_belongs_there():
     assert faults_of("name: p\nvariants: {baseline: {}}\nworkload: {arrival: {kind: burst}}\n") == [
         "2 faults in the profile",
         "p.yaml:1: engine: missing; add engine: Server software, shared by all variants: a preset's name, or kind and options",
-        "p.yaml:3: workload.dataset: missing; add dataset: one of gsm8k, sharegpt, sharegpt-replay, azure-trace, synthetic, generated",
+        f"p.yaml:3: workload.dataset: missing; add dataset: one of {', '.join(DATASETS)}",
     ]
 
 

@@ -15,7 +15,8 @@ from benchctl.analysis.compare.compare import CompareOptions, compare_sides, par
 from benchctl.analysis.compare.result import Comparison
 from benchctl.cli.app import app
 from benchctl.errors import AlteredError, NotComparableError, RecordError
-from benchctl.measure.experiment import Listener, Origin, create_experiment, reopen_experiment, run_experiment
+from benchctl.measure.experiment import Listener, create_experiment, run_experiment
+from benchctl.measure.result_directory import Origin, reopen_experiment
 from benchctl.profile.load import load_profile
 from benchctl.records.digests import DIGESTS_FILE, digest_of, read_digests
 from benchctl.records.directory import ResultDirectory

@@ -187,7 +187,7 @@ def write_results(
     content = b"".join(encode(request) + b"\n" for request in requests)
     results.write_manifest(
         Manifest(
-            schema_version=1,
+            schema_version=2,
             state=state,
             profile="built",
             profile_sha256="1" * 64,
@@ -223,7 +223,7 @@ def write_results(
             _write_run(
                 results, planned[-1], requests, factors[variant], loads=loads_in_warmup and variant == "guided"
             )
-    results.write_plan(Plan(schema_version=1, runs=tuple(planned)))
+    results.write_plan(Plan(schema_version=2, runs=tuple(planned)))
     return results
 
 
@@ -262,7 +262,7 @@ def _write_run(
     last = max(record.done_ns or 0 for record in records)
     directory.write(
         RunRecord(
-            schema_version=1,
+            schema_version=2,
             index=planned.index,
             run_id=planned.run_id,
             block=planned.block,

@@ -16,7 +16,7 @@ from benchctl.workload.arrival import (
     gamma_gaps_ns,
     trace_offsets_ns,
 )
-from benchctl.workload.length import draw_length
+from benchctl.workload.seeded import draw_length
 
 OPEN_LOOP = [
     Arrival(kind="constant", request_rate=7.0),

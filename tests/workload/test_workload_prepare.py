@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ import pytest
 from benchctl.errors import DatasetError, ProfileError
 from benchctl.profile.model import Profile
 from benchctl.records.run import PreparedRequest
+from benchctl.workload.datasets.dataset import FileDataset, names_of_datasets
 from benchctl.workload.prepare import PreparedSet, prepare_requests
+from benchctl.workload.seeded import distinct_seeds, named_stream
 
 BURST = {"kind": "burst"}
 
@@ -128,11 +131,8 @@ def test_a_single_sample_needs_no_suffix() -> None:
     assert prepared.requests[0].request_id == "generated-00000"
 
 
-def test_seeds_are_distinct_even_where_the_stream_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
-    from benchctl.workload import prepare as room
-
-    monkeypatch.setattr(room, "_SEED_BITS", 4)
-    seeds = [request.seed for request in prepare({"num_prompts": 16}).requests]
+def test_seeds_are_distinct_even_where_the_stream_repeats() -> None:
+    seeds = islice(distinct_seeds(named_stream(0, "request-seed"), num_bits=4), 16)
     assert sorted(seeds) == list(range(16))
 
 
@@ -189,7 +189,8 @@ def test_a_trace_is_replayed_in_order_of_time_with_its_samples_together(tmp_path
 
 
 def test_a_trace_needs_a_dataset_with_arrivals() -> None:
-    with pytest.raises(ProfileError, match=r"arrival\.kind is trace, .*sharegpt-replay or azure-trace"):
+    traces = names_of_datasets(lambda dataset: isinstance(dataset, FileDataset) and dataset.has_arrivals)
+    with pytest.raises(ProfileError, match=rf"arrival\.kind is trace, .*choose dataset {' or '.join(traces)}"):
         prepare({"arrival": {"kind": "trace"}})
 
 

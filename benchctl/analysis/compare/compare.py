@@ -10,17 +10,17 @@ from dataclasses import dataclass, replace
 
 from benchctl.analysis.compare.answers import AnswerOptions, with_answers
 from benchctl.analysis.compare.attribution import with_decompositions
-from benchctl.analysis.compare.distrust import with_bounds, with_client_exclusions, without_distrusted
+from benchctl.analysis.compare.distrust import explain_client_exclusions, mark_bounded, mark_unreliable
 from benchctl.analysis.compare.metric_comparison import (
     MetricComparison,
     Role,
     Rules,
     compare_metrics,
-    judged,
+    judge_metric,
     roles_of,
 )
 from benchctl.analysis.compare.result import CellComparison, Comparison
-from benchctl.analysis.compare.warnings import counted_suspects, measurement_doubts, statistical_doubts
+from benchctl.analysis.compare.warnings import counted_suspects, measurement_warnings, statistical_warnings
 from benchctl.analysis.experiment.experiment import Experiment, load_experiment
 from benchctl.analysis.experiment.paired_runs import PairedRuns
 from benchctl.analysis.experiment.pairing import CellPair, Side, match_cells, parse_side
@@ -128,7 +128,7 @@ def compare_experiments(
     facing = [PairedRuns.of(pair, (a, b)) for pair in pairs]
     compared = [_compare_cell(cell, roles, rules, allow_failed=options.allow_failed) for cell in facing]
     answers = AnswerOptions(judge=options.judge, margin_points=options.quality_margin_points, confidence=confidence)
-    answered = with_answers(corrected(compared, confidence), pairs, (a, b), answers)
+    answered = with_answers(correct_for_multiple_tests(compared, confidence), pairs, (a, b), answers)
     cells = with_decompositions(answered, facing, confidence, rules.estimator)
     checks = [(run, check) for cell in facing for run, check in cell.checks()]
     names = side_names(a_side, b_side)
@@ -146,8 +146,8 @@ def compare_experiments(
         warnings=(
             *altered,
             *counted,
-            *measurement_doubts(a.results, b.results, pairs, checks),
-            *statistical_doubts(cells),
+            *measurement_warnings(a.results, b.results, pairs, checks),
+            *statistical_warnings(cells),
         ),
         noise={name: noise for name, noise in rules.noise.items() if name in deciding},
     )
@@ -188,13 +188,13 @@ def noise_of(a: Experiment, b: Experiment) -> dict[str, MetricNoise]:
     return found
 
 
-def corrected(cells: Sequence[CellComparison], confidence: float) -> tuple[CellComparison, ...]:
+def correct_for_multiple_tests(cells: Sequence[CellComparison], confidence: float) -> tuple[CellComparison, ...]:
     """With the deciding verdicts of all cells made together: the chance of any wrong one is 1 - confidence."""
     tests = [(c, i, m) for c, cell in enumerate(cells) for i, m in enumerate(cell.metrics) if _is_tested(m)]
     metrics = [list(cell.metrics) for cell in cells]
     levels = _levels([metric for _, _, metric in tests], 1 - confidence)
     for (c, i, metric), level in zip(tests, levels, strict=True):
-        metrics[c][i] = judged(metric, 1 - level)
+        metrics[c][i] = judge_metric(metric, 1 - level)
     return tuple(replace(cell, metrics=tuple(m)) for cell, m in zip(cells, metrics, strict=True))
 
 
@@ -204,7 +204,7 @@ def _levels(metrics: Sequence[MetricComparison], alpha: float) -> tuple[float, .
     if scored:
 
         def decides(index: int, level: float) -> bool:
-            return judged(metrics[scored[index][0]], 1 - level).verdict != "inconclusive"
+            return judge_metric(metrics[scored[index][0]], 1 - level).verdict != "inconclusive"
 
         levels = [alpha] * len(metrics)
         for (i, _), level in zip(scored, joint_levels([found for _, found in scored], decides, alpha), strict=True):
@@ -233,7 +233,7 @@ def _p_value(metric: MetricComparison) -> float:
 
 
 def _is_tested(metric: MetricComparison) -> bool:
-    return metric.role == "deciding" and metric.estimate is not None and not metric.is_distrusted
+    return metric.role == "deciding" and metric.estimate is not None and not metric.is_unreliable
 
 
 def deciding_metrics(names: Sequence[str]) -> tuple[str, ...]:
@@ -265,7 +265,7 @@ def _compare_cell(
     pair, runs = cell.pair, cell.runs
     compared = compare_metrics(*cell.metrics(), roles, replace(rules, slopes=cell.slopes()), cell.design)
     metrics = tuple(
-        with_bounds(with_client_exclusions(without_distrusted(metric, runs), pair), cell) for metric in compared
+        mark_bounded(explain_client_exclusions(mark_unreliable(metric, runs), pair), cell) for metric in compared
     )
     failures = tuple(failure for run in runs if (failure := _failure(run)))
     return CellComparison(
@@ -275,12 +275,12 @@ def _compare_cell(
         num_blocks=min(len(pair.a_runs), len(pair.b_runs)),
         num_a_first=None if cell.design.positions is None else sum(apart > 0 for apart in cell.design.positions),
         metrics=metrics,
-        faults=tuple(_faults(cell, metrics, failures, allow_failed=allow_failed)),
+        errors=tuple(_errors(cell, metrics, failures, allow_failed=allow_failed)),
         failures=failures,
     )
 
 
-def _faults(
+def _errors(
     cell: PairedRuns, metrics: Sequence[MetricComparison], failures: Sequence[str], *, allow_failed: bool
 ) -> Iterator[str]:
     """Why a cell cannot be judged."""

@@ -19,7 +19,7 @@ _CLIENT_TIMED: Final = ("ttft_ms", "itl_ms", "tpot_ms")
 """Ends of the names of what only the client times, chunk by chunk."""
 
 
-def without_distrusted(compared: MetricComparison, runs: Sequence[LoadedRun]) -> MetricComparison:
+def mark_unreliable(compared: MetricComparison, runs: Sequence[LoadedRun]) -> MetricComparison:
     """``compared`` as it is, or inconclusive where tokens came in bursts in any of the ``runs`` behind it.
 
     Its numbers and its interval stay: they are what the client saw.
@@ -33,10 +33,10 @@ def without_distrusted(compared: MetricComparison, runs: Sequence[LoadedRun]) ->
         f"tokens reached the client in bursts in {bunched} of {len(runs)} runs, so that it decides nothing; free "
         "processors and measure again, or let others decide (--metrics)"
     )
-    return replace(compared, verdict="inconclusive", reason=reason, is_distrusted=True)
+    return replace(compared, verdict="inconclusive", reason=reason, is_unreliable=True)
 
 
-def with_bounds(compared: MetricComparison, cell: PairedRuns) -> MetricComparison:
+def mark_bounded(compared: MetricComparison, cell: PairedRuns) -> MetricComparison:
     """``compared`` with the number of runs whose value rests on bounds and is left out, and that as a reason."""
     name = compared.metric.name
     num_a = sum(name in cell.a.bounds(run) for run in cell.pair.a_runs)
@@ -52,7 +52,7 @@ def with_bounds(compared: MetricComparison, cell: PairedRuns) -> MetricCompariso
     return replace(compared, num_bounded=(num_a, num_b))
 
 
-def with_client_exclusions(compared: MetricComparison, pair: CellPair) -> MetricComparison:
+def explain_client_exclusions(compared: MetricComparison, pair: CellPair) -> MetricComparison:
     """``compared`` with what is missing where the client's times of some runs do not count."""
     excluded = {**pair.a.client_excluded, **pair.b.client_excluded}
     if not excluded or compared.metric.name not in CLIENT_TIMED:

@@ -7,7 +7,7 @@ from statistics import fmean, geometric_mean, stdev
 from typing import Final, Literal, TypeAlias
 
 from benchctl.analysis.metrics.table import METRICS, Metric
-from benchctl.analysis.statistics.block_order import OrderEffects, order_effects, outlying
+from benchctl.analysis.statistics.block_order import OrderEffects, order_effects, outlier_indices
 from benchctl.analysis.statistics.block_ratio import (
     DEFAULT_ESTIMATOR,
     MIN_PAIRED_BLOCKS,
@@ -21,6 +21,7 @@ from benchctl.analysis.statistics.block_ratio import (
 from benchctl.analysis.statistics.margins import Margins, Verdict, margins_of, verdict_of
 from benchctl.analysis.statistics.sample_size import MAX_BLOCKS_NEEDED, blocks_for_verdict
 from benchctl.analysis.statistics.side_ratio import UNORDERED, BlockDesign, SideRatio, metric_ratio, side_ratio
+from benchctl.formats import percentage
 from benchctl.records.noise import MetricNoise
 
 MetricVerdict: TypeAlias = Verdict | Literal["equal", "different", "unknown"]
@@ -94,7 +95,7 @@ class MetricComparison:
     """What would be estimated without them, where there are any."""
     is_screening: bool = False
     """Too few blocks for any verdict."""
-    is_distrusted: bool = False
+    is_unreliable: bool = False
     """The runs themselves call its values untrustworthy: it decides nothing."""
     num_bounded: tuple[int, int] = (0, 0)
     """Runs of either side in which it is only known between bounds: they do not count for it."""
@@ -203,14 +204,14 @@ def _compare_ratio(
     if not rules.is_paired:
         estimate = estimate_unpaired(known_a, known_b, rules.confidence)
         is_screening = min(len(known_a), len(known_b)) < rules.min_blocks
-        return judged(replace(compared, estimate=estimate, is_screening=is_screening), rules.confidence)
+        return judge_metric(replace(compared, estimate=estimate, is_screening=is_screening), rules.confidence)
     ratio = metric_ratio(name, a, b, design, rules.slopes, rules.confidence, rules.estimator)
-    return compared if ratio is None else judged(_paired(compared, ratio, rules), rules.confidence)
+    return compared if ratio is None else judge_metric(_paired(compared, ratio, rules), rules.confidence)
 
 
 def _paired(compared: MetricComparison, ratio: SideRatio, rules: Rules) -> MetricComparison:
     design, differences = ratio.design, log_ratios(ratio.a_values, ratio.b_values)
-    odd = outlying(differences)
+    odd = outlier_indices(differences)
     a, b = ([math.log(value) for value in side] for side in (ratio.a_values, ratio.b_values))
     return replace(
         compared,
@@ -231,7 +232,7 @@ def _without(odd: Sequence[int], ratio: SideRatio, rules: Rules) -> RatioEstimat
     return None if without is None else without.estimate
 
 
-def judged(compared: MetricComparison, confidence: float) -> MetricComparison:
+def judge_metric(compared: MetricComparison, confidence: float) -> MetricComparison:
     """With the verdict of the interval of ``confidence``, and why where there is none."""
     if compared.estimate is None:
         return compared
@@ -258,8 +259,8 @@ def why_inconclusive(compared: MetricComparison, confidence: float) -> str:
     where = f"the interval reaches across {_margin_across(estimate, margins)}"
     if verdict_of(estimate, margins, "none") != "inconclusive":
         where = (
-            f"the {estimate.confidence * 100:.3g}% interval is clear of {_margin_across(estimate, margins)}, but "
-            f"not that of {confidence * 100:.4g}%, which so many tests ask for"
+            f"the {percentage(estimate.confidence)} interval is clear of {_margin_across(estimate, margins)}, but "
+            f"not that of {percentage(confidence, 4)}, which so many tests ask for"
         )
     needed = blocks_for_verdict(estimate, margins, confidence)
     if needed is None:
@@ -275,13 +276,13 @@ def why_inconclusive(compared: MetricComparison, confidence: float) -> str:
 def _margin_across(estimate: RatioEstimate, margins: Margins) -> str:
     """The margin that the ratio would have to clear: inside the one of equivalence, or beyond that of a change."""
     if abs(estimate.log_ratio) < margins.log_equivalence:
-        return f"the margin of {margins.equivalence_frac * 100:.3g}%"
+        return f"the margin of {percentage(margins.equivalence_frac)}"
     return f"the {_change_margin(margins)}"
 
 
 def _change_margin(margins: Margins) -> str:
     what = "noise floor" if margins.is_noise_floor else "margin"
-    return f"{what} of {margins.change_frac * 100:.3g}%"
+    return f"{what} of {percentage(margins.change_frac)}"
 
 
 def _why_never(estimate: RatioEstimate, margins: Margins, confidence: float) -> str:
@@ -289,9 +290,11 @@ def _why_never(estimate: RatioEstimate, margins: Margins, confidence: float) -> 
     low, high = estimate.interval_at(confidence) or (-math.inf, math.inf)
     is_between = margins.leave_between(low) and margins.leave_between(high) and low * high > 0
     what = "interval" if is_between else "ratio"
-    lies = f"the {what} lies between the margin of {margins.equivalence_frac * 100:.3g}% and the"
+    lies = f"the {what} lies between the margin of {percentage(margins.equivalence_frac)} and the"
     if not margins.is_noise_floor:
-        return f"{lies} threshold of {margins.change_frac * 100:.3g}%: too large for equivalent, too small to count"
+        return (
+            f"{lies} threshold of {percentage(margins.change_frac)}: too large for equivalent, too small to count"
+        )
     return (
         f"{lies} {_change_margin(margins)}: no number of blocks tells while that floor stands; measure it with "
         "more blocks, or on a quieter machine (benchctl run --profile aa --blocks N)"

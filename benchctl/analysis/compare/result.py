@@ -35,9 +35,9 @@ _PART: Final[dict[MetricVerdict, OverallVerdict]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellComparison:
-    """Two arms compared. ``faults`` say why it is invalid; empty when it is valid.
+    """Two arms compared. ``errors`` say why it is invalid; empty when it is valid.
 
-    ``failures`` say which requests failed: faults too, unless they were allowed. ``num_a_first`` counts blocks
+    ``failures`` say which requests failed: errors too, unless they were allowed. ``num_a_first`` counts blocks
     in which A ran before B, None where the two sides share no blocks or are the same runs. ``decomposition`` says
     where the difference of the wall times sits; None where no block has one on both sides.
     """
@@ -48,7 +48,7 @@ class CellComparison:
     num_blocks: int
     num_a_first: int | None
     metrics: tuple[MetricComparison, ...]
-    faults: tuple[str, ...]
+    errors: tuple[str, ...]
     failures: tuple[str, ...] = ()
     quality: QualityComparison | None = None
     """Judged answers; None where there is nothing to judge."""
@@ -65,7 +65,7 @@ class CellComparison:
 
     @property
     def verdict(self) -> OverallVerdict:
-        if self.faults:
+        if self.errors:
             return "invalid"
         parts = [_PART.get(m.verdict, "inconclusive") for m in self.deciding]
         if self.is_quality_deciding:

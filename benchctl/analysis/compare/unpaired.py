@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from benchctl.analysis.compare.compare import CompareOptions, corrected, deciding_metrics
+from benchctl.analysis.compare.compare import CompareOptions, correct_for_multiple_tests, deciding_metrics
 from benchctl.analysis.compare.metric_comparison import Role, Rules, compare_metrics, roles_of
 from benchctl.analysis.compare.result import CellComparison, Comparison
-from benchctl.analysis.compare.warnings import statistical_doubts
+from benchctl.analysis.compare.warnings import statistical_warnings
 from benchctl.analysis.metrics.percentile import PERCENTS, smallest_sample
 from benchctl.analysis.metrics.table import LATENCIES, METRICS
 from benchctl.analysis.validity.comparability import Difference, require_comparable
@@ -58,7 +58,7 @@ def compare_foreign(
     )
     roles = _roles(deciding, allowed, runs)
     found = [_compare_cell(cell, names, roles, rules, allow_failed=options.allow_failed) for cell in cells]
-    compared = corrected(found, options.confidence)
+    compared = correct_for_multiple_tests(found, options.confidence)
     return Comparison(
         a_name=names[0],
         b_name=names[1],
@@ -68,7 +68,7 @@ def compare_foreign(
         confidence=options.confidence,
         cells=compared,
         allowed=allowed,
-        warnings=(*_doubts(cells, unmatched), *statistical_doubts(compared)),
+        warnings=(*_doubts(cells, unmatched), *statistical_warnings(compared)),
         noise={name: noise for name, noise in rules.noise.items() if name in deciding},
     )
 
@@ -158,9 +158,9 @@ def _compare_cell(
     a_metrics, b_metrics = [_metrics(run) for run in cell.a], [_metrics(run) for run in cell.b]
     metrics = compare_metrics(a_metrics, b_metrics, roles, rules)
     failures = tuple(f"{run.where}: {run.failure}" for run in (*cell.a, *cell.b) if run.failure is not None)
-    faults = [f"INCOMPLETE: {failure}" for failure in failures] if not allow_failed else []
+    errors = [f"INCOMPLETE: {failure}" for failure in failures] if not allow_failed else []
     if not failures:
-        faults += [
+        errors += [
             f"{m.metric.name} must be equal and is {m.a:.6g} against {m.b:.6g}"
             for m in metrics
             if m.verdict == "different"
@@ -172,7 +172,7 @@ def _compare_cell(
         num_blocks=min(len(cell.a), len(cell.b)),
         num_a_first=None,
         metrics=metrics,
-        faults=tuple(faults),
+        errors=tuple(errors),
         failures=failures,
     )
 

@@ -1,10 +1,10 @@
 """What a reader of a comparison should doubt: warnings as data, gathered from the runs and from the statistics."""
 
 import math
+import re
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import Final, TypeAlias
 
-from benchctl.analysis.compare.doubt_kind import DoubtKind, doubt_kind
 from benchctl.analysis.compare.metric_comparison import MetricComparison
 from benchctl.analysis.compare.result import CellComparison
 from benchctl.analysis.experiment.pairing import CellPair, unmatched_arms
@@ -16,8 +16,20 @@ from benchctl.records.run import ResultWarning, RunRecord
 
 SURPRISING_P: Final = 0.01
 
+WarningKind: TypeAlias = tuple[str, str]
+_NUMBER: Final = re.compile(r"[0-9]+(\.[0-9]+)?")
 
-def measurement_doubts(
+
+def warning_kind(warning: ResultWarning) -> WarningKind:
+    """Key under which warnings are merged: the code and the message, without its numbers where it is about one run
+    or file.
+    """
+    if warning.where is None:
+        return warning.code, warning.message
+    return warning.code, _NUMBER.sub("#", warning.message)
+
+
+def measurement_warnings(
     a: LoadedResults, b: LoadedResults, pairs: Sequence[CellPair], checks: Iterable[tuple[LoadedRun, Check]]
 ) -> tuple[ResultWarning, ...]:
     """Doubts about what was measured: gaps, machines, order, and what the runs themselves said."""
@@ -25,8 +37,8 @@ def measurement_doubts(
     runs = {id(run): run for pair in pairs for run in (*pair.a_runs, *pair.b_runs)}
     return _collected(
         [
-            *(warning for results in experiments for warning in _experiment_doubts(results)),
-            *_pairing_doubts(a, b, pairs),
+            *(warning for results in experiments for warning in _experiment_warnings(results)),
+            *_pairing_warnings(a, b, pairs),
             *_excluded(pairs),
             *(() if len(experiments) == 1 else machine_warnings(a, b)),
             *(
@@ -34,7 +46,7 @@ def measurement_doubts(
                 for run, check in checks
                 if check.ok is False and not check.is_fatal
             ),
-            *(warning for run in runs.values() for warning in _run_doubts(run)),
+            *(warning for run in runs.values() for warning in _run_warnings(run)),
         ]
     )
 
@@ -65,7 +77,7 @@ def _codes_of(record: RunRecord) -> set[str]:
     return {warning.code for warning in deciding_warnings(record)}
 
 
-def statistical_doubts(cells: Sequence[CellComparison]) -> tuple[ResultWarning, ...]:
+def statistical_warnings(cells: Sequence[CellComparison]) -> tuple[ResultWarning, ...]:
     """Doubts about the numbers: failed requests, no scatter at all, effects of the order, blocks that stand out."""
     found = [
         ResultWarning(code="failed-requests", message=failure)
@@ -81,26 +93,28 @@ def statistical_doubts(cells: Sequence[CellComparison]) -> tuple[ResultWarning, 
             )
         )
     for cell, metric in deciding:
-        found += _order_doubts(cell, metric, max(1, len(deciding)))
+        found += _order_warnings(cell, metric, max(1, len(deciding)))
     return tuple(found)
 
 
-def _order_doubts(cell: CellComparison, compared: MetricComparison, num_tests: int) -> Iterable[ResultWarning]:
+def _order_warnings(cell: CellComparison, compared: MetricComparison, num_tests: int) -> Iterable[ResultWarning]:
     """Told where p < 0.01 over all tests (Bonferroni), so that a long list of tests makes no alarms of its own."""
     where = f"{compared.metric.name} in {cell.label}"
     effects, limit = compared.order, SURPRISING_P / num_tests
-    if effects is not None and effects.place is not None and effects.place.p_value < limit:
+    if effects is not None and effects.position is not None and effects.position.p_value < limit:
+        per_position = math.expm1(effects.position.log_per_unit) * 100
         yield ResultWarning(
-            code="place-effect",
-            message=f"a run takes {math.expm1(effects.place.log_per_unit) * 100:+.2g}% for each place later in its "
-            "block; the estimate is that of equal places",
+            code="position-effect",
+            message=f"a run takes {per_position:+.2g}% for each position later in its block; the estimate is "
+            "that of equal positions",
             where=where,
         )
-    if effects is not None and effects.trend is not None and effects.trend.p_value < limit:
+    if effects is not None and effects.ratio_drift is not None and effects.ratio_drift.p_value < limit:
+        per_block = math.expm1(effects.ratio_drift.log_per_unit) * 100
         yield ResultWarning(
-            code="trend",
-            message=f"the ratio itself moves by {math.expm1(effects.trend.log_per_unit) * 100:+.2g}% per block: "
-            "one number does not describe it; look at the blocks",
+            code="ratio-drift",
+            message=f"the ratio itself moves by {per_block:+.2g}% per block, so one number does not describe it; "
+            "look at the single blocks",
             where=where,
         )
     if compared.outlier_blocks:
@@ -129,7 +143,7 @@ def _without_outliers(compared: MetricComparison) -> str:
     return f"without {them} the change would be {change} [{low}, {high}]"
 
 
-def _experiment_doubts(results: LoadedResults) -> Iterable[ResultWarning]:
+def _experiment_warnings(results: LoadedResults) -> Iterable[ResultWarning]:
     where = str(results.path)
     if results.manifest.state != "done":
         yield ResultWarning(
@@ -140,7 +154,7 @@ def _experiment_doubts(results: LoadedResults) -> Iterable[ResultWarning]:
     yield from results.manifest.warnings
 
 
-def _pairing_doubts(a: LoadedResults, b: LoadedResults, pairs: Sequence[CellPair]) -> Iterable[ResultWarning]:
+def _pairing_warnings(a: LoadedResults, b: LoadedResults, pairs: Sequence[CellPair]) -> Iterable[ResultWarning]:
     pairing = pairs[0].pairing
     if pairing == "same-plan":
         yield ResultWarning(
@@ -175,7 +189,7 @@ def _excluded(pairs: Sequence[CellPair]) -> Iterable[ResultWarning]:
                 )
 
 
-def _run_doubts(run: LoadedRun) -> Iterable[ResultWarning]:
+def _run_warnings(run: LoadedRun) -> Iterable[ResultWarning]:
     record = run.record
     if not record.effective_config:
         yield ResultWarning(
@@ -196,10 +210,10 @@ def _collected(warnings: Iterable[ResultWarning]) -> tuple[ResultWarning, ...]:
 
     Messages about runs that differ in their numbers alone are one as well: that of the first is shown.
     """
-    first: dict[DoubtKind, str] = {}
-    places: dict[DoubtKind, list[str]] = {}
+    first: dict[WarningKind, str] = {}
+    places: dict[WarningKind, list[str]] = {}
     for warning in warnings:
-        key = doubt_kind(warning)
+        key = warning_kind(warning)
         first.setdefault(key, warning.message)
         seen = places.setdefault(key, [])
         if warning.where is not None and warning.where not in seen:

@@ -12,7 +12,7 @@ from typing import Final
 from benchctl.analysis.metrics.clock import clock_factor
 from benchctl.analysis.metrics.request_timing import e2el_ns, is_completed, measured
 from benchctl.analysis.metrics.run_metrics import load_window_ns
-from benchctl.analysis.validity.check import CHECK_FAILED, Check, some
+from benchctl.analysis.validity.check import CHECK_FAILED, Check, abbreviate_names
 from benchctl.analysis.validity.token_checks import (
     check_client_tokens,
     check_counters,
@@ -129,9 +129,9 @@ def _check_requests(
         faults.append(f"run.json says {record.num_sent} were sent")
     counts = Counter(request.request_id for request in requests)
     if twice := sorted(request_id for request_id, count in counts.items() if count > 1):
-        faults.append(f"recorded more than once: {some(twice)}")
+        faults.append(f"recorded more than once: {abbreviate_names(twice)}")
     if missing := [request.request_id for request in prepared if request.request_id not in counts]:
-        faults.append(f"never recorded: {some(missing)}")
+        faults.append(f"never recorded: {abbreviate_names(missing)}")
     detail = (
         f"{len(requests)} recorded = {num_completed} completed + {num_failed} failed, of {len(prepared)} prepared"
     )
@@ -199,7 +199,7 @@ def _check_forced_stop(completed: Sequence[RequestRecord], expectation: Expectat
         if request.completion_tokens != wanted[request.request_id]
     ]
     if wrong:
-        detail = f"{len(wrong)} of {len(known)} requests have another length: {some(wrong)}"
+        detail = f"{len(wrong)} of {len(known)} requests have another length: {abbreviate_names(wrong)}"
         return Check(name, False, detail, is_fatal=True)
     return Check(name, True, f"{len(known)} requests have their declared length", is_fatal=True)
 

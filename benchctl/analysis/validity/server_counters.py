@@ -32,7 +32,7 @@ class Growth:
         return " + ".join(self.names)
 
 
-def growth(samples: Sequence[PrometheusSample], names: Iterable[str]) -> Growth | None:
+def measure_growth(samples: Sequence[PrometheusSample], names: Iterable[str]) -> Growth | None:
     """What the counters called ``names`` grew by together; None without two readings of any of them."""
     stated = tuple(name for name in names if sum(total(s.values, name) is not None for s in samples) > 1)
     if not stated:

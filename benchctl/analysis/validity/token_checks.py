@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from benchctl.analysis.metrics.unknown import known
-from benchctl.analysis.validity.check import Check, some
-from benchctl.analysis.validity.server_counters import GENERATED_TOKENS, PREFIX_HITS, growth
+from benchctl.analysis.validity.check import Check, abbreviate_names
+from benchctl.analysis.validity.server_counters import GENERATED_TOKENS, PREFIX_HITS, measure_growth
 from benchctl.records.run import PrometheusSample, RequestRecord
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def check_client_tokens(completed: Sequence[RequestRecord]) -> Check:
         return Check(
             name,
             False,
-            f"client and usage differ in {len(wrong)} of {compared} requests: {some(wrong)}",
+            f"client and usage differ in {len(wrong)} of {compared} requests: {abbreviate_names(wrong)}",
             is_fatal=True,
         )
     return Check(name, True, f"client and usage agree in {compared} requests", is_fatal=True)
@@ -57,7 +57,7 @@ def check_counters(
     samples: Sequence[PrometheusSample], requests: Sequence[RequestRecord], completed: Sequence[RequestRecord]
 ) -> Check:
     """What the server's token counter grew by during the load = sum of usage."""
-    name, grown = "counters", growth(samples, GENERATED_TOKENS)
+    name, grown = "counters", measure_growth(samples, GENERATED_TOKENS)
     by_usage = known(request.completion_tokens for request in completed)
     if grown is None or not by_usage or len(by_usage) < len(completed):
         return Check(name, None, "no two readings of a counter of output tokens, or no usage")
@@ -79,7 +79,7 @@ def check_prefix_cache(
     Tokens from a cache cost nothing: a run that met a warmer cache than another would look faster. With
     ``is_allowed`` hits are part of the experiment and are only told.
     """
-    name, grown = "prefix-cache", growth(samples, PREFIX_HITS)
+    name, grown = "prefix-cache", measure_growth(samples, PREFIX_HITS)
     by_usage = [request for request in requests if request.cached_tokens is not None]
     accounts = [] if grown is None else [f"{grown.name} grew by {grown.count}"]
     if by_usage:

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from benchctl.errors import UsageError
+from benchctl.profile.choices import DatasetName
 from benchctl.profile.engine_table import PLAIN_DIALECT, dialects
 
 if TYPE_CHECKING:
-    from benchctl.measure.single_load.single_load import Loaded
+    from benchctl.measure.single_load.single_load import LoadResult
     from benchctl.profile.model import Profile
 
 _RESULTS: Final = Path("results")
@@ -42,15 +43,6 @@ class Priority(StrEnum):
     NONE = "none"
 
 
-class Dataset(StrEnum):
-    """Where prompts come from."""
-
-    GENERATED = "generated"
-    GSM8K = "gsm8k"
-    SHAREGPT = "sharegpt"
-    SYNTHETIC = "synthetic"
-
-
 def load(  # the parameters are the command line
     url: Annotated[str, typer.Argument(metavar="URL", help="The server, such as http://127.0.0.1:8000.")],
     model: Annotated[
@@ -73,7 +65,7 @@ def load(  # the parameters are the command line
         float | None, typer.Option("--burstiness", help="Of --request-rate: 1 is Poisson, below 1 burstier.")
     ] = None,
     dataset_name: Annotated[
-        Dataset | None,
+        DatasetName | None,
         typer.Option("--dataset-name", help="Of the prompts: synthetic with --input-len, else generated."),
     ] = None,
     dataset_path: Annotated[
@@ -113,13 +105,18 @@ def load(  # the parameters are the command line
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document instead of tables.")] = False,
 ) -> None:
     """Send a load to a running server and say what came back: no server is started, nothing else is sampled."""
-    forced_len = _OUTPUT_TOKENS if output_len is None and dataset_name is not Dataset.SHAREGPT else output_len
+    from benchctl.workload.datasets.dataset import FileDataset, dataset_named
+
+    dataset_name = dataset_name or ("generated" if input_len is None else "synthetic")
+    dataset = dataset_named(dataset_name)
+    has_lengths = isinstance(dataset, FileDataset) and dataset.has_output_lengths
+    forced_len = _OUTPUT_TOKENS if output_len is None and not has_lengths else output_len
     plain = _plain_profile(
         seed=seed,
         stop="forced" if ignore_eos else "natural",
         server={"url": url, "dialect": _dialect(dialect), "served_model": model, "api_key_env": api_key_env},
         workload={
-            "dataset": str(dataset_name or (Dataset.GENERATED if input_len is None else Dataset.SYNTHETIC)),
+            "dataset": dataset_name,
             "path": dataset_path,
             "num_prompts": num_prompts,
             "input_len": input_len,
@@ -182,15 +179,15 @@ def _plain_profile(
     }
 
 
-def _load(plain: dict[str, Any], output_dir: Path | None, *, is_quiet: bool) -> "Loaded":
-    from benchctl.measure.single_load.directory import LoadOrigin, create_load_directory
-    from benchctl.measure.single_load.single_load import load_server
+def _load(plain: dict[str, Any], output_dir: Path | None, *, is_quiet: bool) -> "LoadResult":
+    from benchctl.measure.result_directory import Origin
+    from benchctl.measure.single_load.single_load import create_load_directory, load_server
     from benchctl.profile.load import profile_from_plain
     from benchctl.workload.prepare import prepare_requests
 
     profile = profile_from_plain(plain, "the command line")
     _check_key(profile)
-    origin = LoadOrigin(root=_RESULTS, directory=output_dir, argv=("benchctl", *sys.argv[1:]))
+    origin = Origin(output_root=_RESULTS, directory=output_dir, argv=("benchctl", *sys.argv[1:]))
     results = create_load_directory(profile, prepare_requests(profile), origin)
     try:
         with _progress(profile.workload.num_prompts, is_quiet=is_quiet) as on_progress:
@@ -228,7 +225,7 @@ def _progress(num_requests: int, *, is_quiet: bool) -> Iterator[Callable[[int], 
         yield advanced
 
 
-def _tell(path: Path, loaded: "Loaded", *, as_json: bool) -> None:
+def _tell(path: Path, loaded: "LoadResult", *, as_json: bool) -> None:
     """Write ``result.json``, and print it or the tables."""
     from benchctl.records.jsonl import write_json_atomic
     from benchctl.report.text.load_report import load_result
@@ -241,7 +238,7 @@ def _tell(path: Path, loaded: "Loaded", *, as_json: bool) -> None:
         _print_tables(path, loaded)
 
 
-def _print_json(path: Path, loaded: "Loaded", document: dict[str, Any]) -> None:
+def _print_json(path: Path, loaded: "LoadResult", document: dict[str, Any]) -> None:
     import msgspec
 
     warnings = msgspec.to_builtins((*loaded.manifest.warnings, *loaded.record.warnings))
@@ -250,7 +247,7 @@ def _print_json(path: Path, loaded: "Loaded", document: dict[str, Any]) -> None:
     print(msgspec.json.format(msgspec.json.encode(whole), indent=1).decode())
 
 
-def _print_tables(path: Path, loaded: "Loaded") -> None:
+def _print_tables(path: Path, loaded: "LoadResult") -> None:
     from benchctl.cli.screen import wide_console
     from benchctl.report.text.load_report import bounds_note, durations_table, missing_tail, totals_table
 

@@ -197,24 +197,25 @@ def _measure_new(
 
 def _tell_what_it_can_show(results: "ResultDirectory", profile: "Profile") -> None:
     """What so many blocks can show with the noise that was taken along, and what to doubt of that."""
-    from benchctl.cli.plan_view import print_foresight
+    from benchctl.cli.plan_view import print_power
     from benchctl.records.noise import load_noise
 
-    print_foresight(profile, load_noise(results.path))
+    print_power(profile, load_noise(results.path))
     for warning in results.manifest().warnings:
         if warning.code.startswith("noise-"):
             _warn(warning.message)
 
 
 def _create(profile: "Profile", prepared: "PreparedSet", output_dir: Path, label: str | None) -> "ResultDirectory":
-    from benchctl.measure.experiment import Origin, create_experiment
+    from benchctl.measure.experiment import create_experiment
+    from benchctl.measure.result_directory import Origin
 
     origin = Origin(output_root=output_dir, label=label, argv=("benchctl", *sys.argv[1:]))
     return create_experiment(profile, prepared, origin)
 
 
 def _resume(path: Path, profile: "Profile | None", *, is_quiet: bool, stores_noise: bool) -> None:
-    from benchctl.measure.experiment import reopen_experiment
+    from benchctl.measure.result_directory import reopen_experiment
 
     reopened = reopen_experiment(path, profile)
     print(f"going on with {path}", flush=True)

@@ -196,7 +196,7 @@ def _write_run(
         num_sent=len(requests),
         num_completed=sum(request.error is None for request in requests),
         num_failed=sum(request.error is not None for request in requests),
-        warnings=_run_doubts(arm, requests, planned.run_id),
+        warnings=_run_warnings(arm, requests, planned.run_id),
     )
     directory.write(run)
     return run
@@ -214,7 +214,7 @@ def _told_by_requests(profile: Profile, planned: PlannedRun) -> dict[str, Any]:
     return config
 
 
-def _run_doubts(arm: ArmData, requests: Sequence[RequestRecord], run_id: str) -> tuple[ResultWarning, ...]:
+def _run_warnings(arm: ArmData, requests: Sequence[RequestRecord], run_id: str) -> tuple[ResultWarning, ...]:
     """What makes a run suspect."""
     found = []
     if (resumed := arm.resumed) is not None:

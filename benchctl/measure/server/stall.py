@@ -17,7 +17,7 @@ _LOOKS: Final = 8
 _MOST_S: Final = 1.0
 
 
-async def stalled(activity: Callable[[], Activity], server: Server, limit_s: float) -> None:
+async def raise_when_stalled(activity: Callable[[], Activity], server: Server, limit_s: float) -> None:
     """Raises LoadError when no byte of any open request has arrived for ``limit_s``; never returns.
 
     Looks at the times of the reads that are kept anyway, a few times per second.

@@ -1,4 +1,4 @@
-"""What surrounds a load: the samplers of the server, its devices and its counters."""
+"""The samplers of a load: of the server's processes, its devices and its counters."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -15,7 +15,7 @@ from benchctl.records.run import ResultWarning
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Watched:
+class SampledServer:
     """What is sampled: the server's processes, its devices and its metrics page, as far as there are any."""
 
     server_pid: int | None
@@ -26,20 +26,20 @@ class Watched:
 
 
 @contextmanager
-def sampled(directory: Path, rates: Telemetry, watched: Watched) -> Iterator[list[ResultWarning]]:
-    """Inside, ``gpu``, ``host`` and ``prometheus.jsonl`` fill. The list has the samplers' own doubts afterwards."""
+def sampling(directory: Path, rates: Telemetry, server: SampledServer) -> Iterator[list[ResultWarning]]:
+    """Fill ``gpu``, ``host`` and ``prometheus.jsonl`` inside. The list holds the samplers' warnings afterwards."""
     samplers: list[Sampler] = []
-    if watched.gpu is not None and rates.gpu_hz:
-        samplers.append(Sampler("gpu", directory / "gpu.jsonl", partial(watched.gpu.samples, rates.gpu_hz)))
-    if watched.server_pid is not None and rates.host_hz:
-        read = partial(host_samples, watched.server_pid, rates.host_hz)
+    if server.gpu is not None and rates.gpu_hz:
+        samplers.append(Sampler("gpu", directory / "gpu.jsonl", partial(server.gpu.samples, rates.gpu_hz)))
+    if server.server_pid is not None and rates.host_hz:
+        read = partial(host_samples, server.server_pid, rates.host_hz)
         samplers.append(Sampler("host", directory / "host.jsonl", read))
-    if watched.metrics_url is not None and rates.prometheus_hz:
-        scrape = partial(prometheus_samples, watched.metrics_url, rates.prometheus_hz, settles=watched.counts_late)
+    if server.metrics_url is not None and rates.prometheus_hz:
+        scrape = partial(prometheus_samples, server.metrics_url, rates.prometheus_hz, settles=server.counts_late)
         samplers.append(Sampler("prometheus", directory / "prometheus.jsonl", scrape))
-    doubts: list[ResultWarning] = []
+    sampler_warnings: list[ResultWarning] = []
     with ExitStack() as stack:
         for sampler in samplers:
             stack.enter_context(sampler)
-        yield doubts
-    doubts += [warning for sampler in samplers for warning in sampler.warnings]
+        yield sampler_warnings
+    sampler_warnings += [warning for sampler in samplers for warning in sampler.warnings]

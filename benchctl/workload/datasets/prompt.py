@@ -10,7 +10,7 @@ from typing import Literal
 
 from benchctl.errors import DatasetError
 from benchctl.records.run import Message
-from benchctl.workload.stream import named_stream
+from benchctl.workload.seeded import named_stream
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

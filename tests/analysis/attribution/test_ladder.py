@@ -10,7 +10,8 @@ from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.attribution.factors import logarithmic_mean
 from benchctl.analysis.compare.compare import CompareOptions, Side, compare_sides
 from benchctl.analysis.experiment.ladder import what_differs
-from benchctl.measure.experiment import Listener, Origin, create_experiment, run_experiment
+from benchctl.measure.experiment import Listener, create_experiment, run_experiment
+from benchctl.measure.result_directory import Origin
 from benchctl.profile.load import load_profile
 from benchctl.profile.planning.plan import variant_settings
 from benchctl.records.directory import ResultDirectory

@@ -1,0 +1,229 @@
+"""One run while it goes on: what a run of an experiment and a single load have in common.
+
+    attempt ▸ effective configuration ▸ warm-up ▸ load ▸ verdict
+
+``run.json`` is replaced at each transition. A run that fails keeps what it has.
+"""
+
+import itertools
+import platform
+import time
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import httpx
+import msgspec
+
+from benchctl.analysis.metrics.bounds import Bounds
+from benchctl.analysis.validity.bunching import bunching_doubts
+from benchctl.analysis.validity.client_guard import client_doubts, client_warnings
+from benchctl.engines.engine import Engine, LaunchSite
+from benchctl.errors import RunError
+from benchctl.load.demand import LoadSize
+from benchctl.load.driver import Load
+from benchctl.load.interpreter import steady_interpreter
+from benchctl.load.tally import NOTHING_SENT, LoadSummary
+from benchctl.load.workers.workers import AnyLoad, load_for, prioritised
+from benchctl.measure.interrupt import run_interruptible
+from benchctl.measure.journal import Journal, begin_attempt, utc_now
+from benchctl.measure.sending import ServerUnderTest, send_requests
+from benchctl.profile.model import Arrival, PriorityOption, Profile
+from benchctl.profile.planning.plan import variant_settings
+from benchctl.records.directory import LoadedRun, RunDirectory
+from benchctl.records.run import (
+    ClientSample,
+    PlannedRun,
+    PreparedRequest,
+    RequestRecord,
+    RunFailure,
+    RunRecord,
+    RunState,
+)
+from benchctl.records.schema import SCHEMA_VERSION
+
+
+def _ignore(_value: object) -> None:
+    """Take no notice."""
+
+
+class MeasuredRun:
+    """The record of one run, and the requests that are sent for it. The caller brings the server and the verdict.
+
+    ``on_progress`` is called with the number of requests of the load that have ended.
+    """
+
+    def __init__(
+        self,
+        profile: Profile,
+        planned: PlannedRun,
+        directory: RunDirectory,
+        engine: Engine,
+        on_progress: Callable[[int], None] = _ignore,
+    ) -> None:
+        self.profile = profile
+        self.engine = engine
+        self.settings = variant_settings(profile, planned.variant, planned.cell)
+        self._directory = directory
+        self._on_progress = on_progress
+        self._load: AnyLoad | None = None
+        record = RunRecord(
+            schema_version=SCHEMA_VERSION,
+            **msgspec.structs.asdict(planned),
+            state="running",
+            engine=profile.engine.kind,
+            host=platform.node(),
+            started_at=utc_now(),
+            clock=engine.clock,
+            time_scale=engine.time_scale(self.settings),
+        )
+        self.journal = Journal(directory, record)
+
+    @property
+    def has_sent_load(self) -> bool:
+        return self._load is not None
+
+    @property
+    def load_summary(self) -> LoadSummary:
+        """What the load came to until now."""
+        return self._load.summary() if self._load is not None else NOTHING_SENT
+
+    @property
+    def has_no_answer(self) -> bool:
+        """Whether requests were sent and all of them failed."""
+        return 0 < self.load_summary.num_sent == self.load_summary.num_failed
+
+    def begin(self) -> None:
+        """Begin a new attempt at the run."""
+        self.journal.update(attempt=begin_attempt(self._directory))
+
+    def perform(self, main: Coroutine[Any, Any, None], disk_remedy: str) -> RunError | None:
+        """Do ``main`` to its end, or record why not; returns the RunError with which it failed.
+
+        Raises RunError when the disk is full or refuses, KeyboardInterrupt after SIGINT or SIGTERM, and any other
+        error as it is; in all cases the record says so.
+        """
+        try:
+            run_interruptible(main)
+        except RunError as error:
+            self.fail(error.cause, str(error), error.log_tail)
+            return error
+        except KeyboardInterrupt:
+            self.fail("interrupted", "the run was interrupted by a signal")
+            raise
+        except OSError as error:
+            with suppress(OSError):  # the disk may be full for this, too
+                self.fail("disk", str(error))
+            raise RunError(f"{self._directory.path}: {error}; {disk_remedy}", cause="disk") from error
+        except BaseException as error:
+            self.fail(type(error).__name__, str(error))
+            raise
+        return None
+
+    async def record_configuration(
+        self, control: httpx.AsyncClient, site: LaunchSite, extra: Mapping[str, str] | None = None
+    ) -> dict[str, Any]:
+        """Record what the server reports of itself beside what it will be sent; returns what it reports."""
+        reported = await self.engine.effective_config(control, self.settings, site)
+        config: dict[str, Any] = {"model": self.settings.model}
+        config |= {f"server.{key}": value for key, value in reported.items()}
+        for name, section in (("sampling", self.settings.sampling), ("guidance", self.settings.guidance)):
+            if section is not None:
+                config |= {f"{name}.{key}": value for key, value in section.model_dump(mode="json").items()}
+        version = reported.get("version")
+        self.journal.update(
+            effective_config=config | dict(extra or {}),
+            engine_version=None if version is None else str(version),
+        )
+        return reported
+
+    async def send_bursts(
+        self, target: ServerUnderTest, bursts: Iterable[Sequence[PreparedRequest]]
+    ) -> LoadSummary:
+        """Send requests of the warm-up, each burst when the one before has ended."""
+        with self._directory.append("requests") as writer:
+            load = Load(target.client, Arrival(kind="burst"), writer.write)
+            for requests in bursts:
+                await send_requests(target, load, requests, is_warmup=True)
+        return load.summary()
+
+    def begin_warmup(self) -> None:
+        self.journal.time(warmup_start_ns=time.monotonic_ns())
+
+    def judge_warmup(self, warmup: LoadSummary) -> None:
+        """Warn where the load may have met a cold server."""
+        if warmup.num_failed:
+            failed = f"{warmup.num_failed} of {warmup.num_sent} warm-up requests failed ({warmup.first_error})"
+            self.journal.suspect("warmup-failed", f"{failed}: the load may have met a cold server")
+
+    async def send_load(
+        self,
+        target: ServerUnderTest,
+        requests: Iterable[PreparedRequest],
+        size: LoadSize,
+        *,
+        on_record: Callable[[RequestRecord], None] = _ignore,
+        on_sample: Callable[[ClientSample], None] = _ignore,
+    ) -> None:
+        """Send the load; every record and sample is on disk before the caller gets it."""
+        num_ended = itertools.count(1)
+        with self._directory.append("requests") as writer, self._directory.append("client") as samples:
+
+            def keep(record: RequestRecord) -> None:
+                writer.write(record)
+                on_record(record)
+                self._on_progress(next(num_ended))
+
+            def keep_sample(sample: ClientSample) -> None:
+                samples.write(sample)
+                on_sample(sample)
+
+            priority = self._client_priority()
+            load = self._load = load_for(
+                target.client,
+                self.profile,
+                size,
+                keep,
+                priority=priority,
+                time_scale=self.journal.record.time_scale,
+                on_sample=keep_sample,
+            )
+            limit = self.profile.workload.arrival.max_concurrency
+            with steady_interpreter(), prioritised(load, priority, self._record_priority):
+                await send_requests(target, load, requests, max_concurrency=limit, is_warmup=False)
+
+    def _client_priority(self) -> PriorityOption:
+        """A simulator steps in its own time, which no wait of ours changes."""
+        return "none" if self.journal.record.clock == "virtual" else self.profile.load.priority
+
+    def _record_priority(self, granted: str) -> None:
+        self.journal.update(client_priority=granted)
+
+    def judge_client(self, loaded: LoadedRun, bounds: Mapping[str, Bounds] | None = None) -> None:
+        """Warn of what the client itself did to the times that it took."""
+        arrival = self.profile.workload.arrival
+        for warning in client_doubts(loaded, arrival):
+            self.journal.suspect(warning.code, warning.message)
+        self.journal.warn(*client_warnings(loaded, arrival, bounds), *bunching_doubts(loaded))
+
+    def judge_failures(self) -> None:
+        """Warn of requests that failed."""
+        if self.load_summary.num_failed:
+            self.journal.suspect("failed-requests", f"{self._failures()}: see requests.jsonl")
+
+    def _failures(self) -> str:
+        load = self.load_summary
+        return f"{load.num_failed} of {load.num_sent} requests failed ({load.first_error})"
+
+    def conclude(self) -> RunRecord:
+        """The verdict on a run that went to its end: failed without any answer, else suspect or done."""
+        if self.has_no_answer:
+            return self.fail("no-request-completed", self._failures())
+        return self.close("suspect" if self.journal.is_suspect else "done")
+
+    def fail(self, cause: str, message: str, log_tail: str = "") -> RunRecord:
+        return self.close("failed", RunFailure(cause=cause, message=message, log_tail=log_tail))
+
+    def close(self, state: RunState, failure: RunFailure | None = None) -> RunRecord:
+        self.journal.count(self.load_summary)
+        return self.journal.close(state, failure)

@@ -1,0 +1,199 @@
+"""Result directories on disk: created whole, reopened unchanged, and claimed by one benchctl at a time."""
+
+import errno
+import fcntl
+import hashlib
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from benchctl.errors import NotComparableError, RecordError, UsageError
+from benchctl.measure.provenance import directory_name
+from benchctl.profile.load import dump_profile, parse_profile, profile_sha256
+from benchctl.profile.model import Profile
+from benchctl.profile.planning.plan import plan_runs
+from benchctl.records.digests import begin_digests, digest_of, read_digests
+from benchctl.records.directory import ResultDirectory, open_results
+from benchctl.records.noise import NOISE_FILE, NoiseFloor, write_noise
+from benchctl.records.run import Manifest, PreparedRequest, RunState
+from benchctl.workload.prepare import PreparedSet
+
+_NAME_IN_USE: Final = {errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR}
+_MOST_NUMBERED: Final = 999
+"""Directories of one name, told apart by a number; each name holds the second in which it was created."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Where a result goes, and where it comes from as far as the profile does not say it.
+
+    Without a ``directory`` of its own it gets a new one below ``output_root``.
+    """
+
+    output_root: Path
+    argv: tuple[str, ...]
+    label: str | None = None
+    directory: Path | None = None
+
+
+def create_results(
+    profile: Profile, prepared: PreparedSet, origin: Origin, manifest: Manifest, noise: NoiseFloor | None = None
+) -> ResultDirectory:
+    """Write everything that is known before the first run; returns the new directory.
+
+    Raises UsageError where the directory cannot be created, or where ``origin.directory`` is not empty.
+    """
+    with _new_directory(origin, profile.name, directory_name(manifest)) as (path, finish):
+        results = ResultDirectory(path)
+        results.write_profile(dump_profile(profile))
+        results.write_prepared_requests(prepared.content)
+        results.write_plan(plan_runs(profile))
+        if noise is not None:
+            write_noise(path / NOISE_FILE, noise)
+        results.write_manifest(manifest)  # late, because it makes the directory one of results
+        begin_digests(results)
+        finished = finish()
+    if origin.directory is None:
+        _point_latest(finished)
+    return ResultDirectory(finished)
+
+
+@contextmanager
+def _new_directory(origin: Origin, name: str, stem: str) -> Iterator[tuple[Path, Callable[[], Path]]]:
+    """Yields a new directory, and the function that gives it its final name and returns that."""
+    if origin.directory is None:
+        with _renamed_when_complete(origin.output_root / name, stem) as unfinished:
+            yield unfinished
+        return
+    path = origin.directory
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        if any(path.iterdir()):
+            raise UsageError(f"{path}: is not empty; name a new directory in --output-dir, or leave it out")
+    except OSError as error:
+        raise UsageError(f"{error.filename}: {error.strerror}; choose another --output-dir") from error
+    yield path, lambda: path
+
+
+@contextmanager
+def _renamed_when_complete(parent: Path, stem: str) -> Iterator[tuple[Path, Callable[[], Path]]]:
+    """A directory that gets its name when it is complete: an interrupt leaves none that cannot be resumed.
+
+    Two results of one second get a number behind ``stem``.
+    """
+    unfinished = parent / f".{stem}.{os.getpid()}.partial"
+    try:
+        unfinished.mkdir(parents=True)
+    except OSError as error:
+        raise UsageError(
+            f"{parent}: result directories cannot be created there ({error.strerror}); choose another --output-dir"
+        ) from error
+
+    def finish() -> Path:
+        for number in range(1, _MOST_NUMBERED + 1):
+            path = parent / (stem if number == 1 else f"{stem}-{number}")
+            try:
+                return unfinished.rename(path)
+            except OSError as error:
+                if error.errno not in _NAME_IN_USE:
+                    raise
+        raise UsageError(f"{parent / stem}: a thousand directories of this name; choose another --output-dir")
+
+    try:
+        yield unfinished, finish
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _point_latest(path: Path) -> None:
+    """Let ``latest`` beside the result directory ``path`` name it, for people who type paths."""
+    link = path.with_name(".latest.partial")
+    # A file system without links only costs the convenience.
+    with suppress(OSError):
+        link.unlink(missing_ok=True)
+        link.symlink_to(path.name, target_is_directory=True)
+        link.replace(path.with_name("latest"))
+
+
+def set_state(results: ResultDirectory, state: RunState) -> None:
+    """Replace the state in the manifest."""
+    results.write_manifest(msgspec.structs.replace(results.manifest(), state=state))
+
+
+@contextmanager
+def sole_writer(directory: Path) -> Iterator[None]:
+    """Hold ``directory`` for this process. Raises UsageError when another one holds it.
+
+    The claim is a lock that the kernel holds for the process: it ends with the process, however that ends.
+    """
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # a file system without locks leaves it to the user
+            _lock(handle, directory)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _lock(handle: int, directory: Path) -> None:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise UsageError(
+            f"{directory}: another benchctl is measuring into this directory; wait until it has ended, or stop it"
+        ) from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReopenedExperiment:
+    """A result directory whose experiment continues, with exactly what it began with."""
+
+    results: ResultDirectory
+    profile: Profile
+    requests: tuple[PreparedRequest, ...]
+
+
+def reopen_experiment(path: Path, profile: Profile | None) -> ReopenedExperiment:
+    """Reopen a directory for resuming.
+
+    Raises NotComparableError when ``profile`` is given and is not the one the directory began with, and
+    RecordError when the stored profile, plan or request set was changed since.
+    """
+    if path.is_symlink():  # ``latest`` will name another directory when the next experiment begins
+        path = path.parent / path.readlink()
+    results = open_results(path)
+    manifest = results.manifest()
+    if manifest.imported is not None:
+        raise UsageError(f"{path} was imported from {manifest.imported.source}: there is nothing to resume")
+    if profile is not None and profile_sha256(profile) != manifest.profile_sha256:
+        raise NotComparableError(
+            f"{path} was begun with another profile: its sha256 is {manifest.profile_sha256[:12]}…, that of "
+            f"{profile.name!r} as given now is {profile_sha256(profile)[:12]}…. Resume without --profile and --set "
+            "to continue with the stored one, or start a new experiment"
+        )
+    profile_path, requests_path = path / "profile.yaml", path / "requests.jsonl"
+    stored = parse_profile(results.profile_yaml(), str(profile_path))
+    if profile_sha256(stored) != manifest.profile_sha256:
+        raise _altered(profile_path)
+    if hashlib.sha256(requests_path.read_bytes()).hexdigest() != manifest.request_set_sha256:
+        raise _altered(requests_path)
+    _refuse_altered_plan(results)
+    return ReopenedExperiment(results=results, profile=stored, requests=results.prepared_requests())
+
+
+def _refuse_altered_plan(results: ResultDirectory) -> None:
+    """Check the plan against its digest; older directories have none, and their plan is believed."""
+    digests, path = read_digests(results.path), results.path / "plan.json"
+    recorded = None if digests is None else digests.files.get(path.name)
+    if recorded is not None and recorded.sha256 != digest_of(path).sha256:
+        raise _altered(path)
+
+
+def _altered(path: Path) -> RecordError:
+    return RecordError(f"{path} was changed since the experiment began; restore it, or start a new one")

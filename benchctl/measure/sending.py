@@ -1,0 +1,125 @@
+"""Sending requests to a server: announced to it, in its engine's dialect, while it is watched."""
+
+import asyncio
+import json
+import math
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import httpx
+import msgspec
+
+from benchctl.engines.engine import Engine
+from benchctl.errors import LoadError
+from benchctl.load.transport.client import StreamClient
+from benchctl.load.transport.exchange import Call
+from benchctl.load.transport.failures import underlying
+from benchctl.load.workers.workers import AnyLoad
+from benchctl.profile.model import VariantSettings
+from benchctl.records.run import PreparedRequest
+
+if TYPE_CHECKING:
+    from benchctl.measure.server.server import Server
+
+_CRASH_WAIT_S: Final = 2.0
+"""How long a server that broke off an answer may take to end: its end explains more than the broken answer."""
+_DRAIN_WAIT_S: Final = 8.0
+"""The same for one that refuses connections: it was asked to end, and ends when it has drained."""
+_BROKEN_OFF: Final = frozenset({"early-close", "reset", "server-error"})
+_UNREACHABLE: Final = frozenset({"connect-refused", "connect-timeout", "connect-failed"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerUnderTest:
+    """A server that is up, and how to speak to it."""
+
+    engine: Engine
+    settings: VariantSettings
+    client: StreamClient
+    server: "Server | None" = None
+    """Watched while requests are open; None for a server that is only sent requests."""
+    stall_s: float = math.inf
+    """Without anything arriving for an open request, until a watched server counts as hung."""
+
+
+def calls_of(
+    engine: Engine, settings: VariantSettings, requests: Iterable[PreparedRequest], *, is_warmup: bool
+) -> Iterator[Call]:
+    """``requests`` in the engine's dialect, each made when it is needed."""
+    for request in requests:
+        call = engine.request_call(request, settings)
+        yield Call(request=request, path=call.path, headers=call.headers, body=call.body, is_warmup=is_warmup)
+
+
+async def send_requests(
+    target: ServerUnderTest,
+    load: AnyLoad,
+    requests: Iterable[PreparedRequest],
+    *,
+    is_warmup: bool,
+    max_concurrency: int | None = None,
+) -> None:
+    """Send ``requests`` through ``load``.
+
+    Raises ServerDiedError when a watched server ends meanwhile, and LoadError with cause ``hung`` when it hangs.
+    """
+    if target.server is None:
+        await load.drive(calls_of(target.engine, target.settings, requests, is_warmup=is_warmup))
+        return
+    announced = tuple(requests)
+    async with control_errors(target.server):
+        await target.engine.announce(
+            target.client.control, announced, max_concurrency=max_concurrency, is_warmup=is_warmup
+        )
+    calls = calls_of(target.engine, target.settings, announced, is_warmup=is_warmup)
+    await _drive_watched(load, calls, target.server, target.stall_s)
+
+
+async def _drive_watched(load: AnyLoad, calls: Iterable[Call], server: "Server", stall_s: float) -> None:
+    from benchctl.measure.server.stall import raise_when_stalled  # noqa: PLC0415 - psutil, where there is a server
+
+    driving = asyncio.create_task(load.drive(calls))
+    death = asyncio.create_task(server.died())
+    stall = asyncio.create_task(raise_when_stalled(load.activity, server, stall_s))
+    try:
+        await asyncio.wait({driving, death, stall}, return_when=asyncio.FIRST_COMPLETED)
+        if driving.done():
+            await asyncio.wait({death}, timeout=_crash_wait_s(load.error_kinds))
+    finally:
+        for task in (driving, death, stall):
+            task.cancel()  # no effect on one that has ended
+        await asyncio.wait({driving, death, stall})
+    errors = [None if watcher.cancelled() else watcher.exception() for watcher in (stall, death)]
+    server.check_alive()
+    for error in errors:
+        if error is not None:
+            raise error
+    await driving
+
+
+def _crash_wait_s(error_kinds: frozenset[str]) -> float:
+    """How long to wait for the end of a server whose requests failed in these ways."""
+    if error_kinds & _UNREACHABLE:
+        return _DRAIN_WAIT_S
+    return _CRASH_WAIT_S if error_kinds & _BROKEN_OFF else 0.0
+
+
+@asynccontextmanager
+async def control_errors(server: "Server") -> AsyncIterator[None]:
+    """Translate errors between us and the server outside the measured requests into LoadError."""
+    try:
+        yield
+    except (httpx.HTTPError, msgspec.DecodeError, json.JSONDecodeError) as error:
+        if isinstance(error, httpx.TransportError):
+            with suppress(TimeoutError):
+                await asyncio.wait_for(server.died(), _CRASH_WAIT_S)
+        server.check_alive()
+        cause = underlying(error)
+        raise LoadError(
+            f"the server is up but does not answer as its engine should ({type(cause).__name__}: {cause}); "
+            "its log says more",
+            cause="bad-answer",
+            log_tail=server.log_tail(),
+        ) from error
