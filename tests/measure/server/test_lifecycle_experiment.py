@@ -8,7 +8,7 @@ import pytest
 
 from benchctl.records.directory import open_results
 
-HERE = Path(__file__).parents[2] / "support"
+HERE = Path(__file__).parents[2]
 BENCHCTL = f"""
 import sys
 from pathlib import Path
