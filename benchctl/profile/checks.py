@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from math import prod
 from typing import Any, Final
 
-from benchctl.profile.engine_options import ENGINE_OPTIONS
+from benchctl.profile.engine_table import ENGINES
 from benchctl.profile.model import Profile
 from benchctl.profile.settings import (
     Values,
@@ -33,7 +33,7 @@ def profile_errors(profile: LocatedDict) -> Iterator[LocatedError]:
     yield from _lengths_errors(profile)
     yield from _stopping_errors(profile)
     kind = profile.mapping("engine").get("kind")
-    if not isinstance(kind, str) or kind not in ENGINE_OPTIONS:
+    if not isinstance(kind, str) or kind not in ENGINES:
         return
     sweep_errors = tuple(_sweep_errors(profile, kind))
     yield from sweep_errors

@@ -15,7 +15,7 @@ from fnmatch import fnmatchcase
 from typing import Any, Final
 
 from benchctl.profile.checks import baseline_name, swept_factors
-from benchctl.profile.engine_options import ENGINE_OPTIONS
+from benchctl.profile.engine_table import ENGINES, options_class
 from benchctl.profile.model import Profile, VariantSettings
 from benchctl.profile.settings import cells_of, factors_of, resolve, setting_of
 from benchctl.profile.sources.located import LocatedDict, LocatedError, located, merge
@@ -33,7 +33,7 @@ def with_controls(profile: LocatedDict, errors: list[LocatedError]) -> LocatedDi
     """The profile with the steps of every variant that has ``controls``; a second time gives the same profile."""
     variants, baseline = profile.mapping("variants"), baseline_name(profile)
     kind = profile.mapping("engine").get("kind")
-    if baseline not in variants or kind not in ENGINE_OPTIONS:
+    if baseline not in variants or kind not in ENGINES:
         return profile
     for name, variant in variants.items():
         if not isinstance(variant, LocatedDict) or variant.get("controls") is not True:
@@ -53,7 +53,7 @@ class _Ladder:
         self._profile, self._baseline, self._name, self._kind = profile, baseline, name, kind
         self._variants = profile.mapping("variants")
         self._below, self._own = profile.mapping("variants", baseline), profile.mapping("variants", name)
-        self._loading = ENGINE_OPTIONS[kind].VALUE_MODEL_OPTIONS
+        self._loading = options_class(kind).VALUE_MODEL_OPTIONS
         sweep = profile.mapping("sweep")
         is_sound = all(isinstance(values, list) for values in sweep.values())
         self._sweep: dict[str, Any] = dict(sweep) if is_sound else {}

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from pydantic.fields import FieldInfo
 
-from benchctl.profile.engine_options import ENGINE_OPTIONS
+from benchctl.profile.engine_table import options_class
 from benchctl.profile.model import Profile
 from benchctl.profile.section import Section
 from benchctl.profile.sources.yaml_text import read_document
@@ -78,7 +78,7 @@ class _Identity:
         return values
 
     def of_options(self, kind: str, options: Mapping[str, Any]) -> dict[str, Any]:
-        fields = ENGINE_OPTIONS[kind].model_fields
+        fields = options_class(kind).model_fields
         return {
             name: value
             for name, value in options.items()

@@ -13,7 +13,7 @@ from typing import Any
 from benchctl.errors import DeprecatedWordWarning
 from benchctl.profile.checks import profile_errors
 from benchctl.profile.controls import with_controls
-from benchctl.profile.engine_options import ENGINE_OPTIONS
+from benchctl.profile.engine_table import ENGINES, options_class
 from benchctl.profile.errors import profile_error, validate
 from benchctl.profile.model import EngineSettings, Profile
 from benchctl.profile.sources.files import profile_file
@@ -42,7 +42,7 @@ def load_profile(
     above += [layers.assignment(assignment) for assignment in overrides]
     tree = _layered(layers, path, above, kind=None)
     kind = tree.mapping("engine").get("kind")
-    if isinstance(kind, str) and kind in ENGINE_OPTIONS:  # overlays of this kind count
+    if isinstance(kind, str) and kind in ENGINES:  # overlays of this kind count
         tree = _layered(layers, path, above, kind=kind)
     for deprecation in dict.fromkeys(layers.deprecations):
         warnings.warn(str(deprecation), DeprecatedWordWarning, stacklevel=2)
@@ -94,7 +94,7 @@ def _profile(layers: Layers, tree: LocatedDict) -> Profile:
 def _complete_engine(engine: EngineSettings) -> EngineSettings:
     """The engine with all its options written out, as far as they are valid without a variant's."""
     tree = located(engine.options, Location("engine"))
-    options, _ = validate(tree, ENGINE_OPTIONS[engine.kind])
+    options, _ = validate(tree, options_class(engine.kind))
     if options is None:
         return engine
     return engine.model_copy(update={"options": options.model_dump(mode="json")})

@@ -5,20 +5,24 @@ Every section is a closed pydantic model: unknown keys are errors. ``profile/loa
 durations in seconds, as people write them.
 """
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, SerializeAsAny, field_validator
 
 from benchctl.profile.engine_options import ServerOptions
+from benchctl.profile.engine_table import ENGINES
 from benchctl.profile.section import MOST, Section
 from benchctl.profile.workload import Workload
 from benchctl.records.run import StopMode
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")]
-EngineKind = Literal["sim", "vllm", "vllm-lenvm", "sglang", "sglang-lenvm", "llamacpp", "transformers", "attach"]
 Gate = Literal["throttling", "foreign-gpu-process", "failed-requests"]
 FactorValue = str | int | float | bool | None
 PriorityOption = Literal["auto", "none"]
+if TYPE_CHECKING:
+    EngineKind: TypeAlias = str
+else:  # the same names for pydantic, which lists them in its errors
+    EngineKind = Literal[tuple(ENGINES)]
 
 
 class Sampling(Section):

@@ -16,7 +16,7 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 from pydantic import ValidationError, create_model
 
-from benchctl.profile.engine_options import ENGINE_OPTIONS, GUIDING_ENGINES
+from benchctl.profile.engine_table import ENGINES, guiding_kinds, options_class
 from benchctl.profile.errors import validate
 from benchctl.profile.model import Guidance, Profile, Sampling, VariantSettings
 from benchctl.profile.sources.files import nearest
@@ -144,16 +144,16 @@ def _valid_settings(kind: str, text: str) -> VariantSettings | None:
 @cache
 def _settings_model(kind: str) -> type[VariantSettings]:
     """Settings whose server options are those of an engine."""
-    return create_model("VariantSettings", __base__=VariantSettings, server=(ENGINE_OPTIONS[kind], ...))
+    return create_model("VariantSettings", __base__=VariantSettings, server=(options_class(kind), ...))
 
 
 def _guidance_errors(tree: LocatedDict, kind: str, settings: VariantSettings) -> Iterable[LocatedError]:
     if settings.guidance is None:
         return
-    if kind not in GUIDING_ENGINES:
+    if kind not in guiding_kinds():
         problem = (
             f"variant {settings.variant!r} is guided, and engine {kind!r} loads no value model; remove guidance, "
-            f"or choose an engine that guides: {', '.join(sorted(GUIDING_ENGINES))}"
+            f"or choose an engine that guides: {', '.join(guiding_kinds())}"
         )
         yield tree.error(problem, "guidance")
         return
@@ -179,7 +179,7 @@ def _guidance_errors(tree: LocatedDict, kind: str, settings: VariantSettings) ->
 
 @cache
 def _settings_of_kind(kind: str) -> tuple[str, ...]:
-    options = ENGINE_OPTIONS.get(kind)
+    options = options_class(kind) if kind in ENGINES else None
     return (
         "model",
         *(f"server.{name}" for name in (options.model_fields if options else ())),

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from builders import PROFILE_YAML
+from support.results.builders import PROFILE_YAML
 
-from benchctl.profile.engine_options import ENGINE_OPTIONS
+from benchctl.profile.engine_table import ENGINES
 from benchctl.profile.identity import FORMER_DEFAULTS, is_profile_of, profile_sha256
 from benchctl.profile.keys import option_keys, profile_keys
 from benchctl.profile.load import dump_profile, load_profile, parse_profile
@@ -105,7 +105,7 @@ def test_no_default_has_changed_without_a_record_of_its_former_value():
     defaults = {key.path: _default(key.field) for key in profile_keys()}
     options = {
         key.path.replace("engine.options", kind): _default(key.field)
-        for kind in ENGINE_OPTIONS
+        for kind in ENGINES
         for key in option_keys(kind)
     }
     assert defaults.keys() == record["profile"].keys(), f"enter new keys with their defaults into {DEFAULTS.name}"

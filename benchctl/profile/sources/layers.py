@@ -14,7 +14,7 @@ Each layer goes over the one below it with the same rules:
 from pathlib import Path
 from typing import Any, Final
 
-from benchctl.profile.engine_options import ENGINE_OPTIONS, GUIDING_ENGINES
+from benchctl.profile.engine_table import ENGINES, engine_spec, guiding_kinds
 from benchctl.profile.sources.aliases import Deprecation, with_new_words
 from benchctl.profile.sources.files import (
     display_path,
@@ -134,7 +134,7 @@ class Layers:
 
     def _chain(self, path: Path, extending: tuple[Path, ...], kind: str | None) -> LocatedDict:
         """A file over what it extends; ``extending`` holds the files that led here, each extending the next."""
-        is_unguided = kind is not None and kind not in GUIDING_ENGINES
+        is_unguided = kind is not None and not engine_spec(kind).guides
         tree = self._for_kind(self._for_guidance(self.file(path), is_unguided=is_unguided), kind)
         if "extends" not in tree:
             return tree
@@ -161,7 +161,7 @@ class Layers:
             return tree
         overlay, rest = tree[key], tree.without(key)
         if overlay is None and is_unguided:
-            problem = f"this experiment needs an engine that guides: {', '.join(sorted(GUIDING_ENGINES))}"
+            problem = f"this experiment needs an engine that guides: {', '.join(guiding_kinds())}"
             self.refuse(tree.error(problem, key))
         elif overlay is not None and not isinstance(overlay, LocatedDict):
             problem = f"is {value_text(overlay)}; write the keys that replace others on engines that cannot guide"
@@ -224,10 +224,10 @@ def _with_engine_mapping(tree: LocatedDict) -> LocatedDict:
 
 def _overlay_problem(kind: str, overlay: Any) -> str | None:
     """The reason why ``per_engine.<kind>`` cannot go over a profile."""
-    if kind not in ENGINE_OPTIONS:
-        near = nearest(kind, tuple(ENGINE_OPTIONS))
+    if kind not in ENGINES:
+        near = nearest(kind, tuple(ENGINES))
         hint = f"; did you mean {near!r}?" if near else ""
-        return f"is not a kind of engine; kinds are {', '.join(ENGINE_OPTIONS)}{hint}"
+        return f"is not a kind of engine; kinds are {', '.join(ENGINES)}{hint}"
     if not isinstance(overlay, LocatedDict):
         return f"is {value_text(overlay)}; write the keys to replace on {kind}"
     engine = overlay.get("engine", {})

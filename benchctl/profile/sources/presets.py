@@ -7,9 +7,10 @@ no other. A name that the preset does not list stays.
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, get_args
+from typing import Any, Final
 
-from benchctl.profile.model import EngineKind, Profile
+from benchctl.profile.engine_table import ENGINES
+from benchctl.profile.model import Profile
 from benchctl.profile.sources.files import nearest, preset_files
 from benchctl.profile.sources.located import (
     LocatedDict,
@@ -26,7 +27,7 @@ _DEFAULT_MODEL: Final = Profile.model_fields["model"].default
 
 def read_preset(engine: LocatedDict) -> Path | LocatedDict | LocatedError:
     """The file of the preset that ``engine`` names; for a bare kind without a file, an engine without options."""
-    name, files, kinds = engine["preset"], preset_files(), get_args(EngineKind)
+    name, files, kinds = engine["preset"], preset_files(), tuple(ENGINES)
     if isinstance(name, str) and name in files:
         return files[name]
     location = engine.location_of("preset")

@@ -5,10 +5,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchctl.profile.engine_options import SglangLenvmOptions
+from benchctl.engines.sglang_lenvm.options import SglangLenvmOptions
 from benchctl.profile.model import Guidance, Profile, Sampling, VariantSettings
 
-SERVER = Path(__file__).parent / "servers" / "lenvm_server.py"
+SERVER = Path(__file__).parent / "programs" / "lenvm_server.py"
 
 
 def environment(directory: Path, *, has_fork: bool = True) -> str:
