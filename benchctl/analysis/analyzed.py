@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from benchctl.analysis.compare.attribution import section_split
 from benchctl.analysis.experiment.experiment import Experiment, experiment_of
@@ -27,8 +27,10 @@ from benchctl.records.directory import ResultDirectory, open_results
 from benchctl.records.loaded import LoadedResults, LoadedRun, load_run
 from benchctl.records.manifest import Plan, PlannedRun
 from benchctl.records.record import ResultWarning
-from benchctl.records.request import PreparedRequest
 from benchctl.records.schema import SCHEMA_VERSION
+
+if TYPE_CHECKING:
+    from benchctl.records.request import PreparedRequest
 
 CONFIDENCE: Final = 0.95
 """Of the intervals of tables, before a correction for the looks of a stopping rule."""

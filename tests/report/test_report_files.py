@@ -3,9 +3,9 @@
 import csv
 import json
 
-import builders
 import msgspec
 import pytest
+from support.results import builders
 
 from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.statistics.block_ratio import estimate_paired

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import msgspec
 import pytest
-from builders import edit_requests, edit_run, write_results
-from paced import PacedEngine, call, launch, planned, profile, request
+from support.results.builders import edit_requests, edit_run, write_results
+from support.servers.paced_engine import PacedEngine, call, launch, planned, profile, request
 
 from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.compare.compare import CompareOptions, compare_sides, parse_side
@@ -23,7 +23,7 @@ from benchctl.load.transport import connections, receiver
 from benchctl.load.transport.client import StreamClient
 from benchctl.measure.run import RunContext, measure_run
 from benchctl.measure.server.server import ServerProcess
-from benchctl.profile.model import Arrival
+from benchctl.profile.workload import Arrival
 from benchctl.records.directory import RunDirectory
 from benchctl.records.jsonl import encode
 from benchctl.records.loaded import LoadedRun, load_results, load_run

@@ -10,9 +10,9 @@ from importlib.resources import files
 from itertools import pairwise
 from statistics import fmean, stdev
 
-import builders
 import pytest
 from scipy.stats import t as student
+from support.results import builders
 
 from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.compare.compare import CompareOptions, Side, compare_sides
