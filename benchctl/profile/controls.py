@@ -15,7 +15,7 @@ from fnmatch import fnmatchcase
 from typing import Final
 
 from benchctl.profile.document import Fault, Node, merge, node_from_plain
-from benchctl.profile.engine_options import ENGINE_OPTIONS
+from benchctl.profile.engine_table import ENGINES, options_class
 from benchctl.profile.model import Profile, VariantSettings
 from benchctl.profile.settings import cells_of, factors_of, setting_of, settings_faults, settings_tree
 from benchctl.records.run import Cell
@@ -32,7 +32,7 @@ def with_controls(profile: Node) -> tuple[Node, tuple[Fault, ...]]:
     """The profile's tree with the steps of every variant that asks for ``controls``; again gives the same tree."""
     variants = profile.child("variants")
     baseline, kind = _text(profile, "baseline") or "baseline", _text(profile.child("engine"), "kind")
-    if variants is None or baseline not in variants.entries() or kind not in ENGINE_OPTIONS:
+    if variants is None or baseline not in variants.entries() or kind not in ENGINES:
         return profile, ()
     faults: list[Fault] = []
     for name, variant in variants.entries().items():
@@ -55,7 +55,7 @@ class _Ladder:
         self._profile, self._baseline, self._name, self._kind = profile, baseline, name, kind
         variants = profile.entries()["variants"].entries()
         self._below, self._own = variants[baseline], variants[name]
-        self._loading = ENGINE_OPTIONS[kind].VALUE_MODEL_OPTIONS
+        self._loading = options_class(kind).VALUE_MODEL_OPTIONS
         plain = (profile.child("sweep") or profile.with_entries({})).plain()
         sweep = plain if isinstance(plain, dict) and all(isinstance(v, list) for v in plain.values()) else {}
         self._factors = {

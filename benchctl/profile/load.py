@@ -14,7 +14,7 @@ from typing import Any
 from benchctl.profile.checks import profile_faults
 from benchctl.profile.controls import with_controls
 from benchctl.profile.document import Fault, Place, dump_document, node_from_plain
-from benchctl.profile.engine_options import ENGINE_OPTIONS
+from benchctl.profile.engine_table import ENGINES, options_class
 from benchctl.profile.faults import profile_error, validate
 from benchctl.profile.locate import locate_profile, profile_files
 from benchctl.profile.model import ComparisonRules, Engine, Profile
@@ -73,7 +73,7 @@ def _kind_of(draft: Draft) -> str | None:
     """The kind of the draft's engine; None where it is missing or unknown."""
     engine = draft.tree.child("engine")
     kind = engine.child("kind") if engine else None
-    return str(kind.value) if kind is not None and kind.value in ENGINE_OPTIONS else None
+    return str(kind.value) if kind is not None and kind.value in ENGINES else None
 
 
 def parse_profile(text: str, source: str) -> Profile:
@@ -144,7 +144,7 @@ def _profile(draft: Draft) -> Profile:
 def _complete_engine(engine: Engine) -> Engine:
     """The engine with all its options written out, as far as they can stand without a variant's."""
     tree = node_from_plain(engine.options, Place("engine"))
-    options, _ = validate(tree, ENGINE_OPTIONS[engine.kind])
+    options, _ = validate(tree, options_class(engine.kind))
     if options is None:
         return engine
     return engine.model_copy(update={"options": options.model_dump(mode="json")})

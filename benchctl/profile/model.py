@@ -5,17 +5,17 @@ Every section is a closed pydantic model: unknown keys are errors. ``profile/loa
 durations in seconds, as people write them.
 """
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, SerializeAsAny, field_validator, model_validator
 
 from benchctl.profile.choices import DatasetName
 from benchctl.profile.engine_options import ServerOptions
+from benchctl.profile.engine_table import ENGINES
 from benchctl.profile.section import LEAST, MOST, Section
 from benchctl.records.run import StopMode
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")]
-EngineKind = Literal["sim", "vllm", "vllm-lenvm", "sglang", "sglang-lenvm", "llamacpp", "transformers", "attach"]
 MAX_OUTPUTS = 1_000_000
 MAX_TOKENS = 1_000_000
 MAX_SAMPLES_OF_A_REQUEST = 128
@@ -23,6 +23,10 @@ MAX_SAMPLES_OF_A_REQUEST = 128
 Gate = Literal["throttling", "foreign-gpu-process", "failed-requests"]
 FactorValue = str | int | float | bool | None
 PriorityOption = Literal["auto", "none"]
+if TYPE_CHECKING:
+    EngineKind: TypeAlias = str
+else:
+    EngineKind = Literal[tuple(ENGINES)]
 
 
 class LengthRange(Section):

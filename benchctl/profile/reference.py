@@ -8,7 +8,8 @@ from typing import Any, Final, Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from benchctl.profile.engine_options import ENGINE_OPTIONS
+from benchctl.profile.engine_options import flag_of
+from benchctl.profile.engine_table import ENGINES
 from benchctl.profile.keys import Key, option_keys, profile_keys
 from benchctl.profile.section import Section
 from benchctl.profile.settings import FACTOR_SETTINGS
@@ -64,7 +65,7 @@ def profile_reference() -> str:
     """``profiles/README.md``: how to write a profile, and every key with type, default and meaning."""
     factors = ", ".join(f"`{name}`" for name in FACTOR_SETTINGS)
     parts = [_INTRODUCTION % factors, _tables(profile_keys())]
-    for kind in ENGINE_OPTIONS:
+    for kind in ENGINES:
         parts += [f"## Options of the engine `{kind}`\n", _tables(option_keys(kind))]
     return "\n".join(parts)
 
@@ -83,9 +84,18 @@ def _table(section: str, keys: Iterable[Key]) -> str:
     rows += ["| key | type | default | meaning |", "|---|---|---|---|"]
     for key in keys:
         name = key.path.rpartition(".")[2]
-        meaning = " ".join(key.meaning.replace("``", "`").split())
+        meaning = " ".join(_with_flag(key).replace("``", "`").split())
         rows.append(f"| `{name}` | {_type_text(key.field)} | {_default_text(key.field)} | {meaning} |")
     return "\n".join(rows) + "\n"
+
+
+def _with_flag(key: Key) -> str:
+    """The meaning of an option, with its flag in brackets where that is spelled differently."""
+    name, flag = key.path.rpartition(".")[2], flag_of(key.field)
+    if flag is None or flag.name in {"", f"--{name.replace('_', '-')}"}:
+        return key.meaning
+    off = "off is " if flag.when is False else ""
+    return f"{key.meaning.removesuffix('.')} ({off}``{flag.name}``)."
 
 
 def _type_text(field: FieldInfo) -> str:

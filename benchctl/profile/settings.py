@@ -15,7 +15,7 @@ from typing import Final, TypeAlias, TypeVar
 from pydantic import create_model
 
 from benchctl.profile.document import Fault, Node, Step, merge, node_from_plain
-from benchctl.profile.engine_options import ENGINE_OPTIONS, GUIDING_ENGINES
+from benchctl.profile.engine_table import ENGINES, guiding_kinds, options_class
 from benchctl.profile.faults import validate
 from benchctl.profile.locate import nearest
 from benchctl.profile.model import Guidance, Profile, Sampling, VariantSettings
@@ -99,17 +99,17 @@ def settings_faults(tree: Node, kind: str) -> tuple[VariantSettings | None, tupl
 @cache
 def _settings_model(kind: str) -> type[VariantSettings]:
     """Settings whose server options are those of an engine."""
-    return create_model("VariantSettings", __base__=VariantSettings, server=(ENGINE_OPTIONS[kind], ...))
+    return create_model("VariantSettings", __base__=VariantSettings, server=(options_class(kind), ...))
 
 
 def _guidance_faults(tree: Node, kind: str, settings: VariantSettings) -> Iterable[Fault]:
     guidance = tree.child("guidance")
     if settings.guidance is None or guidance is None:
         return
-    if kind not in GUIDING_ENGINES:
+    if kind not in guiding_kinds():
         problem = (
             f"variant {settings.variant!r} is guided, and engine {kind!r} loads no value model; remove guidance, "
-            f"or choose an engine that guides: {', '.join(sorted(GUIDING_ENGINES))}"
+            f"or choose an engine that guides: {', '.join(guiding_kinds())}"
         )
         yield Fault(guidance.place, guidance.path, problem)
         return
@@ -133,7 +133,7 @@ def _guidance_faults(tree: Node, kind: str, settings: VariantSettings) -> Iterab
 
 @cache
 def _known_settings(kind: str) -> tuple[str, ...]:
-    options = ENGINE_OPTIONS.get(kind)
+    options = options_class(kind) if kind in ENGINES else None
     return (
         "model",
         *(f"server.{name}" for name in (options.model_fields if options else ())),

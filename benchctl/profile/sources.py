@@ -14,10 +14,10 @@ Each layer goes over the one below it with the same rules:
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, get_args
+from typing import Final
 
 from benchctl.profile.document import Fault, Node, Place, merge, node_from_plain, read_document, read_value
-from benchctl.profile.engine_options import ENGINE_OPTIONS, GUIDING_ENGINES
+from benchctl.profile.engine_table import ENGINES, engine_spec, guiding_kinds
 from benchctl.profile.faults import shown
 from benchctl.profile.locate import (
     is_path,
@@ -28,7 +28,6 @@ from benchctl.profile.locate import (
     profile_directories,
     shown_path,
 )
-from benchctl.profile.model import EngineKind
 from benchctl.profile.stand_ins import with_models
 
 _NOT_INHERITED: Final = ("name", "description")
@@ -87,7 +86,7 @@ def read_file(path: Path) -> Draft:
 
 def _read_chain(path: Path, below: tuple[Path, ...], kind: str | None) -> Draft:
     """``below`` holds the files that led here, each extending the next."""
-    is_unguided = kind is not None and kind not in GUIDING_ENGINES
+    is_unguided = kind is not None and not engine_spec(kind).guides
     draft = _for_kind(_for_guidance(read_file(path), is_unguided=is_unguided), kind)
     extends = draft.tree.child("extends")
     if extends is None:
@@ -114,7 +113,7 @@ def _for_guidance(draft: Draft, *, is_unguided: bool) -> Draft:
         return draft
     draft = replace(draft, tree=without(draft.tree, {"unguided"}))
     if overlay.value is None:
-        problem = f"this experiment needs an engine that guides: {', '.join(sorted(GUIDING_ENGINES))}"
+        problem = f"this experiment needs an engine that guides: {', '.join(guiding_kinds())}"
         return draft.with_fault(Fault(overlay.place, overlay.path, problem)) if is_unguided else draft
     if not isinstance(overlay.plain(), dict):
         problem = f"is {shown(overlay.plain())}; write what goes over this profile on engines that cannot guide"
@@ -144,10 +143,10 @@ def _for_kind(draft: Draft, kind: str | None) -> Draft:
 
 def _overlay_problem(kind: str, overlay: Node) -> str | None:
     """Why what stands under ``per_engine.<kind>`` cannot go over a profile."""
-    if kind not in ENGINE_OPTIONS:
-        near = nearest(kind, tuple(ENGINE_OPTIONS))
+    if kind not in ENGINES:
+        near = nearest(kind, tuple(ENGINES))
         hint = f"; did you mean {near!r}?" if near else ""
-        return f"is no kind of engine; kinds are {', '.join(ENGINE_OPTIONS)}{hint}"
+        return f"is no kind of engine; kinds are {', '.join(ENGINES)}{hint}"
     plain = overlay.plain()
     if not isinstance(plain, dict):
         return f"is {shown(plain)}; write what goes over this profile on {kind}"
@@ -221,7 +220,7 @@ def with_engine(draft: Draft) -> Draft:
 
 def _read_preset(preset: Node) -> Draft | Fault:
     """The draft of a preset, or of a bare kind of engine."""
-    wanted, files, kinds = preset.value, preset_files(), get_args(EngineKind)
+    wanted, files, kinds = preset.value, preset_files(), tuple(ENGINES)
     if isinstance(wanted, str) and wanted in files:
         return read_file(files[wanted])
     if wanted in kinds:

@@ -24,6 +24,8 @@ WHOLE_FILES: Final = ("profile.yaml", "plan.json", "requests.jsonl")
 """Of the experiment; written before the first run and never again."""
 _CHANGING: Final = frozenset({"state", "stopping", "warnings"})
 """What of a manifest changes while an experiment goes on."""
+_FIRST_SCHEMA: Final = {"schema_version": 1}
+"""Hashed in place of the manifest's own version, which changes when a newer benchctl resumes the experiment."""
 _DERIVED: Final = frozenset({"run.json", "result.json", "requests.safetensors"})
 """Files of a run that hold no measurement of their own: the record itself, the summary that a report writes, and
 the copy of long requests that whoever reads them first makes (``records/request_arrays.py``)."""
@@ -83,7 +85,7 @@ def manifest_sha256(directory: Path) -> str:
         document: dict[str, Any] = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
     except (OSError, msgspec.MsgspecError) as error:
         raise RecordError(f"{path}: {error}; restore the file from a copy") from error
-    lasting = {key: value for key, value in document.items() if key not in _CHANGING}
+    lasting = {key: value for key, value in document.items() if key not in _CHANGING} | _FIRST_SCHEMA
     return hashlib.sha256(encode(lasting)).hexdigest()
 
 

@@ -3,10 +3,10 @@
 import json
 import os
 
-import builders
 import msgspec
 import pytest
 import typer
+from support.results import builders
 from typer.testing import CliRunner
 
 from benchctl.analysis.analyzed import analyze_directory
@@ -218,7 +218,7 @@ def test_list_shows_results_newest_first_and_what_is_none(tmp_path):
         f"loose {newest.created_at} built sim done 6/6",
     ]
     assert rows[3].startswith("built/later unreadable")
-    assert "schema_version 9 is newer than 1" in rows[3]
+    assert "schema_version 9 is newer than 2" in rows[3]
     assert rows[4].startswith("built/torn unreadable")
     assert rows[5] == "notes unreadable no result directory"
     assert len(rows) == 6

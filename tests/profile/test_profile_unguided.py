@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from benchctl.errors import ProfileError
-from benchctl.profile.engine_options import ENGINE_OPTIONS, GUIDING_ENGINES
+from benchctl.profile.engine_table import ENGINES, guiding_kinds
 from benchctl.profile.load import dump_profile, load_profile, parse_profile
 from benchctl.profile.planning.plan import arms, undeclared_differences, variant_settings
 
-UNGUIDING = sorted(ENGINE_OPTIONS.keys() - GUIDING_ENGINES)
+UNGUIDING = sorted(ENGINES.keys() - guiding_kinds())
 URL = ("engine.options.url=http://127.0.0.1:1",)
 
 

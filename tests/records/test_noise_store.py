@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from builders import PROFILE_YAML, edit_manifest, edit_run, write_results
+from support.results.builders import PROFILE_YAML, edit_manifest, edit_run, write_results
 from typer.testing import CliRunner
 
 from benchctl.analysis.experiment.experiment import load_experiment
@@ -42,6 +42,7 @@ LAW = 10 / 15.5
 
 def floor(**changes: Any) -> NoiseFloor:
     fields: dict[str, Any] = {
+        "schema_version": 2,
         "measured_at": "2026-11-01T12:00:00Z",
         "source": "/measured/aa",
         "host": "box",

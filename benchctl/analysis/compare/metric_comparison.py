@@ -20,6 +20,7 @@ from benchctl.analysis.statistics.block_ratio import (
 from benchctl.analysis.statistics.margins import Margins, Verdict, margins_of, verdict_of
 from benchctl.analysis.statistics.sample_size import MAX_BLOCKS_NEEDED, blocks_for_verdict
 from benchctl.analysis.statistics.side_ratio import UNORDERED, BlockDesign, SideRatio, metric_ratio, side_ratio
+from benchctl.formats import percentage
 from benchctl.records.noise import MetricNoise
 
 MetricVerdict: TypeAlias = Verdict | Literal["equal", "different", "unknown"]
@@ -254,8 +255,8 @@ def why_inconclusive(comparison: MetricComparison, confidence: float) -> str:
     where = f"the interval reaches across {_margin_across(estimate, margins)}"
     if verdict_of(estimate, margins, "none") != "inconclusive":
         where = (
-            f"the {estimate.confidence * 100:.3g}% interval is clear of {_margin_across(estimate, margins)}, but "
-            f"not that of {confidence * 100:.4g}%, which so many tests require"
+            f"the {percentage(estimate.confidence)} interval is clear of {_margin_across(estimate, margins)}, but "
+            f"not that of {percentage(confidence, 4)}, which so many tests require"
         )
     needed = blocks_for_verdict(estimate, margins, confidence)
     if needed is None:
@@ -271,13 +272,13 @@ def why_inconclusive(comparison: MetricComparison, confidence: float) -> str:
 def _margin_across(estimate: RatioEstimate, margins: Margins) -> str:
     """The margin that the ratio has to clear: of equivalence from inside, or of a change from outside."""
     if abs(estimate.log_ratio) < margins.log_equivalence:
-        return f"the margin of {margins.equivalence_frac * 100:.3g}%"
+        return f"the margin of {percentage(margins.equivalence_frac)}"
     return f"the {_change_margin(margins)}"
 
 
 def _change_margin(margins: Margins) -> str:
     what = "noise floor" if margins.is_noise_floor else "margin"
-    return f"{what} of {margins.change_frac * 100:.3g}%"
+    return f"{what} of {percentage(margins.change_frac)}"
 
 
 def _why_never(estimate: RatioEstimate, margins: Margins, confidence: float) -> str:
@@ -285,11 +286,9 @@ def _why_never(estimate: RatioEstimate, margins: Margins, confidence: float) -> 
     low, high = estimate.interval_at(confidence) or (-math.inf, math.inf)
     is_between = margins.leave_between(low) and margins.leave_between(high) and low * high > 0
     what = "interval" if is_between else "ratio"
-    between = f"the {what} is between the margin of {margins.equivalence_frac * 100:.3g}% and the"
+    between = f"the {what} is between the margin of {percentage(margins.equivalence_frac)} and the"
     if not margins.is_noise_floor:
-        return (
-            f"{between} threshold of {margins.change_frac * 100:.3g}%: too large for equivalent, too small to count"
-        )
+        return f"{between} threshold of {percentage(margins.change_frac)}: too large for equivalent, too small to count"
     return (
         f"{between} {_change_margin(margins)}: more blocks will not help while that floor holds; measure the floor "
         "with more blocks, or on a quieter machine (benchctl run --profile aa --blocks N)"

@@ -99,7 +99,7 @@ def _order_warnings(cell: CellComparison, metric: MetricComparison, num_tests: i
     if effects is not None and effects.position is not None and effects.position.p_value < limit:
         per_position = math.expm1(effects.position.log_per_unit) * 100
         yield ResultWarning(
-            code="place-effect",
+            code="position-effect",
             message=f"a run takes {per_position:+.2g}% for each position later in its block; the estimate is "
             "that of equal positions",
             where=where,
@@ -107,7 +107,7 @@ def _order_warnings(cell: CellComparison, metric: MetricComparison, num_tests: i
     if effects is not None and effects.ratio_drift is not None and effects.ratio_drift.p_value < limit:
         per_block = math.expm1(effects.ratio_drift.log_per_unit) * 100
         yield ResultWarning(
-            code="trend",
+            code="ratio-drift",
             message=f"the ratio itself moves by {per_block:+.2g}% per block, so one number does not describe it; "
             "look at the single blocks",
             where=where,

@@ -105,14 +105,14 @@ def _load_metrics(
         "num_failed": len(requests) - len(completed) if requests else None,
         "prompt_tokens": total([request.prompt_tokens for request in completed]),
         "output_tokens": output_tokens,
-        "after_eos_frac": _after_eos_frac(completed),
+        "past_eos_frac": _past_eos_frac(completed),
         "cached_tokens": total([request.cached_tokens for request in completed]),
         "output_throughput": quotient(output_tokens, wall_s),
         "request_throughput": quotient(len(completed), wall_s),
     }
 
 
-def _after_eos_frac(completed: Sequence[RequestRecord]) -> float | None:
+def _past_eos_frac(completed: Sequence[RequestRecord]) -> float | None:
     """Share of the output that the baseline's model would not have written; unknown when it is for any request."""
     output_tokens = [request.completion_tokens for request in completed]
     beyond = [

@@ -45,4 +45,4 @@ def starvation_doubts(run: LoadedRun) -> tuple[ResultWarning, ...]:
         "asked for, and the time of a step is that of the smaller batch; lower the load below what the server "
         "takes at once (max_num_seqs), or free processors for its front end"
     )
-    return (ResultWarning(code="engine-starved", message=message, where=run.record.run_id),)
+    return (ResultWarning(code="underfilled-batch", message=message, where=run.record.run_id),)

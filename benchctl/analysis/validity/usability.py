@@ -18,7 +18,7 @@ from benchctl.profile.model import Gate
 from benchctl.records.directory import DAMAGED_LINE, LoadedRun
 from benchctl.records.run import ResultWarning, RunRecord
 
-_LIGHTER_LOAD: Final = frozenset({"slots-idle", "send-late", "rate-missed"})
+_LIGHTER_LOAD: Final = frozenset({"slots-idle", "sends-delayed", "rate-missed"})
 """Warnings that the server met fewer requests at once than planned."""
 
 

@@ -2,7 +2,7 @@
 
 import msgspec
 import pytest
-from builders import edit_manifest, edit_requests, edit_run, edit_steps, write_results
+from support.results.builders import edit_manifest, edit_requests, edit_run, edit_steps, write_results
 
 from benchctl.analysis.compare.compare import CompareOptions, compare_sides, parse_side
 from benchctl.errors import NotComparableError, RecordError, SchemaVersionError
@@ -250,8 +250,8 @@ def test_a_cut_off_line_in_a_run_marked_done_is_refused_with_file_and_line(resul
 
 def test_a_newer_schema_is_refused(results):
     path = results.path / "manifest.json"
-    path.write_text(path.read_text().replace('"schema_version": 1', '"schema_version": 2'))
-    with pytest.raises(SchemaVersionError, match="schema_version 2 is newer than 1"):
+    path.write_text(path.read_text().replace('"schema_version": 2', '"schema_version": 3'))
+    with pytest.raises(SchemaVersionError, match="schema_version 3 is newer than 2"):
         within(results)
 
 

@@ -4,10 +4,10 @@ import json
 
 import msgspec
 import pytest
-from builders import edit_requests, write_results
 from hypothesis import given
 from hypothesis import strategies as st
-from slotted import T0_NS, closed
+from support.closed_loops import T0_NS, closed
+from support.results.builders import edit_requests, write_results
 from test_client_guard import codes, run_of, samples_of
 
 from benchctl.analysis.analyzed import analyze_directory
@@ -166,7 +166,7 @@ def test_a_run_says_which_of_its_metrics_rest_on_bounds_and_counts():
 
 def test_a_client_that_reads_most_arrivals_late_makes_the_whole_run_suspect():
     always = [stream(i, [60, 60, 60, 120, 120, 120, 180, 180, 180]) for i in range(60)]
-    assert codes(client_doubts(run_of(always, HELD_UP), closed(4))) == ["client-late"]
+    assert codes(client_doubts(run_of(always, HELD_UP), closed(4))) == ["arrival-times-unreliable"]
 
 
 def test_of_a_long_load_every_first_token_is_kept_and_a_part_of_the_rest():

@@ -2,7 +2,7 @@
 
 import msgspec
 import pytest
-from builders import T0_NS, edit_requests, edit_run, write_results
+from support.results.builders import T0_NS, edit_requests, edit_run, write_results
 
 from benchctl.analysis.compare.compare import CompareOptions, compare_sides, parse_side
 from benchctl.analysis.validity.gates import clock_warnings, violated_gates
@@ -127,7 +127,7 @@ def test_no_gate_of_the_machine_hides_failed_requests_or_failed_checks(results):
 
 
 def test_a_run_that_is_suspect_for_its_client_is_told_by_its_gate_first(results):
-    late = ResultWarning(code="send-late", message="requests left late")
+    late = ResultWarning(code="sends-delayed", message="requests left late")
     edit_run(results, BASELINE, state="suspect", warnings=(late, OTHER))
     (message,) = excluded(within(results, allow_suspect=True))
     assert "gate foreign-gpu-process" in message
