@@ -172,7 +172,7 @@ def test_table_markdown_and_document_show_that_suspect_runs_count(results):
     assert told in warnings["suspect-counted"]
     assert warnings["arrival-times-unreliable"] == "arrival-times-unreliable it was"
     plain = CliRunner().invoke(app, sides)
-    assert "what the client timed in block 0 does not count, what the server measured does" in plain.stdout
+    assert "times that the client measured in block 0 do not count, those of the server do" in plain.stdout
     assert "arrival-times-unreliable: arrival-times-unreliable it was" in plain.stdout
 
 
