@@ -288,7 +288,8 @@ def _why_never(estimate: RatioEstimate, margins: Margins, confidence: float) -> 
     what = "interval" if is_between else "ratio"
     between = f"the {what} is between the margin of {percentage(margins.equivalence_frac)} and the"
     if not margins.is_noise_floor:
-        return f"{between} threshold of {percentage(margins.change_frac)}: too large for equivalent, too small to count"
+        threshold = percentage(margins.change_frac)
+        return f"{between} threshold of {threshold}: too large for equivalent, too small to count"
     return (
         f"{between} {_change_margin(margins)}: more blocks will not help while that floor holds; measure the floor "
         "with more blocks, or on a quieter machine (benchctl run --profile aa --blocks N)"
