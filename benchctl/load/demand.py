@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from benchctl.load.driver import OPEN_LOOP
-from benchctl.profile.model import Arrival
-from benchctl.records.run import PreparedRequest
+from benchctl.profile.workload import Arrival
+from benchctl.records.request import PreparedRequest
 from benchctl.units import NS_PER_S
 
 TOKEN_S: Final = 0.010

@@ -1,11 +1,11 @@
 """What is told of suspect runs at the end of an experiment."""
 
 import pytest
-from builders import edit_run, write_results
+from support.results.builders import edit_run, write_results
 
 from benchctl.analysis.analyzed import analyze_directory
 from benchctl.cli.suspects import suspects_lines
-from benchctl.records.run import ResultWarning
+from benchctl.records.record import ResultWarning
 
 
 @pytest.fixture(name="results")

@@ -4,7 +4,7 @@ import csv
 import json
 
 import pytest
-from builders import edit_run, write_results
+from support.results.builders import edit_run, write_results
 from typer.testing import CliRunner
 
 from benchctl.analysis.compare.compare import CompareOptions, compare_sides, parse_side

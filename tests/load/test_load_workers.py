@@ -15,8 +15,8 @@ import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from paced import PacedEngine, call, launch, planned, profile, request
-from stubborn import wait_until
+from support.servers.paced_engine import PacedEngine, call, launch, planned, profile, request
+from support.servers.stubborn_engine import wait_until
 
 from benchctl.errors import LoadError
 from benchctl.load.demand import CPU_NS_PER_TOKEN, TOKEN_S, LoadSize, expected_tokens_per_s, size_of
@@ -29,8 +29,10 @@ from benchctl.load.workers.workers import WORKER_CORES, WorkerLoad, load_for, nu
 from benchctl.measure.run import RunContext, measure_run
 from benchctl.measure.server.process import is_alive
 from benchctl.measure.server.server import ServerProcess
-from benchctl.profile.model import Arrival, Profile
-from benchctl.records.directory import RunDirectory, load_run
+from benchctl.profile.model import Profile
+from benchctl.profile.workload import Arrival
+from benchctl.records.directory import RunDirectory
+from benchctl.records.loaded import load_run
 from benchctl.units import NS_PER_MS, NS_PER_S
 
 LONG = {"max_tokens": 4000, "gap_ms": 20}
@@ -319,7 +321,7 @@ def test_workers_end_with_a_benchctl_that_is_killed(tmp_path):
     how = launch(tmp_path)
     code = (
         "import asyncio, sys\n"
-        "from paced import call, request\n"
+        "from support.servers.paced_engine import call, request\n"
         "from benchctl.load.workers.workers import WorkerLoad\n"
         "from benchctl.profile.model import Arrival, Timeouts\n"
         "load = WorkerLoad(sys.argv[1], Timeouts(), Arrival(kind='burst'), print, count=2)\n"
@@ -332,7 +334,7 @@ def test_workers_end_with_a_benchctl_that_is_killed(tmp_path):
 
     with ServerProcess(how) as server:
         asyncio.run(up())
-        paths = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent / "support")}
+        paths = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
         with subprocess.Popen([sys.executable, "-c", code, how.base_url], env=paths) as benchctl:
             wait_until("workers", lambda: len(workers_of(benchctl.pid)) == 2)
             workers = workers_of(benchctl.pid)

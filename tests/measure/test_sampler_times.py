@@ -6,8 +6,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from browsing import DESKTOP, chromium, look_at_all, needs_browser, opened
-from lenvm_results import Truth, write_directory
+from support.browser import DESKTOP, chromium, look_at_all, needs_browser, opened
+from support.results.lenvm_results import Truth, write_directory
 
 from benchctl.analysis.analyzed import AnalyzedExperiment, analyze_directory
 from benchctl.analysis.attribution.sections import break_down, tally_steps
@@ -18,7 +18,7 @@ from benchctl.analysis.validity.reconcile import Check
 from benchctl.analysis.validity.starvation import in_step_frac, starvation_doubts
 from benchctl.cli.screen import wide_console
 from benchctl.interop.lenvm.imported import import_lenvm
-from benchctl.records.directory import LoadedRun, load_results
+from benchctl.records.loaded import LoadedRun, load_results
 from benchctl.report.export import write_report
 from benchctl.report.page.charts.figure import Chart
 from benchctl.report.page.charts.table import draw_charts

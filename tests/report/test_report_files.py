@@ -3,13 +3,13 @@
 import csv
 import json
 
-import builders
 import msgspec
 import pytest
+from support.results import builders
 
 from benchctl.analysis.analyzed import analyze_directory
 from benchctl.errors import RecordError, SchemaVersionError
-from benchctl.records.run import RequestError
+from benchctl.records.request import RequestError
 from benchctl.report.export import write_report
 from benchctl.report.plots.style import Part, stacked_bars
 

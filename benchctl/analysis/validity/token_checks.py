@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 from benchctl.analysis.metrics.unknown import known
 from benchctl.analysis.validity.check import Check, abbreviate_names
 from benchctl.analysis.validity.server_counters import GENERATED_TOKENS, PREFIX_HITS, measure_growth
-from benchctl.records.run import PrometheusSample, RequestRecord
+from benchctl.records.request import RequestRecord
+from benchctl.records.samples import PrometheusSample
 
 if TYPE_CHECKING:
-    from benchctl.records.step_columns import StepColumns
+    from benchctl.records.columns.step_columns import StepColumns
 
 
 def check_client_tokens(completed: Sequence[RequestRecord]) -> Check:
@@ -95,10 +96,10 @@ def check_prefix_cache(
     if not has_hits:
         return Check(name, ok=True, detail=detail, is_fatal=True)
     if is_allowed:
-        return Check(name, None, f"{detail}; the profile allows it (workload.prefix_hits)")
+        return Check(name, None, f"{detail}; the profile allows it (workload.allow_prefix_cache_hits)")
     remedy = (
         "switch the server's prefix cache off (enable_prefix_caching: false, or where its owner starts it), or set "
-        "workload.prefix_hits: allowed"
+        "workload.allow_prefix_cache_hits: true"
     )
     return Check(name, ok=False, detail=f"{detail}; {remedy}", is_fatal=True)
 

@@ -6,7 +6,7 @@ from typing import Final
 
 from benchctl.analysis.attribution.sections import Breakdown
 from benchctl.analysis.summary.runs import CellSummary
-from benchctl.records.run import SECTION_PARENT
+from benchctl.records.step import SECTION_PARENT
 from benchctl.report.charts.arms import clock_note
 from benchctl.report.charts.palette import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, YELLOW
 from benchctl.units import ms_from_ns

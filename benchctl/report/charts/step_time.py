@@ -7,7 +7,7 @@ import numpy as np
 
 from benchctl.analysis.analyzed import AnalyzedExperiment
 from benchctl.analysis.summary.runs import RunSummary
-from benchctl.records.step_columns import Floats, StepColumns
+from benchctl.records.columns.step_columns import Floats, StepColumns
 from benchctl.report.charts.arms import ArmStyle, arm_styles, clock_note, runs_of_one_block, runs_with_steps
 from benchctl.units import NS_PER_MS, NS_PER_S
 

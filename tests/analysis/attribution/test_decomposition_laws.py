@@ -6,11 +6,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from exactness import assert_adds_up
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import ttest_ind
-from simulated import FILTERED, NEUTRAL, VALUE_MODEL, request_of, run
+from support.results.decomposition_laws import assert_adds_up
+from support.servers.simulator import FILTERED, NEUTRAL, VALUE_MODEL, request_of, run
 
 from benchctl.analysis.attribution.estimate import PairDesign, estimate_levels, estimate_terms
 from benchctl.analysis.attribution.factors import logarithmic_mean
@@ -20,7 +20,7 @@ from benchctl.analysis.attribution.run_time import Latency, RunAnatomy, SizedSte
 from benchctl.analysis.attribution.steps import split_batches
 from benchctl.costs.hardware import hardware_for
 from benchctl.costs.shapes import shape_for
-from benchctl.records.step_columns import columns_from
+from benchctl.records.columns.step_columns import columns_from
 
 WORK = WorkModel(
     base=shape_for("qwen2.5-7b"), value=shape_for(VALUE_MODEL).as_value_model(), hardware=hardware_for("h100-sxm")

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from slotted import T0_NS, closed, closed_loop
+from support.closed_loops import T0_NS, closed, closed_loop
 from test_client_guard import OPEN, codes, run_of, sent
 
 from benchctl.analysis.metrics.offered_load import ClientAccount, load_metrics, offered_load
@@ -12,8 +12,8 @@ from benchctl.analysis.metrics.run_metrics import run_metrics
 from benchctl.analysis.metrics.slot_occupancy import slot_occupancy
 from benchctl.analysis.summary.load_figures import FiguresInPassing
 from benchctl.analysis.validity.client_guard import client_doubts
-from benchctl.profile.model import Arrival
-from benchctl.records.run import RequestError
+from benchctl.profile.workload import Arrival
+from benchctl.records.request import RequestError
 from benchctl.report.text.load_report import totals_table
 from benchctl.units import NS_PER_MS
 

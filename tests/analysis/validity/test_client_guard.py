@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import msgspec
 import pytest
-from builders import edit_requests, edit_run, write_results
-from paced import PacedEngine, call, launch, planned, profile, request
+from support.results.builders import edit_requests, edit_run, write_results
+from support.servers.paced_engine import PacedEngine, call, launch, planned, profile, request
 
 from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.compare.compare import CompareOptions, compare_sides, parse_side
@@ -23,17 +23,13 @@ from benchctl.load.transport import connections, receiver
 from benchctl.load.transport.client import StreamClient
 from benchctl.measure.run import RunContext, measure_run
 from benchctl.measure.server.server import ServerProcess
-from benchctl.profile.model import Arrival
-from benchctl.records.directory import LoadedRun, RunDirectory, load_results, load_run
+from benchctl.profile.workload import Arrival
+from benchctl.records.directory import RunDirectory
 from benchctl.records.jsonl import encode
-from benchctl.records.run import (
-    ChoiceRecord,
-    ClientSample,
-    ClockOffset,
-    RequestError,
-    RequestRecord,
-    RunRecord,
-)
+from benchctl.records.loaded import LoadedRun, load_results, load_run
+from benchctl.records.request import ChoiceRecord, RequestError, RequestRecord
+from benchctl.records.run import RunRecord
+from benchctl.records.samples import ClientSample, ClockOffset
 from benchctl.report.text.client_table import client_table
 from benchctl.units import NS_PER_MS, NS_PER_S
 

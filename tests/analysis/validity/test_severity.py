@@ -1,10 +1,10 @@
 """Which warning is told first: the one that decided."""
 
-from builders import edit_run, write_results
+from support.results.builders import edit_run, write_results
 
 from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.validity.severity import DECIDING_WARNINGS, by_severity
-from benchctl.records.run import ResultWarning
+from benchctl.records.record import ResultWarning
 from benchctl.report.text.tables import footnotes
 
 

@@ -9,9 +9,9 @@ import sys
 from importlib.resources import files
 from statistics import fmean, stdev
 
-import builders
 import pytest
 from scipy.stats import t as student
+from support.results import builders
 
 from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.compare.compare import CompareOptions, Side, compare_sides

@@ -4,12 +4,13 @@ import csv
 import io
 import json
 
-import builders
 import pytest
-from browsing import CONTRAST, DESKTOP, PHONE, chromium, look_at_all, needs_browser, opened
+from support.browser import CONTRAST, DESKTOP, PHONE, chromium, look_at_all, needs_browser, opened
+from support.results import builders
 
 from benchctl.analysis.analyzed import analyze_directory
-from benchctl.records.run import GpuSample, HostSample, RunFailure
+from benchctl.records.run import RunFailure
+from benchctl.records.samples import GpuSample, HostSample
 from benchctl.report.page.build import directory_page
 
 pytestmark = [pytest.mark.browser, needs_browser]

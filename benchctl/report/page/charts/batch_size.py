@@ -7,7 +7,7 @@ from typing import Any, Final
 import numpy as np
 
 from benchctl.analysis.summary.runs import CellSummary
-from benchctl.records.step_columns import Floats, Integers
+from benchctl.records.columns.step_columns import Floats, Integers
 from benchctl.report.charts.arms import ArmStyle, arm_styles, clock_note, runs_with_steps
 from benchctl.report.page.charts.figure import (
     Chart,

@@ -8,7 +8,7 @@ from typing import Final, Generic, TypeAlias, TypeVar
 import numpy as np
 
 from benchctl.analysis.summary.runs import RunSummary
-from benchctl.records.run import GpuSample, HostSample
+from benchctl.records.samples import GpuSample, HostSample
 from benchctl.report.charts.arms import ArmStyle, arm_styles, runs_of_one_block
 from benchctl.report.page.charts.figure import (
     Chart,

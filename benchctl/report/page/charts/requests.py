@@ -7,7 +7,7 @@ from typing import Any, Final
 from benchctl.analysis.metrics.clock import clock_factor
 from benchctl.analysis.metrics.request_timing import first_token_ns, is_completed, last_token_ns, measured
 from benchctl.analysis.summary.runs import RunSummary
-from benchctl.records.run import RequestRecord
+from benchctl.records.request import RequestRecord
 from benchctl.report.charts.arms import ArmStyle, arm_styles, runs_of_one_block
 from benchctl.report.charts.palette import GREY, VERMILION
 from benchctl.report.page.charts.figure import (
