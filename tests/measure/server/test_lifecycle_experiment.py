@@ -16,7 +16,7 @@ sys.path.insert(0, {str(HERE)!r})
 from dataclasses import replace
 
 from benchctl.profile.engine_table import ENGINES, engine_spec
-from stubborn import StubbornEngine
+from support.servers.stubborn_engine import StubbornEngine
 
 class Engine(StubbornEngine):
     def request_call(self, asked, settings):
