@@ -2,8 +2,8 @@
 
 from itertools import pairwise
 
-import builders
 import pytest
+from support.results import builders
 
 from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.compare.compare import CompareOptions, Side, compare_sides
