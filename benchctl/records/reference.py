@@ -65,8 +65,8 @@ _INTRODUCTION: Final = """\
 # Result directory
 
 The files that `benchctl run` writes to `results/<profile>/<utc>-<hash8>/`, from the record types in
-`benchctl/records`. The format is version {version} (`schema_version`). An older directory is upgraded in memory when
-it is opened; a newer one is refused.
+`benchctl/records`. The format is version {version} (`schema_version`). An older directory is upgraded in memory
+when it is opened; a newer one is refused.
 
 * JSON documents are replaced atomically. JSON Lines (`.jsonl`) are appended, one flush per record.
 * A field that is absent has its default; without a default it is unknown, never 0.
