@@ -10,7 +10,7 @@ import msgspec
 
 RunState: TypeAlias = Literal["planned", "running", "done", "failed", "suspect"]
 Clock: TypeAlias = Literal["host", "device", "virtual"]
-StopMode: TypeAlias = Literal["forced", "natural", "forced-natural"]
+StopMode: TypeAlias = Literal["forced", "natural", "replay-natural"]
 """What ends an output: its planned length, the model, or the length that the baseline's model gave it."""
 Phase: TypeAlias = Literal["prefill", "decode", "mixed"]
 Int64: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
