@@ -128,7 +128,7 @@ def test_whatever_a_profile_says_of_guidance_is_sent_in_words_that_the_server_kn
     assert own == said.model_dump() | {"skip_noop": 0, "stride": 1}
     params = parse_params(own)
     assert params is not None
-    assert (params.value_min, params.target_length, params.constraint) == (0.2, 50.0, "le")
+    assert (params.value_min, params.target_length, params.value_constraint) == (0.2, 50.0, "le")
 
 
 @pytest.mark.parametrize("top_k", [-1, 65])
