@@ -51,11 +51,18 @@ class Parameter:
     """Accepted words, and the name that each stands for."""
     bounds: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     """Limits of a number by the names ``ge``, ``gt``, ``le`` and ``lt``."""
+    profile_minimum: float | None = None
+    """Lower limit in profiles, where it is stricter than in requests."""
     requirement: str = "it must be a finite number"
     """What an error message says of a value outside of the limits."""
 
+    @property
+    def profile_bounds(self) -> Mapping[str, float]:
+        """Limits in profiles, by the names of ``bounds``."""
+        return self.bounds if self.profile_minimum is None else {**self.bounds, "ge": self.profile_minimum}
+
     def check(self, key: str, value: object, source: str = "guidance") -> Any:
-        """The value in its own type. Raises GuidanceError, naming ``source``, ``key`` and remedy, for an invalid one."""
+        """The value in its own type. Raises GuidanceError, which names ``source`` and ``key``, if it is invalid."""
         if self.type == "choice":
             if not isinstance(value, str) or value not in self.choices:
                 raise GuidanceError(f"{source}: {key} is {value!r}; it must be one of {', '.join(self.choices)}")
@@ -122,6 +129,7 @@ PARAMETERS: Final[Mapping[str, Parameter]] = {
             name="value_entropy_threshold",
             meaning="Entropy in nats at or below which a row skips guidance; null: no row does.",
             keys=("value_entropy_threshold", "entropy_threshold"),
+            profile_minimum=0,
         ),
         Parameter(
             name="value_min",
@@ -147,8 +155,8 @@ PARAMETERS: Final[Mapping[str, Parameter]] = {
         ),
         Parameter(
             name="target_length_mode",
-            meaning="Whether ``target_length`` counts the tokens generated so far; null: the server's choice, which "
-            "is total.",
+            meaning="Whether ``target_length`` counts the tokens generated so far; null: the server's choice, "
+            "which is total.",
             keys=("target_length_mode", "length_mode"),
             type="choice",
             choices=LENGTH_MODES,

@@ -63,7 +63,7 @@ _OPTIONAL: Final = frozenset(each.name for each in fields(GuidanceParams) if eac
 
 
 def is_neutral_scale(mode: str, scale: float) -> bool:
-    """True for a scale that changes nothing. ``mul`` has no meaning at a scale of 0 or less, and changes nothing."""
+    """True for a scale that changes nothing; with ``mul`` a scale of 0 or less has no meaning, so does nothing."""
     if mode in EXPONENTIAL_MODES:
         return abs(scale) <= NEUTRAL_WIDTH
     return abs(scale - 1) <= NEUTRAL_WIDTH or (mode == "mul" and scale <= 0)

@@ -19,7 +19,7 @@ _INTRODUCTION: Final = """\
 
 A profile is the YAML that describes an experiment. `benchctl profiles list` shows those that are found by name: in
 `./profiles`, then among the ones that benchctl carries. `benchctl profiles show NAME` prints one with all defaults
-written out, and `benchctl profiles validate FILE` reports every fault with its line.
+written out, and `benchctl profiles validate FILE` reports every error with its line.
 
 ## Writing one
 
@@ -37,10 +37,11 @@ written out, and `benchctl profiles validate FILE` reports every fault with its 
 * `sweep` gives a variant one cell for each combination of values; the baseline is never swept. A factor is a
   dotted path such as `sampling.min_p`, or one of the short names
   %s.
-* What a file says under `unguided` goes over the rest of that file when the engine in use cannot guide (`vllm`,
+* `for_unguided_engines` holds keys that replace others of its file when the engine in use cannot guide (`vllm`,
   `sglang`, `llamacpp`, `transformers`, `attach`), so that one profile serves both kinds.
-* What a file says under `per_engine.KIND` goes over the rest of that file when the engine in use is of that kind
+* `per_engine.KIND` holds keys that replace others of its file when the engine in use is of that kind
   (`topk-sweep` switches overlapped scheduling off for SGLang's fork, which needs that, and leaves vLLM alone).
+* Older words stay valid for a while; each use prints a warning with the line and the new word.
 * Guidance needs a server with a `value_model`, and in modes `centered_exp` and `value_bias` a finite `top_k`.
 * The YAML is plain: keys are text and appear once, `yes` and `on` are text, and there are no aliases and no tags.
 

@@ -8,7 +8,8 @@ import msgspec
 from benchctl.engines.openai_server import own_options
 from benchctl.engines.sim.engine import SimEngine
 from benchctl.engines.sim.options import SimOptions
-from benchctl.profile.model import Arrival, VariantSettings
+from benchctl.profile.model import VariantSettings
+from benchctl.profile.workload import Arrival
 from benchctl.records.run import PreparedRequest
 from benchctl.sim.config import SimConfig
 from benchctl.sim.http.openai_api import ChatBody, CompletionBody, request_from

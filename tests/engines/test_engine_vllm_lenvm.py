@@ -14,8 +14,9 @@ from benchctl.engines.vllm_lenvm.engine import VllmLenvmEngine
 from benchctl.engines.vllm_lenvm.options import VllmLenvmOptions
 from benchctl.errors import EngineUnavailableError, ProfileError, UnsupportedError
 from benchctl.guided.params import parse_params
+from benchctl.profile.guidance import Guidance
 from benchctl.profile.load import load_profile
-from benchctl.profile.model import Guidance, Sampling, VariantSettings
+from benchctl.profile.model import Sampling, VariantSettings
 from benchctl.profile.planning.plan import arms, undeclared_differences, variant_settings
 from benchctl.records.run import RunRecord
 

@@ -9,9 +9,10 @@ from benchctl.analysis.validity.launch import LaunchSetting, launch_settings
 from benchctl.engines.engine import LaunchSite
 from benchctl.engines.kinds import engine_for
 from benchctl.profile.engine_table import options_class
-from benchctl.profile.load import list_profiles, load_profile
+from benchctl.profile.load import load_profile
 from benchctl.profile.model import Profile, VariantSettings
 from benchctl.profile.planning.plan import allowed_difference, arms, variant_settings
+from benchctl.profile.sources.listing import list_profiles
 from benchctl.records.directory import arm_label
 from benchctl.records.run import RunRecord
 

@@ -40,7 +40,7 @@ from benchctl.analysis.validity.comparability import (
 from benchctl.analysis.validity.integrity import require_intact
 from benchctl.analysis.validity.run_differences import run_differences
 from benchctl.errors import UsageError
-from benchctl.profile.locate import nearest
+from benchctl.profile.sources.files import nearest
 from benchctl.records.directory import LoadedRun
 from benchctl.records.noise import MetricNoise, load_noise
 from benchctl.records.run import ResultWarning

@@ -13,7 +13,7 @@ from benchctl.analysis.metrics.request_timing import is_completed, measured
 from benchctl.errors import UsageError
 from benchctl.interop.readers.files import is_foreign, read_foreign
 from benchctl.interop.readers.run import ForeignRun, Setting, known, unanswered
-from benchctl.profile.model import Arrival
+from benchctl.profile.workload import Arrival
 from benchctl.records.directory import LoadedRun
 
 _VIRTUAL = "the simulator's clock is virtual: its times are scaled, those of another tool are not"

@@ -169,7 +169,12 @@ def _plain_profile(
         "stop": stop,
         "engine": {"kind": "attach", "options": server},
         "model": server["served_model"] or "unknown",
-        "workload": {**workload, "warmup_shapes": False, "prefix_hits": "allowed", "if_missing": "fail"},
+        "workload": {
+            **workload,
+            "warmup_shapes": False,
+            "allow_prefix_cache_hits": True,
+            "on_missing_dataset": "fail",
+        },
         "variants": {_NAME: {}},
         "baseline": _NAME,
         "primary_metrics": ["tpot_ms", "wall_s"],

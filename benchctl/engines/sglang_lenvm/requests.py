@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from benchctl.guided.parameter_table import EXPONENTIAL_MODES, NEUTRAL_WIDTH, SERVER_MODE, SERVER_SCALE
-from benchctl.profile.model import Guidance, Sampling
+from benchctl.profile.guidance import Guidance
+from benchctl.profile.model import Sampling
 
 BUILT_IN_GAMMA: Final = 0.997
 """Discount of the path for finitely many candidates, whatever a request says."""

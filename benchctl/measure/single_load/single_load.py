@@ -30,7 +30,8 @@ from benchctl.measure.sending import ServerUnderTest
 from benchctl.measure.server.attached import NOT_FRESH
 from benchctl.measure.single_load.evidence import LoadEvidence
 from benchctl.measure.warmup import warmup_requests
-from benchctl.profile.model import Arrival, Profile, VariantSettings
+from benchctl.profile.model import Profile, VariantSettings
+from benchctl.profile.workload import Arrival
 from benchctl.records.digests import record_run
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.run import Manifest, RequestRecord, ResultWarning, RunRecord
