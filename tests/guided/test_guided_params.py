@@ -54,7 +54,8 @@ def test_every_field_can_be_asked_for() -> None:
         }
     ) == GuidanceParams(
         mode="value_bias", value_scale=-1.0, gamma=0.9998, value_min=0.2, value_entropy_threshold=0.5,
-        target_value=0.25, target_length=12.0, target_length_mode="remaining", value_constraint="le", stride=3, skip_noop=False,
+        target_value=0.25, target_length=12.0, target_length_mode="remaining", value_constraint="le", stride=3,
+        skip_noop=False,
     )  # fmt: skip
 
 
