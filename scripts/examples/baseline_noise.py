@@ -21,12 +21,12 @@ from pathlib import Path
 from statistics import fmean, geometric_mean, median
 from typing import Final
 
-from benchctl.analysis.compare.compare import correct_for_multiple_tests
+from benchctl.analysis.compare.correction import correct_for_multiple_tests
 from benchctl.analysis.compare.metric_comparison import BlockDesign, MetricComparison, Rules, compare_metrics
 from benchctl.analysis.compare.result import CellComparison
 from benchctl.analysis.metrics.run_metrics import run_metrics
 from benchctl.analysis.statistics.block_ratio import RatioEstimate, estimate_paired
-from benchctl.records.directory import LoadedRun, load_results
+from benchctl.records.loaded import LoadedRun, load_results
 from benchctl.report.plots.style import BLUE, GREY, VERMILION, new_figure, png_bytes, tidy
 
 METRIC: Final = "step_ms"

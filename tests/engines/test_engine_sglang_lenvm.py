@@ -27,8 +27,11 @@ from benchctl.errors import EngineUnavailableError, UnsupportedError
 from benchctl.measure.run import RunContext, measure_run
 from benchctl.profile.guidance import Guidance
 from benchctl.profile.model import Sampling, VariantSettings
-from benchctl.records.directory import RunDirectory, load_run
-from benchctl.records.run import PlannedRun, PreparedRequest, RunRecord
+from benchctl.records.directory import RunDirectory
+from benchctl.records.loaded import load_run
+from benchctl.records.manifest import PlannedRun
+from benchctl.records.request import PreparedRequest
+from benchctl.records.run import RunRecord
 from benchctl.workload.prepare import prepare_requests
 
 ENGINE = SglangLenvmEngine()

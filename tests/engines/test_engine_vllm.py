@@ -17,7 +17,7 @@ from benchctl.engines.vllm.options import VllmOptions
 from benchctl.errors import EngineUnavailableError, UnsupportedError
 from benchctl.profile.guidance import Guidance
 from benchctl.profile.model import Sampling, VariantSettings
-from benchctl.records.run import Message, PreparedRequest
+from benchctl.records.request import Message, PreparedRequest
 
 ENGINE = VllmEngine()
 

@@ -28,7 +28,8 @@ from benchctl.errors import EngineUnavailableError, UnsupportedError
 from benchctl.guided.parameter_table import VLLM_PREFIX
 from benchctl.profile.model import VariantSettings
 from benchctl.records.jsonl import encode
-from benchctl.records.run import PreparedRequest, StepRecord
+from benchctl.records.request import PreparedRequest
+from benchctl.records.step import StepRecord
 
 PROCESSOR: Final = "benchctl_lenvm:LenvmLogitsProcessor"
 MAX_CANDIDATES: Final = 64

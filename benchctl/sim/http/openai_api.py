@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from benchctl.errors import UsageError
 from benchctl.guided.params import GuidanceParams
-from benchctl.records.run import Message
+from benchctl.records.request import Message
 from benchctl.sim.config import SimConfig
 from benchctl.sim.guidance_params import parse_custom_params
 from benchctl.sim.request import Prompt, Request, SamplingParams

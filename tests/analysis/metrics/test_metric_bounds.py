@@ -18,7 +18,7 @@ from benchctl.analysis.summary.load_figures import FiguresInPassing
 from benchctl.analysis.validity.client_guard import client_doubts, client_warnings
 from benchctl.interop.writers.vllm import vllm_result
 from benchctl.measure.single_load.evidence import LoadEvidence
-from benchctl.records.run import ChoiceRecord, RequestRecord
+from benchctl.records.request import ChoiceRecord, RequestRecord
 from benchctl.report.documents.comparison import document_of
 from benchctl.report.text.comparison_table import footnotes_of, rows_of
 from benchctl.report.text.load_report import bounds_note, durations_table
@@ -240,7 +240,7 @@ def test_where_it_rests_on_bounds_in_every_run_it_decides_nothing(results):
     comparison = compare(results, "ttft_ms")
     assert (comparison.verdict, comparison.exit_code) == ("inconclusive", 3)
     (metric,) = [m for m in comparison.cells[0].metrics if m.metric.name == "ttft_ms"]
-    assert metric.reason.startswith("7 of 14 runs have it between bounds only")
+    assert metric.reason.startswith("7 of 14 runs know it between bounds only")
 
 
 def test_every_table_marks_it_and_says_what_the_mark_means(results):

@@ -1,11 +1,11 @@
-"""Metrics that a run calls untrustworthy decide nothing; the others go on deciding."""
+"""Metrics that a run calls unreliable decide nothing; the others go on deciding."""
 
 import pytest
 from support.results.builders import edit_run, write_results
 
 from benchctl.analysis.compare.compare import CompareOptions, compare_sides, parse_side
 from benchctl.analysis.compare.text import reasons_of
-from benchctl.records.run import ResultWarning
+from benchctl.records.record import ResultWarning
 
 BLOCKS = tuple({"baseline": 1.0, "guided": factor} for factor in (1.0, 1.001, 0.999, 1.002, 1.0, 0.998))
 IN_BURSTS = ResultWarning(code="client-bunching", message="tokens reached the client in bursts")
@@ -52,7 +52,7 @@ def test_steps_and_wall_time_go_on_deciding(results):
     assert (after["step_ms"], after["wall_s"]) == ("regression", "regression")
 
 
-def test_the_interval_of_a_distrusted_metric_stays(results):
+def test_the_interval_of_an_unreliable_metric_stays(results):
     def estimate_of(comparison):
         return next(m for m in comparison.cells[0].metrics if m.metric.name == "tpot_ms").estimate
 
