@@ -18,7 +18,7 @@ from benchctl.profile.load import parse_profile
 from benchctl.profile.model import Profile
 from benchctl.profile.planning.plan import variant_settings
 from benchctl.records.directory import ResultDirectory, open_results
-from benchctl.records.run import PreparedRequest, RequestRecord
+from benchctl.records.request import PreparedRequest, RequestRecord
 
 KEY: Final = "workload.lengths_from"
 _MEASURED_STATES: Final = {"done", "suspect"}
@@ -38,7 +38,7 @@ class NaturalLength:
 
 def needs_lengths(profile: Profile) -> bool:
     """Whether natural lengths must be measured before the request set of ``profile`` can be made."""
-    return profile.stop == "forced-natural" and profile.workload.lengths_from is None
+    return profile.stop == "replay-natural" and profile.workload.lengths_from is None
 
 
 def lengths_profile(profile: Profile) -> Profile:

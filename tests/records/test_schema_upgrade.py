@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from benchctl.records.digests import manifest_sha256
 from benchctl.records.directory import open_results
+from benchctl.records.integrity.digests import manifest_sha256
 from benchctl.records.noise import read_noise
 from benchctl.records.schema import RENAMED_CODES, RENAMED_METRICS, current_metric_name, upgrade
 
@@ -38,6 +38,11 @@ def test_a_warning_code_of_schema_1_gets_its_new_name(old: str, new: str) -> Non
     assert upgraded["warnings"] == [{"code": new, "message": "m"}, {"code": "client-cpu"}]
     assert upgraded["schema_version"] == 2
     assert document["warnings"][0]["code"] == old
+
+
+def test_a_stop_mode_of_schema_1_gets_its_new_name() -> None:
+    assert upgrade({"schema_version": 1, "stop": "forced-natural"}, HERE)["stop"] == "replay-natural"
+    assert upgrade({"schema_version": 1, "stop": "natural"}, HERE)["stop"] == "natural"
 
 
 def test_metrics_of_the_looks_of_a_stopping_rule_get_their_new_names() -> None:

@@ -11,8 +11,8 @@ from benchctl.analysis.experiment.pairing import CellPair, unmatched_arms
 from benchctl.analysis.validity.comparability import machine_warnings
 from benchctl.analysis.validity.reconcile import Check
 from benchctl.analysis.validity.usability import deciding_warnings
-from benchctl.records.directory import LoadedResults, LoadedRun
-from benchctl.records.run import ResultWarning
+from benchctl.records.loaded import LoadedResults, LoadedRun
+from benchctl.records.record import ResultWarning
 
 SURPRISING_P: Final = 0.01
 """Effects of the order are reported where their p-value, over all tests, is below it."""

@@ -4,8 +4,9 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
 from benchctl.analysis.validity.usability import Usability
-from benchctl.records.directory import LoadedResults, LoadedRun, arm_label, cell_name, cell_order
-from benchctl.records.run import Cell
+from benchctl.records.directory import arm_label, cell_name, cell_order
+from benchctl.records.loaded import LoadedResults, LoadedRun
+from benchctl.records.record import Cell
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ from benchctl.profile.model import Profile, VariantSettings
 from benchctl.profile.planning.plan import arms
 from benchctl.profile.settings import factors_of
 from benchctl.records.directory import arm_label
-from benchctl.records.run import Cell
+from benchctl.records.record import Cell
 
 CONFIDENCE: Final = 0.95
 LADDER_METRICS: Final = ("wall_s", "step_ms")

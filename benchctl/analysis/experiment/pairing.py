@@ -12,7 +12,8 @@ from typing import Literal, TypeAlias
 from benchctl.analysis.experiment.arms import Arm, cell_key
 from benchctl.analysis.experiment.experiment import Experiment
 from benchctl.errors import NotComparableError, RecordError, UsageError
-from benchctl.records.directory import LoadedResults, LoadedRun, arm_label, cell_name
+from benchctl.records.directory import arm_label, cell_name
+from benchctl.records.loaded import LoadedResults, LoadedRun
 
 Pairing: TypeAlias = Literal["interleaved", "same-plan", "unpaired"]
 """``interleaved``: blocks of one experiment. ``same-plan``: two experiments in the same order, not interleaved."""

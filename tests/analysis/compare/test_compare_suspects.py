@@ -16,7 +16,9 @@ from benchctl.analysis.compare.compare import CompareOptions, compare_sides, par
 from benchctl.analysis.validity.client_guard import CLIENT_DOUBTS
 from benchctl.analysis.validity.severity import DECIDING_WARNINGS
 from benchctl.cli.commands.compare import compare as compare_command
-from benchctl.records.run import RequestError, ResultWarning, RunFailure
+from benchctl.records.record import ResultWarning
+from benchctl.records.request import RequestError
+from benchctl.records.run import RunFailure
 
 SEVEN = ({"baseline": 1.0, "guided": 1.0},) * 7
 GUIDED = "001-b0-guided-top_k5"

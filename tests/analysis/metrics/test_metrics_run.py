@@ -6,8 +6,10 @@ from support.results.builders import T0_NS, edit_requests, edit_run, edit_steps,
 
 from benchctl.analysis.metrics.clock import clock_factor
 from benchctl.analysis.metrics.run_metrics import METRICS, load_window_ns, run_metrics, unavailable_reason
-from benchctl.records.directory import LoadedRun, load_results
-from benchctl.records.run import GpuSample, HostSample, RequestError, RunRecord, RunTimes
+from benchctl.records.loaded import LoadedRun, load_results
+from benchctl.records.request import RequestError
+from benchctl.records.run import RunRecord, RunTimes
+from benchctl.records.samples import GpuSample, HostSample
 from benchctl.units import NS_PER_S
 
 BASELINE, GUIDED = "000-b0-baseline", "001-b0-guided-top_k5"
@@ -219,4 +221,4 @@ def test_output_past_an_end_that_nobody_measured_is_unknown(results):
     run = load_results(results.path).runs[0]
     assert run_metrics(run)["past_eos_frac"] is None
     said = unavailable_reason(run, "past_eos_frac")
-    assert said == "n/a (needs natural lengths: stop forced-natural, or workload.lengths_from)"
+    assert said == "n/a (needs natural lengths: stop replay-natural, or workload.lengths_from)"

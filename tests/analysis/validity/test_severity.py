@@ -4,7 +4,7 @@ from support.results.builders import edit_run, write_results
 
 from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.validity.severity import DECIDING_WARNINGS, by_severity
-from benchctl.records.run import ResultWarning
+from benchctl.records.record import ResultWarning
 from benchctl.report.text.tables import footnotes
 
 
