@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING
 
+from benchctl.formats import duration, percentage
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -73,8 +75,8 @@ def rule_text(rule: "StoppingRecord") -> str:
     """The rule in words, with the looks that are known before the first run."""
     looks = ", ".join(str(blocks) for blocks in rule.look_blocks)
     return (
-        f"ends early when every primary metric in every cell is known to ±{rule.precision_frac * 100:.3g}% (half "
-        f"the {rule.confidence * 100:.4g}% interval); looks after block {looks}"
+        f"ends early when every primary metric in every cell is known to ±{percentage(rule.precision_frac)} (half "
+        f"the {percentage(rule.confidence, 4)} interval); looks after block {looks}"
     )
 
 
@@ -83,7 +85,7 @@ def look_text(look: "Look", rule: "StoppingRecord") -> str:
     from benchctl.analysis.experiment.stopping import widest
 
     worst = widest(look)
-    wanted = f"±{rule.precision_frac * 100:.3g}%"
+    wanted = f"±{percentage(rule.precision_frac)}"
     begin = f"look after {look.num_blocks} blocks:"
     if look.is_precise:
         saved = (
@@ -96,7 +98,7 @@ def look_text(look: "Look", rule: "StoppingRecord") -> str:
     known = (
         f"only {worst.num_blocks} blocks count"
         if worst.half_width_frac is None
-        else f"±{worst.half_width_frac * 100:.2g}%"
+        else f"±{percentage(worst.half_width_frac, 2)}"
     )
     return f"{begin} {worst.metric} in {worst.cell}: {known}, wanted {wanted}; {then}"
 
@@ -105,13 +107,6 @@ def print_duration(profile: "Profile", requests: "Sequence[PreparedRequest]") ->
     """Print how long an experiment on a real engine will take; a simulated one is over soon."""
     if profile.engine.kind != "sim":
         print(_how_long(profile, _estimated(profile, requests)), flush=True)
-
-
-def time_left_text(seconds: float) -> str:
-    """A duration as people say it: 40 s, 12 min, 3.5 h."""
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 100 * 60 else f"{seconds / 3600:.1f} h"
 
 
 def _how_long(profile: "Profile", estimate: "DurationEstimate | None") -> str:
@@ -129,7 +124,7 @@ def _how_long(profile: "Profile", estimate: "DurationEstimate | None") -> str:
     at_most = " at most" if profile.stopping is not None else ""
     earlier = "1 earlier run" if estimate.num_runs == 1 else f"{estimate.num_runs} earlier runs"
     known = f", by {earlier} on this machine" if estimate.num_runs else ""
-    in_words = f" ({time_left_text(total_s)})" if total_s >= 100 else ""
+    in_words = f" ({duration(total_s)})" if total_s >= 100 else ""
     return f"estimated duration {total_s:.0f} s{in_words}{at_most}{known}"
 
 

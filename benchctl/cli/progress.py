@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from benchctl.cli.plan_view import time_left_text
 from benchctl.cli.streams import log_line
+from benchctl.formats import duration
 from benchctl.records.run import Look, PlannedRun, RunRecord, StoppingRecord
 
 if TYPE_CHECKING:
@@ -61,9 +61,7 @@ class _Course:
         if self.num_ended != self.runs_per_block or not num_left:
             return None
         per_run_s = (time.monotonic() - self.started_s) / self.num_ended
-        return (
-            f"the first block took {per_run_s * self.num_ended:.0f} s: {time_left_text(per_run_s * num_left)} left"
-        )
+        return f"the first block took {per_run_s * self.num_ended:.0f} s: {duration(per_run_s * num_left)} left"
 
 
 def has_room_for_bars() -> bool:

@@ -20,9 +20,9 @@ import numpy as np
 from playwright.sync_api import sync_playwright
 from plotly.offline import get_plotlyjs
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
-import builders
+from support.results import builders
 
 from benchctl.analysis.analyzed import analyze_directory
 from benchctl.report.page.build import directory_page

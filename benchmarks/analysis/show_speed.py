@@ -20,9 +20,9 @@ from benchctl.records.digests import begin_digests, digests_of_run, record_run
 from benchmarks.common.measured_process import best_of
 from benchmarks.common.table import show, write
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
-import builders
+from support.results import builders
 
 
 def make_directory(path, options):

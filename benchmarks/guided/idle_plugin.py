@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT / "tests" / "support" / "servers"))
+sys.path.insert(0, str(ROOT / "tests" / "support" / "servers" / "programs"))
 
 from vllm_worker import worker_configuration  # noqa: E402
 

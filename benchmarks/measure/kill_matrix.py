@@ -9,8 +9,8 @@ import tempfile
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
-from killing import FRONT_END, MOMENTS, Blow, Outcome, strike
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
+from support.servers.killing import FRONT_END, MOMENTS, Blow, Outcome, strike
 
 PROCESSES = {"vllm-cpu": (FRONT_END, "VLLM::EngineCore", "VLLM::Worker")}
 

@@ -17,10 +17,10 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from handled import handled_by
 from hypothesis import given
 from hypothesis import strategies as st
-from simulated import sim_server
+from support.servers.handler_server import handled_by
+from support.servers.simulator import sim_server
 
 from benchctl.analysis.metrics import percentile
 from benchctl.analysis.metrics.sorted_runs import SortedRuns

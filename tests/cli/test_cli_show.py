@@ -3,10 +3,10 @@
 import json
 import os
 
-import builders
 import msgspec
 import pytest
 import typer
+from support.results import builders
 from typer.testing import CliRunner
 
 from benchctl.analysis.analyzed import analyze_directory

@@ -1,7 +1,7 @@
 """What is told of suspect runs at the end of an experiment."""
 
 import pytest
-from builders import edit_run, write_results
+from support.results.builders import edit_run, write_results
 
 from benchctl.analysis.analyzed import analyze_directory
 from benchctl.cli.suspects import suspects_lines

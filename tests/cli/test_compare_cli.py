@@ -8,7 +8,7 @@ import sys
 
 import pytest
 import typer
-from builders import edit_manifest, edit_requests, edit_run, share_request_set, write_results
+from support.results.builders import edit_manifest, edit_requests, edit_run, share_request_set, write_results
 from typer.testing import CliRunner
 
 from benchctl.cli.commands.compare import compare, parse_threshold

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from simulated import free_port, sim_server
+from support.servers.simulator import free_port, sim_server
 
 from benchctl.engines.attach import AttachEngine
 from benchctl.engines.kinds import engine_for

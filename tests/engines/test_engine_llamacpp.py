@@ -13,7 +13,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from real_engines import assert_compared, assert_ended, needs
+from support.servers.real_engines import assert_compared, assert_ended, needs
 
 from benchctl.costs.shapes import ModelShape, shape_for
 from benchctl.engines.engine import LaunchSite

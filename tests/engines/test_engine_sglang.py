@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import msgspec
 import pytest
-from handled import handled_by
+from support.servers.handler_server import handled_by
 
 from benchctl.engines.engine import LaunchSite
 from benchctl.engines.environment import installed_versions

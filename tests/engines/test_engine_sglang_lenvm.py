@@ -11,10 +11,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import lenvm_fork
 import msgspec
 import pytest
-from lenvm_fork import settings_of
+from support.servers import lenvm_fork
+from support.servers.lenvm_fork import settings_of
 
 from benchctl.analysis.validity.launch import launch_settings
 from benchctl.engines.engine import LaunchSite

@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 import httpx
 import pytest
-from simulated import VALUE_MODEL, SimServer, events, sim_server
+from support.servers.simulator import VALUE_MODEL, SimServer, events, sim_server
 
 from benchctl.engines.engine import LaunchSite
 from benchctl.engines.kinds import engine_for

@@ -8,8 +8,8 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from real_engines import assert_compared, assert_ended, needs, tiny_model
-from stub_transformers import stub_transformers
+from support.guided.stub_transformers import stub_transformers
+from support.servers.real_engines import assert_compared, assert_ended, needs, tiny_model
 
 from benchctl.analysis.experiment.experiment import experiment_of
 from benchctl.engines.engine import LaunchSite

@@ -3,12 +3,12 @@
 import itertools
 
 import pytest
-from tensors import torch
+from support.guided.tensors import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 pytest.importorskip("transformers", reason="value models are read by transformers, which is not installed here")
-from plain_values import VOCABULARY, random_tensors, tiny_config
+from support.guided.plain_values import VOCABULARY, random_tensors, tiny_config
 
 from benchctl.guided.guide import Guide, GuideRow, GuideSettings
 from benchctl.guided.params import CONSTRAINTS, MODES, GuidanceParams

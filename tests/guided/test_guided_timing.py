@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 
 import pytest
-from fake_events import device
-from tensors import torch
+from support.guided.fake_events import device
+from support.guided.tensors import torch
 
 from benchctl.guided.errors import GuidanceError
 from benchctl.guided.timing import SECTIONS, StepTimer

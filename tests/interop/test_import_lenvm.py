@@ -10,11 +10,19 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import lenvm_results
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from lenvm_results import Truth, as_lines, failed_row, responses_of, rows_of, sampled_steps, write_directory
+from support.results import lenvm_results
+from support.results.lenvm_results import (
+    Truth,
+    as_lines,
+    failed_row,
+    responses_of,
+    rows_of,
+    sampled_steps,
+    write_directory,
+)
 
 from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.metrics.percentile import interpolated

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from lenvm_results import as_lines, own_steps, sampled_steps
+from support.results.lenvm_results import as_lines, own_steps, sampled_steps
 
 from benchctl.engines.engine import raw_step_log
 from benchctl.engines.sglang_lenvm.steps import busy_starts, read_lenvm_steps, spans

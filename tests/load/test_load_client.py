@@ -4,7 +4,7 @@ import asyncio
 import socket
 
 import pytest
-from paced import PacedEngine, call, launch, request
+from support.servers.paced_engine import PacedEngine, call, launch, request
 
 from benchctl.load.transport.client import StreamClient
 from benchctl.measure.server.server import ServerProcess

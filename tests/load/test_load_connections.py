@@ -5,7 +5,7 @@ from collections import Counter
 from contextlib import asynccontextmanager
 
 import pytest
-from paced import call, request
+from support.servers.paced_engine import call, request
 
 from benchctl.load.driver import Load
 from benchctl.load.transport.client import StreamClient

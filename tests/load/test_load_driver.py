@@ -8,7 +8,7 @@ import sys
 import time
 
 import pytest
-from paced import PacedEngine, call, launch, request
+from support.servers.paced_engine import PacedEngine, call, launch, request
 
 from benchctl.load.driver import Load
 from benchctl.load.prepared import PreparedRequests

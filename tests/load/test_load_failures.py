@@ -10,7 +10,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from paced import call, request
+from support.servers.paced_engine import call, request
 
 from benchctl.load.driver import Load
 from benchctl.load.transport.client import StreamClient
@@ -20,7 +20,7 @@ from benchctl.records.run import RequestRecord
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
 USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":2}}\n\ndata: [DONE]\n\n'
-TLS = Path(__file__).parent.parent / "support" / "servers" / "loopback.pem"
+TLS = Path(__file__).parent.parent / "support" / "servers" / "programs" / "loopback.pem"
 
 Writer = asyncio.StreamWriter
 

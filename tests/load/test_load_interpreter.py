@@ -5,7 +5,7 @@ import gc
 import sys
 
 import pytest
-from paced import call, launch, request
+from support.servers.paced_engine import call, launch, request
 
 from benchctl.load.driver import Load
 from benchctl.load.interpreter import steady_interpreter

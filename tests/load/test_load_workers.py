@@ -15,8 +15,8 @@ import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from paced import PacedEngine, call, launch, planned, profile, request
-from stubborn import wait_until
+from support.servers.paced_engine import PacedEngine, call, launch, planned, profile, request
+from support.servers.stubborn_engine import wait_until
 
 from benchctl.errors import LoadError
 from benchctl.load.demand import CPU_NS_PER_TOKEN, TOKEN_S, LoadSize, expected_tokens_per_s, size_of
@@ -319,7 +319,7 @@ def test_workers_end_with_a_benchctl_that_is_killed(tmp_path):
     how = launch(tmp_path)
     code = (
         "import asyncio, sys\n"
-        "from paced import call, request\n"
+        "from support.servers.paced_engine import call, request\n"
         "from benchctl.load.workers.workers import WorkerLoad\n"
         "from benchctl.profile.model import Arrival, Timeouts\n"
         "load = WorkerLoad(sys.argv[1], Timeouts(), Arrival(kind='burst'), print, count=2)\n"
@@ -332,7 +332,7 @@ def test_workers_end_with_a_benchctl_that_is_killed(tmp_path):
 
     with ServerProcess(how) as server:
         asyncio.run(up())
-        paths = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent / "support")}
+        paths = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
         with subprocess.Popen([sys.executable, "-c", code, how.base_url], env=paths) as benchctl:
             wait_until("workers", lambda: len(workers_of(benchctl.pid)) == 2)
             workers = workers_of(benchctl.pid)

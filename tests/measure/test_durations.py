@@ -2,8 +2,8 @@
 
 import msgspec
 import pytest
-from builders import write_results
-from paced import profile, request
+from support.results.builders import write_results
+from support.servers.paced_engine import profile, request
 
 from benchctl.cli.plan_view import print_plan
 from benchctl.measure import durations

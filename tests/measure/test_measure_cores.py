@@ -7,7 +7,7 @@ import threading
 
 import psutil
 import pytest
-from paced import PacedEngine, launch, planned, profile, request
+from support.servers.paced_engine import PacedEngine, launch, planned, profile, request
 
 from benchctl.measure.run import RunContext, measure_run
 from benchctl.measure.server import cores, process

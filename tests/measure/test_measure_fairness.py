@@ -9,7 +9,7 @@ from pathlib import Path
 from threading import Event
 
 import pytest
-from handled import handled_by
+from support.servers.handler_server import handled_by
 
 from benchctl.analysis.validity.server_counters import GENERATED_TOKENS, PREFIX_HITS, measure_growth
 from benchctl.measure.run import RunContext, measure_run

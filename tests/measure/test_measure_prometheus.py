@@ -5,8 +5,8 @@ from threading import Event, Timer
 
 import msgspec
 import pytest
-from builders import edit_requests, write_results
-from simulated import sim_server
+from support.results.builders import edit_requests, write_results
+from support.servers.simulator import sim_server
 
 from benchctl.analysis.experiment.experiment import experiment_of
 from benchctl.analysis.validity.reconcile import Check

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from paced import PacedEngine, profile, request
+from support.servers.paced_engine import PacedEngine, profile, request
 from test_measure_run import measure
 
 from benchctl.measure.warmup import batch_sizes, drain_lengths, shape_bursts, warmup_bursts

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from browsing import DESKTOP, chromium, look_at_all, needs_browser, opened
-from lenvm_results import Truth, write_directory
+from support.browser import DESKTOP, chromium, look_at_all, needs_browser, opened
+from support.results.lenvm_results import Truth, write_directory
 
 from benchctl.analysis.analyzed import AnalyzedExperiment, analyze_directory
 from benchctl.analysis.attribution.sections import break_down, tally_steps

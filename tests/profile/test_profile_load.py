@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from builders import PROFILE_YAML
 from hypothesis import given
 from hypothesis import strategies as st
+from support.results.builders import PROFILE_YAML
 
 from benchctl.errors import ProfileError
 from benchctl.profile.document import dump_document, read_document

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from real_engines import needs, tiny_model
+from support.servers.real_engines import needs, tiny_model
 
 from benchctl.engines.environment import engines_directory
 from benchctl.records.run import GpuSample

@@ -3,8 +3,8 @@
 import subprocess
 
 import pytest
-from builders import edit_run, write_results
-from real_engines import assert_compared, assert_ended
+from support.results.builders import edit_run, write_results
+from support.servers.real_engines import assert_compared, assert_ended
 
 from benchctl.records.run import ResultWarning
 

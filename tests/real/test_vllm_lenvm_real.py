@@ -11,9 +11,9 @@ from statistics import fmean
 
 import httpx
 import pytest
-from known_pairs import PROMPT, SHARES, length_law, write_known_pair
-from real_engines import needs, turn_of
 from scipy.stats import chisquare
+from support.guided.known_pairs import PROMPT, SHARES, length_law, write_known_pair
+from support.servers.real_engines import needs, turn_of
 
 from benchctl.engines.engine import LaunchSite
 from benchctl.engines.vllm_lenvm.engine import VllmLenvmEngine

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from real_engines import needs, smoked
+from support.servers.real_engines import needs, smoked
 
 from benchctl.analysis.experiment.experiment import experiment_of
 from benchctl.records.directory import LoadedRun

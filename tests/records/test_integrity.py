@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import typer.testing
-from builders import edit_manifest, edit_run, edit_steps, set_positions, write_results
+from support.results.builders import edit_manifest, edit_run, edit_steps, set_positions, write_results
 
 from benchctl.analysis.compare.compare import CompareOptions, compare_sides, parse_side
 from benchctl.analysis.compare.result import Comparison

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from builders import PROFILE_YAML, edit_manifest, edit_run, write_results
+from support.results.builders import PROFILE_YAML, edit_manifest, edit_run, write_results
 from typer.testing import CliRunner
 
 from benchctl.analysis.experiment.experiment import load_experiment

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from builders import PROFILE_YAML, write_results
 from hypothesis import given
 from hypothesis import strategies as st
+from support.results.builders import PROFILE_YAML, write_results
 
 from benchctl.errors import RecordError, SchemaVersionError
 from benchctl.records.directory import cell_name, load_results, open_results, run_directory_name

@@ -4,9 +4,9 @@ from array import array
 
 import msgspec
 import pytest
-from builders import edit_requests, edit_run, write_results
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.results.builders import edit_requests, edit_run, write_results
 from typer.testing import CliRunner
 
 from benchctl.analysis.metrics.request_timing import itls_ns, latencies_ns, pooled_itls_ns

@@ -5,9 +5,9 @@ import itertools
 import msgspec
 import numpy as np
 import pytest
-from builders import write_results
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.results.builders import write_results
 
 from benchctl.records import directory, step_log
 from benchctl.records.directory import DAMAGED_LINE, RunDirectory, load_run

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from builders import edit_run, set_positions, write_results
+from support.results.builders import edit_run, set_positions, write_results
 
 import benchctl.analysis.experiment.experiment
 import benchctl.profile.load

@@ -3,16 +3,16 @@
 import csv
 import json
 
-import builders
 import msgspec
 import pytest
+from support.results import builders
 
 from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.statistics.block_ratio import estimate_paired
 from benchctl.errors import RecordError, SchemaVersionError
 from benchctl.records.run import RequestError
 from benchctl.report.export import write_report
-from benchctl.report.plots.style import Part, short_number, stacked_bars
+from benchctl.report.plots.style import Part, stacked_bars
 from benchctl.report.plots.sweep import interval_label
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -263,14 +263,6 @@ def test_a_damaged_run_document_is_reported_and_the_other_runs_are_read(tmp_path
     analysis = analyze_directory(tmp_path)
     assert len(analysis.runs) == 5
     assert "run.json" in analysis.damage[0]
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(1234.5, "1,234"), (99.94, "99.9"), (9.999, "10.00"), (0.25, "0.25"), (0.0123, "0.0123")],
-)
-def test_numbers_in_pictures_have_three_digits(value, text):
-    assert short_number(value) == text
 
 
 def test_bars_of_nothing_are_still_a_picture():

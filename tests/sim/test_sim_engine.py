@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulated import FILTERED, NEUTRAL, VALUE_MODEL, prompt_of, request_of, run
+from support.servers.simulator import FILTERED, NEUTRAL, VALUE_MODEL, prompt_of, request_of, run
 
 from benchctl.errors import UsageError
 from benchctl.records.jsonl import encode

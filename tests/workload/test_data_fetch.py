@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
-from handled import handled_by
+from support.servers.handler_server import handled_by
 from typer.testing import CliRunner
 
 from benchctl.cli.commands import data

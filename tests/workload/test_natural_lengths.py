@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from builders import edit_manifest, edit_requests, edit_run, write_results
+from support.results.builders import edit_manifest, edit_requests, edit_run, write_results
 
 from benchctl.errors import ProfileError, RecordError
 from benchctl.profile.load import parse_profile, profile_from_plain

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from sources import DATA, first, needs_data, source
+from support.datasets import DATA, first, needs_data, source
 
 from benchctl.errors import DatasetError
 from benchctl.workload.datasets.dataset import dataset_file, dataset_files

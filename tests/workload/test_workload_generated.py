@@ -8,7 +8,7 @@ from fractions import Fraction
 from itertools import islice
 
 import pytest
-from sources import GSM8K
+from support.datasets import GSM8K
 
 from benchctl.workload.datasets.generated import generated_prompts, problems, without_repeats
 from benchctl.workload.datasets.stories import STORIES

@@ -21,6 +21,7 @@ from benchctl.analysis.statistics.block_ratio import (
 from benchctl.analysis.statistics.margins import Margins, Verdict, margins_of, verdict_of
 from benchctl.analysis.statistics.sample_size import MAX_BLOCKS_NEEDED, blocks_for_verdict
 from benchctl.analysis.statistics.side_ratio import UNORDERED, BlockDesign, SideRatio, metric_ratio, side_ratio
+from benchctl.formats import percentage
 from benchctl.records.noise import MetricNoise
 
 MetricVerdict: TypeAlias = Verdict | Literal["equal", "different", "unknown"]
@@ -258,8 +259,8 @@ def why_inconclusive(compared: MetricComparison, confidence: float) -> str:
     where = f"the interval reaches across {_margin_across(estimate, margins)}"
     if verdict_of(estimate, margins, "none") != "inconclusive":
         where = (
-            f"the {estimate.confidence * 100:.3g}% interval is clear of {_margin_across(estimate, margins)}, but "
-            f"not that of {confidence * 100:.4g}%, which so many tests ask for"
+            f"the {percentage(estimate.confidence)} interval is clear of {_margin_across(estimate, margins)}, but "
+            f"not that of {percentage(confidence, 4)}, which so many tests ask for"
         )
     needed = blocks_for_verdict(estimate, margins, confidence)
     if needed is None:
@@ -275,13 +276,13 @@ def why_inconclusive(compared: MetricComparison, confidence: float) -> str:
 def _margin_across(estimate: RatioEstimate, margins: Margins) -> str:
     """The margin that the ratio would have to clear: inside the one of equivalence, or beyond that of a change."""
     if abs(estimate.log_ratio) < margins.log_equivalence:
-        return f"the margin of {margins.equivalence_frac * 100:.3g}%"
+        return f"the margin of {percentage(margins.equivalence_frac)}"
     return f"the {_change_margin(margins)}"
 
 
 def _change_margin(margins: Margins) -> str:
     what = "noise floor" if margins.is_noise_floor else "margin"
-    return f"{what} of {margins.change_frac * 100:.3g}%"
+    return f"{what} of {percentage(margins.change_frac)}"
 
 
 def _why_never(estimate: RatioEstimate, margins: Margins, confidence: float) -> str:
@@ -289,9 +290,11 @@ def _why_never(estimate: RatioEstimate, margins: Margins, confidence: float) -> 
     low, high = estimate.interval_at(confidence) or (-math.inf, math.inf)
     is_between = margins.leave_between(low) and margins.leave_between(high) and low * high > 0
     what = "interval" if is_between else "ratio"
-    lies = f"the {what} lies between the margin of {margins.equivalence_frac * 100:.3g}% and the"
+    lies = f"the {what} lies between the margin of {percentage(margins.equivalence_frac)} and the"
     if not margins.is_noise_floor:
-        return f"{lies} threshold of {margins.change_frac * 100:.3g}%: too large for equivalent, too small to count"
+        return (
+            f"{lies} threshold of {percentage(margins.change_frac)}: too large for equivalent, too small to count"
+        )
     return (
         f"{lies} {_change_margin(margins)}: no number of blocks tells while that floor stands; measure it with "
         "more blocks, or on a quieter machine (benchctl run --profile aa --blocks N)"

@@ -6,11 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from benchctl.analysis.compare.metric_comparison import MetricComparison
 from benchctl.analysis.compare.result import CellComparison, Comparison
 from benchctl.analysis.quality.text import accuracy_sentence
-
-
-def percent(change_frac: float) -> str:
-    """A relative change as people read it: ``+14.3%``."""
-    return f"{change_frac * 100:+.1f}%" if abs(change_frac) >= 0.01 else f"{change_frac * 100:+.2f}%"
+from benchctl.formats import percentage, percentage_change
 
 
 def change_text(metric: MetricComparison) -> str:
@@ -18,15 +14,16 @@ def change_text(metric: MetricComparison) -> str:
     estimate = metric.estimate
     if estimate is None:
         return {"equal": "=", "different": "differs"}.get(metric.verdict, "?")
-    change = percent(estimate.ratio - 1)
+    change = percentage_change(estimate.ratio - 1)
     if estimate.ci_low is None or estimate.ci_high is None:
         return f"{change} [one block]"
-    return f"{change} [{percent(estimate.ci_low - 1)}, {percent(estimate.ci_high - 1)}]"
+    return f"{change} [{percentage_change(estimate.ci_low - 1)}, {percentage_change(estimate.ci_high - 1)}]"
 
 
 def margin_text(margin_frac: float) -> str:
     """A margin with its two ends, which are equal as factors but not in per cent."""
-    return f"{margin_frac * 100:.3g}% ({percent(1 / (1 + margin_frac) - 1)} to {percent(margin_frac)})"
+    low, high = percentage_change(1 / (1 + margin_frac) - 1), percentage_change(margin_frac)
+    return f"{percentage(margin_frac)} ({low} to {high})"
 
 
 def threshold_text(comparison: Comparison) -> str:
@@ -39,7 +36,7 @@ def threshold_text(comparison: Comparison) -> str:
 def floors_text(comparison: Comparison) -> str:
     """The noise floors of the deciding metrics; empty where no A/A experiment is on file."""
     return ", ".join(
-        f"{name} {noise.floor_frac * 100:.2g}%"
+        f"{name} {percentage(noise.floor_frac, 2)}"
         + (" (a change is called beyond it)" if noise.floor_frac > comparison.margin_frac else "")
         for name, noise in comparison.noise.items()
     )
@@ -112,7 +109,7 @@ def _margins_used(metrics: Sequence[MetricComparison], verdict: str) -> str:
 def _reach(margins_frac: Iterable[float]) -> str:
     """``1%``, or ``1% to 19%`` where metrics differ."""
     found = list(margins_frac) or [0.0]
-    ends = dict.fromkeys(f"{margin * 100:.3g}%" for margin in (min(found), max(found)))
+    ends = dict.fromkeys(percentage(margin) for margin in (min(found), max(found)))
     return " to ".join(ends)
 
 

@@ -35,6 +35,11 @@ MARK: Final = "†"
 """Stands behind such a number in every table."""
 
 
+def marked(text: str, rests_on_bounds: object) -> str:
+    """A number with the mark where it rests on arrivals that are known only between bounds."""
+    return f"{text} {MARK}" if rests_on_bounds else text
+
+
 @dataclass(frozen=True, slots=True)
 class Bounds:
     """Between which two values a metric lies, in ms of the client's clock."""

@@ -16,6 +16,7 @@ from typing import Final
 from benchctl.analysis.metrics.percentile import percentiles, smallest_sample
 from benchctl.analysis.metrics.slot_occupancy import MIN_LOAD_NS
 from benchctl.analysis.metrics.unknown import quotient
+from benchctl.formats import milliseconds
 from benchctl.profile.model import Arrival
 from benchctl.records.run import RequestRecord, ResultWarning
 from benchctl.units import NS_PER_MS, NS_PER_US, ms_from_ns, s_from_ns
@@ -191,5 +192,4 @@ def is_habit(count: int, total: int) -> bool:
 
 def p99_ms(values_ns: Sequence[float]) -> str:
     """The 99th percentile as a message shows it."""
-    found = percentiles(values_ns, smallest_sample(99), (99,))[99]  # of a habit, however few there were in all
-    return "unknown" if found is None else f"{ms_from_ns(found):.3g}"
+    return milliseconds(percentiles(values_ns, smallest_sample(99), (99,))[99])  # of a habit, however few there are

@@ -15,6 +15,7 @@ from benchctl.analysis.statistics.sample_size import (
     minimum_detectable_effect,
 )
 from benchctl.analysis.statistics.stopping_rule import stopping_rule
+from benchctl.formats import percentage
 from benchctl.profile.model import Profile
 from benchctl.profile.planning.plan import arms
 from benchctl.records.noise import NoiseFloor
@@ -108,7 +109,7 @@ def power_lines(power: ExperimentPower) -> tuple[str, ...]:
     alike: dict[str, list[str]] = {}
     for metric in power.metrics:
         if metric.minimum_detectable_effect is not None:
-            alike.setdefault(f"±{metric.minimum_detectable_effect * 100:.2g}%", []).append(metric.name)
+            alike.setdefault(f"±{percentage(metric.minimum_detectable_effect, 2)}", []).append(metric.name)
     changes = "; ".join(f"{change} in {', '.join(names)}" for change, names in alike.items())
     by_what = f"with {power.num_blocks} blocks, {tests} and {_scatter(power)}"
     return (f"{by_what}, a change of {changes} would be seen four times in five", _needed(power))
@@ -118,11 +119,11 @@ def _scatter(power: ExperimentPower) -> str:
     known = [m for m in power.metrics if not m.is_assumed]
     if power.noise is None or not known:
         why = "this experiment measures it" if power.measures_noise else "no A/A on file"
-        return f"a scatter of {ASSUMED_LOG_SD * 100:.2g}% between blocks (assumed: {why})"
+        return f"a scatter of {percentage(ASSUMED_LOG_SD, 2)} between blocks (assumed: {why})"
     scatters = sorted({f"{m.log_sd * 100:.2g}" for m in known}, key=float)
     reach = scatters[0] if len(scatters) == 1 else f"{scatters[0]} to {scatters[-1]}"
     unknown = ", ".join(m.name for m in power.metrics if m.is_assumed)
-    assumed = f"; {ASSUMED_LOG_SD * 100:.2g}% assumed for {unknown}" if unknown else ""
+    assumed = f"; {percentage(ASSUMED_LOG_SD, 2)} assumed for {unknown}" if unknown else ""
     return f"a scatter of {reach}% between blocks (A/A of {power.noise.measured_at[:10]} on this machine{assumed})"
 
 
@@ -139,4 +140,4 @@ def _needed(power: ExperimentPower) -> str:
 def _margin_words(margins: Margins) -> str:
     """``margin (1%``, or ``noise floor (19%``: beyond it a change is called."""
     what = "noise floor" if margins.is_noise_floor else "margin"
-    return f"{what} ({margins.change_frac * 100:.2g}%"
+    return f"{what} ({percentage(margins.change_frac, 2)}"

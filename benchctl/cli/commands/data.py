@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from benchctl.errors import DatasetError
+from benchctl.formats import megabytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -46,7 +47,7 @@ def fetch(
             bar.update(have_bytes - bar.n)
 
         path = fetch_dataset(file, data_directory(), show)
-    print(f"{name}: {path} ({_human_size(file.size_bytes)}, {file.licence}, sha256 checked)")
+    print(f"{name}: {path} ({megabytes(file.size_bytes)}, {file.licence}, sha256 checked)")
 
 
 @app.command("verify")
@@ -77,11 +78,7 @@ def _print_table(directory: Path, states: "Iterable[tuple[DatasetFile, FileState
         table.add_column(title, justify="right" if title == "size" else "left", overflow="fold")
     for file, state in states:
         place = f"{file.folder}/{file.filename}"
-        table.add_row(file.name, state, _human_size(file.size_bytes), file.licence, place, file.source_page)
+        table.add_row(file.name, state, megabytes(file.size_bytes), file.licence, place, file.source_page)
     console = Console(width=None if sys.stdout.isatty() else 200, highlight=False)
     console.print(table)
     console.print(f"data directory: {directory} (set BENCHCTL_DATA_DIR for another)", soft_wrap=True)
-
-
-def _human_size(size_bytes: int) -> str:
-    return f"{size_bytes / 1e6:,.1f} MB"

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from benchctl.formats import megabytes
+
 if TYPE_CHECKING:
     from benchctl.records.verification import Verification
 
@@ -54,7 +56,7 @@ def _print(results: Path, verified: "Verification") -> None:
             "to verify beyond plan, order of the runs and request set, which agree"
         )
     else:
-        print(f"{results} is intact: {verified.num_files} files, {verified.hashed_bytes / 1e6:.1f} MB read")
+        print(f"{results} is intact: {verified.num_files} files, {megabytes(verified.hashed_bytes)} read")
     if verified.digests is not None and not verified.alterations:
         print(f"digest of all of it: sha256 {directory_sha256(verified.digests)}")
 

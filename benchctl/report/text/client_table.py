@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from benchctl.analysis.analyzed import AnalyzedExperiment
-from benchctl.report.text.digits import UNKNOWN
+from benchctl.formats import UNKNOWN
 
 _TITLE: Final = "The client, ms of its own clock; of a cell the mean over blocks"
 _COLUMNS: Final = {

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable
 
-import builders
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.results import builders
 
 from benchctl.analysis.attribution.sections import Breakdown, tally_steps
 from benchctl.analysis.attribution.sections import break_down as break_down_tallies

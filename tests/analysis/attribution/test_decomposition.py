@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from builders import (
+from support.results.builders import (
     STEP_NS,
     T0_NS,
     edit_manifest,
@@ -17,7 +17,7 @@ from builders import (
     share_request_set,
     write_results,
 )
-from exactness import assert_exact
+from support.results.decomposition_laws import assert_exact
 
 from benchctl.analysis.attribution.decomposition import Decomposition
 from benchctl.analysis.attribution.text import batch_line, latency_line, sentence, wall_line

@@ -6,11 +6,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from exactness import assert_adds_up
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import ttest_ind
-from simulated import FILTERED, NEUTRAL, VALUE_MODEL, request_of, run
+from support.results.decomposition_laws import assert_adds_up
+from support.servers.simulator import FILTERED, NEUTRAL, VALUE_MODEL, request_of, run
 
 from benchctl.analysis.attribution.estimate import PairDesign, estimate_levels, estimate_terms
 from benchctl.analysis.attribution.factors import logarithmic_mean

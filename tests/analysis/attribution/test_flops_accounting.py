@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from builders import prepared, write_results
+from support.results.builders import prepared, write_results
 
 from benchctl.analysis.attribution.flops import RunFlops, account_run
 from benchctl.costs.flops import observed_flops, published_flops

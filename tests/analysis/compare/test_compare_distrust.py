@@ -1,7 +1,7 @@
 """Metrics that a run calls untrustworthy decide nothing; the others go on deciding."""
 
 import pytest
-from builders import edit_run, write_results
+from support.results.builders import edit_run, write_results
 
 from benchctl.analysis.compare.compare import CompareOptions, compare_sides, parse_side
 from benchctl.analysis.compare.text import reasons_of

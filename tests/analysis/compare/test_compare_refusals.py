@@ -2,7 +2,7 @@
 
 import msgspec
 import pytest
-from builders import edit_manifest, edit_requests, edit_run, edit_steps, write_results
+from support.results.builders import edit_manifest, edit_requests, edit_run, edit_steps, write_results
 
 from benchctl.analysis.compare.compare import CompareOptions, compare_sides, parse_side
 from benchctl.errors import NotComparableError, RecordError, SchemaVersionError

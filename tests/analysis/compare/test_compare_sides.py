@@ -4,7 +4,7 @@ import math
 import random
 
 import pytest
-from builders import edit_manifest, set_positions, share_request_set, write_results
+from support.results.builders import edit_manifest, set_positions, share_request_set, write_results
 
 from benchctl.analysis.attribution.text import wall_line
 from benchctl.analysis.compare.compare import CompareOptions, Side, compare_sides, parse_side

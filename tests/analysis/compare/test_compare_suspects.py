@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import typer
-from builders import edit_requests, edit_run, write_results
+from support.results.builders import edit_requests, edit_run, write_results
 from typer.testing import CliRunner
 
 import benchctl.measure

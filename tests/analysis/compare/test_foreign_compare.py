@@ -5,7 +5,7 @@ import random
 from pathlib import Path
 
 import pytest
-from builders import edit_requests, write_results
+from support.results.builders import edit_requests, write_results
 from typer.testing import CliRunner
 
 from benchctl.analysis.compare.compare import CompareOptions

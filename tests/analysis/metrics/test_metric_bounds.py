@@ -4,10 +4,10 @@ import json
 
 import msgspec
 import pytest
-from builders import edit_requests, write_results
 from hypothesis import given
 from hypothesis import strategies as st
-from slotted import T0_NS, closed
+from support.closed_loops import T0_NS, closed
+from support.results.builders import edit_requests, write_results
 from test_client_guard import codes, run_of, samples_of
 
 from benchctl.analysis.analyzed import analyze_directory

@@ -2,7 +2,7 @@
 
 import msgspec
 import pytest
-from builders import T0_NS, edit_requests, edit_run, edit_steps, write_results
+from support.results.builders import T0_NS, edit_requests, edit_run, edit_steps, write_results
 
 from benchctl.analysis.metrics.clock import clock_factor
 from benchctl.analysis.metrics.run_metrics import METRICS, load_window_ns, run_metrics, unavailable_reason

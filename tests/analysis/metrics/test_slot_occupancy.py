@@ -4,7 +4,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from slotted import T0_NS, closed, closed_loop
+from support.closed_loops import T0_NS, closed, closed_loop
 from test_client_guard import OPEN, codes, run_of, sent
 
 from benchctl.analysis.metrics.offered_load import ClientAccount, load_metrics, offered_load

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 import typer
-from answered import Said, right, write_answers, wrong
-from builders import edit_run
+from support.results.answered_questions import Said, right, write_answers, wrong
+from support.results.builders import edit_run
 from typer.testing import CliRunner
 
 from benchctl.cli.commands.compare import compare

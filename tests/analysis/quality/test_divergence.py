@@ -4,10 +4,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from answered import write_answers
-from builders import edit_requests
 from hypothesis import given
 from hypothesis import strategies as st
+from support.results.answered_questions import write_answers
+from support.results.builders import edit_requests
 
 from benchctl.analysis.quality.divergence import DivergenceComparison, compare_divergence, parting
 from benchctl.analysis.quality.text import divergence_sentence

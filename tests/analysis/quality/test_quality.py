@@ -6,11 +6,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from answered import right, write_answers, wrong
-from builders import edit_requests
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binomtest
+from support.results.answered_questions import right, write_answers, wrong
+from support.results.builders import edit_requests
 
 from benchctl.analysis.quality.accuracy import (
     MCNEMAR,

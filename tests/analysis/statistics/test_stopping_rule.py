@@ -5,9 +5,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from builders import edit_manifest, edit_run, write_results
 from hypothesis import given
 from hypothesis import strategies as st
+from support.results.builders import edit_manifest, edit_run, write_results
 
 from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.compare.compare import CompareOptions, Side, compare_sides

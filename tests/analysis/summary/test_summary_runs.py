@@ -5,9 +5,9 @@ import io
 import math
 import statistics
 
-import builders
 import msgspec
 import pytest
+from support.results import builders
 
 from benchctl.analysis.experiment.experiment import experiment_of, load_experiment
 from benchctl.analysis.metrics.run_metrics import METRICS

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import msgspec
 import pytest
-from builders import T0_NS, edit_requests, edit_run, write_results
 from hypothesis import given
 from hypothesis import strategies as st
+from support.results.builders import T0_NS, edit_requests, edit_run, write_results
 
 from benchctl.analysis.validity import bunching
 from benchctl.analysis.validity.bunching import (

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import msgspec
 import pytest
-from builders import edit_requests, edit_run, write_results
-from paced import PacedEngine, call, launch, planned, profile, request
+from support.results.builders import edit_requests, edit_run, write_results
+from support.servers.paced_engine import PacedEngine, call, launch, planned, profile, request
 
 from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.compare.compare import CompareOptions, compare_sides, parse_side

@@ -2,7 +2,7 @@
 
 import msgspec
 import pytest
-from builders import T0_NS, edit_requests, edit_run, write_results
+from support.results.builders import T0_NS, edit_requests, edit_run, write_results
 
 from benchctl.analysis.compare.compare import CompareOptions, compare_sides, parse_side
 from benchctl.analysis.validity.gates import clock_warnings, violated_gates

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import edit_manifest, edit_run, write_results
+from support.results.builders import edit_manifest, edit_run, write_results
 
 from benchctl.analysis.compare.compare import CompareOptions, compare_sides, parse_side
 from benchctl.analysis.validity.comparability import configuration_differences

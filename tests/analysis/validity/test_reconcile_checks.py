@@ -2,7 +2,7 @@
 
 import msgspec
 import pytest
-from builders import PROFILE_YAML, edit_manifest, edit_requests, edit_run, edit_steps, write_results
+from support.results.builders import PROFILE_YAML, edit_manifest, edit_requests, edit_run, edit_steps, write_results
 
 from benchctl.analysis.experiment.experiment import experiment_of
 from benchctl.analysis.validity.reconcile import Expectation, expected, expected_of, reconcile

@@ -1,6 +1,6 @@
 """Which warning is told first: the one that decided."""
 
-from builders import edit_run, write_results
+from support.results.builders import edit_run, write_results
 
 from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.validity.severity import DECIDING_WARNINGS, by_severity

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import msgspec
 import pytest
-from builders import write_results
 from hypothesis import given
 from hypothesis import strategies as st
+from support.results.builders import write_results
 
 from benchctl.analysis.validity.starvation import STARVED_FRAC, in_step_frac, starvation_doubts
 from benchctl.records.directory import LoadedRun, load_results

@@ -8,13 +8,13 @@ import pytest
 
 from benchctl.records.directory import open_results
 
-HERE = Path(__file__).parents[2] / "support"
+HERE = Path(__file__).parents[2]
 BENCHCTL = f"""
 import sys
 from pathlib import Path
 sys.path.insert(0, {str(HERE)!r})
 import benchctl.engines.kinds
-from stubborn import StubbornEngine
+from support.servers.stubborn_engine import StubbornEngine
 
 class Engine(StubbornEngine):
     def request_call(self, asked, settings):

@@ -7,8 +7,8 @@ import threading
 import time
 
 import pytest
-from paced import planned, profile, request
-from stubborn import CORE, StubbornEngine, launch, processes_of, wait_until
+from support.servers.paced_engine import planned, profile, request
+from support.servers.stubborn_engine import CORE, StubbornEngine, launch, processes_of, wait_until
 
 from benchctl.load.tally import Activity
 from benchctl.load.transport.client import StreamClient

@@ -10,9 +10,9 @@ from importlib.resources import files
 from itertools import pairwise
 from statistics import fmean, stdev
 
-import builders
 import pytest
 from scipy.stats import t as student
+from support.results import builders
 
 from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.compare.compare import CompareOptions, Side, compare_sides
@@ -22,7 +22,6 @@ from benchctl.report.page.build import directory_page, sides_page
 from benchctl.report.page.html import dormant_script, el, embedded_json, script
 from benchctl.report.page.parts.scale import LogScale, scale_of
 from benchctl.report.page.parts.waterfall import from_decomposition, from_sections
-from benchctl.report.page.words import number
 
 FACTORS = [{"baseline": 1 + 0.01 * (i % 3), "guided": 1 + 0.013 * (i % 4)} for i in range(6)]
 
@@ -220,15 +219,6 @@ def test_waterfalls_add_up_to_what_the_other_side_takes(directory):
         for fall in (from_decomposition(cell), from_sections(cell)):
             assert len(fall.falls) >= 2
             assert fall.start + sum(step.added for step in fall.falls) == pytest.approx(fall.end)
-
-
-@pytest.mark.parametrize(
-    ("value", "shown"),
-    [(None, "n/a"), (0.0, "0"), (96.00000000000001, "96"), (13.104, "13.10"), (-0.0512, "\N{MINUS SIGN}0.05120"),
-     (123456.7, "123,457"), (1.0, "1")],
-)  # fmt: skip
-def test_numbers_have_four_digits_and_no_exponent(value, shown):
-    assert number(value) == shown
 
 
 def test_style_and_script_are_files_of_the_package():

@@ -4,9 +4,9 @@ import csv
 import io
 import json
 
-import builders
 import pytest
-from browsing import CONTRAST, DESKTOP, PHONE, chromium, look_at_all, needs_browser, opened
+from support.browser import CONTRAST, DESKTOP, PHONE, chromium, look_at_all, needs_browser, opened
+from support.results import builders
 
 from benchctl.analysis.analyzed import analyze_directory
 from benchctl.records.run import GpuSample, HostSample, RunFailure

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import plotly.graph_objects
 import pytest
-from builders import T0_NS, edit_manifest, edit_requests, edit_run, edit_steps, write_results
+from support.results.builders import T0_NS, edit_manifest, edit_requests, edit_run, edit_steps, write_results
 
 from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.compare.compare import CompareOptions, compare_sides, parse_side

@@ -9,9 +9,9 @@ from benchctl.analysis.analyzed import AnalyzedExperiment
 from benchctl.analysis.compare.warnings import WarningKind, warning_kind
 from benchctl.analysis.metrics.bounds import MARK
 from benchctl.analysis.summary.runs import RunSummary
+from benchctl.formats import NOT_AVAILABLE, page_number
 from benchctl.records.run import PlannedRun, ResultWarning
 from benchctl.report.page.html import Html, el, join
-from benchctl.report.page.words import UNKNOWN, number
 from benchctl.report.text.tables import footnotes
 
 LOG_LINES: Final = 40
@@ -40,7 +40,7 @@ def runs_section(analysis: AnalyzedExperiment, *, is_inside: bool) -> Html:
 
 def _row(planned: PlannedRun, run: RunSummary | None, notes: dict[WarningKind, int], *, is_inside: bool) -> Html:
     if run is None:
-        blanks = [el("td", UNKNOWN, class_="num") for _ in (*_COLUMNS, "failed")]
+        blanks = [el("td", NOT_AVAILABLE, class_="num") for _ in (*_COLUMNS, "failed")]
         return el(
             "tr", el("td", planned.run_id), _num(planned.block), el("td", "not begun"), *blanks, el("td"), el("td")
         )
@@ -52,10 +52,10 @@ def _row(planned: PlannedRun, run: RunSummary | None, notes: dict[WarningKind, i
         _num(run.record.block),
         el("td", run.state, class_=f"state is-{run.record.state}"),
         *(
-            el("td", number(run.number(column)), f" {MARK}" if column in run.bounds else None, class_="num")
+            el("td", page_number(run.number(column)), f" {MARK}" if column in run.bounds else None, class_="num")
             for column in _COLUMNS.values()
         ),
-        el("td", UNKNOWN if failed is None else f"{failed:.0f}", class_="num"),
+        el("td", NOT_AVAILABLE if failed is None else f"{failed:.0f}", class_="num"),
         el("td", *(el("a", f"{mark} ", href=f"#note-{mark}") for mark in marks)),
         el("td", *_links(run, is_inside=is_inside)),
         id=f"run-{run.record.run_id}",

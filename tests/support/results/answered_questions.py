@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
-from builders import edit_manifest, edit_requests, rewrite_lines, share_request_set, write_results
+from support.results.builders import edit_manifest, edit_requests, rewrite_lines, share_request_set, write_results
 
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.run import RequestRecord

@@ -1,4 +1,4 @@
-"""An engine that starts ``servers/stubborn_server.py``, and what its tests share."""
+"""An engine that starts ``programs/stubborn_server.py``, and what its tests share."""
 
 import os
 import time
@@ -9,16 +9,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import msgspec
-import paced
 import psutil
-from paced import PacedEngine
+from support.servers import paced_engine
+from support.servers.paced_engine import PacedEngine
 
 from benchctl.engines.engine import Diagnosis, LaunchSite
 from benchctl.measure.server.process import is_alive
 from benchctl.measure.server.server import Launch
 from benchctl.records.run import PreparedRequest
 
-SERVER = Path(__file__).parent / "servers" / "stubborn_server.py"
+SERVER = Path(__file__).parent / "programs" / "stubborn_server.py"
 CORE = "Stubborn::EngineCore"
 _SIGNATURES = {
     "address already in use": Diagnosis(cause="port-taken", remedy="choose another port", is_final=True),
@@ -51,7 +51,7 @@ class StubbornEngine(PacedEngine):
 def launch(directory: Path, *flags: str, **timeouts: float) -> Launch:
     """How to start a stubborn server that writes its truth and its log into ``directory``."""
     engine = StubbornEngine(truth=directory / "truth.jsonl", flags=flags)
-    how = paced.launch(directory, **timeouts)
+    how = paced_engine.launch(directory, **timeouts)
     site = LaunchSite(port=how.port, directory=directory)
     return replace(
         how,

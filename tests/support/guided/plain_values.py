@@ -1,6 +1,6 @@
 """Value models as transformers computes them: what benchctl's own forward pass is held against."""
 
-from tensors import torch
+from support.guided.tensors import torch
 from transformers import AutoConfig, AutoModel
 
 from benchctl.guided.value_model.checkpoint import Checkpoint, backbone_shapes, head_shapes

@@ -1,4 +1,4 @@
-"""An engine that starts ``servers/paced_server.py``, and what measuring it needs."""
+"""An engine that starts ``programs/paced_server.py``, and what measuring it needs."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from benchctl.profile.model import Profile, Timeouts
 from benchctl.records.jsonl import read_jsonl
 from benchctl.records.run import PlannedRun, PreparedRequest, StepRecord
 
-SERVER = Path(__file__).parent / "servers" / "paced_server.py"
+SERVER = Path(__file__).parent / "programs" / "paced_server.py"
 
 
 @dataclass(frozen=True)

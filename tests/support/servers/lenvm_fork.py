@@ -8,7 +8,7 @@ from typing import Any
 from benchctl.profile.engine_options import SglangLenvmOptions
 from benchctl.profile.model import Guidance, Profile, Sampling, VariantSettings
 
-SERVER = Path(__file__).parent / "servers" / "lenvm_server.py"
+SERVER = Path(__file__).parent / "programs" / "lenvm_server.py"
 
 
 def environment(directory: Path, *, has_fork: bool = True) -> str:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from tensors import torch
+from support.guided.tensors import torch
 
 from benchctl.guided.vllm.slots import SlotBatch, Slots
 

@@ -4,7 +4,7 @@ import math
 from pathlib import Path
 
 from safetensors.torch import save_file
-from tensors import torch
+from support.guided.tensors import torch
 
 from benchctl.costs.shapes import ModelShape
 from benchctl.engines.tiny_models.make import make_model
