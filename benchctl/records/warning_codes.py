@@ -15,6 +15,8 @@ CLIENT_SUSPECT_CODES: Final = frozenset(code for code, entry in WARNING_CODES.it
 """Codes that make a run suspect only in what the client timed."""
 LIGHTER_LOAD_CODES: Final = frozenset(code for code, entry in WARNING_CODES.items() if entry.has_lighter_load)
 """Codes that say that the server met fewer requests at once than planned."""
+CHECK_FAILED: Final = "check-failed"
+"""Code of a run whose records contradict each other."""
 _RANKS: Final[dict[Severity, int]] = {"suspect": 0, "warning": 1, "note": 2}
 
 

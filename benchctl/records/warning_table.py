@@ -47,6 +47,9 @@ _NOTHING: Final = "Nothing; keep it in mind."
 _RESTORE: Final = "Restore the file from a copy, or measure again; 'benchctl verify' lists every alteration."
 _MEASURE_NOISE: Final = "Measure it again with 'benchctl run --profile aa'."
 
+IMPORT_REPAIRS: Final = "Imported LenVM files: repaired or left out"
+IMPORT_LIMITS: Final = "Imported LenVM files: limits"
+
 WARNING_TABLE: Final[dict[str, dict[str, WarningCode]]] = {
     "The load client": {
         "slots-idle": _suspect(
@@ -353,7 +356,7 @@ WARNING_TABLE: Final[dict[str, dict[str, WarningCode]]] = {
         "load-unmatched": _warning("Only one side has this load.", "Measure the load on both sides."),
         "definition": _note("Another tool defines a metric differently; the message says how.", _NOTHING),
     },
-    "Imported LenVM files: repaired or left out": {
+    IMPORT_REPAIRS: {
         "usage-duplicated": _warning(
             "The usage of a request is repeated for each of its choices; it is counted once.", _NOTHING
         ),
@@ -368,7 +371,7 @@ WARNING_TABLE: Final[dict[str, dict[str, WarningCode]]] = {
             "Run the script again from the start.",
         ),
     },
-    "Imported LenVM files: limits": {
+    IMPORT_LIMITS: {
         "wall-holds-client": _warning(
             "wall_clock_s of the source includes the client's start; wall_s here does not.", _NOTHING
         ),

@@ -10,7 +10,7 @@ from benchctl.analysis.compare.result import CellComparison
 from benchctl.analysis.experiment.pairing import CellPair, unmatched_arms
 from benchctl.analysis.validity.comparability import machine_warnings
 from benchctl.analysis.validity.reconcile import Check
-from benchctl.analysis.validity.usability import deciding_warnings
+from benchctl.analysis.validity.usability import suspect_warnings
 from benchctl.records.directory import LoadedResults, LoadedRun
 from benchctl.records.run import ResultWarning, RunRecord
 
@@ -74,7 +74,7 @@ def _suspects_of(name: str, runs: Iterable[LoadedRun]) -> str:
 
 
 def _codes_of(record: RunRecord) -> set[str]:
-    return {warning.code for warning in deciding_warnings(record)}
+    return {warning.code for warning in suspect_warnings(record)}
 
 
 def statistical_warnings(cells: Sequence[CellComparison]) -> tuple[ResultWarning, ...]:
