@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from benchctl.load.driver import OPEN_LOOP
-from benchctl.profile.model import Arrival
+from benchctl.profile.workload import Arrival
 from benchctl.records.run import PreparedRequest
 from benchctl.units import NS_PER_S
 

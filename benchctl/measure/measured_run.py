@@ -28,8 +28,9 @@ from benchctl.load.workers.workers import AnyLoad, load_for, prioritised
 from benchctl.measure.interrupt import run_interruptible
 from benchctl.measure.journal import Journal, begin_attempt, utc_now
 from benchctl.measure.sending import ServerUnderTest, send_requests
-from benchctl.profile.model import Arrival, PriorityOption, Profile
+from benchctl.profile.model import PriorityOption, Profile
 from benchctl.profile.planning.plan import variant_settings
+from benchctl.profile.workload import Arrival
 from benchctl.records.directory import LoadedRun, RunDirectory
 from benchctl.records.run import (
     ClientSample,

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TypeAlias
 
 from benchctl.errors import DatasetError, ProfileError
-from benchctl.profile.model import Arrival, Profile, Workload
+from benchctl.profile.model import Profile
+from benchctl.profile.workload import Arrival, Workload
 from benchctl.records.jsonl import encode
 from benchctl.records.run import PreparedRequest, ResultWarning
 from benchctl.workload.arrival import arrival_offsets_ns, trace_offsets_ns
@@ -131,7 +132,7 @@ def _substitute(workload: Workload, dataset: FileDataset, seed: int, directory: 
         f"get it with 'benchctl data fetch {file.name}', set {DATA_DIRECTORY_VARIABLE} to a directory that has "
         f"{file.folder}/{file.filename}, or name a file in workload.path"
     )
-    if workload.if_missing == "fail" or not dataset.is_replaceable:
+    if workload.on_missing_dataset == "fail" or not dataset.is_replaceable:
         raise DatasetError(f"dataset {file.name} is not at {file.path_in(directory)}; {remedy}")
     warning = ResultWarning(
         code="dataset-substituted",

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:  # the simulator starts without pydantic
-    from benchctl.profile.model import Length
+    from benchctl.profile.workload import Length
 
 _SEED_BITS: Final = 31
 """Every engine takes a seed of this size."""

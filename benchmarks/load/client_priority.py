@@ -26,7 +26,8 @@ from benchctl.load.interpreter import steady_interpreter
 from benchctl.load.priority import load_priority
 from benchctl.load.transport.client import StreamClient
 from benchctl.load.transport.exchange import Call
-from benchctl.profile.model import Arrival, PriorityOption, Timeouts
+from benchctl.profile.model import PriorityOption, Timeouts
+from benchctl.profile.workload import Arrival
 from benchctl.records.run import RequestRecord
 from benchmarks.common.table import show, write
 from benchmarks.common.truth import paced_server, usable_cores

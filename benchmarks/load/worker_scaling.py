@@ -27,7 +27,8 @@ from benchctl.load.open_files import allow_many_open_files
 from benchctl.load.transport.client import StreamClient
 from benchctl.load.transport.exchange import Call
 from benchctl.load.workers.workers import WorkerLoad
-from benchctl.profile.model import Arrival, Timeouts
+from benchctl.profile.model import Timeouts
+from benchctl.profile.workload import Arrival
 from benchctl.records.run import ClientSample, PreparedRequest
 from benchmarks.common.table import show, write
 from benchmarks.common.truth import PacedRun, paced_server, usable_cores

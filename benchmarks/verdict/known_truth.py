@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from benchctl.analysis.compare.compare import correct_for_multiple_tests
+from benchctl.analysis.compare.correction import correct_for_multiple_tests
 from benchctl.analysis.compare.metric_comparison import (
     UNORDERED,
     BlockDesign,

@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import fmean, geometric_mean, median
 from typing import Final
 
-from benchctl.analysis.compare.compare import correct_for_multiple_tests
+from benchctl.analysis.compare.correction import correct_for_multiple_tests
 from benchctl.analysis.compare.metric_comparison import BlockDesign, MetricComparison, Rules, compare_metrics
 from benchctl.analysis.compare.result import CellComparison
 from benchctl.analysis.metrics.run_metrics import run_metrics

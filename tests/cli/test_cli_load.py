@@ -26,10 +26,10 @@ from benchctl.analysis.metrics import percentile
 from benchctl.analysis.metrics.sorted_runs import SortedRuns
 from benchctl.analysis.metrics.timestamp_quality import client_metrics
 from benchctl.analysis.summary.load_figures import FiguresInPassing
-from benchctl.engines.plain_openai import PlainOpenAi
+from benchctl.engines.attach.options import AttachOptions
+from benchctl.engines.attach.plain_openai import PlainOpenAi
 from benchctl.errors import UnsupportedError
 from benchctl.measure.single_load.evidence import LoadEvidence
-from benchctl.profile.engine_options import AttachOptions
 from benchctl.profile.load import parse_profile
 from benchctl.profile.model import Sampling, VariantSettings
 from benchctl.records.directory import load_results
@@ -335,7 +335,11 @@ def test_a_load_of_a_plain_server_imports_no_aiohttp_no_polars_and_no_engine_tha
     assert {"benchctl.measure.single_load.single_load", "httpx"} <= imported
     arrays = {"numpy", "polars", "scipy", "matplotlib", "pandas"}
     assert not imported & {*arrays, "aiohttp", "anyio", "httpcore", "prometheus_client", "pynvml", "tqdm"}
-    assert not imported & {"benchctl.engines.sim", "benchctl.engines.vllm.engine", "benchctl.measure.server.server"}
+    assert not imported & {
+        "benchctl.engines.sim.engine",
+        "benchctl.engines.vllm.engine",
+        "benchctl.measure.server.server",
+    }
 
 
 def test_many_values_have_the_percentiles_that_few_have(monkeypatch: pytest.MonkeyPatch) -> None:

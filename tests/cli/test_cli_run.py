@@ -282,7 +282,7 @@ def bad_inputs() -> Sequence[tuple[str, list[str], int, str]]:
         ("unknown profile", [*run, "topk-swep"], 2, "topk-sweep"),
         (
             "missing dataset",
-            [*run, "ci-smoke", "--set", "workload.if_missing=fail"],
+            [*run, "ci-smoke", "--set", "workload.on_missing_dataset=fail"],
             2,
             "benchctl data fetch gsm8k",
         ),

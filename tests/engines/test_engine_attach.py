@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 from support.servers.simulator import free_port, sim_server
 
-from benchctl.engines.attach import AttachEngine
+from benchctl.engines.attach.engine import AttachEngine
+from benchctl.engines.attach.options import AttachOptions
 from benchctl.engines.kinds import engine_for
 from benchctl.errors import EngineUnavailableError, ProfileError, UnsupportedError
 from benchctl.load.transport.client import StreamClient
 from benchctl.load.transport.tls import TlsTransport
-from benchctl.profile.engine_options import AttachOptions
 from benchctl.profile.load import load_profile
 from benchctl.profile.model import Guidance, Sampling, Timeouts, VariantSettings
 from benchctl.records.run import PreparedRequest

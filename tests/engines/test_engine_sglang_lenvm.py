@@ -21,10 +21,10 @@ from benchctl.engines.engine import LaunchSite
 from benchctl.engines.environment import installed_versions, package_directory
 from benchctl.engines.kinds import engine_for
 from benchctl.engines.sglang_lenvm.engine import SglangLenvmEngine, fork_interpreter, value_checkpoint
+from benchctl.engines.sglang_lenvm.options import SglangLenvmOptions
 from benchctl.engines.sglang_lenvm.requests import ambiguities, custom_params, mixed_refusal
 from benchctl.errors import EngineUnavailableError, UnsupportedError
 from benchctl.measure.run import RunContext, measure_run
-from benchctl.profile.engine_options import SglangLenvmOptions
 from benchctl.profile.model import Guidance, Sampling, VariantSettings
 from benchctl.records.directory import RunDirectory, load_run
 from benchctl.records.run import PlannedRun, PreparedRequest, RunRecord

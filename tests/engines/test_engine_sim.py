@@ -12,9 +12,9 @@ from support.servers.simulator import VALUE_MODEL, SimServer, events, sim_server
 
 from benchctl.engines.engine import LaunchSite
 from benchctl.engines.kinds import engine_for
-from benchctl.engines.sim import SimEngine
+from benchctl.engines.sim.engine import SimEngine
+from benchctl.engines.sim.options import SimOptions
 from benchctl.errors import EngineUnavailableError, RecordError
-from benchctl.profile.engine_options import SimOptions
 from benchctl.profile.model import EngineKind, Guidance, Sampling, VariantSettings
 from benchctl.records.run import Message, PreparedRequest, ResultWarning
 from benchctl.sim.__main__ import parser

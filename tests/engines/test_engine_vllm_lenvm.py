@@ -11,9 +11,9 @@ from test_engine_vllm import request
 from benchctl.analysis.validity.launch import launch_settings
 from benchctl.engines.engine import LaunchSite
 from benchctl.engines.vllm_lenvm.engine import VllmLenvmEngine
+from benchctl.engines.vllm_lenvm.options import VllmLenvmOptions
 from benchctl.errors import EngineUnavailableError, ProfileError, UnsupportedError
 from benchctl.guided.params import parse_params
-from benchctl.profile.engine_options import VllmLenvmOptions
 from benchctl.profile.load import load_profile
 from benchctl.profile.model import Guidance, Sampling, VariantSettings
 from benchctl.profile.planning.plan import arms, undeclared_differences, variant_settings

@@ -11,7 +11,7 @@ from benchctl.load.driver import Load
 from benchctl.load.interpreter import steady_interpreter
 from benchctl.load.transport.client import StreamClient
 from benchctl.measure.server.server import ServerProcess
-from benchctl.profile.model import Arrival
+from benchctl.profile.workload import Arrival
 
 
 @pytest.mark.parametrize("mode", ["good", "truncate", "hang-up", "refuse", "error-event", "noise"])

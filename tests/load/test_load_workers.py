@@ -29,7 +29,8 @@ from benchctl.load.workers.workers import WORKER_CORES, WorkerLoad, load_for, nu
 from benchctl.measure.run import RunContext, measure_run
 from benchctl.measure.server.process import is_alive
 from benchctl.measure.server.server import ServerProcess
-from benchctl.profile.model import Arrival, Profile
+from benchctl.profile.model import Profile
+from benchctl.profile.workload import Arrival
 from benchctl.records.directory import RunDirectory, load_run
 from benchctl.units import NS_PER_MS, NS_PER_S
 

@@ -9,10 +9,10 @@ import psutil
 import pytest
 from support.servers.paced_engine import PacedEngine, launch, planned, profile, request
 
+from benchctl.engines.vllm.options import VllmOptions
 from benchctl.measure.run import RunContext, measure_run
 from benchctl.measure.server import cores, process
 from benchctl.measure.server.cores import CoreSplit, process_on, split_cores
-from benchctl.profile.engine_options import VllmOptions
 from benchctl.profile.load import load_profile
 from benchctl.profile.planning.plan import arms, variant_settings
 from benchctl.records.directory import RunDirectory

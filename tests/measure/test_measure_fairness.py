@@ -24,14 +24,14 @@ engine: {{kind: sim, options: {{time_scale: 100.0, noise: none, enable_prefix_ca
 workload:
   dataset: generated
   arrival: {{kind: closed-loop, max_concurrency: 2}}
-  prefix_hits: {hits}
+  allow_prefix_cache_hits: {hits}
 variants: {{baseline: {{}}}}
 """
 QUESTION = "A farmer has twelve sheep and sells three of them each week. How many weeks until none is left? " * 2
 
 
 def measured(
-    path: Path, *, caching: bool, hits: str = "forbidden", same_prompt: bool = True, n: int = 1
+    path: Path, *, caching: bool, allows_hits: bool = False, same_prompt: bool = True, n: int = 1
 ) -> LoadedRun:
     """A run whose requests ask one question again and again, or a new one each time."""
     requests = tuple(
@@ -50,7 +50,7 @@ def measured(
         )
         for i in range(4)
     )
-    profile = parse_profile(PROFILE.format(caching=str(caching).lower(), hits=hits), "test")
+    profile = parse_profile(PROFILE.format(caching=str(caching).lower(), hits=str(allows_hits).lower()), "test")
     planned = PlannedRun(index=0, run_id="000", block=0, position=0, variant="baseline")
     measure_run(RunContext(profile=profile, requests=requests), planned, RunDirectory(path / "run"))
     return load_run(RunDirectory(path / "run"))
@@ -67,11 +67,11 @@ def test_a_warm_prefix_cache_makes_the_run_invalid_as_soon_as_it_ends(tmp_path: 
     message = next(warning.message for warning in run.record.warnings if warning.code == "check-failed")
     assert re.match(r"check prefix-cache failed: vllm:prefix_cache_hits_total grew by [1-9]", message)
     assert "prompt tokens of 4 requests came from a cache" in message
-    assert "set workload.prefix_hits: allowed" in message
+    assert "set workload.allow_prefix_cache_hits: true" in message
 
 
 def test_hits_that_the_profile_wants_are_no_fault(tmp_path: Path) -> None:
-    run = measured(tmp_path, caching=True, hits="allowed")
+    run = measured(tmp_path, caching=True, allows_hits=True)
     assert (run.record.state, codes(run)) == ("done", [])
     assert sum(request.cached_tokens or 0 for request in run.requests) > 0
 

@@ -138,6 +138,7 @@ def test_a_copy_of_something_else_is_passed_over_and_made_anew(results):
         lambda content: content.replace(b'"I64"', b'"F64"'),
         lambda content: content.replace(b'"version":"1"', b'"version":"0"'),
     ],
+    ids=["empty", "no tensors", "too short", "zeros at the end", "another name", "another type", "another version"],
 )
 def test_a_copy_that_was_damaged_costs_nothing_but_time(results, spoil):
     run = results.run(BASELINE)

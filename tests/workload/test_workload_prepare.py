@@ -213,17 +213,18 @@ def test_a_generated_set_steps_in_loudly_for_a_missing_dataset(dataset: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("dataset", "if_missing"), [("gsm8k", "fail"), ("sharegpt-replay", "generated"), ("azure-trace", "generated")]
+    ("dataset", "on_missing_dataset"),
+    [("gsm8k", "fail"), ("sharegpt-replay", "generate"), ("azure-trace", "generate")],
 )
-def test_a_missing_dataset_fails_where_nothing_may_step_in(dataset: str, if_missing: str) -> None:
+def test_a_missing_dataset_fails_where_nothing_may_step_in(dataset: str, on_missing_dataset: str) -> None:
     with pytest.raises(DatasetError, match=rf"dataset {dataset} is not at /no/data/.*data fetch {dataset}"):
-        prepare({"dataset": dataset, "if_missing": if_missing})
+        prepare({"dataset": dataset, "on_missing_dataset": on_missing_dataset})
 
 
 def test_the_data_directory_is_asked_when_none_is_given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("BENCHCTL_DATA_DIR", str(tmp_path))
     with pytest.raises(DatasetError, match=str(tmp_path)):
-        prepare_requests(profile_of({"dataset": "gsm8k", "if_missing": "fail"}))
+        prepare_requests(profile_of({"dataset": "gsm8k", "on_missing_dataset": "fail"}))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Every cell of a comparison with its decomposition."""
+"""The decomposition of each cell of a comparison."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,7 +19,7 @@ from benchctl.records.directory import LoadedRun
 def with_decompositions(
     cells: Sequence[CellComparison], pairs: Sequence[PairedRuns], confidence: float, estimator: Estimator
 ) -> tuple[CellComparison, ...]:
-    """``cells`` in the order of their runs."""
+    """The cells with their decompositions; ``pairs`` are their runs, in the same order."""
     return tuple(
         replace(cell, decomposition=_decompose(paired, cell.label, confidence, estimator))
         for cell, paired in zip(cells, pairs, strict=True)
@@ -34,7 +34,7 @@ def _decompose(paired: PairedRuns, label: str, confidence: float, estimator: Est
 
 
 def section_split(paired: PairedRuns, confidence: float) -> SectionSplit | None:
-    """The mean step of two arms by its sections, as a comparison divides it; None where no section is known."""
+    """The mean step of two arms divided into sections as in a comparison; None where no section is known."""
     a, b = _anatomies(paired, has_latencies=False)
     if not a or not b or not all(run.has_steps for run in (*a, *b)):
         return None

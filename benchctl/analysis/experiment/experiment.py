@@ -28,8 +28,9 @@ from benchctl.costs.hardware import Hardware
 from benchctl.costs.shapes import shape_for
 from benchctl.errors import ProfileError, RecordError, UsageError
 from benchctl.profile.load import parse_profile
-from benchctl.profile.model import Arrival, Profile, VariantSettings
+from benchctl.profile.model import Profile, VariantSettings
 from benchctl.profile.planning.plan import variant_settings
+from benchctl.profile.workload import Arrival
 from benchctl.records.directory import LoadedResults, LoadedRun, arm_label, load_results
 from benchctl.records.run import ResultWarning, RunRecord
 

@@ -23,7 +23,7 @@ from benchctl.analysis.metrics.request_timing import (
 from benchctl.analysis.metrics.table import LATENCIES, METRICS, Direction, Metric
 from benchctl.analysis.metrics.timestamp_quality import client_metrics
 from benchctl.analysis.metrics.unknown import quotient, total
-from benchctl.profile.model import Arrival
+from benchctl.profile.workload import Arrival
 from benchctl.records.directory import LoadedRun
 from benchctl.records.run import RequestRecord, RunRecord
 from benchctl.records.step_columns import Integers, StepColumns, exact_sum

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from benchctl.analysis.metrics.percentile import percentiles
 from benchctl.analysis.metrics.unknown import quotient
 from benchctl.formats import milliseconds
-from benchctl.profile.model import Arrival
+from benchctl.profile.workload import Arrival
 from benchctl.records.run import RequestRecord, ResultWarning
 from benchctl.units import NS_PER_S
 

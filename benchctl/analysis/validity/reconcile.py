@@ -77,7 +77,7 @@ def expected_of(
         is_greedy=settings.sampling.is_greedy,
         is_left_out=_leaves_out(settings),
         max_concurrency=arrival.max_concurrency if arrival.kind == "closed-loop" else None,
-        is_cached=profile.workload.prefix_hits == "allowed",
+        is_cached=profile.workload.allow_prefix_cache_hits,
     )
 
 

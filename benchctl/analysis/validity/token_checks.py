@@ -110,10 +110,10 @@ def check_prefix_cache(
     if not has_hits:
         return Check(name, ok=True, detail=detail, is_fatal=True)
     if is_allowed:
-        return Check(name, None, f"{detail}; the profile allows it (workload.prefix_hits)")
+        return Check(name, None, f"{detail}; the profile allows it (workload.allow_prefix_cache_hits)")
     remedy = (
         "switch the server's prefix cache off (enable_prefix_caching: false, or where its owner starts it), or set "
-        "workload.prefix_hits: allowed"
+        "workload.allow_prefix_cache_hits: true"
     )
     return Check(name, ok=False, detail=f"{detail}; {remedy}", is_fatal=True)
 

@@ -14,6 +14,7 @@ import typer
 
 from benchctl.errors import UsageError
 from benchctl.profile.choices import DatasetName
+from benchctl.profile.engine_table import PLAIN_DIALECT, dialects
 
 if TYPE_CHECKING:
     from benchctl.measure.single_load.single_load import LoadResult
@@ -28,14 +29,11 @@ _SAID_ANYWAY: Final = "server-not-fresh"
 _EXIT_CODES: Final = {"done": 0, "suspect": 4, "failed": 5}
 
 
-class Dialect(StrEnum):
-    """Whose spelling of requests a server understands."""
-
-    OPENAI = "openai"
-    VLLM = "vllm"
-    SGLANG = "sglang"
-    LLAMACPP = "llamacpp"
-    TRANSFORMERS = "transformers"
+def _dialect(name: str) -> str:
+    """The dialect; UsageError for an unknown one. The table of engines is read only here: ``--help`` stays fast."""
+    if name not in dialects():
+        raise UsageError(f"--dialect is {name!r}; choose one of {', '.join(dialects())}")
+    return name
 
 
 class Priority(StrEnum):
@@ -51,7 +49,10 @@ def load(  # the parameters are the command line
         str | None,
         typer.Option("--model", help="Name of the model at the server; where it is not given, its first one."),
     ] = None,
-    dialect: Annotated[Dialect, typer.Option("--dialect", help="Whose API it speaks.")] = Dialect.OPENAI,
+    dialect: Annotated[
+        str,
+        typer.Option("--dialect", metavar="DIALECT", help="Its API: openai, or an engine such as vllm."),
+    ] = PLAIN_DIALECT,
     num_prompts: Annotated[int, typer.Option("--num-prompts", min=1, help="Requests.")] = 64,
     max_concurrency: Annotated[
         int | None, typer.Option("--max-concurrency", min=1, help="Requests open at once at most.")
@@ -113,7 +114,7 @@ def load(  # the parameters are the command line
     plain = _plain_profile(
         seed=seed,
         stop="forced" if ignore_eos else "natural",
-        server={"url": url, "dialect": str(dialect), "served_model": model, "api_key_env": api_key_env},
+        server={"url": url, "dialect": _dialect(dialect), "served_model": model, "api_key_env": api_key_env},
         workload={
             "dataset": dataset_name,
             "path": dataset_path,
@@ -168,7 +169,12 @@ def _plain_profile(
         "stop": stop,
         "engine": {"kind": "attach", "options": server},
         "model": server["served_model"] or "unknown",
-        "workload": {**workload, "warmup_shapes": False, "prefix_hits": "allowed", "if_missing": "fail"},
+        "workload": {
+            **workload,
+            "warmup_shapes": False,
+            "allow_prefix_cache_hits": True,
+            "on_missing_dataset": "fail",
+        },
         "variants": {_NAME: {}},
         "baseline": _NAME,
         "primary_metrics": ["tpot_ms", "wall_s"],
@@ -200,7 +206,7 @@ def _load(plain: dict[str, Any], output_dir: Path | None, *, is_quiet: bool) -> 
 
 
 def _check_key(profile: "Profile") -> None:
-    from benchctl.engines.attach import AttachEngine
+    from benchctl.engines.attach.engine import AttachEngine
     from benchctl.profile.planning.plan import variant_settings
 
     AttachEngine().check_available(variant_settings(profile, _NAME, {}))

@@ -31,7 +31,8 @@ from benchctl.interop.lenvm.files import find_arms
 from benchctl.interop.lenvm.summary import SUMMARY_NAME, lenvm_rows, rows_csv
 from benchctl.interop.readers.lenvm_averages import windows_of
 from benchctl.interop.readers.lenvm_revision import ALL
-from benchctl.profile.load import dump_profile, profile_sha256
+from benchctl.profile.identity import profile_sha256
+from benchctl.profile.load import dump_profile
 from benchctl.profile.model import Profile
 from benchctl.profile.planning.plan import variant_settings
 from benchctl.records.digests import digests_of_run, record_run

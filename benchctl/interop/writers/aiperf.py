@@ -23,7 +23,7 @@ from benchctl.analysis.metrics.request_timing import (
     ttft_ns,
 )
 from benchctl.analysis.metrics.run_metrics import run_metrics
-from benchctl.profile.model import Arrival
+from benchctl.profile.workload import Arrival
 from benchctl.records.directory import LoadedRun
 from benchctl.records.run import Manifest, RequestRecord
 from benchctl.units import MS_PER_S, ms_from_ns

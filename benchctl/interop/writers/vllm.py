@@ -16,7 +16,7 @@ from benchctl.analysis.metrics.clock import clock_factor
 from benchctl.analysis.metrics.percentile import PERCENTS, standard_deviation
 from benchctl.analysis.metrics.request_timing import e2el_ns, is_completed, itls_ns, latencies_ns, measured, ttft_ns
 from benchctl.analysis.metrics.table import CLIENT_METRICS, LATENCIES, METRICS
-from benchctl.profile.model import Arrival
+from benchctl.profile.workload import Arrival
 from benchctl.records.directory import LoadedRun
 from benchctl.records.run import Manifest, RequestRecord
 from benchctl.records.schema import SCHEMA_VERSION

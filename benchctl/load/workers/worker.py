@@ -32,7 +32,8 @@ from benchctl.load.workers.wire import (
     ToWorker,
     Wire,
 )
-from benchctl.profile.model import Arrival, Timeouts
+from benchctl.profile.model import Timeouts
+from benchctl.profile.workload import Arrival
 from benchctl.records.run import ClientSample
 
 

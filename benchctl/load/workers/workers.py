@@ -38,7 +38,8 @@ from benchctl.load.workers.wire import (
     Ready,
     Stop,
 )
-from benchctl.profile.model import Arrival, PriorityOption, Profile, Timeouts
+from benchctl.profile.model import PriorityOption, Profile, Timeouts
+from benchctl.profile.workload import Arrival
 from benchctl.records.run import ClientSample, RequestRecord
 from benchctl.units import NS_PER_MS, NS_PER_S
 

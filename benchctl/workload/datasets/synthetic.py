@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from benchctl.errors import ProfileError
-from benchctl.profile.model import Length, Workload
+from benchctl.profile.workload import Length, Workload
 from benchctl.workload.datasets.dataset import MadeDataset
 from benchctl.workload.datasets.prompt import Prompt
 from benchctl.workload.seeded import draw_length, named_stream

@@ -183,7 +183,7 @@ def test_fewer_than_six_blocks_are_a_screening_without_a_verdict_however_clear_t
     comparison = compare(f"{path}:baseline", f"{path}:guided")
     assert metric(comparison, "step_ms").estimate.ci_low > 1.2
     assert (comparison.verdict, comparison.exit_code, comparison.is_screening) == ("inconclusive", 3, True)
-    assert f"a screening of {num_blocks} blocks gives no verdict; what it saw most is" in verdict_sentence(
+    assert f"a screening of {num_blocks} blocks gives no verdict; its largest change is" in verdict_sentence(
         comparison
     )
     assert {m.verdict for m in comparison.cells[0].metrics if m.estimate is not None} == {"inconclusive"}

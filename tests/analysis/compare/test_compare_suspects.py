@@ -67,7 +67,7 @@ def test_where_the_client_is_in_doubt_its_times_do_not_count_and_those_of_the_se
     assert blocks == [{"step_ms": 7, "wall_s": 6, "tpot_ms": 6}, {"step_ms": 7, "wall_s": 7, "tpot_ms": 7}]
     (message,) = messages(left_out, "client-times-excluded")
     assert message.startswith(
-        "guided top_k=5: what the client timed in block 0 does not count, what the server measured"
+        "guided top_k=5: times that the client measured in block 0 do not count, those of the server do"
     )
     assert f"the first: {GUIDED}: {code}: {code} it was" in message
     assert ("lighter load" in message) == (code in {"slots-idle", "sends-delayed", "rate-missed"})
@@ -90,7 +90,7 @@ def test_suspect_runs_that_count_are_told_side_by_side_with_the_codes_of_their_d
     suspect(results, GUIDED, "client-cpu")
     (message,) = messages(compare(results, allow_suspect=True), "suspect-counted")
     assert message.startswith(
-        "suspect runs are counted, as --allow-suspect asks: 7 of 7 runs of baseline "
+        "suspect runs are counted (--allow-suspect): 7 of 7 runs of baseline "
         "(arrival-times-unreliable, sends-delayed) and 1 of 7 runs of guided (client-cpu); "
     )
 
@@ -165,13 +165,13 @@ def test_table_markdown_and_document_show_that_suspect_runs_count(results):
     table, markdown, document = forms
     assert {form.exit_code for form in forms} == {1}
     told = "1 of 7 runs of guided (arrival-times-unreliable)"
-    assert f"warning: suspect runs are counted, as --allow-suspect asks: {told}" in table.stdout
-    assert f"- warning: suspect runs are counted, as --allow-suspect asks: {told}" in markdown.stdout
+    assert f"warning: suspect runs are counted (--allow-suspect): {told}" in table.stdout
+    assert f"- warning: suspect runs are counted (--allow-suspect): {told}" in markdown.stdout
     warnings = {warning["code"]: warning["message"] for warning in json.loads(document.stdout)["warnings"]}
     assert told in warnings["suspect-counted"]
     assert warnings["arrival-times-unreliable"] == "arrival-times-unreliable it was"
     plain = CliRunner().invoke(app, sides)
-    assert "what the client timed in block 0 does not count, what the server measured does" in plain.stdout
+    assert "times that the client measured in block 0 do not count, those of the server do" in plain.stdout
     assert "arrival-times-unreliable: arrival-times-unreliable it was" in plain.stdout
 
 

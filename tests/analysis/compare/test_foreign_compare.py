@@ -134,7 +134,7 @@ def test_metrics_that_nobody_tells_cannot_decide(tmp_path):
     (tmp_path / "a.json").write_text(json.dumps(bare))
     refused = call(tmp_path / "a.json", WRITTEN / "vllm-0.json")
     assert isinstance(refused.exception, NotComparableError)
-    assert "Name what decides with --metrics" in str(refused.exception)
+    assert "Name the deciding metrics with --metrics" in str(refused.exception)
     assert call(tmp_path / "a.json", WRITTEN / "vllm-0.json", "--metrics", "request_throughput").exit_code == 3
 
 

@@ -240,7 +240,7 @@ def test_where_it_rests_on_bounds_in_every_run_it_decides_nothing(results):
     comparison = compare(results, "ttft_ms")
     assert (comparison.verdict, comparison.exit_code) == ("inconclusive", 3)
     (metric,) = [m for m in comparison.cells[0].metrics if m.metric.name == "ttft_ms"]
-    assert metric.reason.startswith("7 of 14 runs have it between bounds only")
+    assert metric.reason.startswith("7 of 14 runs know it between bounds only")
 
 
 def test_every_table_marks_it_and_says_what_the_mark_means(results):

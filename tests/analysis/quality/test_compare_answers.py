@@ -93,7 +93,7 @@ def test_texts_that_a_simulator_made_up_are_neither_judged_nor_compared(tmp_path
     assert (cell["quality"], cell["divergence"]) == (None, None)
     code, _, errors = compared(results, "--quality-margin", "1")
     assert code == 2
-    assert "a simulator makes its texts up" in errors
+    assert "a simulator invents its texts" in errors
 
 
 @pytest.mark.parametrize(

@@ -160,7 +160,7 @@ def test_no_number_of_blocks_tells_a_change_that_lies_on_the_margin():
 @pytest.mark.parametrize(
     ("scatter", "told"),
     [
-        (0.6, "not even 1000 blocks would tell: the scatter is too large"),
+        (0.6, "not even 1000 blocks would give a verdict: the scatter is too large"),
         (0.05, "more blocks, if ratio and scatter stay as they are"),
     ],
 )

@@ -23,7 +23,7 @@ from benchctl.load.transport import connections, receiver
 from benchctl.load.transport.client import StreamClient
 from benchctl.measure.run import RunContext, measure_run
 from benchctl.measure.server.server import ServerProcess
-from benchctl.profile.model import Arrival
+from benchctl.profile.workload import Arrival
 from benchctl.records.directory import LoadedRun, RunDirectory, load_results, load_run
 from benchctl.records.jsonl import encode
 from benchctl.records.run import (

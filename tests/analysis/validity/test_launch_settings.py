@@ -13,7 +13,7 @@ from benchctl.analysis.validity.launch import launch_settings
 from benchctl.engines.engine import LaunchSite
 from benchctl.engines.kinds import engine_for
 from benchctl.errors import NotComparableError
-from benchctl.profile.engine_options import ENGINE_OPTIONS
+from benchctl.profile.engine_table import options_class
 from benchctl.profile.model import Sampling, VariantSettings
 from benchctl.records.directory import ResultDirectory, load_run
 from benchctl.records.run import HostInfo, RunRecord
@@ -116,7 +116,7 @@ def test_a_difference_declared_by_an_options_name_covers_what_the_option_does_to
     program.write_text("""#!/bin/sh\necho '{"vllm": "1", "sglang": "1", "transformers": "1"}'\n""")
     program.chmod(0o755)
     (tmp_path / "m.gguf").write_bytes(b"GGUF")
-    fields = ENGINE_OPTIONS[kind].model_fields
+    fields = options_class(kind).model_fields
     programs = {"python": str(program), "binary": str(shutil.which("true"))}
     own = {name: path for name, path in programs.items() if name in fields}
     plain = launched(kind, tmp_path, own)
@@ -136,7 +136,7 @@ def launched(kind: str, directory: Path, options: dict[str, Any]) -> dict[str, A
     settings = VariantSettings(
         variant="baseline",
         model=model,
-        server=ENGINE_OPTIONS[kind].model_validate(options),
+        server=options_class(kind).model_validate(options),
         sampling=Sampling(),
         guidance=None,
     )

@@ -13,7 +13,9 @@ BENCHCTL = f"""
 import sys
 from pathlib import Path
 sys.path.insert(0, {str(HERE)!r})
-import benchctl.engines.kinds
+from dataclasses import replace
+
+from benchctl.profile.engine_table import ENGINES, engine_spec
 from support.servers.stubborn_engine import StubbornEngine
 
 class Engine(StubbornEngine):
@@ -25,7 +27,13 @@ class Engine(StubbornEngine):
 
 FLAGS = sys.argv.pop(1).split("|")
 flags = {{"guided": tuple(FLAGS)}} if "truncate" not in FLAGS else {{}}
-benchctl.engines.kinds._ENGINES["sim"] = lambda: Engine(truth=Path("truth.jsonl"), flags_of=flags)
+
+def engine():
+    return Engine(truth=Path("truth.jsonl"), flags_of=flags)
+
+SPEC = replace(engine_spec("sim"), implementation="__main__:engine")
+ENGINES["sim"] = "__main__"
+
 from benchctl.cli import main
 main()
 """

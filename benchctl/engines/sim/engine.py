@@ -3,6 +3,7 @@
 import importlib.util
 import sys
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,17 +12,17 @@ import msgspec
 
 from benchctl.costs.hardware import hardware_for
 from benchctl.costs.shapes import shape_for
-from benchctl.engines.engine import Diagnosis, LaunchSite, RequestCall, diagnosed, raw_step_log, signatures
+from benchctl.engines.engine import LaunchSite, RequestCall, raw_step_log, signatures
 from benchctl.engines.metrics_page import series_of
-from benchctl.engines.openai_server import LOOPBACK, streamed
+from benchctl.engines.openai_server import LOOPBACK, OpenAiServer, own_options, streamed
+from benchctl.engines.sim.options import SimOptions
 from benchctl.errors import EngineUnavailableError, UsageError
 from benchctl.profile.choices import COST_MODELS
-from benchctl.profile.engine_options import SimOptions
+from benchctl.profile.engine_options import Flag
 from benchctl.profile.model import VariantSettings
 from benchctl.records.jsonl import encode, read_jsonl
 from benchctl.records.run import Clock, PreparedRequest, ResultWarning, StepRecord
 
-_NOT_FLAGS: Final = frozenset({"port"})
 _LAG_FRAC: Final = 0.02
 """Share of the wall time that the simulator may fall behind before its client-side times are doubted."""
 _SIGNATURES: Final = (
@@ -42,28 +43,20 @@ _SIGNATURES: Final = (
 )
 
 
-def sim_options(settings: VariantSettings) -> SimOptions:
-    """The simulator's own options; a programming error where they are another engine's."""
-    if not isinstance(settings.server, SimOptions):
-        raise TypeError(f"the simulator cannot serve {type(settings.server).__name__}")
-    return settings.server
-
-
-class SimEngine:
+class SimEngine(OpenAiServer):
     """The simulated server of ``python -m benchctl.sim``."""
 
-    kind: Final = "sim"
-    clock: Final[Clock] = "virtual"
-    is_launched: Final = True
-    needs_first_generation: Final = False
-    essential_processes: Final[tuple[str, ...]] = ()
+    kind = "sim"
+    clock: Clock = "virtual"
+    needs_first_generation = False
+    signatures = _SIGNATURES
 
     def check_available(self, settings: VariantSettings) -> None:
         """Raises EngineUnavailableError when the simulator cannot serve these settings here."""
         for package in ("aiohttp", "uvloop"):
             if importlib.util.find_spec(package) is None:
                 raise EngineUnavailableError(f"engine 'sim' needs {package}; run: pip install {package}")
-        options = sim_options(settings)
+        options = own_options(settings, SimOptions)
         if not COST_MODELS[options.cost_model].uses_shapes:
             return
         try:
@@ -77,37 +70,17 @@ class SimEngine:
     def check_requests(self, requests: Sequence[PreparedRequest], settings: VariantSettings) -> None:
         """The simulator does all that a profile can ask."""
 
-    def health_path(self, settings: VariantSettings) -> str:
-        return "/health"
-
-    def metrics_path(self, settings: VariantSettings) -> str | None:
-        return "/metrics"
-
-    def base_url(self, settings: VariantSettings, port: int) -> str:
-        return f"http://{LOOPBACK}:{port}"
-
     def argv(self, settings: VariantSettings, site: LaunchSite) -> tuple[str, ...]:
         """The command line of the server."""
         argv = [sys.executable, "-m", "benchctl.sim", "--host", LOOPBACK, "--port", str(site.port)]
         argv += ["--step-log", str(site.step_log), "--model", settings.model, "--noise-seed", str(site.noise_seed)]
-        for name in SimOptions.model_fields:
-            value = getattr(settings.server, name)
-            if name in _NOT_FLAGS or value is None:
-                continue
-            flag = name.replace("_", "-")
-            if isinstance(value, bool):
-                argv.append(f"--{flag}" if value else f"--no-{flag}")
-            else:
-                argv += [f"--{flag}", str(value)]
-        return tuple(argv)
-
-    def env(self, settings: VariantSettings, site: LaunchSite) -> dict[str, str]:
-        """Variables of the server's environment beyond ours; the simulator needs none."""
-        return {}
+        options = own_options(settings, SimOptions)
+        flags = (Flag().words(name, getattr(options, name)) for name in SimOptions.model_fields if name != "port")
+        return (*argv, *chain.from_iterable(flags))
 
     def time_scale(self, settings: VariantSettings) -> float:
         """Virtual seconds per wall second."""
-        return sim_options(settings).time_scale
+        return own_options(settings, SimOptions).time_scale
 
     def request_call(self, request: PreparedRequest, settings: VariantSettings) -> RequestCall:
         """Ask for ``request`` as this variant does: streamed, with usage and token ids."""
@@ -189,7 +162,3 @@ class SimEngine:
     def read_steps(self, directory: Path) -> Iterator[StepRecord]:
         """The step records of the server's own log, which is in our format already."""
         return read_jsonl(raw_step_log(directory), StepRecord)
-
-    def diagnose(self, log_tail: str) -> Diagnosis | None:
-        """What the end of the server's log shows."""
-        return diagnosed(_SIGNATURES, log_tail)

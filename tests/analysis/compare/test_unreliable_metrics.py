@@ -1,4 +1,4 @@
-"""Metrics that a run calls untrustworthy decide nothing; the others go on deciding."""
+"""Metrics that a run calls unreliable decide nothing; the others go on deciding."""
 
 import pytest
 from support.results.builders import edit_run, write_results
@@ -52,7 +52,7 @@ def test_steps_and_wall_time_go_on_deciding(results):
     assert (after["step_ms"], after["wall_s"]) == ("regression", "regression")
 
 
-def test_the_interval_of_a_distrusted_metric_stays(results):
+def test_the_interval_of_an_unreliable_metric_stays(results):
     def estimate_of(comparison):
         return next(m for m in comparison.cells[0].metrics if m.metric.name == "tpot_ms").estimate
 

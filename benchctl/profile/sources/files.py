@@ -1,4 +1,4 @@
-"""Where profiles and engine presets are found.
+"""Files of profiles and engine presets, found by name.
 
 A name is looked up in ``./profiles`` and then among the profiles that benchctl carries: those of the checkout,
 or the copy inside an installed package.
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from benchctl.errors import ProfileError
 
-_PACKAGE = Path(__file__).resolve().parents[1]
+_PACKAGE = Path(__file__).resolve().parents[2]
 
 
 def builtin_profiles() -> Path:
@@ -29,7 +29,7 @@ def is_path(name_or_path: str) -> bool:
     return name_or_path.endswith((".yaml", ".yml")) or "/" in name_or_path
 
 
-def locate_profile(name_or_path: str) -> Path:
+def profile_file(name_or_path: str) -> Path:
     """The file of a profile.
 
     Raises ProfileError, naming the nearest known profile, when there is none.
@@ -64,29 +64,28 @@ def preset_files() -> dict[str, Path]:
 
 
 def _files_by_name(directories: Iterable[Path]) -> dict[str, Path]:
-    found: dict[str, Path] = {}
+    files: dict[str, Path] = {}
     for directory in directories:
         for path in sorted((*directory.glob("*.yaml"), *directory.glob("*.yml"))):
-            found.setdefault(path.stem, path)
-    return dict(sorted(found.items()))
+            files.setdefault(path.stem, path)
+    return dict(sorted(files.items()))
 
 
-def known_profiles_text(wanted: str) -> str:
-    """``Did you mean 'x'? Known profiles: x, y`` for a message about a profile that is not there."""
-    known = profile_files()
-    near = nearest(wanted, known)
+def known_profiles_text(name: str) -> str:
+    """``Did you mean 'x'? Known profiles: x, y`` for a message about a profile that does not exist."""
+    names = profile_files()
+    near = nearest(name, names)
     hint = f"Did you mean {near!r}? " if near else ""
-    return f"{hint}Known profiles: {', '.join(known) or 'none'}"
+    return f"{hint}Known profiles: {', '.join(names) or 'none'}"
 
 
-def nearest(wanted: str, known: Iterable[str]) -> str | None:
-    """The known name that ``wanted`` is probably a misspelling of."""
-    near = difflib.get_close_matches(wanted, list(known), n=1, cutoff=0.6)
-    return near[0] if near else None
+def nearest(word: str, names: Iterable[str]) -> str | None:
+    """The name that ``word`` is probably a misspelling of."""
+    matches = difflib.get_close_matches(word, list(names), n=1, cutoff=0.6)
+    return matches[0] if matches else None
 
 
-def shown_path(path: Path) -> str:
+def display_path(path: Path) -> str:
     """A path as messages show it: relative to the current directory when it lies below it."""
-    absolute = path.resolve()
-    here = Path.cwd()
-    return str(absolute.relative_to(here)) if absolute.is_relative_to(here) else str(absolute)
+    absolute, current = path.resolve(), Path.cwd()
+    return str(absolute.relative_to(current)) if absolute.is_relative_to(current) else str(absolute)
