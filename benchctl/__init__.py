@@ -5,7 +5,7 @@ From Python: ``benchctl.load_results``, ``benchctl.compare``, ``benchctl.load_pr
 
 To read the code, open these files in this order:
 
-1. ``records/run.py`` and ``records/directory.py``: the contents of a result directory. Everything before it
+1. ``records/request.py``, ``step.py``, ``run.py`` and ``directory.py``: a result directory. Everything before it
    measures, everything after it reads.
 2. ``profile/model.py`` and ``profile/planning/plan.py``: what an experiment is, and the order of its runs.
 3. ``measure/run.py``: one run, from a fresh server to its last record.

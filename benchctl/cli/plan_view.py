@@ -10,8 +10,9 @@ if TYPE_CHECKING:
     from benchctl.measure.durations import DurationEstimate
     from benchctl.profile.model import Profile
     from benchctl.profile.planning.imbalance import Imbalance
+    from benchctl.records.manifest import Look, StoppingRecord
     from benchctl.records.noise import NoiseFloor
-    from benchctl.records.run import Look, PreparedRequest, StoppingRecord
+    from benchctl.records.request import PreparedRequest
 
 
 def print_plan(profile: "Profile", requests: "Sequence[PreparedRequest]", noise: "NoiseFloor | None") -> None:

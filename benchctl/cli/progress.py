@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Final
 
 from benchctl.cli.streams import log_line
 from benchctl.formats import duration
-from benchctl.records.run import Look, PlannedRun, RunRecord, StoppingRecord
+from benchctl.records.manifest import Look, PlannedRun, StoppingRecord
+from benchctl.records.run import RunRecord
 
 if TYPE_CHECKING:
     from benchctl.measure.experiment import Listener

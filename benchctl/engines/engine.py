@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from benchctl.profile.engine_options import ServerOptions
 from benchctl.profile.model import VariantSettings
-from benchctl.records.run import Clock, PreparedRequest, ResultWarning, StepRecord
+from benchctl.records.record import ResultWarning
+from benchctl.records.request import PreparedRequest
+from benchctl.records.step import Clock, StepRecord
 
 if TYPE_CHECKING:
     import httpx

@@ -11,7 +11,9 @@ from benchctl.errors import UnsupportedError
 from benchctl.profile.engine_options import ServerOptions
 from benchctl.profile.model import VariantSettings
 from benchctl.records.jsonl import encode
-from benchctl.records.run import Clock, PreparedRequest, ResultWarning
+from benchctl.records.record import ResultWarning
+from benchctl.records.request import PreparedRequest
+from benchctl.records.step import Clock
 
 if TYPE_CHECKING:
     import httpx

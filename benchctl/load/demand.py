@@ -10,7 +10,7 @@ from typing import Final
 
 from benchctl.load.driver import OPEN_LOOP
 from benchctl.profile.workload import Arrival
-from benchctl.records.run import PreparedRequest
+from benchctl.records.request import PreparedRequest
 from benchctl.units import NS_PER_S
 
 TOKEN_S: Final = 0.010

@@ -26,7 +26,8 @@ from benchctl.records.duration_store import (
     stored_durations,
 )
 from benchctl.records.jsonl import encode
-from benchctl.records.run import PreparedRequest, RunRecord
+from benchctl.records.request import PreparedRequest
+from benchctl.records.run import RunRecord
 from benchctl.units import s_from_ns
 
 _NEWEST: Final = 12

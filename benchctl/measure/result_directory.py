@@ -19,10 +19,12 @@ from benchctl.profile.identity import is_profile_of, profile_sha256
 from benchctl.profile.load import dump_profile, parse_profile
 from benchctl.profile.model import Profile
 from benchctl.profile.planning.plan import plan_runs
-from benchctl.records.digests import begin_digests, digest_of, read_digests
 from benchctl.records.directory import ResultDirectory, open_results
+from benchctl.records.integrity.digests import begin_digests, digest_of, read_digests
+from benchctl.records.manifest import Manifest
 from benchctl.records.noise import NOISE_FILE, NoiseFloor, write_noise
-from benchctl.records.run import Manifest, PreparedRequest, RunState
+from benchctl.records.record import RunState
+from benchctl.records.request import PreparedRequest
 from benchctl.workload.prepare import PreparedSet
 
 _NAME_IN_USE: Final = {errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR}

@@ -19,7 +19,7 @@ from benchctl.profile.engine_table import ENGINES, options_class
 from benchctl.profile.model import Profile, VariantSettings
 from benchctl.profile.settings import cells_of, factors_of, resolve, setting_of
 from benchctl.profile.sources.located import LocatedDict, LocatedError, located, merge
-from benchctl.records.run import Cell
+from benchctl.records.record import Cell
 
 _NEUTRAL_SETTING: Final = "guidance.value_scale"
 _MEANING: Final = {

@@ -13,7 +13,7 @@ from benchctl.profile.engine_options import ServerOptions
 from benchctl.profile.engine_table import ENGINES
 from benchctl.profile.section import MOST, Section
 from benchctl.profile.workload import Workload
-from benchctl.records.run import StopMode
+from benchctl.records.manifest import StopMode
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")]
 Gate = Literal["throttling", "foreign-gpu-process", "failed-requests"]

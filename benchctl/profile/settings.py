@@ -21,7 +21,7 @@ from benchctl.profile.errors import validate
 from benchctl.profile.model import Guidance, Profile, Sampling, VariantSettings
 from benchctl.profile.sources.files import nearest
 from benchctl.profile.sources.located import LocatedDict, LocatedError, LocatedList, Location, merge
-from benchctl.records.run import Cell
+from benchctl.records.record import Cell
 
 V = TypeVar("V")
 Values: TypeAlias = Sequence[str | int | float | bool | None]

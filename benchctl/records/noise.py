@@ -11,7 +11,7 @@ import msgspec
 
 from benchctl.errors import RecordError
 from benchctl.records.jsonl import write_json_atomic
-from benchctl.records.run import Record
+from benchctl.records.record import Record
 from benchctl.records.schema import upgrade
 
 NOISE_FILE: Final = "noise.json"

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import Final
 
-from benchctl.records.run import ResultWarning
+from benchctl.records.record import ResultWarning
 from benchctl.records.warning_table import CHECKS, FINDINGS, WARNING_TABLE, Severity, WarningCode
 
 WARNING_CODES: Final[dict[str, WarningCode]] = dict(chain.from_iterable(t.items() for t in WARNING_TABLE.values()))

@@ -10,7 +10,7 @@ from typing import Any
 from benchctl.errors import InvalidDataError, UsageError
 from benchctl.formats import first_of
 from benchctl.records.directory import ResultDirectory, RunDirectory, open_results
-from benchctl.records.verification import verify_directory
+from benchctl.records.integrity.verification import verify_directory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from benchctl.engines.sim.engine import SimEngine
 from benchctl.engines.sim.options import SimOptions
 from benchctl.profile.model import VariantSettings
 from benchctl.profile.workload import Arrival
-from benchctl.records.run import PreparedRequest
+from benchctl.records.request import PreparedRequest
 from benchctl.sim.config import SimConfig
 from benchctl.sim.http.openai_api import ChatBody, CompletionBody, request_from
 from benchctl.sim.request import Request

@@ -14,7 +14,8 @@ from benchctl.errors import DatasetError, ProfileError
 from benchctl.profile.model import Profile
 from benchctl.profile.workload import Arrival, Workload
 from benchctl.records.jsonl import encode
-from benchctl.records.run import PreparedRequest, ResultWarning
+from benchctl.records.record import ResultWarning
+from benchctl.records.request import PreparedRequest
 from benchctl.workload.arrival import arrival_offsets_ns, trace_offsets_ns
 from benchctl.workload.datasets.dataset import (
     Dataset,

@@ -24,21 +24,14 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from benchctl.records.digests import digests_of_run, record_run
-from benchctl.records.directory import ResultDirectory, keep_steps, load_run, run_directory_name
+from benchctl.records.directory import ResultDirectory, run_directory_name
+from benchctl.records.integrity.digests import digests_of_run, record_run
 from benchctl.records.jsonl import encode
-from benchctl.records.run import (
-    ChoiceRecord,
-    HostInfo,
-    Manifest,
-    Plan,
-    PlannedRun,
-    PreparedRequest,
-    RequestRecord,
-    RunRecord,
-    RunTimes,
-    StepRecord,
-)
+from benchctl.records.loaded import keep_steps, load_run
+from benchctl.records.manifest import HostInfo, Manifest, Plan, PlannedRun
+from benchctl.records.request import ChoiceRecord, PreparedRequest, RequestRecord
+from benchctl.records.run import RunRecord, RunTimes
+from benchctl.records.step import StepRecord
 from benchmarks.common.measured_process import best_of
 from benchmarks.common.table import show, write
 
@@ -72,7 +65,7 @@ RECORDS = """
 import sys
 from pathlib import Path
 from benchctl.records.jsonl import read_jsonl
-from benchctl.records.run import StepRecord
+from benchctl.records.step import StepRecord
 for path in sys.argv[1:]:
     for step in read_jsonl(Path(path), StepRecord):
         pass

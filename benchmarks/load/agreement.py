@@ -43,7 +43,8 @@ from benchctl.profile.model import Profile
 from benchctl.profile.planning.plan import variant_settings
 from benchctl.records.directory import RunDirectory
 from benchctl.records.jsonl import read_jsonl
-from benchctl.records.run import Message, PlannedRun, PreparedRequest, RequestRecord
+from benchctl.records.manifest import PlannedRun
+from benchctl.records.request import Message, PreparedRequest, RequestRecord
 from benchctl.units import ms_from_ns
 from benchctl.workload.prepare import prepare_requests
 

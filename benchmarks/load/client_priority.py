@@ -28,7 +28,7 @@ from benchctl.load.transport.client import StreamClient
 from benchctl.load.transport.exchange import Call
 from benchctl.profile.model import PriorityOption, Timeouts
 from benchctl.profile.workload import Arrival
-from benchctl.records.run import RequestRecord
+from benchctl.records.request import RequestRecord
 from benchmarks.common.table import show, write
 from benchmarks.common.truth import paced_server, usable_cores
 from benchmarks.load.worker_scaling import call

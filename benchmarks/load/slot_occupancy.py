@@ -30,7 +30,7 @@ from typing import Any
 from benchctl.analysis.metrics.offered_load import load_metrics
 from benchctl.analysis.metrics.request_timing import measured
 from benchctl.profile.load import parse_profile
-from benchctl.records.directory import load_results
+from benchctl.records.loaded import load_results
 from benchmarks.common.measured_process import Cost
 from benchmarks.common.paced_answer import Truth
 from benchmarks.common.table import print_rows, write

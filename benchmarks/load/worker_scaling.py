@@ -29,7 +29,8 @@ from benchctl.load.transport.exchange import Call
 from benchctl.load.workers.workers import WorkerLoad
 from benchctl.profile.model import Timeouts
 from benchctl.profile.workload import Arrival
-from benchctl.records.run import ClientSample, PreparedRequest
+from benchctl.records.request import PreparedRequest
+from benchctl.records.samples import ClientSample
 from benchmarks.common.table import show, write
 from benchmarks.common.truth import PacedRun, paced_server, usable_cores
 

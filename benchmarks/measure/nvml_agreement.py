@@ -21,7 +21,7 @@ import pynvml
 
 from benchctl.measure.telemetry.nvidia_smi import open_smi
 from benchctl.measure.telemetry.nvml import open_nvml
-from benchctl.records.run import GpuSample
+from benchctl.records.samples import GpuSample
 from benchctl.units import HZ_PER_MHZ, MIB, ms_from_ns
 
 NEAR_S = 0.5

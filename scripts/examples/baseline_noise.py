@@ -26,7 +26,7 @@ from benchctl.analysis.compare.metric_comparison import BlockDesign, MetricCompa
 from benchctl.analysis.compare.result import CellComparison
 from benchctl.analysis.metrics.run_metrics import run_metrics
 from benchctl.analysis.statistics.block_ratio import RatioEstimate, estimate_paired
-from benchctl.records.directory import LoadedRun, load_results
+from benchctl.records.loaded import LoadedRun, load_results
 from benchctl.report.plots.style import BLUE, GREY, VERMILION, new_figure, png_bytes, tidy
 
 METRIC: Final = "step_ms"

@@ -32,8 +32,8 @@ from benchctl.errors import UnsupportedError
 from benchctl.measure.single_load.evidence import LoadEvidence
 from benchctl.profile.load import parse_profile
 from benchctl.profile.model import Sampling, VariantSettings
-from benchctl.records.directory import load_results
-from benchctl.records.run import ChoiceRecord, PreparedRequest, RequestError, RequestRecord
+from benchctl.records.loaded import load_results
+from benchctl.records.request import ChoiceRecord, PreparedRequest, RequestError, RequestRecord
 
 KEY = "not-to-be-written-anywhere-0815"
 

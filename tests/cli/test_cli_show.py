@@ -13,7 +13,8 @@ from benchctl.analysis.analyzed import analyze_directory
 from benchctl.cli.commands import list_results, report, show
 from benchctl.cli.screen import in_one_row, wide_console
 from benchctl.errors import InvalidDataError, RecordError, UsageError
-from benchctl.records.run import GitState, GpuInfo, ResultWarning
+from benchctl.records.manifest import GitState, GpuInfo
+from benchctl.records.record import ResultWarning
 from benchctl.report.text.client_table import client_table
 from benchctl.report.text.tables import breakdown_table, cells_table, flops_table, runs_table, sweep_table
 

@@ -5,7 +5,7 @@ from support.results.builders import edit_run, write_results
 
 from benchctl.analysis.analyzed import analyze_directory
 from benchctl.cli.suspects import suspects_lines
-from benchctl.records.run import ResultWarning
+from benchctl.records.record import ResultWarning
 
 
 @pytest.fixture(name="results")

@@ -20,7 +20,7 @@ from benchctl.load.transport.client import StreamClient
 from benchctl.load.transport.tls import TlsTransport
 from benchctl.profile.load import load_profile
 from benchctl.profile.model import Guidance, Sampling, Timeouts, VariantSettings
-from benchctl.records.run import PreparedRequest
+from benchctl.records.request import PreparedRequest
 
 ENGINE = AttachEngine()
 KEY = "not-to-be-written-anywhere-4711"

@@ -29,7 +29,7 @@ from benchctl.measure.server.port import choose_port
 from benchctl.measure.server.server import Launch, ServerProcess
 from benchctl.profile.model import Guidance, Sampling, Timeouts, VariantSettings
 from benchctl.records.jsonl import read_jsonl
-from benchctl.records.run import Message, PreparedRequest, RequestRecord
+from benchctl.records.request import Message, PreparedRequest, RequestRecord
 
 ENGINE = LlamaCppEngine()
 SHAPE = ModelShape(

@@ -27,7 +27,7 @@ from benchctl.load.transport.client import StreamClient
 from benchctl.measure.server.port import choose_port
 from benchctl.measure.server.server import Launch, ServerProcess
 from benchctl.profile.model import Guidance, Sampling, Timeouts, VariantSettings
-from benchctl.records.run import Message, PreparedRequest
+from benchctl.records.request import Message, PreparedRequest
 
 ENGINE = SglangEngine()
 BIND_ERROR = (

@@ -4,7 +4,7 @@ import asyncio
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import httpx
 import pytest
@@ -16,9 +16,12 @@ from benchctl.engines.sim.engine import SimEngine
 from benchctl.engines.sim.options import SimOptions
 from benchctl.errors import EngineUnavailableError, RecordError
 from benchctl.profile.model import EngineKind, Guidance, Sampling, VariantSettings
-from benchctl.records.run import Message, PreparedRequest, ResultWarning
+from benchctl.records.request import Message, PreparedRequest
 from benchctl.sim.__main__ import parser
 from benchctl.sim.config import SimConfig
+
+if TYPE_CHECKING:
+    from benchctl.records.record import ResultWarning
 
 ENGINE = SimEngine()
 

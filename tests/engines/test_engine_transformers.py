@@ -20,8 +20,8 @@ from benchctl.engines.transformers.engine import TransformersEngine
 from benchctl.engines.transformers.options import TransformersOptions
 from benchctl.errors import EngineUnavailableError, RecordError, UnsupportedError
 from benchctl.profile.model import Guidance, Sampling, VariantSettings
-from benchctl.records.directory import load_results
-from benchctl.records.run import Message, PreparedRequest
+from benchctl.records.loaded import load_results
+from benchctl.records.request import Message, PreparedRequest
 
 ENGINE = TransformersEngine()
 LAUNCHER = Path(transformers_failures.__file__).parent / "inside" / "serve.py"

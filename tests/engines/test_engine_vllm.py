@@ -16,7 +16,7 @@ from benchctl.engines.vllm.engine import VllmEngine
 from benchctl.engines.vllm.options import VllmOptions
 from benchctl.errors import EngineUnavailableError, UnsupportedError
 from benchctl.profile.model import Guidance, Sampling, VariantSettings
-from benchctl.records.run import Message, PreparedRequest
+from benchctl.records.request import Message, PreparedRequest
 
 ENGINE = VllmEngine()
 

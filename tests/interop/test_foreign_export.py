@@ -17,8 +17,8 @@ from benchctl.cli.app import app
 from benchctl.engines.environment import engines_directory
 from benchctl.errors import RecordError
 from benchctl.interop.readers.files import read_foreign
-from benchctl.records.directory import load_results
-from benchctl.records.run import RequestError
+from benchctl.records.loaded import load_results
+from benchctl.records.request import RequestError
 
 READ = {"vllm": "*.json", "aiperf": "*/profile_export_aiperf.json"}
 

@@ -35,7 +35,7 @@ from benchctl.interop.lenvm.responses import read_responses
 from benchctl.interop.lenvm.schedule import makespan_s, sends_s
 from benchctl.interop.lenvm.summary import RATIO_TAG
 from benchctl.measure.result_directory import reopen_experiment
-from benchctl.records.directory import LoadedRun, load_results
+from benchctl.records.loaded import LoadedRun, load_results
 from benchctl.report.export import write_report
 
 NAME = "Qwen2.5-7B-Instruct_vs_lvm-math-0402-a-qwen2.5-7b-instruct-b-qwen2.5-1.5b-instruct"

@@ -17,7 +17,7 @@ from benchctl.load.transport.client import StreamClient
 from benchctl.load.transport.exchange import Call
 from benchctl.profile.model import Timeouts
 from benchctl.profile.workload import Arrival
-from benchctl.records.run import RequestRecord
+from benchctl.records.request import RequestRecord
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
 USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":2}}\n\ndata: [DONE]\n\n'

@@ -31,7 +31,8 @@ from benchctl.measure.server.process import is_alive
 from benchctl.measure.server.server import ServerProcess
 from benchctl.profile.model import Profile
 from benchctl.profile.workload import Arrival
-from benchctl.records.directory import RunDirectory, load_run
+from benchctl.records.directory import RunDirectory
+from benchctl.records.loaded import load_run
 from benchctl.units import NS_PER_MS, NS_PER_S
 
 LONG = {"max_tokens": 4000, "gap_ms": 20}

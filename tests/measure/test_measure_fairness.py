@@ -15,8 +15,11 @@ from benchctl.analysis.validity.server_counters import GENERATED_TOKENS, PREFIX_
 from benchctl.measure.run import RunContext, measure_run
 from benchctl.measure.telemetry.prometheus import prometheus_samples
 from benchctl.profile.load import parse_profile
-from benchctl.records.directory import LoadedRun, RunDirectory, load_run
-from benchctl.records.run import Message, PlannedRun, PreparedRequest, PrometheusSample
+from benchctl.records.directory import RunDirectory
+from benchctl.records.loaded import LoadedRun, load_run
+from benchctl.records.manifest import PlannedRun
+from benchctl.records.request import Message, PreparedRequest
+from benchctl.records.samples import PrometheusSample
 
 PROFILE = """\
 name: fair

@@ -18,8 +18,9 @@ from benchctl.engines.engine import raw_step_log
 from benchctl.errors import EngineUnavailableError, PortTakenError, RunError
 from benchctl.measure.run import RunContext, measure_run, noise_seed
 from benchctl.measure.server.process import is_alive
-from benchctl.records.directory import RunDirectory, load_run
-from benchctl.records.run import ResultWarning
+from benchctl.records.directory import RunDirectory
+from benchctl.records.loaded import load_run
+from benchctl.records.record import ResultWarning
 from benchctl.units import NS_PER_MS
 
 

@@ -18,7 +18,7 @@ from benchctl.analysis.validity.batch_fill import in_step_frac, underfilled_batc
 from benchctl.analysis.validity.reconcile import Check
 from benchctl.cli.screen import wide_console
 from benchctl.interop.lenvm.imported import import_lenvm
-from benchctl.records.directory import LoadedRun, load_results
+from benchctl.records.loaded import LoadedRun, load_results
 from benchctl.report.export import write_report
 from benchctl.report.page.charts.chart import Chart
 from benchctl.report.page.charts.charts import draw_charts

@@ -10,7 +10,7 @@ import pytest
 from support.servers.real_engines import needs, tiny_model
 
 from benchctl.engines.environment import engines_directory
-from benchctl.records.run import GpuSample
+from benchctl.records.samples import GpuSample
 from benchctl.units import MIB, NS_PER_MS
 from benchmarks.measure.nvml_agreement import differences, paired, report
 

@@ -31,7 +31,7 @@ from benchctl.records.noise_store import (
     store_noise,
     stored_noise,
 )
-from benchctl.records.run import ResultWarning
+from benchctl.records.record import ResultWarning
 
 SCATTER = (0.01, -0.012, 0.004, -0.007, 0.013, -0.008, 0.002, 0.006)
 SAME_SERVER = PROFILE_YAML.split("variants:", maxsplit=1)[0] + "variants:\n  baseline: {}\n  guided: {}\n"

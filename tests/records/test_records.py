@@ -10,10 +10,12 @@ from hypothesis import strategies as st
 from support.results.builders import PROFILE_YAML, write_results
 
 from benchctl.errors import RecordError, SchemaVersionError
-from benchctl.records.directory import cell_name, load_results, open_results, run_directory_name
+from benchctl.records.directory import cell_name, open_results, run_directory_name
 from benchctl.records.jsonl import JsonlWriter, encode, read_jsonl, read_whole, write_bytes_atomic
-from benchctl.records.run import RequestError, RequestRecord, StepRecord
+from benchctl.records.loaded import load_results
+from benchctl.records.request import RequestError, RequestRecord
 from benchctl.records.schema import upgrade
+from benchctl.records.step import StepRecord
 
 
 def step(number: int) -> StepRecord:

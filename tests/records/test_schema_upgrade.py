@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from benchctl.records.digests import manifest_sha256
 from benchctl.records.directory import open_results
+from benchctl.records.integrity.digests import manifest_sha256
 from benchctl.records.noise import read_noise
 from benchctl.records.schema import RENAMED_CODES, RENAMED_METRICS, current_metric_name, upgrade
 

@@ -14,7 +14,7 @@ from support.results.builders import edit_run, set_positions, write_results
 
 import benchctl.analysis.experiment.experiment
 import benchctl.profile.load
-from benchctl.records.run import FOREIGN_GPU_PROCESS, ResultWarning
+from benchctl.records.record import FOREIGN_GPU_PROCESS, ResultWarning
 
 FACTORS = [
     {

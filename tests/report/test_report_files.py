@@ -10,7 +10,7 @@ from support.results import builders
 from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.statistics.block_ratio import estimate_paired
 from benchctl.errors import RecordError, SchemaVersionError
-from benchctl.records.run import RequestError
+from benchctl.records.request import RequestError
 from benchctl.report.export import write_report
 from benchctl.report.plots.style import Part, stacked_bars
 from benchctl.report.plots.sweep import interval_label

@@ -10,7 +10,7 @@ from support.servers.simulator import FILTERED, NEUTRAL, VALUE_MODEL, prompt_of,
 
 from benchctl.errors import UsageError
 from benchctl.records.jsonl import encode
-from benchctl.records.run import SECTION_PARENT, StepRecord
+from benchctl.records.step import SECTION_PARENT, StepRecord
 from benchctl.sim.config import SimConfig
 from benchctl.sim.core import Core
 from benchctl.sim.phase import AnnouncedPhase, AnnouncedRequest

@@ -4,7 +4,7 @@ import heapq
 from collections.abc import Callable, Sequence
 
 from benchctl.profile.workload import Arrival
-from benchctl.records.run import RequestRecord
+from benchctl.records.request import RequestRecord
 from benchctl.units import NS_PER_MS, NS_PER_S
 
 T0_NS = 50 * NS_PER_S

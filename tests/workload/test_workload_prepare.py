@@ -14,7 +14,7 @@ import pytest
 
 from benchctl.errors import DatasetError, ProfileError
 from benchctl.profile.model import Profile
-from benchctl.records.run import PreparedRequest
+from benchctl.records.request import PreparedRequest
 from benchctl.workload.datasets.dataset import FileDataset, names_of_datasets
 from benchctl.workload.prepare import PreparedSet, prepare_requests
 from benchctl.workload.seeded import distinct_seeds, named_stream

@@ -27,7 +27,7 @@ from benchctl.analysis.attribution.roofline import FlooredRun, WorkSplit, split_
 from benchctl.analysis.attribution.run_time import RunAnatomy, TimeScales, at_middle_of_block
 from benchctl.analysis.attribution.steps import BatchSplit, SectionSplit, split_batches, split_sections
 from benchctl.analysis.statistics.side_ratio import SideRatio
-from benchctl.records.run import StopMode
+from benchctl.records.manifest import StopMode
 from benchctl.units import MS_PER_S
 
 _ROUNDING: Final = 1e-12

@@ -29,8 +29,8 @@ from benchctl.analysis.attribution.estimate import (
 from benchctl.analysis.attribution.run_time import RunAnatomy, TimeScales, at_middle_of_block
 from benchctl.analysis.statistics.block_ratio import RatioEstimate
 from benchctl.analysis.statistics.side_ratio import SideRatio
-from benchctl.records.run import StopMode
-from benchctl.records.step_columns import PHASES
+from benchctl.records.columns.step_columns import PHASES
+from benchctl.records.manifest import StopMode
 
 STEPS: Final = "steps"
 TIME_PER_STEP: Final = "time per step"

@@ -22,7 +22,7 @@ from benchctl.costs.roofline import forward_bytes, forward_flops
 from benchctl.costs.shapes import ModelShape, shape_for
 from benchctl.errors import UsageError
 from benchctl.profile.model import VariantSettings
-from benchctl.records.step_columns import Floats, StepColumns
+from benchctl.records.columns.step_columns import Floats, StepColumns
 
 NO_PEAKS: Final = "the peaks of the device are unknown"
 NO_SETTINGS: Final = "the profile does not say which models ran"

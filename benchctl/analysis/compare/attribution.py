@@ -13,7 +13,7 @@ from benchctl.analysis.experiment.experiment import Experiment
 from benchctl.analysis.experiment.paired_runs import PairedRuns
 from benchctl.analysis.statistics.block_ratio import Estimator
 from benchctl.analysis.statistics.side_ratio import SideRatio
-from benchctl.records.directory import LoadedRun
+from benchctl.records.loaded import LoadedRun
 
 
 def with_decompositions(

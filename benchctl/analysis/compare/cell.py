@@ -16,7 +16,7 @@ from benchctl.analysis.experiment.pairing import CellPair
 from benchctl.analysis.metrics.request_timing import is_completed, measured
 from benchctl.analysis.metrics.table import CLIENT_TIMED
 from benchctl.analysis.validity.bunching import CLIENT_BUNCHING
-from benchctl.records.directory import LoadedRun
+from benchctl.records.loaded import LoadedRun
 
 _CHUNK_TIMED: Final = ("ttft_ms", "itl_ms", "tpot_ms")
 """Endings of the names of metrics that only the client times, chunk by chunk."""

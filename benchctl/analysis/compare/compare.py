@@ -33,7 +33,7 @@ from benchctl.analysis.validity.run_differences import run_differences
 from benchctl.errors import UsageError
 from benchctl.profile.sources.files import nearest
 from benchctl.records.noise import MetricNoise, load_noise
-from benchctl.records.run import ResultWarning
+from benchctl.records.record import ResultWarning
 
 __all__ = ["CompareOptions", "Side", "compare_experiments", "compare_sides", "parse_side"]
 

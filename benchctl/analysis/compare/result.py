@@ -11,7 +11,7 @@ from benchctl.analysis.quality.accuracy import QualityComparison
 from benchctl.analysis.quality.divergence import DivergenceComparison
 from benchctl.analysis.validity.comparability import Difference
 from benchctl.records.noise import MetricNoise
-from benchctl.records.run import ResultWarning
+from benchctl.records.record import ResultWarning
 
 OverallVerdict: TypeAlias = Literal["invalid", "regression", "inconclusive", "improvement", "equivalent"]
 

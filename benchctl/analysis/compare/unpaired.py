@@ -21,7 +21,7 @@ from benchctl.analysis.metrics.table import LATENCIES, METRICS
 from benchctl.analysis.validity.comparability import Difference, require_comparable
 from benchctl.errors import NotComparableError
 from benchctl.interop.readers.run import ForeignRun, Setting
-from benchctl.records.run import ResultWarning
+from benchctl.records.record import ResultWarning
 
 DECIDING: Final = ("tpot_ms", "ttft_ms", "output_throughput")
 """Default deciding metrics, as far as every run knows them."""

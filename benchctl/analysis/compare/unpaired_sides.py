@@ -14,7 +14,7 @@ from benchctl.errors import UsageError
 from benchctl.interop.readers.files import is_foreign, read_foreign
 from benchctl.interop.readers.run import ForeignRun, Setting, known, unanswered
 from benchctl.profile.workload import Arrival
-from benchctl.records.directory import LoadedRun
+from benchctl.records.loaded import LoadedRun
 
 _VIRTUAL = "the simulator's clock is virtual: its times are scaled, those of another tool are not"
 _CHOICES = "requests of benchctl asked for several choices each; other tools ask for one"

@@ -10,9 +10,9 @@ from benchctl.analysis.compare.result import CellComparison
 from benchctl.analysis.experiment.pairing import CellPair, unmatched_arms
 from benchctl.analysis.validity.comparability import machine_warnings
 from benchctl.analysis.validity.reconcile import Check
-from benchctl.analysis.validity.usability import suspect_warnings
-from benchctl.records.directory import LoadedResults, LoadedRun
-from benchctl.records.run import ResultWarning
+from benchctl.analysis.validity.usability import decisive_warnings
+from benchctl.records.loaded import LoadedResults, LoadedRun
+from benchctl.records.record import ResultWarning
 
 SURPRISING_P: Final = 0.01
 """Effects of the order are reported where their p-value, over all tests, is below it."""
@@ -68,7 +68,7 @@ def _describe_suspects(name: str, runs: Iterable[LoadedRun]) -> str:
     suspect = [record for record in distinct if record.state == "suspect"]
     if not suspect:
         return ""
-    codes = sorted({warning.code for record in suspect for warning in suspect_warnings(record)})
+    codes = sorted({warning.code for record in suspect for warning in decisive_warnings(record)})
     return f"{len(suspect)} of {len(distinct)} runs of {name} ({', '.join(codes) or 'no reason recorded'})"
 
 

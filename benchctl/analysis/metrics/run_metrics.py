@@ -24,9 +24,10 @@ from benchctl.analysis.metrics.table import LATENCIES, METRICS, Direction, Metri
 from benchctl.analysis.metrics.timestamp_quality import client_metrics
 from benchctl.analysis.metrics.unknown import quotient, total
 from benchctl.profile.workload import Arrival
-from benchctl.records.directory import LoadedRun
-from benchctl.records.run import RequestRecord, RunRecord
-from benchctl.records.step_columns import Integers, StepColumns, exact_sum
+from benchctl.records.columns.step_columns import Integers, StepColumns, exact_sum
+from benchctl.records.loaded import LoadedRun
+from benchctl.records.request import RequestRecord
+from benchctl.records.run import RunRecord
 from benchctl.units import ms_from_ns, s_from_ns
 
 __all__ = ["METRICS", "Direction", "Metric", "run_metrics", "unavailable_reason"]

@@ -14,7 +14,8 @@ from benchctl.analysis.metrics.percentile import percentiles
 from benchctl.analysis.metrics.unknown import quotient
 from benchctl.formats import milliseconds
 from benchctl.profile.workload import Arrival
-from benchctl.records.run import RequestRecord, ResultWarning
+from benchctl.records.record import ResultWarning
+from benchctl.records.request import RequestRecord
 from benchctl.units import NS_PER_S
 
 MAX_IDLE_FRAC: Final = 0.01

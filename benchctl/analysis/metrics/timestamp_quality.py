@@ -7,7 +7,8 @@ from benchctl.analysis.metrics.arrival_errors import by_worker
 from benchctl.analysis.metrics.percentile import percentiles
 from benchctl.analysis.metrics.request_timing import in_a_row, num_zeros, pooled_itls_ns, send_lag_ns
 from benchctl.analysis.metrics.unknown import known, quotient
-from benchctl.records.run import ClientSample, RequestRecord
+from benchctl.records.request import RequestRecord
+from benchctl.records.samples import ClientSample
 from benchctl.units import NS_PER_S, ms_from_ns
 
 if TYPE_CHECKING:

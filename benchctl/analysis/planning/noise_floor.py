@@ -18,9 +18,9 @@ from benchctl.analysis.statistics.side_ratio import SideRatio
 from benchctl.errors import NotComparableError, UsageError
 from benchctl.profile.model import Profile
 from benchctl.profile.planning.plan import arms, variant_settings
-from benchctl.records.directory import LoadedResults
+from benchctl.records.loaded import LoadedResults
+from benchctl.records.manifest import Manifest
 from benchctl.records.noise import MetricNoise, NoiseFloor
-from benchctl.records.run import Manifest
 from benchctl.records.schema import SCHEMA_VERSION
 
 

@@ -20,8 +20,8 @@ from benchctl.analysis.statistics.paired_shares import (
     newcombe_interval,
     sign_flip_p,
 )
-from benchctl.records.directory import LoadedRun
-from benchctl.records.run import PreparedRequest
+from benchctl.records.loaded import LoadedRun
+from benchctl.records.request import PreparedRequest
 
 QualityVerdict: TypeAlias = Literal["regression", "improvement", "equivalent", "inconclusive"]
 MARGIN_POINTS: Final = 1.0

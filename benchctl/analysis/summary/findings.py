@@ -18,7 +18,7 @@ from benchctl.analysis.statistics.block_ratio import estimate_paired
 from benchctl.analysis.summary.runs import CellSummary, RunSummary
 from benchctl.analysis.summary.sweep import SweepRow
 from benchctl.formats import count_of
-from benchctl.records.step_columns import exact_sum
+from benchctl.records.columns.step_columns import exact_sum
 from benchctl.units import MS_PER_S, s_from_ns
 
 FLAT_MARGIN_FRAC: Final = 0.10

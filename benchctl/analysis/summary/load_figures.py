@@ -17,7 +17,7 @@ from benchctl.analysis.metrics.sorted_runs import SortedRuns
 from benchctl.analysis.metrics.table import LATENCIES
 from benchctl.analysis.metrics.unknown import quotient
 from benchctl.analysis.validity.token_checks import check_client_tokens
-from benchctl.records.run import RequestRecord
+from benchctl.records.request import RequestRecord
 from benchctl.units import ms_from_ns, s_from_ns
 
 SEND_LAG: Final = "send_lag"

@@ -37,8 +37,10 @@ from benchctl.analysis.metrics.request_timing import itls_ns, measured
 from benchctl.analysis.metrics.slot_occupancy import MIN_LOAD_NS, idle_slots, slot_occupancy
 from benchctl.analysis.metrics.timestamp_quality import busy_cores, held_up_ns, num_clock_steps, samples_span_ns
 from benchctl.profile.workload import Arrival
-from benchctl.records.directory import LoadedRun
-from benchctl.records.run import ClientSample, RequestRecord, ResultWarning
+from benchctl.records.loaded import LoadedRun
+from benchctl.records.record import ResultWarning
+from benchctl.records.request import RequestRecord
+from benchctl.records.samples import ClientSample
 from benchctl.units import NS_PER_MS, NS_PER_S, ms_from_ns
 
 MAX_STAMP_ERROR_NS: Final = NS_PER_MS

@@ -23,9 +23,12 @@ from benchctl.analysis.validity.token_checks import (
 from benchctl.guided.params import is_noop, parse_params
 from benchctl.profile.model import Profile, VariantSettings
 from benchctl.profile.planning.plan import variant_settings
-from benchctl.records.directory import LoadedRun
-from benchctl.records.run import PreparedRequest, RequestRecord, ResultWarning, RunRecord, StopMode
-from benchctl.records.step_columns import StepColumns, exact_sum
+from benchctl.records.columns.step_columns import StepColumns, exact_sum
+from benchctl.records.loaded import LoadedRun
+from benchctl.records.manifest import StopMode
+from benchctl.records.record import ResultWarning
+from benchctl.records.request import PreparedRequest, RequestRecord
+from benchctl.records.run import RunRecord
 from benchctl.records.warning_codes import CHECK_FAILED
 from benchctl.units import NS_PER_MS, s_from_ns
 

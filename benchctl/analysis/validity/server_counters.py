@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from benchctl.profile.engine_table import engine_specs
-from benchctl.records.run import PrometheusSample
+from benchctl.records.samples import PrometheusSample
 
 _COUNTERS: Final = tuple(spec.counters for spec in engine_specs())
 GENERATED_TOKENS: Final = tuple(name for counters in _COUNTERS for name in counters.generated_tokens)

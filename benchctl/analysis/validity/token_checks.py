@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 from benchctl.analysis.metrics.unknown import known
 from benchctl.analysis.validity.server_counters import GENERATED_TOKENS, PREFIX_HITS, measure_growth
-from benchctl.records.run import PrometheusSample, RequestRecord
+from benchctl.records.request import RequestRecord
+from benchctl.records.samples import PrometheusSample
 
 if TYPE_CHECKING:
-    from benchctl.records.step_columns import StepColumns
+    from benchctl.records.columns.step_columns import StepColumns
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from benchctl.analysis.metrics.request_timing import measured
 from benchctl.analysis.validity.gates import violated_gates
 from benchctl.profile.model import Gate
-from benchctl.records.directory import DAMAGED_LINE, LoadedRun
-from benchctl.records.run import ResultWarning, RunRecord
+from benchctl.records.loaded import DAMAGED_LINE, LoadedRun
+from benchctl.records.record import ResultWarning
+from benchctl.records.run import RunRecord
 from benchctl.records.warning_codes import CHECK_FAILED, CLIENT_SUSPECT_CODES, LIGHTER_LOAD_CODES, SUSPECT_CODES
 
 
@@ -51,14 +52,14 @@ def usability_of(run: LoadedRun, gates: Sequence[Gate], *, allow_suspect: bool =
     return _of_suspect(run, allow_suspect=allow_suspect) if record.state == "suspect" else Usability()
 
 
-def suspect_warnings(record: RunRecord) -> tuple[ResultWarning, ...]:
+def decisive_warnings(record: RunRecord) -> tuple[ResultWarning, ...]:
     """The warnings that made a run suspect; all of them where its record names none of those."""
     decided = tuple(warning for warning in record.warnings if warning.code in SUSPECT_CODES)
     return decided or tuple(record.warnings)
 
 
 def _of_suspect(run: LoadedRun, *, allow_suspect: bool) -> Usability:
-    decided = suspect_warnings(run.record)
+    decided = decisive_warnings(run.record)
     is_client_alone = bool(decided) and all(warning.code in CLIENT_SUSPECT_CODES for warning in decided)
     is_late = any(warning.code in CLIENT_SUSPECT_CODES for warning in decided)
     if _contradicts_itself(run) or (not is_late and _has_failures(run)):

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from benchctl.measure.experiment import Outcome
     from benchctl.profile.model import Profile
     from benchctl.records.directory import ResultDirectory
-    from benchctl.records.run import PreparedRequest
+    from benchctl.records.request import PreparedRequest
     from benchctl.workload.prepare import PreparedSet
 
 QUICK_BLOCKS = 2

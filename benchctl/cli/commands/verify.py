@@ -8,7 +8,7 @@ import typer
 from benchctl.formats import megabytes
 
 if TYPE_CHECKING:
-    from benchctl.records.verification import Verification
+    from benchctl.records.integrity.verification import Verification
 
 _ALTERED: Final = 4
 
@@ -23,7 +23,7 @@ def verify(
     runs and their request set are verified.
     """
     from benchctl.records.directory import open_results
-    from benchctl.records.verification import verify_directory
+    from benchctl.records.integrity.verification import verify_directory
 
     open_results(results)
     verified = verify_directory(results, is_fresh=True)
@@ -38,7 +38,7 @@ def verify(
 
 
 def _print(results: Path, verified: "Verification") -> None:
-    from benchctl.records.digests import directory_sha256
+    from benchctl.records.integrity.digests import directory_sha256
 
     for alteration in verified.alterations:
         beside = "" if alteration.decides else " (no number rests on it)"
@@ -62,7 +62,7 @@ def _print(results: Path, verified: "Verification") -> None:
 
 
 def _document(results: Path, verified: "Verification") -> dict[str, Any]:
-    from benchctl.records.digests import directory_sha256
+    from benchctl.records.integrity.digests import directory_sha256
 
     digests = verified.digests
     return {

@@ -22,7 +22,8 @@ from benchctl.errors import EngineUnavailableError
 from benchctl.profile.engine_table import PLAIN_DIALECT, engine_spec, load_name
 from benchctl.profile.model import VariantSettings
 from benchctl.records.jsonl import encode
-from benchctl.records.run import PreparedRequest, StepRecord
+from benchctl.records.request import PreparedRequest
+from benchctl.records.step import StepRecord
 
 
 class Dialect(Protocol):

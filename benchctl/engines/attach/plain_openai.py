@@ -6,7 +6,7 @@ from typing import Any
 from benchctl.engines.engine import RequestCall
 from benchctl.engines.openai_server import OpenAiServer, streamed
 from benchctl.profile.model import VariantSettings
-from benchctl.records.run import PreparedRequest
+from benchctl.records.request import PreparedRequest
 
 
 class PlainOpenAi(OpenAiServer):

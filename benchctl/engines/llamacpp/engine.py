@@ -24,7 +24,8 @@ from benchctl.engines.openai_server import LOOPBACK, JsonGetter, OpenAiServer, o
 from benchctl.errors import EngineUnavailableError
 from benchctl.profile.engine_options import ServerOptions
 from benchctl.profile.model import Sampling, VariantSettings
-from benchctl.records.run import PreparedRequest, StepRecord
+from benchctl.records.request import PreparedRequest
+from benchctl.records.step import StepRecord
 
 _PROGRAM: Final = "llama-server"
 _VERSION_LIMIT_S: Final = 10.0

@@ -28,7 +28,8 @@ from benchctl.engines.sglang.options import SglangOptions
 from benchctl.engines.sglang.steps import read_sglang_steps
 from benchctl.profile.engine_options import PythonOptions, ServerOptions
 from benchctl.profile.model import VariantSettings
-from benchctl.records.run import PreparedRequest, StepRecord
+from benchctl.records.request import PreparedRequest
+from benchctl.records.step import StepRecord
 
 DISTRIBUTION: Final = "sglang"
 _INSIDE: Final = Path(__file__).parent / "inside"

@@ -39,7 +39,8 @@ from benchctl.engines.sglang_lenvm.steps import read_lenvm_steps, stamped_record
 from benchctl.errors import EngineUnavailableError, UnsupportedError
 from benchctl.interop.readers.lenvm_revision import revisions_of
 from benchctl.profile.model import VariantSettings
-from benchctl.records.run import PreparedRequest, StepRecord
+from benchctl.records.request import PreparedRequest
+from benchctl.records.step import StepRecord
 
 _KIND: Final = "sglang-lenvm"
 _LAUNCHER: Final = Path(__file__).parent / "inside" / "stamped.py"

@@ -21,7 +21,9 @@ from benchctl.profile.choices import COST_MODELS
 from benchctl.profile.engine_options import Flag
 from benchctl.profile.model import VariantSettings
 from benchctl.records.jsonl import encode, read_jsonl
-from benchctl.records.run import Clock, PreparedRequest, ResultWarning, StepRecord
+from benchctl.records.record import ResultWarning
+from benchctl.records.request import PreparedRequest
+from benchctl.records.step import Clock, StepRecord
 
 _LAG_FRAC: Final = 0.02
 """Share of the wall time that the simulator may fall behind before its client-side times are doubted."""

@@ -35,7 +35,8 @@ from benchctl.errors import EngineUnavailableError
 from benchctl.profile.engine_options import PythonOptions, ServerOptions
 from benchctl.profile.model import Sampling, VariantSettings
 from benchctl.records.jsonl import encode, read_jsonl
-from benchctl.records.run import Phase, PreparedRequest, StepRecord
+from benchctl.records.request import PreparedRequest
+from benchctl.records.step import StepPhase, StepRecord
 
 _LAUNCHER: Final = Path(__file__).parent / "inside" / "serve.py"
 _DISTRIBUTION: Final = "transformers"
@@ -206,7 +207,7 @@ class _RawStep(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     @property
-    def _phase(self) -> Phase:
+    def _phase(self) -> StepPhase:
         if not self.prefill_tokens:
             return "decode"
         return "mixed" if self.decode_tokens else "prefill"

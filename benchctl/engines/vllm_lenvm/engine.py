@@ -27,7 +27,8 @@ from benchctl.engines.vllm_lenvm.steps import guided_step_log, read_vllm_lenvm_s
 from benchctl.errors import EngineUnavailableError, UnsupportedError
 from benchctl.profile.model import VariantSettings
 from benchctl.records.jsonl import encode
-from benchctl.records.run import PreparedRequest, StepRecord
+from benchctl.records.request import PreparedRequest
+from benchctl.records.step import StepRecord
 
 PROCESSOR: Final = "benchctl_lenvm:LenvmLogitsProcessor"
 MAX_CANDIDATES: Final = 64

@@ -35,20 +35,14 @@ from benchctl.profile.identity import profile_sha256
 from benchctl.profile.load import dump_profile
 from benchctl.profile.model import Profile
 from benchctl.profile.planning.plan import variant_settings
-from benchctl.records.digests import digests_of_run, record_run
-from benchctl.records.directory import ResultDirectory, RunDirectory, keep_steps, load_run, run_directory_name
+from benchctl.records.directory import ResultDirectory, RunDirectory, run_directory_name
+from benchctl.records.integrity.digests import digests_of_run, record_run
 from benchctl.records.jsonl import encode, write_bytes_atomic, write_json_atomic
-from benchctl.records.run import (
-    HostInfo,
-    Imported,
-    Manifest,
-    Plan,
-    PlannedRun,
-    PreparedRequest,
-    RequestRecord,
-    ResultWarning,
-    RunRecord,
-)
+from benchctl.records.loaded import keep_steps, load_run
+from benchctl.records.manifest import HostInfo, Imported, Manifest, Plan, PlannedRun
+from benchctl.records.record import ResultWarning
+from benchctl.records.request import PreparedRequest, RequestRecord
+from benchctl.records.run import RunRecord
 from benchctl.records.schema import SCHEMA_VERSION
 
 WINDOWS_NAME: Final = "timing_windows.jsonl"

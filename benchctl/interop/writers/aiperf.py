@@ -24,8 +24,9 @@ from benchctl.analysis.metrics.request_timing import (
 )
 from benchctl.analysis.metrics.run_metrics import run_metrics
 from benchctl.profile.workload import Arrival
-from benchctl.records.directory import LoadedRun
-from benchctl.records.run import Manifest, RequestRecord
+from benchctl.records.loaded import LoadedRun
+from benchctl.records.manifest import Manifest
+from benchctl.records.request import RequestRecord
 from benchctl.units import MS_PER_S, ms_from_ns
 
 _SCHEMA: Final = "1.4"

@@ -34,7 +34,7 @@ from benchctl.load.workers.wire import (
 )
 from benchctl.profile.model import Timeouts
 from benchctl.profile.workload import Arrival
-from benchctl.records.run import ClientSample
+from benchctl.records.samples import ClientSample
 
 
 async def _work() -> None:

@@ -40,7 +40,8 @@ from benchctl.load.workers.wire import (
 )
 from benchctl.profile.model import PriorityOption, Profile, Timeouts
 from benchctl.profile.workload import Arrival
-from benchctl.records.run import ClientSample, RequestRecord
+from benchctl.records.request import RequestRecord
+from benchctl.records.samples import ClientSample
 from benchctl.units import NS_PER_MS, NS_PER_S
 
 WORKER_CORES: Final = 0.5

@@ -29,7 +29,7 @@ from benchctl.measure.server.port import HOST, belongs_to, wait_free
 from benchctl.measure.server.shared_memory import Segments
 from benchctl.measure.server.shortage import Shortage
 from benchctl.profile.model import Timeouts
-from benchctl.records.run import ResultWarning
+from benchctl.records.record import ResultWarning
 
 Diagnose = Callable[[str], Diagnosis | None]
 """The end of a log to what it shows, where the engine knows the trouble."""

@@ -32,9 +32,12 @@ from benchctl.measure.single_load.evidence import LoadEvidence
 from benchctl.measure.warmup import warmup_requests
 from benchctl.profile.model import Profile, VariantSettings
 from benchctl.profile.workload import Arrival
-from benchctl.records.digests import record_run
 from benchctl.records.directory import ResultDirectory
-from benchctl.records.run import Manifest, RequestRecord, ResultWarning, RunRecord
+from benchctl.records.integrity.digests import record_run
+from benchctl.records.manifest import Manifest
+from benchctl.records.record import ResultWarning
+from benchctl.records.request import RequestRecord
+from benchctl.records.run import RunRecord
 from benchctl.workload.prepare import PreparedSet
 
 

@@ -16,7 +16,8 @@ from benchctl.profile.settings import cells_of, factor_problem, factors_of, reso
 from benchctl.profile.sources.files import nearest
 from benchctl.profile.sources.located import Location, located
 from benchctl.records.directory import run_directory_name
-from benchctl.records.run import Cell, Plan, PlannedRun
+from benchctl.records.manifest import Plan, PlannedRun
+from benchctl.records.record import Cell
 from benchctl.records.schema import SCHEMA_VERSION
 
 Arm: TypeAlias = tuple[str, Cell]

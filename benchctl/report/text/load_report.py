@@ -15,7 +15,8 @@ from benchctl.analysis.summary.load_figures import SEND_LAG, Durations, LoadFigu
 from benchctl.formats import UNKNOWN, four_digits, whole
 from benchctl.interop.writers.vllm import bounds_document, schedule
 from benchctl.profile.workload import Arrival
-from benchctl.records.run import Manifest, RunRecord
+from benchctl.records.manifest import Manifest
+from benchctl.records.run import RunRecord
 from benchctl.records.schema import SCHEMA_VERSION
 
 _NAMES: Final = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "end to end", SEND_LAG: "send lag"}

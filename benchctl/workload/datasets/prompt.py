@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from benchctl.errors import DatasetError
-from benchctl.records.run import Message
+from benchctl.records.request import Message
 from benchctl.workload.seeded import named_stream
 
 

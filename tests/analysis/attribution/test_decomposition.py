@@ -25,7 +25,8 @@ from benchctl.analysis.compare.compare import CompareOptions, compare_sides, par
 from benchctl.analysis.compare.result import CellComparison
 from benchctl.analysis.statistics.block_ratio import Estimator
 from benchctl.records.directory import ResultDirectory
-from benchctl.records.run import RequestRecord, StepRecord
+from benchctl.records.request import RequestRecord
+from benchctl.records.step import StepRecord
 
 TRUTH = 15.5 / 10
 STEADY = ({"baseline": 1.0, "guided": 1.0},) * 6

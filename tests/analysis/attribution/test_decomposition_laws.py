@@ -20,7 +20,7 @@ from benchctl.analysis.attribution.run_time import Latency, RunAnatomy, SizedSte
 from benchctl.analysis.attribution.steps import split_batches
 from benchctl.costs.hardware import hardware_for
 from benchctl.costs.shapes import shape_for
-from benchctl.records.step_columns import columns_from
+from benchctl.records.columns.step_columns import columns_from
 
 WORK = WorkModel(
     base=shape_for("qwen2.5-7b"), value=shape_for(VALUE_MODEL).as_value_model(), hardware=hardware_for("h100-sxm")

@@ -6,7 +6,10 @@ from support.results.builders import edit_manifest, edit_requests, edit_run, edi
 
 from benchctl.analysis.compare.compare import CompareOptions, compare_sides, parse_side
 from benchctl.errors import NotComparableError, RecordError, SchemaVersionError
-from benchctl.records.run import GitState, GpuInfo, RequestError, ResultWarning, RunFailure
+from benchctl.records.manifest import GitState, GpuInfo
+from benchctl.records.record import ResultWarning
+from benchctl.records.request import RequestError
+from benchctl.records.run import RunFailure
 from benchctl.report.documents.comparison import refusal_document
 
 SEVEN = ({"baseline": 1.0, "guided": 1.0},) * 7

@@ -14,7 +14,9 @@ import benchctl.measure
 from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.compare.compare import CompareOptions, compare_sides, parse_side
 from benchctl.cli.commands.compare import compare as compare_command
-from benchctl.records.run import RequestError, ResultWarning, RunFailure
+from benchctl.records.record import ResultWarning
+from benchctl.records.request import RequestError
+from benchctl.records.run import RunFailure
 from benchctl.records.warning_codes import CLIENT_SUSPECT_CODES, SUSPECT_CODES
 
 SEVEN = ({"baseline": 1.0, "guided": 1.0},) * 7

@@ -13,7 +13,7 @@ from benchctl.analysis.compare.unpaired import compare_foreign
 from benchctl.analysis.compare.unpaired_sides import name_of_side, runs_of_side
 from benchctl.cli.app import app
 from benchctl.errors import NotComparableError, UsageError
-from benchctl.records.run import RequestError
+from benchctl.records.request import RequestError
 
 WRITTEN = Path(__file__).parents[2] / "interop" / "foreign"
 VLLM = json.loads((WRITTEN / "vllm-0.json").read_text())

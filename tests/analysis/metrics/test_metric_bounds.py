@@ -18,7 +18,7 @@ from benchctl.analysis.summary.load_figures import FiguresInPassing
 from benchctl.analysis.validity.client_guard import client_suspect_warnings, client_warnings
 from benchctl.interop.writers.vllm import vllm_result
 from benchctl.measure.single_load.evidence import LoadEvidence
-from benchctl.records.run import ChoiceRecord, RequestRecord
+from benchctl.records.request import ChoiceRecord, RequestRecord
 from benchctl.report.documents.comparison import document_of
 from benchctl.report.text.comparison_table import footnotes_of, rows_of
 from benchctl.report.text.load_report import bounds_note, durations_table

@@ -6,8 +6,10 @@ from support.results.builders import T0_NS, edit_requests, edit_run, edit_steps,
 
 from benchctl.analysis.metrics.clock import clock_factor
 from benchctl.analysis.metrics.run_metrics import METRICS, load_window_ns, run_metrics, unavailable_reason
-from benchctl.records.directory import LoadedRun, load_results
-from benchctl.records.run import GpuSample, HostSample, RequestError, RunRecord, RunTimes
+from benchctl.records.loaded import LoadedRun, load_results
+from benchctl.records.request import RequestError
+from benchctl.records.run import RunRecord, RunTimes
+from benchctl.records.samples import GpuSample, HostSample
 from benchctl.units import NS_PER_S
 
 BASELINE, GUIDED = "000-b0-baseline", "001-b0-guided-top_k5"

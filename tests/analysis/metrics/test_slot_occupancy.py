@@ -13,7 +13,7 @@ from benchctl.analysis.metrics.slot_occupancy import slot_occupancy
 from benchctl.analysis.summary.load_figures import FiguresInPassing
 from benchctl.analysis.validity.client_guard import client_suspect_warnings
 from benchctl.profile.workload import Arrival
-from benchctl.records.run import RequestError
+from benchctl.records.request import RequestError
 from benchctl.report.text.load_report import totals_table
 from benchctl.units import NS_PER_MS
 

@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 
 from benchctl.cli.commands.compare import compare
 from benchctl.errors import BenchctlError
-from benchctl.records.directory import ResultDirectory, load_results
+from benchctl.records.directory import ResultDirectory
+from benchctl.records.loaded import load_results
 
 app = typer.Typer()
 app.command()(compare)

@@ -23,8 +23,9 @@ from benchctl.analysis.quality.grading import grade
 from benchctl.analysis.quality.judge import judge_named
 from benchctl.analysis.quality.text import quality_lines
 from benchctl.analysis.statistics.paired_shares import newcombe_interval
-from benchctl.records.directory import LoadedResults, LoadedRun, ResultDirectory, load_results
-from benchctl.records.run import RequestError
+from benchctl.records.directory import ResultDirectory
+from benchctl.records.loaded import LoadedResults, LoadedRun, load_results
+from benchctl.records.request import RequestError
 
 JUDGE = judge_named("numeric")
 

@@ -18,7 +18,7 @@ from benchctl.analysis.statistics.stopping_rule import look_blocks, stopping_rul
 from benchctl.errors import ProfileError
 from benchctl.profile.load import load_profile
 from benchctl.records.directory import ResultDirectory
-from benchctl.records.run import StoppingRecord
+from benchctl.records.manifest import StoppingRecord
 from benchctl.report.catalog import list_directories
 from benchctl.report.text.tables import headline, runs_table
 

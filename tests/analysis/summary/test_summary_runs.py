@@ -13,7 +13,7 @@ from benchctl.analysis.experiment.experiment import experiment_of, load_experime
 from benchctl.analysis.metrics.run_metrics import METRICS
 from benchctl.analysis.summary.columns import LENVM_COLUMNS, SUMMARY_COLUMNS
 from benchctl.analysis.summary.runs import arm_label, summarise_cells, summarise_runs
-from benchctl.records.directory import load_results
+from benchctl.records.loaded import load_results
 from benchctl.report.export import csv_bytes
 
 PUBLISHED_COLUMNS = [

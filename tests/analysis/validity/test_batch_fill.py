@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from support.results.builders import write_results
 
 from benchctl.analysis.validity.batch_fill import STARVED_FRAC, in_step_frac, underfilled_batch_warnings
-from benchctl.records.directory import LoadedRun, load_results
-from benchctl.records.run import ChoiceRecord, RequestError, RequestRecord, StepRecord
+from benchctl.records.loaded import LoadedRun, load_results
+from benchctl.records.request import ChoiceRecord, RequestError, RequestRecord
+from benchctl.records.step import StepRecord
 
 STEP_NS = 4_000_000
 

@@ -16,9 +16,11 @@ from benchctl.analysis.validity.bunching import (
     UNEVEN_STEPS,
     bunching_warnings,
 )
-from benchctl.records.directory import load_results
-from benchctl.records.run import ChoiceRecord, ClientSample, RequestRecord, StepRecord
-from benchctl.records.step_columns import columns_from
+from benchctl.records.columns.step_columns import columns_from
+from benchctl.records.loaded import load_results
+from benchctl.records.request import ChoiceRecord, RequestRecord
+from benchctl.records.samples import ClientSample
+from benchctl.records.step import StepRecord
 from benchctl.records.warning_codes import SUSPECT_CODES
 
 STEP_NS = 4_000_000

@@ -24,16 +24,12 @@ from benchctl.load.transport.client import StreamClient
 from benchctl.measure.run import RunContext, measure_run
 from benchctl.measure.server.server import ServerProcess
 from benchctl.profile.workload import Arrival
-from benchctl.records.directory import LoadedRun, RunDirectory, load_results, load_run
+from benchctl.records.directory import RunDirectory
 from benchctl.records.jsonl import encode
-from benchctl.records.run import (
-    ChoiceRecord,
-    ClientSample,
-    ClockOffset,
-    RequestError,
-    RequestRecord,
-    RunRecord,
-)
+from benchctl.records.loaded import LoadedRun, load_results, load_run
+from benchctl.records.request import ChoiceRecord, RequestError, RequestRecord
+from benchctl.records.run import RunRecord
+from benchctl.records.samples import ClientSample, ClockOffset
 from benchctl.records.warning_codes import CLIENT_SUSPECT_CODES
 from benchctl.report.text.client_table import client_table
 from benchctl.units import NS_PER_MS, NS_PER_S

@@ -6,8 +6,10 @@ from support.results.builders import T0_NS, edit_requests, edit_run, write_resul
 
 from benchctl.analysis.compare.compare import CompareOptions, compare_sides, parse_side
 from benchctl.analysis.validity.gates import clock_warnings, violated_gates
-from benchctl.records.directory import load_run
-from benchctl.records.run import FOREIGN_GPU_PROCESS, GpuSample, RequestError, ResultWarning
+from benchctl.records.loaded import load_run
+from benchctl.records.record import FOREIGN_GPU_PROCESS, ResultWarning
+from benchctl.records.request import RequestError
+from benchctl.records.samples import GpuSample
 
 BASELINE, GUIDED = "000-b0-baseline", "001-b0-guided-top_k5"
 ALL = ("throttling", "foreign-gpu-process", "failed-requests")

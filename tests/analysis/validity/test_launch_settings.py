@@ -15,8 +15,10 @@ from benchctl.engines.kinds import engine_for
 from benchctl.errors import NotComparableError
 from benchctl.profile.engine_table import options_class
 from benchctl.profile.model import Sampling, VariantSettings
-from benchctl.records.directory import ResultDirectory, load_run
-from benchctl.records.run import HostInfo, RunRecord
+from benchctl.records.directory import ResultDirectory
+from benchctl.records.loaded import load_run
+from benchctl.records.manifest import HostInfo
+from benchctl.records.run import RunRecord
 
 BASELINE, GUIDED = "000-b0-baseline", "001-b0-guided-top_k5"
 

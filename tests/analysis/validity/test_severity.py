@@ -3,7 +3,7 @@
 from support.results.builders import edit_run, write_results
 
 from benchctl.analysis.analyzed import analyze_directory
-from benchctl.records.run import ResultWarning
+from benchctl.records.record import ResultWarning
 from benchctl.records.warning_codes import SUSPECT_CODES, by_severity
 from benchctl.report.text.tables import footnotes
 

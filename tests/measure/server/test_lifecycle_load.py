@@ -16,7 +16,8 @@ from benchctl.load.transport.exchange import Call
 from benchctl.measure.run import RunContext, measure_run
 from benchctl.measure.server.server import ServerProcess
 from benchctl.measure.server.stall import silence_ns
-from benchctl.records.directory import RunDirectory, load_run
+from benchctl.records.directory import RunDirectory
+from benchctl.records.loaded import load_run
 from benchctl.units import NS_PER_MS
 
 

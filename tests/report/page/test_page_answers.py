@@ -11,7 +11,8 @@ from support.results.builders import edit_run
 
 from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.compare.compare import CompareOptions
-from benchctl.records.directory import ResultDirectory, load_results
+from benchctl.records.directory import ResultDirectory
+from benchctl.records.loaded import load_results
 from benchctl.report.page.build import directory_page
 
 MINUS = "\N{MINUS SIGN}"

@@ -9,7 +9,8 @@ from support.browser import CONTRAST, DESKTOP, PHONE, chromium, look_at_all, nee
 from support.results import builders
 
 from benchctl.analysis.analyzed import analyze_directory
-from benchctl.records.run import GpuSample, HostSample, RunFailure
+from benchctl.records.run import RunFailure
+from benchctl.records.samples import GpuSample, HostSample
 from benchctl.report.page.build import directory_page
 
 pytestmark = [pytest.mark.browser, needs_browser]

@@ -17,7 +17,9 @@ from benchctl.measure.server.port import choose_port
 from benchctl.measure.server.server import Launch
 from benchctl.profile.model import Profile, Timeouts
 from benchctl.records.jsonl import read_jsonl
-from benchctl.records.run import PlannedRun, PreparedRequest, StepRecord
+from benchctl.records.manifest import PlannedRun
+from benchctl.records.request import PreparedRequest
+from benchctl.records.step import StepRecord
 
 SERVER = Path(__file__).parent / "programs" / "paced_server.py"
 

@@ -16,7 +16,8 @@ from benchctl.costs.shapes import ModelShape
 from benchctl.engines.environment import engines_directory
 from benchctl.engines.tiny_models.make import make_model
 from benchctl.engines.tiny_models.recipe import Recipe
-from benchctl.records.directory import LoadedResults, ResultDirectory, cell_name, load_results
+from benchctl.records.directory import ResultDirectory, cell_name
+from benchctl.records.loaded import LoadedResults, load_results
 from benchctl.records.warning_codes import CLIENT_SUSPECT_CODES, SUSPECT_CODES
 
 

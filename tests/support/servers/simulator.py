@@ -14,7 +14,8 @@ from typing import Any
 import httpx
 
 from benchctl.records.jsonl import read_jsonl
-from benchctl.records.run import Message, StepRecord
+from benchctl.records.request import Message
+from benchctl.records.step import StepRecord
 from benchctl.sim.config import SimConfig
 from benchctl.sim.guidance_params import GuidanceParams
 from benchctl.sim.request import Prompt, Request, SamplingParams

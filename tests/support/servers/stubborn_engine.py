@@ -16,7 +16,7 @@ from support.servers.paced_engine import PacedEngine
 from benchctl.engines.engine import Diagnosis, LaunchSite
 from benchctl.measure.server.process import is_alive
 from benchctl.measure.server.server import Launch
-from benchctl.records.run import PreparedRequest
+from benchctl.records.request import PreparedRequest
 
 SERVER = Path(__file__).parent / "programs" / "stubborn_server.py"
 CORE = "Stubborn::EngineCore"

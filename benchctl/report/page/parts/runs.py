@@ -10,7 +10,8 @@ from benchctl.analysis.compare.warnings import WarningKind, warning_kind
 from benchctl.analysis.metrics.bounds import MARK
 from benchctl.analysis.summary.runs import RunSummary
 from benchctl.formats import NOT_AVAILABLE, page_number
-from benchctl.records.run import PlannedRun, ResultWarning
+from benchctl.records.manifest import PlannedRun
+from benchctl.records.record import ResultWarning
 from benchctl.report.page.html import Html, el, join
 from benchctl.report.text.tables import footnotes
 

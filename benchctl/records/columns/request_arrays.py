@@ -21,9 +21,10 @@ import msgspec
 import numpy as np
 
 from benchctl.errors import RecordError
+from benchctl.records.columns.tensor_file import Numbers, in_fewest_bytes, tensor_bytes, tensors_of
 from benchctl.records.jsonl import decode_lines, encode, write_bytes_atomic
-from benchctl.records.run import ChoiceRecord, FileDigest, RequestRecord
-from benchctl.records.tensor_file import Numbers, in_fewest_bytes, tensor_bytes, tensors_of
+from benchctl.records.request import ChoiceRecord, RequestRecord
+from benchctl.records.run import FileDigest
 
 if TYPE_CHECKING:
     from hashlib import _Hash

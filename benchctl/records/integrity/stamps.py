@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from benchctl.records.digests import digest_of
+from benchctl.records.integrity.digests import digest_of
 from benchctl.records.jsonl import write_json_atomic
 from benchctl.records.run import FileDigest
 

@@ -9,16 +9,17 @@ from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
 from benchctl.errors import InvalidDataError
-from benchctl.records.digests import (
+from benchctl.records.directory import ResultDirectory
+from benchctl.records.integrity.digests import (
     DIGESTS_FILE,
     DirectoryDigests,
     manifest_sha256,
     read_digests,
     run_record_path,
 )
-from benchctl.records.directory import ResultDirectory
-from benchctl.records.run import FileDigest, Manifest, PlannedRun, RunRecord
-from benchctl.records.stamps import FileLook
+from benchctl.records.integrity.stamps import FileLook
+from benchctl.records.manifest import Manifest, PlannedRun
+from benchctl.records.run import FileDigest, RunRecord
 
 _EVIDENCE: Final = ("server.log", "steps.raw")
 """Beginnings of the names of files that no number is taken from once a run has ended."""

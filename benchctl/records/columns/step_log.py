@@ -19,10 +19,10 @@ import numpy.typing as npt
 import polars as pl
 
 from benchctl.errors import RecordError
+from benchctl.records.columns.step_columns import OPTIONAL, PHASES, Flags, Integers, StepColumns, StepsOfFile
+from benchctl.records.columns.step_table import KEPT_FROM_BYTES, keep_table, kept_table
 from benchctl.records.jsonl import decode_lines
-from benchctl.records.run import Clock, StepRecord
-from benchctl.records.step_columns import OPTIONAL, PHASES, Flags, Integers, StepColumns, StepsOfFile
-from benchctl.records.step_table import KEPT_FROM_BYTES, keep_table, kept_table
+from benchctl.records.step import Clock, StepRecord
 
 A = TypeVar("A", bound=npt.NDArray[Any])
 

@@ -13,13 +13,13 @@ import numpy as np
 import numpy.typing as npt
 
 from benchctl.records.jsonl import read_jsonl
-from benchctl.records.run import Clock, Phase, StepRecord
+from benchctl.records.step import Clock, StepPhase, StepRecord
 
 Integers: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]
 Flags: TypeAlias = npt.NDArray[np.bool_]
 
-PHASES: Final[tuple[Phase, ...]] = ("prefill", "decode", "mixed")
+PHASES: Final[tuple[StepPhase, ...]] = ("prefill", "decode", "mixed")
 OPTIONAL: Final = tuple(field.name for field in msgspec.structs.fields(StepRecord) if field.default is None)
 """The counts and yes-or-no of a step that an engine may leave out."""
 
@@ -63,7 +63,7 @@ class StepColumns:
         values = self.optional(name)
         return np.empty(0) if values is None else values[~np.isnan(values)]
 
-    def in_phase(self, phase: Phase) -> Flags:
+    def in_phase(self, phase: StepPhase) -> Flags:
         """Which steps are of this phase."""
         return np.equal(self.phase, PHASES.index(phase))
 

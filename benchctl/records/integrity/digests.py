@@ -16,7 +16,8 @@ import benchctl
 from benchctl.errors import RecordError
 from benchctl.records.directory import ResultDirectory, RunDirectory
 from benchctl.records.jsonl import encode, write_json_atomic
-from benchctl.records.run import FileDigest, Record
+from benchctl.records.record import Record
+from benchctl.records.run import FileDigest
 from benchctl.records.schema import SCHEMA_VERSION, upgrade
 
 DIGESTS_FILE: Final = "digests.json"
@@ -28,7 +29,7 @@ _FIRST_SCHEMA: Final = {"schema_version": 1}
 """Hashed in place of the manifest's own version, which changes when a newer benchctl resumes the experiment."""
 _DERIVED: Final = frozenset({"run.json", "result.json", "requests.safetensors"})
 """Files of a run that hold no measurement of their own: the record itself, the summary that a report writes, and
-the copy of long requests that whoever reads them first makes (``records/request_arrays.py``)."""
+the copy of long requests that whoever reads them first makes (``records/columns/request_arrays.py``)."""
 
 
 class DirectoryDigests(Record, frozen=True, kw_only=True, omit_defaults=True):

@@ -16,7 +16,7 @@ from benchctl.records.jsonl import write_bytes_atomic
 KEPT_FROM_BYTES: Final = 1 << 20
 """Shorter logs are read nearly as fast as their tables."""
 _VERSION: Final = "1"
-"""Of what ``records/step_log.py`` makes of a log; another one's tables are not read."""
+"""Of what ``records/columns/step_log.py`` makes of a log; another one's tables are not read."""
 
 
 def table_path(step_log: Path) -> Path:
