@@ -20,8 +20,8 @@ from benchctl.cli.screen import wide_console
 from benchctl.interop.lenvm.imported import import_lenvm
 from benchctl.records.loaded import LoadedRun, load_results
 from benchctl.report.export import write_report
-from benchctl.report.page.charts.chart import Chart
-from benchctl.report.page.charts.charts import draw_charts
+from benchctl.report.page.charts.figure import Chart
+from benchctl.report.page.charts.table import draw_charts
 from benchctl.report.text.tables import breakdown_table
 
 GUIDED_MS = 0.25 + 12 + 36 + 5
