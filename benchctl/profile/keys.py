@@ -41,7 +41,7 @@ def option_keys(kind: str) -> tuple[Key, ...]:
 
 def _keys(section: type[Section], prefix: str) -> Iterator[Key]:
     for name, field in section.model_fields.items():
-        yield Key(f"{prefix}{name}", field, meanings(section).get(name, ""))
+        yield Key(f"{prefix}{name}", field, field.description or meanings(section).get(name, ""))
         for inner in _sections_in(field.annotation):
             chosen = "<name>." if inner is Variant else ""
             yield from _keys(inner, f"{prefix}{name}.{chosen}")

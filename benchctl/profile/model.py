@@ -11,6 +11,7 @@ from pydantic import Field, SerializeAsAny, field_validator
 
 from benchctl.profile.engine_options import ServerOptions
 from benchctl.profile.engine_table import ENGINES
+from benchctl.profile.guidance import Guidance
 from benchctl.profile.section import MOST, Section
 from benchctl.profile.workload import Workload
 from benchctl.records.manifest import StopMode
@@ -48,34 +49,6 @@ class Sampling(Section):
         if top_k == 0:
             raise ValueError("top_k is 0; write -1 for the whole vocabulary or a positive count")
         return top_k
-
-
-class Guidance(Section):
-    """What the requests of a guided variant ask of the value model (``custom_params`` of the fork)."""
-
-    mode: Literal["mul", "linear", "exp", "length_mul", "centered_exp", "value_bias"] = "centered_exp"
-    """How values tilt the candidates' probabilities; ``centered_exp`` and ``value_bias`` need a finite top_k."""
-    value_scale: float = 0.0
-    """Strength of the tilt: 0 is neutral, negative shortens with ``centered_exp``."""
-    gamma: float = Field(default=0.997, gt=0, lt=1)
-    """Discount that turns a value into a length."""
-    value_entropy_threshold: float | None = Field(default=None, ge=0)
-    """Entropy in nats at or below which a row skips guidance; null: no row does."""
-    value_min: float | None = None
-    """Expected value below which a row skips guidance; null: no row does."""
-    target_value: float | None = Field(default=None, ge=0, le=1)
-    """A hard constraint on the value, in place of mode and value_scale; it wins over ``target_length``."""
-    target_length: float | None = Field(default=None, ge=0)
-    """The same on the length of an answer, in tokens."""
-    target_length_mode: Literal["total", "remaining"] | None = None
-    """Whether ``target_length`` counts the tokens generated so far; null: the server's choice, which is total."""
-    value_constraint: Literal["eq", "ge", "le", "eq_soft"] | None = None
-    """How a target constrains; null: the server's choice, which is eq."""
-
-    @property
-    def has_target(self) -> bool:
-        """Whether a hard constraint takes the place of mode and value_scale."""
-        return self.target_value is not None or self.target_length is not None
 
 
 class Control(Section):
@@ -198,7 +171,7 @@ class Profile(Section):
     """When to end earlier; null: never, the number of blocks is fixed."""
     stop: StopMode = "forced"
     """``forced`` gives every output its planned length (equal work); ``natural`` lets the model end it;
-    ``forced-natural`` gives every output the length at which the baseline's model ended it (equal work, none of it
+    ``replay-natural`` gives every output the length at which the baseline's model ended it (equal work, none of it
     past the end)."""
     engine: EngineSettings
     """Server software, shared by all variants: a preset's name, or kind and options."""

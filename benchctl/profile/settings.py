@@ -16,9 +16,11 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 from pydantic import ValidationError, create_model
 
+from benchctl.guided.parameter_table import EXPONENTIAL_MODES
 from benchctl.profile.engine_table import ENGINES, guiding_kinds, options_class
 from benchctl.profile.errors import validate
-from benchctl.profile.model import Guidance, Profile, Sampling, VariantSettings
+from benchctl.profile.guidance import Guidance
+from benchctl.profile.model import Profile, Sampling, VariantSettings
 from benchctl.profile.sources.files import nearest
 from benchctl.profile.sources.located import LocatedDict, LocatedError, LocatedList, Location, merge
 from benchctl.records.record import Cell
@@ -37,7 +39,6 @@ FACTOR_SETTINGS: Final = {
 """Factors with a short name, and the setting that each stands for. Any other factor is itself a dotted path."""
 
 _DEFAULT_MODEL: Final = Profile.model_fields["model"].default
-_FINITE_TOP_K_MODES: Final = {"centered_exp", "value_bias"}
 
 
 def setting_of(factor: str) -> tuple[str, ...]:
@@ -165,7 +166,7 @@ def _guidance_errors(tree: LocatedDict, kind: str, settings: VariantSettings) ->
         yield tree.error(problem, "guidance")
     # The guided sampler has no path over the whole vocabulary for these modes. top_k 1 is allowed: it is
     # greedy, and guidance never acts.
-    if settings.guidance.mode in _FINITE_TOP_K_MODES and settings.sampling.top_k < 1:
+    if settings.guidance.mode in EXPONENTIAL_MODES and settings.sampling.top_k < 1:
         section, key = (
             (tree.mapping("sampling"), "top_k") if "top_k" in tree.mapping("sampling") else (tree, "guidance")
         )
