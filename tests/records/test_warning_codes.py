@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-from benchctl.records.integrity.verification import AlterationKind
 from support.results.builders import write_results
 
 import benchctl
 from benchctl.analysis.validity.reconcile import expected, reconcile
 from benchctl.profile.load import parse_profile
+from benchctl.records.integrity.verification import AlterationKind
 from benchctl.records.loaded import load_results
 from benchctl.records.record import ResultWarning
 from benchctl.records.warning_codes import (
