@@ -171,7 +171,7 @@ class Profile(Section):
     """When to end earlier; null: never, the number of blocks is fixed."""
     stop: StopMode = "forced"
     """``forced`` gives every output its planned length (equal work); ``natural`` lets the model end it;
-    ``forced-natural`` gives every output the length at which the baseline's model ended it (equal work, none of it
+    ``replay-natural`` gives every output the length at which the baseline's model ended it (equal work, none of it
     past the end)."""
     engine: EngineSettings
     """Server software, shared by all variants: a preset's name, or kind and options."""

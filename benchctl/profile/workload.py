@@ -89,10 +89,10 @@ class Workload(Section):
     output_len: Length | None = None
     """Length of each output with stop mode ``forced``; the dataset's own lengths where it has them."""
     max_tokens: int = Field(default=1500, ge=1, le=MAX_TOKENS)
-    """Limit of each output with stop mode ``natural``, and of the natural lengths of ``forced-natural``."""
+    """Limit of each output with stop mode ``natural``, and of the natural lengths of ``replay-natural``."""
     lengths_from: str | None = None
     """Result directory of the same prompts with stop mode ``natural``: its baseline says how long each answer is by
-    nature. null: with ``forced-natural`` that is measured first, otherwise it is unknown."""
+    nature. null: with ``replay-natural`` that is measured first, otherwise it is unknown."""
     arrival: Arrival
     """When requests are sent."""
     num_warmups: int = Field(default=1, ge=0, le=10_000)

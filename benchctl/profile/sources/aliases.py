@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, Final
 
 from benchctl.profile.sources.located import LocatedDict, LocatedError, LocatedList, Location, changed_at, dotted
+from benchctl.records.schema import RENAMED_METRICS, RENAMED_STOP_MODES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +27,8 @@ class Alias:
 
 
 ALIASES: Final = (
+    Alias(key="stop", new_key="stop", values=RENAMED_STOP_MODES, since="0.2.0"),
+    Alias(key="primary_metrics", new_key="primary_metrics", values=RENAMED_METRICS, since="0.2.0"),
     Alias(key="unguided", new_key="for_unguided_engines", since="0.2.0"),
     Alias(
         key="workload.if_missing",
