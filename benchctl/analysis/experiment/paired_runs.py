@@ -7,7 +7,7 @@ from benchctl.analysis.experiment.experiment import Experiment, Metrics
 from benchctl.analysis.experiment.pairing import CellPair
 from benchctl.analysis.statistics.block_ratio import Estimator, PooledSlope
 from benchctl.analysis.statistics.side_ratio import UNORDERED, BlockDesign, SideRatio, metric_ratio, side_ratio
-from benchctl.analysis.validity.check import Check
+from benchctl.analysis.validity.token_checks import Check
 from benchctl.records.loaded import LoadedRun
 
 

@@ -34,14 +34,16 @@ the copy of long requests that whoever reads them first makes (``records/columns
 
 
 class DirectoryDigests(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """``digests.json``."""
+    """Digests of the manifest, of the other files of the experiment, and of each ``run.json``."""
 
     schema_version: int
+    """Version of the result format."""
     benchctl_version: str
+    """Version of benchctl that recorded them."""
     manifest_sha256: str
-    """Of the manifest without what changes while the experiment goes on."""
+    """SHA-256 of the manifest without the fields that change during an experiment."""
     files: dict[str, FileDigest]
-    """By path below the directory, with slashes."""
+    """Digests by path below the directory, with slashes."""
 
 
 def digest_of(path: Path) -> FileDigest:
