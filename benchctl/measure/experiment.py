@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from benchctl.analysis.validity.noise_floor_fit import version_doubt
+from benchctl.analysis.validity.noise_floor_fit import version_warning
 from benchctl.errors import RecordError
 from benchctl.measure.durations import remember_duration
 from benchctl.measure.looks import Looks, OnLook
@@ -168,7 +168,7 @@ def _measure_feasible(
 
 def _doubt_version(results: ResultDirectory, noise: NoiseFloor | None, record: RunRecord) -> None:
     """Tell, once, that the noise on file is that of another version of the engine: only its servers say theirs."""
-    doubt = None if noise is None else version_doubt(noise, record.engine_version)
+    doubt = None if noise is None else version_warning(noise, record.engine_version)
     manifest = results.manifest()
     if doubt is not None and doubt not in manifest.warnings:
         results.write_manifest(msgspec.structs.replace(manifest, warnings=(*manifest.warnings, doubt)))
