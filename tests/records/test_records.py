@@ -111,7 +111,7 @@ def test_a_line_of_the_wrong_shape_names_the_field(tmp_path: Path) -> None:
 
 
 def test_a_directory_without_manifest_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RecordError, match="no result directory"):
+    with pytest.raises(RecordError, match="not a result directory"):
         open_results(tmp_path)
 
 

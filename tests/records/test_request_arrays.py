@@ -18,7 +18,7 @@ from benchctl.records.directory import RunDirectory
 from benchctl.records.integrity.digests import digests_of_run, record_run
 from benchctl.records.integrity.verification import verify_directory
 from benchctl.records.jsonl import encode, read_jsonl
-from benchctl.records.loaded import ReadLimits, DAMAGED_LINE, load_run
+from benchctl.records.loaded import DAMAGED_LINE, ReadLimits, load_run
 from benchctl.records.request import ChoiceRecord, RequestError, RequestRecord
 
 BASELINE, GUIDED = "000-b0-baseline", "001-b0-guided-top_k5"
