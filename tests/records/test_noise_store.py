@@ -188,7 +188,7 @@ def test_nothing_is_stored_of_too_few_blocks_or_of_different_servers(tmp_path: P
     assert "at least 6" in few.reason
     other = write_results(tmp_path / "other")
     assert keep_noise(other.path, parse_profile(PROFILE_YAML, "built")) is None
-    with pytest.raises(NotComparableError, match="no A/A experiment"):
+    with pytest.raises(NotComparableError, match="not an A/A experiment"):
         sound_noise(load_experiment(other.path))
     assert stored_noise(store) == ()
 
