@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 
 import uvloop
 
-from benchctl.load.open_files import allow_many_open_files
+from benchctl.load.process import allow_many_open_files
 
 T = TypeVar("T")
 

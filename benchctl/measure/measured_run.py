@@ -22,9 +22,9 @@ from benchctl.engines.engine import Engine, LaunchSite
 from benchctl.errors import RunError
 from benchctl.load.demand import LoadSize
 from benchctl.load.driver import Load
-from benchctl.load.interpreter import steady_interpreter
+from benchctl.load.process import steady_interpreter
 from benchctl.load.tally import NOTHING_SENT, LoadSummary
-from benchctl.load.workers.workers import AnyLoad, load_for, prioritised
+from benchctl.load.workers.workers import AnyLoad, load_for, prioritized
 from benchctl.measure.interrupt import run_interruptible
 from benchctl.measure.journal import Journal, begin_attempt, utc_now
 from benchctl.measure.sending import ServerUnderTest, send_requests
@@ -189,7 +189,7 @@ class MeasuredRun:
                 on_sample=keep_sample,
             )
             limit = self.profile.workload.arrival.max_concurrency
-            with steady_interpreter(), prioritised(load, priority, self._record_priority):
+            with steady_interpreter(), prioritized(load, priority, self._record_priority):
                 await send_requests(target, load, requests, max_concurrency=limit, is_warmup=False)
 
     def _client_priority(self) -> PriorityOption:

@@ -4,7 +4,7 @@ import asyncio
 import socket
 
 import pytest
-from paced import PacedEngine, call, launch, request
+from paced import PacedEngine, call, launch, request, send
 
 from benchctl.load.transport.client import StreamClient
 from benchctl.measure.server.server import ServerProcess
@@ -15,7 +15,7 @@ from benchctl.units import NS_PER_MS
 async def ask(base_url, *asked, request_s=20.0):
     """Records of ``asked``, sent one after another."""
     async with StreamClient(base_url, Timeouts(request_s=request_s, connect_s=2.0)) as client:
-        return [await (await client.exchange(call(one), scheduled_ns=1)).record() for one in asked]
+        return [await (await send(client, call(one), scheduled_ns=1)).record() for one in asked]
 
 
 async def served(how, *asked, **limits):
@@ -103,7 +103,7 @@ def test_a_large_answer_is_read_in_slices_between_which_others_have_their_turn(t
         with ServerProcess(how) as server:
             async with StreamClient(how.base_url, how.timeouts) as client:
                 await server.wait_ready(client.control)
-                exchange = await client.exchange(call(request(0, max_tokens=4000, gap_ms=0)), 0)
+                exchange = await send(client, call(request(0, max_tokens=4000, gap_ms=0)), 0)
                 reading = asyncio.create_task(exchange.record())
                 while not reading.done():
                     turns += 1

@@ -43,7 +43,7 @@ def silence_ns(activity: Activity, now_ns: int) -> int:
     """
     if not activity.num_open:
         return 0
-    return now_ns - max(activity.heard_ns, activity.oldest_sent_ns)
+    return now_ns - max(activity.last_arrival_ns, activity.oldest_sent_ns)
 
 
 def _waiting(activity: Activity, now_ns: int) -> str:
