@@ -139,7 +139,7 @@ async def reset(writer: Writer) -> None:
         ),
         (writing(b"HTTP/1.1 503 X\r\n\r\nno engine"), {}, "http-status", "no engine", 0),
         (writing(HEAD, token(0), b"data: {broken\n\n", USAGE), {}, "malformed-stream", "cannot be read", 1),
-        (writing(b"220 mail.example ESMTP\r\n"), {}, "malformed-http", "the answer is no HTTP", 0),
+        (writing(b"220 mail.example ESMTP\r\n"), {}, "malformed-http", "the answer is not HTTP", 0),
         (
             writing(HEAD, token(0), b'data: {"error":{"message":"out of memory"}}\n\n'),
             {},
@@ -277,7 +277,7 @@ def test_a_request_that_is_sent_on_to_tls_says_which_address_to_give():
     record = asked(writing(away))
     assert record.error is not None
     assert record.error.kind == "connect-failed"
-    assert "https://127.0.0.1:1/v1; give that address" in record.error.message
+    assert "https://127.0.0.1:1/v1; use that address" in record.error.message
 
 
 def test_tls_goes_through_a_transport_of_httpx_and_says_so(monkeypatch):
@@ -305,7 +305,7 @@ def test_tls_goes_through_a_transport_of_httpx_and_says_so(monkeypatch):
             "early-close",
             "mid-stream",
         ),
-        (writing(b"220 mail.example ESMTP\r\n"), "malformed-http", "the answer is no HTTP"),
+        (writing(b"220 mail.example ESMTP\r\n"), "malformed-http", "the answer is not HTTP"),
         (writing(b"HTTP/1.1 503 X\r\n\r\nno engine"), "http-status", "no engine"),
     ],
 )

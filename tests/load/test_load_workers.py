@@ -24,7 +24,7 @@ from benchctl.load.driver import Load
 from benchctl.load.transport.client import StreamClient
 from benchctl.load.workers import started_worker
 from benchctl.load.workers.wire import FROM_WORKER, TO_WORKER, Begin, Stop, Wire
-from benchctl.load.workers.worker import _obey
+from benchctl.load.workers.worker import _follow_commands
 from benchctl.load.workers.workers import WORKER_CORES, WorkerLoad, WorkerPlan, load_for, num_workers, shares
 from benchctl.measure.run import RunContext, measure_run
 from benchctl.measure.server.process import is_alive
@@ -278,7 +278,7 @@ def test_a_start_that_is_named_after_the_load_was_called_off_changes_nothing():
         driving = asyncio.create_task(asyncio.sleep(60))
         load.send(Begin(start_ns=1))
         load.send(Stop())
-        obeying = asyncio.create_task(_obey(worker, started, driving))
+        obeying = asyncio.create_task(_follow_commands(worker, started, driving))
         await asyncio.wait({driving, obeying}, return_when=asyncio.FIRST_COMPLETED)
         was_called_off = driving.cancelled()
         obeying.cancel()
