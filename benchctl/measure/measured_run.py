@@ -85,12 +85,12 @@ class MeasuredRun:
 
     @property
     def load_summary(self) -> LoadSummary:
-        """What the load came to until now."""
+        """The counts of the load until now."""
         return self._load.summary() if self._load is not None else NOTHING_SENT
 
     @property
     def has_no_answer(self) -> bool:
-        """Whether requests were sent and all of them failed."""
+        """True when requests were sent and all of them failed."""
         return 0 < self.load_summary.num_sent == self.load_summary.num_failed
 
     def begin(self) -> None:
@@ -98,7 +98,7 @@ class MeasuredRun:
         self.journal.update(attempt=begin_attempt(self._directory))
 
     def perform(self, main: Coroutine[Any, Any, None], disk_remedy: str) -> RunError | None:
-        """Do ``main`` to its end, or record why not; returns the RunError with which it failed.
+        """Run ``main`` to its end; record and return the RunError with which it failed, if it did.
 
         Raises RunError when the disk is full or refuses, KeyboardInterrupt after SIGINT or SIGTERM, and any other
         error as it is; in all cases the record says so.

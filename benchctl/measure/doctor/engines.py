@@ -1,4 +1,4 @@
-"""Which engines are installed, where, in which version: asked of each engine's own environment."""
+"""Checks of installed engines: their path and version, read from each engine's own environment."""
 
 import subprocess
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ _CALL_LIMIT_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _PythonEngine:
-    """Packages, one of which is the engine, and packages without which it does not start."""
+    """The packages of which one is the engine, and packages without which it does not start."""
 
     packages: tuple[str, ...]
     needs: tuple[str, ...] = ("torch",)
@@ -35,32 +35,32 @@ _PYTHON_ENGINES: Final = {
     "sglang": _PythonEngine(packages=("sglang",)),
 }
 KINDS: Final = ("vllm", "transformers", "llamacpp", "sglang")
-"""Engines that someone has to install."""
+"""Engines that have to be installed."""
 _GUIDING: Final = {"vllm-lenvm": "vllm", "sglang-lenvm": "sglang"}
-"""Engines that are looked for only where they are asked for, and the one whose packages they are made of."""
+"""Engines that are checked only on request, each with the engine whose packages it consists of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WantedEngine:
-    """An engine that must be there, with the options that say where it is looked for."""
+class NeededEngine:
+    """An engine that must be installed, with the options that say where."""
 
     kind: str
     options: ServerOptions
 
 
-def engine_checks(wanted: Sequence[WantedEngine], *, has_gpu: bool) -> tuple[Check, ...]:
-    """The simulator, which is always there, and each engine that is or could be installed."""
-    demanded = {engine.kind: engine.options for engine in wanted}
+def engine_checks(needed: Sequence[NeededEngine], *, has_gpu: bool) -> tuple[Check, ...]:
+    """Check the simulator, which is always available, and each engine that can be installed."""
+    demanded = {engine.kind: engine.options for engine in needed}
     kinds = (*KINDS, *(kind for kind in _GUIDING if kind in demanded))
-    looks = [
-        partial(_look, kind, demanded.get(kind), is_needed=kind in demanded, has_gpu=has_gpu) for kind in kinds
+    tasks = [
+        partial(_check, kind, demanded.get(kind), is_needed=kind in demanded, has_gpu=has_gpu) for kind in kinds
     ]
-    with ThreadPoolExecutor(max_workers=len(looks)) as workers:
-        found = tuple(workers.map(lambda look: look(), looks))
-    return (Check(topic=_TOPIC, name="sim", finding="the simulator is part of benchctl", is_needed=True), *found)
+    with ThreadPoolExecutor(max_workers=len(tasks)) as workers:
+        checks = tuple(workers.map(lambda task: task(), tasks))
+    return (Check(topic=_TOPIC, name="sim", finding="the simulator is part of benchctl", is_needed=True), *checks)
 
 
-def _look(kind: str, options: ServerOptions | None, *, is_needed: bool, has_gpu: bool) -> Check:
+def _check(kind: str, options: ServerOptions | None, *, is_needed: bool, has_gpu: bool) -> Check:
     try:
         if kind == "llamacpp":
             return _program(
@@ -69,13 +69,13 @@ def _look(kind: str, options: ServerOptions | None, *, is_needed: bool, has_gpu:
         named = options.python if isinstance(options, PythonOptions) else None
         return _environment(kind, named, is_needed=is_needed, has_gpu=has_gpu)
     except EngineUnavailableError as error:
-        said = str(error) if is_needed else "not installed"
-        remedy = _what_brings(kind, has_gpu=has_gpu)
-        return Check(topic=_TOPIC, name=kind, finding=said, remedy=remedy, is_missing=True, is_needed=is_needed)
+        detail = str(error) if is_needed else "not installed"
+        remedy = _installation(kind, has_gpu=has_gpu)
+        return Check(topic=_TOPIC, name=kind, finding=detail, remedy=remedy, is_missing=True, is_needed=is_needed)
 
 
-def _what_brings(kind: str, *, has_gpu: bool) -> str:
-    """The script that installs an engine; of the fork there is none."""
+def _installation(kind: str, *, has_gpu: bool) -> str:
+    """The command that installs an engine; the fork has no script."""
     if kind == "sglang-lenvm":
         return "pip install -e sglang-LenVM/python, in an environment of its own that engine.python names"
     where = ", on a machine with an NVIDIA GPU" if kind == "sglang" and not has_gpu else ""
@@ -93,17 +93,17 @@ def _environment(kind: str, named: str | None, *, is_needed: bool, has_gpu: bool
     lacking = [name for name in engine.needs if name not in versions]
     version = next(versions[name] for name in engine.packages if name in versions)
     torch = versions.get("torch", "")
-    said, remedy = f"{version}, torch {torch or 'missing'} ({python})", None
+    detail, remedy = f"{version}, torch {torch or 'missing'} ({python})", None
     if lacking:
-        said += f"; it does not start without {', '.join(lacking)}"
+        detail += f"; it does not start without {', '.join(lacking)}"
         remedy = f"scripts/engines/install_{stock}.sh"
     elif has_gpu and torch.endswith("+cpu"):
-        said += "; it computes on the CPU although there is a GPU"
+        detail += "; it computes on the CPU although a GPU is available"
         remedy = f"BENCHCTL_ENGINES_DEVICE=cuda scripts/engines/install_{stock}.sh"
     return Check(
         topic=_TOPIC,
         name=kind,
-        finding=said,
+        finding=detail,
         remedy=remedy,
         is_missing=bool(lacking),
         is_needed=is_needed,
@@ -126,7 +126,7 @@ def _program(options: LlamaCppOptions, *, is_needed: bool) -> Check:
 
 
 def _program_version(program: Path) -> str | None:
-    """The version that ``llama-server`` states; None where it cannot be started."""
+    """The version that ``llama-server`` reports; None if it cannot be started."""
     try:
         answer = subprocess.run(
             (str(program), "--version"), capture_output=True, text=True, check=True, timeout=_CALL_LIMIT_S
