@@ -1,8 +1,11 @@
-"""benchctl: what does a change to the decode path of an LLM server cost, where, and is it real?
+"""benchctl: what does a change to the decode path of an LLM server cost, where does the cost sit, and is it real?
 
-Reading guide. Open these files in this order:
+From Python: ``benchctl.load_results``, ``benchctl.compare``, ``benchctl.load_profile`` and ``benchctl.Profile``
+(see ``benchctl.api``). They are imported on first use, so that ``import benchctl`` and the command line start fast.
 
-1. ``records/run.py`` and ``records/directory.py``: what a result directory holds. Everything before it
+To read the code, open these files in this order:
+
+1. ``records/request.py``, ``step.py``, ``run.py`` and ``directory.py``: a result directory. Everything before it
    measures, everything after it reads.
 2. ``profile/model.py`` and ``profile/planning/plan.py``: what an experiment is, and the order of its runs.
 3. ``measure/run.py``: one run, from a fresh server to its last record.
@@ -12,4 +15,15 @@ Reading guide. Open these files in this order:
 Imports go downwards only; ``docs/architecture.md`` is the map.
 """
 
-__version__ = "0.1.0"
+from importlib import import_module
+from typing import Any
+
+__version__ = "0.2.0"
+__all__ = ["Profile", "__version__", "compare", "load_profile", "load_results"]  # see __getattr__
+
+
+def __getattr__(name: str) -> Any:
+    """Import the Python interface on first use: numpy, scipy and polars come with it."""
+    if name not in __all__:
+        raise AttributeError(f"module 'benchctl' has no attribute {name!r}")
+    return getattr(import_module("benchctl.api"), name)

@@ -25,6 +25,10 @@ exit; foreign exceptions are translated where they enter.
 from typing import ClassVar
 
 
+class DeprecatedWordWarning(FutureWarning):
+    """A profile uses an older word, which a later version of benchctl will refuse."""
+
+
 class BenchctlError(Exception):
     """Root of every error that benchctl raises on purpose."""
 

@@ -30,7 +30,7 @@ echo "# The machine" >"$directory/machine.md"
 section machine.md benchctl doctor --gpu --engine "$engine" -o "$directory"
 section machine.md nvidia-smi
 echo "# NVML and nvidia-smi under load" >"$directory/agreement.md"
-section agreement.md python "$root/scripts/bench/nvml_agreement.py" -- "${measure[@]}" --profile ci-smoke --blocks 1
+section agreement.md python "$root/benchmarks/measure/nvml_agreement.py" -- "${measure[@]}" --profile ci-smoke --blocks 1
 echo "# What sampling costs on $engine with the model $(basename "$model")" >"$directory/engine.md"
 section engine.md "${measure[@]}" --profile topk-sweep --blocks 2
 section engine.md benchctl show "$directory/results/topk-sweep/latest"

@@ -18,7 +18,7 @@
 #
 # Exit code: 0 no regression found (also where nothing could be decided, which the summary says), 1 regression, 2 something
 # is missing, 3 nothing could be decided (with ON_INCONCLUSIVE=fail), 4 not comparable or invalid, 5 a run failed. The
-# summary also goes to $GITHUB_STEP_SUMMARY. Recipe: docs/ci.md.
+# summary also goes to $GITHUB_STEP_SUMMARY. Recipe: docs/tasks/ci-gate.md.
 started_in=$PWD
 source "$(dirname "$0")/environment.sh"
 command -v benchctl >/dev/null || use_environment .venv-smoke --editable '.[models]'

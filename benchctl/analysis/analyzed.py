@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from benchctl.analysis.compare.attribution import section_split
 from benchctl.analysis.experiment.experiment import Experiment, experiment_of
@@ -17,21 +17,20 @@ from benchctl.analysis.experiment.paired_runs import PairedRuns
 from benchctl.analysis.experiment.pairing import baseline_pairs
 from benchctl.analysis.experiment.stopping import num_looks_of
 from benchctl.analysis.summary.columns import Value
-from benchctl.analysis.summary.findings import Finding, find
+from benchctl.analysis.summary.findings import Finding, collect_findings
 from benchctl.analysis.summary.runs import CellSummary, RunSummary, summarise_cells, summarise_runs
 from benchctl.analysis.summary.sweep import SweepRow, infeasible_values, sweep_rows
 from benchctl.analysis.validity.integrity import integrity_warnings
 from benchctl.errors import RecordError
 from benchctl.profile.model import Profile
-from benchctl.records.directory import (
-    LoadedResults,
-    LoadedRun,
-    ResultDirectory,
-    load_run,
-    open_results,
-)
-from benchctl.records.run import Plan, PlannedRun, PreparedRequest, ResultWarning
+from benchctl.records.directory import ResultDirectory, open_results
+from benchctl.records.loaded import LoadedResults, LoadedRun, load_run
+from benchctl.records.manifest import Plan, PlannedRun
+from benchctl.records.record import ResultWarning
 from benchctl.records.schema import SCHEMA_VERSION
+
+if TYPE_CHECKING:
+    from benchctl.records.request import PreparedRequest
 
 CONFIDENCE: Final = 0.95
 """Of the intervals of tables, before a correction for the looks of a stopping rule."""
@@ -123,7 +122,7 @@ def analyze_directory(path: Path, *, allow_suspect: bool = False) -> AnalyzedExp
         cells=cells,
         sweep=rows,
         ladders=ladders(experiment, confidence),
-        findings=find(cells, rows, manifest.baseline, sections),
+        findings=collect_findings(cells, rows, manifest.baseline, sections),
         warnings=(*integrity_warnings(path), *manifest.warnings, *experiment.warnings),
         damage=tuple(damage),
     )

@@ -10,12 +10,13 @@ import gc
 import os
 import signal
 import sys
+import warnings
 from contextlib import suppress
 from types import FrameType
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 from benchctl.cli.streams import drop_output, log_line, steady_streams
-from benchctl.errors import BenchctlError
+from benchctl.errors import BenchctlError, DeprecatedWordWarning
 
 INTERRUPTED = 130
 _NEW_OBJECTS = 200_000
@@ -47,6 +48,7 @@ def main() -> NoReturn:
 
 def _run() -> int:
     """The exit code of the command that the command line names."""
+    warnings.showwarning = _show_warning
     try:
         from benchctl.cli.app import app
 
@@ -77,6 +79,21 @@ def _ignore_signals() -> None:
 def _interrupt(_signal: int, _frame: FrameType | None) -> None:
     """SIGTERM and a terminal that closes end benchctl as Ctrl-C does: servers are stopped, all measured is kept."""
     raise KeyboardInterrupt
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """Print a warning about the user's files in one line; any other as Python does."""
+    if issubclass(category, DeprecatedWordWarning):
+        print(f"benchctl: warning: {message}", file=sys.stderr)
+    else:
+        print(warnings.formatwarning(message, category, filename, lineno, line), end="", file=file or sys.stderr)
 
 
 def _explain(error: BenchctlError) -> None:

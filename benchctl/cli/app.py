@@ -17,6 +17,7 @@ from benchctl.cli.commands import (
     models,
     noise,
     profiles,
+    reference,
     report,
     run,
     show,
@@ -58,6 +59,7 @@ app.command("report")(report.report)
 app.command("export")(export.export)
 app.command("flops")(flops.flops)
 app.command("doctor")(doctor.doctor)
+app.command("reference")(reference.reference)
 app.add_typer(profiles.app, name="profiles")
 app.add_typer(data.app, name="data")
 app.add_typer(noise.app, name="noise")

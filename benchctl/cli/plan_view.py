@@ -2,14 +2,17 @@
 
 from typing import TYPE_CHECKING
 
+from benchctl.formats import duration, percentage
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from benchctl.measure.durations import DurationEstimate
     from benchctl.profile.model import Profile
     from benchctl.profile.planning.imbalance import Imbalance
+    from benchctl.records.manifest import Look, StoppingRecord
     from benchctl.records.noise import NoiseFloor
-    from benchctl.records.run import Look, PreparedRequest, StoppingRecord
+    from benchctl.records.request import PreparedRequest
 
 
 def print_plan(profile: "Profile", requests: "Sequence[PreparedRequest]", noise: "NoiseFloor | None") -> None:
@@ -39,7 +42,7 @@ def print_plan(profile: "Profile", requests: "Sequence[PreparedRequest]", noise:
     print(f"{what}; {_how_long(profile, estimate)}")
     if len(arms(profile)) > 1:
         print(balance_text(imbalance_of(plan.runs, profile.baseline), len(arms(profile)), profile.blocks))
-    print_foresight(profile, noise)
+    print_power(profile, noise)
 
 
 def balance_text(imbalance: "Imbalance", num_arms: int, num_blocks: int) -> str:
@@ -57,13 +60,13 @@ def balance_text(imbalance: "Imbalance", num_arms: int, num_blocks: int) -> str:
     )
 
 
-def print_foresight(profile: "Profile", noise: "NoiseFloor | None") -> None:
+def print_power(profile: "Profile", noise: "NoiseFloor | None") -> None:
     """Print what the experiment can show with its blocks, and by which rule it may end early."""
-    from benchctl.analysis.planning.power import foresee, foresight_lines
+    from benchctl.analysis.planning.power import estimate_power, power_lines
     from benchctl.analysis.statistics.stopping_rule import stopping_rule
 
-    foresight, rule = foresee(profile, noise), stopping_rule(profile)
-    for line in () if foresight is None else foresight_lines(foresight):
+    power, rule = estimate_power(profile, noise), stopping_rule(profile)
+    for line in () if power is None else power_lines(power):
         print(line)
     if rule is not None:
         print(rule_text(rule))
@@ -73,8 +76,8 @@ def rule_text(rule: "StoppingRecord") -> str:
     """The rule in words, with the looks that are known before the first run."""
     looks = ", ".join(str(blocks) for blocks in rule.look_blocks)
     return (
-        f"ends early when every primary metric in every cell is known to ±{rule.precision_frac * 100:.3g}% (half "
-        f"the {rule.confidence * 100:.4g}% interval); looks after block {looks}"
+        f"ends early when every primary metric in every cell is known to ±{percentage(rule.precision_frac)} (half "
+        f"the {percentage(rule.confidence, 4)} interval); looks after block {looks}"
     )
 
 
@@ -83,7 +86,7 @@ def look_text(look: "Look", rule: "StoppingRecord") -> str:
     from benchctl.analysis.experiment.stopping import widest
 
     worst = widest(look)
-    wanted = f"±{rule.precision_frac * 100:.3g}%"
+    wanted = f"±{percentage(rule.precision_frac)}"
     begin = f"look after {look.num_blocks} blocks:"
     if look.is_precise:
         saved = (
@@ -96,7 +99,7 @@ def look_text(look: "Look", rule: "StoppingRecord") -> str:
     known = (
         f"only {worst.num_blocks} blocks count"
         if worst.half_width_frac is None
-        else f"±{worst.half_width_frac * 100:.2g}%"
+        else f"±{percentage(worst.half_width_frac, 2)}"
     )
     return f"{begin} {worst.metric} in {worst.cell}: {known}, wanted {wanted}; {then}"
 
@@ -105,13 +108,6 @@ def print_duration(profile: "Profile", requests: "Sequence[PreparedRequest]") ->
     """Print how long an experiment on a real engine will take; a simulated one is over soon."""
     if profile.engine.kind != "sim":
         print(_how_long(profile, _estimated(profile, requests)), flush=True)
-
-
-def time_left_text(seconds: float) -> str:
-    """A duration as people say it: 40 s, 12 min, 3.5 h."""
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 100 * 60 else f"{seconds / 3600:.1f} h"
 
 
 def _how_long(profile: "Profile", estimate: "DurationEstimate | None") -> str:
@@ -129,7 +125,7 @@ def _how_long(profile: "Profile", estimate: "DurationEstimate | None") -> str:
     at_most = " at most" if profile.stopping is not None else ""
     earlier = "1 earlier run" if estimate.num_runs == 1 else f"{estimate.num_runs} earlier runs"
     known = f", by {earlier} on this machine" if estimate.num_runs else ""
-    in_words = f" ({time_left_text(total_s)})" if total_s >= 100 else ""
+    in_words = f" ({duration(total_s)})" if total_s >= 100 else ""
     return f"estimated duration {total_s:.0f} s{in_words}{at_most}{known}"
 
 

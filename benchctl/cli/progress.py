@@ -8,9 +8,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from benchctl.cli.plan_view import time_left_text
 from benchctl.cli.streams import log_line
-from benchctl.records.run import Look, PlannedRun, RunRecord, StoppingRecord
+from benchctl.formats import duration
+from benchctl.records.manifest import Look, PlannedRun, StoppingRecord
+from benchctl.records.run import RunRecord
 
 if TYPE_CHECKING:
     from benchctl.measure.experiment import Listener
@@ -61,9 +62,7 @@ class _Course:
         if self.num_ended != self.runs_per_block or not num_left:
             return None
         per_run_s = (time.monotonic() - self.started_s) / self.num_ended
-        return (
-            f"the first block took {per_run_s * self.num_ended:.0f} s: {time_left_text(per_run_s * num_left)} left"
-        )
+        return f"the first block took {per_run_s * self.num_ended:.0f} s: {duration(per_run_s * num_left)} left"
 
 
 def has_room_for_bars() -> bool:

@@ -7,12 +7,16 @@ it fails. It starts nothing and keeps no state; ``measure`` owns processes, sock
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-import httpx
-
+from benchctl.profile.engine_options import ServerOptions
 from benchctl.profile.model import VariantSettings
-from benchctl.records.run import Clock, PreparedRequest, ResultWarning, StepRecord
+from benchctl.records.record import ResultWarning
+from benchctl.records.request import PreparedRequest
+from benchctl.records.step import Clock, StepRecord
+
+if TYPE_CHECKING:
+    import httpx
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +88,22 @@ def diagnosed(signatures: Iterable[Signature], log_tail: str) -> Diagnosis | Non
     return next((signature.diagnosis for signature in signatures if signature.text in log_tail), None)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Installation:
+    """An engine as it is installed on this machine."""
+
+    program: Path
+    """Interpreter of its environment, or the program itself."""
+    version: str | None
+    """None where the program cannot be started."""
+    is_python: bool = True
+    """Whether ``program`` is an interpreter."""
+    torch: str | None = None
+    """Version of torch in its environment."""
+    missing_packages: tuple[str, ...] = ()
+    """Packages without which it does not start."""
+
+
 class Engine(Protocol):
     """One kind of server software."""
 
@@ -136,7 +156,7 @@ class Engine(Protocol):
 
     async def announce(
         self,
-        client: httpx.AsyncClient,
+        client: "httpx.AsyncClient",
         requests: Sequence[PreparedRequest],
         *,
         max_concurrency: int | None,
@@ -145,11 +165,11 @@ class Engine(Protocol):
         """Prepare the server for a phase: the warm-up or the load."""
 
     async def effective_config(
-        self, client: httpx.AsyncClient, settings: VariantSettings, site: LaunchSite
+        self, client: "httpx.AsyncClient", settings: VariantSettings, site: LaunchSite
     ) -> dict[str, Any]:
         """What the server says of itself, flat; ``version`` is that of the engine."""
 
-    async def after_load_warnings(self, client: httpx.AsyncClient) -> tuple[ResultWarning, ...]:
+    async def after_load_warnings(self, client: "httpx.AsyncClient") -> tuple[ResultWarning, ...]:
         """What the server knows that puts its numbers in doubt."""
 
     def has_steps(self, settings: VariantSettings) -> bool:
@@ -159,4 +179,10 @@ class Engine(Protocol):
         """The steps of a run from what the server left in its directory, in their order."""
 
     def diagnose(self, log_tail: str) -> Diagnosis | None:
-        """What the end of the server's log shows; None where it shows nothing known."""
+        """The cause of a failure that the end of the server's log shows; None where it shows none."""
+
+    def installation(self, options: ServerOptions | None) -> Installation | None:
+        """Where the engine is installed, by the options that name it; None where nothing has to be installed.
+
+        Raises EngineUnavailableError when it is not there.
+        """

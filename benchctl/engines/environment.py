@@ -15,6 +15,7 @@ from typing import Final
 
 from platformdirs import user_cache_path
 
+from benchctl.engines.engine import Installation
 from benchctl.errors import EngineUnavailableError
 
 _ASK: Final = """
@@ -52,6 +53,19 @@ def interpreter_for(kind: str, named: str | None, distributions: Sequence[str]) 
         f"engine {kind!r} is not installed: neither {own} nor benchctl's own environment has {wanted}; "
         f"run scripts/engines/install_{kind}.sh, or name the interpreter of an environment that has it: "
         "--set engine.python=/path/to/venv/bin/python"
+    )
+
+
+def python_installation(
+    python: Path, distributions: tuple[str, ...], needed: tuple[str, ...] = ("torch",)
+) -> Installation:
+    """What an environment has of an engine, one of ``distributions``, and of the packages that it needs."""
+    versions = installed_versions(python, (*distributions, *needed))
+    return Installation(
+        program=python,
+        version=next((versions[name] for name in distributions if name in versions), None),
+        torch=versions.get("torch"),
+        missing_packages=tuple(name for name in needed if name not in versions),
     )
 
 

@@ -1,89 +1,140 @@
-"""What servers share that others wrote and that speak the dialect of OpenAI: asked by HTTP, timed by the host."""
+"""The common base of engines whose servers speak OpenAI's API: reached by HTTP, timed by the host's clock."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-import httpx
-
-from benchctl.engines.engine import LaunchSite, RequestCall
+from benchctl.engines.engine import Diagnosis, Installation, LaunchSite, RequestCall, Signature, diagnosed
+from benchctl.engines.hub import context_of
 from benchctl.errors import UnsupportedError
+from benchctl.profile.engine_options import ServerOptions
 from benchctl.profile.model import VariantSettings
 from benchctl.records.jsonl import encode
-from benchctl.records.run import Clock, PreparedRequest, ResultWarning
+from benchctl.records.record import ResultWarning
+from benchctl.records.request import PreparedRequest
+from benchctl.records.step import Clock
+
+if TYPE_CHECKING:
+    import httpx
 
 LOOPBACK: Final = "127.0.0.1"
+JsonGetter = Callable[[str], Awaitable[dict[str, Any]]]
+"""Gets the JSON object at a path of a server; an empty one where the server does not offer it."""
+OptionsT = TypeVar("OptionsT", bound=ServerOptions)
 
 
 class OpenAiServer:
-    """The part of an engine that such servers do not differ in; each engine's file adds the rest."""
+    """What such servers have in common; each engine overrides where it differs."""
 
-    clock: Final[Clock] = "host"
-    needs_first_generation: Final = True
+    kind: str
+    clock: Clock = "host"
+    is_launched: bool = True
+    needs_first_generation: bool = True
+    essential_processes: tuple[str, ...] = ()
+    signatures: tuple[Signature, ...] = ()
+    """Texts in its log that give the cause of a failure away, the special ones first."""
+
+    def check_requests(self, requests: Sequence[PreparedRequest], settings: VariantSettings) -> None:
+        """Raises UnsupportedError for guidance."""
+        if settings.guidance is not None:
+            raise self.refusal(settings, "loads no value model", "measure guidance on a guided engine")
 
     def health_path(self, settings: VariantSettings) -> str:
         return "/health"
+
+    def metrics_path(self, settings: VariantSettings) -> str | None:
+        return "/metrics"
 
     def base_url(self, settings: VariantSettings, port: int) -> str:
         return f"http://{LOOPBACK}:{port}"
 
     def time_scale(self, settings: VariantSettings) -> float:
-        """Their clock is ours."""
+        """Real time."""
         return 1.0
 
     async def announce(
         self,
-        client: httpx.AsyncClient,
+        client: "httpx.AsyncClient",
         requests: Sequence[PreparedRequest],
         *,
         max_concurrency: int | None,
         is_warmup: bool,
     ) -> None:
-        """They take requests as they come."""
+        """Nothing to prepare: such servers take requests as they come."""
 
-    async def after_load_warnings(self, client: httpx.AsyncClient) -> tuple[ResultWarning, ...]:
-        """They say nothing of their own doubts."""
+    async def after_load_warnings(self, client: "httpx.AsyncClient") -> tuple[ResultWarning, ...]:
+        """None: such servers do not report problems of their own."""
         return ()
 
+    async def attached_config(self, get_json: JsonGetter) -> dict[str, Any]:
+        """The configuration of a server that someone else started, as far as it can be asked over HTTP."""
+        models = (await get_json("/v1/models")).get("data")
+        first = models[0] if isinstance(models, list) and models and isinstance(models[0], dict) else {}
+        config = {"served_model": first.get("id"), "model_path": first.get("root")}
+        return config | {"max_model_len": first.get("max_model_len")}
+
     def env(self, settings: VariantSettings, site: LaunchSite) -> dict[str, str]:
-        """Nothing but what the profile sets."""
+        """The variables that the profile sets."""
         return dict(getattr(settings.server, "env", {}))
+
+    def diagnose(self, log_tail: str) -> Diagnosis | None:
+        """The cause of a failure by the first signature that the end of the server's log contains."""
+        return diagnosed(self.signatures, log_tail)
+
+    def installation(self, options: ServerOptions | None) -> Installation | None:
+        """None: nothing has to be installed."""
+        return None
+
+    def require_context(self, requests: Sequence[PreparedRequest], settings: VariantSettings) -> None:
+        """Raises UnsupportedError where prompt and output of a request exceed the server's context."""
+        limit = getattr(settings.server, "max_model_len", None) or context_of(settings.model)
+        longest = max((request.prompt_tokens + request.max_tokens for request in requests), default=0)
+        if limit is not None and longest > limit:
+            what = f"refuses prompt and output of more than {limit} tokens together, and a request needs {longest}"
+            raise self.refusal(settings, what, "lower workload.output_len, or raise engine.options.max_model_len")
+
+    def refusal(self, settings: VariantSettings, what: str, remedy: str) -> UnsupportedError:
+        """The refusal of what a server cannot do; ``what`` continues "the server"."""
+        return UnsupportedError(f"engine {self.kind!r}, variant {settings.variant!r}: the server {what}; {remedy}")
+
+
+def own_options(settings: VariantSettings, options_class: type[OptionsT]) -> OptionsT:
+    """The server's options as an engine's own class; TypeError, a programming error, for another engine's."""
+    if not isinstance(settings.server, options_class):
+        raise TypeError(f"expected {options_class.__name__}, got {type(settings.server).__name__}")
+    return settings.server
 
 
 def streamed(
     request: PreparedRequest, body: Mapping[str, Any], headers: Mapping[str, str] | None = None
 ) -> RequestCall:
-    """``request`` as a streamed completion, or chat completion where it has messages, with ``body`` beside it."""
-    asked: dict[str, Any] = {**body, "max_tokens": request.max_tokens, "stream": True}
+    """``request`` as a streamed completion, or chat completion where it has messages, with these fields."""
+    fields: dict[str, Any] = {**body, "max_tokens": request.max_tokens, "stream": True}
     if request.messages is not None:
-        path, asked["messages"] = "/v1/chat/completions", request.messages
+        path, fields["messages"] = "/v1/chat/completions", request.messages
     else:
-        path, asked["prompt"] = "/v1/completions", request.prompt
+        path, fields["prompt"] = "/v1/completions", request.prompt
     return RequestCall(
-        path=path, headers={"X-Request-Id": request.request_id, **(headers or {})}, body=encode(asked)
+        path=path, headers={"X-Request-Id": request.request_id, **(headers or {})}, body=encode(fields)
     )
 
 
 def plugged_in(own: Mapping[str, str], directory: Path, name: str, *, allowed_in: str) -> dict[str, str]:
-    """The environment ``own`` with our plugin ``name``, which lies in ``directory``, in the way of the server.
+    """The environment ``own``, extended so that the server loads our plugin ``name`` from ``directory``.
 
-    ``allowed_in`` is the variable that lists what plugins the engine may load; unset means all, and so stays unset.
+    ``allowed_in`` is the variable that lists the plugins that the engine may load; it stays unset where it was,
+    which allows all.
     """
-    plugged = {**own, "PYTHONPATH": _first(str(directory), _inherited(own, "PYTHONPATH"), os.pathsep)}
+    env = {**own, "PYTHONPATH": _prepend(str(directory), _inherited(own, "PYTHONPATH"), os.pathsep)}
     if (allowed := _inherited(own, allowed_in)) is not None:
-        plugged[allowed_in] = _first(name, allowed, ",")
-    return plugged
+        env[allowed_in] = _prepend(name, allowed, ",")
+    return env
 
 
 def _inherited(own: Mapping[str, str], name: str) -> str | None:
     return own.get(name, os.environ.get(name))
 
 
-def _first(added: str, before: str | None, separator: str) -> str:
-    return f"{added}{separator}{before}" if before else added
-
-
-def unsupported(kind: str, settings: VariantSettings, what: str, remedy: str) -> UnsupportedError:
-    """The refusal of what a server cannot do; ``what`` goes on after "the server"."""
-    return UnsupportedError(f"engine {kind!r}, variant {settings.variant!r}: the server {what}; {remedy}")
+def _prepend(added: str, rest: str | None, separator: str) -> str:
+    return f"{added}{separator}{rest}" if rest else added

@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from typing import Final
 
 from benchctl.load.driver import OPEN_LOOP
-from benchctl.profile.model import Arrival
-from benchctl.records.run import PreparedRequest
+from benchctl.profile.workload import Arrival
+from benchctl.records.request import PreparedRequest
 from benchctl.units import NS_PER_S
 
 TOKEN_S: Final = 0.010
 """Seconds from one token of a stream to the next, where the server sets the pace."""
 CPU_NS_PER_TOKEN: Final = 11_500
 """Processor time of the client for an event of one token, with 512 streams and a token every 10 ms, as
-``scripts/bench/worker_scaling.py`` measures it (``docs/measurements/load-generator.md``)."""
+``benchmarks/load/worker_scaling.py`` measures it (``docs/measurements/load-generator.md``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,8 +27,9 @@ from benchctl.load.tally import Activity, LoadSummary, Tally
 from benchctl.load.transport.client import StreamClient
 from benchctl.load.transport.exchange import Call, Exchange
 from benchctl.load.transport.failures import CANCELLED
-from benchctl.profile.model import Arrival
-from benchctl.records.run import ClientSample, RequestRecord
+from benchctl.profile.workload import Arrival
+from benchctl.records.request import RequestRecord
+from benchctl.records.samples import ClientSample
 
 OPEN_LOOP: Final = frozenset({"constant", "poisson", "gamma", "trace"})
 _FINISH_WAIT_S: Final = 0.2

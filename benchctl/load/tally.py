@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
-from benchctl.records.run import RequestRecord
+from benchctl.records.request import RequestRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

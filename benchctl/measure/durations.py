@@ -15,8 +15,9 @@ from statistics import median
 from typing import Any, Final
 
 from benchctl.measure.journal import utc_now
-from benchctl.profile.model import Arrival, Profile, VariantSettings
+from benchctl.profile.model import Profile, VariantSettings
 from benchctl.profile.planning.plan import arms, variant_settings
+from benchctl.profile.workload import Arrival
 from benchctl.records.directory import arm_label
 from benchctl.records.duration_store import (
     RunDuration,
@@ -25,7 +26,8 @@ from benchctl.records.duration_store import (
     stored_durations,
 )
 from benchctl.records.jsonl import encode
-from benchctl.records.run import PreparedRequest, RunRecord
+from benchctl.records.request import PreparedRequest
+from benchctl.records.run import RunRecord
 from benchctl.units import s_from_ns
 
 _NEWEST: Final = 12

@@ -22,18 +22,13 @@ from benchctl.measure.result_directory import Origin, create_results, set_state,
 from benchctl.measure.run import RunContext, decline_run, measure_run
 from benchctl.measure.telemetry.gpu import gpu_inventory
 from benchctl.profile.model import Profile
-from benchctl.records.digests import begin_digests, forget_run, record_run
 from benchctl.records.directory import ResultDirectory, RunDirectory, arm_label
+from benchctl.records.integrity.digests import begin_digests, forget_run, record_run
+from benchctl.records.manifest import Look, PlannedRun, StoppingRecord
 from benchctl.records.noise import NoiseFloor, load_noise
-from benchctl.records.run import (
-    Look,
-    PlannedRun,
-    PreparedRequest,
-    RunFailure,
-    RunRecord,
-    RunState,
-    StoppingRecord,
-)
+from benchctl.records.record import RunState
+from benchctl.records.request import PreparedRequest
+from benchctl.records.run import RunFailure, RunRecord
 from benchctl.workload.prepare import PreparedSet
 
 OUT_OF_MEMORY: Final = "out-of-memory"

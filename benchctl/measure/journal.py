@@ -12,9 +12,10 @@ import msgspec
 from benchctl.analysis.validity.severity import by_severity
 from benchctl.errors import BenchctlError
 from benchctl.load.tally import LoadSummary
-from benchctl.records.digests import digests_of_run
 from benchctl.records.directory import RunDirectory
-from benchctl.records.run import ResultWarning, RunFailure, RunRecord, RunState
+from benchctl.records.integrity.digests import digests_of_run
+from benchctl.records.record import ResultWarning, RunState
+from benchctl.records.run import RunFailure, RunRecord
 
 _EARLIER_ATTEMPT: Final = re.compile(r"attempt-(\d+)")
 

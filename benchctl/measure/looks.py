@@ -11,7 +11,7 @@ from benchctl.analysis.experiment.experiment import load_experiment
 from benchctl.analysis.experiment.stopping import take_look
 from benchctl.profile.model import Profile
 from benchctl.records.directory import ResultDirectory
-from benchctl.records.run import Look, StoppingRecord
+from benchctl.records.manifest import Look, StoppingRecord
 
 OnLook: TypeAlias = Callable[[Look, StoppingRecord], None]
 

@@ -28,18 +28,16 @@ from benchctl.load.workers.workers import AnyLoad, load_for, prioritized
 from benchctl.measure.interrupt import run_interruptible
 from benchctl.measure.journal import Journal, begin_attempt, utc_now
 from benchctl.measure.sending import ServerUnderTest, send_requests
-from benchctl.profile.model import Arrival, PriorityOption, Profile
+from benchctl.profile.model import PriorityOption, Profile
 from benchctl.profile.planning.plan import variant_settings
-from benchctl.records.directory import LoadedRun, RunDirectory
-from benchctl.records.run import (
-    ClientSample,
-    PlannedRun,
-    PreparedRequest,
-    RequestRecord,
-    RunFailure,
-    RunRecord,
-    RunState,
-)
+from benchctl.profile.workload import Arrival
+from benchctl.records.directory import RunDirectory
+from benchctl.records.loaded import LoadedRun
+from benchctl.records.manifest import PlannedRun
+from benchctl.records.record import RunState
+from benchctl.records.request import PreparedRequest, RequestRecord
+from benchctl.records.run import RunFailure, RunRecord
+from benchctl.records.samples import ClientSample
 from benchctl.records.schema import SCHEMA_VERSION
 
 

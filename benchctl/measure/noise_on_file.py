@@ -13,9 +13,10 @@ from benchctl.errors import BenchctlError, NotComparableError
 from benchctl.measure.telemetry.gpu import gpu_inventory
 from benchctl.profile.model import Profile
 from benchctl.profile.planning.plan import arms
+from benchctl.records.manifest import GpuInfo, Manifest
 from benchctl.records.noise import NoiseFloor
 from benchctl.records.noise_store import NoiseKey, newest_of_each, noise_directory, store_noise, stored_noise
-from benchctl.records.run import GpuInfo, Manifest, ResultWarning
+from benchctl.records.record import ResultWarning
 
 UNREADABLE = "noise-unreadable"
 

@@ -14,9 +14,9 @@ import psutil
 import benchctl
 from benchctl.analysis.statistics.stopping_rule import stopping_rule
 from benchctl.measure.redaction import redacted_argv
-from benchctl.profile.load import profile_sha256
+from benchctl.profile.identity import profile_sha256
 from benchctl.profile.model import Profile
-from benchctl.records.run import GitState, HostInfo, Manifest
+from benchctl.records.manifest import GitState, HostInfo, Manifest
 from benchctl.records.schema import SCHEMA_VERSION
 from benchctl.workload.prepare import PreparedSet
 

@@ -15,13 +15,16 @@ import msgspec
 
 from benchctl.errors import NotComparableError, RecordError, UsageError
 from benchctl.measure.provenance import directory_name
-from benchctl.profile.load import dump_profile, parse_profile, profile_sha256
+from benchctl.profile.identity import is_profile_of, profile_sha256
+from benchctl.profile.load import dump_profile, parse_profile
 from benchctl.profile.model import Profile
 from benchctl.profile.planning.plan import plan_runs
-from benchctl.records.digests import begin_digests, digest_of, read_digests
 from benchctl.records.directory import ResultDirectory, open_results
+from benchctl.records.integrity.digests import begin_digests, digest_of, read_digests
+from benchctl.records.manifest import Manifest
 from benchctl.records.noise import NOISE_FILE, NoiseFloor, write_noise
-from benchctl.records.run import Manifest, PreparedRequest, RunState
+from benchctl.records.record import RunState
+from benchctl.records.request import PreparedRequest
 from benchctl.workload.prepare import PreparedSet
 
 _NAME_IN_USE: Final = {errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR}
@@ -171,15 +174,15 @@ def reopen_experiment(path: Path, profile: Profile | None) -> ReopenedExperiment
     manifest = results.manifest()
     if manifest.imported is not None:
         raise UsageError(f"{path} was imported from {manifest.imported.source}: there is nothing to resume")
-    if profile is not None and profile_sha256(profile) != manifest.profile_sha256:
+    profile_path, requests_path, text = path / "profile.yaml", path / "requests.jsonl", results.profile_yaml()
+    stored = parse_profile(text, str(profile_path))
+    if profile is not None and profile_sha256(profile) != profile_sha256(stored):
         raise NotComparableError(
-            f"{path} was begun with another profile: its sha256 is {manifest.profile_sha256[:12]}…, that of "
+            f"{path} was begun with another profile: its sha256 is {profile_sha256(stored)[:12]}…, that of "
             f"{profile.name!r} as given now is {profile_sha256(profile)[:12]}…. Resume without --profile and --set "
             "to continue with the stored one, or start a new experiment"
         )
-    profile_path, requests_path = path / "profile.yaml", path / "requests.jsonl"
-    stored = parse_profile(results.profile_yaml(), str(profile_path))
-    if profile_sha256(stored) != manifest.profile_sha256:
+    if not is_profile_of(text, stored, manifest.profile_sha256):
         raise _altered(profile_path)
     if hashlib.sha256(requests_path.read_bytes()).hexdigest() != manifest.request_set_sha256:
         raise _altered(requests_path)

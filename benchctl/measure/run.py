@@ -43,8 +43,13 @@ from benchctl.measure.telemetry.gpu_reading import GpuReader
 from benchctl.measure.telemetry.telemetry import SampledServer, sampling
 from benchctl.measure.warmup import warmup_bursts, warmup_requests
 from benchctl.profile.model import Profile
-from benchctl.records.directory import RunDirectory, cell_name, keep_steps, load_run
-from benchctl.records.run import PlannedRun, PreparedRequest, ResultWarning, RunFailure, RunRecord, StepRecord
+from benchctl.records.directory import RunDirectory, cell_name
+from benchctl.records.loaded import keep_steps, load_run
+from benchctl.records.manifest import PlannedRun
+from benchctl.records.record import ResultWarning
+from benchctl.records.request import PreparedRequest
+from benchctl.records.run import RunFailure, RunRecord
+from benchctl.records.step import StepRecord
 
 
 def _ignore_progress(_value: object) -> None:

@@ -18,7 +18,7 @@ from benchctl.load.transport.exchange import Call
 from benchctl.load.transport.failures import underlying
 from benchctl.load.workers.workers import AnyLoad
 from benchctl.profile.model import VariantSettings
-from benchctl.records.run import PreparedRequest
+from benchctl.records.request import PreparedRequest
 
 if TYPE_CHECKING:
     from benchctl.measure.server.server import Server

@@ -1,16 +1,14 @@
-"""What makes a profile valid beyond its types: baseline, sweep, and the settings of every run.
+"""Rules of a profile beyond its types: baseline, sweep, and the settings of every run.
 
-The checks work on the tree, so that they tell all they can also when other parts of the profile are faulty.
+They read the mapping before it is a model, so that one report holds their errors and those of the types.
 """
 
 from collections.abc import Iterator
 from math import prod
-from typing import Final, get_args
+from typing import Any, Final
 
-from benchctl.profile.document import Fault, Node
-from benchctl.profile.faults import shown
-from benchctl.profile.locate import nearest
-from benchctl.profile.model import EngineKind, Profile
+from benchctl.profile.engine_table import ENGINES
+from benchctl.profile.model import Profile
 from benchctl.profile.settings import (
     Values,
     cells_of,
@@ -18,99 +16,94 @@ from benchctl.profile.settings import (
     factor_problem,
     factors_of,
     is_same,
+    resolve,
     setting_of,
-    settings_faults,
-    settings_tree,
 )
+from benchctl.profile.sources.files import nearest
+from benchctl.profile.sources.located import LocatedDict, LocatedError, value_text
 
 MAX_CELLS: Final = 1000
 LEAST_BLOCKS: Final = 6
-"""Fewer blocks give no verdict, whatever they show."""
+"""Fewer blocks give no verdict, whatever the values."""
 
 
-def profile_faults(profile: Node) -> Iterator[Fault]:
-    """Everything wrong with a profile's tree that its types do not show; an engine must be resolved before."""
-    yield from _baseline_faults(profile)
-    yield from _lengths_faults(profile)
-    yield from _stopping_faults(profile)
-    engine = profile.child("engine")
-    kind = engine.child("kind") if engine else None
-    if kind is None or kind.value not in get_args(EngineKind):
+def profile_errors(profile: LocatedDict) -> Iterator[LocatedError]:
+    """Every error of a profile that its types do not show; its engine must be resolved before."""
+    yield from _baseline_errors(profile)
+    yield from _lengths_errors(profile)
+    yield from _stopping_errors(profile)
+    kind = profile.mapping("engine").get("kind")
+    if not isinstance(kind, str) or kind not in ENGINES:
         return
-    faults = tuple(_sweep_faults(profile, str(kind.value)))
-    yield from faults
-    yield from _settings_faults(profile, str(kind.value), None if faults else _sweep(profile))
+    sweep_errors = tuple(_sweep_errors(profile, kind))
+    yield from sweep_errors
+    yield from _settings_errors(profile, kind, None if sweep_errors else _sweep(profile))
 
 
-def _lengths_faults(profile: Node) -> Iterator[Fault]:
-    """Natural lengths are those of single answers, and are there to force or to judge forced ones."""
-    workload = profile.child("workload")
-    asked, given = profile.child("stop"), workload.child("lengths_from") if workload else None
-    stop = asked.value if asked else Profile.model_fields["stop"].default
-    has_lengths = given is not None and given.value is not None
-    if workload is None or not (has_lengths or stop == "forced-natural"):
+def baseline_name(profile: LocatedDict) -> str:
+    """The name of the baseline, which need not exist."""
+    return str(profile.get("baseline", Profile.model_fields["baseline"].default))
+
+
+def swept_factors(variant: Any) -> bool | list[str]:
+    """The key ``swept`` of a variant; its default where it is faulty."""
+    swept = variant.get("swept", True) if isinstance(variant, LocatedDict) else True
+    return swept if isinstance(swept, bool | list) else True
+
+
+def _lengths_errors(profile: LocatedDict) -> Iterator[LocatedError]:
+    """Natural lengths are those of single answers, and serve to force lengths or to judge forced ones."""
+    workload, stop = profile.mapping("workload"), profile.get("stop", Profile.model_fields["stop"].default)
+    has_lengths = workload.get("lengths_from") is not None
+    if not has_lengths and stop != "forced-natural":
         return
-    if given is not None and has_lengths and stop == "natural":
+    if has_lengths and stop == "natural":
         problem = "is not used with stop: natural; set stop to forced-natural or forced, or leave it out"
-        yield Fault(given.place, given.path, problem)
-    as_one, num_samples = workload.child("samples_as"), workload.child("samples_per_prompt")
-    if num_samples is not None and num_samples.value != 1 and (as_one is None or as_one.value == "one-request"):
+        yield workload.error(problem, "lengths_from")
+    num_samples = workload.get("samples_per_prompt", 1)
+    if num_samples != 1 and workload.get("samples_as", "one-request") == "one-request":
         problem = (
-            f"is {shown(num_samples.value)} in one request, whose natural lengths cannot be told apart; "
+            f"is {value_text(num_samples)} in one request, whose natural lengths cannot be told apart; "
             "set samples_as: requests"
         )
-        yield Fault(num_samples.place, num_samples.path, problem)
+        yield workload.error(problem, "samples_per_prompt")
 
 
-def _stopping_faults(profile: Node) -> Iterator[Fault]:
-    """A rule that nothing can fulfil: too few blocks for an interval, or nothing to compare."""
-    stopping, blocks = profile.child("stopping"), profile.child("blocks")
-    if stopping is None or stopping.value is None:
+def _stopping_errors(profile: LocatedDict) -> Iterator[LocatedError]:
+    """A rule that can never be fulfilled: too few blocks for an interval, or nothing to compare."""
+    if profile.get("stopping") is None:
         return
-    most = blocks.value if blocks else Profile.model_fields["blocks"].default
+    most = profile.get("blocks", Profile.model_fields["blocks"].default)
     if isinstance(most, int) and most < LEAST_BLOCKS:
-        place, path = (blocks.place, blocks.path) if blocks else (stopping.place, stopping.path)
         problem = (
             f"is {most}, and with stopping the first look is after {LEAST_BLOCKS} blocks; raise blocks, or leave "
             "out stopping"
         )
-        yield Fault(place, path, problem)
-    if len(_variants(profile)) == 1:
+        yield profile.error(problem, "blocks" if "blocks" in profile else "stopping")
+    if len(profile.mapping("variants")) == 1:
         problem = "has nothing to look at with one variant; add another, or leave out stopping"
-        yield Fault(stopping.place, stopping.path, problem)
+        yield profile.error(problem, "stopping")
 
 
-def _baseline_name(profile: Node) -> str:
-    node = profile.child("baseline")
-    return str(node.value if node else Profile.model_fields["baseline"].default)
+def _baseline_errors(profile: LocatedDict) -> Iterator[LocatedError]:
+    name, variants = baseline_name(profile), profile.mapping("variants")
+    if not variants or name in variants:
+        return
+    near = nearest(name, variants)
+    hint = f"; did you mean {near!r}?" if near else "; add it, or name one of them in baseline"
+    problem = f"the baseline {name!r} is not a variant; variants are {', '.join(variants)}{hint}"
+    yield profile.error(problem, "baseline" if "baseline" in profile else "variants")
 
 
-def _variants(profile: Node) -> dict[str, Node]:
-    node = profile.child("variants")
-    return dict(node.entries()) if node else {}
+def _swept_variants(profile: LocatedDict) -> dict[str, Any]:
+    baseline = baseline_name(profile)
+    variants = profile.mapping("variants")
+    return {name: variant for name, variant in variants.items() if name != baseline and swept_factors(variant)}
 
 
-def _swept_variants(profile: Node) -> dict[str, Node]:
-    baseline = _baseline_name(profile)
-    return {
-        name: variant for name, variant in _variants(profile).items() if name != baseline and _is_swept(variant)
-    }
-
-
-def _swept(variant: Node) -> bool | list[str]:
-    swept = variant.child("swept")
-    plain = True if swept is None else swept.plain()
-    return plain if isinstance(plain, bool | list) else True
-
-
-def _is_swept(variant: Node) -> bool:
-    return bool(_swept(variant))
-
-
-def _sweep(profile: Node) -> dict[str, Values] | None:
+def _sweep(profile: LocatedDict) -> dict[str, Values] | None:
     """Factors and values; None when they are not of the right types."""
-    node = profile.child("sweep")
-    factors = {} if node is None else node.plain()
+    factors = profile.get("sweep", {})
     if not isinstance(factors, dict):
         return None
     for values in factors.values():
@@ -119,77 +112,67 @@ def _sweep(profile: Node) -> dict[str, Values] | None:
     return factors
 
 
-def _baseline_faults(profile: Node) -> Iterator[Fault]:
-    name, variants = _baseline_name(profile), _variants(profile)
-    if not variants or name in variants:
-        return
-    node = profile.child("baseline") or profile.child("variants") or profile
-    near = nearest(name, variants)
-    hint = f"; did you mean {near!r}?" if near else "; add it, or name one of them in baseline"
-    problem = f"the baseline {name!r} is no variant; variants are {', '.join(variants)}{hint}"
-    yield Fault(node.place, node.path, problem)
-
-
-def _sweep_faults(profile: Node, kind: str) -> Iterator[Fault]:
-    sweep = profile.child("sweep")
-    if sweep is None or not sweep.entries():
+def _sweep_errors(profile: LocatedDict, kind: str) -> Iterator[LocatedError]:
+    sweep = profile.mapping("sweep")
+    if not sweep:
         return
     if not _swept_variants(profile):
         problem = "applies to no variant; add a variant beside the baseline without 'swept: false', or remove sweep"
-        yield Fault(sweep.place, sweep.path, problem)
-    yield from _listed_factor_faults(profile, sweep)
+        yield profile.error(problem, "sweep")
+    yield from _listed_factor_errors(profile, sweep)
     writers: dict[tuple[str, ...], str] = {}
-    for factor, node in sweep.entries().items():
+    for factor, values in sweep.items():
         first = writers.setdefault(setting_of(factor), factor)
         twice = f"sets what {first} sets already; sweep one of the two" if first != factor else None
-        found = twice or factor_problem(factor, kind) or _repeated_value(node)
-        if found:
-            yield Fault(node.place, node.path, found)
-        yield from _unguided_faults(profile, factor, node)
+        refusal = twice or factor_problem(factor, kind) or _repeated_value(values)
+        if refusal:
+            yield sweep.error(refusal, factor)
+        yield from _unguided_errors(profile, factor)
     num_cells = prod(len(values) for values in (_sweep(profile) or {}).values())
     if num_cells > MAX_CELLS:
         problem = f"has {num_cells} cells, more than {MAX_CELLS}; sweep fewer values, or split the profile"
-        yield Fault(sweep.place, sweep.path, problem)
+        yield profile.error(problem, "sweep")
 
 
-def _listed_factor_faults(profile: Node, sweep: Node) -> Iterator[Fault]:
+def _listed_factor_errors(profile: LocatedDict, sweep: LocatedDict) -> Iterator[LocatedError]:
     """A variant that lists its factors and names one that is not swept."""
-    for variant in _variants(profile).values():
-        listed, swept = _swept(variant), variant.child("swept")
-        for factor in listed if isinstance(listed, list) and swept is not None else ():
-            if factor not in sweep.entries():
-                problem = f"names {shown(factor)}, which sweep does not have; it has {', '.join(sweep.entries())}"
-                yield Fault(swept.place, swept.path, problem)  # type: ignore[union-attr]
+    for variant in profile.mapping("variants").values():
+        listed = swept_factors(variant)
+        for factor in listed if isinstance(listed, list) else ():
+            if factor not in sweep:
+                problem = f"names {value_text(factor)}, which sweep does not have; it has {', '.join(sweep)}"
+                yield variant.error(problem, "swept")
 
 
-def _repeated_value(node: Node) -> str | None:
-    values = node.plain()
+def _repeated_value(values: Any) -> str | None:
     if not isinstance(values, list):
         return None
     repeated = [value for i, value in enumerate(values) if any(is_same(value, other) for other in values[:i])]
-    return f"lists {shown(repeated[0])} twice; list each value once" if repeated else None
+    return f"lists {value_text(repeated[0])} twice; list each value once" if repeated else None
 
 
-def _unguided_faults(profile: Node, factor: str, node: Node) -> Iterator[Fault]:
+def _unguided_errors(profile: LocatedDict, factor: str) -> Iterator[LocatedError]:
     """A swept guidance setting would silently guide a variant that was meant as a control."""
     if setting_of(factor)[0] != "guidance":
         return
     for name, variant in _swept_variants(profile).items():
-        if not isinstance(variant.plain(), dict) or variant.child("guidance") is not None:
+        if not isinstance(variant, LocatedDict) or "guidance" in variant:
             continue
-        if factor not in factors_of(_swept(variant), {factor: None}):
+        if factor not in factors_of(swept_factors(variant), {factor: None}):
             continue
         problem = (
             f"{factor_name(factor)} is swept, but variant {name!r} has no guidance; "
             f"give it a guidance section, or set variants.{name}.swept: false"
         )
-        yield Fault(node.place, node.path, problem)
+        yield profile.mapping("sweep").error(problem, factor)
 
 
-def _settings_faults(profile: Node, kind: str, sweep: dict[str, Values] | None) -> Iterator[Fault]:
-    """Faults of every run's settings; where the sweep itself is faulty, swept variants are left out."""
+def _settings_errors(profile: LocatedDict, kind: str, sweep: dict[str, Values] | None) -> Iterator[LocatedError]:
+    """Errors in the settings of every run; swept variants are left out where the sweep itself is faulty."""
     swept = _swept_variants(profile)
-    for variant in _variants(profile):
-        factors = {} if variant not in swept or sweep is None else factors_of(_swept(swept[variant]), sweep)
-        for cell in () if sweep is None and variant in swept else cells_of(factors):
-            yield from settings_faults(settings_tree(profile, variant, cell), kind)[1]
+    for variant in profile.mapping("variants"):
+        if variant in swept and sweep is None:
+            continue
+        factors = factors_of(swept_factors(swept[variant]), sweep or {}) if variant in swept else {}
+        for cell in cells_of(factors):
+            yield from resolve(profile, kind, variant, cell)[1]

@@ -6,10 +6,10 @@ from typing import Any, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from benchctl.profile.document import Step
-from benchctl.profile.engine_options import ENGINE_OPTIONS
+from benchctl.profile.engine_table import options_class
 from benchctl.profile.model import Profile, Variant
 from benchctl.profile.section import Section, meanings
+from benchctl.profile.sources.located import Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ def profile_keys() -> tuple[Key, ...]:
 
 def option_keys(kind: str) -> tuple[Key, ...]:
     """The options of one engine."""
-    return tuple(_keys(ENGINE_OPTIONS[kind], "engine.options."))
+    return tuple(_keys(options_class(kind), "engine.options."))
 
 
 def _keys(section: type[Section], prefix: str) -> Iterator[Key]:

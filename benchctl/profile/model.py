@@ -5,127 +5,24 @@ Every section is a closed pydantic model: unknown keys are errors. ``profile/loa
 durations in seconds, as people write them.
 """
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
-from pydantic import Field, SerializeAsAny, field_validator, model_validator
+from pydantic import Field, SerializeAsAny, field_validator
 
-from benchctl.profile.choices import DatasetName
 from benchctl.profile.engine_options import ServerOptions
-from benchctl.profile.section import LEAST, MOST, Section
-from benchctl.records.run import StopMode
+from benchctl.profile.engine_table import ENGINES
+from benchctl.profile.section import MOST, Section
+from benchctl.profile.workload import Workload
+from benchctl.records.manifest import StopMode
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")]
-EngineKind = Literal["sim", "vllm", "vllm-lenvm", "sglang", "sglang-lenvm", "llamacpp", "transformers", "attach"]
-MAX_OUTPUTS = 1_000_000
-MAX_TOKENS = 1_000_000
-MAX_SAMPLES_OF_A_REQUEST = 128
-"""What the OpenAI dialect takes as ``n``."""
 Gate = Literal["throttling", "foreign-gpu-process", "failed-requests"]
 FactorValue = str | int | float | bool | None
 PriorityOption = Literal["auto", "none"]
-
-
-class LengthRange(Section):
-    """Lengths drawn log-normally around ``mean`` with coefficient of variation ``cv``, cut to [min, max]."""
-
-    mean: float = Field(gt=0)
-    """Mean length before cutting."""
-    cv: float = Field(default=0.0, ge=0, le=5)
-    """Standard deviation over mean; 0 gives every length the mean."""
-    min: int = Field(default=1, ge=1)
-    """Shortest length."""
-    max: int = Field(default=MAX_TOKENS, ge=1, le=MAX_TOKENS)
-    """Longest length."""
-
-    @model_validator(mode="after")
-    def _ordered(self) -> "LengthRange":
-        if not self.min <= self.mean <= self.max:
-            raise ValueError(f"needs min <= mean <= max, got {self.min} <= {self.mean} <= {self.max}")
-        return self
-
-
-Length = Annotated[int, Field(ge=1, le=MAX_TOKENS)] | LengthRange
-
-
-class Arrival(Section):
-    """When requests are sent.
-
-    ``closed-loop`` keeps ``max_concurrency`` requests open. ``burst`` sends all at once. The open-loop kinds
-    send at precomputed times whatever the server does: ``constant`` and ``poisson`` at ``request_rate``,
-    ``gamma`` at ``request_rate`` with ``burstiness`` (1 = Poisson, below 1 = burstier, as vLLM defines it),
-    ``trace`` at the recorded times of the dataset, divided by ``speedup``. ``max_concurrency`` caps them too
-    where it is given.
-    """
-
-    kind: Literal["closed-loop", "burst", "constant", "poisson", "gamma", "trace"] = "closed-loop"
-    """``closed-loop`` sends when a slot frees, ``burst`` all at once, the others at precomputed times."""
-    max_concurrency: int | None = Field(default=None, ge=1)
-    """Requests open at the same time; needed by ``closed-loop``, a cap for the others."""
-    request_rate: float | None = Field(default=None, ge=LEAST, le=MOST)
-    """Requests per second, on the engine's clock, of ``constant``, ``poisson`` and ``gamma``."""
-    burstiness: float = Field(default=1.0, ge=LEAST, le=MOST)
-    """Shape of ``gamma``: 1 is Poisson, below 1 burstier."""
-    speedup: float = Field(default=1.0, ge=LEAST, le=MOST)
-    """Divides the recorded times of ``trace``."""
-    launch_rate_limit: float | None = Field(default=None, ge=LEAST, le=MOST)
-    """Requests per second at which sends are throttled, whatever the schedule says."""
-
-    @model_validator(mode="after")
-    def _complete(self) -> "Arrival":
-        if self.kind == "closed-loop" and self.max_concurrency is None:
-            raise ValueError("kind closed-loop needs max_concurrency")
-        if self.kind in {"constant", "poisson", "gamma"} and self.request_rate is None:
-            raise ValueError(f"kind {self.kind} needs request_rate")
-        return self
-
-
-class Workload(Section):
-    """Request set and arrival schedule."""
-
-    dataset: DatasetName
-    """Where the prompts come from."""
-    path: str | None = None
-    """File to read instead of the one in the data directory."""
-    num_prompts: int = Field(default=50, ge=1, le=MAX_OUTPUTS)
-    """Prompts taken from the dataset."""
-    selection: Literal["first", "sample"] = "first"
-    """The first prompts in file order, or a seeded sample."""
-    samples_per_prompt: int = Field(default=1, ge=1, le=MAX_OUTPUTS)
-    """Answers asked for each prompt."""
-    samples_as: Literal["one-request", "requests"] = "one-request"
-    """n samples as one request with ``n``, or as n requests with distinct seeds."""
-    if_missing: Literal["generated", "fail"] = "generated"
-    """When the dataset cannot be had: a generated set steps in with a warning, or the command fails."""
-    input_len: Length | None = None
-    """Prompt length of the ``synthetic`` dataset."""
-    output_len: Length | None = None
-    """Length of each output with stop mode ``forced``; the dataset's own lengths where it has them."""
-    max_tokens: int = Field(default=1500, ge=1, le=MAX_TOKENS)
-    """Limit of each output with stop mode ``natural``, and of the natural lengths of ``forced-natural``."""
-    lengths_from: str | None = None
-    """Result directory of the same prompts with stop mode ``natural``: its baseline says how long each answer is by
-    nature. null: with ``forced-natural`` that is measured first, otherwise it is unknown."""
-    arrival: Arrival
-    """When requests are sent."""
-    num_warmups: int = Field(default=1, ge=0, le=10_000)
-    """Requests sent to each fresh server before the measured ones, and left out of every metric."""
-    warmup_shapes: bool | None = None
-    """Whether the warm-up also passes through every batch size and prompt length of the load; null: yes on servers
-    that others wrote, unless num_warmups is 0."""
-    prefix_hits: Literal["forbidden", "allowed"] = "forbidden"
-    """Whether prompts may be found in a prefix cache; where they may not, a run with hits is invalid."""
-
-    @model_validator(mode="after")
-    def _of_a_size(self) -> "Workload":
-        num_outputs = self.num_prompts * self.samples_per_prompt
-        if num_outputs > MAX_OUTPUTS:
-            raise ValueError(f"asks for {num_outputs} outputs, more than {MAX_OUTPUTS}; lower num_prompts")
-        if self.samples_as == "one-request" and self.samples_per_prompt > MAX_SAMPLES_OF_A_REQUEST:
-            raise ValueError(
-                f"asks for {self.samples_per_prompt} samples in one request, which takes at most "
-                f"{MAX_SAMPLES_OF_A_REQUEST}; set samples_as: requests"
-            )
-        return self
+if TYPE_CHECKING:
+    EngineKind: TypeAlias = str
+else:  # the same names for pydantic, which lists them in its errors
+    EngineKind = Literal[tuple(ENGINES)]
 
 
 class Sampling(Section):
@@ -271,7 +168,7 @@ class LoadOptions(Section):
     permitted and while the load lasts; ``none`` never. ``benchctl doctor`` says what is permitted."""
 
 
-class Engine(Section):
+class EngineSettings(Section):
     """Kind of server software and the options that all variants share."""
 
     kind: EngineKind
@@ -303,7 +200,7 @@ class Profile(Section):
     """``forced`` gives every output its planned length (equal work); ``natural`` lets the model end it;
     ``forced-natural`` gives every output the length at which the baseline's model ended it (equal work, none of it
     past the end)."""
-    engine: Engine
+    engine: EngineSettings
     """Server software, shared by all variants: a preset's name, or kind and options."""
     model: str = "qwen2.5-7b"
     """Name in the built-in table of shapes, or a directory with a config.json."""
@@ -336,13 +233,6 @@ class Profile(Section):
     """Sampling rates of the GPU and host readings."""
     load: LoadOptions = LoadOptions()
     """The load generator itself."""
-
-    @model_validator(mode="after")
-    def _baseline_exists(self) -> "Profile":
-        if self.baseline not in self.variants:
-            known = ", ".join(self.variants)
-            raise ValueError(f"baseline is {self.baseline!r}, which is no variant; variants are {known}")
-        return self
 
 
 class VariantSettings(Section):

@@ -8,7 +8,8 @@ from typing import Any, Final, Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from benchctl.profile.engine_options import ENGINE_OPTIONS
+from benchctl.profile.engine_options import flag_of
+from benchctl.profile.engine_table import ENGINES
 from benchctl.profile.keys import Key, option_keys, profile_keys
 from benchctl.profile.section import Section
 from benchctl.profile.settings import FACTOR_SETTINGS
@@ -18,7 +19,7 @@ _INTRODUCTION: Final = """\
 
 A profile is the YAML that describes an experiment. `benchctl profiles list` shows those that are found by name: in
 `./profiles`, then among the ones that benchctl carries. `benchctl profiles show NAME` prints one with all defaults
-written out, and `benchctl profiles validate FILE` reports every fault with its line.
+written out, and `benchctl profiles validate FILE` reports every error with its line.
 
 ## Writing one
 
@@ -36,10 +37,11 @@ written out, and `benchctl profiles validate FILE` reports every fault with its 
 * `sweep` gives a variant one cell for each combination of values; the baseline is never swept. A factor is a
   dotted path such as `sampling.min_p`, or one of the short names
   %s.
-* What a file says under `unguided` goes over the rest of that file when the engine in use cannot guide (`vllm`,
+* `for_unguided_engines` holds keys that replace others of its file when the engine in use cannot guide (`vllm`,
   `sglang`, `llamacpp`, `transformers`, `attach`), so that one profile serves both kinds.
-* What a file says under `per_engine.KIND` goes over the rest of that file when the engine in use is of that kind
+* `per_engine.KIND` holds keys that replace others of its file when the engine in use is of that kind
   (`topk-sweep` switches overlapped scheduling off for SGLang's fork, which needs that, and leaves vLLM alone).
+* Older words stay valid for a while; each use prints a warning with the line and the new word.
 * Guidance needs a server with a `value_model`, and in modes `centered_exp` and `value_bias` a finite `top_k`.
 * The YAML is plain: keys are text and appear once, `yes` and `on` are text, and there are no aliases and no tags.
 
@@ -64,7 +66,7 @@ def profile_reference() -> str:
     """``profiles/README.md``: how to write a profile, and every key with type, default and meaning."""
     factors = ", ".join(f"`{name}`" for name in FACTOR_SETTINGS)
     parts = [_INTRODUCTION % factors, _tables(profile_keys())]
-    for kind in ENGINE_OPTIONS:
+    for kind in ENGINES:
         parts += [f"## Options of the engine `{kind}`\n", _tables(option_keys(kind))]
     return "\n".join(parts)
 
@@ -83,9 +85,18 @@ def _table(section: str, keys: Iterable[Key]) -> str:
     rows += ["| key | type | default | meaning |", "|---|---|---|---|"]
     for key in keys:
         name = key.path.rpartition(".")[2]
-        meaning = " ".join(key.meaning.replace("``", "`").split())
+        meaning = " ".join(_with_flag(key).replace("``", "`").split())
         rows.append(f"| `{name}` | {_type_text(key.field)} | {_default_text(key.field)} | {meaning} |")
     return "\n".join(rows) + "\n"
+
+
+def _with_flag(key: Key) -> str:
+    """The meaning of an option, with its flag in brackets where that is spelled differently."""
+    name, flag = key.path.rpartition(".")[2], flag_of(key.field)
+    if flag is None or flag.name in {"", f"--{name.replace('_', '-')}"}:
+        return key.meaning
+    off = "off is " if flag.when is False else ""
+    return f"{key.meaning.removesuffix('.')} ({off}``{flag.name}``)."
 
 
 def _type_text(field: FieldInfo) -> str:

@@ -1,4 +1,4 @@
-"""What one run uses: the profile's settings, the variant's over them, the cell's over both.
+"""The settings of one run: the profile's, the variant's over them, the cell's over both.
 
 model     profile.model
 server    engine.options    <  variant.server
@@ -7,23 +7,25 @@ guidance  variant.guidance
 and at last each factor of the cell, at the setting it stands for
 """
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache, reduce
+from dataclasses import replace
+from functools import cache, lru_cache
 from itertools import product
-from typing import Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
-from pydantic import create_model
+from pydantic import ValidationError, create_model
 
-from benchctl.profile.document import Fault, Node, Step, merge, node_from_plain
-from benchctl.profile.engine_options import ENGINE_OPTIONS, GUIDING_ENGINES
-from benchctl.profile.faults import validate
-from benchctl.profile.locate import nearest
+from benchctl.profile.engine_table import ENGINES, guiding_kinds, options_class
+from benchctl.profile.errors import validate
 from benchctl.profile.model import Guidance, Profile, Sampling, VariantSettings
-from benchctl.records.run import Cell
+from benchctl.profile.sources.files import nearest
+from benchctl.profile.sources.located import LocatedDict, LocatedError, LocatedList, Location, merge
+from benchctl.records.record import Cell
 
 V = TypeVar("V")
 Values: TypeAlias = Sequence[str | int | float | bool | None]
-"""What a factor is swept over."""
+"""Values of one factor of a sweep."""
 
 FACTOR_SETTINGS: Final = {
     "model": "model",
@@ -56,125 +58,134 @@ def factors_of(swept: bool | Sequence[str], sweep: Mapping[str, V]) -> dict[str,
 
 
 def factor_problem(factor: str, kind: str) -> str | None:
-    """Why ``factor`` cannot be swept with an engine of this kind; None when it can."""
-    known = _known_settings(kind)
-    setting = ".".join(setting_of(factor))
-    if setting in known:
+    """The reason why ``factor`` cannot be swept with an engine of this kind; None when it can."""
+    settings = _settings_of_kind(kind)
+    if ".".join(setting_of(factor)) in settings:
         return None
-    near = nearest(factor, (*FACTOR_SETTINGS, *known))
+    near = nearest(factor, (*FACTOR_SETTINGS, *settings))
     hint = f"did you mean {near!r}?" if near else "name one such as server.max_num_seqs or sampling.min_p"
     return f"no factor or setting has this name; factors are {', '.join(FACTOR_SETTINGS)}, or a dotted path; {hint}"
 
 
-def settings_tree(profile: Node, variant: str, cell: Cell) -> Node:
-    """The settings of one run as a tree whose values remember where they were written."""
-    own = _at(profile, ("variants", variant)) or profile
-    tree = Node(
-        {
-            "variant": node_from_plain(variant, own.place, own.path),
-            "model": profile.child("model") or node_from_plain(_DEFAULT_MODEL, profile.place),
-            "server": _over(own, *_engine_layers(profile), own.child("server")),
-            "sampling": _over(own, profile.child("sampling"), own.child("sampling")),
-            "guidance": own.child("guidance") or node_from_plain(None, own.place, own.path),
-        },
-        own.place,
-        own.path,
-    )
+def resolve(
+    profile: LocatedDict, kind: str, variant: str, cell: Cell
+) -> tuple[VariantSettings | None, tuple[LocatedError, ...]]:
+    """The settings of one run on an engine of this kind, or None and the errors at their locations.
+
+    ``profile`` needs its model, engine, sampling and the variant only. Equal settings are validated once.
+    """
+    values = _values(profile, variant, cell)
+    settings = _valid_settings(kind, json.dumps(values))
+    if settings is None:
+        return None, validate(values, _settings_model(kind))[1]
+    errors = tuple(_guidance_errors(values, kind, settings))
+    return (None, errors) if errors else (settings, ())
+
+
+def _values(profile: LocatedDict, variant: str, cell: Cell) -> LocatedDict:
+    """The settings of one run, with the locations at which they were written."""
+    own, engine = profile.mapping("variants", variant), profile.mapping("engine")
+    server = _Layers(own).over(engine, "options")
+    if engine.get("python") is not None:
+        python = LocatedDict({"python": engine["python"]}, engine.location, engine.locations)
+        server.value = merge(server.value, python)
+    sections = {
+        "server": server.over(own, "server"),
+        "sampling": _Layers(own).over(profile, "sampling").over(own, "sampling"),
+    }
+    tree = LocatedDict({"variant": variant}, own.location)
+    tree = tree.with_value("model", profile.get("model", _DEFAULT_MODEL), profile.location_of("model"))
+    for name, layers in sections.items():
+        tree = tree.with_value(name, layers.value, layers.location)
+    tree = tree.with_value("guidance", own.get("guidance"), own.location_of("guidance"))
     for factor, value in cell.items():
         setting = setting_of(factor)
-        node = _swept_value(profile, factor, value) or node_from_plain(value, own.place, setting)
-        tree = _set(tree, setting, node)
+        location = _swept_location(profile, factor, value) or replace(own.location, path=setting)
+        tree = _with_setting(tree, setting, value, location)
     return tree
 
 
-def settings_faults(tree: Node, kind: str) -> tuple[VariantSettings | None, tuple[Fault, ...]]:
-    """The settings of one run on an engine of this kind, or None and what is wrong with them."""
-    settings, faults = validate(tree, _settings_model(kind))
-    if settings is None:
-        return None, faults
-    faults = tuple(_guidance_faults(tree, kind, settings))
-    return (None, faults) if faults else (settings, ())
+class _Layers:
+    """One section of the settings, from its layers."""
+
+    def __init__(self, owner: LocatedDict) -> None:
+        self.location = owner.location
+        self.value: Any = LocatedDict({}, owner.location)
+
+    def over(self, section: LocatedDict, key: str) -> "_Layers":
+        """Lay an entry of a section over the layers so far, if it is written."""
+        if key in section:
+            self.value, self.location = merge(self.value, section[key]), section.location_of(key)
+        return self
+
+
+def _with_setting(tree: LocatedDict, path: tuple[str, ...], value: object, location: Location) -> LocatedDict:
+    key, *deeper = path
+    if not deeper:
+        return tree.with_value(key, value, location)
+    return tree.with_value(key, _with_setting(tree.mapping(key), tuple(deeper), value, location))
+
+
+def _swept_location(profile: LocatedDict, factor: str, value: object) -> Location | None:
+    """The location of a value in ``sweep``."""
+    values = profile.mapping("sweep").get(factor)
+    items = zip(values, values.locations, strict=True) if isinstance(values, LocatedList) else ()
+    return next((location for item, location in items if is_same(item, value)), None)
+
+
+@lru_cache(maxsize=1024)
+def _valid_settings(kind: str, text: str) -> VariantSettings | None:
+    try:
+        return _settings_model(kind).model_validate_json(text)
+    except ValidationError:
+        return None
 
 
 @cache
 def _settings_model(kind: str) -> type[VariantSettings]:
     """Settings whose server options are those of an engine."""
-    return create_model("VariantSettings", __base__=VariantSettings, server=(ENGINE_OPTIONS[kind], ...))
+    return create_model("VariantSettings", __base__=VariantSettings, server=(options_class(kind), ...))
 
 
-def _guidance_faults(tree: Node, kind: str, settings: VariantSettings) -> Iterable[Fault]:
-    guidance = tree.child("guidance")
-    if settings.guidance is None or guidance is None:
+def _guidance_errors(tree: LocatedDict, kind: str, settings: VariantSettings) -> Iterable[LocatedError]:
+    if settings.guidance is None:
         return
-    if kind not in GUIDING_ENGINES:
+    if kind not in guiding_kinds():
         problem = (
             f"variant {settings.variant!r} is guided, and engine {kind!r} loads no value model; remove guidance, "
-            f"or choose an engine that guides: {', '.join(sorted(GUIDING_ENGINES))}"
+            f"or choose an engine that guides: {', '.join(guiding_kinds())}"
         )
-        yield Fault(guidance.place, guidance.path, problem)
+        yield tree.error(problem, "guidance")
         return
     if settings.server.guides_with is None:
         problem = (
             f"variant {settings.variant!r} is guided, but its server loads no value model; "
             f"set variants.{settings.variant}.server.value_model, or remove guidance"
         )
-        yield Fault(guidance.place, guidance.path, problem)
+        yield tree.error(problem, "guidance")
     # The guided sampler has no path over the whole vocabulary for these modes. top_k 1 is allowed: it is
     # greedy, and guidance never acts.
     if settings.guidance.mode in _FINITE_TOP_K_MODES and settings.sampling.top_k < 1:
-        top_k = _at(tree, ("sampling", "top_k")) or guidance
+        section, key = (
+            (tree.mapping("sampling"), "top_k") if "top_k" in tree.mapping("sampling") else (tree, "guidance")
+        )
         problem = (
             f"variant {settings.variant!r} is guided with mode {settings.guidance.mode}, which needs a finite "
             f"top_k, and has {settings.sampling.top_k}; set variants.{settings.variant}.sampling.top_k, or sweep "
             "top_k from 1 up"
         )
-        yield Fault(top_k.place, top_k.path, problem)
+        yield section.error(problem, key)
 
 
 @cache
-def _known_settings(kind: str) -> tuple[str, ...]:
-    options = ENGINE_OPTIONS.get(kind)
+def _settings_of_kind(kind: str) -> tuple[str, ...]:
+    options = options_class(kind) if kind in ENGINES else None
     return (
         "model",
         *(f"server.{name}" for name in (options.model_fields if options else ())),
         *(f"sampling.{name}" for name in Sampling.model_fields),
         *(f"guidance.{name}" for name in Guidance.model_fields),
     )
-
-
-def _at(node: Node, path: Iterable[Step]) -> Node | None:
-    found: Node | None = node
-    for step in path:
-        found = found.child(step) if found else None
-    return found
-
-
-def _engine_layers(profile: Node) -> tuple[Node | None, Node | None]:
-    """What the engine's section says of every server: its options, and its interpreter over those."""
-    engine = profile.child("engine")
-    python = engine.child("python") if engine else None
-    if engine is None or python is None or python.value is None:
-        return _at(profile, ("engine", "options")), None
-    return engine.child("options"), engine.with_entries({"python": python})
-
-
-def _over(owner: Node, *layers: Node | None) -> Node:
-    """The layers of one section, each over those before it; no entries at all where none is written."""
-    written = [layer for layer in layers if layer is not None]
-    return reduce(merge, written) if written else owner.with_entries({})
-
-
-def _set(tree: Node, path: tuple[str, ...], value: Node) -> Node:
-    for depth in range(len(path), 0, -1):
-        value = (_at(tree, path[: depth - 1]) or tree).with_entries({path[depth - 1]: value})
-    return merge(tree, value)
-
-
-def _swept_value(profile: Node, factor: str, value: object) -> Node | None:
-    """The node of a sweep that holds this value."""
-    values = _at(profile, ("sweep", factor))
-    items = values.value if values and isinstance(values.value, tuple) else ()
-    return next((item for item in items if is_same(item.value, value)), None)
 
 
 def is_same(left: object, right: object) -> bool:

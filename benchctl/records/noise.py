@@ -5,14 +5,14 @@ comparison is a pure function of the directories it reads.
 """
 
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from benchctl.errors import RecordError
 from benchctl.records.jsonl import write_json_atomic
-from benchctl.records.run import Record
-from benchctl.records.schema import SCHEMA_VERSION
+from benchctl.records.record import Record
+from benchctl.records.schema import upgrade
 
 NOISE_FILE: Final = "noise.json"
 
@@ -30,7 +30,7 @@ class MetricNoise(Record, frozen=True, kw_only=True, omit_defaults=True):
 class NoiseFloor(Record, frozen=True, kw_only=True, omit_defaults=True):
     """The noise of one host, engine and model, by metric; ``source`` is the directory it was measured in."""
 
-    schema_version: int = SCHEMA_VERSION
+    schema_version: int
     measured_at: str
     source: str
     host: str
@@ -51,9 +51,10 @@ def load_noise(results_path: Path) -> NoiseFloor | None:
 
 
 def read_noise(path: Path) -> NoiseFloor:
-    """Read one file of noise."""
+    """Read one file of noise. Raises RecordError when it is damaged, SchemaVersionError when it is newer."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=NoiseFloor)
+        document = {"schema_version": 1} | msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        return msgspec.convert(upgrade(document, path), NoiseFloor)
     except (msgspec.DecodeError, OSError) as error:
         raise RecordError(f"{path}: {error}; remove the file, or measure an A/A experiment again") from error
 

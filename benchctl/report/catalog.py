@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from benchctl.errors import InvalidDataError, UsageError
+from benchctl.formats import first_of
 from benchctl.records.directory import ResultDirectory, RunDirectory, open_results
-from benchctl.records.verification import verify_directory
+from benchctl.records.integrity.verification import verify_directory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +110,7 @@ def _altered(path: Path) -> str | None:
     if not alterations:
         return None
     files = list(dict.fromkeys(alteration.file for alteration in alterations))
-    return "altered: " + ", ".join(files[:2]) + (f" and {len(files) - 2} more" if len(files) > 2 else "")
+    return "altered: " + first_of(files, 2)
 
 
 def _count_runs(results: ResultDirectory) -> tuple[int, int]:

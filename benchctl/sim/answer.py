@@ -8,7 +8,7 @@ import msgspec
 
 from benchctl.sim.length import guided_length_ratio, natural_length, natural_quantiles
 from benchctl.sim.request import Request
-from benchctl.workload.stream import named_stream
+from benchctl.workload.seeded import named_stream
 
 _WORDS: Final = """
 the of and to a in is that for it as was with be by on not he his but at are this have from or had an they

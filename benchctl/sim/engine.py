@@ -3,7 +3,7 @@
 from typing import Final, NamedTuple
 
 from benchctl.errors import UsageError
-from benchctl.records.run import Phase, StepRecord
+from benchctl.records.step import StepPhase, StepRecord
 from benchctl.sim.answer import Answer, plan_answers
 from benchctl.sim.block_manager import BlockManager
 from benchctl.sim.config import SimConfig
@@ -13,7 +13,7 @@ from benchctl.sim.noise import NoiseSource
 from benchctl.sim.request import Request
 from benchctl.sim.scheduler import ScheduledBatch, Scheduler
 from benchctl.sim.sequence import Sequence
-from benchctl.workload.stream import named_stream
+from benchctl.workload.seeded import named_stream
 
 _UNLIMITED: Final = 1 << 40
 
@@ -235,7 +235,7 @@ class SimulatedEngine:
         return closed
 
 
-def _phase(batch: StepBatch) -> Phase:
+def _phase(batch: StepBatch) -> StepPhase:
     if not batch.num_prefill_tokens:
         return "decode"
     return "mixed" if batch.num_decode_tokens else "prefill"

@@ -5,9 +5,12 @@ from typing import Final
 
 import msgspec
 
-from benchctl.engines.sim import SimEngine, sim_options
-from benchctl.profile.model import Arrival, VariantSettings
-from benchctl.records.run import PreparedRequest
+from benchctl.engines.openai_server import own_options
+from benchctl.engines.sim.engine import SimEngine
+from benchctl.engines.sim.options import SimOptions
+from benchctl.profile.model import VariantSettings
+from benchctl.profile.workload import Arrival
+from benchctl.records.request import PreparedRequest
 from benchctl.sim.config import SimConfig
 from benchctl.sim.http.openai_api import ChatBody, CompletionBody, request_from
 from benchctl.sim.request import Request
@@ -20,7 +23,7 @@ _OVERHEAD_S: Final = 0.6
 
 def estimated_run_s(settings: VariantSettings, requests: Sequence[PreparedRequest], arrival: Arrival) -> float:
     """Wall time of one run: its load without noise, and what a run takes beside it."""
-    options = sim_options(settings)
+    options = own_options(settings, SimOptions)
     config = SimConfig(
         model=settings.model, noise="none", **options.model_dump(exclude={"port", "noise", "start_delay_s"})
     )

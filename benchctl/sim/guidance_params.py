@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from benchctl.errors import UsageError
-from benchctl.profile.locate import nearest
+from benchctl.profile.sources.files import nearest
 
 MODES: Final = ("mul", "linear", "exp", "length_mul", "centered_exp", "value_bias")
 _FINITE_TOP_K_MODES: Final = frozenset({"centered_exp", "value_bias"})

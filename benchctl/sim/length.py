@@ -12,7 +12,7 @@ from bisect import bisect_right
 from typing import Final
 
 from benchctl.sim.guidance_params import GuidanceParams
-from benchctl.workload.stream import named_stream
+from benchctl.workload.seeded import named_stream
 
 _QUANTILES: Final = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.97, 0.99, 1.0)
 _LENGTHS: Final = (80, 141, 188, 254, 345, 464, 690, 1165, 1195)

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
-from benchctl.workload.stream import named_stream
+from benchctl.workload.seeded import named_stream
 
 _BASELINE_CV: Final = 0.14
 _GUIDED_CV: Final = 0.018

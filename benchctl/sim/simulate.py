@@ -3,7 +3,7 @@
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
-from benchctl.records.run import StepRecord
+from benchctl.records.step import StepRecord
 from benchctl.sim.config import SimConfig
 from benchctl.sim.core import Core
 from benchctl.sim.costs.cost_model import cost_model_for

@@ -11,9 +11,9 @@ import random
 from collections.abc import Iterable, Iterator
 from itertools import accumulate, islice
 
-from benchctl.profile.model import Arrival
+from benchctl.profile.workload import Arrival
 from benchctl.units import NS_PER_S, ns_from_s
-from benchctl.workload.stream import named_stream
+from benchctl.workload.seeded import named_stream
 
 
 def arrival_offsets_ns(arrival: Arrival, num_requests: int, seed: int) -> tuple[int, ...]:

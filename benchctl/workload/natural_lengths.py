@@ -18,7 +18,7 @@ from benchctl.profile.load import parse_profile
 from benchctl.profile.model import Profile
 from benchctl.profile.planning.plan import variant_settings
 from benchctl.records.directory import ResultDirectory, open_results
-from benchctl.records.run import PreparedRequest, RequestRecord
+from benchctl.records.request import PreparedRequest, RequestRecord
 
 KEY: Final = "workload.lengths_from"
 _MEASURED_STATES: Final = {"done", "suspect"}

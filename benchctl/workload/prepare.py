@@ -1,43 +1,35 @@
-"""The prepared request set: what will be asked and when, the same bytes for the same profile and seed.
+"""The prepared request set: prompts, limits and arrivals, the same bytes for the same profile and seed.
 
 Nothing of paths, hosts or time goes in. Random choices come from named streams of the profile's seed:
 ``selection``, ``output-len``, ``request-seed``, ``arrival``, and those of the datasets.
 """
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 from benchctl.errors import DatasetError, ProfileError
-from benchctl.profile.model import Arrival, Profile, Workload
+from benchctl.profile.model import Profile
+from benchctl.profile.workload import Arrival, Workload
 from benchctl.records.jsonl import encode
-from benchctl.records.run import PreparedRequest, ResultWarning
+from benchctl.records.record import ResultWarning
+from benchctl.records.request import PreparedRequest
 from benchctl.workload.arrival import arrival_offsets_ns, trace_offsets_ns
-from benchctl.workload.datasets.azure import azure_prompts
-from benchctl.workload.datasets.files import DATA_DIRECTORY_VARIABLE, data_directory, dataset_file, find_source
+from benchctl.workload.datasets.dataset import (
+    Dataset,
+    FileDataset,
+    MadeDataset,
+    dataset_named,
+    names_of_datasets,
+)
+from benchctl.workload.datasets.files import DATA_DIRECTORY_VARIABLE, data_directory, find_source
 from benchctl.workload.datasets.generated import generated_prompts
-from benchctl.workload.datasets.gsm8k import gsm8k_prompts
-from benchctl.workload.datasets.prompt import Prompt, Selection, SourceFile
-from benchctl.workload.datasets.replay import replay_prompts
-from benchctl.workload.datasets.sharegpt import sharegpt_prompts
-from benchctl.workload.datasets.synthetic import synthetic_prompts
-from benchctl.workload.length import draw_length
+from benchctl.workload.datasets.prompt import Prompt, Selection
 from benchctl.workload.natural_lengths import KEY as LENGTHS_KEY
 from benchctl.workload.natural_lengths import natural_lengths, needs_lengths, with_lengths
-from benchctl.workload.stream import named_stream
-
-_READERS: Final[dict[str, Callable[[SourceFile, Selection], tuple[Prompt, ...]]]] = {
-    "gsm8k": gsm8k_prompts,
-    "sharegpt": sharegpt_prompts,
-    "sharegpt-replay": replay_prompts,
-    "azure-trace": azure_prompts,
-}
-_REPLACEABLE: Final = {"gsm8k", "sharegpt"}
-"""Datasets for which a generated set may step in; a recorded trace has no equal."""
-_SEED_BITS: Final = 31
-"""Every engine takes a seed of this size."""
+from benchctl.workload.seeded import distinct_seeds, draw_length, named_stream
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +40,7 @@ class PreparedSet:
     content: bytes
     sha256: str
     dataset: str
-    """What it was truly made from, for example ``gsm8k/test`` or ``generated``."""
+    """The true source, for example ``gsm8k/test`` or ``generated``."""
     warnings: tuple[ResultWarning, ...] = ()
     lengths_from: str | None = None
     """Result directory in which the natural lengths were measured."""
@@ -94,7 +86,7 @@ def prepare_requests(
 
 
 def _cut_lengths(num_cut: int, num_lengths: int) -> tuple[ResultWarning, ...]:
-    """The doubt that natural lengths are none, because a limit ended the answers."""
+    """A warning if a limit ended answers, whose natural lengths are then longer."""
     if not num_cut:
         return ()
     message = (
@@ -106,46 +98,47 @@ def _cut_lengths(num_cut: int, num_lengths: int) -> tuple[ResultWarning, ...]:
 
 def _choose_prompts(profile: Profile, directory: Path) -> _Chosen:
     workload, seed = profile.workload, profile.seed
-    _check_keys_apply(workload)
-    if workload.input_len is not None:
-        return "synthetic", synthetic_prompts(workload.input_len, workload.num_prompts, seed), ()
-    if workload.dataset == "generated":
-        return "generated", generated_prompts(workload.num_prompts, seed), ()
-    source = find_source(workload.dataset, workload.path, directory)
+    dataset = dataset_named(workload.dataset)
+    _check_keys_apply(workload, dataset)
+    if isinstance(dataset, MadeDataset):
+        return workload.dataset, dataset.make(workload, seed), ()
+    source = find_source(dataset.file, workload.path, directory)
     if source is None:
-        return _substitute(workload, seed, directory)
+        return _substitute(workload, dataset, seed, directory)
     selection = Selection(num_prompts=workload.num_prompts, method=workload.selection, seed=seed)
-    return source.dataset, _READERS[workload.dataset](source, selection), ()
+    return source.dataset, dataset.read(source, selection), ()
 
 
-def _check_keys_apply(workload: Workload) -> None:
-    """Refuse keys that the dataset would leave unread: whoever wrote them expects an effect."""
-    if (workload.input_len is not None) != (workload.dataset == "synthetic"):
-        length = "null" if workload.input_len is None else workload.input_len
+def _check_keys_apply(workload: Workload, dataset: Dataset) -> None:
+    """Refuse keys that the dataset would leave unread: their author expects an effect."""
+    needs_input_len = isinstance(dataset, MadeDataset) and dataset.needs_input_len
+    if workload.input_len is not None and not needs_input_len:
+        names = names_of_datasets(lambda other: isinstance(other, MadeDataset) and other.needs_input_len)
         raise ProfileError(
-            f"workload.input_len is {length} with dataset {workload.dataset}; dataset synthetic needs it, the "
-            "others have their own prompts: set it for synthetic, and to null for the others"
+            f"workload.input_len is {workload.input_len} with dataset {workload.dataset}, whose prompts have their "
+            f"own lengths; set it to null, or choose dataset {' or '.join(names)}"
         )
-    if workload.path is not None and workload.dataset not in _READERS:
+    if workload.path is not None and isinstance(dataset, MadeDataset):
+        names = names_of_datasets(lambda other: isinstance(other, FileDataset))
         raise ProfileError(
             f"workload.path is {workload.path}, but dataset {workload.dataset} reads no file; leave it out, or "
-            f"choose one of {', '.join(_READERS)}"
+            f"choose one of {', '.join(names)}"
         )
 
 
-def _substitute(workload: Workload, seed: int, directory: Path) -> _Chosen:
-    """Let a generated set step in for a missing dataset where that is allowed."""
-    file = dataset_file(workload.dataset)
+def _substitute(workload: Workload, dataset: FileDataset, seed: int, directory: Path) -> _Chosen:
+    """Generated prompts in place of a missing dataset, if the profile and the dataset allow it."""
+    file = dataset.file
     remedy = (
         f"get it with 'benchctl data fetch {file.name}', set {DATA_DIRECTORY_VARIABLE} to a directory that has "
         f"{file.folder}/{file.filename}, or name a file in workload.path"
     )
-    if workload.if_missing == "fail" or workload.dataset not in _REPLACEABLE:
+    if workload.on_missing_dataset == "fail" or not dataset.is_replaceable:
         raise DatasetError(f"dataset {file.name} is not at {file.path_in(directory)}; {remedy}")
     warning = ResultWarning(
         code="dataset-substituted",
         message=(
-            f"dataset {file.name} is not on this machine: generated word problems stand in for it, and the numbers "
+            f"dataset {file.name} is not on this machine: generated word problems replace it, and the numbers "
             f"say nothing about {file.name}; {remedy}"
         ),
         where="workload.dataset",
@@ -159,7 +152,7 @@ def _requests(profile: Profile, prompts: tuple[Prompt, ...]) -> Iterator[Prepare
     copies = 1 if as_one else workload.samples_per_prompt
     offsets = _offsets_ns(workload.arrival, prompts, copies, profile.seed)
     limits = _max_tokens(profile, prompts)
-    seeds = _distinct_seeds(profile.seed)
+    seeds = distinct_seeds(named_stream(profile.seed, "request-seed"))
     for i, prompt in enumerate(prompts):
         for sample in range(copies):
             index = i * copies + sample
@@ -186,9 +179,10 @@ def _offsets_ns(arrival: Arrival, prompts: tuple[Prompt, ...], copies: int, seed
         return arrival_offsets_ns(arrival, len(prompts) * copies, seed)
     recorded = [prompt.arrival_ns for prompt in prompts if prompt.arrival_ns is not None]
     if len(recorded) < len(prompts):
+        traces = names_of_datasets(lambda dataset: isinstance(dataset, FileDataset) and dataset.has_arrivals)
         raise ProfileError(
             "workload.arrival.kind is trace, but the dataset has no recorded arrivals; choose dataset "
-            "sharegpt-replay or azure-trace, or another kind of arrival such as poisson with a request_rate"
+            f"{' or '.join(traces)}, or another kind of arrival such as poisson with a request_rate"
         )
     return tuple(offset for offset in trace_offsets_ns(recorded, arrival.speedup) for _ in range(copies))
 
@@ -211,14 +205,3 @@ def _max_tokens(profile: Profile, prompts: tuple[Prompt, ...]) -> tuple[int, ...
             "set workload.output_len, or stop: natural"
         )
     return recorded
-
-
-def _distinct_seeds(seed: int) -> Iterator[int]:
-    """One seed for each request, none twice: equal seeds would give equal samples of a prompt."""
-    stream = named_stream(seed, "request-seed")
-    used: set[int] = set()
-    while True:
-        drawn = stream.getrandbits(_SEED_BITS)
-        if drawn not in used:
-            used.add(drawn)
-            yield drawn

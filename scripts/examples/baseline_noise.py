@@ -21,12 +21,12 @@ from pathlib import Path
 from statistics import fmean, geometric_mean, median
 from typing import Final
 
-from benchctl.analysis.compare.compare import corrected
+from benchctl.analysis.compare.correction import correct_for_multiple_tests
 from benchctl.analysis.compare.metric_comparison import BlockDesign, MetricComparison, Rules, compare_metrics
 from benchctl.analysis.compare.result import CellComparison
 from benchctl.analysis.metrics.run_metrics import run_metrics
 from benchctl.analysis.statistics.block_ratio import RatioEstimate, estimate_paired
-from benchctl.records.directory import LoadedRun, load_results
+from benchctl.records.loaded import LoadedRun, load_results
 from benchctl.report.plots.style import BLUE, GREY, VERMILION, new_figure, png_bytes, tidy
 
 METRIC: Final = "step_ms"
@@ -44,10 +44,10 @@ NUM_REPETITIONS: Final = 2_000
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """The sweep in blocks: for each k the metric and the place of its run, block by block; 0 is the baseline."""
+    """The sweep in blocks: for each k the metric and the position of its run, block by block; 0 is the baseline."""
 
     values: Mapping[int, tuple[float, ...]]
-    places: Mapping[int, tuple[int, ...]]
+    positions: Mapping[int, tuple[int, ...]]
 
 
 def value(run: LoadedRun) -> float:
@@ -75,7 +75,7 @@ def read_blocks(path: Path) -> Blocks:
     blocks = sorted(arms[0])
     return Blocks(
         values={k: tuple(value(runs[block]) for block in blocks) for k, runs in sorted(arms.items())},
-        places={k: tuple(runs[block].record.position for block in blocks) for k, runs in sorted(arms.items())},
+        positions={k: tuple(runs[block].record.position for block in blocks) for k, runs in sorted(arms.items())},
     )
 
 
@@ -119,17 +119,21 @@ def slopes_of_noise(num_blocks: int) -> float:
 
 
 def pairwise(blocks: Blocks) -> dict[str, MetricComparison]:
-    """Every guided arm against every other, judged as ``benchctl compare`` judges, corrected together."""
+    """Every guided arm against every other, judged as ``benchctl compare`` judges, all tests together."""
     rules = Rules(margin_frac=MARGIN_FRAC, confidence=0.95, is_paired=True, noise={})
     cells = []
     for a, b in combinations(GUIDED, 2):
-        places = tuple(later - earlier for earlier, later in zip(blocks.places[a], blocks.places[b], strict=True))
+        positions = tuple(
+            later - earlier for earlier, later in zip(blocks.positions[a], blocks.positions[b], strict=True)
+        )
         sides = [[{METRIC: one} for one in blocks.values[k]] for k in (a, b)]
-        design = BlockDesign(tuple(range(len(places))), places)
+        design = BlockDesign(tuple(range(len(positions))), positions)
         metrics = compare_metrics(*sides, {METRIC: "deciding"}, rules, design)
         names = {"label": f"k={b} / k={a}", "a_label": f"k={a}", "b_label": f"k={b}"}
-        cells.append(CellComparison(**names, num_blocks=len(places), num_a_first=None, metrics=metrics, faults=()))
-    return {cell.label: cell.metrics[0] for cell in corrected(cells, 0.95)}
+        cells.append(
+            CellComparison(**names, num_blocks=len(positions), num_a_first=None, metrics=metrics, errors=())
+        )
+    return {cell.label: cell.metrics[0] for cell in correct_for_multiple_tests(cells, 0.95)}
 
 
 def against_mean(blocks: Blocks, k: int) -> RatioEstimate:

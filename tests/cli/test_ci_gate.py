@@ -14,7 +14,12 @@ from benchctl.cli.app import app
 
 ROOT = Path(__file__).parent.parent.parent
 WORKFLOW = ROOT / ".github" / "workflows" / "gpu-smoke.yml"
-SOURCES = [WORKFLOW, ROOT / "scripts" / "gpu_smoke.sh", ROOT / "docs" / "ci.md", ROOT / "docs" / "interop.md"]
+SOURCES = [
+    WORKFLOW,
+    ROOT / "scripts" / "gpu_smoke.sh",
+    ROOT / "docs" / "tasks" / "ci-gate.md",
+    ROOT / "docs" / "interop.md",
+]
 COMMAND = re.compile(r"benchctl (?:run|compare|export|doctor|models) [^\n`|#]*")
 OPTION = re.compile(r"(?<![\w-])(--[a-z][a-z-]+|-[a-z])(?![\w-])")
 

@@ -38,7 +38,7 @@ def results_of(cwd: Path, profile: str) -> list[Path]:
 
 def share_after_the_end(results: Path) -> set[float]:
     document: dict[str, Any] = json.loads((results / "summary.json").read_text())
-    return {run["after_eos_frac"] for run in document["runs"]}
+    return {run["past_eos_frac"] for run in document["runs"]}
 
 
 @pytest.fixture(scope="module", name="cwd")

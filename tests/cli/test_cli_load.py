@@ -17,23 +17,23 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from handled import handled_by
 from hypothesis import given
 from hypothesis import strategies as st
-from simulated import sim_server
+from support.servers.handler_server import handled_by
+from support.servers.simulator import sim_server
 
 from benchctl.analysis.metrics import percentile
 from benchctl.analysis.metrics.sorted_runs import SortedRuns
 from benchctl.analysis.metrics.timestamp_quality import client_metrics
 from benchctl.analysis.summary.load_figures import FiguresInPassing
-from benchctl.engines.plain_openai import PlainOpenAi
+from benchctl.engines.attach.options import AttachOptions
+from benchctl.engines.attach.plain_openai import PlainOpenAi
 from benchctl.errors import UnsupportedError
 from benchctl.measure.single_load.evidence import LoadEvidence
-from benchctl.profile.engine_options import AttachOptions
 from benchctl.profile.load import parse_profile
 from benchctl.profile.model import Sampling, VariantSettings
-from benchctl.records.directory import load_results
-from benchctl.records.run import ChoiceRecord, PreparedRequest, RequestError, RequestRecord
+from benchctl.records.loaded import load_results
+from benchctl.records.request import ChoiceRecord, PreparedRequest, RequestError, RequestRecord
 
 KEY = "not-to-be-written-anywhere-0815"
 
@@ -335,7 +335,11 @@ def test_a_load_of_a_plain_server_imports_no_aiohttp_no_polars_and_no_engine_tha
     assert {"benchctl.measure.single_load.single_load", "httpx"} <= imported
     arrays = {"numpy", "polars", "scipy", "matplotlib", "pandas"}
     assert not imported & {*arrays, "aiohttp", "anyio", "httpcore", "prometheus_client", "pynvml", "tqdm"}
-    assert not imported & {"benchctl.engines.sim", "benchctl.engines.vllm.engine", "benchctl.measure.server.server"}
+    assert not imported & {
+        "benchctl.engines.sim.engine",
+        "benchctl.engines.vllm.engine",
+        "benchctl.measure.server.server",
+    }
 
 
 def test_many_values_have_the_percentiles_that_few_have(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -377,7 +381,7 @@ def test_stamps_of_failed_requests_count_in_passing_as_they_do_from_disk() -> No
         records.append(msgspec.structs.replace(record, choices=(choice,)))
         passing.take(records[-1])
     from_disk = client_metrics(records, ())
-    assert (from_disk["kernel_stamp_frac"], from_disk["bound_stamp_frac"]) == (6 / 9, 3 / 9)
+    assert (from_disk["kernel_stamp_frac"], from_disk["coalesced_chunk_frac"]) == (6 / 9, 3 / 9)
     in_passing = passing.figures().client_metrics()
     assert in_passing == {name: from_disk[name] for name in in_passing}
 

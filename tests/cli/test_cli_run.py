@@ -282,7 +282,7 @@ def bad_inputs() -> Sequence[tuple[str, list[str], int, str]]:
         ("unknown profile", [*run, "topk-swep"], 2, "topk-sweep"),
         (
             "missing dataset",
-            [*run, "ci-smoke", "--set", "workload.if_missing=fail"],
+            [*run, "ci-smoke", "--set", "workload.on_missing_dataset=fail"],
             2,
             "benchctl data fetch gsm8k",
         ),
@@ -346,7 +346,7 @@ def test_damaged_and_foreign_directories_are_refused_by_compare_and_shown_as_far
     assert "requests.jsonl:" in shown.stderr
     damaged.write_bytes(whole)
     manifest = results / "manifest.json"
-    manifest.write_text(manifest.read_text().replace('"schema_version": 1', '"schema_version": 77'))
+    manifest.write_text(manifest.read_text().replace('"schema_version": 2', '"schema_version": 77'))
     newer = benchctl("compare", *sides, cwd=tmp_path)
     assert newer.returncode == 4
     assert "77" in newer.stdout + newer.stderr

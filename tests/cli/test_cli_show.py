@@ -3,17 +3,18 @@
 import json
 import os
 
-import builders
 import msgspec
 import pytest
 import typer
+from support.results import builders
 from typer.testing import CliRunner
 
 from benchctl.analysis.analyzed import analyze_directory
 from benchctl.cli.commands import list_results, report, show
 from benchctl.cli.screen import in_one_row, wide_console
 from benchctl.errors import InvalidDataError, RecordError, UsageError
-from benchctl.records.run import GitState, GpuInfo, ResultWarning
+from benchctl.records.manifest import GitState, GpuInfo
+from benchctl.records.record import ResultWarning
 from benchctl.report.text.client_table import client_table
 from benchctl.report.text.tables import breakdown_table, cells_table, flops_table, runs_table, sweep_table
 
@@ -218,7 +219,7 @@ def test_list_shows_results_newest_first_and_what_is_none(tmp_path):
         f"loose {newest.created_at} built sim done 6/6",
     ]
     assert rows[3].startswith("built/later unreadable")
-    assert "schema_version 9 is newer than 1" in rows[3]
+    assert "schema_version 9 is newer than 2" in rows[3]
     assert rows[4].startswith("built/torn unreadable")
     assert rows[5] == "notes unreadable no result directory"
     assert len(rows) == 6

@@ -1,11 +1,11 @@
 """What is told of suspect runs at the end of an experiment."""
 
 import pytest
-from builders import edit_run, write_results
+from support.results.builders import edit_run, write_results
 
 from benchctl.analysis.analyzed import analyze_directory
 from benchctl.cli.suspects import suspects_lines
-from benchctl.records.run import ResultWarning
+from benchctl.records.record import ResultWarning
 
 
 @pytest.fixture(name="results")
@@ -27,19 +27,21 @@ def test_runs_that_are_done_need_no_word(results):
 
 
 def test_a_late_client_costs_what_it_timed_and_the_way_to_count_it_is_named(results):
-    suspect(results, "000-b0-baseline", "gpu-sampler-missing", "client-late")
-    suspect(results, "002-b1-baseline", "client-cpu", "client-late")
+    suspect(results, "000-b0-baseline", "gpu-sampler-missing", "arrival-times-unreliable")
+    suspect(results, "002-b1-baseline", "client-cpu", "arrival-times-unreliable")
     (line,) = told(results)
-    assert line.startswith("2 runs are suspect (client-late in 2, client-cpu in 1): what the client timed of them")
+    assert line.startswith(
+        "2 runs are suspect (arrival-times-unreliable in 2, client-cpu in 1): what the client timed of them"
+    )
     assert "what the server measured does (step_ms)" in line
     assert "--allow-suspect" in line
     assert "gpu-sampler-missing" not in line
 
 
 def test_other_doubts_are_told_for_themselves(results):
-    suspect(results, "000-b0-baseline", "client-late")
-    suspect(results, "002-b1-baseline", "client-late", "steps-damaged")
+    suspect(results, "000-b0-baseline", "arrival-times-unreliable")
+    suspect(results, "002-b1-baseline", "arrival-times-unreliable", "steps-damaged")
     first, second = told(results)
-    assert first.startswith("1 run is suspect (client-late in 1): what the client timed")
+    assert first.startswith("1 run is suspect (arrival-times-unreliable in 1): what the client timed")
     assert second.startswith("1 run is suspect (")
     assert second.endswith("what they measured is not to be relied on; see Notes")

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 import typer
-from builders import edit_manifest, edit_requests, edit_run, share_request_set, write_results
+from support.results.builders import edit_manifest, edit_requests, edit_run, share_request_set, write_results
 from typer.testing import CliRunner
 
 from benchctl.cli.commands.compare import compare, parse_threshold
@@ -101,7 +101,7 @@ def test_json_holds_each_metric_of_each_cell(results):
     assert step["ci_low"] < step["ratio"] < step["ci_high"]
     assert len(step["a_blocks"]) == 6
     assert {d["key"] for d in document["allowed_differences"]} == {"sampling.top_k", "server.value_model"}
-    assert document["warnings"][0]["code"] == "trend"
+    assert document["warnings"][0]["code"] == "ratio-drift"
 
 
 def test_json_is_valid_when_the_comparison_is_refused(results):

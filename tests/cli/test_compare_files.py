@@ -6,7 +6,7 @@ import math
 from itertools import pairwise
 
 import pytest
-from builders import edit_run, write_results
+from support.results.builders import edit_run, write_results
 from typer.testing import CliRunner
 
 from benchctl.analysis.compare.compare import CompareOptions, compare_sides, parse_side

@@ -1,11 +1,11 @@
 """FLOP/s are compared with peaks of the device that did the work, or with none."""
 
 import pytest
-from builders import edit_manifest, write_results
+from support.results.builders import edit_manifest, write_results
 
 from benchctl.analysis.experiment.experiment import experiment_of
-from benchctl.records.directory import load_results
-from benchctl.records.run import GpuInfo
+from benchctl.records.loaded import load_results
+from benchctl.records.manifest import GpuInfo
 
 
 def hardware_of(tmp_path, engine, *names):

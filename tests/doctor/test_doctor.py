@@ -11,6 +11,8 @@ from types import SimpleNamespace
 import pytest
 
 from benchctl.engines.environment import installed_versions
+from benchctl.engines.llamacpp.options import LlamaCppOptions
+from benchctl.engines.vllm.options import VllmOptions
 from benchctl.load.priority import Priority
 from benchctl.measure.doctor.check import Check, obstacles
 from benchctl.measure.doctor.client import client_checks, own_core_check, priority_check
@@ -25,7 +27,6 @@ from benchctl.measure.doctor.host import (
 )
 from benchctl.measure.server.cores import CoreSplit
 from benchctl.measure.telemetry.gpu_state import GpuState
-from benchctl.profile.engine_options import LlamaCppOptions, VllmOptions
 from benchctl.units import GIB
 
 TOPICS = ["software", "machine", "gpu", "engine", "data"]

@@ -10,17 +10,17 @@ import time
 from pathlib import Path
 
 import pytest
-from simulated import free_port, sim_server
+from support.servers.simulator import free_port, sim_server
 
-from benchctl.engines.attach import AttachEngine
+from benchctl.engines.attach.engine import AttachEngine
+from benchctl.engines.attach.options import AttachOptions
 from benchctl.engines.kinds import engine_for
 from benchctl.errors import EngineUnavailableError, ProfileError, UnsupportedError
 from benchctl.load.transport.client import StreamClient
 from benchctl.load.transport.tls import TlsTransport
-from benchctl.profile.engine_options import AttachOptions
 from benchctl.profile.load import load_profile
 from benchctl.profile.model import Guidance, Sampling, Timeouts, VariantSettings
-from benchctl.records.run import PreparedRequest
+from benchctl.records.request import PreparedRequest
 
 ENGINE = AttachEngine()
 KEY = "not-to-be-written-anywhere-4711"

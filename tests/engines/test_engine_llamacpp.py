@@ -13,13 +13,14 @@ from pathlib import Path
 
 import httpx
 import pytest
-from paced import send
-from real_engines import assert_compared, assert_ended, needs
+from support.servers.paced_engine import send
+from support.servers.real_engines import assert_compared, assert_ended, needs
 
 from benchctl.costs.shapes import ModelShape, shape_for
 from benchctl.engines.engine import LaunchSite
 from benchctl.engines.kinds import engine_for
-from benchctl.engines.llamacpp import LlamaCppEngine
+from benchctl.engines.llamacpp.engine import LlamaCppEngine
+from benchctl.engines.llamacpp.options import LlamaCppOptions
 from benchctl.engines.tiny_models.make import make_model
 from benchctl.engines.tiny_models.recipe import Recipe
 from benchctl.errors import EngineUnavailableError, ServerStartError, UnsupportedError
@@ -27,10 +28,9 @@ from benchctl.load.transport.client import StreamClient
 from benchctl.load.transport.exchange import Call
 from benchctl.measure.server.port import choose_port
 from benchctl.measure.server.server import Launch, ServerProcess
-from benchctl.profile.engine_options import LlamaCppOptions
 from benchctl.profile.model import Guidance, Sampling, Timeouts, VariantSettings
 from benchctl.records.jsonl import read_jsonl
-from benchctl.records.run import Message, PreparedRequest, RequestRecord
+from benchctl.records.request import Message, PreparedRequest, RequestRecord
 
 ENGINE = LlamaCppEngine()
 SHAPE = ModelShape(

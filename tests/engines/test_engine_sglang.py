@@ -14,19 +14,20 @@ from pathlib import Path
 import httpx
 import msgspec
 import pytest
-from handled import handled_by
+from support.servers.handler_server import handled_by
 
+from benchctl.engines.attach.options import AttachOptions
 from benchctl.engines.engine import LaunchSite
 from benchctl.engines.environment import installed_versions
 from benchctl.engines.kinds import engine_for
 from benchctl.engines.sglang.engine import SglangEngine
+from benchctl.engines.sglang.options import SglangOptions
 from benchctl.errors import EngineUnavailableError, ServerStartError, UnsupportedError
 from benchctl.load.transport.client import StreamClient
 from benchctl.measure.server.port import choose_port
 from benchctl.measure.server.server import Launch, ServerProcess
-from benchctl.profile.engine_options import AttachOptions, SglangOptions
 from benchctl.profile.model import Guidance, Sampling, Timeouts, VariantSettings
-from benchctl.records.run import Message, PreparedRequest
+from benchctl.records.request import Message, PreparedRequest
 
 ENGINE = SglangEngine()
 BIND_ERROR = (

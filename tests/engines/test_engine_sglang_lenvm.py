@@ -11,23 +11,26 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import lenvm_fork
 import msgspec
 import pytest
-from lenvm_fork import settings_of
+from support.servers import lenvm_fork
+from support.servers.lenvm_fork import settings_of
 
 from benchctl.analysis.validity.launch import launch_settings
 from benchctl.engines.engine import LaunchSite
 from benchctl.engines.environment import installed_versions, package_directory
 from benchctl.engines.kinds import engine_for
 from benchctl.engines.sglang_lenvm.engine import SglangLenvmEngine, fork_interpreter, value_checkpoint
+from benchctl.engines.sglang_lenvm.options import SglangLenvmOptions
 from benchctl.engines.sglang_lenvm.requests import ambiguities, custom_params, mixed_refusal
 from benchctl.errors import EngineUnavailableError, UnsupportedError
 from benchctl.measure.run import RunContext, measure_run
-from benchctl.profile.engine_options import SglangLenvmOptions
 from benchctl.profile.model import Guidance, Sampling, VariantSettings
-from benchctl.records.directory import RunDirectory, load_run
-from benchctl.records.run import PlannedRun, PreparedRequest, RunRecord
+from benchctl.records.directory import RunDirectory
+from benchctl.records.loaded import load_run
+from benchctl.records.manifest import PlannedRun
+from benchctl.records.request import PreparedRequest
+from benchctl.records.run import RunRecord
 from benchctl.workload.prepare import prepare_requests
 
 ENGINE = SglangLenvmEngine()
@@ -432,7 +435,7 @@ def test_what_a_value_model_adds_to_a_launch_is_declared_by_its_option(python: s
 
 def launched(settings: VariantSettings) -> RunRecord:
     return RunRecord(
-        schema_version=1, index=0, run_id="000-b0-guided", block=0, position=0, variant="guided",
+        schema_version=2, index=0, run_id="000-b0-guided", block=0, position=0, variant="guided",
         argv=ENGINE.argv(settings, SITE), env=ENGINE.env(settings, SITE),
     )  # fmt: skip
 

@@ -4,21 +4,24 @@ import asyncio
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import httpx
 import pytest
-from simulated import VALUE_MODEL, SimServer, events, sim_server
+from support.servers.simulator import VALUE_MODEL, SimServer, events, sim_server
 
 from benchctl.engines.engine import LaunchSite
 from benchctl.engines.kinds import engine_for
-from benchctl.engines.sim import SimEngine
+from benchctl.engines.sim.engine import SimEngine
+from benchctl.engines.sim.options import SimOptions
 from benchctl.errors import EngineUnavailableError, RecordError
-from benchctl.profile.engine_options import SimOptions
 from benchctl.profile.model import EngineKind, Guidance, Sampling, VariantSettings
-from benchctl.records.run import Message, PreparedRequest, ResultWarning
+from benchctl.records.request import Message, PreparedRequest
 from benchctl.sim.__main__ import parser
 from benchctl.sim.config import SimConfig
+
+if TYPE_CHECKING:
+    from benchctl.records.record import ResultWarning
 
 ENGINE = SimEngine()
 

@@ -8,19 +8,20 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from real_engines import assert_compared, assert_ended, needs, tiny_model
-from stub_transformers import stub_transformers
+from support.guided.stub_transformers import stub_transformers
+from support.servers.real_engines import assert_compared, assert_ended, needs, tiny_model
 
 from benchctl.analysis.experiment.experiment import experiment_of
+from benchctl.engines.attach.options import AttachOptions
 from benchctl.engines.engine import LaunchSite
 from benchctl.engines.kinds import engine_for
 from benchctl.engines.transformers import failures as transformers_failures
 from benchctl.engines.transformers.engine import TransformersEngine
+from benchctl.engines.transformers.options import TransformersOptions
 from benchctl.errors import EngineUnavailableError, RecordError, UnsupportedError
-from benchctl.profile.engine_options import AttachOptions, TransformersOptions
 from benchctl.profile.model import Guidance, Sampling, VariantSettings
-from benchctl.records.directory import load_results
-from benchctl.records.run import Message, PreparedRequest
+from benchctl.records.loaded import load_results
+from benchctl.records.request import Message, PreparedRequest
 
 ENGINE = TransformersEngine()
 LAUNCHER = Path(transformers_failures.__file__).parent / "inside" / "serve.py"
@@ -84,8 +85,8 @@ def test_a_server_is_started_by_the_launcher_and_its_own_words_follow_two_dashes
         "--no-prefix-caching",
     )  # fmt: skip
     assert theirs == (
-        "serve", model, "--host", "127.0.0.1", "--port", "8123", "--default-seed", "11", "--continuous-batching",
-        "--device", "cpu", "--cb-num-blocks", "9", "--compile",
+        "serve", model, "--host", "127.0.0.1", "--port", "8123", "--default-seed", "11", "--device", "cpu",
+        "--continuous-batching", "--cb-num-blocks", "9", "--compile",
     )  # fmt: skip
 
 

@@ -8,14 +8,15 @@ from typing import Any
 
 import pytest
 
+from benchctl.engines.attach.options import AttachOptions
 from benchctl.engines.engine import LaunchSite
 from benchctl.engines.hub import REPOSITORIES
 from benchctl.engines.kinds import engine_for
 from benchctl.engines.vllm.engine import VllmEngine
+from benchctl.engines.vllm.options import VllmOptions
 from benchctl.errors import EngineUnavailableError, UnsupportedError
-from benchctl.profile.engine_options import AttachOptions, VllmOptions
 from benchctl.profile.model import Guidance, Sampling, VariantSettings
-from benchctl.records.run import Message, PreparedRequest
+from benchctl.records.request import Message, PreparedRequest
 
 ENGINE = VllmEngine()
 

@@ -11,9 +11,9 @@ from test_engine_vllm import request
 from benchctl.analysis.validity.launch import launch_settings
 from benchctl.engines.engine import LaunchSite
 from benchctl.engines.vllm_lenvm.engine import VllmLenvmEngine
+from benchctl.engines.vllm_lenvm.options import VllmLenvmOptions
 from benchctl.errors import EngineUnavailableError, ProfileError, UnsupportedError
 from benchctl.guided.params import parse_params
-from benchctl.profile.engine_options import VllmLenvmOptions
 from benchctl.profile.load import load_profile
 from benchctl.profile.model import Guidance, Sampling, VariantSettings
 from benchctl.profile.planning.plan import arms, undeclared_differences, variant_settings
@@ -73,7 +73,7 @@ def test_a_server_is_told_whose_clock_counts_and_that_weights_may_be_drawn(pair,
 def test_every_variable_of_guidance_stands_for_options_that_a_profile_may_declare(pair, tmp_path, monkeypatch):
     argv, env = started(monkeypatch, settings_of(pair), tmp_path)
     run = RunRecord(
-        schema_version=1, index=0, run_id="000-b0-v", block=0, position=0, variant="v", argv=tuple(argv), env=env
+        schema_version=2, index=0, run_id="000-b0-v", block=0, position=0, variant="v", argv=tuple(argv), env=env
     )
     found = launch_settings(run)
     of_guidance = {key: setting.names for key, setting in found.items() if "LENVM" in key}

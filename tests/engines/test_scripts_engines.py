@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchctl.engines.environment import engines_directory, installed_versions, interpreter_for
-from benchctl.measure.doctor.engines import KINDS
+from benchctl.profile.engine_table import engine_specs
 
 ROOT = Path(__file__).parents[2]
 INSTALLERS = ROOT / "scripts" / "engines"
@@ -153,8 +153,12 @@ def test_scripts_and_benchctl_agree_on_the_place_without_being_told(place, monke
 
 
 def test_every_engine_that_needs_one_has_an_installer():
-    for kind in KINDS:
-        script = INSTALLERS / f"install_{kind}.sh"
+    installers = {spec.installed_by for spec in engine_specs() if spec.installed_by is not None}
+    scripts = sorted(command for command in installers if command.startswith("scripts/"))
+    assert len(scripts) == 4
+    for command in scripts:
+        script = ROOT / command
+        kind = script.stem.removeprefix("install_")
         assert os.access(script, os.X_OK)
         assert f"kind={kind}\n" in script.read_text()
 

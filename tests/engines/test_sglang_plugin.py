@@ -13,7 +13,7 @@ from benchctl.engines.sglang import engine as sglang
 from benchctl.engines.sglang.steps import read_sglang_steps
 from benchctl.errors import RecordError
 
-SCHEDULER = Path(__file__).parent.parent / "support" / "servers" / "sglang_scheduler.py"
+SCHEDULER = Path(__file__).parent.parent / "support" / "servers" / "programs" / "sglang_scheduler.py"
 INSIDE = Path(sglang.__file__).parent / "inside"
 REQUESTS = {"a": [10, 3], "b": [20, 2]}
 LOAD = [

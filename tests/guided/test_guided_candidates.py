@@ -4,11 +4,11 @@ import math
 from typing import Any
 
 import pytest
-from guidance_reference import candidates as reference
-from guidance_reference import softmax
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tensors import torch
+from support.guided.guidance_reference import candidates as reference
+from support.guided.guidance_reference import softmax
+from support.guided.tensors import torch
 
 from benchctl.guided.candidates import Candidates, select_candidates
 

@@ -9,10 +9,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from guidance_reference import candidates, guided, softmax
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tensors import torch
+from support.guided.guidance_reference import candidates, guided, softmax
+from support.guided.tensors import torch
 
 from benchctl.guided.errors import GuidanceError
 from benchctl.guided.guide import Guide, GuideRow, GuideSettings

@@ -8,10 +8,11 @@ import pytest
 from benchctl.analysis.validity.launch import LaunchSetting, launch_settings
 from benchctl.engines.engine import LaunchSite
 from benchctl.engines.kinds import engine_for
-from benchctl.profile.engine_options import ENGINE_OPTIONS
-from benchctl.profile.load import list_profiles, load_profile
+from benchctl.profile.engine_table import options_class
+from benchctl.profile.load import load_profile
 from benchctl.profile.model import Profile, VariantSettings
 from benchctl.profile.planning.plan import allowed_difference, arms, variant_settings
+from benchctl.profile.sources.listing import list_profiles
 from benchctl.records.directory import arm_label
 from benchctl.records.run import RunRecord
 
@@ -38,7 +39,7 @@ def launches(profile: Profile, models: Path) -> dict[str, dict[str, LaunchSettin
         settings = with_models(variant_settings(profile, *arm), models)
         site = LaunchSite(port=8123, directory=models / "000-b0-a")
         run = RunRecord(
-            schema_version=1, index=0, run_id="000-b0-a", block=0, position=0, variant="v",
+            schema_version=2, index=0, run_id="000-b0-a", block=0, position=0, variant="v",
             argv=engine.argv(settings, site), env=engine.env(settings, site),
         )  # fmt: skip
         found[arm_label(*arm)] = launch_settings(run)
@@ -71,7 +72,7 @@ def test_servers_are_started_alike_but_for_the_value_model_and_what_the_profile_
     if kind == "sglang-lenvm" and name in OF_THE_PLUGIN:
         pytest.skip("the profile is about options of the plugin")
     profile = load_profile(name, engine=kind)
-    of_value_model = {f"server.{option}" for option in ENGINE_OPTIONS[kind].VALUE_MODEL_OPTIONS}
+    of_value_model = {f"server.{option}" for option in options_class(kind).VALUE_MODEL_OPTIONS}
     for key, names in differences(profile, models).items():
         declared = [name for name in names if allowed_difference(name, profile.allowed_differences)]
         assert declared or of_value_model & {*names}, f"{key} differs and is known as {names}"

@@ -5,10 +5,10 @@ import math
 from typing import Any
 
 import pytest
-from guidance_reference import guided, kept_within, mean
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from tensors import torch
+from support.guided.guidance_reference import guided, kept_within, mean
+from support.guided.tensors import torch
 
 from benchctl.guided.errors import GuidanceError
 from benchctl.guided.length import length_of_value, value_of_length

@@ -3,12 +3,12 @@
 import itertools
 
 import pytest
-from tensors import torch
+from support.guided.tensors import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 pytest.importorskip("transformers", reason="value models are read by transformers, which is not installed here")
-from plain_values import VOCABULARY, random_tensors, tiny_config
+from support.guided.plain_values import VOCABULARY, random_tensors, tiny_config
 
 from benchctl.guided.guide import Guide, GuideRow, GuideSettings
 from benchctl.guided.params import CONSTRAINTS, MODES, GuidanceParams
@@ -145,6 +145,7 @@ def test_on_a_gpu_steady_steps_synchronise_with_nothing(scorer, clock, tmp_path)
         lambda x: x.cpu(), lambda x: x[x > 0], lambda x: x.nonzero(), lambda x: x.numpy(), list,
         lambda x: x.__setitem__(x > 0, x[:1].expand(2)), lambda x: torch.where(x > 0),
     ],
+    ids=["item", "int", "tolist", "bool", "cpu", "mask", "nonzero", "numpy", "list", "setitem", "where"],
 )  # fmt: skip
 def test_what_would_wait_for_a_device_is_noticed(read):
     def step():

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tensors import torch
+from support.guided.tensors import torch
 
 pytest.importorskip("transformers", reason="value models are read by transformers, which is not installed here")
-from plain_values import FAMILIES, VOCABULARY, both_models
+from support.guided.plain_values import FAMILIES, VOCABULARY, both_models
 
 from benchctl.guided.errors import GuidanceError
 from benchctl.guided.value_model.layout import Memory, Work, pack, plan_shape, unpack

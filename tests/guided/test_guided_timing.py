@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 
 import pytest
-from fake_events import device
-from tensors import torch
+from support.guided.fake_events import device
+from support.guided.tensors import torch
 
 from benchctl.guided.errors import GuidanceError
 from benchctl.guided.timing import SECTIONS, StepTimer
@@ -221,7 +221,7 @@ def run_script(path, *arguments):
 
 @pytest.mark.slow
 def test_the_bench_of_the_timer_says_what_it_costs():
-    done = run_script("scripts/bench/guided_timing.py", "--rounds", 3, "--steps", 2)
+    done = run_script("benchmarks/guided/step_timer.py", "--rounds", 3, "--steps", 2)
     assert done.returncode == 0, done.stderr
     section, step = done.stdout.splitlines()
     assert section.startswith("one section, off: ")

@@ -4,11 +4,11 @@ import json
 import math
 
 import pytest
-from tensors import torch
+from support.guided.tensors import torch
 
 pytest.importorskip("transformers", reason="value models are read by transformers, which is not installed here")
-from plain_values import FAMILIES, both_models, random_tensors, tiny_config
 from safetensors.torch import load_file, save_file
+from support.guided.plain_values import FAMILIES, both_models, random_tensors, tiny_config
 from transformers import AutoModel
 
 from benchctl.costs.shapes import ModelShape
@@ -133,7 +133,7 @@ def test_a_made_value_model_is_loaded_with_its_size_and_its_ends(tmp_path, famil
 
 
 def test_values_of_a_made_model_are_those_of_transformers(pair):
-    from plain_values import PlainModel
+    from support.guided.plain_values import PlainModel
     from transformers import AutoConfig
 
     tensors = {

@@ -6,9 +6,9 @@ import sys
 
 import msgspec
 import pytest
-from builders import edit_requests, edit_run, write_results
-from real_engines import needs, tiny_model, turn_of
-from simulated import sim_server
+from support.results.builders import edit_requests, edit_run, write_results
+from support.servers.real_engines import needs, tiny_model, turn_of
+from support.servers.simulator import sim_server
 from typer.testing import CliRunner
 
 from benchctl.analysis.metrics.run_metrics import run_metrics
@@ -17,8 +17,8 @@ from benchctl.cli.app import app
 from benchctl.engines.environment import engines_directory
 from benchctl.errors import RecordError
 from benchctl.interop.readers.files import read_foreign
-from benchctl.records.directory import load_results
-from benchctl.records.run import RequestError
+from benchctl.records.loaded import load_results
+from benchctl.records.request import RequestError
 
 READ = {"vllm": "*.json", "aiperf": "*/profile_export_aiperf.json"}
 

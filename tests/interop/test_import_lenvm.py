@@ -10,11 +10,19 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import lenvm_results
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from lenvm_results import Truth, as_lines, failed_row, responses_of, rows_of, sampled_steps, write_directory
+from support.results import lenvm_results
+from support.results.lenvm_results import (
+    Truth,
+    as_lines,
+    failed_row,
+    responses_of,
+    rows_of,
+    sampled_steps,
+    write_directory,
+)
 
 from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.metrics.percentile import interpolated
@@ -27,7 +35,7 @@ from benchctl.interop.lenvm.responses import read_responses
 from benchctl.interop.lenvm.schedule import makespan_s, sends_s
 from benchctl.interop.lenvm.summary import RATIO_TAG
 from benchctl.measure.result_directory import reopen_experiment
-from benchctl.records.directory import LoadedRun, load_results
+from benchctl.records.loaded import LoadedRun, load_results
 from benchctl.report.export import write_report
 
 NAME = "Qwen2.5-7B-Instruct_vs_lvm-math-0402-a-qwen2.5-7b-instruct-b-qwen2.5-1.5b-instruct"

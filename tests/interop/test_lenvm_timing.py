@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from lenvm_results import as_lines, own_steps, sampled_steps
+from support.results.lenvm_results import as_lines, own_steps, sampled_steps
 
 from benchctl.engines.engine import raw_step_log
 from benchctl.engines.sglang_lenvm.steps import busy_starts, read_lenvm_steps, spans
@@ -22,7 +22,7 @@ from benchctl.interop.readers.lenvm_timing import (
     step_records,
 )
 from benchctl.records.jsonl import encode
-from benchctl.records.run import RequestRecord
+from benchctl.records.request import RequestRecord
 
 REVISIONS = ["V1", "V3", "V4"]
 WHOLE = as_lines([*own_steps(), *sampled_steps([3, 3, 2, 1], revision="V4", is_guided=True, loads=True)])

@@ -5,10 +5,10 @@ import gc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sse import HEAD, answered, chunked, cut, event, request, told, total, used, written
+from support.servers.sse import HEAD, answered, chunked, cut, event, request, told, total, used, written
 
 from benchctl.load.answer.answer import Answer, error_of, head_of
-from benchctl.records.run import RequestError
+from benchctl.records.request import RequestError
 
 EVENTS = (
     event(written("a ", ids=[1])),

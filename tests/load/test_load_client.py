@@ -4,7 +4,7 @@ import asyncio
 import socket
 
 import pytest
-from paced import PacedEngine, call, launch, request, send
+from support.servers.paced_engine import PacedEngine, call, launch, request, send
 
 from benchctl.load.transport.client import StreamClient
 from benchctl.measure.server.server import ServerProcess

@@ -8,7 +8,7 @@ import time
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from paced import PacedEngine, call, launch, request, send
+from support.servers.paced_engine import PacedEngine, call, launch, request, send
 
 from benchctl.load.alarm import Alarm
 from benchctl.load.transport import kernel_clock

@@ -5,11 +5,12 @@ from collections import Counter
 from contextlib import asynccontextmanager
 
 import pytest
-from paced import call, request
+from support.servers.paced_engine import call, request
 
 from benchctl.load.driver import Load
 from benchctl.load.transport.client import StreamClient
-from benchctl.profile.model import Arrival, Timeouts
+from benchctl.profile.model import Timeouts
+from benchctl.profile.workload import Arrival
 from benchctl.units import NS_PER_MS
 
 TOKEN = b'data: {"choices": [{"index": 0, "text": "a", "token_ids": [1], "finish_reason": %s}]}\n\n'

@@ -8,7 +8,7 @@ import sys
 import time
 
 import pytest
-from paced import PacedEngine, call, launch, request
+from support.servers.paced_engine import PacedEngine, call, launch, request
 
 from benchctl.load.driver import Load
 from benchctl.load.prepared import PreparedRequests
@@ -17,7 +17,7 @@ from benchctl.load.transport.connections import Connections
 from benchctl.load.transport.exchange import Exchange
 from benchctl.load.transport.receiver import Receiver
 from benchctl.measure.server.server import ServerProcess
-from benchctl.profile.model import Arrival
+from benchctl.profile.workload import Arrival
 from benchctl.units import NS_PER_MS
 
 

@@ -10,17 +10,18 @@ from pathlib import Path
 
 import httpx
 import pytest
-from paced import call, request, send
+from support.servers.paced_engine import call, request, send
 
 from benchctl.load.driver import Load
 from benchctl.load.transport.client import StreamClient
 from benchctl.load.transport.exchange import Call
-from benchctl.profile.model import Arrival, Timeouts
-from benchctl.records.run import RequestRecord
+from benchctl.profile.model import Timeouts
+from benchctl.profile.workload import Arrival
+from benchctl.records.request import RequestRecord
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
 USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":2}}\n\ndata: [DONE]\n\n'
-TLS = Path(__file__).parent.parent / "support" / "servers" / "loopback.pem"
+TLS = Path(__file__).parent.parent / "support" / "servers" / "programs" / "loopback.pem"
 
 Writer = asyncio.StreamWriter
 

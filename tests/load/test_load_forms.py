@@ -1,7 +1,20 @@
 """Every form in which servers stream tokens, at every place where a read may cut it."""
 
 import pytest
-from sse import answered, choice, chunked, event, lines, read, request, so_far, told, total, used, written
+from support.servers.sse import (
+    answered,
+    choice,
+    chunked,
+    event,
+    lines,
+    read,
+    request,
+    so_far,
+    told,
+    total,
+    used,
+    written,
+)
 
 from benchctl.load.answer.answer import error_of
 from benchctl.load.answer.stream import CompletionReader

@@ -54,7 +54,7 @@ def told_by(code: str, *prefix: str, arguments: tuple[str, ...] = ()):
     """What the code, run behind the words of ``prefix`` at nice 0, prints as its last line."""
     done = subprocess.run(
         [*prefix, sys.executable, "-c", PRELUDE + code, *arguments],
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent / "support")},
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
         capture_output=True,
         text=True,
         check=False,
@@ -194,7 +194,7 @@ print(json.dumps([got.level, scheduling(), of_a_thread(), of_a_child()]))
 
 
 RUN = """
-from paced import PacedEngine, planned, profile, request
+from support.servers.paced_engine import PacedEngine, planned, profile, request
 from benchctl.measure.run import RunContext, measure_run
 from benchctl.records.directory import RunDirectory
 

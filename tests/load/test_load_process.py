@@ -5,13 +5,13 @@ import gc
 import sys
 
 import pytest
-from paced import call, launch, request
+from support.servers.paced_engine import call, launch, request
 
 from benchctl.load.driver import Load
 from benchctl.load.process import steady_interpreter
 from benchctl.load.transport.client import StreamClient
 from benchctl.measure.server.server import ServerProcess
-from benchctl.profile.model import Arrival
+from benchctl.profile.workload import Arrival
 
 
 @pytest.mark.parametrize("mode", ["good", "truncate", "hang-up", "refuse", "error-event", "noise"])

@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sse import choice, cut, event, read, told, used, written
+from support.servers.sse import choice, cut, event, read, told, used, written
 
 from benchctl.load.answer.events import EventSplitter, decode_event
 from benchctl.load.answer.stream import CompletionReader, _text

@@ -4,7 +4,20 @@ import re
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sse import HEAD, answered, choice, chunked, cut, event, lines, request, so_far, total, used, written
+from support.servers.sse import (
+    HEAD,
+    answered,
+    choice,
+    chunked,
+    cut,
+    event,
+    lines,
+    request,
+    so_far,
+    total,
+    used,
+    written,
+)
 
 from benchctl.load.answer.answer import error_of
 

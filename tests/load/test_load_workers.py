@@ -15,8 +15,8 @@ import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from paced import PacedEngine, call, launch, planned, profile, request
-from stubborn import wait_until
+from support.servers.paced_engine import PacedEngine, call, launch, planned, profile, request
+from support.servers.stubborn_engine import wait_until
 
 from benchctl.errors import LoadError
 from benchctl.load.demand import CPU_NS_PER_TOKEN, TOKEN_S, LoadSize, expected_tokens_per_s, size_of
@@ -29,8 +29,10 @@ from benchctl.load.workers.workers import WORKER_CORES, WorkerLoad, WorkerPlan, 
 from benchctl.measure.run import RunContext, measure_run
 from benchctl.measure.server.process import is_alive
 from benchctl.measure.server.server import ServerProcess
-from benchctl.profile.model import Arrival, Profile
-from benchctl.records.directory import RunDirectory, load_run
+from benchctl.profile.model import Profile
+from benchctl.profile.workload import Arrival
+from benchctl.records.directory import RunDirectory
+from benchctl.records.loaded import load_run
 from benchctl.units import NS_PER_MS, NS_PER_S
 
 LONG = {"max_tokens": 4000, "gap_ms": 20}
@@ -319,7 +321,7 @@ def test_workers_end_with_a_benchctl_that_is_killed(tmp_path):
     how = launch(tmp_path)
     code = (
         "import asyncio, sys\n"
-        "from paced import call, request\n"
+        "from support.servers.paced_engine import call, request\n"
         "from benchctl.load.workers.workers import WorkerLoad, WorkerPlan\n"
         "from benchctl.profile.model import Arrival, Timeouts\n"
         "plan = WorkerPlan(base_url=sys.argv[1], timeouts=Timeouts(), arrival=Arrival(kind='burst'), count=2)\n"
@@ -333,7 +335,7 @@ def test_workers_end_with_a_benchctl_that_is_killed(tmp_path):
 
     with ServerProcess(how) as server:
         asyncio.run(up())
-        paths = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent / "support")}
+        paths = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
         with subprocess.Popen([sys.executable, "-c", code, how.base_url], env=paths) as benchctl:
             wait_until("workers", lambda: len(workers_of(benchctl.pid)) == 2)
             workers = workers_of(benchctl.pid)
@@ -344,9 +346,9 @@ def test_workers_end_with_a_benchctl_that_is_killed(tmp_path):
 
 def test_what_a_second_worker_gains_is_measured_with_nothing_lost(tmp_path):
     told = tmp_path / "scaling.json"
-    script = Path(__file__).parent.parent.parent / "scripts" / "bench" / "worker_scaling.py"
     size = ("--streams", "8", "--seconds", "0.8", "--json", str(told))
-    subprocess.run([sys.executable, str(script), *size], check=True, timeout=60, capture_output=True)
+    argv = [sys.executable, "-m", "benchmarks.load.worker_scaling", *size]
+    subprocess.run(argv, cwd=Path(__file__).parents[2], check=True, timeout=60, capture_output=True)
     rows = json.loads(told.read_text())
     assert [(row["workers"], row["failed"]) for row in rows] == [(1, 0), (2, 0)]
     assert [row["cores by worker"].count("+") for row in rows] == [0, 1]

@@ -2,15 +2,15 @@
 
 import msgspec
 import pytest
-from builders import write_results
-from paced import profile, request
+from support.results.builders import write_results
+from support.servers.paced_engine import profile, request
 
 from benchctl.cli.plan_view import print_plan
 from benchctl.measure import durations
 from benchctl.measure.durations import estimate_durations, load_s, remember_duration
-from benchctl.profile.model import Arrival
-from benchctl.records.directory import load_results
+from benchctl.profile.workload import Arrival
 from benchctl.records.duration_store import durations_directory, store_duration, stored_durations
+from benchctl.records.loaded import load_results
 from benchctl.records.run import RunTimes
 from benchctl.units import NS_PER_S
 

@@ -7,12 +7,12 @@ import threading
 
 import psutil
 import pytest
-from paced import PacedEngine, launch, planned, profile, request
+from support.servers.paced_engine import PacedEngine, launch, planned, profile, request
 
+from benchctl.engines.vllm.options import VllmOptions
 from benchctl.measure.run import RunContext, measure_run
 from benchctl.measure.server import cores, process
 from benchctl.measure.server.cores import CoreSplit, process_on, split_cores
-from benchctl.profile.engine_options import VllmOptions
 from benchctl.profile.load import load_profile
 from benchctl.profile.planning.plan import arms, variant_settings
 from benchctl.records.directory import RunDirectory

@@ -9,14 +9,17 @@ from pathlib import Path
 from threading import Event
 
 import pytest
-from handled import handled_by
+from support.servers.handler_server import handled_by
 
-from benchctl.analysis.validity.server_counters import GENERATED_TOKENS, PREFIX_HITS, growth
+from benchctl.analysis.validity.server_counters import GENERATED_TOKENS, PREFIX_HITS, measure_growth
 from benchctl.measure.run import RunContext, measure_run
 from benchctl.measure.telemetry.prometheus import prometheus_samples
 from benchctl.profile.load import parse_profile
-from benchctl.records.directory import LoadedRun, RunDirectory, load_run
-from benchctl.records.run import Message, PlannedRun, PreparedRequest, PrometheusSample
+from benchctl.records.directory import RunDirectory
+from benchctl.records.loaded import LoadedRun, load_run
+from benchctl.records.manifest import PlannedRun
+from benchctl.records.request import Message, PreparedRequest
+from benchctl.records.samples import PrometheusSample
 
 PROFILE = """\
 name: fair
@@ -24,14 +27,14 @@ engine: {{kind: sim, options: {{time_scale: 100.0, noise: none, enable_prefix_ca
 workload:
   dataset: generated
   arrival: {{kind: closed-loop, max_concurrency: 2}}
-  prefix_hits: {hits}
+  allow_prefix_cache_hits: {hits}
 variants: {{baseline: {{}}}}
 """
 QUESTION = "A farmer has twelve sheep and sells three of them each week. How many weeks until none is left? " * 2
 
 
 def measured(
-    path: Path, *, caching: bool, hits: str = "forbidden", same_prompt: bool = True, n: int = 1
+    path: Path, *, caching: bool, allows_hits: bool = False, same_prompt: bool = True, n: int = 1
 ) -> LoadedRun:
     """A run whose requests ask one question again and again, or a new one each time."""
     requests = tuple(
@@ -50,7 +53,7 @@ def measured(
         )
         for i in range(4)
     )
-    profile = parse_profile(PROFILE.format(caching=str(caching).lower(), hits=hits), "test")
+    profile = parse_profile(PROFILE.format(caching=str(caching).lower(), hits=str(allows_hits).lower()), "test")
     planned = PlannedRun(index=0, run_id="000", block=0, position=0, variant="baseline")
     measure_run(RunContext(profile=profile, requests=requests), planned, RunDirectory(path / "run"))
     return load_run(RunDirectory(path / "run"))
@@ -67,11 +70,11 @@ def test_a_warm_prefix_cache_makes_the_run_invalid_as_soon_as_it_ends(tmp_path: 
     message = next(warning.message for warning in run.record.warnings if warning.code == "check-failed")
     assert re.match(r"check prefix-cache failed: vllm:prefix_cache_hits_total grew by [1-9]", message)
     assert "prompt tokens of 4 requests came from a cache" in message
-    assert "set workload.prefix_hits: allowed" in message
+    assert "set workload.allow_prefix_cache_hits: true" in message
 
 
 def test_hits_that_the_profile_wants_are_no_fault(tmp_path: Path) -> None:
-    run = measured(tmp_path, caching=True, hits="allowed")
+    run = measured(tmp_path, caching=True, allows_hits=True)
     assert (run.record.state, codes(run)) == ("done", [])
     assert sum(request.cached_tokens or 0 for request in run.requests) > 0
 
@@ -80,7 +83,7 @@ def test_hits_that_the_profile_wants_are_no_fault(tmp_path: Path) -> None:
 def test_without_a_cache_the_samples_of_one_prompt_hit_nothing(tmp_path: Path, n: int) -> None:
     run = measured(tmp_path, caching=False, n=n)
     assert (run.record.state, codes(run)) == ("done", [])
-    grown = growth(run.prometheus, PREFIX_HITS)
+    grown = measure_growth(run.prometheus, PREFIX_HITS)
     assert grown is not None
     assert (grown.name, grown.count) == ("vllm:prefix_cache_hits_total", 0)
 
@@ -96,14 +99,14 @@ def readings(name: str, *totals: float) -> tuple[PrometheusSample, ...]:
 @pytest.mark.parametrize("name", [*GENERATED_TOKENS, *PREFIX_HITS])
 def test_the_counter_of_each_kind_of_server_is_summed_over_its_series(name: str) -> None:
     names = GENERATED_TOKENS if name in GENERATED_TOKENS else PREFIX_HITS
-    grown = growth(readings(name, 10, 25, 31), names)
+    grown = measure_growth(readings(name, 10, 25, 31), names)
     assert grown is not None
     assert (grown.name, grown.count) == (name, 21)
 
 
 def test_a_counter_that_is_stated_once_or_never_tells_nothing() -> None:
-    assert growth(readings(GENERATED_TOKENS[0], 7), GENERATED_TOKENS) is None
-    assert growth(readings("vllm:something_else_total", 7, 8), GENERATED_TOKENS) is None
+    assert measure_growth(readings(GENERATED_TOKENS[0], 7), GENERATED_TOKENS) is None
+    assert measure_growth(readings("vllm:something_else_total", 7, 8), GENERATED_TOKENS) is None
 
 
 @contextmanager

@@ -22,7 +22,8 @@ from benchctl.measure.telemetry.gpu_reading import throttle_reasons, visible_pos
 from benchctl.measure.telemetry.nvidia_smi import open_smi
 from benchctl.measure.telemetry.sampler import Sampler
 from benchctl.records.jsonl import read_jsonl
-from benchctl.records.run import GpuInfo, GpuSample
+from benchctl.records.manifest import GpuInfo
+from benchctl.records.samples import GpuSample
 from benchctl.units import MIB, NS_PER_MS
 
 

@@ -5,8 +5,8 @@ from threading import Event, Timer
 
 import msgspec
 import pytest
-from builders import edit_requests, write_results
-from simulated import sim_server
+from support.results.builders import edit_requests, write_results
+from support.servers.simulator import sim_server
 
 from benchctl.analysis.experiment.experiment import experiment_of
 from benchctl.analysis.validity.reconcile import Check
@@ -14,9 +14,11 @@ from benchctl.analysis.validity.server_counters import GENERATED_TOKENS
 from benchctl.engines.metrics_page import series_of
 from benchctl.measure.telemetry.prometheus import prometheus_samples
 from benchctl.measure.telemetry.sampler import Sampler
-from benchctl.records.directory import ResultDirectory, load_results
+from benchctl.records.directory import ResultDirectory
 from benchctl.records.jsonl import read_jsonl
-from benchctl.records.run import PrometheusSample, RequestError, RequestRecord
+from benchctl.records.loaded import load_results
+from benchctl.records.request import RequestError, RequestRecord
+from benchctl.records.samples import PrometheusSample
 
 VLLM_TOKENS = GENERATED_TOKENS[0]
 PAGE = """\

@@ -12,14 +12,15 @@ from pathlib import Path
 import msgspec
 import psutil
 import pytest
-from paced import PacedEngine, planned, profile, request
+from support.servers.paced_engine import PacedEngine, planned, profile, request
 
 from benchctl.engines.engine import raw_step_log
 from benchctl.errors import EngineUnavailableError, PortTakenError, RunError
 from benchctl.measure.run import RunContext, measure_run, noise_seed
 from benchctl.measure.server.process import is_alive
-from benchctl.records.directory import RunDirectory, load_run
-from benchctl.records.run import ResultWarning
+from benchctl.records.directory import RunDirectory
+from benchctl.records.loaded import load_run
+from benchctl.records.record import ResultWarning
 from benchctl.units import NS_PER_MS
 
 
@@ -50,7 +51,7 @@ def _readable(process):
         return False
 
 
-OF_THE_PACE = {"client-bunching", "engine-starved"}
+OF_THE_PACE = {"client-bunching", "underfilled-batch"}
 """What a run is told of a server that takes its time between steps, and of a machine that is busy."""
 
 
@@ -301,7 +302,7 @@ def test_the_noise_seed_belongs_to_the_run_and_to_nothing_else():
 RUN_UNTIL_STOPPED = """
 import sys
 from pathlib import Path
-from paced import PacedEngine, planned, profile, request
+from support.servers.paced_engine import PacedEngine, planned, profile, request
 from benchctl.measure.run import RunContext, measure_run
 from benchctl.records.directory import RunDirectory
 
@@ -318,7 +319,7 @@ except KeyboardInterrupt:
 
 def begun(tmp_path, *flags):
     """A benchctl that measures, as a process of its own, at the moment when tokens flow."""
-    here = str(Path(__file__).parents[1] / "support")
+    here = str(Path(__file__).parents[1])
     script = f"import sys; sys.path.insert(0, {here!r})\n{RUN_UNTIL_STOPPED}"
     process = subprocess.Popen([sys.executable, "-c", script, str(tmp_path), "--with-worker", *flags])
     raw, deadline = tmp_path / "run" / "steps.raw.jsonl", time.monotonic() + 60
@@ -353,7 +354,7 @@ def test_an_interrupt_in_mid_run_leaves_records_and_no_process(tmp_path, number)
 
 
 def test_an_interrupt_while_the_server_is_still_starting_ends_it(tmp_path):
-    here = str(Path(__file__).parents[1] / "support")
+    here = str(Path(__file__).parents[1])
     script = f"import sys; sys.path.insert(0, {here!r})\n{RUN_UNTIL_STOPPED}"
     process = subprocess.Popen([sys.executable, "-c", script, str(tmp_path), "--start-delay-s", "30"])
     log, deadline = tmp_path / "run" / "server.log", time.monotonic() + 60

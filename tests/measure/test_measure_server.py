@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import psutil
 import pytest
-from paced import launch
+from support.servers.paced_engine import launch
 
 from benchctl.errors import PortTakenError, RunError, ServerDiedError, ServerStartError
 from benchctl.load.transport.client import StreamClient

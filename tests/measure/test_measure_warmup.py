@@ -6,13 +6,13 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from paced import PacedEngine, profile, request
+from support.servers.paced_engine import PacedEngine, profile, request
 from test_measure_run import measure
 
 from benchctl.measure.warmup import batch_sizes, drain_lengths, shape_bursts, warmup_bursts
 from benchctl.profile.load import load_profile
 from benchctl.profile.planning.plan import variant_settings
-from benchctl.records.run import Message, PreparedRequest
+from benchctl.records.request import Message, PreparedRequest
 from benchctl.workload.prepare import prepare_requests
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from browsing import DESKTOP, chromium, look_at_all, needs_browser, opened
-from lenvm_results import Truth, write_directory
+from support.browser import DESKTOP, chromium, look_at_all, needs_browser, opened
+from support.results.lenvm_results import Truth, write_directory
 
 from benchctl.analysis.analyzed import AnalyzedExperiment, analyze_directory
 from benchctl.analysis.attribution.sections import break_down, tally_steps
@@ -18,7 +18,7 @@ from benchctl.analysis.validity.reconcile import Check
 from benchctl.analysis.validity.starvation import in_step_frac, starvation_doubts
 from benchctl.cli.screen import wide_console
 from benchctl.interop.lenvm.imported import import_lenvm
-from benchctl.records.directory import LoadedRun, load_results
+from benchctl.records.loaded import LoadedRun, load_results
 from benchctl.report.export import write_report
 from benchctl.report.page.charts.chart import Chart
 from benchctl.report.page.charts.charts import draw_charts
@@ -104,7 +104,7 @@ def test_time_outside_the_sampler_is_no_time_outside_of_steps(path: Path) -> Non
         assert in_step_frac(run) is None
         assert starvation_doubts(run) == ()
     baseline = as_if_whole(next(runs(path)))
-    assert [doubt.code for doubt in starvation_doubts(baseline)] == ["engine-starved"]
+    assert [doubt.code for doubt in starvation_doubts(baseline)] == ["underfilled-batch"]
 
 
 def test_checks_name_the_samplers_and_weigh_no_batch_by_them(path: Path) -> None:

@@ -10,7 +10,8 @@ from benchctl.cli.progress import experiment_progress
 from benchctl.measure.experiment import Listener, create_experiment, pending_runs, run_experiment
 from benchctl.measure.result_directory import Origin, reopen_experiment
 from benchctl.profile.load import load_profile
-from benchctl.records.run import Look, PlannedRun, RunRecord, StoppingRecord
+from benchctl.records.manifest import Look, PlannedRun, StoppingRecord
+from benchctl.records.run import RunRecord
 from benchctl.workload.prepare import prepare_requests
 
 pytestmark = pytest.mark.slow

@@ -4,7 +4,8 @@ import pytest
 
 from benchctl.errors import ProfileError
 from benchctl.profile.controls import ladder_of
-from benchctl.profile.load import dump_profile, load_profile, parse_profile, profile_sha256
+from benchctl.profile.identity import profile_sha256
+from benchctl.profile.load import dump_profile, load_profile, parse_profile
 from benchctl.profile.planning.plan import arms, undeclared_differences, variant_settings
 
 GUIDED = "variants.guided.controls=true"
@@ -96,7 +97,7 @@ def test_the_tilt_is_a_declared_difference_where_a_neutral_step_was_derived():
     ("overrides", "message"),
     [
         (("variants.guided-idle={}", GUIDED), r"controls of 'guided' would make a variant of this name"),
-        (("variants.baseline.controls=true",), r"no steps from the baseline to itself"),
+        (("variants.baseline.controls=true",), r"the baseline has no steps to itself"),
         (("variants.guided.controls=3",), r"variants\.guided\.controls: expected true or false"),
         (("variants.guided.swept=[top_p]",), r"names 'top_p', which sweep does not have; it has top_k"),
         (

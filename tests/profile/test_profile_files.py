@@ -9,10 +9,11 @@ from typer.testing import CliRunner
 from benchctl.cli.commands.profiles import app
 from benchctl.errors import ProfileError
 from benchctl.profile.keys import option_keys, profile_keys
-from benchctl.profile.load import list_profiles, load_profile, parse_profile
-from benchctl.profile.locate import builtin_profiles, preset_files
+from benchctl.profile.load import load_profile, parse_profile
 from benchctl.profile.planning.plan import arms, plan_runs, undeclared_differences, variant_settings
 from benchctl.profile.reference import profile_reference
+from benchctl.profile.sources.files import builtin_profiles, preset_files
+from benchctl.profile.sources.listing import list_profiles
 
 NAMES = ("aa", "ci-smoke", "controls", "lenvm-50x16", "model-size-sweep", "natural", "topk-sweep")
 GUIDED_NAMES = ("fused-vs-two-phase", "guided-idle", "lenvm-model-sizes", "noop-skip")

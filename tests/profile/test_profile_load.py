@@ -5,15 +5,17 @@ from pathlib import Path
 
 import pytest
 import yaml
-from builders import PROFILE_YAML
 from hypothesis import given
 from hypothesis import strategies as st
+from support.results.builders import PROFILE_YAML
 
 from benchctl.errors import ProfileError
-from benchctl.profile.document import dump_document, read_document
-from benchctl.profile.load import dump_profile, list_profiles, load_profile, parse_profile, profile_sha256
-from benchctl.profile.locate import builtin_profiles
-from benchctl.profile.model import LengthRange
+from benchctl.profile.identity import profile_sha256
+from benchctl.profile.load import dump_profile, load_profile, parse_profile
+from benchctl.profile.sources.files import builtin_profiles
+from benchctl.profile.sources.listing import list_profiles
+from benchctl.profile.sources.yaml_text import dump_document, read_document
+from benchctl.profile.workload import LengthRange
 
 SMALL = """\
 engine: {kind: sim}
@@ -200,7 +202,9 @@ def test_the_dump_is_also_plain_yaml_for_other_readers():
 
 def test_parse_profile_takes_a_text_that_extends_nothing():
     assert parse_profile(PROFILE_YAML, "here").name == "built"
-    with pytest.raises(ProfileError, match=r"^here:1: extends: a profile is complete here and extends nothing"):
+    with pytest.raises(
+        ProfileError, match=r"^here:1: extends: a stored profile is complete and cannot extend another"
+    ):
         parse_profile("extends: topk-sweep\n", "here")
 
 
@@ -213,9 +217,10 @@ plain = st.recursive(
 
 @given(st.dictionaries(st.text(), plain, min_size=1, max_size=4))
 def test_whatever_is_dumped_is_read_back_with_the_same_types(document):
-    tree, faults = read_document(dump_document(document), "x")
-    assert faults == ()
-    assert repr(tree.plain()) == repr(document)
+    errors = []
+    tree = read_document(dump_document(document), "x", errors)
+    assert errors == []
+    assert repr(tree) == repr(document)
 
 
 @pytest.mark.parametrize(
@@ -254,7 +259,7 @@ def test_profiles_are_listed_by_name_with_the_users_own_first(here):
     entries = {entry.name: entry for entry in list_profiles()}
     assert list(entries) == sorted(entries)
     assert (entries["aa"].description, entries["aa"].path) == ("mine", Path("profiles/aa.yaml"))
-    assert entries["broken"].description == "not readable; 'benchctl profiles validate' says why"
+    assert entries["broken"].description == "not readable; 'benchctl profiles validate' reports the error"
     assert entries["topk-sweep"].path.parent == builtin_profiles()
     assert entries["topk-sweep"].description
 
@@ -262,7 +267,7 @@ def test_profiles_are_listed_by_name_with_the_users_own_first(here):
 def test_the_profiles_of_an_installed_package_lie_inside_it(tmp_path, monkeypatch):
     assert builtin_profiles() == Path(__file__).resolve().parents[2] / "profiles"
     (tmp_path / "_profiles").mkdir()
-    monkeypatch.setattr("benchctl.profile.locate._PACKAGE", tmp_path)
+    monkeypatch.setattr("benchctl.profile.sources.files._PACKAGE", tmp_path)
     assert builtin_profiles() == tmp_path / "_profiles"
 
 
@@ -282,6 +287,6 @@ def test_a_preset_that_cannot_be_read_is_named(here):
 
 
 def test_a_bare_kind_stands_for_an_engine_without_options(here, monkeypatch):
-    monkeypatch.setattr("benchctl.profile.sources.preset_files", dict)
+    monkeypatch.setattr("benchctl.profile.sources.presets.preset_files", dict)
     write(here / "profiles/tiny.yaml", SMALL.replace("{kind: sim}", "sim"))
     assert load_profile("tiny").engine.options["time_scale"] == 1.0

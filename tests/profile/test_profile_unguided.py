@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from benchctl.errors import ProfileError
-from benchctl.profile.engine_options import ENGINE_OPTIONS, GUIDING_ENGINES
+from benchctl.profile.engine_table import ENGINES, guiding_kinds
 from benchctl.profile.load import dump_profile, load_profile, parse_profile
 from benchctl.profile.planning.plan import arms, undeclared_differences, variant_settings
 
-UNGUIDING = sorted(ENGINE_OPTIONS.keys() - GUIDING_ENGINES)
+UNGUIDING = sorted(ENGINES.keys() - guiding_kinds())
 URL = ("engine.options.url=http://127.0.0.1:1",)
 
 
@@ -57,26 +57,28 @@ def test_an_experiment_about_guidance_refuses_engines_that_load_no_value_model(n
 def test_what_a_complete_profile_says_has_no_overlay_left():
     profile = load("topk-sweep", "vllm")
     text = dump_profile(profile)
-    assert "unguided" not in text
+    assert "for_unguided_engines" not in text
     assert parse_profile(text, "profile.yaml") == profile
 
 
 def test_a_file_that_extends_goes_over_the_overlay_of_the_one_it_extends(tmp_path):
-    write(tmp_path / "below.yaml", "extends: topk-sweep\nblocks: 3\nunguided: {blocks: 4, seed: 9}\n")
+    write(tmp_path / "below.yaml", "extends: topk-sweep\nblocks: 3\nfor_unguided_engines: {blocks: 4, seed: 9}\n")
     above = write(tmp_path / "above.yaml", "extends: ./below.yaml\nblocks: 5\n")
     assert (load(above, "vllm").blocks, load(above, "vllm").seed) == (5, 9)
     assert (load(above, "sim").blocks, load(above, "sim").seed) == (5, 1)
 
 
 def test_the_overlay_may_choose_another_engine_preset_no_more_than_the_rest(tmp_path):
-    name = write(tmp_path / "p.yaml", "extends: topk-sweep\nunguided: {timeouts: {ready_s: 7}}\n")
+    name = write(tmp_path / "p.yaml", "extends: topk-sweep\nfor_unguided_engines: {timeouts: {ready_s: 7}}\n")
     assert load(name, "llamacpp").timeouts.ready_s == 7
     assert load(name, "sim").timeouts.ready_s == 600
 
 
 def test_an_overlay_that_is_no_mapping_is_told_with_its_line(tmp_path):
-    name = write(tmp_path / "p.yaml", "extends: topk-sweep\nunguided: 3\n")
-    with pytest.raises(ProfileError, match=r"p\.yaml:2: unguided: is 3; write what goes over this profile"):
+    name = write(tmp_path / "p.yaml", "extends: topk-sweep\nfor_unguided_engines: 3\n")
+    with pytest.raises(
+        ProfileError, match=r"p\.yaml:2: for_unguided_engines: is 3; write the keys that replace others"
+    ):
         load(name, "sim")
 
 
@@ -148,8 +150,8 @@ def test_the_kind_that_a_preset_stands_for_decides_what_goes_over_a_file():
     ("said", "problem"),
     [
         ("3", r"p\.yaml:2: per_engine: is 3; write kinds of engines"),
-        ("{vlm: {blocks: 1}}", r"p\.yaml:2: per_engine\.vlm: is no kind of engine; .* did you mean 'vllm'"),
-        ("{vllm: 3}", r"per_engine\.vllm: is 3; write what goes over this profile on vllm"),
+        ("{vlm: {blocks: 1}}", r"p\.yaml:2: per_engine\.vlm: is not a kind of engine; .* did you mean 'vllm'"),
+        ("{vllm: 3}", r"per_engine\.vllm: is 3; write the keys to replace on vllm"),
         ("{vllm: {engine: sim}}", r"per_engine\.vllm: chooses another engine; write only its options"),
         ("{vllm: {engine: {kind: sim}}}", r"per_engine\.vllm: chooses another engine"),
     ],

@@ -12,33 +12,24 @@ import sys
 import time
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 
 import httpx
 import psutil
 import pytest
 
-BENCH = Path(__file__).parent.parent.parent / "scripts" / "bench"
+from benchmarks.common.measured_process import run_measured
+from benchmarks.common.paced_answer import Truth
+from benchmarks.common.truth import Seen, arrivals_ns, errors, paced_server
+from benchmarks.load.schedule_accuracy import ks_distance
+
+ROOT = Path(__file__).parents[2]
 NO_PEERS = {"BENCHCTL_PEERS": "/nonexistent", "BENCHCTL_ENGINES_DIR": "/nonexistent"}
-
-
-@pytest.fixture(name="bench")
-def _bench(monkeypatch):
-    """The modules beside the scripts."""
-    monkeypatch.syspath_prepend(str(BENCH))
-    import measured_process
-    import paced_answer
-    import schedule_accuracy
-    import truth
-
-    return SimpleNamespace(
-        process=measured_process, answer=paced_answer, schedule=schedule_accuracy, truth=truth, errors=truth.errors
-    )
 
 
 def run_script(name, *arguments, env=None):
     done = subprocess.run(
-        [sys.executable, str(BENCH / name), *map(str, arguments)],
+        [sys.executable, "-m", f"benchmarks.{name}", *map(str, arguments)],
+        cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,
@@ -50,17 +41,17 @@ def run_script(name, *arguments, env=None):
 
 
 def limit(url, *arguments):
-    return json.loads(run_script("limit_client.py", url, *arguments))
+    return json.loads(run_script("load.peers.limit_client", url, *arguments))
 
 
 @contextmanager
-def paced(bench, directory, *flags):
-    with bench.truth.paced_server(directory, ("--tick-ms", "2", *flags)) as server:
+def paced(directory, *flags):
+    with paced_server(directory, ("--tick-ms", "2", *flags)) as server:
         yield server
 
 
-def test_what_the_server_wrote_down_encloses_what_a_client_on_the_same_clock_saw(bench, tmp_path):
-    with paced(bench, tmp_path) as server:
+def test_what_the_server_wrote_down_encloses_what_a_client_on_the_same_clock_saw(tmp_path):
+    with paced(tmp_path) as server:
         counted = limit(server.url, "--streams", 3, "--output-len", 7, "--reads", tmp_path / "reads.json")
     true = {request.request_id: request for request in server.requests()}
     assert counted["complete"] == len(true) == 3
@@ -76,8 +67,8 @@ def test_what_the_server_wrote_down_encloses_what_a_client_on_the_same_clock_saw
 
 
 @pytest.mark.parametrize("loop", ["uvloop", "asyncio"])
-def test_the_limit_counts_every_token_only_when_it_decodes(bench, tmp_path, loop):
-    with paced(bench, tmp_path, "--phase", "spread") as server:
+def test_the_limit_counts_every_token_only_when_it_decodes(tmp_path, loop):
+    with paced(tmp_path, "--phase", "spread") as server:
         blind = limit(server.url, "--streams", 4, "--output-len", 9, "--loop", loop)
         decoding = limit(server.url, "--streams", 4, "--output-len", 9, "--loop", loop, "--decode")
     assert blind["tokens"] is None
@@ -94,16 +85,14 @@ def test_the_limit_counts_every_token_only_when_it_decodes(bench, tmp_path, loop
         (["--coalesce", "2", "--tokens-per-chunk", "3"], [3, 3, 3, 1], [2, 2]),
     ],
 )
-def test_several_tokens_in_an_event_and_several_events_in_a_send_are_written_down(
-    bench, tmp_path, flags, tokens, events
-):
-    with paced(bench, tmp_path, *flags) as server:
+def test_several_tokens_in_an_event_and_several_events_in_a_send_are_written_down(tmp_path, flags, tokens, events):
+    with paced(tmp_path, *flags) as server:
         limit(server.url, "--streams", 1, "--output-len", 10)
     (truth,) = server.requests()
     assert truth.event_tokens == tokens
     assert truth.send_events == events
     assert len(truth.sends_ns) == len(events)
-    assert len(bench.truth.arrivals_ns(truth)) == len(tokens)
+    assert len(arrivals_ns(truth)) == len(tokens)
 
 
 @pytest.mark.parametrize(
@@ -114,8 +103,8 @@ def test_several_tokens_in_an_event_and_several_events_in_a_send_are_written_dow
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "max_completion_tokens": 5}),
     ],
 )
-def test_an_answer_says_the_same_streamed_and_whole(bench, tmp_path, path, asked):
-    with paced(bench, tmp_path) as server, httpx.Client(base_url=server.url) as client:
+def test_an_answer_says_the_same_streamed_and_whole(tmp_path, path, asked):
+    with paced(tmp_path) as server, httpx.Client(base_url=server.url) as client:
         whole = client.post(path, json=asked).json()
         options = {"stream": True, "stream_options": {"include_usage": True}}
         body = client.post(path, json=asked | options).text
@@ -134,8 +123,8 @@ def test_an_answer_says_the_same_streamed_and_whole(bench, tmp_path, path, asked
     assert truth.request_id == truth.prompt_digest
 
 
-def test_what_the_server_does_not_do_it_refuses(bench, tmp_path):
-    with paced(bench, tmp_path) as server, httpx.Client(base_url=server.url) as client:
+def test_what_the_server_does_not_do_it_refuses(tmp_path):
+    with paced(tmp_path) as server, httpx.Client(base_url=server.url) as client:
         several = client.post("/v1/completions", json={"prompt": "x", "max_tokens": 2, "n": 2})
         nothing = client.post("/v1/completions", content=b"{")
         nowhere = client.get("/v1/embeddings")
@@ -145,10 +134,10 @@ def test_what_the_server_does_not_do_it_refuses(bench, tmp_path):
     assert model == "paced"
 
 
-def test_a_request_whose_client_hangs_up_is_no_complete_one(bench, tmp_path):
+def test_a_request_whose_client_hangs_up_is_no_complete_one(tmp_path):
     body = json.dumps({"prompt": "x", "max_tokens": 100_000, "stream": True})
     head = f"POST /v1/completions HTTP/1.1\r\nx-request-id: gone\r\ncontent-length: {len(body)}\r\n\r\n"
-    with paced(bench, tmp_path) as server:
+    with paced(tmp_path) as server:
         with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2]))) as client:
             client.sendall(head.encode() + body.encode())
             assert client.recv(100).startswith(b"HTTP/1.1 200 OK")
@@ -157,7 +146,7 @@ def test_a_request_whose_client_hangs_up_is_no_complete_one(bench, tmp_path):
     assert true == {"gone": False, "limit-0": True}
 
 
-def made_truth(bench, **changed):
+def made_truth(**changed):
     fields = {
         "request_id": "a",
         "prompt_digest": "d",
@@ -168,14 +157,12 @@ def made_truth(bench, **changed):
         "event_tokens": [1, 1, 1, 1],
         "is_complete": True,
     }
-    return bench.answer.Truth(**fields | changed)
+    return Truth(**fields | changed)
 
 
-def test_errors_are_what_was_said_less_what_was(bench):
-    seen = bench.truth.Seen(
-        request_id="a", ttft_ns=1005, itl_ns=(1003, 0, 1990), tpot_ns=1010, output_tokens=4, num_bound=1
-    )
-    found = bench.errors([seen], [made_truth(bench)])
+def test_errors_are_what_was_said_less_what_was():
+    seen = Seen(request_id="a", ttft_ns=1005, itl_ns=(1003, 0, 1990), tpot_ns=1010, output_tokens=4, num_bound=1)
+    found = errors([seen], [made_truth()])
     assert found.ttft_ns == [5]
     assert found.itl_ns == [3, 0, -10]
     assert found.tpot_ns == [10]
@@ -183,30 +170,28 @@ def test_errors_are_what_was_said_less_what_was(bench):
     assert (found.num_matched, found.num_unknown, found.num_wrong_tokens, found.num_itl_missing) == (1, 0, 0, 0)
 
 
-def test_requests_are_matched_by_id_or_prompt_and_never_by_guess(bench):
-    seen = [bench.truth.Seen(request_id=name, output_tokens=3) for name in ("a", "d", "neither", "broken")]
-    truths = [made_truth(bench), made_truth(bench, request_id="broken", prompt_digest="e", is_complete=False)]
-    found = bench.errors(seen, truths)
+def test_requests_are_matched_by_id_or_prompt_and_never_by_guess():
+    seen = [Seen(request_id=name, output_tokens=3) for name in ("a", "d", "neither", "broken")]
+    truths = [made_truth(), made_truth(request_id="broken", prompt_digest="e", is_complete=False)]
+    found = errors(seen, truths)
     assert (found.num_matched, found.num_unknown, found.num_wrong_tokens) == (2, 2, 2)
     assert found.num_itl_missing == 2
     assert found.bound_share is None
 
 
-def test_gaps_that_are_exponential_have_a_small_distance_and_even_ones_a_large(bench):
+def test_gaps_that_are_exponential_have_a_small_distance_and_even_ones_a_large():
     shares = [(index + 0.5) / 400 for index in range(400)]
-    assert bench.schedule.ks_distance([-math.log(1 - share) / 200 for share in shares], 200) < 0.002
-    assert bench.schedule.ks_distance([1 / 200] * 400, 200) == pytest.approx(1 - math.exp(-1))
+    assert ks_distance([-math.log(1 - share) / 200 for share in shares], 200) < 0.002
+    assert ks_distance([1 / 200] * 400, 200) == pytest.approx(1 - math.exp(-1))
 
 
-def test_the_cost_of_a_command_is_that_of_its_whole_family_and_nothing_of_it_stays(bench, tmp_path):
+def test_the_cost_of_a_command_is_that_of_its_whole_family_and_nothing_of_it_stays(tmp_path):
     program = (
         "import subprocess, sys; spin = 'import time\\nwhile time.process_time() < 0.3: pass'; "
         "subprocess.run([sys.executable, '-c', spin]); "
         f"left = subprocess.Popen(['sleep', '600']); open({str(tmp_path / 'pid')!r}, 'w').write(str(left.pid))"
     )
-    cost = bench.process.run_measured(
-        [sys.executable, "-c", program], tmp_path / "log", timeout_s=60, environment={}
-    )
+    cost = run_measured([sys.executable, "-c", program], tmp_path / "log", timeout_s=60, environment={})
     assert cost.failure is None
     assert cost.cpu_s >= 0.3
     assert cost.most_processes >= 2
@@ -218,11 +203,11 @@ def test_the_cost_of_a_command_is_that_of_its_whole_family_and_nothing_of_it_sta
         time.sleep(0.02)
 
 
-def test_a_command_that_takes_too_long_or_fails_says_how_it_ended(bench, tmp_path):
-    slow = bench.process.run_measured(["sleep", "600"], tmp_path / "log", timeout_s=0.1, environment={})
+def test_a_command_that_takes_too_long_or_fails_says_how_it_ended(tmp_path):
+    slow = run_measured(["sleep", "600"], tmp_path / "log", timeout_s=0.1, environment={})
     assert slow.failure.startswith("ended with -9")
     said = [sys.executable, "-c", "raise SystemExit('no luck')"]
-    failed = bench.process.run_measured(said, tmp_path / "log", timeout_s=60, environment={})
+    failed = run_measured(said, tmp_path / "log", timeout_s=60, environment={})
     assert failed.failure == "ended with 1: no luck"
 
 
@@ -238,7 +223,7 @@ def test_the_cost_bench_names_what_is_not_installed_and_what_failed_beside_what_
     env = failing_peer(tmp_path / "peers")
     small = ["--streams", 2, "--phases", "common", "--output-len", 2, 12, "--rounds", 1, "--tick-ms", 1]
     tools = ["--tools", "limit", "benchctl", "guidellm", "aiperf", "--json", tmp_path / "cost.json"]
-    said = run_script("client_cost.py", *small, *tools, env=env)
+    said = run_script("load.client_cost", *small, *tools, env=env)
     assert "AIPerf: not installed" in said
     assert "GuideLLM: ended with 3: out of luck" in said
     found = json.loads((tmp_path / "cost.json").read_text())
@@ -250,7 +235,7 @@ def test_the_cost_bench_names_what_is_not_installed_and_what_failed_beside_what_
 
 def test_the_accuracy_bench_matches_every_request_in_every_scenario(tmp_path):
     small = ["--scale", 0.05, "--output-len", 8, "--tick-ms", 2, "--tools", "limit-stamps", "benchctl", "vllm"]
-    said = run_script("client_accuracy.py", *small, "--json", tmp_path / "accuracy.json", env=NO_PEERS)
+    said = run_script("load.client_accuracy", *small, "--json", tmp_path / "accuracy.json", env=NO_PEERS)
     assert said.count("vllm bench serve: not installed") == 5
     found = json.loads((tmp_path / "accuracy.json").read_text())
     streams = {"plain": 3, "busy-core": 3, "burst": 13, "multi-token": 3, "coalesced": 3}
@@ -264,7 +249,7 @@ def test_the_accuracy_bench_matches_every_request_in_every_scenario(tmp_path):
 
 def test_the_schedule_bench_finds_every_request_of_a_poisson_process(tmp_path):
     small = ["--rate", 100, "--duration-s", 0.2, "--output-len", 2, "--tick-ms", 1, "--tools", "benchctl", "aiperf"]
-    said = run_script("schedule_accuracy.py", *small, "--json", tmp_path / "schedule.json", env=NO_PEERS)
+    said = run_script("load.schedule_accuracy", *small, "--json", tmp_path / "schedule.json", env=NO_PEERS)
     assert "AIPerf: not installed" in said
     ours, _ = json.loads((tmp_path / "schedule.json").read_text())
     assert ours["requests"] == 20
@@ -274,7 +259,15 @@ def test_the_schedule_bench_finds_every_request_of_a_poisson_process(tmp_path):
 
 def test_the_compare_bench_judges_long_logs_and_says_what_the_least_would_take(tmp_path):
     said = run_script(
-        "compare_speed.py", "--steps", 3000, "--blocks", 6, "--repeats", 1, "--json", tmp_path / "compare.json"
+        "analysis.compare_speed",
+        "--steps",
+        3000,
+        "--blocks",
+        6,
+        "--repeats",
+        1,
+        "--json",
+        tmp_path / "compare.json",
     )
     assert "what it found: " in said
     found = json.loads((tmp_path / "compare.json").read_text())
@@ -293,7 +286,7 @@ def test_the_compare_bench_judges_long_logs_and_says_what_the_least_would_take(t
 
 def test_the_show_bench_reads_many_runs_twice_and_says_what_both_take(tmp_path):
     small = ["--blocks", 6, "--requests", 4, "--tokens", 8, "--repeats", 1, "--json", tmp_path / "show.json"]
-    assert "a directory of 12 runs and 768 tokens" in run_script("show_speed.py", *small)
+    assert "a directory of 12 runs and 768 tokens" in run_script("analysis.show_speed", *small)
     found = json.loads((tmp_path / "show.json").read_text())
     assert [row["what"] for row in found["rows"]] == ["first reading", "benchctl show"]
     assert all(row["wall s"] > 0 and row["peak MiB"] > 10 for row in found["rows"])
@@ -301,7 +294,7 @@ def test_the_show_bench_reads_many_runs_twice_and_says_what_both_take(tmp_path):
 
 def test_the_report_bench_builds_a_page_and_says_what_it_costs_beside_plotly_alone(tmp_path):
     small = ["--runs", 16, "--steps", 50, "--repeats", 1, "--json", tmp_path / "report.json"]
-    said = run_script("report_speed.py", *small)
+    said = run_script("analysis.report_speed", *small)
     found = json.loads((tmp_path / "report.json").read_text())
     assert (found["runs"], found["steps"]) == (16, 800)
     assert found["bytes"] > found["plotly.js bytes"] > 1_000_000
@@ -313,10 +306,10 @@ def test_the_report_bench_builds_a_page_and_says_what_it_costs_beside_plotly_alo
 
 def test_the_verdict_bench_says_the_same_every_time_and_demands_something_of_every_section():
     sections = ["equivalence", "unpaired", "stopping"]
-    said = run_script("verdict_truth.py", "--experiments", 30, "--sections", *sections)
+    said = run_script("verdict.verdict_truth", "--experiments", 30, "--sections", *sections)
     told = dict(part.strip().split(": ", 1) for part in said.split("\n\n")[1:-1])
     assert list(told) == sections
     assert all(" ok" in text and "FAIL" not in text for text in told.values())
     assert said.endswith("no demand is refuted\n")
-    again = run_script("verdict_truth.py", "--experiments", 30, "--sections", "stopping")
+    again = run_script("verdict.verdict_truth", "--experiments", 30, "--sections", "stopping")
     assert told["stopping"] in again

@@ -1,8 +1,8 @@
 """The manual is true: every console block of the documentation is run, in order, and its output compared.
 
-A block holds commands after ``$ `` and, below each, what it prints. ``# exit N`` behind a command is its exit
-code. Numbers, times, hashes and paths differ between machines, so the comparison is of everything else; ``…`` on a
-line of its own stands for any lines.
+A block holds commands after ``$ ``, continued on lines after ``> ``, and below each what it prints. ``# exit N``
+behind a command is its exit code. Numbers, times, hashes and paths differ between machines, so the comparison is of
+everything else; ``…`` on a line of its own stands for any lines.
 """
 
 import os
@@ -19,7 +19,8 @@ import psutil
 import pytest
 
 ROOT = Path(__file__).parent.parent.parent
-DOCUMENTS = ["README.md", "docs/comparing.md"]
+TASKS = sorted(f"docs/tasks/{path.name}" for path in (ROOT / "docs" / "tasks").glob("*.md"))
+DOCUMENTS = ["README.md", "docs/comparing.md", *TASKS]
 BLOCK = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 STANDS_FOR = {"scripts/demo": "benchctl run --profile topk-sweep", "scripts/test": ""}
 """Scripts that make an environment of their own, and what they run in it. The tests do not run themselves."""
@@ -38,7 +39,9 @@ def commands_of(document: Path) -> list[Command]:
         for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
             first, *output = part.rstrip("\n").split("\n")
             line, _, remark = first.partition("  # exit ")
-            commands.append(Command(line.strip(), int(remark or 0), tuple(output)))
+            continued = [more[2:] for more in output if more.startswith("> ")]
+            text = "\n".join([line.strip(), *continued])
+            commands.append(Command(text, int(remark or 0), tuple(output[len(continued) :])))
     return commands
 
 
@@ -85,9 +88,9 @@ def test_a_share_that_noise_forbids_reads_like_one_that_it_allows() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", DOCUMENTS)
+@pytest.mark.parametrize("name", sorted(name for name in DOCUMENTS if commands_of(ROOT / name)))
 def test_every_console_block_of_the_manual_does_what_it_shows(name: str, tmp_path: Path) -> None:
-    for needed in ("profiles", "scripts/examples"):
+    for needed in ("profiles", "scripts/examples", "results/example"):
         shutil.copytree(ROOT / needed, tmp_path / needed)
     env = {
         **os.environ,
@@ -128,21 +131,35 @@ def test_the_scripts_that_the_manual_names_exist() -> None:
         assert line in (ROOT / script).read_text(encoding="utf-8")
 
 
-def test_every_command_has_help_and_a_place_in_the_manual() -> None:
+def test_every_command_has_help_and_a_task_that_uses_it() -> None:
     import typer.main
 
     from benchctl.cli.app import app
 
-    manual = (ROOT / "README.md").read_text(encoding="utf-8")
+    manual = "".join((ROOT / name).read_text(encoding="utf-8") for name in DOCUMENTS)
     group = typer.main.get_command(app)
     for name, command in group.commands.items():  # type: ignore[attr-defined]
         assert command.help, f"benchctl {name} has no help"
-        assert f"benchctl {name}" in manual, f"README.md does not mention benchctl {name}"
+        assert f"benchctl {name}" in manual, f"neither README.md nor docs/tasks mentions benchctl {name}"
+
+
+def test_the_readme_fits_on_three_screens_and_links_every_task() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(readme.splitlines()) <= 200
+    for task in (ROOT / "docs/tasks").glob("*.md"):
+        assert f"docs/tasks/{task.name}" in readme, task.name
+
+
+def test_every_link_between_documents_leads_to_a_file() -> None:
+    for document in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]:
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", document.read_text(encoding="utf-8")):
+            assert (document.parent / target).exists(), f"{document.relative_to(ROOT)}: {target}"
 
 
 def test_every_engine_has_a_section_of_its_own_in_the_manual_of_engines() -> None:
-    from benchctl.profile.engine_options import ENGINE_OPTIONS
+
+    from benchctl.profile.engine_table import ENGINES
 
     manual = (ROOT / "docs" / "engines.md").read_text(encoding="utf-8")
     sections = re.findall(r"^## (\S+)$", manual, re.MULTILINE)
-    assert set(ENGINE_OPTIONS) <= set(sections)
+    assert set(ENGINES) <= set(sections)

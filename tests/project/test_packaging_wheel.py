@@ -7,7 +7,7 @@ from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
-from builders import write_results
+from support.results.builders import write_results
 
 ROOT = Path(__file__).parents[2]
 

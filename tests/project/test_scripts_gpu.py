@@ -7,14 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from real_engines import needs, tiny_model
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "scripts" / "bench"))
-from nvml_agreement import differences, paired, report
+from support.servers.real_engines import needs, tiny_model
 
 from benchctl.engines.environment import engines_directory
-from benchctl.records.run import GpuSample
+from benchctl.records.samples import GpuSample
 from benchctl.units import MIB, NS_PER_MS
+from benchmarks.measure.nvml_agreement import differences, paired, report
 
 ROOT = Path(__file__).parents[2]
 STEADY = ["--set", "workload.output_len=16"]
@@ -162,8 +160,8 @@ def test_without_readings_nothing_agrees(capsys):
 @pytest.mark.parametrize(
     ("script", "says"),
     [
-        (["scripts/bench/nvml_agreement.py"], "no visible GPU through NVML and nvidia-smi"),
-        (["scripts/bench/nvml_agreement.py", "--", "true"], "benchctl doctor --gpu"),
+        (["benchmarks/measure/nvml_agreement.py"], "no visible GPU through NVML and nvidia-smi"),
+        (["benchmarks/measure/nvml_agreement.py", "--", "true"], "benchctl doctor --gpu"),
     ],
 )
 def test_the_comparison_of_gpu_readings_refuses_a_machine_without_a_gpu(script, says):

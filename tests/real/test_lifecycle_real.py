@@ -3,8 +3,8 @@
 import signal
 
 import pytest
-from killing import FRONT_END, MOMENTS, Blow, strike
-from real_engines import needs, tiny_model, turn_of
+from support.servers.killing import FRONT_END, MOMENTS, Blow, strike
+from support.servers.real_engines import needs, tiny_model, turn_of
 
 from benchctl.analysis.validity.client_guard import CLIENT_DOUBTS
 from benchctl.analysis.validity.severity import DECIDING_WARNINGS

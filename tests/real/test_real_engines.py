@@ -3,10 +3,10 @@
 import subprocess
 
 import pytest
-from builders import edit_run, write_results
-from real_engines import assert_compared, assert_ended
+from support.results.builders import edit_run, write_results
+from support.servers.real_engines import assert_compared, assert_ended
 
-from benchctl.records.run import ResultWarning
+from benchctl.records.record import ResultWarning
 
 
 def ended(code):
@@ -28,12 +28,18 @@ def test_runs_that_are_done_ended_well(results):
 
 
 def test_a_client_that_was_late_on_a_busy_machine_is_no_fault_of_the_engine(results):
-    suspect(results, "client-late", "client-cpu", "client-bunching", "engine-starved")
+    suspect(results, "arrival-times-unreliable", "client-cpu", "client-bunching", "underfilled-batch")
     assert_ended(ended(4), results.path)
 
 
 @pytest.mark.parametrize(
-    "codes", [("check-failed",), ("client-late", "failed-requests"), ("client-late", "steps-missing"), ("other",)]
+    "codes",
+    [
+        ("check-failed",),
+        ("arrival-times-unreliable", "failed-requests"),
+        ("arrival-times-unreliable", "steps-missing"),
+        ("other",),
+    ],
 )
 def test_any_other_doubt_is_a_failure(results, codes):
     suspect(results, *codes)
@@ -45,7 +51,7 @@ def test_any_other_doubt_is_a_failure(results, codes):
     ("state", "code"), [("failed", 4), ("running", 0), ("done", 4), ("suspect", 0), ("done", 5)]
 )
 def test_a_run_that_did_not_end_or_an_exit_code_that_is_not_its_own_is_a_failure(results, state, code):
-    late = (ResultWarning(code="client-late", message="late"),) if state == "suspect" else ()
+    late = (ResultWarning(code="arrival-times-unreliable", message="late"),) if state == "suspect" else ()
     edit_run(results, "000-b0-baseline", state=state, warnings=late)
     with pytest.raises(AssertionError, match="what was printed"):
         assert_ended(ended(code), results.path)

@@ -7,10 +7,10 @@ import shutil
 from typing import Any
 
 import pytest
-from real_engines import needs, smoked
+from support.servers.real_engines import needs, smoked
 
 from benchctl.analysis.experiment.experiment import experiment_of
-from benchctl.records.directory import LoadedRun
+from benchctl.records.loaded import LoadedRun
 
 pytestmark = [pytest.mark.real_engine, pytest.mark.slow, needs("sglang")]
 

@@ -11,15 +11,15 @@ from statistics import fmean
 
 import httpx
 import pytest
-from known_pairs import PROMPT, SHARES, length_law, write_known_pair
-from real_engines import needs, turn_of
 from scipy.stats import chisquare
+from support.guided.known_pairs import PROMPT, SHARES, length_law, write_known_pair
+from support.servers.real_engines import needs, turn_of
 
 from benchctl.engines.engine import LaunchSite
 from benchctl.engines.vllm_lenvm.engine import VllmLenvmEngine
+from benchctl.engines.vllm_lenvm.options import VllmLenvmOptions
 from benchctl.measure.server.port import choose_port
 from benchctl.measure.server.server import Launch, ServerProcess
-from benchctl.profile.engine_options import VllmLenvmOptions
 from benchctl.profile.model import Sampling, Timeouts, VariantSettings
 
 pytestmark = [pytest.mark.real_engine, pytest.mark.slow, needs("vllm")]

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from real_engines import needs, smoked
+from support.servers.real_engines import needs, smoked
 
 from benchctl.analysis.experiment.experiment import experiment_of
-from benchctl.records.directory import LoadedRun
+from benchctl.records.loaded import LoadedRun
 
 pytestmark = [pytest.mark.real_engine, pytest.mark.slow, needs("vllm")]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import typer.testing
-from builders import edit_manifest, edit_run, edit_steps, set_positions, write_results
+from support.results.builders import edit_manifest, edit_run, edit_steps, set_positions, write_results
 
 from benchctl.analysis.compare.compare import CompareOptions, compare_sides, parse_side
 from benchctl.analysis.compare.result import Comparison
@@ -18,11 +18,12 @@ from benchctl.errors import AlteredError, NotComparableError, RecordError
 from benchctl.measure.experiment import Listener, create_experiment, run_experiment
 from benchctl.measure.result_directory import Origin, reopen_experiment
 from benchctl.profile.load import load_profile
-from benchctl.records.digests import DIGESTS_FILE, digest_of, read_digests
 from benchctl.records.directory import ResultDirectory
-from benchctl.records.run import PlannedRun, RunRecord
-from benchctl.records.stamps import STAMPS_FILE, FileLook
-from benchctl.records.verification import verify_directory
+from benchctl.records.integrity.digests import DIGESTS_FILE, digest_of, read_digests
+from benchctl.records.integrity.stamps import STAMPS_FILE, FileLook
+from benchctl.records.integrity.verification import verify_directory
+from benchctl.records.manifest import PlannedRun
+from benchctl.records.run import RunRecord
 from benchctl.workload.prepare import prepare_requests
 
 EXAMPLE = Path(__file__).parent.parent.parent / "results" / "example"

@@ -7,14 +7,14 @@ from typing import Any
 
 import msgspec
 import pytest
-from builders import PROFILE_YAML, edit_manifest, edit_run, write_results
+from support.results.builders import PROFILE_YAML, edit_manifest, edit_run, write_results
 from typer.testing import CliRunner
 
 from benchctl.analysis.experiment.experiment import load_experiment
 from benchctl.analysis.planning.noise_floor import noise_of_experiment
-from benchctl.analysis.planning.power import foresee, foresight_lines
+from benchctl.analysis.planning.power import estimate_power, power_lines
 from benchctl.analysis.statistics.block_ratio import estimate_paired
-from benchctl.analysis.statistics.sample_size import detectable_change
+from benchctl.analysis.statistics.sample_size import minimum_detectable_effect
 from benchctl.analysis.validity.noise_floor_fit import age_days, noise_doubts, version_doubt
 from benchctl.cli.app import app
 from benchctl.errors import NotComparableError, UsageError
@@ -31,7 +31,7 @@ from benchctl.records.noise_store import (
     store_noise,
     stored_noise,
 )
-from benchctl.records.run import ResultWarning
+from benchctl.records.record import ResultWarning
 
 SCATTER = (0.01, -0.012, 0.004, -0.007, 0.013, -0.008, 0.002, 0.006)
 SAME_SERVER = PROFILE_YAML.split("variants:", maxsplit=1)[0] + "variants:\n  baseline: {}\n  guided: {}\n"
@@ -42,6 +42,7 @@ LAW = 10 / 15.5
 
 def floor(**changes: Any) -> NoiseFloor:
     fields: dict[str, Any] = {
+        "schema_version": 2,
         "measured_at": "2026-11-01T12:00:00Z",
         "source": "/measured/aa",
         "host": "box",
@@ -223,21 +224,23 @@ def test_an_experiment_that_measures_noise_takes_none_along_and_its_plan_says_wh
     a_a = load_profile("aa", engine="sim-exact")
     store_noise(store, noise_of_machine(profile.model, store))
     assert noise_on_file(a_a).noise is None
-    foresight = foresee(a_a, noise_on_file(a_a).noise)
-    assert foresight is not None
-    assert "(assumed: this experiment measures it)" in foresight_lines(foresight)[0]
+    power = estimate_power(a_a, noise_on_file(a_a).noise)
+    assert power is not None
+    assert "(assumed: this experiment measures it)" in power_lines(power)[0]
 
 
 def test_a_plan_says_what_the_noise_on_file_lets_it_show() -> None:
     profile = load_profile("topk-sweep", blocks=8)
-    foresight = foresee(profile, floor())
-    assert foresight is not None
-    assert foresight.num_tests == 15
-    step, tpot, _ = foresight.metrics
+    power = estimate_power(profile, floor())
+    assert power is not None
+    assert power.num_tests == 15
+    step, tpot, _ = power.metrics
     assert (step.name, step.is_assumed, tpot.is_assumed) == ("step_ms", False, True)
     assert (step.margins.change_frac, step.margins.equivalence_frac) == (0.021, 0.01)
-    assert step.detectable_frac == detectable_change(0.012, 8, num_tests=15, margin_frac=0.021, estimator="mean")
-    said, needed = foresight_lines(foresight)
+    assert step.minimum_detectable_effect == minimum_detectable_effect(
+        0.012, 8, num_tests=15, margin_frac=0.021, estimator="mean"
+    )
+    said, needed = power_lines(power)
     assert said.startswith(
         "with 8 blocks, 15 corrected tests and a scatter of 1.2% between blocks (A/A of 2026-11-01"
     )
@@ -247,23 +250,23 @@ def test_a_plan_says_what_the_noise_on_file_lets_it_show() -> None:
 
 
 def test_a_plan_without_noise_on_file_says_that_it_assumes() -> None:
-    foresight = foresee(load_profile("topk-sweep"), None)
-    assert foresight is not None
-    assert "(assumed: no A/A on file)" in foresight_lines(foresight)[0]
+    power = estimate_power(load_profile("topk-sweep"), None)
+    assert power is not None
+    assert "(assumed: no A/A on file)" in power_lines(power)[0]
 
 
 def test_a_screening_promises_nothing() -> None:
-    foresight = foresee(load_profile("topk-sweep", blocks=2), floor())
-    assert foresight is not None
-    assert foresight_lines(foresight) == ("a screening: 2 blocks give no verdict; 6 are the fewest that do",)
+    power = estimate_power(load_profile("topk-sweep", blocks=2), floor())
+    assert power is not None
+    assert power_lines(power) == ("a screening: 2 blocks give no verdict; 6 are the fewest that do",)
 
 
 def test_a_rule_that_may_end_early_shows_less_with_the_same_blocks() -> None:
-    fixed = foresee(load_profile("topk-sweep", blocks=12), floor())
-    ruled = foresee(load_profile("topk-sweep", blocks=12, overrides=["stopping.precision=0.01"]), floor())
+    fixed = estimate_power(load_profile("topk-sweep", blocks=12), floor())
+    ruled = estimate_power(load_profile("topk-sweep", blocks=12, overrides=["stopping.precision=0.01"]), floor())
     assert fixed is not None
     assert ruled is not None
-    assert (ruled.metrics[0].detectable_frac or 0) > (fixed.metrics[0].detectable_frac or 0)
+    assert (ruled.metrics[0].minimum_detectable_effect or 0) > (fixed.metrics[0].minimum_detectable_effect or 0)
 
 
 def test_the_commands_add_list_show_and_remove(tmp_path: Path, store: Path) -> None:

@@ -5,15 +5,17 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from builders import PROFILE_YAML, write_results
 from hypothesis import given
 from hypothesis import strategies as st
+from support.results.builders import PROFILE_YAML, write_results
 
 from benchctl.errors import RecordError, SchemaVersionError
-from benchctl.records import schema
-from benchctl.records.directory import cell_name, load_results, open_results, run_directory_name
+from benchctl.records.directory import cell_name, open_results, run_directory_name
 from benchctl.records.jsonl import JsonlWriter, encode, read_jsonl, read_whole, write_bytes_atomic
-from benchctl.records.run import RequestError, RequestRecord, StepRecord
+from benchctl.records.loaded import load_results
+from benchctl.records.request import RequestError, RequestRecord
+from benchctl.records.schema import upgrade
+from benchctl.records.step import StepRecord
 
 
 def step(number: int) -> StepRecord:
@@ -132,7 +134,7 @@ def test_a_newer_schema_is_refused_by_name(tmp_path: Path) -> None:
     write_results(tmp_path / "r")
     manifest = tmp_path / "r" / "manifest.json"
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"schema_version": 99}))
-    with pytest.raises(SchemaVersionError, match=r"manifest\.json: schema_version 99 is newer than 1"):
+    with pytest.raises(SchemaVersionError, match=r"manifest\.json: schema_version 99 is newer than 2"):
         open_results(tmp_path / "r")
 
 
@@ -145,11 +147,12 @@ def test_a_senseless_schema_version_is_refused(tmp_path: Path, version: object) 
         open_results(tmp_path / "r")
 
 
-def test_an_older_document_is_upgraded_step_by_step(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(schema, "SCHEMA_VERSION", 3)
-    monkeypatch.setitem(schema._UPGRADES, 1, lambda document: document | {"name": document["nom"]})
-    monkeypatch.setitem(schema._UPGRADES, 2, lambda document: document | {"name": document["name"].upper()})
-    upgraded = schema.upgrade({"schema_version": 1, "nom": "a"}, tmp_path)
+def test_an_older_document_is_upgraded_step_by_step(tmp_path: Path) -> None:
+    upgrades = {
+        1: lambda document: document | {"name": document["nom"]},
+        2: lambda document: document | {"name": document["name"].upper()},
+    }
+    upgraded = upgrade({"schema_version": 1, "nom": "a"}, tmp_path, upgrades)
     assert upgraded == {"schema_version": 3, "nom": "a", "name": "A"}
 
 

@@ -4,21 +4,22 @@ from array import array
 
 import msgspec
 import pytest
-from builders import edit_requests, edit_run, write_results
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.results.builders import edit_requests, edit_run, write_results
 from typer.testing import CliRunner
 
 from benchctl.analysis.metrics.request_timing import itls_ns, latencies_ns, pooled_itls_ns
 from benchctl.cli.app import app
-from benchctl.records import directory, request_arrays
-from benchctl.records.digests import digests_of_run, record_run
-from benchctl.records.directory import DAMAGED_LINE, RunDirectory, load_run
+from benchctl.records.columns import request_arrays
+from benchctl.records.columns.request_arrays import CHUNK_FIELDS, arrays_path, read_requests
+from benchctl.records.columns.tensor_file import tensors_of
+from benchctl.records.directory import RunDirectory
+from benchctl.records.integrity.digests import digests_of_run, record_run
+from benchctl.records.integrity.verification import verify_directory
 from benchctl.records.jsonl import encode, read_jsonl
-from benchctl.records.request_arrays import CHUNK_FIELDS, arrays_path, read_requests
-from benchctl.records.run import ChoiceRecord, RequestError, RequestRecord
-from benchctl.records.tensor_file import tensors_of
-from benchctl.records.verification import verify_directory
+from benchctl.records.loaded import DAMAGED_LINE, load_run
+from benchctl.records.request import ChoiceRecord, RequestError, RequestRecord
 
 BASELINE, GUIDED = "000-b0-baseline", "001-b0-guided-top_k5"
 SIX = tuple({"baseline": 1 + 0.004 * i, "guided": 1.02 - 0.003 * i} for i in range(6))
@@ -49,7 +50,7 @@ records = st.builds(
 
 @pytest.fixture(name="long_from_one_byte", autouse=True)
 def _long_from_one_byte(monkeypatch):
-    monkeypatch.setattr(directory, "FEW_REQUESTS_BYTES", 0)
+    monkeypatch.setattr("benchctl.records.loaded.FEW_REQUESTS_BYTES", 0)
 
 
 @pytest.fixture(name="results")
@@ -138,6 +139,7 @@ def test_a_copy_of_something_else_is_passed_over_and_made_anew(results):
         lambda content: content.replace(b'"I64"', b'"F64"'),
         lambda content: content.replace(b'"version":"1"', b'"version":"0"'),
     ],
+    ids=["empty", "no tensors", "too short", "zeros at the end", "another name", "another type", "another version"],
 )
 def test_a_copy_that_was_damaged_costs_nothing_but_time(results, spoil):
     run = results.run(BASELINE)
@@ -203,10 +205,10 @@ def test_a_copy_changes_no_digest_and_may_be_made_altered_or_deleted(results):
 
 
 def test_what_is_shown_is_the_same_with_and_without_copies(results, monkeypatch):
-    monkeypatch.setattr(directory, "FEW_REQUESTS_BYTES", 1 << 30)
+    monkeypatch.setattr("benchctl.records.loaded.FEW_REQUESTS_BYTES", 1 << 30)
     by_lines = show(results.path)
     assert not list(results.path.glob("runs/*/*.safetensors"))
-    monkeypatch.setattr(directory, "FEW_REQUESTS_BYTES", 0)
+    monkeypatch.setattr("benchctl.records.loaded.FEW_REQUESTS_BYTES", 0)
     first, second = show(results.path), show(results.path)
     assert len(list(results.path.glob("runs/*/*.safetensors"))) == 12
     assert by_lines.exit_code == 0
@@ -236,7 +238,7 @@ def test_gaps_of_arrays_are_those_of_tuples(tmp_path, times):
 def test_steps_of_a_log_of_middling_length_are_kept_as_columns(results, monkeypatch):
     run = RunDirectory(results.run(GUIDED).path)
     few = load_run(run)
-    monkeypatch.setattr(directory, "KEPT_STEPS_BYTES", 0)
+    monkeypatch.setattr("benchctl.records.loaded.KEPT_STEPS_BYTES", 0)
     many = load_run(run)
     assert tuple(many.steps) == few.steps
     assert len(many.steps) == len(few.steps)

@@ -5,17 +5,18 @@ import itertools
 import msgspec
 import numpy as np
 import pytest
-from builders import write_results
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.results.builders import write_results
 
-from benchctl.records import directory, step_log
-from benchctl.records.directory import DAMAGED_LINE, RunDirectory, load_run
+from benchctl.records.columns import step_log
+from benchctl.records.columns.step_columns import OPTIONAL, PHASES, columns_from
+from benchctl.records.columns.step_log import read_step_log
+from benchctl.records.columns.step_table import table_path
+from benchctl.records.directory import RunDirectory
 from benchctl.records.jsonl import encode
-from benchctl.records.run import SECTION_PARENT, StepRecord
-from benchctl.records.step_columns import OPTIONAL, PHASES, columns_from
-from benchctl.records.step_log import read_step_log
-from benchctl.records.step_table import table_path
+from benchctl.records.loaded import DAMAGED_LINE, load_run
+from benchctl.records.step import SECTION_PARENT, StepRecord
 
 int64 = st.integers(-(2**63), 2**63 - 1)
 counts = st.integers(0, 2**52)
@@ -173,7 +174,7 @@ def fault_of(line):
 
 
 def test_a_damaged_line_of_a_long_log_is_named_and_what_came_before_is_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr(directory, "FEW_STEPS_BYTES", 0)
+    monkeypatch.setattr("benchctl.records.loaded.FEW_STEPS_BYTES", 0)
     monkeypatch.setattr(step_log, "BLOCK_BYTES", 300)
     run = RunDirectory(write_results(tmp_path / "r").runs()[0].path)
     whole = list(run.steps())
@@ -190,7 +191,7 @@ def test_a_damaged_line_of_a_long_log_is_named_and_what_came_before_is_kept(tmp_
 def test_few_steps_and_many_are_the_same_run(tmp_path, monkeypatch):
     run = write_results(tmp_path / "r").runs()[1]
     few = load_run(run)
-    monkeypatch.setattr(directory, "FEW_STEPS_BYTES", 0)
+    monkeypatch.setattr("benchctl.records.loaded.FEW_STEPS_BYTES", 0)
     many = load_run(run)
     assert isinstance(few.steps, tuple)
     assert tuple(many.steps) == few.steps

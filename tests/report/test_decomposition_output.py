@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from builders import write_results
-from exactness import assert_exact
+from support.results.builders import write_results
+from support.results.decomposition_laws import assert_exact
 
 from benchctl.analysis.attribution.roofline import NO_PEAKS, NO_SETTINGS, WorkModel, work_model
 from benchctl.analysis.compare.compare import CompareOptions, compare_sides, parse_side

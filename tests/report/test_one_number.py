@@ -10,11 +10,11 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from builders import edit_run, set_positions, write_results
+from support.results.builders import edit_run, set_positions, write_results
 
 import benchctl.analysis.experiment.experiment
 import benchctl.profile.load
-from benchctl.records.run import FOREIGN_GPU_PROCESS, ResultWarning
+from benchctl.records.record import FOREIGN_GPU_PROCESS, ResultWarning
 
 FACTORS = [
     {
@@ -40,8 +40,8 @@ def _path(tmp_path_factory):
     set_positions(results, {run.run_id: ORDERS[run.block][run.index % 3] for run in runs})
     excluding = {
         (1, "baseline", None): ("done", FOREIGN_GPU_PROCESS),
-        (3, "baseline", None): ("suspect", "client-late"),
-        (4, "guided", 5): ("suspect", "client-late"),
+        (3, "baseline", None): ("suspect", "arrival-times-unreliable"),
+        (4, "guided", 5): ("suspect", "arrival-times-unreliable"),
         (6, "guided", 2): ("suspect", "warmup-failed"),
     }
     for run in runs:

@@ -1,8 +1,8 @@
 """Findings are said where the data support them, with their numbers, and nowhere else."""
 
-import builders
 import msgspec
 import pytest
+from support.results import builders
 
 from benchctl.analysis.analyzed import analyze_directory
 

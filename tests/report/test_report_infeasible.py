@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from builders import edit_run, write_results
+from support.results.builders import edit_run, write_results
 
 from benchctl.analysis.analyzed import analyze_directory
 from benchctl.records.directory import ResultDirectory

@@ -4,8 +4,10 @@ import pytest
 
 from benchctl.measure.run import RunContext, measure_run
 from benchctl.profile.load import parse_profile
-from benchctl.records.directory import RunDirectory, load_run
-from benchctl.records.run import Message, PlannedRun, PreparedRequest
+from benchctl.records.directory import RunDirectory
+from benchctl.records.loaded import load_run
+from benchctl.records.manifest import PlannedRun
+from benchctl.records.request import Message, PreparedRequest
 
 PROFILE = """\
 name: measured

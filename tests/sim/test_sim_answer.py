@@ -5,7 +5,7 @@ import statistics
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from simulated import NEUTRAL, prompt_of, question_request, request_of
+from support.servers.simulator import NEUTRAL, prompt_of, question_request, request_of
 
 from benchctl.sim.answer import CLOSING_TOKEN_ID, FIRST_TOKEN_ID, Answer, plan_answers
 from benchctl.sim.guidance_params import GuidanceParams

@@ -5,7 +5,7 @@ import statistics
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from simulated import FILTERED, NEUTRAL, VALUE_MODEL, request_of, run
+from support.servers.simulator import FILTERED, NEUTRAL, VALUE_MODEL, request_of, run
 
 from benchctl.costs.hardware import hardware_for
 from benchctl.costs.roofline import roofline_ns, weight_read_bytes

@@ -6,11 +6,11 @@ from collections import Counter
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulated import FILTERED, NEUTRAL, VALUE_MODEL, prompt_of, request_of, run
+from support.servers.simulator import FILTERED, NEUTRAL, VALUE_MODEL, prompt_of, request_of, run
 
 from benchctl.errors import UsageError
 from benchctl.records.jsonl import encode
-from benchctl.records.run import SECTION_PARENT, StepRecord
+from benchctl.records.step import SECTION_PARENT, StepRecord
 from benchctl.sim.config import SimConfig
 from benchctl.sim.core import Core
 from benchctl.sim.phase import AnnouncedPhase, AnnouncedRequest

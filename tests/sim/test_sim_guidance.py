@@ -6,7 +6,7 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from simulated import FILTERED, NEUTRAL, VALUE_MODEL, request_of, run
+from support.servers.simulator import FILTERED, NEUTRAL, VALUE_MODEL, request_of, run
 
 from benchctl.errors import UsageError
 from benchctl.sim.guidance import GuidedRow, candidate_bound, candidate_entropy, score_rows

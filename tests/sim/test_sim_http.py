@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from simulated import VALUE_MODEL, SimServer, events, sim_server, wait_ready
+from support.servers.simulator import VALUE_MODEL, SimServer, events, sim_server, wait_ready
 
 COMPLETION = {"prompt": "Once upon a time", "max_tokens": 12, "ignore_eos": True, "seed": 1}
 GUIDED = {"top_k": 5, "min_p": 0.01, "custom_params": {"mode": "centered_exp", "value_scale": 0.0}}

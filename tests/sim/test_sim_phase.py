@@ -6,7 +6,7 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from simulated import request_of
+from support.servers.simulator import request_of
 
 from benchctl.records.jsonl import encode
 from benchctl.sim.config import SimConfig

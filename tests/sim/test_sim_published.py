@@ -5,10 +5,10 @@ import json
 from functools import cache
 
 import pytest
-from simulated import FILTERED, NEUTRAL, VALUE_MODEL, question_request
-from sources import GSM8K
+from support.datasets import GSM8K
+from support.servers.simulator import FILTERED, NEUTRAL, VALUE_MODEL, question_request
 
-from benchctl.records.run import StepRecord
+from benchctl.records.step import StepRecord
 from benchctl.sim.config import SimConfig
 from benchctl.sim.guidance_params import GuidanceParams
 from benchctl.sim.request import Request, SamplingParams

@@ -5,9 +5,9 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sources import GSM8K
+from support.datasets import GSM8K
 
-from benchctl.records.run import Message
+from benchctl.records.request import Message
 from benchctl.workload.datasets.tokens import count_chat_tokens, count_tokens, tokenize
 
 

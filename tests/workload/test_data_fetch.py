@@ -7,13 +7,14 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
-from handled import handled_by
+from support.servers.handler_server import handled_by
 from typer.testing import CliRunner
 
 from benchctl.cli.commands import data
 from benchctl.errors import DatasetError
+from benchctl.workload.datasets.dataset import dataset_files
 from benchctl.workload.datasets.fetch import fetch_dataset
-from benchctl.workload.datasets.files import DATASET_FILES, DatasetFile
+from benchctl.workload.datasets.files import DatasetFile
 
 CONTENT = bytes(range(256)) * 4096
 runner = CliRunner()
@@ -203,7 +204,7 @@ def leave_partial(directory: Path, content: bytes) -> None:
 @pytest.fixture
 def data_home(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("BENCHCTL_DATA_DIR", str(tmp_path))
-    monkeypatch.setitem(DATASET_FILES, "gsm8k", site.file())
+    monkeypatch.setitem(dataset_files(), "gsm8k", site.file())
     return tmp_path
 
 
@@ -252,4 +253,4 @@ def test_verify_of_everything_does_not_mind_what_is_missing_but_of_one_does(data
 def test_an_unknown_name_is_refused_with_the_known_ones(data_home: Path, command: str) -> None:
     done = runner.invoke(data.app, [command, "gsm9k"])
     assert isinstance(done.exception, DatasetError)
-    assert "known are gsm8k, sharegpt" in str(done.exception)
+    assert f"choose one of {', '.join(dataset_files())}" in str(done.exception)

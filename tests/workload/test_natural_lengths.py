@@ -6,14 +6,14 @@ from typing import Any
 
 import msgspec
 import pytest
-from builders import edit_manifest, edit_requests, edit_run, write_results
+from support.results.builders import edit_manifest, edit_requests, edit_run, write_results
 
 from benchctl.errors import ProfileError, RecordError
 from benchctl.profile.load import parse_profile, profile_from_plain
 from benchctl.profile.model import Profile
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.jsonl import encode
-from benchctl.records.run import RequestRecord
+from benchctl.records.request import RequestRecord
 from benchctl.workload.natural_lengths import lengths_profile, needs_lengths
 from benchctl.workload.prepare import PreparedSet, prepare_requests
 

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchctl.profile.model import Arrival, LengthRange
+from benchctl.profile.workload import Arrival, LengthRange
 from benchctl.workload.arrival import (
     arrival_offsets_ns,
     constant_offsets_ns,
     gamma_gaps_ns,
     trace_offsets_ns,
 )
-from benchctl.workload.length import draw_length
+from benchctl.workload.seeded import draw_length
 
 OPEN_LOOP = [
     Arrival(kind="constant", request_rate=7.0),

@@ -4,15 +4,17 @@ import json
 from pathlib import Path
 
 import pytest
-from sources import DATA, first, needs_data, source
+from support.datasets import DATA, first, needs_data, source
 
 from benchctl.errors import DatasetError
-from benchctl.workload.datasets import files as datasets
-from benchctl.workload.datasets.files import data_directory, dataset_file, file_state, find_source, sha256_of
+from benchctl.workload.datasets.dataset import dataset_file, dataset_files
+from benchctl.workload.datasets.files import data_directory, file_state, find_source, sha256_of
 from benchctl.workload.datasets.gsm8k import gold_answer, gsm8k_prompts
 from benchctl.workload.datasets.prompt import Selection, SourceFile
 from benchctl.workload.datasets.sharegpt import sharegpt_prompts
 from benchctl.workload.datasets.tokens import count_chat_tokens
+
+GSM8K_FILE = dataset_file("gsm8k")
 
 
 def sample(num_prompts: int, seed: int = 0) -> Selection:
@@ -106,7 +108,7 @@ def test_a_sample_is_seeded_and_grows_without_changing_what_it_had(tmp_path: Pat
 
 @needs_data
 def test_the_real_gsm8k_is_the_pinned_file_and_its_prompts_are_as_long_as_published() -> None:
-    file = find_source("gsm8k", None, DATA)
+    file = find_source(GSM8K_FILE, None, DATA)
     assert file is not None
     assert file.dataset == "gsm8k/test"
     prompts = gsm8k_prompts(file, first(1319))
@@ -187,7 +189,8 @@ def test_the_data_directory_is_that_of_the_environment_or_the_users_cache(
 
 
 def test_addresses_name_a_revision_and_every_file_has_a_licence() -> None:
-    for file in datasets.DATASET_FILES.values():
+    for name, file in dataset_files().items():
+        assert file.name == name
         assert file.url.startswith("https://")
         assert len(file.sha256) == 64
         assert any(len(part) == 40 for part in file.url.split("/")), file.url
@@ -195,7 +198,8 @@ def test_addresses_name_a_revision_and_every_file_has_a_licence() -> None:
 
 
 def test_an_unknown_dataset_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(DatasetError, match="'gsm9k'; known are gsm8k, sharegpt, sharegpt-replay, azure-trace"):
+    names = ", ".join(dataset_files())
+    with pytest.raises(DatasetError, match=f"'gsm9k' is not a dataset with a file; choose one of {names}"):
         dataset_file("gsm9k")
 
 
@@ -203,31 +207,31 @@ def test_a_file_that_is_not_the_pinned_one_is_refused_with_both_hashes(tmp_path:
     (tmp_path / "gsm8k").mkdir()
     path = write_gsm8k(tmp_path / "gsm8k/test.jsonl")
     with pytest.raises(DatasetError) as raised:
-        find_source("gsm8k", None, tmp_path)
+        find_source(GSM8K_FILE, None, tmp_path)
     message = str(raised.value)
     assert sha256_of(path) in message
-    assert dataset_file("gsm8k").sha256 in message
+    assert GSM8K_FILE.sha256 in message
     assert "benchctl data fetch gsm8k" in message
     assert "workload.path" in message
-    assert file_state(dataset_file("gsm8k"), tmp_path, full=True) == "damaged"
-    assert file_state(dataset_file("gsm8k"), tmp_path, full=False) == "damaged"
+    assert file_state(GSM8K_FILE, tmp_path, full=True) == "damaged"
+    assert file_state(GSM8K_FILE, tmp_path, full=False) == "damaged"
 
 
 def test_an_explicit_file_may_have_any_content_and_is_called_after_its_hash(tmp_path: Path) -> None:
     path = write_gsm8k(tmp_path / "mine.jsonl")
-    file = find_source("gsm8k", str(path), tmp_path / "elsewhere")
+    file = find_source(GSM8K_FILE, str(path), tmp_path / "elsewhere")
     assert file is not None
     assert file.dataset == f"gsm8k/sha256-{sha256_of(path)[:16]}"
 
 
 def test_an_explicit_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DatasetError, match=r"workload\.path is /no/such, which is no file"):
-        find_source("gsm8k", "/no/such", tmp_path)
+    with pytest.raises(DatasetError, match=r"workload\.path is /no/such, which is not a file"):
+        find_source(GSM8K_FILE, "/no/such", tmp_path)
 
 
 def test_a_missing_file_is_none(tmp_path: Path) -> None:
-    assert find_source("gsm8k", None, tmp_path) is None
-    assert file_state(dataset_file("gsm8k"), tmp_path, full=True) == "missing"
+    assert find_source(GSM8K_FILE, None, tmp_path) is None
+    assert file_state(GSM8K_FILE, tmp_path, full=True) == "missing"
 
 
 def test_hashing_an_unreadable_file_names_it(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ import pytest
 
 from benchctl.errors import DatasetError, ProfileError
 from benchctl.profile.model import Profile
-from benchctl.records.run import PreparedRequest
+from benchctl.records.request import PreparedRequest
+from benchctl.workload.datasets.dataset import FileDataset, names_of_datasets
 from benchctl.workload.prepare import PreparedSet, prepare_requests
+from benchctl.workload.seeded import distinct_seeds, named_stream
 
 BURST = {"kind": "burst"}
 
@@ -128,11 +131,8 @@ def test_a_single_sample_needs_no_suffix() -> None:
     assert prepared.requests[0].request_id == "generated-00000"
 
 
-def test_seeds_are_distinct_even_where_the_stream_repeats(monkeypatch: pytest.MonkeyPatch) -> None:
-    from benchctl.workload import prepare as room
-
-    monkeypatch.setattr(room, "_SEED_BITS", 4)
-    seeds = [request.seed for request in prepare({"num_prompts": 16}).requests]
+def test_seeds_are_distinct_even_where_the_stream_repeats() -> None:
+    seeds = islice(distinct_seeds(named_stream(0, "request-seed"), num_bits=4), 16)
     assert sorted(seeds) == list(range(16))
 
 
@@ -189,7 +189,8 @@ def test_a_trace_is_replayed_in_order_of_time_with_its_samples_together(tmp_path
 
 
 def test_a_trace_needs_a_dataset_with_arrivals() -> None:
-    with pytest.raises(ProfileError, match=r"arrival\.kind is trace, .*sharegpt-replay or azure-trace"):
+    traces = names_of_datasets(lambda dataset: isinstance(dataset, FileDataset) and dataset.has_arrivals)
+    with pytest.raises(ProfileError, match=rf"arrival\.kind is trace, .*choose dataset {' or '.join(traces)}"):
         prepare({"arrival": {"kind": "trace"}})
 
 
@@ -212,17 +213,18 @@ def test_a_generated_set_steps_in_loudly_for_a_missing_dataset(dataset: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("dataset", "if_missing"), [("gsm8k", "fail"), ("sharegpt-replay", "generated"), ("azure-trace", "generated")]
+    ("dataset", "on_missing_dataset"),
+    [("gsm8k", "fail"), ("sharegpt-replay", "generate"), ("azure-trace", "generate")],
 )
-def test_a_missing_dataset_fails_where_nothing_may_step_in(dataset: str, if_missing: str) -> None:
+def test_a_missing_dataset_fails_where_nothing_may_step_in(dataset: str, on_missing_dataset: str) -> None:
     with pytest.raises(DatasetError, match=rf"dataset {dataset} is not at /no/data/.*data fetch {dataset}"):
-        prepare({"dataset": dataset, "if_missing": if_missing})
+        prepare({"dataset": dataset, "on_missing_dataset": on_missing_dataset})
 
 
 def test_the_data_directory_is_asked_when_none_is_given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("BENCHCTL_DATA_DIR", str(tmp_path))
     with pytest.raises(DatasetError, match=str(tmp_path)):
-        prepare_requests(profile_of({"dataset": "gsm8k", "if_missing": "fail"}))
+        prepare_requests(profile_of({"dataset": "gsm8k", "on_missing_dataset": "fail"}))
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
-from sources import DATA, first, needs_data, source
+from support.datasets import DATA, first, needs_data, source
 
 from benchctl.errors import DatasetError
 from benchctl.workload.datasets.azure import azure_prompts, timestamp_ns
+from benchctl.workload.datasets.dataset import dataset_file
 from benchctl.workload.datasets.files import find_source
 from benchctl.workload.datasets.prompt import Prompt, Selection, SourceFile
 from benchctl.workload.datasets.replay import replay_prompts
@@ -55,7 +56,7 @@ def test_replay_refuses_rows_that_contradict_themselves(tmp_path: Path, row: dic
 
 @needs_data
 def test_the_real_replay_has_exact_prompt_lengths() -> None:
-    file = find_source("sharegpt-replay", None, DATA)
+    file = find_source(dataset_file("sharegpt-replay"), None, DATA)
     assert file is not None
     prompts = replay_prompts(file, first(300))
     assert [count_tokens(_text(prompt)) for prompt in prompts] == [prompt.prompt_tokens for prompt in prompts]
@@ -117,7 +118,7 @@ def test_azure_refuses_another_header(tmp_path: Path, content: str) -> None:
 
 @needs_data
 def test_the_real_azure_trace_spans_an_hour() -> None:
-    file = find_source("azure-trace", None, DATA)
+    file = find_source(dataset_file("azure-trace"), None, DATA)
     assert file is not None
     prompts = azure_prompts(file, Selection(num_prompts=500, method="sample", seed=0))
     assert all(count_tokens(_text(prompt)) == prompt.prompt_tokens for prompt in prompts[:50])

@@ -20,14 +20,14 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Final
 
-from benchctl.analysis.attribution.estimate import Facing, kept
+from benchctl.analysis.attribution.estimate import PairDesign, select_known_runs
 from benchctl.analysis.attribution.factors import NO_RATIOS, Ratios, WallSplit, split_wall
 from benchctl.analysis.attribution.latency import LatencySplit, split_latency
 from benchctl.analysis.attribution.roofline import FlooredRun, WorkSplit, split_work
 from benchctl.analysis.attribution.run_time import RunAnatomy, TimeScales, at_middle_of_block
 from benchctl.analysis.attribution.steps import BatchSplit, SectionSplit, split_batches, split_sections
 from benchctl.analysis.statistics.side_ratio import SideRatio
-from benchctl.records.run import StopMode
+from benchctl.records.manifest import StopMode
 from benchctl.units import MS_PER_S
 
 _ROUNDING: Final = 1e-12
@@ -54,7 +54,7 @@ def decompose(
     label: str,
     a: Sequence[RunAnatomy],
     b: Sequence[RunAnatomy],
-    facing: Facing,
+    design: PairDesign,
     stop: StopMode,
     ratios: Ratios = NO_RATIOS,
 ) -> Decomposition | None:
@@ -62,12 +62,14 @@ def decompose(
 
     When paired, both sequences hold the same blocks in the same order. ``ratios`` are those of the comparison.
     """
-    timed_a, timed_b, timed = kept(a, b, facing.of_times("wall"), lambda run: bool(run.wall_s and run.wall_s > 0))
+    timed_a, timed_b, timed = select_known_runs(
+        a, b, design.of_times("wall"), lambda run: bool(run.wall_s and run.wall_s > 0)
+    )
     has_wall = bool(timed_a and timed_b)
     has_steps = bool(a and b) and all(run.has_steps for run in (*a, *b))
     if not has_wall and not has_steps:
         return None
-    of_steps = facing.of_times("step")
+    of_steps = design.of_times("step")
     if has_steps:
         a, b = steps_at_level(a, b, ratios.step)
     work, missing = _work(a, b, of_steps)
@@ -102,7 +104,9 @@ def _scaled_to(runs: Sequence[RunAnatomy], level_s: float) -> list[RunAnatomy]:
     return [at_middle_of_block(run, TimeScales(step=scale)) for run in runs]
 
 
-def _work(a: Sequence[RunAnatomy], b: Sequence[RunAnatomy], facing: Facing) -> tuple[WorkSplit | None, str | None]:
+def _work(
+    a: Sequence[RunAnatomy], b: Sequence[RunAnatomy], design: PairDesign
+) -> tuple[WorkSplit | None, str | None]:
     for run in (*a, *b):
         if isinstance(run.floor, str):
             return None, run.floor
@@ -110,4 +114,4 @@ def _work(a: Sequence[RunAnatomy], b: Sequence[RunAnatomy], facing: Facing) -> t
         [FlooredRun(run.step_s / run.num_steps, run.floor) for run in side if not isinstance(run.floor, str)]
         for side in (a, b)
     ]
-    return split_work(sides[0], sides[1], facing), None
+    return split_work(sides[0], sides[1], design), None

@@ -24,7 +24,7 @@ LEAST_TOLD: Final = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facing:
+class PairDesign:
     """How the runs of two sides are held against each other.
 
     Where the effect of the position was taken out of the runs already, ``positions`` are the positions of B less
@@ -42,7 +42,7 @@ class Facing:
     has_own_wall: bool = False
     """Wall times are as measured: the effect of the position on them is estimated with their ratio."""
 
-    def of_times(self, kind: str) -> "Facing":
+    def of_times(self, kind: str) -> "PairDesign":
         """For times of one kind: ``wall``, ``step`` or ``latency``; without positions where these have no
         effect.
         """
@@ -89,39 +89,39 @@ def excludes_zero(interval: Interval | None, value: float) -> bool:
     return interval is not None and (interval[0] > 0 or interval[1] < 0) and abs(value) > LEAST_TOLD
 
 
-def kept(
-    a: Sequence[Run], b: Sequence[Run], facing: Facing, is_known: Callable[[Run], bool]
-) -> tuple[list[Run], list[Run], Facing]:
+def select_known_runs(
+    a: Sequence[Run], b: Sequence[Run], design: PairDesign, is_known: Callable[[Run], bool]
+) -> tuple[list[Run], list[Run], PairDesign]:
     """The runs that are known: blocks known on both sides when paired, else those of each side."""
-    if not facing.is_paired:
-        return [run for run in a if is_known(run)], [run for run in b if is_known(run)], facing
+    if not design.is_paired:
+        return [run for run in a if is_known(run)], [run for run in b if is_known(run)], design
     known = [i for i, (x, y) in enumerate(zip(a, b, strict=True)) if is_known(x) and is_known(y)]
-    positions = None if facing.positions is None else tuple(facing.positions[i] for i in known)
-    return [a[i] for i in known], [b[i] for i in known], replace(facing, positions=positions)
+    positions = None if design.positions is None else tuple(design.positions[i] for i in known)
+    return [a[i] for i in known], [b[i] for i in known], replace(design, positions=positions)
 
 
 def estimate_terms(
-    a: Sequence[Run], b: Sequence[Run], split: Callable[[Run, Run], Sequence[float]], facing: Facing
+    a: Sequence[Run], b: Sequence[Run], split: Callable[[Run, Run], Sequence[float]], design: PairDesign
 ) -> list[RatioEstimate]:
     """An estimate of each number that ``split`` returns; ``log_ratio`` holds it, whatever its unit is.
 
     Both sides have a run at least.
     """
-    if facing.is_paired:
+    if design.is_paired:
         by_block = [split(x, y) for x, y in zip(a, b, strict=True)]
-        return [_over_blocks(values, facing) for values in zip(*by_block, strict=True)]
+        return [_over_blocks(values, design) for values in zip(*by_block, strict=True)]
     pairs = np.array([[split(x, y) for y in b] for x in a], dtype=float)
-    return [_of_all_pairs(pairs[:, :, term], facing.confidence) for term in range(pairs.shape[2])]
+    return [_of_all_pairs(pairs[:, :, term], design.confidence) for term in range(pairs.shape[2])]
 
 
-def _over_blocks(values: Sequence[float], facing: Facing) -> RatioEstimate:
+def _over_blocks(values: Sequence[float], design: PairDesign) -> RatioEstimate:
     return estimate_paired(
         values,
-        facing.confidence,
-        facing.positions,
-        slope=facing.slope,
-        estimator="mean" if facing.evidence is None else "robust",
-        evidence=facing.evidence,
+        design.confidence,
+        design.positions,
+        slope=design.slope,
+        estimator="mean" if design.evidence is None else "robust",
+        evidence=design.evidence,
     )
 
 
@@ -148,31 +148,31 @@ def moved_to(estimate: RatioEstimate, centre: float) -> RatioEstimate:
     return replace(estimate, log_ratio=centre, uncertainty=moved)
 
 
-def contributions(
+def estimate_contributions(
     names: Sequence[str],
     a: Sequence[Run],
     b: Sequence[Run],
     split: Callable[[Run, Run], Sequence[float]],
-    facing: Facing,
+    design: PairDesign,
 ) -> tuple[Contribution, ...]:
     """The parts that ``split`` makes of a difference, in seconds."""
-    estimates = estimate_terms(a, b, split, facing)
+    estimates = estimate_terms(a, b, split, design)
     return tuple(_contribution(name, estimate) for name, estimate in zip(names, estimates, strict=True))
 
 
-def levels(
+def estimate_levels(
     names: Sequence[str],
     a: Sequence[Run],
     b: Sequence[Run],
     values: Callable[[Run], Sequence[float]],
-    facing: Facing,
+    design: PairDesign,
 ) -> tuple[Contribution, ...]:
     """The differences of values that each run has, in seconds, with the means of both sides."""
 
     def split(x: Run, y: Run) -> list[float]:
         return [after - before for before, after in zip(values(x), values(y), strict=True)]
 
-    estimates = estimate_terms(a, b, split, facing)
+    estimates = estimate_terms(a, b, split, design)
     means_a = np.mean([values(run) for run in a], axis=0)
     found = []
     for name, estimate, mean_a in zip(names, estimates, means_a, strict=True):

@@ -20,17 +20,17 @@ from typing import Final
 
 from benchctl.analysis.attribution.estimate import (
     Contribution,
-    Facing,
+    PairDesign,
+    estimate_levels,
     estimate_terms,
     excludes_zero,
-    levels,
     moved_to,
 )
 from benchctl.analysis.attribution.run_time import RunAnatomy, TimeScales, at_middle_of_block
 from benchctl.analysis.statistics.block_ratio import RatioEstimate
 from benchctl.analysis.statistics.side_ratio import SideRatio
-from benchctl.records.run import StopMode
-from benchctl.records.step_columns import PHASES
+from benchctl.records.columns.step_columns import PHASES
+from benchctl.records.manifest import StopMode
 
 STEPS: Final = "steps"
 TIME_PER_STEP: Final = "time per step"
@@ -139,7 +139,7 @@ NO_RATIOS: Final = Ratios()
 def split_wall(
     a: Sequence[RunAnatomy],
     b: Sequence[RunAnatomy],
-    facing: Facing,
+    design: PairDesign,
     stop: StopMode,
     ratios: Ratios = NO_RATIOS,
 ) -> WallSplit:
@@ -149,7 +149,7 @@ def split_wall(
     is the time per step, where ``ratios`` has them; what then remains is the remainder.
     """
     if ratios.wall is not None:
-        facing = replace(facing, evidence=ratios.wall.evidence)
+        design = replace(design, evidence=ratios.wall.evidence)
     runs = (*a, *b)
     factors_in = _factors_for(runs, stop)
 
@@ -159,7 +159,7 @@ def split_wall(
         return [math.log(_wall_s(y)) - math.log(_wall_s(x)), *parts]
 
     names = list(factors_in(runs[0]))
-    total, *parts = estimate_terms(a, b, logs, facing)
+    total, *parts = estimate_terms(a, b, logs, design)
     middle = (fmean(math.log(_wall_s(run)) for run in a) + fmean(math.log(_wall_s(run)) for run in b)) / 2
     a_s, b_s = (math.exp(middle + sign * total.log_ratio / 2) for sign in (-1, 1))
     if ratios.wall is not None:
@@ -172,7 +172,7 @@ def split_wall(
         b_s=b_s,
         total=total,
         factors=tuple(factors),
-        phases=_phases(_at_level(a, a_s), _at_level(b, b_s), facing)
+        phases=_phases(_at_level(a, a_s), _at_level(b, b_s), design)
         if all(run.has_steps for run in runs)
         else None,
     )
@@ -231,12 +231,12 @@ def _without_steps(run: RunAnatomy) -> Values:
     return {TOKENS: tokens, TIME_EACH: _wall_s(run) / tokens}
 
 
-def _phases(a: Sequence[RunAnatomy], b: Sequence[RunAnatomy], facing: Facing) -> PhaseSplit:
+def _phases(a: Sequence[RunAnatomy], b: Sequence[RunAnatomy], design: PairDesign) -> PhaseSplit:
     phases = [phase for phase in PHASES if any(run.phase_s[phase] for run in (*a, *b))]
 
     def values(run: RunAnatomy) -> list[float]:
         return [_wall_s(run), *(run.phase_s[phase] for phase in phases), _wall_s(run) - run.step_s]
 
     names = ["wall time", *(f"{phase} steps" for phase in phases), "no step"]
-    whole, *parts = levels(names, a, b, values, facing)
+    whole, *parts = estimate_levels(names, a, b, values, design)
     return PhaseSplit(whole=whole, parts=tuple(parts))

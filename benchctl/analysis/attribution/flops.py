@@ -27,9 +27,10 @@ from benchctl.costs.flops import (
 from benchctl.costs.hardware import Hardware
 from benchctl.costs.shapes import ModelShape
 from benchctl.costs.work import Lengths, RunLengths, SeenCounts, spread_evenly
-from benchctl.records.directory import LoadedRun
-from benchctl.records.run import PreparedRequest, RequestRecord, ResultWarning
-from benchctl.records.step_columns import StepColumns
+from benchctl.records.columns.step_columns import StepColumns
+from benchctl.records.loaded import LoadedRun
+from benchctl.records.record import ResultWarning
+from benchctl.records.request import PreparedRequest, RequestRecord
 from benchctl.units import s_from_ns
 
 

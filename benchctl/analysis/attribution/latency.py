@@ -17,7 +17,7 @@ from typing import Final
 
 import numpy as np
 
-from benchctl.analysis.attribution.estimate import Contribution, Facing, contributions
+from benchctl.analysis.attribution.estimate import Contribution, PairDesign, estimate_contributions
 from benchctl.analysis.attribution.run_time import Latency, RunAnatomy
 
 TTFT: Final = "time to first token"
@@ -40,18 +40,18 @@ class LatencySplit:
 Requests = Mapping[str, Latency]
 
 
-def split_latency(a: Sequence[RunAnatomy], b: Sequence[RunAnatomy], facing: Facing) -> LatencySplit | None:
+def split_latency(a: Sequence[RunAnatomy], b: Sequence[RunAnatomy], design: PairDesign) -> LatencySplit | None:
     """None where the latency of a run's requests is unknown, or two runs share none."""
     a_known, b_known = ([run.latencies for run in side if run.latencies] for side in (a, b))
     if not a or not b or len(a_known) < len(a) or len(b_known) < len(b):
         return None
-    met = zip(a_known, b_known, strict=True) if facing.is_paired else product(a_known, b_known)
+    met = zip(a_known, b_known, strict=True) if design.is_paired else product(a_known, b_known)
     pairs = [(x, y, x.keys() & y.keys()) for x, y in met]
     shared = min(len(found) for _, _, found in pairs)
     if not shared:
         return None
     names = ("request latency", TTFT, TOKENS, TIME_EACH)
-    whole, *parts = contributions(names, a_known, b_known, _split, facing)
+    whole, *parts = estimate_contributions(names, a_known, b_known, _split, design)
     both = [fmean(_e2el_s(side[name]) for side in (x, y) for name in found) for x, y, found in pairs]
     middle, half = fmean(both), whole.added_s / 2
     bunched = sum(run.is_bunched for run in (*a, *b))

@@ -2,7 +2,8 @@
 
 from benchctl.costs.hardware import Hardware, hardware_or_none
 from benchctl.profile.model import Profile
-from benchctl.records.run import Manifest, ResultWarning
+from benchctl.records.manifest import Manifest
+from benchctl.records.record import ResultWarning
 
 
 def peaks_of(profile: Profile, manifest: Manifest) -> tuple[Hardware | None, tuple[ResultWarning, ...]]:

@@ -16,13 +16,13 @@ from typing import Final
 
 import numpy as np
 
-from benchctl.analysis.attribution.estimate import Contribution, Facing, levels
+from benchctl.analysis.attribution.estimate import Contribution, PairDesign, estimate_levels
 from benchctl.costs.hardware import Hardware
 from benchctl.costs.roofline import forward_bytes, forward_flops
 from benchctl.costs.shapes import ModelShape, shape_for
 from benchctl.errors import UsageError
 from benchctl.profile.model import VariantSettings
-from benchctl.records.step_columns import Floats, StepColumns
+from benchctl.records.columns.step_columns import Floats, StepColumns
 
 NO_PEAKS: Final = "the peaks of the device are unknown"
 NO_SETTINGS: Final = "the profile does not say which models ran"
@@ -197,14 +197,14 @@ class FlooredRun:
     floor: Floor
 
 
-def split_work(a: Sequence[FlooredRun], b: Sequence[FlooredRun], facing: Facing) -> WorkSplit:
+def split_work(a: Sequence[FlooredRun], b: Sequence[FlooredRun], design: PairDesign) -> WorkSplit:
     """The difference of mean step times, by model: more FLOPs and bytes, and the rest."""
 
     def values(run: FlooredRun) -> tuple[float, ...]:
         return run.step_s, run.floor.base_s, run.floor.value_s, run.step_s - run.floor.total_s
 
     names = ("step", "base model's FLOPs and bytes", "value model's FLOPs and bytes", "rest")
-    whole, base, value, rest = levels(names, a, b, values, facing)
+    whole, base, value, rest = estimate_levels(names, a, b, values, design)
     return WorkSplit(
         whole=whole,
         base=base,

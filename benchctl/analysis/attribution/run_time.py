@@ -12,9 +12,10 @@ from benchctl.analysis.metrics.clock import clock_factor
 from benchctl.analysis.metrics.request_timing import choice_tokens, e2el_ns, is_completed, measured, ttft_ns
 from benchctl.analysis.metrics.unknown import total
 from benchctl.analysis.validity.bunching import CLIENT_BUNCHING
-from benchctl.records.directory import LoadedRun
-from benchctl.records.run import Phase, RequestRecord
-from benchctl.records.step_columns import PHASES, StepColumns
+from benchctl.records.columns.step_columns import PHASES, StepColumns
+from benchctl.records.loaded import LoadedRun
+from benchctl.records.request import RequestRecord
+from benchctl.records.step import StepPhase
 from benchctl.units import s_from_ns
 
 
@@ -48,7 +49,7 @@ class TimeScales:
     latency: float = 1.0
 
 
-SizeKey = tuple[Phase, int]
+SizeKey = tuple[StepPhase, int]
 """Kind of step, and the sequences in its batch."""
 
 
@@ -64,7 +65,7 @@ class RunAnatomy:
     output_tokens: int | None
     num_steps: int
     step_s: float
-    phase_s: Mapping[Phase, float]
+    phase_s: Mapping[StepPhase, float]
     sizes: Mapping[SizeKey, SizedSteps]
     breakdown: Breakdown | None
     floor: Floor | str

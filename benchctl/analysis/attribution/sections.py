@@ -16,8 +16,8 @@ from typing import Final
 
 import numpy as np
 
-from benchctl.records.run import SECTION_PARENT, Clock
-from benchctl.records.step_columns import Flags, Integers, StepColumns, exact_sum
+from benchctl.records.columns.step_columns import Flags, Integers, StepColumns, exact_sum
+from benchctl.records.step import SECTION_PARENT, Clock
 
 STEP: Final = "step"
 SAMPLER: Final = "sampler_total"

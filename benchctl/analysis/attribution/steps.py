@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from benchctl.analysis.attribution.estimate import Contribution, Facing, contributions, levels
+from benchctl.analysis.attribution.estimate import Contribution, PairDesign, estimate_contributions, estimate_levels
 from benchctl.analysis.attribution.run_time import RunAnatomy, SizeKey
 from benchctl.analysis.attribution.sections import CLOCK_NOTE, STEP, Breakdown, Section
 from benchctl.units import s_from_ns
@@ -77,7 +77,7 @@ class BatchSplit:
     bins: tuple[BatchBin, ...]
 
 
-def split_sections(a: Sequence[RunAnatomy], b: Sequence[RunAnatomy], facing: Facing) -> SectionSplit | None:
+def split_sections(a: Sequence[RunAnatomy], b: Sequence[RunAnatomy], design: PairDesign) -> SectionSplit | None:
     """None where no step of either side has a section."""
     found = [run.breakdown for run in (*a, *b) if run.breakdown is not None]
     inner = {section.name for run in found for _, section in run.step.walk() if section.children}
@@ -89,7 +89,7 @@ def split_sections(a: Sequence[RunAnatomy], b: Sequence[RunAnatomy], facing: Fac
         leaves = leaf_times_s(run, inner)
         return [sum(leaves.values()), *(leaves.get(name, 0.0) for name in names)]
 
-    whole, *sections = levels([STEP, *names], a, b, values, facing)
+    whole, *sections = estimate_levels([STEP, *names], a, b, values, design)
     clocks = sorted({clock for run in found for clock in run.clocks})
     return SectionSplit(
         whole=whole,
@@ -117,7 +117,7 @@ def leaf_times_s(run: RunAnatomy, inner: set[str]) -> dict[str, float]:
     return {_leaf_name(leaf, inner): s_from_ns(leaf.mean_ns) * run.step_scale for leaf in leaves}
 
 
-def split_batches(a: Sequence[RunAnatomy], b: Sequence[RunAnatomy], facing: Facing) -> BatchSplit:
+def split_batches(a: Sequence[RunAnatomy], b: Sequence[RunAnatomy], design: PairDesign) -> BatchSplit:
     """All runs of both sides have steps."""
     bin_of, labels = _bins([key for run in (*a, *b) for key in run.sizes])
     a_bins, b_bins = ([_binned(run, bin_of, len(labels)) for run in side] for side in (a, b))
@@ -127,8 +127,8 @@ def split_batches(a: Sequence[RunAnatomy], b: Sequence[RunAnatomy], facing: Faci
         return [sum(batches) + sum(same), sum(batches), sum(same), *batches, *same]
 
     names = [STEP, "other batches", "time in the same batch", *labels, *labels]
-    _, batches, same, *by_bin = contributions(names, a_bins, b_bins, split, facing)
-    (whole,) = levels((STEP,), a, b, lambda run: (run.step_s / run.num_steps,), facing)
+    _, batches, same, *by_bin = estimate_contributions(names, a_bins, b_bins, split, design)
+    (whole,) = estimate_levels((STEP,), a, b, lambda run: (run.step_s / run.num_steps,), design)
     return BatchSplit(
         whole=whole,
         batches=batches,

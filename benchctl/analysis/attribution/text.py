@@ -8,6 +8,7 @@ from benchctl.analysis.attribution.decomposition import Decomposition
 from benchctl.analysis.attribution.estimate import Contribution
 from benchctl.analysis.attribution.factors import TIME_PER_STEP, Factor
 from benchctl.analysis.statistics.block_ratio import RatioEstimate
+from benchctl.formats import change_of_ratio, signed_three_digits
 from benchctl.units import MS_PER_S
 
 _CARRIES: Final = 0.5
@@ -18,13 +19,6 @@ _WORTH_A_WORD: Final = 0.1
 """Part of the largest below which a factor is left out of a list."""
 
 _NO_WALL: Final = "the wall time is unknown, because the client's times do not count"
-
-
-def change(ratio: float) -> str:
-    """A ratio as a relative change: ``+458%``, ``-1.3%``, ``+0.02%``."""
-    percent = (ratio - 1) * 100
-    digits = 0 if abs(percent) >= 10 else 1 if abs(percent) >= 1 else 2
-    return f"{percent:+.{digits}f}%"
 
 
 def factor_text(estimate: RatioEstimate) -> str:
@@ -51,7 +45,7 @@ def sentence(decomposition: Decomposition) -> str:
     wall = decomposition.wall
     if wall is None:
         return "; ".join([_step_change(decomposition), *_section(decomposition), *_unexplained(decomposition)])
-    whole = change(wall.total.ratio)
+    whole = change_of_ratio(wall.total.ratio)
     if not wall.factors:
         return f"the wall time changes by {whole}; neither steps nor tokens are known that would tell why"
     if wall.total.log_interval is None:
@@ -88,7 +82,7 @@ def _cancels(told: Sequence[Factor], total: RatioEstimate, share: float | None) 
 
 def _listed(told: Sequence[Factor]) -> str:
     worth = [factor for factor in told if abs(factor.log_ratio) >= _WORTH_A_WORD * abs(told[0].log_ratio)]
-    return " and ".join(f"{factor.name} {change(factor.ratio)}" for factor in worth)
+    return " and ".join(f"{factor.name} {change_of_ratio(factor.ratio)}" for factor in worth)
 
 
 def _section(decomposition: Decomposition) -> Iterator[str]:
@@ -156,11 +150,11 @@ def added_text(part: Contribution, like: Contribution | None = None) -> str:
     In the unit that reads best for ``like``, where given.
     """
     unit, factor = unit_of(like or part)
-    text = f"{_signed(part.added_s * factor)} {unit}"
+    text = f"{signed_three_digits(part.added_s * factor)} {unit}"
     low, high = part.ci_low_s, part.ci_high_s
     if low is None or high is None or math.isclose(low, high, rel_tol=1e-6, abs_tol=1e-12):
         return text
-    return f"{text} [{_signed(low * factor)}, {_signed(high * factor)}]"
+    return f"{text} [{signed_three_digits(low * factor)}, {signed_three_digits(high * factor)}]"
 
 
 def unit_of(part: Contribution) -> tuple[str, float]:
@@ -168,14 +162,6 @@ def unit_of(part: Contribution) -> tuple[str, float]:
     numbers = (part.added_s, part.a_s, part.b_s, part.ci_low_s, part.ci_high_s)
     largest = max(abs(number) for number in numbers if number is not None)
     return ("s", 1.0) if largest >= 1 else ("ms", float(MS_PER_S))
-
-
-def _signed(value: float) -> str:
-    """Three digits, and none beyond the third decimal."""
-    if abs(value) < 5e-4:
-        return "+0"
-    digits = max(0, 2 - math.floor(math.log10(abs(value))))
-    return f"{value:+.{min(digits, 3)}f}"
 
 
 def _percent(share: float) -> str:

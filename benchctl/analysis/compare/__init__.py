@@ -1,4 +1,5 @@
-"""The verdict: two sides, matched cell by cell and block by block, judged against a margin.
+"""Comparison of two sides, cell by cell and block by block, against a margin.
 
-``compare`` decides, ``result`` holds the values, ``warnings`` what a reader should doubt, ``text`` tells it.
+``compare`` is the pipeline, ``result`` holds its values, ``warnings`` collects what limits their use, ``text`` puts
+them into sentences; ``unpaired`` compares result files of other tools.
 """

@@ -1,10 +1,9 @@
-"""What answers say beside times: their quality where there are gold answers, and where texts of two sides part.
+"""The answers of both sides: quality where there are gold answers, and divergence of the texts.
 
-Answers are judged only where they end by themselves, or where their own natural end would be: with stop mode
-``forced`` a text runs on past its end, and its last number is chance. The texts of a simulator are
-made up and say nothing. Quality decides where a margin in points was
-asked for; it is then judged in each cell on its own, at the confidence of the comparison, beside the metrics and
-outside their correction for several tests.
+Answers are judged only where they end naturally: with stop mode ``forced`` a text runs on past its end, and its
+last number is chance. The texts of a simulator are invented and are not judged. Quality decides where a margin in
+points is set; it is then judged in each cell on its own, at the confidence of the comparison and outside the
+correction for several tests.
 """
 
 from collections.abc import Sequence
@@ -22,17 +21,18 @@ from benchctl.records.run import RunRecord
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerOptions:
-    """``judge`` by name; with ``margin_points`` quality decides, without it is told. Raises UsageError."""
+    """Judge of the answers, and the margin with which quality decides; None: it is only reported."""
 
     judge: str = "numeric"
     margin_points: float | None = None
     confidence: float = 0.95
 
     def __post_init__(self) -> None:
+        """Raises UsageError for a judge or a margin that does not exist."""
         judge_named(self.judge)
         if self.margin_points is not None and not 0 <= self.margin_points < 100:
             raise UsageError(
-                f"the margin of quality is {self.margin_points:g}; it is a number of percentage points from 0 to "
+                f"the quality margin is {self.margin_points:g}; it must be a number of percentage points from 0 to "
                 "below 100, for example --quality-margin 1"
             )
 
@@ -43,28 +43,28 @@ def with_answers(
     sides: tuple[Experiment, Experiment],
     options: AnswerOptions,
 ) -> tuple[CellComparison, ...]:
-    """Each cell of a comparison with what its answers say; ``pairs`` are the runs of ``cells``, in their order.
+    """The cells with quality and divergence of their answers; ``pairs`` are their runs, in the same order.
 
-    Raises UsageError where quality is to decide and nothing can be judged.
+    Raises UsageError where quality must decide and no answer can be judged.
     """
-    nothing, past_end = _nothing_to_judge(sides, pairs), _past_their_end(sides)
-    if options.margin_points is not None and (reason := nothing or past_end):
+    no_answers, past_end = _why_no_answers(sides, pairs), _why_past_end(sides)
+    if options.margin_points is not None and (reason := no_answers or past_end):
         raise UsageError(f"--quality-margin cannot decide: {reason}")
-    if nothing is None and past_end is None:
+    if no_answers is None and past_end is None:
         cells = [_with_quality(cell, pair, sides, options) for cell, pair in zip(cells, pairs, strict=True)]
-    elif nothing is None:
+    elif no_answers is None:
         cells = [replace(cell, quality_note=past_end) for cell in cells]
     return tuple(
         replace(cell, divergence=_divergence(pair, sides)) for cell, pair in zip(cells, pairs, strict=True)
     )
 
 
-def _nothing_to_judge(sides: tuple[Experiment, Experiment], pairs: Sequence[CellPair]) -> str | None:
-    """Why no answer of this workload can be right or wrong; None where they can."""
+def _why_no_answers(sides: tuple[Experiment, Experiment], pairs: Sequence[CellPair]) -> str | None:
+    """The reason why no answer of this workload can be right or wrong; None where answers can."""
     if not any(request.answer is not None for request in sides[0].results.requests):
         return "no request of this workload has a gold answer (those of gsm8k and generated have)"
     if any(_is_simulated(pair) for pair in pairs):
-        return "a simulator makes its texts up; measure a real engine"
+        return "a simulator invents its texts; measure a real engine"
     return None
 
 
@@ -72,8 +72,8 @@ def _is_simulated(pair: CellPair) -> bool:
     return any(run.record.clock == "virtual" for run in (*pair.a_runs, *pair.b_runs))
 
 
-def _past_their_end(sides: tuple[Experiment, Experiment]) -> str | None:
-    """Why there are answers and they are not judged; None where they are."""
+def _why_past_end(sides: tuple[Experiment, Experiment]) -> str | None:
+    """The reason why answers are not judged although there are gold answers; None where they are."""
     forced = [results for results in (side.results for side in sides) if results.manifest.stop == "forced"]
     if not forced:
         return None
@@ -109,9 +109,7 @@ def _divergence(pair: CellPair, sides: tuple[Experiment, Experiment]) -> Diverge
 
 
 def _temperature(experiment: Experiment, record: RunRecord) -> float | None:
-    """At which tokens are drawn; 0 where a single candidate makes them certain, None where the profile is
-    silent.
-    """
+    """The sampling temperature; 0 where a single candidate remains, None where the profile does not say."""
     settings = experiment.settings(record)
     if settings is None:
         return None

@@ -1,10 +1,10 @@
-"""Every cell of a comparison with its decomposition."""
+"""The decomposition of each cell of a comparison."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 
 from benchctl.analysis.attribution.decomposition import Decomposition, decompose, steps_at_level
-from benchctl.analysis.attribution.estimate import Facing
+from benchctl.analysis.attribution.estimate import PairDesign
 from benchctl.analysis.attribution.factors import Ratios
 from benchctl.analysis.attribution.run_time import RunAnatomy, TimeScales, at_middle_of_block
 from benchctl.analysis.attribution.steps import SectionSplit, split_sections
@@ -13,16 +13,16 @@ from benchctl.analysis.experiment.experiment import Experiment
 from benchctl.analysis.experiment.paired_runs import PairedRuns
 from benchctl.analysis.statistics.block_ratio import Estimator
 from benchctl.analysis.statistics.side_ratio import SideRatio
-from benchctl.records.directory import LoadedRun
+from benchctl.records.loaded import LoadedRun
 
 
 def with_decompositions(
-    cells: Sequence[CellComparison], facing: Sequence[PairedRuns], confidence: float, estimator: Estimator
+    cells: Sequence[CellComparison], pairs: Sequence[PairedRuns], confidence: float, estimator: Estimator
 ) -> tuple[CellComparison, ...]:
-    """``cells`` in the order of their runs."""
+    """The cells with their decompositions; ``pairs`` are their runs, in the same order."""
     return tuple(
         replace(cell, decomposition=_decompose(paired, cell.label, confidence, estimator))
-        for cell, paired in zip(cells, facing, strict=True)
+        for cell, paired in zip(cells, pairs, strict=True)
     )
 
 
@@ -30,26 +30,26 @@ def _decompose(paired: PairedRuns, label: str, confidence: float, estimator: Est
     a, b = _anatomies(paired, has_latencies=True)
     wall, step = (_ratio(paired, name, confidence, estimator) for name in ("wall_s", "step_ms"))
     stop = paired.a.results.manifest.stop
-    return decompose(label, a, b, _facing(paired, confidence), stop, Ratios(wall, step))
+    return decompose(label, a, b, _pair_design(paired, confidence), stop, Ratios(wall, step))
 
 
 def section_split(paired: PairedRuns, confidence: float) -> SectionSplit | None:
-    """The mean step of two arms by its sections, as a comparison divides it; None where no section is known."""
+    """The mean step of two arms divided into sections as in a comparison; None where no section is known."""
     a, b = _anatomies(paired, has_latencies=False)
     if not a or not b or not all(run.has_steps for run in (*a, *b)):
         return None
     a, b = steps_at_level(a, b, _ratio(paired, "step_ms", confidence, paired.a.estimator))
-    return split_sections(a, b, _facing(paired, confidence).of_times("step"))
+    return split_sections(a, b, _pair_design(paired, confidence).of_times("step"))
 
 
 def _ratio(paired: PairedRuns, name: str, confidence: float, estimator: Estimator) -> SideRatio | None:
     return None if paired.pair.pairing == "unpaired" else paired.ratio(name, confidence, estimator)
 
 
-def _facing(paired: PairedRuns, confidence: float) -> Facing:
+def _pair_design(paired: PairedRuns, confidence: float) -> PairDesign:
     slopes = paired.a.position_slopes if paired.pair.is_ordered else {}
     kinds = {kind: name for kind, name in _SCALED.items() if name in slopes}
-    return Facing(
+    return PairDesign(
         is_paired=paired.pair.pairing != "unpaired",
         confidence=confidence,
         positions=paired.design.positions,

@@ -1,35 +1,26 @@
-"""The verdict: two sides, matched cell by cell and block by block, judged against a margin.
+"""The comparison of two sides: cells matched, metrics of each cell compared, all tests corrected together.
 
-    sides ▸ load ▸ match cells ▸ require comparable ▸ metrics and checks of each run ▸ estimates ▸ verdict
+    sides ▸ load ▸ match cells ▸ require comparable ▸ compare cells ▸ correct for several tests ▸ answers ▸ causes
 
 A pure function of the directories: no clock, no randomness, and the same numbers on every machine.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from benchctl.analysis.compare.answers import AnswerOptions, with_answers
 from benchctl.analysis.compare.attribution import with_decompositions
-from benchctl.analysis.compare.distrust import with_bounds, with_client_exclusions, without_distrusted
-from benchctl.analysis.compare.metric_comparison import (
-    MetricComparison,
-    Role,
-    Rules,
-    compare_metrics,
-    judged,
-    roles_of,
-)
-from benchctl.analysis.compare.result import CellComparison, Comparison
-from benchctl.analysis.compare.warnings import counted_suspects, measurement_doubts, statistical_doubts
+from benchctl.analysis.compare.cell import compare_cell
+from benchctl.analysis.compare.correction import correct_for_multiple_tests
+from benchctl.analysis.compare.metric_comparison import Rules, roles_of
+from benchctl.analysis.compare.result import Comparison
+from benchctl.analysis.compare.warnings import measurement_warnings, statistical_warnings, suspect_warnings
 from benchctl.analysis.experiment.experiment import Experiment, load_experiment
 from benchctl.analysis.experiment.paired_runs import PairedRuns
 from benchctl.analysis.experiment.pairing import CellPair, Side, match_cells, parse_side
 from benchctl.analysis.experiment.stopping import num_looks_of
-from benchctl.analysis.metrics.request_timing import is_completed, measured
 from benchctl.analysis.metrics.table import METRICS
 from benchctl.analysis.statistics.block_ratio import Estimator
-from benchctl.analysis.statistics.margins import decision_alpha
-from benchctl.analysis.statistics.multiplicity import BlockScores, holm_levels, joint_levels
 from benchctl.analysis.validity.comparability import (
     Difference,
     configuration_differences,
@@ -40,21 +31,16 @@ from benchctl.analysis.validity.comparability import (
 from benchctl.analysis.validity.integrity import require_intact
 from benchctl.analysis.validity.run_differences import run_differences
 from benchctl.errors import UsageError
-from benchctl.profile.locate import nearest
-from benchctl.records.directory import LoadedRun
+from benchctl.profile.sources.files import nearest
 from benchctl.records.noise import MetricNoise, load_noise
-from benchctl.records.run import ResultWarning
+from benchctl.records.record import ResultWarning
 
 __all__ = ["CompareOptions", "Side", "compare_experiments", "compare_sides", "parse_side"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompareOptions:
-    """How to compare. ``metrics`` replaces the profile's primary metrics; ``allow`` adds allowed differences.
-
-    ``allow_failed`` judges what completed although requests failed, ``allow_suspect`` counts suspect runs,
-    ``allow_altered`` judges files as they are although they are not what was measured.
-    """
+    """Options of a comparison. Raises UsageError for a value out of range."""
 
     margin_frac: float = 0.01
     """The threshold: a smaller change does not count."""
@@ -64,16 +50,21 @@ class CompareOptions:
     estimator: Estimator | None = None
     """None: that of the profile."""
     metrics: tuple[str, ...] = ()
+    """Deciding metrics; none: the primary metrics of the profile."""
     allow: tuple[str, ...] = ()
+    """Differences that are allowed beside those that both profiles allow."""
     allow_failed: bool = False
+    """Judge the completed requests although others failed."""
     allow_suspect: bool = False
+    """Count suspect runs."""
     allow_altered: bool = False
+    """Judge files that were altered after they were measured."""
     noise: Mapping[str, MetricNoise] | None = None
-    """Noise floors by metric; None: those that lie in the directories, ``{}``: none."""
+    """Noise floors by metric; None: those on file in the directories, ``{}``: none."""
     judge: str = "numeric"
-    """Of answers, where there are gold ones."""
+    """Name of the judge of answers, for requests with a gold answer."""
     quality_margin_points: float | None = None
-    """Margin with which quality decides, too; None: it is told and decides nothing."""
+    """Margin with which quality decides as well; None: quality is reported and decides nothing."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.margin_frac < 1:
@@ -87,15 +78,16 @@ class CompareOptions:
             )
         if not 0.5 <= self.confidence < 1:
             raise UsageError(
-                f"the confidence is {self.confidence:.3g}; it lies from 0.5 to below 1, for example 0.95"
+                f"the confidence is {self.confidence:.3g}; it must be from 0.5 to below 1, for example 0.95"
             )
 
 
 def compare_sides(a_side: Side, b_side: Side, options: CompareOptions) -> Comparison:
-    """Compare B with A.
+    """Load two sides and compare B with A.
 
-    Raises NotComparableError when they differ in more than what was declared, AlteredError when they are not what
-    was measured, RecordError when results are damaged, UsageError for a variant or metric that does not exist.
+    Raises NotComparableError where they differ in more than the declared factor, AlteredError where files were
+    altered after they were measured, RecordError where results are damaged, UsageError for a variant or metric that
+    does not exist.
     """
     a = load_experiment(a_side.path, allow_suspect=options.allow_suspect)
     is_one = b_side.path.resolve() == a_side.path.resolve()
@@ -104,13 +96,13 @@ def compare_sides(a_side: Side, b_side: Side, options: CompareOptions) -> Compar
 
 
 def compare_experiments(
-    a_given: tuple[Experiment, Side], b_given: tuple[Experiment, Side], options: CompareOptions
+    reference: tuple[Experiment, Side], other: tuple[Experiment, Side], options: CompareOptions
 ) -> Comparison:
-    """``compare_sides`` of directories that were loaded; ``a_given[0] is b_given[0]`` where they are one.
+    """Compare loaded sides, as ``compare_sides`` does; one directory is one and the same ``Experiment``.
 
-    Whether suspect runs count is a matter of how they were loaded.
+    Suspect runs count where the experiment was loaded with ``allow_suspect``.
     """
-    (a, a_side), (b, b_side) = a_given, b_given
+    (a, a_side), (b, b_side) = reference, other
     deciding = deciding_metrics(options.metrics or a.profile.primary_metrics)
     pairs = match_cells(a, a_side, b, b_side)
     altered, allowed = _require_comparable((a, b), pairs, options)
@@ -125,14 +117,14 @@ def compare_experiments(
         estimator=options.estimator or a.estimator,
     )
     roles = roles_of(deciding, is_forced=a.results.manifest.stop != "natural")
-    facing = [PairedRuns.of(pair, (a, b)) for pair in pairs]
-    compared = [_compare_cell(cell, roles, rules, allow_failed=options.allow_failed) for cell in facing]
+    paired_runs = [PairedRuns.of(pair, (a, b)) for pair in pairs]
+    uncorrected = [compare_cell(cell, roles, rules, allow_failed=options.allow_failed) for cell in paired_runs]
     answers = AnswerOptions(judge=options.judge, margin_points=options.quality_margin_points, confidence=confidence)
-    answered = with_answers(corrected(compared, confidence), pairs, (a, b), answers)
-    cells = with_decompositions(answered, facing, confidence, rules.estimator)
-    checks = [(run, check) for cell in facing for run, check in cell.checks()]
+    cells = with_answers(correct_for_multiple_tests(uncorrected, confidence), pairs, (a, b), answers)
+    cells = with_decompositions(cells, paired_runs, confidence, rules.estimator)
+    checks = [(run, check) for cell in paired_runs for run, check in cell.checks()]
     names = side_names(a_side, b_side)
-    counted = counted_suspects(pairs, names) if a.allow_suspect or b.allow_suspect else ()
+    suspects = suspect_warnings(pairs, names) if a.allow_suspect or b.allow_suspect else ()
     return Comparison(
         a_name=names[0],
         b_name=names[1],
@@ -145,9 +137,9 @@ def compare_experiments(
         allowed=allowed,
         warnings=(
             *altered,
-            *counted,
-            *measurement_doubts(a.results, b.results, pairs, checks),
-            *statistical_doubts(cells),
+            *suspects,
+            *measurement_warnings(a.results, b.results, pairs, checks),
+            *statistical_warnings(cells),
         ),
         noise={name: noise for name, noise in rules.noise.items() if name in deciding},
     )
@@ -156,9 +148,9 @@ def compare_experiments(
 def _require_comparable(
     sides: tuple[Experiment, Experiment], pairs: Sequence[CellPair], options: CompareOptions
 ) -> tuple[tuple[ResultWarning, ...], tuple[Difference, ...]]:
-    """What was altered and is allowed, and what differs beside the declared factor and may.
+    """Warnings of alterations that are allowed, and the differences that are.
 
-    Raises AlteredError and NotComparableError for what may not.
+    Raises AlteredError and NotComparableError for those that are not.
     """
     a, b = sides
     manifests = a.results.manifest, b.results.manifest
@@ -178,66 +170,21 @@ def _require_comparable(
 
 
 def noise_of(a: Experiment, b: Experiment) -> dict[str, MetricNoise]:
-    """The noise that lies in the directories; of two, the larger floor of each metric."""
-    found: dict[str, MetricNoise] = {}
+    """The noise on file in the directories; of two, the larger floor of each metric."""
+    noise_by_metric: dict[str, MetricNoise] = {}
     for experiment in (a,) if a is b else (a, b):
         floor = load_noise(experiment.path)
         for name, noise in floor.metrics.items() if floor is not None else ():
-            if name not in found or noise.floor_frac > found[name].floor_frac:
-                found[name] = noise
-    return found
-
-
-def corrected(cells: Sequence[CellComparison], confidence: float) -> tuple[CellComparison, ...]:
-    """With the deciding verdicts of all cells made together: the chance of any wrong one is 1 - confidence."""
-    tests = [(c, i, m) for c, cell in enumerate(cells) for i, m in enumerate(cell.metrics) if _is_tested(m)]
-    metrics = [list(cell.metrics) for cell in cells]
-    levels = _levels([metric for _, _, metric in tests], 1 - confidence)
-    for (c, i, metric), level in zip(tests, levels, strict=True):
-        metrics[c][i] = judged(metric, 1 - level)
-    return tuple(replace(cell, metrics=tuple(m)) for cell, m in zip(cells, metrics, strict=True))
-
-
-def _levels(metrics: Sequence[MetricComparison], alpha: float) -> tuple[float, ...]:
-    """The alpha at which each is judged: together where the sides share blocks, by Holm where not."""
-    scored = [(i, found) for i, metric in enumerate(metrics) if (found := _scores(metric)) is not None]
-    if scored:
-
-        def decides(index: int, level: float) -> bool:
-            return judged(metrics[scored[index][0]], 1 - level).verdict != "inconclusive"
-
-        levels = [alpha] * len(metrics)
-        for (i, _), level in zip(scored, joint_levels([found for _, found in scored], decides, alpha), strict=True):
-            levels[i] = level
-        return tuple(levels)
-    return holm_levels([_p_value(metric) for metric in metrics], alpha)
-
-
-def _scores(metric: MetricComparison) -> BlockScores | None:
-    """What each block adds to the estimate; None where the sides share none, or too few for a verdict."""
-    estimate = metric.estimate
-    if estimate is None or not estimate.block_weights or metric.is_screening:
-        return None
-    weighted = zip(estimate.block_weights, estimate.residuals, strict=True)
-    return BlockScores(
-        blocks=metric.blocks,
-        scores=tuple(weight * residual for weight, residual in weighted),
-    )
-
-
-def _p_value(metric: MetricComparison) -> float:
-    """That of its verdict; 1 where there are too few blocks for one."""
-    if metric.estimate is None or metric.is_screening:
-        return 1.0
-    return decision_alpha(metric.estimate, metric.margins)
-
-
-def _is_tested(metric: MetricComparison) -> bool:
-    return metric.role == "deciding" and metric.estimate is not None and not metric.is_distrusted
+            if name not in noise_by_metric or noise.floor_frac > noise_by_metric[name].floor_frac:
+                noise_by_metric[name] = noise
+    return noise_by_metric
 
 
 def deciding_metrics(names: Sequence[str]) -> tuple[str, ...]:
-    """Metrics that make the verdict. Raises UsageError for one that is unknown or has no better direction."""
+    """The metrics that make the verdict, each once.
+
+    Raises UsageError for one that is unknown or has no better direction.
+    """
     for name in names:
         if name not in METRICS:
             near = nearest(name, METRICS)
@@ -257,51 +204,3 @@ def side_names(a: Side, b: Side) -> tuple[str, str]:
         return a.variant, b.variant
     short = (a.path.resolve().name, b.path.resolve().name)
     return short if short[0] != short[1] else (str(a), str(b))
-
-
-def _compare_cell(
-    cell: PairedRuns, roles: Mapping[str, Role], rules: Rules, *, allow_failed: bool
-) -> CellComparison:
-    pair, runs = cell.pair, cell.runs
-    compared = compare_metrics(*cell.metrics(), roles, replace(rules, slopes=cell.slopes()), cell.design)
-    metrics = tuple(
-        with_bounds(with_client_exclusions(without_distrusted(metric, runs), pair), cell) for metric in compared
-    )
-    failures = tuple(failure for run in runs if (failure := _failure(run)))
-    return CellComparison(
-        label=pair.label,
-        a_label=pair.a.label,
-        b_label=pair.b.label,
-        num_blocks=min(len(pair.a_runs), len(pair.b_runs)),
-        num_a_first=None if cell.design.positions is None else sum(apart > 0 for apart in cell.design.positions),
-        metrics=metrics,
-        faults=tuple(_faults(cell, metrics, failures, allow_failed=allow_failed)),
-        failures=failures,
-    )
-
-
-def _faults(
-    cell: PairedRuns, metrics: Sequence[MetricComparison], failures: Sequence[str], *, allow_failed: bool
-) -> Iterator[str]:
-    """Why a cell cannot be judged."""
-    if not cell.pair.a_runs or not cell.pair.b_runs:
-        yield "no block has a usable run on both sides"
-    if failures and not allow_failed:
-        yield from (f"INCOMPLETE: {failure}" for failure in failures)
-    elif not failures:
-        for metric in metrics:
-            if metric.verdict == "different":
-                yield f"{metric.metric.name} must be equal and is {metric.a:.6g} against {metric.b:.6g}"
-    for run, check in cell.checks():
-        if check.ok is False and check.is_fatal:
-            yield f"{run.record.run_id}: check {check.name} failed: {check.detail}"
-
-
-def _failure(run: LoadedRun) -> str | None:
-    """Which requests of a run failed, by kind; None when all were answered."""
-    requests = measured(run.requests)
-    failed = [request for request in requests if not is_completed(request)]
-    if not failed:
-        return None
-    kinds = sorted({request.error.kind if request.error else "unanswered" for request in failed})
-    return f"{len(failed)} of {len(requests)} requests failed in {run.record.run_id} ({', '.join(kinds)})"

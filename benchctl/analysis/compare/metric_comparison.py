@@ -1,4 +1,4 @@
-"""One metric in one cell: the values of each block on both sides, the estimate, the verdict and its reason."""
+"""The comparison of one metric in one cell: block values of both sides, estimate, verdict and reason."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -7,7 +7,7 @@ from statistics import fmean, geometric_mean, stdev
 from typing import Final, Literal, TypeAlias
 
 from benchctl.analysis.metrics.table import METRICS, Metric
-from benchctl.analysis.statistics.block_order import OrderEffects, order_effects, outlying
+from benchctl.analysis.statistics.block_order import OrderEffects, order_effects, outlier_indices
 from benchctl.analysis.statistics.block_ratio import (
     DEFAULT_ESTIMATOR,
     MIN_PAIRED_BLOCKS,
@@ -16,11 +16,11 @@ from benchctl.analysis.statistics.block_ratio import (
     PooledSlope,
     RatioEstimate,
     estimate_unpaired,
-    log_ratios,
 )
 from benchctl.analysis.statistics.margins import Margins, Verdict, margins_of, verdict_of
 from benchctl.analysis.statistics.sample_size import MAX_BLOCKS_NEEDED, blocks_for_verdict
 from benchctl.analysis.statistics.side_ratio import UNORDERED, BlockDesign, SideRatio, metric_ratio, side_ratio
+from benchctl.formats import percentage
 from benchctl.records.noise import MetricNoise
 
 MetricVerdict: TypeAlias = Verdict | Literal["equal", "different", "unknown"]
@@ -35,24 +35,23 @@ FORCED_EXACT: Final = frozenset({"output_tokens"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """How metrics are judged. ``noise`` is what an A/A experiment of this machine showed, by metric."""
+    """Margins, confidence and estimator by which metrics are compared."""
 
     margin_frac: float
     """The threshold."""
     confidence: float
     is_paired: bool
     noise: Mapping[str, MetricNoise]
+    """Noise of this machine by metric, from an A/A experiment."""
     equivalence_margin_frac: float | None = None
     """Inside it two sides are equivalent; None: inside the threshold."""
     estimator: Estimator = DEFAULT_ESTIMATOR
     slopes: Mapping[str, PooledSlope] | None = None
-    """The effect of the position on each metric, from all arms of the directory; metrics that are not in it are not
-    adjusted. None: each pair of arms estimates its own."""
+    """Effects of the position by metric, from all arms of the directory; metrics without one are not adjusted.
+    None: each pair of arms estimates its own."""
 
     def margins_of(self, name: str) -> Margins:
-        """A change is called beyond the noise floor of the metric where that exceeds the threshold; equivalence
-        never is.
-        """
+        """The margins of a metric; its noise floor widens the change margin, never that of equivalence."""
         noise = self.noise.get(name)
         return margins_of(
             self.margin_frac, 0.0 if noise is None else noise.floor_frac, self.equivalence_margin_frac
@@ -69,9 +68,11 @@ NO_MARGINS: Final = Margins(0.0, 0.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricComparison:
-    """``a`` and ``b`` belong to the estimate: of paired sides, geometric means over the blocks that both know, at
-    the middle of the block, so that b / a is the ratio. Without an estimate, and of unpaired sides, they are means
-    of the values as measured, geometric where all are positive.
+    """One metric of both sides with its estimate and verdict.
+
+    Of paired sides, ``a`` and ``b`` are geometric means over the blocks that both know, at the middle of the block,
+    so that b / a is the ratio. Of unpaired sides, and without an estimate, they are means of the values as
+    measured, geometric where all are positive.
     """
 
     metric: Metric
@@ -89,15 +90,15 @@ class MetricComparison:
     """Confidence of the interval that made the verdict: higher than the shown one where several tests are made."""
     order: OrderEffects | None = None
     outlier_blocks: tuple[int, ...] = ()
-    """Blocks that stand out. They count all the same."""
+    """Blocks that stand out; they count as well."""
     without_outliers: RatioEstimate | None = None
-    """What would be estimated without them, where there are any."""
+    """The estimate without them; None where there are none."""
     is_screening: bool = False
     """Too few blocks for any verdict."""
-    is_distrusted: bool = False
-    """The runs themselves call its values untrustworthy: it decides nothing."""
+    is_unreliable: bool = False
+    """Its runs carry a warning that its values cannot be trusted: it decides nothing."""
     num_bounded: tuple[int, int] = (0, 0)
-    """Runs of either side in which it is only known between bounds: they do not count for it."""
+    """Runs of each side that know it only between bounds and do not count for it."""
     a_level: float | None = None
     """Of paired sides: the mean of A that the estimate belongs to."""
 
@@ -119,16 +120,16 @@ class MetricComparison:
 
 def mean_of_blocks(values: Sequence[float | None]) -> float | None:
     """Geometric mean of the known values, arithmetic where one is not positive, None where none is known."""
-    known = [value for value in values if value is not None]
-    if not known:
+    numbers = [value for value in values if value is not None]
+    if not numbers:
         return None
-    return geometric_mean(known) if min(known) > 0 else fmean(known)
+    return geometric_mean(numbers) if min(numbers) > 0 else fmean(numbers)
 
 
 def spread_of_blocks(values: Sequence[float | None]) -> float | None:
     """Relative scatter over blocks: standard deviation of the logarithms, None below two positive values."""
-    known = [value for value in values if value is not None]
-    return stdev(math.log(value) for value in known) if len(known) > 1 and min(known) > 0 else None
+    numbers = [value for value in values if value is not None]
+    return stdev(math.log(value) for value in numbers) if len(numbers) > 1 and min(numbers) > 0 else None
 
 
 def roles_of(deciding: Sequence[str], *, is_forced: bool) -> dict[str, Role]:
@@ -149,27 +150,25 @@ def compare_metrics(
     design: BlockDesign = UNORDERED,
 ) -> tuple[MetricComparison, ...]:
     """Compare each metric, without a correction for several; exploratory ones without values are left out."""
-    found = []
+    comparisons = []
     for name, role in roles.items():
         a_blocks, b_blocks = tuple(run[name] for run in a_runs), tuple(run[name] for run in b_runs)
         if role == "exact":
-            compared = _compare_exactly(name, role, a_blocks, b_blocks, rules)
-        else:
-            compared = _compare_ratio(name, role, (a_blocks, b_blocks), rules, design)
-        if role != "exploratory" or any(value is not None for value in (*a_blocks, *b_blocks)):
-            found.append(compared)
-    return tuple(found)
+            comparisons.append(_compare_exactly(name, a_blocks, b_blocks, rules))
+        elif role == "deciding" or any(value is not None for value in (*a_blocks, *b_blocks)):
+            comparisons.append(_compare_ratio(name, role, (a_blocks, b_blocks), rules, design))
+    return tuple(comparisons)
 
 
 Blocks: TypeAlias = tuple[float | None, ...]
 
 
-def _compare_exactly(name: str, role: Role, a: Blocks, b: Blocks, rules: Rules) -> MetricComparison:
+def _compare_exactly(name: str, a: Blocks, b: Blocks, rules: Rules) -> MetricComparison:
     """Equal in every block, or different: a count has no noise."""
-    known = None not in (*a, *b) and a and b
+    is_complete = None not in (*a, *b) and a and b
     is_equal = a == b if rules.is_paired else len({*a, *b}) == 1
-    verdict: MetricVerdict = "unknown" if not known else "equal" if is_equal else "different"
-    return MetricComparison(metric=METRICS[name], role=role, verdict=verdict, a_blocks=a, b_blocks=b)
+    verdict: MetricVerdict = "unknown" if not is_complete else "equal" if is_equal else "different"
+    return MetricComparison(metric=METRICS[name], role="exact", verdict=verdict, a_blocks=a, b_blocks=b)
 
 
 def _compare_ratio(
@@ -180,9 +179,8 @@ def _compare_ratio(
     design: BlockDesign,
 ) -> MetricComparison:
     a, b = sides
-    metric = METRICS[name]
-    compared = MetricComparison(
-        metric=metric,
+    comparison = MetricComparison(
+        metric=METRICS[name],
         role=role,
         verdict="inconclusive",
         a_blocks=a,
@@ -190,66 +188,65 @@ def _compare_ratio(
         margins=rules.margins_of(name),
     )
     if rules.is_paired:
-        known = [(x, y) for x, y in zip(a, b, strict=True) if x is not None and y is not None]
-        known_a, known_b = [x for x, _ in known], [y for _, y in known]
+        pairs = [(x, y) for x, y in zip(a, b, strict=True) if x is not None and y is not None]
+        a_values, b_values = [x for x, _ in pairs], [y for _, y in pairs]
     else:
-        known_a, known_b = [v for v in a if v is not None], [v for v in b if v is not None]
-    if not known_a or not known_b:
-        return replace(compared, verdict="unknown", reason=f"needs {metric.needs}")
-    if min(*known_a, *known_b) <= 0:
-        if len({*known_a, *known_b}) == 1:
-            return replace(compared, verdict="equal")
-        return replace(compared, reason="a value of zero has no ratio")
-    if not rules.is_paired:
-        estimate = estimate_unpaired(known_a, known_b, rules.confidence)
-        is_screening = min(len(known_a), len(known_b)) < rules.min_blocks
-        return judged(replace(compared, estimate=estimate, is_screening=is_screening), rules.confidence)
-    ratio = metric_ratio(name, a, b, design, rules.slopes, rules.confidence, rules.estimator)
-    return compared if ratio is None else judged(_paired(compared, ratio, rules), rules.confidence)
+        a_values, b_values = [x for x in a if x is not None], [y for y in b if y is not None]
+    if not a_values or not b_values:
+        return replace(comparison, verdict="unknown", reason=f"needs {comparison.metric.needs}")
+    if min(*a_values, *b_values) <= 0:
+        if len({*a_values, *b_values}) == 1:
+            return replace(comparison, verdict="equal")
+        return replace(comparison, reason="a value of zero has no ratio")
+    if rules.is_paired:
+        ratio = metric_ratio(name, a, b, design, rules.slopes, rules.confidence, rules.estimator)
+        return comparison if ratio is None else judge_metric(_add_ratio(comparison, ratio, rules), rules.confidence)
+    estimate = estimate_unpaired(a_values, b_values, rules.confidence)
+    is_screening = min(len(a_values), len(b_values)) < rules.min_blocks
+    return judge_metric(replace(comparison, estimate=estimate, is_screening=is_screening), rules.confidence)
 
 
-def _paired(compared: MetricComparison, ratio: SideRatio, rules: Rules) -> MetricComparison:
-    design, differences = ratio.design, log_ratios(ratio.a_values, ratio.b_values)
-    odd = outlying(differences)
+def _add_ratio(comparison: MetricComparison, ratio: SideRatio, rules: Rules) -> MetricComparison:
+    """``comparison`` with the estimate of paired sides, the effects of their order, and their outliers."""
+    design, outliers = ratio.design, outlier_indices(ratio.log_ratios)
     a, b = ([math.log(value) for value in side] for side in (ratio.a_values, ratio.b_values))
     return replace(
-        compared,
+        comparison,
         estimate=ratio.estimate,
         a_level=ratio.a,
         blocks=design.blocks,
-        is_screening=len(differences) < rules.min_blocks,
+        is_screening=len(ratio.a_values) < rules.min_blocks,
         order=order_effects(a, b, design.blocks, design.positions),
-        outlier_blocks=tuple(design.blocks[i] for i in odd),
-        without_outliers=_without(odd, ratio, rules) if odd else None,
+        outlier_blocks=tuple(design.blocks[i] for i in outliers),
+        without_outliers=_estimate_without(outliers, ratio, rules) if outliers else None,
     )
 
 
-def _without(odd: Sequence[int], ratio: SideRatio, rules: Rules) -> RatioEstimate | None:
-    kept = [i for i in range(len(ratio.a_values)) if i not in odd]
-    a, b = ([side[i] for i in kept] for side in (ratio.a_values, ratio.b_values))
-    without = side_ratio(a, b, ratio.design.only(kept), ratio.slope, rules.confidence, rules.estimator)
+def _estimate_without(outliers: Sequence[int], ratio: SideRatio, rules: Rules) -> RatioEstimate | None:
+    others = [i for i in range(len(ratio.a_values)) if i not in outliers]
+    a, b = ([side[i] for i in others] for side in (ratio.a_values, ratio.b_values))
+    without = side_ratio(a, b, ratio.design.select(others), ratio.slope, rules.confidence, rules.estimator)
     return None if without is None else without.estimate
 
 
-def judged(compared: MetricComparison, confidence: float) -> MetricComparison:
-    """With the verdict of the interval of ``confidence``, and why where there is none."""
-    if compared.estimate is None:
-        return compared
-    estimate = compared.estimate
+def judge_metric(comparison: MetricComparison, confidence: float) -> MetricComparison:
+    """``comparison`` with the verdict of its interval at ``confidence``, and the reason where there is none."""
+    if comparison.estimate is None:
+        return comparison
     verdict: Verdict = "inconclusive"
-    if not compared.is_screening:
-        verdict = verdict_of(estimate, compared.margins, compared.metric.direction, confidence)
-    reason = why_inconclusive(compared, confidence) if verdict == "inconclusive" else None
-    return replace(compared, verdict=verdict, reason=reason, judged_confidence=confidence)
+    if not comparison.is_screening:
+        verdict = verdict_of(comparison.estimate, comparison.margins, comparison.metric.direction, confidence)
+    reason = why_inconclusive(comparison, confidence) if verdict == "inconclusive" else None
+    return replace(comparison, verdict=verdict, reason=reason, judged_confidence=confidence)
 
 
-def why_inconclusive(compared: MetricComparison, confidence: float) -> str:
-    """What is missing for a verdict, in blocks where that can be said."""
-    estimate, margins = compared.estimate, compared.margins
+def why_inconclusive(comparison: MetricComparison, confidence: float) -> str:
+    """The reason why there is no verdict, and the number of blocks that would give one where that is known."""
+    estimate, margins = comparison.estimate, comparison.margins
     if estimate is None:
         return "nothing was estimated"
-    least = MIN_PAIRED_BLOCKS if estimate.is_paired else MIN_UNPAIRED_BLOCKS
-    if compared.is_screening:
+    if comparison.is_screening:
+        least = MIN_PAIRED_BLOCKS if estimate.is_paired else MIN_UNPAIRED_BLOCKS
         each = "" if estimate.is_paired else " on each side"
         number = "1 block gives" if estimate.num_blocks == 1 else f"{estimate.num_blocks} blocks give"
         return f"screening: {number} no verdict; at least {least}{each} are needed"
@@ -258,14 +255,14 @@ def why_inconclusive(compared: MetricComparison, confidence: float) -> str:
     where = f"the interval reaches across {_margin_across(estimate, margins)}"
     if verdict_of(estimate, margins, "none") != "inconclusive":
         where = (
-            f"the {estimate.confidence * 100:.3g}% interval is clear of {_margin_across(estimate, margins)}, but "
-            f"not that of {confidence * 100:.4g}%, which so many tests ask for"
+            f"the {percentage(estimate.confidence)} interval is clear of {_margin_across(estimate, margins)}, but "
+            f"not that of {percentage(confidence, 4)}, which so many tests require"
         )
     needed = blocks_for_verdict(estimate, margins, confidence)
     if needed is None:
         return (
-            f"{where}; not even {MAX_BLOCKS_NEEDED} blocks would tell: the scatter is too large, or the change "
-            "too close to the margin"
+            f"{where}; not even {MAX_BLOCKS_NEEDED} blocks would give a verdict: the scatter is too large, or the "
+            "change too close to the margin"
         )
     more = max(1, needed - estimate.num_blocks)
     blocks = "1 more block" if more == 1 else f"{more} more blocks"
@@ -273,26 +270,27 @@ def why_inconclusive(compared: MetricComparison, confidence: float) -> str:
 
 
 def _margin_across(estimate: RatioEstimate, margins: Margins) -> str:
-    """The margin that the ratio would have to clear: inside the one of equivalence, or beyond that of a change."""
+    """The margin that the ratio has to clear: of equivalence from inside, or of a change from outside."""
     if abs(estimate.log_ratio) < margins.log_equivalence:
-        return f"the margin of {margins.equivalence_frac * 100:.3g}%"
+        return f"the margin of {percentage(margins.equivalence_frac)}"
     return f"the {_change_margin(margins)}"
 
 
 def _change_margin(margins: Margins) -> str:
     what = "noise floor" if margins.is_noise_floor else "margin"
-    return f"{what} of {margins.change_frac * 100:.3g}%"
+    return f"{what} of {percentage(margins.change_frac)}"
 
 
 def _why_never(estimate: RatioEstimate, margins: Margins, confidence: float) -> str:
-    """Between equivalence and change margin: the machine, not the number of blocks, is what is missing."""
+    """The reason for a ratio between equivalence and change margin, where no number of blocks helps."""
     low, high = estimate.interval_at(confidence) or (-math.inf, math.inf)
     is_between = margins.leave_between(low) and margins.leave_between(high) and low * high > 0
     what = "interval" if is_between else "ratio"
-    lies = f"the {what} lies between the margin of {margins.equivalence_frac * 100:.3g}% and the"
+    between = f"the {what} is between the margin of {percentage(margins.equivalence_frac)} and the"
     if not margins.is_noise_floor:
-        return f"{lies} threshold of {margins.change_frac * 100:.3g}%: too large for equivalent, too small to count"
+        threshold = percentage(margins.change_frac)
+        return f"{between} threshold of {threshold}: too large for equivalent, too small to count"
     return (
-        f"{lies} {_change_margin(margins)}: no number of blocks tells while that floor stands; measure it with "
-        "more blocks, or on a quieter machine (benchctl run --profile aa --blocks N)"
+        f"{between} {_change_margin(margins)}: more blocks will not help while that floor holds; measure the floor "
+        "with more blocks, or on a quieter machine (benchctl run --profile aa --blocks N)"
     )

@@ -1,4 +1,4 @@
-"""The result of comparing two sides: values only. ``compare`` makes them, ``cli`` prints them."""
+"""The result of comparing two sides: values only."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from benchctl.analysis.quality.accuracy import QualityComparison
 from benchctl.analysis.quality.divergence import DivergenceComparison
 from benchctl.analysis.validity.comparability import Difference
 from benchctl.records.noise import MetricNoise
-from benchctl.records.run import ResultWarning
+from benchctl.records.record import ResultWarning
 
 OverallVerdict: TypeAlias = Literal["invalid", "regression", "inconclusive", "improvement", "equivalent"]
 
@@ -22,7 +22,7 @@ EXIT_CODES: Final[dict[OverallVerdict, int]] = {
     "improvement": 0,
     "equivalent": 0,
 }
-"""Exit code of each verdict, in order of precedence: the first that any part has is that of the whole."""
+"""Exit code of each verdict, in order of precedence: the whole has the first verdict that any part has."""
 
 _PART: Final[dict[MetricVerdict, OverallVerdict]] = {
     "regression": "regression",
@@ -30,34 +30,33 @@ _PART: Final[dict[MetricVerdict, OverallVerdict]] = {
     "equivalent": "equivalent",
     "equal": "equivalent",
 }
-"""What a deciding metric contributes; every other verdict, an unknown value too, leaves the whole inconclusive."""
+"""Contribution of a deciding metric to the verdict; any other metric verdict makes the whole inconclusive."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellComparison:
-    """Two arms compared. ``faults`` say why it is invalid; empty when it is valid.
-
-    ``failures`` say which requests failed: faults too, unless they were allowed. ``num_a_first`` counts blocks
-    in which A ran before B, None where the two sides share no blocks or are the same runs. ``decomposition`` says
-    where the difference of the wall times sits; None where no block has one on both sides.
-    """
+    """The comparison of two arms."""
 
     label: str
     a_label: str
     b_label: str
     num_blocks: int
     num_a_first: int | None
+    """Blocks in which A ran before B; None where the sides share no blocks or are the same runs."""
     metrics: tuple[MetricComparison, ...]
-    faults: tuple[str, ...]
+    errors: tuple[str, ...]
+    """Reasons why the comparison is invalid; empty when it is valid."""
     failures: tuple[str, ...] = ()
+    """Runs with failed requests: errors as well, unless they are allowed."""
     quality: QualityComparison | None = None
-    """Judged answers; None where there is nothing to judge."""
+    """Quality of the answers; None where none could be judged."""
     quality_note: str | None = None
-    """Why there are gold answers and nothing was judged."""
+    """Reason why no answer was judged although there are gold answers."""
     is_quality_deciding: bool = False
-    """A margin of quality was asked for: its verdict counts like that of a deciding metric."""
+    """A quality margin was set: the verdict on quality counts like that of a deciding metric."""
     divergence: DivergenceComparison | None = None
     decomposition: Decomposition | None = None
+    """Parts of the difference of the wall times; None where no block has a wall time on both sides."""
 
     @property
     def deciding(self) -> tuple[MetricComparison, ...]:
@@ -65,7 +64,7 @@ class CellComparison:
 
     @property
     def verdict(self) -> OverallVerdict:
-        if self.faults:
+        if self.errors:
             return "invalid"
         parts = [_PART.get(m.verdict, "inconclusive") for m in self.deciding]
         if self.is_quality_deciding:
@@ -75,7 +74,7 @@ class CellComparison:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """Everything ``benchctl compare`` has to say."""
+    """The comparison of two sides: everything that ``benchctl compare`` reports."""
 
     a_name: str
     b_name: str
@@ -83,7 +82,7 @@ class Comparison:
     margin_frac: float
     """The threshold."""
     confidence: float
-    """Of the intervals: what was asked for, corrected for the looks at which the experiment could have ended."""
+    """Confidence of the intervals, corrected for the looks at which the experiment could have ended."""
     cells: tuple[CellComparison, ...]
     allowed: tuple[Difference, ...]
     """Differences between the sides that were declared."""
@@ -93,7 +92,7 @@ class Comparison:
     equivalence_margin_frac: float | None = None
     """The equivalence margin that was named; None: the threshold."""
     num_looks: int = 1
-    """At how many places the experiment could have ended; 1 where the number of blocks was fixed."""
+    """Number of looks at which the experiment could have ended; 1 where the number of blocks was fixed."""
 
     @property
     def verdict(self) -> OverallVerdict:
@@ -105,17 +104,17 @@ class Comparison:
 
     @property
     def is_screening(self) -> bool:
-        """No deciding metric has blocks enough for a verdict."""
+        """No deciding metric has enough blocks for a verdict."""
         estimated = [m for cell in self.cells for m in cell.deciding if m.estimate is not None]
         return bool(estimated) and all(m.is_screening for m in estimated)
 
     @property
     def num_tests(self) -> int:
-        """Deciding metrics times cells: how many chances there were to be wrong."""
+        """Deciding metrics times cells: the number of chances to be wrong."""
         return sum(len(cell.deciding) for cell in self.cells)
 
 
 def first_verdict(verdicts: Iterable[OverallVerdict]) -> OverallVerdict:
     """The verdict of highest precedence; nothing to judge is inconclusive."""
-    given = set(verdicts)
-    return next((verdict for verdict in EXIT_CODES if verdict in given), "inconclusive")
+    of_parts = set(verdicts)
+    return next((verdict for verdict in EXIT_CODES if verdict in of_parts), "inconclusive")

@@ -1,4 +1,4 @@
-"""A comparison in sentences: the verdict, its reasons, and where the wall time went."""
+"""A comparison in sentences: the verdict and its reasons."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -6,47 +6,44 @@ from collections.abc import Iterable, Iterator, Sequence
 from benchctl.analysis.compare.metric_comparison import MetricComparison
 from benchctl.analysis.compare.result import CellComparison, Comparison
 from benchctl.analysis.quality.text import accuracy_sentence
-
-
-def percent(change_frac: float) -> str:
-    """A relative change as people read it: ``+14.3%``."""
-    return f"{change_frac * 100:+.1f}%" if abs(change_frac) >= 0.01 else f"{change_frac * 100:+.2f}%"
+from benchctl.formats import percentage, percentage_change
 
 
 def change_text(metric: MetricComparison) -> str:
-    """``+14.3% [+13.1%, +15.4%]``; without the interval where one block tells none."""
+    """``+14.3% [+13.1%, +15.4%]``; of one block without an interval."""
     estimate = metric.estimate
     if estimate is None:
         return {"equal": "=", "different": "differs"}.get(metric.verdict, "?")
-    change = percent(estimate.ratio - 1)
+    change = percentage_change(estimate.ratio - 1)
     if estimate.ci_low is None or estimate.ci_high is None:
         return f"{change} [one block]"
-    return f"{change} [{percent(estimate.ci_low - 1)}, {percent(estimate.ci_high - 1)}]"
+    return f"{change} [{percentage_change(estimate.ci_low - 1)}, {percentage_change(estimate.ci_high - 1)}]"
 
 
 def margin_text(margin_frac: float) -> str:
     """A margin with its two ends, which are equal as factors but not in per cent."""
-    return f"{margin_frac * 100:.3g}% ({percent(1 / (1 + margin_frac) - 1)} to {percent(margin_frac)})"
+    low, high = percentage_change(1 / (1 + margin_frac) - 1), percentage_change(margin_frac)
+    return f"{percentage(margin_frac)} ({low} to {high})"
 
 
 def threshold_text(comparison: Comparison) -> str:
     """The threshold, and the margin of equivalence where one was named."""
-    named = comparison.equivalence_margin_frac
+    equivalence = comparison.equivalence_margin_frac
     threshold = f"margin {margin_text(comparison.margin_frac)}"
-    return threshold if named is None else f"{threshold}, of equivalence {margin_text(named)}"
+    return threshold if equivalence is None else f"{threshold}, of equivalence {margin_text(equivalence)}"
 
 
 def floors_text(comparison: Comparison) -> str:
     """The noise floors of the deciding metrics; empty where no A/A experiment is on file."""
     return ", ".join(
-        f"{name} {noise.floor_frac * 100:.2g}%"
+        f"{name} {percentage(noise.floor_frac, 2)}"
         + (" (a change is called beyond it)" if noise.floor_frac > comparison.margin_frac else "")
         for name, noise in comparison.noise.items()
     )
 
 
 def has_two_margins(metrics: Iterable[MetricComparison]) -> bool:
-    """Whether a metric has to leave another margin to have changed than it must stay inside to be equivalent."""
+    """True where the change margin of any metric differs from its equivalence margin."""
     return any(len(metric.margins.log_bands) > 1 for metric in metrics)
 
 
@@ -55,25 +52,25 @@ def verdict_sentence(comparison: Comparison) -> str:
     verdict = comparison.verdict
     sides = f"{comparison.b_name} against {comparison.a_name}"
     if verdict == "invalid":
-        faults = [fault for cell in comparison.cells for fault in cell.faults]
-        more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
-        return f"invalid: {sides} cannot be judged: {faults[0]}{more}"
+        errors = [error for cell in comparison.cells for error in cell.errors]
+        more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+        return f"invalid: {sides} cannot be judged: {errors[0]}{more}"
     if comparison.is_screening and verdict == "inconclusive":
         fewest = min(cell.num_blocks for cell in comparison.cells)
         return f"inconclusive: {sides}: a screening of {_blocks(fewest)} gives no verdict; {_strongest(comparison)}"
-    found = [(c, m) for c in comparison.cells for m in c.deciding if _decides(m, verdict)]
-    if not found and (qualities := _deciding_qualities(comparison.cells, verdict)):
+    deciding = [(c, m) for c in comparison.cells for m in c.deciding if _decides(m, verdict)]
+    if not deciding and (qualities := _deciding_qualities(comparison.cells, verdict)):
         return f"{verdict}: {sides}: {qualities[0]}"
-    if not found:
+    if not deciding:
         return (
             f"inconclusive: {sides}: nothing to judge, because exact metrics can only be equal or make "
             "the comparison invalid; name one that scatters with --metrics, such as step_ms"
         )
-    cell, strongest = max(found, key=lambda pair: _strength(pair[1]))
+    cell, strongest = max(deciding, key=lambda pair: _strength(pair[1]))
     tests = comparison.num_tests
-    counted = f"{len(found)} of {tests} comparisons" if tests > 1 else "the one comparison"
+    number = f"{len(deciding)} of {tests} comparisons" if tests > 1 else "the one comparison"
     return (
-        f"{verdict}: {sides}: {counted} {_OUTCOME[verdict]} {_margins_used([m for _, m in found], verdict)}, "
+        f"{verdict}: {sides}: {number} {_OUTCOME[verdict]} {_margins_used([m for _, m in deciding], verdict)}, "
         f"foremost {strongest.metric.name} {change_text(strongest)} in {cell.label}"
     )
 
@@ -83,9 +80,9 @@ def _blocks(count: int) -> str:
 
 
 def _strongest(comparison: Comparison) -> str:
-    """The largest change that a screening saw."""
+    """The largest change of a screening."""
     cell, metric = max(((c, m) for c in comparison.cells for m in c.deciding), key=lambda pair: _strength(pair[1]))
-    return f"what it saw most is {metric.metric.name} {change_text(metric)} in {cell.label}"
+    return f"its largest change is {metric.metric.name} {change_text(metric)} in {cell.label}"
 
 
 _OUTCOME = {
@@ -98,10 +95,10 @@ _OUTCOME = {
 
 def _margins_used(metrics: Sequence[MetricComparison], verdict: str) -> str:
     """The margins that the verdict rests on: those of a change, of equivalence, or both where neither was left."""
-    judged = [metric.margins for metric in metrics if metric.estimate is not None]
-    changes = _reach(m.change_frac for m in judged)
-    equivalences = _reach(m.equivalence_frac for m in judged)
-    floor = ", the noise floor" if any(m.is_noise_floor for m in judged) else ""
+    margins = [metric.margins for metric in metrics if metric.estimate is not None]
+    changes = _reach(m.change_frac for m in margins)
+    equivalences = _reach(m.equivalence_frac for m in margins)
+    floor = ", the noise floor" if any(m.is_noise_floor for m in margins) else ""
     if verdict == "equivalent":
         return f"a margin of {equivalences}"
     if verdict != "inconclusive" or changes == equivalences:
@@ -111,19 +108,18 @@ def _margins_used(metrics: Sequence[MetricComparison], verdict: str) -> str:
 
 def _reach(margins_frac: Iterable[float]) -> str:
     """``1%``, or ``1% to 19%`` where metrics differ."""
-    found = list(margins_frac) or [0.0]
-    ends = dict.fromkeys(f"{margin * 100:.3g}%" for margin in (min(found), max(found)))
-    return " to ".join(ends)
+    margins = list(margins_frac) or [0.0]
+    return " to ".join(dict.fromkeys(percentage(margin) for margin in (min(margins), max(margins))))
 
 
 def reasons_of(comparison: Comparison) -> tuple[str, ...]:
-    """What led to the verdict: every fault, or each deciding metric that has the verdict of the whole."""
+    """Reasons of the verdict: every error, or each deciding metric that has the verdict of the whole."""
     reasons = (reason for cell in comparison.cells for reason in _cell_reasons(cell, comparison.verdict))
     return (*reasons, *_deciding_qualities(comparison.cells, comparison.verdict))
 
 
 def _deciding_qualities(cells: Iterable[CellComparison], verdict: str) -> list[str]:
-    """Cells whose quality was to decide and did so as the whole did, each with its accuracy."""
+    """Accuracy of each cell whose deciding quality has the verdict of the whole."""
     return [
         f"{cell.label}: {accuracy_sentence(cell.quality)}"
         for cell in cells
@@ -133,7 +129,7 @@ def _deciding_qualities(cells: Iterable[CellComparison], verdict: str) -> list[s
 
 def _cell_reasons(cell: CellComparison, verdict: str) -> Iterator[str]:
     if verdict == "invalid":
-        yield from (f"{cell.label}: {fault}" for fault in cell.faults)
+        yield from (f"{cell.label}: {error}" for error in cell.errors)
         return
     for metric in cell.deciding:
         if _decides(metric, verdict):

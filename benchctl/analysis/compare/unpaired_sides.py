@@ -1,6 +1,6 @@
-"""A side of a comparison as runs that stand for themselves: result files of other tools, or one arm of a directory.
+"""A side of an unpaired comparison: result files of other tools, or one arm of a result directory.
 
-Such a run is a replicate of no block: it shares nothing with a run of the other side, and is compared unpaired.
+Each run is a replicate of its own: it shares no block with a run of the other side.
 """
 
 from collections.abc import Sequence
@@ -13,20 +13,20 @@ from benchctl.analysis.metrics.request_timing import is_completed, measured
 from benchctl.errors import UsageError
 from benchctl.interop.readers.files import is_foreign, read_foreign
 from benchctl.interop.readers.run import ForeignRun, Setting, known, unanswered
-from benchctl.profile.model import Arrival
-from benchctl.records.directory import LoadedRun
+from benchctl.profile.workload import Arrival
+from benchctl.records.loaded import LoadedRun
 
 _VIRTUAL = "the simulator's clock is virtual: its times are scaled, those of another tool are not"
 _CHOICES = "requests of benchctl asked for several choices each; other tools ask for one"
 
 
 def is_unpaired(a: str, b: str) -> bool:
-    """Whether a comparison of these two sides is one of result files: either is no result directory."""
+    """True where either side is a result file of another tool."""
     return is_foreign(a) or is_foreign(b)
 
 
 def runs_of_side(text: str, *, allow_suspect: bool = False) -> tuple[ForeignRun, ...]:
-    """The runs that a side means. Raises UsageError where a directory has several arms and none is named."""
+    """The runs of a side. Raises UsageError where a directory has several arms and none is named."""
     if is_foreign(text):
         return read_foreign(text)
     side = parse_side(text)
@@ -52,8 +52,8 @@ def _one_arm(arms: Sequence[Arm], side: Side) -> Arm:
     if not chosen:
         raise UsageError(f"{side.path} has no variant {side.variant!r}; it has {labels}")
     raise UsageError(
-        f"{side} holds {labels}; beside result files of another tool stands one of them: name it as DIR:variant, "
-        "or export the directory and name the files ('benchctl export')"
+        f"{side} holds {labels}; only one of them can be compared with result files of another tool: name it as "
+        "DIR:variant, or export the directory and name the files ('benchctl export')"
     )
 
 

@@ -28,10 +28,13 @@ from benchctl.costs.hardware import Hardware
 from benchctl.costs.shapes import shape_for
 from benchctl.errors import ProfileError, RecordError, UsageError
 from benchctl.profile.load import parse_profile
-from benchctl.profile.model import Arrival, Profile, VariantSettings
+from benchctl.profile.model import Profile, VariantSettings
 from benchctl.profile.planning.plan import variant_settings
-from benchctl.records.directory import LoadedResults, LoadedRun, arm_label, load_results
-from benchctl.records.run import ResultWarning, RunRecord
+from benchctl.profile.workload import Arrival
+from benchctl.records.directory import arm_label
+from benchctl.records.loaded import LoadedResults, LoadedRun, load_results
+from benchctl.records.record import ResultWarning
+from benchctl.records.run import RunRecord
 
 Metrics = Mapping[str, float | None]
 T = TypeVar("T")

@@ -21,7 +21,8 @@ from benchctl.profile.model import Profile, VariantSettings
 from benchctl.profile.planning.plan import arms
 from benchctl.profile.settings import factors_of
 from benchctl.records.directory import arm_label
-from benchctl.records.run import Cell, RunRecord
+from benchctl.records.record import Cell
+from benchctl.records.run import RunRecord
 
 CONFIDENCE: Final = 0.95
 LADDER_COLUMNS: Final = {"wall_s": "wall_s", "step_ms": "step_ms"}

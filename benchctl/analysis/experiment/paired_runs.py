@@ -8,7 +8,7 @@ from benchctl.analysis.experiment.pairing import CellPair
 from benchctl.analysis.statistics.block_ratio import Estimator, PooledSlope
 from benchctl.analysis.statistics.side_ratio import UNORDERED, BlockDesign, SideRatio, metric_ratio, side_ratio
 from benchctl.analysis.validity.check import Check
-from benchctl.records.directory import LoadedRun
+from benchctl.records.loaded import LoadedRun
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,14 +11,9 @@ from typing import Literal, TypeAlias
 
 from benchctl.analysis.experiment.experiment import Experiment
 from benchctl.errors import NotComparableError, RecordError, UsageError
-from benchctl.records.directory import (
-    LoadedResults,
-    LoadedRun,
-    arm_label,
-    cell_name,
-    cell_order,
-)
-from benchctl.records.run import Cell
+from benchctl.records.directory import arm_label, cell_name, cell_order
+from benchctl.records.loaded import LoadedResults, LoadedRun
+from benchctl.records.record import Cell
 
 Pairing: TypeAlias = Literal["interleaved", "same-plan", "unpaired"]
 """``interleaved``: blocks of one experiment. ``same-plan``: two experiments in the same order, not interleaved."""

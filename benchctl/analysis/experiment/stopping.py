@@ -24,7 +24,7 @@ from benchctl.analysis.experiment.experiment import Experiment
 from benchctl.analysis.experiment.paired_runs import PairedRuns
 from benchctl.analysis.experiment.pairing import CellPair, Side, match_cells
 from benchctl.analysis.statistics.block_ratio import MIN_PAIRED_BLOCKS
-from benchctl.records.run import HalfWidth, Look, Manifest, StoppingRecord
+from benchctl.records.manifest import HalfWidth, Look, Manifest, StoppingRecord
 
 
 def num_looks_of(a: Manifest, b: Manifest) -> int:

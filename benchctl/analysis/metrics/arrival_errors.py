@@ -16,7 +16,8 @@ from itertools import groupby
 from typing import Final, NamedTuple, TypeAlias
 
 from benchctl.analysis.metrics.request_timing import num_zeros, pooled_itls_ns
-from benchctl.records.run import ChoiceRecord, ClientSample, RequestRecord
+from benchctl.records.request import ChoiceRecord, RequestRecord
+from benchctl.records.samples import ClientSample
 from benchctl.units import NS_PER_MS
 
 BEAT_NS: Final = 20 * NS_PER_MS

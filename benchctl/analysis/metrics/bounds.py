@@ -20,8 +20,10 @@ import msgspec
 from benchctl.analysis.metrics.arrival_errors import ChoiceErrors, arrival_errors
 from benchctl.analysis.metrics.percentile import PERCENTS, percentiles
 from benchctl.analysis.metrics.request_timing import is_completed, itls_ns, latencies_ns, measured
-from benchctl.records.directory import LoadedRun
-from benchctl.records.run import ClientSample, RequestRecord, ResultWarning
+from benchctl.records.loaded import LoadedRun
+from benchctl.records.record import ResultWarning
+from benchctl.records.request import RequestRecord
+from benchctl.records.samples import ClientSample
 from benchctl.units import NS_PER_MS, ms_from_ns
 
 TIMES_BOUNDED: Final = "times-bounded"
@@ -33,6 +35,11 @@ MIN_SHIFT_NS: Final = NS_PER_MS // 50
 """... or by this, to which a stamp of the kernel is right, if that is more."""
 MARK: Final = "†"
 """Stands behind such a number in every table."""
+
+
+def marked(text: str, rests_on_bounds: object) -> str:
+    """A number with the mark where it rests on arrivals that are known only between bounds."""
+    return f"{text} {MARK}" if rests_on_bounds else text
 
 
 @dataclass(frozen=True, slots=True)

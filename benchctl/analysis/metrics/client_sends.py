@@ -16,8 +16,10 @@ from typing import Final
 from benchctl.analysis.metrics.percentile import percentiles, smallest_sample
 from benchctl.analysis.metrics.slot_occupancy import MIN_LOAD_NS
 from benchctl.analysis.metrics.unknown import quotient
-from benchctl.profile.model import Arrival
-from benchctl.records.run import RequestRecord, ResultWarning
+from benchctl.formats import milliseconds
+from benchctl.profile.workload import Arrival
+from benchctl.records.record import ResultWarning
+from benchctl.records.request import RequestRecord
 from benchctl.units import NS_PER_MS, NS_PER_US, ms_from_ns, s_from_ns
 
 MAX_SEND_LAG_NS: Final = 2 * NS_PER_MS
@@ -128,7 +130,7 @@ def late_sends(sends: Sends, load_ns: int) -> Iterator[ResultWarning]:
     num_unconnected = sum((r.connected_ns or 0) > r.scheduled_ns for r in sends.requests) if sends.is_planned else 0
     closed = f" ({num_unconnected} connections were not open by then)" if num_unconnected else ""
     yield ResultWarning(
-        code="send-late",
+        code="sends-delayed",
         message=f"{num_late} of {len(lags)} requests left more than {ms_from_ns(MAX_SEND_LAG_NS):.0f} ms late "
         f"(p99 {p99_ms(lags)} ms){closed}: the load was not the one that was asked for. Free processors for the "
         "client, or lower the load",
@@ -191,5 +193,4 @@ def is_habit(count: int, total: int) -> bool:
 
 def p99_ms(values_ns: Sequence[float]) -> str:
     """The 99th percentile as a message shows it."""
-    found = percentiles(values_ns, smallest_sample(99), (99,))[99]  # of a habit, however few there were in all
-    return "unknown" if found is None else f"{ms_from_ns(found):.3g}"
+    return milliseconds(percentiles(values_ns, smallest_sample(99), (99,))[99])  # of a habit, however few there are

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from benchctl.analysis.metrics.unknown import mean_of_known, quotient, total
-from benchctl.records.run import GpuSample, HostSample
+from benchctl.records.samples import GpuSample, HostSample
 from benchctl.units import s_from_ns
 
 

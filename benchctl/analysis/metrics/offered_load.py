@@ -10,8 +10,8 @@ from benchctl.analysis.metrics.bounds import Bounds
 from benchctl.analysis.metrics.client_sends import sends_of
 from benchctl.analysis.metrics.slot_occupancy import SlotOccupancy, slot_occupancy
 from benchctl.analysis.metrics.unknown import quotient
-from benchctl.profile.model import Arrival
-from benchctl.records.run import RequestRecord
+from benchctl.profile.workload import Arrival
+from benchctl.records.request import RequestRecord
 from benchctl.units import ms_from_ns
 
 

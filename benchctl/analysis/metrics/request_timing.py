@@ -12,7 +12,8 @@ from operator import sub
 from typing import TYPE_CHECKING, TypeVar
 
 from benchctl.analysis.metrics.unknown import known
-from benchctl.records.run import ChoiceRecord, RequestRecord, StepRecord
+from benchctl.records.request import ChoiceRecord, RequestRecord
+from benchctl.records.step import StepRecord
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -23,10 +23,11 @@ from benchctl.analysis.metrics.request_timing import (
 from benchctl.analysis.metrics.table import LATENCIES, METRICS, Direction, Metric
 from benchctl.analysis.metrics.timestamp_quality import client_metrics
 from benchctl.analysis.metrics.unknown import quotient, total
-from benchctl.profile.model import Arrival
-from benchctl.records.directory import LoadedRun
-from benchctl.records.run import RequestRecord, RunRecord
-from benchctl.records.step_columns import Integers, StepColumns, exact_sum
+from benchctl.profile.workload import Arrival
+from benchctl.records.columns.step_columns import Integers, StepColumns, exact_sum
+from benchctl.records.loaded import LoadedRun
+from benchctl.records.request import RequestRecord
+from benchctl.records.run import RunRecord
 from benchctl.units import ms_from_ns, s_from_ns
 
 __all__ = ["METRICS", "Direction", "Metric", "run_metrics", "unavailable_reason"]
@@ -105,14 +106,14 @@ def _load_metrics(
         "num_failed": len(requests) - len(completed) if requests else None,
         "prompt_tokens": total([request.prompt_tokens for request in completed]),
         "output_tokens": output_tokens,
-        "after_eos_frac": _after_eos_frac(completed),
+        "past_eos_frac": _past_eos_frac(completed),
         "cached_tokens": total([request.cached_tokens for request in completed]),
         "output_throughput": quotient(output_tokens, wall_s),
         "request_throughput": quotient(len(completed), wall_s),
     }
 
 
-def _after_eos_frac(completed: Sequence[RequestRecord]) -> float | None:
+def _past_eos_frac(completed: Sequence[RequestRecord]) -> float | None:
     """Share of the output that the baseline's model would not have written; unknown when it is for any request."""
     output_tokens = [request.completion_tokens for request in completed]
     beyond = [

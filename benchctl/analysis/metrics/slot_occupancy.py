@@ -12,9 +12,11 @@ from typing import Final, NamedTuple
 
 from benchctl.analysis.metrics.percentile import percentiles
 from benchctl.analysis.metrics.unknown import quotient
-from benchctl.profile.model import Arrival
-from benchctl.records.run import RequestRecord, ResultWarning
-from benchctl.units import NS_PER_S, ms_from_ns
+from benchctl.formats import milliseconds
+from benchctl.profile.workload import Arrival
+from benchctl.records.record import ResultWarning
+from benchctl.records.request import RequestRecord
+from benchctl.units import NS_PER_S
 
 MAX_IDLE_FRAC: Final = 0.01
 """A hundredth of the load kept from the server: what a comparison is asked to call is no smaller."""
@@ -149,7 +151,11 @@ def idle_slots(occupancy: SlotOccupancy, load_ns: int) -> Iterator[ResultWarning
     idle_frac = occupancy.idle_frac
     if load_ns < MIN_LOAD_NS or idle_frac is None or idle_frac <= MAX_IDLE_FRAC:
         return
-    gaps = [_shown_ms(occupancy.gap_ns(50)), _shown_ms(occupancy.gap_ns(99)), _shown_ms(max(occupancy.gaps_ns))]
+    gaps = [
+        milliseconds(occupancy.gap_ns(50)),
+        milliseconds(occupancy.gap_ns(99)),
+        milliseconds(max(occupancy.gaps_ns)),
+    ]
     connecting = occupancy.connecting_ns
     yield ResultWarning(
         code="slots-idle",
@@ -169,7 +175,3 @@ def _remedy(occupancy: SlotOccupancy) -> str:
             "core for the client"
         )
     return "Free a core for the client, or lower the load"
-
-
-def _shown_ms(duration_ns: float | None) -> str:
-    return "unknown" if duration_ns is None else f"{ms_from_ns(duration_ns):.3g}"

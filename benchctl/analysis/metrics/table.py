@@ -77,7 +77,7 @@ _LOAD_METRICS: Final = [
     Metric("prompt_tokens", "tokens", "Σ usage.prompt_tokens, once per request", "none", True, "usage"),
     Metric("output_tokens", "tokens", "Σ usage.completion_tokens, once per request", needs="usage"),
     Metric(
-        "after_eos_frac",
+        "past_eos_frac",
         "1",
         "Σ max(0, output tokens - natural tokens) / Σ output tokens: output past the end of the baseline's answers",
         needs="natural lengths: stop forced-natural, or workload.lengths_from",
@@ -120,13 +120,13 @@ _CLIENT_METRICS: Final = [
     ),
     Metric("kernel_stamp_frac", "1", "chunks whose arrival the kernel stamped / chunks", needs=_CHUNKS),
     Metric(
-        "bound_stamp_frac",
+        "coalesced_chunk_frac",
         "1",
         "chunks read together with the next of their choice, so that their time is an upper bound / chunks",
         needs=_CHUNKS,
     ),
     Metric(
-        "p99_read_late_ms",
+        "p99_read_delay_ms",
         "ms",
         "p99 of read - arrival over chunks, client's clock",
         needs=f"{smallest_sample(99)} chunks stamped by the kernel",

@@ -7,7 +7,8 @@ from benchctl.analysis.metrics.arrival_errors import by_worker
 from benchctl.analysis.metrics.percentile import percentiles
 from benchctl.analysis.metrics.request_timing import in_a_row, num_zeros, pooled_itls_ns, send_lag_ns
 from benchctl.analysis.metrics.unknown import known, quotient
-from benchctl.records.run import ClientSample, RequestRecord
+from benchctl.records.request import RequestRecord
+from benchctl.records.samples import ClientSample
 from benchctl.units import NS_PER_S, ms_from_ns
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ def client_metrics(requests: Sequence[RequestRecord], samples: Sequence[ClientSa
     """The metrics of the load generator itself, on its own clock."""
     lags = known([send_lag_ns(request) for request in requests])
     send = percentiles(lags, len(lags), (50, 99))
-    late = read_lates_ns(requests)
+    late = read_delays_ns(requests)
     chunks = [len(choice.chunk_ns) for request in requests for choice in request.choices]
     num_bounds = num_zeros(pooled_itls_ns(requests))
     cores = busy_cores(samples)
@@ -32,14 +33,14 @@ def client_metrics(requests: Sequence[RequestRecord], samples: Sequence[ClientSa
         "p99_send_lag_ms": _ms(send[99]),
         "max_send_lag_ms": _ms(max(lags, default=None)),
         "kernel_stamp_frac": quotient(len(late), sum(chunks)),
-        "bound_stamp_frac": quotient(num_bounds, sum(chunks)),
-        "p99_read_late_ms": _ms(percentiles(late, len(late), (99,))[99]),
+        "coalesced_chunk_frac": quotient(num_bounds, sum(chunks)),
+        "p99_read_delay_ms": _ms(percentiles(late, len(late), (99,))[99]),
         "max_loop_lag_ms": _ms(max((sample.loop_lag_ns for sample in samples), default=None)),
         "load_cpu_cores": sum(cores.values()) if cores else None,
     }
 
 
-def read_lates_ns(requests: Iterable[RequestRecord]) -> "array[int]":
+def read_delays_ns(requests: Iterable[RequestRecord]) -> "array[int]":
     """How long each chunk that the kernel stamped had been there when it was read."""
     return in_a_row([choice.chunk_late_ns or () for request in requests for choice in request.choices])
 

@@ -18,9 +18,10 @@ from benchctl.analysis.statistics.side_ratio import SideRatio
 from benchctl.errors import NotComparableError, UsageError
 from benchctl.profile.model import Profile
 from benchctl.profile.planning.plan import arms, variant_settings
-from benchctl.records.directory import LoadedResults
+from benchctl.records.loaded import LoadedResults
+from benchctl.records.manifest import Manifest
 from benchctl.records.noise import MetricNoise, NoiseFloor
-from benchctl.records.run import Manifest
+from benchctl.records.schema import SCHEMA_VERSION
 
 
 def noise_of_experiment(experiment: Experiment) -> NoiseFloor:
@@ -39,6 +40,7 @@ def noise_of_experiment(experiment: Experiment) -> NoiseFloor:
         )
     found = [_noise_of_pair(PairedRuns.of(pair, (experiment, experiment))) for pair in pairs]
     return NoiseFloor(
+        schema_version=SCHEMA_VERSION,
         measured_at=results.manifest.created_at,
         source=str(results.path.resolve()),
         host=results.manifest.host.hostname,

@@ -12,9 +12,10 @@ from benchctl.analysis.statistics.sample_size import (
     ASSUMED_LOG_SD,
     MAX_BLOCKS_NEEDED,
     blocks_to_detect,
-    detectable_change,
+    minimum_detectable_effect,
 )
 from benchctl.analysis.statistics.stopping_rule import stopping_rule
+from benchctl.formats import percentage
 from benchctl.profile.model import Profile
 from benchctl.profile.planning.plan import arms
 from benchctl.records.noise import NoiseFloor
@@ -24,7 +25,7 @@ DEFAULT_MARGIN: Final = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MetricForesight:
+class MetricPower:
     """One primary metric; ``is_assumed`` where no A/A experiment knows its scatter."""
 
     name: str
@@ -32,7 +33,7 @@ class MetricForesight:
     is_assumed: bool
     margins: Margins
     """The default threshold, and the noise floor for a change where that is larger."""
-    detectable_frac: float | None
+    minimum_detectable_effect: float | None
     """Change that gets its verdict four times in five; None below six blocks."""
     blocks_needed: int | None
     """Blocks that know the metric to its margin, so that one of twice the margin is told from none; None: more than
@@ -40,13 +41,13 @@ class MetricForesight:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Foresight:
+class ExperimentPower:
     """What an experiment can show with its ``num_blocks``, the most of them where a rule may end it early."""
 
     num_blocks: int
     num_tests: int
     """Deciding metrics times cells of the variant that has the most."""
-    metrics: tuple[MetricForesight, ...]
+    metrics: tuple[MetricPower, ...]
     noise: NoiseFloor | None
     measures_noise: bool = False
     """An A/A experiment, which takes no noise along: it is there to find it."""
@@ -56,7 +57,7 @@ class Foresight:
         return self.num_blocks < MIN_PAIRED_BLOCKS
 
 
-def foresee(profile: Profile, noise: NoiseFloor | None) -> Foresight | None:
+def estimate_power(profile: Profile, noise: NoiseFloor | None) -> ExperimentPower | None:
     """What ``profile`` can show where the machine scatters as ``noise`` says; None where it compares nothing."""
     cells = [variant for variant, _ in arms(profile) if variant != profile.baseline]
     roles = roles_of(profile.primary_metrics, is_forced=profile.stop != "natural")
@@ -66,7 +67,7 @@ def foresee(profile: Profile, noise: NoiseFloor | None) -> Foresight | None:
     num_tests = len(names) * max(cells.count(variant) for variant in set(cells))
     rule = stopping_rule(profile)
     num_looks = 1 if rule is None else len(rule.look_blocks)
-    return Foresight(
+    return ExperimentPower(
         num_blocks=profile.blocks,
         num_tests=num_tests,
         metrics=tuple(
@@ -80,59 +81,55 @@ def foresee(profile: Profile, noise: NoiseFloor | None) -> Foresight | None:
 
 def _metric(
     name: str, noise: NoiseFloor | None, num_blocks: int, num_tests: int, estimator: Estimator
-) -> MetricForesight:
+) -> MetricPower:
     """A correction for looks divides alpha as one for tests does, so that both are in ``num_tests``."""
     known = None if noise is None else noise.metrics.get(name)
     log_sd = ASSUMED_LOG_SD if known is None else known.log_sd
     margins = margins_of(DEFAULT_MARGIN, 0.0 if known is None else known.floor_frac)
-    return MetricForesight(
+    return MetricPower(
         name=name,
         log_sd=log_sd,
         is_assumed=known is None,
         margins=margins,
-        detectable_frac=detectable_change(
+        minimum_detectable_effect=minimum_detectable_effect(
             log_sd, num_blocks, num_tests=num_tests, margin_frac=margins.change_frac, estimator=estimator
         ),
         blocks_needed=blocks_to_detect(margins.change_frac, log_sd, num_tests=num_tests, estimator=estimator),
     )
 
 
-def foresight_lines(foresight: Foresight) -> tuple[str, ...]:
+def power_lines(power: ExperimentPower) -> tuple[str, ...]:
     """``with 8 blocks, 15 corrected tests and ... a change of ±4% in step_ms would be seen four times in five``,
     and how many blocks the margin asks for.
     """
-    if foresight.is_screening:
-        number = "1 block gives" if foresight.num_blocks == 1 else f"{foresight.num_blocks} blocks give"
+    if power.is_screening:
+        number = "1 block gives" if power.num_blocks == 1 else f"{power.num_blocks} blocks give"
         return (f"a screening: {number} no verdict; {MIN_PAIRED_BLOCKS} are the fewest that do",)
-    tests = "one test" if foresight.num_tests == 1 else f"{foresight.num_tests} corrected tests"
+    tests = "one test" if power.num_tests == 1 else f"{power.num_tests} corrected tests"
     alike: dict[str, list[str]] = {}
-    for metric in foresight.metrics:
-        if metric.detectable_frac is not None:
-            alike.setdefault(f"±{metric.detectable_frac * 100:.2g}%", []).append(metric.name)
+    for metric in power.metrics:
+        if metric.minimum_detectable_effect is not None:
+            alike.setdefault(f"±{percentage(metric.minimum_detectable_effect, 2)}", []).append(metric.name)
     changes = "; ".join(f"{change} in {', '.join(names)}" for change, names in alike.items())
-    by_what = f"with {foresight.num_blocks} blocks, {tests} and {_scatter(foresight)}"
-    return (f"{by_what}, a change of {changes} would be seen four times in five", _needed(foresight))
+    by_what = f"with {power.num_blocks} blocks, {tests} and {_scatter(power)}"
+    return (f"{by_what}, a change of {changes} would be seen four times in five", _needed(power))
 
 
-def _scatter(foresight: Foresight) -> str:
-    known = [m for m in foresight.metrics if not m.is_assumed]
-    if foresight.noise is None or not known:
-        why = "this experiment measures it" if foresight.measures_noise else "no A/A on file"
-        return f"a scatter of {ASSUMED_LOG_SD * 100:.2g}% between blocks (assumed: {why})"
+def _scatter(power: ExperimentPower) -> str:
+    known = [m for m in power.metrics if not m.is_assumed]
+    if power.noise is None or not known:
+        why = "this experiment measures it" if power.measures_noise else "no A/A on file"
+        return f"a scatter of {percentage(ASSUMED_LOG_SD, 2)} between blocks (assumed: {why})"
     scatters = sorted({f"{m.log_sd * 100:.2g}" for m in known}, key=float)
     reach = scatters[0] if len(scatters) == 1 else f"{scatters[0]} to {scatters[-1]}"
-    unknown = ", ".join(m.name for m in foresight.metrics if m.is_assumed)
-    assumed = f"; {ASSUMED_LOG_SD * 100:.2g}% assumed for {unknown}" if unknown else ""
-    return (
-        f"a scatter of {reach}% between blocks (A/A of {foresight.noise.measured_at[:10]} on this machine{assumed})"
-    )
+    unknown = ", ".join(m.name for m in power.metrics if m.is_assumed)
+    assumed = f"; {percentage(ASSUMED_LOG_SD, 2)} assumed for {unknown}" if unknown else ""
+    return f"a scatter of {reach}% between blocks (A/A of {power.noise.measured_at[:10]} on this machine{assumed})"
 
 
-def _needed(foresight: Foresight) -> str:
+def _needed(power: ExperimentPower) -> str:
     """The blocks that the most demanding metric asks for."""
-    worst = max(
-        foresight.metrics, key=lambda m: MAX_BLOCKS_NEEDED + 1 if m.blocks_needed is None else m.blocks_needed
-    )
+    worst = max(power.metrics, key=lambda m: MAX_BLOCKS_NEEDED + 1 if m.blocks_needed is None else m.blocks_needed)
     number = f"more than {MAX_BLOCKS_NEEDED}" if worst.blocks_needed is None else f"about {worst.blocks_needed}"
     return (
         f"to tell a change of twice the {_margin_words(worst.margins)} in {worst.name}) from none as "
@@ -143,4 +140,4 @@ def _needed(foresight: Foresight) -> str:
 def _margin_words(margins: Margins) -> str:
     """``margin (1%``, or ``noise floor (19%``: beyond it a change is called."""
     what = "noise floor" if margins.is_noise_floor else "margin"
-    return f"{what} ({margins.change_frac * 100:.2g}%"
+    return f"{what} ({percentage(margins.change_frac, 2)}"

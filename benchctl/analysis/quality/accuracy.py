@@ -16,12 +16,12 @@ from benchctl.analysis.quality.grading import Grades, grade
 from benchctl.analysis.quality.judge import Judge
 from benchctl.analysis.statistics.paired_shares import (
     bootstrap_interval,
-    detectable_difference,
+    minimum_detectable_difference,
     newcombe_interval,
     sign_flip_p,
 )
-from benchctl.records.directory import LoadedRun
-from benchctl.records.run import PreparedRequest
+from benchctl.records.loaded import LoadedRun
+from benchctl.records.request import PreparedRequest
 
 QualityVerdict: TypeAlias = Literal["regression", "improvement", "equivalent", "inconclusive"]
 MARGIN_POINTS: Final = 1.0
@@ -54,7 +54,7 @@ class QualityComparison:
     method: str
     only_a: int
     only_b: int
-    detectable_points: float
+    minimum_detectable_points: float
     margin_points: float
     verdict: QualityVerdict
     pass_at: dict[int, tuple[float, float]]
@@ -98,7 +98,7 @@ def compare_quality(
         method=MCNEMAR if _is_single(a, b) else SIGN_FLIP,
         only_a=sum(value < 0 for value in differences),
         only_b=sum(value > 0 for value in differences),
-        detectable_points=100 * detectable_difference(differences, confidence),
+        minimum_detectable_points=100 * minimum_detectable_difference(differences, confidence),
         margin_points=margin_points,
         verdict=quality_verdict(low, high, margin_points),
         pass_at={k: (a.pass_at(k), b.pass_at(k)) for k in sample_sizes(min(a.num_samples, b.num_samples))},

@@ -17,8 +17,8 @@ from itertools import accumulate, pairwise
 from statistics import median
 
 from benchctl.analysis.metrics.request_timing import choice_tokens, is_completed, measured
-from benchctl.records.directory import LoadedRun
-from benchctl.records.run import ChoiceRecord, RequestRecord
+from benchctl.records.loaded import LoadedRun
+from benchctl.records.request import ChoiceRecord, RequestRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,8 +13,8 @@ from fractions import Fraction
 from benchctl.analysis.metrics.request_timing import is_completed, measured
 from benchctl.analysis.quality.judge import Judge
 from benchctl.analysis.statistics.paired_shares import pass_at
-from benchctl.records.directory import LoadedRun
-from benchctl.records.run import PreparedRequest, RequestRecord
+from benchctl.records.loaded import LoadedRun
+from benchctl.records.request import PreparedRequest, RequestRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

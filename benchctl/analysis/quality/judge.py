@@ -15,7 +15,7 @@ from typing import Final, Literal, TypeAlias, get_args
 from benchctl.analysis.quality.final_answer import answer_part, final_number, final_text
 from benchctl.analysis.quality.numeral import only_number
 from benchctl.errors import UsageError
-from benchctl.profile.locate import nearest
+from benchctl.profile.sources.files import nearest
 
 JudgeName: TypeAlias = Literal["numeric", "math-verify"]
 JUDGES: Final[tuple[JudgeName, ...]] = get_args(JudgeName)

@@ -28,7 +28,7 @@ def accuracy_sentence(quality: QualityComparison) -> str:
         f"{quality.difference_points:+.1f} points [{quality.ci_low:+.1f}, {quality.ci_high:+.1f}], "
         f"{test} p {quality.p_value:.2g}, {quality.num_questions:,} questions "
         f"({quality.only_a} better in A, {quality.only_b} in B); "
-        f"smallest detectable {quality.detectable_points:.1f}; "
+        f"smallest detectable {quality.minimum_detectable_points:.1f}; "
         f"{quality.verdict} at a margin of {quality.margin_points:g}; judge {quality.judge}"
     )
 

@@ -1,7 +1,7 @@
-"""What the order of an experiment did: the effect of the place in a block, trends over blocks, odd blocks.
+"""Effects of the order of an experiment: position in the block, drift over the blocks, outlier blocks.
 
-None of it changes a verdict. It tells whether the machine drifted, whether the change itself moved while it was
-measured, and which blocks deserve a look at their logs.
+They never change a verdict. They reveal a machine that drifted, a ratio that moved during the experiment, and
+blocks whose logs are worth reading.
 """
 
 import math
@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 from scipy.special import stdtr
 
 OUTLIER_SCORE: Final = 3.5
-"""Modified z-score beyond which a block stands out: B. Iglewicz, D. C. Hoaglin, *How to Detect and Handle
+"""Modified z-score beyond which a block is an outlier: B. Iglewicz, D. C. Hoaglin, *How to Detect and Handle
 Outliers*, ASQC Quality Press 1993."""
 _MIN_POINTS: Final = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slope:
-    """A straight line through log values: what one unit adds, and the two-sided p-value of "nothing"."""
+    """Slope of a straight line through log values, with the two-sided p-value of a slope of 0."""
 
     log_per_unit: float
     standard_error: float
@@ -31,24 +31,28 @@ class Slope:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrderEffects:
-    """``place``: what one place later in its block adds to a run. ``trend``: what one block later adds to the
-    ratio. ``level``: what one block later adds to both sides alike, the drift of the machine. None where unknown.
-    """
+    """Slopes of log values; None where a slope cannot be estimated."""
 
-    place: Slope | None
-    trend: Slope | None
-    level: Slope | None
+    position: Slope | None
+    """Added to a run by each position later in its block."""
+    ratio_drift: Slope | None
+    """Added to the ratio by each block."""
+    machine_drift: Slope | None
+    """Added to both sides alike by each block."""
 
 
 def order_effects(
-    a: Sequence[float], b: Sequence[float], blocks: Sequence[int], places: Sequence[float] | None
+    a: Sequence[float], b: Sequence[float], blocks: Sequence[int], positions: Sequence[float] | None
 ) -> OrderEffects:
-    """From the logarithms of both sides by block; ``places`` is the place of B less that of A."""
+    """Estimate the slopes from the log values of both sides by block.
+
+    ``positions`` holds, for each block, the position of B minus that of A.
+    """
     before, after = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
     return OrderEffects(
-        place=None if places is None else _slope(places, after - before),
-        trend=_slope(blocks, after - before),
-        level=_slope(blocks, (before + after) / 2),
+        position=None if positions is None else _slope(positions, after - before),
+        ratio_drift=_slope(blocks, after - before),
+        machine_drift=_slope(blocks, (before + after) / 2),
     )
 
 
@@ -66,8 +70,8 @@ def _slope(x: Sequence[float], y: NDArray[np.float64]) -> Slope | None:
     return Slope(log_per_unit=slope, standard_error=standard_error, p_value=p_value)
 
 
-def outlying(differences: Sequence[float]) -> tuple[int, ...]:
-    """Indices whose modified z-score 0.6745 |d - median| / MAD exceeds 3.5. They are marked, never dropped."""
+def outlier_indices(differences: Sequence[float]) -> tuple[int, ...]:
+    """Indices whose modified z-score 0.6745 |d - median| / MAD exceeds 3.5. Outliers are marked, never dropped."""
     if len(differences) < _MIN_POINTS:
         return ()
     centre = median(differences)

@@ -132,7 +132,7 @@ class RatioEstimate:
         return None if self.log_interval is None else math.exp(self.log_interval[1])
 
     @property
-    def detectable_frac(self) -> float | None:
+    def minimum_detectable_effect(self) -> float | None:
         """Smallest change that these blocks would show four times in five.
 
         exp((t(1 - alpha / 2) + t(power)) * standard error) - 1.

@@ -153,7 +153,7 @@ def _upper_tail(z: float) -> float:
     return math.erfc(z / math.sqrt(2)) / 2
 
 
-def detectable_difference(differences: Sequence[Fraction], confidence: float) -> float:
+def minimum_detectable_difference(differences: Sequence[Fraction], confidence: float) -> float:
     """The smallest difference of shares that so many questions would show four times in five.
 
     (z(1 - alpha / 2) + z(power)) * sqrt(mean d^2 / n): with one answer per question, mean d^2 is the share of

@@ -14,13 +14,13 @@ up in each block add up in the centre.
 
 Why not a rank test, a trimmed mean, or the mean: of eight blocks, three in ten of those in which a machine makes
 one run in ten slow hold two such blocks. A signed-rank or sign-flip interval at 95 % is carried away by one of
-eight, a trimmed mean gives the same share away whether or not any is off. ``scripts/bench/verdict_truth.py
+eight, a trimmed mean gives the same share away whether or not any is off. ``benchmarks/verdict/verdict_truth.py
 --sections power`` prints what each law of noise leaves of the power of this and of the mean.
 
 An interval of 1 - alpha holds the share 1 - c of the mixture, c = alpha * (r + (1 - r) * alpha^(1/4)): a Bayesian
 interval is exact on the average over the model, and for normal noise without any outlier a little too narrow. r is
 chosen, by simulation, such that with normal noise intervals of 95 to 99.5 % miss in at most 1.05 times what they
-say (``scripts/bench/robust_calibration.py`` prints the table).
+say (``benchmarks/verdict/robust_calibration.py`` prints the table).
 """
 
 import math

@@ -23,7 +23,7 @@ ASSUMED_LOG_SD: Final = 0.02
 """Scatter of block log-ratios where no A/A experiment is on file: an assumption, and said to be one."""
 
 
-def detectable_change(
+def minimum_detectable_effect(
     log_sd: float,
     num_blocks: int,
     *,
@@ -56,7 +56,9 @@ def blocks_to_detect(
 ) -> int | None:
     """The fewest blocks with which ``change_frac`` is detectable; None where a thousand do not suffice."""
     for n in range(MIN_PAIRED_BLOCKS, MAX_BLOCKS_NEEDED + 1):
-        found = detectable_change(log_sd, n, num_tests=num_tests, margin_frac=margin_frac, estimator=estimator)
+        found = minimum_detectable_effect(
+            log_sd, n, num_tests=num_tests, margin_frac=margin_frac, estimator=estimator
+        )
         if found is not None and found <= change_frac:
             return n
     return None

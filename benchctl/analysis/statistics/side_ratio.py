@@ -24,20 +24,20 @@ Values: TypeAlias = Sequence[float | None]
 
 @dataclass(frozen=True, slots=True)
 class BlockDesign:
-    """Which block each value belongs to, and where in it: ``positions`` are those of B less those of A,
-    ``a_offsets`` those of A less the middle of the block; None where the sides did not share blocks.
-    """
+    """The block of each value and the positions in it; positions are None where the sides do not share blocks."""
 
     blocks: tuple[int, ...]
     positions: tuple[int, ...] | None = None
+    """Position of B minus that of A."""
     a_offsets: tuple[float, ...] | None = None
+    """Position of A minus the middle of the block."""
 
-    def only(self, kept: Sequence[int]) -> "BlockDesign":
-        """The design of some of the values, by their index."""
+    def select(self, indices: Sequence[int]) -> "BlockDesign":
+        """The design of the values at ``indices``."""
         return BlockDesign(
-            tuple(self.blocks[i] for i in kept) if self.blocks else tuple(kept),
-            None if self.positions is None else tuple(self.positions[i] for i in kept),
-            None if self.a_offsets is None else tuple(self.a_offsets[i] for i in kept),
+            tuple(self.blocks[i] for i in indices) if self.blocks else tuple(indices),
+            None if self.positions is None else tuple(self.positions[i] for i in indices),
+            None if self.a_offsets is None else tuple(self.a_offsets[i] for i in indices),
         )
 
     @property
@@ -46,15 +46,15 @@ class BlockDesign:
 
 
 UNORDERED = BlockDesign(())
-"""Of values that share no blocks."""
+"""The design of values that share no blocks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SideRatio:
-    """``estimate`` of B over A over the blocks that know both.
+    """The estimate of B over A over the blocks in which both are known.
 
-    ``a`` is the geometric mean of A over the same blocks at the middle of the block, each weighted as it counts in
-    the estimate, and ``b`` that of B: b / a is the ratio.
+    ``a`` is the geometric mean of A over these blocks, at the middle of the block and with the weights of the
+    estimate; ``b`` is that of B, so that b / a is the ratio.
     """
 
     a: float
@@ -79,7 +79,7 @@ class SideRatio:
 
     @property
     def evidence(self) -> tuple[float, ...] | None:
-        """What says to the robust estimator how much each block counts: the same for all parts of this ratio."""
+        """Log-ratios that determine the robust weights of the blocks, the same for all parts of this ratio."""
         if self.estimate.estimator != "robust":
             return None
         return self.log_ratios if self.slope is None else self.adjusted_log_ratios
@@ -102,18 +102,19 @@ def side_ratio(
     ``slope`` is the effect of one position later in the block on the logarithm of the quantity. Without one, but
     with positions in the design, the pair estimates its own.
     """
-    kept = [
-        i for i, (x, y) in enumerate(zip(a, b, strict=True)) if x is not None and y is not None and min(x, y) > 0
+    pairs = [
+        (i, x, y)
+        for i, (x, y) in enumerate(zip(a, b, strict=True))
+        if x is not None and y is not None and min(x, y) > 0
     ]
-    if not kept:
+    if not pairs:
         return None
-    a_values = tuple(value for i in kept if (value := a[i]) is not None)
-    b_values = tuple(value for i in kept if (value := b[i]) is not None)
-    of_kept = design.only(kept)
+    a_values, b_values = tuple(x for _, x, _ in pairs), tuple(y for _, _, y in pairs)
+    design = design.select([i for i, _, _ in pairs])
     differences = log_ratios(a_values, b_values)
-    estimate = estimate_paired(differences, confidence, of_kept.positions, slope=slope, estimator=estimator)
-    level = _weighted_level(a_values, of_kept.a_offsets, estimate)
-    return SideRatio(a=level, estimate=estimate, a_values=a_values, b_values=b_values, design=of_kept, slope=slope)
+    estimate = estimate_paired(differences, confidence, design.positions, slope=slope, estimator=estimator)
+    level = _weighted_level(a_values, design.a_offsets, estimate)
+    return SideRatio(a=level, estimate=estimate, a_values=a_values, b_values=b_values, design=design, slope=slope)
 
 
 def metric_ratio(
@@ -125,8 +126,10 @@ def metric_ratio(
     confidence: float = 0.95,
     estimator: Estimator = DEFAULT_ESTIMATOR,
 ) -> SideRatio | None:
-    """``side_ratio`` of a metric. ``slopes`` are the known effects of the position, and metrics that are not in
-    them are not adjusted; None: this pair estimates its own, for metrics that a drift moves.
+    """The ``side_ratio`` of a metric.
+
+    ``slopes`` are known effects of the position by metric; metrics without one are not adjusted. With None, the
+    pair estimates its own effect for metrics that a drift moves.
     """
     slope = None if slopes is None else slopes.get(name)
     is_adjusted = name in POSITION_ADJUSTED if slopes is None else slope is not None

@@ -5,7 +5,7 @@ from typing import Final
 
 from benchctl.analysis.statistics.screening import MIN_PAIRED_BLOCKS
 from benchctl.profile.model import Profile
-from benchctl.records.run import StoppingRecord
+from benchctl.records.manifest import StoppingRecord
 
 ALPHA: Final = 0.05
 

@@ -27,8 +27,9 @@ from benchctl.analysis.metrics.run_metrics import num_guided_steps
 from benchctl.analysis.metrics.table import CLIENT_TIMED, METRICS
 from benchctl.costs.flops import FlopsAccount, achieved_flops_per_s
 from benchctl.profile.model import VariantSettings
-from benchctl.records.directory import LoadedRun, cell_name
-from benchctl.records.step_columns import StepColumns, exact_sum
+from benchctl.records.columns.step_columns import StepColumns, exact_sum
+from benchctl.records.directory import cell_name
+from benchctl.records.loaded import LoadedRun
 from benchctl.units import MS_PER_S, NS_PER_MS, PETA, TERA
 
 Value: TypeAlias = str | int | float | bool | None

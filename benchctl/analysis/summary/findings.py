@@ -17,7 +17,8 @@ from benchctl.analysis.attribution.steps import SectionSplit
 from benchctl.analysis.statistics.block_ratio import estimate_paired
 from benchctl.analysis.summary.runs import CellSummary, RunSummary
 from benchctl.analysis.summary.sweep import SweepRow
-from benchctl.records.step_columns import exact_sum
+from benchctl.formats import count_of
+from benchctl.records.columns.step_columns import exact_sum
 from benchctl.units import MS_PER_S, s_from_ns
 
 FLAT_MARGIN_FRAC: Final = 0.10
@@ -42,7 +43,7 @@ class Finding:
     numbers: Mapping[str, float]
 
 
-def find(
+def collect_findings(
     cells: Sequence[CellSummary],
     rows: Sequence[SweepRow],
     baseline: str,
@@ -86,8 +87,8 @@ def _greedy_path(cell: CellSummary) -> Finding:
     charged, total = cell.mean("lvm_pflops_total"), cell.mean("theoretical_pflops_total")
     how = "left one candidate" if any(map(_is_greedy_unsaid, cell.runs)) else "were greedy"
     sentence = (
-        f"{cell.label} took the greedy path: all {steps:.0f} steps of its {_count(len(cell.runs))} {how} and the "
-        "value model never ran, so this cell measures no guidance."
+        f"{cell.label} took the greedy path: all {steps:.0f} steps of its {count_of(len(cell.runs), 'run')} {how} "
+        "and the value model never ran, so this cell measures no guidance."
     )
     numbers = {"num_steps": float(steps), "num_runs": float(len(cell.runs))}
     if charged and total:
@@ -251,7 +252,7 @@ def _lazy_loads(runs: Sequence[RunSummary]) -> list[Finding]:
         if loads:
             mean_s = s_from_ns(fmean(loads))
             place = "the warm-up" if is_warmup else "the measured load"
-            where = f"In {_count(len(loads))} the value model was loaded during {place}"
+            where = f"In {count_of(len(loads), 'run')} the value model was loaded during {place}"
             sentence = f"{where} ({mean_s:.2g} s): {consequence}."
             numbers = {"num_runs": float(len(loads)), "load_s": mean_s}
             found.append(Finding(code=code, sentence=sentence, numbers=numbers))
@@ -272,10 +273,6 @@ def _cells(rows: Sequence[SweepRow]) -> str:
         (factor,) = rows[0].cell
         return f"{rows[0].variant} {factor}={', '.join(str(row.cell[factor]) for row in rows)}"
     return "; ".join(row.label for row in rows)
-
-
-def _count(num_runs: int) -> str:
-    return f"{num_runs} run{'s' if num_runs != 1 else ''}"
 
 
 def _range(values: Sequence[float], form: str) -> str:

@@ -17,7 +17,7 @@ from benchctl.analysis.metrics.sorted_runs import SortedRuns
 from benchctl.analysis.metrics.table import LATENCIES
 from benchctl.analysis.metrics.unknown import quotient
 from benchctl.analysis.validity.token_checks import check_client_tokens
-from benchctl.records.run import RequestRecord
+from benchctl.records.request import RequestRecord
 from benchctl.units import ms_from_ns, s_from_ns
 
 SEND_LAG: Final = "send_lag"
@@ -54,7 +54,7 @@ class LoadFigures:
     durations: Mapping[str, Durations]
     kernel_stamp_frac: float | None
     """Share of the chunks of all requests whose arrival the kernel stamped."""
-    bound_stamp_frac: float | None
+    coalesced_chunk_frac: float | None
     """Share of them whose time is only an upper bound, because another one of the same read came after it."""
     miscounted: tuple[str, ...]
     """Requests of which usage and what arrived count different tokens."""
@@ -67,7 +67,7 @@ class LoadFigures:
             "p99_send_lag_ms": lags.percentile[99],
             "max_send_lag_ms": lags.largest,
             "kernel_stamp_frac": self.kernel_stamp_frac,
-            "bound_stamp_frac": self.bound_stamp_frac,
+            "coalesced_chunk_frac": self.coalesced_chunk_frac,
         }
 
     @property
@@ -169,7 +169,7 @@ class FiguresInPassing:
             cached_tokens=self._tokens.get("cached_tokens"),
             durations={name: self._summary(name) for name in self._durations_ns},
             kernel_stamp_frac=quotient(self._num_stamped, self._num_chunks),
-            bound_stamp_frac=quotient(self._num_bounds, self._num_chunks),
+            coalesced_chunk_frac=quotient(self._num_bounds, self._num_chunks),
             miscounted=tuple(self._miscounted),
         )
 

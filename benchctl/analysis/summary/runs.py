@@ -26,8 +26,10 @@ from benchctl.analysis.summary.columns import (
 )
 from benchctl.analysis.validity.usability import Usability
 from benchctl.profile.model import VariantSettings
-from benchctl.records.directory import LoadedRun, arm_label, cell_order
-from benchctl.records.run import Cell, ResultWarning, RunRecord
+from benchctl.records.directory import arm_label, cell_order
+from benchctl.records.loaded import LoadedRun
+from benchctl.records.record import Cell, ResultWarning
+from benchctl.records.run import RunRecord
 
 _OF_COMPARISONS: Final = METRICS.keys() | CLIENT_COLUMNS
 """Columns whose means are those that a comparison shows."""

@@ -18,7 +18,7 @@ from benchctl.analysis.statistics.side_ratio import SideRatio
 from benchctl.analysis.summary.columns import Value, number_of
 from benchctl.analysis.summary.runs import CellSummary, RunSummary
 from benchctl.records.directory import arm_label, cell_name
-from benchctl.records.run import Cell
+from benchctl.records.record import Cell
 
 LENVM_SWEEP_COLUMNS: Final = (
     "k",

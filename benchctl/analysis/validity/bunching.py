@@ -16,14 +16,15 @@ from typing import TYPE_CHECKING, Final
 
 from benchctl.analysis.metrics.arrival_errors import arrival_errors, chunks_of_a_write
 from benchctl.analysis.metrics.request_timing import is_completed, itls_ns, measured
-from benchctl.records.directory import LoadedRun
-from benchctl.records.run import RequestRecord, ResultWarning
+from benchctl.records.loaded import LoadedRun
+from benchctl.records.record import ResultWarning
+from benchctl.records.request import RequestRecord
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from benchctl.records.step_columns import StepColumns
+    from benchctl.records.columns.step_columns import StepColumns
 
 CLIENT_BUNCHING: Final = "client-bunching"
 """Code of the warning that what the client timed says little of the engine."""

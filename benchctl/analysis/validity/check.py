@@ -18,6 +18,6 @@ class Check:
     is_fatal: bool = False
 
 
-def some(names: Sequence[str]) -> str:
+def abbreviate_names(names: Sequence[str]) -> str:
     """The first three names, and how many more there are."""
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -36,9 +36,11 @@ from benchctl.analysis.metrics.clock import clock_factor
 from benchctl.analysis.metrics.request_timing import itls_ns, measured
 from benchctl.analysis.metrics.slot_occupancy import MIN_LOAD_NS, idle_slots, slot_occupancy
 from benchctl.analysis.metrics.timestamp_quality import busy_cores, held_up_ns, num_clock_steps, samples_span_ns
-from benchctl.profile.model import Arrival
-from benchctl.records.directory import LoadedRun
-from benchctl.records.run import ClientSample, RequestRecord, ResultWarning
+from benchctl.profile.workload import Arrival
+from benchctl.records.loaded import LoadedRun
+from benchctl.records.record import ResultWarning
+from benchctl.records.request import RequestRecord
+from benchctl.records.samples import ClientSample
 from benchctl.units import NS_PER_MS, NS_PER_S, ms_from_ns
 
 MAX_STAMP_ERROR_NS: Final = NS_PER_MS
@@ -58,7 +60,9 @@ MAX_BUSY_FRAC: Final = 0.9
 MIN_HELD_UP_NS: Final = NS_PER_S // 2
 """Time under late wake-ups from which it is no hiccup."""
 
-CLIENT_DOUBTS: Final = frozenset({"slots-idle", "send-late", "rate-missed", "client-late", "client-cpu"})
+CLIENT_DOUBTS: Final = frozenset(
+    {"slots-idle", "sends-delayed", "rate-missed", "arrival-times-unreliable", "client-cpu"}
+)
 """Codes of the doubts that the client measured itself."""
 
 
@@ -134,18 +138,18 @@ def _late_reads(requests: Sequence[RequestRecord], samples: Sequence[ClientSampl
         )
     if found:
         message = "; ".join(found) + ". Free processors for the client, or lower the load"
-        yield ResultWarning(code="client-late", message=message)
+        yield ResultWarning(code="arrival-times-unreliable", message=message)
 
 
 def _away(samples: Sequence[ClientSample]) -> Iterator[ResultWarning]:
     if samples_span_ns(samples) >= MIN_LOAD_NS and _is_held_up(samples, MAX_LOOP_LAG_NS):
         lags = [sample.loop_lag_ns for sample in samples]
         yield ResultWarning(
-            code="client-lag",
+            code="event-loop-stalls",
             message=f"the client's event loop was away for more than {ms_from_ns(MAX_LOOP_LAG_NS):.0f} ms again "
             f"and again (p99 {p99_ms(lags)} ms): by as much, refills of a closed loop may have left late, and "
             "limits of time been looked at late. What that did to sends and to the times of arrivals is judged by "
-            "itself (send-late, client-late)",
+            "itself (sends-delayed, arrival-times-unreliable)",
         )
 
 

@@ -13,8 +13,10 @@ from typing import Any, Final
 from benchctl.analysis.validity.launch import is_flag, launch_settings
 from benchctl.errors import NotComparableError
 from benchctl.profile.planning.plan import allowed_difference
-from benchctl.records.directory import LoadedResults, LoadedRun
-from benchctl.records.run import Manifest, ResultWarning, RunRecord
+from benchctl.records.loaded import LoadedResults, LoadedRun
+from benchctl.records.manifest import Manifest
+from benchctl.records.record import ResultWarning
+from benchctl.records.run import RunRecord
 
 NEVER_ALLOWED: Final = frozenset({"request_set_sha256", "stop", "schema_version"})
 _MOST_NAMED: Final = 10

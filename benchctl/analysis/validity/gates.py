@@ -14,8 +14,8 @@ from typing import Final
 from benchctl.analysis.metrics.request_timing import measured
 from benchctl.analysis.metrics.run_metrics import load_window_ns
 from benchctl.profile.model import Gate
-from benchctl.records.directory import LoadedRun
-from benchctl.records.run import FOREIGN_GPU_PROCESS, ResultWarning
+from benchctl.records.loaded import LoadedRun
+from benchctl.records.record import FOREIGN_GPU_PROCESS, ResultWarning
 
 THROTTLING: Final = frozenset({"hw-slowdown", "hw-thermal", "hw-power-brake", "sw-thermal"})
 """Reasons of a device's clocks that say it was slowed down; named as ``GpuSample.throttle_reasons`` are."""

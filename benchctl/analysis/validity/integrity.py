@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Final
 
 from benchctl.errors import AlteredError, InvalidDataError
-from benchctl.records.directory import LoadedResults
-from benchctl.records.run import ResultWarning
-from benchctl.records.verification import Alteration, AlterationKind, Verification, verify_directory
+from benchctl.records.integrity.verification import Alteration, AlterationKind, Verification, verify_directory
+from benchctl.records.loaded import LoadedResults
+from benchctl.records.record import ResultWarning
 
 _NUM_NAMED: Final = 4
 """So many files a warning names; a refusal names all."""

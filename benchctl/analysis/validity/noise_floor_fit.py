@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from benchctl.records.noise import NoiseFloor
-from benchctl.records.run import ResultWarning
+from benchctl.records.record import ResultWarning
 
 FRESH_DAYS: Final = 30
 """Older noise is doubted: drivers, clocks, neighbours and rooms change."""

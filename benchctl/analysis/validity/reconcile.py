@@ -12,7 +12,7 @@ from typing import Final
 from benchctl.analysis.metrics.clock import clock_factor
 from benchctl.analysis.metrics.request_timing import e2el_ns, is_completed, measured
 from benchctl.analysis.metrics.run_metrics import load_window_ns
-from benchctl.analysis.validity.check import CHECK_FAILED, Check, some
+from benchctl.analysis.validity.check import CHECK_FAILED, Check, abbreviate_names
 from benchctl.analysis.validity.token_checks import (
     check_client_tokens,
     check_counters,
@@ -22,9 +22,12 @@ from benchctl.analysis.validity.token_checks import (
 from benchctl.guided.params import is_noop, parse_params
 from benchctl.profile.model import Profile, VariantSettings
 from benchctl.profile.planning.plan import variant_settings
-from benchctl.records.directory import LoadedRun
-from benchctl.records.run import PreparedRequest, RequestRecord, ResultWarning, RunRecord, StopMode
-from benchctl.records.step_columns import StepColumns, exact_sum
+from benchctl.records.columns.step_columns import StepColumns, exact_sum
+from benchctl.records.loaded import LoadedRun
+from benchctl.records.manifest import StopMode
+from benchctl.records.record import ResultWarning
+from benchctl.records.request import PreparedRequest, RequestRecord
+from benchctl.records.run import RunRecord
 from benchctl.units import NS_PER_MS, s_from_ns
 
 __all__ = [
@@ -75,7 +78,7 @@ def expected_of(
         is_greedy=settings.sampling.is_greedy,
         is_left_out=_leaves_out(settings),
         max_concurrency=arrival.max_concurrency if arrival.kind == "closed-loop" else None,
-        is_cached=profile.workload.prefix_hits == "allowed",
+        is_cached=profile.workload.allow_prefix_cache_hits,
     )
 
 
@@ -129,9 +132,9 @@ def _check_requests(
         faults.append(f"run.json says {record.num_sent} were sent")
     counts = Counter(request.request_id for request in requests)
     if twice := sorted(request_id for request_id, count in counts.items() if count > 1):
-        faults.append(f"recorded more than once: {some(twice)}")
+        faults.append(f"recorded more than once: {abbreviate_names(twice)}")
     if missing := [request.request_id for request in prepared if request.request_id not in counts]:
-        faults.append(f"never recorded: {some(missing)}")
+        faults.append(f"never recorded: {abbreviate_names(missing)}")
     detail = (
         f"{len(requests)} recorded = {num_completed} completed + {num_failed} failed, of {len(prepared)} prepared"
     )
@@ -199,7 +202,7 @@ def _check_forced_stop(completed: Sequence[RequestRecord], expectation: Expectat
         if request.completion_tokens != wanted[request.request_id]
     ]
     if wrong:
-        detail = f"{len(wrong)} of {len(known)} requests have another length: {some(wrong)}"
+        detail = f"{len(wrong)} of {len(known)} requests have another length: {abbreviate_names(wrong)}"
         return Check(name, False, detail, is_fatal=True)
     return Check(name, True, f"{len(known)} requests have their declared length", is_fatal=True)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from benchctl.analysis.validity.comparability import Difference
-from benchctl.records.directory import LoadedRun
+from benchctl.records.loaded import LoadedRun
 from benchctl.records.run import RunRecord
 
 _ASKED: Final[Mapping[str, Callable[[RunRecord], str | None]]] = {

@@ -8,29 +8,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from benchctl.records.run import PrometheusSample
+from benchctl.profile.engine_table import engine_specs
+from benchctl.records.samples import PrometheusSample
 
-GENERATED_TOKENS: Final = (
-    "vllm:generation_tokens_total",
-    "sglang:generation_tokens_total",
-    "llamacpp:tokens_predicted_total",
-)
-"""Output tokens. The simulator uses the names of vLLM."""
-PREFIX_HITS: Final = (
-    "vllm:prefix_cache_hits_total",
-    "vllm:external_prefix_cache_hits_total",
-    "sglang:cached_tokens_total",
-)
-"""Prompt tokens that were found in a cache in place of being computed. vLLM leaves out those of a request that it
-had preempted and takes up again, and counts each of ``n`` choices for itself."""
-REQUESTS_UNDER_WAY: Final = (
-    "vllm:num_requests_running",
-    "vllm:num_requests_waiting",
-    "sglang:num_running_reqs",
-    "sglang:num_queue_reqs",
-    "llamacpp:requests_processing",
-    "llamacpp:requests_deferred",
-)
+_COUNTERS: Final = tuple(spec.counters for spec in engine_specs())
+GENERATED_TOKENS: Final = tuple(name for counters in _COUNTERS for name in counters.generated_tokens)
+"""Output tokens."""
+PREFIX_HITS: Final = tuple(name for counters in _COUNTERS for name in counters.prefix_hits)
+"""Prompt tokens that were found in a cache instead of being computed."""
+OPEN_REQUESTS: Final = tuple(name for counters in _COUNTERS for name in counters.open_requests)
 """Gauges that are 0 while a server is idle."""
 
 
@@ -46,7 +32,7 @@ class Growth:
         return " + ".join(self.names)
 
 
-def growth(samples: Sequence[PrometheusSample], names: Iterable[str]) -> Growth | None:
+def measure_growth(samples: Sequence[PrometheusSample], names: Iterable[str]) -> Growth | None:
     """What the counters called ``names`` grew by together; None without two readings of any of them."""
     stated = tuple(name for name in names if sum(total(s.values, name) is not None for s in samples) > 1)
     if not stated:
@@ -66,7 +52,7 @@ def total(values: Mapping[str, float], name: str) -> float | None:
 
 def is_idle(values: Mapping[str, float]) -> bool:
     """Whether the server says of no request that it runs or waits."""
-    return not any(total(values, name) for name in REQUESTS_UNDER_WAY)
+    return not any(total(values, name) for name in OPEN_REQUESTS)
 
 
 def token_counts(values: Mapping[str, float]) -> dict[str, float]:

@@ -8,7 +8,7 @@ from typing import Final
 
 from benchctl.analysis.validity.check import CHECK_FAILED
 from benchctl.analysis.validity.client_guard import CLIENT_DOUBTS
-from benchctl.records.run import ResultWarning
+from benchctl.records.record import ResultWarning
 
 DECIDING_WARNINGS: Final = CLIENT_DOUBTS | {
     CHECK_FAILED,

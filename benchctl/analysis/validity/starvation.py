@@ -7,9 +7,9 @@ steps with one of them. A step then costs what a small batch costs, and says not
 from typing import Final
 
 from benchctl.analysis.metrics.request_timing import e2el_ns, is_completed, measured
-from benchctl.records.directory import LoadedRun
-from benchctl.records.run import ResultWarning
-from benchctl.records.step_columns import exact_sum
+from benchctl.records.columns.step_columns import exact_sum
+from benchctl.records.loaded import LoadedRun
+from benchctl.records.record import ResultWarning
 
 STARVED_FRAC: Final = 0.7
 """Share below which a run is doubted. What lies between steps, and the way to the client and back, take some of a
@@ -45,4 +45,4 @@ def starvation_doubts(run: LoadedRun) -> tuple[ResultWarning, ...]:
         "asked for, and the time of a step is that of the smaller batch; lower the load below what the server "
         "takes at once (max_num_seqs), or free processors for its front end"
     )
-    return (ResultWarning(code="engine-starved", message=message, where=run.record.run_id),)
+    return (ResultWarning(code="underfilled-batch", message=message, where=run.record.run_id),)

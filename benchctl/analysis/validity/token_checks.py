@@ -4,12 +4,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from benchctl.analysis.metrics.unknown import known
-from benchctl.analysis.validity.check import Check, some
-from benchctl.analysis.validity.server_counters import GENERATED_TOKENS, PREFIX_HITS, growth
-from benchctl.records.run import PrometheusSample, RequestRecord
+from benchctl.analysis.validity.check import Check, abbreviate_names
+from benchctl.analysis.validity.server_counters import GENERATED_TOKENS, PREFIX_HITS, measure_growth
+from benchctl.records.request import RequestRecord
+from benchctl.records.samples import PrometheusSample
 
 if TYPE_CHECKING:
-    from benchctl.records.step_columns import StepColumns
+    from benchctl.records.columns.step_columns import StepColumns
 
 
 def check_client_tokens(completed: Sequence[RequestRecord]) -> Check:
@@ -32,7 +33,7 @@ def check_client_tokens(completed: Sequence[RequestRecord]) -> Check:
         return Check(
             name,
             False,
-            f"client and usage differ in {len(wrong)} of {compared} requests: {some(wrong)}",
+            f"client and usage differ in {len(wrong)} of {compared} requests: {abbreviate_names(wrong)}",
             is_fatal=True,
         )
     return Check(name, True, f"client and usage agree in {compared} requests", is_fatal=True)
@@ -57,7 +58,7 @@ def check_counters(
     samples: Sequence[PrometheusSample], requests: Sequence[RequestRecord], completed: Sequence[RequestRecord]
 ) -> Check:
     """What the server's token counter grew by during the load = sum of usage."""
-    name, grown = "counters", growth(samples, GENERATED_TOKENS)
+    name, grown = "counters", measure_growth(samples, GENERATED_TOKENS)
     by_usage = known(request.completion_tokens for request in completed)
     if grown is None or not by_usage or len(by_usage) < len(completed):
         return Check(name, None, "no two readings of a counter of output tokens, or no usage")
@@ -79,7 +80,7 @@ def check_prefix_cache(
     Tokens from a cache cost nothing: a run that met a warmer cache than another would look faster. With
     ``is_allowed`` hits are part of the experiment and are only told.
     """
-    name, grown = "prefix-cache", growth(samples, PREFIX_HITS)
+    name, grown = "prefix-cache", measure_growth(samples, PREFIX_HITS)
     by_usage = [request for request in requests if request.cached_tokens is not None]
     accounts = [] if grown is None else [f"{grown.name} grew by {grown.count}"]
     if by_usage:
@@ -95,10 +96,10 @@ def check_prefix_cache(
     if not has_hits:
         return Check(name, ok=True, detail=detail, is_fatal=True)
     if is_allowed:
-        return Check(name, None, f"{detail}; the profile allows it (workload.prefix_hits)")
+        return Check(name, None, f"{detail}; the profile allows it (workload.allow_prefix_cache_hits)")
     remedy = (
         "switch the server's prefix cache off (enable_prefix_caching: false, or where its owner starts it), or set "
-        "workload.prefix_hits: allowed"
+        "workload.allow_prefix_cache_hits: true"
     )
     return Check(name, ok=False, detail=f"{detail}; {remedy}", is_fatal=True)
 

@@ -15,10 +15,11 @@ from benchctl.analysis.validity.client_guard import CLIENT_DOUBTS
 from benchctl.analysis.validity.gates import violated_gates
 from benchctl.analysis.validity.severity import DECIDING_WARNINGS
 from benchctl.profile.model import Gate
-from benchctl.records.directory import DAMAGED_LINE, LoadedRun
-from benchctl.records.run import ResultWarning, RunRecord
+from benchctl.records.loaded import DAMAGED_LINE, LoadedRun
+from benchctl.records.record import ResultWarning
+from benchctl.records.run import RunRecord
 
-_LIGHTER_LOAD: Final = frozenset({"slots-idle", "send-late", "rate-missed"})
+_LIGHTER_LOAD: Final = frozenset({"slots-idle", "sends-delayed", "rate-missed"})
 """Warnings that the server met fewer requests at once than planned."""
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from benchctl.errors import DatasetError
+from benchctl.formats import megabytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -19,10 +20,11 @@ app = typer.Typer(help="List, fetch and verify dataset files.", no_args_is_help=
 @app.command("list")
 def list_files() -> None:
     """Show every dataset file: whether it is here (judged by its size), its place, size and licence."""
-    from benchctl.workload.datasets.files import DATASET_FILES, data_directory, file_state
+    from benchctl.workload.datasets.dataset import dataset_files
+    from benchctl.workload.datasets.files import data_directory, file_state
 
     directory = data_directory()
-    _print_table(directory, [(file, file_state(file, directory, full=False)) for file in DATASET_FILES.values()])
+    _print_table(directory, [(file, file_state(file, directory, full=False)) for file in dataset_files().values()])
 
 
 @app.command("fetch")
@@ -32,8 +34,9 @@ def fetch(
     """Fetch a dataset file into the data directory, resuming what an earlier attempt left, and check it."""
     from tqdm import tqdm
 
+    from benchctl.workload.datasets.dataset import dataset_file
     from benchctl.workload.datasets.fetch import fetch_dataset
-    from benchctl.workload.datasets.files import data_directory, dataset_file
+    from benchctl.workload.datasets.files import data_directory
 
     file = dataset_file(name)
     with tqdm(
@@ -44,7 +47,7 @@ def fetch(
             bar.update(have_bytes - bar.n)
 
         path = fetch_dataset(file, data_directory(), show)
-    print(f"{name}: {path} ({_human_size(file.size_bytes)}, {file.licence}, sha256 checked)")
+    print(f"{name}: {path} ({megabytes(file.size_bytes)}, {file.licence}, sha256 checked)")
 
 
 @app.command("verify")
@@ -52,10 +55,11 @@ def verify(
     name: Annotated[str | None, typer.Argument(help="One dataset; all that are here without it.")] = None,
 ) -> None:
     """Compare dataset files with their pinned sha256; a damaged one, or a named one that is missing, exits 2."""
-    from benchctl.workload.datasets.files import DATASET_FILES, data_directory, dataset_file, file_state
+    from benchctl.workload.datasets.dataset import dataset_file, dataset_files
+    from benchctl.workload.datasets.files import data_directory, file_state
 
     directory = data_directory()
-    files = DATASET_FILES.values() if name is None else [dataset_file(name)]
+    files = dataset_files().values() if name is None else [dataset_file(name)]
     states = [(file, file_state(file, directory, full=True)) for file in files]
     _print_table(directory, states)
     for file, state in states:
@@ -74,11 +78,7 @@ def _print_table(directory: Path, states: "Iterable[tuple[DatasetFile, FileState
         table.add_column(title, justify="right" if title == "size" else "left", overflow="fold")
     for file, state in states:
         place = f"{file.folder}/{file.filename}"
-        table.add_row(file.name, state, _human_size(file.size_bytes), file.licence, place, file.source_page)
+        table.add_row(file.name, state, megabytes(file.size_bytes), file.licence, place, file.source_page)
     console = Console(width=None if sys.stdout.isatty() else 200, highlight=False)
     console.print(table)
     console.print(f"data directory: {directory} (set BENCHCTL_DATA_DIR for another)", soft_wrap=True)
-
-
-def _human_size(size_bytes: int) -> str:
-    return f"{size_bytes / 1e6:,.1f} MB"

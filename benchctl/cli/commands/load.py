@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from benchctl.errors import UsageError
+from benchctl.profile.choices import DatasetName
+from benchctl.profile.engine_table import PLAIN_DIALECT, dialects
 
 if TYPE_CHECKING:
     from benchctl.measure.single_load.single_load import LoadResult
@@ -27,14 +29,11 @@ _SAID_ANYWAY: Final = "server-not-fresh"
 _EXIT_CODES: Final = {"done": 0, "suspect": 4, "failed": 5}
 
 
-class Dialect(StrEnum):
-    """Whose spelling of requests a server understands."""
-
-    OPENAI = "openai"
-    VLLM = "vllm"
-    SGLANG = "sglang"
-    LLAMACPP = "llamacpp"
-    TRANSFORMERS = "transformers"
+def _dialect(name: str) -> str:
+    """The dialect; UsageError for an unknown one. The table of engines is read only here: ``--help`` stays fast."""
+    if name not in dialects():
+        raise UsageError(f"--dialect is {name!r}; choose one of {', '.join(dialects())}")
+    return name
 
 
 class Priority(StrEnum):
@@ -44,22 +43,16 @@ class Priority(StrEnum):
     NONE = "none"
 
 
-class Dataset(StrEnum):
-    """Where prompts come from."""
-
-    GENERATED = "generated"
-    GSM8K = "gsm8k"
-    SHAREGPT = "sharegpt"
-    SYNTHETIC = "synthetic"
-
-
 def load(  # the parameters are the command line
     url: Annotated[str, typer.Argument(metavar="URL", help="The server, such as http://127.0.0.1:8000.")],
     model: Annotated[
         str | None,
         typer.Option("--model", help="Name of the model at the server; where it is not given, its first one."),
     ] = None,
-    dialect: Annotated[Dialect, typer.Option("--dialect", help="Whose API it speaks.")] = Dialect.OPENAI,
+    dialect: Annotated[
+        str,
+        typer.Option("--dialect", metavar="DIALECT", help="Its API: openai, or an engine such as vllm."),
+    ] = PLAIN_DIALECT,
     num_prompts: Annotated[int, typer.Option("--num-prompts", min=1, help="Requests.")] = 64,
     max_concurrency: Annotated[
         int | None, typer.Option("--max-concurrency", min=1, help="Requests open at once at most.")
@@ -72,7 +65,7 @@ def load(  # the parameters are the command line
         float | None, typer.Option("--burstiness", help="Of --request-rate: 1 is Poisson, below 1 burstier.")
     ] = None,
     dataset_name: Annotated[
-        Dataset | None,
+        DatasetName | None,
         typer.Option("--dataset-name", help="Of the prompts: synthetic with --input-len, else generated."),
     ] = None,
     dataset_path: Annotated[
@@ -112,13 +105,18 @@ def load(  # the parameters are the command line
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document instead of tables.")] = False,
 ) -> None:
     """Send a load to a running server and say what came back: no server is started, nothing else is sampled."""
-    forced_len = _OUTPUT_TOKENS if output_len is None and dataset_name is not Dataset.SHAREGPT else output_len
+    from benchctl.workload.datasets.dataset import FileDataset, dataset_named
+
+    dataset_name = dataset_name or ("generated" if input_len is None else "synthetic")
+    dataset = dataset_named(dataset_name)
+    has_lengths = isinstance(dataset, FileDataset) and dataset.has_output_lengths
+    forced_len = _OUTPUT_TOKENS if output_len is None and not has_lengths else output_len
     plain = _plain_profile(
         seed=seed,
         stop="forced" if ignore_eos else "natural",
-        server={"url": url, "dialect": str(dialect), "served_model": model, "api_key_env": api_key_env},
+        server={"url": url, "dialect": _dialect(dialect), "served_model": model, "api_key_env": api_key_env},
         workload={
-            "dataset": str(dataset_name or (Dataset.GENERATED if input_len is None else Dataset.SYNTHETIC)),
+            "dataset": dataset_name,
             "path": dataset_path,
             "num_prompts": num_prompts,
             "input_len": input_len,
@@ -171,7 +169,12 @@ def _plain_profile(
         "stop": stop,
         "engine": {"kind": "attach", "options": server},
         "model": server["served_model"] or "unknown",
-        "workload": {**workload, "warmup_shapes": False, "prefix_hits": "allowed", "if_missing": "fail"},
+        "workload": {
+            **workload,
+            "warmup_shapes": False,
+            "allow_prefix_cache_hits": True,
+            "on_missing_dataset": "fail",
+        },
         "variants": {_NAME: {}},
         "baseline": _NAME,
         "primary_metrics": ["tpot_ms", "wall_s"],
@@ -203,7 +206,7 @@ def _load(plain: dict[str, Any], output_dir: Path | None, *, is_quiet: bool) -> 
 
 
 def _check_key(profile: "Profile") -> None:
-    from benchctl.engines.attach import AttachEngine
+    from benchctl.engines.attach.engine import AttachEngine
     from benchctl.profile.planning.plan import variant_settings
 
     AttachEngine().check_available(variant_settings(profile, _NAME, {}))

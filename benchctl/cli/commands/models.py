@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from benchctl.errors import UsageError
+from benchctl.formats import megabytes
 
 if TYPE_CHECKING:
     from benchctl.costs.shapes import ModelShape
@@ -125,9 +126,7 @@ def make_tiny(
         made = f"{recipe.shape.num_params() / 1e6:,.2f}"
     num_bytes = sum(path.stat().st_size for path in files)
     weights = f"in {dtype}, seed {seed}" if not no_weights else "that are not written"
-    print(
-        f"{directory}: {arch} of {made} M random weights {weights}; {len(files)} files, {num_bytes / 1e6:,.1f} MB"
-    )
+    print(f"{directory}: {arch} of {made} M random weights {weights}; {len(files)} files, {megabytes(num_bytes)}")
 
 
 def _refuse_value_options(*, value_model: bool, given: dict[str, object], gguf: bool) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from benchctl.errors import RecordError, UsageError
+from benchctl.formats import percentage
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -133,7 +134,7 @@ def _print_list(store: Path, entries: "Sequence[StoredNoise]") -> None:
             continue
         step = noise.metrics.get("step_ms")
         blocks = max((metric.num_blocks for metric in noise.metrics.values()), default=0)
-        floor = "n/a" if step is None else _percent(step.floor_frac)
+        floor = "n/a" if step is None else percentage(step.floor_frac)
         engine = f"{noise.engine} {noise.engine_version or ''}".rstrip()
         table.add_row(
             entry.key, engine, noise.model, str(blocks), floor, noise.measured_at, _age(noise), noise.source
@@ -157,12 +158,8 @@ def _print_noise(source: str, noise: "NoiseFloor") -> None:
     for title in ("metric", "floor", "sd between blocks", "blocks"):
         table.add_column(title, justify="left" if title == "metric" else "right")
     for name, metric in noise.metrics.items():
-        table.add_row(name, _percent(metric.floor_frac), _percent(metric.log_sd), str(metric.num_blocks))
+        table.add_row(name, percentage(metric.floor_frac), percentage(metric.log_sd), str(metric.num_blocks))
     console.print(table)
-
-
-def _percent(fraction: float) -> str:
-    return f"{fraction * 100:.3g}%"
 
 
 def _age(noise: "NoiseFloor") -> str:

@@ -27,14 +27,14 @@ def list_known() -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from benchctl.profile.load import list_profiles
-    from benchctl.profile.locate import preset_files, shown_path
+    from benchctl.profile.sources.files import display_path, preset_files
+    from benchctl.profile.sources.listing import list_profiles
 
     table = Table(box=None, pad_edge=False)
     for title in ("profile", "description", "file"):
         table.add_column(title, overflow="fold")
     for entry in list_profiles():
-        table.add_row(entry.name, entry.description, shown_path(entry.path))
+        table.add_row(entry.name, entry.description, display_path(entry.path))
     console = Console(width=None if sys.stdout.isatty() else 200, highlight=False)
     console.print(table)
     console.print(f"engine presets: {', '.join(preset_files())}", soft_wrap=True)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from benchctl.measure.experiment import Outcome
     from benchctl.profile.model import Profile
     from benchctl.records.directory import ResultDirectory
-    from benchctl.records.run import PreparedRequest
+    from benchctl.records.request import PreparedRequest
     from benchctl.workload.prepare import PreparedSet
 
 QUICK_BLOCKS = 2
@@ -197,10 +197,10 @@ def _measure_new(
 
 def _tell_what_it_can_show(results: "ResultDirectory", profile: "Profile") -> None:
     """What so many blocks can show with the noise that was taken along, and what to doubt of that."""
-    from benchctl.cli.plan_view import print_foresight
+    from benchctl.cli.plan_view import print_power
     from benchctl.records.noise import load_noise
 
-    print_foresight(profile, load_noise(results.path))
+    print_power(profile, load_noise(results.path))
     for warning in results.manifest().warnings:
         if warning.code.startswith("noise-"):
             _warn(warning.message)

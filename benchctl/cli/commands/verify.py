@@ -5,8 +5,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from benchctl.formats import megabytes
+
 if TYPE_CHECKING:
-    from benchctl.records.verification import Verification
+    from benchctl.records.integrity.verification import Verification
 
 _ALTERED: Final = 4
 
@@ -21,7 +23,7 @@ def verify(
     runs and their request set are verified.
     """
     from benchctl.records.directory import open_results
-    from benchctl.records.verification import verify_directory
+    from benchctl.records.integrity.verification import verify_directory
 
     open_results(results)
     verified = verify_directory(results, is_fresh=True)
@@ -36,7 +38,7 @@ def verify(
 
 
 def _print(results: Path, verified: "Verification") -> None:
-    from benchctl.records.digests import directory_sha256
+    from benchctl.records.integrity.digests import directory_sha256
 
     for alteration in verified.alterations:
         beside = "" if alteration.decides else " (no number rests on it)"
@@ -54,13 +56,13 @@ def _print(results: Path, verified: "Verification") -> None:
             "to verify beyond plan, order of the runs and request set, which agree"
         )
     else:
-        print(f"{results} is intact: {verified.num_files} files, {verified.hashed_bytes / 1e6:.1f} MB read")
+        print(f"{results} is intact: {verified.num_files} files, {megabytes(verified.hashed_bytes)} read")
     if verified.digests is not None and not verified.alterations:
         print(f"digest of all of it: sha256 {directory_sha256(verified.digests)}")
 
 
 def _document(results: Path, verified: "Verification") -> dict[str, Any]:
-    from benchctl.records.digests import directory_sha256
+    from benchctl.records.integrity.digests import directory_sha256
 
     digests = verified.digests
     return {

@@ -1,1 +1,20 @@
-"""SGLang: how its server is started, asked and read; ``inside`` runs in the server's own environment."""
+"""SGLang: options, start, requests and step log; ``inside`` runs in the server's own environment."""
+
+from typing import Final
+
+from benchctl.profile.engine_table import EngineSpec, ServerCounters
+
+SPEC: Final = EngineSpec(
+    kind="sglang",
+    options=f"{__name__}.options:SglangOptions",
+    implementation=f"{__name__}.engine:SglangEngine",
+    is_dialect=True,
+    adds_repetition_penalty=True,
+    counters=ServerCounters(
+        generated_tokens=("sglang:generation_tokens_total",),
+        prefix_hits=("sglang:cached_tokens_total",),
+        open_requests=("sglang:num_running_reqs", "sglang:num_queue_reqs"),
+    ),
+    installed_by="scripts/engines/install_sglang.sh",
+    needs_gpu=True,
+)

@@ -20,35 +20,23 @@ from typing import Any, Final
 import httpx
 import msgspec
 
-from benchctl.engines.engine import Diagnosis, LaunchSite, RequestCall, diagnosed, signatures
-from benchctl.engines.environment import interpreter_for
-from benchctl.engines.hub import checkpoint_for, context_of, is_local
-from benchctl.engines.openai_server import LOOPBACK, OpenAiServer, plugged_in, streamed, unsupported
+from benchctl.engines.engine import Installation, LaunchSite, RequestCall, signatures
+from benchctl.engines.environment import interpreter_for, python_installation
+from benchctl.engines.hub import checkpoint_for, is_local
+from benchctl.engines.openai_server import LOOPBACK, JsonGetter, OpenAiServer, own_options, plugged_in, streamed
+from benchctl.engines.sglang.options import SglangOptions
 from benchctl.engines.sglang.steps import read_sglang_steps
-from benchctl.profile.engine_options import AttachOptions, SglangOptions
+from benchctl.profile.engine_options import PythonOptions, ServerOptions
 from benchctl.profile.model import VariantSettings
-from benchctl.records.run import PreparedRequest, StepRecord
+from benchctl.records.request import PreparedRequest
+from benchctl.records.step import StepRecord
 
-_DISTRIBUTION: Final = "sglang"
+DISTRIBUTION: Final = "sglang"
 _INSIDE: Final = Path(__file__).parent / "inside"
 _PLUGIN: Final = "benchctl-steps"
 _SEED: Final = 0
 _DETERMINISTIC: Final = "--enable-deterministic-inference"
-_VALUES: Final = {
-    "device": "--device",
-    "dtype": "--dtype",
-    "load_format": "--load-format",
-    "max_model_len": "--context-length",
-    "mem_fraction_static": "--mem-fraction-static",
-    "max_num_seqs": "--max-running-requests",
-    "max_num_batched_tokens": "--chunked-prefill-size",
-    "attention_backend": "--attention-backend",
-    "sampling_backend": "--sampling-backend",
-    "tensor_parallel_size": "--tp-size",
-    "data_parallel_size": "--dp-size",
-}
-"""Options that are flags with a value."""
-_TOLD: Final = {
+_STATED: Final = {
     "version": "version",
     "model_path": "model_path",
     "device": "device",
@@ -72,7 +60,7 @@ _TOLD: Final = {
 }
 """What counts of the hundreds of settings that the server tells, by our names. The rest changes from start to start
 (ports, free memory) or is secret (``api_key``)."""
-_TOLD_INVERTED: Final = {
+_STATED_INVERTED: Final = {
     "disable_radix_cache": "enable_prefix_caching",
     "disable_overlap_schedule": "overlap_schedule",
 }
@@ -138,37 +126,37 @@ SIGNATURES: Final = (
 class SglangEngine(OpenAiServer):
     """Servers of ``python -m sglang.launch_server``."""
 
-    kind: Final = "sglang"
-    is_launched: Final = True
-    essential_processes: Final = ("sglang::scheduler", "sglang::detokenizer")
+    kind = "sglang"
+    essential_processes = ("sglang::scheduler", "sglang::detokenizer")
+    signatures = SIGNATURES
 
     def check_available(self, settings: VariantSettings) -> None:
-        """Raises EngineUnavailableError when SGLang is not installed, or the model is none that it could load."""
-        _interpreter(settings)
+        """Raises EngineUnavailableError when SGLang is not installed, or cannot load the model."""
+        self.interpreter(settings)
         checkpoint_for(settings.model, self.kind)
 
     def check_requests(self, requests: Sequence[PreparedRequest], settings: VariantSettings) -> None:
         """Raises UnsupportedError for guidance, and for lengths beyond the server's context."""
-        if settings.guidance is not None:
-            remedy = "remove guidance, or choose an engine that guides"
-            raise unsupported("sglang", settings, "loads no value model", remedy)
-        require_context(requests, settings, "sglang")
-
-    def metrics_path(self, settings: VariantSettings) -> str | None:
-        return "/metrics"
+        super().check_requests(requests, settings)
+        self.require_context(requests, settings)
 
     def argv(self, settings: VariantSettings, site: LaunchSite) -> tuple[str, ...]:
         """The command line of the server; what the options leave open is SGLang's choice."""
-        return (
-            str(_interpreter(settings)),
-            *launch_words(settings, site, self.kind),
-            *_options(settings).extra_args,
-        )
+        extra_args = own_options(settings, SglangOptions).extra_args
+        return (str(self.interpreter(settings)), *self.launch_words(settings, site), *extra_args)
+
+    def launch_words(self, settings: VariantSettings, site: LaunchSite) -> tuple[str, ...]:
+        """The command line after the interpreter, without ``extra_args``."""
+        words = ["-m", "sglang.launch_server"]
+        words += ["--model-path", checkpoint_for(settings.model, self.kind), "--served-model-name", settings.model]
+        words += ["--host", LOOPBACK, "--port", str(site.port), "--random-seed", str(_SEED)]
+        words += ["--enable-metrics", "--enable-cache-report"]
+        return (*words, *own_options(settings, SglangOptions).flag_words())
 
     def env(self, settings: VariantSettings, site: LaunchSite) -> dict[str, str]:
         """The way to our plugin, silence towards the outside, and what the profile sets."""
         own = quiet_env(settings.model) | super().env(settings, site)
-        if not _options(settings).step_log:
+        if not own_options(settings, SglangOptions).step_log:
             return own
         own["BENCHCTL_STEP_LOG"] = str(site.step_log)
         return plugged_in(own, _INSIDE, _PLUGIN, allowed_in="SGLANG_PLUGINS")
@@ -181,8 +169,8 @@ class SglangEngine(OpenAiServer):
         self, client: httpx.AsyncClient, settings: VariantSettings, site: LaunchSite
     ) -> dict[str, Any]:
         """What the server says of itself, and whether it honours the seeds of requests."""
-        options = _options(settings)
-        config = told_config(await server_info(client))
+        options = own_options(settings, SglangOptions)
+        config = stated_config(await server_info(client))
         config["enforce_eager"] = options.enforce_eager
         config["request_seed"] = "honoured" if is_deterministic(options) else "ignored"
         if options.extra_args:
@@ -198,36 +186,22 @@ class SglangEngine(OpenAiServer):
         """The steps that the plugin recorded, on the clock of the host."""
         return read_sglang_steps(directory)
 
-    def diagnose(self, log_tail: str) -> Diagnosis | None:
-        """What the end of the server's log shows."""
-        return diagnosed(SIGNATURES, log_tail)
+    async def attached_config(self, get_json: JsonGetter) -> dict[str, Any]:
+        """Its own settings, under either name of the path."""
+        return stated_config(await get_json("/server_info") or await get_json("/get_server_info"))
 
+    def interpreter(self, settings: VariantSettings) -> Path:
+        """The interpreter of the environment that has SGLang."""
+        return self.find_interpreter(own_options(settings, SglangOptions).python)
 
-def launch_words(settings: VariantSettings, site: LaunchSite, kind: str) -> tuple[str, ...]:
-    """The command line behind the interpreter, without ``extra_args``, for an engine ``kind`` that is SGLang."""
-    options = _options(settings)
-    words = ["-m", "sglang.launch_server"]
-    words += ["--model-path", checkpoint_for(settings.model, kind), "--served-model-name", settings.model]
-    words += ["--host", LOOPBACK, "--port", str(site.port), "--random-seed", str(_SEED)]
-    words += ["--enable-metrics", "--enable-cache-report"]
-    for name, flag in _VALUES.items():
-        if (value := getattr(options, name)) is not None:
-            words += [flag, str(value)]
-    switches = {
-        "--disable-radix-cache": not options.enable_prefix_caching,
-        "--disable-cuda-graph": options.enforce_eager,
-        "--disable-overlap-schedule": not options.overlap_schedule,
-    }
-    return (*words, *(flag for flag, is_set in switches.items() if is_set))
+    def find_interpreter(self, named: str | None) -> Path:
+        """The named interpreter, or that of the installed environment; EngineUnavailableError without SGLang."""
+        return interpreter_for("sglang", named, (DISTRIBUTION,))
 
-
-def require_context(requests: Sequence[PreparedRequest], settings: VariantSettings, kind: str) -> None:
-    """Raises UnsupportedError where prompt and output of a request exceed the server's context."""
-    limit = getattr(settings.server, "max_model_len", None) or context_of(settings.model)
-    longest = max((request.prompt_tokens + request.max_tokens for request in requests), default=0)
-    if limit is not None and longest > limit:
-        what = f"refuses prompt and output of more than {limit} tokens together, and a request needs {longest}"
-        raise unsupported(kind, settings, what, "lower workload.output_len, or raise engine.options.max_model_len")
+    def installation(self, options: ServerOptions | None) -> Installation:
+        """The environment that has SGLang, with the versions in it."""
+        named = options.python if isinstance(options, PythonOptions) else None
+        return python_installation(self.find_interpreter(named), (DISTRIBUTION,))
 
 
 def quiet_env(model: str) -> dict[str, str]:
@@ -242,10 +216,8 @@ def request_body(request: PreparedRequest, settings: VariantSettings) -> dict[st
     The ids of tokens tell what each event holds, also with several choices; SGLang has them since 0.5.20, and
     refuses them for streamed chats. A running usage stands in for them where there is one choice.
     """
-    options = settings.server
-    served = options.served_model if isinstance(options, AttachOptions) else None
     body = {
-        "model": served or settings.model,
+        "model": settings.server.request_model or settings.model,
         "n": request.n,
         "seed": request.seed,
         "ignore_eos": request.ignore_eos,
@@ -273,18 +245,8 @@ def is_deterministic(options: SglangOptions) -> bool:
     return _DETERMINISTIC in options.extra_args
 
 
-def told_config(info: Mapping[str, Any]) -> dict[str, Any]:
+def stated_config(info: Mapping[str, Any]) -> dict[str, Any]:
     """What counts of ``/server_info``, under the names of our options where it has them."""
-    config = {ours: info[theirs] for theirs, ours in _TOLD.items() if info.get(theirs) is not None}
-    config |= {ours: not info[theirs] for theirs, ours in _TOLD_INVERTED.items() if theirs in info}
+    config = {ours: info[theirs] for theirs, ours in _STATED.items() if info.get(theirs) is not None}
+    config |= {ours: not info[theirs] for theirs, ours in _STATED_INVERTED.items() if theirs in info}
     return config
-
-
-def _options(settings: VariantSettings) -> SglangOptions:
-    if not isinstance(settings.server, SglangOptions):
-        raise TypeError(f"SGLang cannot be started with {type(settings.server).__name__}")
-    return settings.server
-
-
-def _interpreter(settings: VariantSettings) -> Path:
-    return interpreter_for("sglang", _options(settings).python, (_DISTRIBUTION,))

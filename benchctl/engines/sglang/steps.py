@@ -21,7 +21,7 @@ import msgspec
 
 from benchctl.engines.engine import raw_step_log
 from benchctl.records.jsonl import read_jsonl
-from benchctl.records.run import Phase, StepRecord
+from benchctl.records.step import StepPhase, StepRecord
 
 
 class _RawStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,7 +43,7 @@ class _RawStep(msgspec.Struct, frozen=True, kw_only=True):
     sampler_ns: int | None = None
 
     @property
-    def phase(self) -> Phase:
+    def phase(self) -> StepPhase:
         if not self.prefill_tokens:
             return "decode"
         return "mixed" if self.decode_tokens else "prefill"

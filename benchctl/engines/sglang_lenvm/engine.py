@@ -19,27 +19,28 @@ from typing import Any, Final
 
 import httpx
 
-from benchctl.engines.engine import Diagnosis, LaunchSite, RequestCall, diagnosed, signatures
+from benchctl.engines.engine import LaunchSite, RequestCall, signatures
 from benchctl.engines.environment import engines_directory, interpreter_for, package_directory
 from benchctl.engines.hub import checkpoint_for
-from benchctl.engines.openai_server import OpenAiServer, streamed, unsupported
+from benchctl.engines.openai_server import own_options, streamed
 from benchctl.engines.sglang.engine import (
+    DISTRIBUTION,
     SIGNATURES,
+    SglangEngine,
     is_deterministic,
-    launch_words,
     quiet_env,
     request_body,
-    require_context,
     server_info,
-    told_config,
+    stated_config,
 )
+from benchctl.engines.sglang_lenvm.options import SglangLenvmOptions
 from benchctl.engines.sglang_lenvm.requests import ambiguities, custom_params, mixed_refusal, refusal
 from benchctl.engines.sglang_lenvm.steps import read_lenvm_steps, stamped_records
 from benchctl.errors import EngineUnavailableError, UnsupportedError
 from benchctl.interop.readers.lenvm_revision import revisions_of
-from benchctl.profile.engine_options import SglangLenvmOptions
 from benchctl.profile.model import VariantSettings
-from benchctl.records.run import PreparedRequest, StepRecord
+from benchctl.records.request import PreparedRequest
+from benchctl.records.step import StepRecord
 
 _KIND: Final = "sglang-lenvm"
 _LAUNCHER: Final = Path(__file__).parent / "inside" / "stamped.py"
@@ -82,49 +83,44 @@ _SIGNATURES: Final = (
 )
 
 
-class SglangLenvmEngine(OpenAiServer):
+class SglangLenvmEngine(SglangEngine):
     """Servers of the fork's ``python -m sglang.launch_server``, with and without a value model."""
 
-    kind: Final = _KIND
-    is_launched: Final = True
-    essential_processes: Final = ("sglang::scheduler", "sglang::detokenizer")
+    kind = _KIND
+    signatures = _SIGNATURES
 
     def check_available(self, settings: VariantSettings) -> None:
-        """Raises EngineUnavailableError when the fork is not installed, or a model is none that it could load."""
-        _interpreter(settings)
-        checkpoint_for(settings.model, _KIND)
-        if (value_model := _options(settings).value_model) is not None:
+        """Raises EngineUnavailableError when the fork is not installed, or cannot load one of the models."""
+        super().check_available(settings)
+        if (value_model := own_options(settings, SglangLenvmOptions).value_model) is not None:
             value_checkpoint(value_model)
 
     def check_requests(self, requests: Sequence[PreparedRequest], settings: VariantSettings) -> None:
         """Raises UnsupportedError for what would end the server, be passed over, or mean one thing or another."""
-        options, params = _options(settings), custom_params(settings.guidance)
-        require_context(requests, settings, _KIND)
+        options, params = own_options(settings, SglangLenvmOptions), custom_params(settings.guidance)
+        self.require_context(requests, settings)
         problem = refusal(params, settings.sampling, options.revision) or mixed_refusal([params])
         if problem is not None:
-            raise unsupported(_KIND, settings, *problem)
+            raise self.refusal(settings, *problem)
         if params is not None and options.overlap_schedule:
             what = "cannot guide while its scheduler overlaps the device"
-            raise unsupported(_KIND, settings, what, "set overlap_schedule: false")
+            raise self.refusal(settings, what, "set overlap_schedule: false")
         if is_deterministic(options) and any(request.n > 1 for request in requests):
             what = "gives all choices of a request one seed when it is deterministic, so that they are one answer"
-            raise unsupported(_KIND, settings, what, "set workload.samples_as: requests")
+            raise self.refusal(settings, what, "set workload.samples_as: requests")
         if options.revision is None and (unclear := ambiguities([params])):
             raise _unclear(settings, unclear)
 
-    def metrics_path(self, settings: VariantSettings) -> str | None:
-        return "/metrics"
-
     def argv(self, settings: VariantSettings, site: LaunchSite) -> tuple[str, ...]:
         """The command line of the server; where its lines get their times, behind the launcher that takes those."""
-        options = _options(settings)
-        words = (*launch_words(settings, site, _KIND), *_guided_words(options), *options.extra_args)
+        options = own_options(settings, SglangLenvmOptions)
+        words = (*self.launch_words(settings, site), *_guided_words(options), *options.extra_args)
         launcher = (str(_LAUNCHER), str(_pipe(site)), str(site.step_log)) if _has_lines(options) else ()
-        return (str(_interpreter(settings)), *launcher, *words)
+        return (str(self.interpreter(settings)), *launcher, *words)
 
     def env(self, settings: VariantSettings, site: LaunchSite) -> dict[str, str]:
         """Where lines go, what the revision reads from its environment, and what the profile sets."""
-        options, own = _options(settings), quiet_env(settings.model)
+        options, own = own_options(settings, SglangLenvmOptions), quiet_env(settings.model)
         own.pop("HF_HUB_OFFLINE", None)  # a value model may have to be fetched, and no variant is to differ in it
         if _has_lines(options):
             own["SGLANG_LVM_TIMING_LOG"] = str(_pipe(site))
@@ -133,7 +129,7 @@ class SglangLenvmEngine(OpenAiServer):
         if options.synchronised_timing_interval is not None:
             own["SGLANG_LVM_TIMING"] = "1"
             own["SGLANG_LVM_TIMING_INTERVAL"] = str(options.synchronised_timing_interval)
-        return own | super().env(settings, site)
+        return own | dict(options.env)
 
     def request_call(self, request: PreparedRequest, settings: VariantSettings) -> RequestCall:
         """Ask for ``request`` as this variant does; ``custom_params`` only with guidance."""
@@ -148,10 +144,10 @@ class SglangLenvmEngine(OpenAiServer):
         Raises UnsupportedError when what the server wrote so far cannot come from that revision, or when it has not
         the value model that was asked for.
         """
-        options, info = _options(settings), await server_info(client)
-        _require_value_model(settings, info)
-        _require_revision(settings, site)
-        config = told_config(info)
+        options, info = own_options(settings, SglangLenvmOptions), await server_info(client)
+        self._require_value_model(settings, info)
+        self._require_revision(settings, site)
+        config = stated_config(info)
         config["value_model"], config["revision"] = options.value_model, options.revision or "unknown"
         config["enforce_eager"], config["stride"] = options.enforce_eager, options.stride
         config["request_seed"] = "honoured" if is_deterministic(options) else "ignored"
@@ -161,15 +157,37 @@ class SglangLenvmEngine(OpenAiServer):
 
     def has_steps(self, settings: VariantSettings) -> bool:
         """Lines of one process are a series; several ranks would write theirs between one another."""
-        return _has_lines(_options(settings))
+        return _has_lines(own_options(settings, SglangLenvmOptions))
 
     def read_steps(self, directory: Path) -> Iterator[StepRecord]:
         """The fork's own steps, on the clock of the host."""
         return read_lenvm_steps(directory)
 
-    def diagnose(self, log_tail: str) -> Diagnosis | None:
-        """What the end of the server's log shows."""
-        return diagnosed(_SIGNATURES, log_tail)
+    def find_interpreter(self, named: str | None) -> Path:
+        """The named interpreter, or that of the fork's own environment; stock SGLang is refused."""
+        return fork_interpreter(named, engines_directory())
+
+    def _require_value_model(self, settings: VariantSettings, info: Mapping[str, Any]) -> None:
+        """Hold the server's own account of its value model against what it was started with, where it gives one."""
+        if "enable_lvm_guided_sampling" not in info:
+            return
+        value_model = own_options(settings, SglangLenvmOptions).value_model
+        asked = None if value_model is None else value_checkpoint(value_model)
+        told = info.get("lvm_guided_inproc_model_path") if info["enable_lvm_guided_sampling"] else None
+        if told != asked:
+            what = f"says that its value model is {told}, and {asked} was asked for"
+            raise self.refusal(settings, what, "look for such flags in engine.options.extra_args")
+
+    def _require_revision(self, settings: VariantSettings, site: LaunchSite) -> None:
+        """Hold what the server wrote while it answered its first request against the declared revision."""
+        options = own_options(settings, SglangLenvmOptions)
+        log = site.directory / "server.log"
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.is_file() else []
+        fits = revisions_of((record for _, record in stamped_records(site.directory)[0]), lines)
+        looked = _has_lines(options) or options.synchronised_timing_interval is not None
+        if options.revision is not None and looked and options.revision not in fits:
+            what = f"is no {options.revision}: what it writes fits {' or '.join(fits)}"
+            raise self.refusal(settings, what, "correct engine.options.revision")
 
 
 def value_checkpoint(value_model: str) -> str:
@@ -223,30 +241,6 @@ def _pipe(site: LaunchSite) -> Path:
     return site.directory / "steps.pipe"
 
 
-def _require_value_model(settings: VariantSettings, info: Mapping[str, Any]) -> None:
-    """Hold the server's own account of its value model against what it was started with, where it gives one."""
-    if "enable_lvm_guided_sampling" not in info:
-        return
-    value_model = _options(settings).value_model
-    asked = None if value_model is None else value_checkpoint(value_model)
-    told = info.get("lvm_guided_inproc_model_path") if info["enable_lvm_guided_sampling"] else None
-    if told != asked:
-        what = f"says that its value model is {told}, and {asked} was asked for"
-        raise unsupported(_KIND, settings, what, "look for such flags in engine.options.extra_args")
-
-
-def _require_revision(settings: VariantSettings, site: LaunchSite) -> None:
-    """Hold what the server wrote while it answered its first request against the declared revision."""
-    options = _options(settings)
-    log = site.directory / "server.log"
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.is_file() else []
-    fits = revisions_of((record for _, record in stamped_records(site.directory)[0]), lines)
-    looked = _has_lines(options) or options.synchronised_timing_interval is not None
-    if options.revision is not None and looked and options.revision not in fits:
-        what = f"is no {options.revision}: what it writes fits {' or '.join(fits)}"
-        raise unsupported(_KIND, settings, what, "correct engine.options.revision")
-
-
 def _unclear(settings: VariantSettings, unclear: Sequence[str]) -> UnsupportedError:
     listed = "\n".join(f"  {text}" for text in unclear)
     return UnsupportedError(
@@ -254,16 +248,6 @@ def _unclear(settings: VariantSettings, unclear: Sequence[str]) -> UnsupportedEr
         f"the revision of the fork:\n{listed}\n"
         "Say which is installed: --set engine.options.revision=V0, or V1 to V4 (docs/engines.md tells them apart)"
     )
-
-
-def _options(settings: VariantSettings) -> SglangLenvmOptions:
-    if not isinstance(settings.server, SglangLenvmOptions):
-        raise TypeError(f"the LenVM fork cannot be started with {type(settings.server).__name__}")
-    return settings.server
-
-
-def _interpreter(settings: VariantSettings) -> Path:
-    return fork_interpreter(_options(settings).python, engines_directory())
 
 
 @cache
@@ -276,8 +260,8 @@ def fork_interpreter(named: str | None, directory: Path) -> Path:
     )
     if named is None and not Path(python).exists():
         raise EngineUnavailableError(f"engine {_KIND!r} is not installed: there is no {python}; {remedy}")
-    found = interpreter_for(_KIND, python, ("sglang",))
-    package = package_directory(found, "sglang")
+    found = interpreter_for(_KIND, python, (DISTRIBUTION,))
+    package = package_directory(found, DISTRIBUTION)
     if package is None or not (package / "srt" / "lvm").is_dir():
         raise EngineUnavailableError(
             f"engine {_KIND!r}: the SGLang of {python} is not the LenVM fork: it has no sglang/srt/lvm; {remedy}"

@@ -1,1 +1,13 @@
-"""``transformers serve``: how it is started, asked and read; ``inside`` runs in the server's own environment."""
+"""``transformers serve``: options, start, requests and step log; ``inside`` runs in the server's environment."""
+
+from typing import Final
+
+from benchctl.profile.engine_table import EngineSpec
+
+SPEC: Final = EngineSpec(
+    kind="transformers",
+    options=f"{__name__}.options:TransformersOptions",
+    implementation=f"{__name__}.engine:TransformersEngine",
+    is_dialect=True,
+    installed_by="scripts/engines/install_transformers.sh",
+)

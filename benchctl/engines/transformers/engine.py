@@ -24,30 +24,24 @@ from typing import Any, Final
 import httpx
 import msgspec
 
-from benchctl.engines.engine import Diagnosis, LaunchSite, RequestCall, diagnosed, raw_step_log
-from benchctl.engines.environment import installed_versions, interpreter_for
+from benchctl.engines.engine import Installation, LaunchSite, RequestCall, raw_step_log
+from benchctl.engines.environment import installed_versions, interpreter_for, python_installation
 from benchctl.engines.hub import checkpoint_for, is_local
-from benchctl.engines.openai_server import LOOPBACK, OpenAiServer, streamed, unsupported
+from benchctl.engines.openai_server import LOOPBACK, OpenAiServer, own_options, streamed
 from benchctl.engines.transformers.failures import SIGNATURES
 from benchctl.engines.transformers.model import ModelLimits, limits_of
+from benchctl.engines.transformers.options import TransformersOptions
 from benchctl.errors import EngineUnavailableError
-from benchctl.profile.engine_options import AttachOptions, TransformersOptions
+from benchctl.profile.engine_options import PythonOptions, ServerOptions
 from benchctl.profile.model import Sampling, VariantSettings
 from benchctl.records.jsonl import encode, read_jsonl
-from benchctl.records.run import Phase, PreparedRequest, StepRecord
+from benchctl.records.request import PreparedRequest
+from benchctl.records.step import StepPhase, StepRecord
 
 _LAUNCHER: Final = Path(__file__).parent / "inside" / "serve.py"
 _DISTRIBUTION: Final = "transformers"
 NEEDED: Final = ("torch", "accelerate", "fastapi", "uvicorn", "openai", "pydantic")
 """What its server needs beside it; ``transformers[serving]`` asks for all but torch."""
-_FLAGS: Final = {
-    "device": "--device",
-    "dtype": "--dtype",
-    "attn_implementation": "--attn-implementation",
-    "num_kv_blocks": "--cb-num-blocks",
-    "block_size": "--cb-block-size",
-    "max_num_batched_tokens": "--cb-max-batch-tokens",
-}
 _INFERRED: Final = {
     "cb.num_blocks": "num_kv_blocks",
     "cb.max_batch_tokens": "max_num_batched_tokens",
@@ -59,9 +53,8 @@ _INFERRED: Final = {
 class TransformersEngine(OpenAiServer):
     """Servers of ``transformers serve``, with continuous batching or one request at a time."""
 
-    kind: Final = "transformers"
-    is_launched: Final = True
-    essential_processes: Final[tuple[str, ...]] = ()
+    kind = "transformers"
+    signatures = SIGNATURES
 
     def check_available(self, settings: VariantSettings) -> None:
         """Raises EngineUnavailableError without the library and what its server needs, or without a model."""
@@ -76,20 +69,15 @@ class TransformersEngine(OpenAiServer):
 
     def check_requests(self, requests: Sequence[PreparedRequest], settings: VariantSettings) -> None:
         """Raises UnsupportedError for guidance, several choices, and lengths or ends that it would get wrong."""
-        if settings.guidance is not None:
-            raise unsupported(
-                "transformers", settings, "loads no value model", "measure guidance on a guided engine"
-            )
+        super().check_requests(requests, settings)
         if any(request.n > 1 for request in requests):
             what = "gives one answer to each request and ignores n"
-            raise unsupported("transformers", settings, what, "set workload.samples_as: requests")
+            raise self.refusal(settings, what, "set workload.samples_as: requests")
         limits = limits_of(settings.model)
-        _check_lengths(requests, settings, limits)
+        self._check_lengths(requests, settings, limits)
         if not limits.eos_token_ids and not all(request.ignore_eos for request in requests):
             what = f"must be told the token that ends a text, and {settings.model!r} is no directory that names one"
-            raise unsupported(
-                "transformers", settings, what, "name a local directory as model, or set stop: forced"
-            )
+            raise self.refusal(settings, what, "name a local directory as model, or set stop: forced")
 
     def metrics_path(self, settings: VariantSettings) -> str | None:
         """It counts nothing for others to read."""
@@ -97,7 +85,7 @@ class TransformersEngine(OpenAiServer):
 
     def argv(self, settings: VariantSettings, site: LaunchSite) -> tuple[str, ...]:
         """The launcher with its own words, ``--``, and the command line of ``transformers``."""
-        options = _options(settings)
+        options = own_options(settings, TransformersOptions)
         argv = [str(_interpreter(settings)), str(_LAUNCHER), "--description", str(site.description)]
         if self.has_steps(settings):
             argv += ["--step-log", str(site.step_log)]
@@ -105,12 +93,7 @@ class TransformersEngine(OpenAiServer):
             argv.append("--no-prefix-caching")
         argv += ["--", "serve", checkpoint_for(settings.model, self.kind), "--host", LOOPBACK]
         argv += ["--port", str(site.port), "--default-seed", str(site.noise_seed)]
-        if options.continuous_batching:
-            argv.append("--continuous-batching")
-        for name, flag in _FLAGS.items():
-            if (value := getattr(options, name)) is not None:
-                argv += [flag, str(value)]
-        return (*argv, *options.extra_args)
+        return (*argv, *options.flag_words(), *options.extra_args)
 
     def env(self, settings: VariantSettings, site: LaunchSite) -> dict[str, str]:
         """Offline for a model on disk; what the profile sets goes over that."""
@@ -125,9 +108,9 @@ class TransformersEngine(OpenAiServer):
         config["eos_token_id"] = -1 if request.ignore_eos else list(limits_of(settings.model).eos_token_ids)
         config["pad_token_id"] = 0  # never used: no row is padded. Unsaid, it would be taken from the end of text
         body: dict[str, Any] = {"generation_config": encode(config).decode()}
-        if isinstance(options, AttachOptions):
-            body["model"] = options.served_model or settings.model
-        elif not _options(settings).continuous_batching:
+        if not isinstance(options, TransformersOptions):
+            body["model"] = options.request_model or settings.model
+        elif not options.continuous_batching:
             body["seed"] = request.seed
         return streamed(request, body)
 
@@ -140,10 +123,10 @@ class TransformersEngine(OpenAiServer):
         except (OSError, msgspec.DecodeError):  # the server's log says why it is missing
             told = dict(installed_versions(_interpreter(settings), (_DISTRIBUTION, "torch")))
             return {"version": told.pop(_DISTRIBUTION, None), **told}
-        options = _options(settings)
+        options = own_options(settings, TransformersOptions)
         if options.continuous_batching and not told.get("continuous_batching"):
             what = f"cannot batch requests of a {told.get('model_class', 'model of this kind')}"
-            raise unsupported("transformers", settings, what, "set engine.options.continuous_batching to false")
+            raise self.refusal(settings, what, "set engine.options.continuous_batching to false")
         batching = {f"cb.{name}": value for name, value in told.pop("cb", {}).items()}
         for name, option in _INFERRED.items():
             if getattr(options, option) is None:
@@ -163,9 +146,27 @@ class TransformersEngine(OpenAiServer):
         for raw in read_jsonl(raw_step_log(directory), _RawStep):
             yield raw.normalised()
 
-    def diagnose(self, log_tail: str) -> Diagnosis | None:
-        """What the end of the server's log shows."""
-        return diagnosed(SIGNATURES, log_tail)
+    def installation(self, options: ServerOptions | None) -> Installation:
+        """The environment that has transformers, with the versions in it."""
+        named = options.python if isinstance(options, PythonOptions) else None
+        return python_installation(
+            interpreter_for("transformers", named, (_DISTRIBUTION,)), (_DISTRIBUTION,), NEEDED
+        )
+
+    def _check_lengths(
+        self, requests: Sequence[PreparedRequest], settings: VariantSettings, limits: ModelLimits
+    ) -> None:
+        longest = max((request.prompt_tokens + request.max_tokens for request in requests), default=0)
+        remedy = "lower workload.output_len or choose shorter prompts"
+        if limits.context is not None and longest > limits.context:
+            what = f"would silently compute past the context of {limits.context} tokens: a request needs {longest}"
+            raise self.refusal(settings, what, remedy)
+        options = settings.server
+        if isinstance(options, TransformersOptions) and options.num_kv_blocks and options.block_size:
+            room = options.num_kv_blocks * options.block_size
+            if longest > room:
+                what = f"has a KV cache of {room} tokens and stops for good when one request needs more: {longest}"
+                raise self.refusal(settings, what, f"raise num_kv_blocks, or {remedy}")
 
 
 class _RawStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -206,20 +207,14 @@ class _RawStep(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     @property
-    def _phase(self) -> Phase:
+    def _phase(self) -> StepPhase:
         if not self.prefill_tokens:
             return "decode"
         return "mixed" if self.decode_tokens else "prefill"
 
 
-def _options(settings: VariantSettings) -> TransformersOptions:
-    if not isinstance(settings.server, TransformersOptions):
-        raise TypeError(f"transformers cannot serve {type(settings.server).__name__}")
-    return settings.server
-
-
 def _interpreter(settings: VariantSettings) -> Path:
-    return interpreter_for("transformers", _options(settings).python, (_DISTRIBUTION,))
+    return interpreter_for("transformers", own_options(settings, TransformersOptions).python, (_DISTRIBUTION,))
 
 
 def _sampling_config(sampling: Sampling) -> dict[str, Any]:
@@ -234,19 +229,3 @@ def _sampling_config(sampling: Sampling) -> dict[str, Any]:
         "repetition_penalty": 1.0,
     }
     return config | ({"min_p": sampling.min_p} if sampling.min_p else {})
-
-
-def _check_lengths(requests: Sequence[PreparedRequest], settings: VariantSettings, limits: ModelLimits) -> None:
-    longest = max((request.prompt_tokens + request.max_tokens for request in requests), default=0)
-    remedy = "lower workload.output_len or choose shorter prompts"
-    if limits.context is not None and longest > limits.context:
-        what = (
-            f"would silently compute past the model's context of {limits.context} tokens: a request needs {longest}"
-        )
-        raise unsupported("transformers", settings, what, remedy)
-    options = settings.server
-    if isinstance(options, TransformersOptions) and options.num_kv_blocks and options.block_size:
-        room = options.num_kv_blocks * options.block_size
-        if longest > room:
-            what = f"has a KV cache of {room} tokens and stops for good when one request needs more: {longest}"
-            raise unsupported("transformers", settings, what, f"raise num_kv_blocks, or {remedy}")

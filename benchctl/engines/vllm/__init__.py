@@ -1,1 +1,20 @@
-"""vLLM: how its server is started, asked and read; ``inside`` runs in the server's own environment."""
+"""vLLM: options, start, requests and step log; ``inside`` runs in the server's own environment."""
+
+from typing import Final
+
+from benchctl.profile.engine_table import EngineSpec, ServerCounters
+
+SPEC: Final = EngineSpec(
+    kind="vllm",
+    options=f"{__name__}.options:VllmOptions",
+    implementation=f"{__name__}.engine:VllmEngine",
+    is_dialect=True,
+    adds_repetition_penalty=True,
+    counters=ServerCounters(
+        generated_tokens=("vllm:generation_tokens_total",),
+        # Without those of a request that was preempted and resumed; each of ``n`` choices counts.
+        prefix_hits=("vllm:prefix_cache_hits_total", "vllm:external_prefix_cache_hits_total"),
+        open_requests=("vllm:num_requests_running", "vllm:num_requests_waiting"),
+    ),
+    installed_by="scripts/engines/install_vllm.sh",
+)

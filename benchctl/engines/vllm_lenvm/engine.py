@@ -17,16 +17,18 @@ from typing import Any, Final
 import httpx
 import msgspec
 
-from benchctl.engines.engine import Diagnosis, LaunchSite, RequestCall, diagnosed, signatures
+from benchctl.engines.engine import LaunchSite, RequestCall, signatures
 from benchctl.engines.hub import context_of
+from benchctl.engines.openai_server import own_options
 from benchctl.engines.vllm.engine import VllmEngine
 from benchctl.engines.vllm.signatures import SIGNATURES
+from benchctl.engines.vllm_lenvm.options import VllmLenvmOptions
 from benchctl.engines.vllm_lenvm.steps import guided_step_log, read_vllm_lenvm_steps
 from benchctl.errors import EngineUnavailableError, UnsupportedError
-from benchctl.profile.engine_options import VllmLenvmOptions
 from benchctl.profile.model import VariantSettings
 from benchctl.records.jsonl import encode
-from benchctl.records.run import PreparedRequest, StepRecord
+from benchctl.records.request import PreparedRequest
+from benchctl.records.step import StepRecord
 
 PROCESSOR: Final = "benchctl_lenvm:LenvmLogitsProcessor"
 MAX_CANDIDATES: Final = 64
@@ -55,11 +57,12 @@ _TOLD: Final = (
 class VllmLenvmEngine(VllmEngine):
     """Servers of vLLM that may load a value model."""
 
-    kind: str = "vllm-lenvm"
+    kind = "vllm-lenvm"
+    signatures = (*_SIGNATURES, *SIGNATURES)
 
     def check_available(self, settings: VariantSettings) -> None:
         """Raises EngineUnavailableError when vLLM or one of the models is not here."""
-        value_model = _options(settings).value_model
+        value_model = own_options(settings, VllmLenvmOptions).value_model
         for path in (settings.model, *([value_model] if value_model else [])):
             _require_directory(path, is_value_model=path == value_model)
         super().check_available(settings)
@@ -77,17 +80,13 @@ class VllmLenvmEngine(VllmEngine):
 
     def argv(self, settings: VariantSettings, site: LaunchSite) -> tuple[str, ...]:
         """The command line of the server, with our processor where it has a value model."""
-        options = _options(settings)
-        words = list(super().argv(settings, site))
-        if options.overlap_schedule is not None:
-            words.append("--async-scheduling" if options.overlap_schedule else "--no-async-scheduling")
-        if options.value_model is not None:
-            words += ["--logits-processors", PROCESSOR]
-        return tuple(words)
+        argv = super().argv(settings, site)
+        has_value_model = settings.server.guides_with is not None
+        return (*argv, "--logits-processors", PROCESSOR) if has_value_model else argv
 
     def env(self, settings: VariantSettings, site: LaunchSite) -> dict[str, str]:
         """vLLM's, the runner, and what the processor is told."""
-        options = _options(settings)
+        options = own_options(settings, VllmLenvmOptions)
         own = {"VLLM_USE_V2_MODEL_RUNNER": "0", **super().env(settings, site)}
         if options.value_model is None:
             return own
@@ -106,7 +105,7 @@ class VllmLenvmEngine(VllmEngine):
             return call
         asked = settings.guidance.model_dump(exclude_none=True)
         extra: dict[str, Any] = {f"lenvm_{name}": value for name, value in asked.items()}
-        options = _options(settings)
+        options = own_options(settings, VllmLenvmOptions)
         extra |= {"lenvm_skip_noop": int(options.skip_noop), "lenvm_stride": options.stride}
         body = msgspec.json.decode(call.body)
         return RequestCall(path=call.path, headers=call.headers, body=encode({**body, "vllm_xargs": extra}))
@@ -118,23 +117,13 @@ class VllmLenvmEngine(VllmEngine):
         told = await super().effective_config(client, settings, site)
         told.pop("logits_processors", None)  # says no more than value_model
         told["overlap_schedule"] = told.pop("async_scheduling", None)
-        options = _options(settings)
+        options = own_options(settings, VllmLenvmOptions)
         told |= {name: value for name in _TOLD if (value := getattr(options, name)) is not None}
         return told | {f"value_model.{name}": value for name, value in _described(site).items()}
 
     def read_steps(self, directory: Path) -> Iterator[StepRecord]:
         """vLLM's steps, with what guidance did in each where the server had a value model."""
         return read_vllm_lenvm_steps(directory)
-
-    def diagnose(self, log_tail: str) -> Diagnosis | None:
-        """What the end of the server's log shows."""
-        return diagnosed((*_SIGNATURES, *SIGNATURES), log_tail)
-
-
-def _options(settings: VariantSettings) -> VllmLenvmOptions:
-    if not isinstance(settings.server, VllmLenvmOptions):
-        raise TypeError(f"vLLM cannot guide with {type(settings.server).__name__}")
-    return settings.server
 
 
 def _server_settings(options: VllmLenvmOptions) -> dict[str, Any]:

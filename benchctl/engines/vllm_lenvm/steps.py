@@ -19,7 +19,7 @@ import msgspec
 from benchctl.engines.vllm.steps import read_numbered_steps
 from benchctl.errors import RecordError
 from benchctl.records.jsonl import read_jsonl
-from benchctl.records.run import StepRecord
+from benchctl.records.step import StepRecord
 
 DEVICE_PREFIX: Final = "device."
 """Of sections that are times of the device in a step of the host."""

@@ -18,16 +18,10 @@ from benchctl.interop.lenvm.gpu_samples import read_gpu_samples
 from benchctl.interop.lenvm.responses import Answered
 from benchctl.interop.lenvm.schedule import sends_s
 from benchctl.interop.readers.lenvm_timing import SAMPLER, TimingRecord, step_records
-from benchctl.records.run import (
-    ChoiceRecord,
-    GpuSample,
-    Message,
-    PreparedRequest,
-    RequestError,
-    RequestRecord,
-    RunTimes,
-    StepRecord,
-)
+from benchctl.records.request import ChoiceRecord, Message, PreparedRequest, RequestError, RequestRecord
+from benchctl.records.run import RunTimes
+from benchctl.records.samples import GpuSample
+from benchctl.records.step import StepRecord
 from benchctl.units import NS_PER_MS, NS_PER_S
 
 

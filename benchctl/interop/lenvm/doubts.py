@@ -10,7 +10,7 @@ from benchctl.interop.lenvm.arm import ArmData
 from benchctl.interop.lenvm.experiment import Models
 from benchctl.interop.readers.lenvm_averages import windows_of
 from benchctl.interop.readers.lenvm_timing import load_ms
-from benchctl.records.run import ResultWarning
+from benchctl.records.record import ResultWarning
 from benchctl.units import MS_PER_S
 
 FAULTS: Final = ("usage-duplicated", "log-restarted", "line-cut", "lines-damaged", "questions-unanswered")

@@ -73,7 +73,7 @@ def profile_of_arms(name: str, arms: Sequence[ArmData], models: Models, revision
             "max_tokens": _max_tokens(base),
             "arrival": {"kind": "closed-loop", "max_concurrency": base.concurrency},
             "num_warmups": 0,
-            "prefix_hits": "allowed",
+            "allow_prefix_cache_hits": True,
         },
         "variants": {variant_name(arm.tag): _variant(arm, models) for arm in arms},
         "allowed_differences": [

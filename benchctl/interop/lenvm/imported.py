@@ -31,23 +31,18 @@ from benchctl.interop.lenvm.files import find_arms
 from benchctl.interop.lenvm.summary import SUMMARY_NAME, lenvm_rows, rows_csv
 from benchctl.interop.readers.lenvm_averages import windows_of
 from benchctl.interop.readers.lenvm_revision import ALL
-from benchctl.profile.load import dump_profile, profile_sha256
+from benchctl.profile.identity import profile_sha256
+from benchctl.profile.load import dump_profile
 from benchctl.profile.model import Profile
 from benchctl.profile.planning.plan import variant_settings
-from benchctl.records.digests import digests_of_run, record_run
-from benchctl.records.directory import ResultDirectory, RunDirectory, keep_steps, load_run, run_directory_name
+from benchctl.records.directory import ResultDirectory, RunDirectory, run_directory_name
+from benchctl.records.integrity.digests import digests_of_run, record_run
 from benchctl.records.jsonl import encode, write_bytes_atomic, write_json_atomic
-from benchctl.records.run import (
-    HostInfo,
-    Imported,
-    Manifest,
-    Plan,
-    PlannedRun,
-    PreparedRequest,
-    RequestRecord,
-    ResultWarning,
-    RunRecord,
-)
+from benchctl.records.loaded import keep_steps, load_run
+from benchctl.records.manifest import HostInfo, Imported, Manifest, Plan, PlannedRun
+from benchctl.records.record import ResultWarning
+from benchctl.records.request import PreparedRequest, RequestRecord
+from benchctl.records.run import RunRecord
 from benchctl.records.schema import SCHEMA_VERSION
 
 WINDOWS_NAME: Final = "timing_windows.jsonl"
@@ -196,7 +191,7 @@ def _write_run(
         num_sent=len(requests),
         num_completed=sum(request.error is None for request in requests),
         num_failed=sum(request.error is not None for request in requests),
-        warnings=_run_doubts(arm, requests, planned.run_id),
+        warnings=_run_warnings(arm, requests, planned.run_id),
     )
     directory.write(run)
     return run
@@ -214,7 +209,7 @@ def _told_by_requests(profile: Profile, planned: PlannedRun) -> dict[str, Any]:
     return config
 
 
-def _run_doubts(arm: ArmData, requests: Sequence[RequestRecord], run_id: str) -> tuple[ResultWarning, ...]:
+def _run_warnings(arm: ArmData, requests: Sequence[RequestRecord], run_id: str) -> tuple[ResultWarning, ...]:
     """What makes a run suspect."""
     found = []
     if (resumed := arm.resumed) is not None:

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
-from benchctl.records.run import StepRecord
+from benchctl.records.step import StepRecord
 from benchctl.units import NS_PER_MS
 
 SAMPLER: Final = "sampler_total"

@@ -23,9 +23,10 @@ from benchctl.analysis.metrics.request_timing import (
     ttft_ns,
 )
 from benchctl.analysis.metrics.run_metrics import run_metrics
-from benchctl.profile.model import Arrival
-from benchctl.records.directory import LoadedRun
-from benchctl.records.run import Manifest, RequestRecord
+from benchctl.profile.workload import Arrival
+from benchctl.records.loaded import LoadedRun
+from benchctl.records.manifest import Manifest
+from benchctl.records.request import RequestRecord
 from benchctl.units import MS_PER_S, ms_from_ns
 
 _SCHEMA: Final = "1.4"

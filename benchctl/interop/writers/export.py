@@ -13,7 +13,7 @@ from benchctl.analysis.summary.runs import RunSummary
 from benchctl.errors import RecordError
 from benchctl.interop.writers.aiperf import aiperf_records, aiperf_result
 from benchctl.interop.writers.vllm import vllm_result
-from benchctl.profile.model import Arrival
+from benchctl.profile.workload import Arrival
 from benchctl.records.directory import arm_label
 from benchctl.records.jsonl import encode, write_bytes_atomic, write_json_atomic
 

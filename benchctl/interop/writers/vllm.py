@@ -16,9 +16,10 @@ from benchctl.analysis.metrics.clock import clock_factor
 from benchctl.analysis.metrics.percentile import PERCENTS, standard_deviation
 from benchctl.analysis.metrics.request_timing import e2el_ns, is_completed, itls_ns, latencies_ns, measured, ttft_ns
 from benchctl.analysis.metrics.table import CLIENT_METRICS, LATENCIES, METRICS
-from benchctl.profile.model import Arrival
-from benchctl.records.directory import LoadedRun
-from benchctl.records.run import Manifest, RequestRecord
+from benchctl.profile.workload import Arrival
+from benchctl.records.loaded import LoadedRun
+from benchctl.records.manifest import Manifest
+from benchctl.records.request import RequestRecord
 from benchctl.records.schema import SCHEMA_VERSION
 from benchctl.units import ms_from_ns, s_from_ns
 

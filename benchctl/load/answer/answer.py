@@ -10,7 +10,7 @@ import msgspec
 
 from benchctl.load.answer.events import UNREADABLE
 from benchctl.load.answer.stream import CompletionReader, excerpt
-from benchctl.records.run import PreparedRequest, RequestError
+from benchctl.records.request import PreparedRequest, RequestError
 
 _OK: Final = 200
 _HEAD_BYTES: Final = 4096

@@ -24,7 +24,7 @@ from benchctl.load.answer.events import (
     Usage,
     decode_event,
 )
-from benchctl.records.run import ChoiceRecord, RequestError
+from benchctl.records.request import ChoiceRecord, RequestError
 
 _EXCERPT_BYTES: Final = 200
 

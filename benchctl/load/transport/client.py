@@ -26,7 +26,7 @@ from benchctl.load.transport.redirects import MOST_REDIRECTS, Redirect, redirect
 from benchctl.load.transport.request_head import RequestWriter
 from benchctl.load.transport.watch import Watch
 from benchctl.profile.model import Timeouts
-from benchctl.records.run import RequestError
+from benchctl.records.request import RequestError
 from benchctl.units import NS_PER_MS
 
 _HTTP_PORT: Final = 80

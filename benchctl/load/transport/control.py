@@ -10,7 +10,7 @@ from benchctl.load.transport.exchange import Exchange
 from benchctl.load.transport.failures import transport_error
 from benchctl.load.transport.plain_http import PlainTransport
 from benchctl.profile.model import Timeouts
-from benchctl.records.run import RequestError
+from benchctl.records.request import RequestError
 
 HEADERS: Final = {"accept-encoding": "identity", "user-agent": "benchctl"}
 STREAM_HEADERS: Final = {**HEADERS, "content-type": "application/json", "accept": "text/event-stream"}

@@ -14,7 +14,7 @@ from benchctl.load.transport.kernel_clock import TIMESPEC, KernelClock
 from benchctl.load.transport.limits import limit_passed
 from benchctl.load.transport.receiver import OVERHEAD_BYTES, Connection, HeldBytes, Read
 from benchctl.profile.model import Timeouts
-from benchctl.records.run import PreparedRequest, RequestError, RequestRecord
+from benchctl.records.request import PreparedRequest, RequestError, RequestRecord
 from benchctl.units import NS_PER_S
 
 _SLICE_BYTES: Final = 32_768

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Final
 
 import httpx
 
-from benchctl.records.run import RequestError
+from benchctl.records.request import RequestError
 
 if TYPE_CHECKING:
     from benchctl.load.transport.exchange import Exchange

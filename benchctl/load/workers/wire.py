@@ -16,7 +16,8 @@ import msgspec
 from benchctl.load.tally import Activity
 from benchctl.load.transport.exchange import Call
 from benchctl.profile.model import PriorityOption
-from benchctl.records.run import ClientSample, RequestRecord
+from benchctl.records.request import RequestRecord
+from benchctl.records.samples import ClientSample
 
 M = TypeVar("M")
 

@@ -32,8 +32,9 @@ from benchctl.load.workers.wire import (
     ToWorker,
     Wire,
 )
-from benchctl.profile.model import Arrival, Timeouts
-from benchctl.records.run import ClientSample
+from benchctl.profile.model import Timeouts
+from benchctl.profile.workload import Arrival
+from benchctl.records.samples import ClientSample
 
 
 async def _work() -> None:

@@ -39,8 +39,10 @@ from benchctl.load.workers.wire import (
     Ready,
     Stop,
 )
-from benchctl.profile.model import Arrival, PriorityOption, Profile, Timeouts
-from benchctl.records.run import ClientSample, RequestRecord
+from benchctl.profile.model import PriorityOption, Profile, Timeouts
+from benchctl.profile.workload import Arrival
+from benchctl.records.request import RequestRecord
+from benchctl.records.samples import ClientSample
 from benchctl.units import NS_PER_MS, NS_PER_S
 
 WORKER_CORES: Final = 0.5

@@ -19,7 +19,8 @@ from benchctl.measure.doctor.engines import NeededEngine, engine_checks
 from benchctl.measure.doctor.gpu import gpu_checks
 from benchctl.measure.doctor.host import host_checks
 from benchctl.measure.provenance import git_state
-from benchctl.workload.datasets.files import DATASET_FILES, data_directory, file_state
+from benchctl.workload.datasets.dataset import dataset_files
+from benchctl.workload.datasets.files import data_directory, file_state
 
 _SHORT_SHA: Final = 12
 _FOR_MODELS: Final = ("tokenizers", "gguf")
@@ -89,12 +90,12 @@ def _is_installed(distribution: str) -> bool:
 
 
 def _data_sets(directory: Path) -> tuple[Check, ...]:
-    return tuple(_data_set(name, directory) for name in DATASET_FILES)
+    return tuple(_data_set(name, directory) for name in dataset_files())
 
 
 def _data_set(name: str, directory: Path) -> Check:
     """Check the size only; ``benchctl data verify`` reads the whole file."""
-    file = DATASET_FILES[name]
+    file = dataset_files()[name]
     state, path = file_state(file, directory, full=False), file.path_in(directory)
     detail = {
         "present": f"{path}",

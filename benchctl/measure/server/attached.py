@@ -12,7 +12,7 @@ import httpx
 
 from benchctl.errors import ServerDiedError, ServerStartError
 from benchctl.load.transport.failures import underlying
-from benchctl.records.run import ResultWarning
+from benchctl.records.record import ResultWarning
 
 _POLL_S: Final = 0.5
 _WATCH_S: Final = 0.5

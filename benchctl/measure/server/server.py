@@ -26,7 +26,7 @@ from benchctl.measure.server.log import ServerLog
 from benchctl.measure.server.port import HOST, belongs_to, wait_free
 from benchctl.measure.server.shared_memory import Segments
 from benchctl.profile.model import Timeouts
-from benchctl.records.run import ResultWarning
+from benchctl.records.record import ResultWarning
 
 _FIRST_POLL_S: Final = 0.02
 _LAST_POLL_S: Final = 0.25

@@ -11,8 +11,10 @@ from typing import Final
 import msgspec
 
 from benchctl.analysis.metrics.bounds import Bounds, metric_bounds
-from benchctl.records.directory import LoadedRun
-from benchctl.records.run import ChoiceRecord, ClientSample, RequestRecord, RunRecord
+from benchctl.records.loaded import LoadedRun
+from benchctl.records.request import ChoiceRecord, RequestRecord
+from benchctl.records.run import RunRecord
+from benchctl.records.samples import ClientSample
 
 NUM_CHUNKS: Final = 20_000
 """Arrivals that are kept, of requests from the whole load; they take two megabytes."""

@@ -17,7 +17,8 @@ import msgspec
 from benchctl.analysis.metrics.offered_load import ClientAccount, load_metrics, offered_load
 from benchctl.analysis.metrics.timestamp_quality import client_metrics
 from benchctl.analysis.summary.load_figures import FiguresInPassing, LoadFigures
-from benchctl.engines.attach import AttachEngine
+from benchctl.engines.attach.engine import AttachEngine
+from benchctl.engines.attach.options import AttachOptions
 from benchctl.engines.engine import LaunchSite
 from benchctl.errors import LoadError
 from benchctl.load.demand import size_of
@@ -29,11 +30,14 @@ from benchctl.measure.sending import ServerUnderTest
 from benchctl.measure.server.attached import NOT_FRESH
 from benchctl.measure.single_load.evidence import LoadEvidence
 from benchctl.measure.warmup import warmup_requests
-from benchctl.profile.engine_options import AttachOptions
-from benchctl.profile.model import Arrival, Profile, VariantSettings
-from benchctl.records.digests import record_run
+from benchctl.profile.model import Profile, VariantSettings
+from benchctl.profile.workload import Arrival
 from benchctl.records.directory import ResultDirectory
-from benchctl.records.run import Manifest, RequestRecord, ResultWarning, RunRecord
+from benchctl.records.integrity.digests import record_run
+from benchctl.records.manifest import Manifest
+from benchctl.records.record import ResultWarning
+from benchctl.records.request import RequestRecord
+from benchctl.records.run import RunRecord
 from benchctl.workload.prepare import PreparedSet
 
 

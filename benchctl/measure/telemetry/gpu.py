@@ -11,7 +11,8 @@ import pynvml
 from benchctl.measure.telemetry.gpu_reading import GpuReader, process_text
 from benchctl.measure.telemetry.nvidia_smi import open_smi
 from benchctl.measure.telemetry.nvml import open_nvml
-from benchctl.records.run import FOREIGN_GPU_PROCESS, GpuInfo, ResultWarning
+from benchctl.records.manifest import GpuInfo
+from benchctl.records.record import FOREIGN_GPU_PROCESS, ResultWarning
 from benchctl.units import MIB
 
 _SLACK_BYTES: Final = 256 * MIB

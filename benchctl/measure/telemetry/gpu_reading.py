@@ -6,7 +6,8 @@ from typing import Final, Protocol
 
 import psutil
 
-from benchctl.records.run import GpuInfo, GpuSample
+from benchctl.records.manifest import GpuInfo
+from benchctl.records.samples import GpuSample
 
 _REASONS: Final = {
     0x001: "gpu-idle",

@@ -11,7 +11,8 @@ from time import monotonic_ns
 from typing import Any, TypeVar
 
 from benchctl.measure.telemetry.gpu_reading import throttle_reasons, visible_positions
-from benchctl.records.run import GpuInfo, GpuSample
+from benchctl.records.manifest import GpuInfo
+from benchctl.records.samples import GpuSample
 from benchctl.units import HZ_PER_MHZ, MILLI_PER_UNIT
 
 T = TypeVar("T")

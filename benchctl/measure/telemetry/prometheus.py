@@ -14,7 +14,7 @@ import httpx
 
 from benchctl.analysis.validity.server_counters import is_idle, token_counts
 from benchctl.engines.metrics_page import series_of
-from benchctl.records.run import PrometheusSample
+from benchctl.records.samples import PrometheusSample
 
 _TIMEOUT_S: Final = 5.0
 _SETTLE_LIMIT_S: Final = 2.0

@@ -9,7 +9,7 @@ from typing import Final, Self
 import msgspec
 
 from benchctl.records.jsonl import JsonlWriter
-from benchctl.records.run import ResultWarning
+from benchctl.records.record import ResultWarning
 
 _FIRST_SAMPLE_S: Final = 5.0
 """Time that a load waits for the first sample before it starts without."""

@@ -11,7 +11,7 @@ from benchctl.measure.telemetry.host import host_samples
 from benchctl.measure.telemetry.prometheus import prometheus_samples
 from benchctl.measure.telemetry.sampler import Sampler
 from benchctl.profile.model import Telemetry
-from benchctl.records.run import ResultWarning
+from benchctl.records.record import ResultWarning
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from benchctl.records.directory import arm_label
-from benchctl.records.run import PlannedRun
+from benchctl.records.manifest import PlannedRun
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,14 +9,15 @@ from fnmatch import fnmatchcase
 from typing import Any, TypeAlias
 
 from benchctl.errors import ProfileError
-from benchctl.profile.document import Place, node_from_plain
-from benchctl.profile.faults import profile_error
-from benchctl.profile.locate import nearest
+from benchctl.profile.errors import profile_error
 from benchctl.profile.model import Profile, VariantSettings
 from benchctl.profile.planning.balance import balanced_orders
-from benchctl.profile.settings import cells_of, factor_problem, factors_of, settings_faults, settings_tree
+from benchctl.profile.settings import cells_of, factor_problem, factors_of, resolve
+from benchctl.profile.sources.files import nearest
+from benchctl.profile.sources.located import Location, located
 from benchctl.records.directory import run_directory_name
-from benchctl.records.run import Cell, Plan, PlannedRun
+from benchctl.records.manifest import Plan, PlannedRun
+from benchctl.records.record import Cell
 from benchctl.records.schema import SCHEMA_VERSION
 
 Arm: TypeAlias = tuple[str, Cell]
@@ -53,10 +54,16 @@ def variant_settings(profile: Profile, variant: str, cell: Cell) -> VariantSetti
         problem = factor_problem(factor, profile.engine.kind)
         if problem:
             raise ProfileError(f"profile {profile.name}: {factor}: {problem}")
-    tree = node_from_plain(profile.model_dump(mode="json"), Place(f"profile {profile.name}"))
-    settings, faults = settings_faults(settings_tree(tree, variant, cell), profile.engine.kind)
+    values = {
+        "model": profile.model,
+        "engine": profile.engine.model_dump(mode="json"),
+        "sampling": profile.sampling.model_dump(mode="json"),
+        "variants": {variant: profile.variants[variant].model_dump(mode="json")},
+    }
+    tree = located(values, Location(f"profile {profile.name}"))
+    settings, errors = resolve(tree, profile.engine.kind, variant, cell)
     if settings is None:
-        raise profile_error(faults)
+        raise profile_error(errors)
     return settings
 
 

@@ -69,7 +69,7 @@ def _cell_document(cell: CellComparison) -> dict[str, Any]:
         "blocks": cell.num_blocks,
         "a_first": cell.num_a_first,
         "verdict": cell.verdict,
-        "faults": list(cell.faults),
+        "errors": list(cell.errors),
         "decomposition": decomposition_document(cell.decomposition),
         "quality": quality_document(cell),
         "divergence": divergence_document(cell),
@@ -123,15 +123,15 @@ def _metric_document(cell: CellComparison, metric: MetricComparison) -> dict[str
         "judged_interval": _judged_interval(metric),
         "method": estimate.method if estimate else None,
         "estimator": estimate.estimator if estimate else None,
-        "place_effect": estimate.position_effect if estimate else None,
+        "position_effect": estimate.position_effect if estimate else None,
         "block_weights": list(estimate.block_weights) if estimate else [],
         "order": _order_document(metric.order),
         "outlier_blocks": list(metric.outlier_blocks),
         "without_outliers": _without_outliers(metric),
-        "is_distrusted": metric.is_distrusted,
+        "is_unreliable": metric.is_unreliable,
         "runs_with_bounds": {"a": metric.num_bounded[0], "b": metric.num_bounded[1]},
         "p": estimate.p_value if estimate else None,
-        "detectable_frac": estimate.detectable_frac if estimate else None,
+        "minimum_detectable_effect": estimate.minimum_detectable_effect if estimate else None,
         "exploratory": metric.role == "exploratory",
         "role": metric.role,
         "a_blocks": list(metric.a_blocks),
@@ -148,13 +148,13 @@ def _judged_interval(metric: MetricComparison) -> list[float] | None:
 
 
 def _order_document(order: OrderEffects | None) -> dict[str, Any] | None:
-    """Slopes in logarithms of the value: per place in the block, per block."""
+    """Slopes in logarithms of the value: per position in the block, per block."""
     if order is None:
         return None
     return {
-        "per_place": _slope_document(order.place),
-        "ratio_per_block": _slope_document(order.trend),
-        "level_per_block": _slope_document(order.level),
+        "per_position": _slope_document(order.position),
+        "ratio_per_block": _slope_document(order.ratio_drift),
+        "level_per_block": _slope_document(order.machine_drift),
     }
 
 

@@ -21,7 +21,7 @@ _COLUMNS: Final = (
     "margin_frac",
     "equivalence_margin_frac",
     "judged_confidence",
-    "detectable_frac",
+    "minimum_detectable_effect",
     "estimator",
     "method",
     "verdict",

@@ -34,7 +34,7 @@ def _comparison(one: Judged) -> dict[str, Any]:
         document = document_of(one.comparison)
         for cell in document["cells"]:
             design = one.designs[cell["cell"]]
-            cell |= {"block_ids": list(design.blocks), "places": design.places}
+            cell |= {"block_ids": list(design.blocks), "positions": design.positions}
         return document
     return {
         "verdict": one.word,

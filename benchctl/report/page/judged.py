@@ -16,12 +16,13 @@ from benchctl.errors import BenchctlError, InvalidDataError, NotComparableError,
 
 @dataclass(frozen=True, slots=True)
 class Design:
-    """Blocks of one cell, in the order of its block values. ``places`` are the place of B in each less that of A;
-    None where the two sides did not run inside the same blocks.
+    """Blocks of one cell, in the order of its block values.
+
+    ``positions`` holds the position of B minus that of A; None where the sides did not run inside the same blocks.
     """
 
     blocks: tuple[int, ...]
-    places: tuple[int, ...] | None
+    positions: tuple[int, ...] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,11 +138,11 @@ def _judge(
 def _design(pair: CellPair) -> Design:
     if pair.pairing == "unpaired":
         return Design((), None)
-    places = None
+    positions = None
     if pair.pairing == "interleaved" and pair.a.key != pair.b.key:
         runs = zip(pair.a_runs, pair.b_runs, strict=True)
-        places = tuple(b.record.position - a.record.position for a, b in runs)
-    return Design(pair.blocks, places)
+        positions = tuple(b.record.position - a.record.position for a, b in runs)
+    return Design(pair.blocks, positions)
 
 
 def _refused(a_name: str, b_name: str, error: BenchctlError, *, is_control: bool) -> Judged:

@@ -154,7 +154,7 @@
     return /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
   };
   const asCsv = () => {
-    const rows = [["comparison", "cell", "metric", "unit", "role", "block", "place", "a", "b"]];
+    const rows = [["comparison", "cell", "metric", "unit", "role", "block", "position", "a", "b"]];
     for (const comparison of data().comparisons) {
       const designs = new Map(comparison.cells.map((cell) => [cell.cell, cell]));
       for (const metric of comparison.metrics) {
@@ -162,7 +162,7 @@
         const length = Math.max(metric.a_blocks.length, metric.b_blocks.length);
         for (let i = 0; i < length; i += 1) {
           rows.push([`${comparison.b} against ${comparison.a}`, metric.cell, metric.name, metric.unit, metric.role,
-            design.block_ids?.[i] ?? i, design.places?.[i], metric.a_blocks[i], metric.b_blocks[i]]);
+            design.block_ids?.[i] ?? i, design.positions?.[i], metric.a_blocks[i], metric.b_blocks[i]]);
         }
       }
     }

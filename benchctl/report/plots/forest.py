@@ -13,6 +13,7 @@ from matplotlib.axes import Axes
 from benchctl.analysis.compare.metric_comparison import MetricComparison
 from benchctl.analysis.compare.result import Comparison
 from benchctl.analysis.compare.text import change_text, has_two_margins
+from benchctl.formats import percentage, shortened
 from benchctl.report.plots.style import BLUE, GREEN, SLATE, VERMILION, new_figure, png_bytes, tidy
 
 _COLORS: Final = {"regression": VERMILION, "improvement": GREEN, "equivalent": BLUE}
@@ -40,7 +41,7 @@ class _Row:
 def forest_plot(comparison: Comparison) -> bytes:
     """The picture as PNG; it says so where no deciding metric has a ratio."""
     rows = _rows(comparison)
-    title = _shortened(f"{comparison.verdict}: {comparison.b_name} against {comparison.a_name}", 90)
+    title = shortened(f"{comparison.verdict}: {comparison.b_name} against {comparison.a_name}", 90)
     figure = new_figure(1.5 + _ROW_IN * max(len(rows), 2), title)
     axes = figure.add_subplot()
     drawn = [row.metric for row in rows if row.metric is not None and row.metric.estimate is not None]
@@ -55,9 +56,9 @@ def forest_plot(comparison: Comparison) -> bytes:
             _draw(axes, position, row.metric)
     axes.axvline(0.0, color="black", linewidth=0.9, zorder=1)
     _scale(axes, rows, ends)
-    level = f"{comparison.confidence * 100:.3g}%"
+    level = percentage(comparison.confidence)
     band = "bands: margins of equivalence and of a change" if has_two_margins(drawn) else "the band is the margin"
-    names = " against ".join(_shortened(name, 30) for name in (comparison.b_name, comparison.a_name))
+    names = " against ".join(shortened(name, 30) for name in (comparison.b_name, comparison.a_name))
     axes.set_xlabel(f"change of {names}, with its {level} interval; {band}")
     return png_bytes(figure)
 
@@ -68,12 +69,8 @@ def _rows(comparison: Comparison) -> list[_Row]:
         for metric in cell.deciding:
             heading = _Row(f"{metric.metric.name} [{metric.metric.unit}], {_BETTER[metric.metric.direction]}")
             group = groups.setdefault(metric.metric.name, [heading])
-            group.append(_Row(_shortened(cell.label, _LABEL_CHARACTERS), metric))
+            group.append(_Row(shortened(cell.label, _LABEL_CHARACTERS), metric))
     return [row for group in groups.values() for row in group]
-
-
-def _shortened(text: str, length: int) -> str:
-    return text if len(text) <= length else f"{text[: length - 1]}…"
 
 
 def _ends(drawn: Sequence[MetricComparison]) -> tuple[float, float]:

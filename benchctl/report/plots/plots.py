@@ -7,7 +7,7 @@ from benchctl.analysis.analyzed import AnalyzedExperiment
 from benchctl.analysis.attribution.sections import CLOCK_NOTE, Breakdown
 from benchctl.analysis.summary.runs import CellSummary
 from benchctl.costs.flops import FlopsAccount
-from benchctl.records.run import SECTION_PARENT
+from benchctl.records.step import SECTION_PARENT
 from benchctl.report.plots.style import (
     BLACK,
     BLUE,

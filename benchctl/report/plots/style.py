@@ -15,6 +15,8 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from benchctl.formats import short_number
+
 BLUE: Final = "#0072B2"
 SKY: Final = "#56B4E9"
 GREEN: Final = "#009E73"
@@ -145,10 +147,3 @@ def _stack(axes: Axes, part: Part, positions: Sequence[float], ends: list[float]
             middle, text = ends[i] + width / 2, short_number(width)
             axes.text(middle, positions[i], text, ha="center", va="center", color=ink, fontsize=8)
         ends[i] += width
-
-
-def short_number(value: float) -> str:
-    """Three significant digits without an exponent."""
-    if value >= 100:
-        return f"{value:,.0f}"
-    return f"{value:.1f}" if value >= 10 else f"{value:.2f}" if value >= 0.1 else f"{value:.3g}"

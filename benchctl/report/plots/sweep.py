@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from benchctl.analysis.analyzed import AnalyzedExperiment
 from benchctl.analysis.statistics.block_ratio import RatioEstimate
 from benchctl.analysis.summary.sweep import SweepRow
+from benchctl.formats import range_of
 from benchctl.records.directory import cell_name
 from benchctl.report.plots.style import (
     BLUE,
@@ -131,10 +132,9 @@ def _draw_wall(
 
 def interval_label(estimates: Sequence[RatioEstimate], top: float) -> str:
     """What the shown intervals are: their confidence, their blocks, and whether the picture holds all of them."""
-    blocks = sorted({estimate.num_blocks for estimate in estimates})
-    counted = str(blocks[0]) if len(blocks) == 1 else f"{blocks[0]} to {blocks[-1]}"
+    blocks = range_of([estimate.num_blocks for estimate in estimates])
     is_cut = any(estimate.ci_high is not None and estimate.ci_high > top for estimate in estimates)
-    label = f"{estimates[0].confidence:.0%} interval over {counted} blocks"
+    label = f"{estimates[0].confidence:.0%} interval over {blocks} blocks"
     return f"{label},\nreaches beyond the top" if is_cut else label
 
 

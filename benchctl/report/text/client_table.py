@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from benchctl.analysis.analyzed import AnalyzedExperiment
-from benchctl.report.text.digits import UNKNOWN
+from benchctl.formats import UNKNOWN
 
 _TITLE: Final = "The client, ms of its own clock; of a cell the mean over blocks"
 _COLUMNS: Final = {
@@ -20,8 +20,8 @@ _COLUMNS: Final = {
     "p99": "p99_send_lag_ms",
     "max": "max_send_lag_ms",
     "kernel stamps": "kernel_stamp_frac",
-    "bounds": "bound_stamp_frac",
-    "read late p99": "p99_read_late_ms",
+    "bounds": "coalesced_chunk_frac",
+    "read late p99": "p99_read_delay_ms",
     "loop late max": "max_loop_lag_ms",
     "cores": "load_cpu_cores",
 }

@@ -9,14 +9,13 @@ from benchctl.analysis.compare.result import Comparison
 from benchctl.analysis.compare.text import (
     change_text,
     floors_text,
-    percent,
     reasons_of,
     threshold_text,
 )
-from benchctl.analysis.metrics.bounds import MARK
+from benchctl.analysis.metrics.bounds import MARK, marked
 from benchctl.analysis.quality.text import divergence_sentence, quality_lines
+from benchctl.formats import NOT_AVAILABLE, p_value, percentage, percentage_change, range_of, scatter
 from benchctl.report.text.decomposition_table import decomposition_lines
-from benchctl.report.text.digits import marked
 
 SHOWN_EXPLORATORY: Final = frozenset(
     {"output_throughput", "ttft_ms", "tpot_ms", "e2el_ms", "output_tokens", "num_steps", "tokens_per_step"}
@@ -29,7 +28,7 @@ _ORDER_P: Final = 0.05
 
 def headings_of(comparison: Comparison) -> tuple[str, ...]:
     """The columns of the table."""
-    change = f"change ({comparison.confidence * 100:.3g}% CI)"
+    change = f"change ({percentage(comparison.confidence)} CI)"
     return ("cell", "metric", comparison.a_name, comparison.b_name, change, "p", "verdict")
 
 
@@ -53,7 +52,7 @@ def is_shown(metric: MetricComparison, *, show_all: bool) -> bool:
 
 
 def _row(metric: MetricComparison) -> tuple[str, ...]:
-    p_value = metric.estimate.p_value if metric.estimate else None
+    probability = metric.estimate.p_value if metric.estimate else None
     exact = "exact" if metric.role == "exact" else ""
     verdict = f"({metric.verdict})" if metric.role == "exploratory" else metric.verdict
     return (
@@ -61,22 +60,16 @@ def _row(metric: MetricComparison) -> tuple[str, ...]:
         marked(_value(metric.a, metric.a_blocks), metric.num_bounded[0]),
         marked(_value(metric.b, metric.b_blocks), metric.num_bounded[1]),
         change_text(metric),
-        exact if p_value is None else _probability(p_value),
+        exact if probability is None else p_value(probability),
         verdict,
     )
 
 
-def _probability(p_value: float) -> str:
-    """Three digits, or below what."""
-    return f"{p_value:.3f}" if p_value >= 0.0005 else "<0.001"
-
-
 def _value(mean: float | None, blocks: tuple[float | None, ...]) -> str:
     if mean is None:
-        return "n/a"
+        return NOT_AVAILABLE
     text = f"{mean:,.0f}" if abs(mean) >= 10_000 else f"{mean:.4g}"
-    spread = spread_of_blocks(blocks)
-    return text if not spread else f"{text} ± {spread * 100:.1f}%"
+    return f"{text} {scatter(spread_of_blocks(blocks))}".rstrip()
 
 
 def footnotes_of(comparison: Comparison) -> Iterator[str]:
@@ -89,7 +82,7 @@ def footnotes_of(comparison: Comparison) -> Iterator[str]:
     if comparison.num_looks > 1:
         yield (
             f"declared stopping rule: the experiment could end at {comparison.num_looks} looks, so that intervals "
-            f"are those of {comparison.confidence * 100:.4g}% and every verdict is corrected for it"
+            f"are those of {percentage(comparison.confidence, 4)} and every verdict is corrected for it"
         )
     yield from _order_lines(comparison)
     yield from bounds_lines(comparison)
@@ -154,7 +147,7 @@ def _correction(comparison: Comparison) -> str:
     if comparison.pairing == "unpaired":
         return f"{tests} deciding comparisons, corrected by Holm"
     levels = {m.judged_confidence for c in comparison.cells for m in c.deciding if m.judged_confidence is not None}
-    level = f", at up to {max(levels) * 100:.4g}% each" if levels else ""
+    level = f", at up to {percentage(max(levels), 4)} each" if levels else ""
     return f"{tests} deciding comparisons, judged together{level}"
 
 
@@ -162,8 +155,8 @@ def _order_lines(comparison: Comparison) -> Iterator[str]:
     """Effects of order and time on the deciding metrics, as far as they can be told from none over all tests
     made.
     """
-    kinds = {"place": ("a run", "position later in its block"), "level": ("the machine", "block")}
-    kinds |= {"trend": ("the ratio", "block")}
+    kinds = {"position": ("a run", "position later in its block"), "machine_drift": ("the machine", "block")}
+    kinds |= {"ratio_drift": ("the ratio", "block")}
     found = []
     num_tests = 0
     for kind, (subject, unit) in kinds.items():
@@ -176,19 +169,17 @@ def _order_lines(comparison: Comparison) -> Iterator[str]:
         num_tests += len(slopes)
         found += [(*min(slopes), subject, unit)] if slopes else []
     told = [effect for effect in found if effect[0] * num_tests < _ORDER_P]
-    for p_value, log, label, name, subject, unit in told:
+    for probability, log, label, name, subject, unit in told:
         yield (
-            f"{subject} changes by {percent(math.expm1(log))} per {unit} ({name} in {label}; p "
-            f"{p_value * num_tests:.2g}, corrected for {num_tests} tests)"
+            f"{subject} changes by {percentage_change(math.expm1(log))} per {unit} ({name} in {label}; p "
+            f"{probability * num_tests:.2g}, corrected for {num_tests} tests)"
         )
     if num_tests and not told:
         yield f"no effect of position, drift or trend can be told from none ({num_tests} tests)"
 
 
 def _blocks_line(comparison: Comparison) -> str:
-    counts = sorted({cell.num_blocks for cell in comparison.cells})
-    numbers = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    line = f"n = {numbers} blocks, {comparison.pairing}"
+    line = f"n = {range_of([cell.num_blocks for cell in comparison.cells])} blocks, {comparison.pairing}"
     first = [cell for cell in comparison.cells if cell.num_a_first is not None]
     if first:
         ran_first, blocks = sum(c.num_a_first or 0 for c in first), sum(c.num_blocks for c in first)
@@ -202,7 +193,7 @@ def _detectable(comparison: Comparison) -> str:
     worst: dict[str, float] = {}
     for cell in comparison.cells:
         for metric in cell.deciding:
-            found = metric.estimate.detectable_frac if metric.estimate else None
+            found = metric.estimate.minimum_detectable_effect if metric.estimate else None
             if found is not None:
                 worst[metric.metric.name] = max(found, worst.get(metric.metric.name, 0.0))
     return ", ".join(f"{name} {_share(found)}" for name, found in worst.items())
@@ -210,7 +201,7 @@ def _detectable(comparison: Comparison) -> str:
 
 def _share(fraction: float) -> str:
     """``1.8%``, and from 100 % on without a decimal."""
-    return f"{fraction * 100:.0f}%" if fraction >= 0.1 else f"{fraction * 100:.2g}%"
+    return f"{fraction * 100:.0f}%" if fraction >= 0.1 else percentage(fraction, 2)
 
 
 def _equal_everywhere(comparison: Comparison) -> list[str]:

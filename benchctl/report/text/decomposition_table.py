@@ -17,6 +17,7 @@ from benchctl.analysis.attribution.text import (
 )
 from benchctl.analysis.compare.result import CellComparison, Comparison
 from benchctl.analysis.statistics.block_ratio import RatioEstimate
+from benchctl.formats import percentage
 
 SHOWN_SECTIONS: Final = 3
 """Sections of a step in the short form: those that add most, as far as they can be told from nothing."""
@@ -24,7 +25,7 @@ SHOWN_SECTIONS: Final = 3
 
 def decomposition_headings(comparison: Comparison) -> tuple[str, ...]:
     """The columns of the table."""
-    factor = f"factor ({comparison.confidence * 100:.3g}% CI)"
+    factor = f"factor ({percentage(comparison.confidence)} CI)"
     return ("cell", "where the time went", comparison.a_name, comparison.b_name, factor, "adds", "share")
 
 

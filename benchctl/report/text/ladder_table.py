@@ -7,8 +7,8 @@ from rich.text import Text
 
 from benchctl.analysis.analyzed import AnalyzedExperiment
 from benchctl.analysis.experiment.ladder import Difference, Price
+from benchctl.formats import UNKNOWN
 
-_UNKNOWN: Final = "-"
 _COLUMNS: Final = {"wall s": "wall_s", "step ms": "step_ms"}
 
 
@@ -40,7 +40,7 @@ def _numbers(price: Price, whole: Price) -> list[str]:
 
 def _amount(difference: Difference | None) -> str:
     if difference is None:
-        return _UNKNOWN
+        return UNKNOWN
     interval = "" if difference.half_width is None else f" ± {difference.half_width:.2g}"
     return f"{difference.mean:+.4g}{interval}"
 
@@ -48,5 +48,5 @@ def _amount(difference: Difference | None) -> str:
 def _share(difference: Difference | None, whole: Difference | None) -> str:
     """Part of the whole, where the whole is more than its own scatter."""
     if difference is None or whole is None or abs(whole.mean) <= (whole.half_width or 0.0):
-        return _UNKNOWN
+        return UNKNOWN
     return f"{difference.mean / whole.mean:.0%}"

@@ -7,16 +7,17 @@ from typing import Any, Final
 from rich.table import Table
 from rich.text import Text
 
-from benchctl.analysis.metrics.bounds import MARK, Bounds
+from benchctl.analysis.metrics.bounds import MARK, Bounds, marked
 from benchctl.analysis.metrics.offered_load import ClientAccount
 from benchctl.analysis.metrics.percentile import PERCENTS, smallest_sample
 from benchctl.analysis.metrics.table import CLIENT_METRICS, LATENCIES, METRICS
 from benchctl.analysis.summary.load_figures import SEND_LAG, Durations, LoadFigures
+from benchctl.formats import UNKNOWN, four_digits, whole
 from benchctl.interop.writers.vllm import bounds_document, schedule
-from benchctl.profile.model import Arrival
-from benchctl.records.run import Manifest, RunRecord
+from benchctl.profile.workload import Arrival
+from benchctl.records.manifest import Manifest
+from benchctl.records.run import RunRecord
 from benchctl.records.schema import SCHEMA_VERSION
-from benchctl.report.text.digits import UNKNOWN, four_digits, marked
 
 _NAMES: Final = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "end to end", SEND_LAG: "send lag"}
 
@@ -87,13 +88,13 @@ def totals_table(figures: LoadFigures, told: ClientAccount) -> Table:
     rows = {
         "requests": f"{figures.num_completed} completed, {failed}",
         "duration": f"{four_digits(figures.wall_s)} s from the first send to the last output",
-        "tokens": f"{_count(figures.prompt_tokens)} in prompts, {_count(figures.output_tokens)} of output",
+        "tokens": f"{whole(figures.prompt_tokens)} in prompts, {whole(figures.output_tokens)} of output",
         "throughput": f"{four_digits(figures.output_throughput)} output tokens/s, "
         f"{four_digits(figures.total_token_throughput)} tokens/s, "
         f"{four_digits(figures.request_throughput)} requests/s",
         **_offered(told),
         "arrival times": f"{_share(figures.kernel_stamp_frac)} of the chunks stamped by the kernel; "
-        f"{_share(figures.bound_stamp_frac)} read together with the next one (an upper bound)",
+        f"{_share(figures.coalesced_chunk_frac)} read together with the next one (an upper bound)",
         "client": f"{four_digits(told.metrics['load_cpu_cores'])} cores; its loop at most "
         f"{four_digits(told.metrics['max_loop_lag_ms'])} ms late",
     }
@@ -154,7 +155,3 @@ def missing_tail(figures: LoadFigures) -> str | None:
 
 def _share(value: float | None) -> str:
     return UNKNOWN if value is None else f"{value:.1%}"
-
-
-def _count(value: int | None) -> str:
-    return UNKNOWN if value is None else str(value)

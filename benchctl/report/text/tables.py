@@ -9,12 +9,14 @@ from rich.text import Text
 
 from benchctl.analysis.analyzed import AnalyzedExperiment
 from benchctl.analysis.attribution.sections import Breakdown, Section
-from benchctl.analysis.compare.doubt_kind import DoubtKind, doubt_kind
+from benchctl.analysis.compare.warnings import WarningKind, warning_kind
+from benchctl.analysis.metrics.bounds import marked
 from benchctl.analysis.summary.flops_bridge import flops_bridge
 from benchctl.analysis.summary.runs import CellSummary, Spread
 from benchctl.analysis.validity.severity import by_severity
-from benchctl.records.run import Manifest, ResultWarning
-from benchctl.report.text.digits import UNKNOWN, four_digits, marked
+from benchctl.formats import UNKNOWN, first_of, four_digits, percentage, signed_four_digits, three_digits, whole
+from benchctl.records.manifest import Manifest
+from benchctl.records.record import ResultWarning
 from benchctl.units import TERA, ms_from_ns
 
 _RUN_COLUMNS: Final = {
@@ -60,15 +62,15 @@ def blocks_text(manifest: Manifest) -> str:
     if rule is None:
         return f"{manifest.blocks} blocks"
     if rule.ended_after is None:
-        return f"at most {manifest.blocks} blocks (wanted ±{rule.precision_frac * 100:.3g}%)"
-    return f"{rule.ended_after} of at most {manifest.blocks} blocks (±{rule.precision_frac * 100:.3g}% reached)"
+        return f"at most {manifest.blocks} blocks (wanted ±{percentage(rule.precision_frac)})"
+    return f"{rule.ended_after} of at most {manifest.blocks} blocks (±{percentage(rule.precision_frac)} reached)"
 
 
 def footnotes(analysis: AnalyzedExperiment) -> tuple[ResultWarning, ...]:
     """Every warning once, what decided first: the same doubt of many runs is one footnote."""
-    met: dict[DoubtKind, ResultWarning] = {}
+    met: dict[WarningKind, ResultWarning] = {}
     for warning in chain(analysis.warnings, *(run.warnings for run in analysis.runs)):
-        met.setdefault(doubt_kind(warning), warning)
+        met.setdefault(warning_kind(warning), warning)
     return by_severity(met.values())
 
 
@@ -77,7 +79,7 @@ def footnote_lines(analysis: AnalyzedExperiment) -> list[str]:
     lines = []
     for number, note in enumerate(footnotes(analysis), start=1):
         places = [run.record.run_id for run in analysis.runs if _mentions(run.warnings, note)]
-        shown = ", ".join(places[:3]) + (f" and {len(places) - 3} more" if len(places) > 3 else "")
+        shown = first_of(places, 3)
         lines.append(f"[{number}] {note.code}: {note.message}" + (f" ({shown})" if shown else ""))
     return lines
 
@@ -97,7 +99,7 @@ def runs_table(analysis: AnalyzedExperiment) -> Table:
             marked(four_digits(run.number(column)), column in run.bounds) for column in _RUN_COLUMNS.values()
         ]
         marks = " ".join(str(i) for i, note in enumerate(notes, start=1) if _mentions(run.warnings, note))
-        failed = _count(run.number("num_failed"))
+        failed = whole(run.number("num_failed"))
         table.add_row(planned.run_id, run.state, *numbers, failed, marks)
     return table
 
@@ -116,7 +118,7 @@ def cells_table(analysis: AnalyzedExperiment) -> Table | None:
         spreads = [_spread(cell.spreads.get(column)) for column in _RUN_COLUMNS.values()]
         left_out = f" ({cell.num_unusable} left out)" if cell.num_unusable else ""
         failed = cell.spreads.get("num_failed")
-        num_failed = _count(None if failed is None else failed.mean * failed.n)
+        num_failed = whole(None if failed is None else failed.mean * failed.n)
         table.add_row(cell.label, f"{len(cell.runs)}{left_out}", *spreads, num_failed)
     return table
 
@@ -152,8 +154,8 @@ def sweep_table(analysis: AnalyzedExperiment) -> Table | None:
     )
     for row in analysis.sweep:
         ratio, low, high = (row.number(f"wall_ratio{end}") for end in ("", "_ci_low", "_ci_high"))
-        interval = f" [{_ratio(low)}, {_ratio(high)}]" if low is not None and high is not None else ""
-        wall = UNKNOWN if ratio is None else f"{_ratio(ratio)}{interval}"
+        interval = f" [{three_digits(low)}, {three_digits(high)}]" if low is not None and high is not None else ""
+        wall = UNKNOWN if ratio is None else f"{three_digits(ratio)}{interval}"
         share = row.number("unexplained_frac_observed")
         left = UNKNOWN if share is None else f"{share:.0%}"
         numbers = [four_digits(row.number(column)) for column in _SWEEP_COLUMNS.values()]
@@ -179,7 +181,9 @@ def flops_table(analysis: AnalyzedExperiment) -> Table | None:
     table.add_row("published", *(four_digits(bridge.published_flops / TERA) for bridge in bridges))
     for code, meaning in {step.code: step.meaning for bridge in bridges for step in bridge.steps}.items():
         prices = [{step.code: step.flops for step in bridge.steps}.get(code) for bridge in bridges]
-        table.add_row(f"  {code}", *("" if flops is None else _signed(flops / TERA) for flops in prices), meaning)
+        table.add_row(
+            f"  {code}", *("" if flops is None else signed_four_digits(flops / TERA) for flops in prices), meaning
+        )
     table.add_row("observed", *(four_digits(bridge.observed_flops / TERA) for bridge in bridges))
     return table
 
@@ -215,7 +219,7 @@ def _infeasible(cell: CellSummary) -> str:
 
 
 def _mentions(warnings: Sequence[ResultWarning], note: ResultWarning) -> bool:
-    return any(doubt_kind(warning) == doubt_kind(note) for warning in warnings)
+    return any(warning_kind(warning) == warning_kind(note) for warning in warnings)
 
 
 def _table(title: str, left: Sequence[str], right: Sequence[str]) -> Table:
@@ -231,16 +235,3 @@ def _spread(spread: Spread | None) -> str:
     if spread is None:
         return UNKNOWN
     return four_digits(spread.mean) + ("" if spread.cv_frac is None else f" ± {spread.cv_frac:.1%}")
-
-
-def _ratio(value: float) -> str:
-    """Three significant digits, also where the last are zeros."""
-    return f"{value:#.3g}".rstrip(".")
-
-
-def _count(value: float | None) -> str:
-    return UNKNOWN if value is None else f"{value:.0f}"
-
-
-def _signed(value: float) -> str:
-    return f"{'-' if value < 0 else '+'}{four_digits(abs(value))}"

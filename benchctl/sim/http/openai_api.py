@@ -7,7 +7,7 @@ import msgspec
 from msgspec import Meta
 
 from benchctl.errors import UsageError
-from benchctl.records.run import Message
+from benchctl.records.request import Message
 from benchctl.sim.config import SimConfig
 from benchctl.sim.guidance_params import GuidanceParams, parse_custom_params
 from benchctl.sim.request import Prompt, Request, SamplingParams

@@ -13,6 +13,8 @@ from typing import Final
 
 from benchctl.errors import DatasetError
 from benchctl.units import NS_PER_S
+from benchctl.workload.datasets.dataset import FileDataset
+from benchctl.workload.datasets.files import DatasetFile
 from benchctl.workload.datasets.prompt import Prompt, Selection, SourceFile
 from benchctl.workload.datasets.rows import damaged_row, read_bytes
 from benchctl.workload.datasets.synthetic import text_of_length
@@ -80,3 +82,22 @@ def _parse(fields: list[str], *, not_before_ns: int) -> _Row:
     if row.arrival_ns < not_before_ns:
         raise ValueError(f"timestamp {fields[0]!r} is before that of the previous row")
     return row
+
+
+DATASET: Final = FileDataset(
+    file=DatasetFile(
+        name="azure-trace",
+        label="azure-trace/conv-2023",
+        folder="azure",
+        filename="AzureLLMInferenceTrace_conv.csv",
+        url="https://raw.githubusercontent.com/Azure/AzurePublicDataset/"
+        "b469a113cedca53ddc3bdea71a143dc4b7d8700c/data/AzureLLMInferenceTrace_conv.csv",
+        sha256="2f1e5b666d4e3055fdbba98598ce2ec307767b9064e03e2fa46676dbcc7d0bf8",
+        size_bytes=719_188,
+        licence="CC-BY-4.0",
+        source_page="https://github.com/Azure/AzurePublicDataset",
+    ),
+    read=azure_prompts,
+    has_output_lengths=True,
+    has_arrivals=True,
+)

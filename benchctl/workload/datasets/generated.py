@@ -5,15 +5,16 @@ about as long as those of GSM8K (a mean of 46 words there) and vary about as muc
 """
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import count, islice
 from typing import Final
 
+from benchctl.workload.datasets.dataset import MadeDataset
 from benchctl.workload.datasets.gsm8k import question_prompt
 from benchctl.workload.datasets.prompt import Prompt
 from benchctl.workload.datasets.stories import STORIES, Cast
-from benchctl.workload.stream import named_stream
+from benchctl.workload.seeded import named_stream
 
 _NAMES: Final = (
     *("Ada", "Amir", "Anna", "Bo", "Carla", "Chen", "Dana", "Dmitri", "Ed", "Elif", "Emma", "Farah", "Finn"),
@@ -56,11 +57,15 @@ class Problem:
 def problems(seed: int) -> Iterator[Problem]:
     """Distinct problems without end, from the stream ``generated``. More of them extend the same sequence."""
     draw = named_stream(seed, "generated")
-    seen: set[str] = set()
-    while True:
-        problem = _problem(draw)
-        if problem.question not in seen:
-            seen.add(problem.question)
+    return without_repeats(_problem(draw) for _ in count())
+
+
+def without_repeats(problems: Iterable[Problem]) -> Iterator[Problem]:
+    """The problems whose questions did not occur before."""
+    questions: set[str] = set()
+    for problem in problems:
+        if problem.question not in questions:
+            questions.add(problem.question)
             yield problem
 
 
@@ -83,3 +88,6 @@ def generated_prompts(num_prompts: int, seed: int) -> tuple[Prompt, ...]:
         )
         for i, problem in enumerate(islice(problems(seed), num_prompts))
     )
+
+
+DATASET: Final = MadeDataset(make=lambda workload, seed: generated_prompts(workload.num_prompts, seed))

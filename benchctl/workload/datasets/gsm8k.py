@@ -5,9 +5,13 @@ Qwen's stock system sentence, then an instruction to reason step by step and to 
 line, and the question.
 """
 
+from typing import Final
+
 import msgspec
 
-from benchctl.records.run import Message
+from benchctl.records.request import Message
+from benchctl.workload.datasets.dataset import FileDataset
+from benchctl.workload.datasets.files import DatasetFile
 from benchctl.workload.datasets.prompt import Prompt, Selection, SourceFile
 from benchctl.workload.datasets.rows import damaged_row, read_jsonl_rows
 from benchctl.workload.datasets.tokens import count_chat_tokens
@@ -57,3 +61,21 @@ def question_prompt(question: str, *, prompt_id: str, source: str, answer: str) 
         prompt_tokens=count_chat_tokens(messages),
         answer=answer,
     )
+
+
+DATASET: Final = FileDataset(
+    file=DatasetFile(
+        name="gsm8k",
+        label="gsm8k/test",
+        folder="gsm8k",
+        filename="test.jsonl",
+        url="https://raw.githubusercontent.com/openai/grade-school-math/"
+        "3101c7d5072418e28b9008a6636bde82a006892c/grade_school_math/data/test.jsonl",
+        sha256="3730d312f6e3440559ace48831e51066acaca737f6eabec99bccb9e4b3c39d14",
+        size_bytes=749_738,
+        licence="MIT",
+        source_page="https://github.com/openai/grade-school-math",
+    ),
+    read=gsm8k_prompts,
+    is_replaceable=True,
+)

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Literal
 
 from benchctl.errors import DatasetError
-from benchctl.records.run import Message
-from benchctl.workload.stream import named_stream
+from benchctl.records.request import Message
+from benchctl.workload.seeded import named_stream
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

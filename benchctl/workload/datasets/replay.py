@@ -4,8 +4,12 @@ Rows hold ``input_toks``, ``output_toks``, ``arrival_time_ns`` and usually ``inp
 had back without the tokenizer, so each id becomes a word of its own: prompts that shared a prefix still do.
 """
 
+from typing import Final
+
 import msgspec
 
+from benchctl.workload.datasets.dataset import FileDataset
+from benchctl.workload.datasets.files import DatasetFile
 from benchctl.workload.datasets.prompt import Prompt, Selection, SourceFile
 from benchctl.workload.datasets.rows import damaged_row, read_jsonl_rows
 from benchctl.workload.datasets.synthetic import text_from_numbers, text_of_length
@@ -56,3 +60,22 @@ def _fault(row: ReplayRow) -> str | None:
     if row.input_tok_ids is not None and len(row.input_tok_ids) != row.input_toks:
         return f"input_toks is {row.input_toks}, but there are {len(row.input_tok_ids)} input_tok_ids"
     return None
+
+
+DATASET: Final = FileDataset(
+    file=DatasetFile(
+        name="sharegpt-replay",
+        label="sharegpt-replay/llama-3.1-8b-300-sps10",
+        folder="sharegpt",
+        filename="sharegpt-llama-3.1-8b-300-sps10.jsonl",
+        url="https://raw.githubusercontent.com/casys-kaist/LLMServingSim/"
+        "5daddb21a545658d5150b535712d0494584b5278/workloads/sharegpt-llama-3.1-8b-300-sps10.jsonl",
+        sha256="05e48b32da530d4a3dd77f3d47c6fe694ac8308d611aa088e38bb10fba2b3b3a",
+        size_bytes=2_574_379,
+        licence="MIT",
+        source_page="https://github.com/casys-kaist/LLMServingSim",
+    ),
+    read=replay_prompts,
+    has_output_lengths=True,
+    has_arrivals=True,
+)

@@ -7,10 +7,13 @@ Lengths are those of ``count_tokens``, so the rows kept can differ from those ke
 """
 
 from collections.abc import Iterator, Sequence
+from typing import Final
 
 import msgspec
 
 from benchctl.errors import DatasetError
+from benchctl.workload.datasets.dataset import FileDataset
+from benchctl.workload.datasets.files import DatasetFile
 from benchctl.workload.datasets.prompt import Prompt, Selection, SourceFile
 from benchctl.workload.datasets.rows import read_bytes
 from benchctl.workload.datasets.tokens import count_tokens
@@ -69,3 +72,22 @@ def is_usable(prompt_tokens: int, output_tokens: int) -> bool:
         and prompt_tokens <= MAX_PROMPT_TOKENS
         and prompt_tokens + output_tokens <= MAX_TOTAL_TOKENS
     )
+
+
+DATASET: Final = FileDataset(
+    file=DatasetFile(
+        name="sharegpt",
+        label="sharegpt/v3-unfiltered-cleaned",
+        folder="sharegpt",
+        filename="ShareGPT_V3_unfiltered_cleaned_split.json",
+        url="https://huggingface.co/datasets/anon8231489123/ShareGPT_Vicuna_unfiltered/resolve/"
+        "192ab2185289094fc556ec8ce5ce1e8e587154ca/ShareGPT_V3_unfiltered_cleaned_split.json",
+        sha256="35f0e213ce091ed9b9af2a1f0755e9d39f9ccec34ab281cd4ca60d70f6479ba4",
+        size_bytes=672_837_942,
+        licence="Apache-2.0",
+        source_page="https://huggingface.co/datasets/anon8231489123/ShareGPT_Vicuna_unfiltered",
+    ),
+    read=sharegpt_prompts,
+    has_output_lengths=True,
+    is_replaceable=True,
+)

@@ -7,10 +7,11 @@ there are enough of them to give each entry of a model's vocabulary its own.
 from collections.abc import Iterable
 from typing import Final
 
-from benchctl.profile.model import Length
+from benchctl.errors import ProfileError
+from benchctl.profile.workload import Length, Workload
+from benchctl.workload.datasets.dataset import MadeDataset
 from benchctl.workload.datasets.prompt import Prompt
-from benchctl.workload.length import draw_length
-from benchctl.workload.stream import named_stream
+from benchctl.workload.seeded import draw_length, named_stream
 
 _CONSONANTS = "bcdfghjklmnpqrstvwxyz"
 _VOWELS = "aeiou"
@@ -59,3 +60,12 @@ def synthetic_prompts(input_len: Length, num_prompts: int, seed: int) -> tuple[P
         )
         for i, num_tokens in enumerate(draw_length(input_len, lengths) for _ in range(num_prompts))
     )
+
+
+def _make(workload: Workload, seed: int) -> tuple[Prompt, ...]:
+    if workload.input_len is None:
+        raise ProfileError("workload.input_len is null with dataset synthetic, which needs it; set a length")
+    return synthetic_prompts(workload.input_len, workload.num_prompts, seed)
+
+
+DATASET: Final = MadeDataset(make=_make, needs_input_len=True)

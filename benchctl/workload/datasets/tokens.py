@@ -10,7 +10,7 @@ is known to give 102 to 106. It is an estimate: the count that an engine reports
 import re
 from collections.abc import Iterable, Iterator
 
-from benchctl.records.run import Message
+from benchctl.records.request import Message
 
 _MAX_PIECE_CHARS = 8
 _PIECE = re.compile(

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from builders import (
+from support.results.builders import (
     STEP_NS,
     T0_NS,
     edit_manifest,
@@ -17,7 +17,7 @@ from builders import (
     share_request_set,
     write_results,
 )
-from exactness import assert_exact
+from support.results.decomposition_laws import assert_exact
 
 from benchctl.analysis.attribution.decomposition import Decomposition
 from benchctl.analysis.attribution.text import batch_line, latency_line, sentence, wall_line
@@ -25,7 +25,8 @@ from benchctl.analysis.compare.compare import CompareOptions, compare_sides, par
 from benchctl.analysis.compare.result import CellComparison
 from benchctl.analysis.statistics.block_ratio import Estimator
 from benchctl.records.directory import ResultDirectory
-from benchctl.records.run import RequestRecord, StepRecord
+from benchctl.records.request import RequestRecord
+from benchctl.records.step import StepRecord
 
 TRUTH = 15.5 / 10
 STEADY = ({"baseline": 1.0, "guided": 1.0},) * 6

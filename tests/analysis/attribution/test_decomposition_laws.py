@@ -6,13 +6,13 @@ from typing import Any
 
 import msgspec
 import pytest
-from exactness import assert_adds_up
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import ttest_ind
-from simulated import FILTERED, NEUTRAL, VALUE_MODEL, request_of, run
+from support.results.decomposition_laws import assert_adds_up
+from support.servers.simulator import FILTERED, NEUTRAL, VALUE_MODEL, request_of, run
 
-from benchctl.analysis.attribution.estimate import Facing, estimate_terms, levels
+from benchctl.analysis.attribution.estimate import PairDesign, estimate_levels, estimate_terms
 from benchctl.analysis.attribution.factors import logarithmic_mean
 from benchctl.analysis.attribution.latency import split_latency
 from benchctl.analysis.attribution.roofline import Floor, WorkModel, floor_of
@@ -20,7 +20,7 @@ from benchctl.analysis.attribution.run_time import Latency, RunAnatomy, SizedSte
 from benchctl.analysis.attribution.steps import split_batches
 from benchctl.costs.hardware import hardware_for
 from benchctl.costs.shapes import shape_for
-from benchctl.records.step_columns import columns_from
+from benchctl.records.columns.step_columns import columns_from
 
 WORK = WorkModel(
     base=shape_for("qwen2.5-7b"), value=shape_for(VALUE_MODEL).as_value_model(), hardware=hardware_for("h100-sxm")
@@ -65,8 +65,8 @@ def anatomy(
     )
 
 
-def facing_of(a: Sequence[Any], b: Sequence[Any]) -> Facing:
-    return Facing(is_paired=len(a) == len(b))
+def design_of(a: Sequence[Any], b: Sequence[Any]) -> PairDesign:
+    return PairDesign(is_paired=len(a) == len(b))
 
 
 @settings(deadline=None)
@@ -74,8 +74,8 @@ def facing_of(a: Sequence[Any], b: Sequence[Any]) -> Facing:
 def test_parts_that_add_up_in_every_run_add_up_over_the_blocks(sides: Any, places: list[int]) -> None:
     a, b = sides
     is_paired = len(a) == len(b)
-    facing = Facing(is_paired=is_paired, positions=tuple(places[: len(a)]) if is_paired else None)
-    whole, *parts = levels(("whole", "x", "y", "z"), a, b, lambda run: (math.fsum(run), *run), facing)
+    design = PairDesign(is_paired=is_paired, positions=tuple(places[: len(a)]) if is_paired else None)
+    whole, *parts = estimate_levels(("whole", "x", "y", "z"), a, b, lambda run: (math.fsum(run), *run), design)
     assert whole.a_s is not None
     assert whole.b_s is not None
     assert math.fsum(part.added_s for part in parts) == pytest.approx(whole.added_s, abs=1e-9)
@@ -88,8 +88,8 @@ def test_what_one_side_does_not_have_takes_no_time_there_whatever_the_places_say
     without, having = [(3.0, 0.0), (3.1, 0.0), (3.3, 0.0)] * 3, [(3.0, 1.0), (3.2, 1.2), (3.1, 1.1)] * 3
     a, b = (having, without) if is_swapped else (without, having)
     positions = (1, -1, 1, 1, -1, -1, 1, -1, 1)
-    facing = Facing(is_paired=True, positions=positions, position_information=4.5)
-    _, part = levels(("both have", "one has"), a, b, lambda run: run, facing)
+    design = PairDesign(is_paired=True, positions=positions, position_information=4.5)
+    _, part = estimate_levels(("both have", "one has"), a, b, lambda run: run, design)
     assert (part.b_s if is_swapped else part.a_s) == 0
     assert abs(part.added_s) == pytest.approx(1.1, abs=0.05)
 
@@ -98,7 +98,7 @@ def test_what_one_side_does_not_have_takes_no_time_there_whatever_the_places_say
 @given(unpaired_runs)
 def test_all_pairs_give_the_difference_of_the_means(sides: Any) -> None:
     a, b = sides
-    (found,) = estimate_terms(a, b, lambda x, y: [y[0] - x[0]], Facing(is_paired=False))
+    (found,) = estimate_terms(a, b, lambda x, y: [y[0] - x[0]], PairDesign(is_paired=False))
     means = [math.fsum(run[0] for run in side) / len(side) for side in (a, b)]
     assert found.log_ratio == pytest.approx(means[1] - means[0], abs=1e-9)
     assert (found.log_interval is None) == (min(len(a), len(b)) < 2)
@@ -106,7 +106,7 @@ def test_all_pairs_give_the_difference_of_the_means(sides: Any) -> None:
 
 def test_all_pairs_give_the_interval_of_welch() -> None:
     a, b = [1.0, 1.2, 0.9, 1.1], [2.0, 2.3, 1.8]
-    (found,) = estimate_terms(a, b, lambda x, y: [y - x], Facing(is_paired=False))
+    (found,) = estimate_terms(a, b, lambda x, y: [y - x], PairDesign(is_paired=False))
     welch = ttest_ind(b, a, equal_var=False).confidence_interval(0.95)
     assert found.log_interval == pytest.approx((welch.low, welch.high))
 
@@ -123,7 +123,7 @@ def test_shares_of_the_logarithm_add_up_to_the_difference(a: float, b: float) ->
 @given(st.lists(sizes, min_size=4, max_size=5))
 def test_batches_and_their_times_make_the_difference_of_the_steps(given_sizes: Any) -> None:
     a, b = ([anatomy(sizes=one) for one in side] for side in (given_sizes[:2], given_sizes[2:]))
-    found = split_batches(a, b, facing_of(a, b))
+    found = split_batches(a, b, design_of(a, b))
     assert_adds_up(found.whole, (found.batches, found.same_batch))
     assert math.fsum(b.a_share for b in found.bins) == pytest.approx(1)
 
@@ -132,7 +132,7 @@ def test_batches_and_their_times_make_the_difference_of_the_steps(given_sizes: A
 @given(sizes)
 def test_the_same_batches_at_other_times_are_no_difference_of_batches(given_sizes: Any) -> None:
     slower = {key: (count, 2 * total_s) for key, (count, total_s) in given_sizes.items()}
-    found = split_batches([anatomy(sizes=given_sizes)], [anatomy(sizes=slower)], Facing(is_paired=True))
+    found = split_batches([anatomy(sizes=given_sizes)], [anatomy(sizes=slower)], PairDesign(is_paired=True))
     assert found.batches.added_s == pytest.approx(0, abs=1e-12)
     assert found.same_batch.added_s == pytest.approx(found.whole.added_s)
 
@@ -140,7 +140,7 @@ def test_the_same_batches_at_other_times_are_no_difference_of_batches(given_size
 @settings(deadline=None)
 @given(latencies, latencies)
 def test_first_token_tokens_and_time_per_token_make_the_difference_of_the_latency(a: Any, b: Any) -> None:
-    found = split_latency([anatomy(latencies=a)], [anatomy(latencies=b)], Facing(is_paired=True))
+    found = split_latency([anatomy(latencies=a)], [anatomy(latencies=b)], PairDesign(is_paired=True))
     if not a.keys() & b.keys():
         assert found is None
         return
@@ -153,7 +153,7 @@ def test_first_token_tokens_and_time_per_token_make_the_difference_of_the_latenc
 
 def test_more_tokens_at_the_same_pace_are_a_difference_of_tokens_alone() -> None:
     a, b = {"r0": Latency(1.0, 0.0, 0.0)}, {"r0": Latency(1.5, 6.0, 3.0)}
-    found = split_latency([anatomy(latencies=a)], [anatomy(latencies=b)], Facing(is_paired=True))
+    found = split_latency([anatomy(latencies=a)], [anatomy(latencies=b)], PairDesign(is_paired=True))
     assert found is not None
     assert [part.added_s for part in found.parts] == pytest.approx([0.5, 6.0, 0.0])
 

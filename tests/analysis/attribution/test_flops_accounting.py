@@ -7,15 +7,16 @@ from typing import Any
 
 import msgspec
 import pytest
-from builders import prepared, write_results
+from support.results.builders import prepared, write_results
 
 from benchctl.analysis.attribution.flops import RunFlops, account_run
 from benchctl.costs.flops import observed_flops, published_flops
 from benchctl.costs.hardware import hardware_for
 from benchctl.costs.shapes import shape_for
 from benchctl.costs.work import Lengths, RunTotals, SeenCounts
-from benchctl.records.directory import LoadedRun, load_results
-from benchctl.records.run import PreparedRequest, RequestError, RequestRecord, StepRecord
+from benchctl.records.loaded import LoadedRun, load_results
+from benchctl.records.request import PreparedRequest, RequestError, RequestRecord
+from benchctl.records.step import StepRecord
 
 BASE = shape_for("qwen2.5-7b")
 VALUE = shape_for("qwen2.5-1.5b")

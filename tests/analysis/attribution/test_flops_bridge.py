@@ -4,8 +4,8 @@ import io
 from pathlib import Path
 
 import pytest
-from builders import write_results
 from rich.console import Console
+from support.results.builders import write_results
 
 from benchctl.analysis.analyzed import AnalyzedExperiment, analyze_directory
 from benchctl.analysis.summary.flops_bridge import flops_bridge

@@ -4,7 +4,7 @@ import json
 import math
 
 import pytest
-from builders import edit_run
+from support.results.builders import edit_run
 
 from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.attribution.factors import logarithmic_mean

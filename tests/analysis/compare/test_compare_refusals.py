@@ -2,11 +2,14 @@
 
 import msgspec
 import pytest
-from builders import edit_manifest, edit_requests, edit_run, edit_steps, write_results
+from support.results.builders import edit_manifest, edit_requests, edit_run, edit_steps, write_results
 
 from benchctl.analysis.compare.compare import CompareOptions, compare_sides, parse_side
 from benchctl.errors import NotComparableError, RecordError, SchemaVersionError
-from benchctl.records.run import GitState, GpuInfo, RequestError, ResultWarning, RunFailure
+from benchctl.records.manifest import GitState, GpuInfo
+from benchctl.records.record import ResultWarning
+from benchctl.records.request import RequestError
+from benchctl.records.run import RunFailure
 from benchctl.report.documents.comparison import refusal_document
 
 SEVEN = ({"baseline": 1.0, "guided": 1.0},) * 7
@@ -186,7 +189,7 @@ def test_one_failed_request_makes_the_cell_incomplete(results):
     fail(results, GUIDED)
     comparison = within(results)
     assert (comparison.verdict, comparison.exit_code) == ("invalid", 4)
-    assert comparison.cells[0].faults == (f"INCOMPLETE: 1 of 4 requests failed in {GUIDED} (timeout)",)
+    assert comparison.cells[0].errors == (f"INCOMPLETE: 1 of 4 requests failed in {GUIDED} (timeout)",)
 
 
 def test_allow_failed_judges_what_completed_and_says_what_failed(results):
@@ -198,7 +201,7 @@ def test_allow_failed_judges_what_completed_and_says_what_failed(results):
 
 def test_a_request_that_was_never_answered_is_a_failure(results):
     edit_requests(results, GUIDED, lambda r: msgspec.structs.replace(r, done_ns=None) if r.index == 0 else r)
-    assert "(unanswered)" in within(results).cells[0].faults[0]
+    assert "(unanswered)" in within(results).cells[0].errors[0]
 
 
 def test_a_failed_run_takes_its_block_out_of_both_sides(results):
@@ -238,7 +241,7 @@ def test_a_comparison_without_a_usable_block_is_invalid(results):
         edit_run(results, f"{2 * block:03d}-b{block}-baseline", state="failed")
     comparison = within(results)
     assert comparison.verdict == "invalid"
-    assert comparison.cells[0].faults == ("no block has a usable run on both sides",)
+    assert comparison.cells[0].errors == ("no block has a usable run on both sides",)
 
 
 def test_a_cut_off_line_in_a_run_marked_done_is_refused_with_file_and_line(results):
@@ -250,8 +253,8 @@ def test_a_cut_off_line_in_a_run_marked_done_is_refused_with_file_and_line(resul
 
 def test_a_newer_schema_is_refused(results):
     path = results.path / "manifest.json"
-    path.write_text(path.read_text().replace('"schema_version": 1', '"schema_version": 2'))
-    with pytest.raises(SchemaVersionError, match="schema_version 2 is newer than 1"):
+    path.write_text(path.read_text().replace('"schema_version": 2', '"schema_version": 3'))
+    with pytest.raises(SchemaVersionError, match="schema_version 3 is newer than 2"):
         within(results)
 
 
@@ -259,14 +262,14 @@ def test_exact_metrics_that_differ_make_the_comparison_invalid(results):
     edit_requests(results, GUIDED, lambda r: msgspec.structs.replace(r, prompt_tokens=21))
     comparison = within(results)
     assert comparison.verdict == "invalid"
-    assert comparison.cells[0].faults[0].startswith("prompt_tokens must be equal and is 80 against ")
+    assert comparison.cells[0].errors[0].startswith("prompt_tokens must be equal and is 80 against ")
 
 
 def test_a_guided_variant_that_was_never_guided_makes_the_comparison_invalid(results):
     edit_steps(results, GUIDED, lambda s: msgspec.structs.replace(s, guided_rows=0))
     comparison = within(results)
     assert comparison.exit_code == 4
-    assert comparison.cells[0].faults == (
+    assert comparison.cells[0].errors == (
         f"{GUIDED}: check guided failed: guidance declared; guided rows in 0 of 8 steps",
     )
 

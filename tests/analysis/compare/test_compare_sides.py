@@ -4,11 +4,11 @@ import math
 import random
 
 import pytest
-from builders import edit_manifest, set_positions, share_request_set, write_results
+from support.results.builders import edit_manifest, set_positions, share_request_set, write_results
 
 from benchctl.analysis.attribution.text import wall_line
 from benchctl.analysis.compare.compare import CompareOptions, Side, compare_sides, parse_side
-from benchctl.analysis.compare.metric_comparison import judged
+from benchctl.analysis.compare.metric_comparison import judge_metric
 from benchctl.analysis.compare.text import reasons_of, verdict_sentence
 from benchctl.errors import NotComparableError, UsageError
 from benchctl.records.noise import MetricNoise
@@ -183,7 +183,7 @@ def test_fewer_than_six_blocks_are_a_screening_without_a_verdict_however_clear_t
     comparison = compare(f"{path}:baseline", f"{path}:guided")
     assert metric(comparison, "step_ms").estimate.ci_low > 1.2
     assert (comparison.verdict, comparison.exit_code, comparison.is_screening) == ("inconclusive", 3, True)
-    assert f"a screening of {num_blocks} blocks gives no verdict; what it saw most is" in verdict_sentence(
+    assert f"a screening of {num_blocks} blocks gives no verdict; its largest change is" in verdict_sentence(
         comparison
     )
     assert {m.verdict for m in comparison.cells[0].metrics if m.estimate is not None} == {"inconclusive"}
@@ -201,7 +201,7 @@ def test_tests_that_say_nearly_the_same_are_judged_nearly_as_one(tmp_path):
     assert tested.estimate.log_interval == metric(alone, "step_ms").estimate.log_interval
     assert metric(alone, "step_ms").judged_confidence == pytest.approx(0.95)
     assert 0.95 <= tested.judged_confidence < 0.97
-    strict = judged(tested, 0.999)
+    strict = judge_metric(tested, 0.999)
     assert strict.verdict == "inconclusive"
     assert "the 95% interval is clear of the margin of 1%, but not that of 99.9%" in strict.reason
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import typer
-from builders import edit_requests, edit_run, write_results
+from support.results.builders import edit_requests, edit_run, write_results
 from typer.testing import CliRunner
 
 import benchctl.measure
@@ -16,7 +16,9 @@ from benchctl.analysis.compare.compare import CompareOptions, compare_sides, par
 from benchctl.analysis.validity.client_guard import CLIENT_DOUBTS
 from benchctl.analysis.validity.severity import DECIDING_WARNINGS
 from benchctl.cli.commands.compare import compare as compare_command
-from benchctl.records.run import RequestError, ResultWarning, RunFailure
+from benchctl.records.record import ResultWarning
+from benchctl.records.request import RequestError
+from benchctl.records.run import RunFailure
 
 SEVEN = ({"baseline": 1.0, "guided": 1.0},) * 7
 GUIDED = "001-b0-guided-top_k5"
@@ -68,15 +70,15 @@ def test_where_the_client_is_in_doubt_its_times_do_not_count_and_those_of_the_se
     assert blocks == [{"step_ms": 7, "wall_s": 6, "tpot_ms": 6}, {"step_ms": 7, "wall_s": 7, "tpot_ms": 7}]
     (message,) = messages(left_out, "client-times-excluded")
     assert message.startswith(
-        "guided top_k=5: what the client timed in block 0 does not count, what the server measured"
+        "guided top_k=5: times that the client measured in block 0 do not count, those of the server do"
     )
     assert f"the first: {GUIDED}: {code}: {code} it was" in message
-    assert ("lighter load" in message) == (code in {"slots-idle", "send-late", "rate-missed"})
+    assert ("lighter load" in message) == (code in {"slots-idle", "sends-delayed", "rate-missed"})
     assert messages(left_out, "excluded-block") == messages(counted, "client-times-excluded") == []
 
 
 def test_tables_and_comparison_count_the_same_blocks_where_the_client_is_in_doubt(results):
-    suspect(results, GUIDED, "client-late")
+    suspect(results, GUIDED, "arrival-times-unreliable")
     (row,), compared = analyze_directory(results.path).sweep, compare(results).cells[0]
     estimates = {metric.metric.name: metric.estimate for metric in compared.metrics}
     for quantity, name in (("wall", "wall_s"), ("step_ms", "step_ms"), ("tok_per_s", "output_throughput")):
@@ -87,12 +89,12 @@ def test_tables_and_comparison_count_the_same_blocks_where_the_client_is_in_doub
 def test_suspect_runs_that_count_are_told_side_by_side_with_the_codes_of_their_doubts(results):
     for run in results.runs():
         if "baseline" in run.path.name:
-            suspect(results, run.path.name, "send-late", "client-late")
+            suspect(results, run.path.name, "sends-delayed", "arrival-times-unreliable")
     suspect(results, GUIDED, "client-cpu")
     (message,) = messages(compare(results, allow_suspect=True), "suspect-counted")
     assert message.startswith(
-        "suspect runs are counted, as --allow-suspect asks: 7 of 7 runs of baseline (client-late, send-late) and "
-        "1 of 7 runs of guided (client-cpu); "
+        "suspect runs are counted (--allow-suspect): 7 of 7 runs of baseline "
+        "(arrival-times-unreliable, sends-delayed) and 1 of 7 runs of guided (client-cpu); "
     )
 
 
@@ -105,9 +107,9 @@ def test_a_side_without_suspect_runs_is_not_named(results):
 
 def test_a_run_that_serves_many_cells_is_counted_once(tmp_path):
     results = write_results(tmp_path / "r", cells=({"top_k": 2}, {"top_k": 5}))
-    suspect(results, "000-b0-baseline", "client-late")
+    suspect(results, "000-b0-baseline", "arrival-times-unreliable")
     (message,) = messages(compare(results, allow_suspect=True), "suspect-counted")
-    assert "1 of 3 runs of baseline (client-late)" in message
+    assert "1 of 3 runs of baseline (arrival-times-unreliable)" in message
 
 
 @pytest.mark.parametrize(
@@ -131,7 +133,7 @@ def test_a_run_that_failed_never_counts(results):
 
 
 def test_failed_requests_of_a_suspect_run_that_counts_must_be_allowed_too(results):
-    suspect(results, GUIDED, "client-late", "failed-requests")
+    suspect(results, GUIDED, "arrival-times-unreliable", "failed-requests")
     gone = RequestError(kind="reset", message="gone")
     edit_requests(results, GUIDED, lambda r: r if r.index else msgspec.structs.replace(r, error=gone))
     edit_run(results, GUIDED, num_completed=3, num_failed=1)
@@ -149,7 +151,7 @@ def test_a_failed_check_makes_a_comparison_invalid_also_where_suspect_runs_count
 def test_a_suspect_run_that_cannot_be_read_whole_does_not_count(results):
     path = results.run(GUIDED).path / "steps.jsonl"
     path.write_bytes(path.read_bytes()[:-20])
-    suspect(results, GUIDED, "client-late")
+    suspect(results, GUIDED, "arrival-times-unreliable")
     counted = compare(results, allow_suspect=True)
     assert counted.cells[0].num_blocks == 6
     (message,) = messages(counted, "excluded-block")
@@ -158,26 +160,26 @@ def test_a_suspect_run_that_cannot_be_read_whole_does_not_count(results):
 
 
 def test_table_markdown_and_document_show_that_suspect_runs_count(results):
-    suspect(results, GUIDED, "client-late")
+    suspect(results, GUIDED, "arrival-times-unreliable")
     sides = (f"{results.path}:baseline", f"{results.path}:guided")
     forms = [
         CliRunner().invoke(app, [*sides, "--allow-suspect", *form]) for form in ([], ["--markdown"], ["--json"])
     ]
     table, markdown, document = forms
     assert {form.exit_code for form in forms} == {1}
-    told = "1 of 7 runs of guided (client-late)"
-    assert f"warning: suspect runs are counted, as --allow-suspect asks: {told}" in table.stdout
-    assert f"- warning: suspect runs are counted, as --allow-suspect asks: {told}" in markdown.stdout
+    told = "1 of 7 runs of guided (arrival-times-unreliable)"
+    assert f"warning: suspect runs are counted (--allow-suspect): {told}" in table.stdout
+    assert f"- warning: suspect runs are counted (--allow-suspect): {told}" in markdown.stdout
     warnings = {warning["code"]: warning["message"] for warning in json.loads(document.stdout)["warnings"]}
     assert told in warnings["suspect-counted"]
-    assert warnings["client-late"] == "client-late it was"
+    assert warnings["arrival-times-unreliable"] == "arrival-times-unreliable it was"
     plain = CliRunner().invoke(app, sides)
-    assert "what the client timed in block 0 does not count, what the server measured does" in plain.stdout
-    assert "client-late: client-late it was" in plain.stdout
+    assert "times that the client measured in block 0 do not count, those of the server do" in plain.stdout
+    assert "arrival-times-unreliable: arrival-times-unreliable it was" in plain.stdout
 
 
 def test_every_code_with_which_a_measurement_doubts_itself_is_known():
     room = Path(next(iter(benchctl.measure.__path__)))
-    said = {code for file in room.glob("*.py") for code in re.findall(r'\.doubt\("([\w-]+)"', file.read_text())}
+    said = {code for file in room.rglob("*.py") for code in re.findall(r'\.suspect\("([\w-]+)"', file.read_text())}
     assert {"failed-requests", "warmup-failed"} <= said <= DECIDING_WARNINGS
     assert CLIENT_DOUBTS < DECIDING_WARNINGS

@@ -5,7 +5,7 @@ import random
 from pathlib import Path
 
 import pytest
-from builders import edit_requests, write_results
+from support.results.builders import edit_requests, write_results
 from typer.testing import CliRunner
 
 from benchctl.analysis.compare.compare import CompareOptions
@@ -13,7 +13,7 @@ from benchctl.analysis.compare.unpaired import compare_foreign
 from benchctl.analysis.compare.unpaired_sides import name_of_side, runs_of_side
 from benchctl.cli.app import app
 from benchctl.errors import NotComparableError, UsageError
-from benchctl.records.run import RequestError
+from benchctl.records.request import RequestError
 
 WRITTEN = Path(__file__).parents[2] / "interop" / "foreign"
 VLLM = json.loads((WRITTEN / "vllm-0.json").read_text())
@@ -134,7 +134,7 @@ def test_metrics_that_nobody_tells_cannot_decide(tmp_path):
     (tmp_path / "a.json").write_text(json.dumps(bare))
     refused = call(tmp_path / "a.json", WRITTEN / "vllm-0.json")
     assert isinstance(refused.exception, NotComparableError)
-    assert "Name what decides with --metrics" in str(refused.exception)
+    assert "Name the deciding metrics with --metrics" in str(refused.exception)
     assert call(tmp_path / "a.json", WRITTEN / "vllm-0.json", "--metrics", "request_throughput").exit_code == 3
 
 

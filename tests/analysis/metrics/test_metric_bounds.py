@@ -4,10 +4,10 @@ import json
 
 import msgspec
 import pytest
-from builders import edit_requests, write_results
 from hypothesis import given
 from hypothesis import strategies as st
-from slotted import T0_NS, closed
+from support.closed_loops import T0_NS, closed
+from support.results.builders import edit_requests, write_results
 from test_client_guard import codes, run_of, samples_of
 
 from benchctl.analysis.analyzed import analyze_directory
@@ -18,7 +18,7 @@ from benchctl.analysis.summary.load_figures import FiguresInPassing
 from benchctl.analysis.validity.client_guard import client_doubts, client_warnings
 from benchctl.interop.writers.vllm import vllm_result
 from benchctl.measure.single_load.evidence import LoadEvidence
-from benchctl.records.run import ChoiceRecord, RequestRecord
+from benchctl.records.request import ChoiceRecord, RequestRecord
 from benchctl.report.documents.comparison import document_of
 from benchctl.report.text.comparison_table import footnotes_of, rows_of
 from benchctl.report.text.load_report import bounds_note, durations_table
@@ -166,7 +166,7 @@ def test_a_run_says_which_of_its_metrics_rest_on_bounds_and_counts():
 
 def test_a_client_that_reads_most_arrivals_late_makes_the_whole_run_suspect():
     always = [stream(i, [60, 60, 60, 120, 120, 120, 180, 180, 180]) for i in range(60)]
-    assert codes(client_doubts(run_of(always, HELD_UP), closed(4))) == ["client-late"]
+    assert codes(client_doubts(run_of(always, HELD_UP), closed(4))) == ["arrival-times-unreliable"]
 
 
 def test_of_a_long_load_every_first_token_is_kept_and_a_part_of_the_rest():
@@ -240,7 +240,7 @@ def test_where_it_rests_on_bounds_in_every_run_it_decides_nothing(results):
     comparison = compare(results, "ttft_ms")
     assert (comparison.verdict, comparison.exit_code) == ("inconclusive", 3)
     (metric,) = [m for m in comparison.cells[0].metrics if m.metric.name == "ttft_ms"]
-    assert metric.reason.startswith("7 of 14 runs have it between bounds only")
+    assert metric.reason.startswith("7 of 14 runs know it between bounds only")
 
 
 def test_every_table_marks_it_and_says_what_the_mark_means(results):

@@ -17,7 +17,7 @@ from benchctl.analysis.metrics.request_timing import (
     tpots_ns,
     ttft_ns,
 )
-from benchctl.records.run import ChoiceRecord, RequestError, RequestRecord
+from benchctl.records.request import ChoiceRecord, RequestError, RequestRecord
 
 ONE_CHOICE = RequestRecord(
     request_id="r0",

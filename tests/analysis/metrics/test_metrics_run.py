@@ -2,12 +2,14 @@
 
 import msgspec
 import pytest
-from builders import T0_NS, edit_requests, edit_run, edit_steps, write_results
+from support.results.builders import T0_NS, edit_requests, edit_run, edit_steps, write_results
 
 from benchctl.analysis.metrics.clock import clock_factor
 from benchctl.analysis.metrics.run_metrics import METRICS, load_window_ns, run_metrics, unavailable_reason
-from benchctl.records.directory import LoadedRun, load_results
-from benchctl.records.run import GpuSample, HostSample, RequestError, RunRecord, RunTimes
+from benchctl.records.loaded import LoadedRun, load_results
+from benchctl.records.request import RequestError
+from benchctl.records.run import RunRecord, RunTimes
+from benchctl.records.samples import GpuSample, HostSample
 from benchctl.units import NS_PER_S
 
 BASELINE, GUIDED = "000-b0-baseline", "001-b0-guided-top_k5"
@@ -23,7 +25,7 @@ def metrics_of(results, index=0):
 
 
 def run_with(**changes):
-    record = RunRecord(schema_version=1, index=0, run_id="r", block=0, position=0, variant="v")
+    record = RunRecord(schema_version=2, index=0, run_id="r", block=0, position=0, variant="v")
     fields = {"requests": (), "steps": (), "gpu": (), "host": (), "prometheus": (), "warnings": ()} | changes
     return LoadedRun(**({"record": record} | fields))
 
@@ -147,7 +149,7 @@ def test_speculation_shows_in_tokens_per_step_and_acceptance(results):
 
 
 TIMES = RunTimes(first_send_ns=NS_PER_S, last_token_ns=3 * NS_PER_S)
-TIMED = RunRecord(schema_version=1, index=0, run_id="r", block=0, position=0, variant="v", times=TIMES)
+TIMED = RunRecord(schema_version=2, index=0, run_id="r", block=0, position=0, variant="v", times=TIMES)
 
 
 def gpu(t_s, index, **fields):
@@ -211,12 +213,12 @@ def test_an_unknown_metric_says_what_it_lacks(results, name, reason):
 def test_output_past_the_natural_end_is_a_share_of_all_output(results):
     natural = {0: 10, 1: 16, 2: 20, 3: 4}
     edit_requests(results, BASELINE, lambda r: msgspec.structs.replace(r, natural_tokens=natural[r.index]))
-    assert metrics_of(results)["after_eos_frac"] == (6 + 0 + 0 + 12) / 64
+    assert metrics_of(results)["past_eos_frac"] == (6 + 0 + 0 + 12) / 64
 
 
 def test_output_past_an_end_that_nobody_measured_is_unknown(results):
     edit_requests(results, BASELINE, lambda r: msgspec.structs.replace(r, natural_tokens=16 if r.index else None))
     run = load_results(results.path).runs[0]
-    assert run_metrics(run)["after_eos_frac"] is None
-    said = unavailable_reason(run, "after_eos_frac")
+    assert run_metrics(run)["past_eos_frac"] is None
+    said = unavailable_reason(run, "past_eos_frac")
     assert said == "n/a (needs natural lengths: stop forced-natural, or workload.lengths_from)"

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from slotted import T0_NS, closed, closed_loop
+from support.closed_loops import T0_NS, closed, closed_loop
 from test_client_guard import OPEN, codes, run_of, sent
 
 from benchctl.analysis.metrics.offered_load import ClientAccount, load_metrics, offered_load
@@ -12,8 +12,8 @@ from benchctl.analysis.metrics.run_metrics import run_metrics
 from benchctl.analysis.metrics.slot_occupancy import slot_occupancy
 from benchctl.analysis.summary.load_figures import FiguresInPassing
 from benchctl.analysis.validity.client_guard import client_doubts
-from benchctl.profile.model import Arrival
-from benchctl.records.run import RequestError
+from benchctl.profile.workload import Arrival
+from benchctl.records.request import RequestError
 from benchctl.report.text.load_report import totals_table
 from benchctl.units import NS_PER_MS
 
@@ -176,7 +176,7 @@ def test_sends_of_a_closed_loop_are_judged_where_its_slots_are_not_known():
     lates = closed_loop([20.0] * 400, 4, 20.0)
     assert codes(doubts(lates, 4)) == ["slots-idle"]
     old = [msgspec.structs.replace(r, slot_free_ns=None, connected_ns=(r.slot_free_ns or T0_NS) + 1) for r in lates]
-    assert codes(doubts(old, 4)) == ["send-late"]
+    assert codes(doubts(old, 4)) == ["sends-delayed"]
 
 
 CAPPED = Arrival(kind="constant", request_rate=100.0, max_concurrency=4)
@@ -193,12 +193,12 @@ def capped(lag_ms):
 
 def test_who_waits_for_a_slot_under_a_cap_is_late_from_when_it_is_free():
     assert client_doubts(run_of(capped(0.5)), CAPPED) == ()
-    assert codes(client_doubts(run_of(capped(9.0)), CAPPED)) == ["send-late"]
+    assert codes(client_doubts(run_of(capped(9.0)), CAPPED)) == ["sends-delayed"]
 
 
 def test_under_a_cap_that_was_never_met_a_connection_that_opens_late_is_the_client_s():
     late = [sent(i, 10 * i, 6.0, connect_ms=5.9, lasts_ms=1.0) for i in range(200)]
-    assert codes(client_doubts(run_of(late), CAPPED)) == ["send-late"]
+    assert codes(client_doubts(run_of(late), CAPPED)) == ["sends-delayed"]
 
 
 def test_what_the_server_met_of_a_load_is_told_in_its_own_unit():

@@ -5,13 +5,14 @@ from pathlib import Path
 
 import pytest
 import typer
-from answered import Said, right, write_answers, wrong
-from builders import edit_run
+from support.results.answered_questions import Said, right, write_answers, wrong
+from support.results.builders import edit_run
 from typer.testing import CliRunner
 
 from benchctl.cli.commands.compare import compare
 from benchctl.errors import BenchctlError
-from benchctl.records.directory import ResultDirectory, load_results
+from benchctl.records.directory import ResultDirectory
+from benchctl.records.loaded import load_results
 
 app = typer.Typer()
 app.command()(compare)
@@ -93,7 +94,7 @@ def test_texts_that_a_simulator_made_up_are_neither_judged_nor_compared(tmp_path
     assert (cell["quality"], cell["divergence"]) == (None, None)
     code, _, errors = compared(results, "--quality-margin", "1")
     assert code == 2
-    assert "a simulator makes its texts up" in errors
+    assert "a simulator invents its texts" in errors
 
 
 @pytest.mark.parametrize(

@@ -4,15 +4,16 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from answered import write_answers
-from builders import edit_requests
 from hypothesis import given
 from hypothesis import strategies as st
+from support.results.answered_questions import write_answers
+from support.results.builders import edit_requests
 
 from benchctl.analysis.quality.divergence import DivergenceComparison, compare_divergence, parting
 from benchctl.analysis.quality.text import divergence_sentence
-from benchctl.records.directory import LoadedRun, ResultDirectory, load_results
-from benchctl.records.run import ChoiceRecord, RequestError, RequestRecord
+from benchctl.records.directory import ResultDirectory
+from benchctl.records.loaded import LoadedRun, load_results
+from benchctl.records.request import ChoiceRecord, RequestError, RequestRecord
 
 
 def request(text: str, chars: tuple[int, ...] | None, tokens: tuple[int, ...] | None = None) -> RequestRecord:

@@ -6,7 +6,7 @@ import time
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sources import DATA, GSM8K
+from support.datasets import DATA, GSM8K
 
 from benchctl.analysis.quality.judge import Judge, judge_named
 from benchctl.errors import UsageError

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from answered import right, write_answers, wrong
-from builders import edit_requests
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binomtest
+from support.results.answered_questions import right, write_answers, wrong
+from support.results.builders import edit_requests
 
 from benchctl.analysis.quality.accuracy import (
     MCNEMAR,
@@ -23,8 +23,9 @@ from benchctl.analysis.quality.grading import grade
 from benchctl.analysis.quality.judge import judge_named
 from benchctl.analysis.quality.text import quality_lines
 from benchctl.analysis.statistics.paired_shares import newcombe_interval
-from benchctl.records.directory import LoadedResults, LoadedRun, ResultDirectory, load_results
-from benchctl.records.run import RequestError
+from benchctl.records.directory import ResultDirectory
+from benchctl.records.loaded import LoadedResults, LoadedRun, load_results
+from benchctl.records.request import RequestError
 
 JUDGE = judge_named("numeric")
 
@@ -90,7 +91,7 @@ def test_blocks_that_repeat_their_answers_make_no_result_more_certain(tmp_path: 
     often = judged(write_answers(tmp_path / "often", said, num_questions=200, blocks=6))
     assert often.difference_points == once.difference_points == -25
     assert often.p_value == pytest.approx(once.p_value)
-    assert often.detectable_points == pytest.approx(once.detectable_points)
+    assert often.minimum_detectable_points == pytest.approx(once.minimum_detectable_points)
     assert often.ci_high - often.ci_low == pytest.approx(once.ci_high - once.ci_low, rel=0.2)
     assert (often.a_answers, once.a_answers) == (1200, 200)
     assert often.pass_at.keys() == {1}
@@ -142,7 +143,7 @@ def test_equal_sides_are_not_said_to_be_certain(tmp_path: Path) -> None:
         assert found.ci_low < -5
         assert found.ci_high > 5
         assert found.verdict == "inconclusive"
-        assert found.detectable_points > 5
+        assert found.minimum_detectable_points > 5
 
 
 def test_a_workload_without_gold_answers_has_no_quality(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Order effects of an experiment: straight lines over places and blocks, and blocks that stand out."""
+"""Order effects of an experiment: straight lines over positions and blocks, and blocks that stand out."""
 
 import math
 
@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from benchctl.analysis.statistics.block_order import order_effects, outlying
+from benchctl.analysis.statistics.block_order import order_effects, outlier_indices
 
 PLACES = (1, -1, 1, -1, 3, -2)
 BLOCKS = (0, 1, 2, 4, 5, 6)
@@ -20,9 +20,9 @@ def test_slopes_and_their_tests_are_those_of_ordinary_least_squares(a, b):
     differences = [after - before for before, after in zip(a, b, strict=True)]
     levels = [(after + before) / 2 for before, after in zip(a, b, strict=True)]
     for slope, x, y in (
-        (found.place, PLACES, differences),
-        (found.trend, BLOCKS, differences),
-        (found.level, BLOCKS, levels),
+        (found.position, PLACES, differences),
+        (found.ratio_drift, BLOCKS, differences),
+        (found.machine_drift, BLOCKS, levels),
     ):
         if max(y) - min(y) < 1e-9:
             continue
@@ -34,20 +34,20 @@ def test_slopes_and_their_tests_are_those_of_ordinary_least_squares(a, b):
 
 def test_a_drift_without_scatter_is_certain():
     found = order_effects([0.01 * block for block in BLOCKS], [0.01 * block for block in BLOCKS], BLOCKS, None)
-    assert found.level.log_per_unit == pytest.approx(0.01)
-    assert found.level.p_value == pytest.approx(0, abs=1e-12)
-    assert found.place is None
-    assert found.trend is None
+    assert found.machine_drift.log_per_unit == pytest.approx(0.01)
+    assert found.machine_drift.p_value == pytest.approx(0, abs=1e-12)
+    assert found.position is None
+    assert found.ratio_drift is None
 
 
 def test_what_never_varies_or_is_too_short_has_no_slope():
     same = order_effects([0.0] * 6, [1.0] * 6, BLOCKS, (1,) * 6)
-    assert (same.place, same.trend, same.level) == (None, None, None)
+    assert (same.position, same.ratio_drift, same.machine_drift) == (None, None, None)
     short = order_effects([0.0, 0.1, 0.0], [0.2, 0.0, 0.1], (0, 1, 2), (1, -1, 1))
-    assert (short.place, short.trend, short.level) == (None, None, None)
+    assert (short.position, short.ratio_drift, short.machine_drift) == (None, None, None)
 
 
 def test_a_block_that_stands_out_is_marked_and_ordinary_scatter_is_not():
-    assert outlying([0.01, 0.012, 0.009, 0.011, math.log(1.5), 0.010]) == (4,)
-    assert outlying([0.01, 0.012, 0.009, 0.011, 0.0105, 0.010]) == ()
-    assert outlying([0.0, 0.0, 0.0, 0.0, 9.0]) == ()
+    assert outlier_indices([0.01, 0.012, 0.009, 0.011, math.log(1.5), 0.010]) == (4,)
+    assert outlier_indices([0.01, 0.012, 0.009, 0.011, 0.0105, 0.010]) == ()
+    assert outlier_indices([0.0, 0.0, 0.0, 0.0, 9.0]) == ()

@@ -12,7 +12,7 @@ from scipy.stats import binomtest
 
 from benchctl.analysis.statistics.paired_shares import (
     bootstrap_interval,
-    detectable_difference,
+    minimum_detectable_difference,
     newcombe_interval,
     pass_at,
     sign_flip_p,
@@ -194,6 +194,8 @@ def test_many_odd_differences_are_tested_by_their_normal_distribution() -> None:
 
 def test_the_detectable_difference_follows_from_the_questions_on_which_the_sides_disagree() -> None:
     differences = differences_of(66, 66, 1319 - 132)
-    assert detectable_difference(differences, 0.95) == pytest.approx(2.8016 * math.sqrt(132) / 1319, rel=1e-3)
-    none = detectable_difference(differences_of(0, 0, 100), 0.95)
-    assert none == pytest.approx(detectable_difference(differences_of(1, 0, 99), 0.95))
+    assert minimum_detectable_difference(differences, 0.95) == pytest.approx(
+        2.8016 * math.sqrt(132) / 1319, rel=1e-3
+    )
+    none = minimum_detectable_difference(differences_of(0, 0, 100), 0.95)
+    assert none == pytest.approx(minimum_detectable_difference(differences_of(1, 0, 99), 0.95))

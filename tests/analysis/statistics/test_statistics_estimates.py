@@ -19,7 +19,7 @@ from benchctl.analysis.statistics.block_ratio import (
 )
 from benchctl.analysis.statistics.intervals import adjusted_means
 from benchctl.analysis.statistics.margins import decision_alpha, log_margin, margins_of, verdict_of
-from benchctl.analysis.statistics.sample_size import blocks_to_detect, detectable_change
+from benchctl.analysis.statistics.sample_size import blocks_to_detect, minimum_detectable_effect
 
 DIFFERENCES = (0.010, 0.014, 0.008, 0.021, -0.002, 0.016)
 A = (10.0, 11.0, 10.5, 9.8)
@@ -230,7 +230,7 @@ def test_blocks_that_do_not_differ_have_p_one_and_an_interval_of_no_width():
     estimate = estimate_paired((0.0, 0.0, 0.0))
     assert estimate.p_value == 1
     assert (estimate.ci_low, estimate.ratio, estimate.ci_high) == (1, 1, 1)
-    assert estimate.detectable_frac == 0
+    assert estimate.minimum_detectable_effect == 0
 
 
 def test_sides_that_do_not_scatter_are_told_apart_without_dividing_by_zero():
@@ -242,7 +242,7 @@ def test_sides_that_do_not_scatter_are_told_apart_without_dividing_by_zero():
 @pytest.mark.parametrize("estimate", [estimate_paired((0.5,)), estimate_unpaired((1.0,), (2.0, 3.0))])
 def test_one_block_tells_a_ratio_and_nothing_else(estimate):
     assert estimate.ratio > 1
-    assert estimate.ci_low is estimate.ci_high is estimate.p_value is estimate.detectable_frac is None
+    assert estimate.ci_low is estimate.ci_high is estimate.p_value is estimate.minimum_detectable_effect is None
 
 
 @given(blocks)
@@ -305,21 +305,21 @@ def test_the_detectable_effect_is_the_one_that_these_blocks_show_four_times_in_f
     n = len(DIFFERENCES)
     both = stats.t.ppf(0.975, n - 1) + stats.t.ppf(0.8, n - 1)
     expected = math.exp(both * np.std(DIFFERENCES, ddof=1) / math.sqrt(n)) - 1
-    assert mean_of(DIFFERENCES).detectable_frac == pytest.approx(expected)
+    assert mean_of(DIFFERENCES).minimum_detectable_effect == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(("log_sd", "change", "blocks"), [(0.005, 0.05, 6), (0.01, 0.02, 6), (0.02, 0.02, 12)])
 def test_a_plan_says_which_change_so_many_blocks_can_show(log_sd, change, blocks):
     assert blocks_to_detect(change, log_sd) == blocks
-    assert detectable_change(log_sd, blocks) <= change
-    assert detectable_change(log_sd, 5) is None
-    assert detectable_change(log_sd, blocks, num_tests=15) > detectable_change(log_sd, blocks)
-    assert detectable_change(log_sd, blocks, margin_frac=0.01) > detectable_change(log_sd, blocks)
+    assert minimum_detectable_effect(log_sd, blocks) <= change
+    assert minimum_detectable_effect(log_sd, 5) is None
+    assert minimum_detectable_effect(log_sd, blocks, num_tests=15) > minimum_detectable_effect(log_sd, blocks)
+    assert minimum_detectable_effect(log_sd, blocks, margin_frac=0.01) > minimum_detectable_effect(log_sd, blocks)
 
 
 def test_a_planned_change_is_found_four_times_in_five():
     stream, trials, n, sd = random.Random("plan"), 2000, 8, 0.02
-    change = detectable_change(sd, n, margin_frac=0.01)
+    change = minimum_detectable_effect(sd, n, margin_frac=0.01)
     found = 0
     for _ in range(trials):
         differences = [math.log1p(change) + stream.gauss(0, sd) for _ in range(n)]

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from benchctl.analysis.compare.metric_comparison import MetricComparison, judged
+from benchctl.analysis.compare.metric_comparison import MetricComparison, judge_metric
 from benchctl.analysis.metrics.table import METRICS
 from benchctl.analysis.statistics.block_ratio import estimate_paired
 from benchctl.analysis.statistics.margins import Margins, log_margin, margins_of, verdict_of_interval
@@ -126,7 +126,7 @@ def test_a_real_change_below_the_noise_floor_is_inconclusive_and_no_number_of_bl
     """A floor of 19 % and a true +10 %, known well."""
     margins = margins_of(0.01, 0.19)
     compared = compared_as(around(1.10), margins)
-    said = judged(compared, 0.95)
+    said = judge_metric(compared, 0.95)
     assert said.verdict == "inconclusive"
     assert "between the margin of 1% and the noise floor of 19%" in said.reason
     assert "benchctl run --profile aa" in said.reason
@@ -160,13 +160,13 @@ def test_no_number_of_blocks_tells_a_change_that_lies_on_the_margin():
 @pytest.mark.parametrize(
     ("scatter", "told"),
     [
-        (0.6, "not even 1000 blocks would tell: the scatter is too large"),
+        (0.6, "not even 1000 blocks would give a verdict: the scatter is too large"),
         (0.05, "more blocks, if ratio and scatter stay as they are"),
     ],
 )
 def test_a_scatter_beyond_any_number_of_blocks_is_not_called_a_change_close_to_the_margin(scatter, told):
     compared = compared_as(around(1.03, scatter=scatter), margins_of(0.01))
-    assert told in judged(compared, 0.95).reason
+    assert told in judge_metric(compared, 0.95).reason
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from builders import edit_manifest, edit_run, write_results
 from hypothesis import given
 from hypothesis import strategies as st
+from support.results.builders import edit_manifest, edit_run, write_results
 
 from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.compare.compare import CompareOptions, Side, compare_sides
@@ -18,7 +18,7 @@ from benchctl.analysis.statistics.stopping_rule import look_blocks, stopping_rul
 from benchctl.errors import ProfileError
 from benchctl.profile.load import load_profile
 from benchctl.records.directory import ResultDirectory
-from benchctl.records.run import StoppingRecord
+from benchctl.records.manifest import StoppingRecord
 from benchctl.report.catalog import list_directories
 from benchctl.report.text.tables import headline, runs_table
 

@@ -1,146 +1,131 @@
-"""The verdict on experiments whose truth is known: a small version of ``scripts/bench/verdict_truth.py``.
+"""The verdict on experiments whose truth is known: a small version of ``benchmarks/verdict/verdict_truth.py``.
 
 Streams are named, so that each test sees the same experiments every time; a demand fails where chance would explain
 it in less than one of a hundred cases.
 """
 
 import math
-from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-BENCH = Path(__file__).parent.parent.parent.parent / "scripts" / "bench"
+from benchmarks.verdict import known_truth, named_noise, shares, verdict_truth
+
 NOISES = ["gaussian", "heavy tail", "linear drift", "random walk", "AR(1)"]
 
 
-@pytest.fixture(name="bench")
-def _bench(monkeypatch):
-    """The modules beside the script."""
-    monkeypatch.syspath_prepend(str(BENCH))
-    import known_truth
-    import named_noise
-    import shares
-    import verdict_truth
-
-    return SimpleNamespace(made=known_truth, noise=named_noise, shares=shares, truth=verdict_truth)
-
-
-def judged(bench, num_experiments, **made):
+def judged(num_experiments, **made):
     """Shares of experiments by what was said of them."""
-    known = bench.made.Made(**made)
+    known = known_truth.Made(**made)
     events = (
         {
-            "covers": bench.truth.covers(compared[i % len(compared)], known.truth),
-            "any change": any(metric.verdict in bench.truth.CHANGES for metric in compared),
+            "covers": verdict_truth.covers(compared[i % len(compared)], known.truth),
+            "any change": any(metric.verdict in verdict_truth.CHANGES for metric in compared),
             **{name: compared[0].verdict == name for name in ("regression", "equivalent")},
         }
-        for i, (_, compared) in enumerate(bench.made.experiments(known, num_experiments))
+        for i, (_, compared) in enumerate(known_truth.experiments(known, num_experiments))
     )
-    return bench.shares.row({}, events).shares
+    return shares.row({}, events).shares
 
 
 @pytest.mark.parametrize("noise", NOISES)
 @pytest.mark.parametrize(("num_blocks", "num_experiments"), [(6, 300), (8, 300), (15, 100)])
-def test_the_interval_covers_the_truth_and_equal_servers_are_told_apart_seldom(
-    bench, noise, num_blocks, num_experiments
-):
-    found = judged(bench, num_experiments, noise=noise, num_blocks=num_blocks)
-    assert bench.shares.COVERS_AT_LEAST.is_met(found["covers"])
-    assert bench.shares.SELDOM.is_met(found["any change"])
+def test_the_interval_covers_the_truth_and_equal_servers_are_told_apart_seldom(noise, num_blocks, num_experiments):
+    found = judged(num_experiments, noise=noise, num_blocks=num_blocks)
+    assert shares.COVERS_AT_LEAST.is_met(found["covers"])
+    assert shares.SELDOM.is_met(found["any change"])
 
 
 @pytest.mark.parametrize("noise", ["gaussian", "linear drift"])
-def test_fifteen_corrected_tests_are_all_right_nearly_always(bench, noise):
-    found = judged(bench, 100, noise=noise, num_arms=6, num_metrics=3, margin_frac=0.0)
-    assert bench.shares.COVERS_AT_LEAST.is_met(found["covers"])
-    assert bench.shares.SELDOM.is_met(found["any change"])
+def test_fifteen_corrected_tests_are_all_right_nearly_always(noise):
+    found = judged(100, noise=noise, num_arms=6, num_metrics=3, margin_frac=0.0)
+    assert shares.COVERS_AT_LEAST.is_met(found["covers"])
+    assert shares.SELDOM.is_met(found["any change"])
 
 
 @pytest.mark.parametrize("noise", NOISES)
-def test_eight_blocks_find_five_per_cent_at_two_per_cent_of_scatter(bench, noise):
-    found = judged(bench, 300, noise=noise, change_frac=0.05)
-    assert bench.shares.NEARLY_ALWAYS.is_met(found["regression"])
+def test_eight_blocks_find_five_per_cent_at_two_per_cent_of_scatter(noise):
+    found = judged(300, noise=noise, change_frac=0.05)
+    assert shares.NEARLY_ALWAYS.is_met(found["regression"])
 
 
 @pytest.mark.parametrize("noise", ["two speeds, 10 %, 0.2", "outliers, 10 % by 30 %", "uneven", "two clock steps"])
-def test_bad_machines_are_covered_and_equal_servers_on_them_are_told_apart_seldom(bench, noise):
-    found = judged(bench, 300, noise=noise)
-    assert bench.shares.COVERS_AT_LEAST.is_met(found["covers"])
-    assert bench.shares.SELDOM.is_met(found["any change"])
+def test_bad_machines_are_covered_and_equal_servers_on_them_are_told_apart_seldom(noise):
+    found = judged(300, noise=noise)
+    assert shares.COVERS_AT_LEAST.is_met(found["covers"])
+    assert shares.SELDOM.is_met(found["any change"])
 
 
-def test_the_robust_estimate_finds_a_change_that_outliers_hide_from_the_mean(bench):
+def test_the_robust_estimate_finds_a_change_that_outliers_hide_from_the_mean():
     made = {"noise": "outliers, 10 % by 30 %", "change_frac": 0.05}
-    robust = judged(bench, 200, **made)["regression"]
-    mean = judged(bench, 200, estimator="mean", **made)["regression"]
+    robust = judged(200, **made)["regression"]
+    mean = judged(200, estimator="mean", **made)["regression"]
     assert robust.hits > 1.5 * mean.hits
 
 
 @pytest.mark.parametrize(("num_arms", "num_blocks"), [(3, 6), (5, 7), (12, 8)])
-def test_arms_that_share_a_slope_are_covered_also_where_positions_are_not_balanced(bench, num_arms, num_blocks):
-    found = judged(bench, 60, noise="linear drift", num_arms=num_arms, num_blocks=num_blocks, margin_frac=0.0)
-    assert bench.shares.COVERS_AT_LEAST.is_met(found["covers"])
-    assert bench.shares.SELDOM.is_met(found["any change"])
+def test_arms_that_share_a_slope_are_covered_also_where_positions_are_not_balanced(num_arms, num_blocks):
+    found = judged(60, noise="linear drift", num_arms=num_arms, num_blocks=num_blocks, margin_frac=0.0)
+    assert shares.COVERS_AT_LEAST.is_met(found["covers"])
+    assert shares.SELDOM.is_met(found["any change"])
 
 
 @pytest.mark.parametrize("floor_frac", [0.02, 0.1, 0.3])
-def test_a_noise_floor_makes_no_real_change_equivalent(bench, floor_frac):
-    found = judged(bench, 100, change_frac=0.05, floor_frac=floor_frac)
-    assert bench.shares.SELDOM.is_met(found["equivalent"])
+def test_a_noise_floor_makes_no_real_change_equivalent(floor_frac):
+    found = judged(100, change_frac=0.05, floor_frac=floor_frac)
+    assert shares.SELDOM.is_met(found["equivalent"])
     assert (floor_frac > 0.05) == (found["regression"].hits == 0)
 
 
-def test_a_change_inside_the_margin_is_seldom_called_a_regression(bench):
-    found = judged(bench, 300, change_frac=0.01, margin_frac=0.02)
-    assert bench.shares.SELDOM.is_met(found["regression"])
+def test_a_change_inside_the_margin_is_seldom_called_a_regression():
+    found = judged(300, change_frac=0.01, margin_frac=0.02)
+    assert shares.SELDOM.is_met(found["regression"])
 
 
-def test_no_change_is_called_equivalent_and_two_per_cent_are_not(bench):
-    same = judged(bench, 300, ratio_sd=0.003)
-    other = judged(bench, 300, ratio_sd=0.003, change_frac=0.02)
-    assert bench.shares.NEARLY_ALWAYS.is_met(same["equivalent"])
-    assert bench.shares.SELDOM.is_met(other["equivalent"])
-    assert bench.shares.NEARLY_ALWAYS.is_met(other["regression"])
+def test_no_change_is_called_equivalent_and_two_per_cent_are_not():
+    same = judged(300, ratio_sd=0.003)
+    other = judged(300, ratio_sd=0.003, change_frac=0.02)
+    assert shares.NEARLY_ALWAYS.is_met(same["equivalent"])
+    assert shares.SELDOM.is_met(other["equivalent"])
+    assert shares.NEARLY_ALWAYS.is_met(other["regression"])
 
 
 @pytest.mark.parametrize("num_blocks", [4, 6, 8])
-def test_two_experiments_without_common_blocks_have_an_interval_that_covers(bench, num_blocks):
-    made = bench.made.Made(num_blocks=num_blocks)
-    events = ({"covers": bench.truth.covers(one, 0.0)} for one in bench.truth.two_days(made, 300, 0.0))
-    assert bench.shares.COVERS_AT_LEAST.is_met(bench.shares.row({}, events).shares["covers"])
+def test_two_experiments_without_common_blocks_have_an_interval_that_covers(num_blocks):
+    made = known_truth.Made(num_blocks=num_blocks)
+    events = ({"covers": verdict_truth.covers(one, 0.0)} for one in verdict_truth.two_days(made, 300, 0.0))
+    assert shares.COVERS_AT_LEAST.is_met(shares.row({}, events).shares["covers"])
 
 
-def test_an_interval_that_promises_too_much_is_found_out(bench, monkeypatch):
-    monkeypatch.setattr(bench.made, "CONFIDENCE", 0.8)
-    found = judged(bench, 300)
-    assert not bench.shares.COVERS_AT_LEAST.is_met(found["covers"])
+def test_an_interval_that_promises_too_much_is_found_out(monkeypatch):
+    monkeypatch.setattr(known_truth, "CONFIDENCE", 0.8)
+    found = judged(300)
+    assert not shares.COVERS_AT_LEAST.is_met(found["covers"])
 
 
-def test_the_place_in_the_block_has_to_be_taken_out_where_a_machine_drifts(bench):
+def test_the_place_in_the_block_has_to_be_taken_out_where_a_machine_drifts():
     """Blocks in which B always runs last: what the order of a plan protects from."""
-    made = bench.made.Made(noise="linear drift", ratio_sd=0.002)
-    stream = bench.made.named_stream("no balance")
+    made = known_truth.Made(noise="linear drift", ratio_sd=0.002)
+    stream = known_truth.named_stream("no balance")
     is_baseline = np.array([True, False] * made.num_blocks)
-    logs = bench.noise.linear_drift(stream, is_baseline, made.ratio_sd).reshape(-1, 2)
+    logs = named_noise.linear_drift(stream, is_baseline, made.ratio_sd).reshape(-1, 2)
     arms = tuple(tuple({"step_ms": math.exp(log)} for log in side) for side in logs.T)
     positions = ((0,) * made.num_blocks, (1,) * made.num_blocks)
-    (compared,) = bench.made.judge(bench.made.Experiment(arms, positions), made)
-    assert not bench.truth.covers(compared, 0.0)
+    (compared,) = known_truth.judge(known_truth.Experiment(arms, positions), made)
+    assert not verdict_truth.covers(compared, 0.0)
 
 
 @pytest.mark.parametrize("noise", NOISES)
-def test_named_noise_has_the_scatter_that_it_claims(bench, noise):
-    stream = bench.made.named_stream("scatter", noise)
-    logs = np.array([bench.noise.NOISES[noise](stream, np.array([True, False]), 0.02) for _ in range(4000)])
+def test_named_noise_has_the_scatter_that_it_claims(noise):
+    stream = known_truth.named_stream("scatter", noise)
+    logs = np.array([named_noise.NOISES[noise](stream, np.array([True, False]), 0.02) for _ in range(4000)])
     assert np.std(logs[:, 1] - logs[:, 0]) == pytest.approx(0.02, rel=0.15)
 
 
-def test_a_demand_is_refuted_only_beyond_chance(bench):
-    share, seldom = bench.shares.Share, bench.shares.SELDOM
+def test_a_demand_is_refuted_only_beyond_chance():
+    share, seldom = shares.Share, shares.SELDOM
     assert seldom.is_met(share(6, 100))
     assert not seldom.is_met(share(12, 100))
-    assert bench.shares.COVERS.is_met(share(95, 100))
-    assert not bench.shares.COVERS.is_met(share(2000, 2000))
+    assert shares.COVERS.is_met(share(95, 100))
+    assert not shares.COVERS.is_met(share(2000, 2000))
     assert str(share(5, 100)) == "5.0 [1.6, 11.3]"

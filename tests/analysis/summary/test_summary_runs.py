@@ -5,15 +5,15 @@ import io
 import math
 import statistics
 
-import builders
 import msgspec
 import pytest
+from support.results import builders
 
 from benchctl.analysis.experiment.experiment import experiment_of, load_experiment
 from benchctl.analysis.metrics.run_metrics import METRICS
 from benchctl.analysis.summary.columns import LENVM_COLUMNS, SUMMARY_COLUMNS
 from benchctl.analysis.summary.runs import arm_label, summarise_cells, summarise_runs
-from benchctl.records.directory import load_results
+from benchctl.records.loaded import load_results
 from benchctl.report.export import csv_bytes
 
 PUBLISHED_COLUMNS = [

@@ -3,11 +3,11 @@
 import math
 import statistics
 
-import builders
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.results import builders
 
 from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.experiment.experiment import load_experiment

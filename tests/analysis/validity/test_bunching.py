@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import msgspec
 import pytest
-from builders import T0_NS, edit_requests, edit_run, write_results
 from hypothesis import given
 from hypothesis import strategies as st
+from support.results.builders import T0_NS, edit_requests, edit_run, write_results
 
 from benchctl.analysis.validity import bunching
 from benchctl.analysis.validity.bunching import (
@@ -17,9 +17,11 @@ from benchctl.analysis.validity.bunching import (
     bunching_doubts,
 )
 from benchctl.analysis.validity.severity import DECIDING_WARNINGS
-from benchctl.records.directory import load_results
-from benchctl.records.run import ChoiceRecord, ClientSample, RequestRecord, StepRecord
-from benchctl.records.step_columns import columns_from
+from benchctl.records.columns.step_columns import columns_from
+from benchctl.records.loaded import load_results
+from benchctl.records.request import ChoiceRecord, RequestRecord
+from benchctl.records.samples import ClientSample
+from benchctl.records.step import StepRecord
 
 STEP_NS = 4_000_000
 

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import msgspec
 import pytest
-from builders import edit_requests, edit_run, write_results
-from paced import PacedEngine, call, launch, planned, profile, request
+from support.results.builders import edit_requests, edit_run, write_results
+from support.servers.paced_engine import PacedEngine, call, launch, planned, profile, request
 
 from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.compare.compare import CompareOptions, compare_sides, parse_side
@@ -23,17 +23,13 @@ from benchctl.load.transport import connections, receiver
 from benchctl.load.transport.client import StreamClient
 from benchctl.measure.run import RunContext, measure_run
 from benchctl.measure.server.server import ServerProcess
-from benchctl.profile.model import Arrival
-from benchctl.records.directory import LoadedRun, RunDirectory, load_results, load_run
+from benchctl.profile.workload import Arrival
+from benchctl.records.directory import RunDirectory
 from benchctl.records.jsonl import encode
-from benchctl.records.run import (
-    ChoiceRecord,
-    ClientSample,
-    ClockOffset,
-    RequestError,
-    RequestRecord,
-    RunRecord,
-)
+from benchctl.records.loaded import LoadedRun, load_results, load_run
+from benchctl.records.request import ChoiceRecord, RequestError, RequestRecord
+from benchctl.records.run import RunRecord
+from benchctl.records.samples import ClientSample, ClockOffset
 from benchctl.report.text.client_table import client_table
 from benchctl.units import NS_PER_MS, NS_PER_S
 
@@ -46,7 +42,7 @@ T0_NS = 50 * NS_PER_S
 def run_of(requests, samples=(), clock="host", time_scale=1.0):
     """A run that holds these records and nothing else."""
     record = RunRecord(
-        schema_version=1,
+        schema_version=2,
         index=0,
         run_id="the-run",
         block=0,
@@ -130,14 +126,14 @@ def test_an_open_loop_that_leaves_on_time_is_left_in_peace():
 
 def test_requests_of_an_open_loop_that_leave_late_again_and_again_are_a_doubt():
     (doubt,) = doubts(every_10_ms(200, lambda i: 9.0 if i % 20 == 0 else 0.3), OPEN)
-    assert (doubt.code, doubt.where) == ("send-late", "the-run")
+    assert (doubt.code, doubt.where) == ("sends-delayed", "the-run")
     assert doubt.message.startswith("10 of 200 requests left more than 2 ms late (p99 9 ms): the load was not")
 
 
 def test_connections_that_were_not_open_in_time_are_named():
     late = every_10_ms(150, 30.0, connect_ms=29.0)
     (doubt,) = doubts(late, OPEN)
-    assert doubt.code == "send-late"
+    assert doubt.code == "sends-delayed"
     assert "(150 connections were not open by then)" in doubt.message
 
 
@@ -160,7 +156,7 @@ def test_a_wave_may_take_the_time_that_writing_takes():
     hiccup = [sent(i, 0, 0.08 * i + (20 if i > 100 else 0), lasts_ms=3000) for i in range(400)]
     assert doubts(hiccup, burst) == ()
     stuck = [sent(i, 0, 0.08 * i + (80 if i > 100 else 0), lasts_ms=3000) for i in range(400)]
-    assert codes(doubts(stuck, burst)) == ["send-late"]
+    assert codes(doubts(stuck, burst)) == ["sends-delayed"]
     assert doubts([sent(i, 0, 0.08 * i + (80 if i > 100 else 0), lasts_ms=30_000) for i in range(400)], burst) == ()
 
 
@@ -168,15 +164,15 @@ def test_a_closed_loop_is_late_from_when_its_connection_is_open():
     far_away = every_10_ms(200, 30.0, connect_ms=29.8)
     assert doubts(far_away, CLOSED) == ()
     slow = every_10_ms(200, 30.0, connect_ms=20.0)
-    assert codes(doubts(slow, CLOSED)) == ["send-late"]
+    assert codes(doubts(slow, CLOSED)) == ["sends-delayed"]
 
 
 def test_a_schedule_that_is_not_kept_is_a_doubt_beside_its_lateness():
     slower = [sent(i, 10 * i, i) for i in range(300)]
     found = doubts(slower, OPEN)
-    assert codes(found) == ["send-late", "rate-missed"]
+    assert codes(found) == ["sends-delayed", "rate-missed"]
     assert "sent 90.91 requests/s where 100 were planned" in found[1].message
-    assert codes(doubts([sent(i, 10 * i, i / 25) for i in range(300)], OPEN)) == ["send-late"]
+    assert codes(doubts([sent(i, 10 * i, i / 25) for i in range(300)], OPEN)) == ["sends-delayed"]
 
 
 def test_a_cap_of_an_open_loop_takes_the_blame_for_who_waited():
@@ -192,7 +188,7 @@ def test_a_cap_of_an_open_loop_takes_the_blame_for_who_waited():
 
 def test_a_client_that_is_late_after_the_slot_has_come_is_still_to_blame():
     waited = [sent(i, 10 * i, 4 * i + 8, connect_ms=4 * i, lasts_ms=60) for i in range(200)]
-    assert codes(doubts(waited, CAPPED)) == ["send-late"]
+    assert codes(doubts(waited, CAPPED)) == ["sends-delayed"]
 
 
 def test_a_limit_on_launches_holds_back_and_blames_nobody():
@@ -212,7 +208,7 @@ def test_late_stamps_of_the_client_s_own_are_a_doubt():
     streams = [sent(i, 50 * i, chunks_ms=range(5, 45, 5)) for i in range(40)]
     assert doubts(streams, samples=samples_of(lag_ms=1.5)) == ()
     (doubt,) = doubts(streams, samples=samples_of(lag_ms=4.0))
-    assert doubt.code == "client-late"
+    assert doubt.code == "arrival-times-unreliable"
     assert "took the time of 320 of 320 chunks itself" in doubt.message
     assert "(p99 4 ms)" in doubt.message
 
@@ -235,7 +231,7 @@ def read_together(late_ms):
 
 def test_chunks_read_together_late_are_a_doubt():
     (doubt,) = doubts(read_together(3.0), samples=samples_of(lag_ms=12.0))
-    assert doubt.code == "client-late"
+    assert doubt.code == "arrival-times-unreliable"
     assert doubt.message.startswith("160 of 320 chunks were read together with newer ones")
     assert "(p99 20 ms)" in doubt.message
 
@@ -316,7 +312,7 @@ def test_a_client_that_reads_four_writes_at_a_time_is_no_server_that_writes_four
     away = samples_of(25, lag_ms=58.0)
     assert sum(error > 0 for error in errors_of(streams, away)) == 0.75 * len(errors_of(streams, away))
     arrival = Arrival(kind="closed-loop", max_concurrency=32)
-    assert codes(doubts(streams, arrival, away)) == ["client-late"]
+    assert codes(doubts(streams, arrival, away)) == ["arrival-times-unreliable"]
 
 
 def test_of_several_writes_in_a_late_read_only_the_newest_has_its_own_time():
@@ -330,7 +326,7 @@ def test_of_several_writes_in_a_late_read_only_the_newest_has_its_own_time():
 def test_a_server_that_writes_each_chunk_by_itself_does_not_excuse_a_client_that_reads_several():
     in_time, late = written_together(10, 1), written_together(30, 4, late_ms=3.0, first=10)
     (doubt,) = doubts([*in_time, *late], samples=held_up_after(4, 25, 15.0))
-    assert doubt.code == "client-late"
+    assert doubt.code == "arrival-times-unreliable"
     assert "450 of 650 chunks were read together" in doubt.message
 
 
@@ -354,7 +350,7 @@ def test_a_loop_that_is_away_for_long_is_a_warning_where_its_sends_and_stamps_ar
     away = samples_of(lag_ms=150.0)
     assert doubts(alone, samples=away) == ()
     (warning,) = warned(alone, samples=away)
-    assert (warning.code, warning.where) == ("client-lag", "the-run")
+    assert (warning.code, warning.where) == ("event-loop-stalls", "the-run")
     assert "away for more than 100 ms again and again (p99 150 ms)" in warning.message
     assert "refills of a closed loop may have left late, and limits of time been looked at late" in warning.message
     assert warned(alone, samples=away, clock="virtual", time_scale=50.0) == ()
@@ -408,7 +404,7 @@ def test_requests_that_went_another_way_are_counted():
 
 def test_on_a_virtual_clock_the_simulator_s_own_account_decides():
     late = every_10_ms(200, 30.0)
-    assert codes(doubts(late, OPEN, samples_of(cores=1.0))) == ["send-late", "client-cpu"]
+    assert codes(doubts(late, OPEN, samples_of(cores=1.0))) == ["sends-delayed", "client-cpu"]
     assert doubts(late, OPEN, samples_of(cores=1.0), clock="virtual", time_scale=50.0) == ()
 
 
@@ -444,8 +440,8 @@ def test_tables_and_result_files_say_how_the_client_did(tmp_path):
         "p99_send_lag_ms": None,
         "max_send_lag_ms": 0.5,
         "kernel_stamp_frac": 0.0,
-        "bound_stamp_frac": 0.0,
-        "p99_read_late_ms": None,
+        "coalesced_chunk_frac": 0.0,
+        "p99_read_delay_ms": None,
         "max_loop_lag_ms": 0.25,
         "load_cpu_cores": pytest.approx(0.4),
     }
@@ -544,7 +540,7 @@ def test_a_client_that_is_held_up_has_true_stamps_where_they_are_its_own_and_say
     assert {record.stamps for record in run.requests} == {"kernel"}
     assert sorted(own)[len(own) // 2] < 2  # milliseconds, of a client that reads every 50 ms
     assert sorted(bounds)[len(bounds) // 2] > 5
-    (doubt,) = [doubt for doubt in client_doubts(run, CLOSED) if doubt.code == "client-late"]
+    (doubt,) = [doubt for doubt in client_doubts(run, CLOSED) if doubt.code == "arrival-times-unreliable"]
     assert "chunks were read together with newer ones" in doubt.message
 
 
@@ -568,7 +564,9 @@ def test_a_client_that_is_held_up_is_found_out_whatever_the_server_writes_at_onc
     run, truths = driven(tmp_path, COALESCED, block_s=0.1)
     _, bounds = errors_ms(run, truths)
     assert sorted(bounds)[len(bounds) // 2] > 5
-    assert [doubt.code for doubt in client_doubts(run, CLOSED) if doubt.code == "client-late"] == ["client-late"]
+    assert [doubt.code for doubt in client_doubts(run, CLOSED) if doubt.code == "arrival-times-unreliable"] == [
+        "arrival-times-unreliable"
+    ]
 
 
 def test_without_the_kernel_s_stamps_the_lateness_of_the_loop_is_that_of_the_times(tmp_path, monkeypatch):
@@ -578,7 +576,7 @@ def test_without_the_kernel_s_stamps_the_lateness_of_the_loop_is_that_of_the_tim
     assert {record.stamps for record in run.requests} == {"loop"}
     own, bounds = errors_ms(run, truths)
     assert sorted(own + bounds)[len(own + bounds) // 2] > 5
-    (doubt,) = [doubt for doubt in client_doubts(run, CLOSED) if doubt.code == "client-late"]
+    (doubt,) = [doubt for doubt in client_doubts(run, CLOSED) if doubt.code == "arrival-times-unreliable"]
     assert "took the time of 1000 of 1000 chunks itself" in doubt.message
 
 
@@ -609,7 +607,7 @@ def test_a_run_whose_schedule_was_not_kept_is_suspect(tmp_path):
     )
     record = measure_run(context, planned(), directory)
     assert record.state == "suspect"
-    assert "send-late" in codes(record.warnings)
+    assert "sends-delayed" in codes(record.warnings)
 
 
 class SlowToAsk(PacedEngine):

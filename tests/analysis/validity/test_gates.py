@@ -2,12 +2,14 @@
 
 import msgspec
 import pytest
-from builders import T0_NS, edit_requests, edit_run, write_results
+from support.results.builders import T0_NS, edit_requests, edit_run, write_results
 
 from benchctl.analysis.compare.compare import CompareOptions, compare_sides, parse_side
 from benchctl.analysis.validity.gates import clock_warnings, violated_gates
-from benchctl.records.directory import load_run
-from benchctl.records.run import FOREIGN_GPU_PROCESS, GpuSample, RequestError, ResultWarning
+from benchctl.records.loaded import load_run
+from benchctl.records.record import FOREIGN_GPU_PROCESS, ResultWarning
+from benchctl.records.request import RequestError
+from benchctl.records.samples import GpuSample
 
 BASELINE, GUIDED = "000-b0-baseline", "001-b0-guided-top_k5"
 ALL = ("throttling", "foreign-gpu-process", "failed-requests")
@@ -127,7 +129,7 @@ def test_no_gate_of_the_machine_hides_failed_requests_or_failed_checks(results):
 
 
 def test_a_run_that_is_suspect_for_its_client_is_told_by_its_gate_first(results):
-    late = ResultWarning(code="send-late", message="requests left late")
+    late = ResultWarning(code="sends-delayed", message="requests left late")
     edit_run(results, BASELINE, state="suspect", warnings=(late, OTHER))
     (message,) = excluded(within(results, allow_suspect=True))
     assert "gate foreign-gpu-process" in message

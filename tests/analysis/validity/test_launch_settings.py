@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import edit_manifest, edit_run, write_results
+from support.results.builders import edit_manifest, edit_run, write_results
 
 from benchctl.analysis.compare.compare import CompareOptions, compare_sides, parse_side
 from benchctl.analysis.validity.comparability import configuration_differences
@@ -13,16 +13,18 @@ from benchctl.analysis.validity.launch import launch_settings
 from benchctl.engines.engine import LaunchSite
 from benchctl.engines.kinds import engine_for
 from benchctl.errors import NotComparableError
-from benchctl.profile.engine_options import ENGINE_OPTIONS
+from benchctl.profile.engine_table import options_class
 from benchctl.profile.model import Sampling, VariantSettings
-from benchctl.records.directory import ResultDirectory, load_run
-from benchctl.records.run import HostInfo, RunRecord
+from benchctl.records.directory import ResultDirectory
+from benchctl.records.loaded import load_run
+from benchctl.records.manifest import HostInfo
+from benchctl.records.run import RunRecord
 
 BASELINE, GUIDED = "000-b0-baseline", "001-b0-guided-top_k5"
 
 
 def record(run_id: str = "000-b0-a", **fields: Any) -> RunRecord:
-    return RunRecord(schema_version=1, index=0, run_id=run_id, block=0, position=0, variant="a", **fields)
+    return RunRecord(schema_version=2, index=0, run_id=run_id, block=0, position=0, variant="a", **fields)
 
 
 def values_of(*argv: str, **options: Any) -> dict[str, str]:
@@ -116,7 +118,7 @@ def test_a_difference_declared_by_an_options_name_covers_what_the_option_does_to
     program.write_text("""#!/bin/sh\necho '{"vllm": "1", "sglang": "1", "transformers": "1"}'\n""")
     program.chmod(0o755)
     (tmp_path / "m.gguf").write_bytes(b"GGUF")
-    fields = ENGINE_OPTIONS[kind].model_fields
+    fields = options_class(kind).model_fields
     programs = {"python": str(program), "binary": str(shutil.which("true"))}
     own = {name: path for name, path in programs.items() if name in fields}
     plain = launched(kind, tmp_path, own)
@@ -136,7 +138,7 @@ def launched(kind: str, directory: Path, options: dict[str, Any]) -> dict[str, A
     settings = VariantSettings(
         variant="baseline",
         model=model,
-        server=ENGINE_OPTIONS[kind].model_validate(options),
+        server=options_class(kind).model_validate(options),
         sampling=Sampling(),
         guidance=None,
     )

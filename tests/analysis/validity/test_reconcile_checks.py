@@ -2,14 +2,15 @@
 
 import msgspec
 import pytest
-from builders import PROFILE_YAML, edit_manifest, edit_requests, edit_run, edit_steps, write_results
+from support.results.builders import PROFILE_YAML, edit_manifest, edit_requests, edit_run, edit_steps, write_results
 
 from benchctl.analysis.experiment.experiment import experiment_of
 from benchctl.analysis.validity.reconcile import Expectation, expected, expected_of, reconcile
 from benchctl.errors import RecordError
 from benchctl.profile.load import load_profile
-from benchctl.records.directory import load_results
-from benchctl.records.run import RequestError, RunTimes
+from benchctl.records.loaded import load_results
+from benchctl.records.request import RequestError
+from benchctl.records.run import RunTimes
 
 BASELINE, GUIDED = "000-b0-baseline", "001-b0-guided-top_k5"
 

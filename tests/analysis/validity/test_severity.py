@@ -1,10 +1,10 @@
 """Which warning is told first: the one that decided."""
 
-from builders import edit_run, write_results
+from support.results.builders import edit_run, write_results
 
 from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.validity.severity import DECIDING_WARNINGS, by_severity
-from benchctl.records.run import ResultWarning
+from benchctl.records.record import ResultWarning
 from benchctl.report.text.tables import footnotes
 
 
@@ -13,9 +13,17 @@ def warnings(*codes):
 
 
 def test_what_makes_a_run_suspect_comes_first_and_what_is_merely_absent_last():
-    found = warnings("gpu-sampler-missing", "client-lag", "client-late", "engine-starved", "check-failed")
+    found = warnings(
+        "gpu-sampler-missing", "event-loop-stalls", "arrival-times-unreliable", "underfilled-batch", "check-failed"
+    )
     ordered = [warning.code for warning in by_severity(found)]
-    assert ordered == ["client-late", "check-failed", "client-lag", "engine-starved", "gpu-sampler-missing"]
+    assert ordered == [
+        "arrival-times-unreliable",
+        "check-failed",
+        "event-loop-stalls",
+        "underfilled-batch",
+        "gpu-sampler-missing",
+    ]
 
 
 def test_every_doubt_comes_before_a_code_that_nobody_has_heard_of():
@@ -30,8 +38,8 @@ def test_equal_ones_keep_the_order_in_which_they_were_found():
 
 def test_notes_of_a_directory_begin_with_what_decided(tmp_path):
     results = write_results(tmp_path / "r")
-    edit_run(results, "000-b0-baseline", warnings=tuple(warnings("gpu-sampler-missing", "client-lag")))
-    edit_run(results, "002-b1-baseline", state="suspect", warnings=tuple(warnings("client-late")))
+    edit_run(results, "000-b0-baseline", warnings=tuple(warnings("gpu-sampler-missing", "event-loop-stalls")))
+    edit_run(results, "002-b1-baseline", state="suspect", warnings=tuple(warnings("arrival-times-unreliable")))
     codes = [note.code for note in footnotes(analyze_directory(results.path))]
-    assert codes[:2] == ["client-late", "client-lag"]
+    assert codes[:2] == ["arrival-times-unreliable", "event-loop-stalls"]
     assert codes[-1] == "gpu-sampler-missing"

@@ -4,13 +4,14 @@ from dataclasses import replace
 
 import msgspec
 import pytest
-from builders import write_results
 from hypothesis import given
 from hypothesis import strategies as st
+from support.results.builders import write_results
 
 from benchctl.analysis.validity.starvation import STARVED_FRAC, in_step_frac, starvation_doubts
-from benchctl.records.directory import LoadedRun, load_results
-from benchctl.records.run import ChoiceRecord, RequestError, RequestRecord, StepRecord
+from benchctl.records.loaded import LoadedRun, load_results
+from benchctl.records.request import ChoiceRecord, RequestError, RequestRecord
+from benchctl.records.step import StepRecord
 
 STEP_NS = 4_000_000
 
@@ -54,7 +55,7 @@ def test_an_engine_that_gets_one_request_of_twelve_at_a_time_is_starved(template
     run = run_of(template, [request_of(i, 120) for i in range(12)], [step_of(i, 1) for i in range(120)])
     assert in_step_frac(run) == pytest.approx(1 / 12)
     (doubt,) = starvation_doubts(run)
-    assert doubt.code == "engine-starved"
+    assert doubt.code == "underfilled-batch"
     assert doubt.where == run.record.run_id
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from tensors import torch  # noqa: F401 - skips these tests where there is none
+from support.guided.tensors import torch  # noqa: F401 - skips these tests where there is none
 
 from benchctl.guided.errors import GuidanceError
 from benchctl.guided.vllm.requests import admit, asks_for_guidance, guided_request

@@ -7,7 +7,7 @@ from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
-from tensors import torch  # noqa: F401 - skips these tests where there is none
+from support.guided.tensors import torch  # noqa: F401 - skips these tests where there is none
 from test_vllm_lenvm_requests import TILT, Asked
 
 from benchctl.guided.vllm.requests import admit

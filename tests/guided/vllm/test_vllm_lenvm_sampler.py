@@ -6,10 +6,10 @@ import subprocess
 from collections import Counter
 
 import pytest
-from real_engines import needs
 from scipy.stats import chisquare
-from tensors import torch  # noqa: F401 - skips these tests where there is none
-from value_models import write_pair
+from support.guided.tensors import torch  # noqa: F401 - skips these tests where there is none
+from support.guided.value_models import write_pair
+from support.servers.real_engines import needs
 
 from benchctl.engines.environment import engines_directory
 
@@ -19,7 +19,10 @@ pytestmark = [
     needs("vllm"),
 ]
 
-SCRIPTS = {"v1": "tests/support/servers/vllm_sampler.py", "v2": "tests/support/servers/vllm_slots.py"}
+SCRIPTS = {
+    "v1": "tests/support/servers/programs/vllm_sampler.py",
+    "v2": "tests/support/servers/programs/vllm_slots.py",
+}
 VOCABULARY, EOS, VALUE = 512, 2, 0.75
 TEMPERATURE, TOP_K, TOP_P, MIN_P, SCALE = 0.7, 6, 0.9, 0.05, -2.0
 LOGITS = [3.0 - 0.4 * rank for rank in range(12)] + [-5.0] * (VOCABULARY - 12)

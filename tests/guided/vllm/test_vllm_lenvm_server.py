@@ -8,10 +8,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from tensors import torch
+from support.guided.tensors import torch
+from support.guided.value_models import write_pair
 from test_vllm_lenvm_requests import Asked
 from test_vllm_lenvm_rows import Update
-from value_models import write_pair
 
 from benchctl.guided.errors import CheckpointError, GuidanceError
 from benchctl.guided.vllm.requests import admit
@@ -175,7 +175,7 @@ from benchctl.guided.guide_step import GuideStep, PendingStep
 from benchctl.guided.vllm.step_log import GuidedStepLog
 import benchctl.guided.vllm.step_log as module, sys
 from benchctl.guided.timing import StepTimer
-from fake_events import Event
+from support.guided.fake_events import Event
 from pathlib import Path
 
 def work(path):

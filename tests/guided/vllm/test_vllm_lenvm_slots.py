@@ -6,12 +6,12 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from slotted_worker import Worker, context, states
-from tensors import torch
+from support.guided.slotted_worker import Worker, context, states
+from support.guided.tensors import torch
+from support.guided.value_models import write_pair
 from test_guided_no_waiting import Ops, reads_of_one_step
 from test_vllm_lenvm_requests import TILT, Asked
 from test_vllm_lenvm_server import CPU, EOS, VOCABULARY, batch_logits, config, probabilities, rows_of, tilted
-from value_models import write_pair
 
 from benchctl.guided.errors import GuidanceError
 from benchctl.guided.vllm.requests import admit

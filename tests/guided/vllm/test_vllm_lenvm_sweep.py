@@ -5,10 +5,10 @@ import subprocess
 import sys
 
 import pytest
-from real_engines import assert_compared, assert_ended, needs, turn_of
+from support.servers.real_engines import assert_compared, assert_ended, needs, turn_of
 
 from benchctl.analysis.experiment.experiment import experiment_of
-from benchctl.records.directory import load_results
+from benchctl.records.loaded import load_results
 
 pytestmark = [pytest.mark.real_engine, pytest.mark.slow, needs("vllm")]
 

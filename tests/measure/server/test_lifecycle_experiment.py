@@ -8,13 +8,15 @@ import pytest
 
 from benchctl.records.directory import open_results
 
-HERE = Path(__file__).parents[2] / "support"
+HERE = Path(__file__).parents[2]
 BENCHCTL = f"""
 import sys
 from pathlib import Path
 sys.path.insert(0, {str(HERE)!r})
-import benchctl.engines.kinds
-from stubborn import StubbornEngine
+from dataclasses import replace
+
+from benchctl.profile.engine_table import ENGINES, engine_spec
+from support.servers.stubborn_engine import StubbornEngine
 
 class Engine(StubbornEngine):
     def request_call(self, asked, settings):
@@ -25,7 +27,13 @@ class Engine(StubbornEngine):
 
 FLAGS = sys.argv.pop(1).split("|")
 flags = {{"guided": tuple(FLAGS)}} if "truncate" not in FLAGS else {{}}
-benchctl.engines.kinds._ENGINES["sim"] = lambda: Engine(truth=Path("truth.jsonl"), flags_of=flags)
+
+def engine():
+    return Engine(truth=Path("truth.jsonl"), flags_of=flags)
+
+SPEC = replace(engine_spec("sim"), implementation="__main__:engine")
+ENGINES["sim"] = "__main__"
+
 from benchctl.cli import main
 main()
 """

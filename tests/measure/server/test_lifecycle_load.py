@@ -7,8 +7,8 @@ import threading
 import time
 
 import pytest
-from paced import planned, profile, request, send
-from stubborn import CORE, StubbornEngine, launch, processes_of, wait_until
+from support.servers.paced_engine import planned, profile, request, send
+from support.servers.stubborn_engine import CORE, StubbornEngine, launch, processes_of, wait_until
 
 from benchctl.load.tally import Activity
 from benchctl.load.transport.client import StreamClient
@@ -16,7 +16,8 @@ from benchctl.load.transport.exchange import Call
 from benchctl.measure.run import RunContext, measure_run
 from benchctl.measure.server.server import ServerProcess
 from benchctl.measure.server.stall import silence_ns
-from benchctl.records.directory import RunDirectory, load_run
+from benchctl.records.directory import RunDirectory
+from benchctl.records.loaded import load_run
 from benchctl.units import NS_PER_MS
 
 

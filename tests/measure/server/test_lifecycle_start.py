@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import psutil
 import pytest
-from stubborn import CORE, launch, wait_until
+from support.servers.stubborn_engine import CORE, launch, wait_until
 
 from benchctl.errors import ServerStartError
 from benchctl.load.transport.client import StreamClient

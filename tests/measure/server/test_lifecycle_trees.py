@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from stubborn import CORE, launch, wait_until
+from support.servers.stubborn_engine import CORE, launch, wait_until
 
 from benchctl.load.transport.client import StreamClient
 from benchctl.measure.server.process import ProcessTree, is_alive, start, tree
@@ -170,7 +170,7 @@ def test_a_segment_that_was_there_before_the_server_is_never_its_own(tmp_path):
 MEASURE = """
 import sys, asyncio
 from pathlib import Path
-from stubborn import launch
+from support.servers.stubborn_engine import launch
 from benchctl.load.transport.client import StreamClient
 from benchctl.measure.server.server import ServerProcess
 
@@ -189,7 +189,7 @@ with ServerProcess(how) as server:
 @pytest.mark.parametrize("is_stopped", [False, True])
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the table of processes that only Linux has")
 def test_a_benchctl_that_is_killed_takes_the_whole_family_of_its_server_along(tmp_path, is_stopped):
-    here = str(Path(__file__).parents[2] / "support")
+    here = str(Path(__file__).parents[2])
     script = f"import sys; sys.path.insert(0, {here!r})\n{MEASURE}"
     name = f"psm_guarded_{os.getpid()}_{tmp_path.name}"
     flags = ["--core", "stay", "--runaway", "--ignore-term", "--segment", name]

@@ -10,9 +10,9 @@ from importlib.resources import files
 from itertools import pairwise
 from statistics import fmean, stdev
 
-import builders
 import pytest
 from scipy.stats import t as student
+from support.results import builders
 
 from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.compare.compare import CompareOptions, Side, compare_sides
@@ -22,7 +22,6 @@ from benchctl.report.page.build import directory_page, sides_page
 from benchctl.report.page.html import dormant_script, el, embedded_json, script
 from benchctl.report.page.parts.scale import LogScale, scale_of
 from benchctl.report.page.parts.waterfall import from_decomposition, from_sections
-from benchctl.report.page.words import number
 
 FACTORS = [{"baseline": 1 + 0.01 * (i % 3), "guided": 1 + 0.013 * (i % 4)} for i in range(6)]
 
@@ -71,14 +70,14 @@ def test_every_deciding_metric_of_every_cell_is_in_the_plot_and_in_the_table(pag
 
 def test_a_ratio_is_computed_again_from_the_data_in_the_page(page):
     (comparison,) = data_of(page)["comparisons"]
-    places = {cell["cell"]: cell["places"] for cell in comparison["cells"]}
+    positions = {cell["cell"]: cell["positions"] for cell in comparison["cells"]}
     checked = 0
     for metric in comparison["metrics"]:
         if metric["ratio"] is None:
             continue
         d = [math.log(b / a) for a, b in zip(metric["a_blocks"], metric["b_blocks"], strict=True)]
         at_one_position = [
-            v - (metric["place_effect"] or 0) * x for v, x in zip(d, places[metric["cell"]], strict=True)
+            v - (metric["position_effect"] or 0) * x for v, x in zip(d, positions[metric["cell"]], strict=True)
         ]
         mu = math.fsum(w * v for w, v in zip(metric["block_weights"], at_one_position, strict=True))
         assert metric["estimator"] == "robust"
@@ -91,15 +90,15 @@ def test_a_ratio_is_computed_again_from_the_data_in_the_page(page):
 def test_the_interval_of_a_mean_is_computed_again_from_the_data_in_the_page(directory):
     page = directory_page(analyze_directory(directory), CompareOptions(estimator="mean"))
     (comparison,) = data_of(page)["comparisons"]
-    places = {cell["cell"]: cell["places"] for cell in comparison["cells"]}
+    positions = {cell["cell"]: cell["positions"] for cell in comparison["cells"]}
     checked = 0
     for metric in comparison["metrics"]:
         if metric["method"] != "t" or metric["ratio"] is None:
             continue
         d = [math.log(b / a) for a, b in zip(metric["a_blocks"], metric["b_blocks"], strict=True)]
-        x, n = places[metric["cell"]], len(d)
+        x, n = positions[metric["cell"]], len(d)
         mu, se, df = fmean(d), stdev(d) / math.sqrt(n), n - 1
-        if metric["place_effect"] is not None:
+        if metric["position_effect"] is not None:
             sxx = sum((v - fmean(x)) ** 2 for v in x)
             slope = sum((v - fmean(x)) * (w - fmean(d)) for v, w in zip(x, d, strict=True)) / sxx
             mu = fmean(d) - slope * fmean(x)
@@ -220,15 +219,6 @@ def test_waterfalls_add_up_to_what_the_other_side_takes(directory):
         for fall in (from_decomposition(cell), from_sections(cell)):
             assert len(fall.falls) >= 2
             assert fall.start + sum(step.added for step in fall.falls) == pytest.approx(fall.end)
-
-
-@pytest.mark.parametrize(
-    ("value", "shown"),
-    [(None, "n/a"), (0.0, "0"), (96.00000000000001, "96"), (13.104, "13.10"), (-0.0512, "\N{MINUS SIGN}0.05120"),
-     (123456.7, "123,457"), (1.0, "1")],
-)  # fmt: skip
-def test_numbers_have_four_digits_and_no_exponent(value, shown):
-    assert number(value) == shown
 
 
 def test_style_and_script_are_files_of_the_package():

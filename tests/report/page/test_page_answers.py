@@ -5,13 +5,14 @@ import re
 from pathlib import Path
 
 import pytest
-from answered import Said, right, write_answers, wrong
-from browsing import DESKTOP, chromium, look_at_all, needs_browser, opened
-from builders import edit_run
+from support.browser import DESKTOP, chromium, look_at_all, needs_browser, opened
+from support.results.answered_questions import Said, right, write_answers, wrong
+from support.results.builders import edit_run
 
 from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.compare.compare import CompareOptions
-from benchctl.records.directory import ResultDirectory, load_results
+from benchctl.records.directory import ResultDirectory
+from benchctl.records.loaded import load_results
 from benchctl.report.page.build import directory_page
 
 MINUS = "\N{MINUS SIGN}"

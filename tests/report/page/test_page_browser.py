@@ -4,12 +4,13 @@ import csv
 import io
 import json
 
-import builders
 import pytest
-from browsing import CONTRAST, DESKTOP, PHONE, chromium, look_at_all, needs_browser, opened
+from support.browser import CONTRAST, DESKTOP, PHONE, chromium, look_at_all, needs_browser, opened
+from support.results import builders
 
 from benchctl.analysis.analyzed import analyze_directory
-from benchctl.records.run import GpuSample, HostSample, RunFailure
+from benchctl.records.run import RunFailure
+from benchctl.records.samples import GpuSample, HostSample
 from benchctl.report.page.build import directory_page
 
 pytestmark = [pytest.mark.browser, needs_browser]
@@ -155,7 +156,7 @@ def test_hostile_names_logs_and_messages_are_only_text(browser, tmp_path):
         assert page.locator("img").count() == 0
         assert page.title() == title != "owned"
         assert HOSTILE in page.locator("details.log").text_content()
-        assert json.loads(page.locator("#benchctl-data").text_content())["schema_version"] == 1
+        assert json.loads(page.locator("#benchctl-data").text_content())["schema_version"] == 2
 
 
 def test_block_values_are_saved_as_csv_and_all_data_as_json_without_a_network(browser, path):

@@ -8,12 +8,14 @@ import msgspec
 import numpy as np
 import plotly.graph_objects
 import pytest
-from builders import T0_NS, edit_manifest, edit_requests, edit_run, edit_steps, write_results
+from support.results.builders import T0_NS, edit_manifest, edit_requests, edit_run, edit_steps, write_results
 
 from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.compare.compare import CompareOptions, compare_sides, parse_side
+from benchctl.records.manifest import GpuInfo
 from benchctl.records.noise import MetricNoise
-from benchctl.records.run import GpuInfo, GpuSample, HostSample, RequestError
+from benchctl.records.request import RequestError
+from benchctl.records.samples import GpuSample, HostSample
 from benchctl.report.page.charts.chart import SERIES, Chart, legend_px, no_chart, rounded, wrapped
 from benchctl.report.page.charts.charts import draw_charts
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchctl.records.step_columns import StepColumns
+from benchctl.records.columns.step_columns import StepColumns
 from benchctl.report.page.charts.batch_size import batch_size_trace, bins_of
 from benchctl.report.page.charts.devices import MAX_POINTS, thinned
 from benchctl.report.page.charts.step_time import MAX_STRETCHES, course_of

@@ -7,7 +7,7 @@ from typing import Final
 from benchctl.analysis.analyzed import AnalyzedExperiment
 from benchctl.analysis.attribution.sections import CLOCK_NOTE
 from benchctl.analysis.summary.runs import CellSummary, RunSummary
-from benchctl.records.run import Clock
+from benchctl.records.step import Clock
 from benchctl.report.page.charts.chart import DASHES, SERIES, color, dash
 
 MAX_ARMS: Final = len(SERIES) * len(DASHES)

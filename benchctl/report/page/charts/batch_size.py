@@ -8,7 +8,7 @@ import numpy as np
 
 from benchctl.analysis.analyzed import AnalyzedExperiment
 from benchctl.analysis.summary.runs import CellSummary
-from benchctl.records.step_columns import Floats, Integers
+from benchctl.records.columns.step_columns import Floats, Integers
 from benchctl.report.page.charts.arms import ArmLook, arm_looks, clock_note, with_steps
 from benchctl.report.page.charts.chart import (
     Chart,

@@ -9,7 +9,7 @@ import numpy as np
 
 from benchctl.analysis.analyzed import AnalyzedExperiment
 from benchctl.analysis.summary.runs import RunSummary
-from benchctl.records.run import GpuSample, HostSample
+from benchctl.records.samples import GpuSample, HostSample
 from benchctl.report.page.charts.arms import ArmLook, arm_looks, runs_of_block
 from benchctl.report.page.charts.chart import (
     Chart,

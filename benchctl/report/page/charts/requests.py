@@ -8,7 +8,7 @@ from benchctl.analysis.analyzed import AnalyzedExperiment
 from benchctl.analysis.metrics.clock import clock_factor
 from benchctl.analysis.metrics.request_timing import first_token_ns, is_completed, last_token_ns, measured
 from benchctl.analysis.summary.runs import RunSummary
-from benchctl.records.run import RequestRecord
+from benchctl.records.request import RequestRecord
 from benchctl.report.page.charts.arms import ArmLook, arm_looks, runs_of_block
 from benchctl.report.page.charts.chart import (
     GREY,

@@ -5,7 +5,7 @@ from typing import Final, NamedTuple
 
 from benchctl.analysis.analyzed import AnalyzedExperiment
 from benchctl.analysis.attribution.sections import Breakdown
-from benchctl.records.run import SECTION_PARENT
+from benchctl.records.step import SECTION_PARENT
 from benchctl.report.page.charts.arms import arm_looks, clock_note
 from benchctl.report.page.charts.chart import (
     GREY,

@@ -8,7 +8,7 @@ import numpy as np
 
 from benchctl.analysis.analyzed import AnalyzedExperiment
 from benchctl.analysis.summary.runs import RunSummary
-from benchctl.records.step_columns import Floats, StepColumns
+from benchctl.records.columns.step_columns import Floats, StepColumns
 from benchctl.report.page.charts.arms import (
     ArmLook,
     arm_looks,

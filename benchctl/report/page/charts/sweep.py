@@ -8,6 +8,7 @@ from typing import Final
 
 from benchctl.analysis.analyzed import AnalyzedExperiment
 from benchctl.analysis.summary.sweep import SweepRow
+from benchctl.formats import range_of
 from benchctl.records.noise import MetricNoise
 from benchctl.report.page.charts.chart import (
     GREY,
@@ -216,8 +217,7 @@ def _baseline_scatter(analysis: AnalyzedExperiment, metric: str) -> float | None
 
 def _caption(rows: Sequence[SweepRow], noise: Mapping[str, MetricNoise], *, is_cut: bool) -> str:
     estimates = [estimate for row in rows for estimate in row.estimates.values()]
-    counts = sorted({estimate.num_blocks for estimate in estimates})
-    blocks = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    blocks = range_of([estimate.num_blocks for estimate in estimates])
     grey = "the noise of an A/A experiment" if noise else "one standard deviation of the baseline's own blocks"
     cut = "; intervals reach beyond the picture" if is_cut else ""
     return (

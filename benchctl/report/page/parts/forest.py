@@ -10,11 +10,11 @@ from typing import Final
 from benchctl.analysis.compare.metric_comparison import MetricComparison
 from benchctl.analysis.compare.result import Comparison
 from benchctl.analysis.compare.text import change_text, has_two_margins
+from benchctl.formats import minus
 from benchctl.report.page.html import Html, el, join
 from benchctl.report.page.parts.icon import badge, kind_of, marker
 from benchctl.report.page.parts.scale import LogScale, scale_of
 from benchctl.report.page.parts.terms import change_term, metric_term, with_term
-from benchctl.report.page.words import minus
 
 _ROW_PX: Final = 24
 _BETTER: Final = {"lower": "lower is better", "higher": "higher is better", "none": "neither is better"}

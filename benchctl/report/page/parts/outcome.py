@@ -2,9 +2,9 @@
 
 from benchctl.analysis.compare.result import CellComparison, Comparison
 from benchctl.analysis.quality.text import divergence_sentence, quality_lines
+from benchctl.formats import capitalized, minus_in_numbers
 from benchctl.report.page.html import Html, el, join
 from benchctl.report.page.parts.icon import badge
-from benchctl.report.page.words import minus_in_numbers
 
 
 def outcome(comparison: Comparison) -> Html | None:
@@ -22,15 +22,11 @@ def _cell(cell: CellComparison) -> Html | None:
     if cell.quality is not None:
         title += [" ", badge(cell.quality.verdict)]
         title += [] if cell.is_quality_deciding else [el("small", " decides nothing: no margin of quality was set")]
-        said += [_capital(minus_in_numbers(line)) for line in quality_lines(cell.quality)]
+        said += [capitalized(minus_in_numbers(line)) for line in quality_lines(cell.quality)]
     if cell.divergence is not None:
-        said.append(_capital(divergence_sentence(cell.divergence)))
+        said.append(capitalized(divergence_sentence(cell.divergence)))
     if not said:
         return None
     return el(
         "div", el("p", *title), el("ul", *(el("li", line) for line in said), class_="notes"), class_="outcome"
     )
-
-
-def _capital(sentence: str) -> str:
-    return sentence[:1].upper() + sentence[1:]

@@ -5,10 +5,10 @@ from collections.abc import Iterable
 
 from benchctl.analysis.analyzed import AnalyzedExperiment
 from benchctl.analysis.compare.result import Comparison
+from benchctl.formats import gib, percentage
 from benchctl.records.noise import MetricNoise
 from benchctl.report.page.html import Html, Part, el, join, lines
 from benchctl.report.page.judged import Verdict
-from benchctl.report.page.words import size
 from benchctl.report.text.tables import blocks_text
 
 
@@ -20,7 +20,7 @@ def provenance(analysis: AnalyzedExperiment) -> Html:
     commit = "unknown" if git is None else f"{git.sha}{' with uncommitted changes' if git.is_dirty else ''}"
     engines = sorted({run.record.engine_version for run in analysis.runs if run.record.engine_version is not None})
     gpus = [
-        f"{gpu.name}, {size(gpu.memory_bytes)}, driver {gpu.driver or 'unknown'}, {gpu.uuid or 'no UUID'}"
+        f"{gpu.name}, {gib(gpu.memory_bytes)}, driver {gpu.driver or 'unknown'}, {gpu.uuid or 'no UUID'}"
         for gpu in manifest.gpus
     ]
     facts: dict[str, Part] = {
@@ -35,7 +35,7 @@ def provenance(analysis: AnalyzedExperiment) -> Html:
         "profile": join(manifest.profile, " ", el("code", manifest.profile_sha256)),
         "seed, blocks": f"{manifest.seed}, {blocks_text(manifest)}",
         "host": f"{host.hostname}: {host.cpu_model or 'unknown CPU'}, {host.num_cores or 'unknown'} cores, "
-        f"{size(host.memory_bytes)}, {host.platform}, Python {host.python}",
+        f"{gib(host.memory_bytes)}, {host.platform}, Python {host.python}",
         "GPUs": lines(gpus) if gpus else "none",
         "benchctl": f"{manifest.benchctl_version}, commit {commit}",
         "versions": ", ".join(f"{name} {version}" for name, version in manifest.versions.items()) or None,
@@ -100,7 +100,7 @@ def noise(verdict: Verdict) -> Html | None:
 
 
 def _noise_texts(measured: MetricNoise) -> tuple[str, str, str]:
-    return f"{measured.floor_frac * 100:.2g}%", f"{measured.log_sd:.2g}", str(measured.num_blocks)
+    return f"{percentage(measured.floor_frac, 2)}", f"{measured.log_sd:.2g}", str(measured.num_blocks)
 
 
 def warnings(verdict: Verdict) -> Html | None:

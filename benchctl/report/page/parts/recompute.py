@@ -7,9 +7,9 @@ from benchctl.report.page.judged import Verdict
 
 _METHODS: Final = {
     "t": (
-        "method t: take d = ln(b_blocks[k] / a_blocks[k]) for each block k. Where place_effect is known, x is "
-        "places of its cell; the ratio is exp(sum of block_weights * (d - place_effect * x)). With n blocks its "
-        "interval is exp(mu - t * se) to exp(mu + t * se), t the quantile of Student's distribution at (1 + "
+        "method t: take d = ln(b_blocks[k] / a_blocks[k]) for each block k. Where position_effect is known, x is "
+        "positions of its cell; the ratio is exp(sum of block_weights * (d - position_effect * x)). With n blocks "
+        "its interval is exp(mu - t * se) to exp(mu + t * se), t the quantile of Student's distribution at (1 + "
         "confidence) / 2: with n - 1 degrees of freedom and se^2 = s^2 / n without positions, with n - 2 and "
         "se^2 = s^2 * (1/n + mean(x)^2 / sum((x - mean(x))^2)) where these blocks gave the effect."
     ),
@@ -19,9 +19,9 @@ _METHODS: Final = {
         "that of method t on either side."
     ),
     "robust": (
-        "method robust: the ratio is exp(sum of block_weights * (d - place_effect * x)), d and x as with method t. "
-        "Weights and interval are those of a mixture of t distributions, one for each choice of blocks that may be "
-        "far off (Box and Tiao, Biometrika 55, 1968, with probability 0.2 and 16 times the scatter)."
+        "method robust: the ratio is exp(sum of block_weights * (d - position_effect * x)), d and x as with method "
+        "t. Weights and interval are those of a mixture of t distributions, one for each choice of blocks that may "
+        "be far off (Box and Tiao, Biometrika 55, 1968, with probability 0.2 and 16 times the scatter)."
     ),
     "hodges-lehmann": (
         "method hodges-lehmann: the ratio is exp(median of ln(b) - ln(a)) over all pairs of a block of a and one "

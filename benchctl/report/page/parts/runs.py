@@ -6,12 +6,13 @@ from typing import Final
 from urllib.parse import quote
 
 from benchctl.analysis.analyzed import AnalyzedExperiment
-from benchctl.analysis.compare.doubt_kind import DoubtKind, doubt_kind
+from benchctl.analysis.compare.warnings import WarningKind, warning_kind
 from benchctl.analysis.metrics.bounds import MARK
 from benchctl.analysis.summary.runs import RunSummary
-from benchctl.records.run import PlannedRun, ResultWarning
+from benchctl.formats import NOT_AVAILABLE, page_number
+from benchctl.records.manifest import PlannedRun
+from benchctl.records.record import ResultWarning
 from benchctl.report.page.html import Html, el, join
-from benchctl.report.page.words import UNKNOWN, number
 from benchctl.report.text.tables import footnotes
 
 LOG_LINES: Final = 40
@@ -26,7 +27,7 @@ def runs_section(analysis: AnalyzedExperiment, *, is_inside: bool) -> Html:
     """
     begun = {run.record.run_id: run for run in analysis.runs}
     found = footnotes(analysis)
-    notes = {doubt_kind(note): i for i, note in enumerate(found, start=1)}
+    notes = {warning_kind(note): i for i, note in enumerate(found, start=1)}
     heads = ("run", "block", "state", *_COLUMNS, "failed", "notes", "files")
     numeric = {"block", *_COLUMNS, "failed"}
     head = el("tr", *(el("th", h, scope="col", class_="num" if h in numeric else None) for h in heads))
@@ -38,13 +39,13 @@ def runs_section(analysis: AnalyzedExperiment, *, is_inside: bool) -> Html:
     return join(el("div", table, class_="wide"), _notes(found), *_logs(analysis))
 
 
-def _row(planned: PlannedRun, run: RunSummary | None, notes: dict[DoubtKind, int], *, is_inside: bool) -> Html:
+def _row(planned: PlannedRun, run: RunSummary | None, notes: dict[WarningKind, int], *, is_inside: bool) -> Html:
     if run is None:
-        blanks = [el("td", UNKNOWN, class_="num") for _ in (*_COLUMNS, "failed")]
+        blanks = [el("td", NOT_AVAILABLE, class_="num") for _ in (*_COLUMNS, "failed")]
         return el(
             "tr", el("td", planned.run_id), _num(planned.block), el("td", "not begun"), *blanks, el("td"), el("td")
         )
-    marks = sorted({notes[key] for w in run.warnings if (key := doubt_kind(w)) in notes})
+    marks = sorted({notes[key] for w in run.warnings if (key := warning_kind(w)) in notes})
     failed = run.number("num_failed")
     return el(
         "tr",
@@ -52,10 +53,10 @@ def _row(planned: PlannedRun, run: RunSummary | None, notes: dict[DoubtKind, int
         _num(run.record.block),
         el("td", run.state, class_=f"state is-{run.record.state}"),
         *(
-            el("td", number(run.number(column)), f" {MARK}" if column in run.bounds else None, class_="num")
+            el("td", page_number(run.number(column)), f" {MARK}" if column in run.bounds else None, class_="num")
             for column in _COLUMNS.values()
         ),
-        el("td", UNKNOWN if failed is None else f"{failed:.0f}", class_="num"),
+        el("td", NOT_AVAILABLE if failed is None else f"{failed:.0f}", class_="num"),
         el("td", *(el("a", f"{mark} ", href=f"#note-{mark}") for mark in marks)),
         el("td", *_links(run, is_inside=is_inside)),
         id=f"run-{run.record.run_id}",

@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator
 
-from benchctl.analysis.compare.metric_comparison import MetricComparison
+from benchctl.analysis.compare.metric_comparison import MetricComparison, spread_of_blocks
 from benchctl.analysis.compare.result import CellComparison, Comparison
 from benchctl.analysis.compare.text import change_text
 from benchctl.analysis.metrics.bounds import MARK
+from benchctl.formats import NOT_AVAILABLE, count_of, minus, p_value, page_number, percentage, scatter
 from benchctl.report.page.html import Html, el, join
 from benchctl.report.page.parts.icon import badge
 from benchctl.report.page.parts.terms import (
@@ -16,7 +17,6 @@ from benchctl.report.page.parts.terms import (
     verdict_term,
     with_term,
 )
-from benchctl.report.page.words import UNKNOWN, minus, number, probability, spread
 from benchctl.report.text.comparison_table import is_shown
 
 
@@ -35,7 +35,7 @@ def comparison_table(comparison: Comparison) -> Html:
 
 
 def _table(comparison: Comparison, bodies: list[Html], kind: str) -> Html:
-    interval = f"change [{comparison.confidence * 100:.3g}% interval]"
+    interval = f"change [{percentage(comparison.confidence)} interval]"
     headings = ("metric", comparison.a_name, comparison.b_name, interval, "p", "verdict")
     classes = ("", "num", "num", "num", "num", "")
     head = el("tr", *(el("th", h, scope="col", class_=c or None) for h, c in zip(headings, classes, strict=True)))
@@ -45,9 +45,17 @@ def _table(comparison: Comparison, bodies: list[Html], kind: str) -> Html:
 def _body(comparison: Comparison, cell: CellComparison, *, is_all: bool) -> Iterator[Html]:
     shown = [metric for metric in cell.metrics if is_shown(metric, show_all=is_all)]
     verdict = badge(cell.verdict)
-    count = f"{cell.num_blocks} block{'s' if cell.num_blocks != 1 else ''}"
-    name = el("th", el("b", cell.label), " ", el("small", count), " ", verdict, colspan=6, scope="rowgroup")
-    faults = [el("tr", el("td", f"{fault}", colspan=6, class_="fault")) for fault in cell.faults[:5]]
+    name = el(
+        "th",
+        el("b", cell.label),
+        " ",
+        el("small", count_of(cell.num_blocks, "block")),
+        " ",
+        verdict,
+        colspan=6,
+        scope="rowgroup",
+    )
+    faults = [el("tr", el("td", f"{fault}", colspan=6, class_="fault")) for fault in cell.errors[:5]]
     rows = [_row(comparison, metric) for metric in shown]
     yield el("tbody", el("tr", name, class_="cell"), *faults, *rows)
 
@@ -75,8 +83,8 @@ def _value(
     metric: MetricComparison, name: str, mean: float | None, blocks: tuple[float | None, ...], num_bounded: int
 ) -> Html:
     shown = join(
-        number(mean),
-        el("small", f" {found}") if (found := spread(blocks)) else None,
+        page_number(mean),
+        el("small", f" {text}") if (text := scatter(spread_of_blocks(blocks))) else None,
         f" {MARK}" if num_bounded else None,
     )
     known = sum(value is not None for value in blocks)
@@ -88,8 +96,8 @@ def _probability(metric: MetricComparison) -> Html:
     if metric.role == "exact":
         return el("span", "exact")
     if estimate is None or estimate.p_value is None:
-        return el("span", UNKNOWN)
-    return with_term(probability(estimate.p_value), p_term(metric))
+        return el("span", NOT_AVAILABLE)
+    return with_term(p_value(estimate.p_value), p_term(metric))
 
 
 def _verdict(metric: MetricComparison) -> Html:

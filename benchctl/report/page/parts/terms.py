@@ -6,6 +6,7 @@ finger and for the keyboard too.
 
 from benchctl.analysis.compare.metric_comparison import MetricComparison
 from benchctl.analysis.metrics.table import Metric
+from benchctl.formats import count_of, percentage
 from benchctl.report.page.html import Html, el
 
 
@@ -22,10 +23,9 @@ def metric_term(metric: Metric) -> str:
 
 def value_term(metric: Metric, name: str, num_blocks: int) -> str:
     """What the value of one side is."""
-    count = "1 block" if num_blocks == 1 else f"{num_blocks} blocks"
     return (
-        f"{metric.name} of {name}: {metric.formula} [{metric.unit}]. Geometric mean over {count}, "
-        "± their relative scatter (standard deviation of the logarithms)"
+        f"{metric.name} of {name}: {metric.formula} [{metric.unit}]. Geometric mean over "
+        f"{count_of(num_blocks, 'block')}, ± their relative scatter (standard deviation of the logarithms)"
     )
 
 
@@ -41,7 +41,7 @@ def change_term(metric: MetricComparison) -> str:
     }[metric.estimate.estimator]
     return (
         f"Ratio of {name} ({metric.metric.formula}), minus 1. Ratio = exp({how}), in brackets its "
-        f"{metric.estimate.confidence * 100:.3g}% interval over {metric.estimate.num_blocks} blocks"
+        f"{percentage(metric.estimate.confidence)} interval over {metric.estimate.num_blocks} blocks"
     )
 
 
@@ -59,8 +59,8 @@ def verdict_term(metric: MetricComparison) -> str:
     if metric.reason:
         return metric.reason
     floor = "noise floor" if metric.margins.is_noise_floor else "margin"
-    margin = f"the {floor} of {metric.margins.change_frac * 100:.3g}%"
-    inside = f"the margin of {metric.margins.equivalence_frac * 100:.3g}%"
+    margin = f"the {floor} of {percentage(metric.margins.change_frac)}"
+    inside = f"the margin of {percentage(metric.margins.equivalence_frac)}"
     return {
         "regression": f"the whole interval is worse than {margin}",
         "improvement": f"the whole interval is better than {margin}",

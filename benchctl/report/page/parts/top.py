@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from benchctl.analysis.analyzed import AnalyzedExperiment
 from benchctl.analysis.compare.result import Comparison
 from benchctl.analysis.compare.text import floors_text, threshold_text
-from benchctl.report.page.html import Html, el, join
+from benchctl.formats import capitalized, minus_in_numbers, percentage, range_of
+from benchctl.report.page.html import Html, el
 from benchctl.report.page.judged import Judged, Verdict
 from benchctl.report.page.parts.icon import badge, icon, kind_of
-from benchctl.report.page.words import minus_in_numbers
 
 _PAIRING = {
     "interleaved": "interleaved blocks",
@@ -25,7 +25,7 @@ def top(analyses: Sequence[AnalyzedExperiment], verdict: Verdict) -> Html:
         "header",
         el("div", el("p", _subject(analyses), class_="eyebrow"), _switch(), class_="bar"),
         word,
-        el("p", _capital(minus_in_numbers(verdict.sentence)), class_="lead"),
+        el("p", capitalized(minus_in_numbers(verdict.sentence)), class_="lead"),
         _what_decides(verdict),
         notes,
         _each(verdict.judged) if len(verdict.judged) > 1 else _problem(verdict.judged),
@@ -61,13 +61,12 @@ def _what_decides(verdict: Verdict) -> Html:
 def _rules(comparisons: Sequence[Comparison]) -> list[str]:
     first = comparisons[0]
     deciding = dict.fromkeys(m.metric.name for c in comparisons for cell in c.cells for m in cell.deciding)
-    counts = sorted({cell.num_blocks for comparison in comparisons for cell in comparison.cells})
-    blocks = f"{counts[0]}" if counts[0] == counts[-1] else f"{counts[0]} to {counts[-1]}"
+    blocks = range_of([cell.num_blocks for comparison in comparisons for cell in comparison.cells])
     return [
         f"decided by {', '.join(deciding) or 'nothing'}",
         minus_in_numbers(threshold_text(first)),
         *([f"noise floor {floors_text(first)}"] if first.noise else []),
-        f"{first.confidence * 100:.3g}% intervals over {blocks} {_PAIRING[first.pairing]}",
+        f"{percentage(first.confidence)} intervals over {blocks} {_PAIRING[first.pairing]}",
     ]
 
 
@@ -97,7 +96,3 @@ def _controls(controls: Sequence[Judged]) -> Html | None:
         return None
     names = ", ".join(one.b_name for one in controls)
     return el("details", el("summary", f"Controls, which decide nothing: {names}"), _each(controls))
-
-
-def _capital(sentence: str) -> Html:
-    return join(sentence[:1].upper() + sentence[1:])

@@ -12,9 +12,9 @@ from benchctl.analysis.attribution.estimate import Contribution
 from benchctl.analysis.attribution.text import factor_text, sentence, wall_line
 from benchctl.analysis.compare.result import CellComparison
 from benchctl.analysis.experiment.ladder import Ladder
+from benchctl.formats import capitalized, minus, minus_in_numbers, page_number, signed_page_number
 from benchctl.report.page.html import Html, el
 from benchctl.report.page.parts.terms import with_term
-from benchctl.report.page.words import minus, minus_in_numbers, number
 from benchctl.units import MS_PER_S
 
 _ROW_PX: Final = 24
@@ -74,7 +74,7 @@ def from_decomposition(cell: CellComparison) -> Waterfall | None:
         ),
         end_label=cell.b_label,
         end=wall.b_s,
-        sentence=f"{said[:1].upper()}{said[1:]}. {wall_line(found)}.",
+        sentence=f"{capitalized(said)}. {wall_line(found)}.",
     )
 
 
@@ -140,7 +140,7 @@ def from_ladder(ladder: Ladder, start: float | None, quantity: str, unit: str) -
         falls=falls,
         end_label=ladder.whole.upper,
         end=start + whole.mean,
-        sentence=f"The largest part is {largest.label}: {_signed(largest.added)} {unit}{share}.",
+        sentence=f"The largest part is {largest.label}: {signed_page_number(largest.added)} {unit}{share}.",
     )
 
 
@@ -182,7 +182,7 @@ def _levels(waterfall: Waterfall) -> Iterator[float]:
 def _total(label: str, value: float, unit: str, low: float, high: float) -> Html:
     left, width = _at(0, low, high), _at(value, low, high)
     bar = el("rect", x=_percent(left), width=_percent(width - left), y=_top(), height=_BAR_PX, class_="total")
-    return _row(label, [bar], el("b", f"{number(value)} {unit}"), class_="fall-row is-total")
+    return _row(label, [bar], el("b", f"{page_number(value)} {unit}"), class_="fall-row is-total")
 
 
 def _step(fall: Fall, level: float, waterfall: Waterfall, low: float, high: float) -> Html:
@@ -209,7 +209,7 @@ def _step(fall: Fall, level: float, waterfall: Waterfall, low: float, high: floa
 def _said(fall: Fall, unit: str) -> str:
     """``+57.6 ± 1.7 ms``: as many decimals as the interval has to say; without one, four digits."""
     if not fall.half_width:
-        return f"{_signed(fall.added)} {unit}"
+        return f"{signed_page_number(fall.added)} {unit}"
     decimals = max(0, 1 - math.floor(math.log10(fall.half_width)))
     return minus(f"{fall.added:+.{decimals}f} ± {fall.half_width:.{decimals}f} {unit}")
 
@@ -217,10 +217,6 @@ def _said(fall: Fall, unit: str) -> str:
 def _row(label: str, parts: Sequence[Html], value: Html, *, class_: str) -> Html:
     strip = el("svg", *parts, class_="strip", width="100%", height=_ROW_PX, aria_hidden="true")
     return el("div", el("span", label), strip, el("span", value, class_="num"), class_=class_)
-
-
-def _signed(value: float) -> str:
-    return f"{'+' if value >= 0 else minus('-0').removesuffix('0')}{number(abs(value))}"
 
 
 def _at(value: float, low: float, high: float) -> float:

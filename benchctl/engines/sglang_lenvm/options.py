@@ -1,0 +1,58 @@
+"""Options of the engine ``sglang-lenvm``."""
+
+from typing import ClassVar, Final, Literal
+
+from pydantic import Field, model_validator
+
+from benchctl.engines.sglang.options import SglangOptions
+
+LenvmRevision = Literal["V0", "V1", "V2", "V3", "V4"]
+"""Generations of SGLang's LenVM fork, told apart by what they make of a request; docs/engines.md says how."""
+_REVISIONS_WITH_STRIDES: Final = frozenset({"V1", "V3"})
+
+
+class SglangLenvmOptions(SglangOptions):
+    """Options of the engine ``sglang-lenvm``, SGLang's LenVM fork; what is null is left to it."""
+
+    VALUE_MODEL_OPTIONS: ClassVar[frozenset[str]] = frozenset(
+        {"value_model", "value_model_revision", "value_architecture", "value_mem_fraction_static"}
+    )
+
+    revision: LenvmRevision | None = None
+    """Which generation of the fork is installed; null: unknown, and what differs between them is refused."""
+    value_model: str | None = None
+    """Value model that the server loads for guidance: a directory, a repository, or the size of a published one
+    (``qwen2.5-0.5b``, ``qwen2.5-1.5b``); null: a server that cannot guide."""
+    value_model_revision: str | None = None
+    """Revision of the value model's repository."""
+    value_architecture: (
+        Literal["Qwen2ForLengthValueModel", "Qwen3ForLengthValueModel", "Qwen2_5_VLForLengthValueModel"] | None
+    ) = None
+    """Class that loads the value model; null: by its backbone."""
+    value_mem_fraction_static: float | None = Field(default=None, gt=0, le=1)
+    """Share of the device's memory for the value model and its cache, beside ``mem_fraction_static``."""
+    guided_fn: str = "sglang.srt.lvm.lvm_guided_sampling:lvm_combined_guidance"
+    """Function that tilts, as ``module:function``."""
+    stride: int = Field(default=1, ge=1)
+    """Every so many steps of a request are guided, where the revision can (``LENVM_STRIDE``)."""
+    synchronised_timing_interval: int | None = Field(default=None, ge=1)
+    """Calls of the sampler between two lines of averages in the log of a V2 server, which waits for the device
+    around every section for their sake and becomes slower; null: none."""
+
+    @model_validator(mode="after")
+    def _of_one_revision(self) -> "SglangLenvmOptions":
+        if self.stride != 1 and self.revision not in _REVISIONS_WITH_STRIDES:
+            raise ValueError(
+                f"stride is {self.stride} with revision {self.revision}; only some commits of V1 and V3 know "
+                "strides: set revision, or leave stride out"
+            )
+        if self.synchronised_timing_interval is not None and self.revision != "V2":
+            raise ValueError(
+                f"synchronised_timing_interval is {self.synchronised_timing_interval} with revision "
+                f"{self.revision}; only V2 prints averages: set revision: V2, or leave it out"
+            )
+        return self
+
+    @property
+    def guides_with(self) -> str | None:
+        return self.value_model

@@ -1,0 +1,166 @@
+"""The simulator as an engine: how it is started, asked and read. It is a process of its own, reached by HTTP."""
+
+import importlib.util
+import sys
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+import msgspec
+
+from benchctl.costs.hardware import hardware_for
+from benchctl.costs.shapes import shape_for
+from benchctl.engines.engine import LaunchSite, RequestCall, raw_step_log, signatures
+from benchctl.engines.metrics_page import series_of
+from benchctl.engines.openai_server import LOOPBACK, OpenAiServer, own_options, streamed
+from benchctl.engines.sim.options import SimOptions
+from benchctl.errors import EngineUnavailableError, UsageError
+from benchctl.profile.choices import COST_MODELS
+from benchctl.profile.engine_options import Flag
+from benchctl.profile.model import VariantSettings
+from benchctl.records.jsonl import encode, read_jsonl
+from benchctl.records.record import ResultWarning
+from benchctl.records.request import PreparedRequest
+from benchctl.records.step import Clock, StepRecord
+
+_LAG_FRAC: Final = 0.02
+"""Share of the wall time that the simulator may fall behind before its client-side times are doubted."""
+_SIGNATURES: Final = (
+    *signatures(
+        "port-taken",
+        "end the process that holds the port, or leave port out of the profile",
+        "address already in use",
+    ),
+    *signatures("out-of-memory", "lower num_kv_blocks or max_num_seqs, or free memory", "MemoryError"),
+    *signatures(
+        "bad-model",
+        "name a built-in shape or a directory with a config.json",
+        "unknown model",
+        is_profile_fault=True,
+    ),
+    *signatures("bad-model", "name a device of the hardware table", "unknown hardware", is_profile_fault=True),
+    *signatures("bad-flag", "correct the engine option that the message names", ": error:", is_profile_fault=True),
+)
+
+
+class SimEngine(OpenAiServer):
+    """The simulated server of ``python -m benchctl.sim``."""
+
+    kind = "sim"
+    clock: Clock = "virtual"
+    needs_first_generation = False
+    signatures = _SIGNATURES
+
+    def check_available(self, settings: VariantSettings) -> None:
+        """Raises EngineUnavailableError when the simulator cannot serve these settings here."""
+        for package in ("aiohttp", "uvloop"):
+            if importlib.util.find_spec(package) is None:
+                raise EngineUnavailableError(f"engine 'sim' needs {package}; run: pip install {package}")
+        options = own_options(settings, SimOptions)
+        if not COST_MODELS[options.cost_model].uses_shapes:
+            return
+        try:
+            shape_for(settings.model)
+            hardware_for(options.hardware)
+            if options.value_model is not None:
+                shape_for(options.value_model)
+        except UsageError as error:
+            raise EngineUnavailableError(f"engine 'sim', variant {settings.variant!r}: {error}") from error
+
+    def check_requests(self, requests: Sequence[PreparedRequest], settings: VariantSettings) -> None:
+        """The simulator does all that a profile can ask."""
+
+    def argv(self, settings: VariantSettings, site: LaunchSite) -> tuple[str, ...]:
+        """The command line of the server."""
+        argv = [sys.executable, "-m", "benchctl.sim", "--host", LOOPBACK, "--port", str(site.port)]
+        argv += ["--step-log", str(site.step_log), "--model", settings.model, "--noise-seed", str(site.noise_seed)]
+        options = own_options(settings, SimOptions)
+        flags = (Flag().words(name, getattr(options, name)) for name in SimOptions.model_fields if name != "port")
+        return (*argv, *chain.from_iterable(flags))
+
+    def time_scale(self, settings: VariantSettings) -> float:
+        """Virtual seconds per wall second."""
+        return own_options(settings, SimOptions).time_scale
+
+    def request_call(self, request: PreparedRequest, settings: VariantSettings) -> RequestCall:
+        """Ask for ``request`` as this variant does: streamed, with usage and token ids."""
+        body: dict[str, Any] = {
+            "model": settings.model,
+            "n": request.n,
+            "seed": request.seed,
+            "ignore_eos": request.ignore_eos,
+            **settings.sampling.model_dump(),
+            "stream_options": {"include_usage": True},
+            "return_token_ids": True,
+        }
+        if settings.guidance is not None:
+            body["custom_params"] = settings.guidance.model_dump(exclude_none=True)
+        return streamed(request, body)
+
+    async def announce(
+        self,
+        client: httpx.AsyncClient,
+        requests: Sequence[PreparedRequest],
+        *,
+        max_concurrency: int | None,
+        is_warmup: bool,
+    ) -> None:
+        """Tell the server what comes next and when, so that its virtual arrivals are exact."""
+        body = {
+            "requests": [
+                {"request_id": request.request_id, "arrival_ns": request.arrival_ns} for request in requests
+            ],
+            "max_concurrency": max_concurrency,
+            "is_warmup": is_warmup,
+        }
+        response = await client.post(
+            "/sim/schedule", content=encode(body), headers={"Content-Type": "application/json"}
+        )
+        response.raise_for_status()
+
+    async def effective_config(
+        self,
+        client: httpx.AsyncClient,
+        settings: VariantSettings,
+        site: LaunchSite,
+    ) -> dict[str, Any]:
+        """What the server says of itself, flat."""
+        response = await client.get("/server_info")
+        response.raise_for_status()
+        config: dict[str, Any] = msgspec.json.decode(response.content)
+        return config
+
+    async def after_load_warnings(self, client: httpx.AsyncClient) -> tuple[ResultWarning, ...]:
+        """What the server knows that puts its numbers in doubt."""
+        response = await client.get("/metrics")
+        response.raise_for_status()
+        values = {name.partition("{")[0]: value for name, value in series_of(response.text).items()}
+        warnings = []
+        lag_s, wall_s = values["benchctl_sim:lag_seconds"], values["benchctl_sim:phase_wall_seconds"]
+        if lag_s > _LAG_FRAC * wall_s:
+            warnings.append(
+                ResultWarning(
+                    code="sim-lag",
+                    message=f"the simulator fell {lag_s:.3f} s behind in {wall_s:.3f} s: times seen by the client "
+                    "are longer than the simulated ones, and tokens come in bunches; lower time_scale or free the "
+                    "machine. Steps are exact",
+                )
+            )
+        if values["benchctl_sim:abandoned_phases"] > 0:
+            warnings.append(
+                ResultWarning(
+                    code="sim-schedule-lost",
+                    message="announced requests did not come, so the simulator left the schedule: arrivals and "
+                    "steps depend on the machine's timing",
+                )
+            )
+        return tuple(warnings)
+
+    def has_steps(self, settings: VariantSettings) -> bool:
+        return True
+
+    def read_steps(self, directory: Path) -> Iterator[StepRecord]:
+        """The step records of the server's own log, which is in our format already."""
+        return read_jsonl(raw_step_log(directory), StepRecord)

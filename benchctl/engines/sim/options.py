@@ -1,0 +1,65 @@
+"""Options of the engine ``sim``."""
+
+from typing import ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from benchctl.profile.choices import CostModelName, value_model_error
+from benchctl.profile.engine_options import ServerOptions
+from benchctl.profile.section import LEAST, MOST
+
+
+class SimOptions(ServerOptions):
+    """Options of the engine ``sim``."""
+
+    VALUE_MODEL_OPTIONS: ClassVar[frozenset[str]] = frozenset({"value_model"})
+
+    cost_model: CostModelName = "lenvm-h100"
+    """What a step costs: calibrated to published LenVM timings, computed from hardware peaks, or llm-mock's law."""
+    hardware: str = "h100-sxm"
+    """Device whose peaks the cost model computes with; a name of the hardware table."""
+    time_scale: float = Field(default=1.0, ge=LEAST, le=MOST)
+    """Virtual seconds per wall second."""
+    noise: Literal["none", "published"] = "none"
+    """Seeded run-to-run variation of step times: none, or of the size that was published."""
+    revision: Literal["V1", "V2", "V4"] = "V1"
+    """Which generation of the guided fork is emulated: V2 skips the value model at a neutral scale."""
+    value_model: str | None = None
+    """Value model that the server loads for guidance; none on a stock server."""
+    overlap_schedule: bool = True
+    """Whether the scheduler works while the device does."""
+    max_num_seqs: int = Field(default=1024, ge=1)
+    """Sequences in one batch at most."""
+    max_num_batched_tokens: int = Field(default=8192, ge=1)
+    """Tokens in one step at most; longer prompts are prefilled in chunks."""
+    num_kv_blocks: int = Field(default=65536, ge=1)
+    """Blocks of the KV cache."""
+    block_size: int = Field(default=16, ge=1)
+    """Tokens in one KV block."""
+    enable_prefix_caching: bool = False
+    """Whether prompts that begin alike share their KV blocks."""
+    tokens_per_chunk: int = Field(default=1, ge=1)
+    """Tokens in one streamed event."""
+    port: int | None = Field(default=None, ge=1, le=65535)
+    """A fixed port; a free one where it is not given."""
+    start_delay_s: float = Field(default=0.0, ge=0, le=MOST)
+    """Time the server takes to become ready, to rehearse slow starts."""
+
+    @model_validator(mode="after")
+    def _can_be_served(self) -> "SimOptions":
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError(
+                f"max_num_batched_tokens is {self.max_num_batched_tokens}, below max_num_seqs {self.max_num_seqs}: "
+                "a step must have room for one token of each sequence; raise the former or lower the latter"
+            )
+        if reason := value_model_error(self.cost_model, self.value_model):
+            raise ValueError(f"cost_model {reason}")
+        return self
+
+    @property
+    def fixed_port(self) -> int | None:
+        return self.port
+
+    @property
+    def guides_with(self) -> str | None:
+        return self.value_model

@@ -1,0 +1,105 @@
+"""The table of engines: one module for each kind, whose ``SPEC`` states the facts that other rooms need.
+
+An engine is added by one line in ``ENGINES``. Modules are imported by name when somebody needs them, because a
+command needs few of them and imports otherwise go downwards only: profiles know engines through this table alone.
+"""
+
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from benchctl.profile.engine_options import ServerOptions
+
+ENGINES: Final[dict[str, str]] = {
+    "sim": "benchctl.engines.sim",
+    "vllm": "benchctl.engines.vllm",
+    "vllm-lenvm": "benchctl.engines.vllm_lenvm",
+    "sglang": "benchctl.engines.sglang",
+    "sglang-lenvm": "benchctl.engines.sglang_lenvm",
+    "llamacpp": "benchctl.engines.llamacpp",
+    "transformers": "benchctl.engines.transformers",
+    "attach": "benchctl.engines.attach",
+}
+"""Module with the ``SPEC`` of each kind of engine."""
+PLAIN_DIALECT: Final = "openai"
+"""The dialect of servers of which nothing more is known than that they speak OpenAI's API."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerCounters:
+    """Names of counters and gauges, in Prometheus format, of one kind of server."""
+
+    generated_tokens: tuple[str, ...] = ()
+    """Counters of output tokens."""
+    prefix_hits: tuple[str, ...] = ()
+    """Counters of prompt tokens that were found in a cache instead of being computed."""
+    open_requests: tuple[str, ...] = ()
+    """Gauges that are 0 while the server is idle."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSpec:
+    """Facts about one kind of server software that do not need its code.
+
+    Classes are named by import path, ``module:name``, and loaded on first use.
+    """
+
+    kind: str
+    """Its name in profiles."""
+    options: str
+    """Class of its options, a ``ServerOptions``."""
+    implementation: str
+    """Class that starts, asks and reads its servers, an ``engines.engine.Engine``."""
+    guides: bool = False
+    """Whether its servers can load a value model and guide with it."""
+    is_dialect: bool = False
+    """Whether ``attach`` can speak to its servers when someone else started them."""
+    adds_repetition_penalty: bool = False
+    """Whether its servers apply the repetition penalty of a model's own file unless a request sets one."""
+    counters: ServerCounters = ServerCounters()
+    """Names of its counters, where they are its own."""
+    installed_by: str | None = None
+    """Command that installs it; None where nothing has to be installed."""
+    needs_gpu: bool = False
+    """Whether it can only be installed on a machine with an NVIDIA GPU."""
+    is_optional_check: bool = False
+    """Whether ``benchctl doctor`` looks for it only when it is named."""
+
+    @property
+    def options_class(self) -> "type[ServerOptions]":
+        """The class of its options."""
+        options: type[ServerOptions] = load_name(self.options)
+        return options
+
+
+def engine_spec(kind: str) -> EngineSpec:
+    """The spec of a kind in ``ENGINES``; KeyError for any other."""
+    spec: EngineSpec = import_module(ENGINES[kind]).SPEC
+    return spec
+
+
+def engine_specs() -> tuple[EngineSpec, ...]:
+    """The specs of all engines, in the order of the table."""
+    return tuple(engine_spec(kind) for kind in ENGINES)
+
+
+def options_class(kind: str) -> "type[ServerOptions]":
+    """The class of a kind's options; KeyError for an unknown kind."""
+    return engine_spec(kind).options_class
+
+
+def guiding_kinds() -> tuple[str, ...]:
+    """Engines that can load a value model and guide with it, in alphabetical order."""
+    return tuple(sorted(spec.kind for spec in engine_specs() if spec.guides))
+
+
+def dialects() -> tuple[str, ...]:
+    """Spellings of requests that ``attach`` can use."""
+    return (*(spec.kind for spec in engine_specs() if spec.is_dialect), PLAIN_DIALECT)
+
+
+def load_name(path: str) -> Any:
+    """The object that ``module:name`` stands for."""
+    module, _, name = path.partition(":")
+    return getattr(import_module(module), name)

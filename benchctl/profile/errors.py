@@ -1,0 +1,185 @@
+"""Validation of a profile's mapping against a model, with every error in the profile's own terms."""
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, TypeVar, get_args, get_origin
+
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+
+from benchctl.errors import ProfileError
+from benchctl.profile.keys import profile_keys, section_at
+from benchctl.profile.section import Section, meanings
+from benchctl.profile.sources.files import nearest
+from benchctl.profile.sources.located import LocatedDict, LocatedError, Location, Step, dotted, follow, value_text
+
+S = TypeVar("S", bound=Section)
+
+_EXPECTED: Final = {
+    "string_type": "text",
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "tuple_type": "a list",
+    "dict_type": "a mapping",
+    "model_type": "a mapping",
+}
+_BOUNDS: Final = {
+    "greater_than": ("gt", "above"),
+    "greater_than_equal": ("ge", "at least"),
+    "less_than": ("lt", "below"),
+    "less_than_equal": ("le", "at most"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Detail:
+    """One error of pydantic, at the nearest value that exists."""
+
+    location: Location
+    value: Any
+    steps: tuple[Step, ...]
+    """Path below the validated mapping, with the name of a missing key."""
+    error: ErrorDetails
+
+
+def validate(
+    tree: LocatedDict, model: type[S], *, reports_missing: bool = True
+) -> tuple[S | None, tuple[LocatedError, ...]]:
+    """The valid section, or None and every error; ``reports_missing`` is false for a tree that is not whole."""
+    try:
+        # Through JSON, because strict models take a list for a tuple there and nowhere else.
+        return model.model_validate_json(json.dumps(tree)), ()
+    except ValidationError as error:
+        details = [
+            _detail(tree, item)
+            for item in error.errors(include_url=False)
+            if reports_missing or item["type"] != "missing"
+        ]
+        return None, tuple(_errors(model, details))
+
+
+def profile_error(errors: Iterable[LocatedError]) -> ProfileError:
+    """One error with a line for each, in the order of the files' lines."""
+    ordered = sorted(set(errors), key=lambda error: (error.location.source, error.location.line or 0, str(error)))
+    heading = (f"{len(ordered)} errors in the profile",) if len(ordered) > 1 else ()
+    return ProfileError("\n".join((*heading, *map(str, ordered))))
+
+
+def _detail(tree: LocatedDict, error: ErrorDetails) -> _Detail:
+    """Follow an error's location down the tree.
+
+    Pydantic puts the names of union members and marks such as ``[key]`` among the keys; ``follow`` skips them.
+    """
+    location, value, steps = follow(tree, error["loc"])
+    missing = error["loc"][-1:] if error["type"] == "missing" else ()
+    return _Detail(location.below(*missing), value, (*steps, *missing), error)
+
+
+def _errors(model: type[Section], details: list[_Detail]) -> Iterator[LocatedError]:
+    by_steps: dict[tuple[Step, ...], list[_Detail]] = {}
+    for detail in details:
+        by_steps.setdefault(detail.steps, []).append(detail)
+    for steps, items in by_steps.items():
+        types = [_EXPECTED[item.error["type"]] for item in items if item.error["type"] in _EXPECTED]
+        if len(types) == len(items):
+            # A mapping where a number or a mapping is expected: the errors inside it say more.
+            if not any(len(other) > len(steps) and other[: len(steps)] == steps for other in by_steps):
+                yield LocatedError(items[0].location, _wrong_type(types, items[0].value))
+            continue
+        for item in items:
+            if not _is_echo(item, items):
+                yield LocatedError(item.location, _problem(model, item, types))
+
+
+def _is_echo(item: _Detail, items: list[_Detail]) -> bool:
+    """Whether an error only follows from others.
+
+    That is the type error of the union member that does not apply, a word expected in place of a number that is out
+    of bounds, and a list too short because its items are wrong.
+    """
+    kind = item.error["type"]
+    if kind == "too_short":
+        return bool(item.value)
+    if kind == "literal_error":
+        return any(other.error["type"] in _BOUNDS for other in items)
+    return kind in _EXPECTED and len(items) > 1
+
+
+def _wrong_type(expected: list[str], value: object) -> str:
+    types = " or ".join(dict.fromkeys(expected))
+    number = isinstance(value, str) and value.lstrip("-").replace(".", "", 1).isdigit()
+    remedy = "; remove the quotes" if number and any("number" in word for word in expected) else ""
+    if value is None and "a mapping" in expected:
+        remedy = "; write {} where nothing is to be set"
+    return f"expected {types}, found {value_text(value)}{remedy}"
+
+
+def _problem(model: type[Section], item: _Detail, types: Sequence[str]) -> str:
+    """The problem in words; values of ``types`` would have been right as well."""
+    error, value = item.error, value_text(item.value)
+    kind, context = error["type"], error.get("ctx", {})
+    match kind:
+        case "extra_forbidden":
+            return _unknown_key(str(item.steps[-1]), section_at(model, item.steps[:-1]))
+        case "missing":
+            return _missing(model, item.steps)
+        case "literal_error":
+            field = _field_at(model, item.steps)
+            return _not_among(item.value, (*(_choices(field) if field else ()), *types))
+        case "string_pattern_mismatch":
+            name = value_text(item.steps[-1] if error["loc"][-1] == "[key]" else item.value)
+            return (
+                f"{name} is not a name; write lower-case letters, digits, '.', '_' and '-', first a letter or digit"
+            )
+        case "too_short":
+            return "is empty; give at least one, or remove the key"
+        case "value_error":
+            return str(context["error"])
+        case _ if kind in _BOUNDS:
+            key, word = _BOUNDS[kind]
+            return f"is {value}; it must be {word} {context[key]:.10g}"
+        case _:
+            return f"is {value}: {error['msg']}"
+
+
+def _unknown_key(key: str, section: type[Section] | None) -> str:
+    """The message about a key that a section does not have."""
+    names = list(section.model_fields) if section else []
+    near = nearest(key, names)
+    if near:
+        return f"unknown key; did you mean {near!r}?"
+    homes = [k.path.rpartition(".")[0] or "the top level" for k in profile_keys() if k.path.split(".")[-1] == key]
+    if homes:
+        return f"unknown key here; it belongs to {' or '.join(homes)}"
+    return f"unknown key; known keys here are {', '.join(names)}"
+
+
+def _not_among(value: object, choices: Iterable[str]) -> str:
+    """The message about a value that is none of the allowed ones."""
+    words = list(choices)
+    near = nearest(value, words) if isinstance(value, str) else None
+    hint = f"; did you mean {near!r}?" if near else ""
+    return f"is {value_text(value)}; allowed are {', '.join(words)}{hint}"
+
+
+def _missing(model: type[Section], steps: tuple[Step, ...]) -> str:
+    field = _field_at(model, steps)
+    choices = ", ".join(_choices(field)) if field else ""
+    section = section_at(model, steps[:-1])
+    meaning = meanings(section).get(str(steps[-1]), "").rstrip(".") if section else ""
+    return f"missing; add {dotted(steps[-1:])}: {f'one of {choices}' if choices else meaning}"
+
+
+def _field_at(model: type[Section], steps: tuple[Step, ...]) -> FieldInfo | None:
+    section = section_at(model, steps[:-1])
+    return section.model_fields.get(str(steps[-1])) if section else None
+
+
+def _choices(field: FieldInfo) -> tuple[str, ...]:
+    """The words that may stand in ``field``, also beside values of another type."""
+    members = (field.annotation, *get_args(field.annotation))
+    literals = [member for member in members if get_origin(member) is Literal]
+    return tuple(str(choice) for literal in literals for choice in get_args(literal))

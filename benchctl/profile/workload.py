@@ -1,0 +1,116 @@
+"""The workload of a profile: dataset, lengths, arrival schedule, warm-up. Lengths are in tokens."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from benchctl.profile.choices import DatasetName
+from benchctl.profile.section import LEAST, MOST, Section
+
+MAX_OUTPUTS = 1_000_000
+MAX_TOKENS = 1_000_000
+MAX_SAMPLES_OF_A_REQUEST = 128
+"""What the OpenAI dialect takes as ``n``."""
+
+
+class LengthRange(Section):
+    """Lengths drawn log-normally around ``mean`` with coefficient of variation ``cv``, cut to [min, max]."""
+
+    mean: float = Field(gt=0)
+    """Mean length before cutting."""
+    cv: float = Field(default=0.0, ge=0, le=5)
+    """Standard deviation over mean; 0 gives every length the mean."""
+    min: int = Field(default=1, ge=1)
+    """Shortest length."""
+    max: int = Field(default=MAX_TOKENS, ge=1, le=MAX_TOKENS)
+    """Longest length."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "LengthRange":
+        if not self.min <= self.mean <= self.max:
+            raise ValueError(f"needs min <= mean <= max, got {self.min} <= {self.mean} <= {self.max}")
+        return self
+
+
+Length = Annotated[int, Field(ge=1, le=MAX_TOKENS)] | LengthRange
+
+
+class Arrival(Section):
+    """When requests are sent.
+
+    ``closed-loop`` keeps ``max_concurrency`` requests open. ``burst`` sends all at once. The open-loop kinds
+    send at precomputed times whatever the server does: ``constant`` and ``poisson`` at ``request_rate``,
+    ``gamma`` at ``request_rate`` with ``burstiness`` (1 = Poisson, below 1 = burstier, as vLLM defines it),
+    ``trace`` at the recorded times of the dataset, divided by ``speedup``. ``max_concurrency`` caps them too
+    where it is given.
+    """
+
+    kind: Literal["closed-loop", "burst", "constant", "poisson", "gamma", "trace"] = "closed-loop"
+    """``closed-loop`` sends when a slot frees, ``burst`` all at once, the others at precomputed times."""
+    max_concurrency: int | None = Field(default=None, ge=1)
+    """Requests open at the same time; needed by ``closed-loop``, a cap for the others."""
+    request_rate: float | None = Field(default=None, ge=LEAST, le=MOST)
+    """Requests per second, on the engine's clock, of ``constant``, ``poisson`` and ``gamma``."""
+    burstiness: float = Field(default=1.0, ge=LEAST, le=MOST)
+    """Shape of ``gamma``: 1 is Poisson, below 1 burstier."""
+    speedup: float = Field(default=1.0, ge=LEAST, le=MOST)
+    """Divides the recorded times of ``trace``."""
+    launch_rate_limit: float | None = Field(default=None, ge=LEAST, le=MOST)
+    """Requests per second at which sends are throttled, whatever the schedule says."""
+
+    @model_validator(mode="after")
+    def _complete(self) -> "Arrival":
+        if self.kind == "closed-loop" and self.max_concurrency is None:
+            raise ValueError("kind closed-loop needs max_concurrency")
+        if self.kind in {"constant", "poisson", "gamma"} and self.request_rate is None:
+            raise ValueError(f"kind {self.kind} needs request_rate")
+        return self
+
+
+class Workload(Section):
+    """Request set and arrival schedule."""
+
+    dataset: DatasetName
+    """Where the prompts come from."""
+    path: str | None = None
+    """File to read instead of the one in the data directory."""
+    num_prompts: int = Field(default=50, ge=1, le=MAX_OUTPUTS)
+    """Prompts taken from the dataset."""
+    selection: Literal["first", "sample"] = "first"
+    """The first prompts in file order, or a seeded sample."""
+    samples_per_prompt: int = Field(default=1, ge=1, le=MAX_OUTPUTS)
+    """Answers asked for each prompt."""
+    samples_as: Literal["one-request", "requests"] = "one-request"
+    """n samples as one request with ``n``, or as n requests with distinct seeds."""
+    on_missing_dataset: Literal["generate", "fail"] = "generate"
+    """When the dataset is not available: ``generate`` takes a generated set and warns, ``fail`` stops."""
+    input_len: Length | None = None
+    """Prompt length of the ``synthetic`` dataset."""
+    output_len: Length | None = None
+    """Length of each output with stop mode ``forced``; the dataset's own lengths where it has them."""
+    max_tokens: int = Field(default=1500, ge=1, le=MAX_TOKENS)
+    """Limit of each output with stop mode ``natural``, and of the natural lengths of ``forced-natural``."""
+    lengths_from: str | None = None
+    """Result directory of the same prompts with stop mode ``natural``: its baseline says how long each answer is by
+    nature. null: with ``forced-natural`` that is measured first, otherwise it is unknown."""
+    arrival: Arrival
+    """When requests are sent."""
+    num_warmups: int = Field(default=1, ge=0, le=10_000)
+    """Requests sent to each fresh server before the measured ones, and left out of every metric."""
+    warmup_shapes: bool | None = None
+    """Whether the warm-up also passes through every batch size and prompt length of the load; null: yes on servers
+    that others wrote, unless num_warmups is 0."""
+    allow_prefix_cache_hits: bool = False
+    """Whether prompts may be found in a prefix cache; where they may not, a run with hits is invalid."""
+
+    @model_validator(mode="after")
+    def _of_a_size(self) -> "Workload":
+        num_outputs = self.num_prompts * self.samples_per_prompt
+        if num_outputs > MAX_OUTPUTS:
+            raise ValueError(f"asks for {num_outputs} outputs, more than {MAX_OUTPUTS}; lower num_prompts")
+        if self.samples_as == "one-request" and self.samples_per_prompt > MAX_SAMPLES_OF_A_REQUEST:
+            raise ValueError(
+                f"asks for {self.samples_per_prompt} samples in one request, which takes at most "
+                f"{MAX_SAMPLES_OF_A_REQUEST}; set samples_as: requests"
+            )
+        return self

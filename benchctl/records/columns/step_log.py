@@ -1,0 +1,203 @@
+"""A long ``steps.jsonl``, read into a compact table from which columns are made, and records when somebody asks.
+
+polars reads a block of lines several times as fast as records are made of them. It takes no value for what it is
+not, but it is silent about what it leaves out: a field that it was not told of, a key that comes twice, a null.
+Each value of a line has one colon before it, so that a block with as many colons as values was read whole. Any
+other block is read again by the reader of records, whose word on damage is the one that counts.
+"""
+
+import io
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from mmap import ACCESS_READ, mmap
+from pathlib import Path
+from typing import Any, Final, TypeVar, get_args
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from benchctl.errors import RecordError
+from benchctl.records.columns.step_columns import OPTIONAL, PHASES, Flags, Integers, StepColumns, StepsOfFile
+from benchctl.records.columns.step_table import KEPT_FROM_BYTES, keep_table, kept_table
+from benchctl.records.jsonl import decode_lines
+from benchctl.records.step import Clock, StepRecord
+
+A = TypeVar("A", bound=npt.NDArray[Any])
+
+BLOCK_BYTES: Final = 8 << 20
+"""So much is read at a time: what a block needs on its way into the table is many times what it needs there."""
+_CLOCKS: Final[tuple[Clock, ...]] = get_args(Clock)
+_WORDS: Final = {"clock": pl.Enum(_CLOCKS), "phase": pl.Enum(PHASES)}
+_REQUIRED: Final = ("step", "start_ns", "dur_ns", "clock", "phase", "num_seqs")
+_ALWAYS: Final = (*_REQUIRED, "is_warmup")
+_SECTIONS: Final = "sections_ns"
+_SECTION_PREFIX: Final = f"{_SECTIONS}."
+_SECTIONS_OF_LINE: Final = re.compile(rb'"sections_ns"\s*:\s*(\{[^{}]*\})')
+
+
+class StepLog(StepsOfFile):
+    """The readable steps of a file, kept as tables."""
+
+    def __init__(self, path: Path, table: pl.DataFrame, *, is_whole: bool = True) -> None:
+        super().__init__(path)
+        self._is_whole = is_whole
+        self._tables = {is_warmup: table.filter(is_warmup=is_warmup) for is_warmup in (False, True)}
+
+    def __len__(self) -> int:
+        return sum(table.height for table in self._tables.values())
+
+    def keep(self) -> None:
+        """Keep the table for the next reader, of a long log that is whole. OSError where it cannot be written."""
+        if self._is_whole and self._path.stat().st_size >= KEPT_FROM_BYTES:
+            keep_table(self._path, pl.concat(self._tables.values()))
+
+    def columns(self, *, is_warmup: bool = False) -> StepColumns:
+        """The steps that are no warm-up, or those that are."""
+        steps = self._tables[is_warmup]
+        known = {column.name for column in steps.iter_columns() if column.null_count() < steps.height}
+        sections = sorted(name.removeprefix(_SECTION_PREFIX) for name in known if name.startswith(_SECTION_PREFIX))
+        return StepColumns(
+            start_ns=_integers(steps["start_ns"]),
+            dur_ns=_integers(steps["dur_ns"]),
+            num_seqs=_integers(steps["num_seqs"]),
+            phase=steps["phase"].to_physical().cast(pl.UInt8).to_numpy(),
+            clocks=tuple(sorted(steps["clock"].unique().to_list())),
+            optionals=_Widened(
+                [name for name in OPTIONAL if name in known], lambda name: steps[name].cast(pl.Float64).to_numpy()
+            ),
+            section_ns=_Widened(sections, lambda name: _integers(steps[_SECTION_PREFIX + name])),
+            has_section=_Widened(sections, lambda name: _is_known(steps[_SECTION_PREFIX + name])),
+        )
+
+
+class _Widened(Mapping[str, A]):
+    """Columns by name, each made when it is looked at: nobody looks at all."""
+
+    def __init__(self, names: Sequence[str], widen: Callable[[str], A]) -> None:
+        self._names = dict.fromkeys(names)
+        self._widen = widen
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __getitem__(self, name: str) -> A:
+        if name not in self._names:
+            raise KeyError(name)
+        return self._widen(name)
+
+
+def read_step_log(path: Path) -> tuple[StepLog, RecordError | None]:
+    """The steps of a file up to its first damaged line, and what is wrong with that."""
+    kept = kept_table(path)
+    if kept is not None:
+        return StepLog(path, kept), None
+    tables: list[pl.DataFrame] = []
+    damage = None
+    for first_byte, lines in _blocks(path):
+        table = _quickly_read(lines)
+        if table is None:
+            records, damage = _read_as_records(path, first_byte, lines)
+            table = _table_of_records(records)
+        tables.append(table)
+        if damage is not None:
+            break
+    table = pl.concat(tables or [_table_of_records(())], how="diagonal_relaxed", rechunk=True)
+    return StepLog(path, table, is_whole=damage is None), damage
+
+
+def _blocks(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Whole lines, with the place of their first byte."""
+    if not path.stat().st_size:  # which cannot be mapped
+        return
+    with path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as content:
+        start = 0
+        while start < len(content):
+            end = content.find(b"\n", min(start + BLOCK_BYTES, len(content))) + 1 or len(content)
+            yield start, content[start:end]
+            start = end
+
+
+def _quickly_read(lines: bytes) -> pl.DataFrame | None:
+    """The table of a block, None where it is not certain that polars would see all that is there."""
+    outer_lines = lines[: lines.find(b"\n") + 1] + lines[lines.rfind(b"\n", 0, -1) + 1 :]
+    names = _section_names(outer_lines)
+    table = _parse(lines, names)
+    if table is None and not names.issuperset(all_names := _section_names(lines)):
+        table = _parse(lines, all_names)
+    return table
+
+
+def _section_names(lines: bytes) -> set[str]:
+    try:
+        return {name for found in _SECTIONS_OF_LINE.findall(lines) for name in msgspec.json.decode(found)}
+    except msgspec.DecodeError:  # the reader of records says what is wrong
+        return set()
+
+
+def _parse(lines: bytes, names: Iterable[str]) -> pl.DataFrame | None:
+    try:
+        read = pl.read_ndjson(lines, schema=_schema(names))
+        table = read.drop(_SECTIONS).hstack(_sections_of(read))
+        if any(table[name].null_count() for name in _REQUIRED):
+            return None
+        num_values = sum(column.count() for column in table.iter_columns()) + read[_SECTIONS].count()
+        return _compact(table) if num_values == _num_colons(lines) else None
+    except pl.exceptions.PolarsError:  # also for a clock or a phase that does not exist
+        return None
+
+
+def _num_colons(lines: bytes) -> int:
+    return int(np.count_nonzero(np.frombuffer(lines, dtype=np.uint8) == ord(":")))
+
+
+def _table_of_records(records: Sequence[StepRecord]) -> pl.DataFrame:
+    names = sorted({name for record in records for name in record.sections_ns})
+    read = pl.DataFrame([msgspec.structs.asdict(record) for record in records], schema=_schema(names))
+    return _compact(read.drop(_SECTIONS).hstack(_sections_of(read)))
+
+
+def _schema(names: Iterable[str]) -> dict[str, pl.DataType]:
+    kinds: dict[str, pl.DataType] = {
+        field.name: pl.Boolean() if bool in (field.type, *get_args(field.type)) else pl.Int64()
+        for field in msgspec.structs.fields(StepRecord)
+    }
+    return kinds | {
+        "clock": pl.String(),
+        "phase": pl.String(),
+        _SECTIONS: pl.Struct(dict.fromkeys(sorted(names), pl.Int64())),
+    }
+
+
+def _sections_of(read: pl.DataFrame) -> list[pl.Series]:
+    sections = read[_SECTIONS].struct.unnest()
+    return [column.alias(_SECTION_PREFIX + column.name) for column in sections.iter_columns()]
+
+
+def _compact(table: pl.DataFrame) -> pl.DataFrame:
+    """What columns are made from, each number in as few bytes as the largest of its column needs."""
+    told = table.with_columns(pl.col("is_warmup").fill_null(value=False)).cast(_WORDS).drop("step")  # type: ignore[arg-type]
+    columns = [column for column in told.iter_columns() if column.name in _ALWAYS or column.count()]
+    return pl.DataFrame([c.shrink_dtype() if c.dtype == pl.Int64 else c for c in columns])
+
+
+def _read_as_records(path: Path, first_byte: int, lines: bytes) -> tuple[list[StepRecord], RecordError | None]:
+    records: list[StepRecord] = []
+    first_line = 1 + sum(before.count(b"\n") for place, before in _blocks(path) if place < first_byte)
+    try:
+        records.extend(decode_lines(io.BytesIO(lines), path, StepRecord, first_line))
+    except RecordError as error:
+        return records, error
+    return records, None
+
+
+def _integers(column: pl.Series) -> Integers:
+    return (column.fill_null(0) if column.null_count() else column).cast(pl.Int64).to_numpy()
+
+
+def _is_known(column: pl.Series) -> Flags:
+    return column.is_not_null().to_numpy() if column.null_count() else np.ones(len(column), dtype=np.bool_)

@@ -1,0 +1,130 @@
+"""Digests of what was measured, so that whoever reads it later knows whether it is still that.
+
+``run.json`` holds the digest of every other file of its run, taken when the run ended. ``digests.json`` holds those
+of all ``run.json``, of the plan, the profile and the request set, and of what the manifest says once and for all.
+They find mistakes and carelessness; whoever rewrites all of them as well is not found out.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+import benchctl
+from benchctl.errors import RecordError
+from benchctl.records.directory import ResultDirectory, RunDirectory
+from benchctl.records.jsonl import encode, write_json_atomic
+from benchctl.records.record import Record
+from benchctl.records.run import FileDigest
+from benchctl.records.schema import SCHEMA_VERSION, upgrade
+
+DIGESTS_FILE: Final = "digests.json"
+WHOLE_FILES: Final = ("profile.yaml", "plan.json", "requests.jsonl")
+"""Of the experiment; written before the first run and never again."""
+_CHANGING: Final = frozenset({"state", "stopping", "warnings"})
+"""What of a manifest changes while an experiment goes on."""
+_FIRST_SCHEMA: Final = {"schema_version": 1}
+"""Hashed in place of the manifest's own version, which changes when a newer benchctl resumes the experiment."""
+_DERIVED: Final = frozenset({"run.json", "result.json", "requests.safetensors"})
+"""Files of a run that hold no measurement of their own: the record itself, the summary that a report writes, and
+the copy of long requests that whoever reads them first makes (``records/columns/request_arrays.py``)."""
+
+
+class DirectoryDigests(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """``digests.json``."""
+
+    schema_version: int
+    benchctl_version: str
+    manifest_sha256: str
+    """Of the manifest without what changes while the experiment goes on."""
+    files: dict[str, FileDigest]
+    """By path below the directory, with slashes."""
+
+
+def digest_of(path: Path) -> FileDigest:
+    """Read a file and say what it holds. OSError where it cannot be read."""
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    stat = path.stat()
+    return FileDigest(sha256=digest, size_bytes=stat.st_size, mtime_ns=stat.st_mtime_ns)
+
+
+def digests_of_run(directory: RunDirectory) -> dict[str, FileDigest]:
+    """Digests of the files of a run by name, but for ``run.json``, what is derived, and earlier attempts."""
+    return {path.name: digest_of(path) for path in sorted(_measured_files(directory.path))}
+
+
+def _measured_files(directory: Path) -> Iterator[Path]:
+    for path in directory.iterdir():
+        if path.name not in _DERIVED and not path.name.startswith(".") and path.is_file():
+            yield path
+
+
+def run_record_path(run_id: str) -> str:
+    """Path of a run's record below the result directory."""
+    return f"runs/{run_id}/run.json"
+
+
+def read_digests(directory: Path) -> DirectoryDigests | None:
+    """``digests.json``; None where there is none. Raises RecordError where it cannot be read."""
+    path = directory / DIGESTS_FILE
+    try:
+        document = msgspec.json.decode(path.read_bytes())
+        return msgspec.convert(upgrade(document, path), DirectoryDigests)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.MsgspecError, AttributeError) as error:
+        raise RecordError(f"{path}: {error}; restore the file from a copy") from error
+
+
+def manifest_sha256(directory: Path) -> str:
+    """SHA-256 of what the manifest says once and for all. Raises RecordError where it cannot be read."""
+    path = directory / "manifest.json"
+    try:
+        document: dict[str, Any] = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except (OSError, msgspec.MsgspecError) as error:
+        raise RecordError(f"{path}: {error}; restore the file from a copy") from error
+    lasting = {key: value for key, value in document.items() if key not in _CHANGING} | _FIRST_SCHEMA
+    return hashlib.sha256(encode(lasting)).hexdigest()
+
+
+def begin_digests(results: ResultDirectory) -> None:
+    """Record what is known before the first run, unless it is recorded."""
+    if read_digests(results.path) is None:
+        _write(results, _new_digests(results))
+
+
+def _new_digests(results: ResultDirectory) -> DirectoryDigests:
+    return DirectoryDigests(
+        schema_version=SCHEMA_VERSION,
+        benchctl_version=benchctl.__version__,
+        manifest_sha256=manifest_sha256(results.path),
+        files={name: digest_of(results.path / name) for name in WHOLE_FILES},
+    )
+
+
+def forget_run(results: ResultDirectory, run_id: str) -> None:
+    """Before a run is done again: its record will change."""
+    digests, forgotten = read_digests(results.path), run_record_path(run_id)
+    if digests is not None and forgotten in digests.files:
+        files = {name: digest for name, digest in digests.files.items() if name != forgotten}
+        _write(results, msgspec.structs.replace(digests, files=files))
+
+
+def record_run(results: ResultDirectory, run_id: str) -> None:
+    """After a run has ended: what its record says now."""
+    digests, name = read_digests(results.path) or _new_digests(results), run_record_path(run_id)
+    files = digests.files | {name: digest_of(results.path / name)}
+    _write(results, msgspec.structs.replace(digests, files=files))
+
+
+def _write(results: ResultDirectory, digests: DirectoryDigests) -> None:
+    write_json_atomic(results.path / DIGESTS_FILE, digests)
+
+
+def directory_sha256(digests: DirectoryDigests) -> str:
+    """One digest of all that was measured, to be cited: of that of the manifest and those of the files."""
+    sums = {name: digest.sha256 for name, digest in digests.files.items()}
+    return hashlib.sha256(encode({"manifest": digests.manifest_sha256, "files": sums})).hexdigest()

@@ -1,0 +1,33 @@
+"""Records: frozen structs, the lines and documents of a result directory.
+
+``None`` means *unknown*, never zero, and is left out of the JSON. Times are integer nanoseconds of the measuring
+host's monotonic clock unless the field says otherwise; the text below a field is its entry in
+``docs/reference/result-format.md``.
+"""
+
+from typing import Annotated, Literal, TypeAlias
+
+import msgspec
+
+RunState: TypeAlias = Literal["planned", "running", "done", "failed", "suspect"]
+Int64: TypeAlias = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+"""A number that fits into a column of 64 bits; a line with a larger one cannot be read."""
+Cell: TypeAlias = dict[str, str | int | float | bool | None]
+"""One point of the sweep: a value for each swept factor. Empty for the baseline."""
+FOREIGN_GPU_PROCESS = "foreign-gpu-process"
+"""Code of the warning that another program computed on a device of the run."""
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The form of all records: frozen, keyword-only, absent where unknown."""
+
+
+class ResultWarning(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """A limit on the use of a result: attached to it, printed as a footnote, kept in the JSON."""
+
+    code: str
+    """Stable name for programs, such as ``gpu-sampler-missing``."""
+    message: str
+    """Consequence for the numbers, and remedy."""
+    where: str | None = None
+    """Run, file or metric that it concerns."""

@@ -1,0 +1,1 @@
+"""The cost of guidance code in a step that is not guided, and of its timers in one that is."""

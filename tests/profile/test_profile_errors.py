@@ -1,0 +1,423 @@
+"""Every error of a profile: at its line, by its path, with the value and the remedy, all at once."""
+# ruff: noqa: E501  # a message stands on one line, as it is shown
+
+import textwrap
+
+import pytest
+
+from benchctl.errors import ProfileError
+from benchctl.profile.choices import DATASETS
+from benchctl.profile.load import load_profile, parse_profile
+from benchctl.profile.sources.files import preset_files
+
+HEAD = """\
+name: p
+engine: {kind: sim}
+workload:
+  dataset: gsm8k
+  arrival: {kind: burst}
+variants:
+  baseline: {}
+"""
+
+
+def errors_of(text: str) -> list[str]:
+    with pytest.raises(ProfileError) as error:
+        parse_profile(text, "p.yaml")
+    return str(error.value).splitlines()
+
+
+def error_of(text: str) -> str:
+    (message,) = errors_of(text)
+    return message
+
+
+GUIDED = HEAD + (
+    "  guided:\n    server: {value_model: qwen2.5-1.5b}\n    sampling: {top_k: 5}\n    guidance: {value_scale: 0.0}\n"
+)
+
+
+def test_all_errors_of_a_profile_are_reported_at_once():
+    text = """\
+    name: Big Test
+    engine: {kind: simm}
+    workload:
+      dataset: gsm9k
+      num_promts: 3
+      num_prompts: "5"
+      output_len: {cv: 1}
+      input_len: x
+      arrival: {kind: closed-loop, max_concurrency: 0}
+      top_k: 5
+    variants:
+      baseline:
+      Guided: {guidance: {mode: muul}}
+    sweep:
+      top_k: [[1], 2]
+      b: []
+    seed: yes
+    seed: 7
+    telemetry: {gpu_hz: 500}
+    sampling: {top_k: 0, top_p: 0}
+    blocks: 1.5
+    timeouts: []
+    """
+    assert errors_of(textwrap.dedent(text)) == [
+        "21 errors in the profile",
+        "p.yaml:1: name: 'Big Test' is not a name; write lower-case letters, digits, '.', '_' and '-', first a letter or digit",
+        "p.yaml:2: engine.kind: is 'simm'; allowed are sim, vllm, vllm-lenvm, sglang, sglang-lenvm, llamacpp, transformers, attach; did you mean 'sim'?",
+        f"p.yaml:4: workload.dataset: is 'gsm9k'; allowed are {', '.join(DATASETS)}; did you mean 'gsm8k'?",
+        "p.yaml:5: workload.num_promts: unknown key; did you mean 'num_prompts'?",
+        "p.yaml:6: workload.num_prompts: expected a whole number, found '5'; remove the quotes",
+        "p.yaml:7: workload.output_len.mean: missing; add mean: Mean length before cutting",
+        "p.yaml:8: workload.input_len: expected a whole number or a mapping, found 'x'",
+        "p.yaml:9: workload.arrival.max_concurrency: is 0; it must be at least 1",
+        "p.yaml:10: workload.top_k: unknown key here; it belongs to sampling",
+        "p.yaml:12: variants.baseline: expected a mapping, found nothing (null); write {} where nothing is to be set",
+        "p.yaml:13: variants.Guided.guidance.mode: is 'muul'; allowed are mul, linear, exp, length_mul, centered_exp, value_bias; did you mean 'mul'?",
+        "p.yaml:13: variants.Guided: 'Guided' is not a name; write lower-case letters, digits, '.', '_' and '-', first a letter or digit",
+        "p.yaml:15: sweep.top_k[0]: expected text or a whole number or a number or true or false, found a list",
+        "p.yaml:16: sweep.b: is empty; give at least one, or remove the key",
+        "p.yaml:17: seed: expected a whole number, found 'yes'",
+        "p.yaml:18: seed: written twice, first in line 17; remove one of the two",
+        "p.yaml:19: telemetry.gpu_hz: is 500; it must be at most 100",
+        "p.yaml:20: sampling.top_k: top_k is 0; write -1 for the whole vocabulary or a positive count",
+        "p.yaml:20: sampling.top_p: is 0; it must be above 0",
+        "p.yaml:21: blocks: expected a whole number, found 1.5",
+        "p.yaml:22: timeouts: expected a mapping, found a list",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "p.yaml:1: found nothing where a profile is a mapping; write keys such as 'workload:'"),
+        ("- a\n", "p.yaml:1: found a list where a profile is a mapping; write keys such as 'workload:'"),
+        ("\nfive\n", "p.yaml:2: found a single value where a profile is a mapping; write keys such as 'workload:'"),
+        ("a: b\nc: [\n", "p.yaml:3: not readable as YAML: while parsing a flow node, expected the node content"),
+        (
+            "a: 1\n---\nb: 2\n",
+            "p.yaml:2: not readable as YAML: expected a single document in the stream, but found",
+        ),
+        (
+            "a: &x 1\nb: *x\n",
+            "p.yaml:2: not readable as YAML: aliases (*name) are not supported; write the value out",
+        ),
+        ("a: \0\n", "p.yaml:1: not readable as YAML: unacceptable character #x0000"),
+        ("[" * 5000, "p.yaml:1: not readable as YAML: nested too deeply; write it flatter"),
+    ],
+)
+def test_a_text_that_is_not_a_yaml_mapping_is_refused_with_its_line_and_nothing_else(text, message):
+    assert error_of(text).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("addition", "message"),
+    [
+        ("seed: !!int 5\nblocks: !x 5\n", "p.yaml:9: blocks: the tag !x is not supported; write the plain value"),
+        ("timeouts: !!set {}\n", "p.yaml:8: timeouts: the tag !!set is not supported; write the plain value"),
+        ("? [a]\n: 5\n", "p.yaml:8: a key is a list or a mapping; write plain text before the ':'"),
+        ("seed: !!int five\n", "p.yaml:8: seed: 'five' is not a number that can be stored; write another"),
+        ("telemetry: {gpu_hz: 1e999}\n", "p.yaml:8: telemetry.gpu_hz: '1e999' is not a number that can be stored"),
+        ("<<: {seed: 5}\n", "p.yaml:8: <<: unknown key; known keys here are name, description, seed, blocks,"),
+    ],
+)
+def test_yaml_beyond_the_dialect_is_refused(addition, message):
+    assert any(line.startswith(message) for line in errors_of(HEAD + addition))
+
+
+@pytest.mark.parametrize(
+    ("addition", "message"),
+    [
+        ("seed: -1\n", "p.yaml:8: seed: is -1; it must be at least 0"),
+        ("sampling: {min_p: 2}\n", "p.yaml:8: sampling.min_p: is 2; it must be at most 1"),
+        ("sampling: {min_p: true}\n", "p.yaml:8: sampling.min_p: expected a number, found true"),
+        ("model: 5\n", "p.yaml:8: model: expected text, found 5"),
+        ("num_prompts: 5\n", "p.yaml:8: num_prompts: unknown key here; it belongs to workload"),
+        ("seeed: 5\n", "p.yaml:8: seeed: unknown key; did you mean 'seed'?"),
+        ("primary_metrics: step_ms\n", "p.yaml:8: primary_metrics: expected a list, found 'step_ms'"),
+        ("stop: soft\n", "p.yaml:8: stop: is 'soft'; allowed are forced, natural"),
+        (
+            "baseline: basline\n",
+            "p.yaml:8: baseline: the baseline 'basline' is not a variant; variants are baseline; did you mean",
+        ),
+        ("description: [" + "x" * 5 + "]\n", "p.yaml:8: description: expected text, found a list"),
+    ],
+)
+def test_a_wrong_value_is_named_with_its_remedy(addition, message):
+    assert error_of(HEAD + addition).startswith(message)
+
+
+def test_a_missing_key_says_what_belongs_there():
+    assert errors_of("name: p\nvariants: {baseline: {}}\nworkload: {arrival: {kind: burst}}\n") == [
+        "2 errors in the profile",
+        "p.yaml:1: engine: missing; add engine: Server software, shared by all variants: a preset's name, or kind and options",
+        f"p.yaml:3: workload.dataset: missing; add dataset: one of {', '.join(DATASETS)}",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arrival", "message"),
+    [
+        ("{kind: closed-loop}", "p.yaml:5: workload.arrival: kind closed-loop needs max_concurrency"),
+        ("{kind: poisson}", "p.yaml:5: workload.arrival: kind poisson needs request_rate"),
+    ],
+)
+def test_an_incomplete_arrival_names_what_it_needs(arrival, message):
+    assert error_of(HEAD.replace("{kind: burst}", arrival)) == message
+
+
+def test_an_unknown_key_of_a_length_is_reported_with_the_allowed_ones():
+    text = HEAD.replace("  arrival", "  output_len: {mean: 5, average: 9}\n  arrival")
+    assert (
+        error_of(text)
+        == "p.yaml:5: workload.output_len.average: unknown key; known keys here are mean, cv, min, max"
+    )
+
+
+def test_a_profile_without_variants_is_refused():
+    assert error_of(HEAD.replace("variants:\n  baseline: {}", "variants: {}")) == (
+        "p.yaml:6: variants: is empty; give at least one, or remove the key"
+    )
+
+
+def test_lengths_that_exclude_their_mean_are_refused():
+    text = HEAD.replace("  arrival", "  output_len: {mean: 5, min: 9}\n  arrival")
+    assert error_of(text) == "p.yaml:5: workload.output_len: needs min <= mean <= max, got 9 <= 5.0 <= 1000000"
+
+
+def test_a_long_value_is_shortened():
+    assert f"is {'x' * 5!r}"[:-1] in error_of(HEAD + f"stop: {'x' * 200}\n")
+    assert len(error_of(HEAD + f"stop: {'x' * 200}\n")) < 150
+
+
+def test_a_profile_whose_variants_lack_the_baseline_is_refused_at_its_variants():
+    text = HEAD.replace("  baseline: {}", "  stock: {}\n  guided: {}")
+    assert (
+        error_of(text)
+        == "p.yaml:6: variants: the baseline 'baseline' is not a variant; variants are stock, guided; add it, or name one of them in baseline"
+    )
+
+
+@pytest.mark.parametrize(
+    ("variant", "message"),
+    [
+        (
+            "{server: {max_num_sqs: 4}}",
+            "variants.odd.server.max_num_sqs: unknown key; did you mean 'max_num_seqs'?",
+        ),
+        (
+            "{server: {max_num_seqs: four}}",
+            "variants.odd.server.max_num_seqs: expected a whole number, found 'four'",
+        ),
+        ("{server: 4}", "variants.odd.server: expected a mapping, found 4"),
+        ("{sampling: {topp: 1}}", "variants.odd.sampling.topp: unknown key; did you mean 'top_p'?"),
+        ("{sampling: {top_k: 0}}", "variants.odd.sampling.top_k: top_k is 0; write -1 for the whole vocabulary"),
+        (
+            "{guidance: {}, sampling: {top_k: 3}}",
+            "variants.odd.guidance: variant 'odd' is guided, but its server loads no value model; set variants.odd.server",
+        ),
+        (
+            "{guidance: {mode: value_bias}, server: {value_model: m}, sampling: {top_k: -1}}",
+            "variants.odd.sampling.top_k: variant 'odd' is guided with mode value_bias, which needs a finite top_k, and",
+        ),
+        (
+            "{guidance: {}, server: {value_model: m}}",
+            "variants.odd.guidance: variant 'odd' is guided with mode centered_exp, which needs a finite top_k, and has -1",
+        ),
+    ],
+)
+def test_what_a_variant_sets_is_checked_as_the_run_would_use_it(variant, message):
+    assert error_of(HEAD + f"  odd: {variant}\n").startswith(f"p.yaml:8: {message}")
+
+
+@pytest.mark.parametrize("guidance", ["{mode: mul}", "{mode: linear}", "{mode: length_mul, value_scale: 2}"])
+def test_other_modes_of_guidance_take_the_whole_vocabulary(guidance):
+    parse_profile(HEAD + f"  g: {{guidance: {guidance}, server: {{value_model: m}}}}\n", "p.yaml")
+
+
+def test_guidance_with_top_k_1_is_allowed_though_it_is_greedy():
+    parse_profile(GUIDED + "sweep: {top_k: [1, 2]}\n", "p.yaml")
+
+
+def test_errors_in_options_of_all_variants_are_reported_once_at_their_own_line():
+    text = HEAD.replace("{kind: sim}", "{kind: sim, options: {noize: none, time_scale: 0}}") + "  a: {}\n  b: {}\n"
+    assert errors_of(text) == [
+        "2 errors in the profile",
+        "p.yaml:2: engine.options.noize: unknown key; did you mean 'noise'?",
+        "p.yaml:2: engine.options.time_scale: is 0; it must be at least 1e-06",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("sweep", "message"),
+    [
+        ("{top_q: [1]}", "sweep.top_q: no factor or setting has this name; factors are model, top_k, value_model,"),
+        ("{server.max_num_sqs: [1]}", "sweep.server.max_num_sqs: no factor or setting has this name; factors are"),
+        (
+            "{zzz: [1]}",
+            "sweep.zzz: no factor or setting has this name; factors are model, top_k, value_model, value_scale,",
+        ),
+        ("{top_k: [1, 2, 1]}", "sweep.top_k: lists 1 twice; list each value once"),
+        (
+            "{top_k: [1], sampling.top_k: [2]}",
+            "sweep.sampling.top_k: sets what top_k sets already; sweep one of the two",
+        ),
+        ("{top_k: [2, x]}", "sweep.top_k[1]: expected a whole number, found 'x'"),
+        ("{top_k: [2, 0]}", "sweep.top_k[1]: top_k is 0; write -1 for the whole vocabulary or a positive count"),
+        (
+            "{top_k: [5, -1]}",
+            "sweep.top_k[1]: variant 'guided' is guided with mode centered_exp, which needs a finite",
+        ),
+        (
+            "{value_model: [a, null]}",
+            "variants.guided.guidance: variant 'guided' is guided, but its server loads no value",
+        ),
+        ("{top_k: 5}", "sweep.top_k: expected a list, found 5"),
+        ("[1]", "sweep: expected a mapping, found a list"),
+    ],
+)
+def test_an_error_of_a_sweep_is_located_at_the_factor_or_value(sweep, message):
+    line = 11 if message.startswith("variants") else 12
+    assert error_of(GUIDED + f"sweep: {sweep}\n").startswith(f"p.yaml:{line}: {message}")
+
+
+def test_the_nearest_factor_is_suggested():
+    assert error_of(GUIDED + "sweep: {server.max_num_sqs: [1]}\n").endswith("did you mean 'server.max_num_seqs'?")
+    assert error_of(GUIDED + "sweep: {zzz: [1]}\n").endswith(
+        "name one such as server.max_num_seqs or sampling.min_p"
+    )
+
+
+def test_a_sweep_of_guidance_does_not_guide_a_control_silently():
+    text = GUIDED + "  forced-flags: {server: {overlap_schedule: false}}\nsweep: {value_scale: [0.0, -1.0]}\n"
+    assert (
+        error_of(text)
+        == "p.yaml:13: sweep.value_scale: value_scale (guidance.value_scale) is swept, but variant 'forced-flags' has no guidance; give it a guidance section, or set variants.forced-flags.swept: false"
+    )
+    parse_profile(text.replace("{server: {", "{swept: false, server: {"), "p.yaml")
+
+
+def test_a_sweep_that_applies_to_nothing_is_refused():
+    assert error_of(HEAD + "sweep: {top_k: [1]}\n").startswith(
+        "p.yaml:8: sweep: applies to no variant; add a variant"
+    )
+
+
+def test_a_sweep_of_too_many_cells_is_refused_before_it_is_unfolded():
+    values = list(range(1, 101))
+    text = GUIDED + f"sweep: {{top_k: {values}, max_num_seqs: {values}, server.block_size: {values}}}\n"
+    assert error_of(text) == (
+        "p.yaml:12: sweep: has 1000000 cells, more than 1000; sweep fewer values, or split the profile"
+    )
+
+
+def test_an_engine_with_both_a_preset_and_a_kind_is_refused():
+    assert error_of(HEAD.replace("{kind: sim}", "{kind: sim, preset: sim}")) == (
+        "p.yaml:2: engine: has both preset and kind; a preset has its own kind, so remove one of the two"
+    )
+
+
+@pytest.mark.parametrize("engine", ["simm", "{preset: simm}"])
+def test_an_unknown_engine_preset_is_answered_with_the_nearest(engine):
+    message = error_of(HEAD.replace("{kind: sim}", engine))
+    presets = ", ".join(sorted(preset_files()))
+    assert (
+        f"'simm' is neither an engine preset nor a kind of engine; presets are {presets}, kinds are sim, vllm,"
+        in message
+    )
+    assert message.endswith("did you mean 'sim'?")
+
+
+def test_a_preset_that_is_not_a_name_is_refused():
+    assert "5 is neither an engine preset" in error_of(HEAD.replace("{kind: sim}", "{preset: 5}"))
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("workload.num_promts=3", "--set: workload.num_promts: unknown key; did you mean 'num_prompts'?"),
+        ("workload.num_prompts=three", "--set: workload.num_prompts: expected a whole number, found 'three'"),
+        ("seed.x=3", "--set: seed: expected a whole number, found a mapping"),
+        ("sweep.top_k=[1, 1]", "--set: sweep.top_k: lists 1 twice; list each value once"),
+        ("sweep=5", "--set: sweep: expected a mapping, found 5"),
+        ("variants.guided.server.seqs=3", "--set: variants.guided.server.seqs: unknown key; known keys here are"),
+        ("seed", "--set: 'seed' is not of the form path=value, for example workload.num_prompts=3"),
+        ("=3", "--set: '=3' is not of the form path=value"),
+        ("a..b=3", "--set: 'a..b=3' is not of the form path=value"),
+        ("seed=[1", "--set: seed: '[1' is not readable as a YAML value: while parsing a flow sequence, expected"),
+        ("seed=!x 1", "--set: seed: the tag !x is not supported; write the plain value"),
+    ],
+)
+def test_an_error_of_an_assignment_is_located_there(override, message):
+    with pytest.raises(ProfileError) as error:
+        load_profile("topk-sweep", overrides=[override])
+    assert str(error.value).startswith(message)
+    assert "\n" not in str(error.value)
+
+
+def test_errors_of_command_line_options_name_the_option():
+    with pytest.raises(ProfileError) as error:
+        load_profile("topk-sweep", engine="simm", blocks=0, seed=-1)
+    lines = str(error.value).splitlines()
+    assert lines[1] == "--blocks: blocks: is 0; it must be at least 1"
+    assert lines[2].startswith("--engine: engine: 'simm' is neither an engine preset")
+    assert lines[3] == "--seed: seed: is -1; it must be at least 0"
+
+
+def test_inherited_errors_point_at_the_file_they_come_from(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "profiles" / "engines").mkdir(parents=True)
+    (tmp_path / "profiles/engines/odd.yaml").write_text("kind: sim\noptions:\n  time_skale: 5\n")
+    (tmp_path / "profiles/base.yaml").write_text(HEAD.replace("{kind: sim}", "odd") + "sead: 5\n")
+    (tmp_path / "profiles/child.yaml").write_text("extends: base\nblocs: 5\n")
+    with pytest.raises(ProfileError) as error:
+        load_profile("child")
+    assert str(error.value).splitlines() == [
+        "3 errors in the profile",
+        "profiles/base.yaml:8: sead: unknown key; did you mean 'seed'?",
+        "profiles/child.yaml:2: blocs: unknown key; did you mean 'blocks'?",
+        "profiles/engines/odd.yaml:3: options.time_skale: unknown key; did you mean 'time_scale'?",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("extends", "problem"),
+    [
+        ("topk-swep", "no other profile is called 'topk-swep'. Did you mean 'topk-sweep'? Known profiles: "),
+        ("./gone.yaml", "{here}/gone.yaml: no such file; a path is relative to the file that extends"),
+        ("5", "is 5; write the name or the path of one profile"),
+        ("[a]", "is a list; write the name or the path of one profile"),
+    ],
+)
+def test_a_missing_base_is_reported_with_the_errors_that_do_not_follow_from_it(tmp_path, extends, problem):
+    path = tmp_path / "p.yaml"
+    path.write_text(f"seed: x\nextends: {extends}\n")
+    with pytest.raises(ProfileError) as error:
+        load_profile(str(path))
+    heading, seed, base = str(error.value).splitlines()
+    assert heading == "2 errors in the profile"
+    assert seed == f"{path}:1: seed: expected a whole number, found 'x'"
+    assert base.startswith(f"{path}:2: extends: {problem.format(here=tmp_path)}")
+
+
+def test_a_file_that_is_not_text_is_refused(tmp_path):
+    path = tmp_path / "p.yaml"
+    path.write_bytes(b"name: \xff\n")
+    with pytest.raises(ProfileError, match=r"p\.yaml: not readable as UTF-8: invalid start byte at byte 6; save"):
+        load_profile(str(path))
+
+
+def test_a_directory_cannot_be_extended(tmp_path):
+    (tmp_path / "d.yaml").mkdir()
+    (tmp_path / "p.yaml").write_text("extends: d.yaml\n")
+    with pytest.raises(ProfileError, match=r"extends: .*d\.yaml: no such file"):
+        load_profile(str(tmp_path / "p.yaml"))
+
+
+def test_a_word_where_a_number_fits_too_names_both_and_a_number_out_of_bounds_its_bound():
+    assert error_of(HEAD + "load: {workers: many}\n") == (
+        "p.yaml:8: load.workers: is 'many'; allowed are auto, a whole number"
+    )
+    assert error_of(HEAD + "load: {workers: 0}\n") == "p.yaml:8: load.workers: is 0; it must be at least 1"
+    assert error_of(HEAD + "load: {workers: 65}\n") == "p.yaml:8: load.workers: is 65; it must be at most 64"

@@ -1,0 +1,1 @@
+"""Shared by the tests: result directories with a known truth, servers, guidance references, a browser."""

@@ -1,0 +1,1 @@
+"""Result directories with a known truth, and laws that analyses of any directory satisfy."""

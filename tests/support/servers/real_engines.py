@@ -1,0 +1,117 @@
+"""What tests of real engines share: is an engine installed here, a model for it, its turn, its end."""
+
+import fcntl
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from benchctl.analysis.validity.client_guard import CLIENT_DOUBTS
+from benchctl.analysis.validity.severity import DECIDING_WARNINGS
+from benchctl.costs.shapes import ModelShape
+from benchctl.engines.environment import engines_directory
+from benchctl.engines.tiny_models.make import make_model
+from benchctl.engines.tiny_models.recipe import Recipe
+from benchctl.records.directory import ResultDirectory, cell_name
+from benchctl.records.loaded import LoadedResults, load_results
+
+
+def needs(kind: str) -> pytest.MarkDecorator:
+    """Skips a test where ``scripts/engines/install_<kind>.sh`` has not been run.
+
+    ``scripts/test`` installs engines and names them in BENCHCTL_DEMANDED_ENGINES: their tests must not be skipped.
+    """
+    python = engines_directory() / kind / "bin" / "python"
+    reason = f"engine {kind} is not installed at {python}; run scripts/engines/install_{kind}.sh"
+    is_demanded = kind in os.environ.get("BENCHCTL_DEMANDED_ENGINES", "").split()
+    return pytest.mark.skipif(not is_demanded and not os.access(python, os.X_OK), reason=reason)
+
+
+def tiny_model(directory: Path) -> Path:
+    """A model of random weights, made once in ``directory``, for every engine."""
+    model = directory / "tiny"
+    if not model.exists():
+        shape = ModelShape(
+            name="tiny", layers=2, hidden=128, q_heads=4, kv_heads=2, head_dim=32, ffn=256, vocab=2048,
+            tied_embeddings=True, qkv_bias=True,
+        )  # fmt: skip
+        make_model(model, Recipe(arch="qwen2", shape=shape, context=4096, dtype="bfloat16", seed=0))
+    return model
+
+
+@contextmanager
+def turn_of(kind: str) -> Iterator[None]:
+    """One server of a heavy engine at a time on this machine, however many tests run side by side."""
+    with (Path(tempfile.gettempdir()) / f"benchctl-{kind}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def smoked(kind: str, preset: str, directory: Path, *settings: str) -> LoadedResults:
+    """One block of the profile ``ci-smoke``: a small model, few short requests, each run on a fresh server."""
+    small = [f"model={tiny_model(directory)}", "workload.output_len=24", "workload.num_prompts=2", *settings]
+    command = [sys.executable, "-m", "benchctl", "run", "--profile", "ci-smoke", "--engine", preset, "--quiet"]
+    with turn_of(kind):
+        done = subprocess.run(
+            [*command, "--blocks", "1", *(word for setting in small for word in ("--set", setting))],
+            cwd=directory,
+            env={**os.environ, "BENCHCTL_DATA_DIR": str(directory / "no-data")},
+            capture_output=True,
+            text=True,
+            timeout=540,
+            check=False,
+        )
+    path = directory / "results" / "ci-smoke" / "latest"
+    assert_ended(done, path)
+    assert_compared(path)
+    return load_results(path)
+
+
+def assert_ended(done: subprocess.CompletedProcess[str], results: Path) -> None:
+    """Every run of an experiment was measured to its end, and its accounts agree.
+
+    A run may be suspect for what the client measured of itself and for nothing else: an engine that takes all cores
+    makes the client late, and these tests ask for true accounts, not for a quiet machine.
+    """
+    said = done.stdout + done.stderr
+    assert done.returncode in {0, 4}, said
+    records = [run.read() for run in ResultDirectory(results).runs()]
+    assert {record.state for record in records} <= {"done", "suspect"}, said
+    suspect = [record for record in records if record.state == "suspect"]
+    assert done.returncode == (4 if suspect else 0), said
+    for record in suspect:
+        doubts = {warning.code for warning in record.warnings} & DECIDING_WARNINGS
+        assert doubts, f"{record.run_id} does not say why it is suspect\n{said}"
+        assert doubts <= CLIENT_DOUBTS, said
+
+
+def assert_compared(results: Path, metric: str = "step_ms") -> None:
+    """``benchctl compare`` comes to a verdict on ``metric`` in every cell of every variant of a result directory.
+
+    What the verdict is depends on the machine; that there is one does not, however late the client was.
+    """
+    loaded = load_results(results)
+    baseline = loaded.manifest.baseline
+    for variant in {run.record.variant for run in loaded.runs} - {baseline}:
+        sides = [f"{results}:{baseline}", f"{results}:{variant}"]
+        done = subprocess.run(
+            [sys.executable, "-m", "benchctl", "compare", *sides, "--json"],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        said = done.stdout + done.stderr
+        assert done.returncode in {0, 1, 3}, said
+        judged = {found["cell"]: found for found in json.loads(done.stdout)["metrics"] if found["name"] == metric}
+        cells = {cell_name(run.record.cell) or variant for run in loaded.runs if run.record.variant == variant}
+        assert judged.keys() == cells, said
+        for found in judged.values():
+            assert found["ratio"] > 0, said
+            assert found["verdict"] in {"regression", "improvement", "equivalent", "inconclusive"}, said

@@ -1,0 +1,122 @@
+"""Requests for the simulator's core, and its server as a real process."""
+
+import json
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from benchctl.records.jsonl import read_jsonl
+from benchctl.records.request import Message
+from benchctl.records.step import StepRecord
+from benchctl.sim.config import SimConfig
+from benchctl.sim.guidance_params import GuidanceParams
+from benchctl.sim.request import Prompt, Request, SamplingParams
+from benchctl.sim.simulate import SimLoad, Simulation, simulate
+from benchctl.workload.datasets.tokens import tokenize_chat
+
+FILTERED = SamplingParams(top_k=5, min_p=0.01)
+NEUTRAL = GuidanceParams(mode="centered_exp", value_scale=0.0)
+VALUE_MODEL = "qwen2.5-1.5b"
+
+
+def prompt_of(num_tokens: int, name: str = "p", block_size: int = 16) -> Prompt:
+    return Prompt.of([f"{name}{i}" for i in range(num_tokens)], block_size)
+
+
+def request_of(name: str, *, prompt_tokens: int = 20, max_tokens: int = 8, **fields: Any) -> Request:
+    """A request of forced length with a prompt of its own."""
+    defaults = {"ignore_eos": True, "prompt": prompt_of(prompt_tokens, name)}
+    return Request(request_id=name, max_tokens=max_tokens, **{**defaults, **fields})
+
+
+def run(requests: Sequence[Request], *, arrival_ns: Sequence[int] | None = None, **config: Any) -> Simulation:
+    load = SimLoad(requests=tuple(requests), arrival_ns=None if arrival_ns is None else tuple(arrival_ns))
+    return simulate(SimConfig(**config), [load])
+
+
+def question_request(index: int, question: str, *, n: int, seed: int, **fields: Any) -> Request:
+    """A question as the published experiment asks it, up to 6,000 tokens of natural length."""
+    messages = [
+        Message(role="system", content="You are Qwen, created by Alibaba Cloud. You are a helpful assistant."),
+        Message(
+            role="user",
+            content=f"Please reason step by step, and put your final answer within \\boxed{{}}.\n\n{question}",
+        ),
+    ]
+    prompt = Prompt.of(tokenize_chat(messages), 16)
+    return Request(request_id=f"q{index}", prompt=prompt, max_tokens=6000, n=n, seed=seed + index, **fields)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@dataclass
+class SimServer:
+    process: "subprocess.Popen[bytes]"
+    client: httpx.Client
+    step_log: Path
+    log: Path
+
+    def steps(self) -> list[StepRecord]:
+        return list(read_jsonl(self.step_log, StepRecord))
+
+    def metric(self, name: str) -> float:
+        lines = [line for line in self.client.get("/metrics").text.splitlines() if line.startswith(name + "{")]
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
+
+    def stop(self) -> int:
+        self.process.terminate()
+        return self.process.wait(timeout=30)
+
+
+@contextmanager
+def sim_server(directory: Path, *flags: str, time_scale: float = 100.0, wait: bool = True) -> Iterator[SimServer]:
+    """``python -m benchctl.sim`` on a free port, ended with the block."""
+    directory.mkdir(parents=True, exist_ok=True)
+    port, step_log, log = free_port(), directory / "steps.raw.jsonl", directory / "server.log"
+    argv = [sys.executable, "-m", "benchctl.sim", "--port", str(port), "--step-log", str(step_log)]
+    argv += ["--time-scale", str(time_scale), *flags]
+    with log.open("wb") as sink:
+        process = subprocess.Popen(argv, stdout=sink, stderr=subprocess.STDOUT)
+    client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=20)
+    try:
+        if wait:
+            wait_ready(client, process)
+        yield SimServer(process=process, client=client, step_log=step_log, log=log)
+    finally:
+        client.close()
+        if process.poll() is None:
+            process.terminate()
+        process.wait(timeout=30)
+
+
+def wait_ready(client: httpx.Client, process: "subprocess.Popen[bytes]") -> None:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        assert process.poll() is None, "the server ended before it was ready"
+        try:
+            if client.get("/health").status_code == 200:
+                return
+        except httpx.ConnectError:
+            pass
+        time.sleep(0.01)
+    raise AssertionError("the server did not become ready")
+
+
+def events(text: str) -> list[dict[str, Any]]:
+    """The JSON events of a stream, which must end with [DONE]."""
+    data = [line.removeprefix("data: ") for line in text.splitlines() if line]
+    assert data[-1] == "[DONE]"
+    return [json.loads(item) for item in data[:-1]]
