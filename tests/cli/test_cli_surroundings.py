@@ -98,7 +98,7 @@ def test_a_terminal_that_closes_ends_the_experiment_in_good_order(tmp_path: Path
         process.send_signal(signal.SIGHUP)
         _, stderr = process.communicate(timeout=120)
     assert process.returncode == 130
-    assert "Go on with: benchctl run --resume" in stderr
+    assert "Continue with: benchctl run --resume" in stderr
     assert not any(member.is_running() for member in family)
 
 
@@ -121,7 +121,7 @@ def test_an_interrupt_while_modules_are_being_loaded_ends_with_130(tmp_path: Pat
 def test_resuming_refuses_options_that_it_could_not_honour(tmp_path: Path, option: str) -> None:
     done = in_shell(f"$benchctl run --resume results/x {option}", tmp_path)
     assert done.returncode == 2
-    assert "--resume goes on with results/x as it was begun: leave out --dry-run, --label" in done.stderr
+    assert "--resume continues results/x as it was begun: leave out --dry-run, --label" in done.stderr
 
 
 @pytest.mark.slow

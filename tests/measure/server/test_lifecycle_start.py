@@ -37,7 +37,7 @@ def test_what_a_starting_server_says_is_passed_on(tmp_path):
 def test_a_server_that_says_it_will_never_serve_and_lives_on_is_ended_at_once(tmp_path):
     how = launch(tmp_path, "--port-taken", ready_s=60.0)
     began = time.monotonic()
-    with pytest.raises(ServerStartError, match=r"lives on but will never be ready \(port-taken\)") as caught:
+    with pytest.raises(ServerStartError, match=r"is alive but will never be ready \(port-taken\)") as caught:
         start(how)
     assert caught.value.cause == "port-taken"
     assert time.monotonic() - began < 20
