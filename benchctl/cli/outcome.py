@@ -90,9 +90,9 @@ def suspects_lines(analysis: "AnalyzedExperiment") -> list[str]:
 
 
 def _runs(suspect: "Sequence[RunSummary]") -> str:
-    from benchctl.analysis.validity.usability import deciding_warnings
+    from benchctl.analysis.validity.usability import decisive_warnings
 
-    codes = Counter(code for run in suspect for code in {w.code for w in deciding_warnings(run.record)})
+    codes = Counter(code for run in suspect for code in {w.code for w in decisive_warnings(run.record)})
     why = ", ".join(f"{code} in {count}" for code, count in codes.most_common()) or "no reason recorded"
     number = "1 run is" if len(suspect) == 1 else f"{len(suspect)} runs are"
     return f"{number} suspect ({why})"

@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from benchctl.analysis.validity.noise_floor_fit import version_doubt
+from benchctl.analysis.validity.noise_floor_fit import version_warning
 from benchctl.errors import RecordError
 from benchctl.measure.durations import remember_duration
 from benchctl.measure.looks import Looks, OnLook
@@ -168,7 +168,7 @@ def _measure_feasible(
 
 def _warn_of_version(results: ResultDirectory, noise: NoiseFloor | None, record: RunRecord) -> None:
     """Warn, once, of noise on file from another version of the engine, which only a server reports."""
-    warning = None if noise is None else version_doubt(noise, record.engine_version)
+    warning = None if noise is None else version_warning(noise, record.engine_version)
     manifest = results.manifest()
     if warning is not None and warning not in manifest.warnings:
         results.write_manifest(msgspec.structs.replace(manifest, warnings=(*manifest.warnings, warning)))

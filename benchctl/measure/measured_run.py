@@ -16,8 +16,8 @@ import httpx
 import msgspec
 
 from benchctl.analysis.metrics.bounds import Bounds
-from benchctl.analysis.validity.bunching import bunching_doubts
-from benchctl.analysis.validity.client_guard import client_doubts, client_warnings
+from benchctl.analysis.validity.bunching import bunching_warnings
+from benchctl.analysis.validity.client_guard import client_suspect_warnings, client_warnings
 from benchctl.engines.engine import Engine, LaunchSite
 from benchctl.errors import RunError
 from benchctl.load.demand import LoadSize
@@ -200,9 +200,9 @@ class MeasuredRun:
     def judge_client(self, loaded: LoadedRun, bounds: Mapping[str, Bounds] | None = None) -> None:
         """Warn of what the client itself did to the times that it took."""
         arrival = self.profile.workload.arrival
-        for warning in client_doubts(loaded, arrival):
+        for warning in client_suspect_warnings(loaded, arrival):
             self.journal.suspect(warning.code, warning.message)
-        self.journal.warn(*client_warnings(loaded, arrival, bounds), *bunching_doubts(loaded))
+        self.journal.warn(*client_warnings(loaded, arrival, bounds), *bunching_warnings(loaded))
 
     def judge_failures(self) -> None:
         """Warn of requests that failed."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from benchctl.analysis.experiment.experiment import Experiment, load_experiment
 from benchctl.analysis.planning.noise_floor import engine_sha256, is_repeated_baseline, noise_of_experiment
-from benchctl.analysis.validity.noise_floor_fit import noise_doubts
+from benchctl.analysis.validity.noise_floor_fit import noise_warnings
 from benchctl.errors import BenchctlError, NotComparableError
 from benchctl.measure.telemetry.gpu import gpu_inventory
 from benchctl.profile.model import Profile
@@ -59,7 +59,7 @@ def noise_on_file(
         return NoiseOnFile(None, tuple(warnings))
     noise = newest[0].noise
     now = dt.datetime.now(dt.UTC).isoformat() if begins_at is None else begins_at
-    return NoiseOnFile(noise, (*warnings, *noise_doubts(noise, request_set_sha256, now)))
+    return NoiseOnFile(noise, (*warnings, *noise_warnings(noise, request_set_sha256, now)))
 
 
 def noise_for(profile: Profile, manifest: Manifest) -> NoiseOnFile:

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 import msgspec
 
+from benchctl.analysis.validity.batch_fill import underfilled_batch_warnings
 from benchctl.analysis.validity.gates import clock_warnings
 from benchctl.analysis.validity.reconcile import failed_checks
-from benchctl.analysis.validity.starvation import starvation_doubts
 from benchctl.engines.engine import Engine, LaunchSite, raw_step_log
 from benchctl.engines.kinds import engine_for
 from benchctl.errors import RecordError, ServerRefusalError, ServerStartError
@@ -272,7 +272,7 @@ class _ExperimentRun:
         for check in failed_checks(loaded, self._profile, self._context.requests):
             self._journal.suspect(check.code, check.message)
         self._run.judge_client(loaded)
-        self._journal.warn(*starvation_doubts(loaded), *clock_warnings(loaded))
+        self._journal.warn(*underfilled_batch_warnings(loaded), *clock_warnings(loaded))
 
 
 def _no_first_generation(error: str, log_tail: str, engine: Engine) -> ServerStartError:

@@ -55,10 +55,10 @@ def _lengths_errors(profile: LocatedDict) -> Iterator[LocatedError]:
     """Natural lengths are those of single answers, and serve to force lengths or to judge forced ones."""
     workload, stop = profile.mapping("workload"), profile.get("stop", Profile.model_fields["stop"].default)
     has_lengths = workload.get("lengths_from") is not None
-    if not has_lengths and stop != "forced-natural":
+    if not has_lengths and stop != "replay-natural":
         return
     if has_lengths and stop == "natural":
-        problem = "is not used with stop: natural; set stop to forced-natural or forced, or leave it out"
+        problem = "is not used with stop: natural; set stop to replay-natural or forced, or leave it out"
         yield workload.error(problem, "lengths_from")
     num_samples = workload.get("samples_per_prompt", 1)
     if num_samples != 1 and workload.get("samples_as", "one-request") == "one-request":

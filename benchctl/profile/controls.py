@@ -100,7 +100,7 @@ class _Ladder:
         return step
 
     def _reaches(self, rung: str, setting: tuple[str, ...]) -> bool:
-        """Whether a swept setting changes a step."""
+        """True where a swept setting changes a step."""
         if rung == "neutral":
             return ".".join(setting) != _NEUTRAL_SETTING
         if setting[0] not in {"model", "server"}:

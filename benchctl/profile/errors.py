@@ -95,7 +95,7 @@ def _errors(model: type[Section], details: list[_Detail]) -> Iterator[LocatedErr
 
 
 def _is_echo(item: _Detail, items: list[_Detail]) -> bool:
-    """Whether an error only follows from others.
+    """True for an error that only follows from others.
 
     That is the type error of the union member that does not apply, a word expected in place of a number that is out
     of bounds, and a list too short because its items are wrong.

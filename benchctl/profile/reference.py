@@ -63,7 +63,7 @@ _BOUNDS: Final = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
 
 
 def profile_reference() -> str:
-    """``profiles/README.md``: how to write a profile, and every key with type, default and meaning."""
+    """``docs/reference/profile.md``: how to write a profile, and every key with type, default and meaning."""
     factors = ", ".join(f"`{name}`" for name in FACTOR_SETTINGS)
     parts = [_INTRODUCTION % factors, _tables(profile_keys())]
     for kind in ENGINES:

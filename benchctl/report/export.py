@@ -15,7 +15,7 @@ from benchctl.records.jsonl import write_bytes_atomic, write_json_atomic
 from benchctl.report.documents.csv_table import csv_bytes
 from benchctl.report.documents.experiment import summary_document, sweep_document
 from benchctl.report.page.build import directory_page
-from benchctl.report.plots.plots import draw_plots
+from benchctl.report.plots.table import draw_plots
 
 PAGE_NAME: Final = "report.html"
 

@@ -17,7 +17,7 @@ from typing import Final
 
 import msgspec
 
-from benchctl.sim.guidance_params import GuidanceParams
+from benchctl.guided.params import GuidanceParams
 from benchctl.sim.request import SamplingParams
 
 _GAP_SCALE: Final = 13.8

@@ -11,7 +11,7 @@ import itertools
 from bisect import bisect_right
 from typing import Final
 
-from benchctl.sim.guidance_params import GuidanceParams
+from benchctl.guided.params import GuidanceParams
 from benchctl.workload.seeded import named_stream
 
 _QUANTILES: Final = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.97, 0.99, 1.0)

@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
-from benchctl.sim.guidance_params import GuidanceParams
+from benchctl.guided.params import GuidanceParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

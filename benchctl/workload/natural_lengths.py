@@ -38,7 +38,7 @@ class NaturalLength:
 
 def needs_lengths(profile: Profile) -> bool:
     """Whether natural lengths must be measured before the request set of ``profile`` can be made."""
-    return profile.stop == "forced-natural" and profile.workload.lengths_from is None
+    return profile.stop == "replay-natural" and profile.workload.lengths_from is None
 
 
 def lengths_profile(profile: Profile) -> Profile:

@@ -27,7 +27,8 @@ from benchctl.analysis.compare.result import CellComparison
 from benchctl.analysis.metrics.run_metrics import run_metrics
 from benchctl.analysis.statistics.block_ratio import RatioEstimate, estimate_paired
 from benchctl.records.loaded import LoadedRun, load_results
-from benchctl.report.plots.style import BLUE, GREY, VERMILION, new_figure, png_bytes, tidy
+from benchctl.report.charts.palette import BLUE, GREY, VERMILION
+from benchctl.report.plots.style import new_figure, png_bytes, tidy
 
 METRIC: Final = "step_ms"
 """Every answer has its full length, so that step time is the cost; the simulator's is exact on any machine."""

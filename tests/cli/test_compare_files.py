@@ -2,8 +2,6 @@
 
 import csv
 import json
-import math
-from itertools import pairwise
 
 import pytest
 from support.results.builders import edit_run, write_results
@@ -12,7 +10,7 @@ from typer.testing import CliRunner
 from benchctl.analysis.compare.compare import CompareOptions, compare_sides, parse_side
 from benchctl.cli.app import app
 from benchctl.errors import NotComparableError, UsageError
-from benchctl.report.plots.forest import _apart, _ticks, forest_plot
+from benchctl.report.plots.forest import forest_plot
 
 BLOCKS = tuple({"baseline": 1 + 0.002 * i, "guided": 1.02 - 0.002 * i} for i in range(6))
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -124,25 +122,3 @@ def test_a_comparison_without_intervals_or_ratios_is_drawn_all_the_same(tmp_path
     assert height(forest_plot(compared(tmp_path / "lone", BLOCKS[:1]))) > 200
     exact = compared(tmp_path / "exact", metrics=("num_failed",))
     assert height(forest_plot(exact)) > 200
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "ticks"),
-    [
-        (-0.02, 0.02, [-0.02, -0.01, 0, 0.01, 0.02]),
-        (-0.03, 0.56, [0, 0.1, 0.2, 0.3, 0.4, 0.5]),
-        (-0.5, 3.1, [0, 1, 2, 3]),
-        (-0.0004, 0.0011, [0, 0.0005, 0.001]),
-    ],
-)
-def test_ticks_are_round_changes(low, high, ticks):
-    assert _ticks(low, high) == pytest.approx(ticks)
-
-
-def test_labels_of_large_changes_do_not_touch():
-    ends = (math.log(0.7), math.log(6.5))
-    kept = _apart([0.0, 1.0, 2.0, 3.0, 4.0, 5.0], ends)
-    assert kept[0] == 0.0
-    gaps = [math.log1p(b) - math.log1p(a) for a, b in pairwise(kept)]
-    assert len(kept) >= 3
-    assert min(gaps) >= 0.12 * (ends[1] - ends[0])

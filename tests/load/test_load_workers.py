@@ -335,7 +335,8 @@ def test_workers_end_with_a_benchctl_that_is_killed(tmp_path):
 
     with ServerProcess(how) as server:
         asyncio.run(up())
-        paths = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+        tests = Path(__file__).parents[1]
+        paths = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (tests, tests.parent)))}
         with subprocess.Popen([sys.executable, "-c", code, how.base_url], env=paths) as benchctl:
             wait_until("workers", lambda: len(workers_of(benchctl.pid)) == 2)
             workers = workers_of(benchctl.pid)

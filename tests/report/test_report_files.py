@@ -8,12 +8,10 @@ import pytest
 from support.results import builders
 
 from benchctl.analysis.analyzed import analyze_directory
-from benchctl.analysis.statistics.block_ratio import estimate_paired
 from benchctl.errors import RecordError, SchemaVersionError
 from benchctl.records.request import RequestError
 from benchctl.report.export import write_report
 from benchctl.report.plots.style import Part, stacked_bars
-from benchctl.report.plots.sweep import interval_label
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -268,9 +266,3 @@ def test_a_damaged_run_document_is_reported_and_the_other_runs_are_read(tmp_path
 def test_bars_of_nothing_are_still_a_picture():
     png = stacked_bars("title", "x", ["a"], [Part(label="part", color="#000000", values=[None])])
     assert png_size(png)[0] >= 1000
-
-
-def test_a_picture_says_over_how_many_blocks_its_interval_is_and_when_it_leaves_the_picture():
-    narrow, wide = estimate_paired([1.0, 1.01]), estimate_paired([1.0, 1.4, 1.2])
-    assert interval_label([narrow, narrow], 4.0) == "95% interval over 2 blocks"
-    assert interval_label([narrow, wide], 4.0) == "95% interval over 2 to 3 blocks,\nreaches beyond the top"

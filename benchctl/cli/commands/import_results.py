@@ -49,11 +49,11 @@ def lenvm(
 
 
 def _tell(result: "ImportResult") -> None:
-    from benchctl.interop.lenvm.doubts import FAULTS
+    from benchctl.interop.lenvm.doubts import REPAIRS
     from benchctl.interop.lenvm.summary import SUMMARY_NAME
 
-    faults = [warning for warning in result.warnings if warning.code in FAULTS]
-    limits = [warning for warning in result.warnings if warning.code not in FAULTS]
+    faults = [warning for warning in result.warnings if warning.code in REPAIRS]
+    limits = [warning for warning in result.warnings if warning.code not in REPAIRS]
     for title, warnings in (("mended or left out", faults), ("to bear in mind", limits)):
         if warnings:
             print(f"{title}:")

@@ -30,7 +30,7 @@ def cells(profile: Profile) -> tuple[Cell, ...]:
 
 
 def arms(profile: Profile) -> tuple[Arm, ...]:
-    """What one block runs: the baseline first, then every other variant in its cells, as they are written."""
+    """The arms of one block: the baseline first, then every other variant in its cells, as they are written."""
     others = [
         (name, cell)
         for name, variant in profile.variants.items()
@@ -88,7 +88,7 @@ def plan_runs(profile: Profile) -> Plan:
 
 
 def allowed_difference(path: str, patterns: Iterable[str]) -> bool:
-    """Whether a setting may differ between variants: ``guidance.*`` covers all that is below ``guidance``."""
+    """True where a setting may differ between variants: ``guidance.*`` covers all that is below ``guidance``."""
     return any(fnmatchcase(path, pattern) for pattern in patterns)
 
 

@@ -20,7 +20,7 @@ def builtin_profiles() -> Path:
 
 
 def profile_directories() -> tuple[Path, ...]:
-    """Where a name is looked up, first match wins."""
+    """Directories in which a name is looked up; the first match wins."""
     return (Path("profiles"), builtin_profiles())
 
 
@@ -72,7 +72,7 @@ def _files_by_name(directories: Iterable[Path]) -> dict[str, Path]:
 
 
 def known_profiles_text(name: str) -> str:
-    """``Did you mean 'x'? Known profiles: x, y`` for a message about a profile that does not exist."""
+    """Part of a message about a missing profile: ``Did you mean 'x'? Known profiles: x, y``."""
     names = profile_files()
     near = nearest(name, names)
     hint = f"Did you mean {near!r}? " if near else ""

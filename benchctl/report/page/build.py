@@ -5,8 +5,8 @@ from dataclasses import replace
 
 from benchctl.analysis.analyzed import AnalyzedExperiment
 from benchctl.analysis.compare.compare import CompareOptions, Side
-from benchctl.report.page.charts.chart import Chart
-from benchctl.report.page.charts.charts import draw_charts
+from benchctl.report.page.charts.figure import Chart
+from benchctl.report.page.charts.table import draw_charts
 from benchctl.report.page.judged import Verdict, judge_directory, judge_sides
 from benchctl.report.page.page import PageContent, render
 

@@ -7,7 +7,7 @@ from benchctl.analysis.analyzed import AnalyzedExperiment
 from benchctl.analysis.metrics.table import METRICS
 from benchctl.records.schema import SCHEMA_VERSION
 from benchctl.report.documents.comparison import document_of
-from benchctl.report.page.charts.chart import Chart
+from benchctl.report.page.charts.figure import Chart
 from benchctl.report.page.judged import Judged, Verdict
 
 

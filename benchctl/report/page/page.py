@@ -15,7 +15,7 @@ from plotly.offline import get_plotlyjs
 
 from benchctl import __version__
 from benchctl.analysis.analyzed import AnalyzedExperiment
-from benchctl.report.page.charts.chart import Chart
+from benchctl.report.page.charts.figure import Chart
 from benchctl.report.page.data import data_document
 from benchctl.report.page.html import Html, dormant_script, el, embedded_json, join, script, style
 from benchctl.report.page.judged import Judged, Verdict

@@ -1,7 +1,6 @@
-"""How every picture looks: size, palette, axes, legend beside the data, PNG bytes.
+"""The style of every picture: size, axes, legend beside the data, stacked bars, PNG bytes.
 
-The palette is that of Okabe and Ito (2008), which people with any colour vision can tell apart. Figures are built
-without pyplot: no global state, no display.
+Figures are built without pyplot: no global state, no display.
 """
 
 import io
@@ -16,21 +15,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from benchctl.formats import short_number
+from benchctl.report.charts.palette import GREY, ORANGE, PURPLE, SKY, YELLOW
 
-BLUE: Final = "#0072B2"
-SKY: Final = "#56B4E9"
-GREEN: Final = "#009E73"
-YELLOW: Final = "#F0E442"
-ORANGE: Final = "#E69F00"
-VERMILION: Final = "#D55E00"
-PURPLE: Final = "#CC79A7"
-BLACK: Final = "#000000"
-PLUM: Final = "#7A3E6D"
-SLATE: Final = "#555555"
-GREY: Final = "#BBBBBB"
-SERIES: Final = (BLUE, VERMILION, GREEN, ORANGE, PURPLE, SKY, BLACK, YELLOW)
 _LIGHT: Final = frozenset({YELLOW, SKY, GREY, ORANGE, PURPLE})
-DASHES: Final = ("-", "--", ":", "-.")
 
 _WIDTH_IN: Final = 10.0
 _DPI: Final = 130
@@ -58,7 +45,8 @@ class Part:
     label: str
     color: str
     values: Sequence[float | None]
-    is_hatched: bool = False
+    hatch: str = ""
+    """A pattern of matplotlib such as ``////``."""
 
 
 def new_figure(height_in: float, title: str) -> Figure:
@@ -137,13 +125,13 @@ def _stack(axes: Axes, part: Part, positions: Sequence[float], ends: list[float]
         height=0.68,
         label=part.label if is_visible else None,
         color=part.color,
-        hatch="////" if part.is_hatched else None,
+        hatch=part.hatch or None,
         edgecolor="white",
         linewidth=0.5,
     )
     ink = "black" if part.color in _LIGHT else "white"
     for i, width in enumerate(widths):
-        if width >= _LABEL_MIN_FRAC * span and not part.is_hatched:
+        if width >= _LABEL_MIN_FRAC * span and not part.hatch:
             middle, text = ends[i] + width / 2, short_number(width)
             axes.text(middle, positions[i], text, ha="center", va="center", color=ink, fontsize=8)
         ends[i] += width

@@ -7,9 +7,10 @@ import msgspec
 from msgspec import Meta
 
 from benchctl.errors import UsageError
+from benchctl.guided.params import GuidanceParams
 from benchctl.records.request import Message
 from benchctl.sim.config import SimConfig
-from benchctl.sim.guidance_params import GuidanceParams, parse_custom_params
+from benchctl.sim.guidance_params import parse_custom_params
 from benchctl.sim.request import Prompt, Request, SamplingParams
 from benchctl.workload.datasets.tokens import tokenize, tokenize_chat
 

@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 from importlib.resources import files
-from itertools import pairwise
 from statistics import fmean, stdev
 
 import pytest
@@ -20,7 +19,6 @@ from benchctl.analysis.compare.text import change_text
 from benchctl.records.run import RunFailure
 from benchctl.report.page.build import directory_page, sides_page
 from benchctl.report.page.html import dormant_script, el, embedded_json, script
-from benchctl.report.page.parts.scale import LogScale, scale_of
 from benchctl.report.page.parts.waterfall import from_decomposition, from_sections
 
 FACTORS = [{"baseline": 1 + 0.01 * (i % 3), "guided": 1 + 0.013 * (i % 4)} for i in range(6)]
@@ -195,22 +193,6 @@ def test_a_failed_run_shows_its_cause_and_the_end_of_its_log_whatever_is_in_it(t
     assert "\N{REPLACEMENT CHARACTER}</script><img src=x onerror=alert(1)>" in text
     assert "<img" not in re.sub(r"<script\b.*?</script>", "", page, flags=re.DOTALL)
     assert f'href="runs/{run_id}/server.log"' in page
-
-
-def test_ticks_of_a_scale_are_round_apart_and_hold_no_change():
-    for low, high in ((-0.02, 0.03), (-0.7, 0.1), (-0.01, 1.9), (-3, 3)):
-        ticks = LogScale(low, high).ticks()
-        places = [place for place, _ in ticks]
-        assert "0" in [label for _, label in ticks]
-        assert 3 <= len(ticks) <= 8
-        assert min(b - a for a, b in pairwise(places)) >= 0.13
-
-
-def test_an_interval_of_two_blocks_does_not_squeeze_the_points():
-    scale = scale_of([0.1, 0.2], [-9.0, 9.0], (-0.01, 0.01))
-    assert scale.at(0.2) - scale.at(0.1) > 0.1
-    assert not scale.holds(9.0)
-    assert scale.at(9.0) == 1.0
 
 
 def test_waterfalls_add_up_to_what_the_other_side_takes(directory):

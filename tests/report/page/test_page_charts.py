@@ -16,8 +16,9 @@ from benchctl.records.manifest import GpuInfo
 from benchctl.records.noise import MetricNoise
 from benchctl.records.request import RequestError
 from benchctl.records.samples import GpuSample, HostSample
-from benchctl.report.page.charts.chart import SERIES, Chart, legend_px, no_chart, rounded, wrapped
-from benchctl.report.page.charts.charts import draw_charts
+from benchctl.report.charts.palette import SERIES
+from benchctl.report.page.charts.figure import Chart, legend_px, no_chart, rounded, wrapped
+from benchctl.report.page.charts.table import draw_charts
 
 EXAMPLE = Path(__file__).parent.parent.parent.parent / "results" / "example"
 SWEEP = tuple({"top_k": k} for k in (1, 2, 5))

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchctl.records.columns.step_columns import StepColumns
+from benchctl.report.charts.step_time import MAX_STRETCHES, course_of
 from benchctl.report.page.charts.batch_size import batch_size_trace, bins_of
 from benchctl.report.page.charts.devices import MAX_POINTS, thinned
-from benchctl.report.page.charts.step_time import MAX_STRETCHES, course_of
 
 
 def columns(dur_ns, num_seqs=None, gaps_ns=0):
@@ -69,9 +69,9 @@ def test_every_batch_size_is_in_exactly_one_bin(sizes):
 
 
 def test_a_mean_that_one_long_step_pulled_beyond_the_percentiles_has_no_negative_bar():
-    look = SimpleNamespace(label="baseline", color="#0072B2", dash="solid")
+    arm = SimpleNamespace(label="baseline", color="#0072B2", dash="solid")
     times_ms = np.array([10.0] * 99 + [5000.0])
-    trace = batch_size_trace(look, np.full(100, 8), times_ms, bins_of(np.array([8])))
+    trace = batch_size_trace(arm, np.full(100, 8), times_ms, bins_of(np.array([8])))
     assert trace["y"] == [pytest.approx(59.9)]
     assert trace["error_y"]["array"] == [0.0]
     assert trace["error_y"]["arrayminus"] == [pytest.approx(49.9)]

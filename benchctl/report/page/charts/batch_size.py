@@ -6,12 +6,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from benchctl.analysis.analyzed import AnalyzedExperiment
 from benchctl.analysis.summary.runs import CellSummary
 from benchctl.records.columns.step_columns import Floats, Integers
-from benchctl.report.page.charts.arms import ArmLook, arm_looks, clock_note, with_steps
-from benchctl.report.page.charts.chart import (
+from benchctl.report.charts.arms import ArmStyle, arm_styles, clock_note, runs_with_steps
+from benchctl.report.page.charts.figure import (
     Chart,
+    ChartSource,
     Trace,
     axis,
     drawn,
@@ -51,22 +51,22 @@ def bins_of(sizes: Integers) -> SizeBins:
     return SizeBins(lows=np.where(highs > 1, highs // 2 + 1, min(1, found[0])), highs=highs)
 
 
-def draw_batch_size(analysis: AnalyzedExperiment) -> Chart:
+def draw_batch_size(source: ChartSource) -> Chart:
     """Mean and 5-95 % of the decode steps of each arm, all its usable runs together."""
-    looks = arm_looks(analysis)
-    runs = with_steps(looks)
-    decodes = {look.label: _decode_steps(look.cell) for look in looks}
+    arms = arm_styles(source.analysis)
+    runs = runs_with_steps(arms)
+    decodes = {arm.label: _decode_steps(arm.cell) for arm in arms}
     sizes = np.concatenate([np.unique(sizes) for sizes, _ in decodes.values()] or [np.array([], dtype=np.int64)])
     if not len(sizes):
-        reason = "no finished run has steps that only decode" if runs else analysis.why_no_step_times
+        reason = "no finished run has steps that only decode" if runs else source.analysis.why_no_step_times
         return no_chart(_ID, _TITLE, reason)
     bins = bins_of(sizes)
     note = clock_note(clock for run in runs for clock in run.run.columns.clocks)
     return drawn(
         _ID,
         _TITLE,
-        [batch_size_trace(look, *decodes[look.label], bins) for look in looks if len(decodes[look.label][0])],
-        _layout(bins, _HEIGHT + legend_px(look.label for look in looks)),
+        [batch_size_trace(arm, *decodes[arm.label], bins) for arm in arms if len(decodes[arm.label][0])],
+        _layout(bins, _HEIGHT + legend_px(arm.label for arm in arms)),
         caption=(
             f"Mean time in ms ({note}) of the steps that only decode, by number of sequences in the step; bars "
             "reach from the 5th to the 95th percentile of the steps."
@@ -104,7 +104,7 @@ def _decode_steps(cell: CellSummary) -> tuple[Integers, Floats]:
     return np.concatenate(sizes), np.concatenate(times)
 
 
-def batch_size_trace(look: ArmLook, sizes: Integers, times_ms: Floats, bins: SizeBins) -> Trace:
+def batch_size_trace(arm: ArmStyle, sizes: Integers, times_ms: Floats, bins: SizeBins) -> Trace:
     """One point for each bin in which the arm has steps: their mean, with bars to the 5th and 95th percentile."""
     parts = [times_ms[(low <= sizes) & (sizes <= high)] for low, high in zip(bins.lows, bins.highs, strict=True)]
     known = [(label, part) for label, part in zip(bins.labels, parts, strict=True) if len(part)]
@@ -113,13 +113,13 @@ def batch_size_trace(look: ArmLook, sizes: Integers, times_ms: Floats, bins: Siz
     return {
         "type": "scatter",
         "mode": "lines+markers",
-        "name": look.label,
-        "offsetgroup": look.label,
+        "name": arm.label,
+        "offsetgroup": arm.label,
         "x": [label for label, _ in known],
         "y": rounded(means, 8),
-        "error_y": _error_bars(means, percentiles, look.color),
-        "line": {"color": look.color, "dash": look.dash, "width": 1.5},
-        "marker": {"color": look.color, "size": 7},
+        "error_y": _error_bars(means, percentiles, arm.color),
+        "line": {"color": arm.color, "dash": arm.dash, "width": 1.5},
+        "marker": {"color": arm.color, "size": 7},
         "customdata": [
             [len(part), *rounded(pair.tolist(), 5)] for (_, part), pair in zip(known, percentiles, strict=True)
         ],

@@ -11,10 +11,11 @@ from benchctl.analysis.compare.result import CellComparison
 from benchctl.analysis.metrics.table import METRICS
 from benchctl.analysis.summary.runs import RunSummary
 from benchctl.profile.model import Profile
-from benchctl.report.page.charts.arms import ArmLook, arm_looks
-from benchctl.report.page.charts.chart import (
-    GREY,
+from benchctl.report.charts.arms import ArmStyle, arm_styles
+from benchctl.report.charts.palette import GREY
+from benchctl.report.page.charts.figure import (
     Chart,
+    ChartSource,
     Trace,
     axis,
     drawn,
@@ -55,29 +56,27 @@ class Point:
     left_out: str | None
 
 
-def draw_block_values(analysis: AnalyzedExperiment, cells: Sequence[CellComparison]) -> Chart:
+def draw_block_values(source: ChartSource) -> Chart:
     """A panel for each deciding metric. ``cells`` are comparisons with the baseline; they know the outliers."""
-    looks = arm_looks(analysis)
-    names = [name for name in deciding_names(analysis.profile) if any(_has(look, name) for look in looks)]
+    arms = arm_styles(source.analysis)
+    names = [name for name in deciding_names(source.analysis.profile) if any(_has(arm, name) for arm in arms)]
     if not names:
         return no_chart(_ID, _TITLE, "no finished run knows a deciding metric")
-    found = {name: _by_arm(analysis, looks, name, cells) for name in names}
+    found = {name: _by_arm(source.analysis, arms, name, source.cells) for name in names}
     is_relative = any(hides_scatter([[p.value for p in group] for group in found[name]]) for name in names)
-    size = _MARKER_PX if len(looks) <= _MAX_LARGE else _SMALL_MARKER_PX
+    size = _MARKER_PX if len(arms) <= _MAX_LARGE else _SMALL_MARKER_PX
     traces: list[Trace] = []
     for panel, name in enumerate(names):
         groups = [_relative(group) for group in found[name]] if is_relative else found[name]
         traces.append(_joints([point for group in groups for point in group], panel))
-        traces += [
-            _trace(look, group, name, panel, size) for look, group in zip(looks, groups, strict=True) if group
-        ]
-    height = _REST_PX + _PANEL_PX * len(names) + legend_px(look.label for look in looks)
+        traces += [_trace(arm, group, name, panel, size) for arm, group in zip(arms, groups, strict=True) if group]
+    height = _REST_PX + _PANEL_PX * len(names) + legend_px(arm.label for arm in arms)
     y_axes = [_y_axis(name, is_relative=is_relative) for name in names]
     return drawn(
         _ID,
         _TITLE,
         traces,
-        layout(height, **panels(_x_axis(sorted({run.record.block for run in analysis.runs})), y_axes)),
+        layout(height, **panels(_x_axis(sorted({run.record.block for run in source.analysis.runs})), y_axes)),
         caption=(
             f"Each point is one run, a fresh server, {_RELATIVE if is_relative else f'in {_units(names)}'}; a line "
             "joins the runs of one block. Open circles stand out in their comparison, yet count; crosses do not."
@@ -135,8 +134,8 @@ def _y_axis(name: str, *, is_relative: bool) -> Trace:
     return axis(f"{name},<br>{METRICS[name].unit}", nticks=5)
 
 
-def _has(look: ArmLook, name: str) -> bool:
-    return any(run.number(name) is not None for run in look.cell.runs)
+def _has(arm: ArmStyle, name: str) -> bool:
+    return any(run.number(name) is not None for run in arm.cell.runs)
 
 
 def _units(names: Sequence[str]) -> str:
@@ -144,15 +143,15 @@ def _units(names: Sequence[str]) -> str:
 
 
 def _by_arm(
-    analysis: AnalyzedExperiment, looks: Sequence[ArmLook], name: str, cells: Sequence[CellComparison]
+    analysis: AnalyzedExperiment, arms: Sequence[ArmStyle], name: str, cells: Sequence[CellComparison]
 ) -> list[list[Point]]:
     """The points of each arm, its runs in the order of blocks."""
     outliers = outlier_blocks(cells)
     runs = sorted(analysis.runs, key=lambda run: run.record.block)
-    places = [_SPREAD * ((i + 0.5) / len(looks) - 0.5) for i in range(len(looks))]
+    places = [_SPREAD * ((i + 0.5) / len(arms) - 0.5) for i in range(len(arms))]
     return [
-        _points([run for run in runs if run.label == look.label], name, outliers.get((look.label, name), ()), place)
-        for look, place in zip(looks, places, strict=True)
+        _points([run for run in runs if run.label == arm.label], name, outliers.get((arm.label, name), ()), place)
+        for arm, place in zip(arms, places, strict=True)
     ]
 
 
@@ -193,20 +192,20 @@ def _joints(points: Sequence[Point], panel: int) -> Trace:
     }
 
 
-def _trace(look: ArmLook, points: Sequence[Point], name: str, panel: int, size: int) -> Trace:
+def _trace(arm: ArmStyle, points: Sequence[Point], name: str, panel: int, size: int) -> Trace:
     symbols = ["x-thin-open" if p.left_out else "circle-open" if p.is_outlier else "circle" for p in points]
     notes = [f", left out: {p.left_out}" if p.left_out else ", stands out" if p.is_outlier else "" for p in points]
     unit = METRICS[name].unit
     return {
         "type": "scatter",
         "mode": "markers",
-        "name": look.label,
-        "legendgroup": look.label,
+        "name": arm.label,
+        "legendgroup": arm.label,
         "showlegend": panel == 0,
         "x": rounded(p.x for p in points),
         "y": rounded((p.y for p in points), 8),
         "yaxis": panel_axis(panel),
-        "marker": {"color": look.color, "symbol": symbols, "size": size, "line": {"width": 2, "color": look.color}},
+        "marker": {"color": arm.color, "symbol": symbols, "size": size, "line": {"width": 2, "color": arm.color}},
         "customdata": [[p.block, p.value, p.run_id + note] for p, note in zip(points, notes, strict=True)],
         "hovertemplate": f"block %{{customdata[0]}}: %{{customdata[1]:.5~g}} {unit}<br>%{{customdata[2]}}",
     }

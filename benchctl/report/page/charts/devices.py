@@ -7,12 +7,12 @@ from typing import Final, Generic, TypeAlias, TypeVar
 
 import numpy as np
 
-from benchctl.analysis.analyzed import AnalyzedExperiment
 from benchctl.analysis.summary.runs import RunSummary
 from benchctl.records.samples import GpuSample, HostSample
-from benchctl.report.page.charts.arms import ArmLook, arm_looks, runs_of_block
-from benchctl.report.page.charts.chart import (
+from benchctl.report.charts.arms import ArmStyle, arm_styles, runs_of_one_block
+from benchctl.report.page.charts.figure import (
     Chart,
+    ChartSource,
     Trace,
     axis,
     drawn,
@@ -62,24 +62,24 @@ _HOST: Final[tuple[Quantity[HostSample], ...]] = (
 )
 
 
-def draw_gpu(analysis: AnalyzedExperiment) -> Chart:
+def draw_gpu(source: ChartSource) -> Chart:
     """Readings of each GPU during the load, a line for each arm and device."""
     chart_id, title = "gpu", "GPU over the run"
-    looks = arm_looks(analysis)
-    sampled = [run for look in looks for run in look.cell.runs if _inside(run.run.gpu, run)]
-    shown = runs_of_block(looks, sampled)
+    arms = arm_styles(source.analysis)
+    sampled = [run for arm in arms for run in arm.cell.runs if _inside(run.run.gpu, run)]
+    shown = runs_of_one_block(arms, sampled)
     if not shown:
-        had_gpus = analysis.results.manifest.gpus or any(run.run.gpu for run in analysis.runs)
+        had_gpus = source.analysis.results.manifest.gpus or any(run.run.gpu for run in source.analysis.runs)
         reason = "no GPU sample was taken during the load" if had_gpus else "the measuring machine showed no GPU"
         return no_chart(chart_id, title, reason)
-    devices = [(look, _by_device(_inside(run.run.gpu, run)), _first_send_ns(run)) for look, run in shown]
+    devices = [(arm, _by_device(_inside(run.run.gpu, run)), _first_send_ns(run)) for arm, run in shown]
     known = [q for q in _GPU if any(_points(s, q.of) for _, by, _ in devices for s in by.values())]
     if not known:
         return no_chart(chart_id, title, "the GPU reported neither power, clock, memory nor utilisation")
     traces = [
-        _line(look, _points(samples, quantity.of), origin_ns, panel=panel, device=device, of_many=len(by) > 1)
+        _line(arm, _points(samples, quantity.of), origin_ns, panel=panel, device=device, of_many=len(by) > 1)
         for panel, quantity in enumerate(known)
-        for look, by, origin_ns in devices
+        for arm, by, origin_ns in devices
         for device, samples in by.items()
     ]
     return _chart(
@@ -92,25 +92,25 @@ def draw_gpu(analysis: AnalyzedExperiment) -> Chart:
     )
 
 
-def draw_host(analysis: AnalyzedExperiment) -> Chart:
+def draw_host(source: ChartSource) -> Chart:
     """Processor cores that the server, the client and the whole machine kept busy during the load."""
     chart_id, title = "host-cpu", "Processors over the run"
-    looks = arm_looks(analysis)
+    arms = arm_styles(source.analysis)
     sampled = [
         run
-        for look in looks
-        for run in look.cell.runs
+        for arm in arms
+        for run in arm.cell.runs
         if any(_points(_inside(run.run.host, run), quantity.of) for quantity in _HOST)
     ]
-    shown = runs_of_block(looks, sampled)
+    shown = runs_of_one_block(arms, sampled)
     if not shown:
         return no_chart(chart_id, title, "no run lasted long enough for two samples of the host during the load")
-    samples = [(look, _inside(run.run.host, run), _first_send_ns(run)) for look, run in shown]
+    samples = [(arm, _inside(run.run.host, run), _first_send_ns(run)) for arm, run in shown]
     known = [q for q in _HOST if any(_points(inside, q.of) for _, inside, _ in samples)]
     traces = [
-        _line(look, _points(inside, quantity.of), origin_ns, panel=panel)
+        _line(arm, _points(inside, quantity.of), origin_ns, panel=panel)
         for panel, quantity in enumerate(known)
-        for look, inside, origin_ns in samples
+        for arm, inside, origin_ns in samples
     ]
     return _chart(
         chart_id,
@@ -176,10 +176,10 @@ def _by_device(samples: Iterable[GpuSample]) -> Mapping[int, list[GpuSample]]:
 
 
 def _line(
-    look: ArmLook, points: Points, origin_ns: int, *, panel: int, device: int = 0, of_many: bool = False
+    arm: ArmStyle, points: Points, origin_ns: int, *, panel: int, device: int = 0, of_many: bool = False
 ) -> Trace:
     shown = thinned([(at_ns - origin_ns, value) for at_ns, value in points])
-    name = f"{look.label}, GPU {device}" if of_many else look.label
+    name = f"{arm.label}, GPU {device}" if of_many else arm.label
     return {
         "type": "scatter",
         "mode": "lines+markers" if len(shown) < 30 else "lines",
@@ -189,8 +189,8 @@ def _line(
         "y": rounded((value for _, value in shown), 5),
         "yaxis": panel_axis(panel),
         "line": {
-            "color": look.color,
-            "dash": _DEVICE_DASHES[device % len(_DEVICE_DASHES)] if of_many else look.dash,
+            "color": arm.color,
+            "dash": _DEVICE_DASHES[device % len(_DEVICE_DASHES)] if of_many else arm.dash,
             "width": 1.6,
         },
         "marker": {"size": 5},
@@ -198,7 +198,7 @@ def _line(
     }
 
 
-def _block(shown: Sequence[tuple[ArmLook, RunSummary]]) -> int:
+def _block(shown: Sequence[tuple[ArmStyle, RunSummary]]) -> int:
     return shown[0][1].record.block
 
 

@@ -4,15 +4,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from benchctl.analysis.analyzed import AnalyzedExperiment
 from benchctl.analysis.metrics.clock import clock_factor
 from benchctl.analysis.metrics.request_timing import first_token_ns, is_completed, last_token_ns, measured
 from benchctl.analysis.summary.runs import RunSummary
 from benchctl.records.request import RequestRecord
-from benchctl.report.page.charts.arms import ArmLook, arm_looks, runs_of_block
-from benchctl.report.page.charts.chart import (
-    GREY,
+from benchctl.report.charts.arms import ArmStyle, arm_styles, runs_of_one_block
+from benchctl.report.charts.palette import GREY, VERMILION
+from benchctl.report.page.charts.figure import (
     Chart,
+    ChartSource,
     Trace,
     axis,
     drawn,
@@ -23,7 +23,6 @@ from benchctl.report.page.charts.chart import (
     panels,
     rounded,
 )
-from benchctl.report.plots.style import VERMILION
 from benchctl.units import NS_PER_S
 
 MAX_REQUESTS: Final = 200
@@ -78,11 +77,11 @@ def evenly(spans: Sequence[Span], at_most: int = MAX_REQUESTS) -> tuple[Span, ..
     return tuple(spans[round(i * (len(spans) - 1) / (at_most - 1))] for i in range(at_most))
 
 
-def draw_requests(analysis: AnalyzedExperiment) -> Chart:
+def draw_requests(source: ChartSource) -> Chart:
     """A panel for each arm, from the run of the block that most arms finished."""
-    looks = arm_looks(analysis)
-    sent = [run for look in looks for run in look.cell.runs if spans_of(run.run.requests)]
-    shown = runs_of_block(looks, sent)
+    arms = arm_styles(source.analysis)
+    sent = [run for arm in arms for run in arm.cell.runs if spans_of(run.run.requests)]
+    shown = runs_of_one_block(arms, sent)
     if not shown:
         return no_chart(_ID, _TITLE, "no finished run has a request that was sent")
     panel_runs = shown[:_MAX_PANELS]
@@ -92,11 +91,11 @@ def draw_requests(analysis: AnalyzedExperiment) -> Chart:
         _TITLE,
         [
             trace
-            for i, (look, run) in enumerate(panel_runs)
-            for trace in _traces(look, evenly(spans_of(run.run.requests, clock_factor(run.record))), panel=i)
+            for i, (arm, run) in enumerate(panel_runs)
+            for trace in _traces(arm, evenly(spans_of(run.run.requests, clock_factor(run.record))), panel=i)
         ],
-        _layout([look.label for look, _ in panel_runs], is_virtual=is_virtual),
-        caption=_caption(panel_runs, num_arms=len(looks)),
+        _layout([arm.label for arm, _ in panel_runs], is_virtual=is_virtual),
+        caption=_caption(panel_runs, num_arms=len(arms)),
         definition=(
             "Grey: from send to the first output, which is queue and prefill. Coloured: from the first to the last "
             "output, which is decoding. A cross marks a request that failed. As the client saw it"
@@ -118,7 +117,7 @@ def _layout(labels: Sequence[str], *, is_virtual: bool) -> Mapping[str, Any]:
     )
 
 
-def _caption(shown: Sequence[tuple[ArmLook, RunSummary]], *, num_arms: int) -> str:
+def _caption(shown: Sequence[tuple[ArmStyle, RunSummary]], *, num_arms: int) -> str:
     counts = [len(spans_of(run.run.requests)) for _, run in shown]
     which = "Each bar is one request"
     if max(counts) > MAX_REQUESTS:
@@ -128,7 +127,7 @@ def _caption(shown: Sequence[tuple[ArmLook, RunSummary]], *, num_arms: int) -> s
     return f"{which}: grey until the first output, coloured while it decodes{arms}."
 
 
-def _traces(look: ArmLook, spans: Sequence[Span], *, panel: int) -> list[Trace]:
+def _traces(arm: ArmStyle, spans: Sequence[Span], *, panel: int) -> list[Trace]:
     waits = [(span, span.sent_s if span.first_s is None else span.first_s) for span in spans]
     decodes = [(span, span.first_s, span.last_s) for span in spans if span.first_s is not None]
     failed = [(span, end_s) for span, end_s in waits if span.error is not None]
@@ -141,7 +140,7 @@ def _traces(look: ArmLook, spans: Sequence[Span], *, panel: int) -> list[Trace]:
             "first output after %{x:.4~g} s",
         ),
         _bars(
-            look.color,
+            arm.color,
             [span for span, _, _ in decodes],
             [first_s for _, first_s, _ in decodes],
             [(first_s if last_s is None else last_s) - first_s for _, first_s, last_s in decodes],

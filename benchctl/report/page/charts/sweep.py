@@ -1,18 +1,28 @@
-"""Ratios to the baseline over a swept factor: does the cost grow with it, and by how much?"""
+"""Ratios to the baseline over a swept factor, one panel of a Plotly figure for each quantity."""
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from statistics import stdev
 from typing import Final
 
 from benchctl.analysis.analyzed import AnalyzedExperiment
 from benchctl.analysis.summary.sweep import SweepRow
-from benchctl.formats import range_of
 from benchctl.records.noise import MetricNoise
-from benchctl.report.page.charts.chart import (
-    GREY,
+from benchctl.report.charts.palette import GREY
+from benchctl.report.charts.sweep import (
+    NO_SWEEP,
+    SweepLine,
+    SweepPoint,
+    factor_value,
+    interval_label,
+    reach_of,
+    sweep_lines,
+    swept_factor,
+    swept_rows,
+)
+from benchctl.report.page.charts.figure import (
     Chart,
+    ChartSource,
     Trace,
     axis,
     band,
@@ -25,58 +35,49 @@ from benchctl.report.page.charts.chart import (
     rounded,
     translucent,
 )
-from benchctl.report.page.charts.sweep_lines import Line, lines_of, swept_factor, x_axis
 
-_QUANTITIES: Final = (("wall", "wall_s", "wall time"), ("step_ms", "step_ms", "time per step"))
-"""Name in a row of the sweep, name of the metric, and in words."""
+_QUANTITIES: Final = {"wall": ("wall_s", "wall time"), "step_ms": ("step_ms", "time per step")}
+"""Name in a row of the sweep, then name of the metric, and in words."""
 _ID: Final = "sweep"
 _TITLE: Final = "Cost over the swept factor"
 _PANEL_PX: Final = 210
 _REST_PX: Final = 80
 _MAX_BANDS: Final = 3
-_REACH: Final = 1.0
-"""An interval of few blocks can reach far; what lies beyond the points by more than their span is cut."""
+_MAX_TICKS: Final = 12
+_MAX_UPRIGHT: Final = 4
+"""The names of more cells do not fit side by side on a phone."""
+_LOG_FROM: Final = 10.0
+"""A factor whose largest value is this many times the smallest gets a logarithmic axis."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Reach:
-    """What the y axis of a panel shows, and whether an interval reaches beyond it."""
-
-    low: float
-    high: float
-    is_cut: bool
-
-
-def draw_sweep(analysis: AnalyzedExperiment, noise: Mapping[str, MetricNoise]) -> Chart:
-    """``noise`` is that of an A/A experiment, by metric; without it the baseline's own scatter is shown."""
-    rows = [row for row in analysis.sweep if row.cell and any(name in row.estimates for name, _, _ in _QUANTITIES)]
+def draw_sweep(source: ChartSource) -> Chart:
+    """With the noise of an A/A experiment as a band around 1, or else with the baseline's own scatter."""
+    rows = swept_rows(source.analysis, _QUANTITIES)
     if len(rows) < 2:
-        return no_chart(
-            _ID, _TITLE, "no variant has finished runs beside the baseline in two or more cells of a sweep"
-        )
+        return no_chart(_ID, _TITLE, NO_SWEEP)
     factor = swept_factor(rows)
-    lines = lines_of(rows, factor)
-    shown = [item for item in _QUANTITIES if any(item[0] in row.estimates for row in rows)]
-    reaches = [_reach(rows, quantity) for quantity, _, _ in shown]
+    lines = sweep_lines(rows, factor)
+    quantities = [name for name in _QUANTITIES if any(name in row.estimates for row in rows)]
+    reaches = [reach_of([point for line in lines for point in line.points(name)]) for name in quantities]
     has_bands = factor is not None and len(lines) <= _MAX_BANDS
     y_axes = [
-        axis(f"{words},<br>ratio to baseline", range=[reach.low, reach.high])
-        for (_, _, words), reach in zip(shown, reaches, strict=True)
+        axis(f"{_QUANTITIES[name][1]},<br>ratio to baseline", range=[reach.low, reach.high])
+        for name, reach in zip(quantities, reaches, strict=True)
     ]
-    bands = [_noise_band(analysis, metric, noise, panel) for panel, (_, metric, _) in enumerate(shown)]
-    shapes = [*(_one(panel) for panel in range(len(shown))), *(shape for shape in bands if shape)]
-    height = _REST_PX + _PANEL_PX * len(shown) + legend_px(line.label for line in lines)
+    noise_bands = [_noise_band(source, _QUANTITIES[name][0], panel) for panel, name in enumerate(quantities)]
+    shapes = [*(_one(panel) for panel in range(len(quantities))), *(shape for shape in noise_bands if shape)]
+    height = _REST_PX + _PANEL_PX * len(quantities) + legend_px(line.label for line in lines)
     return drawn(
         _ID,
         _TITLE,
         [
             trace
-            for panel, (quantity, _, _) in enumerate(shown)
+            for panel, name in enumerate(quantities)
             for line in lines
-            for trace in _traces(line, quantity, panel, has_bands=has_bands)
+            for trace in _traces(line, line.points(name), panel, has_bands=has_bands)
         ],
-        layout(height, **panels(x_axis(rows, factor), y_axes), shapes=shapes),
-        caption=_caption(rows, noise, is_cut=any(reach.is_cut for reach in reaches)),
+        layout(height, **panels(_x_axis(rows, factor), y_axes), shapes=shapes),
+        caption=_caption(rows, source.noise, is_cut=any(reach.is_cut for reach in reaches)),
         definition=(
             "Ratio to the baseline of the same block, geometric mean over the blocks, with its interval; open "
             "circles are single blocks. Above 1 the cell is slower than the baseline."
@@ -84,57 +85,55 @@ def draw_sweep(analysis: AnalyzedExperiment, noise: Mapping[str, MetricNoise]) -
     )
 
 
-def _traces(line: Line, quantity: str, panel: int, *, has_bands: bool) -> list[Trace]:
-    known = [
-        (x, row.estimates[quantity]) for x, row in zip(line.x, line.rows, strict=True) if quantity in row.estimates
-    ]
-    if not known:
+def _traces(line: SweepLine, points: Sequence[SweepPoint], panel: int, *, has_bands: bool) -> list[Trace]:
+    if not points:
         return []
-    x = [at for at, _ in known]
-    low, high = rounded(e.ci_low for _, e in known), rounded(e.ci_high for _, e in known)
-    ratios = rounded(e.ratio for _, e in known)
+    estimates = [point.estimate for point in points]
+    x = [_tick(point.x) for point in points]
+    low, high = rounded(e.ci_low for e in estimates), rounded(e.ci_high for e in estimates)
+    ratios = rounded(e.ratio for e in estimates)
+    shared = {"name": line.label, "legendgroup": line.label, "type": "scatter", "yaxis": panel_axis(panel)}
     mean: Trace = {
-        "type": "scatter",
-        "mode": "lines+markers" if isinstance(line.x[0], float) else "markers",
-        "name": line.label,
-        "legendgroup": line.label,
+        **shared,
+        "mode": "lines+markers" if line.is_ordered else "markers",
         "showlegend": panel == 0,
         "x": x,
         "y": ratios,
-        "yaxis": panel_axis(panel),
         "line": {"color": line.color, "dash": line.dash, "width": 2},
         "marker": {"color": line.color, "size": 8},
-        "customdata": [[lo, hi, e.num_blocks] for lo, hi, (_, e) in zip(low, high, known, strict=True)],
+        "customdata": [[lo, hi, e.num_blocks] for lo, hi, e in zip(low, high, estimates, strict=True)],
         "hovertemplate": (
             "%{x}: %{y:.4~g} [%{customdata[0]:.4~g}, %{customdata[1]:.4~g}] over %{customdata[2]} blocks"
         ),
     }
-    single = _single_blocks(line, quantity, panel)
+    blocks = [(_tick(point.x), block, ratio) for point in points for block, ratio in point.blocks]
+    single: Trace = {
+        **shared,
+        "mode": "markers",
+        "showlegend": False,
+        "x": [at for at, _, _ in blocks],
+        "y": rounded(ratio for _, _, ratio in blocks),
+        "customdata": [block for _, block, _ in blocks],
+        "marker": {"color": line.color, "symbol": "circle-open", "size": 6},
+        "hovertemplate": "%{x}, block %{customdata}: %{y:.4~g}",
+    }
     if not has_bands:
         return [{**mean, "error_y": _bars(ratios, low, high, line.color)}, single]
     return [band(x, low, high, line.color, legendgroup=line.label, yaxis=panel_axis(panel)), mean, single]
 
 
-def _single_blocks(line: Line, quantity: str, panel: int) -> Trace:
-    blocks = [
-        (at, pair.block, ratio)
-        for at, row in zip(line.x, line.rows, strict=True)
-        for pair in row.pairs
-        if (ratio := pair.ratio(quantity)) is not None
-    ]
-    return {
-        "type": "scatter",
-        "mode": "markers",
-        "name": line.label,
-        "legendgroup": line.label,
-        "showlegend": False,
-        "x": [at for at, _, _ in blocks],
-        "y": rounded(value for _, _, value in blocks),
-        "yaxis": panel_axis(panel),
-        "customdata": [block for _, block, _ in blocks],
-        "marker": {"color": line.color, "symbol": "circle-open", "size": 6},
-        "hovertemplate": "%{x}, block %{customdata}: %{y:.4~g}",
-    }
+def _tick(x: float | str) -> float | str:
+    return x.replace("\n", "<br>") if isinstance(x, str) else x
+
+
+def _x_axis(rows: Sequence[SweepRow], factor: str | None) -> Trace:
+    """The factor at its values, logarithmic where they span much; without one, the cells side by side."""
+    if factor is None:
+        return axis(" and ".join(rows[0].cell), type="category", tickangle=0 if len(rows) <= _MAX_UPRIGHT else None)
+    values = sorted({factor_value(row, factor) for row in rows})
+    is_log = values[0] > 0 and values[-1] / values[0] >= _LOG_FROM
+    few = {"tickvals": values, "ticktext": [f"{value:g}" for value in values]} if len(values) <= _MAX_TICKS else {}
+    return axis(factor, type="log" if is_log else "linear", **few)
 
 
 def _bars(
@@ -154,23 +153,6 @@ def _bars(
     }
 
 
-def _reach(rows: Sequence[SweepRow], quantity: str) -> _Reach:
-    """All points and the baseline's 1, and as much of the intervals as leaves the points readable."""
-    known = [(row, row.estimates[quantity]) for row in rows if quantity in row.estimates]
-    points = [
-        1.0,
-        *(ratio for row, _ in known for pair in row.pairs if (ratio := pair.ratio(quantity)) is not None),
-    ]
-    lowest, highest = min(points), max(points)
-    span = max(highest - lowest, 0.02)
-    lows = [estimate.ci_low for _, estimate in known if estimate.ci_low is not None]
-    highs = [estimate.ci_high for _, estimate in known if estimate.ci_high is not None]
-    low = max(min([lowest, *lows]), lowest - _REACH * span)
-    high = min(max([highest, *highs]), highest + _REACH * span)
-    is_cut = low > min([low, *lows]) or high < max([high, *highs])
-    return _Reach(round(low - 0.06 * span, 4), round(high + 0.06 * span, 4), is_cut)
-
-
 def _one(panel: int) -> Trace:
     return {
         "type": "line",
@@ -184,11 +166,10 @@ def _one(panel: int) -> Trace:
     }
 
 
-def _noise_band(
-    analysis: AnalyzedExperiment, metric: str, noise: Mapping[str, MetricNoise], panel: int
-) -> Trace | None:
-    """A grey band around 1, as wide as what nothing but noise shows."""
-    half = math.log1p(noise[metric].floor_frac) if metric in noise else _baseline_scatter(analysis, metric)
+def _noise_band(source: ChartSource, metric: str, panel: int) -> Trace | None:
+    """A grey band around 1, as wide as the noise alone."""
+    noise = source.noise.get(metric)
+    half = _baseline_scatter(source.analysis, metric) if noise is None else math.log1p(noise.floor_frac)
     if half is None:
         return None
     return {
@@ -216,11 +197,7 @@ def _baseline_scatter(analysis: AnalyzedExperiment, metric: str) -> float | None
 
 
 def _caption(rows: Sequence[SweepRow], noise: Mapping[str, MetricNoise], *, is_cut: bool) -> str:
-    estimates = [estimate for row in rows for estimate in row.estimates.values()]
-    blocks = range_of([estimate.num_blocks for estimate in estimates])
+    interval = interval_label([estimate for row in rows for estimate in row.estimates.values()])
     grey = "the noise of an A/A experiment" if noise else "one standard deviation of the baseline's own blocks"
-    cut = "; intervals reach beyond the picture" if is_cut else ""
-    return (
-        f"Ratio to the baseline with its {estimates[0].confidence:.0%} interval over {blocks} blocks{cut}; the "
-        f"grey band around 1 is {grey}."
-    )
+    cut = "; intervals extend beyond the picture" if is_cut else ""
+    return f"Ratio to the baseline with its {interval}{cut}; the grey band around 1 is {grey}."

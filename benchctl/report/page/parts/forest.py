@@ -1,64 +1,44 @@
-"""The forest plot: the ratio of every deciding metric in every cell with its interval, against the margin.
+"""The forest plot as small SVG strips in a grid of text.
 
-Drawn as small SVG strips in a grid of text, with places in per cent of their width: sharp and readable at any
-width, there without any script, and in the colours of the page.
+Positions are in per cent of the width: sharp and readable at any width, without any script, in the page's colours.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Final
 
 from benchctl.analysis.compare.metric_comparison import MetricComparison
 from benchctl.analysis.compare.result import Comparison
-from benchctl.analysis.compare.text import change_text, has_two_margins
 from benchctl.formats import minus
+from benchctl.report.charts.forest import ForestRow, forest_of
+from benchctl.report.charts.scale import LogScale
 from benchctl.report.page.html import Html, el, join
 from benchctl.report.page.parts.icon import badge, kind_of, marker
-from benchctl.report.page.parts.scale import LogScale, scale_of
 from benchctl.report.page.parts.terms import change_term, metric_term, with_term
 
 _ROW_PX: Final = 24
-_BETTER: Final = {"lower": "lower is better", "higher": "higher is better", "none": "neither is better"}
 
 
 def forest(comparison: Comparison) -> Html | None:
     """The plot of one comparison; None where no deciding metric has a ratio."""
-    groups = _groups(comparison)
-    drawn = [metric for rows in groups.values() for _, metric in rows if metric.estimate is not None]
-    if not drawn:
+    plot = forest_of(comparison)
+    if plot is None:
         return None
-    scale = _scale(drawn)
     parts: list[Html] = []
-    for rows in groups.values():
-        metric = rows[0][1].metric
+    for group in plot.groups:
         head = (
-            with_term(el("b", metric.name), metric_term(metric)),
-            f" {metric.unit}, {_BETTER[metric.direction]}",
+            with_term(el("b", group.metric.name), metric_term(group.metric)),
+            f" {group.metric.unit}, {group.direction}",
         )
         parts.append(el("div", *head, class_="forest-head"))
-        parts += [_row(label, compared, scale) for label, compared in rows]
-    shaded = "the margins of equivalence and of a change" if has_two_margins(drawn) else "the margin"
+        parts += [_row(row, plot.scale) for row in group.rows]
     return el(
-        "div", el("div", *parts, _axis(scale, shaded), class_="forest", role="group", aria_label="forest plot")
+        "div",
+        el("div", *parts, _axis(plot.scale, plot.bands), class_="forest", role="group", aria_label="forest plot"),
     )
 
 
-def _groups(comparison: Comparison) -> dict[str, list[tuple[str, MetricComparison]]]:
-    """Rows by metric, in the order of the cells."""
-    groups: dict[str, list[tuple[str, MetricComparison]]] = {}
-    for cell in comparison.cells:
-        for metric in cell.deciding:
-            groups.setdefault(metric.metric.name, []).append((cell.label, metric))
-    return groups
-
-
-def _scale(drawn: Sequence[MetricComparison]) -> LogScale:
-    estimates = [metric.estimate for metric in drawn if metric.estimate is not None]
-    ends = [end for estimate in estimates if estimate.log_interval is not None for end in estimate.log_interval]
-    margin = max(metric.margins.log_bands[0] for metric in drawn)
-    return scale_of([estimate.log_ratio for estimate in estimates], ends, (-margin, margin))
-
-
-def _row(label: str, metric: MetricComparison, scale: LogScale) -> Html:
+def _row(row: ForestRow, scale: LogScale) -> Html:
+    label, metric = row.label, row.metric
     strip = el(
         "svg",
         *_strip(metric, scale),
@@ -66,9 +46,9 @@ def _row(label: str, metric: MetricComparison, scale: LogScale) -> Html:
         width="100%",
         height=_ROW_PX,
         role="img",
-        aria_label=f"{metric.metric.name} in {label}: {change_text(metric)}, {metric.verdict}",
+        aria_label=f"{metric.metric.name} in {label}: {row.change}, {metric.verdict}",
     )
-    change = with_term(el("span", minus(change_text(metric)), class_="num"), change_term(metric))
+    change = with_term(el("span", minus(row.change), class_="num"), change_term(metric))
     return el(
         "div",
         el("span", label, class_="forest-label"),
@@ -83,8 +63,9 @@ def _strip(metric: MetricComparison, scale: LogScale) -> Iterator[Html]:
     for margin in metric.margins.log_bands:
         low, high = scale.at(-margin), scale.at(margin)
         yield el("rect", x=_at(low), width=_at(high - low), y=0, height=_ROW_PX, class_="margin-band")
-    for place, _ in scale.ticks():
-        yield el("line", x1=_at(place), x2=_at(place), y1=0, y2=_ROW_PX, class_="gridline")
+    for log_ratio, _ in scale.ticks():
+        x = _at(scale.at(log_ratio))
+        yield el("line", x1=x, x2=x, y1=0, y2=_ROW_PX, class_="gridline")
     yield el("line", x1=_at(scale.at(0)), x2=_at(scale.at(0)), y1=0, y2=_ROW_PX, class_="no-change")
     estimate, middle = metric.estimate, _ROW_PX / 2
     if estimate is None:
@@ -104,7 +85,8 @@ def _strip(metric: MetricComparison, scale: LogScale) -> Iterator[Html]:
 
 def _axis(scale: LogScale, shaded: str) -> Html:
     marks: list[Html] = []
-    for place, label in scale.ticks():
+    for log_ratio, label in scale.ticks():
+        place = scale.at(log_ratio)
         marks.append(el("line", x1=_at(place), x2=_at(place), y1=0, y2=5, class_="tick"))
         marks.append(el("text", label, x=_at(place), y=18, text_anchor=_anchor(place)))
     title = el("span", f"change, logarithmic scale; shaded: {shaded}", class_="axis-title")

@@ -1,4 +1,4 @@
-"""What a chart of the report page is: a Plotly figure as plain data, with the words that belong to it.
+"""Charts of the report page: Plotly figures as plain data, with the words that belong to them.
 
 Figures are dicts that go into the page as JSON; no Python class of Plotly is involved. Colours of the data are
 fixed here and readable on light and on dark; all else that has a colour (paper, text, grid) is the theme of the
@@ -8,16 +8,13 @@ page, so a figure never sets it.
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
-from benchctl.report.plots.style import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION
+from benchctl.analysis.analyzed import AnalyzedExperiment
+from benchctl.analysis.compare.result import CellComparison
+from benchctl.records.noise import MetricNoise
 
-SERIES: Final = (BLUE, VERMILION, GREEN, ORANGE, PURPLE, SKY)
-"""The colours of Okabe and Ito that stand out on white and on near-black alike: without their black and yellow."""
-DASHES: Final = ("solid", "dash", "dot", "dashdot")
-GREY: Final = "#888888"
-"""For what belongs to no series: as far from white as from black."""
 _BAND_OPACITY: Final = 0.2
 _PHONE_PX: Final = 300
 _LEGEND_SYMBOL_PX: Final = 45
@@ -26,6 +23,19 @@ _CHARACTER_PX: Final = 7
 _TITLE_CHARACTERS: Final = 34
 
 Trace = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChartSource:
+    """The data that charts are drawn from.
+
+    ``cells`` are the comparisons of the directory's variants with its baseline, ``noise`` is that of an A/A
+    experiment by metric; without them outliers are not marked, and the baseline's own scatter replaces the noise.
+    """
+
+    analysis: AnalyzedExperiment
+    cells: Sequence[CellComparison] = ()
+    noise: Mapping[str, MetricNoise] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,16 +63,6 @@ class Chart:
             raise ValueError(f"chart {self.id!r} needs either a figure or a reason why it has none")
 
 
-def color(index: int) -> str:
-    """Colour of the series at ``index``; beyond the palette it starts over, so give those another dash."""
-    return SERIES[index % len(SERIES)]
-
-
-def dash(index: int) -> str:
-    """Line style of the series at ``index``: another one each time the palette starts over."""
-    return DASHES[index // len(SERIES) % len(DASHES)]
-
-
 def translucent(hex_color: str, opacity: float = _BAND_OPACITY) -> str:
     """``#rrggbb`` as a CSS colour that lets the grid and other bands through."""
     red, green, blue = (int(hex_color[at : at + 2], 16) for at in (1, 3, 5))
@@ -70,7 +70,7 @@ def translucent(hex_color: str, opacity: float = _BAND_OPACITY) -> str:
 
 
 def layout(height: int, **axes_and_more: Any) -> dict[str, Any]:
-    """What all charts share: transparent, the legend below everything, room for labels made by Plotly."""
+    """The layout that all charts share: transparent, the legend at the bottom, room for labels made by Plotly."""
     return {
         "height": height,
         "autosize": True,
@@ -141,7 +141,7 @@ def panels(
 
 
 def panel_axis(index: int) -> str:
-    """What a trace of the panel at ``index`` calls its y axis."""
+    """The name that a trace of the panel at ``index`` uses for its y axis."""
     return "y" if index == 0 else f"y{index + 1}"
 
 
@@ -170,12 +170,12 @@ def rounded(values: Iterable[float | None], digits: int = 6) -> list[float | Non
 
 def band(x: Sequence[Any], low: Sequence[Any], high: Sequence[Any], hex_color: str, **more: Any) -> Trace:
     """The area between ``low`` and ``high`` as one closed outline; points where either is None are left out."""
-    known = [(at, a, b) for at, a, b in zip(x, low, high, strict=True) if a is not None and b is not None]
+    points = [(at, a, b) for at, a, b in zip(x, low, high, strict=True) if a is not None and b is not None]
     return {
         "type": "scatter",
         "mode": "lines",
-        "x": [at for at, _, _ in known] + [at for at, _, _ in reversed(known)],
-        "y": [b for _, _, b in known] + [a for _, a, _ in reversed(known)],
+        "x": [at for at, _, _ in points] + [at for at, _, _ in reversed(points)],
+        "y": [b for _, _, b in points] + [a for _, a, _ in reversed(points)],
         "fill": "toself",
         "fillcolor": translucent(hex_color),
         "line": {"width": 0},
@@ -201,5 +201,5 @@ def drawn(
 
 
 def no_chart(chart_id: str, title: str, reason: str) -> Chart:
-    """A chart that cannot be drawn, and why."""
+    """A chart that cannot be drawn, with the reason."""
     return Chart(id=chart_id, title=title, caption="", definition="", figure=None, skipped=reason, height=0)

@@ -1,18 +1,33 @@
-"""Every chart of the report page, in the order in which a reader asks."""
+"""The table of all charts of the report page, in the order in which a reader asks.
 
-from collections.abc import Mapping, Sequence
+A new chart is a file with a ``draw`` function and a line here.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
 
 from benchctl.analysis.analyzed import AnalyzedExperiment
 from benchctl.analysis.compare.result import CellComparison
 from benchctl.records.noise import MetricNoise
 from benchctl.report.page.charts.batch_size import draw_batch_size
 from benchctl.report.page.charts.blocks import draw_block_values
-from benchctl.report.page.charts.chart import Chart
 from benchctl.report.page.charts.devices import draw_gpu, draw_host
+from benchctl.report.page.charts.figure import Chart, ChartSource
 from benchctl.report.page.charts.requests import draw_requests
 from benchctl.report.page.charts.sections import draw_sections
 from benchctl.report.page.charts.step_time import draw_step_time
 from benchctl.report.page.charts.sweep import draw_sweep
+
+CHARTS: Final[tuple[Callable[[ChartSource], Chart], ...]] = (
+    draw_block_values,
+    draw_sweep,
+    draw_sections,
+    draw_step_time,
+    draw_batch_size,
+    draw_requests,
+    draw_gpu,
+    draw_host,
+)
 
 
 def draw_charts(
@@ -21,18 +36,6 @@ def draw_charts(
     cells: Sequence[CellComparison] = (),
     noise: Mapping[str, MetricNoise] | None = None,
 ) -> tuple[Chart, ...]:
-    """Is it real (block values), how does it grow (sweep), where does it sit (the others).
-
-    ``cells`` are the comparisons of the directory's variants with its baseline, ``noise`` is that of an A/A
-    experiment; without them outliers are not marked, and the baseline's own scatter stands in for the noise.
-    """
-    return (
-        draw_block_values(analysis, cells),
-        draw_sweep(analysis, noise or {}),
-        draw_sections(analysis),
-        draw_step_time(analysis),
-        draw_batch_size(analysis),
-        draw_requests(analysis),
-        draw_gpu(analysis),
-        draw_host(analysis),
-    )
+    """Every chart of a result directory, drawn or with the reason why not; see ``ChartSource``."""
+    source = ChartSource(analysis=analysis, cells=cells, noise=noise or {})
+    return tuple(draw(source) for draw in CHARTS)

@@ -1,4 +1,4 @@
-"""The scale of ratios that the forest plot is drawn on: logarithmic, so that x2 and x0.5 lie equally far from 1."""
+"""The logarithmic scale of the forest plot, on which twice and half are equally far from no change."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -22,35 +22,35 @@ class LogScale:
     high: float
 
     def at(self, log_ratio: float) -> float:
-        """Place of a value, 0 to 1 from left to right; values beyond the ends are at the ends."""
-        place = (log_ratio - self.low) / (self.high - self.low)
-        return min(1.0, max(0.0, place))
+        """Share of the width at which a value is drawn, 0 to 1; values beyond the ends are drawn at the ends."""
+        share = (log_ratio - self.low) / (self.high - self.low)
+        return min(1.0, max(0.0, share))
 
     def holds(self, log_ratio: float) -> bool:
         return self.low <= log_ratio <= self.high
 
     def ticks(self) -> tuple[tuple[float, str], ...]:
-        """Place and label of each tick, from left to right: no change, and round percentages."""
-        chosen = {0.0: "0"}
+        """Logarithm and label of each tick, from left to right: no change, and round percentages."""
+        labels = {0.0: "0"}
         for percent in _NICE_PERCENT:
             log_ratio = math.log1p(percent / 100)
-            gap = min(abs(self.at(log_ratio) - self.at(other)) for other in chosen)
+            gap = min(abs(self.at(log_ratio) - self.at(other)) for other in labels)
             if self.holds(log_ratio) and gap >= _TICK_GAP_FRAC:
-                chosen[log_ratio] = f"{percent:+g}%".replace("-", "\N{MINUS SIGN}")
-        return tuple((self.at(log_ratio), chosen[log_ratio]) for log_ratio in sorted(chosen))
+                labels[log_ratio] = f"{percent:+g}%".replace("-", "\N{MINUS SIGN}")
+        return tuple(sorted(labels.items()))
 
 
 def scale_of(points: Sequence[float], ends: Iterable[float], always: Iterable[float]) -> LogScale:
-    """A scale that shows every point and ``always``, and the ends of intervals as far as they do not squeeze these.
+    """A scale that shows every point and ``always``, and as much of the intervals as does not squeeze these.
 
-    An interval of two blocks may reach from nothing to everything: it is cut where it is further from the points
-    than these are apart.
+    An interval over two blocks may reach from nothing to everything: it is cut where it extends further from the
+    points than these are apart.
     """
-    held = [0.0, *points, *always]
-    low, high = min(held), max(held)
+    required = [0.0, *points, *always]
+    low, high = min(required), max(required)
     room = max(high - low, _LEAST_LOG)
     for end in ends:
-        low, high = min(low, max(end, min(held) - room)), max(high, min(end, max(held) + room))
+        low, high = min(low, max(end, min(required) - room)), max(high, min(end, max(required) + room))
     if high - low < _LEAST_LOG:
         low, high = low - _LEAST_LOG / 2, high + _LEAST_LOG / 2
     pad = _PAD_FRAC * (high - low)
