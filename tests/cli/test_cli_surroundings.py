@@ -54,7 +54,7 @@ def test_a_full_device_behind_the_output_is_one_message(tmp_path: Path) -> None:
     done = in_shell("$benchctl profiles reference > /dev/full", tmp_path)
     assert done.returncode == 5
     assert done.stderr.count("\n") == 1
-    assert "output: refused (No space left on device); make room" in done.stderr
+    assert "output: refused (No space left on device); free space" in done.stderr
 
 
 def test_a_current_directory_that_is_gone_is_named(tmp_path: Path) -> None:
