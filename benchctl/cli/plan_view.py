@@ -63,7 +63,7 @@ def balance_text(imbalance: "Imbalance", num_arms: int, num_blocks: int) -> str:
 def print_power(profile: "Profile", noise: "NoiseFloor | None") -> None:
     """Print the power of the experiment with its blocks, and its stopping rule."""
     from benchctl.analysis.planning.power import estimate_power, power_lines
-    from benchctl.analysis.statistics.stopping_rule import stopping_rule
+    from benchctl.analysis.planning.stopping_rule import stopping_rule
 
     power, rule = estimate_power(profile, noise), stopping_rule(profile)
     for line in () if power is None else power_lines(power):

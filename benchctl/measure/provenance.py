@@ -12,7 +12,7 @@ from typing import Final
 import psutil
 
 import benchctl
-from benchctl.analysis.statistics.stopping_rule import stopping_rule
+from benchctl.analysis.planning.stopping_rule import stopping_rule
 from benchctl.measure.redaction import redacted_argv
 from benchctl.profile.identity import profile_sha256
 from benchctl.profile.model import Profile
