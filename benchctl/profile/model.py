@@ -40,7 +40,7 @@ class Sampling(Section):
 
     @property
     def is_greedy(self) -> bool:
-        """Whether the most probable token is always taken."""
+        """True where the most probable token is always chosen."""
         return self.temperature == 0 or self.top_k == 1
 
     @field_validator("top_k")
@@ -52,7 +52,7 @@ class Sampling(Section):
 
 
 class Control(Section):
-    """What makes a variant one step of a ladder of controls; written by ``controls`` of another variant."""
+    """The place of a variant in a ladder of controls; written by ``controls`` of another variant."""
 
     of: Name
     """Variant whose price the step helps to divide."""
@@ -86,7 +86,7 @@ class Stopping(Section):
 
     precision: float = Field(gt=0, lt=1)
     """Fraction, 0.01 for one percent: the experiment ends when half the interval of every primary metric in every
-    cell is no wider. The sign of a change plays no part."""
+    cell is at most that wide, whatever the sign of a change."""
     looks: int = Field(default=4, ge=1, le=20)
     """How often that is looked at, evenly from 6 blocks on; the last look is at the last block. Intervals are those
     of 1 - 0.05 / looks, so that more looks cost width."""
@@ -112,7 +112,7 @@ class Timeouts(Section):
 
 
 class ComparisonRules(Section):
-    """How the experiment is judged, declared before it is measured."""
+    """The rules of the verdict, declared before the first run."""
 
     estimator: Literal["robust", "mean"] = "robust"
     """``robust`` gives blocks that lie far off little weight; ``mean`` gives all blocks the same."""
@@ -209,7 +209,7 @@ class Profile(Section):
 
 
 class VariantSettings(Section):
-    """What one run uses: a variant in one cell, all overrides applied and checked."""
+    """The settings of one run: a variant in one cell, all overrides applied and checked."""
 
     variant: str
     model: str

@@ -1,4 +1,4 @@
-"""What every part of a profile shares."""
+"""The base of every part of a profile, and the meanings of its keys."""
 
 from functools import cache
 
@@ -11,7 +11,7 @@ LEAST, MOST = 1e-6, 1e6
 
 
 class Section(BaseModel):
-    """A part of a profile: frozen, closed, and strict about types (``"5"`` is no number).
+    """A part of a profile: frozen, closed, and strict about types (``"5"`` is text).
 
     A section's validator is built when something is first validated against it: most commands need few.
     """

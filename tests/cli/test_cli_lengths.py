@@ -103,5 +103,5 @@ def test_lengths_of_other_prompts_are_refused_before_anything_is_measured(cwd: P
     other = ("--set", "stop=replay-natural", "--set", f"workload.lengths_from={pilot}", "--seed", "99")
     done = benchctl(*SMALL, *other, cwd=cwd)
     assert done.returncode == 2, done.stdout
-    assert f"workload.lengths_from: {pilot} asked something else as" in done.stderr
+    assert f"workload.lengths_from: {pilot} has another prompt as" in done.stderr
     assert len(results_of(cwd, "ci-smoke")) == 1

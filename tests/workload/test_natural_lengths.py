@@ -130,13 +130,13 @@ def test_failed_requests_and_failed_runs_tell_no_length(tmp_path: Path) -> None:
         "000-b0-baseline",
         lambda r: msgspec.structs.replace(r, completion_tokens=None) if r.index == 1 else r,
     )
-    assert "does not know how long the answer to 'generated-00001' is" in refusal_of(results)
+    assert "has no length for 'generated-00001'" in refusal_of(results)
 
 
 def test_a_directory_without_a_measured_baseline_is_refused(tmp_path: Path) -> None:
     results = measured(tmp_path / "r", (5, 40, 7))
     edit_run(results, "000-b0-baseline", state="running")
-    assert "has no run of its baseline that was measured to its end" in refusal_of(results)
+    assert "has no finished run of its baseline" in refusal_of(results)
 
 
 def test_a_directory_of_forced_lengths_is_refused(tmp_path: Path) -> None:
@@ -147,11 +147,11 @@ def test_a_directory_of_forced_lengths_is_refused(tmp_path: Path) -> None:
 
 def test_other_prompts_are_refused_by_name(tmp_path: Path) -> None:
     results = measured(tmp_path / "r", (5, 40, 7))
-    assert "did not ask 'generated-00003'" in refusal_of(results, num_prompts=4)
+    assert "has no request 'generated-00003'" in refusal_of(results, num_prompts=4)
     first, *others = results.prepared_requests()
     changed = (msgspec.structs.replace(first, messages=None, prompt="What is 1 + 1?"), *others)
     results.write_prepared_requests(b"".join(encode(request) + b"\n" for request in changed))
-    assert "asked something else as 'generated-00000'" in refusal_of(results)
+    assert "has another prompt as 'generated-00000'" in refusal_of(results)
 
 
 def test_several_answers_in_one_request_have_no_length_each(tmp_path: Path) -> None:
