@@ -295,5 +295,5 @@ def test_the_commands_add_list_show_and_remove(tmp_path: Path, store: Path) -> N
 
 
 def test_showing_a_result_that_took_no_noise_along_says_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="took no noise along"):
+    with pytest.raises(UsageError, match="has no noise: none was on file"):
         CliRunner().invoke(app, ["noise", "show", str(write_results(tmp_path).path)], catch_exceptions=False)
