@@ -13,6 +13,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from support.servers.paced_engine import send
 from support.servers.real_engines import assert_compared, assert_ended, needs
 
 from benchctl.costs.shapes import ModelShape, shape_for
@@ -110,7 +111,7 @@ def answers(settings, directory, *requests) -> tuple[list[RequestRecord], dict]:
             for request in requests:
                 call = ENGINE.request_call(request, settings)
                 prepared = Call(request=request, path=call.path, headers=call.headers, body=call.body)
-                records.append(await (await client.exchange(prepared, 0)).understood())
+                records.append(await (await send(client, prepared, 0)).record())
             slots = (await client.control.get("/slots")).json()
         return records, next(slot for slot in slots if "params" in slot)
 
