@@ -19,7 +19,7 @@ from benchctl.profile.settings import (
     resolve,
     setting_of,
 )
-from benchctl.profile.sources.files import nearest
+from benchctl.profile.sources.files import did_you_mean
 from benchctl.profile.sources.located import LocatedDict, LocatedError, value_text
 
 MAX_CELLS: Final = 1000
@@ -89,9 +89,8 @@ def _baseline_errors(profile: LocatedDict) -> Iterator[LocatedError]:
     name, variants = baseline_name(profile), profile.mapping("variants")
     if not variants or name in variants:
         return
-    near = nearest(name, variants)
-    hint = f"; did you mean {near!r}?" if near else "; add it, or name one of them in baseline"
-    problem = f"the baseline {name!r} is not a variant; variants are {', '.join(variants)}{hint}"
+    hint = did_you_mean(name, variants) or "add it, or name one of them in baseline"
+    problem = f"the baseline {name!r} is not a variant; variants are {', '.join(variants)}; {hint}"
     yield profile.error(problem, "baseline" if "baseline" in profile else "variants")
 
 

@@ -21,7 +21,7 @@ from benchctl.profile.engine_table import guiding_kinds, options_class
 from benchctl.profile.errors import validate
 from benchctl.profile.guidance import Guidance
 from benchctl.profile.model import Profile, Sampling, VariantSettings
-from benchctl.profile.sources.files import nearest
+from benchctl.profile.sources.files import did_you_mean
 from benchctl.profile.sources.located import LocatedDict, LocatedError, LocatedList, Location, merge
 from benchctl.records.record import Cell
 
@@ -63,8 +63,8 @@ def factor_problem(factor: str, kind: str) -> str | None:
     settings = _settings_of_kind(kind)
     if ".".join(setting_of(factor)) in settings:
         return None
-    near = nearest(factor, (*FACTOR_SETTINGS, *settings))
-    hint = f"did you mean {near!r}?" if near else "name one such as server.max_num_seqs or sampling.min_p"
+    hint = did_you_mean(factor, (*FACTOR_SETTINGS, *settings))
+    hint = hint or "name one such as server.max_num_seqs or sampling.min_p"
     return f"no factor or setting has this name; factors are {', '.join(FACTOR_SETTINGS)}, or a dotted path; {hint}"
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from support.servers.paced_engine import send
 from support.servers.real_engines import assert_compared, assert_ended, needs
 
 from benchctl.costs.shapes import ModelShape, shape_for
@@ -110,7 +111,7 @@ def answers(settings, directory, *requests) -> tuple[list[RequestRecord], dict]:
             for request in requests:
                 call = ENGINE.request_call(request, settings)
                 prepared = Call(request=request, path=call.path, headers=call.headers, body=call.body)
-                records.append(await (await client.exchange(prepared, 0)).understood())
+                records.append(await (await send(client, prepared, 0)).record())
             slots = (await client.control.get("/slots")).json()
         return records, next(slot for slot in slots if "params" in slot)
 
@@ -212,7 +213,7 @@ def test_a_program_that_is_nowhere_is_told_with_what_brings_it(elsewhere):
 
 
 @pytest.mark.parametrize(
-    ("content", "problem"), [(None, "no program that can be executed"), (b"#!/usr/bin/python\n", "is a script")]
+    ("content", "problem"), [(None, "cannot be executed"), (b"#!/usr/bin/python\n", "is a script")]
 )
 def test_a_named_program_that_cannot_be_the_server_is_refused(tmp_path, content, problem):
     program = tmp_path / "llama-server"
@@ -227,7 +228,7 @@ def test_a_named_program_that_cannot_be_the_server_is_refused(tmp_path, content,
 @pytest.mark.parametrize(
     ("files", "named", "message"),
     [
-        ((), "absent.gguf", r"no such file; name a \.gguf file or its directory"),
+        ((), "absent.gguf", r"does not exist; name a \.gguf file or its directory"),
         ((), ".", r"a directory with no GGUF file; convert the model"),
         (("a.gguf", "b.gguf"), ".", r"a directory with 2 GGUF files \(a.gguf, b.gguf\); name one of them"),
         (("model.safetensors",), "model.safetensors", r"llama-server reads GGUF files"),

@@ -24,7 +24,7 @@ from benchctl.analysis.attribution.estimate import (
     estimate_levels,
     estimate_terms,
     excludes_zero,
-    moved_to,
+    recentre,
 )
 from benchctl.analysis.attribution.run_time import RunTimeBreakdown, TimeScales, at_middle_of_block
 from benchctl.analysis.statistics.block_ratio import RatioEstimate
@@ -186,7 +186,7 @@ def _with_step_ratio(
         return list(parts.values())
     exact = {**parts, TIME_PER_STEP: step.estimate}
     others = math.fsum(estimate.log_ratio for name, estimate in exact.items() if name != REMAINDER)
-    return list({**exact, REMAINDER: moved_to(exact[REMAINDER], total.log_ratio - others)}.values())
+    return list({**exact, REMAINDER: recentre(exact[REMAINDER], total.log_ratio - others)}.values())
 
 
 def _at_level(runs: Sequence[RunTimeBreakdown], wall_s: float) -> list[RunTimeBreakdown]:

@@ -31,9 +31,10 @@ from benchctl.analysis.validity.comparability import (
 from benchctl.analysis.validity.integrity import require_intact
 from benchctl.analysis.validity.run_differences import run_differences
 from benchctl.errors import UsageError
-from benchctl.profile.sources.files import nearest
+from benchctl.profile.sources.files import did_you_mean
 from benchctl.records.noise import MetricNoise, load_noise
 from benchctl.records.record import ResultWarning
+from benchctl.records.schema import current_metric_name
 
 __all__ = ["CompareOptions", "Side", "compare_experiments", "compare_sides", "parse_side"]
 
@@ -181,21 +182,21 @@ def noise_of(a: Experiment, b: Experiment) -> dict[str, MetricNoise]:
 
 
 def deciding_metrics(names: Sequence[str]) -> tuple[str, ...]:
-    """The metrics that make the verdict, each once.
+    """The metrics that make the verdict, each once, those of an older schema under their new names.
 
     Raises UsageError for one that is unknown or has no better direction.
     """
-    for name in names:
+    current = tuple(dict.fromkeys(map(current_metric_name, names)))
+    for name in current:
         if name not in METRICS:
-            near = nearest(name, METRICS)
-            hint = f"did you mean {near!r}?" if near else f"metrics are {', '.join(METRICS)}"
+            hint = did_you_mean(name, METRICS) or f"metrics are {', '.join(METRICS)}"
             raise UsageError(f"no metric is called {name!r}; {hint}")
         if METRICS[name].direction == "none" and not METRICS[name].is_exact:
             raise UsageError(
                 f"{name} cannot decide a comparison: neither more nor less of it is better. "
                 "It is shown as exploratory; name others with --metrics, or as primary_metrics of the profile"
             )
-    return tuple(dict.fromkeys(names))
+    return current
 
 
 def side_names(a: Side, b: Side) -> tuple[str, str]:
