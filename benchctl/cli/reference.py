@@ -75,10 +75,17 @@ def _result_format_reference() -> str:
     return result_format_reference()
 
 
+def _warnings_reference() -> str:
+    from benchctl.records.warning_codes import warnings_reference
+
+    return warnings_reference()
+
+
 TOPICS: Final[dict[str, Callable[[], str]]] = {
     "commands": command_reference,
     "metrics": metrics_reference,
     "profile": _profile_reference,
     "result-format": _result_format_reference,
+    "warnings": _warnings_reference,
 }
 """Name of the page in ``docs/reference``, and the function that generates its text."""

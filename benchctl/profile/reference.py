@@ -45,7 +45,7 @@ written out, and `benchctl profiles validate FILE` reports every error with its 
 * The YAML is plain: keys are text and appear once, `yes` and `on` are text, and there are no aliases and no tags.
 
 `allowed_differences` lists the settings in which variants may differ, as dotted paths (`guidance.*` covers all
-below `guidance`). Any other difference makes a comparison invalid; `benchctl profiles validate` warns of it beforehand.
+below `guidance`). Any other difference makes a comparison invalid; `benchctl profiles validate` warns of it.
 
 ## Identity
 

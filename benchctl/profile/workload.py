@@ -84,8 +84,8 @@ class Workload(Section):
     max_tokens: int = Field(default=1500, ge=1, le=MAX_TOKENS)
     """Limit of each output with stop mode ``natural``, and of the natural lengths of ``replay-natural``."""
     lengths_from: str | None = None
-    """Result directory of the same prompts with stop mode ``natural``; its baseline gives the natural length of each
-    answer. null: ``replay-natural`` measures it first; with other modes it stays unknown."""
+    """Result directory of the same prompts with stop mode ``natural``; its baseline gives the natural length of
+    each answer. null: ``replay-natural`` measures it first; with other modes it stays unknown."""
     arrival: Arrival
     """Schedule of the requests."""
     num_warmups: int = Field(default=1, ge=0, le=10_000)

@@ -129,7 +129,7 @@ def _latency_metrics(completed: Sequence[RequestRecord], factor: float) -> dict[
     for latency in LATENCIES:
         durations = values[latency]
         mean = ms_from_ns(_mean(durations) * factor) if durations else None
-        found[f"{latency}_ms"] = found[f"mean_{latency}_ms"] = mean
+        found[f"{latency}_ms"] = mean
         for percent, value in percentiles(durations, len(completed)).items():
             found[f"p{percent}_{latency}_ms"] = _ms(value, factor)
     return found

@@ -13,6 +13,7 @@ class Topic(StrEnum):
     METRICS = "metrics"
     PROFILE = "profile"
     RESULT_FORMAT = "result-format"
+    WARNINGS = "warnings"
 
 
 def reference(
