@@ -93,7 +93,7 @@ def bounds_warnings(bounds: Mapping[str, Bounds]) -> tuple[ResultWarning, ...]:
     """What a reader must know of these metrics."""
     if not bounds:
         return ()
-    told = "; ".join(f"{name} lies in {lies}" for name, lies in bounds.items() if not name.startswith("mean_"))
+    told = "; ".join(f"{name} lies in {lies}" for name, lies in bounds.items())
     message = (
         "the client was late to read and found several writes of the server in one read, so that some arrivals are "
         f"only known between bounds: {told}. These metrics are marked with {MARK} and decide nothing; the others "
@@ -115,7 +115,7 @@ def _bounds_of(
     }
     mean, low, high = map(fmean, sides)
     low, high = means or (low, high)
-    ends |= {f"{name}{latency}_ms": (mean, low, high) for name in ("", "mean_")}
+    ends[f"{latency}_ms"] = (mean, low, high)
     return {
         name: Bounds(ms_from_ns(low), ms_from_ns(high))
         for name, (value, low, high) in ends.items()

@@ -55,10 +55,7 @@ LATENCIES: Final = tuple(_LATENCIES)
 def _latency_metrics() -> list[Metric]:
     table: list[Metric] = []
     for latency, (formula, needs) in _LATENCIES.items():
-        table += [
-            Metric(f"{latency}_ms", "ms", f"mean of {formula}{_SCALED}", "lower", needs=needs),
-            Metric(f"mean_{latency}_ms", "ms", f"{latency}_ms under vLLM's name", "lower", needs=needs),
-        ]
+        table.append(Metric(f"{latency}_ms", "ms", f"mean of {formula}{_SCALED}", "lower", needs=needs))
         table += [
             Metric(f"p{percent}_{latency}_ms", "ms", f"p{percent} of {formula}{_SCALED}", "lower", needs=needs)
             for percent in PERCENTS
@@ -132,7 +129,13 @@ _CLIENT_METRICS: Final = [
         needs=f"{smallest_sample(99)} chunks stamped by the kernel",
     ),
     Metric("max_loop_lag_ms", "ms", "max of wake-up - due of the client's event loop", needs=_CLIENT),
-    Metric("load_cpu_cores", "cores", "Σ over the load generator's processes of CPU time / time", needs=_CLIENT),
+    Metric(
+        "client_cpu_cores",
+        "cores",
+        "Σ over the load generator's processes of CPU time / time",
+        "lower",
+        needs=_CLIENT,
+    ),
 ]
 CLIENT_METRICS: Final = tuple(metric.name for metric in _CLIENT_METRICS)
 """Those that say how well the load generator did, and nothing of the server."""
@@ -193,7 +196,6 @@ _DEVICE_METRICS: Final = [
     Metric("gpu_utilization_frac", "1", "mean over devices and samples during the load", needs=_GPU),
     Metric("gpu_peak_memory_bytes", "bytes", "Σ over devices of the most memory in use", "lower", needs=_GPU),
     Metric("server_cpu_cores", "cores", "mean of cores kept busy by the server", "lower", needs="host samples"),
-    Metric("client_cpu_cores", "cores", "mean of cores kept busy by the client", "lower", needs="host samples"),
 ]
 
 METRICS: Final[dict[str, Metric]] = {

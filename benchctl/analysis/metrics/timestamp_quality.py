@@ -36,7 +36,7 @@ def client_metrics(requests: Sequence[RequestRecord], samples: Sequence[ClientSa
         "coalesced_chunk_frac": quotient(num_bounds, sum(chunks)),
         "p99_read_delay_ms": _ms(percentiles(late, len(late), (99,))[99]),
         "max_loop_lag_ms": _ms(max((sample.loop_lag_ns for sample in samples), default=None)),
-        "load_cpu_cores": sum(cores.values()) if cores else None,
+        "client_cpu_cores": sum(cores.values()) if cores else None,
     }
 
 

@@ -58,8 +58,8 @@ OWN_SWEEP_COLUMNS: Final = (
 SWEEP_COLUMNS: Final = (*LENVM_SWEEP_COLUMNS, *OWN_SWEEP_COLUMNS)
 
 _COMPARED: Final = {
-    "wall": "wall_clock_s",
-    "tok_per_s": "throughput_output_tokens_per_s",
+    "wall": "wall_s",
+    "tok_per_s": "output_throughput",
     "pflops": "theoretical_pflops_total",
     "achieved_tflops": "achieved_tflops_per_s",
     "num_steps": "num_steps",

@@ -98,7 +98,7 @@ def _latencies(
     found: dict[str, float | None] = {}
     for latency in LATENCIES:
         values = durations[latency]
-        found[f"mean_{latency}_ms"] = metrics[f"mean_{latency}_ms"]
+        found[f"mean_{latency}_ms"] = metrics[f"{latency}_ms"]
         found[f"median_{latency}_ms"] = metrics[f"p50_{latency}_ms"]
         spread = standard_deviation(values)
         found[f"std_{latency}_ms"] = None if spread is None else ms_from_ns(spread * factor)

@@ -95,7 +95,7 @@ def totals_table(figures: LoadFigures, told: ClientAccount) -> Table:
         **_offered(told),
         "arrival times": f"{_share(figures.kernel_stamp_frac)} of the chunks stamped by the kernel; "
         f"{_share(figures.coalesced_chunk_frac)} read together with the next one (an upper bound)",
-        "client": f"{four_digits(told.metrics['load_cpu_cores'])} cores; its loop at most "
+        "client": f"{four_digits(told.metrics['client_cpu_cores'])} cores; its loop at most "
         f"{four_digits(told.metrics['max_loop_lag_ms'])} ms late",
     }
     table = Table(box=None, pad_edge=False, show_header=False)
@@ -141,7 +141,7 @@ def bounds_note(bounds: Mapping[str, Bounds]) -> str | None:
     """What the mark beside a number means, where one has it."""
     if not bounds:
         return None
-    told = "; ".join(f"{name} {lies}" for name, lies in bounds.items() if not name.startswith("mean_"))
+    told = "; ".join(f"{name} {lies}" for name, lies in bounds.items())
     return f"{MARK} known between bounds only, because the client was late to read: {told}"
 
 

@@ -227,7 +227,7 @@ def test_a_load_says_of_its_slots_what_its_run_says_when_it_is_read():
     read = run_metrics(run_of(requests), closed(4))
     assert told == {name: read[name] for name in told}
     account = ClientAccount(
-        metrics={**read, "load_cpu_cores": 0.1}, offered=offered_load(requests, closed(4)), bounds={}
+        metrics={**read, "client_cpu_cores": 0.1}, offered=offered_load(requests, closed(4)), bounds={}
     )
     figures = FiguresInPassing()
     for request in requests:

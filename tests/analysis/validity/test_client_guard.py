@@ -414,7 +414,7 @@ def test_old_directories_without_samples_of_the_client_are_read(tmp_path):
     for run in load_results(tmp_path / "r").runs:
         assert run.client == ()
         assert client_suspect_warnings(run, CLOSED) == client_warnings(run, CLOSED) == ()
-        assert run_metrics(run)["load_cpu_cores"] is None
+        assert run_metrics(run)["client_cpu_cores"] is None
 
 
 def with_client(results, samples):
@@ -444,7 +444,7 @@ def test_tables_and_result_files_say_how_the_client_did(tmp_path):
         "coalesced_chunk_frac": 0.0,
         "p99_read_delay_ms": None,
         "max_loop_lag_ms": 0.25,
-        "load_cpu_cores": pytest.approx(0.4),
+        "client_cpu_cores": pytest.approx(0.4),
     }
     assert set(result["client"]) <= set(result["definitions"])
     table = client_table(analysis)
