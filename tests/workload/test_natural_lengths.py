@@ -175,7 +175,7 @@ def test_lengths_of_another_model_or_sampling_are_refused(tmp_path: Path, line: 
 
 
 def test_a_place_without_results_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RecordError, match="is no result directory"):
+    with pytest.raises(RecordError, match="is not a result directory"):
         prepare_requests(profile_of("replay-natural", tmp_path / "nothing"))
 
 
