@@ -112,5 +112,5 @@ class RunRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def times_whole_steps(self) -> bool:
-        """Whether ``dur_ns`` of a step is the time of all of it."""
+        """True if ``dur_ns`` of a step is the time of all of it."""
         return self.steps_cover == "step"

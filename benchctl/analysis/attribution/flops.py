@@ -187,7 +187,7 @@ def _seen_counts(
 ) -> SeenCounts | None:
     """Counts of the step log; None when the value model's candidates are unknown."""
     steps = run.columns
-    if steps.known("draft_tokens").any():
+    if steps.known_values("draft_tokens").any():
         doubts.add(
             "drafts-not-charged", "observed FLOPs: draft tokens are not charged, neither proposed nor verified"
         )

@@ -151,7 +151,7 @@ def _step_metrics(steps: StepColumns) -> dict[str, float | None]:
     tails = percentiles_of_sorted(np.sort(steps.dur_ns), len(steps), (50, 95))
     is_decode = steps.in_phase("decode")
     output_tokens = steps.total("output_tokens")
-    blocks = steps.known("kv_used_blocks")
+    blocks = steps.known_values("kv_used_blocks")
     return {
         "num_steps": len(steps) or None,
         "step_ms": _mean_ms(steps.dur_ns),

@@ -162,7 +162,7 @@ def _check_step_time(run: LoadedRun, steps: StepColumns) -> Check:
 def _check_guided(steps: StepColumns, expectation: Expectation) -> Check:
     """A guided variant scored candidates in some step, unless its guidance is left out; any other in none."""
     name = "guided"
-    rows = steps.known("guided_rows")
+    rows = steps.known_values("guided_rows")
     guided_steps = int((rows > 0).sum())
     seen = f"guided rows in {guided_steps} of {len(steps)} steps"
     if not len(rows):
@@ -179,7 +179,7 @@ def _check_guided(steps: StepColumns, expectation: Expectation) -> Check:
 def _check_greedy(steps: StepColumns, expectation: Expectation) -> Check:
     """All steps are greedy where that is declared, none elsewhere."""
     name = "greedy-share"
-    says = steps.known("is_greedy")
+    says = steps.known_values("is_greedy")
     if not len(says):
         return Check(name, None, "the steps do not say whether they are greedy")
     declared = "greedy" if expectation.is_greedy else "sampling"
