@@ -12,7 +12,7 @@ from benchctl.analysis.summary.columns import SUMMARY_COLUMNS
 from benchctl.analysis.summary.sweep import SWEEP_COLUMNS
 from benchctl.interop.writers.vllm import vllm_result
 from benchctl.records.jsonl import write_bytes_atomic, write_json_atomic
-from benchctl.report.documents.csv_table import csv_bytes
+from benchctl.report.documents.csv_files import csv_bytes
 from benchctl.report.documents.experiment import summary_document, sweep_document
 from benchctl.report.page.build import directory_page
 from benchctl.report.plots.table import draw_plots
