@@ -38,7 +38,7 @@ from benchctl.profile.planning.plan import variant_settings
 from benchctl.records.directory import ResultDirectory, RunDirectory, run_directory_name
 from benchctl.records.integrity.digests import digests_of_run, record_run
 from benchctl.records.jsonl import encode, write_bytes_atomic, write_json_atomic
-from benchctl.records.loaded import keep_steps, load_run
+from benchctl.records.loaded import load_run, write_step_table
 from benchctl.records.manifest import HostInfo, Imported, Manifest, Plan, PlannedRun
 from benchctl.records.record import ResultWarning
 from benchctl.records.request import PreparedRequest, RequestRecord
@@ -228,7 +228,7 @@ def _judged(
 ) -> RunRecord:
     """The run with what its records contradict one another in; suspect where there is anything to be doubted."""
     loaded = load_run(directory)
-    keep_steps(loaded)
+    write_step_table(loaded)
     doubts = (*run.warnings, *failed_checks(loaded, profile, prepared))
     judged = msgspec.structs.replace(run, warnings=doubts, state="suspect" if doubts else "done")
     judged = msgspec.structs.replace(judged, files=digests_of_run(directory))

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from benchctl.analysis.metrics.bounds import MARK, Bounds, marked
-from benchctl.analysis.metrics.offered_load import ClientAccount
+from benchctl.analysis.metrics.offered_load import ClientQuality
 from benchctl.analysis.metrics.percentile import PERCENTS, smallest_sample
 from benchctl.analysis.metrics.table import CLIENT_METRICS, LATENCIES, METRICS
 from benchctl.analysis.summary.load_figures import SEND_LAG, Durations, LoadFigures
@@ -27,7 +27,7 @@ def load_result(
     record: RunRecord,
     manifest: Manifest,
     arrival: Arrival,
-    client: ClientAccount,
+    client: ClientQuality,
 ) -> dict[str, Any]:
     """The keys of ``vllm bench serve``, then our own; unknown is null.
 
@@ -80,7 +80,7 @@ def _spelt(name: str, durations: Durations) -> dict[str, float | None]:
     return values | {f"p{percent}_{name}_ms": durations.percentile[percent] for percent in PERCENTS}
 
 
-def totals_table(figures: LoadFigures, client: ClientAccount) -> Table:
+def totals_table(figures: LoadFigures, client: ClientQuality) -> Table:
     """Requests, tokens, throughput, the share of the load that reached the server, and the accuracy of times."""
     failed = f"{figures.num_failed} failed"
     if figures.errors:
@@ -106,12 +106,12 @@ def totals_table(figures: LoadFigures, client: ClientAccount) -> Table:
     return table
 
 
-def _offered(client: ClientAccount) -> dict[str, str]:
+def _offered(client: ClientQuality) -> dict[str, str]:
     """The share of the load that reached the server; of a closed loop also the delay before slots were refilled."""
     if client.offered is None:
         return {"load": "all at once"}
     rows = {
-        "load": f"{four_digits(client.offered.met)} of {four_digits(client.offered.asked)} {client.offered.unit}"
+        "load": f"{four_digits(client.offered.met)} of {four_digits(client.offered.planned)} {client.offered.unit}"
     }
     idle_frac = client.metrics["slot_idle_frac"]
     if idle_frac is not None:
