@@ -4,13 +4,12 @@ import html
 import json
 import math
 import re
-import subprocess
-import sys
 from importlib.resources import files
 from statistics import fmean, stdev
 
 import pytest
 from scipy.stats import t as student
+from support.cli import benchctl
 from support.results import builders
 
 from benchctl.analysis.analyzed import analyze_directory
@@ -209,8 +208,7 @@ def test_style_and_script_are_files_of_the_package():
 
 
 def run_report(*arguments, cwd):
-    argv = [sys.executable, "-m", "benchctl", "report", *map(str, arguments)]
-    return subprocess.run(argv, capture_output=True, text=True, check=False, cwd=cwd)
+    return benchctl("report", *arguments, cwd=cwd)
 
 
 def test_two_sides_make_one_page_where_it_was_asked_for_or_in_the_working_directory(directory, tmp_path):
