@@ -1,7 +1,7 @@
 """The command line: the only room that prints, draws progress and picks exit codes.
 
-Each command group is one module; a command imports the rooms it needs when it is called, so that ``--help``
-stays fast. Errors of ``benchctl.errors`` become one message on stderr and their exit code, here and nowhere
+Each command group is one module; a command imports what it needs when it is called, so that ``--help`` stays
+fast. Errors of ``benchctl.errors`` become one message on stderr and their exit code, here and nowhere
 else.
 """
 
@@ -20,10 +20,10 @@ from benchctl.errors import BenchctlError, DeprecatedWordWarning
 
 INTERRUPTED = 130
 _NEW_OBJECTS = 200_000
-"""How many are made until the collector looks for cycles among them. Modules, of which a command imports hundreds,
-leave next to none, and looking through them again and again would take a tenth of a short command's time."""
+"""New objects until the collector searches for cycles. The hundreds of modules that a command imports leave hardly
+any, and repeated searches would take a tenth of a short command's time."""
 _NAMELESS = {errno.ENOENT: "the current directory", errno.ENOSPC: "output"}
-"""What it was where an error of the system names no file."""
+"""The object of an error of the system that names no file."""
 
 
 def main() -> NoReturn:
@@ -41,8 +41,8 @@ def main() -> NoReturn:
     except KeyboardInterrupt:  # a second signal, on the way out
         _ignore_signals()
     drop_output()
-    # Nothing is left to do. Python would take every module apart first, object by object, and would end itself by
-    # SIGINT when the interrupt fell into a module that was being made.
+    # Python would first destroy every module, object by object, and would end itself by SIGINT if the interrupt
+    # came while a module was imported.
     os._exit(code)
 
 
@@ -60,15 +60,15 @@ def _run() -> int:
         _explain(error)
         return error.exit_code
     except OSError as error:
-        place = error.filename or _NAMELESS.get(error.errno or 0, "the system")
-        remedy = "make room or correct the permissions; what was measured is kept"
-        print(f"benchctl: {place}: refused ({error.strerror or error}); {remedy}", file=sys.stderr)
+        target = error.filename or _NAMELESS.get(error.errno or 0, "the system")
+        remedy = "free space or correct the permissions; results until now are kept"
+        print(f"benchctl: {target}: refused ({error.strerror or error}); {remedy}", file=sys.stderr)
         return BenchctlError.exit_code
     return 0
 
 
 def _ignore_signals() -> None:
-    """All is done that had to be: a signal that comes now must not change what is said of it."""
+    """Ignore signals from now on: the work is complete, and its exit code must not change."""
     try:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
@@ -77,7 +77,7 @@ def _ignore_signals() -> None:
 
 
 def _interrupt(_signal: int, _frame: FrameType | None) -> None:
-    """SIGTERM and a terminal that closes end benchctl as Ctrl-C does: servers are stopped, all measured is kept."""
+    """Let SIGTERM and a closed terminal end benchctl as Ctrl-C does: servers are stopped, results are kept."""
     raise KeyboardInterrupt
 
 

@@ -1,4 +1,4 @@
-"""Progress of an experiment on the terminal: bars with time left, or one line per run where nobody watches."""
+"""Progress of an experiment on the terminal: bars with the time left, or one line per run without a terminal."""
 
 import os
 import sys
@@ -16,40 +16,40 @@ from benchctl.records.run import RunRecord
 if TYPE_CHECKING:
     from benchctl.measure.experiment import Listener
 
-_TELL_AGAIN_S: Final = 10.0
+_REPORT_INTERVAL_S: Final = 10.0
 _TAIL_LINES: Final = 8
 """Lines shown of the log of a server that failed; the record keeps more."""
 
 
 @dataclass(slots=True)
 class _Course:
-    """How far the experiment has come, and since when the current run goes on."""
+    """Progress of the experiment and start of the current run."""
 
     num_runs: int
     runs_per_block: int = 1
     started_s: float = field(default_factory=time.monotonic)
     run_id: str = ""
     began_s: float = 0.0
-    told_s: float = 0.0
+    reported_s: float = 0.0
     num_ended: int = 0
 
     def begin_run(self, planned: PlannedRun) -> None:
         self.run_id = planned.run_id
-        self.began_s = self.told_s = time.monotonic()
+        self.began_s = self.reported_s = time.monotonic()
 
     def waiting(self, line: str) -> str | None:
-        """The line that says what a starting server is at; None while the last such line is recent."""
+        """A line on the progress of a starting server; None while the last one is recent."""
         now_s = time.monotonic()
-        if now_s - self.told_s < _TELL_AGAIN_S:
+        if now_s - self.reported_s < _REPORT_INTERVAL_S:
             return None
-        self.told_s = now_s
+        self.reported_s = now_s
         return f"{self.run_id}: the server has been starting for {now_s - self.began_s:.0f} s: {line}"
 
     def end_run(self, planned: PlannedRun, record: RunRecord) -> str:
-        """Count a run that has ended; returns what says so, and after a first block how long the others take."""
+        """Count a run that has ended; returns a line on it, and after the first block the time left."""
         self.num_ended += 1
-        took = time.monotonic() - self.began_s
-        text = f"[{self.num_ended}/{self.num_runs}] {planned.run_id}: {record.state} in {took:.1f} s"
+        duration_s = time.monotonic() - self.began_s
+        text = f"[{self.num_ended}/{self.num_runs}] {planned.run_id}: {record.state} in {duration_s:.1f} s"
         if record.failure is not None:
             tail = record.failure.log_tail.splitlines()[-_TAIL_LINES:]
             return "\n".join([f"{text}; {record.failure.cause}: {record.failure.message}", *map(log_line, tail)])
@@ -57,7 +57,7 @@ class _Course:
         return f"{line}\n{left}" if record.clock != "virtual" and (left := self._left()) else line
 
     def _left(self) -> str | None:
-        """How long the other blocks take, when the first has ended."""
+        """The time left, when the first block has ended."""
         num_left = self.num_runs - self.num_ended
         if self.num_ended != self.runs_per_block or not num_left:
             return None
@@ -66,13 +66,15 @@ class _Course:
 
 
 def has_room_for_bars() -> bool:
-    """Whether stderr is a terminal with a width: bars on one without, as programs open them, would be invisible."""
+    """True when stderr is a terminal with a width: bars on one without, as programs open them, would be
+    invisible.
+    """
     return sys.stderr.isatty() and os.get_terminal_size(sys.stderr.fileno()).columns > 0
 
 
 @contextmanager
 def experiment_progress(num_runs: int, runs_per_block: int, *, is_quiet: bool) -> Iterator["Listener"]:
-    """Yield the listener that draws; ``is_quiet`` writes one line per run to stderr and no bars."""
+    """Yield the listener that shows progress; with ``is_quiet`` one line per run on stderr and no bars."""
     from tqdm import tqdm
 
     from benchctl.cli.plan_view import look_text
@@ -94,11 +96,11 @@ def experiment_progress(num_runs: int, runs_per_block: int, *, is_quiet: bool) -
             requests.set_postfix_str("", refresh=False)
             requests.update(num_done - requests.n)
 
-        def said(line: str) -> None:
+        def log_changed(line: str) -> None:
             if not hidden:
                 requests.set_postfix_str(line)
-            elif told := course.waiting(line):
-                print(told, file=sys.stderr, flush=True)
+            elif report := course.waiting(line):
+                print(report, file=sys.stderr, flush=True)
 
         def ended(planned: PlannedRun, record: RunRecord) -> None:
             runs.update(1)
@@ -111,4 +113,6 @@ def experiment_progress(num_runs: int, runs_per_block: int, *, is_quiet: bool) -
         def looked(look: Look, rule: StoppingRecord) -> None:
             tqdm.write(look_text(look, rule), file=sys.stderr)
 
-        yield Listener(run_started=started, request_done=advanced, run_ended=ended, server_said=said, looked=looked)
+        yield Listener(
+            run_started=started, request_done=advanced, run_ended=ended, server_said=log_changed, looked=looked
+        )

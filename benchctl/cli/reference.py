@@ -69,9 +69,16 @@ def _profile_reference() -> str:
     return profile_reference()
 
 
+def _result_format_reference() -> str:
+    from benchctl.records.reference import result_format_reference
+
+    return result_format_reference()
+
+
 TOPICS: Final[dict[str, Callable[[], str]]] = {
     "commands": command_reference,
     "metrics": metrics_reference,
     "profile": _profile_reference,
+    "result-format": _result_format_reference,
 }
 """Name of the page in ``docs/reference``, and the function that generates its text."""

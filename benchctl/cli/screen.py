@@ -1,5 +1,8 @@
-"""What several commands print in the same way."""
+"""Output that several commands share, and the garbage collector while they read."""
 
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from copy import copy
 from typing import TYPE_CHECKING, Final
 
@@ -10,11 +13,11 @@ if TYPE_CHECKING:
     from benchctl.analysis.analyzed import AnalyzedExperiment
 
 TABLE_WIDTH: Final = 1000
-"""No table is cut, whatever the terminal's width: numbers without their last digits would mislead."""
+"""Wide enough that no table is cut: numbers without their last digits would mislead."""
 
 
 def wide_console() -> "Console":
-    """Standard output for tables and sentences, as they are: nothing is cut, wrapped or taken for markup."""
+    """A console that prints tables and sentences as they are: not cut, wrapped or interpreted as markup."""
     from rich.console import Console
 
     return Console(highlight=False, markup=False, soft_wrap=True, width=TABLE_WIDTH)
@@ -23,7 +26,7 @@ def wide_console() -> "Console":
 def in_one_row(table: "Table") -> "Table":
     """The same table with its rows as one row of many lines, which rich draws in a fraction of the time.
 
-    As it is where that would look different: with cells of several lines, or rows that have a style of their own.
+    Unchanged where that would look different: with cells of several lines, or rows that have a style of their own.
     """
     columns = [[str(cell) for cell in column.cells] for column in table.columns]
     if any("\n" in cell for cells in columns for cell in cells) or any(
@@ -38,7 +41,7 @@ def in_one_row(table: "Table") -> "Table":
 
 
 def print_notes(console: "Console", analysis: "AnalyzedExperiment") -> None:
-    """What follows from a result directory, and what is to be doubted, each under its title."""
+    """Print the findings and the notes of a result directory, each under its title."""
     from benchctl.report.text.tables import findings_lines, footnote_lines
 
     for title, lines in (("What follows", findings_lines(analysis)), ("Notes", footnote_lines(analysis))):
@@ -47,3 +50,19 @@ def print_notes(console: "Console", analysis: "AnalyzedExperiment") -> None:
             console.print(title, style="bold")
             for line in lines:
                 console.print(line)
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Switch the garbage collector off inside, or in the function that this decorates.
+
+    Commands that only read create many records, none of which is part of a cycle: to search them takes time and
+    frees nothing.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

@@ -1,7 +1,7 @@
 """Standard streams that never end a command.
 
-Whatever a shell does to them, a command goes on to its end and its exit code: a stream that was closed, a reader
-that leaves (``| head``), a terminal that is gone, an encoding without the signs of our tables.
+A command runs to its end and its exit code whatever happens to them: a closed stream, a reader that leaves
+(``| head``), a lost terminal, an encoding without the characters of our tables.
 """
 
 import errno
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 _STDERR_FD = 2
 _NOBODY_READS = frozenset({errno.EPIPE, errno.EIO})
-"""What writing fails with when the reader of a pipe has left, or the terminal was closed."""
+"""Errors of writing when the reader of a pipe has left, or the terminal was closed."""
 
 
 class _Outlet(io.FileIO):
-    """A stream that drops what nobody reads any more."""
+    """A stream that drops output without a reader."""
 
     def write(self, content: "ReadableBuffer", /) -> int:
         try:
@@ -38,12 +38,12 @@ def steady_streams() -> None:
 
 
 def log_line(line: str) -> str:
-    """A line of a server's log as it stands below what we say ourselves."""
+    """A line of a server's log below a message of ours."""
     return f"  | {line}"
 
 
 def drop_output() -> None:
-    """Flush the standard streams; what cannot be written is dropped, lest the interpreter try it once more."""
+    """Flush the standard streams; drop what cannot be written, so that the interpreter does not try again."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

@@ -1,7 +1,7 @@
 """The common base of engines whose servers speak OpenAI's API: reached by HTTP, timed by the host's clock."""
 
 import os
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -13,7 +13,7 @@ from benchctl.profile.model import VariantSettings
 from benchctl.records.jsonl import encode
 from benchctl.records.record import ResultWarning
 from benchctl.records.request import PreparedRequest
-from benchctl.records.step import Clock
+from benchctl.records.step import Clock, StepRecord
 
 if TYPE_CHECKING:
     import httpx
@@ -34,6 +34,9 @@ class OpenAiServer:
     essential_processes: tuple[str, ...] = ()
     signatures: tuple[Signature, ...] = ()
     """Texts in its log that give the cause of a failure away, the special ones first."""
+
+    def check_available(self, settings: VariantSettings) -> None:
+        """Nothing to check before a start."""
 
     def check_requests(self, requests: Sequence[PreparedRequest], settings: VariantSettings) -> None:
         """Raises UnsupportedError for guidance."""
@@ -77,6 +80,13 @@ class OpenAiServer:
     def env(self, settings: VariantSettings, site: LaunchSite) -> dict[str, str]:
         """The variables that the profile sets."""
         return dict(getattr(settings.server, "env", {}))
+
+    def has_steps(self, settings: VariantSettings) -> bool:
+        return False
+
+    def read_steps(self, directory: Path) -> Iterator[StepRecord]:
+        """None: such servers do not record steps unless something of ours runs inside them."""
+        return iter(())
 
     def diagnose(self, log_tail: str) -> Diagnosis | None:
         """The cause of a failure by the first signature that the end of the server's log contains."""

@@ -276,7 +276,7 @@ def _is_due(row: GuideRow) -> bool:
 
 
 def _threshold(params: GuidanceParams) -> float:
-    return -torch.inf if params.entropy_threshold is None else params.entropy_threshold
+    return -torch.inf if params.value_entropy_threshold is None else params.value_entropy_threshold
 
 
 def _flags(flags: list[bool], device: torch.device) -> Tensor:

@@ -31,7 +31,14 @@ from torch import Tensor
 from benchctl.guided.errors import GuidanceError
 from benchctl.guided.expectation import solve_slope
 from benchctl.guided.length import length_of_value, value_of_length
-from benchctl.guided.params import CONSTRAINTS, EXPECTATION_MODES, MODES, NEUTRAL_WIDTH, GuidanceParams
+from benchctl.guided.parameter_table import (
+    CONSTRAINTS,
+    EXPECTATION_MODES,
+    EXPONENTIAL_MODES,
+    MODES,
+    NEUTRAL_WIDTH,
+)
+from benchctl.guided.params import GuidanceParams
 
 _RULES: Final = (*MODES, *CONSTRAINTS)
 _CODES: Final = {rule: code for code, rule in enumerate(_RULES)}
@@ -71,12 +78,12 @@ def mode_batch(params: Sequence[GuidanceParams], device: torch.device | str, gen
         raise GuidanceError(
             f"{len(params)} rows of parameters, {len(generated)} of generated tokens; one of each per row"
         )
-    rules = [each.constraint if each.has_target else each.mode for each in params]
+    rules = [each.value_constraint if each.has_target else each.mode for each in params]
     table = torch.tensor(
         [
             (
                 _CODES[rule],
-                each.scale,
+                each.value_scale,
                 each.gamma,
                 -torch.inf if each.value_min is None else each.value_min,
                 target_value(each, tokens),
@@ -97,7 +104,7 @@ def target_value(params: GuidanceParams, generated: int) -> float:
         return params.target_value
     if params.target_length is None:
         return 0.0
-    spent = generated if params.length_mode == "total" else 0
+    spent = generated if params.target_length_mode == "total" else 0
     return value_of_length(max(params.target_length - spent, 0.0), params.gamma)
 
 
@@ -132,7 +139,7 @@ def _tilt(probs: Tensor, values: Tensor, raw: Tensor, mask: Tensor, batch: ModeB
     most = values.masked_fill(~mask, -torch.inf).amax(dim=1, keepdim=True)
     x, slope = values, _within(batch.scale, probs.dtype)
     mean = (probs * values).sum(dim=1, keepdim=True)
-    is_unchanged = (mean < batch.value_min) | (batch.scale.abs() <= NEUTRAL_WIDTH) & batch.asks(*MODES[:2])
+    is_unchanged = (mean < batch.value_min) | (batch.scale.abs() <= NEUTRAL_WIDTH) & batch.asks(*EXPONENTIAL_MODES)
     if "value_bias" in batch.rules:
         x = torch.where(batch.asks("value_bias"), raw.to(probs.dtype).masked_fill(~mask, 0), x)
     if batch.rules & _SOLVED:

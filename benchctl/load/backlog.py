@@ -1,4 +1,4 @@
-"""Answers that have ended and are not recorded yet: decoding them waits for what has a time to keep."""
+"""Answers that have ended and are not recorded yet: decoding waits until sends are no longer urgent."""
 
 import time
 from collections import deque
@@ -10,16 +10,16 @@ from benchctl.records.request import RequestRecord
 from benchctl.units import NS_PER_MS
 
 _WAVE_GAP_NS: Final = 2 * NS_PER_MS
-"""Answers that end within this of each other are of one wave: all its slots are filled before one is decoded ..."""
+"""Answers that end within this of each other are one wave: all its slots are filled before one is decoded ..."""
 _MOST_DELAY_NS: Final = 50 * NS_PER_MS
-"""... but no longer than this after the first of them. Where answers end all the time, no moment is better."""
+"""... but no later than this after the first of them: where answers end all the time, no moment is better."""
 
 
 class Backlog:
-    """Exchanges that have ended, in the order of their ends. ``keep`` gets the record of each."""
+    """Exchanges that have ended, in the order of their ends. ``on_record`` gets the record of each."""
 
-    def __init__(self, keep: Callable[[RequestRecord], None]) -> None:
-        self._keep = keep
+    def __init__(self, on_record: Callable[[RequestRecord], None]) -> None:
+        self._on_record = on_record
         self._ended: deque[Exchange] = deque()
         self._is_recording = False
 
@@ -29,17 +29,17 @@ class Backlog:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing waits to be recorded; one may be on the way."""
+        """True when no answer waits; one may be being recorded."""
         return not self._ended
 
     @property
     def is_done(self) -> bool:
-        """Whether all that was taken has been recorded."""
+        """True when every answer has been recorded."""
         return not self._ended and not self._is_recording
 
     @property
     def is_growing(self) -> bool:
-        """Whether answers end one after another just now, and recording them is better left for later."""
+        """True while answers end one after another, so that recording them should wait."""
         if not self._ended:
             return False
         now_ns = time.monotonic_ns()
@@ -51,6 +51,6 @@ class Backlog:
         exchange = self._ended.popleft()
         self._is_recording = True
         try:
-            self._keep(await exchange.record())
+            self._on_record(await exchange.record())
         finally:
             self._is_recording = False

@@ -1,7 +1,8 @@
-"""What a load will ask of its client, told before it is sent: cores kept busy by reading tokens.
+"""The processor time that a load will need at its client, estimated before it is sent.
 
-An open loop says it: requests per second by tokens of each. In a closed loop the server sets the pace, which nobody
-knows beforehand; every stream is then taken to bring a token per ``TOKEN_S``, as a GPU that is not overloaded does.
+For an open loop it follows from the plan: requests per second times tokens of each. In a closed loop the server
+sets the pace, which is unknown beforehand; each stream is then assumed to bring a token every ``TOKEN_S``, as from
+a GPU that is not overloaded.
 """
 
 from collections.abc import Iterable
@@ -16,24 +17,24 @@ from benchctl.units import NS_PER_S
 TOKEN_S: Final = 0.010
 """Seconds from one token of a stream to the next, where the server sets the pace."""
 CPU_NS_PER_TOKEN: Final = 11_500
-"""Processor time of the client for an event of one token: 512 streams with a token every 10 ms, as
+"""Processor time of the client for an event of one token, with 512 streams and a token every 10 ms, as
 ``benchmarks/load/worker_scaling.py`` measures it (``docs/measurements/load-generator.md``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadSize:
-    """Of all requests of a load together."""
+    """Totals of all requests of a load."""
 
     num_requests: int
     num_outputs: int
     """Choices, of which a request may have several."""
     num_tokens: int
-    """Of output; where answers end by themselves the most that there can be."""
+    """Output tokens; where answers end by themselves, the largest possible number."""
     last_arrival_ns: int = 0
 
 
 def size_of(requests: Iterable[PreparedRequest]) -> LoadSize:
-    """One pass over ``requests``, none of which is kept."""
+    """The totals of ``requests``, in one pass that keeps none of them."""
     num_requests = num_outputs = num_tokens = last_arrival_ns = 0
     for request in requests:
         num_requests += 1
@@ -48,7 +49,7 @@ def size_of(requests: Iterable[PreparedRequest]) -> LoadSize:
     )
 
 
-def most_open(arrival: Arrival, size: LoadSize) -> int:
+def max_open(arrival: Arrival, size: LoadSize) -> int:
     """Requests that can be open at once."""
     return min(arrival.max_concurrency or size.num_requests, size.num_requests)
 
@@ -60,7 +61,7 @@ def expected_tokens_per_s(arrival: Arrival, size: LoadSize) -> float:
     """
     if not size.num_requests:
         return 0.0
-    by_streams = most_open(arrival, size) * size.num_outputs / size.num_requests / TOKEN_S
+    by_streams = max_open(arrival, size) * size.num_outputs / size.num_requests / TOKEN_S
     rate = _request_rate(arrival, size)
     return by_streams if rate is None else min(by_streams, rate * size.num_tokens / size.num_requests)
 

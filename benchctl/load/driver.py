@@ -1,10 +1,10 @@
-"""Driving the load: which request is sent when.
+"""Drives a load: decides which request is sent when.
 
-The end of a stream is told while the sockets are read, and the next request of a closed loop leaves at once, on the
-connection that became free. Only then is the answer that ended decoded, written and counted, in slices of less than
-a millisecond between which the sockets are read. What the slots hold at the start is laid ready as a whole and then
-launched in one go, so that "at once" means within the time that writing takes. Every request that was sent leaves
-exactly one record, whatever happens.
+The receiver reports the end of a stream while it reads the sockets, and the next request of a closed loop leaves at
+once, on the connection that became free. Only then is the answer that ended decoded, written and counted, in slices
+of less than a millisecond between which the sockets are read. The first requests of all slots are prepared before
+any is launched, so that they leave together. Every request that was sent leaves exactly one record, whatever
+happens.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from asyncio_throttle.throttler import Throttler
 from benchctl.load.alarm import Alarm
 from benchctl.load.backlog import Backlog
 from benchctl.load.heartbeat import beat
-from benchctl.load.open_loop import LEAD_NS, OpenLoop
+from benchctl.load.open_loop import LEAD_NS, Launching, OpenLoop
 from benchctl.load.prepared import MOST_PREPARED, PreparedRequests
 from benchctl.load.progress import Progress
 from benchctl.load.tally import Activity, LoadSummary, Tally
@@ -32,20 +32,21 @@ from benchctl.records.request import RequestRecord
 from benchctl.records.samples import ClientSample
 
 OPEN_LOOP: Final = frozenset({"constant", "poisson", "gamma", "trace"})
-_LAST_WORDS_S: Final = 0.2
-"""How long requests in flight may still end by themselves when the load is called off."""
+_FINISH_WAIT_S: Final = 0.2
+"""How long requests in flight may still end by themselves when the load is cancelled."""
 _SENDS_AT_ONCE: Final = 4
-"""Launches in a row before what has arrived meanwhile is read: 4 take some 0.1 ms."""
+"""Launches in a row before the sockets are read again: 4 take about 0.1 ms."""
 _SLICE_NS: Final = 500_000
-"""Requests are made ready for so long, and then what has arrived is read."""
-_SHORTLY_S: Final = 0.001
+"""Requests are prepared for this long before the sockets are read again."""
+_RECHECK_S: Final = 0.001
 
 SlotFreed: TypeAlias = tuple[int, bytes]
-"""The read that freed a slot: its time, and the kernel's stamp."""
+"""The read that freed a slot: its time, and the kernel's timestamp."""
 
 
 class Load:
-    """One load of one process. ``on_record`` gets each record as it completes, ``on_sample`` how the process does.
+    """One load of one process. ``on_record`` gets each record when it is complete, ``on_sample`` samples of the
+    process.
 
     The schedule is on the engine's clock: with a virtual one, ``time_scale`` seconds of it pass in each second.
     """
@@ -71,42 +72,42 @@ class Load:
         self._tally = Tally()
         self._progress = Progress()
         self._prepared = PreparedRequests(iter(()), self._begin, 0)
-        self._backlog = Backlog(self._keep)
+        self._backlog = Backlog(self._record)
         self._in_slots: set[Exchange] = set()
         self._empty_slots: deque[SlotFreed] = deque()
-        """Slots that became free while no request lay ready."""
+        """Slots that became free while no request was prepared."""
         self._waiting: deque[Exchange] = deque()
-        """Of an open loop: due, and without a slot."""
+        """Requests of an open loop that are due and have no slot."""
         self._does_refill = False
-        """Whether the end of a stream sends the next request."""
-        self._is_called_off = False
+        """True once the end of a stream sends the next request."""
+        self._is_cancelled = False
         self._has_work = asyncio.Event()
 
     def summary(self) -> LoadSummary:
-        """What has been recorded until now."""
+        """The counts of all records until now."""
         return self._tally.summary()
 
     @property
     def error_kinds(self) -> frozenset[str]:
-        """The ways in which requests have failed until now."""
+        """Kinds of the errors of requests until now."""
         return self._tally.error_kinds
 
     def activity(self) -> Activity:
-        """What is open now, and when something last came of it."""
+        """The open requests, and when something last arrived for one of them."""
         return self._client.activity()
 
     async def drive(self, calls: Iterable[Call], begin: Callable[[], Awaitable[int]] | None = None) -> None:
         """Send all of ``calls``, in their order, and wait for the last to end.
 
-        ``begin`` says when the schedule starts, in place of at once. It is awaited when what leaves at the start is
-        ready; in an open loop before anything is, and then names a moment that leaves time for it (``LEAD_NS``).
-        When cancelled, requests in flight are recorded as ``cancelled`` with what they had received; those that
-        were not sent leave no record.
+        ``begin`` returns when the schedule starts; without it, that is now. It is awaited when the first requests
+        are prepared; in an open loop it is awaited before, and returns a time at least ``LEAD_NS`` ahead. When this
+        is cancelled, requests in flight are recorded as ``cancelled`` with what they had received; those that were
+        not sent leave no record.
         """
-        most = min(self._max_concurrency or MOST_PREPARED, MOST_PREPARED)
-        self._prepared = PreparedRequests(iter(calls), self._begin, most)
+        max_ahead = min(self._max_concurrency or MOST_PREPARED, MOST_PREPARED)
+        self._prepared = PreparedRequests(iter(calls), self._begin, max_ahead)
         self._client.on_ready = self._progress.change
-        with self._progress.noting_faults_of_the_loop():
+        with self._progress.recording_loop_errors():
             helping = (self._beat(), self._catch_up())
             helpers = {self._progress.follow(asyncio.create_task(helper)) for helper in helping}
             try:
@@ -117,36 +118,34 @@ class Load:
                     await self._drive_by_slots(begin)
                 await self._progress.until(lambda: not self._in_slots and self._backlog.is_done)
             finally:
-                await self._call_down()
+                await self._cancel_remaining()
                 for helper in helpers:
                     helper.cancel()
                 await asyncio.wait(helpers)
-        self._progress.raise_fault()
+        self._progress.raise_error()
 
     async def _beat(self) -> None:
         if self._on_sample is not None:
             await beat(self._client, self._on_sample, self._worker)
 
     def _begin(self, call: Call) -> Exchange:
-        return self._client.begin(call, self._take_end)
+        return self._client.begin(call, self._on_end)
 
     def _open_loop(self) -> OpenLoop:
-        def can_lay(num_laid: int) -> bool:
-            return self._max_concurrency is None or len(self._in_slots) + num_laid < self._max_concurrency
+        def can_connect_ahead(num_prepared: int) -> bool:
+            return self._max_concurrency is None or len(self._in_slots) + num_prepared < self._max_concurrency
 
-        return OpenLoop(
-            self._client,
-            self._prepared,
-            self._progress,
+        launching = Launching(
             start=self._start_or_queue,
-            can_lay=can_lay,
+            can_connect_ahead=can_connect_ahead,
             num_waiting=lambda: len(self._waiting),
             throttle=self._throttle,
             time_scale=self._time_scale,
         )
+        return OpenLoop(self._client, self._prepared, self._progress, launching)
 
     async def _drive_by_slots(self, begin: Callable[[], Awaitable[int]] | None) -> None:
-        """Launch what the slots hold in one go, then each of the others as a slot frees."""
+        """Launch the first request of every slot together, then each of the others when a slot becomes free."""
         await self._launch_first(begin)
         if self._throttle is None:
             self._does_refill = True
@@ -162,10 +161,10 @@ class Load:
 
     async def _launch_first(self, begin: Callable[[], Awaitable[int]] | None) -> None:
         first = [*islice(iter(self._prepared.take, None), self._max_concurrency)]
-        self._client.connections.most_spares = len(first)
+        self._client.connections.max_spares = len(first)
         for exchange in first:
             self._in_slots.add(exchange)
-            self._client.lay(exchange)
+            self._client.prepare(exchange)
         self._client.connections.fill()
         await self._progress.until(lambda: all(map(self._client.is_ready, first)))
         if begin is not None:
@@ -179,7 +178,7 @@ class Load:
                 exchange.scheduled_ns = time.monotonic_ns()
             self._client.launch(exchange)
             if number % _SENDS_AT_ONCE == 0:
-                self._client.take_in()
+                self._client.receiver.read_ready()
 
     def _start_or_queue(self, exchange: Exchange) -> None:
         if self._max_concurrency is not None and len(self._in_slots) >= self._max_concurrency:
@@ -188,18 +187,18 @@ class Load:
             self._start(exchange)
 
     def _start(self, exchange: Exchange, slot_freed: SlotFreed | None = None) -> None:
-        """Launch it in a slot of its own; no effect where it has failed while it lay ready."""
+        """Launch it in a slot of its own; no effect when it has failed since it was prepared."""
         if exchange.has_ended:
             return
         self._in_slots.add(exchange)
         exchange.slot_freed = slot_freed
         self._client.launch(exchange)
 
-    def _take_end(self, exchange: Exchange) -> None:
-        """A request has ended: the next one leaves, this one is decoded later. Called while sockets are read."""
+    def _on_end(self, exchange: Exchange) -> None:
+        """Send the next request when one has ended, which is decoded later. Called while sockets are read."""
         had_slot = exchange in self._in_slots
         self._in_slots.discard(exchange)
-        if had_slot and not self._is_called_off:
+        if had_slot and not self._is_cancelled:
             self._fill_slot(exchange)
         if exchange.has_left:
             self._backlog.add(exchange)
@@ -221,28 +220,28 @@ class Load:
             self._start(exchange, self._empty_slots.popleft())
 
     async def _catch_up(self) -> None:
-        """Make requests ready, and record what has ended, whenever there is either; never returns."""
+        """Prepare requests, and record those that have ended, whenever there is either; never returns."""
         while True:
             self._has_work.clear()
             while self._prepared.has_room or not self._backlog.is_empty:
                 if self._backlog.is_growing and not self._prepared.is_empty:
-                    await asyncio.sleep(_SHORTLY_S)
+                    await asyncio.sleep(_RECHECK_S)
                     continue
-                self._make_ready()
+                self._prepare_some()
                 await self._record_one()
                 self._progress.change()
                 await asyncio.sleep(0)
             await self._has_work.wait()
 
-    def _make_ready(self) -> None:
+    def _prepare_some(self) -> None:
         end_ns = time.monotonic_ns() + _SLICE_NS
         try:
             while self._prepared.has_room and time.monotonic_ns() < end_ns:
                 self._prepared.make_one()
                 if self._does_refill:
                     self._fill_empty_slots()
-        except Exception as fault:  # noqa: BLE001 - whatever it is, it ends the load
-            self._progress.note_fault(fault)
+        except Exception as error:  # noqa: BLE001 - any error ends the load
+            self._progress.record_error(error)
             self._prepared.give_up()
 
     async def _record_one(self) -> None:
@@ -250,18 +249,18 @@ class Load:
             return
         try:
             await self._backlog.record_first()
-        except Exception as fault:  # noqa: BLE001 - whatever it is, the others are recorded as far as they can be
-            self._progress.note_fault(fault)
+        except Exception as error:  # noqa: BLE001 - any error; the other requests are recorded as far as possible
+            self._progress.record_error(error)
 
-    def _keep(self, record: RequestRecord) -> None:
+    def _record(self, record: RequestRecord) -> None:
         self._tally.count(record)
         self._on_record(record)
 
-    async def _call_down(self) -> None:
-        """Bring down what is still in flight, each with its record."""
-        self._is_called_off = True
+    async def _cancel_remaining(self) -> None:
+        """End the requests that are still in flight, each with its record."""
+        self._is_cancelled = True
         with suppress(TimeoutError):
-            async with asyncio.timeout(_LAST_WORDS_S):
+            async with asyncio.timeout(_FINISH_WAIT_S):
                 await self._progress.wait(lambda: not self._in_slots)
         self._prepared.give_up()
         self._client.stop_all(CANCELLED)

@@ -1,4 +1,4 @@
-"""How a process of the load generator does during a load: is its event loop late, is its processor full?"""
+"""Samples of a process of the load generator during a load: the lag of its event loop, and its processor time."""
 
 import asyncio
 import time
@@ -10,12 +10,12 @@ from benchctl.records.samples import ClientSample
 from benchctl.units import s_from_ns
 
 _BEAT_NS: Final = 20_000_000
-"""Often enough to meet most of the times at which the loop is held up; it costs a thousandth of a core."""
+"""Often enough to see most stalls of the loop; it costs a thousandth of a core."""
 _BEATS_PER_SAMPLE: Final = 5
 
 
 async def beat(client: StreamClient, on_sample: Callable[[ClientSample], None], worker: int) -> None:
-    """Hand over a sample ten times per second, with the longest lag since the last; never returns."""
+    """Report a sample ten times per second, with the longest lag since the one before; never returns."""
     num_offsets = 0
     while True:
         lag_ns = 0

@@ -1,11 +1,11 @@
-"""A client that gets its turn on the processor first, while a load goes on.
+"""Scheduling priority for the client while a load is sent.
 
-Beside a server that keeps every core busy, a thread of ordinary priority waits for its turn: requests leave late
-and what has arrived is read late. The event loop therefore asks for real-time scheduling at the lowest priority
-(SCHED_FIFO, 1), else for a negative nice value, and goes on without where it gets neither.
+Next to a server that keeps every core busy, a thread of ordinary priority waits for a core: requests leave late and
+arrivals are read late. The event loop therefore requests real-time scheduling at the lowest priority (SCHED_FIFO,
+1), else a negative nice value, and continues without if neither is permitted.
 
-Only the calling thread is raised. What it starts meanwhile, threads and processes, begins as ordinary
-(SCHED_RESET_ON_FORK), so that no server ever inherits it.
+Only the calling thread is raised. Threads and processes that it starts meanwhile have ordinary priority
+(SCHED_RESET_ON_FORK): no server ever inherits it.
 """
 
 import os
@@ -25,7 +25,7 @@ _THIS_THREAD: Final = 0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Priority:
-    """What a client got, and why no more than that (empty for ``fifo``, the most there is)."""
+    """The priority of a client, and the reason why it is not higher (empty for ``fifo``, the highest)."""
 
     level: Literal["fifo", "nice", "normal"]
     reason: str = ""
@@ -37,11 +37,13 @@ class Priority:
 
 @contextmanager
 def load_priority(option: PriorityOption, num_processes: int = 1) -> Iterator[Priority]:
-    """Raise the calling thread as far as permitted, and put it back afterwards; tells what it got.
+    """Raise the calling thread as far as permitted, and restore it afterwards; yields what was granted.
 
-    ``num_processes`` are those of the load, each of which asks. Never raises an error of its own.
+    ``num_processes`` is the number of processes of the load, each of which is raised. Raises no error of its own.
     """
-    priority = Priority(level="normal", reason=reason) if (reason := _kept(option)) else _raise(num_processes)
+    priority = (
+        Priority(level="normal", reason=reason) if (reason := _reason_to_keep(option)) else _raise(num_processes)
+    )
     try:
         yield priority
     finally:
@@ -49,18 +51,18 @@ def load_priority(option: PriorityOption, num_processes: int = 1) -> Iterator[Pr
             _lower()
 
 
-def _kept(option: PriorityOption) -> str:
-    """Why the priority that we were started with stays as it is; empty where it may change."""
+def _reason_to_keep(option: PriorityOption) -> str:
+    """The reason to keep the priority that we were started with; empty if it may change."""
     if option == "none":
-        return "not asked for"
+        return "not requested"
     if not hasattr(os, "sched_setscheduler"):
         return "this system offers no other"
     try:
         policy = os.sched_getscheduler(_THIS_THREAD) & ~os.SCHED_RESET_ON_FORK
         nice = os.getpriority(os.PRIO_PROCESS, _THIS_THREAD)
     except OSError as error:
-        return f"the system does not tell it: {error.strerror}"
-    # Whoever started us with another one meant it: a job of low priority shall not jump the queue.
+        return f"it cannot be read: {error.strerror}"
+    # Another priority was chosen deliberately: a job of low priority must not jump the queue.
     if policy != os.SCHED_OTHER:
         return f"benchctl was started with scheduling policy {policy}, which it keeps"
     return f"benchctl was started at nice {nice}, which it keeps" if nice else ""
@@ -76,9 +78,9 @@ def _raise(num_processes: int) -> Priority:
 
 
 def _obstacle_to_fifo(num_processes: int) -> str:
-    """What makes real-time scheduling dangerous here; empty where nothing does."""
+    """The reason why real-time scheduling is dangerous here; empty without one."""
     num_cores = len(os.sched_getaffinity(_THIS_THREAD))
-    if num_processes >= num_cores:  # on each of them one of ours could keep all others waiting
+    if num_processes >= num_cores:  # ours could occupy all of them
         return f"{_counted(num_processes, 'process')} on {_counted(num_cores, 'core')}"
     if resource.getrlimit(resource.RLIMIT_RTTIME)[0] != resource.RLIM_INFINITY:
         return "RLIMIT_RTTIME would end the process"
@@ -86,40 +88,40 @@ def _obstacle_to_fifo(num_processes: int) -> str:
 
 
 def _take_fifo() -> str:
-    """Take it; returns what was in the way."""
+    """Take it; returns the obstacle, empty without one."""
     return _set_policy(os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, FIFO_PRIORITY)
 
 
 def _take_nice() -> str:
-    """Take it; returns what was in the way."""
+    """Take it; returns the obstacle, empty without one."""
     try:
         os.setpriority(os.PRIO_PROCESS, _THIS_THREAD, NICE)
     except OSError as error:
-        return _said(error)
+        return _reason(error)
     if obstacle := _set_policy(os.SCHED_OTHER | os.SCHED_RESET_ON_FORK, 0):
-        _lower()  # what we start would inherit it
+        _lower()  # processes that we start would inherit it
     return obstacle
 
 
 def _lower() -> None:
-    """Back to what ``_kept`` found, as far as the system lets us."""
+    """Restore ordinary priority, as far as the system permits."""
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, _THIS_THREAD, 0)
     if _set_policy(os.SCHED_OTHER, 0):
-        # Without privilege the flag cannot be taken off again; an ordinary thread has nothing that it would reset.
+        # Without privilege the flag cannot be removed; for an ordinary thread it has no effect.
         _set_policy(os.SCHED_OTHER | os.SCHED_RESET_ON_FORK, 0)
 
 
 def _set_policy(policy: int, priority: int) -> str:
-    """Returns what was in the way; empty where nothing was."""
+    """Set the scheduling policy; returns the obstacle, empty without one."""
     try:
         os.sched_setscheduler(_THIS_THREAD, policy, os.sched_param(priority))
     except OSError as error:
-        return _said(error)
+        return _reason(error)
     return ""
 
 
-def _said(error: OSError) -> str:
+def _reason(error: OSError) -> str:
     return "not permitted" if isinstance(error, PermissionError) else str(error.strerror)
 
 

@@ -1,4 +1,4 @@
-"""How far a load has come: waiting until something is so, and the first fault on the way there."""
+"""The progress of a load: tasks wait for conditions, and the first error ends all waiting."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -7,63 +7,63 @@ from typing import Any
 
 
 class Progress:
-    """Wakes who waits for a load whenever something has changed, and ends all waiting with the first fault.
+    """Wakes waiting tasks whenever something has changed, and ends all waiting with the first error.
 
-    A record that cannot be kept (a full disk) ends the load: its numbers would be lost one by one.
+    A record that cannot be stored (a full disk) ends the load: its numbers would be lost one by one.
     """
 
     def __init__(self) -> None:
         self._has_changed = asyncio.Event()
-        self._fault: BaseException | None = None
+        self._error: BaseException | None = None
 
     def change(self) -> None:
-        """Something has changed that others may wait for."""
+        """Report that something has changed that others may wait for."""
         self._has_changed.set()
 
-    async def until(self, is_so: Callable[[], bool]) -> None:
-        """Wait until something is so. Raises the first fault that is noted before or meanwhile."""
-        await self.wait(lambda: self._fault is not None or is_so())
-        self.raise_fault()
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait until ``condition`` holds. Raises the first error that is recorded before or meanwhile."""
+        await self.wait(lambda: self._error is not None or condition())
+        self.raise_error()
 
-    async def wait(self, is_so: Callable[[], bool]) -> None:
-        """Wait until something is so, whatever faults there are."""
-        while not is_so():
+    async def wait(self, condition: Callable[[], bool]) -> None:
+        """Wait until ``condition`` holds, whatever errors there are."""
+        while not condition():
             self._has_changed.clear()
             await self._has_changed.wait()
 
-    def note_fault(self, fault: BaseException) -> None:
-        """Keep it, if it is the first."""
-        self._fault = self._fault or fault
+    def record_error(self, error: BaseException) -> None:
+        """Keep ``error`` if it is the first."""
+        self._error = self._error or error
         self.change()
 
-    def raise_fault(self) -> None:
-        """Raises the fault that was noted, if there is one."""
-        if self._fault is not None:
-            raise self._fault
+    def raise_error(self) -> None:
+        """Raise the error that was recorded, if there is one."""
+        if self._error is not None:
+            raise self._error
 
     def follow(self, task: "asyncio.Task[None]") -> "asyncio.Task[None]":
-        """Note the fault with which ``task`` ends, if it does."""
-        task.add_done_callback(self._note_fault_of)
+        """Record the error with which ``task`` ends, if it does."""
+        task.add_done_callback(self._record_error_of)
         return task
 
-    def _note_fault_of(self, task: "asyncio.Task[None]") -> None:
-        if not task.cancelled() and (fault := task.exception()) is not None:
-            self.note_fault(fault)
+    def _record_error_of(self, task: "asyncio.Task[None]") -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.record_error(error)
 
     @contextmanager
-    def noting_faults_of_the_loop(self) -> Iterator[None]:
-        """A fault in what the event loop calls ends the load, and does not stall it."""
+    def recording_loop_errors(self) -> Iterator[None]:
+        """Record errors in callbacks of the event loop: they end the load and do not stall it."""
         loop = asyncio.get_running_loop()
         before = loop.get_exception_handler()
 
-        def note(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-            fault = context.get("exception")
-            if isinstance(fault, BaseException):
-                self.note_fault(fault)
+        def record(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+            error = context.get("exception")
+            if isinstance(error, BaseException):
+                self.record_error(error)
             else:
                 loop.default_exception_handler(context)
 
-        loop.set_exception_handler(note)
+        loop.set_exception_handler(record)
         try:
             yield
         finally:

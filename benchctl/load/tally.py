@@ -1,4 +1,4 @@
-"""What a load has come to, counted as its records pass."""
+"""Counts of a load, updated with each record."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -8,14 +8,14 @@ from benchctl.records.request import RequestRecord
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadSummary:
-    """What one load came to."""
+    """The counts of one load."""
 
     num_sent: int
     num_failed: int
     first_send_ns: int | None
     last_token_ns: int | None
     first_error: str | None = None
-    """What the first failed request failed with."""
+    """The error of the first request that failed."""
 
 
 NOTHING_SENT: Final = LoadSummary(num_sent=0, num_failed=0, first_send_ns=None, last_token_ns=None)
@@ -28,12 +28,12 @@ class Activity:
     num_open: int = 0
     oldest_sent_ns: int = 0
     """When the oldest of the open requests was sent."""
-    heard_ns: int = 0
+    last_arrival_ns: int = 0
     """When something last arrived for any request, open or ended; 0 before."""
 
 
 class Tally:
-    """Counts of the records that passed; it keeps none of them."""
+    """Counts records without keeping any."""
 
     def __init__(self) -> None:
         self._num_sent = 0
@@ -45,11 +45,11 @@ class Tally:
 
     @property
     def error_kinds(self) -> frozenset[str]:
-        """The ways in which requests have failed until now."""
+        """Kinds of the errors of requests until now."""
         return frozenset(self._error_kinds)
 
     def count(self, record: RequestRecord) -> None:
-        """Take ``record`` in."""
+        """Count ``record``."""
         self._num_sent += 1
         if record.sent_ns is not None:
             self._first_send_ns = min(record.sent_ns, self._first_send_ns or record.sent_ns)
@@ -62,7 +62,7 @@ class Tally:
             self._first_error = self._first_error or f"{record.error.kind}: {record.error.message}"
 
     def summary(self) -> LoadSummary:
-        """What has been counted until now."""
+        """The counts until now."""
         return LoadSummary(
             num_sent=self._num_sent,
             num_failed=self._num_failed,

@@ -1,4 +1,4 @@
-"""How long an experiment will take, by how long runs of its engine and model took on this machine before.
+"""Estimated duration of an experiment, from earlier runs of its engine and model on this machine.
 
 A run is its load and what lies around it: the start of the server, the warm-up, its end. What lies around is taken
 as it was. The load is computed: requests take the slots of the schedule in turn, each for its tokens times the time
@@ -41,18 +41,18 @@ _LONGEST_TOKEN_S: Final = 100.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DurationEstimate:
-    """Seconds that one run of each arm takes, by the arm's label, and how many earlier runs say so."""
+    """Estimated seconds of one run of each arm, by the arm's label, and the number of earlier runs behind it."""
 
     run_s: Mapping[str, float]
     num_runs: int
     around_s: float = 0.0
-    """Beside the runs of an experiment."""
+    """Seconds of an experiment outside its runs."""
 
 
 def remember_duration(
     profile: Profile, requests: Sequence[PreparedRequest], record: RunRecord, took_s: float, gpus: Sequence[str]
 ) -> None:
-    """File how long a run took that came to its end; a simulator's time is known beforehand."""
+    """Store the duration of a run that ended regularly; a simulator's is known beforehand."""
     first_ns, last_ns = record.times.first_send_ns, record.times.last_token_ns
     if record.state not in {"done", "suspect"} or record.clock == "virtual" or not requests:
         return
@@ -80,7 +80,7 @@ def remember_duration(
 def estimate_durations(
     profile: Profile, requests: Sequence[PreparedRequest], gpus: Sequence[str]
 ) -> DurationEstimate | None:
-    """How long each arm's runs take; None where no earlier run on this machine says it for one of them."""
+    """Estimate the duration of each arm's runs; None without an earlier run on this machine."""
     here = (platform.node(), tuple(gpus), profile.model)
     earlier = [
         duration
@@ -110,11 +110,11 @@ def _most_alike(earlier: Sequence[RunDuration], settings: VariantSettings) -> li
         lambda duration: duration.server_sha256 == server,
         lambda _: True,
     )
-    return next(found for test in tests if (found := [duration for duration in earlier if test(duration)]))
+    return next(alike for test in tests if (alike := [duration for duration in earlier if test(duration)]))
 
 
 def load_s(requests: Sequence[PreparedRequest], arrival: Arrival, token_s: float) -> float:
-    """How long a load takes, first send to last token, whose sequences get a token every ``token_s`` seconds."""
+    """Duration of a load, first send to last token, whose sequences get a token every ``token_s`` seconds."""
     limit = arrival.max_concurrency or len(requests)
     free_s = [0.0] * min(limit, len(requests))
     end_s = 0.0
@@ -126,7 +126,7 @@ def load_s(requests: Sequence[PreparedRequest], arrival: Arrival, token_s: float
 
 
 def _token_s(requests: Sequence[PreparedRequest], arrival: Arrival, took_s: float) -> float:
-    """The time per token with which a load takes ``took_s``; found by halving, for it only grows with that time."""
+    """The time per token with which a load takes ``took_s``, by bisection: the duration grows with it."""
     low_s, high_s = 0.0, _LONGEST_TOKEN_S
     for _ in range(_HALVINGS):
         middle_s = (low_s + high_s) / 2

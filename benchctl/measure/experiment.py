@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from benchctl.analysis.validity.noise_floor_fit import version_doubt
+from benchctl.analysis.validity.noise_floor_fit import version_warning
 from benchctl.errors import RecordError
 from benchctl.measure.durations import remember_duration
 from benchctl.measure.looks import Looks, OnLook
@@ -35,28 +35,28 @@ OUT_OF_MEMORY: Final = "out-of-memory"
 """Cause of a failure that makes the settings of a run infeasible here."""
 
 
-def _hear_nothing(_look: Look, _rule: StoppingRecord) -> None:
-    """For callers who do not follow the looks."""
+def _ignore_look(_look: Look, _rule: StoppingRecord) -> None:
+    """Take no notice of a look."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listener:
-    """What the caller wants to hear while runs go on."""
+    """Callbacks of an experiment."""
 
     run_started: Callable[[PlannedRun, int], None]
-    """The run and how many of its requests there are."""
+    """Called with the run and the number of its requests."""
     request_done: Callable[[int], None]
-    """How many requests of the current run have ended."""
+    """Called with the number of requests of the current run that have ended."""
     run_ended: Callable[[PlannedRun, RunRecord], None]
     server_said: Callable[[str], None]
-    """The last line of the log of a server that is starting."""
-    looked: OnLook = _hear_nothing
-    """A look at what was measured so far, and the rule that asked for it."""
+    """Called with the last line of the log of a server that is starting."""
+    looked: OnLook = _ignore_look
+    """Called with each look at the runs until then, and the stopping rule that it belongs to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What became of the runs of one call."""
+    """Number of runs of one call by their result."""
 
     num_done: int
     num_failed: int
@@ -86,16 +86,16 @@ def pending_runs(results: ResultDirectory) -> tuple[PlannedRun, ...]:
 def run_experiment(
     results: ResultDirectory, profile: Profile, requests: Sequence[PreparedRequest], listener: Listener
 ) -> Outcome:
-    """Do every run that is not done, in plan order, until the last or until the declared stopping rule ends it.
+    """Run everything that is not done, in plan order, until the last run or until the stopping rule ends it.
 
     A KeyboardInterrupt passes through after the manifest says ``failed``; what was measured is kept. Raises
     UsageError when another benchctl measures into the directory.
     """
     with sole_writer(results.path):
-        return _do_runs(results, profile, requests, listener)
+        return _run_pending(results, profile, requests, listener)
 
 
-def _do_runs(
+def _run_pending(
     results: ResultDirectory, profile: Profile, requests: Sequence[PreparedRequest], listener: Listener
 ) -> Outcome:
     context = RunContext(
@@ -119,16 +119,16 @@ def _do_runs(
                 break
             listener.run_started(planned, len(requests))
             began_s = time.monotonic()
-            with _recorded(results, planned):
+            with _recording_end(results, planned):
                 record = _measure_feasible(context, planned, results.run(planned.run_id), infeasible)
             remember_duration(profile, requests, record, time.monotonic() - began_s, gpus)
             outcome = _count(outcome, record.state)
-            _doubt_version(results, noise, record)
+            _warn_of_version(results, noise, record)
             listener.run_ended(planned, record)
         else:
             looks.take(profile.blocks, infeasible)
     except BaseException:
-        with suppress(OSError):  # a full disk is told as what it did to the run
+        with suppress(OSError):  # a full disk is reported as the failure of the run
             set_state(results, "failed")
         raise
     set_state(results, _final_state(outcome))
@@ -136,9 +136,9 @@ def _do_runs(
 
 
 @contextmanager
-def _recorded(results: ResultDirectory, planned: PlannedRun) -> Iterator[None]:
-    """While the run goes on nothing is recorded of its end; however it ends, its record is."""
-    with suppress(OSError):  # a full disk is told as what it did to the run
+def _recording_end(results: ResultDirectory, planned: PlannedRun) -> Iterator[None]:
+    """Remove the digest of the run's record while it is measured, and store the new one however it ends."""
+    with suppress(OSError):  # a full disk is reported as the failure of the run
         forget_run(results, planned.run_id)
     try:
         yield
@@ -150,7 +150,7 @@ def _recorded(results: ResultDirectory, planned: PlannedRun) -> Iterator[None]:
 def _measure_feasible(
     context: RunContext, planned: PlannedRun, directory: RunDirectory, infeasible: dict[str, RunRecord]
 ) -> RunRecord:
-    """Do a run, unless an earlier one of its arm ran out of memory: with the same settings so would this one.
+    """Measure a run, unless an earlier one of its arm ran out of memory: with the same settings it would, too.
 
     ``infeasible`` holds the first such run of each arm, by the arm's name.
     """
@@ -166,16 +166,16 @@ def _measure_feasible(
     return record
 
 
-def _doubt_version(results: ResultDirectory, noise: NoiseFloor | None, record: RunRecord) -> None:
-    """Tell, once, that the noise on file is that of another version of the engine: only its servers say theirs."""
-    doubt = None if noise is None else version_doubt(noise, record.engine_version)
+def _warn_of_version(results: ResultDirectory, noise: NoiseFloor | None, record: RunRecord) -> None:
+    """Warn, once, of noise on file from another version of the engine, which only a server reports."""
+    warning = None if noise is None else version_warning(noise, record.engine_version)
     manifest = results.manifest()
-    if doubt is not None and doubt not in manifest.warnings:
-        results.write_manifest(msgspec.structs.replace(manifest, warnings=(*manifest.warnings, doubt)))
+    if warning is not None and warning not in manifest.warnings:
+        results.write_manifest(msgspec.structs.replace(manifest, warnings=(*manifest.warnings, warning)))
 
 
 def _is_done(directory: RunDirectory) -> bool:
-    """Whether the run says so; one whose ``run.json`` cannot be read is done again, beside what it left."""
+    """True when its record says so; a run with an unreadable ``run.json`` is measured again."""
     try:
         return (directory.path / "run.json").is_file() and directory.read().state == "done"
     except RecordError:

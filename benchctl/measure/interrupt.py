@@ -1,7 +1,7 @@
-"""Running a coroutine so that Ctrl-C, SIGTERM and a terminal that closes end it in good order.
+"""Coroutines that Ctrl-C, SIGTERM and a closed terminal end in an orderly way.
 
-A signal cancels the coroutine, whose cleaning up then runs to its end; only after that KeyboardInterrupt is
-raised. Left alone, the latter two would end the process at once and leave its servers behind.
+A signal cancels the coroutine, which then cleans up; only after that KeyboardInterrupt is raised. By default the
+latter two would end the process at once and leave its servers running.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 
 import uvloop
 
-from benchctl.load.open_files import allow_many_open_files
+from benchctl.load.process import allow_many_open_files
 
 T = TypeVar("T")
 
@@ -22,16 +22,16 @@ _ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def run_interruptible(main: Coroutine[Any, Any, T]) -> T:
-    """The result of ``main``. Raises KeyboardInterrupt after it has ended, when a signal came meanwhile.
+    """The result of ``main``. Raises KeyboardInterrupt after its end if a signal came meanwhile.
 
-    The first signal cancels; those after it change nothing, lest they cut short the cleaning up.
+    The first signal cancels it; later ones have no effect, so that they do not interrupt the clean-up.
     """
     allow_many_open_files()
-    came: list[int] = []
+    signals: list[int] = []
     cancels: list[Callable[[], object]] = []
 
-    def heed(number: int, _frame: object) -> None:
-        came.append(number)
+    def handle(number: int, _frame: object) -> None:
+        signals.append(number)
         while cancels:
             cancels.pop()()
 
@@ -40,7 +40,7 @@ def run_interruptible(main: Coroutine[Any, Any, T]) -> T:
         if task is not None:
             cancels.append(partial(asyncio.get_running_loop().call_soon_threadsafe, task.cancel))
         try:
-            if came:
+            if signals:
                 main.close()
                 raise asyncio.CancelledError
             return await main
@@ -48,29 +48,29 @@ def run_interruptible(main: Coroutine[Any, Any, T]) -> T:
             cancels.clear()
 
     try:
-        # The handlers stand around the loop: an exception raised by one inside it would break it.
-        with _handled_by(heed), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        # The handlers are installed outside the loop: an exception of a handler inside would break it.
+        with _handled_by(handle), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             result = runner.run(cancellable())
     except asyncio.CancelledError:
-        if came:
+        if signals:
             raise KeyboardInterrupt from None
         raise
-    if came:
+    if signals:
         raise KeyboardInterrupt
     return result
 
 
 @contextmanager
 def _handled_by(handler: Callable[[int, object], None]) -> Iterator[None]:
-    """A handler for the signals that end us, but for those that are ignored (nohup, jobs in the background).
+    """Install a handler for the signals that end us, except those that are ignored (nohup, background jobs).
 
-    Outside the main thread, where Python allows none, nothing happens.
+    No effect outside the main thread, where Python allows no handlers.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    heeded = [number for number in _ENDING if signal.getsignal(number) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, handler) for number in heeded}
+    handled = [number for number in _ENDING if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, handler) for number in handled}
     try:
         yield
     finally:

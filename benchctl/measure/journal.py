@@ -9,13 +9,13 @@ from typing import Any, Final
 
 import msgspec
 
-from benchctl.analysis.validity.severity import by_severity
 from benchctl.errors import BenchctlError
 from benchctl.load.tally import LoadSummary
 from benchctl.records.directory import RunDirectory
 from benchctl.records.integrity.digests import digests_of_run
 from benchctl.records.record import ResultWarning, RunState
 from benchctl.records.run import RunFailure, RunRecord
+from benchctl.records.warning_codes import by_severity
 
 _EARLIER_ATTEMPT: Final = re.compile(r"attempt-(\d+)")
 

@@ -1,4 +1,4 @@
-"""An experiment that may end early: takes the looks of its rule as they fall due, and writes down what was seen."""
+"""An experiment that may end early: takes the looks of its stopping rule when they are due, and records them."""
 
 import math
 from collections.abc import Callable, Collection
@@ -29,14 +29,14 @@ class Looks:
     def take(self, num_blocks: int, infeasible: Collection[str]) -> None:
         """Take each look that is due after ``num_blocks`` blocks and was not taken yet.
 
-        Cells in ``infeasible``, which no server can do, are not waited for.
+        Cells in ``infeasible``, which no server can run, are left out.
         """
         rule = self._rule
         if rule is None or rule.ended_after is not None:
             return
-        taken = {look.num_blocks for look in rule.looks}
+        blocks_with_look = {look.num_blocks for look in rule.looks}
         for due in rule.look_blocks:
-            if due > num_blocks or due in taken:
+            if due > num_blocks or due in blocks_with_look:
                 continue
             look = take_look(load_experiment(self._results.path), rule, due, self._metrics, left_out=infeasible)
             rule = msgspec.structs.replace(rule, looks=(*rule.looks, look))
@@ -46,7 +46,7 @@ class Looks:
                 return
 
     def is_needless(self, block: int) -> bool:
-        """Whether the rule ended the experiment before ``block``, counted from 0."""
+        """True when the rule ended the experiment before ``block``, counted from 0."""
         ended = None if self._rule is None else self._rule.ended_after
         return block >= (math.inf if ended is None else ended)
 

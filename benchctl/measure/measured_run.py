@@ -16,15 +16,15 @@ import httpx
 import msgspec
 
 from benchctl.analysis.metrics.bounds import Bounds
-from benchctl.analysis.validity.bunching import bunching_doubts
-from benchctl.analysis.validity.client_guard import client_doubts, client_warnings
+from benchctl.analysis.validity.bunching import bunching_warnings
+from benchctl.analysis.validity.client_guard import client_suspect_warnings, client_warnings
 from benchctl.engines.engine import Engine, LaunchSite
 from benchctl.errors import RunError
 from benchctl.load.demand import LoadSize
 from benchctl.load.driver import Load
-from benchctl.load.interpreter import steady_interpreter
+from benchctl.load.process import steady_interpreter
 from benchctl.load.tally import NOTHING_SENT, LoadSummary
-from benchctl.load.workers.workers import AnyLoad, load_for, prioritised
+from benchctl.load.workers.workers import AnyLoad, load_for, prioritized
 from benchctl.measure.interrupt import run_interruptible
 from benchctl.measure.journal import Journal, begin_attempt, utc_now
 from benchctl.measure.sending import ServerUnderTest, send_requests
@@ -83,12 +83,12 @@ class MeasuredRun:
 
     @property
     def load_summary(self) -> LoadSummary:
-        """What the load came to until now."""
+        """The counts of the load until now."""
         return self._load.summary() if self._load is not None else NOTHING_SENT
 
     @property
     def has_no_answer(self) -> bool:
-        """Whether requests were sent and all of them failed."""
+        """True when requests were sent and all of them failed."""
         return 0 < self.load_summary.num_sent == self.load_summary.num_failed
 
     def begin(self) -> None:
@@ -96,7 +96,7 @@ class MeasuredRun:
         self.journal.update(attempt=begin_attempt(self._directory))
 
     def perform(self, main: Coroutine[Any, Any, None], disk_remedy: str) -> RunError | None:
-        """Do ``main`` to its end, or record why not; returns the RunError with which it failed.
+        """Run ``main`` to its end; record and return the RunError with which it failed, if it did.
 
         Raises RunError when the disk is full or refuses, KeyboardInterrupt after SIGINT or SIGTERM, and any other
         error as it is; in all cases the record says so.
@@ -187,7 +187,7 @@ class MeasuredRun:
                 on_sample=keep_sample,
             )
             limit = self.profile.workload.arrival.max_concurrency
-            with steady_interpreter(), prioritised(load, priority, self._record_priority):
+            with steady_interpreter(), prioritized(load, priority, self._record_priority):
                 await send_requests(target, load, requests, max_concurrency=limit, is_warmup=False)
 
     def _client_priority(self) -> PriorityOption:
@@ -200,9 +200,9 @@ class MeasuredRun:
     def judge_client(self, loaded: LoadedRun, bounds: Mapping[str, Bounds] | None = None) -> None:
         """Warn of what the client itself did to the times that it took."""
         arrival = self.profile.workload.arrival
-        for warning in client_doubts(loaded, arrival):
+        for warning in client_suspect_warnings(loaded, arrival):
             self.journal.suspect(warning.code, warning.message)
-        self.journal.warn(*client_warnings(loaded, arrival, bounds), *bunching_doubts(loaded))
+        self.journal.warn(*client_warnings(loaded, arrival, bounds), *bunching_warnings(loaded))
 
     def judge_failures(self) -> None:
         """Warn of requests that failed."""

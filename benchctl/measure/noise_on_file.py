@@ -1,4 +1,4 @@
-"""What the store of noise holds for this machine, and what an experiment adds to it."""
+"""The stored noise of this machine: read for an experiment, written after an A/A experiment."""
 
 import datetime as dt
 import platform
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from benchctl.analysis.experiment.experiment import Experiment, load_experiment
 from benchctl.analysis.planning.noise_floor import engine_sha256, is_repeated_baseline, noise_of_experiment
-from benchctl.analysis.validity.noise_floor_fit import noise_doubts
+from benchctl.analysis.validity.noise_floor_fit import noise_warnings
 from benchctl.errors import BenchctlError, NotComparableError
 from benchctl.measure.telemetry.gpu import gpu_inventory
 from benchctl.profile.model import Profile
@@ -23,7 +23,7 @@ UNREADABLE = "noise-unreadable"
 
 @dataclass(frozen=True, slots=True)
 class NoiseOnFile:
-    """The noise that applies to an experiment, if any, and what could not be read on the way to it."""
+    """The noise that applies to an experiment, if any, and the warnings about it."""
 
     noise: NoiseFloor | None
     warnings: tuple[ResultWarning, ...]
@@ -36,11 +36,11 @@ def noise_on_file(
     request_set_sha256: str | None = None,
     begins_at: str | None = None,
 ) -> NoiseOnFile:
-    """The noise that an experiment with ``profile`` takes along, and what to doubt of it.
+    """The noise that applies to an experiment with ``profile``, with the warnings about it.
 
     It is the newest on file for the baseline's server on this machine; none for an experiment that compares
-    nothing, and for an A/A experiment, which is there to find it. ``gpus`` are looked for where they are not given,
-    it begins now unless that is given, and without ``request_set_sha256`` nothing is said of the workload.
+    nothing, and for an A/A experiment, which measures it. ``gpus`` defaults to those of this machine, ``begins_at``
+    to now; without ``request_set_sha256`` the workload is not compared.
     """
     if len(arms(profile)) == 1 or is_repeated_baseline(profile):
         return NoiseOnFile(None, ())
@@ -59,11 +59,11 @@ def noise_on_file(
         return NoiseOnFile(None, tuple(warnings))
     noise = newest[0].noise
     now = dt.datetime.now(dt.UTC).isoformat() if begins_at is None else begins_at
-    return NoiseOnFile(noise, (*warnings, *noise_doubts(noise, request_set_sha256, now)))
+    return NoiseOnFile(noise, (*warnings, *noise_warnings(noise, request_set_sha256, now)))
 
 
 def noise_for(profile: Profile, manifest: Manifest) -> NoiseOnFile:
-    """The noise that a new experiment takes along."""
+    """The noise that applies to a new experiment."""
     return noise_on_file(
         profile,
         manifest.gpus,
@@ -73,27 +73,28 @@ def noise_for(profile: Profile, manifest: Manifest) -> NoiseOnFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """What became of the noise of an A/A experiment: the file it is in, or why it is in none."""
+class StoredNoise:
+    """The file in which the noise of an A/A experiment is stored, or the reason why it is not."""
 
     path: Path | None
     reason: str = ""
 
 
-def keep_noise(path: Path, profile: Profile) -> Kept | None:
-    """Store the noise of a finished experiment; None where its variants are not all the baseline."""
+def keep_noise(path: Path, profile: Profile) -> StoredNoise | None:
+    """Store the noise of a finished experiment; None if its variants are not all the baseline."""
     if not is_repeated_baseline(profile):
         return None
     try:
-        return Kept(store_noise(noise_directory(), sound_noise(load_experiment(path))))
+        return StoredNoise(store_noise(noise_directory(), sound_noise(load_experiment(path))))
     except BenchctlError as error:
-        return Kept(None, str(error))
+        return StoredNoise(None, str(error))
 
 
 def sound_noise(experiment: Experiment) -> NoiseFloor:
-    """The noise of an A/A experiment all of whose runs are done.
+    """The noise of an A/A experiment.
 
-    Raises NotComparableError where one is not, or where it is no A/A experiment, and UsageError below six blocks.
+    Raises NotComparableError if one of its runs is not done, or if it is another experiment, and UsageError below
+    six blocks.
     """
     results, noise = experiment.results, noise_of_experiment(experiment)
     states = {run.record.run_id: run.record.state for run in results.runs}
@@ -101,7 +102,7 @@ def sound_noise(experiment: Experiment) -> NoiseFloor:
     if unsound:
         raise NotComparableError(
             f"{len(unsound)} of {len(results.plan.runs)} runs of {results.path} are not done, {unsound[0]} first "
-            f"({states.get(unsound[0], 'not begun')}): a floor from what is left would be too low. Do them with "
-            f"'benchctl run --resume {results.path}'"
+            f"({states.get(unsound[0], 'not begun')}): a floor from the other runs would be too low. "
+            f"Measure them with 'benchctl run --resume {results.path}'"
         )
     return noise

@@ -1,4 +1,4 @@
-"""Where a measurement comes from: machine, code, versions. What cannot be found out is absent."""
+"""The origin of a measurement: machine, code, versions. Unknown values are absent."""
 
 import datetime as dt
 import importlib.metadata
@@ -12,7 +12,7 @@ from typing import Final
 import psutil
 
 import benchctl
-from benchctl.analysis.statistics.stopping_rule import stopping_rule
+from benchctl.analysis.planning.stopping_rule import stopping_rule
 from benchctl.measure.redaction import redacted_argv
 from benchctl.profile.identity import profile_sha256
 from benchctl.profile.model import Profile
@@ -24,14 +24,14 @@ _PACKAGES: Final = (
     "aiohttp", "httpx", "httpx-aiohttp", "llama-cpp-python", "msgspec", "numpy", "nvidia-ml-py", "pydantic",
     "scipy", "sglang", "torch", "transformers", "uvloop", "vllm",
 )  # fmt: skip
-"""Packages whose version can change a number: the client's, and the engines where they are installed with it."""
+"""Packages whose version can change a number: those of the client, and engines in the same environment."""
 _GIT_LIMIT_S: Final = 10.0
 _COMMIT, _NO_COMMIT = "# branch.oid ", "(initial)"
-"""As ``git status`` tells the commit."""
+"""The commit in the output of ``git status``."""
 
 
 def new_manifest(profile: Profile, prepared: PreparedSet, argv: Sequence[str]) -> Manifest:
-    """Everything that is known of a measurement before it begins."""
+    """Everything that is known about a measurement before it begins."""
     return Manifest(
         schema_version=SCHEMA_VERSION,
         state="planned",
@@ -74,15 +74,15 @@ def package_versions() -> dict[str, str]:
 
 
 def _version(package: importlib.metadata.Distribution) -> str:
-    """From its line: ``version`` would parse the whole description, which takes as long as all the rest here."""
-    found = re.search(r"^Version: *(\S+)", package.read_text("METADATA") or "", re.MULTILINE)
-    return package.version if found is None else found[1]
+    """The version line of the metadata: ``Distribution.version`` parses the whole description, which is slow."""
+    match = re.search(r"^Version: *(\S+)", package.read_text("METADATA") or "", re.MULTILINE)
+    return package.version if match is None else match[1]
 
 
 def git_state(package: Path = Path(benchctl.__file__).parent) -> GitState | None:
-    """Commit of the measuring code; None where ``package`` is no part of a git work tree, or git is absent.
+    """Commit of the measuring code; None if ``package`` is not part of a git work tree, or git is absent.
 
-    A package that merely lies below a work tree (an installation in an ignored virtual environment) has no commit.
+    A package in an ignored directory of a work tree (in a virtual environment, for example) has no commit.
     """
     if not _git(package, "ls-files", "."):
         return None
@@ -97,7 +97,7 @@ def git_state(package: Path = Path(benchctl.__file__).parent) -> GitState | None
 
 def _git(directory: Path, *arguments: str) -> str | None:
     try:
-        done = subprocess.run(
+        output = subprocess.run(
             ("git", "-C", str(directory), *arguments),  # noqa: S607 - the git of the user
             capture_output=True,
             text=True,
@@ -106,7 +106,7 @@ def _git(directory: Path, *arguments: str) -> str | None:
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout
+    return output.stdout
 
 
 def host_info() -> HostInfo:
@@ -126,5 +126,5 @@ def _cpu_model(cpuinfo: Path) -> str | None:
         text = cpuinfo.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
-    found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
-    return found[1].strip() if found else None
+    match = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    return match[1].strip() if match else None

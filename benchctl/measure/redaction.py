@@ -1,4 +1,4 @@
-"""Removing secrets from what is recorded. The rule is by name, and by the look of well-known tokens."""
+"""Removal of secrets from records, by name and by the pattern of well-known tokens."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -13,7 +13,7 @@ _RECORDED: Final = (
     "MKL_", "OPENBLAS_", "GGML_", "LLAMA_", "HF_", "TOKENIZERS_", "LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH",
     "MALLOC_",
 )  # fmt: skip
-"""Beginnings of the names of inherited variables that change what a server does, and are therefore recorded."""
+"""Prefixes of inherited variables that change the behaviour of a server, and are therefore recorded."""
 
 
 def _redacted_value(value: str) -> str:
@@ -22,19 +22,19 @@ def _redacted_value(value: str) -> str:
 
 def redacted_argv(argv: Sequence[str]) -> tuple[str, ...]:
     """``argv`` with the values of secret options replaced, as ``--api-key X`` and as ``--api-key=X``."""
-    shown: list[str] = []
+    words: list[str] = []
     hides_next = False
     for word in argv:
         name, equals, _ = word.partition("=")
         is_option = word.startswith("-")
         if hides_next and not is_option:
-            shown.append(REDACTED)
+            words.append(REDACTED)
         elif is_option and equals and is_secret_name(name):
-            shown.append(f"{name}={REDACTED}")
+            words.append(f"{name}={REDACTED}")
         else:
-            shown.append(_redacted_value(word))
+            words.append(_redacted_value(word))
         hides_next = is_option and not equals and is_secret_name(word)
-    return tuple(shown)
+    return tuple(words)
 
 
 def redacted_env(env: Mapping[str, str]) -> dict[str, str]:
@@ -43,14 +43,16 @@ def redacted_env(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def server_env(inherited: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
-    """What a server is started with: our environment and the engine's own variables.
+    """The environment of a server: ours, without its secrets, and the engine's own variables.
 
-    Secrets of ours are none of a server's business, but for the token with which it fetches its model.
+    It keeps the token with which a server downloads its model.
     """
-    kept = {name: value for name, value in inherited.items() if name in _MODEL_HUB or not is_secret_name(name)}
-    return kept | dict(own)
+    passed_on = {name: value for name, value in inherited.items() if name in _MODEL_HUB or not is_secret_name(name)}
+    return passed_on | dict(own)
 
 
 def recorded_env(env: Mapping[str, str], own: Mapping[str, str]) -> dict[str, str]:
-    """What of a server's environment belongs into a record: the engine's own and what changes its work."""
+    """The part of a server's environment for a record: the engine's own variables and others that change its
+    work.
+    """
     return redacted_env({name: value for name, value in env.items() if name in own or name.startswith(_RECORDED)})

@@ -34,7 +34,7 @@ _MOST_NUMBERED: Final = 999
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Where a result goes, and where it comes from as far as the profile does not say it.
+    """Destination and origin of a result, apart from its profile.
 
     Without a ``directory`` of its own it gets a new one below ``output_root``.
     """

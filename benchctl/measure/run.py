@@ -2,8 +2,8 @@
 
     begin ▸ server up ▸ effective configuration ▸ warm-up ▸ load ∥ samplers ▸ server down ▸ steps ▸ verdict
 
-``run.json`` is replaced at each transition. A run that fails keeps what it has and does not stop the
-experiment; an interrupt and a usage error do, after the run says so.
+``run.json`` is replaced at each transition. A run that fails keeps its data and does not stop the experiment; an
+interrupt and a usage error do, after they are recorded.
 """
 
 import hashlib
@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 import msgspec
 
+from benchctl.analysis.validity.batch_fill import underfilled_batch_warnings
 from benchctl.analysis.validity.gates import clock_warnings
 from benchctl.analysis.validity.reconcile import failed_checks
-from benchctl.analysis.validity.starvation import starvation_doubts
 from benchctl.engines.engine import Engine, LaunchSite, raw_step_log
 from benchctl.engines.kinds import engine_for
 from benchctl.errors import RecordError, ServerRefusalError, ServerStartError
@@ -52,26 +52,26 @@ from benchctl.records.run import RunFailure, RunRecord
 from benchctl.records.step import StepRecord
 
 
-def _ignore_progress(_news: object) -> None:
-    """Progress for nobody."""
+def _ignore_progress(_value: object) -> None:
+    """Take no notice of progress."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunContext:
-    """What all runs of an experiment share."""
+    """The values that all runs of an experiment share."""
 
     profile: Profile
     requests: tuple[PreparedRequest, ...]
     on_progress: Callable[[int], None] = _ignore_progress
     """Called with the number of requests that have ended."""
     on_log_line: Callable[[str], None] = _ignore_progress
-    """Called with what a server says while it starts."""
+    """Called with the last line of a server's log while it starts."""
     engine: Engine | None = None
-    """In place of the one that the profile names."""
+    """Instead of the one that the profile names."""
 
 
 def measure_run(context: RunContext, planned: PlannedRun, directory: RunDirectory) -> RunRecord:
-    """Do one run and return its final record, which is also on disk.
+    """Measure one run; returns its final record, which is also on disk.
 
     A failed run is a record with state ``failed``. Raises UsageError when no run of this profile can succeed,
     and KeyboardInterrupt on SIGINT or SIGTERM; in both cases the record says so and no process is left.
@@ -97,7 +97,7 @@ def noise_seed(profile: Profile, planned: PlannedRun) -> int:
 
 
 class _ExperimentRun:
-    """What surrounds the load of one run: its server, its devices, its steps, and the verdict on all of it."""
+    """The parts of one run around its load: its server, its devices, its steps, and the verdict."""
 
     def __init__(self, context: RunContext, planned: PlannedRun, directory: RunDirectory) -> None:
         self._context = context
@@ -147,7 +147,9 @@ class _ExperimentRun:
                 self._journal.warn(*foreign_processes(gpu, "after the server was stopped", FORGOTTEN_LIMIT_S))
 
     def _open_gpu(self, stack: ExitStack, visible: str | None) -> GpuReader | None:
-        """The devices of a server of ours; a simulated one uses none, and those of an attached one are unknown."""
+        """Open the devices of a server that we start; a simulator uses none, and those of an attached one are
+        unknown.
+        """
         if self._engine.clock == "virtual" or not self._engine.is_launched:
             return None
         gpu = stack.enter_context(open_gpu(visible))
@@ -270,19 +272,19 @@ class _ExperimentRun:
         for check in failed_checks(loaded, self._profile, self._context.requests):
             self._journal.suspect(check.code, check.message)
         self._run.judge_client(loaded)
-        self._journal.warn(*starvation_doubts(loaded), *clock_warnings(loaded))
+        self._journal.warn(*underfilled_batch_warnings(loaded), *clock_warnings(loaded))
 
 
 def _no_first_generation(error: str, log_tail: str, engine: Engine) -> ServerStartError:
     """The error for a server that is up and does not generate; its log may show why."""
-    known = engine.diagnose(log_tail)
+    diagnosis = engine.diagnose(log_tail)
     remedy = "its log says more" if engine.is_launched else "correct engine.options.dialect, or ask its owner"
     return ServerStartError(
         f"the server answers its health path but does not generate ({error}); "
-        + (remedy if known is None else known.remedy),
-        cause="no-first-generation" if known is None else known.cause,
+        + (remedy if diagnosis is None else diagnosis.remedy),
+        cause="no-first-generation" if diagnosis is None else diagnosis.cause,
         log_tail=log_tail,
-        is_profile_fault=known is not None and known.is_profile_fault,
+        is_profile_fault=diagnosis is not None and diagnosis.is_profile_fault,
     )
 
 

@@ -100,7 +100,7 @@ async def _drive_watched(load: AnyLoad, calls: Iterable[Call], server: "Server",
 
 
 def _crash_wait_s(error_kinds: frozenset[str]) -> float:
-    """How long to wait for the end of a server whose requests failed in these ways."""
+    """Seconds to wait for the end of a server whose requests failed with these errors."""
     if error_kinds & _UNREACHABLE:
         return _DRAIN_WAIT_S
     return _CRASH_WAIT_S if error_kinds & _BROKEN_OFF else 0.0

@@ -1,9 +1,9 @@
-"""The warm-up: what the server loads, compiles or captures lazily is there before the load begins.
+"""The warm-up, after which the server has loaded, compiled and captured everything that the load needs.
 
-The first requests are those of every engine: a few, short, sampled as the run samples. Servers that others wrote
-also have work that depends on shapes (captured graphs, compiled kernels, buffers that grow), so there the warm-up
-passes through them: the longest and the shortest prompt alone, then a burst as large as the load's largest batch,
-whose outputs end one after another so that the batch drains through every size.
+Every engine first gets a few short requests, sampled as in the load. Real engines also have work that depends on
+shapes (captured graphs, compiled kernels, growing buffers), which the warm-up covers: the longest and the shortest
+prompt alone, then a burst as large as the load's largest batch, whose outputs end one after another so that the
+batch passes through every size.
 """
 
 import hashlib
@@ -19,13 +19,13 @@ from benchctl.records.request import PreparedRequest
 _MAX_TOKENS: Final = 16
 """Enough steps to reach a token at which a value model has candidates to choose from."""
 _ALL_SIZES: Final = 32
-"""Up to this batch every size is passed through; beyond it the multiples of 8, and of 16 above 256, because engines
-capture those and pad the others to them."""
+"""Up to this batch the warm-up covers every size; beyond it the multiples of 8, and of 16 above 256, because
+engines capture those and pad the others to them."""
 _LARGEST_BURST: Final = 512
-"""No warm-up batch is larger: by then a shape more costs time and changes little."""
+"""The largest batch of the warm-up: more shapes would cost time and change little."""
 _STEPS_PER_SIZE: Final = 2
 _TOKENS_PER_STEP: Final = 2048
-"""Prompt tokens that a step takes where the profile does not say it: the least that servers have by default."""
+"""Prompt tokens per step if the profile does not set it: the smallest default of servers."""
 
 Burst = tuple[PreparedRequest, ...]
 """Requests that are sent at once; the next burst begins when all have ended."""
@@ -34,7 +34,7 @@ Burst = tuple[PreparedRequest, ...]
 def warmup_bursts(
     requests: Sequence[PreparedRequest], profile: Profile, settings: VariantSettings
 ) -> tuple[Burst, ...]:
-    """Everything that the warm-up of a run sends, burst by burst."""
+    """All requests of the warm-up of a run, burst by burst."""
     first = warmup_requests(requests, profile.workload.num_warmups)
     bursts = [first] if first else []
     if requests and _covers_shapes(profile):
@@ -45,17 +45,17 @@ def warmup_bursts(
 
 
 def _covers_shapes(profile: Profile) -> bool:
-    asked = profile.workload.warmup_shapes
-    if asked is not None:
-        return asked
+    option = profile.workload.warmup_shapes
+    if option is not None:
+        return option
     return profile.engine.kind != "sim" and profile.workload.num_warmups > 0
 
 
 def warmup_requests(requests: Sequence[PreparedRequest], count: int) -> Burst:
-    """The first ``count`` requests again (from the start, where there are fewer), short and in other words.
+    """The first ``count`` requests again (from the start, where there are fewer), short and with other words.
 
-    Other words, because a prompt that the server has seen would be found in its prefix cache. Their sampling is
-    that of the run, so that whatever the server loads lazily for it is loaded now.
+    With the same words the prompts of the load would be in the server's prefix cache. Their sampling is that of the
+    load, so that the server loads now what it needs for it.
     """
     return tuple(
         _again(requests[i % len(requests)], f"warmup-{i}", i, f"(warm-up {i}) ", _MAX_TOKENS)
@@ -64,7 +64,7 @@ def warmup_requests(requests: Sequence[PreparedRequest], count: int) -> Burst:
 
 
 def largest_batch(requests: Sequence[PreparedRequest], profile: Profile, settings: VariantSettings) -> int:
-    """Sequences in the largest batch of the load: what can be open at once, as far as the server takes it."""
+    """Sequences in the largest batch of the load: those that can be open at once, up to the server's limit."""
     num_open = min(profile.workload.arrival.max_concurrency or len(requests), len(requests))
     choices = sorted((request.n for request in requests), reverse=True)
     limit = getattr(settings.server, "max_num_seqs", None) or _LARGEST_BURST
@@ -75,8 +75,8 @@ def shape_bursts(requests: Sequence[PreparedRequest], size: int, tokens_per_step
     """The longest prompt alone, the shortest alone, all choices of one request, then the burst that drains.
 
     The burst has ``size`` sequences: prompts from the longest to the shortest, the longest with the shortest
-    output, so that none grows beyond what the load asks of it. It stays whole until the last prompt is computed,
-    as far as the lengths of the load allow it.
+    output, so that none is longer than in the load. It stays whole until the last prompt is computed, as far as the
+    lengths of the load allow it.
     """
     by_length = sorted(requests, key=lambda request: (-request.prompt_tokens, request.index))
     numbers = iter(range(2 * size + 4))

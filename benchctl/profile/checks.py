@@ -19,7 +19,7 @@ from benchctl.profile.settings import (
     resolve,
     setting_of,
 )
-from benchctl.profile.sources.files import nearest
+from benchctl.profile.sources.files import did_you_mean
 from benchctl.profile.sources.located import LocatedDict, LocatedError, value_text
 
 MAX_CELLS: Final = 1000
@@ -55,10 +55,10 @@ def _lengths_errors(profile: LocatedDict) -> Iterator[LocatedError]:
     """Natural lengths are those of single answers, and serve to force lengths or to judge forced ones."""
     workload, stop = profile.mapping("workload"), profile.get("stop", Profile.model_fields["stop"].default)
     has_lengths = workload.get("lengths_from") is not None
-    if not has_lengths and stop != "forced-natural":
+    if not has_lengths and stop != "replay-natural":
         return
     if has_lengths and stop == "natural":
-        problem = "is not used with stop: natural; set stop to forced-natural or forced, or leave it out"
+        problem = "is not used with stop: natural; set stop to replay-natural or forced, or leave it out"
         yield workload.error(problem, "lengths_from")
     num_samples = workload.get("samples_per_prompt", 1)
     if num_samples != 1 and workload.get("samples_as", "one-request") == "one-request":
@@ -89,9 +89,8 @@ def _baseline_errors(profile: LocatedDict) -> Iterator[LocatedError]:
     name, variants = baseline_name(profile), profile.mapping("variants")
     if not variants or name in variants:
         return
-    near = nearest(name, variants)
-    hint = f"; did you mean {near!r}?" if near else "; add it, or name one of them in baseline"
-    problem = f"the baseline {name!r} is not a variant; variants are {', '.join(variants)}{hint}"
+    hint = did_you_mean(name, variants) or "add it, or name one of them in baseline"
+    problem = f"the baseline {name!r} is not a variant; variants are {', '.join(variants)}; {hint}"
     yield profile.error(problem, "baseline" if "baseline" in profile else "variants")
 
 

@@ -46,7 +46,7 @@ else:  # the same names for pydantic, which lists them in its errors
 
 
 def value_model_error(cost_model: str, value_model: str | None) -> str | None:
-    """Why the cost model cannot price the value model; None where it can."""
+    """The reason why the cost model cannot price the value model; None where it can."""
     if value_model is None or COST_MODELS[cost_model].uses_shapes:
         return None
     able = " or ".join(name for name, choice in COST_MODELS.items() if choice.uses_shapes)

@@ -78,13 +78,12 @@ class _Ladder:
         """The sections that each step has from the baseline and from the variant."""
         server, guidance = self._own.mapping("server"), self._own.get("guidance")
         flags = merge(self._below.get("server"), server.without(*self._loading))
-        of_baseline = {key: self._below[key] for key in ("sampling", "guidance") if key in self._below}
-        sampling = {key: self._below[key] for key in ("sampling",) if key in self._below}
+        of_baseline = {key: self._below.get(key) for key in ("sampling", "guidance")}
         yield "flags", {"server": flags, **of_baseline}
-        yield "idle", {"server": server, **sampling}
+        yield "idle", {"server": server, "sampling": of_baseline["sampling"]}
         if isinstance(guidance, LocatedDict):
-            sampling = {key: self._own[key] for key in ("sampling",) if key in self._own}
-            yield "neutral", {"server": server, **sampling, "guidance": guidance.with_value("value_scale", 0.0)}
+            tilt_free = guidance.with_value("value_scale", 0.0)
+            yield "neutral", {"server": server, "sampling": self._own.get("sampling"), "guidance": tilt_free}
 
     def _step(self, rung: str, parts: Mapping[str, Any]) -> LocatedDict:
         reached = [factor for factor in self._factors if self._reaches(rung, setting_of(factor))]
@@ -93,14 +92,14 @@ class _Ladder:
             "swept": len(reached) == len(self._sweep) or (reached or False),
             "control": {"of": self._name, "rung": rung},
         }
-        step = located(keys, self._own.location)
+        step: LocatedDict = located(keys, self._own.location)
         for key, value in parts.items():
-            step = step.with_value(key, value, value.location if isinstance(value, LocatedDict) else None)
-        assert isinstance(step, LocatedDict)  # noqa: S101  # as keys are
+            if value is not None:
+                step = step.with_value(key, value, value.location if isinstance(value, LocatedDict) else None)
         return step
 
     def _reaches(self, rung: str, setting: tuple[str, ...]) -> bool:
-        """Whether a swept setting changes a step."""
+        """True where a swept setting changes a step."""
         if rung == "neutral":
             return ".".join(setting) != _NEUTRAL_SETTING
         if setting[0] not in {"model", "server"}:

@@ -28,9 +28,13 @@ class Flag:
     when: bool | None = None
     """Value of a switch at which the flag is given. None: ``--flag`` for true, ``--no-flag`` for false."""
 
+    def spelling(self, option: str) -> str:
+        """The flag of ``option``, with its dashes."""
+        return self.name or f"--{option.replace('_', '-')}"
+
     def words(self, option: str, value: Any) -> tuple[str, ...]:
         """The words for the value of an option; none where it is left to the server."""
-        name = self.name or f"--{option.replace('_', '-')}"
+        name = self.spelling(option)
         if value is None:
             return ()
         if isinstance(value, bool):
@@ -71,10 +75,15 @@ class ServerOptions(Section):
         """Name of the model in requests; None for the profile's."""
         return None
 
+    @classmethod
+    def flags(cls) -> dict[str, Flag]:
+        """The flag of each option that is spelled by one, in the order of the options."""
+        return {name: flag for name, field in cls.model_fields.items() if (flag := flag_of(field))}
+
     def flag_words(self) -> tuple[str, ...]:
-        """The command line that the flags of these options make, in the order of the options."""
-        flags = {name: flag for name, field in type(self).model_fields.items() if (flag := flag_of(field))}
-        return tuple(word for name, flag in flags.items() for word in flag.words(name, getattr(self, name)))
+        """The command line that these flags make of the options."""
+        flags = type(self).flags().items()
+        return tuple(word for name, flag in flags for word in flag.words(name, getattr(self, name)))
 
 
 class LaunchedOptions(ServerOptions):

@@ -4,7 +4,8 @@ An engine is added by one line in ``ENGINES``. Modules are imported by name when
 command needs few of them and imports otherwise go downwards only: profiles know engines through this table alone.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
@@ -59,6 +60,8 @@ class EngineSpec:
     """Whether its servers apply the repetition penalty of a model's own file unless a request sets one."""
     counters: ServerCounters = ServerCounters()
     """Names of its counters, where they are its own."""
+    coded_options: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Options behind each flag and variable that its code makes from them, beside those with a ``Flag``."""
     installed_by: str | None = None
     """Command that installs it; None where nothing has to be installed."""
     needs_gpu: bool = False

@@ -12,7 +12,7 @@ from pydantic_core import ErrorDetails
 from benchctl.errors import ProfileError
 from benchctl.profile.keys import profile_keys, section_at
 from benchctl.profile.section import Section, meanings
-from benchctl.profile.sources.files import nearest
+from benchctl.profile.sources.files import did_you_mean
 from benchctl.profile.sources.located import LocatedDict, LocatedError, Location, Step, dotted, follow, value_text
 
 S = TypeVar("S", bound=Section)
@@ -95,7 +95,7 @@ def _errors(model: type[Section], details: list[_Detail]) -> Iterator[LocatedErr
 
 
 def _is_echo(item: _Detail, items: list[_Detail]) -> bool:
-    """Whether an error only follows from others.
+    """True for an error that only follows from others.
 
     That is the type error of the union member that does not apply, a word expected in place of a number that is out
     of bounds, and a list too short because its items are wrong.
@@ -148,9 +148,8 @@ def _problem(model: type[Section], item: _Detail, types: Sequence[str]) -> str:
 def _unknown_key(key: str, section: type[Section] | None) -> str:
     """The message about a key that a section does not have."""
     names = list(section.model_fields) if section else []
-    near = nearest(key, names)
-    if near:
-        return f"unknown key; did you mean {near!r}?"
+    if hint := did_you_mean(key, names):
+        return f"unknown key; {hint}"
     homes = [k.path.rpartition(".")[0] or "the top level" for k in profile_keys() if k.path.split(".")[-1] == key]
     if homes:
         return f"unknown key here; it belongs to {' or '.join(homes)}"
@@ -160,9 +159,7 @@ def _unknown_key(key: str, section: type[Section] | None) -> str:
 def _not_among(value: object, choices: Iterable[str]) -> str:
     """The message about a value that is none of the allowed ones."""
     words = list(choices)
-    near = nearest(value, words) if isinstance(value, str) else None
-    hint = f"; did you mean {near!r}?" if near else ""
-    return f"is {value_text(value)}; allowed are {', '.join(words)}{hint}"
+    return f"is {value_text(value)}; allowed are {', '.join(words)}{did_you_mean(value, words, '; ')}"
 
 
 def _missing(model: type[Section], steps: tuple[Step, ...]) -> str:

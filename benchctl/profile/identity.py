@@ -13,8 +13,6 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any, Final
 
-from pydantic.fields import FieldInfo
-
 from benchctl.profile.engine_table import options_class
 from benchctl.profile.model import Profile
 from benchctl.profile.section import Section
@@ -24,7 +22,6 @@ from benchctl.records.jsonl import encode
 FORMER_DEFAULTS: Final[Mapping[str, Any]] = {}
 """First default of every field whose default has changed since: by dotted path, with ``<name>`` for the name of a
 variant; an option of an engine as ``<kind>.<option>``."""
-_DEFAULT_COMPARISON: Final = {"estimator": "robust"}
 
 
 def profile_sha256(profile: Profile, former_defaults: Mapping[str, Any] = FORMER_DEFAULTS) -> str:
@@ -32,22 +29,21 @@ def profile_sha256(profile: Profile, former_defaults: Mapping[str, Any] = FORMER
 
     The order of keys does not matter, but for variants and factors, whose order is that of the plan.
     """
-    identity = _Identity(former_defaults)
-    document = identity.of_section(profile, "")
-    options = identity.of_options(profile.engine.kind, profile.engine.options)
-    return _sha256(document | {"engine": document["engine"] | {"options": options}})
+    options = options_class(profile.engine.kind).model_construct(**profile.engine.options)
+    document = _not_default(profile, "", former_defaults)
+    document["engine"]["options"] = _not_default(options, f"{profile.engine.kind}.", former_defaults)
+    return _sha256(document)
 
 
 def is_profile_of(text: str, profile: Profile, sha256: str) -> bool:
-    """Whether a stored ``profile.yaml`` is the one that its manifest names by ``sha256``.
+    """True where a stored ``profile.yaml`` is the one that its manifest names by ``sha256``.
 
-    Manifests of schema 1 hold the digest of the whole document, with the defaults that its version of benchctl had:
-    they are all in ``text``.
+    Manifests of schema 1 hold the digest of the whole document with all defaults of its version of benchctl.
     """
     if sha256 == profile_sha256(profile):
         return True
     document: dict[str, Any] = read_document(text, "profile.yaml", [])
-    if document.get("comparison") == _DEFAULT_COMPARISON:  # left out since the version that introduced it
+    if document.get("comparison") == {"estimator": "robust"}:  # schema 1 left the default of this section out
         document = {key: value for key, value in document.items() if key != "comparison"}
     return sha256 == _sha256(document)
 
@@ -57,35 +53,17 @@ def _sha256(document: Mapping[str, Any]) -> str:
     return hashlib.sha256(encode({**document, **ordered})).hexdigest()
 
 
-class _Identity:
-    """The values of a profile that differ from first defaults."""
-
-    def __init__(self, former_defaults: Mapping[str, Any]) -> None:
-        self._former_defaults = former_defaults
-
-    def of_section(self, section: Section, prefix: str) -> dict[str, Any]:
-        values = dict[str, Any]()
-        for name, field in type(section).model_fields.items():
-            value, path = getattr(section, name), f"{prefix}{name}"
-            if isinstance(value, Section):
-                nested = self.of_section(value, f"{path}.")
-                if nested or not isinstance(field.default, Section):
-                    values[name] = nested
-            elif name == "variants" and isinstance(value, dict):
-                values[name] = {key: self.of_section(variant, f"{path}.<name>.") for key, variant in value.items()}
-            elif not self._is_first_default(value, path, field):
-                values[name] = value
-        return values
-
-    def of_options(self, kind: str, options: Mapping[str, Any]) -> dict[str, Any]:
-        fields = options_class(kind).model_fields
-        return {
-            name: value
-            for name, value in options.items()
-            if name not in fields or not self._is_first_default(value, f"{kind}.{name}", fields[name])
-        }
-
-    def _is_first_default(self, value: Any, path: str, field: FieldInfo) -> bool:
-        if path in self._former_defaults:
-            return encode(value) == encode(self._former_defaults[path])
-        return not field.is_required() and encode(value) == encode(field.default)
+def _not_default(section: Section, prefix: str, former_defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a section, and of those below it, that differ from their first defaults."""
+    values = dict[str, Any]()
+    for name, value in section:
+        field, path = type(section).model_fields[name], f"{prefix}{name}"
+        if isinstance(value, Section):
+            nested = _not_default(value, f"{path}.", former_defaults)
+            if nested or not isinstance(field.default, Section):
+                values[name] = nested
+        elif path == "variants":
+            values[name] = {key: _not_default(v, f"{path}.<name>.", former_defaults) for key, v in value.items()}
+        elif field.is_required() or encode(value) != encode(former_defaults.get(path, field.default)):
+            values[name] = value
+    return values

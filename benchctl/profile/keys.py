@@ -22,7 +22,7 @@ class Key:
 
 
 def section_at(root: type[Section], path: tuple[Step, ...]) -> type[Section] | None:
-    """The section that stands at ``path`` below ``root``, or None when that is no section."""
+    """The section that stands at ``path`` below ``root``, or None."""
     annotation: Any = root
     for step in path:
         annotation = _below(annotation, step)
@@ -41,7 +41,7 @@ def option_keys(kind: str) -> tuple[Key, ...]:
 
 def _keys(section: type[Section], prefix: str) -> Iterator[Key]:
     for name, field in section.model_fields.items():
-        yield Key(f"{prefix}{name}", field, meanings(section).get(name, ""))
+        yield Key(f"{prefix}{name}", field, field.description or meanings(section).get(name, ""))
         for inner in _sections_in(field.annotation):
             chosen = "<name>." if inner is Variant else ""
             yield from _keys(inner, f"{prefix}{name}.{chosen}")
@@ -55,11 +55,11 @@ def _sections_in(annotation: Any) -> Iterator[type[Section]]:  # annotations hav
 
 
 def _below(annotation: Any, step: Step) -> Any:  # annotations have no type
-    """What is declared one step below a declaration; None when nothing is."""
+    """The declaration one step below another; None where there is none."""
     if isinstance(annotation, type) and issubclass(annotation, Section):
         field = annotation.model_fields.get(str(step))
         return field.annotation if field else None
     arguments = get_args(annotation)
     if get_origin(annotation) is dict:
         return arguments[1]
-    return next((found for argument in arguments if (found := _below(argument, step)) is not None), None)
+    return next((below for argument in arguments if (below := _below(argument, step)) is not None), None)

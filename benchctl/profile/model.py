@@ -11,6 +11,7 @@ from pydantic import Field, SerializeAsAny, field_validator
 
 from benchctl.profile.engine_options import ServerOptions
 from benchctl.profile.engine_table import ENGINES
+from benchctl.profile.guidance import Guidance
 from benchctl.profile.section import MOST, Section
 from benchctl.profile.workload import Workload
 from benchctl.records.manifest import StopMode
@@ -39,7 +40,7 @@ class Sampling(Section):
 
     @property
     def is_greedy(self) -> bool:
-        """Whether the most probable token is always taken."""
+        """True where the most probable token is always chosen."""
         return self.temperature == 0 or self.top_k == 1
 
     @field_validator("top_k")
@@ -50,36 +51,8 @@ class Sampling(Section):
         return top_k
 
 
-class Guidance(Section):
-    """What the requests of a guided variant ask of the value model (``custom_params`` of the fork)."""
-
-    mode: Literal["mul", "linear", "exp", "length_mul", "centered_exp", "value_bias"] = "centered_exp"
-    """How values tilt the candidates' probabilities; ``centered_exp`` and ``value_bias`` need a finite top_k."""
-    value_scale: float = 0.0
-    """Strength of the tilt: 0 is neutral, negative shortens with ``centered_exp``."""
-    gamma: float = Field(default=0.997, gt=0, lt=1)
-    """Discount that turns a value into a length."""
-    value_entropy_threshold: float | None = Field(default=None, ge=0)
-    """Entropy in nats at or below which a row skips guidance; null: no row does."""
-    value_min: float | None = None
-    """Expected value below which a row skips guidance; null: no row does."""
-    target_value: float | None = Field(default=None, ge=0, le=1)
-    """A hard constraint on the value, in place of mode and value_scale; it wins over ``target_length``."""
-    target_length: float | None = Field(default=None, ge=0)
-    """The same on the length of an answer, in tokens."""
-    target_length_mode: Literal["total", "remaining"] | None = None
-    """Whether ``target_length`` counts the tokens generated so far; null: the server's choice, which is total."""
-    value_constraint: Literal["eq", "ge", "le", "eq_soft"] | None = None
-    """How a target constrains; null: the server's choice, which is eq."""
-
-    @property
-    def has_target(self) -> bool:
-        """Whether a hard constraint takes the place of mode and value_scale."""
-        return self.target_value is not None or self.target_length is not None
-
-
 class Control(Section):
-    """What makes a variant one step of a ladder of controls; written by ``controls`` of another variant."""
+    """The place of a variant in a ladder of controls; written by ``controls`` of another variant."""
 
     of: Name
     """Variant whose price the step helps to divide."""
@@ -113,7 +86,7 @@ class Stopping(Section):
 
     precision: float = Field(gt=0, lt=1)
     """Fraction, 0.01 for one percent: the experiment ends when half the interval of every primary metric in every
-    cell is no wider. The sign of a change plays no part."""
+    cell is at most that wide, whatever the sign of a change."""
     looks: int = Field(default=4, ge=1, le=20)
     """How often that is looked at, evenly from 6 blocks on; the last look is at the last block. Intervals are those
     of 1 - 0.05 / looks, so that more looks cost width."""
@@ -139,7 +112,7 @@ class Timeouts(Section):
 
 
 class ComparisonRules(Section):
-    """How the experiment is judged, declared before it is measured."""
+    """The rules of the verdict, declared before the first run."""
 
     estimator: Literal["robust", "mean"] = "robust"
     """``robust`` gives blocks that lie far off little weight; ``mean`` gives all blocks the same."""
@@ -198,7 +171,7 @@ class Profile(Section):
     """When to end earlier; null: never, the number of blocks is fixed."""
     stop: StopMode = "forced"
     """``forced`` gives every output its planned length (equal work); ``natural`` lets the model end it;
-    ``forced-natural`` gives every output the length at which the baseline's model ended it (equal work, none of it
+    ``replay-natural`` gives every output the length at which the baseline's model ended it (equal work, none of it
     past the end)."""
     engine: EngineSettings
     """Server software, shared by all variants: a preset's name, or kind and options."""
@@ -236,7 +209,7 @@ class Profile(Section):
 
 
 class VariantSettings(Section):
-    """What one run uses: a variant in one cell, all overrides applied and checked."""
+    """The settings of one run: a variant in one cell, all overrides applied and checked."""
 
     variant: str
     model: str

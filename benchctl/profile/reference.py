@@ -48,6 +48,10 @@ written out, and `benchctl profiles validate FILE` reports every error with its 
 `allowed_differences` lists what variants may differ in, as dotted paths (`guidance.*` covers all below `guidance`).
 Everything else that differs makes a comparison invalid; `benchctl profiles validate` warns of it beforehand.
 
+A result directory is named after the time and the first eight digits of a SHA-256 over the profile. It covers what
+differs from the default that a key had when it was introduced: writing a default out, or a benchctl with more keys,
+gives the same digits, so that `--resume` takes a directory of an older version; any other value gives others.
+
 ## Keys
 """
 
@@ -63,7 +67,7 @@ _BOUNDS: Final = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
 
 
 def profile_reference() -> str:
-    """``profiles/README.md``: how to write a profile, and every key with type, default and meaning."""
+    """``docs/reference/profile.md``: how to write a profile, and every key with type, default and meaning."""
     factors = ", ".join(f"`{name}`" for name in FACTOR_SETTINGS)
     parts = [_INTRODUCTION % factors, _tables(profile_keys())]
     for kind in ENGINES:

@@ -1,4 +1,4 @@
-"""What a secret looks like: by the name it goes under, or as well-known tokens look.
+"""Recognition of secrets by the name of a variable or option, or by the shape of well-known tokens.
 
 Secrets belong neither into a profile nor into a result directory.
 """
@@ -20,7 +20,7 @@ SECRET_VALUE: Final = re.compile(
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether a variable or option of this name holds a secret."""
+    """True where a variable or option of this name holds a secret."""
     return _SECRET_NAME.search(name.lstrip("-")) is not None
 
 

@@ -12,14 +12,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, lru_cache
 from itertools import product
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
 from pydantic import ValidationError, create_model
 
-from benchctl.profile.engine_table import ENGINES, guiding_kinds, options_class
+from benchctl.guided.parameter_table import EXPONENTIAL_MODES
+from benchctl.profile.engine_table import guiding_kinds, options_class
 from benchctl.profile.errors import validate
-from benchctl.profile.model import Guidance, Profile, Sampling, VariantSettings
-from benchctl.profile.sources.files import nearest
+from benchctl.profile.guidance import Guidance
+from benchctl.profile.model import Profile, Sampling, VariantSettings
+from benchctl.profile.sources.files import did_you_mean
 from benchctl.profile.sources.located import LocatedDict, LocatedError, LocatedList, Location, merge
 from benchctl.records.record import Cell
 
@@ -37,7 +39,6 @@ FACTOR_SETTINGS: Final = {
 """Factors with a short name, and the setting that each stands for. Any other factor is itself a dotted path."""
 
 _DEFAULT_MODEL: Final = Profile.model_fields["model"].default
-_FINITE_TOP_K_MODES: Final = {"centered_exp", "value_bias"}
 
 
 def setting_of(factor: str) -> tuple[str, ...]:
@@ -62,8 +63,8 @@ def factor_problem(factor: str, kind: str) -> str | None:
     settings = _settings_of_kind(kind)
     if ".".join(setting_of(factor)) in settings:
         return None
-    near = nearest(factor, (*FACTOR_SETTINGS, *settings))
-    hint = f"did you mean {near!r}?" if near else "name one such as server.max_num_seqs or sampling.min_p"
+    hint = did_you_mean(factor, (*FACTOR_SETTINGS, *settings))
+    hint = hint or "name one such as server.max_num_seqs or sampling.min_p"
     return f"no factor or setting has this name; factors are {', '.join(FACTOR_SETTINGS)}, or a dotted path; {hint}"
 
 
@@ -85,38 +86,27 @@ def resolve(
 def _values(profile: LocatedDict, variant: str, cell: Cell) -> LocatedDict:
     """The settings of one run, with the locations at which they were written."""
     own, engine = profile.mapping("variants", variant), profile.mapping("engine")
-    server = _Layers(own).over(engine, "options")
     if engine.get("python") is not None:
         python = LocatedDict({"python": engine["python"]}, engine.location, engine.locations)
-        server.value = merge(server.value, python)
-    sections = {
-        "server": server.over(own, "server"),
-        "sampling": _Layers(own).over(profile, "sampling").over(own, "sampling"),
-    }
+        engine = engine.with_value("options", merge(engine.mapping("options"), python))
     tree = LocatedDict({"variant": variant}, own.location)
     tree = tree.with_value("model", profile.get("model", _DEFAULT_MODEL), profile.location_of("model"))
-    for name, layers in sections.items():
-        tree = tree.with_value(name, layers.value, layers.location)
+    layers = {
+        "server": [(engine, "options"), (own, "server")],
+        "sampling": [(profile, "sampling"), (own, "sampling")],
+    }
+    for name, sections in layers.items():
+        value, location = LocatedDict({}, own.location), own.location
+        for section, key in sections:
+            if key in section:
+                value, location = merge(value, section[key]), section.location_of(key)
+        tree = tree.with_value(name, value, location)
     tree = tree.with_value("guidance", own.get("guidance"), own.location_of("guidance"))
-    for factor, value in cell.items():
+    for factor, swept in cell.items():
         setting = setting_of(factor)
-        location = _swept_location(profile, factor, value) or replace(own.location, path=setting)
-        tree = _with_setting(tree, setting, value, location)
+        location = _swept_location(profile, factor, swept) or replace(own.location, path=setting)
+        tree = _with_setting(tree, setting, swept, location)
     return tree
-
-
-class _Layers:
-    """One section of the settings, from its layers."""
-
-    def __init__(self, owner: LocatedDict) -> None:
-        self.location = owner.location
-        self.value: Any = LocatedDict({}, owner.location)
-
-    def over(self, section: LocatedDict, key: str) -> "_Layers":
-        """Lay an entry of a section over the layers so far, if it is written."""
-        if key in section:
-            self.value, self.location = merge(self.value, section[key]), section.location_of(key)
-        return self
 
 
 def _with_setting(tree: LocatedDict, path: tuple[str, ...], value: object, location: Location) -> LocatedDict:
@@ -165,27 +155,24 @@ def _guidance_errors(tree: LocatedDict, kind: str, settings: VariantSettings) ->
         yield tree.error(problem, "guidance")
     # The guided sampler has no path over the whole vocabulary for these modes. top_k 1 is allowed: it is
     # greedy, and guidance never acts.
-    if settings.guidance.mode in _FINITE_TOP_K_MODES and settings.sampling.top_k < 1:
-        section, key = (
-            (tree.mapping("sampling"), "top_k") if "top_k" in tree.mapping("sampling") else (tree, "guidance")
-        )
+    if settings.guidance.mode in EXPONENTIAL_MODES and settings.sampling.top_k < 1:
+        sampling = tree.mapping("sampling")
         problem = (
             f"variant {settings.variant!r} is guided with mode {settings.guidance.mode}, which needs a finite "
             f"top_k, and has {settings.sampling.top_k}; set variants.{settings.variant}.sampling.top_k, or sweep "
             "top_k from 1 up"
         )
-        yield section.error(problem, key)
+        yield sampling.error(problem, "top_k") if "top_k" in sampling else tree.error(problem, "guidance")
 
 
 @cache
 def _settings_of_kind(kind: str) -> tuple[str, ...]:
-    options = options_class(kind) if kind in ENGINES else None
-    return (
-        "model",
-        *(f"server.{name}" for name in (options.model_fields if options else ())),
-        *(f"sampling.{name}" for name in Sampling.model_fields),
-        *(f"guidance.{name}" for name in Guidance.model_fields),
-    )
+    fields = {
+        "server": options_class(kind).model_fields,
+        "sampling": Sampling.model_fields,
+        "guidance": Guidance.model_fields,
+    }
+    return ("model", *(f"{section}.{key}" for section, keys in fields.items() for key in keys))
 
 
 def is_same(left: object, right: object) -> bool:

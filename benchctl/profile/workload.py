@@ -36,14 +36,7 @@ Length = Annotated[int, Field(ge=1, le=MAX_TOKENS)] | LengthRange
 
 
 class Arrival(Section):
-    """When requests are sent.
-
-    ``closed-loop`` keeps ``max_concurrency`` requests open. ``burst`` sends all at once. The open-loop kinds
-    send at precomputed times whatever the server does: ``constant`` and ``poisson`` at ``request_rate``,
-    ``gamma`` at ``request_rate`` with ``burstiness`` (1 = Poisson, below 1 = burstier, as vLLM defines it),
-    ``trace`` at the recorded times of the dataset, divided by ``speedup``. ``max_concurrency`` caps them too
-    where it is given.
-    """
+    """The schedule of the requests: a closed loop, or precomputed times whatever the server does."""
 
     kind: Literal["closed-loop", "burst", "constant", "poisson", "gamma", "trace"] = "closed-loop"
     """``closed-loop`` sends when a slot frees, ``burst`` all at once, the others at precomputed times."""
@@ -52,7 +45,7 @@ class Arrival(Section):
     request_rate: float | None = Field(default=None, ge=LEAST, le=MOST)
     """Requests per second, on the engine's clock, of ``constant``, ``poisson`` and ``gamma``."""
     burstiness: float = Field(default=1.0, ge=LEAST, le=MOST)
-    """Shape of ``gamma``: 1 is Poisson, below 1 burstier."""
+    """Shape of ``gamma``, as vLLM defines it: 1 is Poisson, below 1 burstier."""
     speedup: float = Field(default=1.0, ge=LEAST, le=MOST)
     """Divides the recorded times of ``trace``."""
     launch_rate_limit: float | None = Field(default=None, ge=LEAST, le=MOST)
@@ -89,10 +82,10 @@ class Workload(Section):
     output_len: Length | None = None
     """Length of each output with stop mode ``forced``; the dataset's own lengths where it has them."""
     max_tokens: int = Field(default=1500, ge=1, le=MAX_TOKENS)
-    """Limit of each output with stop mode ``natural``, and of the natural lengths of ``forced-natural``."""
+    """Limit of each output with stop mode ``natural``, and of the natural lengths of ``replay-natural``."""
     lengths_from: str | None = None
     """Result directory of the same prompts with stop mode ``natural``: its baseline says how long each answer is by
-    nature. null: with ``forced-natural`` that is measured first, otherwise it is unknown."""
+    nature. null: with ``replay-natural`` that is measured first, otherwise it is unknown."""
     arrival: Arrival
     """When requests are sent."""
     num_warmups: int = Field(default=1, ge=0, le=10_000)

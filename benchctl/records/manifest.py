@@ -4,7 +4,7 @@ from typing import Literal, TypeAlias
 
 from benchctl.records.record import Cell, Record, ResultWarning, RunState
 
-StopMode: TypeAlias = Literal["forced", "natural", "forced-natural"]
+StopMode: TypeAlias = Literal["forced", "natural", "replay-natural"]
 """End of an output: its planned length, the model's choice, or the length that the baseline's model gave it."""
 
 

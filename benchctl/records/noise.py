@@ -1,4 +1,4 @@
-"""``noise.json``: what a machine shows when nothing changed, from an A/A experiment.
+"""``noise.json``: the change that a machine shows when nothing changed, from an A/A experiment.
 
 ``benchctl run`` copies the noise on file for this host, engine and model into the result directory, so that a
 comparison is a pure function of the directories it reads.
@@ -23,29 +23,40 @@ class MetricNoise(Record, frozen=True, kw_only=True, omit_defaults=True):
     log_sd: float
     """Standard deviation of the block log-ratios."""
     num_blocks: int
+    """Blocks of the experiment."""
     floor_frac: float
     """The change that identical servers could not rule out: exp(the end of their interval farther from 0) - 1."""
 
 
 class NoiseFloor(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """The noise of one host, engine and model, by metric; ``source`` is the directory it was measured in."""
+    """The noise of one host, engine and model, by metric."""
 
     schema_version: int
+    """Version of the result format."""
     measured_at: str
+    """UTC, ISO 8601."""
     source: str
+    """Result directory that it was measured in."""
     host: str
+    """Name of the machine."""
     gpus: tuple[str, ...] = ()
+    """Names of its devices."""
     engine: str
+    """Kind of server software."""
     engine_sha256: str
-    """Of the engine options that all variants share."""
+    """SHA-256 of the engine options that all variants share."""
     engine_version: str | None = None
+    """Version that the server reported."""
     model: str
+    """Model that was served."""
     request_set_sha256: str
+    """SHA-256 of the request set."""
     metrics: dict[str, MetricNoise]
+    """Noise of each metric."""
 
 
 def load_noise(results_path: Path) -> NoiseFloor | None:
-    """The noise that lies in a result directory; None where none does. Raises RecordError when it is damaged."""
+    """The noise in a result directory; None without one. Raises RecordError when it is damaged."""
     path = results_path / NOISE_FILE
     return read_noise(path) if path.is_file() else None
 

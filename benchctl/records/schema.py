@@ -2,7 +2,7 @@
 
 History
 1  first version
-2  warning codes and metrics renamed (``RENAMED_CODES``, ``RENAMED_METRICS``)
+2  warning codes, metrics and a stop mode renamed (``RENAMED_CODES``, ``RENAMED_METRICS``, ``RENAMED_STOP_MODES``)
 
 Files are upgraded in memory as they are opened and never rewritten, so the digests of a directory stay valid.
 """
@@ -27,6 +27,8 @@ RENAMED_METRICS: Final = {
     "p99_read_late_ms": "p99_read_delay_ms",
 }
 """Metrics of schema 1 that schema 2 renamed."""
+RENAMED_STOP_MODES: Final = {"forced-natural": "replay-natural"}
+"""Stop modes of schema 1 that schema 2 renamed."""
 
 
 def current_metric_name(name: str) -> str:
@@ -39,6 +41,8 @@ def _to_version_2(document: dict[str, Any]) -> dict[str, Any]:
     upgraded = dict(document)
     if isinstance(warnings := document.get("warnings"), list):
         upgraded["warnings"] = [_renamed(warning, "code", RENAMED_CODES) for warning in warnings]
+    if isinstance(stop := document.get("stop"), str):
+        upgraded["stop"] = RENAMED_STOP_MODES.get(stop, stop)
     if isinstance(metrics := document.get("metrics"), dict):
         upgraded["metrics"] = {current_metric_name(name): noise for name, noise in metrics.items()}
     if isinstance(stopping := document.get("stopping"), dict) and isinstance(stopping.get("looks"), list):

@@ -1,10 +1,9 @@
 """An inference-server simulator: a virtual-time core behind a thin HTTP shell.
 
-It is a server like any other: ``python -m benchctl.sim`` starts it, HTTP speaks to it, and its step log says what
-it did. What it emulates is a continuous-batching engine with paged key-value memory, and on top of that the
-guided decoding of the LenVM fork. Its numbers are those of a cost model, not of hardware.
+``python -m benchctl.sim`` starts it as a server like any other. It emulates continuous batching with paged
+key-value memory and the guided decoding of the LenVM fork; its numbers are those of a cost model, not of hardware.
 
-Reading guide: ``engine.py`` (one step), ``scheduler.py`` and ``block_manager.py`` (which rows it holds),
-``guidance.py`` (what a value model adds), ``cost_*.py`` (what it costs), ``core.py`` and ``simulate.py`` (a whole
-request list in virtual time), ``server.py`` (the HTTP shell).
+Start with ``engine.py`` (one step), ``scheduler.py`` and ``block_manager.py`` (the rows of a batch),
+``guidance.py`` (the work of a value model), ``costs/`` (the time of a step), ``core.py`` and ``simulate.py`` (a
+whole request list in virtual time), ``http/server.py`` (the HTTP shell).
 """

@@ -1,4 +1,4 @@
-"""What a sequence says, and when it stops: deterministic words in place of a language model."""
+"""Answers: deterministic words and lengths in place of a language model."""
 
 import random
 from collections.abc import Callable
@@ -26,11 +26,11 @@ CLOSING_TOKEN_ID: Final = 999
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole output of one sequence, known from the start.
+    """The whole output of one sequence, planned at its start.
 
     Word i of the output is entry (``first`` + i ``stride``) mod W of the vocabulary; W is prime, so every stride
-    goes through all words. ``box`` is the number that the last token states, or None. ``shown`` holds the text of
-    each token where a stop string, which is not shown, cuts the text.
+    goes through all words. ``box`` is the number that the last token states, or None. ``cut_texts`` holds the text
+    of each token if a stop string, which is left out, cuts the text.
     """
 
     num_tokens: int
@@ -38,7 +38,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     first: int
     stride: int
     box: int | None = None
-    shown: tuple[str, ...] | None = None
+    cut_texts: tuple[str, ...] | None = None
 
     def token_id(self, position: int) -> int:
         if self.box is not None and position == self.num_tokens - 1:
@@ -46,9 +46,9 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
         return FIRST_TOKEN_ID + (self.first + position * self.stride) % len(_WORDS)
 
     def token_text(self, position: int) -> str:
-        """What one token adds to the text."""
-        if self.shown is not None:
-            return self.shown[position]
+        """The text of one token."""
+        if self.cut_texts is not None:
+            return self.cut_texts[position]
         if self.box is not None and position == self.num_tokens - 1:
             return f"\n\\boxed{{{self.box}}}"
         return " " + _WORDS[(self.first + position * self.stride) % len(_WORDS)]
@@ -109,18 +109,20 @@ def _natural_tokens(request: Request, answer_length: Callable[[int], int] | None
 def _cut_at_stop(answer: Answer, stop: tuple[str, ...]) -> Answer:
     """End the answer with the token that completes the first stop string."""
     text = answer.text()
-    found = [(start + len(string), start) for string in stop if (start := text.find(string)) >= 0]
-    if not found:
+    matches = [(start + len(string), start) for string in stop if (start := text.find(string)) >= 0]
+    if not matches:
         return answer
-    end, visible = min(found)
-    shown: list[str] = []
+    end, visible = min(matches)
+    cut_texts: list[str] = []
     offset = 0
     for position in range(answer.num_tokens):
         piece = answer.token_text(position)
-        shown.append(piece[: max(0, visible - offset)])
+        cut_texts.append(piece[: max(0, visible - offset)])
         offset += len(piece)
         if offset >= end:
             break
     # A box is only the last token of an answer that ends by itself; cut earlier, that token is never reached.
-    box = answer.box if len(shown) == answer.num_tokens else None
-    return msgspec.structs.replace(answer, num_tokens=len(shown), finish_reason="stop", box=box, shown=tuple(shown))
+    box = answer.box if len(cut_texts) == answer.num_tokens else None
+    return msgspec.structs.replace(
+        answer, num_tokens=len(cut_texts), finish_reason="stop", box=box, cut_texts=tuple(cut_texts)
+    )

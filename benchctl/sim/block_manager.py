@@ -1,4 +1,4 @@
-"""Paged key-value memory: blocks, who holds them, and which hold a prefix that others may share."""
+"""Paged key-value memory: blocks, their holders, and the prefixes that sequences share."""
 
 from collections import OrderedDict
 from typing import Final
@@ -9,9 +9,9 @@ from benchctl.sim.sequence import Sequence
 class BlockManager:
     """Gives out blocks of ``block_size`` tokens.
 
-    Full blocks of a prompt are known by the hash of everything up to their end. The samples of one request
-    always share them; with ``enable_prefix_caching`` all requests do, and a block that nobody holds any more
-    keeps its content until it is needed, the longest unused first. Generated tokens are never shared.
+    Full blocks of a prompt are identified by the hash of everything up to their end. The samples of one request
+    always share them; with ``enable_prefix_caching`` all requests do, and a block without
+    a holder keeps its content until it is needed, the longest unused first. Generated tokens are never shared.
 
     Invariant: free blocks + blocks in use = ``num_blocks``; a block in use has a holder.
     """
@@ -42,12 +42,12 @@ class BlockManager:
         return -(-num_tokens // self.block_size)
 
     def can_allocate(self, seq: Sequence) -> bool:
-        """Whether all tokens of a waiting sequence fit, shared blocks counted where they are in use already."""
+        """True if all tokens of a waiting sequence fit; shared blocks that are in use need no room."""
         shared = [block for block in self._cached_prefix(seq) if block in self._num_holders]
         return self.blocks_for(seq.num_tokens) - len(shared) <= self.num_free
 
     def allocate(self, seq: Sequence) -> None:
-        """Give a waiting sequence its blocks and mark what it needs not compute.
+        """Give a waiting sequence its blocks, and mark the tokens that a shared prefix spares it.
 
         At least one token is always computed: its logits are needed.
         """
@@ -70,7 +70,7 @@ class BlockManager:
                 self._key_of[block] = key
 
     def can_append(self) -> bool:
-        """Whether one more block can be given out."""
+        """True if one more block can be given out."""
         return self.num_free > 0
 
     def append(self, seq: Sequence) -> None:
@@ -78,7 +78,7 @@ class BlockManager:
         seq.block_table.append(self._take_free())
 
     def deallocate(self, seq: Sequence) -> None:
-        """Take all blocks of a sequence back; the last become the first to be given out again."""
+        """Take all blocks of a sequence back; the last is the first to be given out again."""
         for block in reversed(seq.block_table):
             if self._num_holders[block] > 1:
                 self._num_holders[block] -= 1

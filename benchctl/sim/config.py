@@ -14,7 +14,7 @@ MAX_MODEL_LEN: Final = 32768
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimConfig:
-    """What the server was told at its start. ``value_model`` is None on a stock server.
+    """Options of a server at its start. ``value_model`` is None on a stock server.
 
     ``revision`` is the generation of the guided fork: V2 skips the value model at a neutral scale and extends
     and scores in one pass when no row lags; V4 scores at every scale and always in one pass; V1 does neither.
@@ -39,7 +39,7 @@ class SimConfig:
     tokens_per_chunk: int = 1
     start_delay_s: float = 0.0
     schedule_patience_s: float = 30.0
-    """How long the core waits for an announced request before it gives the schedule up."""
+    """Time that the core waits for an announced request before it gives up the schedule."""
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "num_kv_blocks", "block_size", "tokens_per_chunk"):
@@ -59,7 +59,7 @@ class SimConfig:
             raise UsageError(f"--cost-model {reason}")
 
     def server_info(self) -> dict[str, str | int | float | bool | None]:
-        """What the server says of itself: everything that two servers of one configuration share."""
+        """The settings that the server reports: those that two servers of one configuration share."""
         names = [name for name in self.__slots__ if name not in _PRIVATE]
         return {"clock": "virtual", **{name: getattr(self, name) for name in names}}
 

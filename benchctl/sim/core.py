@@ -9,10 +9,10 @@ from benchctl.sim.request import Request
 
 
 class Core:
-    """Feeds the engine from announced phases, one after the other, and from whoever comes unannounced.
+    """Feeds the engine from announced phases, one after the other, and from unannounced requests.
 
     A phase starts when the engine is idle and the phase before it is over or abandoned. Virtual time passes in
-    steps, and within a phase in jumps to the next arrival; between phases it stands still.
+    steps, and within a phase in jumps to the next arrival; between phases it does not pass.
     """
 
     def __init__(self, engine: SimulatedEngine) -> None:
@@ -22,12 +22,12 @@ class Core:
         self.num_abandoned_phases = 0
 
     def announce(self, phase: AnnouncedPhase) -> None:
-        """Queue a phase; it replaces one in which nothing runs and whose requests did not all come."""
+        """Queue a phase; it replaces an idle one that still misses requests."""
         self._announced.append(phase)
         self._turn_phases()
 
     def submit(self, request: Request) -> None:
-        """A request has come in: announced ones enter when they are due, others now."""
+        """Take a request in: an announced one enters when it is due, any other now."""
         self._turn_phases()
         for phase in self._phases():
             if phase.expects(request.request_id):
@@ -36,7 +36,7 @@ class Core:
         self.engine.add_request(request)
 
     def refuse(self, request_id: str) -> None:
-        """A request came in that cannot be served; if it was announced, nobody waits for it any longer."""
+        """Give up a request that cannot be served; if it was announced, its phase no longer waits for it."""
         self._turn_phases()
         for phase in self._phases():
             if phase.expects(request_id):
@@ -45,7 +45,7 @@ class Core:
             self._admit(self.phase)
 
     def abort(self, request_id: str) -> None:
-        """The client has gone."""
+        """Drop a request whose client has disconnected."""
         self.engine.abort(request_id)
         for phase in self._phases():
             phase.end(request_id, self.engine.now_ns)
@@ -59,14 +59,14 @@ class Core:
         return phase.next_request_id() if is_due else None
 
     def abandon_phase(self) -> None:
-        """Fall back to free running: what has come in enters now, what comes later enters as it comes."""
+        """Fall back to free running: requests that have come in enter now, later ones as they come."""
         if self.phase is not None:
             for request in self.phase.give_up():
                 self.engine.add_request(request)
             self.num_abandoned_phases += 1
 
     def next_step(self) -> StepOutput | None:
-        """Let in what is due and run one step; None when nothing can happen before something comes in."""
+        """Admit the requests that are due and run one step; None if the core must wait for a request."""
         self._turn_phases()
         if self.phase is not None and not self._admit(self.phase):
             return None
@@ -80,7 +80,7 @@ class Core:
         return output
 
     def _admit(self, phase: AnnouncedPhase) -> bool:
-        """Let in what is due, jumping over idle time; False while a request that is due has not come in."""
+        """Admit the requests that are due, jumping over idle time; False while one of them has not come in."""
         while True:
             for request in phase.take_due(self.engine.now_ns):
                 self.engine.add_request(request)

@@ -19,7 +19,7 @@ _UNLIMITED: Final = 1 << 40
 
 
 class StepOutput(NamedTuple):
-    """What one step brought: its record, the sequences with one more token, and what ended with it."""
+    """The results of one step: its record, and the sequences and requests that it advanced or ended."""
 
     record: StepRecord
     emitted: list[Sequence]
@@ -62,7 +62,7 @@ class SimulatedEngine:
         return self.scheduler.has_work
 
     def check_servable(self, request: Request) -> None:
-        """Raises UsageError when a request does not fit the context or the key-value memory, whatever waits."""
+        """Raises UsageError when a request could never fit the context or the key-value memory."""
         prompt_tokens = request.prompt.num_tokens
         total = prompt_tokens + request.max_tokens
         if total > self.config.max_model_len:
@@ -87,7 +87,7 @@ class SimulatedEngine:
         return seqs
 
     def abort(self, request_id: str) -> None:
-        """Drop what is left of a request; unknown or finished ones are left alone."""
+        """Drop the unfinished sequences of a request; one that is unknown or finished is left alone."""
         if seqs := self._open.pop(request_id, None):
             self.scheduler.finish(seqs)
 

@@ -1,4 +1,4 @@
-"""How long a run will take, known beforehand: its load simulated in virtual time."""
+"""The duration of a run, estimated beforehand by simulating its load in virtual time."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -22,7 +22,7 @@ _OVERHEAD_S: Final = 0.6
 
 
 def estimated_run_s(settings: VariantSettings, requests: Sequence[PreparedRequest], arrival: Arrival) -> float:
-    """Wall time of one run: its load without noise, and what a run takes beside it."""
+    """Wall time of one run: its load without noise, and the overhead of a run."""
     options = own_options(settings, SimOptions)
     config = SimConfig(
         model=settings.model, noise="none", **options.model_dump(exclude={"port", "noise", "start_delay_s"})

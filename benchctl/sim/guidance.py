@@ -1,4 +1,4 @@
-"""Guided decoding as the fork does it: which rows a value model scores, and with how much work.
+"""Guided decoding as the fork does it: the rows that a value model scores, and the work of scoring them.
 
 A model of probabilities stands in for the language model: the log-probability falls by the same ``gap`` from one
 rank to the next, and the gap of a row and position is drawn from P(gap > x) = S / (S + x). ``min_p`` and
@@ -6,9 +6,9 @@ rank to the next, and the gap of a row and position is drawn from P(gap > x) = S
 A large gap means certainty: on mathematical text most rows have a single candidate under min_p 0.01, skip the
 value model, and lag until the next time that they are scored.
 
-The published means imply that 9.8 % of the guided steps ran no value forward. Those are put where a batch has
-few rows, at the end: a natural answer of more than 1,080 tokens to a school question repeats itself, and leaves
-no choice from there on. Answers of forced length do not.
+The published means imply that 9.8 % of the guided steps ran no value forward. The simulator puts them at the end,
+where a batch has few rows: a natural answer of more than 1,080 tokens to a school question repeats itself, and
+leaves no choice from there on. Answers of forced length do not.
 """
 
 import math
@@ -17,7 +17,7 @@ from typing import Final
 
 import msgspec
 
-from benchctl.sim.guidance_params import GuidanceParams
+from benchctl.guided.params import GuidanceParams
 from benchctl.sim.request import SamplingParams
 
 _GAP_SCALE: Final = 13.8
@@ -29,7 +29,7 @@ _SMALLEST_GAP: Final = 1e-6
 
 
 class GuidedStep(msgspec.Struct, frozen=True, kw_only=True):
-    """What guidance did in one step. ``fused`` is None where nothing was scored or no such path exists."""
+    """Counts of guidance in one step. ``fused`` is None if nothing was scored or the revision cannot fuse."""
 
     wanted_rows: int = 0
     scored_rows: int = 0
@@ -43,7 +43,7 @@ UNGUIDED: Final = GuidedStep()
 
 
 class GuidedRow:
-    """Guidance of one sequence: its stream of gaps, and how far the value model has followed it."""
+    """Guidance of one sequence: its stream of gaps, and the tokens that the value model has followed."""
 
     __slots__ = (
         "_bound",
@@ -93,8 +93,8 @@ class GuidedRow:
             count = max(count, 2)
         count = min(count, self._top_k)
         if self._threshold is not None and count > 1:
-            seen = _VOCAB if self._is_full_entropy else count
-            if candidate_entropy(gap, seen) <= self._threshold:
+            num_ranks = _VOCAB if self._is_full_entropy else count
+            if candidate_entropy(gap, num_ranks) <= self._threshold:
                 return 1
         return count
 
@@ -126,9 +126,9 @@ def score_rows(rows: Iterable[tuple[GuidedRow, int]], revision: str) -> GuidedSt
     A scored row first brings the value model up to its length: prompt tokens are prefill, later ones extend. V2
     fuses extending and scoring when every scored row lags by one token at most; V4 always; V1 never.
     """
-    wanted = scored = candidates = prefill = extend = largest_lag = 0
+    asking = scored = candidates = prefill = extend = largest_lag = 0
     for row, num_tokens in rows:
-        wanted += 1
+        asking += 1
         count = row.num_candidates(num_tokens)
         if count < 2:
             continue
@@ -144,7 +144,7 @@ def score_rows(rows: Iterable[tuple[GuidedRow, int]], revision: str) -> GuidedSt
     if scored and revision != "V1":
         fused = revision == "V4" or largest_lag <= 1
     return GuidedStep(
-        wanted_rows=wanted,
+        wanted_rows=asking,
         scored_rows=scored,
         candidates=candidates,
         value_prefill_tokens=prefill,

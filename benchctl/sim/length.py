@@ -1,4 +1,4 @@
-"""How long a natural answer is.
+"""Lengths of natural answers.
 
 The distribution is made so that 50 questions with 16 samples each give what was published for GSM8K with
 Qwen2.5-7B: about 237,675 output tokens and a longest answer that keeps the engine busy for 1,193 steps. The
@@ -11,7 +11,7 @@ import itertools
 from bisect import bisect_right
 from typing import Final
 
-from benchctl.sim.guidance_params import GuidanceParams
+from benchctl.guided.params import GuidanceParams
 from benchctl.workload.seeded import named_stream
 
 _QUANTILES: Final = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.97, 0.99, 1.0)
@@ -20,11 +20,11 @@ _LENGTHS: Final = (80, 141, 188, 254, 345, 464, 690, 1165, 1195)
 
 _TRADEOFF: Final = ((-100.0, 278.905), (-10.0, 343.32375), (-5.0, 351.300625), (-2.0, 351.300625), (0.0, 353.2875))
 """Published mean lengths by scale of ``centered_exp``. The values at -5 (351.98) and -2 (350.62) are out of
-order by less than their noise of 5.9 tokens; both stand at their mean, so that the curve is monotone."""
+order by less than their noise of 5.9 tokens; both are set to their mean, which makes the curve monotone."""
 
 
 def natural_quantiles(*, seed: int, prompt_digest: str, n: int) -> list[float]:
-    """Where in the length distribution each of n choices lies, in [0, 1).
+    """Quantiles of n choices in the distribution of lengths, each in [0, 1).
 
     Choice c lies in stratum p(c) of n equal ones, p a permutation drawn for the prompt.
     """

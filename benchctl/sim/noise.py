@@ -1,4 +1,4 @@
-"""Run-to-run variation of step times, of the size that was published.
+"""Run-to-run variation of step times, of the published size.
 
 Five identical baselines of the k sweep have a coefficient of variation of 14 %, four guided runs with k >= 2 one
 of 1.8 %. Each server life draws one log-normal factor of mean 1 and that variation; each step a small one on top.

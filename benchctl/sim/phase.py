@@ -1,6 +1,6 @@
-"""An announced phase of load: which request enters the core at which virtual time.
+"""An announced phase of load: its requests, and the virtual times at which they enter the core.
 
-Whoever sends the load tells the server beforehand what will come and when. Then the arrival times are exact
+The client announces the requests of a load and their arrivals before it sends them. Arrival times are then exact
 whatever the network does, and the same load gives the same steps, byte for byte.
 """
 
@@ -18,7 +18,7 @@ class AnnouncedRequest(NamedTuple):
 
 
 class AnnouncedPhase:
-    """The announced requests in their order, and how far they have come.
+    """The announced requests in order, and their progress.
 
     Request i is due at start + arrival_ns. With a limit C on concurrency request i >= C is not due before the
     (i - C + 1)-th request has ended. Requests enter in order; a request that is due and has not come in holds
@@ -44,16 +44,16 @@ class AnnouncedPhase:
         self.start_ns = now_ns
 
     def expects(self, request_id: str) -> bool:
-        """Whether this request was announced and has not come in yet."""
+        """True if this request was announced and has not come in yet."""
         return request_id in self._expected
 
     def come_in(self, request_id: str, request: Request | None) -> None:
-        """An announced request has arrived; None when it was refused, which ends it as it enters."""
+        """Take in an announced request; None stands for a refused one, which ends as it enters."""
         self._expected.discard(request_id)
         self._come_in[request_id] = request
 
     def next_entry_ns(self) -> int | None:
-        """When the next request in order is due; None when it waits for a slot, or when none is left."""
+        """Time at which the next request in order is due; None if it waits for a slot, or if none is left."""
         index = self._num_entered
         if index == len(self._arrivals) or self.start_ns is None:
             return None
@@ -85,7 +85,7 @@ class AnnouncedPhase:
         return entering
 
     def end(self, request_id: str, now_ns: int) -> None:
-        """A request has ended; before it entered, it will end as it enters."""
+        """Note the end of a request; one that has not entered will end as it enters."""
         if request_id in self._open:
             self._open.remove(request_id)
             self._ended_ns.append(now_ns)

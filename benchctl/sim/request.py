@@ -1,15 +1,15 @@
-"""Requests as the core sees them, and the sequences they become."""
+"""Requests as the core sees them."""
 
 import hashlib
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
-from benchctl.sim.guidance_params import GuidanceParams
+from benchctl.guided.params import GuidanceParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How tokens are chosen. ``top_k`` -1 keeps the whole vocabulary."""
+    """Sampling parameters. ``top_k`` -1 keeps the whole vocabulary."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -49,10 +49,9 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One prompt and what is asked of it: ``n`` choices of at most ``max_tokens`` each.
+    """One prompt, and ``n`` choices of at most ``max_tokens`` each.
 
-    With ``ignore_eos`` each choice has exactly ``max_tokens``. ``guidance`` is None where the request asks for
-    none.
+    With ``ignore_eos`` each choice has exactly ``max_tokens``. ``guidance`` is None for an unguided request.
     """
 
     request_id: str

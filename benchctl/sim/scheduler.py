@@ -1,4 +1,4 @@
-"""Which rows make up the next step: first come, first served, with chunked prefill and preemption."""
+"""The rows of the next step: first come, first served, with chunked prefill and preemption."""
 
 from collections import deque
 from collections.abc import Callable
@@ -22,8 +22,8 @@ class Scheduler:
     Decoding rows come first, then prompts begun, then the waiting queue in its order until one does not fit.
     When blocks run out, the sequence that arrived last gives up its blocks and computes everything again later.
 
-    ``decode_context`` is the sum of ``num_tokens`` over the decoding sequences, ``num_sampled_decodes`` how many
-    of them are not greedy; both are kept up to date, never recounted.
+    ``decode_context`` is the sum of ``num_tokens`` over the decoding sequences, ``num_sampled_decodes`` counts
+    those of them that are not greedy; both are updated with each event, never recounted.
     """
 
     def __init__(self, max_num_seqs: int, max_num_batched_tokens: int, block_manager: BlockManager) -> None:
@@ -60,7 +60,7 @@ class Scheduler:
         return ScheduledBatch(prefills, self.decoding, self.num_preemptions - preempted_before)
 
     def finish_prefill(self, seq: Sequence) -> None:
-        """A prompt is computed and its first token sampled: it decodes from the next step on."""
+        """Move a sequence from prefill to decoding, once its prompt is computed and its first token sampled."""
         self.prefilling.remove(seq)
         self.decoding.append(seq)
         self.decode_context += seq.num_tokens
@@ -68,7 +68,7 @@ class Scheduler:
         self.expect_event(seq)
 
     def expect_event(self, seq: Sequence) -> None:
-        """Set when a decoding sequence needs attention: at its end, or when its next token has no block."""
+        """Set the number of tokens at which a decoding sequence ends or needs a block."""
         capacity = len(seq.block_table) * self.block_manager.block_size
         if seq.num_tokens > capacity:
             self._needs_block.append(seq)
@@ -76,7 +76,7 @@ class Scheduler:
         seq.next_event = min(capacity + 1, seq.end)
 
     def finish(self, seqs: list[Sequence]) -> None:
-        """Take sequences out for good, wherever they are."""
+        """Remove sequences for good, whatever their state."""
         leaving = set(seqs)
         self._remove(leaving.__contains__)
         for seq in seqs:

@@ -17,8 +17,8 @@ class Sequence:
     """The engine's view of one choice.
 
     ``num_computed`` is the progress of prefill; while a sequence decodes, all its tokens but the newest are
-    computed, and it is not kept. ``block_table`` holds room for every computed token. ``next_event`` is the
-    number of tokens at which something other than one more token happens: the end, or the need of a block.
+    computed, and it is not updated. ``block_table`` holds room for every computed token. ``next_event`` is the
+    number of tokens at which the sequence ends or needs a block.
     """
 
     __slots__ = (
@@ -44,7 +44,7 @@ class Sequence:
         self, seq_id: int, request: Request, choice: int, answer: Answer, guided: GuidedRow | None
     ) -> None:
         self.seq_id = seq_id
-        """Place in the order of arrival."""
+        """Number in the order of arrival."""
         self.request = request
         self.choice = choice
         self.answer = answer

@@ -16,7 +16,7 @@ from benchctl.sim.sequence import Sequence
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimLoad:
-    """One phase of load: requests, their offsets from its start, and how many may be open at a time."""
+    """One phase of load: requests, their offsets from its start, and a limit on concurrency."""
 
     requests: tuple[Request, ...]
     arrival_ns: tuple[int, ...] | None = None
@@ -27,7 +27,7 @@ class SimLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulation:
-    """What one server life did."""
+    """Steps and sequences of one server life."""
 
     steps: tuple[StepRecord, ...]
     sequences: tuple[Sequence, ...]

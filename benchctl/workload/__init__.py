@@ -1,1 +1,4 @@
-"""Request set and arrival schedule: what will be asked, and when; seeded, the same bytes on every machine."""
+"""Request set and arrival schedule: prompts, limits and times; seeded, the same bytes on every machine.
+
+``prepare.py`` makes them from a profile, ``datasets/`` has the sources of prompts.
+"""

@@ -1,7 +1,7 @@
-"""How long each answer is by nature: read from a result directory in which the baseline's model ended them itself.
+"""Natural lengths of answers, from a result directory in which the baseline's model ended them itself.
 
-A forced length beyond that makes the model go on after its end of sequence, where its tokens are arbitrary and
-tell nothing of real use; one below cuts answers short. Measured lengths avoid both, and every variant still does
+A longer forced length makes the model go on after its end of sequence, where its tokens are arbitrary and say
+nothing about real use; a shorter one cuts answers. Measured lengths avoid both, and every variant still does
 equal work.
 """
 
@@ -22,14 +22,14 @@ from benchctl.records.request import PreparedRequest, RequestRecord
 
 KEY: Final = "workload.lengths_from"
 _MEASURED_STATES: Final = {"done", "suspect"}
-"""A run that is suspect for its times has counted its tokens all the same."""
+"""A run that is suspect for its times has still counted its tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NaturalLength:
     """Output tokens of one request at its natural end, the lower median over blocks; at least 1.
 
-    ``is_cut`` says that the limit of the request ended it, so that its true length is unknown and not smaller.
+    ``is_cut``: the limit of the request ended it; its true length is unknown, and at least this.
     """
 
     num_tokens: int
@@ -37,8 +37,8 @@ class NaturalLength:
 
 
 def needs_lengths(profile: Profile) -> bool:
-    """Whether natural lengths must be measured before the request set of ``profile`` can be made."""
-    return profile.stop == "forced-natural" and profile.workload.lengths_from is None
+    """True if natural lengths must be measured before the request set of ``profile`` can be made."""
+    return profile.stop == "replay-natural" and profile.workload.lengths_from is None
 
 
 def lengths_profile(profile: Profile) -> Profile:
@@ -57,32 +57,32 @@ def lengths_profile(profile: Profile) -> Profile:
 
 
 def natural_lengths(path: Path, profile: Profile, requests: Sequence[PreparedRequest]) -> tuple[NaturalLength, ...]:
-    """The natural length of each of ``requests``, which ``profile`` asks, as the baseline of ``path`` measured it.
+    """The natural length of each of ``requests``, as the baseline of ``path`` measured it.
 
-    Raises RecordError when ``path`` is no result directory or damaged, ProfileError when it did not measure these
-    answers: other prompts, another model or sampling, forced lengths, or no length for some request.
+    Raises RecordError when ``path`` is damaged or not a result directory, ProfileError when it did not measure
+    these answers: other prompts, another model or sampling, forced lengths, or no length for some request.
     """
     results = open_results(path)
-    _check_same_question(path, results, profile)
+    _check_same_baseline(path, results, profile)
     stored = {request.request_id: request for request in results.stored_requests()}
     for request in requests:
         _check_same_prompt(path, request, stored.get(request.request_id))
-    seen = _seen_lengths(results)
-    if not seen:
-        raise _refusal(path, "has no run of its baseline that was measured to its end", "resume it, or do it again")
-    missing = [request.request_id for request in requests if request.request_id not in seen]
+    lengths = _measured_lengths(results)
+    if not lengths:
+        raise _refusal(path, "has no finished run of its baseline", "resume it, or measure again")
+    missing = [request.request_id for request in requests if request.request_id not in lengths]
     if missing:
-        what = f"does not know how long the answer to {missing[0]!r} is, nor {len(missing) - 1} others"
+        what = f"has no length for {missing[0]!r} and {len(missing) - 1} other requests"
         raise _refusal(path, what, "measure again; its requests.jsonl say why they failed")
-    return tuple(_typical(seen[request.request_id]) for request in requests)
+    return tuple(_typical(lengths[request.request_id]) for request in requests)
 
 
 def with_lengths(
     requests: Sequence[PreparedRequest], lengths: Sequence[NaturalLength], *, is_forced_to: bool
 ) -> Iterator[PreparedRequest]:
-    """The request set with what is known of natural lengths, each output forced to its own where ``is_forced_to``.
+    """The request set with its natural lengths; with ``is_forced_to``, each output is forced to its own.
 
-    Of an answer that was cut, all that is known is that it is no shorter.
+    An answer that was cut has a known length only up to its limit.
     """
     for request, length in zip(requests, lengths, strict=True):
         max_tokens = length.num_tokens if is_forced_to else request.max_tokens
@@ -92,7 +92,7 @@ def with_lengths(
         )
 
 
-def _check_same_question(path: Path, results: ResultDirectory, profile: Profile) -> None:
+def _check_same_baseline(path: Path, results: ResultDirectory, profile: Profile) -> None:
     """The baseline of ``path`` must be the baseline of ``profile``, as far as lengths depend on it."""
     manifest = results.manifest()
     if manifest.stop != "natural":
@@ -107,24 +107,24 @@ def _check_same_question(path: Path, results: ResultDirectory, profile: Profile)
         ("guidance", then.guidance, now.guidance),
     ):
         if left != right:
-            what = f"was measured with another {name} of its baseline ({left} against {right})"
+            what = f"was measured with another {name} of its baseline: {left}, not {right}"
             raise _refusal(path, what, "measure natural lengths with the same baseline")
 
 
 def _check_same_prompt(path: Path, request: PreparedRequest, stored: PreparedRequest | None) -> None:
     remedy = "name one of the same dataset, num_prompts, selection and seed"
     if stored is None:
-        raise _refusal(path, f"did not ask {request.request_id!r}", remedy)
+        raise _refusal(path, f"has no request {request.request_id!r}", remedy)
     if (stored.messages, stored.prompt) != (request.messages, request.prompt):
-        raise _refusal(path, f"asked something else as {request.request_id!r}", remedy)
+        raise _refusal(path, f"has another prompt as {request.request_id!r}", remedy)
     if stored.n > 1:
-        what = f"asked for {stored.n} answers in one request, whose lengths cannot be told apart"
+        what = f"asked for {stored.n} answers in one request, which has only their total length"
         raise _refusal(path, what, "measure it with workload.samples_as: requests")
 
 
-def _seen_lengths(results: ResultDirectory) -> dict[str, list[tuple[int, bool]]]:
-    """Lengths of each request in the baseline's runs, and whether its limit ended it; failed requests have none."""
-    baseline, seen = results.manifest().baseline, dict[str, list[tuple[int, bool]]]()
+def _measured_lengths(results: ResultDirectory) -> dict[str, list[tuple[int, bool]]]:
+    """Each successful request's lengths in the baseline's runs, each with True if its limit ended it."""
+    baseline, lengths = results.manifest().baseline, dict[str, list[tuple[int, bool]]]()
     for planned in results.plan().runs:
         directory = results.run(planned.run_id)
         if planned.variant != baseline or not (directory.path / "run.json").is_file():
@@ -133,8 +133,8 @@ def _seen_lengths(results: ResultDirectory) -> dict[str, list[tuple[int, bool]]]
             continue
         for record in directory.requests():
             if (length := _length_of(record)) is not None:
-                seen.setdefault(record.request_id, []).append(length)
-    return seen
+                lengths.setdefault(record.request_id, []).append(length)
+    return lengths
 
 
 def _length_of(record: RequestRecord) -> tuple[int, bool] | None:
@@ -143,10 +143,10 @@ def _length_of(record: RequestRecord) -> tuple[int, bool] | None:
     return record.completion_tokens, any(choice.finish_reason == "length" for choice in record.choices)
 
 
-def _typical(seen: Sequence[tuple[int, bool]]) -> NaturalLength:
-    """A length that was seen, never a mean of two. An answer of no token at all is forced to one."""
-    typical = median_low(num_tokens for num_tokens, _ in seen)
-    is_cut = any(was_cut for num_tokens, was_cut in seen if num_tokens == typical)
+def _typical(lengths: Sequence[tuple[int, bool]]) -> NaturalLength:
+    """A measured length, never a mean of two. An answer without a token is forced to one."""
+    typical = median_low(num_tokens for num_tokens, _ in lengths)
+    is_cut = any(was_cut for num_tokens, was_cut in lengths if num_tokens == typical)
     return NaturalLength(num_tokens=max(1, typical), is_cut=is_cut)
 
 

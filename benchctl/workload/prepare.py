@@ -62,7 +62,7 @@ def prepare_requests(
         lengths_from = Path(profile.workload.lengths_from)
     if lengths_from is None and needs_lengths(profile):
         raise ProfileError(
-            f"stop is forced-natural, but {LENGTHS_KEY} names no result directory with the lengths of the answers; "
+            f"stop is replay-natural, but {LENGTHS_KEY} names no result directory with the lengths of the answers; "
             "measure them with stop: natural, or let 'benchctl run' do it"
         )
     dataset, prompts, warnings = _choose_prompts(profile, directory or data_directory())
@@ -71,7 +71,7 @@ def prepare_requests(
     requests = tuple(_requests(profile, prompts))
     if lengths_from is not None:
         lengths = natural_lengths(lengths_from, profile, requests)
-        is_forced_to = profile.stop == "forced-natural"
+        is_forced_to = profile.stop == "replay-natural"
         requests = tuple(with_lengths(requests, lengths, is_forced_to=is_forced_to))
         warnings = (*warnings, *_cut_lengths(sum(length.is_cut for length in lengths), len(lengths)))
     content = b"".join(encode(request) + b"\n" for request in requests)

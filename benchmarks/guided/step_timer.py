@@ -70,7 +70,7 @@ def steps_of(model: ValueModel, timer: StepTimer, options: argparse.Namespace):
     scorer = Scorer(model, ROWS, 4096, timer=timer)
     guide = Guide(lambda: scorer, timer=timer)
     logits = torch.randn(ROWS, VOCABULARY, generator=torch.Generator().manual_seed(0))
-    params = GuidanceParams(scale=1.0)
+    params = GuidanceParams(value_scale=1.0)
     rows = [
         GuideRow(index=number, key=number, params=params, tokens=[number] * PROMPT, num_prompt=PROMPT, top_k=5)
         for number in range(ROWS)

@@ -22,8 +22,8 @@ import msgspec
 import uvloop
 
 from benchctl.load.driver import Load
-from benchctl.load.interpreter import steady_interpreter
 from benchctl.load.priority import load_priority
+from benchctl.load.process import steady_interpreter
 from benchctl.load.transport.client import StreamClient
 from benchctl.load.transport.exchange import Call
 from benchctl.profile.model import PriorityOption, Timeouts

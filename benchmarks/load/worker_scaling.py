@@ -22,11 +22,10 @@ import msgspec
 import uvloop
 
 from benchctl.load.driver import Load
-from benchctl.load.interpreter import steady_interpreter
-from benchctl.load.open_files import allow_many_open_files
+from benchctl.load.process import allow_many_open_files, steady_interpreter
 from benchctl.load.transport.client import StreamClient
 from benchctl.load.transport.exchange import Call
-from benchctl.load.workers.workers import WorkerLoad
+from benchctl.load.workers.workers import WorkerLoad, WorkerPlan
 from benchctl.profile.model import Timeouts
 from benchctl.profile.workload import Arrival
 from benchctl.records.request import PreparedRequest
@@ -87,9 +86,8 @@ async def take_in(server: PacedRun, count: int, streams: int, tokens: int) -> tu
     async with StreamClient(server.url, Timeouts()) as client:
         load: Load | WorkerLoad = Load(client, arrival, lambda _record: None, on_sample=watch.take)
         if count > 1:
-            load = WorkerLoad(
-                server.url, Timeouts(), arrival, lambda _record: None, count=count, on_sample=watch.take
-            )
+            plan = WorkerPlan(base_url=server.url, timeouts=Timeouts(), arrival=arrival, count=count)
+            load = WorkerLoad(plan, lambda _record: None, watch.take)
         with steady_interpreter():
             await load.drive(calls)
     ended = load.summary()

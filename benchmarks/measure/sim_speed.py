@@ -9,10 +9,10 @@ blocks, prices sections, finishes sequences and makes a step record.
 import argparse
 import time
 
+from benchctl.guided.params import GuidanceParams
 from benchctl.records.jsonl import encode
 from benchctl.sim.config import SimConfig
 from benchctl.sim.core import Core
-from benchctl.sim.guidance_params import GuidanceParams
 from benchctl.sim.phase import AnnouncedPhase, AnnouncedRequest
 from benchctl.sim.request import Prompt, Request, SamplingParams
 from benchctl.sim.simulate import engine_for_config

@@ -16,10 +16,10 @@ from typing import Final
 import numpy as np
 
 from benchctl.analysis.compare.metric_comparison import MetricComparison
+from benchctl.analysis.planning.stopping_rule import ALPHA, look_blocks
 from benchctl.analysis.statistics.block_ratio import estimate_paired, log_ratios
 from benchctl.analysis.statistics.margins import decision_alpha, margins_of, verdict_of
 from benchctl.analysis.statistics.multiplicity import holm_levels
-from benchctl.analysis.statistics.stopping_rule import ALPHA, look_blocks
 from benchmarks.common.table import show
 from benchmarks.verdict.known_truth import (
     BLOCK_LOG_SD,

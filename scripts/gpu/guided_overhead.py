@@ -214,7 +214,7 @@ def measure(
         guide = Guide(lambda: scorer, GuideSettings(max_candidates=candidates, skips_early=skips_early))
         rows = [
             GuideRow(
-                index=number, key=("guided", number), params=GuidanceParams(scale=1.0), tokens=list(tokens),
+                index=number, key=("guided", number), params=GuidanceParams(value_scale=1.0), tokens=list(tokens),
                 num_prompt=len(tokens), top_k=candidates, is_server_filtering=False,
             )
             for number, tokens in enumerate(drawn)

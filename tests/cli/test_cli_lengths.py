@@ -1,4 +1,4 @@
-"""Stop mode forced-natural through the command line: measured first, forced then, never measured twice."""
+"""Stop mode replay-natural through the command line: measured first, forced then, never measured twice."""
 
 import json
 from pathlib import Path
@@ -31,7 +31,7 @@ def share_after_the_end(results: Path) -> set[float]:
 def _cwd(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One finished experiment whose answers were forced to natural lengths that it measured itself."""
     cwd = tmp_path_factory.mktemp("lengths")
-    done = benchctl(*SMALL, "--set", "stop=forced-natural", cwd=cwd)
+    done = benchctl(*SMALL, "--set", "stop=replay-natural", cwd=cwd)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "natural lengths first: baseline once, results in results/ci-smoke-lengths/" in done.stdout
     return cwd
@@ -40,7 +40,7 @@ def _cwd(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_lengths_that_the_baseline_measured_are_those_of_every_run(cwd: Path) -> None:
     (pilot_path,), (path,) = results_of(cwd, "ci-smoke-lengths"), results_of(cwd, "ci-smoke")
     pilot, results = ResultDirectory(pilot_path), ResultDirectory(path)
-    assert (pilot.manifest().stop, results.manifest().stop) == ("natural", "forced-natural")
+    assert (pilot.manifest().stop, results.manifest().stop) == ("natural", "replay-natural")
     assert results.manifest().lengths_from == f"results/ci-smoke-lengths/{pilot_path.name}"
     (natural_run,) = pilot.runs()
     natural = {r.request_id: r.completion_tokens for r in natural_run.requests() if not r.is_warmup}
@@ -77,7 +77,7 @@ def test_output_past_the_natural_end_is_counted_where_lengths_are_forced_beyond_
 
 
 def test_a_dry_run_says_that_lengths_would_be_measured_first(tmp_path: Path) -> None:
-    done = benchctl(*SMALL, "--set", "stop=forced-natural", "--dry-run", cwd=tmp_path)
+    done = benchctl(*SMALL, "--set", "stop=replay-natural", "--dry-run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "first the natural lengths of 4 answers, in a result directory of 'ci-smoke-lengths':" in done.stdout
     assert "then 'ci-smoke', every answer forced to its natural length:" in done.stdout
@@ -86,8 +86,8 @@ def test_a_dry_run_says_that_lengths_would_be_measured_first(tmp_path: Path) -> 
 
 def test_lengths_of_other_prompts_are_refused_before_anything_is_measured(cwd: Path) -> None:
     (pilot,) = results_of(cwd, "ci-smoke-lengths")
-    other = ("--set", "stop=forced-natural", "--set", f"workload.lengths_from={pilot}", "--seed", "99")
+    other = ("--set", "stop=replay-natural", "--set", f"workload.lengths_from={pilot}", "--seed", "99")
     done = benchctl(*SMALL, *other, cwd=cwd)
     assert done.returncode == 2, done.stdout
-    assert f"workload.lengths_from: {pilot} asked something else as" in done.stderr
+    assert f"workload.lengths_from: {pilot} has another prompt as" in done.stderr
     assert len(results_of(cwd, "ci-smoke")) == 1

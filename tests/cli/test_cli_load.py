@@ -275,7 +275,7 @@ def test_an_interrupt_keeps_what_came(tmp_path: Path) -> None:
             _, stderr = process.communicate(timeout=120)
     assert process.returncode == 130, stderr
     assert "Traceback" not in stderr
-    assert "interrupted; what was measured is kept. Look at it with: benchctl show out" in stderr
+    assert "interrupted; results until now are kept. Show them with: benchctl show out" in stderr
     (run,) = load_results(tmp_path / "out").runs
     assert run.record.failure is not None
     assert run.record.failure.cause == "interrupted"

@@ -120,7 +120,7 @@ def test_a_dry_run_says_how_far_from_balanced_an_order_is_and_what_would_be_bala
     done = benchctl("run", "--profile", "topk-sweep", "--dry-run", "--blocks", "7", cwd=tmp_path)
     (said,) = [line for line in done.stdout.splitlines() if line.startswith("order: ")]
     assert said == (
-        "order: not wholly balanced; mean positions differ from the baseline's by up to 0.43, the counts of an arm "
+        "order: not fully balanced; mean positions differ from the baseline's by up to 0.43, the counts of an arm "
         "in two positions by up to 1, the counts of one arm after another by up to 1; balanced with 6 or 12 blocks"
     )
 

@@ -251,7 +251,7 @@ def test_list_of_a_result_directory_lists_itself(tmp_path):
 
 
 def test_list_of_an_empty_root_says_so(tmp_path):
-    assert call("list", tmp_path).output == f"{tmp_path} holds no results yet; 'benchctl run' makes some\n"
+    assert call("list", tmp_path).output == f"{tmp_path} contains no results yet; 'benchctl run' creates them\n"
 
 
 def test_list_of_a_missing_root_is_a_usage_error(tmp_path):

@@ -54,7 +54,7 @@ def test_a_full_device_behind_the_output_is_one_message(tmp_path: Path) -> None:
     done = in_shell("$benchctl profiles reference > /dev/full", tmp_path)
     assert done.returncode == 5
     assert done.stderr.count("\n") == 1
-    assert "output: refused (No space left on device); make room" in done.stderr
+    assert "output: refused (No space left on device); free space" in done.stderr
 
 
 def test_a_current_directory_that_is_gone_is_named(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_a_terminal_that_closes_ends_the_experiment_in_good_order(tmp_path: Path
         process.send_signal(signal.SIGHUP)
         _, stderr = process.communicate(timeout=120)
     assert process.returncode == 130
-    assert "Go on with: benchctl run --resume" in stderr
+    assert "Continue with: benchctl run --resume" in stderr
     assert not any(member.is_running() for member in family)
 
 
@@ -121,7 +121,7 @@ def test_an_interrupt_while_modules_are_being_loaded_ends_with_130(tmp_path: Pat
 def test_resuming_refuses_options_that_it_could_not_honour(tmp_path: Path, option: str) -> None:
     done = in_shell(f"$benchctl run --resume results/x {option}", tmp_path)
     assert done.returncode == 2
-    assert "--resume goes on with results/x as it was begun: leave out --dry-run, --label" in done.stderr
+    assert "--resume continues results/x as it was begun: leave out --dry-run, --label" in done.stderr
 
 
 @pytest.mark.slow

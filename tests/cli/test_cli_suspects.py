@@ -4,7 +4,7 @@ import pytest
 from support.results.builders import edit_run, write_results
 
 from benchctl.analysis.analyzed import analyze_directory
-from benchctl.cli.suspects import suspects_lines
+from benchctl.cli.outcome import suspects_lines
 from benchctl.records.record import ResultWarning
 
 
@@ -31,9 +31,9 @@ def test_a_late_client_costs_what_it_timed_and_the_way_to_count_it_is_named(resu
     suspect(results, "002-b1-baseline", "client-cpu", "arrival-times-unreliable")
     (line,) = told(results)
     assert line.startswith(
-        "2 runs are suspect (arrival-times-unreliable in 2, client-cpu in 1): what the client timed of them"
+        "2 runs are suspect (arrival-times-unreliable in 2, client-cpu in 1): times of the client are excluded"
     )
-    assert "what the server measured does (step_ms)" in line
+    assert "times of the server (step_ms) are not" in line
     assert "--allow-suspect" in line
     assert "gpu-sampler-missing" not in line
 
@@ -42,6 +42,6 @@ def test_other_doubts_are_told_for_themselves(results):
     suspect(results, "000-b0-baseline", "arrival-times-unreliable")
     suspect(results, "002-b1-baseline", "arrival-times-unreliable", "steps-damaged")
     first, second = told(results)
-    assert first.startswith("1 run is suspect (arrival-times-unreliable in 1): what the client timed")
+    assert first.startswith("1 run is suspect (arrival-times-unreliable in 1): times of the client are excluded")
     assert second.startswith("1 run is suspect (")
-    assert second.endswith("what they measured is not to be relied on; see Notes")
+    assert second.endswith("their results are not reliable; see Notes")

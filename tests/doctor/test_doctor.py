@@ -16,7 +16,7 @@ from benchctl.engines.vllm.options import VllmOptions
 from benchctl.load.priority import Priority
 from benchctl.measure.doctor.check import Check, obstacles
 from benchctl.measure.doctor.client import client_checks, own_core_check, priority_check
-from benchctl.measure.doctor.engines import WantedEngine, engine_checks
+from benchctl.measure.doctor.engines import NeededEngine, engine_checks
 from benchctl.measure.doctor.gpu import device_checks, gpu_checks
 from benchctl.measure.doctor.host import (
     clock_check,
@@ -149,8 +149,8 @@ def test_the_interpreter_and_the_program_that_a_profile_names_are_looked_at(tmp_
     python = make_environment(tmp_path, "mine", vllm="0.31.0", torch="2.13.0")
     program = make_program(tmp_path / "build" / "llama-server", "/bin/echo")
     wanted = (
-        WantedEngine(kind="vllm", options=VllmOptions(python=str(python))),
-        WantedEngine(kind="llamacpp", options=LlamaCppOptions(binary=str(program))),
+        NeededEngine(kind="vllm", options=VllmOptions(python=str(python))),
+        NeededEngine(kind="llamacpp", options=LlamaCppOptions(binary=str(program))),
     )
     checks = {check.name: check for check in engine_checks(wanted, has_gpu=False)}
     assert checks["vllm"].facts["version"] == "0.31.0"
@@ -160,7 +160,7 @@ def test_the_interpreter_and_the_program_that_a_profile_names_are_looked_at(tmp_
 
 def test_a_program_that_does_not_start_is_missing(tmp_path):
     program = make_program(tmp_path / "build" / "llama-server", "/bin/false")
-    wanted = WantedEngine(kind="llamacpp", options=LlamaCppOptions(binary=str(program)))
+    wanted = NeededEngine(kind="llamacpp", options=LlamaCppOptions(binary=str(program)))
     (check,) = obstacles(engine_checks([wanted], has_gpu=False))
     assert check.name == "llamacpp"
     assert "--version' fails" in check.remedy
@@ -196,7 +196,7 @@ def test_results_that_cannot_be_written_are_an_obstacle(tmp_path):
     (tmp_path / "file").touch()
     code, _, checks = document(tmp_path, "-o", "file/results")
     assert code == 2
-    assert checks["machine", "results"]["finding"] == f"{tmp_path}/file is no directory that can be written to"
+    assert checks["machine", "results"]["finding"] == f"{tmp_path}/file is not a directory that can be written to"
 
 
 def test_room_for_results_is_that_of_the_nearest_directory_there_is(tmp_path):
@@ -343,7 +343,7 @@ def test_devices_that_a_variable_hides_are_told_with_it(monkeypatch):
 
 
 def test_what_is_missing_must_say_what_brings_it():
-    with pytest.raises(ValueError, match="say what brings it"):
+    with pytest.raises(ValueError, match="give a remedy"):
         Check(topic="t", name="n", finding="not there", is_missing=True)
 
 
@@ -373,8 +373,8 @@ def test_whether_a_core_can_be_set_apart_is_told_with_those_that_the_kernel_leav
     ]
     assert [check.finding for check in checks] == [
         "usable 0-7, isolated 7; client on 7, servers on the others (client_cores: auto)",
-        "usable 0-1, isolated none; none is set apart for the client unasked (client_cores: 1 does)",
-        "usable 0, isolated none; none can be set apart for the client",
+        "usable 0-1, isolated none; none is reserved for the client by default (client_cores: 1 reserves one)",
+        "usable 0, isolated none; none can be reserved for the client",
     ]
     assert {check.state for check in checks} == {"ok"}
 

@@ -19,8 +19,9 @@ from benchctl.engines.kinds import engine_for
 from benchctl.errors import EngineUnavailableError, ProfileError, UnsupportedError
 from benchctl.load.transport.client import StreamClient
 from benchctl.load.transport.tls import TlsTransport
+from benchctl.profile.guidance import Guidance
 from benchctl.profile.load import load_profile
-from benchctl.profile.model import Guidance, Sampling, Timeouts, VariantSettings
+from benchctl.profile.model import Sampling, Timeouts, VariantSettings
 from benchctl.records.request import PreparedRequest
 
 ENGINE = AttachEngine()

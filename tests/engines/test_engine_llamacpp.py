@@ -13,6 +13,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from support.servers.paced_engine import send
 from support.servers.real_engines import assert_compared, assert_ended, needs
 
 from benchctl.costs.shapes import ModelShape, shape_for
@@ -27,7 +28,8 @@ from benchctl.load.transport.client import StreamClient
 from benchctl.load.transport.exchange import Call
 from benchctl.measure.server.port import choose_port
 from benchctl.measure.server.server import Launch, ServerProcess
-from benchctl.profile.model import Guidance, Sampling, Timeouts, VariantSettings
+from benchctl.profile.guidance import Guidance
+from benchctl.profile.model import Sampling, Timeouts, VariantSettings
 from benchctl.records.jsonl import read_jsonl
 from benchctl.records.request import Message, PreparedRequest, RequestRecord
 
@@ -109,7 +111,7 @@ def answers(settings, directory, *requests) -> tuple[list[RequestRecord], dict]:
             for request in requests:
                 call = ENGINE.request_call(request, settings)
                 prepared = Call(request=request, path=call.path, headers=call.headers, body=call.body)
-                records.append(await (await client.exchange(prepared, 0)).understood())
+                records.append(await (await send(client, prepared, 0)).record())
             slots = (await client.control.get("/slots")).json()
         return records, next(slot for slot in slots if "params" in slot)
 

@@ -23,7 +23,8 @@ from benchctl.engines.sglang_lenvm.options import SglangLenvmOptions
 from benchctl.engines.sglang_lenvm.requests import ambiguities, custom_params, mixed_refusal
 from benchctl.errors import EngineUnavailableError, UnsupportedError
 from benchctl.measure.run import RunContext, measure_run
-from benchctl.profile.model import Guidance, Sampling, VariantSettings
+from benchctl.profile.guidance import Guidance
+from benchctl.profile.model import Sampling, VariantSettings
 from benchctl.records.directory import RunDirectory
 from benchctl.records.loaded import load_run
 from benchctl.records.manifest import PlannedRun

@@ -14,8 +14,9 @@ from benchctl.engines.vllm_lenvm.engine import VllmLenvmEngine
 from benchctl.engines.vllm_lenvm.options import VllmLenvmOptions
 from benchctl.errors import EngineUnavailableError, ProfileError, UnsupportedError
 from benchctl.guided.params import parse_params
+from benchctl.profile.guidance import Guidance
 from benchctl.profile.load import load_profile
-from benchctl.profile.model import Guidance, Sampling, VariantSettings
+from benchctl.profile.model import Sampling, VariantSettings
 from benchctl.profile.planning.plan import arms, undeclared_differences, variant_settings
 from benchctl.records.run import RunRecord
 
@@ -128,7 +129,7 @@ def test_whatever_a_profile_says_of_guidance_is_sent_in_words_that_the_server_kn
     assert own == said.model_dump() | {"skip_noop": 0, "stride": 1}
     params = parse_params(own)
     assert params is not None
-    assert (params.value_min, params.target_length, params.constraint) == (0.2, 50.0, "le")
+    assert (params.value_min, params.target_length, params.value_constraint) == (0.2, 50.0, "le")
 
 
 @pytest.mark.parametrize("top_k", [-1, 65])

@@ -17,12 +17,13 @@ from support.guided.tensors import torch
 from benchctl.guided.errors import GuidanceError
 from benchctl.guided.guide import Guide, GuideRow, GuideSettings
 from benchctl.guided.guide_step import GuideStep
-from benchctl.guided.params import MODES, GuidanceParams
+from benchctl.guided.parameter_table import MODES
+from benchctl.guided.params import GuidanceParams
 
 VOCABULARY = 8
 EOS = 3
 LOGITS = [1.0, 0.8, 0.5, 0.4, 0.0, -0.5, -1.0, -6.0]
-TILTED = GuidanceParams(mode="centered_exp", scale=-4.0)
+TILTED = GuidanceParams(mode="centered_exp", value_scale=-4.0)
 EARLY_AND_LATE = [GuideSettings(skips_early=True), GuideSettings(skips_early=False)]
 
 
@@ -96,11 +97,11 @@ def batch_of(count: int = 1, dtype: Any = torch.float64) -> Any:
 @pytest.mark.parametrize(
     "params",
     [
-        *(GuidanceParams(mode=mode, scale=1.7) for mode in MODES),
-        GuidanceParams(mode="centered_exp", scale=-100.0),
+        *(GuidanceParams(mode=mode, value_scale=1.7) for mode in MODES),
+        GuidanceParams(mode="centered_exp", value_scale=-100.0),
         GuidanceParams(target_length=200, gamma=0.99),
-        GuidanceParams(target_value=0.4, constraint="eq_soft"),
-        GuidanceParams(target_value=0.5, constraint="ge"),
+        GuidanceParams(target_value=0.4, value_constraint="eq_soft"),
+        GuidanceParams(target_value=0.5, value_constraint="ge"),
     ],
 )
 def test_a_sampler_that_only_takes_the_softmax_draws_from_the_guided_distribution(
@@ -122,7 +123,7 @@ def test_a_batch_of_any_rows_is_guided_row_by_row_as_the_reference_says(data: st
             index,
             GuidanceParams(
                 mode=data.draw(st.sampled_from(MODES)),
-                scale=data.draw(st.sampled_from([-2.0, 0.5, 1.5, 3.0])),
+                value_scale=data.draw(st.sampled_from([-2.0, 0.5, 1.5, 3.0])),
                 value_min=data.draw(st.sampled_from([None, 0.5])),
             ),
             temperature=data.draw(st.sampled_from([0.1, 1.0, 2.0])),
@@ -141,9 +142,9 @@ def test_a_batch_of_any_rows_is_guided_row_by_row_as_the_reference_says(data: st
 
 UNGUIDED_HERE = {
     "greedy": {"temperature": 0.0},
-    "without effect": {"params": GuidanceParams(scale=0.0)},
+    "without effect": {"params": GuidanceParams(value_scale=0.0)},
     "left with one candidate": {"min_p": 1.0},
-    "below its entropy": {"params": GuidanceParams(scale=-4.0, entropy_threshold=1.7)},
+    "below its entropy": {"params": GuidanceParams(value_scale=-4.0, value_entropy_threshold=1.7)},
 }
 
 
@@ -182,7 +183,8 @@ def test_a_greedy_row_is_left_alone_even_where_the_server_leaves_it_unfiltered()
 
 def test_each_row_comes_out_the_same_whoever_is_beside_it() -> None:
     rows = [
-        row_of(index, GuidanceParams(mode=mode, scale=1.4), top_k=2 + index) for index, mode in enumerate(MODES)
+        row_of(index, GuidanceParams(mode=mode, value_scale=1.4), top_k=2 + index)
+        for index, mode in enumerate(MODES)
     ]
     together = guide_of().apply(batch_of(len(rows)), rows)
     for row in rows:
@@ -190,7 +192,7 @@ def test_each_row_comes_out_the_same_whoever_is_beside_it() -> None:
         assert sampled(together, index=row.index) == pytest.approx(sampled(alone), abs=1e-9)
 
 
-STRIDE = GuidanceParams(scale=-4.0, stride=3)
+STRIDE = GuidanceParams(value_scale=-4.0, stride=3)
 
 
 def with_output(row: GuideRow, number: int) -> GuideRow:
@@ -242,7 +244,7 @@ def test_a_preempted_request_comes_back_where_its_stride_was(at: int) -> None:
 
 def test_a_row_that_is_skipped_for_its_entropy_keeps_its_stride() -> None:
     guide = guide_of()
-    unsure = row_of(0, replace(STRIDE, entropy_threshold=0.5))
+    unsure = row_of(0, replace(STRIDE, value_entropy_threshold=0.5))
     sure = torch.tensor([[9.0] + [0.0] * (VOCABULARY - 1)], dtype=torch.float64)
     for number in (0, 1, 2):
         assert torch.equal(guide.apply(sure.clone(), [with_output(unsure, number)]), sure)
@@ -288,14 +290,14 @@ def test_a_step_tells_how_far_the_value_model_had_to_go() -> None:
 
 def test_guidance_that_changes_nothing_is_computed_where_a_request_insists() -> None:
     scorer = KnownScorer()
-    row = row_of(params=GuidanceParams(scale=0.0, skip_noop=False))
+    row = row_of(params=GuidanceParams(value_scale=0.0, skip_noop=False))
     logits = guide_of(scorer=scorer).apply(batch_of(), [row])
     assert scorer.asked == [["r0"]]
     assert sampled(logits) == pytest.approx(expected_of(LOGITS, row), abs=1e-9)
 
 
 def test_tokens_that_end_the_answer_are_those_of_the_value_model_and_of_the_settings() -> None:
-    strong = row_of(params=GuidanceParams(scale=-1e4))
+    strong = row_of(params=GuidanceParams(value_scale=-1e4))
     assert sampled(guide_of().apply(batch_of(), [strong]))[EOS] == pytest.approx(1)
     both = guide_of(GuideSettings(eos_ids=frozenset({0}))).apply(batch_of(), [strong])
     before = softmax(LOGITS)
@@ -305,7 +307,7 @@ def test_tokens_that_end_the_answer_are_those_of_the_value_model_and_of_the_sett
 def test_tokens_that_the_server_forbids_stay_forbidden() -> None:
     logits = batch_of()
     logits[0, [0, 2]] = -math.inf
-    after = sampled(guide_of().apply(logits, [row_of(params=GuidanceParams(scale=50.0))]))
+    after = sampled(guide_of().apply(logits, [row_of(params=GuidanceParams(value_scale=50.0))]))
     assert after[0] == after[2] == 0
     assert math.fsum(after) == pytest.approx(1)
 

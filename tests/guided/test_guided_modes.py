@@ -13,7 +13,8 @@ from support.guided.tensors import torch
 from benchctl.guided.errors import GuidanceError
 from benchctl.guided.length import length_of_value, value_of_length
 from benchctl.guided.modes import candidate_values, log_tilt, mode_batch, target_value, tilt
-from benchctl.guided.params import EXPECTATION_MODES, EXPONENTIAL_MODES, MODES, GuidanceParams
+from benchctl.guided.parameter_table import EXPECTATION_MODES, EXPONENTIAL_MODES, MODES
+from benchctl.guided.params import GuidanceParams
 
 P, V = [0.5, 0.3, 0.15, 0.05], [0.2, 0.35, 0.6, 0.1]
 VECTORS = [
@@ -72,13 +73,13 @@ def guidances(draw: st.DrawFn) -> GuidanceParams:
     scale = st.floats(-3, 3) | st.sampled_from([0.0, 1.0, -100.0, 100.0])
     return GuidanceParams(
         mode=draw(st.sampled_from(MODES)),
-        scale=draw(scale),
+        value_scale=draw(scale),
         gamma=draw(st.sampled_from([0.9, 0.997, 0.9998])),
         value_min=draw(st.none() | st.floats(0, 1)),
         target_value=target,
         target_length=length,
-        length_mode=draw(st.sampled_from(["total", "remaining"])),
-        constraint=draw(st.sampled_from(["eq", "ge", "le", "eq_soft"])),
+        target_length_mode=draw(st.sampled_from(["total", "remaining"])),
+        value_constraint=draw(st.sampled_from(["eq", "ge", "le", "eq_soft"])),
     )
 
 
@@ -87,7 +88,7 @@ def guidances(draw: st.DrawFn) -> GuidanceParams:
 def test_every_known_vector_is_met(
     mode: str, scale: float, p: list[float], v: list[float], expected: list[float], dtype: Any, tolerance: float
 ) -> None:
-    found = steer(p, v, GuidanceParams(mode=mode, scale=scale), dtype=dtype)
+    found = steer(p, v, GuidanceParams(mode=mode, value_scale=scale), dtype=dtype)
     assert found == pytest.approx(expected, abs=tolerance)
 
 
@@ -146,7 +147,7 @@ def test_the_neutral_scale_of_every_mode_is_the_identity_bit_for_bit(
 ) -> None:
     p, v, z = row
     same = torch.tensor(p, dtype=dtype).tolist()
-    assert steer(p, v, GuidanceParams(mode=mode, scale=NEUTRAL[mode]), z=z, dtype=dtype) == same
+    assert steer(p, v, GuidanceParams(mode=mode, value_scale=NEUTRAL[mode]), z=z, dtype=dtype) == same
 
 
 @laws
@@ -156,7 +157,7 @@ def test_the_expected_value_rises_with_the_scale_in_every_mode(
 ) -> None:
     p, v, z = row
     low, high = sorted((one, other))
-    less, more = (mean(steer(p, v, GuidanceParams(mode=mode, scale=s), z=z), v) for s in (low, high))
+    less, more = (mean(steer(p, v, GuidanceParams(mode=mode, value_scale=s), z=z), v) for s in (low, high))
     # Aims are kept a millionth of the range away from its ends, also where E lies closer to one.
     assert less <= more + 1e-6 * (max(v) - min(v)) + 2e-8
 
@@ -167,7 +168,7 @@ def test_the_expected_value_falls_below_the_neutral_one_at_negative_scales(
     row: tuple[list[float], list[float], list[float]], mode: str, scale: float
 ) -> None:
     p, v, z = row
-    after = mean(steer(p, v, GuidanceParams(mode=mode, scale=scale), z=z), v)
+    after = mean(steer(p, v, GuidanceParams(mode=mode, value_scale=scale), z=z), v)
     assert after <= mean(p, v) + 1e-6 * (max(v) - min(v)) + 2e-8
 
 
@@ -215,7 +216,11 @@ def test_modes_that_aim_at_an_expectation_reach_it(
     aim = kept_within(aims[mode], v)
     assume(scale != 1)
     assume(abs(aim - e) > 2e-8)
-    asked = {"mode": mode, "scale": scale} if mode != "eq_soft" else {"constraint": mode, "target_value": aim}
+    asked = (
+        {"mode": mode, "value_scale": scale}
+        if mode != "eq_soft"
+        else {"value_constraint": mode, "target_value": aim}
+    )
     assert mean(steer(p, v, GuidanceParams(**asked)), v) == pytest.approx(aim, abs=1e-9)
 
 
@@ -224,8 +229,8 @@ def test_modes_that_aim_at_an_expectation_reach_it(
 def test_aims_are_reached_where_probabilities_span_the_whole_range_of_float64(mode: str, scale: float) -> None:
     p = [1 - 1e-300 - 1e-100, 1e-100, 1e-300]
     for v in ([0.1, 0.10000001, 0.9], [0.9, 0.5, 0.1], [0.5, 0.9, 0.1]):
-        expected = guided(p, v, v, dataclasses.asdict(GuidanceParams(mode=mode, scale=scale)))
-        found = steer(p, v, GuidanceParams(mode=mode, scale=scale))
+        expected = guided(p, v, v, dataclasses.asdict(GuidanceParams(mode=mode, value_scale=scale)))
+        found = steer(p, v, GuidanceParams(mode=mode, value_scale=scale))
         assert found == pytest.approx(expected, abs=1e-6)
         assert mean(found, v) == pytest.approx(mean(expected, v), abs=1e-9)
 
@@ -245,13 +250,13 @@ def test_finite_input_of_any_size_gives_a_distribution(
 ) -> None:
     total = math.fsum(p for p, _, _ in row)
     p, v, z = [p / total for p, _, _ in row], [v for _, v, _ in row], [z for _, _, z in row]
-    found = steer(p, v, GuidanceParams(mode=mode, scale=scale), z=z, dtype=dtype)
+    found = steer(p, v, GuidanceParams(mode=mode, value_scale=scale), z=z, dtype=dtype)
     assert all(math.isfinite(each) for each in found)
     assert math.fsum(found) == pytest.approx(1, abs=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("params", [GuidanceParams(mode=mode, scale=-7.0) for mode in MODES])
+@pytest.mark.parametrize("params", [GuidanceParams(mode=mode, value_scale=-7.0) for mode in MODES])
 def test_one_candidate_stays_and_equal_values_change_nothing(params: GuidanceParams, dtype: Any) -> None:
     assert steer([1.0], [0.3], params, dtype=dtype) == [1.0]
     assert steer([0.0, 1.0, 0.0], [0.1, 0.3, 0.9], params, dtype=dtype) == [0.0, 1.0, 0.0]
@@ -262,10 +267,12 @@ def test_a_hard_target_picks_one_candidate_and_the_most_probable_of_equals() -> 
     p, v = [0.1, 0.2, 0.3, 0.4], [0.7, 0.2, 0.7, 0.2]
     wanted = {"ge": [0, 0, 1, 0], "le": [0, 0, 0, 1], "eq": [0, 0, 1, 0]}
     for constraint, expected in wanted.items():
-        assert steer(p, v, GuidanceParams(target_value=0.6, constraint=constraint)) == expected
-    assert steer(p, v, GuidanceParams(target_value=0.0, constraint="ge")) == [0, 0, 0, 1], "the budget is spent"
+        assert steer(p, v, GuidanceParams(target_value=0.6, value_constraint=constraint)) == expected
+    assert steer(p, v, GuidanceParams(target_value=0.0, value_constraint="ge")) == [0, 0, 0, 1], (
+        "the budget is spent"
+    )
     for target, expected in ((0.1, [0, 0, 0, 1]), (0.7, [0, 0, 1, 0]), (0.95, [0, 0, 1, 0])):
-        assert steer(p, v, GuidanceParams(target_value=target, constraint="eq_soft")) == expected
+        assert steer(p, v, GuidanceParams(target_value=target, value_constraint="eq_soft")) == expected
 
 
 def test_the_nearest_candidate_is_nearest_in_length_not_in_value() -> None:
@@ -282,7 +289,7 @@ def test_a_length_in_total_shrinks_with_what_is_generated_and_a_remaining_one_do
     assert steer([0.3, 0.3, 0.4], v, total, generated=65) == [0, 1, 0]
     assert steer([0.3, 0.3, 0.4], v, total, generated=100) == [1, 0, 0]
     assert steer([0.3, 0.3, 0.4], v, total, generated=5000) == [1, 0, 0]
-    remaining = GuidanceParams(target_length=100, length_mode="remaining")
+    remaining = GuidanceParams(target_length=100, target_length_mode="remaining")
     assert steer([0.3, 0.3, 0.4], v, remaining, generated=5000) == [0, 0, 1]
 
 
@@ -299,7 +306,7 @@ def test_a_target_value_wins_over_a_target_length() -> None:
 
 @pytest.mark.parametrize(
     "asked",
-    [*({"mode": mode, "scale": -3.0 if mode != "mul" else 3.0} for mode in MODES), {"target_value": 0.6}],
+    [*({"mode": mode, "value_scale": -3.0 if mode != "mul" else 3.0} for mode in MODES), {"target_value": 0.6}],
 )
 def test_below_its_least_value_no_mode_guides(asked: dict[str, Any]) -> None:
     assert mean(P, V) == pytest.approx(0.3)
@@ -322,7 +329,7 @@ def test_tokens_that_end_the_answer_have_the_value_zero_but_keep_their_raw_outpu
 def test_logarithms_keep_apart_what_underflows_as_a_probability() -> None:
     probs = torch.tensor([[0.5, 0.25, 0.25]], dtype=torch.float32)
     values = torch.tensor([[0.0, 0.5, 1.0]], dtype=torch.float32)
-    batch = mode_batch([GuidanceParams(scale=-1000.0)], "cpu", [0])
+    batch = mode_batch([GuidanceParams(value_scale=-1000.0)], "cpu", [0])
     logs = log_tilt(probs, values, values, probs > 0, batch)[0].tolist()
     assert logs == pytest.approx([0.0, -500 - math.log(2), -1000 - math.log(2)], rel=1e-6)
     assert tilt(probs, values, values, probs > 0, batch)[0].tolist() == [1.0, 0.0, 0.0]
@@ -334,7 +341,11 @@ def test_whole_vocabularies_as_candidates_are_solved_as_well() -> None:
     values = torch.rand(2, 60_000, generator=generator, dtype=torch.float64)
     probs = torch.softmax(logits * 3, dim=1)
     found = tilt(
-        probs, values, values, probs > 0, mode_batch([GuidanceParams(mode="mul", scale=0.5)] * 2, "cpu", [0] * 2)
+        probs,
+        values,
+        values,
+        probs > 0,
+        mode_batch([GuidanceParams(mode="mul", value_scale=0.5)] * 2, "cpu", [0] * 2),
     )
     before, after = (probs * values).sum(1), (found * values).sum(1)
     assert after.tolist() == pytest.approx((before / 2).tolist(), abs=1e-9)

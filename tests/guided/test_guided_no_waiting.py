@@ -11,16 +11,17 @@ pytest.importorskip("transformers", reason="value models are read by transformer
 from support.guided.plain_values import VOCABULARY, random_tensors, tiny_config
 
 from benchctl.guided.guide import Guide, GuideRow, GuideSettings
-from benchctl.guided.params import CONSTRAINTS, MODES, GuidanceParams
+from benchctl.guided.parameter_table import CONSTRAINTS, MODES
+from benchctl.guided.params import GuidanceParams
 from benchctl.guided.timing import StepTimer
 from benchctl.guided.value_model.checkpoint import Checkpoint
 from benchctl.guided.value_model.scoring import Scorer
 from benchctl.guided.value_model.value_model import ValueModel
 
 RULES = (
-    *(GuidanceParams(mode=mode, scale=1.7, value_min=0.01, entropy_threshold=0.1) for mode in MODES),
-    *(GuidanceParams(target_length=30, constraint=constraint) for constraint in CONSTRAINTS),
-    GuidanceParams(scale=-3.0, stride=2),
+    *(GuidanceParams(mode=mode, value_scale=1.7, value_min=0.01, value_entropy_threshold=0.1) for mode in MODES),
+    *(GuidanceParams(target_length=30, value_constraint=constraint) for constraint in CONSTRAINTS),
+    GuidanceParams(value_scale=-3.0, stride=2),
 )
 
 

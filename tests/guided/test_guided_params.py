@@ -10,15 +10,8 @@ from hypothesis import strategies as st
 
 from benchctl.errors import UsageError
 from benchctl.guided.errors import GuidanceError
-from benchctl.guided.params import (
-    CONSTRAINTS,
-    KNOWN_KEYS,
-    MODES,
-    GuidanceParams,
-    check_top_k,
-    is_noop,
-    parse_params,
-)
+from benchctl.guided.parameter_table import CONSTRAINTS, KNOWN_KEYS, MODES
+from benchctl.guided.params import GuidanceParams, check_top_k, is_noop, parse_params
 
 
 @pytest.mark.parametrize(
@@ -41,15 +34,15 @@ def test_keys_that_only_refine_guidance_do_not_ask_for_it(params: dict[str, Any]
 
 
 def test_a_request_without_a_mode_gets_mul_at_scale_one() -> None:
-    assert parse_params({"scale": 1}) == GuidanceParams(mode="mul", scale=1.0, gamma=0.997)
-    assert parse_params({"op": ">="}) == GuidanceParams(mode="mul", scale=1.0, constraint="ge")
+    assert parse_params({"scale": 1}) == GuidanceParams(mode="mul", value_scale=1.0, gamma=0.997)
+    assert parse_params({"op": ">="}) == GuidanceParams(mode="mul", value_scale=1.0, value_constraint="ge")
 
 
 def test_of_two_names_of_one_field_the_documented_one_counts() -> None:
     both = parse_params(
         {"mode": "linear", "value_mode": "exp", "length_gamma": 0.9, "gamma": 0.8, "value_scale": 2, "scale": 3}
     )
-    assert both == GuidanceParams(mode="linear", gamma=0.9, scale=2.0)
+    assert both == GuidanceParams(mode="linear", gamma=0.9, value_scale=2.0)
 
 
 def test_every_field_can_be_asked_for() -> None:
@@ -60,15 +53,16 @@ def test_every_field_can_be_asked_for() -> None:
             "skip_noop": False,
         }
     ) == GuidanceParams(
-        mode="value_bias", scale=-1.0, gamma=0.9998, value_min=0.2, entropy_threshold=0.5, target_value=0.25,
-        target_length=12.0, length_mode="remaining", constraint="le", stride=3, skip_noop=False,
+        mode="value_bias", value_scale=-1.0, gamma=0.9998, value_min=0.2, value_entropy_threshold=0.5,
+        target_value=0.25, target_length=12.0, target_length_mode="remaining", value_constraint="le", stride=3,
+        skip_noop=False,
     )  # fmt: skip
 
 
 def test_a_budget_is_a_total_and_signs_are_constraints() -> None:
-    assert parse_params({"target_length": 5, "length_mode": "budget"}).length_mode == "total"
+    assert parse_params({"target_length": 5, "length_mode": "budget"}).target_length_mode == "total"
     for sign, name in {"==": "eq", "=": "eq", ">=": "ge", "<=": "le", "~=": "eq_soft", "~": "eq_soft"}.items():
-        assert parse_params({"target_value": 0.5, "op": sign}).constraint == name
+        assert parse_params({"target_value": 0.5, "op": sign}).value_constraint == name
 
 
 INVALID = [
@@ -124,13 +118,15 @@ def test_an_error_of_guidance_is_a_usage_error_and_a_value_error() -> None:
 def test_whatever_is_asked_gives_parameters_or_one_kind_of_error(params: dict[str, Any]) -> None:
     with contextlib.suppress(GuidanceError):
         found = parse_params(params)
-        assert found is None or (found.mode in MODES and found.constraint in CONSTRAINTS and 0 < found.gamma < 1)
+        assert found is None or (
+            found.mode in MODES and found.value_constraint in CONSTRAINTS and 0 < found.gamma < 1
+        )
 
 
 def test_parameters_made_by_hand_are_checked_as_well() -> None:
     with pytest.raises(GuidanceError, match="gamma is 1"):
         GuidanceParams(gamma=1.0)
-    assert GuidanceParams(constraint=">=").constraint == "ge"
+    assert GuidanceParams(value_constraint=">=").value_constraint == "ge"
 
 
 @pytest.mark.parametrize(
@@ -147,13 +143,13 @@ def test_parameters_made_by_hand_are_checked_as_well() -> None:
 def test_guidance_is_a_no_op_exactly_at_the_neutral_scales_of_its_mode(
     mode: str, neutral: tuple[float, ...], active: tuple[float, ...]
 ) -> None:
-    assert all(is_noop(GuidanceParams(mode=mode, scale=scale)) for scale in neutral)
-    assert not any(is_noop(GuidanceParams(mode=mode, scale=scale)) for scale in active)
+    assert all(is_noop(GuidanceParams(mode=mode, value_scale=scale)) for scale in neutral)
+    assert not any(is_noop(GuidanceParams(mode=mode, value_scale=scale)) for scale in active)
 
 
 def test_a_target_is_never_a_no_op_and_a_constraint_without_one_constrains_nothing() -> None:
-    assert not is_noop(GuidanceParams(mode="mul", scale=1.0, target_value=0.0))
-    assert not is_noop(GuidanceParams(mode="mul", scale=1.0, target_length=10))
+    assert not is_noop(GuidanceParams(mode="mul", value_scale=1.0, target_value=0.0))
+    assert not is_noop(GuidanceParams(mode="mul", value_scale=1.0, target_length=10))
     assert is_noop(parse_params({"constraint": "eq"}))
 
 

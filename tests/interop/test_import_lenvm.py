@@ -28,7 +28,7 @@ from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.metrics.percentile import interpolated
 from benchctl.analysis.metrics.run_metrics import run_metrics
 from benchctl.errors import InvalidDataError, UsageError
-from benchctl.interop.lenvm.doubts import FAULTS
+from benchctl.interop.lenvm.doubts import REPAIRS
 from benchctl.interop.lenvm.gpu_samples import read_gpu_samples
 from benchctl.interop.lenvm.imported import ImportResult, import_lenvm
 from benchctl.interop.lenvm.responses import read_responses
@@ -94,7 +94,7 @@ def test_copied_usage_an_appended_restart_and_a_cut_line_are_mended_and_told_onc
     timing.write_bytes(as_lines(earlier) + timing.read_bytes())
     append(responses_of(truth.path, "lenvm"), as_lines(rows_of(4, num_samples=1, top_k=5))[:70])
     result = imported(truth)
-    assert [code for code in codes(result) if code in FAULTS] == ["usage-duplicated", "log-restarted", "line-cut"]
+    assert [code for code in codes(result) if code in REPAIRS] == ["usage-duplicated", "log-restarted", "line-cut"]
     guided = runs_of(result)["lenvm"]
     assert run_metrics(guided)["output_tokens"] == truth.output_tokens
     assert run_metrics(guided)["num_steps"] == truth.num_steps
@@ -121,7 +121,7 @@ def test_a_server_that_wrote_on_behind_half_a_line_loses_that_line_only(truth: T
     timing = truth.path / "baseline.timing.jsonl"
     timing.write_bytes(b'{"step": 400, "t_sampler_to' + timing.read_bytes())
     result = imported(truth)
-    assert [code for code in codes(result) if code in FAULTS] == ["usage-duplicated", "lines-damaged"]
+    assert [code for code in codes(result) if code in REPAIRS] == ["usage-duplicated", "lines-damaged"]
     assert run_metrics(runs_of(result)["baseline"])["num_steps"] == truth.num_steps
 
 

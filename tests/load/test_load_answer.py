@@ -156,8 +156,8 @@ def test_a_refusal_cut_short_is_still_a_refusal():
 @pytest.mark.parametrize(
     ("wire", "message"),
     [
-        (b"this is no HTTP\r\n\r\n", "the answer is no HTTP (Expected HTTP/"),
-        (b"HTTP/9.9 200 OK\r\n\r\n", "the answer is no HTTP (Invalid HTTP version)"),
+        (b"this is no HTTP\r\n\r\n", "the answer is not HTTP (Expected HTTP/"),
+        (b"HTTP/9.9 200 OK\r\n\r\n", "the answer is not HTTP (Invalid HTTP version)"),
         (
             HEAD + b"transfer-encoding: chunked\r\n\r\nzz\r\n",
             "the framing of the answer breaks in its body (Invalid",

@@ -4,7 +4,7 @@ import asyncio
 import socket
 
 import pytest
-from support.servers.paced_engine import PacedEngine, call, launch, request
+from support.servers.paced_engine import PacedEngine, call, launch, request, send
 
 from benchctl.load.transport.client import StreamClient
 from benchctl.measure.server.server import ServerProcess
@@ -15,7 +15,7 @@ from benchctl.units import NS_PER_MS
 async def ask(base_url, *asked, request_s=20.0):
     """Records of ``asked``, sent one after another."""
     async with StreamClient(base_url, Timeouts(request_s=request_s, connect_s=2.0)) as client:
-        return [await (await client.exchange(call(one), scheduled_ns=1)).record() for one in asked]
+        return [await (await send(client, call(one), scheduled_ns=1)).record() for one in asked]
 
 
 async def served(how, *asked, **limits):
@@ -51,7 +51,7 @@ def test_times_and_counts_agree_with_what_the_server_did(tmp_path):
     [
         ({"mode": "truncate"}, "early-close", "the server closed the connection in mid-stream"),
         ({"mode": "hang-up"}, "early-close", "the server closed the connection before it answered"),
-        ({"mode": "noise"}, "malformed-http", "the answer is no HTTP"),
+        ({"mode": "noise"}, "malformed-http", "the answer is not HTTP"),
         ({"mode": "no-finish"}, "early-close", "the stream ended with 0 of 1 choices finished"),
         ({"mode": "error-event"}, "server-error", "engine core died"),
         ({"mode": "garbage"}, "malformed-stream", "an event cannot be read"),
@@ -103,7 +103,7 @@ def test_a_large_answer_is_read_in_slices_between_which_others_have_their_turn(t
         with ServerProcess(how) as server:
             async with StreamClient(how.base_url, how.timeouts) as client:
                 await server.wait_ready(client.control)
-                exchange = await client.exchange(call(request(0, max_tokens=4000, gap_ms=0)), 0)
+                exchange = await send(client, call(request(0, max_tokens=4000, gap_ms=0)), 0)
                 reading = asyncio.create_task(exchange.record())
                 while not reading.done():
                     turns += 1

@@ -8,7 +8,7 @@ import time
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.servers.paced_engine import PacedEngine, call, launch, request
+from support.servers.paced_engine import PacedEngine, call, launch, request, send
 
 from benchctl.load.alarm import Alarm
 from benchctl.load.transport import kernel_clock
@@ -136,7 +136,7 @@ def test_times_of_streams_hold_though_the_loop_stands_still_again_and_again(tmp_
         with ServerProcess(how) as server:
             async with StreamClient(how.base_url, how.timeouts) as client:
                 await server.wait_ready(client.control)
-                asking = asyncio.create_task(client.exchange(call(request(0, max_tokens=30, gap_ms=20)), 0))
+                asking = asyncio.create_task(send(client, call(request(0, max_tokens=30, gap_ms=20)), 0))
                 while not asking.done():
                     await asyncio.sleep(0.001)
                     time.sleep(0.015)  # noqa: ASYNC251 - the loop is to stand still

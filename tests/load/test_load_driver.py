@@ -229,7 +229,7 @@ def test_a_connection_that_is_slow_to_open_holds_up_no_other_request(tmp_path, a
 
 def test_as_many_connections_are_allowed_as_the_system_allows(tmp_path):
     script = (
-        "import resource; from benchctl.load.open_files import allow_many_open_files\n"
+        "import resource; from benchctl.load.process import allow_many_open_files\n"
         "_, hard = resource.getrlimit(resource.RLIMIT_NOFILE)\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (64, min(hard, 2048)))\n"
         "allow_many_open_files(); print(resource.getrlimit(resource.RLIMIT_NOFILE)[0] == min(hard, 2048))"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from support.servers.paced_engine import call, request
+from support.servers.paced_engine import call, request, send
 
 from benchctl.load.driver import Load
 from benchctl.load.transport.client import StreamClient
@@ -68,7 +68,7 @@ def asked(answer: Callable[[Writer], Awaitable[None]], **limits: float) -> Reque
 
     async def ask() -> RequestRecord:
         async with serving(answer) as url, StreamClient(url, Timeouts(**limits)) as client:
-            return await (await client.exchange(call(request(0, max_tokens=2)), 1)).record()
+            return await (await send(client, call(request(0, max_tokens=2)), 1)).record()
 
     return asyncio.run(ask())
 
@@ -140,7 +140,7 @@ async def reset(writer: Writer) -> None:
         ),
         (writing(b"HTTP/1.1 503 X\r\n\r\nno engine"), {}, "http-status", "no engine", 0),
         (writing(HEAD, token(0), b"data: {broken\n\n", USAGE), {}, "malformed-stream", "cannot be read", 1),
-        (writing(b"220 mail.example ESMTP\r\n"), {}, "malformed-http", "the answer is no HTTP", 0),
+        (writing(b"220 mail.example ESMTP\r\n"), {}, "malformed-http", "the answer is not HTTP", 0),
         (
             writing(HEAD, token(0), b'data: {"error":{"message":"out of memory"}}\n\n'),
             {},
@@ -198,7 +198,7 @@ def test_a_server_that_repeats_the_key_does_not_bring_it_into_the_results():
             request=shown.request, path=shown.path, headers={"Authorization": "Bearer sesame-open"}, body=shown.body
         )
         async with serving(writing(refusal)) as url, StreamClient(url, Timeouts()) as client:
-            return await (await client.exchange(keyed, 1)).record()
+            return await (await send(client, keyed, 1)).record()
 
     record = asyncio.run(ask())
     assert record.error is not None
@@ -218,7 +218,7 @@ def test_a_port_that_nobody_listens_on_and_one_that_nobody_accepts_from_are_told
             kinds = []
             for port in (closed.getsockname()[1], full.getsockname()[1]):
                 async with StreamClient(f"http://127.0.0.1:{port}", Timeouts(connect_s=0.3)) as client:
-                    record = await (await client.exchange(call(request(0)), 1)).record()
+                    record = await (await send(client, call(request(0)), 1)).record()
                     assert record.error is not None
                     assert record.sent_ns is None
                     kinds.append(record.error.kind)
@@ -232,7 +232,7 @@ def test_a_port_that_nobody_listens_on_and_one_that_nobody_accepts_from_are_told
 def test_a_host_that_nobody_knows_is_a_failure_to_connect():
     async def ask() -> RequestRecord:
         async with StreamClient("http://no-such-host.invalid:1", Timeouts()) as client:
-            return await (await client.exchange(call(request(0)), 1)).record()
+            return await (await send(client, call(request(0)), 1)).record()
 
     record = asyncio.run(ask())
     assert record.error is not None
@@ -266,7 +266,7 @@ def test_a_request_that_is_sent_on_arrives_there_and_says_so():
                 b"HTTP/1.1 307 X\r\nlocation: %s/v1/completions\r\ncontent-length: 0\r\n\r\n" % there.encode()
             )
             async with serving(writing(redirect)) as here, StreamClient(here, Timeouts()) as client:
-                return await (await client.exchange(call(request(0, max_tokens=2)), 1)).record()
+                return await (await send(client, call(request(0, max_tokens=2)), 1)).record()
 
     record = asyncio.run(go())
     assert record.error is None
@@ -278,7 +278,7 @@ def test_a_request_that_is_sent_on_to_tls_says_which_address_to_give():
     record = asked(writing(away))
     assert record.error is not None
     assert record.error.kind == "connect-failed"
-    assert "https://127.0.0.1:1/v1; give that address" in record.error.message
+    assert "https://127.0.0.1:1/v1; use that address" in record.error.message
 
 
 def test_tls_goes_through_a_transport_of_httpx_and_says_so(monkeypatch):
@@ -288,7 +288,7 @@ def test_tls_goes_through_a_transport_of_httpx_and_says_so(monkeypatch):
 
     async def go() -> RequestRecord:
         async with serving(writing(GOOD), context) as url, StreamClient(url, Timeouts()) as client:
-            return await (await client.exchange(call(request(0, max_tokens=2)), 1)).record()
+            return await (await send(client, call(request(0, max_tokens=2)), 1)).record()
 
     record = asyncio.run(go())
     assert record.error is None
@@ -306,7 +306,7 @@ def test_tls_goes_through_a_transport_of_httpx_and_says_so(monkeypatch):
             "early-close",
             "mid-stream",
         ),
-        (writing(b"220 mail.example ESMTP\r\n"), "malformed-http", "the answer is no HTTP"),
+        (writing(b"220 mail.example ESMTP\r\n"), "malformed-http", "the answer is not HTTP"),
         (writing(b"HTTP/1.1 503 X\r\n\r\nno engine"), "http-status", "no engine"),
     ],
 )
@@ -317,7 +317,7 @@ def test_what_fails_over_tls_is_told_as_without(monkeypatch, answer, kind, messa
 
     async def go() -> RequestRecord:
         async with serving(answer, context) as url, StreamClient(url, Timeouts()) as client:
-            return await (await client.exchange(call(request(0, max_tokens=2)), 1)).record()
+            return await (await send(client, call(request(0, max_tokens=2)), 1)).record()
 
     error = asyncio.run(go()).error
     assert error is not None
@@ -333,9 +333,9 @@ def test_a_server_that_cannot_be_spoken_to_over_tls_says_why():
         async with serving(writing(GOOD), context) as url, StreamClient(url, Timeouts()) as client:
             with pytest.raises(httpx.ConnectError, match="certificate verify failed"):
                 await client.control.get("/v1/models")
-            distrusted = await (await client.exchange(call(request(0, max_tokens=2)), 1)).record()
+            distrusted = await (await send(client, call(request(0, max_tokens=2)), 1)).record()
         async with StreamClient(url, Timeouts()) as client:
-            return distrusted, await (await client.exchange(call(request(0, max_tokens=2)), 1)).record()
+            return distrusted, await (await send(client, call(request(0, max_tokens=2)), 1)).record()
 
     distrusted, absent = asyncio.run(go())
     assert (distrusted.error and distrusted.error.kind) == "connect-failed"
@@ -347,7 +347,7 @@ def test_a_large_prompt_is_sent_whole_though_the_socket_takes_it_in_parts():
     async def go() -> RequestRecord:
         async with serving(writing(GOOD)) as url, StreamClient(url, Timeouts()) as client:
             large = request(0, max_tokens=2, padding="x" * 20_000_000)
-            return await (await client.exchange(call(large), 1)).record()
+            return await (await send(client, call(large), 1)).record()
 
     assert asyncio.run(go()).error is None
 
@@ -358,7 +358,7 @@ def test_a_request_that_is_sent_on_in_an_answer_that_breaks_off_still_arrives():
             head = b"HTTP/1.1 307 X\r\nlocation: %s/v1\r\ntransfer-encoding: chunked\r\n\r\n" % there.encode()
             broken = writing(head, 0.01, b"no length of a chunk\r\n")
             async with serving(broken) as here, StreamClient(here, Timeouts()) as client:
-                return await (await client.exchange(call(request(0, max_tokens=2)), 1)).record()
+                return await (await send(client, call(request(0, max_tokens=2)), 1)).record()
 
     record = asyncio.run(go())
     assert record.error is None
@@ -399,7 +399,7 @@ def test_an_answer_whose_last_chunk_comes_by_itself_is_not_understood_in_one_go(
     async def go() -> int:
         answer = writing(head + b"%x\r\n%s\r\n" % (len(events), events), 0.1, b"0\r\n\r\n", 30.0)
         async with serving(answer) as url, StreamClient(url, Timeouts(request_s=5.0)) as client:
-            exchange = await client.exchange(call(request(0, max_tokens=3000)), 1)
+            exchange = await send(client, call(request(0, max_tokens=3000)), 1)
             return sum(len(data) for _, _, data in exchange.reads)
 
     assert asyncio.run(go()) > len(events), "left for when other streams have had their turn"

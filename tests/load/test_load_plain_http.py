@@ -99,7 +99,7 @@ def test_the_head_alone_is_waited_for_where_only_it_was_asked_for():
         ((), httpx.RemoteProtocolError, "before its answer was whole"),
         ((b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhalf",), httpx.RemoteProtocolError, "before its answer"),
         ((b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhalf",), httpx.RemoteProtocolError, "whole"),
-        ((b"220 mail.example ESMTP\r\n",), httpx.RemoteProtocolError, "the answer is no HTTP"),
+        ((b"220 mail.example ESMTP\r\n",), httpx.RemoteProtocolError, "the answer is not HTTP"),
         ((30.0,), httpx.ReadTimeout, "the time is up"),
         ((b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nhalf", 30.0), httpx.ReadTimeout, "the time is up"),
     ],

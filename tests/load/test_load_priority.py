@@ -165,7 +165,7 @@ with load_priority("auto") as got:
 
 def test_a_profile_may_ask_for_none():
     code = "with load_priority('none') as got: print(json.dumps([scheduling()[0], str(got)]))"
-    assert told_by(code) == [OTHER, "normal (not asked for)"]
+    assert told_by(code) == [OTHER, "normal (not requested)"]
 
 
 def test_a_limit_is_permission_enough_and_can_be_used_again_and_again(privileged, can_drop):
@@ -234,7 +234,7 @@ def test_a_run_says_what_the_workers_got(privileged, tmp_path):
 
 def test_a_virtual_clock_needs_no_priority(tmp_path):
     _, got, _ = run(tmp_path, clock="virtual")
-    assert got == "normal (not asked for)"
+    assert got == "normal (not requested)"
 
 
 def test_what_was_got_reads_like_this():

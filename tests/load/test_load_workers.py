@@ -24,8 +24,8 @@ from benchctl.load.driver import Load
 from benchctl.load.transport.client import StreamClient
 from benchctl.load.workers import started_worker
 from benchctl.load.workers.wire import FROM_WORKER, TO_WORKER, Begin, Stop, Wire
-from benchctl.load.workers.worker import _obey
-from benchctl.load.workers.workers import WORKER_CORES, WorkerLoad, load_for, num_workers, shares
+from benchctl.load.workers.worker import _follow_commands
+from benchctl.load.workers.workers import WORKER_CORES, WorkerLoad, WorkerPlan, load_for, num_workers, shares
 from benchctl.measure.run import RunContext, measure_run
 from benchctl.measure.server.process import is_alive
 from benchctl.measure.server.server import ServerProcess
@@ -39,7 +39,9 @@ LONG = {"max_tokens": 4000, "gap_ms": 20}
 
 
 def load_on(how, arrival, on_record, count, **more):
-    return WorkerLoad(how.base_url, how.timeouts, Arrival(**arrival), on_record, count=count, **more)
+    on_sample = more.pop("on_sample", None)
+    plan = WorkerPlan(base_url=how.base_url, timeouts=how.timeouts, arrival=Arrival(**arrival), count=count, **more)
+    return WorkerLoad(plan, on_record, on_sample)
 
 
 def drive(tmp_path, arrival, requests, count, *, meanwhile=None, **more):
@@ -210,21 +212,19 @@ def test_a_worker_that_raises_ends_the_load_with_its_own_words(tmp_path):
     assert (records, workers_of(os.getpid())) == ([], [])
 
 
-def test_a_worker_that_says_nothing_any_more_counts_as_hung_and_is_ended(tmp_path, monkeypatch):
+def test_a_worker_that_falls_silent_counts_as_hung_and_is_ended(tmp_path):
     async def stop_first(_driving, load, _place):
         await until_open(load, 2)
-        monkeypatch.setattr(started_worker, "_SILENT_LOOKS", 4)  # not before: workers are silent while they start
+        load.max_silent_checks = 4  # not before: workers are silent while they start
         stopped.append(workers_of(os.getpid())[0])
         stopped[0].suspend()
 
     stopped = []
-    monkeypatch.setattr("benchctl.load.workers.workers._CALL_DOWN_S", 1.0)
-    _, _, raised = drive(
-        tmp_path, {"kind": "burst"}, [request(i, **LONG) for i in range(2)], 2, meanwhile=stop_first
-    )
+    requests = [request(i, **LONG) for i in range(2)]
+    _, _, raised = drive(tmp_path, {"kind": "burst"}, requests, 2, meanwhile=stop_first, cancel_wait_s=1.0)
     assert isinstance(raised, LoadError)
     assert raised.cause == "worker-hung"
-    assert f"worker 1 of 2 of the load generator (process {stopped[0].pid}) has said nothing" in str(raised)
+    assert f"worker 1 of 2 of the load generator (process {stopped[0].pid}) has sent nothing" in str(raised)
     assert not is_alive(stopped[0])
 
 
@@ -280,7 +280,7 @@ def test_a_start_that_is_named_after_the_load_was_called_off_changes_nothing():
         driving = asyncio.create_task(asyncio.sleep(60))
         load.send(Begin(start_ns=1))
         load.send(Stop())
-        obeying = asyncio.create_task(_obey(worker, started, driving))
+        obeying = asyncio.create_task(_follow_commands(worker, started, driving))
         await asyncio.wait({driving, obeying}, return_when=asyncio.FIRST_COMPLETED)
         was_called_off = driving.cancelled()
         obeying.cancel()
@@ -322,9 +322,11 @@ def test_workers_end_with_a_benchctl_that_is_killed(tmp_path):
     code = (
         "import asyncio, sys\n"
         "from support.servers.paced_engine import call, request\n"
-        "from benchctl.load.workers.workers import WorkerLoad\n"
-        "from benchctl.profile.model import Arrival, Timeouts\n"
-        "load = WorkerLoad(sys.argv[1], Timeouts(), Arrival(kind='burst'), print, count=2)\n"
+        "from benchctl.load.workers.workers import WorkerLoad, WorkerPlan\n"
+        "from benchctl.profile.model import Timeouts\n"
+        "from benchctl.profile.workload import Arrival\n"
+        "plan = WorkerPlan(base_url=sys.argv[1], timeouts=Timeouts(), arrival=Arrival(kind='burst'), count=2)\n"
+        "load = WorkerLoad(plan, print)\n"
         "asyncio.run(load.drive([call(request(i, max_tokens=4000, gap_ms=20)) for i in range(4)]))\n"
     )
 
@@ -334,7 +336,8 @@ def test_workers_end_with_a_benchctl_that_is_killed(tmp_path):
 
     with ServerProcess(how) as server:
         asyncio.run(up())
-        paths = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+        tests = Path(__file__).parents[1]
+        paths = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (tests, tests.parent)))}
         with subprocess.Popen([sys.executable, "-c", code, how.base_url], env=paths) as benchctl:
             wait_until("workers", lambda: len(workers_of(benchctl.pid)) == 2)
             workers = workers_of(benchctl.pid)

@@ -138,10 +138,10 @@ def test_a_store_that_cannot_be_written_costs_no_run(record, tmp_path, monkeypat
 
 def test_a_plan_without_earlier_runs_says_so_and_with_them_names_how_many(record, capsys):
     print_plan(profile(engine={"kind": "vllm"}), REQUESTS, None)
-    assert "how long it takes is unknown: no earlier run of vllm with" in capsys.readouterr().out
+    assert "duration unknown: no earlier run of vllm with" in capsys.readouterr().out
     vllm = profile(engine={"kind": "vllm"}, blocks=10)
     ran(record, 4.0, 30.0, vllm)
     print_plan(vllm, REQUESTS, None)
     said = capsys.readouterr().out
-    assert "estimated duration 303 s (5 min), by 1 earlier run on this machine" in said
+    assert "estimated duration 303 s (5 min), from 1 earlier run on this machine" in said
     assert said.count(" 30.0 ") == 10

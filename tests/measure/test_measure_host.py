@@ -47,11 +47,10 @@ def test_host_samples_tell_the_server_from_the_client():
     assert 0 < second.host_cpu_frac <= 1
 
 
-def test_host_samples_survive_the_death_of_the_server_and_look_for_new_workers(monkeypatch):
-    monkeypatch.setattr("benchctl.measure.telemetry.host._LOOK_AGAIN_S", 0.0)
+def test_host_samples_survive_the_death_of_the_server_and_look_for_new_workers():
     server = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(30)"], start_new_session=True)
     stopped = Event()
-    samples = host_samples(server.pid, 100, stopped)
+    samples = host_samples(server.pid, 100, stopped, scan_s=0.0)
     next(samples)
     server.kill()
     server.wait()

@@ -107,14 +107,13 @@ def test_a_program_that_does_not_exist_is_a_start_error(tmp_path):
     assert caught.value.cause == "cannot-start"
 
 
-def test_a_stranger_that_answers_on_the_port_is_not_taken_for_the_server(tmp_path, monkeypatch):
+def test_a_stranger_that_answers_on_the_port_is_not_taken_for_the_server(tmp_path):
     (tmp_path / "orphan").mkdir()
     orphan = launch(tmp_path / "orphan")
     sleeper = (sys.executable, "-c", "import time; time.sleep(60)")
     with ServerProcess(orphan) as other:
         ready(other, orphan)
-        how = replace(orphan, argv=sleeper, log=tmp_path / "server.log")
-        monkeypatch.setattr("benchctl.measure.server.server._PORT_WAIT_S", 0.0)
+        how = replace(orphan, argv=sleeper, log=tmp_path / "server.log", port_wait_s=0.0)
         with pytest.raises(ServerStartError, match="by a process that is not the server just started") as caught:
             start(how)
     assert caught.value.cause == "port-taken"
@@ -132,10 +131,9 @@ def test_a_death_in_mid_run_is_told_with_its_signal(tmp_path):
     assert "paced server listening" in caught.value.log_tail
 
 
-def test_a_port_that_stays_held_is_a_warning(tmp_path, monkeypatch):
-    monkeypatch.setattr("benchctl.measure.server.server._PORT_WAIT_S", 0.1)
+def test_a_port_that_stays_held_is_a_warning(tmp_path):
     how = launch(tmp_path)
-    sleeper = replace(how, argv=(sys.executable, "-c", "import time; time.sleep(60)"))
+    sleeper = replace(how, argv=(sys.executable, "-c", "import time; time.sleep(60)"), port_wait_s=0.1)
     with ServerProcess(sleeper) as server, socket.create_server(("127.0.0.1", how.port)):
         server.stop()
     assert [warning.code for warning in server.warnings] == ["port-held"]
@@ -167,7 +165,8 @@ def test_two_servers_side_by_side_get_different_free_ports():
         assert choose_port(None) != first
 
 
-def test_without_any_free_port_the_run_fails(monkeypatch):
-    monkeypatch.setattr("benchctl.measure.server.port._NUM", 0)
-    with pytest.raises(RunError, match="no port from 20000"):
-        choose_port(None)
+def test_without_any_free_port_the_run_fails():
+    with socket.create_server(("127.0.0.1", 0)) as holder:
+        port = holder.getsockname()[1]
+        with pytest.raises(RunError, match=f"no port from {port} to {port} is free"):
+            choose_port(None, range(port, port + 1))

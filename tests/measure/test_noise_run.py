@@ -88,5 +88,5 @@ def test_an_experiment_can_keep_its_noise_out_of_the_store(tmp_path: Path) -> No
 def test_too_few_blocks_store_nothing_and_say_so(tmp_path: Path) -> None:
     code, _, warned = on(tmp_path, "run", "--profile", "aa", "--engine", "sim-exact", "--quick", *SMALL)
     assert code == 0
-    assert "no noise is stored" in warned
+    assert "the noise was not stored" in warned
     assert "at least 6" in warned

@@ -14,8 +14,8 @@ from benchctl.analysis.attribution.sections import break_down, tally_steps
 from benchctl.analysis.compare.compare import CompareOptions, compare_sides, parse_side
 from benchctl.analysis.experiment.experiment import experiment_of
 from benchctl.analysis.metrics.run_metrics import METRICS, unavailable_reason
+from benchctl.analysis.validity.batch_fill import in_step_frac, underfilled_batch_warnings
 from benchctl.analysis.validity.reconcile import Check
-from benchctl.analysis.validity.starvation import in_step_frac, starvation_doubts
 from benchctl.cli.screen import wide_console
 from benchctl.interop.lenvm.imported import import_lenvm
 from benchctl.records.loaded import LoadedRun, load_results
@@ -102,9 +102,9 @@ def test_time_outside_the_sampler_is_no_time_outside_of_steps(path: Path) -> Non
     """Samplers are a small part of a request's time: of whole steps, that would be a starved engine."""
     for run in runs(path):
         assert in_step_frac(run) is None
-        assert starvation_doubts(run) == ()
+        assert underfilled_batch_warnings(run) == ()
     baseline = as_if_whole(next(runs(path)))
-    assert [doubt.code for doubt in starvation_doubts(baseline)] == ["underfilled-batch"]
+    assert [doubt.code for doubt in underfilled_batch_warnings(baseline)] == ["underfilled-batch"]
 
 
 def test_checks_name_the_samplers_and_weigh_no_batch_by_them(path: Path) -> None:

@@ -55,6 +55,19 @@ def load(tmp_path, text, *, engine=None, overrides=()):
             ),
         ),
         (
+            "stop: forced-natural\n",
+            "stop: replay-natural\n",
+            "p.yaml:6: stop: forced-natural is deprecated since 0.2.0; write stop: replay-natural",
+        ),
+        (
+            "primary_metrics: [step_ms, bound_stamp_frac]\n",
+            "primary_metrics: [step_ms, coalesced_chunk_frac]\n",
+            (
+                "p.yaml:6: primary_metrics: bound_stamp_frac is deprecated since 0.2.0; "
+                "write primary_metrics: coalesced_chunk_frac"
+            ),
+        ),
+        (
             "  prefix_hits: forbidden\n",
             "  allow_prefix_cache_hits: false\n",
             (

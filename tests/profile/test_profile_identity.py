@@ -1,12 +1,15 @@
 """The identity of an experiment: what changes it, and what does not."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 import yaml
 from support.results.builders import PROFILE_YAML
 
+from benchctl.errors import NotComparableError
+from benchctl.measure.result_directory import reopen_experiment
 from benchctl.profile.engine_table import ENGINES
 from benchctl.profile.identity import FORMER_DEFAULTS, is_profile_of, profile_sha256
 from benchctl.profile.keys import option_keys, profile_keys
@@ -16,7 +19,7 @@ from benchctl.profile.section import Section
 from benchctl.profile.workload import Workload
 
 DEFAULTS = Path(__file__).with_name("defaults.json")
-EXAMPLE = Path(__file__).resolve().parents[2] / "results" / "example"
+EXAMPLE = Path(__file__).resolve().parents[1] / "fixtures" / "example-schema-1"
 
 
 class NewSection(Section):
@@ -98,6 +101,15 @@ def test_the_stored_profile_of_schema_1_is_recognised_and_a_changed_one_is_not()
     changed = text.replace("num_warmups: 1", "num_warmups: 2")
     assert changed != text
     assert not is_profile_of(changed, parse_profile(changed, "profile.yaml"), manifest["profile_sha256"])
+
+
+def test_an_experiment_of_schema_1_is_resumed_with_the_profile_that_it_began_with(tmp_path):
+    path = Path(shutil.copytree(EXAMPLE, tmp_path / "example"))
+    small = [f"workload.{key}" for key in ("num_prompts=2", "samples_per_prompt=2", "output_len=16")]
+    again = load_profile("ci-smoke", engine="sim", blocks=6, overrides=small)
+    assert profile_sha256(reopen_experiment(path, again).profile) == profile_sha256(again)
+    with pytest.raises(NotComparableError, match="begun with another profile"):
+        reopen_experiment(path, load_profile("ci-smoke", engine="sim", blocks=7, overrides=small))
 
 
 def test_no_default_has_changed_without_a_record_of_its_former_value():

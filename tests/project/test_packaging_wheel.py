@@ -46,9 +46,11 @@ def files_below(directory: Path, suffixes: set[str]) -> set[str]:
     return {path.relative_to(directory).as_posix() for path in found}
 
 
-def test_a_wheel_carries_the_style_and_the_script_of_the_page(wheel: Path) -> None:
+def test_a_wheel_carries_style_script_and_templates_of_the_page(wheel: Path) -> None:
+    templates = files_below(ROOT / "benchctl/report/page", {".html"})
+    assert "templates/page.html" in templates
     with ZipFile(wheel) as archive:
-        for name in ("page.css", "page.js"):
+        for name in ("page.css", "page.js", *sorted(templates)):
             place = f"benchctl/report/page/{name}"
             assert archive.read(place) == (ROOT / place).read_bytes()
 

@@ -6,8 +6,7 @@ import pytest
 from support.servers.killing import FRONT_END, MOMENTS, Blow, strike
 from support.servers.real_engines import needs, tiny_model, turn_of
 
-from benchctl.analysis.validity.client_guard import CLIENT_DOUBTS
-from benchctl.analysis.validity.severity import DECIDING_WARNINGS
+from benchctl.records.warning_codes import CLIENT_SUSPECT_CODES, SUSPECT_CODES
 
 pytestmark = [pytest.mark.real_engine, pytest.mark.slow]
 TOLD_WITHIN_S = 5.0
@@ -16,8 +15,8 @@ CAUSES = {"server-died", "engine-died", "engine-failed"}
 
 
 def is_only_the_client_in_doubt(outcome):
-    doubts = outcome.codes & DECIDING_WARNINGS
-    return outcome.state == "suspect" and bool(doubts) and doubts <= CLIENT_DOUBTS
+    doubts = outcome.codes & SUSPECT_CODES
+    return outcome.state == "suspect" and bool(doubts) and doubts <= CLIENT_SUSPECT_CODES
 
 
 def fails_in_time(blow, tmp_path):

@@ -320,7 +320,7 @@ def test_digests_that_cannot_be_read_are_an_alteration(copy: ResultDirectory) ->
 def test_older_directories_open_without_noise_and_verify_says_what_it_cannot_know() -> None:
     said = call("verify", str(EXAMPLE))
     assert said.exit_code == 0
-    assert "no digests recorded; written by benchctl 0.1.0; nothing to verify beyond plan" in said.stdout
+    assert "was written by benchctl 0.1.0 without digests; its plan, the order of its runs" in said.stdout
     assert verify_directory(EXAMPLE).alterations == ()
     assert not (EXAMPLE / STAMPS_FILE).exists()
     listed = json.loads(call("list", str(EXAMPLE), "--json").stdout)["results"]

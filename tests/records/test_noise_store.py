@@ -15,7 +15,7 @@ from benchctl.analysis.planning.noise_floor import noise_of_experiment
 from benchctl.analysis.planning.power import estimate_power, power_lines
 from benchctl.analysis.statistics.block_ratio import estimate_paired
 from benchctl.analysis.statistics.sample_size import minimum_detectable_effect
-from benchctl.analysis.validity.noise_floor_fit import age_days, noise_doubts, version_doubt
+from benchctl.analysis.validity.noise_floor_fit import age_days, noise_warnings, version_warning
 from benchctl.cli.app import app
 from benchctl.errors import NotComparableError, UsageError
 from benchctl.measure.noise_on_file import keep_noise, noise_on_file, sound_noise
@@ -203,16 +203,16 @@ def test_noise_of_another_workload_or_of_long_ago_or_of_another_version_is_doubt
     codes = [doubt.code for doubt in doubts_of(noise, results)]
     assert codes == ["noise-of-another-workload", "noise-old"]
     known = msgspec.structs.replace(noise, engine_version="1")
-    assert version_doubt(known, "1") is None
-    assert version_doubt(known, None) is None
-    doubt = version_doubt(known, "2")
+    assert version_warning(known, "1") is None
+    assert version_warning(known, None) is None
+    doubt = version_warning(known, "2")
     assert doubt is not None
     assert "1, and this is 2" in doubt.message
 
 
 def doubts_of(noise: NoiseFloor, results: ResultDirectory) -> tuple[ResultWarning, ...]:
     manifest = results.manifest()
-    return noise_doubts(noise, manifest.request_set_sha256, manifest.created_at)
+    return noise_warnings(noise, manifest.request_set_sha256, manifest.created_at)
 
 
 def test_age_is_in_whole_days() -> None:
@@ -295,5 +295,5 @@ def test_the_commands_add_list_show_and_remove(tmp_path: Path, store: Path) -> N
 
 
 def test_showing_a_result_that_took_no_noise_along_says_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="took no noise along"):
+    with pytest.raises(UsageError, match="has no noise: none was on file"):
         CliRunner().invoke(app, ["noise", "show", str(write_results(tmp_path).path)], catch_exceptions=False)

@@ -40,6 +40,11 @@ def test_a_warning_code_of_schema_1_gets_its_new_name(old: str, new: str) -> Non
     assert document["warnings"][0]["code"] == old
 
 
+def test_a_stop_mode_of_schema_1_gets_its_new_name() -> None:
+    assert upgrade({"schema_version": 1, "stop": "forced-natural"}, HERE)["stop"] == "replay-natural"
+    assert upgrade({"schema_version": 1, "stop": "natural"}, HERE)["stop"] == "natural"
+
+
 def test_metrics_of_the_looks_of_a_stopping_rule_get_their_new_names() -> None:
     looks = [{"num_blocks": 6, "half_widths": [{"metric": "bound_stamp_frac"}, {"metric": "step_ms"}]}]
     upgraded = upgrade({"schema_version": 1, "stopping": {"precision_frac": 0.1, "looks": looks}}, HERE)

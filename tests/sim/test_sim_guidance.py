@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from support.servers.simulator import FILTERED, NEUTRAL, VALUE_MODEL, request_of, run
 
 from benchctl.errors import UsageError
+from benchctl.guided.params import GuidanceParams
 from benchctl.sim.guidance import GuidedRow, candidate_bound, candidate_entropy, score_rows
-from benchctl.sim.guidance_params import GuidanceParams, parse_custom_params
+from benchctl.sim.guidance_params import parse_custom_params
 from benchctl.sim.request import SamplingParams
 from benchctl.sim.simulate import Simulation
 
@@ -167,8 +168,8 @@ def test_a_natural_answer_that_repeats_itself_leaves_no_choice() -> None:
             {"value_scale": 0.5, "gamma": 0.5, "length_gamma": 0.9, "entropy_threshold": 0.2},
             GuidanceParams(mode="mul", value_scale=0.5, gamma=0.9, value_entropy_threshold=0.2),
         ),
-        ({"target_length": 100, "op": "le"}, GuidanceParams(has_target=True)),
-        ({"op": "=="}, GuidanceParams()),
+        ({"target_length": 100, "op": "le"}, GuidanceParams(mode="mul", target_length=100, value_constraint="le")),
+        ({"op": "=="}, GuidanceParams(mode="mul")),
     ],
 )
 def test_custom_params_are_understood(params: dict[str, object], expected: GuidanceParams | None) -> None:
@@ -184,10 +185,10 @@ def test_custom_params_are_understood(params: dict[str, object], expected: Guida
         ({"value_scale": "1"}, 5, "V1", "value_scale is '1'; it must be a finite number"),
         ({"value_scale": float("nan")}, 5, "V1", "it must be a finite number"),
         ({"scale": True}, 5, "V1", "scale is True; it must be a finite number"),
-        ({"scale": 1, "gamma": 1.0}, 5, "V1", "gamma is 1.0; it must lie between 0 and 1"),
+        ({"scale": 1, "gamma": 1.0}, 5, "V1", "gamma is 1.0; it must lie strictly between 0 and 1"),
         ({"op": "near"}, 5, "V1", "op is 'near'; it must be one of"),
-        ({"target_value": 1.5}, 5, "V1", "target_value is 1.5; it must lie within 0 and 1"),
-        ({"target_length": -1}, 5, "V1", "target_length is -1; it must not be negative"),
+        ({"target_value": 1.5}, 5, "V1", "target_value is 1.5; it must lie between 0"),
+        ({"target_length": -1}, 5, "V1", "target_length is -1; it is a number of tokens and must be 0 or more"),
         ({"boosted_token_ids": [1]}, 5, "V1", "boosted_token_ids and token_temp_divisor must come together"),
         ({"mode": "centered_exp"}, -1, "V1", "mode 'centered_exp' with top_k -1; set a finite top_k"),
         ({"mode": "mul"}, -1, "V4", "mode 'mul' with top_k -1; set a finite top_k"),
@@ -211,7 +212,7 @@ def test_custom_params_that_cannot_work_are_refused(
         (GuidanceParams(mode="mul", value_scale=-1.0), True),
         (GuidanceParams(mode="linear", value_scale=-1.0), False),
         (GuidanceParams(mode="exp", value_scale=1.0), True),
-        (GuidanceParams(mode="exp", has_target=True), False),
+        (GuidanceParams(mode="exp", target_value=0.5), False),
     ],
 )
 def test_neutral_guidance_is_recognised(guidance: GuidanceParams, is_neutral: bool) -> None:

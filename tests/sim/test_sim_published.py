@@ -8,9 +8,9 @@ import pytest
 from support.datasets import GSM8K
 from support.servers.simulator import FILTERED, NEUTRAL, VALUE_MODEL, question_request
 
+from benchctl.guided.params import GuidanceParams
 from benchctl.records.step import StepRecord
 from benchctl.sim.config import SimConfig
-from benchctl.sim.guidance_params import GuidanceParams
 from benchctl.sim.request import Request, SamplingParams
 from benchctl.sim.simulate import SimLoad, Simulation, simulate
 from benchctl.workload.datasets.generated import problems

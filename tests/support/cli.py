@@ -1,23 +1,14 @@
-"""``benchctl`` as a process whose modules are loaded already: the fork of a server that has imported them."""
+"""``benchctl`` for tests: a process for each command, whose modules a server has loaded before."""
 
-import multiprocessing
+import atexit
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
-_MODULES = (
-    "benchctl.cli.app",
-    "benchctl.cli.commands.run",
-    "benchctl.measure.experiment",
-    "benchctl.report.export",
-    "benchctl.report.text.tables",
-    "pytest",
-    "tqdm",
-)
-"""Imports of most commands, which take longer than the commands; and the main module, which each fork imports."""
+_PROGRAMS = Path(__file__).parent / "servers" / "programs"
 
 
 def benchctl(
@@ -28,23 +19,41 @@ def benchctl(
     The command has a process, signals, streams and an exit code of its own, as from a shell; only its modules are
     loaded before. Tests of the start, of the interpreter and of interrupts start a new interpreter instead.
     """
-    argv = ["benchctl", *map(str, args)]
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(_MODULES))
-    with tempfile.TemporaryDirectory(prefix="benchctl-output-") as directory:
-        streams = (Path(directory) / "stdout", Path(directory) / "stderr")
-        where = str(cwd or Path.cwd())
-        environment = {**os.environ, **(plain_environment(cwd) if cwd else {}), **env}
-        process = context.Process(target=_run, args=(argv, where, environment, streams))
-        process.start()
-        process.join(timeout_s)
-        if process.is_alive():
-            process.kill()
-            process.join()
-            raise subprocess.TimeoutExpired(argv, timeout_s)
-        stdout, stderr = (stream.read_text(encoding="utf-8") for stream in streams)
-    assert process.exitcode is not None
-    return subprocess.CompletedProcess(argv, process.exitcode, stdout, stderr)
+    return subprocess.run(
+        [str(preloaded_directory() / "benchctl"), *map(str, args)],
+        cwd=cwd,
+        env={**os.environ, **(plain_environment(cwd) if cwd else {}), **env},
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+
+
+@cache
+def preloaded_directory() -> Path:
+    """A directory for PATH whose ``benchctl`` is the fork of a server that this test process keeps.
+
+    The server ends with the test process.
+    """
+    directory = tempfile.TemporaryDirectory(prefix="benchctl-preloaded-")
+    path = Path(directory.name)
+    argv = [sys.executable, str(_PROGRAMS / "preloaded_benchctl.py"), str(path / "socket")]
+    server = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+    atexit.register(_end, server, directory)
+    assert server.stdout is not None
+    assert server.stdout.readline() == b"ready\n"
+    client = (_PROGRAMS / "benchctl_client.py").read_text(encoding="utf-8")
+    address = f"{str(path / 'socket')!r}"
+    program = path / "benchctl"
+    program.write_text(f"#!{sys.executable} -IS\n" + client.replace('os.environ["BENCHCTL_TEST_SERVER"]', address))
+    program.chmod(0o755)
+    return path
+
+
+def _end(server: "subprocess.Popen[bytes]", directory: "tempfile.TemporaryDirectory[str]") -> None:
+    server.communicate()
+    directory.cleanup()
 
 
 def plain_environment(cwd: Path) -> dict[str, str]:
@@ -57,18 +66,3 @@ def only_result(cwd: Path) -> Path:
     (path,) = (path for path in (cwd / "results").glob("*/*") if not path.is_symlink())
     assert (path.parent / "latest").resolve() == path.resolve()
     return path
-
-
-def _run(argv: list[str], cwd: str, environment: Mapping[str, str], streams: tuple[Path, Path]) -> None:
-    """In the fork: become the command."""
-    os.chdir(cwd)
-    os.environ.clear()
-    os.environ.update(environment)
-    for number, stream in enumerate(streams, start=1):
-        handle = os.open(stream, os.O_WRONLY | os.O_CREAT)
-        os.dup2(handle, number)
-        os.close(handle)
-    from benchctl.cli import main
-
-    sys.argv = argv
-    main()

@@ -110,7 +110,9 @@ def test_a_cut_connection_keeps_what_came_and_the_next_fetch_goes_on_from_there(
     site: Site, tmp_path: Path, declares_length: bool
 ) -> None:
     site.cut_after, site.declares_length = 300_000, declares_length
-    with pytest.raises(DatasetError, match=r"What has come is kept; run 'benchctl data fetch gsm8k' again"):
+    with pytest.raises(
+        DatasetError, match=r"The part fetched so far is kept; run 'benchctl data fetch gsm8k' again"
+    ):
         fetch(site, tmp_path)
     assert (tmp_path / "gsm8k/test.jsonl.partial").stat().st_size == 300_000
     site.cut_after = None

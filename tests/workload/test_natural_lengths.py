@@ -1,4 +1,4 @@
-"""Natural lengths: read from a directory that measured them, forced with forced-natural, refused with a reason."""
+"""Natural lengths: read from a directory that measured them, forced with replay-natural, refused with a reason."""
 
 import json
 from pathlib import Path
@@ -72,7 +72,7 @@ def prepare(stop: str, results: ResultDirectory, **workload: Any) -> PreparedSet
 
 def refusal_of(results: ResultDirectory, **workload: Any) -> str:
     with pytest.raises(ProfileError) as caught:
-        prepare("forced-natural", results, **workload)
+        prepare("replay-natural", results, **workload)
     said = str(caught.value)
     assert said.startswith(f"workload.lengths_from: {results.path} ")
     return said
@@ -80,7 +80,7 @@ def refusal_of(results: ResultDirectory, **workload: Any) -> str:
 
 def test_each_output_is_forced_to_the_length_that_was_seen_in_the_middle_of_its_blocks(tmp_path: Path) -> None:
     results = measured(tmp_path / "r", (5, 40, 7), (6, 20, 300), (9, 30, 8))
-    prepared = prepare("forced-natural", results)
+    prepared = prepare("replay-natural", results)
     assert [request.max_tokens for request in prepared.requests] == [6, 30, 8]
     assert [request.natural_tokens for request in prepared.requests] == [6, 30, 8]
     assert all(request.ignore_eos for request in prepared.requests)
@@ -89,14 +89,14 @@ def test_each_output_is_forced_to_the_length_that_was_seen_in_the_middle_of_its_
 
 
 def test_of_two_blocks_the_shorter_length_is_taken_so_that_nobody_decodes_past_both_ends(tmp_path: Path) -> None:
-    prepared = prepare("forced-natural", measured(tmp_path / "r", (5, 40, 7), (6, 20, 8)))
+    prepared = prepare("replay-natural", measured(tmp_path / "r", (5, 40, 7), (6, 20, 8)))
     assert [request.max_tokens for request in prepared.requests] == [5, 20, 7]
 
 
 def test_the_lengths_are_part_of_what_identifies_the_request_set(tmp_path: Path) -> None:
-    first = prepare("forced-natural", measured(tmp_path / "a", (5, 40, 7)))
-    second = prepare("forced-natural", measured(tmp_path / "b", (5, 40, 7)))
-    third = prepare("forced-natural", measured(tmp_path / "c", (5, 41, 7)))
+    first = prepare("replay-natural", measured(tmp_path / "a", (5, 40, 7)))
+    second = prepare("replay-natural", measured(tmp_path / "b", (5, 40, 7)))
+    third = prepare("replay-natural", measured(tmp_path / "c", (5, 41, 7)))
     assert first.sha256 == second.sha256 != third.sha256
     assert str(tmp_path).encode() not in first.content
 
@@ -107,14 +107,14 @@ def test_forced_outputs_keep_their_planned_length_and_know_their_natural_one(tmp
 
 
 def test_an_answer_without_a_token_is_forced_to_one(tmp_path: Path) -> None:
-    prepared = prepare("forced-natural", measured(tmp_path / "r", (0, 40, 7)))
+    prepared = prepare("replay-natural", measured(tmp_path / "r", (0, 40, 7)))
     assert prepared.requests[0].max_tokens == 1
 
 
 def test_a_length_that_a_limit_cut_is_told_and_is_no_end_beyond_which_tokens_are_counted(tmp_path: Path) -> None:
     results = measured(tmp_path / "r", (5, 40, 7), finish_reason="length")
     assert [r.natural_tokens for r in prepare("forced", results).requests] == [None, 40, None]
-    prepared = prepare("forced-natural", results)
+    prepared = prepare("replay-natural", results)
     assert [r.natural_tokens for r in prepared.requests] == [5, 40, 7]
     (warning,) = prepared.warnings
     assert warning.code == "natural-lengths-cut"
@@ -124,19 +124,19 @@ def test_a_length_that_a_limit_cut_is_told_and_is_no_end_beyond_which_tokens_are
 def test_failed_requests_and_failed_runs_tell_no_length(tmp_path: Path) -> None:
     results = measured(tmp_path / "r", (5, 40, 7), (6, 20, 8))
     edit_run(results, "002-b1-baseline", state="failed")
-    assert [r.max_tokens for r in prepare("forced-natural", results).requests] == [5, 40, 7]
+    assert [r.max_tokens for r in prepare("replay-natural", results).requests] == [5, 40, 7]
     edit_requests(
         results,
         "000-b0-baseline",
         lambda r: msgspec.structs.replace(r, completion_tokens=None) if r.index == 1 else r,
     )
-    assert "does not know how long the answer to 'generated-00001' is" in refusal_of(results)
+    assert "has no length for 'generated-00001'" in refusal_of(results)
 
 
 def test_a_directory_without_a_measured_baseline_is_refused(tmp_path: Path) -> None:
     results = measured(tmp_path / "r", (5, 40, 7))
     edit_run(results, "000-b0-baseline", state="running")
-    assert "has no run of its baseline that was measured to its end" in refusal_of(results)
+    assert "has no finished run of its baseline" in refusal_of(results)
 
 
 def test_a_directory_of_forced_lengths_is_refused(tmp_path: Path) -> None:
@@ -147,11 +147,11 @@ def test_a_directory_of_forced_lengths_is_refused(tmp_path: Path) -> None:
 
 def test_other_prompts_are_refused_by_name(tmp_path: Path) -> None:
     results = measured(tmp_path / "r", (5, 40, 7))
-    assert "did not ask 'generated-00003'" in refusal_of(results, num_prompts=4)
+    assert "has no request 'generated-00003'" in refusal_of(results, num_prompts=4)
     first, *others = results.prepared_requests()
     changed = (msgspec.structs.replace(first, messages=None, prompt="What is 1 + 1?"), *others)
     results.write_prepared_requests(b"".join(encode(request) + b"\n" for request in changed))
-    assert "asked something else as 'generated-00000'" in refusal_of(results)
+    assert "has another prompt as 'generated-00000'" in refusal_of(results)
 
 
 def test_several_answers_in_one_request_have_no_length_each(tmp_path: Path) -> None:
@@ -176,18 +176,18 @@ def test_lengths_of_another_model_or_sampling_are_refused(tmp_path: Path, line: 
 
 def test_a_place_without_results_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RecordError, match="is no result directory"):
-        prepare_requests(profile_of("forced-natural", tmp_path / "nothing"))
+        prepare_requests(profile_of("replay-natural", tmp_path / "nothing"))
 
 
 def test_without_lengths_a_forced_natural_request_set_cannot_be_made() -> None:
     with pytest.raises(ProfileError, match="let 'benchctl run' do it"):
-        prepare_requests(profile_of("forced-natural"))
+        prepare_requests(profile_of("replay-natural"))
 
 
 def test_the_experiment_that_measures_lengths_is_the_baseline_alone_once_and_naturally() -> None:
     profile = parse_profile(
         json.dumps(
-            profile_of("forced-natural").model_dump(mode="json")
+            profile_of("replay-natural").model_dump(mode="json")
             | {"variants": {"baseline": {}, "other": {}}, "sweep": {"top_k": [1, 2]}, "blocks": 8}
             | {"allowed_differences": ["sampling.top_k"]}
         ),
@@ -213,7 +213,7 @@ def faults_of(**changes: Any) -> str:
 
 
 def test_several_answers_in_one_request_are_a_fault_of_the_profile() -> None:
-    said = faults_of(stop="forced-natural", workload={"samples_as": "one-request", "samples_per_prompt": 4})
+    said = faults_of(stop="replay-natural", workload={"samples_as": "one-request", "samples_per_prompt": 4})
     assert "workload.samples_per_prompt: is 4 in one request" in said
     assert "set samples_as: requests" in said
 

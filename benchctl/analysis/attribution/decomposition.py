@@ -24,7 +24,7 @@ from benchctl.analysis.attribution.estimate import PairDesign, select_known_runs
 from benchctl.analysis.attribution.factors import NO_RATIOS, Ratios, WallSplit, split_wall
 from benchctl.analysis.attribution.latency import LatencySplit, split_latency
 from benchctl.analysis.attribution.roofline import FlooredRun, WorkSplit, split_work
-from benchctl.analysis.attribution.run_time import RunAnatomy, TimeScales, at_middle_of_block
+from benchctl.analysis.attribution.run_time import RunTimeBreakdown, TimeScales, at_middle_of_block
 from benchctl.analysis.attribution.steps import BatchSplit, SectionSplit, split_batches, split_sections
 from benchctl.analysis.statistics.side_ratio import SideRatio
 from benchctl.records.manifest import StopMode
@@ -52,8 +52,8 @@ class Decomposition:
 
 def decompose(
     label: str,
-    a: Sequence[RunAnatomy],
-    b: Sequence[RunAnatomy],
+    a: Sequence[RunTimeBreakdown],
+    b: Sequence[RunTimeBreakdown],
     design: PairDesign,
     stop: StopMode,
     ratios: Ratios = NO_RATIOS,
@@ -86,8 +86,8 @@ def decompose(
 
 
 def steps_at_level(
-    a: Sequence[RunAnatomy], b: Sequence[RunAnatomy], step: SideRatio | None
-) -> tuple[list[RunAnatomy], list[RunAnatomy]]:
+    a: Sequence[RunTimeBreakdown], b: Sequence[RunTimeBreakdown], step: SideRatio | None
+) -> tuple[list[RunTimeBreakdown], list[RunTimeBreakdown]]:
     """Both sides with the step times of each multiplied so that their arithmetic mean is what ``step_ms`` shows.
 
     Parts that add up then add up to the step that the comparison shows, which is a geometric centre.
@@ -97,7 +97,7 @@ def steps_at_level(
     return _scaled_to(a, step.a / MS_PER_S), _scaled_to(b, step.b / MS_PER_S)
 
 
-def _scaled_to(runs: Sequence[RunAnatomy], level_s: float) -> list[RunAnatomy]:
+def _scaled_to(runs: Sequence[RunTimeBreakdown], level_s: float) -> list[RunTimeBreakdown]:
     scale = level_s / fmean(run.step_s / run.num_steps for run in runs)
     if math.isclose(scale, 1.0, rel_tol=_ROUNDING):
         return list(runs)
@@ -105,7 +105,7 @@ def _scaled_to(runs: Sequence[RunAnatomy], level_s: float) -> list[RunAnatomy]:
 
 
 def _work(
-    a: Sequence[RunAnatomy], b: Sequence[RunAnatomy], design: PairDesign
+    a: Sequence[RunTimeBreakdown], b: Sequence[RunTimeBreakdown], design: PairDesign
 ) -> tuple[WorkSplit | None, str | None]:
     for run in (*a, *b):
         if isinstance(run.floor, str):

@@ -141,11 +141,11 @@ def _of_all_pairs(pairs: NDArray[np.float64], confidence: float) -> RatioEstimat
     return replace(estimate, uncertainty=StudentT(centre, float(np.sqrt(squared)), df))
 
 
-def moved_to(estimate: RatioEstimate, centre: float) -> RatioEstimate:
+def recentre(estimate: RatioEstimate, centre: float) -> RatioEstimate:
     """The estimate around another centre, as wide as it was."""
     uncertainty = estimate.uncertainty
-    moved = None if uncertainty is None else uncertainty.moved(centre - estimate.log_ratio)
-    return replace(estimate, log_ratio=centre, uncertainty=moved)
+    shifted = None if uncertainty is None else uncertainty.shift_by(centre - estimate.log_ratio)
+    return replace(estimate, log_ratio=centre, uncertainty=shifted)
 
 
 def estimate_contributions(

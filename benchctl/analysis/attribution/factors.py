@@ -24,9 +24,9 @@ from benchctl.analysis.attribution.estimate import (
     estimate_levels,
     estimate_terms,
     excludes_zero,
-    moved_to,
+    recentre,
 )
-from benchctl.analysis.attribution.run_time import RunAnatomy, TimeScales, at_middle_of_block
+from benchctl.analysis.attribution.run_time import RunTimeBreakdown, TimeScales, at_middle_of_block
 from benchctl.analysis.statistics.block_ratio import RatioEstimate
 from benchctl.analysis.statistics.side_ratio import SideRatio
 from benchctl.records.columns.step_columns import PHASES
@@ -137,8 +137,8 @@ NO_RATIOS: Final = Ratios()
 
 
 def split_wall(
-    a: Sequence[RunAnatomy],
-    b: Sequence[RunAnatomy],
+    a: Sequence[RunTimeBreakdown],
+    b: Sequence[RunTimeBreakdown],
     design: PairDesign,
     stop: StopMode,
     ratios: Ratios = NO_RATIOS,
@@ -153,7 +153,7 @@ def split_wall(
     runs = (*a, *b)
     factors_in = _factors_for(runs, stop)
 
-    def logs(x: RunAnatomy, y: RunAnatomy) -> list[float]:
+    def logs(x: RunTimeBreakdown, y: RunTimeBreakdown) -> list[float]:
         before, after = factors_in(x), factors_in(y)
         parts = [math.log(after[name]) - math.log(before[name]) for name in before]
         return [math.log(_wall_s(y)) - math.log(_wall_s(x)), *parts]
@@ -186,10 +186,10 @@ def _with_step_ratio(
         return list(parts.values())
     exact = {**parts, TIME_PER_STEP: step.estimate}
     others = math.fsum(estimate.log_ratio for name, estimate in exact.items() if name != REMAINDER)
-    return list({**exact, REMAINDER: moved_to(exact[REMAINDER], total.log_ratio - others)}.values())
+    return list({**exact, REMAINDER: recentre(exact[REMAINDER], total.log_ratio - others)}.values())
 
 
-def _at_level(runs: Sequence[RunAnatomy], wall_s: float) -> list[RunAnatomy]:
+def _at_level(runs: Sequence[RunTimeBreakdown], wall_s: float) -> list[RunTimeBreakdown]:
     """The runs with all their times multiplied so that the arithmetic mean of the wall times is ``wall_s``."""
     scale = wall_s / fmean(_wall_s(run) for run in runs)
     return [at_middle_of_block(run, TimeScales(wall=scale, step=scale)) for run in runs]
@@ -201,19 +201,19 @@ def logarithmic_mean(a: float, b: float) -> float:
     return a * (math.expm1(log) / log) if log else a
 
 
-def _wall_s(run: RunAnatomy) -> float:
+def _wall_s(run: RunTimeBreakdown) -> float:
     assert run.wall_s is not None  # noqa: S101 - only runs with a wall time are split
     return run.wall_s
 
 
-def _factors_for(runs: Sequence[RunAnatomy], stop: StopMode) -> Callable[[RunAnatomy], Values]:
+def _factors_for(runs: Sequence[RunTimeBreakdown], stop: StopMode) -> Callable[[RunTimeBreakdown], Values]:
     has_steps, has_tokens = all(run.has_steps for run in runs), all(run.output_tokens for run in runs)
     if not has_steps:
         return _without_steps if has_tokens else lambda _: {}
     return _by_tokens if has_tokens and stop != "forced" else _by_steps
 
 
-def _by_steps(run: RunAnatomy) -> Values:
+def _by_steps(run: RunTimeBreakdown) -> Values:
     return {
         STEPS: float(run.num_steps),
         TIME_PER_STEP: run.step_s / run.num_steps,
@@ -221,20 +221,20 @@ def _by_steps(run: RunAnatomy) -> Values:
     }
 
 
-def _by_tokens(run: RunAnatomy) -> Values:
+def _by_tokens(run: RunTimeBreakdown) -> Values:
     tokens, by_steps = float(run.output_tokens or 0), _by_steps(run)
     return {TOKENS: tokens, STEPS_EACH: by_steps.pop(STEPS) / tokens, **by_steps}
 
 
-def _without_steps(run: RunAnatomy) -> Values:
+def _without_steps(run: RunTimeBreakdown) -> Values:
     tokens = float(run.output_tokens or 0)
     return {TOKENS: tokens, TIME_EACH: _wall_s(run) / tokens}
 
 
-def _phases(a: Sequence[RunAnatomy], b: Sequence[RunAnatomy], design: PairDesign) -> PhaseSplit:
+def _phases(a: Sequence[RunTimeBreakdown], b: Sequence[RunTimeBreakdown], design: PairDesign) -> PhaseSplit:
     phases = [phase for phase in PHASES if any(run.phase_s[phase] for run in (*a, *b))]
 
-    def values(run: RunAnatomy) -> list[float]:
+    def values(run: RunTimeBreakdown) -> list[float]:
         return [_wall_s(run), *(run.phase_s[phase] for phase in phases), _wall_s(run) - run.step_s]
 
     names = ["wall time", *(f"{phase} steps" for phase in phases), "no step"]

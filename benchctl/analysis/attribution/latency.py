@@ -18,7 +18,7 @@ from typing import Final
 import numpy as np
 
 from benchctl.analysis.attribution.estimate import Contribution, PairDesign, estimate_contributions
-from benchctl.analysis.attribution.run_time import Latency, RunAnatomy
+from benchctl.analysis.attribution.run_time import Latency, RunTimeBreakdown
 
 TTFT: Final = "time to first token"
 TOKENS: Final = "number of tokens"
@@ -40,7 +40,9 @@ class LatencySplit:
 Requests = Mapping[str, Latency]
 
 
-def split_latency(a: Sequence[RunAnatomy], b: Sequence[RunAnatomy], design: PairDesign) -> LatencySplit | None:
+def split_latency(
+    a: Sequence[RunTimeBreakdown], b: Sequence[RunTimeBreakdown], design: PairDesign
+) -> LatencySplit | None:
     """None where the latency of a run's requests is unknown, or two runs share none."""
     a_known, b_known = ([run.latencies for run in side if run.latencies] for side in (a, b))
     if not a or not b or len(a_known) < len(a) or len(b_known) < len(b):

@@ -54,7 +54,7 @@ SizeKey = tuple[StepPhase, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunAnatomy:
+class RunTimeBreakdown:
     """One run without its warm-up, in seconds of the engine's clock; None where its records do not tell.
 
     Invariant: ``step_s`` is the sum over ``phase_s`` and over the totals of ``sizes``.
@@ -86,11 +86,13 @@ class RunAnatomy:
         return self.num_steps > 0 and self.step_s > 0 and self.covers_steps
 
 
-def anatomy_of(run: LoadedRun, metrics: Mapping[str, float | None], work: WorkModel | str) -> RunAnatomy:
-    """The anatomy of a run. ``metrics`` are its own; ``work`` is what its steps compute, or why it is unknown."""
+def break_down_run_time(
+    run: LoadedRun, metrics: Mapping[str, float | None], work: WorkModel | str
+) -> RunTimeBreakdown:
+    """The breakdown of a run. ``metrics`` are its own; ``work`` is what its steps compute, or why it is unknown."""
     columns = run.columns
     tokens = metrics["output_tokens"]
-    return RunAnatomy(
+    return RunTimeBreakdown(
         run_id=run.record.run_id,
         wall_s=metrics["wall_s"],
         output_tokens=None if tokens is None else int(tokens),
@@ -105,7 +107,7 @@ def anatomy_of(run: LoadedRun, metrics: Mapping[str, float | None], work: WorkMo
     )
 
 
-def at_middle_of_block(run: RunAnatomy, scales: TimeScales) -> RunAnatomy:
+def at_middle_of_block(run: RunTimeBreakdown, scales: TimeScales) -> RunTimeBreakdown:
     """The run as it would have been in the middle of its block: its times multiplied, its counts as they are."""
     return replace(
         run,

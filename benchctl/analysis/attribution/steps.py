@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from benchctl.analysis.attribution.estimate import Contribution, PairDesign, estimate_contributions, estimate_levels
-from benchctl.analysis.attribution.run_time import RunAnatomy, SizeKey
+from benchctl.analysis.attribution.run_time import RunTimeBreakdown, SizeKey
 from benchctl.analysis.attribution.sections import CLOCK_NOTE, STEP, Breakdown, Section
 from benchctl.units import s_from_ns
 
@@ -77,7 +77,9 @@ class BatchSplit:
     bins: tuple[BatchBin, ...]
 
 
-def split_sections(a: Sequence[RunAnatomy], b: Sequence[RunAnatomy], design: PairDesign) -> SectionSplit | None:
+def split_sections(
+    a: Sequence[RunTimeBreakdown], b: Sequence[RunTimeBreakdown], design: PairDesign
+) -> SectionSplit | None:
     """None where no step of either side has a section."""
     found = [run.breakdown for run in (*a, *b) if run.breakdown is not None]
     inner = {section.name for run in found for _, section in run.step.walk() if section.children}
@@ -85,7 +87,7 @@ def split_sections(a: Sequence[RunAnatomy], b: Sequence[RunAnatomy], design: Pai
         return None
     names = _leaf_names(found, inner)
 
-    def values(run: RunAnatomy) -> list[float]:
+    def values(run: RunTimeBreakdown) -> list[float]:
         leaves = leaf_times_s(run, inner)
         return [sum(leaves.values()), *(leaves.get(name, 0.0) for name in names)]
 
@@ -109,7 +111,7 @@ def _leaf_name(leaf: Section, inner: set[str]) -> str:
     return f"{leaf.name} (unnamed)" if leaf.name in inner else leaf.name
 
 
-def leaf_times_s(run: RunAnatomy, inner: set[str]) -> dict[str, float]:
+def leaf_times_s(run: RunTimeBreakdown, inner: set[str]) -> dict[str, float]:
     """Time per step of each leaf; ``inner`` are the sections that have others inside in any run."""
     if run.breakdown is None:
         return {}
@@ -117,7 +119,7 @@ def leaf_times_s(run: RunAnatomy, inner: set[str]) -> dict[str, float]:
     return {_leaf_name(leaf, inner): s_from_ns(leaf.mean_ns) * run.step_scale for leaf in leaves}
 
 
-def split_batches(a: Sequence[RunAnatomy], b: Sequence[RunAnatomy], design: PairDesign) -> BatchSplit:
+def split_batches(a: Sequence[RunTimeBreakdown], b: Sequence[RunTimeBreakdown], design: PairDesign) -> BatchSplit:
     """All runs of both sides have steps."""
     bin_of, labels = _bins([key for run in (*a, *b) for key in run.sizes])
     a_bins, b_bins = ([_binned(run, bin_of, len(labels)) for run in side] for side in (a, b))
@@ -200,7 +202,7 @@ def _label(phase: str, size: int, *, is_exact: bool) -> str:
     return f"decode of {(1 << (size - 1)) + 1} to {1 << size}"
 
 
-def _binned(run: RunAnatomy, bin_of: Callable[[SizeKey], int], num_bins: int) -> _Binned:
+def _binned(run: RunTimeBreakdown, bin_of: Callable[[SizeKey], int], num_bins: int) -> _Binned:
     counts, totals = [0] * num_bins, [0.0] * num_bins
     for key, steps in run.sizes.items():
         counts[bin_of(key)] += steps.num_steps

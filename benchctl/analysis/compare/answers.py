@@ -79,7 +79,7 @@ def _why_past_end(sides: tuple[Experiment, Experiment]) -> str | None:
         return None
     return (
         f"{forced[0].path} was measured with stop: forced, where answers run on past their end; "
-        "measure with stop: natural or forced-natural"
+        "measure with stop: natural or replay-natural"
     )
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from benchctl.analysis.attribution.decomposition import Decomposition, decompose, steps_at_level
 from benchctl.analysis.attribution.estimate import PairDesign
 from benchctl.analysis.attribution.factors import Ratios
-from benchctl.analysis.attribution.run_time import RunAnatomy, TimeScales, at_middle_of_block
+from benchctl.analysis.attribution.run_time import RunTimeBreakdown, TimeScales, at_middle_of_block
 from benchctl.analysis.attribution.steps import SectionSplit, split_sections
 from benchctl.analysis.compare.result import CellComparison
 from benchctl.analysis.experiment.experiment import Experiment
@@ -27,7 +27,7 @@ def with_decompositions(
 
 
 def _decompose(paired: PairedRuns, label: str, confidence: float, estimator: Estimator) -> Decomposition | None:
-    a, b = _anatomies(paired, has_latencies=True)
+    a, b = _break_down_runs(paired, has_latencies=True)
     wall, step = (_ratio(paired, name, confidence, estimator) for name in ("wall_s", "step_ms"))
     stop = paired.a.results.manifest.stop
     return decompose(label, a, b, _pair_design(paired, confidence), stop, Ratios(wall, step))
@@ -35,7 +35,7 @@ def _decompose(paired: PairedRuns, label: str, confidence: float, estimator: Est
 
 def section_split(paired: PairedRuns, confidence: float) -> SectionSplit | None:
     """The mean step of two arms divided into sections as in a comparison; None where no section is known."""
-    a, b = _anatomies(paired, has_latencies=False)
+    a, b = _break_down_runs(paired, has_latencies=False)
     if not a or not b or not all(run.has_steps for run in (*a, *b)):
         return None
     a, b = steps_at_level(a, b, _ratio(paired, "step_ms", confidence, paired.a.estimator))
@@ -58,29 +58,30 @@ def _pair_design(paired: PairedRuns, confidence: float) -> PairDesign:
     )
 
 
-def _anatomies(paired: PairedRuns, *, has_latencies: bool) -> tuple[list[RunAnatomy], list[RunAnatomy]]:
-    """The runs of both sides at the middle of their blocks; those of sections need no latencies of requests."""
+def _break_down_runs(
+    paired: PairedRuns, *, has_latencies: bool
+) -> tuple[list[RunTimeBreakdown], list[RunTimeBreakdown]]:
+    """The runs of both sides at the middle of their blocks, with the latencies of their requests where needed."""
 
-    def of_side(runs: Sequence[LoadedRun], side: Experiment) -> list[RunAnatomy]:
-        anatomies = list(map(side.anatomy, runs))
+    def break_down(run: LoadedRun, side: Experiment) -> RunTimeBreakdown:
+        breakdown = side.run_time(run)
         if has_latencies:
-            anatomies = [replace(side.anatomy(run), latencies=side.latencies(run)) for run in runs]
-        is_ordered = paired.pair.is_ordered
-        return [
-            _at_middle(anatomy, run, side, is_ordered=is_ordered)
-            for anatomy, run in zip(anatomies, runs, strict=True)
-        ]
+            breakdown = replace(breakdown, latencies=side.latencies(run))
+        return _at_middle(breakdown, run, side) if paired.pair.is_ordered else breakdown
 
-    return of_side(paired.pair.a_runs, paired.a), of_side(paired.pair.b_runs, paired.b)
+    a = [break_down(run, paired.a) for run in paired.pair.a_runs]
+    return a, [break_down(run, paired.b) for run in paired.pair.b_runs]
 
 
 _SCALED = {"wall": "wall_s", "step": "step_ms", "latency": "e2el_ms"}
 """The metric whose effect of the position is that of each kind of time."""
 
 
-def _at_middle(anatomy: RunAnatomy, run: LoadedRun, experiment: Experiment, *, is_ordered: bool) -> RunAnatomy:
-    """Two arms estimate the effect on the wall time with its ratio, so that it stays as measured here."""
-    if not is_ordered or not experiment.position_slopes:
-        return anatomy
+def _at_middle(breakdown: RunTimeBreakdown, run: LoadedRun, experiment: Experiment) -> RunTimeBreakdown:
+    """The run at the middle of its block; two arms estimate the effect on the wall time with its ratio, so that the
+    wall time stays as measured here.
+    """
+    if not experiment.position_slopes:
+        return breakdown
     scales = TimeScales(**{kind: experiment.position_scale(run, name) for kind, name in _SCALED.items()})
-    return at_middle_of_block(anatomy, scales if experiment.is_pooled else replace(scales, wall=1.0))
+    return at_middle_of_block(breakdown, scales if experiment.is_pooled else replace(scales, wall=1.0))

@@ -31,7 +31,7 @@ from benchctl.analysis.validity.comparability import (
 from benchctl.analysis.validity.integrity import require_intact
 from benchctl.analysis.validity.run_differences import run_differences
 from benchctl.errors import UsageError
-from benchctl.profile.sources.files import nearest
+from benchctl.profile.sources.files import did_you_mean
 from benchctl.records.noise import MetricNoise, load_noise
 from benchctl.records.record import ResultWarning
 
@@ -187,8 +187,7 @@ def deciding_metrics(names: Sequence[str]) -> tuple[str, ...]:
     """
     for name in names:
         if name not in METRICS:
-            near = nearest(name, METRICS)
-            hint = f"did you mean {near!r}?" if near else f"metrics are {', '.join(METRICS)}"
+            hint = did_you_mean(name, METRICS) or f"metrics are {', '.join(METRICS)}"
             raise UsageError(f"no metric is called {name!r}; {hint}")
         if METRICS[name].direction == "none" and not METRICS[name].is_exact:
             raise UsageError(

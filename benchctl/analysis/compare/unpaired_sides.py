@@ -6,8 +6,9 @@ Each run is a replicate of its own: it shares no block with a run of the other s
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchctl.analysis.experiment.arms import Arm
 from benchctl.analysis.experiment.experiment import Experiment, load_experiment
-from benchctl.analysis.experiment.pairing import Arm, Side, arms_of, parse_side
+from benchctl.analysis.experiment.pairing import Side, arms_of, parse_side
 from benchctl.analysis.metrics.clock import clock_factor
 from benchctl.analysis.metrics.request_timing import is_completed, measured
 from benchctl.errors import UsageError
@@ -45,11 +46,11 @@ def name_of_side(text: str) -> str:
 
 
 def _one_arm(arms: Sequence[Arm], side: Side) -> Arm:
-    chosen = [arm for arm in arms if side.variant in (None, arm.variant)]
-    if len(chosen) == 1:
-        return chosen[0]
-    labels = " | ".join(arm.label for arm in (chosen or arms))
-    if not chosen:
+    matching = [arm for arm in arms if side.variant in (None, arm.variant)]
+    if len(matching) == 1:
+        return matching[0]
+    labels = " | ".join(arm.label for arm in (matching or arms))
+    if not matching:
         raise UsageError(f"{side.path} has no variant {side.variant!r}; it has {labels}")
     raise UsageError(
         f"{side} holds {labels}; only one of them can be compared with result files of another tool: name it as "

@@ -10,7 +10,7 @@ from benchctl.analysis.compare.result import CellComparison
 from benchctl.analysis.experiment.pairing import CellPair, unmatched_arms
 from benchctl.analysis.validity.comparability import machine_warnings
 from benchctl.analysis.validity.reconcile import Check
-from benchctl.analysis.validity.usability import deciding_warnings
+from benchctl.analysis.validity.usability import decisive_warnings
 from benchctl.records.loaded import LoadedResults, LoadedRun
 from benchctl.records.record import ResultWarning
 
@@ -68,7 +68,7 @@ def _describe_suspects(name: str, runs: Iterable[LoadedRun]) -> str:
     suspect = [record for record in distinct if record.state == "suspect"]
     if not suspect:
         return ""
-    codes = sorted({warning.code for record in suspect for warning in deciding_warnings(record)})
+    codes = sorted({warning.code for record in suspect for warning in decisive_warnings(record)})
     return f"{len(suspect)} of {len(distinct)} runs of {name} ({', '.join(codes) or 'no reason recorded'})"
 
 

@@ -1,4 +1,5 @@
-"""An experiment in memory, and its runs side by side: arms, cells, blocks, pairs, ladders of controls.
+"""An experiment in memory, and its runs side by side: arms, blocks, pairs of arms, ladders of controls.
 
-``experiment`` derives everything about one run once; ``pairing`` and ``paired_runs`` say which runs are compared.
+``experiment`` derives everything about single runs, once; ``pairing`` and ``paired_runs`` match arms for
+comparison; ``stopping`` decides after a block whether the experiment is precise enough to end.
 """

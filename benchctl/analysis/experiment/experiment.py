@@ -1,7 +1,7 @@
-"""A measured experiment in memory: its records, its profile, and what each run says, each derived once.
+"""A measured experiment in memory: its records, its profile, and everything derived from single runs.
 
 Everything that reads a result directory starts here. The profile is parsed when the directory is opened; settings,
-metrics, checks and FLOPs of a run are derived when they are first asked for.
+metrics, checks and FLOPs of a run are derived on first use, and once.
 """
 
 import math
@@ -16,7 +16,8 @@ import msgspec
 from benchctl.analysis.attribution.flops import RunFlops, account_run
 from benchctl.analysis.attribution.peaks import peaks_of
 from benchctl.analysis.attribution.roofline import work_model
-from benchctl.analysis.attribution.run_time import Latency, RunAnatomy, anatomy_of, request_latencies
+from benchctl.analysis.attribution.run_time import Latency, RunTimeBreakdown, break_down_run_time, request_latencies
+from benchctl.analysis.experiment.arms import Arm, group_by_arm
 from benchctl.analysis.metrics.bounds import Bounds, run_bounds
 from benchctl.analysis.metrics.run_metrics import run_metrics
 from benchctl.analysis.metrics.table import CLIENT_TIMED, POSITION_ADJUSTED
@@ -43,24 +44,24 @@ K = TypeVar("K")
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Experiment:
-    """A loaded result directory with everything that is derived from single runs of it."""
+    """A loaded result directory with everything derived from its runs."""
 
     results: LoadedResults
     profile_or_none: Profile | None
-    """None where the stored profile cannot be read: settings and FLOPs are then unknown."""
+    """None where the stored profile cannot be read; settings and FLOPs are then unknown."""
     profile_problem: str | None = None
     hardware: Hardware | None = None
-    """The device whose peaks FLOP/s may be compared with."""
+    """The device whose peak rates achieved FLOP/s are compared with; None where it is unknown."""
     warnings: tuple[ResultWarning, ...] = ()
     allow_suspect: bool = False
-    """Suspect runs count."""
+    """Suspect runs count as well."""
     _settings: dict[str, VariantSettings | None] = field(default_factory=dict, repr=False)
     _metrics: dict[str, Metrics] = field(default_factory=dict, repr=False)
     _bounds: dict[str, Mapping[str, Bounds]] = field(default_factory=dict, repr=False)
     _checks: dict[str, tuple[Check, ...]] = field(default_factory=dict, repr=False)
     _flops: dict[str, tuple[RunFlops | None, tuple[ResultWarning, ...]]] = field(default_factory=dict, repr=False)
     _usability: dict[str, Usability] = field(default_factory=dict, repr=False)
-    _anatomies: dict[str, RunAnatomy] = field(default_factory=dict, repr=False)
+    _run_time_breakdowns: dict[str, RunTimeBreakdown] = field(default_factory=dict, repr=False)
     _latencies: dict[str, Mapping[str, Latency] | None] = field(default_factory=dict, repr=False)
 
     @property
@@ -69,7 +70,7 @@ class Experiment:
 
     @property
     def profile(self) -> Profile:
-        """The profile. Raises RecordError where ``profile.yaml`` was damaged since it was written."""
+        """The stored profile. Raises RecordError where it cannot be read."""
         if self.profile_or_none is None:
             raise RecordError(
                 f"{self.path / 'profile.yaml'} cannot be read as the profile of these results; restore it:\n"
@@ -79,11 +80,11 @@ class Experiment:
 
     @property
     def estimator(self) -> Estimator:
-        """How block ratios are averaged, as the profile declares it."""
+        """The estimator of block ratios that the profile declares."""
         return DEFAULT_ESTIMATOR if self.profile_or_none is None else self.profile_or_none.comparison.estimator
 
     def first_blocks(self, num_blocks: int) -> "Experiment":
-        """The experiment as it was after so many blocks; what is derived from single runs is not derived again."""
+        """The experiment as it was after ``num_blocks`` blocks; values of single runs are not derived again."""
         plan = msgspec.structs.replace(
             self.results.plan, runs=tuple(run for run in self.results.plan.runs if run.block < num_blocks)
         )
@@ -91,80 +92,86 @@ class Experiment:
         return replace(self, results=replace(self.results, plan=plan, runs=runs))
 
     def settings(self, record: RunRecord) -> VariantSettings | None:
-        """What the arm of a run used; None where the profile does not say so."""
-        return _once(self._settings, arm_label(record.variant, record.cell), lambda: self._settings_of(record))
+        """Settings of the arm of a run; None where the profile does not have them."""
+        return _derive_once(
+            self._settings, arm_label(record.variant, record.cell), lambda: self._settings_of(record)
+        )
 
     def metrics(self, run: LoadedRun) -> Metrics:
-        """Every metric of a run, whatever it is worth."""
-        return _once(self._metrics, run.record.run_id, lambda: run_metrics(run, self._arrival))
+        """Every metric of a run, including those that do not count."""
+        return _derive_once(self._metrics, run.record.run_id, lambda: run_metrics(run, self._arrival))
 
     def counted_metrics(self, run: LoadedRun) -> Metrics:
-        """The metrics of a run that count: what the client timed is unknown where its times are excluded, and what
-        rests on bounds where they are not.
+        """The metrics of a run, None for those that do not count: timed by a client whose times are excluded, or
+        known only between bounds.
         """
-        left_out = CLIENT_TIMED if self.usability(run).client_excluded is not None else self.bounds(run).keys()
-        return {name: None if name in left_out else value for name, value in self.metrics(run).items()}
+        ignored = CLIENT_TIMED if self.usability(run).client_excluded is not None else self.bounds(run).keys()
+        return {name: None if name in ignored else value for name, value in self.metrics(run).items()}
 
     def bounds(self, run: LoadedRun) -> Mapping[str, Bounds]:
-        """The metrics of a run that rest on arrivals which are only known between bounds."""
-        return _once(self._bounds, run.record.run_id, lambda: run_bounds(run))
+        """Bounds of the metrics of a run that depend on arrivals known only between bounds."""
+        return _derive_once(self._bounds, run.record.run_id, lambda: run_bounds(run))
 
     def checks(self, run: LoadedRun) -> tuple[Check, ...]:
-        """Whether the records of a run agree with one another and with what was declared."""
-        return _once(self._checks, run.record.run_id, lambda: self._checks_of(run))
+        """Checks of the records of a run against one another and against the profile."""
+        return _derive_once(self._checks, run.record.run_id, lambda: self._checks_of(run))
 
     def usability(self, run: LoadedRun) -> Usability:
-        """What of a run counts, by its state, its warnings and the gates of the profile."""
+        """The parts of a run that count, by its state, its warnings and the gates of the profile."""
         gates = () if self.profile_or_none is None else self.profile_or_none.gates
-        return _once(
+        return _derive_once(
             self._usability,
             run.record.run_id,
             lambda: usability_of(run, gates, allow_suspect=self.allow_suspect),
         )
 
     def flops(self, run: LoadedRun) -> tuple[RunFlops | None, tuple[ResultWarning, ...]]:
-        """Published and observed FLOPs of a run; None when its settings or the shape of a model are unknown."""
-        return _once(self._flops, run.record.run_id, lambda: self._flops_of(run))
+        """Published and observed FLOPs of a run, with warnings; None where its settings or a model shape are
+        unknown.
+        """
+        return _derive_once(self._flops, run.record.run_id, lambda: self._flops_of(run))
 
-    def anatomy(self, run: LoadedRun) -> RunAnatomy:
-        """Where the time of a run went, as measured."""
+    def run_time(self, run: LoadedRun) -> RunTimeBreakdown:
+        """Breakdown of the time of a run, as measured."""
 
-        def anatomy() -> RunAnatomy:
-            metrics = self.counted_metrics(run)
-            return anatomy_of(run, metrics, work_model(self.settings(run.record), self.hardware))
+        def break_down() -> RunTimeBreakdown:
+            work = work_model(self.settings(run.record), self.hardware)
+            return break_down_run_time(run, self.counted_metrics(run), work)
 
-        return _once(self._anatomies, run.record.run_id, anatomy)
+        return _derive_once(self._run_time_breakdowns, run.record.run_id, break_down)
 
     def latencies(self, run: LoadedRun) -> Mapping[str, Latency] | None:
-        """What the latency of each request of a run consists of, as measured; None where that does not count."""
+        """Parts of the latency of each request of a run, as measured; None where client times do not count."""
         if self.counted_metrics(run)["e2el_ms"] is None:
             return None
-        return _once(self._latencies, run.record.run_id, lambda: request_latencies(run))
+        return _derive_once(self._latencies, run.record.run_id, lambda: request_latencies(run))
+
+    @cached_property
+    def arms(self) -> tuple[Arm, ...]:
+        """Every arm of the plan: the baseline first, then by variant and factor values."""
+        return group_by_arm(self.results, self.usability)
 
     @cached_property
     def counted_runs(self) -> Mapping[RunKey, LoadedRun]:
         """The runs that count, by block and arm, in plan order."""
-        begun = {run.record.run_id: run for run in self.results.runs}
-        return {
-            (planned.block, arm_label(planned.variant, planned.cell)): run
-            for planned in self.results.plan.runs
-            if (run := begun.get(planned.run_id)) is not None and self.usability(run).is_usable
-        }
+        runs = {(block, arm.label): run for arm in self.arms for block, run in arm.runs.items()}
+        planned = [(run.block, arm_label(run.variant, run.cell)) for run in self.results.plan.runs]
+        return {key: runs[key] for key in planned if key in runs}
 
     @cached_property
     def position_effects(self) -> PositionEffects:
         """Planned positions of the runs that count."""
-        planned = {(run.block, arm_label(run.variant, run.cell)): run.position for run in self.results.plan.runs}
-        return PositionEffects({key: planned[key] for key in self.counted_runs})
+        positions = {(block, arm.label): arm.positions[block] for arm in self.arms for block in arm.positions}
+        return PositionEffects({key: positions[key] for key in self.counted_runs})
 
     @cached_property
     def is_pooled(self) -> bool:
-        """More than two arms share one effect of the position; two estimate it with their ratio."""
+        """More than two arms, which share one effect of the position; two arms estimate it with their ratio."""
         return len({arm for _, arm in self.counted_runs}) > 2
 
     @cached_property
     def position_slopes(self) -> Mapping[str, PooledSlope]:
-        """What one position later adds to the logarithm of each metric, where that can be told."""
+        """Effect of one position later on the logarithm of each metric, where it can be estimated."""
         metrics = {key: self.counted_metrics(run) for key, run in self.counted_runs.items()}
         slopes = {
             name: self.position_effects.log_slope({key: values[name] for key, values in metrics.items()})
@@ -173,15 +180,15 @@ class Experiment:
         return {name: slope for name, slope in slopes.items() if slope is not None}
 
     def position_scale(self, run: LoadedRun, metric: str) -> float:
-        """What brings a time of a run to the middle of its block: exp(-β offset), with the β of ``metric``.
+        """Factor that moves a time of a run to the middle of its block: exp(-β offset), with the β of ``metric``.
 
-        1 for a run that does not count, and where no effect can be told.
+        1 for a run that does not count, and where no effect can be estimated.
         """
         slope = self.position_slopes.get(metric)
         return 1.0 if slope is None else math.exp(-slope.log_per_position * self.offset(run))
 
     def offset(self, run: LoadedRun) -> float:
-        """Planned position of a run less the middle of its block; 0 for one that does not count."""
+        """Planned position of a run minus the middle of its block; 0 for one that does not count."""
         position = self._planned_positions.get(run.record.run_id)
         if position is None or not self.usability(run).is_usable:
             return 0.0
@@ -196,7 +203,7 @@ class Experiment:
         return {planned.run_id: planned.position for planned in self.results.plan.runs}
 
     def slope_of(self, value_of: Callable[[LoadedRun], float | None]) -> PooledSlope | None:
-        """What one position later adds to the logarithm of any other value of a run."""
+        """Effect of one position later on the logarithm of any other value of a run."""
         values = {key: value_of(run) for key, run in self.counted_runs.items()}
         return self.position_effects.log_slope(values)
 
@@ -216,7 +223,7 @@ class Experiment:
         return reconcile(run, expected_of(self.profile, settings, self.results.requests, manifest.stop))
 
     def _flops_of(self, run: LoadedRun) -> tuple[RunFlops | None, tuple[ResultWarning, ...]]:
-        """A value model counts where the run's requests asked for guidance, not where one lay idle."""
+        """A value model counts where the run's requests are guided, not where it is loaded and idle."""
         settings = self.settings(run.record)
         if settings is None:
             return None, ()
@@ -241,12 +248,12 @@ class Experiment:
 
 
 def load_experiment(path: Path, *, allow_suspect: bool = False) -> Experiment:
-    """Read a whole result directory. Raises RecordError and SchemaVersionError as ``load_results`` does."""
+    """Load a whole result directory. Raises RecordError and SchemaVersionError as ``load_results`` does."""
     return experiment_of(load_results(path), allow_suspect=allow_suspect)
 
 
 def experiment_of(results: LoadedResults, *, allow_suspect: bool = False) -> Experiment:
-    """The experiment of a loaded directory; a warning says so where its profile cannot be read."""
+    """The experiment of a loaded directory, with a warning where its profile cannot be read."""
     source = str(results.path / "profile.yaml")
     try:
         profile = parse_profile(results.profile_yaml, source)
@@ -273,8 +280,8 @@ def experiment_of(results: LoadedResults, *, allow_suspect: bool = False) -> Exp
     )
 
 
-def _once(known: dict[K, T], key: K, derive: Callable[[], T]) -> T:
-    """The value of ``key``, derived when it is first asked for."""
-    if key not in known:
-        known[key] = derive()
-    return known[key]
+def _derive_once(cache: dict[K, T], key: K, derive: Callable[[], T]) -> T:
+    """The value of ``key``, derived on first use."""
+    if key not in cache:
+        cache[key] = derive()
+    return cache[key]

@@ -1,10 +1,10 @@
-"""The cost of a variant, divided: differences of neighbours on its ladder of controls.
+"""Ladders of controls: the cost of a variant divided into the differences of neighbouring steps.
 
 A block runs every step of the ladder on a fresh server, and only blocks count in which every step is usable. Each
 step has one level: that of the baseline times its ratio to the baseline, as a comparison estimates both. The price
-of what two neighbours differ in is the difference of their levels, so that the prices add up to the whole and the
-whole is what ``compare`` shows. Its interval is that of the two neighbours' own ratio, times the logarithmic mean
-of their levels.
+of a step is the difference of its level and the one before, so that prices add up to the whole and the whole is
+what ``compare`` shows. Its interval is that of the two neighbours' own ratio, times the logarithmic mean of their
+levels.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from benchctl.analysis.attribution.factors import logarithmic_mean
+from benchctl.analysis.experiment.arms import Arm
 from benchctl.analysis.experiment.experiment import Experiment
 from benchctl.analysis.experiment.paired_runs import PairedRuns
-from benchctl.analysis.experiment.pairing import Arm, CellPair, readable_arms
+from benchctl.analysis.experiment.pairing import CellPair
 from benchctl.analysis.statistics.side_ratio import SideRatio
 from benchctl.profile.controls import ladder_of
 from benchctl.profile.model import Profile, VariantSettings
@@ -22,28 +23,28 @@ from benchctl.profile.planning.plan import arms
 from benchctl.profile.settings import factors_of
 from benchctl.records.directory import arm_label
 from benchctl.records.record import Cell
-from benchctl.records.run import RunRecord
 
 CONFIDENCE: Final = 0.95
-LADDER_COLUMNS: Final = {"wall_s": "wall_s", "step_ms": "step_ms"}
-"""What is divided, and its metric."""
+LADDER_METRICS: Final = ("wall_s", "step_ms")
+"""Metrics whose difference is divided."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """Difference of two levels; one block has no interval."""
+    """Difference of two levels, in the unit of its metric."""
 
     mean: float
     num_blocks: int
     half_width: float | None = None
-    """Half of the interval."""
+    """Half of the interval; None for one block."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Price:
-    """What a step of the ladder costs beyond the one before it, by the names of ``LADDER_COLUMNS``."""
+    """Cost of a step of the ladder beyond the one before it, for each of ``LADDER_METRICS``."""
 
     what: str
+    """Change between the two steps, in words."""
     lower: str
     upper: str
     differences: Mapping[str, Difference]
@@ -64,25 +65,25 @@ def ladders(experiment: Experiment, confidence: float = CONFIDENCE) -> tuple[Lad
     profile = experiment.profile_or_none
     if profile is None:
         return ()
-    found = (
+    candidates = (
         _ladder(experiment, profile, ladder_of(profile, variant), cell, confidence)
         for variant, cell in arms(profile)
         if profile.variants[variant].controls
     )
-    return tuple(ladder for ladder in found if ladder is not None)
+    return tuple(ladder for ladder in candidates if ladder is not None)
 
 
 def _ladder(
     experiment: Experiment, profile: Profile, steps: Sequence[str], cell: Cell, confidence: float
 ) -> Ladder | None:
-    by_label = {arm.label: arm for arm in readable_arms(experiment)}
+    by_label = {arm.label: arm for arm in experiment.arms}
     labels = [arm_label(step, _own_cell(profile, step, cell)) for step in steps]
     of_steps = [by_label[label] for label in labels if label in by_label]
     blocks = set.intersection(*(set(arm.runs) for arm in of_steps)) if len(of_steps) == len(labels) else set()
     if not blocks:
         return None
-    ladder_arms = [arm.only(blocks) for arm in of_steps]
-    levels = {name: _levels(experiment, ladder_arms, name, confidence) for name in LADDER_COLUMNS}
+    ladder_arms = [arm.restrict_to(blocks) for arm in of_steps]
+    levels = {name: _levels(experiment, ladder_arms, name, confidence) for name in LADDER_METRICS}
     prices = tuple(
         _price(experiment, ladder_arms, levels, (i, i + 1), confidence) for i in range(len(ladder_arms) - 1)
     )
@@ -100,14 +101,13 @@ def _levels(experiment: Experiment, steps: Sequence[Arm], name: str, confidence:
     ratios = [_ratio_of(experiment, steps[0], step, name, confidence) for step in steps[1:]]
     if any(ratio is None or ratio.estimate.num_blocks < len(steps[0].runs) for ratio in ratios):
         return (None,) * len(steps)
-    known = [ratio for ratio in ratios if ratio is not None]
-    return (known[0].a, *(ratio.b for ratio in known)) if known else (None,) * len(steps)
+    levels = [ratio for ratio in ratios if ratio is not None]
+    return (levels[0].a, *(ratio.b for ratio in levels)) if levels else (None,) * len(steps)
 
 
 def _ratio_of(experiment: Experiment, a: Arm, b: Arm, name: str, confidence: float) -> SideRatio | None:
     pair = CellPair(label=b.label, a=a, b=b, pairing="interleaved")
-    paired = PairedRuns.of(pair, (experiment, experiment))
-    return paired.ratio(LADDER_COLUMNS[name], confidence)
+    return PairedRuns.of(pair, (experiment, experiment)).ratio(name, confidence)
 
 
 def _price(
@@ -120,17 +120,15 @@ def _price(
 ) -> Price:
     lower, upper = (steps[end] for end in ends)
     differences = {}
-    for name in LADDER_COLUMNS:
+    for name in LADDER_METRICS:
         before, after = (levels[name][end] for end in ends)
         ratio = _ratio_of(experiment, lower, upper, name, confidence)
         if before is not None and after is not None and ratio is not None:
             differences[name] = _difference(before, after, ratio)
-    named = what or what_differs(*(experiment.settings(_first(arm)) for arm in (lower, upper)))
-    return Price(what=named, lower=lower.label, upper=upper.label, differences=differences)
-
-
-def _first(arm: Arm) -> RunRecord:
-    return arm.runs[min(arm.runs)].record
+    settings = [experiment.settings(arm.runs[min(arm.runs)].record) for arm in (lower, upper)]
+    return Price(
+        what=what or describe_difference(*settings), lower=lower.label, upper=upper.label, differences=differences
+    )
 
 
 def _difference(before: float, after: float, ratio: SideRatio) -> Difference:
@@ -139,8 +137,8 @@ def _difference(before: float, after: float, ratio: SideRatio) -> Difference:
     return Difference(mean=after - before, num_blocks=ratio.estimate.num_blocks, half_width=half_width)
 
 
-def what_differs(lower: VariantSettings | None, upper: VariantSettings | None) -> str:
-    """What two neighbours of a ladder differ in, in words."""
+def describe_difference(lower: VariantSettings | None, upper: VariantSettings | None) -> str:
+    """The difference between two neighbours of a ladder, in words."""
     if lower is None or upper is None:
         return "unknown"
     names = []

@@ -1,4 +1,4 @@
-"""Two arms that face each other, with what every comparison of them needs: values by block, positions, slopes."""
+"""Two arms with the values that every comparison of them takes: metrics by block, positions, slopes."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -7,13 +7,13 @@ from benchctl.analysis.experiment.experiment import Experiment, Metrics
 from benchctl.analysis.experiment.pairing import CellPair
 from benchctl.analysis.statistics.block_ratio import Estimator, PooledSlope
 from benchctl.analysis.statistics.side_ratio import UNORDERED, BlockDesign, SideRatio, metric_ratio, side_ratio
-from benchctl.analysis.validity.check import Check
+from benchctl.analysis.validity.token_checks import Check
 from benchctl.records.loaded import LoadedRun
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairedRuns:
-    """A pair of arms with the experiments that they belong to; one and the same where both are of one directory."""
+    """A pair of arms with the experiments that they belong to: the same one where both are of one directory."""
 
     pair: CellPair
     a: Experiment
@@ -40,15 +40,13 @@ class PairedRuns:
         return (*self.pair.a_runs, *self.pair.b_runs)
 
     def metrics(self) -> tuple[list[Metrics], list[Metrics]]:
-        """What counts of the metrics of either side, run by run."""
+        """The metrics of each side that count, run by run."""
         a = [self.a.counted_metrics(run) for run in self.pair.a_runs]
         b = [self.b.counted_metrics(run) for run in self.pair.b_runs]
         return a, b
 
     def slopes(self) -> Mapping[str, PooledSlope] | None:
-        """Effects of the position on each metric, from all arms; None where the two arms estimate them
-        themselves.
-        """
+        """Effects of the position by metric, from all arms; None where these two arms estimate their own."""
         if not self.pair.is_ordered:
             return {}
         return self.a.position_slopes if self.a.is_pooled else None

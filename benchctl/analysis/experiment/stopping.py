@@ -1,4 +1,4 @@
-"""A declared rule for ending early: measure until the answer is precise, whatever the answer is.
+"""The declared rule for ending early: measure until the answer is precise, whatever the answer is.
 
 After a look's last block the half-width of the interval of every primary metric in every cell is held against the
 precision; when all are within, the experiment ends. The looks are known before the first run.
@@ -28,7 +28,7 @@ from benchctl.records.manifest import HalfWidth, Look, Manifest, StoppingRecord
 
 
 def num_looks_of(a: Manifest, b: Manifest) -> int:
-    """At how many places two compared experiments could have ended; 1 where their numbers of blocks were fixed.
+    """Number of looks at which two compared experiments could have ended; 1 where their blocks were fixed.
 
     Of two experiments the numbers are multiplied, because each end of one may meet each end of the other; one and
     the same (or its copy) counts once.
@@ -45,10 +45,10 @@ def take_look(
     *,
     left_out: Collection[str] = (),
 ) -> Look:
-    """How precisely the primary ``metrics`` are known after ``num_blocks`` blocks.
+    """The precision of the primary ``metrics`` after ``num_blocks`` blocks.
 
     A block counts where it counts in a comparison. Cells in ``left_out`` (by label) and metrics that no run knows
-    are not waited for; where nothing is left to wait for, nothing is precise.
+    are ignored; where none remain, the look is not precise.
     """
     so_far = experiment.first_blocks(num_blocks)
     widths = tuple(
@@ -58,21 +58,17 @@ def take_look(
         for name in metrics
         if (width := _half_width(PairedRuns.of(pair, (so_far, so_far)), name, rule.confidence)) is not None
     )
-    is_precise = bool(widths) and all(_is_within(width, rule.precision_frac) for width in widths)
+    is_precise = bool(widths) and all(_width(width) <= rule.precision_frac for width in widths)
     return Look(num_blocks=num_blocks, half_widths=widths, is_precise=is_precise)
 
 
 def widest(look: Look) -> HalfWidth | None:
-    """What holds the experiment up most: the widest interval, or one that is not known yet; None without any."""
+    """The widest interval, an unknown one first: what keeps the experiment from ending. None without any."""
     return max(look.half_widths, key=_width, default=None)
 
 
 def _width(width: HalfWidth) -> float:
     return math.inf if width.half_width_frac is None else width.half_width_frac
-
-
-def _is_within(width: HalfWidth, precision_frac: float) -> bool:
-    return width.half_width_frac is not None and width.half_width_frac <= precision_frac
 
 
 def _pairs(experiment: Experiment) -> Iterator[CellPair]:

@@ -80,7 +80,7 @@ _LOAD_METRICS: Final = [
         "past_eos_frac",
         "1",
         "Σ max(0, output tokens - natural tokens) / Σ output tokens: output past the end of the baseline's answers",
-        needs="natural lengths: stop forced-natural, or workload.lengths_from",
+        needs="natural lengths: stop replay-natural, or workload.lengths_from",
     ),
     Metric("cached_tokens", "tokens", "Σ prompt tokens found in the prefix cache", needs="cached tokens in usage"),
     Metric("output_throughput", "tokens/s", "output_tokens / wall_s", "higher", needs="usage and arrival times"),

@@ -6,6 +6,7 @@ from typing import Final
 from benchctl.analysis.compare.metric_comparison import roles_of
 from benchctl.analysis.metrics.table import METRICS
 from benchctl.analysis.planning.noise_floor import is_repeated_baseline
+from benchctl.analysis.planning.stopping_rule import stopping_rule
 from benchctl.analysis.statistics.block_ratio import MIN_PAIRED_BLOCKS, Estimator
 from benchctl.analysis.statistics.margins import Margins, margins_of
 from benchctl.analysis.statistics.sample_size import (
@@ -14,7 +15,6 @@ from benchctl.analysis.statistics.sample_size import (
     blocks_to_detect,
     minimum_detectable_effect,
 )
-from benchctl.analysis.statistics.stopping_rule import stopping_rule
 from benchctl.formats import percentage
 from benchctl.profile.model import Profile
 from benchctl.profile.planning.plan import arms

@@ -15,7 +15,7 @@ from typing import Final, Literal, TypeAlias, get_args
 from benchctl.analysis.quality.final_answer import answer_part, final_number, final_text
 from benchctl.analysis.quality.numeral import only_number
 from benchctl.errors import UsageError
-from benchctl.profile.sources.files import nearest
+from benchctl.profile.sources.files import did_you_mean
 
 JudgeName: TypeAlias = Literal["numeric", "math-verify"]
 JUDGES: Final[tuple[JudgeName, ...]] = get_args(JudgeName)
@@ -41,8 +41,7 @@ def judge_named(name: str) -> Judge:
         return Judge("numeric", NUMERIC_VERSION, is_numerically_correct)
     if name == "math-verify":
         return _math_verify()
-    near = nearest(name, JUDGES)
-    hint = f"did you mean {near!r}?" if near else f"judges are {', '.join(JUDGES)}"
+    hint = did_you_mean(name, JUDGES) or f"judges are {', '.join(JUDGES)}"
     raise UsageError(f"no judge is called {name!r}; {hint}")
 
 

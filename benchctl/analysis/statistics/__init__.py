@@ -1,4 +1,4 @@
-"""Statistics over blocks: estimates, intervals, tests, margins, and how many blocks are enough.
+"""Statistics over blocks: estimates, intervals, tests, margins, verdicts, and the number of blocks that they take.
 
-Everything here works on plain numbers; nothing knows of profiles or directories.
+Everything here works on plain numbers and knows neither profiles nor directories.
 """

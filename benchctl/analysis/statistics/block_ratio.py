@@ -1,20 +1,19 @@
-"""Is a change real? Ratios over blocks, with the interval and the test that belong to one model.
+"""Ratios over blocks, with the interval and the test of one model: the answer to "is the change real?".
 
-The unit is one block, a fresh server per variant: never a request or a step, which share batches and clocks.
+The unit is one block, with a fresh server per variant; never a request or a step, which share batches and clocks.
 
-Paired: d_b = ln(B_b / A_b). Where the order within the blocks varied, the effect of the position is taken out, so
-that a drift inside the blocks neither shifts nor widens the interval; that is done from 6 blocks on, whether or
-not there is a drift, because a rule that looks first is no longer a 95 % rule. The slope is that of the two arms
-alone (one degree of freedom), or the one that all arms of a directory share (``PooledSlope``).
+Paired: d_b = ln(B_b / A_b). Where the order within the blocks varied, the effect of the position is removed, so
+that a drift inside the blocks neither shifts nor widens the interval. That is done from 6 blocks on, whether or not
+there is a drift, because a rule that looks first is no longer a 95 % rule. The slope is that of the two arms alone
+(one degree of freedom), or the one that all arms of a directory share (``PooledSlope``).
 
-Two estimators, chosen before anything is looked at. ``robust``, the default, gives blocks that lie far off little
+There are two estimators, chosen before the data are seen. ``robust``, the default, gives outlier blocks little
 weight (``robust.py``). ``mean`` is the plain mean: Student's t below 15 blocks, because a percentile bootstrap of
 five blocks that claims 95 % covers about 85 %; from 15 on the BCa bootstrap over blocks, never inside the t
-interval. Below 6 blocks, where there is no verdict, it is always the mean. Unpaired: the Hodges-Lehmann shift
-with the interval that inverts the Mann-Whitney test.
+interval. Below 6 blocks, where there is no verdict, it is always the mean. Unpaired: the Hodges-Lehmann shift with
+the interval that inverts the Mann-Whitney test.
 
-p is the least alpha at which the interval of 1 - alpha excludes "no change": the test that the interval inverts.
-One never says what the other denies.
+p is the least alpha at which the interval of 1 - alpha excludes "no change", so test and interval always agree.
 """
 
 import math
@@ -46,10 +45,10 @@ __all__ = [
 ]
 
 Estimator = Literal["robust", "mean"]
-"""How the differences of the blocks are averaged."""
+"""Average of the differences of the blocks."""
 ESTIMATORS: Final[tuple[Estimator, ...]] = get_args(Estimator)
 Method = Literal["t", "bca", "robust", "hodges-lehmann"]
-"""How an interval was made."""
+"""Method of an interval."""
 
 DEFAULT_ESTIMATOR: Final[Estimator] = "robust"
 MIN_BOOTSTRAP_BLOCKS: Final = 15
@@ -65,19 +64,19 @@ class PooledSlope:
 
     log_per_position: float
     information: float
-    """Szz: the sum of squares of what remains of the positions when blocks and arms are taken out of them; the
-    variance of the slope is that of a run, divided by Szz."""
+    """Szz: the sum of squares of the positions after regression on blocks and arms; the variance of the slope is
+    that of a run, divided by Szz."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RatioEstimate:
-    """B over A. What one block cannot tell (interval, test, detectable effect) is None.
+    """The ratio of B over A; its interval, test and minimum detectable effect are None for a single block.
 
-    Invariant: where they are known, ``ci_low <= ci_high``; the ratio lies between them.
-    ``num_blocks`` is that of the smaller side.
+    Invariant: ``ci_low <= ratio <= ci_high`` where they are known.
     """
 
     num_blocks: int
+    """That of the smaller side."""
     is_paired: bool
     confidence: float
     log_ratio: float
@@ -86,11 +85,11 @@ class RatioEstimate:
     """None where the sides share no blocks."""
     uncertainty: Uncertainty | None = None
     position_effect: float | None = None
-    """What one position later in the block adds to a log value; None where it was not taken out."""
+    """Effect of one position later in the block on a log value; None where it was not removed."""
     block_weights: tuple[float, ...] = ()
     """w with log_ratio = sum of w_b (d_b - position_effect * x_b) over the blocks; they add up to 1."""
     residuals: tuple[float, ...] = ()
-    """What remains of each block's difference without ratio and position effect."""
+    """Difference of each block minus ratio and position effect."""
 
     @property
     def p_value(self) -> float | None:
@@ -110,7 +109,7 @@ class RatioEstimate:
         return None if self.uncertainty is None else self.uncertainty.degrees_of_freedom
 
     def interval_at(self, confidence: float) -> tuple[float, float] | None:
-        """Bounds of the log-ratio at another confidence; None where the blocks cannot give it."""
+        """Bounds of the log-ratio at another confidence; None where there are too few blocks for it."""
         return None if self.uncertainty is None else self.uncertainty.interval(confidence)
 
     @property
@@ -133,7 +132,7 @@ class RatioEstimate:
 
     @property
     def minimum_detectable_effect(self) -> float | None:
-        """Smallest change that these blocks would show four times in five.
+        """Smallest change, as a fraction, that these blocks detect with a power of 0.8.
 
         exp((t(1 - alpha / 2) + t(power)) * standard error) - 1.
         """
@@ -164,8 +163,8 @@ def estimate_paired(
     the estimate is the ratio at equal positions. Their effect is ``slope``, or, where that is None, estimated from
     these blocks (analysis of covariance).
 
-    ``evidence`` are differences of the same blocks, without the effect of a pooled slope, that say which blocks are
-    far off; None: these themselves. Parts that add up in every block add up in estimates of one evidence.
+    ``evidence`` are differences of the same blocks, without the effect of a pooled slope, that determine the
+    outliers; None: ``differences``. Parts that add up in every block add up in estimates with one evidence.
     """
     n = len(differences)
     d = np.asarray(differences, dtype=float)
@@ -179,8 +178,7 @@ def estimate_paired(
     if estimator == "mean" or n < MIN_PAIRED_BLOCKS:
         estimate = _mean_estimate(d, covariate, confidence)
     else:
-        told = None if evidence is None else np.asarray(evidence, dtype=float)
-        estimate = _robust_estimate(d, covariate, confidence, told)
+        estimate = _robust_estimate(d, covariate, confidence, evidence)
     if covariate is not None and slope is not None:
         estimate = replace(estimate, position_effect=slope.log_per_position)
     own_effect = estimate.position_effect if slope is None else None
@@ -191,7 +189,7 @@ def estimate_paired(
 def _covariate(
     positions: Sequence[float] | None, num_blocks: int, slope: PooledSlope | None
 ) -> PositionCovariate | None:
-    """The positions, where they can be taken out."""
+    """The positions, where their effect can be removed."""
     if positions is None or num_blocks < MIN_PAIRED_BLOCKS or not any(positions):
         return None
     if slope is None and len(set(positions)) < 2:
@@ -224,9 +222,9 @@ def _mean_estimate(d: NDArray[np.float64], covariate: PositionCovariate | None, 
     is_bootstrapped = n >= MIN_BOOTSTRAP_BLOCKS
     uncertainty: Uncertainty = StudentT(centre, standard_error, df)
     if is_bootstrapped:
-        drawn = None if covariate is None or effect is None else tuple(covariate.x.tolist())
+        x_by_block = None if covariate is None or effect is None else tuple(covariate.x.tolist())
         inflation = 1.0 if effect is not None else math.sqrt(1 + n * extra)
-        uncertainty = BlockBootstrap(centre, tuple(d.tolist()), drawn, standard_error, df, inflation)
+        uncertainty = BlockBootstrap(centre, tuple(d.tolist()), x_by_block, standard_error, df, inflation)
     return RatioEstimate(
         num_blocks=n,
         is_paired=True,
@@ -244,10 +242,12 @@ def _robust_estimate(
     d: NDArray[np.float64],
     covariate: PositionCovariate | None,
     confidence: float,
-    evidence: NDArray[np.float64] | None,
+    evidence: Sequence[float] | None,
 ) -> RatioEstimate:
-    """The mixture over the blocks that may be far off (``robust``)."""
-    mixture, weights, effect = one_mixture(d, covariate, evidence)
+    """The mixture over the blocks that may be outliers (``robust``)."""
+    mixture, weights, effect = one_mixture(
+        d, covariate, None if evidence is None else np.asarray(evidence, dtype=float)
+    )
     return RatioEstimate(
         num_blocks=len(d),
         is_paired=True,

@@ -1,9 +1,8 @@
-"""How wide an interval is: Student's t, and the bootstrap over blocks. ``robust`` has the interval of blocks of
-which some are far off, ``rank_sum`` that of unpaired sides.
+"""Intervals of a log-ratio: Student's t, and the bootstrap over blocks.
 
-Each kind answers one question: between which bounds does the log-ratio lie at a given confidence? It is kept as
-the few numbers from which that follows, so that an interval at any other confidence (a correction for several tests
-needs one) comes from the same evidence.
+``robust`` has the interval of blocks with outliers, ``rank_sum`` that of unpaired sides. Each kind stores the few
+numbers from which its bounds follow, so that an interval at any other confidence, which a correction for several
+tests needs, comes from the same evidence.
 """
 
 import math
@@ -24,7 +23,7 @@ Interval = tuple[float, float]
 
 
 class Uncertainty(Protocol):
-    """What the blocks say of the precision of a log-ratio."""
+    """Precision of a log-ratio, from the blocks."""
 
     @property
     def standard_error(self) -> float: ...
@@ -33,13 +32,13 @@ class Uncertainty(Protocol):
     def degrees_of_freedom(self) -> float: ...
 
     def interval(self, confidence: float) -> Interval | None:
-        """Bounds of the log-ratio; None where so few blocks cannot give that confidence."""
+        """Bounds of the log-ratio; None where there are too few blocks for that confidence."""
 
     def p_value(self) -> float:
         """The least alpha at which the interval of 1 - alpha excludes 0: the test that the interval inverts."""
 
-    def moved(self, by: float) -> "Uncertainty":
-        """The same uncertainty of a log-ratio that is larger by so much."""
+    def shift_by(self, offset: float) -> "Uncertainty":
+        """The same uncertainty of a log-ratio that is larger by ``offset``."""
 
 
 def t_quantile(probability: float, degrees_of_freedom: float) -> float:
@@ -65,8 +64,8 @@ class StudentT:
             return float(self.centre == 0)
         return 2 * float(stdtr(self.degrees_of_freedom, -abs(self.centre) / self.standard_error))
 
-    def moved(self, by: float) -> "StudentT":
-        return replace(self, centre=self.centre + by)
+    def shift_by(self, offset: float) -> "StudentT":
+        return replace(self, centre=self.centre + offset)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +78,9 @@ class BlockBootstrap:
     None where there is none. Where a pooled slope was subtracted from the differences, its own uncertainty is in
     ``inflation``, the factor by which it widens the standard error of their mean.
 
-    The bootstrap follows a skewed distribution but is too sure of itself where a few blocks lie far out (2,000
-    experiments of 15 and 20 such blocks: its 95 % held the truth nine times in ten), so that the interval reaches
-    at least as far as that of Student's t on either side. Where the noise is normal that costs 2 % of its width.
+    The bootstrap follows a skewed distribution but is too narrow where a few blocks are outliers (2,000 experiments
+    of 15 and 20 such blocks: its 95 % held the truth nine times in ten), so the interval reaches at least as far as
+    that of Student's t on either side. With normal noise that costs 2 % of its width.
     """
 
     centre: float
@@ -100,11 +99,11 @@ class BlockBootstrap:
         half = t * self.standard_error
         return min(low, self.centre - half), max(high, self.centre + half)
 
-    def moved(self, by: float) -> "BlockBootstrap":
-        return replace(self, centre=self.centre + by, differences=tuple(d + by for d in self.differences))
+    def shift_by(self, offset: float) -> "BlockBootstrap":
+        return replace(self, centre=self.centre + offset, differences=tuple(d + offset for d in self.differences))
 
     def p_value(self) -> float:
-        """By bisection: intervals of higher confidence hold those of lower."""
+        """Bisection over alpha: intervals of higher confidence contain those of lower."""
         excluded, included = 1.0, 1e-12  # at these alphas
         for _ in range(40):
             middle = math.sqrt(excluded * included)
@@ -133,15 +132,15 @@ def _bootstrapped(
     """Sorted resamples of the mean, z0 and a."""
     d = np.asarray(differences)
     x = None if positions is None else np.asarray(positions, dtype=float)
-    found = adjusted_means(_draw_counts(len(d)), d, x)
-    without = adjusted_means(1 - np.eye(len(d)), d, x)
+    resamples = adjusted_means(_draw_counts(len(d)), d, x)
+    without_one = adjusted_means(1 - np.eye(len(d)), d, x)
     centre = float(adjusted_means(np.ones((1, len(d))), d, x)[0])
-    return np.sort(found), bias_of(found, centre), acceleration_of(without)
+    return np.sort(resamples), bias_of(resamples, centre), acceleration_of(without_one)
 
 
 @lru_cache(maxsize=16)
 def _draw_counts(num_blocks: int) -> NDArray[np.float64]:
-    """How often each resample takes each block: a row per resample, its sum is the number of blocks."""
+    """Times that each resample draws each block: a row per resample, which adds up to the number of blocks."""
     stream = np.random.default_rng([_SEED, num_blocks])
     shares = [1 / num_blocks] * num_blocks
     counts = np.empty((NUM_RESAMPLES, num_blocks))
@@ -168,9 +167,9 @@ def acceleration_of(without: NDArray[np.float64]) -> float:
 def adjusted_means(
     counts: NDArray[np.float64], d: NDArray[np.float64], x: NDArray[np.float64] | None
 ) -> NDArray[np.float64]:
-    """For each row of ``counts``: the mean of ``d`` at x = 0, each block taken so many times.
+    """The mean of ``d`` at x = 0 for each row of ``counts``, the times that each block is drawn.
 
-    The linear effect of ``x`` is taken out; where the blocks of a row have but one x, the mean stays as it is.
+    The linear effect of ``x`` is removed; where all blocks of a row have the same x, the mean is unchanged.
     """
     centre = float(d.mean())
     off, sizes = d - centre, counts.sum(axis=1)

@@ -1,9 +1,9 @@
-"""Margins and verdicts: the interval of a ratio held against the change that counts and the one that nobody minds.
+"""Margins and verdicts: the interval of a ratio against the change that counts and the change that does not.
 
-Two margins, by what they are for. A change is called beyond the *change margin*: the threshold, or the noise
-floor of the metric where that is larger, because identical servers differ by that much. Two sides are called
-equivalent only inside the *equivalence margin*: the threshold, or what the user names. Noise never widens that
-one: a machine that scatters more shows less, and nothing that it cannot tell apart is the same for it.
+There are two margins. A change is called beyond the *change margin*: the threshold, or the noise floor of the
+metric where that is larger, because identical servers differ by that much. Two sides are called equivalent only
+inside the *equivalence margin*: the threshold, or the margin that the user names. Noise never widens that one: on a
+noisier machine less can be shown, and two sides that it cannot tell apart are not therefore equivalent.
 
 A margin m is a factor of 1 + m either way, so that swapping the two sides mirrors the verdict. In per cent this is
 lopsided: a margin of 10 % reaches from -9.1 % to +10 %.
@@ -18,7 +18,7 @@ from benchctl.analysis.statistics.block_ratio import RatioEstimate
 from benchctl.analysis.statistics.intervals import Interval
 
 Verdict = Literal["regression", "improvement", "equivalent", "inconclusive", "changed"]
-"""``changed`` is what leaves the margin for a metric of which neither direction is the better one."""
+"""``changed`` is the verdict beyond the margin for a metric without a better direction."""
 
 _LEAST_ALPHA: Final = 1e-12
 
@@ -44,12 +44,12 @@ class Margins:
 
     @property
     def log_bands(self) -> tuple[float, ...]:
-        """What a picture shades on either side of equal, the wider first; one where both margins are the same."""
+        """The margins that a chart shades around "equal", the wider first; one where both are the same."""
         return tuple(sorted({self.log_change, self.log_equivalence}, reverse=True))
 
     def leave_between(self, log_ratio: float) -> bool:
-        """Whether a ratio lies outside the equivalence margin and inside the change margin, where no number of
-        blocks gives a verdict.
+        """True for a ratio outside the equivalence margin and inside the change margin, where no number of blocks
+        gives a verdict.
         """
         return self.log_equivalence <= abs(log_ratio) <= self.log_change
 

@@ -1,14 +1,14 @@
-"""Several tests at once: every deciding metric in every cell is a chance to be wrong.
+"""Correction for several tests: every deciding metric in every cell is a chance to be wrong.
 
-Sides that share blocks: one level for all tests such that, where nothing changed, any of them is rejected in at
-most alpha (max-T). The blocks are what is independent: what moves one metric of a block moves the others, and a
-slow baseline moves all cells. So the residuals of all tests are turned together, by the same rotation of the
-blocks (O. Langsrud, *Rotation tests*, Statistics and Computing 15, 2005, 53-60), which keeps how they go
-together and gives each test a t statistic; the level is what the smallest of their p-values undercuts in the
-share alpha of all rotations. Sign flips are rotations too, but six blocks have only 32 of them. Three metrics
-that say nearly the same cost next to nothing, and independent ones as much as Bonferroni asks for, which is the
-least level that is ever taken. Tests that decide leave the others to a level of their own, step by step, as
-with Holm (P. H. Westfall, S. S. Young, *Resampling-Based Multiple Testing*, Wiley 1993).
+Sides that share blocks: one level for all tests such that, where nothing changed, the chance that any is rejected
+is at most alpha (max-T). Only blocks are independent: a disturbance moves all metrics of a block, and a slow
+baseline moves all cells. So the residuals of all tests are rotated together, by the same rotation of the blocks (O.
+Langsrud, *Rotation tests*, Statistics and Computing 15, 2005, 53-60), which preserves their correlation and gives
+each test a t statistic; the level is the alpha quantile, over rotations, of the smallest of their p-values. Sign
+flips are rotations too, but six blocks have only 32 of them. Three nearly equal metrics cost next to nothing, and
+independent ones as much as with Bonferroni, whose level is the lower bound. Tests that decide leave the others a
+level of their own, step by step, as with Holm (P. H. Westfall, S. S. Young, *Resampling-Based Multiple Testing*,
+Wiley 1993).
 
 Sides that share no blocks: S. Holm, *A simple sequentially rejective multiple test procedure*, Scandinavian
 Journal of Statistics 6, 1979, 65-70: the p-values in ascending order meet alpha / m, alpha / (m - 1), ... until
@@ -26,27 +26,25 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtr
 
-_DRAWN_DIRECTIONS: Final = 4_000
-"""Always the same ones."""
+_NUM_DIRECTIONS: Final = 4_000
 _SEED: Final = 1993
+"""Fixed, so that the level of a comparison is always the same."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockScores:
-    """One test: what each block, beyond the centre, adds to its estimate.
-
-    ``scores`` are the residuals of the blocks times their weights in the estimate.
-    """
+    """One test: the contribution of each block to its estimate, beyond the centre."""
 
     blocks: tuple[int, ...]
     scores: tuple[float, ...]
+    """Residuals of the blocks times their weights in the estimate."""
 
 
 def joint_levels(
     tests: Sequence[BlockScores], decides: Callable[[int, float], bool], alpha: float
 ) -> tuple[float, ...]:
-    """The alpha at which each test is judged: that of all tests for those that decide at it, then that of the
-    others, until none of them decides. ``decides`` says of a test, by its index, whether it does at a level.
+    """The alpha of each test: that of all tests for those that decide at it, then that of the others, until none of
+    them decides. ``decides(i, level)`` is true where test i decides at a level.
     """
     levels, level, remaining = [alpha] * len(tests), 0.0, list(range(len(tests)))
     while remaining:
@@ -61,10 +59,10 @@ def joint_levels(
 
 
 def joint_level(tests: Sequence[BlockScores], alpha: float) -> float:
-    """The level, from alpha / m to alpha, at which all m tests are judged together.
+    """The level, from alpha / m to alpha, that m tests share.
 
-    Scores of length 1, turned in all directions: the cosine c of such a direction is a t statistic,
-    t = c sqrt(n - 1) / sqrt(1 - c^2). The largest of all tests exceeds a c in the share alpha of the directions.
+    For scores of length 1, the cosine c of a random direction is a t statistic, t = c sqrt(n - 1) / sqrt(1 - c^2).
+    The level belongs to the c that the largest of all tests exceeds in the share alpha of the directions.
     """
     if len(tests) < 2:
         return alpha
@@ -83,16 +81,16 @@ def joint_level(tests: Sequence[BlockScores], alpha: float) -> float:
 
 @lru_cache(maxsize=16)
 def _directions(num_blocks: int) -> NDArray[np.float64]:
-    """Unit vectors of blocks, a row each, in all directions alike."""
-    drawn = np.random.default_rng([_SEED, num_blocks]).normal(size=(_DRAWN_DIRECTIONS, num_blocks))
-    directions: NDArray[np.float64] = drawn / np.linalg.norm(drawn, axis=1, keepdims=True)
+    """Unit vectors of blocks, a row each, uniformly distributed over all directions."""
+    vectors = np.random.default_rng([_SEED, num_blocks]).normal(size=(_NUM_DIRECTIONS, num_blocks))
+    directions: NDArray[np.float64] = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     return directions
 
 
 def holm_levels(p_values: Sequence[float], alpha: float) -> tuple[float, ...]:
-    """The alpha at which each test is judged, in the order of ``p_values``.
+    """The alpha of each test, in the order of ``p_values``.
 
-    A test decides where its p-value is no larger. Tests after the first that fails are judged at its level.
+    A test decides where its p-value does not exceed it. Tests after the first that fails get the level of that one.
     """
     levels = [0.0] * len(p_values)
     level, has_failed = 0.0, False

@@ -1,7 +1,7 @@
-"""Statistics of two sides that answered the same questions: the question is the unit.
+"""Statistics of two sides that answered the same questions, with the question as the unit.
 
 Several answers to one question (samples, blocks) depend on each other, so each question counts once, with the mean
-of its answers; nothing here takes answers for independent of one another. Shares lie in [0, 1].
+of its answers. Shares are in [0, 1].
 """
 
 import math
@@ -20,9 +20,9 @@ POWER: Final = 0.8
 _NUM_RESAMPLES: Final = 10_000
 _SEED: Final = 1998
 _MAX_ADDITIONS: Final = 1 << 25
-"""Up to which the distribution of a sum is counted out; beyond, that of many questions is taken for normal."""
+"""Up to so many, the distribution of a sum is enumerated; beyond, many questions get a normal approximation."""
 _FEW_QUESTIONS: Final = 32
-"""Of so many, all choices of signs are counted where their sums are too many: two halves of 2^16."""
+"""Up to so many, all choices of signs are enumerated where there are too many sums: two halves of 2^16."""
 _LARGEST_SUM: Final = 1 << 62
 
 
@@ -58,8 +58,8 @@ def newcombe_interval(both: int, only_a: int, only_b: int, neither: int, confide
     low_b, high_b = wilson_interval(both + only_b, n, confidence)
     phi = _phi(both, only_a, only_b, neither)
     difference = share_b - share_a
-    below = _added(share_b - low_b, high_a - share_a, phi)
-    above = _added(high_b - share_b, share_a - low_a, phi)
+    below = _combine_distances(share_b - low_b, high_a - share_a, phi)
+    above = _combine_distances(high_b - share_b, share_a - low_a, phi)
     return max(-1.0, difference - below), min(1.0, difference + above)
 
 
@@ -73,7 +73,7 @@ def _phi(both: int, only_a: int, only_b: int, neither: int) -> float:
     return (max(excess - n / 2, 0) if excess > 0 else excess) / math.sqrt(margins)
 
 
-def _added(one: float, other: float, phi: float) -> float:
+def _combine_distances(one: float, other: float, phi: float) -> float:
     return math.sqrt(max(0.0, one**2 - 2 * phi * one * other + other**2))
 
 
@@ -81,8 +81,8 @@ def bootstrap_interval(differences: Sequence[Fraction], confidence: float) -> In
     """BCa bootstrap of the mean difference, questions drawn whole (B. Efron, JASA 82, 1987).
 
     Questions with equal differences are drawn together, as one count: the same distribution, in little memory.
-    Where all are equal a bootstrap would claim certainty; then the interval reaches as far as the share of
-    questions that may yet differ: Wilson's limit for none of n.
+    Where all are equal a bootstrap would claim certainty; the interval then has the width of the share of questions
+    that may still differ: Wilson's limit for none of n.
     """
     counts = Counter(differences)
     d, n = np.array([float(value) for value in differences]), len(differences)
@@ -91,8 +91,8 @@ def bootstrap_interval(differences: Sequence[Fraction], confidence: float) -> In
         return max(-1.0, float(d[0]) - reach), min(1.0, float(d[0]) + reach)
     values = sorted(counts)
     shares = np.array([counts[value] for value in values]) / n
-    drawn = np.random.default_rng(_SEED).multinomial(n, shares, size=_NUM_RESAMPLES)
-    means = np.sort(drawn @ np.array([float(value) for value in values]) / n)
+    counts_drawn = np.random.default_rng(_SEED).multinomial(n, shares, size=_NUM_RESAMPLES)
+    means = np.sort(counts_drawn @ np.array([float(value) for value in values]) / n)
     z = float(ndtri((1 + confidence) / 2))
     acceleration = acceleration_of((d.sum() - d) / (n - 1))
     return bca_bounds(means, bias_of(means, float(d.mean())), acceleration, np.array([-z, z]))
@@ -101,21 +101,21 @@ def bootstrap_interval(differences: Sequence[Fraction], confidence: float) -> In
 def sign_flip_p(differences: Sequence[Fraction]) -> float:
     """Two-sided exact test that the differences of questions are symmetric around 0.
 
-    The probability that |sum| reaches the observed one when each sign is a fair coin, counted out over the sums
-    that can occur. With one answer per question it is the exact test of McNemar (Psychometrika 12, 1947).
+    The probability that |sum| reaches the observed one when each sign is a fair coin, enumerated over all possible
+    sums. With one answer per question it is the exact test of McNemar (Psychometrika 12, 1947).
     """
-    moved = [value for value in differences if value]
-    if not moved:
+    nonzero = [value for value in differences if value]
+    if not nonzero:
         return 1.0
-    scale = math.lcm(*(value.denominator for value in moved))
-    steps = [abs(int(value * scale)) for value in moved]
+    scale = math.lcm(*(value.denominator for value in nonzero))
+    steps = [abs(int(value * scale)) for value in nonzero]
     divisor = math.gcd(*steps)
     steps = [step // divisor for step in steps]
-    observed, width = abs(int(sum(moved) * scale)) // divisor, sum(steps)
+    observed, width = abs(int(sum(nonzero) * scale)) // divisor, sum(steps)
     if width * len(steps) > _MAX_ADDITIONS:
         if len(steps) <= _FEW_QUESTIONS and width < _LARGEST_SUM:
             return _share_of_signs(steps, observed)
-        return float(2 * _upper_tail(observed / math.sqrt(sum(step**2 for step in steps))))
+        return math.erfc(observed / math.sqrt(sum(step**2 for step in steps)) / math.sqrt(2))
     chances = np.zeros(2 * width + 1)
     chances[width] = 1.0
     reached = 0
@@ -131,8 +131,8 @@ def sign_flip_p(differences: Sequence[Fraction]) -> float:
 
 
 def _share_of_signs(steps: Sequence[int], observed: int) -> float:
-    """Of all choices of signs, the share whose |sum| reaches the observed one: the sums of one half of the steps
-    against the sorted sums of the other.
+    """The share of all choices of signs whose |sum| reaches the observed one, from the sums of one half of the
+    steps and the sorted sums of the other.
     """
     middle = len(steps) // 2
     left, right = _all_sums(steps[:middle]), np.sort(_all_sums(steps[middle:]))
@@ -149,15 +149,11 @@ def _all_sums(steps: Sequence[int]) -> NDArray[np.int64]:
     return sums
 
 
-def _upper_tail(z: float) -> float:
-    return math.erfc(z / math.sqrt(2)) / 2
-
-
 def minimum_detectable_difference(differences: Sequence[Fraction], confidence: float) -> float:
-    """The smallest difference of shares that so many questions would show four times in five.
+    """The smallest difference of shares that these questions detect with a power of 0.8.
 
     (z(1 - alpha / 2) + z(power)) * sqrt(mean d^2 / n): with one answer per question, mean d^2 is the share of
-    questions on which the sides disagree. Where none is, one is assumed.
+    questions on which the sides disagree. Without any, one is assumed.
     """
     n = len(differences)
     square = (float(sum(value**2 for value in differences)) or 1.0) / n

@@ -1,14 +1,14 @@
 """The effect of a run's position in its block, estimated once from all runs of an experiment.
 
-A machine that drifts within a block makes later runs slower. For the value y of the run of arm j in block b, which
-ran at position p in that block, the model is the analysis of variance of a row-column design,
+A machine that drifts within a block makes later runs slower. For the value y of the run of arm j at position p of
+block b, the model is the analysis of variance of a row-column design,
 
     ln y = block_b + arm_j + β p        (or y itself, for times that are added up)
 
 fitted by least squares over all runs that count. With z the positions less what blocks and arms explain of them,
 β = Σ z y / Σ z² (R. Frisch, F. V. Waugh, *Partial time regressions as compared with individual trends*,
-Econometrica 1, 1933, 387-401). Every comparison of two arms then takes the same β out of both, so that each arm has
-one mean, whichever other it is compared with.
+Econometrica 1, 1933, 387-401). Every comparison of two arms then removes the same β from both, so that each arm has
+one mean, whatever it is compared with.
 """
 
 import math
@@ -43,7 +43,8 @@ class PositionEffects:
     def slope(self, values: Mapping[RunKey, float]) -> PooledSlope | None:
         """β of the values, which are logarithms where ratios are compared.
 
-        None below six blocks, where nothing is adjusted, and where positions and arms cannot be told apart.
+        None below six blocks, where nothing is adjusted, and where the effects of positions and arms are
+        confounded.
         """
         keys = tuple(key for key in self.positions if key in values)
         if keys not in self._residuals:
@@ -61,7 +62,7 @@ class PositionEffects:
 
 
 def _residual_positions(keys: Sequence[RunKey], positions: Mapping[RunKey, int]) -> NDArray[np.float64] | None:
-    """z: the positions less their least-squares fit by blocks and arms."""
+    """z: the positions minus their least-squares fit by blocks and arms."""
     blocks, arms = sorted({block for block, _ in keys}), sorted({arm for _, arm in keys})
     if len(blocks) < MIN_PAIRED_BLOCKS or len(arms) < 2:
         return None
@@ -82,8 +83,8 @@ def adjusted_level(
 ) -> float:
     """The centre of one arm's values at the middle of a block: exp of the centre of ln y - β offset.
 
-    The centre is that of the ``estimator``: the mean, or one in which runs that lie far off count little.
-    ``offsets`` are the positions of its runs less the middle; without them or a slope nothing is adjusted.
+    The centre is that of the ``estimator``: the mean, or one in which outliers count little. ``offsets`` are the
+    positions of its runs minus the middle; without them or a slope nothing is adjusted.
     """
     if len(set(values)) == 1 and (slope is None or slope.log_per_position == 0):
         return values[0]

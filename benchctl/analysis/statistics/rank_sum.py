@@ -13,7 +13,7 @@ from scipy.special import ndtr, ndtri
 from benchctl.analysis.statistics.intervals import Interval
 
 MAX_EXACT_PAIRS: Final = 2500
-"""Products of the two numbers of blocks up to which the null distribution of U is counted out."""
+"""Product of the two numbers of blocks up to which the null distribution of U is enumerated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +22,8 @@ class PairwiseShifts:
 
     The interval that inverts the Mann-Whitney test: between the k-th smallest and the k-th largest of the
     differences, k the largest with P(U < k) <= alpha / 2. J. L. Hodges, E. L. Lehmann, *Estimates of location based
-    on rank tests*, Annals of Mathematical Statistics 34, 1963, 598-611. The standard error, which serves plans, is
-    Welch's.
+    on rank tests*, Annals of Mathematical Statistics 34, 1963, 598-611. The standard error, used for planning only,
+    is Welch's.
     """
 
     shifts: tuple[float, ...]
@@ -36,8 +36,8 @@ class PairwiseShifts:
         k = _rank_below(self.sizes, (1 - confidence) / 2)
         return None if k is None else (self.shifts[k - 1], self.shifts[-k])
 
-    def moved(self, by: float) -> "PairwiseShifts":
-        return replace(self, shifts=tuple(shift + by for shift in self.shifts))
+    def shift_by(self, offset: float) -> "PairwiseShifts":
+        return replace(self, shifts=tuple(shift + offset for shift in self.shifts))
 
     def p_value(self) -> float:
         """The Mann-Whitney test of "no shift": 2 P(U <= u), u the smaller number of shifts on one side of 0.
@@ -63,7 +63,7 @@ def _rank_below(sizes: tuple[int, int], tail: float) -> int | None:
 
 
 def _probability_up_to(sizes: tuple[int, int], u: int) -> float:
-    """P(U <= u) of two sides that come from one distribution."""
+    """P(U <= u) of two sides with the same distribution."""
     num_a, num_b = sizes
     if num_a * num_b > MAX_EXACT_PAIRS:
         centre, sd = num_a * num_b / 2, math.sqrt(num_a * num_b * (num_a + num_b + 1) / 12)
@@ -73,7 +73,7 @@ def _probability_up_to(sizes: tuple[int, int], u: int) -> float:
 
 @lru_cache(maxsize=64)
 def _u_counts(num_a: int, num_b: int) -> tuple[int, ...]:
-    """Orders of the two sides with each value of U: coefficients of the Gaussian binomial (a + b over a)."""
+    """Orders of the two sides for each value of U: coefficients of the Gaussian binomial (a + b over a)."""
     counts = [1] + [0] * (num_a * num_b)
     for i in range(1, num_a + 1):
         for u in range(len(counts) - 1, num_b + i - 1, -1):

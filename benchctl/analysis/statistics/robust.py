@@ -1,21 +1,22 @@
-"""The robust estimate: differences of which a few may be far off, without saying beforehand which.
+"""The robust estimate: a mean of differences of which a few, not known beforehand, may be outliers.
 
-The model is that of G. E. P. Box, G. C. Tiao, *A Bayesian approach to some outlier problems*, Biometrika 55,
-1968, 119-129: each difference is normal around mu + beta * x with variance sigma^2, or, with probability 0.2,
-with variance (16 sigma)^2. For a given choice z of the blocks that are far off this is weighted least squares,
-and mu has Student's t distribution; with the usual flat prior of mu, beta and log sigma the choice has the weight
+The model is that of G. E. P. Box, G. C. Tiao, *A Bayesian approach to some outlier problems*, Biometrika 55, 1968,
+119-129: each difference is normal around mu + beta * x with variance sigma^2, or, with probability 0.2, with
+variance (16 sigma)^2. For a given choice z of the outliers this is weighted least squares, and mu has Student's t
+distribution; with the usual flat prior of mu, beta and log sigma the choice has the weight
 
     p(z) ~ (0.2 / 0.8 / 16)^|z| * |X' W X|^(-1/2) * RSS_z^(-df / 2),    W = 1, or 1 / 16^2 for the blocks in z
 
-and what is known of mu is the mixture of these t distributions. Nothing is trimmed and no threshold is crossed: a
-block that lies a little off counts a little less, one that lies far off hardly at all, and where none does the
-result is nearly the mean. The centre is a weighted mean of the blocks (``block_weights``), so that parts that add
-up in each block add up in the centre.
+and the distribution of mu is the mixture of these t distributions. There is no trimming and no threshold: a block
+that is a little off counts a little less, one that is far off hardly at all, and without outliers the result is
+nearly the mean. The centre is a weighted mean of the blocks (``block_weights``), so that parts that add up in each
+block add up in the centre.
 
-Why not a rank test, a trimmed mean, or the mean: of eight blocks, three in ten of those in which a machine makes
-one run in ten slow hold two such blocks. A signed-rank or sign-flip interval at 95 % is carried away by one of
-eight, a trimmed mean gives the same share away whether or not any is off. ``benchmarks/verdict/verdict_truth.py
---sections power`` prints what each law of noise leaves of the power of this and of the mean.
+Rank tests, a trimmed mean and the mean serve worse: where a machine makes one run in ten slow, three in ten
+experiments of eight blocks contain two such blocks. A signed-rank or sign-flip interval at 95 % fails with one
+outlier of eight, and a trimmed mean discards the same share whether or not there are outliers.
+``benchmarks/verdict/verdict_truth.py --sections power`` prints what each law of noise leaves of the power of this
+and of the mean.
 
 An interval of 1 - alpha holds the share 1 - c of the mixture, c = alpha * (r + (1 - r) * alpha^(1/4)): a Bayesian
 interval is exact on the average over the model, and for normal noise without any outlier a little too narrow. r is
@@ -40,12 +41,12 @@ Floats = NDArray[np.float64]
 OUTLIER_PROBABILITY: Final = 0.2
 OUTLIER_SCALE: Final = 16.0
 MAX_SUSPECTS: Final = 10
-"""Of more blocks only so many, those farthest off, may be outliers: 2^10 choices are the most that are weighed."""
+"""Most blocks that may be outliers, those farthest from the others: at most 2^10 choices are weighed."""
 _LOST_WEIGHT: Final = 1 - 1 / OUTLIER_SCALE**2
 _NO_SCATTER: Final = 1e-100
-"""The scale of blocks that are all the same."""
+"""Below it, all blocks are equal."""
 _NEGLIGIBLE: Final = 1e-5
-"""The share of the mixture that is left out: that of the least likely choices."""
+"""Share of the mixture that is ignored, that of the least likely choices."""
 
 CALIBRATION: Final[dict[int, tuple[float, float]]] = {
     6: (0.20, 0.22),
@@ -59,16 +60,16 @@ CALIBRATION: Final[dict[int, tuple[float, float]]] = {
     30: (0.63, 0.59),
     50: (0.63, 0.54),
 }
-"""Blocks to r, with the effect of the position known and estimated from the same blocks (``q`` = 0 and 1)."""
+"""r by number of blocks, for a position effect that is known (q = 0) or estimated from these blocks (q = 1)."""
 
 
 @dataclass(frozen=True, slots=True)
 class PositionCovariate:
-    """How the effect of the position is taken out of the differences.
+    """The positions whose effect is removed from the differences.
 
-    ``x`` is, for each block, the position of B less that of A. Where ``information`` is None the slope is estimated
-    from these blocks; otherwise x times the pooled slope is subtracted already, and ``information`` is that of the
-    pooled slope (``statistics.PooledSlope``).
+    ``x`` is, for each block, the position of B minus that of A. Where ``information`` is None the slope is
+    estimated from these blocks; otherwise x times the pooled slope is already subtracted, and ``information`` is
+    that of the pooled slope (``PooledSlope``).
     """
 
     x: Floats
@@ -76,7 +77,7 @@ class PositionCovariate:
 
     @property
     def own_share(self) -> float:
-        """q: the share of the information on the slope that these blocks gave."""
+        """q: the share of the information on the slope that comes from these blocks."""
         if self.information is None:
             return 1.0
         squares = float(np.sum((self.x - self.x.mean()) ** 2))
@@ -85,9 +86,10 @@ class PositionCovariate:
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """What many data sets of n blocks say of mu: for each a mixture of t distributions, one per choice of outliers.
+    """Distributions of mu for many data sets of n blocks: for each a mixture of t distributions over the choices.
 
-    Arrays have a row for each data set and a column for each choice. ``block_weights`` has a column for each block.
+    Arrays have a row for each data set and a column for each choice of outliers; ``block_weights`` has a column for
+    each block.
     """
 
     centres: Floats
@@ -100,16 +102,16 @@ class Mixture:
     """The blocks that may be outliers, a row for each data set."""
 
     def below(self, values: Floats) -> Floats:
-        """For each data set the probability of mu below its value."""
+        """Probability that mu is below its value, for each data set."""
         standardised = (values[:, None] - self.centres) / self.scales
         shares: Floats = np.sum(self.shares * stdtr(self.degrees_of_freedom, standardised), axis=1)
         return shares
 
 
 def mixtures(differences: Floats, covariate: PositionCovariate | None, like: Mixture | None = None) -> Mixture:
-    """What each row of ``differences``, a data set, says of mu.
+    """The distribution of mu for each row of ``differences``, a data set.
 
-    Which blocks are far off follows from these differences, or, with ``like``, is what that mixture says of them.
+    The outliers follow from these differences, or, with ``like``, are those of that mixture.
     """
     offsets = np.median(differences, axis=1, keepdims=True)
     d = differences - offsets
@@ -175,7 +177,7 @@ def _block_weights(
 
 
 def _suspects(d: Floats, x: Floats | None) -> NDArray[np.intp]:
-    """For each data set the blocks that may be outliers: those farthest from a line that outliers do not move."""
+    """The blocks of each data set that may be outliers: those farthest from a robust line."""
     n = d.shape[1]
     if n <= MAX_SUSPECTS:
         return np.broadcast_to(np.arange(n), d.shape)
@@ -196,7 +198,7 @@ def _repeated_median_slopes(d: Floats, x: Floats) -> Floats:
 
 @lru_cache(maxsize=64)
 def _choices(num_suspects: int, most: int) -> NDArray[np.bool_]:
-    """Every choice of at most ``most`` of the suspects: a row per choice, the first takes none."""
+    """Every choice of at most ``most`` of the suspects: a row per choice, the first of which chooses none."""
     rows = [
         [i in chosen for i in range(num_suspects)]
         for size in range(min(most, num_suspects) + 1)
@@ -206,10 +208,10 @@ def _choices(num_suspects: int, most: int) -> NDArray[np.bool_]:
 
 
 def calibration_of(num_blocks: int, own_share: float) -> float:
-    """r for so many blocks, between the rows and columns of the table by straight lines."""
+    """r for a number of blocks, by linear interpolation in the table."""
     numbers = list(CALIBRATION)
-    known, own = (float(np.interp(num_blocks, numbers, [CALIBRATION[n][q] for n in numbers])) for q in (0, 1))
-    return known + own_share * (own - known)
+    pooled, own = (float(np.interp(num_blocks, numbers, [CALIBRATION[n][q] for n in numbers])) for q in (0, 1))
+    return pooled + own_share * (own - pooled)
 
 
 def credibility_of(alpha: float, calibration: float) -> float:
@@ -231,7 +233,7 @@ def alpha_of(credibility: float, calibration: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class OutlierMixture:
-    """The mixture of one data set, as an uncertainty: choices of outliers that matter, the likeliest first."""
+    """The mixture of one data set, as an uncertainty, with the choices of outliers that matter, likeliest first."""
 
     centres: tuple[float, ...]
     scales: tuple[float, ...]
@@ -241,7 +243,7 @@ class OutlierMixture:
 
     @property
     def standard_error(self) -> float:
-        """That of a t interval as wide as the 95 % interval of the mixture; for plans."""
+        """Standard error of a t interval as wide as the 95 % interval of the mixture; for planning only."""
         low, high = self.interval(0.95)
         return (high - low) / 2 / float(stdtrit(self.degrees_of_freedom, 0.975))
 
@@ -253,8 +255,8 @@ class OutlierMixture:
         below = self.below(0.0)
         return alpha_of(2 * min(below, 1 - below), self.calibration)
 
-    def moved(self, by: float) -> "OutlierMixture":
-        return replace(self, centres=tuple(centre + by for centre in self.centres))
+    def shift_by(self, offset: float) -> "OutlierMixture":
+        return replace(self, centres=tuple(centre + offset for centre in self.centres))
 
     def below(self, value: float) -> float:
         """The share of the mixture below a value."""
@@ -265,20 +267,20 @@ class OutlierMixture:
 def one_mixture(
     differences: Floats, covariate: PositionCovariate | None, evidence: Floats | None = None
 ) -> tuple[OutlierMixture, Floats, float | None]:
-    """The uncertainty, the weights of the blocks and the slope, where these blocks gave one, of one data set.
+    """The uncertainty of one data set, the weights of its blocks, and its slope where it is estimated from them.
 
-    With ``evidence``, blocks count as they do for those differences.
+    With ``evidence``, the weights are those of these differences.
     """
     like = None if evidence is None else mixtures(evidence[None, :], covariate)
     whole = mixtures(differences[None, :], covariate, like)
     shares = whole.shares[0]
     order = np.argsort(-shares, kind="stable")
-    kept = order[: 1 + int(np.searchsorted(np.cumsum(shares[order]), 1 - _NEGLIGIBLE))]
+    likely = order[: 1 + int(np.searchsorted(np.cumsum(shares[order]), 1 - _NEGLIGIBLE))]
     calibration = calibration_of(len(differences), 0.0 if covariate is None else covariate.own_share)
     mixture = OutlierMixture(
-        centres=tuple(whole.centres[0][kept].tolist()),
-        scales=tuple(whole.scales[0][kept].tolist()),
-        shares=tuple((shares[kept] / shares[kept].sum()).tolist()),
+        centres=tuple(whole.centres[0][likely].tolist()),
+        scales=tuple(whole.scales[0][likely].tolist()),
+        shares=tuple((shares[likely] / shares[likely].sum()).tolist()),
         degrees_of_freedom=whole.degrees_of_freedom,
         calibration=calibration,
     )

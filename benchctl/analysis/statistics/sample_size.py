@@ -1,4 +1,4 @@
-"""How many blocks: what can so many show, and how many more would end a doubt?"""
+"""Number of blocks: the effect that a number can detect, and the number that an effect or a verdict takes."""
 
 import math
 from bisect import bisect_left
@@ -17,10 +17,10 @@ from benchctl.analysis.statistics.margins import Margins, log_margin
 
 MAX_BLOCKS_NEEDED: Final = 1000
 ROBUST_WIDTH: Final = 1.06
-"""By so much a robust interval is wider than that of t where all noise is normal: with it, a planned change is
-found four times in five at 8 blocks."""
+"""Width of a robust interval relative to that of t, with normal noise: it gives a planned change of 8 blocks its
+power of 0.8."""
 ASSUMED_LOG_SD: Final = 0.02
-"""Scatter of block log-ratios where no A/A experiment is on file: an assumption, and said to be one."""
+"""Assumed scatter of block log-ratios where no A/A experiment is on file; reported as an assumption."""
 
 
 def minimum_detectable_effect(
@@ -32,11 +32,10 @@ def minimum_detectable_effect(
     confidence: float = 0.95,
     estimator: Estimator = DEFAULT_ESTIMATOR,
 ) -> float | None:
-    """Smallest change, as a fraction, that such an experiment calls by its name four times in five.
+    """Smallest change, as a fraction, that an experiment detects with a power of 0.8.
 
     exp(ln(1 + margin) + (t(1 - alpha / 2m) + t(power)) * sd / sqrt(n)) - 1 with n - 2 degrees of freedom, for m
-    tests that have nothing in common, and a little more where the estimator is robust. None below 6 blocks, which
-    give no verdict.
+    independent tests, and a little more with the robust estimator. None below 6 blocks, which give no verdict.
     """
     if num_blocks < MIN_PAIRED_BLOCKS:
         return None
@@ -54,7 +53,7 @@ def blocks_to_detect(
     margin_frac: float = 0.0,
     estimator: Estimator = DEFAULT_ESTIMATOR,
 ) -> int | None:
-    """The fewest blocks with which ``change_frac`` is detectable; None where a thousand do not suffice."""
+    """The fewest blocks that detect ``change_frac``; None where a thousand do not suffice."""
     for n in range(MIN_PAIRED_BLOCKS, MAX_BLOCKS_NEEDED + 1):
         found = minimum_detectable_effect(
             log_sd, n, num_tests=num_tests, margin_frac=margin_frac, estimator=estimator
@@ -65,17 +64,17 @@ def blocks_to_detect(
 
 
 def blocks_for_verdict(estimate: RatioEstimate, margins: Margins, confidence: float | None = None) -> int | None:
-    """Blocks that would end an inconclusive comparison, if ratio and scatter stay as they are.
+    """Number of blocks with which an inconclusive comparison would end, if ratio and scatter stay as they are.
 
-    The least n, from 6 on (4 unpaired), whose half t-interval is no wider than the distance of the ratio from the
-    margin that it would have to clear; None when that is more than a thousand, when one block says nothing of the
-    scatter, and when the ratio lies between equivalence and change margin, where no number of blocks decides.
+    The least n, from 6 on (4 unpaired), whose half t-interval does not exceed the distance of the ratio from the
+    margin that it has to clear. None where that is more than a thousand, where a single block has no scatter, and
+    where the ratio is between equivalence and change margin, where no number of blocks decides.
     """
     se, df = estimate.standard_error, estimate.degrees_of_freedom
     if se is None or df is None:
         return None
     sd = se * math.sqrt(estimate.num_blocks)
-    lost = estimate.num_blocks - df if estimate.is_paired else 1
+    df_lost = estimate.num_blocks - df if estimate.is_paired else 1
     away = abs(estimate.log_ratio)
     distance = max(margins.log_equivalence - away, away - margins.log_change)
     if distance <= 0:
@@ -83,7 +82,7 @@ def blocks_for_verdict(estimate: RatioEstimate, margins: Margins, confidence: fl
     upper = 1 - (1 - (estimate.confidence if confidence is None else confidence)) / 2
 
     def is_enough(n: int) -> bool:
-        return t_quantile(upper, n - lost) * sd / math.sqrt(n) <= distance
+        return t_quantile(upper, n - df_lost) * sd / math.sqrt(n) <= distance
 
     numbers = range(MIN_PAIRED_BLOCKS if estimate.is_paired else MIN_UNPAIRED_BLOCKS, MAX_BLOCKS_NEEDED + 1)
     least = bisect_left(numbers, True, key=is_enough)

@@ -1,8 +1,8 @@
-"""How many blocks are enough for a verdict; fewer are a screening."""
+"""The fewest blocks that give a verdict; fewer are a screening. Imports neither numpy nor scipy, which are slow."""
 
 from typing import Final
 
 MIN_PAIRED_BLOCKS: Final = 6
-"""Fewer give no verdict: the sign-flip test of five cannot reach p < 0.05."""
+"""With five, the sign-flip test cannot reach p < 0.05."""
 MIN_UNPAIRED_BLOCKS: Final = 4
-"""On each side; the Mann-Whitney test of three against three cannot reach p < 0.05."""
+"""On each side; with three, the Mann-Whitney test cannot reach p < 0.05."""

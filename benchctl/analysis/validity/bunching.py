@@ -147,7 +147,7 @@ def _each_token(times_ns: Sequence[int], num_tokens: Sequence[int]) -> "npt.NDAr
     return np.repeat(np.asarray(times_ns, dtype=np.int64), np.asarray(num_tokens, dtype=np.int64))
 
 
-def bunching_doubts(run: LoadedRun) -> tuple[ResultWarning, ...]:
+def bunching_warnings(run: LoadedRun) -> tuple[ResultWarning, ...]:
     """A warning where a run's arrivals are bunched, or a note where the server writes several chunks at once.
 
     A simulator's clock has its own measure of lag.

@@ -60,13 +60,8 @@ MAX_BUSY_FRAC: Final = 0.9
 MIN_HELD_UP_NS: Final = NS_PER_S // 2
 """Time under late wake-ups from which it is no hiccup."""
 
-CLIENT_DOUBTS: Final = frozenset(
-    {"slots-idle", "sends-delayed", "rate-missed", "arrival-times-unreliable", "client-cpu"}
-)
-"""Codes of the doubts that the client measured itself."""
 
-
-def client_doubts(run: LoadedRun, arrival: Arrival) -> tuple[ResultWarning, ...]:
+def client_suspect_warnings(run: LoadedRun, arrival: Arrival) -> tuple[ResultWarning, ...]:
     """What makes a run suspect, because the client was its bottleneck; nothing on a virtual clock."""
     if run.record.clock == "virtual":
         return ()

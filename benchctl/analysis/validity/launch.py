@@ -9,57 +9,15 @@ of the same thing, so that nothing has to be declared twice or is told twice.
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import PurePosixPath
 from typing import Final
 
+from benchctl.profile.engine_table import engine_specs
 from benchctl.records.run import RunRecord
 
-OPTIONS_OF_FLAG: Final[dict[str, tuple[str, ...]]] = {
-    "alias": ("model",),
-    "async-scheduling": ("async_scheduling", "overlap_schedule"),
-    "batch-size": ("max_num_batched_tokens",),
-    "cache-ram": ("enable_prefix_caching",),
-    "cache-prompt": ("enable_prefix_caching",),
-    "cb-block-size": ("block_size",),
-    "cb-max-batch-tokens": ("max_num_batched_tokens",),
-    "cb-num-blocks": ("num_kv_blocks",),
-    "chunked-prefill-size": ("max_num_batched_tokens",),
-    "context-length": ("max_model_len",),
-    "ctx-size": ("max_model_len", "max_num_seqs"),
-    "disable-cuda-graph": ("enforce_eager",),
-    "disable-overlap-schedule": ("overlap_schedule",),
-    "disable-radix-cache": ("enable_prefix_caching",),
-    "dp-size": ("data_parallel_size",),
-    "enable-logging-iteration-details": ("step_log",),
-    "enable-lvm-guided-sampling": ("value_model",),
-    "logits-processors": ("value_model",),
-    "lvm-guided-fn": ("guided_fn", "value_model"),
-    "lvm-guided-inproc": ("value_model",),
-    "lvm-guided-inproc-json-model-override-args": ("value_architecture", "value_model"),
-    "lvm-guided-inproc-mem-fraction-static": ("value_mem_fraction_static", "value_model"),
-    "lvm-guided-inproc-model-path": ("value_model",),
-    "lvm-guided-inproc-model-revision": ("value_model_revision", "value_model"),
-    "max-running-requests": ("max_num_seqs",),
-    "model": ("model",),
-    "model-path": ("model",),
-    "parallel": ("max_num_seqs",),
-    "prefix-caching": ("enable_prefix_caching",),
-    "served-model-name": ("model",),
-    "step-log": ("step_log", "continuous_batching"),
-    "tp-size": ("tensor_parallel_size",),
-}
-"""Options of a profile behind flags that are spelt otherwise, without ``--`` and ``no-``."""
-_OPTIONS_OF_VARIABLE: Final[dict[str, tuple[str, ...]]] = {
-    "BENCHCTL_LENVM_CLOCK": ("value_model", "guidance_clock"),
-    "BENCHCTL_LENVM_DESCRIPTION": ("value_model",),
-    "BENCHCTL_LENVM_MODEL": ("value_model",),
-    "BENCHCTL_LENVM_SETTINGS": (
-        "value_model", "value_dtype", "value_load_format", "value_memory_bytes", "value_graphs", "value_stream",
-        "fused", "lazy",
-    ),
-    "BENCHCTL_LENVM_STEP_LOG": ("value_model", "step_log"),
-}  # fmt: skip
-"""Options of a profile behind variables that are spelt otherwise."""
+_MODEL_FLAGS: Final = ("alias", "model", "model-path", "served-model-name")
+"""Flags, without ``--``, that name the model."""
 _OF_ONE_LAUNCH: Final = re.compile(r"(^|[-_])port$|^(noise|default)-seed$", re.IGNORECASE)
 _NUMBER: Final = re.compile(r"-?\.?\d")
 _ADDRESS: Final = re.compile(r"(127\.0\.0\.1|localhost|\[::1\]):\d+")
@@ -133,10 +91,22 @@ def _parted(words: list[str]) -> tuple[dict[str, list[str]], list[str]]:
     return flags, plain
 
 
+@cache
+def _options_by_name() -> dict[str, tuple[str, ...]]:
+    """Options of a profile behind each flag, without ``--`` and ``no-``, and each variable, of all engines."""
+    options: dict[str, tuple[str, ...]] = dict.fromkeys(_MODEL_FLAGS, ("model",))
+    for spec in engine_specs():
+        flags = {flag.spelling(option): (option,) for option, flag in spec.options_class.flags().items()}
+        for name, names in (*flags.items(), *spec.coded_options.items()):
+            key = name.removeprefix("--").removeprefix("no-")
+            options[key] = tuple(dict.fromkeys((*options.get(key, ()), *names)))
+    return options
+
+
 def _names_of(flag: str) -> tuple[str, ...]:
     """``server.<option>`` for each option that the flag may carry out; any flag may stem from ``extra_args``."""
     positive = flag.removeprefix("no-")
-    options = OPTIONS_OF_FLAG.get(positive, (positive.replace("-", "_"),))
+    options = _options_by_name().get(positive, (positive.replace("-", "_"),))
     names = ["model" if option == "model" else f"server.{option}" for option in options]
     return (*names, "server.extra_args")
 
@@ -146,7 +116,7 @@ def _of_env(record: RunRecord) -> Iterator[_Found]:
         value = ":".join(part for part in whole.split(":") if not _OURS.match(part))
         if value not in {_HIDDEN, ""} and not _OF_ONE_LAUNCH.search(name):
             spelt = (name.removeprefix(_OUR_PREFIX).lower(),) if name.startswith(_OUR_PREFIX) else ()
-            own = (f"server.{option}" for option in _OPTIONS_OF_VARIABLE.get(name, spelt))
+            own = (f"server.{option}" for option in _options_by_name().get(name, spelt))
             yield f"env.{name}", value, (*own, "server.env")
 
 

@@ -11,7 +11,7 @@ FRESH_DAYS: Final = 30
 """Older noise is doubted: drivers, clocks, neighbours and rooms change."""
 
 
-def noise_doubts(noise: NoiseFloor, request_set_sha256: str | None, begins_at: str) -> tuple[ResultWarning, ...]:
+def noise_warnings(noise: NoiseFloor, request_set_sha256: str | None, begins_at: str) -> tuple[ResultWarning, ...]:
     """What an experiment should doubt of the noise that it takes from the file; nothing of its workload where the
     request set is not known yet.
     """
@@ -34,7 +34,7 @@ def _doubts(noise: NoiseFloor, request_set_sha256: str | None, begins_at: str) -
         )
 
 
-def version_doubt(noise: NoiseFloor, engine_version: str | None) -> ResultWarning | None:
+def version_warning(noise: NoiseFloor, engine_version: str | None) -> ResultWarning | None:
     """The doubt that noise is that of another version of the engine; None where both are known and equal."""
     if noise.engine_version is None or engine_version is None or noise.engine_version == engine_version:
         return None

@@ -12,8 +12,9 @@ from typing import Final
 from benchctl.analysis.metrics.clock import clock_factor
 from benchctl.analysis.metrics.request_timing import e2el_ns, is_completed, measured
 from benchctl.analysis.metrics.run_metrics import load_window_ns
-from benchctl.analysis.validity.check import CHECK_FAILED, Check, abbreviate_names
 from benchctl.analysis.validity.token_checks import (
+    Check,
+    abbreviate_names,
     check_client_tokens,
     check_counters,
     check_prefix_cache,
@@ -28,6 +29,7 @@ from benchctl.records.manifest import StopMode
 from benchctl.records.record import ResultWarning
 from benchctl.records.request import PreparedRequest, RequestRecord
 from benchctl.records.run import RunRecord
+from benchctl.records.warning_codes import CHECK_FAILED
 from benchctl.units import NS_PER_MS, s_from_ns
 
 __all__ = [

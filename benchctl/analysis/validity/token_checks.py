@@ -1,16 +1,31 @@
 """Four accounts of the tokens of a run: what the client saw, usage, the steps, and the server's own counters."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from benchctl.analysis.metrics.unknown import known
-from benchctl.analysis.validity.check import Check, abbreviate_names
 from benchctl.analysis.validity.server_counters import GENERATED_TOKENS, PREFIX_HITS, measure_growth
 from benchctl.records.request import RequestRecord
 from benchctl.records.samples import PrometheusSample
 
 if TYPE_CHECKING:
     from benchctl.records.columns.step_columns import StepColumns
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One reconciliation. A fatal one that fails makes the measurement invalid; the others cast doubt on it."""
+
+    name: str
+    ok: bool | None
+    detail: str
+    is_fatal: bool = False
+
+
+def abbreviate_names(names: Sequence[str]) -> str:
+    """The first three names, and how many more there are."""
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def check_client_tokens(completed: Sequence[RequestRecord]) -> Check:

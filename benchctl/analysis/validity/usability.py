@@ -7,20 +7,14 @@ count, while steps, sections and tokens, which the server measured itself, do.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from benchctl.analysis.metrics.request_timing import measured
-from benchctl.analysis.validity.check import CHECK_FAILED
-from benchctl.analysis.validity.client_guard import CLIENT_DOUBTS
 from benchctl.analysis.validity.gates import violated_gates
-from benchctl.analysis.validity.severity import DECIDING_WARNINGS
 from benchctl.profile.model import Gate
 from benchctl.records.loaded import DAMAGED_LINE, LoadedRun
 from benchctl.records.record import ResultWarning
 from benchctl.records.run import RunRecord
-
-_LIGHTER_LOAD: Final = frozenset({"slots-idle", "sends-delayed", "rate-missed"})
-"""Warnings that the server met fewer requests at once than planned."""
+from benchctl.records.warning_codes import CHECK_FAILED, CLIENT_SUSPECT_CODES, LIGHTER_LOAD_CODES, SUSPECT_CODES
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,16 +52,16 @@ def usability_of(run: LoadedRun, gates: Sequence[Gate], *, allow_suspect: bool =
     return _of_suspect(run, allow_suspect=allow_suspect) if record.state == "suspect" else Usability()
 
 
-def deciding_warnings(record: RunRecord) -> tuple[ResultWarning, ...]:
+def decisive_warnings(record: RunRecord) -> tuple[ResultWarning, ...]:
     """The warnings that made a run suspect; all of them where its record names none of those."""
-    decided = tuple(warning for warning in record.warnings if warning.code in DECIDING_WARNINGS)
+    decided = tuple(warning for warning in record.warnings if warning.code in SUSPECT_CODES)
     return decided or tuple(record.warnings)
 
 
 def _of_suspect(run: LoadedRun, *, allow_suspect: bool) -> Usability:
-    decided = deciding_warnings(run.record)
-    is_client_alone = bool(decided) and all(warning.code in CLIENT_DOUBTS for warning in decided)
-    is_late = any(warning.code in CLIENT_DOUBTS for warning in decided)
+    decided = decisive_warnings(run.record)
+    is_client_alone = bool(decided) and all(warning.code in CLIENT_SUSPECT_CODES for warning in decided)
+    is_late = any(warning.code in CLIENT_SUSPECT_CODES for warning in decided)
     if _contradicts_itself(run) or (not is_late and _has_failures(run)):
         return Usability()
     damage = [warning.message for warning in run.warnings if warning.code == DAMAGED_LINE]
@@ -82,7 +76,7 @@ def _of_suspect(run: LoadedRun, *, allow_suspect: bool) -> Usability:
 
 
 def _label(decided: Sequence[ResultWarning]) -> str | None:
-    if not any(warning.code in _LIGHTER_LOAD for warning in decided):
+    if not any(warning.code in LIGHTER_LOAD_CODES for warning in decided):
         return None
     return "the server met a lighter load than planned, so its step times are those of smaller batches"
 

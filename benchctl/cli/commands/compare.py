@@ -1,4 +1,4 @@
-"""``benchctl compare``: is B worse than A, by how much, and is it real?"""
+"""``benchctl compare``: the verdict on B against A."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from benchctl.cli.collector import uncollected
+from benchctl.cli.screen import uncollected
 from benchctl.errors import InvalidDataError, UsageError
 
 if TYPE_CHECKING:
@@ -18,129 +18,137 @@ if TYPE_CHECKING:
     from benchctl.records.noise import MetricNoise
 
 
+_A = Annotated[
+    str,
+    typer.Argument(
+        metavar="A",
+        help="The reference: DIR, or DIR:variant; or result files of vLLM, SGLang, AIPerf or GuideLLM: FILE, "
+        "FILE,FILE, or a DIR of such files.",
+    ),
+]
+_B = Annotated[str, typer.Argument(metavar="B", help="The side to judge, given in the same way.")]
+_Threshold = Annotated[
+    str,
+    typer.Option(
+        "--threshold",
+        help="Smallest change that counts: 1% or 0.01. Larger noise on file for this machine raises it for "
+        "changes, not for equivalence.",
+    ),
+]
+_EquivalenceMargin = Annotated[
+    str | None,
+    typer.Option(
+        "--equivalence-margin",
+        metavar="TEXT",
+        help="Margin for equivalence, if it differs from the threshold: 2% or 0.02.",
+    ),
+]
+_EstimatorName = Annotated[
+    str | None,
+    typer.Option(
+        "--estimator",
+        metavar="NAME",
+        help="How to average blocks: robust or mean; by default as in the profile. Choose before you see results.",
+    ),
+]
+_Confidence = Annotated[float, typer.Option("--confidence", help="Confidence level of the intervals.")]
+_Metrics = Annotated[
+    str | None,
+    typer.Option("--metrics", help="Deciding metrics, separated by commas; by default those of the profile."),
+]
+_AllowDifference = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow-difference",
+        metavar="PATTERN",
+        help="A setting in which the sides may differ, in addition to those of the profile, such as server.*; "
+        "repeat as needed.",
+    ),
+]
+_NoiseFloor = Annotated[
+    str | None,
+    typer.Option(
+        "--noise-floor",
+        metavar="DIR|none",
+        help="Result of an A/A experiment whose noise a change must exceed, instead of the noise on file; none: "
+        "only --threshold counts.",
+    ),
+]
+_AllowFailed = Annotated[
+    bool, typer.Option("--allow-failed", help="Judge the completed requests even if others failed.")
+]
+_AllowSuspect = Annotated[
+    bool,
+    typer.Option("--allow-suspect", help="Include suspect runs; their warnings are printed with the verdict."),
+]
+_AllowAltered = Annotated[
+    bool, typer.Option("--allow-altered", help="Compare files even if they were altered after the measurement.")
+]
+_Judge = Annotated[
+    str,
+    typer.Option(
+        "--judge", metavar="NAME", help="How to check answers against reference answers: numeric or math-verify."
+    ),
+]
+_QualityMargin = Annotated[
+    float | None,
+    typer.Option(
+        "--quality-margin",
+        metavar="POINTS",
+        help="Acceptable loss of accuracy in percentage points; quality then counts for the verdict.",
+    ),
+]
+_ShowAll = Annotated[bool, typer.Option("--all", help="Show all exploratory metrics.")]
+_Output = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--output",
+        "-o",
+        metavar="FILE",
+        help="Also write the comparison to a file: .json, .md, .csv, .html for the whole page, or .png for a "
+        "picture of ratios and intervals; repeat as needed.",
+    ),
+]
+_GithubSummary = Annotated[
+    bool, typer.Option("--github-summary", help="Also append Markdown to the summary of a GitHub Actions job.")
+]
+_AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the table.")]
+_AsMarkdown = Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown.")]
+
+
 @uncollected()
 def compare(
-    a: Annotated[
-        str,
-        typer.Argument(
-            metavar="A",
-            help="What to compare with: DIR, or DIR:variant; or result files of vLLM, SGLang, AIPerf or GuideLLM: "
-            "FILE, FILE,FILE, or a DIR of such files.",
-        ),
-    ],
-    b: Annotated[str, typer.Argument(metavar="B", help="What to judge, named in the same way.")],
-    threshold: Annotated[
-        str,
-        typer.Option(
-            "--threshold",
-            help="Change that counts: 1% or 0.01. A change is called beyond it, or beyond the machine's own noise "
-            "where that is on file and larger; equivalence is called inside it.",
-        ),
-    ] = "1%",
-    equivalence_margin: Annotated[
-        str | None,
-        typer.Option(
-            "--equivalence-margin",
-            metavar="TEXT",
-            help="Call equivalence inside this margin instead of the threshold: 2% or 0.02.",
-        ),
-    ] = None,
-    estimator: Annotated[
-        str | None,
-        typer.Option(
-            "--estimator",
-            metavar="NAME",
-            help="How blocks are averaged: robust or mean; that of the profile otherwise. Choose before looking.",
-        ),
-    ] = None,
-    confidence: Annotated[float, typer.Option("--confidence", help="Confidence of the intervals.")] = 0.95,
-    metrics: Annotated[
-        str | None,
-        typer.Option("--metrics", help="Metrics that decide, separated by commas; those of the profile otherwise."),
-    ] = None,
-    allow_difference: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--allow-difference",
-            metavar="PATTERN",
-            help="A setting in which the sides may differ, beside those of the profile, such as server.*; "
-            "repeat as needed.",
-        ),
-    ] = None,
-    noise_floor: Annotated[
-        str | None,
-        typer.Option(
-            "--noise-floor",
-            metavar="DIR|none",
-            help="An A/A experiment beyond whose noise a change is called, instead of the one on file; none: only "
-            "--threshold.",
-        ),
-    ] = None,
-    allow_failed: Annotated[
-        bool, typer.Option("--allow-failed", help="Judge the requests that completed although others failed.")
-    ] = False,
-    allow_suspect: Annotated[
-        bool,
-        typer.Option(
-            "--allow-suspect", help="Count runs that are suspect; their doubts are told beside the verdict."
-        ),
-    ] = False,
-    allow_altered: Annotated[
-        bool,
-        typer.Option("--allow-altered", help="Judge files as they are although they are not what was measured."),
-    ] = False,
-    judge: Annotated[
-        str, typer.Option("--judge", metavar="NAME", help="Of answers with a gold one: numeric or math-verify.")
-    ] = "numeric",
-    quality_margin: Annotated[
-        float | None,
-        typer.Option(
-            "--quality-margin",
-            metavar="POINTS",
-            help="Percentage points of accuracy that may be lost; quality then decides, too.",
-        ),
-    ] = None,
-    show_all: Annotated[bool, typer.Option("--all", help="Show every exploratory metric.")] = False,
-    output: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            help="Also write the comparison to a file: .json, .md, .csv, .html for the whole page, or .png for a "
-            "picture of ratios and intervals; repeat as needed.",
-        ),
-    ] = None,
-    github_summary: Annotated[
-        bool,
-        typer.Option("--github-summary", help="Also append Markdown to the summary of a GitHub Actions job."),
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the table.")] = False,
-    as_markdown: Annotated[
-        bool, typer.Option("--markdown", help="Print the table as Markdown, for the summary of a CI job.")
-    ] = False,
+    a: _A,
+    b: _B,
+    threshold: _Threshold = "1%",
+    equivalence_margin: _EquivalenceMargin = None,
+    estimator: _EstimatorName = None,
+    confidence: _Confidence = 0.95,
+    metrics: _Metrics = None,
+    allow_difference: _AllowDifference = None,
+    noise_floor: _NoiseFloor = None,
+    allow_failed: _AllowFailed = False,
+    allow_suspect: _AllowSuspect = False,
+    allow_altered: _AllowAltered = False,
+    judge: _Judge = "numeric",
+    quality_margin: _QualityMargin = None,
+    show_all: _ShowAll = False,
+    output: _Output = None,
+    github_summary: _GithubSummary = False,
+    as_json: _AsJson = False,
+    as_markdown: _AsMarkdown = False,
 ) -> None:
-    """Compare two sides, block by block, and say: regression, improvement, equivalent or inconclusive.
+    """Compare two sides block by block. The verdict is regression, improvement, equivalent or inconclusive.
 
     Exit code: 0 improvement or equivalent, 1 regression, 2 wrong usage, 3 inconclusive, 4 not comparable or
-    invalid. For example: benchctl compare results/x:baseline results/x:guided
+    invalid. Example: benchctl compare results/x:baseline results/x:guided
     """
     from benchctl.analysis.compare.compare import CompareOptions
-    from benchctl.cli.compare_files import (
-        PAGE,
-        append,
-        checked_outputs,
-        summary_path,
-        write_comparison,
-        write_page,
-        write_refusal,
-    )
-    from benchctl.cli.compare_output import print_comparison
-    from benchctl.report.documents.comparison import document_of, refusal_document
+    from benchctl.cli.comparison_output import append, checked_outputs, summary_path
     from benchctl.report.text.comparison_markdown import markdown_of
 
     if as_json and as_markdown:
-        raise UsageError("--json and --markdown are two forms of one answer; give one of the two")
+        raise UsageError("--json and --markdown exclude each other; give one of the two")
     outputs, summary = checked_outputs(output or (), (a, b)), summary_path() if github_summary else None
     options = CompareOptions(
         margin_frac=parse_threshold(threshold),
@@ -158,31 +166,69 @@ def compare(
         judge=judge,
         quality_margin_points=quality_margin,
     )
+    comparison = _compare_or_write_refusal(a, b, options, outputs, summary, as_json=as_json)
+    _write_outputs(a, b, options, comparison, outputs, show_all=show_all)
+    if summary is not None:
+        append(summary, markdown_of(comparison, show_all=show_all))
+    _print(comparison, as_json=as_json, as_markdown=as_markdown, show_all=show_all)
+    raise typer.Exit(comparison.exit_code)
+
+
+def _compare_or_write_refusal(
+    a: str,
+    b: str,
+    options: "CompareOptions",
+    outputs: tuple[Path, ...],
+    summary: Path | None,
+    *,
+    as_json: bool,
+) -> "Comparison":
+    """Compare the sides. If they cannot be compared, write the reason to all outputs and raise InvalidDataError."""
+    from benchctl.cli.comparison_output import write_refusal
+    from benchctl.report.documents.comparison import refusal_document
+
     try:
-        comparison = _compared(a, b, options)
+        return _compare_sides(a, b, options)
     except InvalidDataError as error:
         write_refusal(error, outputs, summary)
         if as_json:
             print(json.dumps(refusal_document(error), indent=1))
         raise
+
+
+def _write_outputs(
+    a: str,
+    b: str,
+    options: "CompareOptions",
+    comparison: "Comparison",
+    outputs: tuple[Path, ...],
+    *,
+    show_all: bool,
+) -> None:
+    from benchctl.cli.comparison_output import PAGE, write_comparison, write_page
+
     for path in outputs:
         if path.suffix == PAGE:
             write_page(a, b, options, path)
         else:
             write_comparison(comparison, path, show_all=show_all)
-    if summary is not None:
-        append(summary, markdown_of(comparison, show_all=show_all))
+
+
+def _print(comparison: "Comparison", *, as_json: bool, as_markdown: bool, show_all: bool) -> None:
+    from benchctl.cli.comparison_output import print_comparison
+    from benchctl.report.documents.comparison import document_of
+    from benchctl.report.text.comparison_markdown import markdown_of
+
     if as_json:
         print(json.dumps(document_of(comparison), indent=1, allow_nan=False))
     elif as_markdown:
         print(markdown_of(comparison, show_all=show_all))
     else:
         print_comparison(comparison, show_all=show_all)
-    raise typer.Exit(comparison.exit_code)
 
 
-def _compared(a: str, b: str, options: "CompareOptions") -> "Comparison":
-    """Block by block where both sides are result directories; run by run where one is result files."""
+def _compare_sides(a: str, b: str, options: "CompareOptions") -> "Comparison":
+    """Compare block by block if both sides are result directories, run by run if one consists of result files."""
     from benchctl.analysis.compare.compare import compare_sides, parse_side
     from benchctl.analysis.compare.unpaired import compare_foreign
     from benchctl.analysis.compare.unpaired_sides import is_unpaired, name_of_side, runs_of_side
@@ -199,25 +245,25 @@ def _estimator(name: str | None) -> "Estimator | None":
 
     if name is None:
         return None
-    for known in ESTIMATORS:
-        if name == known:
-            return known
-    raise UsageError(f"no estimator is called {name!r}; there are {' and '.join(ESTIMATORS)}")
+    for estimator in ESTIMATORS:
+        if name == estimator:
+            return estimator
+    raise UsageError(f"unknown estimator {name!r}; choose {' or '.join(ESTIMATORS)}")
 
 
-def _noise(given: str | None) -> "Mapping[str, MetricNoise] | None":
-    if given is None:
+def _noise(option: str | None) -> "Mapping[str, MetricNoise] | None":
+    if option is None:
         return None
-    if given == "none":
+    if option == "none":
         return {}
     from benchctl.analysis.experiment.experiment import load_experiment
     from benchctl.analysis.planning.noise_floor import noise_of_experiment
 
-    return noise_of_experiment(load_experiment(Path(given))).metrics
+    return noise_of_experiment(load_experiment(Path(option))).metrics
 
 
 def parse_threshold(text: str, option: str = "--threshold") -> float:
-    """``1%`` or ``0.01`` to a fraction; ``option`` is what the text was given to."""
+    """``1%`` or ``0.01`` as a fraction; ``option`` is the option for the message of an error."""
     try:
         return float(text.removesuffix("%")) / 100 if text.endswith("%") else float(text)
     except ValueError:

@@ -19,7 +19,7 @@ app = typer.Typer(help="List, fetch and verify dataset files.", no_args_is_help=
 
 @app.command("list")
 def list_files() -> None:
-    """Show every dataset file: whether it is here (judged by its size), its place, size and licence."""
+    """List all dataset files with state (judged by size), path, size and licence."""
     from benchctl.workload.datasets.dataset import dataset_files
     from benchctl.workload.datasets.files import data_directory, file_state
 
@@ -29,9 +29,9 @@ def list_files() -> None:
 
 @app.command("fetch")
 def fetch(
-    name: Annotated[str, typer.Argument(help="Dataset, for example gsm8k; 'benchctl data list' shows all.")],
+    name: Annotated[str, typer.Argument(help="Dataset, for example gsm8k; 'benchctl data list' lists all.")],
 ) -> None:
-    """Fetch a dataset file into the data directory, resuming what an earlier attempt left, and check it."""
+    """Download a dataset file into the data directory, resuming an earlier attempt, and verify it."""
     from tqdm import tqdm
 
     from benchctl.workload.datasets.dataset import dataset_file
@@ -52,9 +52,9 @@ def fetch(
 
 @app.command("verify")
 def verify(
-    name: Annotated[str | None, typer.Argument(help="One dataset; all that are here without it.")] = None,
+    name: Annotated[str | None, typer.Argument(help="One dataset; by default all that are present.")] = None,
 ) -> None:
-    """Compare dataset files with their pinned sha256; a damaged one, or a named one that is missing, exits 2."""
+    """Compare dataset files with their pinned sha256. Exit code: 2 if one is damaged, or a named one missing."""
     from benchctl.workload.datasets.dataset import dataset_file, dataset_files
     from benchctl.workload.datasets.files import data_directory, file_state
 
@@ -77,8 +77,8 @@ def _print_table(directory: Path, states: "Iterable[tuple[DatasetFile, FileState
     for title in ("name", "state", "size", "licence", "file", "source"):
         table.add_column(title, justify="right" if title == "size" else "left", overflow="fold")
     for file, state in states:
-        place = f"{file.folder}/{file.filename}"
-        table.add_row(file.name, state, megabytes(file.size_bytes), file.licence, place, file.source_page)
+        path = f"{file.folder}/{file.filename}"
+        table.add_row(file.name, state, megabytes(file.size_bytes), file.licence, path, file.source_page)
     console = Console(width=None if sys.stdout.isatty() else 200, highlight=False)
     console.print(table)
     console.print(f"data directory: {directory} (set BENCHCTL_DATA_DIR for another)", soft_wrap=True)

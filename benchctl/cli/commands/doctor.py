@@ -1,4 +1,4 @@
-"""``benchctl doctor``: is this machine ready to measure, and what brings what is missing?"""
+"""``benchctl doctor``: check this machine, with a remedy for each problem."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from benchctl.measure.doctor.check import Check
-    from benchctl.measure.doctor.engines import WantedEngine
+    from benchctl.measure.doctor.engines import NeededEngine
 
 _MISSING: Final = 2
 _STYLES: Final = {"ok": "green", "warning": "yellow", "missing": "red"}
@@ -22,24 +22,23 @@ _ANY_PROFILE: Final = "ci-smoke"
 def doctor(
     engine: Annotated[
         list[str] | None,
-        typer.Option("--engine", help="An engine preset or kind that must be installed; repeat as needed."),
+        typer.Option("--engine", help="Engine preset or kind that must be installed; repeat as needed."),
     ] = None,
-    gpu: Annotated[bool, typer.Option("--gpu", help="A GPU must be there.")] = False,
+    gpu: Annotated[bool, typer.Option("--gpu", help="Require a GPU.")] = False,
     output_dir: Annotated[
-        Path, typer.Option("--output-dir", "-o", help="Where results will go: is there room?")
+        Path, typer.Option("--output-dir", "-o", help="Directory for results, whose free space is checked.")
     ] = Path("results"),
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document instead of the table.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the table.")] = False,
 ) -> None:
-    """Look at this machine: processor, clock, room, GPUs, engines, data sets; say what brings what is missing.
+    """Check this machine: processor, clock, disk space, GPUs, engines, datasets.
 
-    Exit code: 0 when all that is needed is there (without options, what the simulator needs), 2 when something
-    needed is missing. Warnings change nothing.
+    Each problem is followed by the command that fixes it. Exit code: 0 if everything that is needed is available
+    (without options, what the simulator needs), 2 if something needed is missing. Warnings do not change it.
     """
     from benchctl.measure.doctor.check import obstacles
-    from benchctl.measure.doctor.doctor import Wanted, look_at_machine
+    from benchctl.measure.doctor.doctor import Needs, inspect_machine
 
-    wanted = Wanted(results=output_dir, engines=[_engine(name) for name in engine or ()], gpu=gpu)
-    checks = look_at_machine(wanted)
+    checks = inspect_machine(Needs(results=output_dir, engines=[_engine(name) for name in engine or ()], gpu=gpu))
     if as_json:
         import msgspec
 
@@ -50,10 +49,10 @@ def doctor(
         raise typer.Exit(_MISSING)
 
 
-def _engine(name: str) -> "WantedEngine":
-    """A preset or kind as it would be measured. Raises UsageError for an unknown one."""
+def _engine(name: str) -> "NeededEngine":
+    """A preset or kind with the options of a measurement. Raises UsageError for an unknown one."""
     from benchctl.engines.kinds import engine_for
-    from benchctl.measure.doctor.engines import WantedEngine
+    from benchctl.measure.doctor.engines import NeededEngine
     from benchctl.profile.load import load_profile
     from benchctl.profile.planning.plan import arms, variant_settings
 
@@ -62,7 +61,7 @@ def _engine(name: str) -> "WantedEngine":
     profile = load_profile(_ANY_PROFILE, engine=name)
     engine_for(profile.engine.kind)
     variant, cell = next(iter(arms(profile)))
-    return WantedEngine(kind=profile.engine.kind, options=variant_settings(profile, variant, cell).server)
+    return NeededEngine(kind=profile.engine.kind, options=variant_settings(profile, variant, cell).server)
 
 
 def _document(checks: "Sequence[Check]") -> dict[str, Any]:
@@ -90,7 +89,7 @@ def _print_table(checks: "Sequence[Check]") -> None:
     from benchctl.cli.screen import wide_console
 
     table = Table(box=None, pad_edge=False)
-    for column in ("topic", "what", "state", "finding"):
+    for column in ("topic", "part", "state", "finding"):
         table.add_column(column, no_wrap=True)
     topic = None
     for check in checks:
@@ -108,7 +107,7 @@ def _print_table(checks: "Sequence[Check]") -> None:
 def _summary(checks: "Sequence[Check]") -> str:
     missing = [f"{check.topic} {check.name}" for check in checks if check.is_obstacle]
     if missing:
-        return f"not ready: {', '.join(missing)} missing; → says what brings it"
+        return f"not ready: {', '.join(missing)} missing; see the lines that begin with →"
     count = sum(check.state == "warning" for check in checks)
-    doubts = f"; {count} warning{'s' if count != 1 else ''}" if count else ""
-    return f"ready{doubts}"
+    warnings = f"; {count} warning{'s' if count != 1 else ''}" if count else ""
+    return f"ready{warnings}"

@@ -10,7 +10,7 @@ from benchctl.errors import RecordError
 
 
 class Form(StrEnum):
-    """Whose files."""
+    """The load generator whose files are written."""
 
     VLLM = "vllm"
     AIPERF = "aiperf"
@@ -27,22 +27,22 @@ def export(
     ],
     output_dir: Annotated[
         Path | None,
-        typer.Option("--output-dir", "-o", metavar="OUT", help="Where to; DIR/export/<format> otherwise."),
+        typer.Option("--output-dir", "-o", metavar="OUT", help="Destination; by default DIR/export/<format>."),
     ] = None,
 ) -> None:
-    """Write each finished run as another tool would have written it, one directory for each arm.
+    """Write each finished run in the format of another tool, one directory for each arm.
 
-    'benchctl compare OUT/baseline OUT/guided-top_k5' reads them again, as files without blocks. What maps to what:
-    docs/interop.md. A damaged file is named on stderr and exits 4, after the rest is written.
+    'benchctl compare OUT/baseline OUT/guided-top_k5' reads these files, without blocks. Mapping of fields:
+    docs/interop.md. Damaged files are named on stderr, with exit code 4 after the rest is written.
     """
     from benchctl.analysis.analyzed import analyze_directory
     from benchctl.interop.writers.export import write_foreign
 
     analysis = analyze_directory(results)
     out = results / "export" / form.value if output_dir is None else output_dir
-    written = write_foreign(analysis, form.value, out)
-    for directory in dict.fromkeys(out / path.relative_to(out).parts[0] for path in written):
-        count = sum(path.is_relative_to(directory) for path in written)
+    paths = write_foreign(analysis, form.value, out)
+    for directory in dict.fromkeys(out / path.relative_to(out).parts[0] for path in paths):
+        count = sum(path.is_relative_to(directory) for path in paths)
         print(f"{directory} ({count} files)")
     if analysis.damage:
         raise RecordError("\n".join(analysis.damage))

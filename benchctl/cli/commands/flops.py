@@ -1,4 +1,4 @@
-"""``benchctl flops``: what a run should have computed, from its totals alone."""
+"""``benchctl flops``: the FLOPs of a run, computed from its totals alone."""
 
 import math
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ NO_MODEL = "none"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
+class _FlopsRequest:
     """The command line, resolved."""
 
     base: "ModelShape"
@@ -34,7 +34,7 @@ class _Asked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Answer:
-    """The account that was asked for; with observed candidates also theirs, and the way from one to the other."""
+    """The FLOPs count; with observed candidates also theirs, and the corrections between the two."""
 
     account: "FlopsAccount"
     observed: "FlopsAccount | None" = None
@@ -100,7 +100,7 @@ def flops(
 
     if wall is not None and not (math.isfinite(wall) and wall > 0):
         raise UsageError(f"--wall is {wall}; give the seconds that the run took, more than 0")
-    asked = _Asked(
+    request = _FlopsRequest(
         base=shape_for(base),
         value_model=None if value_model.lower() == NO_MODEL else shape_for(value_model),
         totals=RunTotals(
@@ -115,75 +115,75 @@ def flops(
         wall_s=wall,
         hardware=hardware_for(hardware),
     )
-    answer = _account(asked, observed_candidates)
+    answer = _account(request, observed_candidates)
     if as_json:
-        _print_json(asked, answer, observed_candidates)
+        _print_json(request, answer, observed_candidates)
     else:
-        _print_tables(asked, answer)
+        _print_tables(request, answer)
 
 
-def _account(asked: _Asked, observed_candidates: float | None) -> _Answer:
+def _account(request: _FlopsRequest, observed_candidates: float | None) -> _Answer:
     from benchctl.costs.difference import explain_difference
     from benchctl.costs.flops import observed_flops, published_flops
 
-    base, value_model = asked.base, asked.value_model
+    base, value_model = request.base, request.value_model
     account = published_flops(
-        asked.totals,
+        request.totals,
         base=base,
         value_model=value_model,
-        top_k=asked.top_k,
-        candidate_cost=asked.candidate_cost,
-        convention=asked.convention,
+        top_k=request.top_k,
+        candidate_cost=request.candidate_cost,
+        convention=request.convention,
     )
     if observed_candidates is None:
         return _Answer(account=account)
-    lengths = asked.totals.evenly()
-    seen = _assumed_counts(asked, lengths, observed_candidates)
+    lengths = request.totals.evenly()
+    counts = _assumed_counts(request, lengths, observed_candidates)
     return _Answer(
         account=account,
-        observed=observed_flops(lengths.sequences, seen, base=base, value_model=value_model),
+        observed=observed_flops(lengths.sequences, counts, base=base, value_model=value_model),
         corrections=explain_difference(
-            account, lengths=lengths, seen=seen, base=base, value_model=value_model, top_k=asked.top_k
+            account, lengths=lengths, seen=counts, base=base, value_model=value_model, top_k=request.top_k
         ),
     )
 
 
-def _assumed_counts(asked: _Asked, lengths: "RunLengths", candidates_per_token: float) -> "SeenCounts":
-    """What a step log would count, had the value model scored so many candidates for each token."""
+def _assumed_counts(request: _FlopsRequest, lengths: "RunLengths", candidates_per_token: float) -> "SeenCounts":
+    """The counts of a step log in which the value model scored so many candidates for each token."""
     from benchctl.costs.work import SeenCounts
 
-    if asked.value_model is None:
+    if request.value_model is None:
         raise UsageError("--observed-candidates needs a value model that scores them; name one with --value-model")
-    if not 0 <= candidates_per_token <= asked.top_k:
+    if not 0 <= candidates_per_token <= request.top_k:
         raise UsageError(
             f"--observed-candidates is {candidates_per_token}; it is a mean per output token, from 0 to the "
-            f"--top-k of {asked.top_k}"
+            f"--top-k of {request.top_k}"
         )
     is_scored = candidates_per_token > 0
     return SeenCounts(
-        base_prefill_tokens=asked.totals.prompt_tokens,
+        base_prefill_tokens=request.totals.prompt_tokens,
         value_prefill_tokens=sum(prompt for prompt, _ in lengths.sequences) if is_scored else 0,
         value_extend_tokens=sum(max(output - 1, 0) for _, output in lengths.sequences) if is_scored else 0,
-        candidates=round(candidates_per_token * asked.totals.output_tokens),
+        candidates=round(candidates_per_token * request.totals.output_tokens),
     )
 
 
-def _print_tables(asked: _Asked, answer: _Answer) -> None:
+def _print_tables(request: _FlopsRequest, answer: _Answer) -> None:
     from rich.console import Console
     from rich.table import Table
 
     from benchctl.units import PETA
 
     accounts = [answer.account] + ([answer.observed] if answer.observed is not None else [])
-    headings: list[str] = [asked.convention, "observed"][: len(accounts)]
+    headings: list[str] = [request.convention, "observed"][: len(accounts)]
     table = Table("", *headings)
     for column in table.columns[1:]:
         column.justify = "right"
-    columns = [_readable(account, asked) for account in accounts]
+    columns = [_readable(account, request) for account in accounts]
     for label in columns[0]:
         table.add_row(label, *(column[label] for column in columns), end_section=label.endswith("total, PFLOP"))
     console = Console(highlight=False)
-    console.print(_title(asked))
+    console.print(_title(request))
     console.print(table)
     if answer.corrections:
         corrections = Table("correction", "PFLOP", "because")
@@ -197,21 +197,21 @@ def _print_tables(asked: _Asked, answer: _Answer) -> None:
         console.print(corrections)
 
 
-def _title(asked: _Asked) -> str:
-    guided = f" guided by {asked.value_model.name}, top_k {asked.top_k}" if asked.value_model else ""
-    totals = asked.totals
+def _title(request: _FlopsRequest) -> str:
+    guided = f" guided by {request.value_model.name}, top_k {request.top_k}" if request.value_model else ""
+    totals = request.totals
     return (
-        f"{asked.base.name}{guided}: {totals.num_sequences} outputs of {totals.num_questions} prompts, "
+        f"{request.base.name}{guided}: {totals.num_sequences} outputs of {totals.num_questions} prompts, "
         f"{totals.output_tokens} output tokens"
     )
 
 
-def _readable(account: "FlopsAccount", asked: _Asked) -> dict[str, str]:
+def _readable(account: "FlopsAccount", request: _FlopsRequest) -> dict[str, str]:
     """One column of the table; labels carry the units that people read."""
     from benchctl.units import GIGA, PETA, TERA
 
-    numbers = _numbers(account, asked)
-    shown = {
+    numbers = _numbers(account, request)
+    rows = {
         "base prefill, PFLOP": ("base_prefill_flops", PETA),
         "base decode, PFLOP": ("base_decode_flops", PETA),
         "  of both: linear": ("base_linear_flops", PETA),
@@ -226,16 +226,16 @@ def _readable(account: "FlopsAccount", asked: _Asked) -> dict[str, str]:
         "total / base": ("ratio", 1),
         "GFLOP per output token": ("flops_per_output_token", GIGA),
         "achieved TFLOP/s": ("achieved_flops_per_s", TERA),
-        f"% of {asked.hardware.name}'s peak": ("utilization_frac", 0.01),
+        f"% of {request.hardware.name}'s peak": ("utilization_frac", 0.01),
     }
     column = {}
-    for label, (key, unit) in shown.items():
+    for label, (key, unit) in rows.items():
         number = numbers[key]
         column[label] = "needs --wall" if number is None else f"{number / unit:.4g}"
     return column
 
 
-def _numbers(account: "FlopsAccount", asked: _Asked) -> dict[str, float | None]:
+def _numbers(account: "FlopsAccount", request: _FlopsRequest) -> dict[str, float | None]:
     from benchctl.costs.flops import achieved_flops_per_s, utilization_frac
 
     return {
@@ -252,30 +252,30 @@ def _numbers(account: "FlopsAccount", asked: _Asked) -> dict[str, float | None]:
         "total_flops": account.total,
         "ratio": account.ratio,
         "flops_per_output_token": account.flops_per_output_token,
-        "achieved_flops_per_s": achieved_flops_per_s(account.total, asked.wall_s),
-        "utilization_frac": utilization_frac(account.total, asked.wall_s, asked.hardware),
+        "achieved_flops_per_s": achieved_flops_per_s(account.total, request.wall_s),
+        "utilization_frac": utilization_frac(account.total, request.wall_s, request.hardware),
     }
 
 
-def _print_json(asked: _Asked, answer: _Answer, observed_candidates: float | None) -> None:
+def _print_json(request: _FlopsRequest, answer: _Answer, observed_candidates: float | None) -> None:
     import json
 
     document: dict[str, Any] = {
-        "base": asked.base.name,
-        "value_model": asked.value_model.name if asked.value_model else None,
-        "num_questions": asked.totals.num_questions,
-        "num_sequences": asked.totals.num_sequences,
-        "prompt_tokens": asked.totals.prompt_tokens,
-        "output_tokens": asked.totals.output_tokens,
-        "top_k": asked.top_k,
-        "candidate_cost": asked.candidate_cost,
+        "base": request.base.name,
+        "value_model": request.value_model.name if request.value_model else None,
+        "num_questions": request.totals.num_questions,
+        "num_sequences": request.totals.num_sequences,
+        "prompt_tokens": request.totals.prompt_tokens,
+        "output_tokens": request.totals.output_tokens,
+        "top_k": request.top_k,
+        "candidate_cost": request.candidate_cost,
         "observed_candidates_per_token": observed_candidates,
-        "wall_s": asked.wall_s,
-        "hardware": asked.hardware.name,
-        "peak_flops_per_s": asked.hardware.peak_flops_per_s,
-        "convention": asked.convention,
-        "account": _numbers(answer.account, asked),
-        "observed": _numbers(answer.observed, asked) if answer.observed is not None else None,
+        "wall_s": request.wall_s,
+        "hardware": request.hardware.name,
+        "peak_flops_per_s": request.hardware.peak_flops_per_s,
+        "convention": request.convention,
+        "account": _numbers(answer.account, request),
+        "observed": _numbers(answer.observed, request) if answer.observed is not None else None,
         "corrections": [
             {"code": correction.code, "flops": correction.flops, "meaning": correction.meaning}
             for correction in answer.corrections

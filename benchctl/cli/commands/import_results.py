@@ -1,4 +1,4 @@
-"""``benchctl import``: results that another project measured, as a result directory."""
+"""``benchctl import``: results of another project as a result directory."""
 
 import sys
 from pathlib import Path
@@ -9,7 +9,7 @@ import typer
 if TYPE_CHECKING:
     from benchctl.interop.lenvm.imported import ImportResult
 
-app = typer.Typer(help="Turn results of other projects into result directories.", no_args_is_help=True)
+app = typer.Typer(help="Import results of other projects as result directories.", no_args_is_help=True)
 
 
 @app.callback()
@@ -22,25 +22,25 @@ def lenvm(
     source: Annotated[
         Path,
         typer.Argument(
-            metavar="DIR", help="What the LenVM timing scripts wrote: baseline.meta.json and beside it."
+            metavar="DIR", help="Output of the LenVM timing scripts: baseline.meta.json and the other files."
         ),
     ],
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="OUT", help="The result directory to make.", show_default=False),
+        typer.Option("--output", "-o", metavar="OUT", help="Result directory to create.", show_default=False),
     ] = None,
     model: Annotated[
-        str | None, typer.Option("--model", help="The served model, where the name of DIR does not say it.")
+        str | None, typer.Option("--model", help="The served model, if the name of DIR does not contain it.")
     ] = None,
     value_model: Annotated[
-        str | None, typer.Option("--value-model", help="The value model, where the name of DIR does not say it.")
+        str | None, typer.Option("--value-model", help="The value model, if the name of DIR does not contain it.")
     ] = None,
 ) -> None:
-    """Import one run of each arm as one block, with what cannot be trusted of it.
+    """Import one run of each arm as one block, with warnings about unreliable data.
 
-    Usage is counted once for each request; of several lives of a server those count that answered; what cannot be
-    read is left out and told. 'benchctl show', 'report' and 'compare' read the result; lenvm_summary.csv in it has
-    the project's own columns. One block is a screening: a comparison of it ends with 3.
+    Usage is counted once per request; of several starts of a server, those that answered count; unreadable lines
+    are left out and reported. 'benchctl show', 'report' and 'compare' read the result; its lenvm_summary.csv has
+    the columns of the project. One block is a screening: comparing it exits with 3.
     """
     from benchctl.interop.lenvm.imported import import_lenvm
 
@@ -49,11 +49,11 @@ def lenvm(
 
 
 def _tell(result: "ImportResult") -> None:
-    from benchctl.interop.lenvm.doubts import FAULTS
+    from benchctl.interop.lenvm.doubts import REPAIRS
     from benchctl.interop.lenvm.summary import SUMMARY_NAME
 
-    faults = [warning for warning in result.warnings if warning.code in FAULTS]
-    limits = [warning for warning in result.warnings if warning.code not in FAULTS]
+    faults = [warning for warning in result.warnings if warning.code in REPAIRS]
+    limits = [warning for warning in result.warnings if warning.code not in REPAIRS]
     for title, warnings in (("mended or left out", faults), ("to bear in mind", limits)):
         if warnings:
             print(f"{title}:")

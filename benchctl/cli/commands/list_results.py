@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 
 def list_results(
-    root: Annotated[Path, typer.Argument(help="Where result directories lie.")] = Path("results"),
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document instead of a table.")] = False,
+    root: Annotated[Path, typer.Argument(help="Parent of result directories.")] = Path("results"),
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of a table.")] = False,
 ) -> None:
-    """List result directories, newest first: when, profile, engine, state, runs done of planned."""
+    """List result directories, newest first, with profile, engine, state and the number of runs."""
     from benchctl.report.catalog import list_directories
 
     entries = list_directories(root)
@@ -27,7 +27,7 @@ def list_results(
     elif entries:
         _print_table(root, entries)
     else:
-        print(f"{root} holds no results yet; 'benchctl run' makes some")
+        print(f"{root} contains no results yet; 'benchctl run' creates them")
 
 
 def _print_table(root: Path, entries: "Sequence[Entry]") -> None:
@@ -43,8 +43,8 @@ def _print_table(root: Path, entries: "Sequence[Entry]") -> None:
         if entry.problem is not None:
             table.add_row(name, "", "", "", "unreadable", "", entry.problem)
             continue
-        done = f"{entry.num_done}/{entry.num_planned}"
+        runs = f"{entry.num_done}/{entry.num_planned}"
         remarks = " · ".join(filter(None, (entry.label, entry.altered)))
-        fields = (entry.created_at, entry.profile, entry.engine, entry.state, done, remarks)
+        fields = (entry.created_at, entry.profile, entry.engine, entry.state, runs, remarks)
         table.add_row(name, *(field or "" for field in fields))
     wide_console().print(table)

@@ -1,4 +1,4 @@
-"""``benchctl load``: the load generator alone, on a server that runs already."""
+"""``benchctl load``: the load generator alone, on a server that is running already."""
 
 import math
 import os
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 _RESULTS: Final = Path("results")
 _OUTPUT_TOKENS: Final = 128
-"""Length of an output where neither the command line nor the dataset says it."""
+"""Length of an output if neither the command line nor the dataset sets it."""
 _NAME: Final = "load"
-_SAID_ANYWAY: Final = "server-not-fresh"
-"""Code of the warning that the server is another's, which whoever typed its address knows."""
+_OBVIOUS_WARNING: Final = "server-not-fresh"
+"""The user who typed the address knows that benchctl did not start the server."""
 _EXIT_CODES: Final = {"done": 0, "suspect": 4, "failed": 5}
 
 
@@ -43,68 +43,96 @@ class Priority(StrEnum):
     NONE = "none"
 
 
+_Url = Annotated[str, typer.Argument(metavar="URL", help="Address of the server, such as http://127.0.0.1:8000.")]
+_Model = Annotated[
+    str | None,
+    typer.Option("--model", help="Name of the model at the server; by default the first one that it offers."),
+]
+_Dialect = Annotated[
+    str,
+    typer.Option("--dialect", metavar="DIALECT", help="API of the server: openai, or an engine such as vllm."),
+]
+_NumPrompts = Annotated[int, typer.Option("--num-prompts", min=1, help="Number of requests.")]
+_MaxConcurrency = Annotated[
+    int | None, typer.Option("--max-concurrency", min=1, help="Most requests that are open at once.")
+]
+_RequestRate = Annotated[
+    float | None,
+    typer.Option("--request-rate", help="Requests per second, as a Poisson process; by default all at once."),
+]
+_Burstiness = Annotated[
+    float | None,
+    typer.Option("--burstiness", help="Burstiness of --request-rate: 1 is Poisson, less than 1 is burstier."),
+]
+_DatasetOption = Annotated[
+    DatasetName | None,
+    typer.Option(
+        "--dataset-name", help="Source of prompts; by default synthetic with --input-len, else generated."
+    ),
+]
+_DatasetPath = Annotated[str | None, typer.Option("--dataset-path", metavar="FILE", help="File of the dataset.")]
+_InputLen = Annotated[
+    int | None,
+    typer.Option("--input-len", min=1, help="Approximate tokens of each prompt; all prompts begin differently."),
+]
+_OutputLen = Annotated[
+    int | None,
+    typer.Option(
+        "--output-len", min=1, help=f"Tokens of each output; by default the dataset's, or {_OUTPUT_TOKENS}."
+    ),
+]
+_IgnoreEos = Annotated[
+    bool,
+    typer.Option("--ignore-eos/--no-ignore-eos", help="Outputs have exactly this length, or at most this length."),
+]
+_Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of all random choices.")]
+_NumWarmups = Annotated[
+    int, typer.Option("--num-warmups", min=0, help="Short requests before the load, which no number includes.")
+]
+_Workers = Annotated[str, typer.Option("--workers", metavar="auto|N", help="Processes that send the load.")]
+_PriorityOption = Annotated[
+    Priority, typer.Option("--priority", help="Request scheduling priority for the client, if permitted.")
+]
+_ApiKeyEnv = Annotated[
+    str | None,
+    typer.Option("--api-key-env", metavar="NAME", help="Environment variable with the API key of the server."),
+]
+_TimeoutS = Annotated[
+    float, typer.Option("--timeout-s", help="Seconds for each request, from its send to its last token.")
+]
+_OutputDir = Annotated[
+    Path | None,
+    typer.Option("--output-dir", "-o", metavar="DIR", help="New directory; by default results/load/<utc>-<hash8>."),
+]
+_AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")]
+
+
 def load(  # the parameters are the command line
-    url: Annotated[str, typer.Argument(metavar="URL", help="The server, such as http://127.0.0.1:8000.")],
-    model: Annotated[
-        str | None,
-        typer.Option("--model", help="Name of the model at the server; where it is not given, its first one."),
-    ] = None,
-    dialect: Annotated[
-        str,
-        typer.Option("--dialect", metavar="DIALECT", help="Its API: openai, or an engine such as vllm."),
-    ] = PLAIN_DIALECT,
-    num_prompts: Annotated[int, typer.Option("--num-prompts", min=1, help="Requests.")] = 64,
-    max_concurrency: Annotated[
-        int | None, typer.Option("--max-concurrency", min=1, help="Requests open at once at most.")
-    ] = None,
-    request_rate: Annotated[
-        float | None,
-        typer.Option("--request-rate", help="Requests per second, in a Poisson process; without it all at once."),
-    ] = None,
-    burstiness: Annotated[
-        float | None, typer.Option("--burstiness", help="Of --request-rate: 1 is Poisson, below 1 burstier.")
-    ] = None,
-    dataset_name: Annotated[
-        DatasetName | None,
-        typer.Option("--dataset-name", help="Of the prompts: synthetic with --input-len, else generated."),
-    ] = None,
-    dataset_path: Annotated[
-        str | None, typer.Option("--dataset-path", metavar="FILE", help="File of the dataset.")
-    ] = None,
-    input_len: Annotated[
-        int | None, typer.Option("--input-len", min=1, help="Tokens of each prompt, about; no two begin alike.")
-    ] = None,
-    output_len: Annotated[
-        int | None,
-        typer.Option("--output-len", min=1, help=f"Tokens of each output: the dataset's, or {_OUTPUT_TOKENS}."),
-    ] = None,
-    ignore_eos: Annotated[
-        bool,
-        typer.Option("--ignore-eos/--no-ignore-eos", help="Outputs have exactly this length, or at most it."),
-    ] = True,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of everything that is drawn.")] = 0,
-    num_warmups: Annotated[
-        int, typer.Option("--num-warmups", min=0, help="Short requests before the load, left out of all numbers.")
-    ] = 1,
-    workers: Annotated[
-        str, typer.Option("--workers", metavar="auto|N", help="Processes that send the load.")
-    ] = "auto",
-    priority: Annotated[
-        Priority, typer.Option("--priority", help="Whether the client asks the system to run first.")
-    ] = Priority.AUTO,
-    api_key_env: Annotated[
-        str | None, typer.Option("--api-key-env", metavar="NAME", help="Variable that holds the server's key.")
-    ] = None,
-    timeout_s: Annotated[
-        float, typer.Option("--timeout-s", help="For each request, from sending it to its last token.")
-    ] = 600.0,
-    output_dir: Annotated[
-        Path | None,
-        typer.Option("--output-dir", "-o", metavar="DIR", help="New directory; else results/load/<utc>-<hash8>."),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document instead of tables.")] = False,
+    url: _Url,
+    model: _Model = None,
+    dialect: _Dialect = PLAIN_DIALECT,
+    num_prompts: _NumPrompts = 64,
+    max_concurrency: _MaxConcurrency = None,
+    request_rate: _RequestRate = None,
+    burstiness: _Burstiness = None,
+    dataset_name: _DatasetOption = None,
+    dataset_path: _DatasetPath = None,
+    input_len: _InputLen = None,
+    output_len: _OutputLen = None,
+    ignore_eos: _IgnoreEos = True,
+    seed: _Seed = 0,
+    num_warmups: _NumWarmups = 1,
+    workers: _Workers = "auto",
+    priority: _PriorityOption = Priority.AUTO,
+    api_key_env: _ApiKeyEnv = None,
+    timeout_s: _TimeoutS = 600.0,
+    output_dir: _OutputDir = None,
+    as_json: _AsJson = False,
 ) -> None:
-    """Send a load to a running server and say what came back: no server is started, nothing else is sampled."""
+    """Send a load to a running server and report latencies and throughput.
+
+    No server is started, and neither the server nor the machine is sampled.
+    """
     from benchctl.workload.datasets.dataset import FileDataset, dataset_named
 
     dataset_name = dataset_name or ("generated" if input_len is None else "synthetic")
@@ -131,18 +159,18 @@ def load(  # the parameters are the command line
     raise typer.Exit(_EXIT_CODES[loaded.record.state])
 
 
-def _workers(asked: str) -> str | int:
-    """As the profile says it, whose bounds hold."""
-    return int(asked) if asked.removeprefix("-").isdecimal() else asked
+def _workers(option: str) -> str | int:
+    """The value for the profile, which checks its bounds."""
+    return int(option) if option.removeprefix("-").isdecimal() else option
 
 
 def _arrival(max_concurrency: int | None, rate: float | None, burstiness: float | None) -> dict[str, Any]:
-    """A rate makes an open loop, which a concurrency only caps; without one a concurrency makes a closed loop."""
+    """A rate makes an open loop, capped by the concurrency; without a rate the concurrency makes a closed loop."""
     if rate is not None and math.isinf(rate) and rate > 0:
         rate = None  # as vLLM writes it
     if rate is None:
         if burstiness is not None:
-            raise UsageError("--burstiness is that of a rate: name one in --request-rate, or leave it out")
+            raise UsageError("--burstiness needs a --request-rate; give one, or leave it out")
         kind = "burst" if max_concurrency is None else "closed-loop"
         return {"kind": kind, "max_concurrency": max_concurrency}
     arrival = {"request_rate": rate, "max_concurrency": max_concurrency}
@@ -160,7 +188,7 @@ def _plain_profile(
     load: dict[str, Any],
     timeout_s: float,
 ) -> dict[str, Any]:
-    """The load as a profile of one run, so that requests are made and results are read as everywhere else."""
+    """The load as a profile of one run."""
     return {
         "name": _NAME,
         "description": "One load on a running server",
@@ -198,10 +226,10 @@ def _load(plain: dict[str, Any], output_dir: Path | None, *, is_quiet: bool) -> 
         with _progress(profile.workload.num_prompts, is_quiet=is_quiet) as on_progress:
             loaded = load_server(results, profile, on_progress)
     except KeyboardInterrupt:
-        look = shlex.join(["benchctl", "show", str(results.path)])
-        print(f"interrupted; what was measured is kept. Look at it with: {look}", file=sys.stderr)
+        show = shlex.join(["benchctl", "show", str(results.path)])
+        print(f"interrupted; results until now are kept. Show them with: {show}", file=sys.stderr)
         raise
-    _tell(results.path, loaded, as_json=is_quiet)
+    _report(results.path, loaded, as_json=is_quiet)
     return loaded
 
 
@@ -214,7 +242,7 @@ def _check_key(profile: "Profile") -> None:
 
 @contextmanager
 def _progress(num_requests: int, *, is_quiet: bool) -> Iterator[Callable[[int], None]]:
-    """A bar on stderr, where somebody watches."""
+    """A progress bar, if stderr is a terminal."""
     from benchctl.cli.progress import has_room_for_bars
 
     if is_quiet or os.environ.get("CI") or not has_room_for_bars():
@@ -230,7 +258,7 @@ def _progress(num_requests: int, *, is_quiet: bool) -> Iterator[Callable[[int], 
         yield advanced
 
 
-def _tell(path: Path, loaded: "LoadResult", *, as_json: bool) -> None:
+def _report(path: Path, loaded: "LoadResult", *, as_json: bool) -> None:
     """Write ``result.json``, and print it or the tables."""
     from benchctl.records.jsonl import write_json_atomic
     from benchctl.report.text.load_report import load_result
@@ -266,7 +294,7 @@ def _print_tables(path: Path, loaded: "LoadResult") -> None:
                 print(note)
     print(f"{record.state}: {path}")
     for warning in (*loaded.manifest.warnings, *record.warnings):
-        if warning.code != _SAID_ANYWAY:
+        if warning.code != _OBVIOUS_WARNING:
             print(f"warning: {warning.code}: {warning.message}", file=sys.stderr)
     if record.failure is not None:
         print(f"benchctl: {record.failure.cause}: {record.failure.message}", file=sys.stderr)

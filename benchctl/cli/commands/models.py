@@ -1,4 +1,4 @@
-"""``benchctl models``: make small models of random weights, to try real engines with."""
+"""``benchctl models``: small models with random weights, to try real engines with."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from benchctl.costs.shapes import ModelShape
     from benchctl.engines.tiny_models.recipe import Architecture, Recipe
 
-app = typer.Typer(help="Make models of random weights, to try real engines with.", no_args_is_help=True)
+app = typer.Typer(help="Make small models with random weights, to try real engines with.", no_args_is_help=True)
 
 _DEFAULTS = {"hidden": 128, "layers": 2, "heads": 4, "kv-heads": 2, "vocab": 2048}
 
@@ -26,91 +26,116 @@ def _dimension(option: str, what: str) -> typer.models.OptionInfo:
     return info
 
 
+_Directory = Annotated[Path, typer.Argument(metavar="DIR", help="Directory to create.")]
+_Arch = Annotated[Literal["qwen2", "qwen3", "llama"], typer.Option("--arch", help="Model family.")]
+_Shape = Annotated[
+    str | None,
+    typer.Option(
+        "--shape",
+        "--like",
+        metavar="MODEL",
+        help="Take all dimensions from a Qwen2.5 name or a directory's config.json.",
+    ),
+]
+_Hidden = Annotated[int | None, _dimension("hidden", "Width.")]
+_Layers = Annotated[int | None, _dimension("layers", "Number of layers.")]
+_Heads = Annotated[int | None, _dimension("heads", "Number of query heads.")]
+_KvHeads = Annotated[int | None, _dimension("kv-heads", "Number of key-value heads.")]
+_Ffn = Annotated[int | None, _dimension("ffn", "Width of the feed-forward block.")]
+_Vocab = Annotated[int | None, _dimension("vocab", "Size of the vocabulary.")]
+_Context = Annotated[int, typer.Option("--context", min=1, metavar="N", help="Longest sequence in tokens.")]
+_Dtype = Annotated[
+    Literal["bfloat16", "float16", "float32"], typer.Option("--dtype", help="Data type of the weights.")
+]
+_Seed = Annotated[int, typer.Option("--seed", help="Seed of the weights; the tokenizer does not depend on it.")]
+_Gguf = Annotated[bool, typer.Option("--gguf", help="Also write DIR/<name of DIR>.gguf for llama.cpp.")]
+_NoWeights = Annotated[
+    bool,
+    typer.Option("--no-weights", help="Write only configuration and tokenizer, for engines that draw the weights."),
+]
+_Force = Annotated[bool, typer.Option("--force", help="Replace a model directory that exists.")]
+_ValueModel = Annotated[
+    bool,
+    typer.Option(
+        "--value-model", help="Write a pair for guided decoding: DIR/base, and its value model DIR/value."
+    ),
+]
+_ValueLayers = Annotated[
+    int | None,
+    typer.Option("--value-layers", min=1, metavar="N", help="Layers of the value model.", show_default="--layers"),
+]
+_ValueShape = Annotated[
+    str | None,
+    typer.Option(
+        "--value-shape",
+        metavar="MODEL",
+        help="Dimensions of the value model, given as for --shape; its vocabulary is that of DIR/base.",
+    ),
+]
+_ConstantValue = Annotated[
+    float | None,
+    typer.Option(
+        "--constant-value",
+        metavar="V",
+        help="Value of every token, between 0 and 1.",
+        show_default="random values",
+    ),
+]
+
+
 @app.command("make-tiny")
 def make_tiny(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory to make.")],
-    arch: Annotated[Literal["qwen2", "qwen3", "llama"], typer.Option("--arch", help="Family.")] = "qwen2",
-    shape: Annotated[
-        str | None,
-        typer.Option(
-            "--shape",
-            "--like",
-            metavar="MODEL",
-            help="All dimensions of a Qwen2.5 name or a directory's config.json.",
-        ),
-    ] = None,
-    hidden: Annotated[int | None, _dimension("hidden", "Width.")] = None,
-    layers: Annotated[int | None, _dimension("layers", "Layers.")] = None,
-    heads: Annotated[int | None, _dimension("heads", "Query heads.")] = None,
-    kv_heads: Annotated[int | None, _dimension("kv-heads", "Key-value heads.")] = None,
-    ffn: Annotated[int | None, _dimension("ffn", "Width of the feed-forward block.")] = None,
-    vocab: Annotated[int | None, _dimension("vocab", "Tokens of the vocabulary.")] = None,
-    context: Annotated[
-        int, typer.Option("--context", min=1, metavar="N", help="Longest sequence in tokens.")
-    ] = 4096,
-    dtype: Annotated[
-        Literal["bfloat16", "float16", "float32"], typer.Option("--dtype", help="Type of the weights.")
-    ] = "bfloat16",
-    seed: Annotated[int, typer.Option("--seed", help="Seed of the weights; the tokenizer has none.")] = 0,
-    gguf: Annotated[bool, typer.Option("--gguf", help="Also write DIR/<name of DIR>.gguf for llama.cpp.")] = False,
-    no_weights: Annotated[
-        bool, typer.Option("--no-weights", help="Only configuration and tokenizer, for engines that draw weights.")
-    ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace a model directory that exists.")] = False,
-    value_model: Annotated[
-        bool,
-        typer.Option(
-            "--value-model", help="A pair for guided decoding: DIR/base, and its value model in DIR/value."
-        ),
-    ] = False,
-    value_layers: Annotated[
-        int | None,
-        typer.Option(
-            "--value-layers", min=1, metavar="N", help="Layers of the value model.", show_default="--layers"
-        ),
-    ] = None,
-    value_shape: Annotated[
-        str | None,
-        typer.Option(
-            "--value-shape",
-            metavar="MODEL",
-            help="Dimensions of the value model, as --shape; the tokens are DIR/base's.",
-        ),
-    ] = None,
-    constant_value: Annotated[
-        float | None,
-        typer.Option(
-            "--constant-value",
-            metavar="V",
-            help="Every token has this value, between 0 and 1.",
-            show_default="random values",
-        ),
-    ] = None,
+    directory: _Directory,
+    arch: _Arch = "qwen2",
+    shape: _Shape = None,
+    hidden: _Hidden = None,
+    layers: _Layers = None,
+    heads: _Heads = None,
+    kv_heads: _KvHeads = None,
+    ffn: _Ffn = None,
+    vocab: _Vocab = None,
+    context: _Context = 4096,
+    dtype: _Dtype = "bfloat16",
+    seed: _Seed = 0,
+    gguf: _Gguf = False,
+    no_weights: _NoWeights = False,
+    force: _Force = False,
+    value_model: _ValueModel = False,
+    value_layers: _ValueLayers = None,
+    value_shape: _ValueShape = None,
+    constant_value: _ConstantValue = None,
 ) -> None:
-    """Write a causal language model of random weights that vLLM, transformers and llama.cpp load.
+    """Write a causal language model with random weights that vLLM, transformers and llama.cpp can load.
 
-    With --value-model two: the model, and a value model that guides it. No network is needed. The same options give
-    the same bytes.
+    With --value-model, write two: the model, and a value model that guides it. The network is not used. The same
+    options give the same bytes.
     """
     from benchctl.engines.tiny_models.make import make_model
     from benchctl.engines.tiny_models.recipe import Recipe
     from benchctl.engines.tiny_models.value_pair import make_value_pair
 
     if gguf and no_weights:
-        raise UsageError("--gguf and --no-weights contradict each other; a GGUF file is made of weights")
+        raise UsageError("--gguf and --no-weights contradict each other; a GGUF file consists of weights")
     _refuse_value_options(
         value_model=value_model,
-        given={
+        value_options={
             "--value-layers": value_layers,
             "--value-shape": value_shape,
             "--constant-value": constant_value,
         },
         gguf=gguf,
     )
-    given = {"hidden": hidden, "layers": layers, "heads": heads, "kv-heads": kv_heads, "ffn": ffn, "vocab": vocab}
+    dimensions = {
+        "hidden": hidden,
+        "layers": layers,
+        "heads": heads,
+        "kv-heads": kv_heads,
+        "ffn": ffn,
+        "vocab": vocab,
+    }
     recipe = Recipe(
         arch=arch,
-        shape=_shape(shape, {option: value for option, value in given.items() if value is not None}, arch),
+        shape=_shape(shape, {option: value for option, value in dimensions.items() if value is not None}, arch),
         context=context,
         dtype=dtype,
         seed=seed,
@@ -120,24 +145,27 @@ def make_tiny(
         files = make_value_pair(
             directory, recipe, value, constant=constant_value, weights=not no_weights, replace=force
         )
-        made = f"{recipe.shape.num_params() / 1e6:,.2f} + {value.shape.as_value_model().num_params() / 1e6:,.2f}"
+        millions = (
+            f"{recipe.shape.num_params() / 1e6:,.2f} + {value.shape.as_value_model().num_params() / 1e6:,.2f}"
+        )
     else:
         files = make_model(directory, recipe, weights=not no_weights, gguf=gguf, replace=force)
-        made = f"{recipe.shape.num_params() / 1e6:,.2f}"
+        millions = f"{recipe.shape.num_params() / 1e6:,.2f}"
     num_bytes = sum(path.stat().st_size for path in files)
-    weights = f"in {dtype}, seed {seed}" if not no_weights else "that are not written"
-    print(f"{directory}: {arch} of {made} M random weights {weights}; {len(files)} files, {megabytes(num_bytes)}")
+    weights = f"in {dtype}, seed {seed}" if not no_weights else "(not written)"
+    content = f"{arch} with {millions} M random weights {weights}"
+    print(f"{directory}: {content}; {len(files)} files, {megabytes(num_bytes)}")
 
 
-def _refuse_value_options(*, value_model: bool, given: dict[str, object], gguf: bool) -> None:
-    """Raise UsageError for options that say nothing without --value-model, or nothing with it."""
+def _refuse_value_options(*, value_model: bool, value_options: dict[str, object], gguf: bool) -> None:
+    """Raise UsageError for options that have no effect without --value-model, or with it."""
     if value_model and gguf:
         raise UsageError("--gguf and --value-model contradict each other: llama.cpp loads no value model")
-    options = [option for option, value in given.items() if value is not None]
+    options = [option for option, value in value_options.items() if value is not None]
     if options and not value_model:
-        raise UsageError(f"{', '.join(options)}: describes a value model; add --value-model to make one")
-    if given["--value-layers"] is not None and given["--value-shape"] is not None:
-        raise UsageError("--value-shape gives all dimensions and does not go with --value-layers; leave one out")
+        raise UsageError(f"{', '.join(options)}: only for a value model; add --value-model to make one")
+    if value_options["--value-layers"] is not None and value_options["--value-shape"] is not None:
+        raise UsageError("--value-shape sets all dimensions and excludes --value-layers; leave one out")
 
 
 def _value_shape(base: "Recipe", name: str | None, layers: int | None) -> "ModelShape":
@@ -147,21 +175,19 @@ def _value_shape(base: "Recipe", name: str | None, layers: int | None) -> "Model
     return replace(base.shape, layers=layers or base.shape.layers)
 
 
-def _shape(name: str | None, given: dict[str, int], arch: "Architecture") -> "ModelShape":
-    """The dimensions that the command line asks for: those of a known model, or one by one."""
+def _shape(name: str | None, dimensions: dict[str, int], arch: "Architecture") -> "ModelShape":
+    """The dimensions from the command line: those of a named model, or one by one."""
     from benchctl.costs.shapes import ModelShape, shape_for
 
     if name is not None:
-        if given:
-            options = ", ".join(f"--{option}" for option in given)
-            raise UsageError(
-                f"--shape gives all dimensions and does not go with {options}; leave one or the other out"
-            )
+        if dimensions:
+            options = ", ".join(f"--{option}" for option in dimensions)
+            raise UsageError(f"--shape sets all dimensions and excludes {options}; leave out one or the other")
         return replace(shape_for(name), qkv_bias=arch == "qwen2")
-    dims = _DEFAULTS | given
+    dims = _DEFAULTS | dimensions
     hidden, heads = dims["hidden"], dims["heads"]
     if hidden % heads:
-        raise UsageError(f"--hidden {hidden} does not divide among --heads {heads}; choose a multiple of it")
+        raise UsageError(f"--hidden {hidden} is not divisible by --heads {heads}; choose a multiple of it")
     return ModelShape(
         name="tiny",
         layers=dims["layers"],

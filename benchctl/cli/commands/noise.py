@@ -1,4 +1,4 @@
-"""``benchctl noise``: the noise on file, which every experiment on this machine takes along."""
+"""``benchctl noise``: the stored noise of this machine, which applies to every experiment on it."""
 
 import datetime as dt
 import json
@@ -16,37 +16,41 @@ if TYPE_CHECKING:
     from benchctl.records.noise import NoiseFloor
     from benchctl.records.noise_store import StoredNoise
 
-app = typer.Typer(no_args_is_help=True, help="The noise floor of this machine, from A/A experiments.")
+app = typer.Typer(
+    no_args_is_help=True, help="List, show and store noise floors of this machine, from A/A experiments."
+)
 
-JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document instead of a table.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of a table.")]
 
 
 @app.command("list")
 def list_noise(
-    history: Annotated[bool, typer.Option("--history", help="Older measurements of each key, too.")] = False,
+    history: Annotated[bool, typer.Option("--history", help="Also list older measurements of each key.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """List what is on file by host, engine and model; the newest measurement of each counts."""
+    """List the stored noise by host, engine and model; the newest measurement of each key applies."""
     from benchctl.records.noise_store import newest_of_each, noise_directory, stored_noise
 
     store = noise_directory()
     entries = stored_noise(store)
     unreadable = tuple(entry for entry in entries if entry.noise is None)
-    shown = entries if history else (*newest_of_each(entries), *unreadable)
+    listed = entries if history else (*newest_of_each(entries), *unreadable)
     if as_json:
-        print(json.dumps({"store": str(store), "noise": [_document(entry) for entry in shown]}, indent=1))
-    elif shown:
-        _print_list(store, shown)
+        print(json.dumps({"store": str(store), "noise": [_document(entry) for entry in listed]}, indent=1))
+    elif listed:
+        _print_list(store, listed)
     else:
-        print(f"{store} holds no noise yet; 'benchctl run --profile aa' measures some")
+        print(f"{store} contains no noise yet; 'benchctl run --profile aa' measures it")
 
 
 @app.command("show")
 def show(
-    what: Annotated[str, typer.Argument(metavar="KEY|DIR", help="A key of the list, or a result directory.")],
+    what: Annotated[str, typer.Argument(metavar="KEY|DIR", help="Key from the list, or a result directory.")],
     as_json: JsonOption = False,
 ) -> None:
-    """Show floor and scatter of every metric: of a key, of an A/A experiment, or what a result took along."""
+    """Show noise floor and standard deviation of each metric: of a key, of an A/A experiment, or those a result
+    used.
+    """
     source, noise = _look_up(what)
     if as_json:
         print(json.dumps({"from": source, **_values(noise)}, indent=1))
@@ -55,8 +59,12 @@ def show(
 
 
 @app.command("add")
-def add(directory: Annotated[Path, typer.Argument(metavar="DIR", help="A finished A/A experiment.")]) -> None:
-    """Store the noise of an A/A experiment, under the machine that it was measured on."""
+def add(
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Result directory of a finished A/A experiment.")
+    ],
+) -> None:
+    """Store the noise of an A/A experiment for the machine on which it was measured."""
     from benchctl.analysis.experiment.experiment import load_experiment
     from benchctl.measure.noise_on_file import sound_noise
     from benchctl.records.noise_store import noise_directory, store_noise
@@ -67,27 +75,29 @@ def add(directory: Annotated[Path, typer.Argument(metavar="DIR", help="A finishe
 
 @app.command("remove")
 def remove(
-    key: Annotated[str, typer.Argument(metavar="KEY", help="A key with its history, or KEY/WHEN for one of it.")],
+    key: Annotated[
+        str, typer.Argument(metavar="KEY", help="Key with its whole history, or KEY/TIME for one measurement.")
+    ],
 ) -> None:
-    """Delete noise from the store; result directories keep the copies that they have."""
+    """Delete noise from the store; result directories keep their copies."""
     from benchctl.records.noise_store import find_noise, noise_directory, remove_noise
 
-    found = find_noise(noise_directory(), key)
-    number = remove_noise(found)
-    print(f"removed {number} measurement{'' if number == 1 else 's'} of {found[0].key}")
+    entries = find_noise(noise_directory(), key)
+    number = remove_noise(entries)
+    print(f"removed {number} measurement{'' if number == 1 else 's'} of {entries[0].key}")
 
 
 def _look_up(what: str) -> "tuple[str, NoiseFloor]":
-    """The noise that is meant, and where it comes from. A directory goes before a key of that name."""
+    """The noise of a directory or key, with its source; a directory takes precedence over a key of its name."""
     from benchctl.records.noise_store import find_noise, noise_directory
 
     if Path(what).is_dir():
         return what, _noise_of_directory(Path(what))
-    found = find_noise(noise_directory(), what)
-    for entry in found:
+    entries = find_noise(noise_directory(), what)
+    for entry in entries:
         if entry.noise is not None:
             return entry.name, entry.noise
-    raise RecordError("\n".join(entry.problem or "" for entry in found))
+    raise RecordError("\n".join(entry.problem or "" for entry in entries))
 
 
 def _noise_of_directory(path: Path) -> "NoiseFloor":
@@ -96,15 +106,15 @@ def _noise_of_directory(path: Path) -> "NoiseFloor":
     from benchctl.measure.noise_on_file import sound_noise
     from benchctl.records.noise import load_noise
 
-    taken = load_noise(path)
-    if taken is not None:
-        return taken
+    noise = load_noise(path)
+    if noise is not None:
+        return noise
     experiment = load_experiment(path)
     if is_repeated_baseline(experiment.profile):
         return sound_noise(experiment)
     raise UsageError(
-        f"{path} took no noise along: none was on file when it was measured. 'benchctl compare --noise-floor DIR' "
-        "takes that of an A/A experiment"
+        f"{path} has no noise: none was on file when it was measured. 'benchctl compare --noise-floor DIR' "
+        "uses that of an A/A experiment"
     )
 
 
@@ -115,8 +125,8 @@ def _values(noise: "NoiseFloor") -> dict[str, Any]:
 
 
 def _document(entry: "StoredNoise") -> dict[str, Any]:
-    known = {} if entry.noise is None else _values(entry.noise)
-    return {"key": entry.key, "name": entry.name, "path": str(entry.path), "problem": entry.problem, **known}
+    values = {} if entry.noise is None else _values(entry.noise)
+    return {"key": entry.key, "name": entry.name, "path": str(entry.path), "problem": entry.problem, **values}
 
 
 def _print_list(store: Path, entries: "Sequence[StoredNoise]") -> None:

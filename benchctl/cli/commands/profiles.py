@@ -13,17 +13,19 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="List, show and validate profiles.")
 
 EngineOption = Annotated[
-    str | None, typer.Option("--engine", help="Engine preset or kind in place of the profile's.")
+    str | None, typer.Option("--engine", help="Engine preset or kind instead of the profile's.")
 ]
 SetOption = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="PATH=VALUE", help="Change one key, such as workload.num_prompts=3; repeatable."),
+    typer.Option(
+        "--set", metavar="PATH=VALUE", help="Change one key, such as workload.num_prompts=3; repeat as needed."
+    ),
 ]
 
 
 @app.command("list")
 def list_known() -> None:
-    """Show the profiles and engine presets that are found by name."""
+    """List the profiles and engine presets that can be used by name."""
     from rich.console import Console
     from rich.table import Table
 
@@ -46,7 +48,7 @@ def show(
     engine: EngineOption = None,
     overrides: SetOption = None,
 ) -> None:
-    """Print a profile as YAML, complete with everything it inherits and all defaults."""
+    """Print a complete profile as YAML, with inherited values and defaults."""
     from benchctl.profile.load import dump_profile, load_profile
 
     print(dump_profile(load_profile(name, engine=engine, overrides=overrides or ())), end="")
@@ -58,15 +60,15 @@ def validate(
     engine: EngineOption = None,
     overrides: SetOption = None,
 ) -> None:
-    """Check profiles and report every fault with its line; exits with 2 when there is any."""
-    faulty: list[str] = []
+    """Check profiles and report every error with its line. Exit code: 2 with errors, else 0."""
+    errors: list[str] = []
     for name in names:
         try:
             _validate(name, engine, overrides or [])
         except ProfileError as error:
-            faulty.append(str(error))
-    if faulty:
-        raise ProfileError("\n".join(faulty))
+            errors.append(str(error))
+    if errors:
+        raise ProfileError("\n".join(errors))
 
 
 def _validate(name: str, engine: str | None, overrides: list[str]) -> None:
@@ -83,7 +85,7 @@ def _validate(name: str, engine: str | None, overrides: list[str]) -> None:
 
 
 def check_names(profile: "Profile") -> None:
-    """Look up the names that only the reading half needs: better refused before the measuring than after it."""
+    """Check the names that only the analysis needs, before anything is measured."""
     from benchctl.analysis.compare.compare import deciding_metrics
     from benchctl.costs.hardware import hardware_for
 

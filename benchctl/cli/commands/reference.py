@@ -12,6 +12,7 @@ class Topic(StrEnum):
     COMMANDS = "commands"
     METRICS = "metrics"
     PROFILE = "profile"
+    RESULT_FORMAT = "result-format"
 
 
 def reference(

@@ -1,4 +1,4 @@
-"""``benchctl report``: write tables, JSON, pictures and the page of a result directory; or a page on two sides."""
+"""``benchctl report``: write tables, JSON, plots and the page of a result directory, or a page on two sides."""
 
 import re
 from pathlib import Path
@@ -14,33 +14,33 @@ if TYPE_CHECKING:
 
 
 def report(
-    a: Annotated[str, typer.Argument(metavar="DIR", help="A result directory, finished or not.")],
+    a: Annotated[str, typer.Argument(metavar="DIR", help="Result directory, finished or not.")],
     b: Annotated[
         str | None,
-        typer.Argument(metavar="[B]", help="What to judge against DIR: a page on both. Each DIR or DIR:variant."),
+        typer.Argument(
+            metavar="[B]", help="Side to judge against DIR, for a page on both; each DIR or DIR:variant."
+        ),
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option(
-            "--output", "-o", metavar="FILE", help="Where the page on two sides goes.", show_default=False
-        ),
+        typer.Option("--output", "-o", metavar="FILE", help="File for the page on two sides.", show_default=False),
     ] = None,
     allow_suspect: Annotated[
-        bool, typer.Option("--allow-suspect", help="Count suspect runs; the page and the tables say so.")
+        bool, typer.Option("--allow-suspect", help="Include suspect runs, with a note on the page and in tables.")
     ] = False,
 ) -> None:
     """Write report.html, summary and sweep (CSV, JSON), result.json of each finished run, and plots.
 
     'benchctl run' does this when it ends. With two sides, only a page on B against A is written, by default
-    report-A-vs-B.html in the working directory; 'benchctl compare A B --output page.html' makes one by another
-    threshold and the like. The page needs no network and opens from the disk. A damaged file is named on stderr and
-    exits 4, after the rest is written.
+    report-A-vs-B.html in the working directory; for a page with another threshold, use 'benchctl compare A B
+    --output page.html'. The page is self-contained. Damaged files are named on stderr, with exit code 4 after the
+    rest is written.
     """
     if b is not None:
         _write_page(a, b, output, allow_suspect=allow_suspect)
         return
     if output is not None:
-        raise UsageError("--output is for two sides; the report of one directory lies in it")
+        raise UsageError("--output is for two sides; the report of one directory is written into it")
     from benchctl.report.export import write_report
 
     files = write_report(Path(a), allow_suspect=allow_suspect)
@@ -52,7 +52,7 @@ def report(
 def _write_page(a: str, b: str, output: Path | None, *, allow_suspect: bool) -> None:
     from benchctl.analysis.compare.compare import CompareOptions
     from benchctl.analysis.experiment.pairing import parse_side
-    from benchctl.cli.compare_files import write_page
+    from benchctl.cli.comparison_output import write_page
 
     path = output or Path(f"report-{_slug(parse_side(a))}-vs-{_slug(parse_side(b))}.html")
     damage = write_page(a, b, CompareOptions(allow_suspect=allow_suspect), path)

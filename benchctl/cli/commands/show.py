@@ -1,11 +1,11 @@
-"""``benchctl show``: what a result directory holds."""
+"""``benchctl show``: the contents of a result directory as tables."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from benchctl.cli.collector import uncollected
+from benchctl.cli.screen import uncollected
 from benchctl.errors import RecordError
 
 if TYPE_CHECKING:
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 
 @uncollected()
 def show(
-    results: Annotated[Path, typer.Argument(metavar="DIR", help="A result directory, finished or not.")],
+    results: Annotated[Path, typer.Argument(metavar="DIR", help="Result directory, finished or not.")],
     allow_suspect: Annotated[
-        bool, typer.Option("--allow-suspect", help="Count suspect runs in means and ratios.")
+        bool, typer.Option("--allow-suspect", help="Include suspect runs in means and ratios.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document instead of tables.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")] = False,
 ) -> None:
-    """Show runs, cells, where the time of a step sits, the cost against the baseline, and what follows from it.
+    """Show runs, cells, the breakdown of a step, the cost against the baseline, and findings.
 
-    A damaged file is named on stderr and exits 4, after everything that can be read has been shown.
+    Damaged files are named on stderr, with exit code 4 after everything readable has been shown.
     """
     from benchctl.analysis.analyzed import analyze_directory
 

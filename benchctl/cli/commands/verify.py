@@ -1,4 +1,4 @@
-"""``benchctl verify``: is a result directory still what was measured?"""
+"""``benchctl verify``: check a result directory for alterations since the measurement."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -14,10 +14,10 @@ _ALTERED: Final = 4
 
 
 def verify(
-    results: Annotated[Path, typer.Argument(metavar="DIR", help="A result directory, finished or not.")],
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document instead of text.")] = False,
+    results: Annotated[Path, typer.Argument(metavar="DIR", help="Result directory, finished or not.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")] = False,
 ) -> None:
-    """Read every file of a result directory and say what was altered since it was measured.
+    """Read every file of a result directory and report alterations since the measurement.
 
     Exit code: 0 intact, 4 altered. Directories of older versions have no digests: their plan, the order of their
     runs and their request set are verified.
@@ -41,24 +41,24 @@ def _print(results: Path, verified: "Verification") -> None:
     from benchctl.records.integrity.digests import directory_sha256
 
     for alteration in verified.alterations:
-        beside = "" if alteration.decides else " (no number rests on it)"
+        beside = "" if alteration.decides else " (no number depends on it)"
         print(f"{alteration.kind}: {alteration}{beside}")
     if verified.unrecorded and verified.num_files:
-        print(f"no digest recorded of {len(verified.unrecorded)} runs: {', '.join(verified.unrecorded)}")
+        print(f"no digest recorded for {len(verified.unrecorded)} runs: {', '.join(verified.unrecorded)}")
     if verified.alterations:
         print(
             f"{results} was altered; restore these files from a copy, or measure again. 'benchctl compare' refuses "
-            "it without --allow-altered where numbers rest on them"
+            "it without --allow-altered if numbers depend on them"
         )
     elif verified.num_files == 0:
         print(
-            f"{results} has no digests recorded; written by benchctl {verified.manifest.benchctl_version}; nothing "
-            "to verify beyond plan, order of the runs and request set, which agree"
+            f"{results} was written by benchctl {verified.manifest.benchctl_version} without digests; its "
+            "plan, the order of its runs and its request set agree, and nothing else can be verified"
         )
     else:
         print(f"{results} is intact: {verified.num_files} files, {megabytes(verified.hashed_bytes)} read")
     if verified.digests is not None and not verified.alterations:
-        print(f"digest of all of it: sha256 {directory_sha256(verified.digests)}")
+        print(f"digest of the whole directory: sha256 {directory_sha256(verified.digests)}")
 
 
 def _document(results: Path, verified: "Verification") -> dict[str, Any]:

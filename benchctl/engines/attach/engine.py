@@ -6,9 +6,8 @@ our environment for each request, and never recorded.
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Protocol
 
 import httpx
@@ -23,7 +22,6 @@ from benchctl.profile.engine_table import PLAIN_DIALECT, engine_spec, load_name
 from benchctl.profile.model import VariantSettings
 from benchctl.records.jsonl import encode
 from benchctl.records.request import PreparedRequest
-from benchctl.records.step import StepRecord
 
 
 class Dialect(Protocol):
@@ -100,13 +98,6 @@ class AttachEngine(OpenAiServer):
         config = await _dialect(settings).attached_config(get_json)
         stated = {name: value for name, value in config.items() if value is not None}
         return {**stated, "url": options.url, "dialect": options.dialect}
-
-    def has_steps(self, settings: VariantSettings) -> bool:
-        return False
-
-    def read_steps(self, directory: Path) -> Iterator[StepRecord]:
-        """None: nothing of ours runs inside the server."""
-        return iter(())
 
 
 async def _get_json(client: httpx.AsyncClient, path: str, headers: dict[str, str]) -> dict[str, Any]:

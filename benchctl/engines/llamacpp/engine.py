@@ -10,7 +10,7 @@ It tells nothing of single steps. Its counter ``llamacpp:n_decode_total`` is the
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,7 +25,6 @@ from benchctl.errors import EngineUnavailableError
 from benchctl.profile.engine_options import ServerOptions
 from benchctl.profile.model import Sampling, VariantSettings
 from benchctl.records.request import PreparedRequest
-from benchctl.records.step import StepRecord
 
 _PROGRAM: Final = "llama-server"
 _VERSION_LIMIT_S: Final = 10.0
@@ -162,13 +161,6 @@ class LlamaCppEngine(OpenAiServer):
         response = await client.get("/props")
         response.raise_for_status()
         return asked | stated_config(msgspec.json.decode(response.content))
-
-    def has_steps(self, settings: VariantSettings) -> bool:
-        return False
-
-    def read_steps(self, directory: Path) -> Iterator[StepRecord]:
-        """None: the server tells how many forward passes there were, and of none when it was."""
-        return iter(())
 
     async def attached_config(self, get_json: JsonGetter) -> dict[str, Any]:
         """Its properties."""

@@ -8,14 +8,12 @@ anything is sent.
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from benchctl.profile.model import Guidance, Sampling
+from benchctl.guided.parameter_table import EXPONENTIAL_MODES, NEUTRAL_WIDTH, SERVER_MODE, SERVER_SCALE
+from benchctl.profile.guidance import Guidance
+from benchctl.profile.model import Sampling
 
-TILTING: Final = frozenset({"centered_exp", "value_bias"})
-"""Modes that tilt by value_scale itself, only among finitely many candidates; neutral at 0, the others at 1."""
 BUILT_IN_GAMMA: Final = 0.997
-"""What the path for finitely many candidates computes with, whatever a request says."""
-_NEUTRAL_WIDTH: Final = 1e-12
-_DEFAULT_MODE: Final = "mul"
+"""Discount of the path for finitely many candidates, whatever a request says."""
 _REPLACED_BY_TARGET: Final = ("mode", "value_scale")
 
 Params = Mapping[str, Any]
@@ -45,7 +43,7 @@ def refusal(params: Params | None, sampling: Sampling, revision: str | None) -> 
     mode, has_all, has_target = _mode(params), sampling.top_k < 1, _has_target(params)
     if revision == "V4" and has_target:
         return "dies of a target, for which V4 has no path", "leave the target out, or take another revision"
-    if has_all and not has_target and mode in TILTING:
+    if has_all and not has_target and mode in EXPONENTIAL_MODES:
         return (
             f"dies of mode {mode} with top_k {sampling.top_k}, for which its sampler has no path",
             "set sampling.top_k to 2 or more",
@@ -68,7 +66,7 @@ def refusal(params: Params | None, sampling: Sampling, revision: str | None) -> 
 def mixed_refusal(asked: Sequence[Params | None]) -> tuple[str, str] | None:
     """The same of requests that may be in one batch: a target sends the whole batch where tilting has no path."""
     guided = [params for params in asked if params is not None]
-    tilting = sorted({_mode(params) for params in guided if not _has_target(params)} & TILTING)
+    tilting = sorted({_mode(params) for params in guided if not _has_target(params)} & {*EXPONENTIAL_MODES})
     if tilting and any(map(_has_target, guided)):
         return (
             f"dies of a batch in which some requests have a target and others mode {tilting[0]}",
@@ -100,14 +98,14 @@ def _neutral(params: Params) -> str | None:
     """How the revisions take a scale that tilts nothing."""
     if _has_target(params):
         return None
-    mode, scale = _mode(params), params.get("value_scale", 1.0)
-    neutral_scale = 0.0 if mode in TILTING else 1.0
+    mode, scale = _mode(params), params.get("value_scale", SERVER_SCALE)
+    neutral_scale = 0.0 if mode in EXPONENTIAL_MODES else 1.0
     if mode == "mul" and scale <= 0:
         return (
             f"value_scale {scale:g} with mode mul: V2 and V3 leave the request unguided, V0, V1 and V4 drive every "
             "step to its shortest candidate"
         )
-    if abs(scale - neutral_scale) > _NEUTRAL_WIDTH:
+    if abs(scale - neutral_scale) > NEUTRAL_WIDTH:
         return None
     return (
         f"value_scale {scale:g} with mode {mode}: V0, V1 and V4 run the value model and tilt nothing, V2 and V3 "
@@ -116,7 +114,7 @@ def _neutral(params: Params) -> str | None:
 
 
 def _mode(params: Params) -> str:
-    return str(params.get("mode", _DEFAULT_MODE))
+    return str(params.get("mode", SERVER_MODE))
 
 
 def _has_target(params: Params) -> bool:

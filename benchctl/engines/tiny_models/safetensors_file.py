@@ -1,7 +1,6 @@
-"""Weights as safetensors, written value by value.
+"""Weights as safetensors, written block by block.
 
-The format is eight bytes of length, a JSON header, and the tensors one after another. The library of that name
-wants all tensors in memory at once and has no bfloat16 for numpy; writing the format itself needs neither.
+The library of that name wants all tensors in memory at once and has no bfloat16 for numpy.
 """
 
 import json
@@ -11,10 +10,10 @@ from typing import Final
 
 from benchctl.engines.tiny_models.recipe import BYTES_PER_WEIGHT, Recipe, TensorSpec, tensor_specs
 from benchctl.engines.tiny_models.weights import draw_blocks, stored
+from benchctl.records.columns.tensor_file import TensorEntry, header_bytes
 
 SHARD_BYTES: Final = 4_000_000_000
 """Largest file of weights, unless a single tensor is larger."""
-_HEADER_ALIGNMENT: Final = 8
 _TYPE_NAMES: Final = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 
 
@@ -24,13 +23,13 @@ def write_safetensors(directory: Path, recipe: Recipe, *, shard_bytes: int = SHA
     if len(shards) == 1:
         write_tensors(directory / "model.safetensors", recipe, shards[0])
         return
-    places: dict[str, str] = {}
+    file_of_tensor: dict[str, str] = {}
     for number, specs in enumerate(shards, start=1):
         filename = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
         write_tensors(directory / filename, recipe, specs)
-        places |= {spec.name: filename for spec in specs}
+        file_of_tensor |= {spec.name: filename for spec in specs}
     num_bytes = sum(_num_bytes(spec, recipe) for specs in shards for spec in specs)
-    index = {"metadata": {"total_size": num_bytes}, "weight_map": places}
+    index = {"metadata": {"total_size": num_bytes}, "weight_map": file_of_tensor}
     (directory / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
 
@@ -50,29 +49,14 @@ def _shards(recipe: Recipe, shard_bytes: int) -> list[list[TensorSpec]]:
 
 def write_tensors(path: Path, recipe: Recipe, specs: Sequence[TensorSpec]) -> None:
     """Write one file of these tensors, in the type and from the seed of the recipe."""
-    header = _header(recipe, specs)
+    dtype = _TYPE_NAMES[recipe.dtype]
+    entries = [TensorEntry(spec.name, dtype, spec.dims, _num_bytes(spec, recipe)) for spec in specs]
     with path.open("wb") as file:
-        file.write(len(header).to_bytes(8, "little") + header)
+        # Some loaders refuse a file that does not name the framework of its layout.
+        file.write(header_bytes(entries, {"format": "pt"}))
         for spec in specs:
             for block in draw_blocks(spec, recipe.seed):
                 file.write(stored(block, recipe.dtype).data)
-
-
-def _header(recipe: Recipe, specs: Sequence[TensorSpec]) -> bytes:
-    """Type, dimensions and place of each tensor, padded with blanks so that the values begin aligned."""
-    # Some loaders refuse a file that does not say which framework's layout it has.
-    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    offset = 0
-    for spec in specs:
-        end = offset + _num_bytes(spec, recipe)
-        entries[spec.name] = {
-            "dtype": _TYPE_NAMES[recipe.dtype],
-            "shape": spec.dims,
-            "data_offsets": (offset, end),
-        }
-        offset = end
-    header = json.dumps(entries, separators=(",", ":")).encode()
-    return header + b" " * (-len(header) % _HEADER_ALIGNMENT)
 
 
 def _num_bytes(spec: TensorSpec, recipe: Recipe) -> int:

@@ -9,5 +9,9 @@ SPEC: Final = EngineSpec(
     options=f"{__name__}.options:TransformersOptions",
     implementation=f"{__name__}.engine:TransformersEngine",
     is_dialect=True,
+    coded_options={
+        "--no-prefix-caching": ("enable_prefix_caching",),
+        "--step-log": ("step_log", "continuous_batching"),
+    },
     installed_by="scripts/engines/install_transformers.sh",
 )

@@ -16,5 +16,6 @@ SPEC: Final = EngineSpec(
         prefix_hits=("vllm:prefix_cache_hits_total", "vllm:external_prefix_cache_hits_total"),
         open_requests=("vllm:num_requests_running", "vllm:num_requests_waiting"),
     ),
+    coded_options={"--enable-logging-iteration-details": ("step_log",)},
     installed_by="scripts/engines/install_vllm.sh",
 )

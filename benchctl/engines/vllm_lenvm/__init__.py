@@ -9,6 +9,23 @@ SPEC: Final = EngineSpec(
     options=f"{__name__}.options:VllmLenvmOptions",
     implementation=f"{__name__}.engine:VllmLenvmEngine",
     guides=True,
+    coded_options={
+        "--logits-processors": ("value_model",),
+        "BENCHCTL_LENVM_CLOCK": ("value_model", "guidance_clock"),
+        "BENCHCTL_LENVM_DESCRIPTION": ("value_model",),
+        "BENCHCTL_LENVM_MODEL": ("value_model",),
+        "BENCHCTL_LENVM_SETTINGS": (
+            "value_model",
+            "value_dtype",
+            "value_load_format",
+            "value_memory_bytes",
+            "value_graphs",
+            "value_stream",
+            "fused",
+            "lazy",
+        ),
+        "BENCHCTL_LENVM_STEP_LOG": ("value_model", "step_log"),
+    },
     installed_by="scripts/engines/install_vllm.sh",
     is_optional_check=True,
 )

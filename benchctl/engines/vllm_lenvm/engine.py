@@ -25,6 +25,7 @@ from benchctl.engines.vllm.signatures import SIGNATURES
 from benchctl.engines.vllm_lenvm.options import VllmLenvmOptions
 from benchctl.engines.vllm_lenvm.steps import guided_step_log, read_vllm_lenvm_steps
 from benchctl.errors import EngineUnavailableError, UnsupportedError
+from benchctl.guided.parameter_table import VLLM_PREFIX
 from benchctl.profile.model import VariantSettings
 from benchctl.records.jsonl import encode
 from benchctl.records.request import PreparedRequest
@@ -104,9 +105,9 @@ class VllmLenvmEngine(VllmEngine):
         if settings.guidance is None:
             return call
         asked = settings.guidance.model_dump(exclude_none=True)
-        extra: dict[str, Any] = {f"lenvm_{name}": value for name, value in asked.items()}
+        extra: dict[str, Any] = {VLLM_PREFIX + name: value for name, value in asked.items()}
         options = own_options(settings, VllmLenvmOptions)
-        extra |= {"lenvm_skip_noop": int(options.skip_noop), "lenvm_stride": options.stride}
+        extra |= {f"{VLLM_PREFIX}skip_noop": int(options.skip_noop), f"{VLLM_PREFIX}stride": options.stride}
         body = msgspec.json.decode(call.body)
         return RequestCall(path=call.path, headers=call.headers, body=encode({**body, "vllm_xargs": extra}))
 

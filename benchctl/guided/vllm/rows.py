@@ -69,7 +69,7 @@ class Tokens(Sequence[int]):
         return self._prompt[index] if index < num_prompt else self._output[index - num_prompt]
 
 
-_UNSCORED = GuidanceParams(scale=0.0)
+_UNSCORED = GuidanceParams(value_scale=0.0)
 """Of a row whose filters are applied here and whose prompt has no tokens that a value model could read."""
 
 

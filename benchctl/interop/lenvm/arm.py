@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
 
-from benchctl.guided.params import ACTIVATING, ALIASES, CONSTRAINT_SIGNS, LENGTH_MODES
+from benchctl.guided.parameter_table import CONSTRAINT_SIGNS, LENGTH_MODES, PARAMETERS, SERVER_MODE, SERVER_SCALE
 from benchctl.interop.lenvm.files import BASELINE, ArmFiles, Meta, read_meta
 from benchctl.interop.lenvm.responses import Responses, read_responses
 from benchctl.interop.lenvm.schedule import makespan_s
@@ -16,18 +16,6 @@ from benchctl.interop.readers.lenvm_timing import TimingLog, TimingRecord, last_
 _NO_RESPONSES: Final = Responses(answered=(), num_rows=0, row_latencies_s=())
 _NO_TIMING: Final = TimingLog(lives=())
 _SAMPLING: Final = {"temperature": "--temperature", "top_p": "--top-p", "top_k": "--top-k", "min_p": "--min-p"}
-_IN_PROFILES: Final = {
-    "mode": "mode",
-    "scale": "value_scale",
-    "gamma": "gamma",
-    "entropy_threshold": "value_entropy_threshold",
-    "value_min": "value_min",
-    "target_value": "target_value",
-    "target_length": "target_length",
-    "length_mode": "target_length_mode",
-    "constraint": "value_constraint",
-}
-"""What profiles call the fields of guidance."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,18 +85,18 @@ class ArmData:
             told = {"value_scale": meta.value_scale, "mode": meta.value_mode, "gamma": meta.value_gamma}
             params = {} if self.body else {name: value for name, value in told.items() if value is not None}
         found = {
-            name: next(params[key] for key in ALIASES[field] if key in params)
-            for field, name in _IN_PROFILES.items()
-            if any(key in params for key in ALIASES[field])
+            name: next(params[key] for key in parameter.keys if key in params)
+            for name, parameter in PARAMETERS.items()
+            if parameter.is_in_profiles and any(key in params for key in parameter.keys)
         }
-        if not any(_IN_PROFILES[field] in found for field in ACTIVATING):
+        if not any(PARAMETERS[name].activates for name in found):
             return None
         if "value_constraint" in found:
             found["value_constraint"] = CONSTRAINT_SIGNS.get(found["value_constraint"], found["value_constraint"])
         if "target_length_mode" in found:
             found["target_length_mode"] = LENGTH_MODES.get(found["target_length_mode"], "remaining")
         numbers = {name: float(value) for name, value in found.items() if type(value) in {int, float}}
-        return {"mode": "mul", "value_scale": 1.0, **found, **numbers}
+        return {"mode": SERVER_MODE, "value_scale": SERVER_SCALE, **found, **numbers}
 
     @property
     def concurrency(self) -> int:

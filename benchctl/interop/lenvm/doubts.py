@@ -11,16 +11,12 @@ from benchctl.interop.lenvm.experiment import Models
 from benchctl.interop.readers.lenvm_averages import windows_of
 from benchctl.interop.readers.lenvm_timing import load_ms
 from benchctl.records.record import ResultWarning
+from benchctl.records.warning_table import IMPORT_LIMITS, IMPORT_REPAIRS, WARNING_TABLE
 from benchctl.units import MS_PER_S
 
-FAULTS: Final = ("usage-duplicated", "log-restarted", "line-cut", "lines-damaged", "questions-unanswered")
-"""Codes of what is wrong in the files and was mended, or left out where it could not be."""
-_LIMITS: Final = (
-    "wall-holds-client", "value-model-load-measured", "greedy-records", "sampling-unrecorded", "sections-async",
-    "steps-are-samplers", "steps-unrecorded", "averages-cumulative", "overlap-differs", "sends-reconstructed",
-    "models-assumed", "gpu-unattributed",
-)  # fmt: skip
-_ORDER: Final = {code: place for place, code in enumerate((*FAULTS, *_LIMITS))}
+REPAIRS: Final = tuple(WARNING_TABLE[IMPORT_REPAIRS])
+"""Codes of what is wrong in the files and was repaired, or left out where it could not be."""
+_ORDER: Final = {code: i for i, code in enumerate((*REPAIRS, *WARNING_TABLE[IMPORT_LIMITS]))}
 
 _OVERLAP: Final = (
     "the project's scripts switch overlapped scheduling off on guided servers alone, so that a difference to the "

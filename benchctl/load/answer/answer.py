@@ -1,7 +1,6 @@
-"""One answer of a server, from raw reads of its socket to tokens and to what is wrong with it.
+"""One answer of a server, from raw reads of its socket to tokens and errors.
 
-HTTP/1.1 is parsed by ``httptools``, events by ``CompletionReader``. Pure: bytes and times go in, and no bytes
-whatever raise.
+``httptools`` parses HTTP/1.1, ``CompletionReader`` the events. Pure: bytes and times go in, and no bytes raise.
 """
 
 from typing import Final
@@ -10,19 +9,19 @@ import httptools
 import msgspec
 
 from benchctl.load.answer.events import UNREADABLE
-from benchctl.load.answer.stream import CompletionReader, shown
+from benchctl.load.answer.stream import CompletionReader, excerpt
 from benchctl.records.request import PreparedRequest, RequestError
 
 _OK: Final = 200
 _HEAD_BYTES: Final = 4096
-"""Of the body, kept for messages."""
+"""Bytes of the body that are stored for messages."""
 _PLAIN_CODINGS: Final = frozenset({"", "identity", "chunked"})
 
 
 class _Message:
-    """What ``httptools`` calls as it parses: collects the head and the pieces of the body of one answer.
+    """The head and the pieces of the body of one answer, collected by callbacks of ``httptools``.
 
-    Interim answers (1xx) are forgotten; nothing is taken in beyond the end of the answer.
+    Interim answers (1xx) are dropped, as is everything after the end of the answer.
     """
 
     __slots__ = (
@@ -35,9 +34,9 @@ class _Message:
         self.headers: list[tuple[bytes, bytes]] = []
         self.pieces: list[bytes] = []
         self.codings: list[str] = []
-        """By which the body is compressed."""
+        """Codings that compress the body."""
         self.is_framed = False
-        """Whether the message says itself where it ends, and does not leave that to the connection."""
+        """True when the message itself says where it ends; else it ends with the connection."""
         self.is_complete = False
         self.is_over = False
         """Whether there is nothing more to parse."""
@@ -99,22 +98,22 @@ class Answer:
 
     @property
     def status(self) -> int | None:
-        """None until the head is whole."""
+        """The status; None until the head is complete."""
         return self._message.status
 
     @property
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """As the server sent them."""
+        """The headers as the server sent them."""
         return self._message.headers
 
     @property
     def is_complete(self) -> bool:
-        """Whether the answer has come to its end by its own account: that of its framing, or of the connection."""
+        """True when the answer has ended as its framing says, or with the connection."""
         return self._message.is_complete
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing that may still come can change it: it is complete, or no HTTP, or was finished."""
+        """True when nothing that may still come can change it: it is complete, not HTTP, or was finished."""
         return self._message.is_over
 
     def feed(self, t_ns: int, late_ns: int, data: bytes) -> None:
@@ -138,7 +137,7 @@ class Answer:
             self._end(t_ns, late_ns)
 
     def finish(self, t_ns: int) -> None:
-        """Note that the connection has ended, or that nobody waits for more of the answer."""
+        """Note that the connection has ended, or that the rest of the answer is not needed."""
         message = self._message
         if not message.is_over:
             message.is_over = True
@@ -146,12 +145,12 @@ class Answer:
             self._end(t_ns, 0)
 
     def _take_beginning(self, t_ns: int, late_ns: int, body: bytes) -> None:
-        """Take a piece of which something is kept for messages, or that is no stream of events."""
+        """Take a piece from the start of the body, or of a body that is not a stream of events."""
         message = self._message
         self.body_head += body[: _HEAD_BYTES - len(self.body_head)]
         if message.codings:
             listed = ", ".join(message.codings)
-            self.http_error = self.http_error or f"the answer is compressed ({listed}), which nobody asked for"
+            self.http_error = self.http_error or f"the answer is compressed ({listed}), which was not requested"
         elif message.status == _OK:
             self.reader.feed(t_ns, body, late_ns)
             self._is_plain = len(self.body_head) == _HEAD_BYTES
@@ -159,14 +158,14 @@ class Answer:
     def _misunderstand(self, error: Exception, data: bytes) -> None:
         message = self._message
         if message.is_complete:
-            return  # what follows the answer is of no interest
+            return  # bytes after the answer do not matter
         message.is_over = True
         if isinstance(error, httptools.HttpParserUpgrade):
-            self.http_error = "the server changes to another protocol, which nobody asked for"
+            self.http_error = "the server changes to another protocol, which was not requested"
         elif message.status is None:
-            self.http_error = f"the answer is no HTTP ({error}): {shown(data)}"
+            self.http_error = f"the answer is not HTTP ({error}): {excerpt(data)}"
         else:
-            self.http_error = f"the framing of the answer breaks in its body ({error}): {shown(data)}"
+            self.http_error = f"the framing of the answer breaks in its body ({error}): {excerpt(data)}"
 
     def _end(self, t_ns: int, late_ns: int) -> None:
         if self._message.is_complete:
@@ -176,7 +175,7 @@ class Answer:
 
 
 def head_of(data: bytes) -> tuple[int, list[tuple[bytes, bytes]]] | None:
-    """Status and headers of the answer that ``data`` begins; None while its head is not whole."""
+    """Status and headers of the answer that ``data`` begins; None while its head is incomplete."""
     answer = Answer(1)
     answer.feed(0, 0, data)
     answer.finish(0)
@@ -184,9 +183,9 @@ def head_of(data: bytes) -> tuple[int, list[tuple[bytes, bytes]]] | None:
 
 
 def error_of(answer: Answer, request: PreparedRequest) -> RequestError | None:
-    """What is wrong with an answer that has ended; None only when all that ``request`` asks for has come.
+    """The error of an answer that has ended; None only when everything that ``request`` asks for has come.
 
-    What the server says of its own failure explains more than the way in which the answer then ended.
+    The server's own error explains more than the way in which the answer then ended.
     """
     status, reader = answer.status, answer.reader
     if status is not None and status != _OK:
@@ -204,13 +203,13 @@ def error_of(answer: Answer, request: PreparedRequest) -> RequestError | None:
 def _incompleteness(answer: Answer, request: PreparedRequest) -> RequestError | None:
     reader = answer.reader
     if reader.cut_event:
-        message = f"the stream ended in the middle of an event: {shown(reader.cut_event)}"
+        message = f"the stream ended in the middle of an event: {excerpt(reader.cut_event)}"
         return RequestError(kind="early-close", message=message)
     if not reader.has_events and answer.body_head:
-        message = f"the answer holds no events: {shown(answer.body_head)}"
+        message = f"the answer holds no events: {excerpt(answer.body_head)}"
         return RequestError(kind="malformed-stream", message=message)
     if strangers := [index for index in reader.indices if index >= request.n]:
-        message = f"the stream holds a choice {strangers[0]} where choices 0 to {request.n - 1} were asked for"
+        message = f"the stream holds a choice {strangers[0]} where choices 0 to {request.n - 1} were requested"
         return RequestError(kind="malformed-stream", message=message)
     if reader.num_finished < request.n:
         message = f"the stream ended with {reader.num_finished} of {request.n} choices finished"
@@ -219,12 +218,12 @@ def _incompleteness(answer: Answer, request: PreparedRequest) -> RequestError | 
 
 
 def _miscount(reader: CompletionReader, request: PreparedRequest) -> RequestError | None:
-    output_tokens, wanted = reader.output_tokens, request.max_tokens * request.n
+    output_tokens, forced_tokens = reader.output_tokens, request.max_tokens * request.n
     if output_tokens is None:
         message = "the stream states no usage and no ids of all its tokens: tokens cannot be counted"
         return RequestError(kind="malformed-stream", message=message)
-    if request.ignore_eos and output_tokens != wanted:
-        message = f"{output_tokens} output tokens where ignore_eos demands {wanted}"
+    if request.ignore_eos and output_tokens != forced_tokens:
+        message = f"{output_tokens} output tokens where ignore_eos demands {forced_tokens}"
         return RequestError(kind="wrong-length", message=message)
     return None
 
@@ -239,14 +238,14 @@ def _refusal(answer: Answer) -> str:
 
 
 def _stated(body: bytes) -> str:
-    """What the body of a refusal says: ``{"error": {"message": …}}``, ``{"message": …}``, or as it is."""
-    told = body
-    while told:
+    """The message of a refusal: of ``{"error": {"message": …}}``, of ``{"message": …}``, or the body as it is."""
+    nested = body
+    while nested:
         try:
-            refusal = msgspec.json.decode(told, type=_Refusal)
+            refusal = msgspec.json.decode(nested, type=_Refusal)
         except UNREADABLE:
             break
         if refusal.message is not None:
-            return shown(refusal.message.encode())
-        body, told = told, bytes(refusal.error)
-    return shown(told or body) or "no message"
+            return excerpt(refusal.message.encode())
+        body, nested = nested, bytes(refusal.error)
+    return excerpt(nested or body) or "no message"

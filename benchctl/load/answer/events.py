@@ -1,4 +1,4 @@
-"""Server-sent events: cutting a byte stream into payloads, and what a payload of a completion may say.
+"""Server-sent events: a byte stream cut into payloads, and the fields of a payload of a completion.
 
 The format is that of WHATWG HTML, section 9.2.
 """
@@ -15,22 +15,22 @@ class EventSplitter:
     """Cuts a byte stream into the payloads of its events, however the stream is cut into reads.
 
     Several ``data`` lines are joined by a line feed, all three line ends are understood, and comments and other
-    fields are dropped. What a server says in an event named ``error``, or in a line ``error: …`` that some send in
-    place of an event, comes out as ``{"error": "…"}``.
+    fields are dropped. An event named ``error``, or a line ``error: …`` that some servers send instead of an event,
+    becomes ``{"error": "…"}``.
     """
 
     __slots__ = ("_after_cr", "_held", "_is_start", "_lines", "is_between")
 
     def __init__(self) -> None:
         self._lines: list[bytes] = []
-        """Of the event that is not whole yet."""
+        """Lines of the event that is incomplete."""
         self._held: list[bytes] = []
-        """Pieces of the line that is not whole yet."""
+        """Pieces of the line that is incomplete."""
         self._after_cr = False
         """The last byte was a carriage return: a line feed that follows belongs to it."""
         self._is_start = True
         self.is_between = False
-        """The next byte begins an event, and is not the first of the stream."""
+        """True when the next byte begins an event and is not the first of the stream."""
 
     def feed(self, data: bytes) -> list[bytes]:
         """Payloads of the events that ``data`` completes."""
@@ -46,7 +46,7 @@ class EventSplitter:
         return payloads
 
     def _whole_lines(self, data: bytes) -> list[bytes]:
-        """Lines that ``data`` completes; what begins another is held."""
+        """Lines that ``data`` completes; the rest is held."""
         if self._after_cr and data:
             data = data.removeprefix(b"\n")
             self._after_cr = False
@@ -69,24 +69,24 @@ class EventSplitter:
 def _payload(lines: list[bytes]) -> bytes:
     if len(lines) == 1 and lines[0][:6] == b"data: ":
         return lines[0][6:]
-    told: list[bytes] = []
+    values: list[bytes] = []
     is_error = False
     for line in lines:
         name, _, value = line.partition(b":")
         value = value.removeprefix(b" ")
         if name in {b"data", b"error"}:
-            told.append(value)
+            values.append(value)
         is_error = is_error or name == b"error" or (name == b"event" and value == b"error")
-    text = b"\n".join(told)
+    text = b"\n".join(values)
     return msgspec.json.encode({"error": text.decode(errors="replace")}) if is_error else text
 
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
-"""Larger ones are nonsense, and JSON could not hold them for other readers of a result."""
+"""Larger counts are errors, and other readers of JSON could not hold them."""
 
 
 class Delta(msgspec.Struct, gc=False):
-    """What a chat event adds to a choice."""
+    """The addition of a chat event to a choice."""
 
     content: str | None = None
     reasoning_content: str | None = None
@@ -97,7 +97,7 @@ class Delta(msgspec.Struct, gc=False):
 
 
 class ChoiceEvent(msgspec.Struct, gc=False):
-    """What an event says of one choice: of a completion (``text``) or of a chat (``delta``)."""
+    """The part of an event for one choice: of a completion (``text``) or of a chat (``delta``)."""
 
     index: Count = 0
     delta: Delta | None = None
@@ -123,7 +123,7 @@ class Usage(msgspec.Struct):
 
 
 class Timings(msgspec.Struct):
-    """llama-server's own account of the request so far."""
+    """llama-server's own count of the request so far."""
 
     predicted_n: Count | None = None
 
@@ -147,6 +147,6 @@ class Event(msgspec.Struct, gc=False):
 
 
 UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What a decoder raises on bytes that it cannot read; the last one on thousands of nested brackets."""
+"""Errors of a decoder for bytes that it cannot read; the last one for thousands of nested brackets."""
 
 decode_event = msgspec.json.Decoder(Event).decode

@@ -1,8 +1,8 @@
-"""The connections of a load to its server: kept open from one answer to the next where the server allows it.
+"""The connections of a load to its server, kept open from one answer to the next where the server allows it.
 
-A slot that becomes free is filled on the connection that freed it, which costs one system call. Where a server
-closes connections after their answers, whether it says so or not, the next request goes out on a spare one that was
-opened ahead. No connection is used again after a second without use: servers close idle ones after some seconds.
+The next request of a slot is sent on the connection that freed it, which costs one system call. Where a server
+closes connections after their answers, announced or not, the next request is sent on a spare connection that was
+opened ahead. A connection is not used again after a second without use: servers close idle ones after some seconds.
 """
 
 import asyncio
@@ -22,42 +22,42 @@ Address: TypeAlias = tuple[socket.AddressFamily, tuple[object, ...]]
 
 _FRESH_NS: Final = NS_PER_S
 """Idle for longer, a connection is closed and not used: the shortest limit of common servers is 5 s."""
-_TIDIED_AT_ONCE: Final = 8
+_TIDIED_PER_CALL: Final = 8
 
 
 class Connections:
-    """Connections to one host and port. ``most_spares`` is how many may lie ready that nobody has asked for yet."""
+    """Connections to one host and port, among them up to ``max_spares`` that are opened ahead."""
 
     def __init__(self, receiver: Receiver, host: str, port: int) -> None:
         self._receiver = receiver
         self._host, self._port = host, port
-        self._reaching = asyncio.Lock()
+        self._finding = asyncio.Lock()
         self._address: Address | None = None
-        """The one that has taken a connection: the others are not tried any more."""
-        self._kept: list[Connection] = []
-        """After an answer, the one that was used last at the end; some may have ended since."""
+        """The first address that accepted a connection; the others are not tried any more."""
+        self._idle: list[Connection] = []
+        """Idle after an answer, the most recently used last; some may have ended since."""
         self._spares: list[Connection] = []
         """Opened ahead and never used; some may have ended since."""
         self._to_close: deque[Connection] = deque()
-        self._num_spares_wanted = 0
+        self._num_spares_to_open = 0
         self._is_tidying = False
-        self._does_server_keep = True
-        """As HTTP/1.1 has it, until the server does otherwise."""
-        self.most_spares = 0
+        self._is_persistent = True
+        """True, the default of HTTP/1.1, until the server closes a connection after an answer."""
+        self.max_spares = 0
 
     @property
-    def is_reached(self) -> bool:
-        """Whether ``open`` can be called: an address has taken a connection."""
+    def has_address(self) -> bool:
+        """True when ``open`` can be called: an address has accepted a connection."""
         return self._address is not None
 
     def take(self) -> Connection | None:
-        """An open connection that may be used now, or one that is about to open; None where there is none."""
+        """A connection that is open or about to open; None if there is none."""
         now_ns = time.monotonic_ns()
-        while self._kept:
-            connection = self._kept.pop()
+        while self._idle:
+            connection = self._idle.pop()
             if connection.has_ended:
                 continue
-            if self._does_server_keep and now_ns - connection.idle_since_ns < _FRESH_NS:
+            if self._is_persistent and now_ns - connection.idle_since_ns < _FRESH_NS:
                 return connection
             self._close_later(connection)
         while self._spares:
@@ -67,37 +67,41 @@ class Connections:
         return None
 
     def put_back(self, connection: Connection) -> None:
-        """Keep a connection whose answer has ended for the next request; or close it where the server does."""
+        """Keep a connection for the next request when its answer has ended; close it if the server does not keep
+        it.
+        """
         is_kept = connection.is_kept and not connection.has_ended
         connection.num_answers += 1
         connection.idle_since_ns = time.monotonic_ns()
         connection.rest()
-        if is_kept and self._does_server_keep:
-            self._kept.append(connection)
+        if is_kept and self._is_persistent:
+            self._idle.append(connection)
             return
-        self._learn(connection)
+        self._note_closing(connection)
         self._close_later(connection)
-        self.want_spares(1)
+        self.add_spares(1)
 
-    def lose(self, connection: Connection) -> None:
-        """Learn from an idle connection that the server has closed, without having said that it would."""
+    def note_closed(self, connection: Connection) -> None:
+        """Take note of an idle connection that the server has closed without announcement."""
         if time.monotonic_ns() - connection.idle_since_ns < _FRESH_NS:
-            self._learn(connection)
+            self._note_closing(connection)
 
-    def _learn(self, connection: Connection) -> None:
-        """A server that closes a connection after its first answer closes all; after more, it closes this one."""
-        if connection.num_answers == 1 and self._does_server_keep:
-            self._does_server_keep = False
+    def _note_closing(self, connection: Connection) -> None:
+        """Expect a server to close all connections if it closes one after its first answer; after more, only this
+        one.
+        """
+        if connection.num_answers == 1 and self._is_persistent:
+            self._is_persistent = False
             self.fill()
 
     def fill(self) -> None:
-        """Open as many spare connections as may lie ready, where the server closes each after its answer."""
-        if not self._does_server_keep:
-            self.want_spares(self.most_spares)
+        """Open all spare connections, if the server closes each connection after its answer."""
+        if not self._is_persistent:
+            self.add_spares(self.max_spares)
 
-    def want_spares(self, count: int) -> None:
-        """Open ``count`` connections more, in a moment, up to ``most_spares``."""
-        self._num_spares_wanted = min(self._num_spares_wanted + count, self.most_spares - len(self._spares))
+    def add_spares(self, count: int) -> None:
+        """Open ``count`` more connections soon, up to ``max_spares``."""
+        self._num_spares_to_open = min(self._num_spares_to_open + count, self.max_spares - len(self._spares))
         self._tidy_soon()
 
     def _close_later(self, connection: Connection) -> None:
@@ -111,20 +115,20 @@ class Connections:
             asyncio.get_running_loop().call_soon(self._tidy)
 
     def _tidy(self) -> None:
-        """Close and open some connections: half a millisecond of work, then the streams have their turn."""
+        """Close and open some connections: half a millisecond of work, then streams are read."""
         self._is_tidying = False
-        for _ in range(_TIDIED_AT_ONCE):
+        for _ in range(_TIDIED_PER_CALL):
             if self._to_close:
                 self._receiver.drop(self._to_close.popleft())
-            elif self._num_spares_wanted > 0 and self.is_reached:
-                self._num_spares_wanted -= 1
+            elif self._num_spares_to_open > 0 and self.has_address:
+                self._num_spares_to_open -= 1
                 self._open_spare()
             else:
                 return
         self._tidy_soon()
 
     def _open_spare(self) -> None:
-        with suppress(OSError):  # who needs one will learn why there is none
+        with suppress(OSError):  # the request that needs one reports the error
             connection = self.open()
             self._spares.append(connection)
 
@@ -146,12 +150,12 @@ class Connections:
         self._receiver.watch(connection)
         return connection
 
-    async def reach(self) -> None:
-        """Find an address that takes connections, once for all who wait; the one that it took lies ready.
+    async def find_address(self) -> None:
+        """Find an address that accepts connections, once for all waiting requests; that connection becomes a spare.
 
         Raises OSError from the last address tried.
         """
-        async with self._reaching:
+        async with self._finding:
             if self._address is None:
                 await self._try_addresses()
 

@@ -17,7 +17,7 @@ STREAM_HEADERS: Final = {**HEADERS, "content-type": "application/json", "accept"
 
 
 def control_client(base_url: str, timeouts: Timeouts) -> httpx.AsyncClient:
-    """A client for everything that is not measured."""
+    """A client for requests that are not measured."""
     return httpx.AsyncClient(
         base_url=base_url,
         transport=_transport(base_url),
@@ -28,9 +28,9 @@ def control_client(base_url: str, timeouts: Timeouts) -> httpx.AsyncClient:
 
 
 async def carry_by_httpx(client: httpx.AsyncClient, exchange: Exchange, timeouts: Timeouts) -> RequestError | None:
-    """Send the request of ``exchange`` and keep its answer, each read stamped when the task gets it.
+    """Send the request of ``exchange`` and keep its answer, each read with the time at which the task gets it.
 
-    Returns what went wrong on the way, None where nothing did.
+    Returns the error on the way, None without one.
     """
     exchange.route = "httpx"
     exchange.sent_ns = time.monotonic_ns()
@@ -41,7 +41,7 @@ async def carry_by_httpx(client: httpx.AsyncClient, exchange: Exchange, timeouts
             "POST", call.path, headers=headers, content=call.body, timeout=limits, follow_redirects=True
         ) as response:
             exchange.num_redirects = len(response.history)
-            # What follows has no framing of its own any more: it ends where the connection does.
+            # httpx has removed the framing: what follows ends where the connection does.
             exchange.keep(time.monotonic_ns(), b"HTTP/1.1 %d -\r\n\r\n" % response.status_code)
             async for data in response.aiter_raw():
                 exchange.keep(time.monotonic_ns(), data)
@@ -51,7 +51,7 @@ async def carry_by_httpx(client: httpx.AsyncClient, exchange: Exchange, timeouts
 
 
 def _transport(base_url: str) -> httpx.AsyncBaseTransport:
-    """A fresh connection for each request: nobody may have closed it meanwhile."""
+    """A fresh connection for each request, which cannot have been closed meanwhile."""
     if base_url.startswith("https:"):
         from benchctl.load.transport.tls import TlsTransport  # noqa: PLC0415 - few need it, and it takes long to import
 

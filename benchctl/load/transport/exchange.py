@@ -1,4 +1,4 @@
-"""One request on its way: what was sent when, what has come back, and what that means once it is decoded."""
+"""One request on its way: its bytes, its times, its answer, and the record that these make."""
 
 import asyncio
 import time
@@ -18,15 +18,15 @@ from benchctl.records.request import PreparedRequest, RequestError, RequestRecor
 from benchctl.units import NS_PER_S
 
 _SLICE_BYTES: Final = 32_768
-"""Decoded at one go, a quarter of a millisecond; then other streams have their turn."""
-_STANDS_ALONE: Final = frozenset(
+"""Decoded at once, in a quarter of a millisecond; then other streams are read."""
+_OF_THE_CLIENT: Final = frozenset(
     {
         "cancelled", "connect-refused", "connect-timeout", "connect-failed",
         "first-token-timeout", "between-tokens-timeout", "total-timeout",
     }
 )  # fmt: skip
-"""Failures that what the server said of itself does not explain."""
-_SAID_BY_SERVER: Final = frozenset({"http-status", "server-error", "malformed-http"})
+"""Failures that nothing in the answer explains better."""
+_OF_THE_SERVER: Final = frozenset({"http-status", "server-error", "malformed-http"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ class Call:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Exchange:
-    """What went over the wire for one call. Times are monotonic ns, 0 before they are known."""
+    """The request of one call and its answer. Times are monotonic ns, 0 before they are known."""
 
     call: Call
     wire: bytes
@@ -56,50 +56,50 @@ class Exchange:
     connected_ns: int = 0
     sent_ns: int = 0
     done_ns: int = 0
-    laid_ns: int = 0
-    """When the opening of its connection began."""
+    connecting_ns: int = 0
+    """Time at which the opening of its connection began."""
     slot_freed: tuple[int, bytes] | None = None
-    """The read that freed its slot, where it waited for one: its time and the kernel's stamp."""
-    heard_ns: int = 0
-    """When something last arrived, as far as it has been decoded."""
+    """The read that freed its slot, if it waited for one: its time and the kernel's timestamp."""
+    last_arrival_ns: int = 0
+    """The last arrival that has been decoded."""
     reads: list[Read] = field(default_factory=list)
-    """What has come and is not yet decoded."""
+    """Reads that are not yet decoded."""
     failure: RequestError | None = None
-    """Trouble of the transport, or a limit that was reached; what the server says is in the answer."""
+    """An error of the transport, or a limit that was reached; errors of the server are in the answer."""
     route: Literal["stream", "httpx"] = "stream"
-    """Whether it went through our transport or one of httpx's own."""
+    """``stream`` for our own transport, ``httpx`` for the fallback."""
     url: httpx.URL | None = None
-    """Where the server has sent it on to; None where it has not."""
+    """The address that the server redirected it to; None without a redirect."""
     num_redirects: int = 0
     is_stamped: bool = True
-    """Whether the kernel has stamped all that came."""
+    """True while every read has a timestamp of the kernel."""
     is_launched: bool = False
-    """Whether it is to leave as soon as its connection is open."""
-    is_looked_at: bool = False
-    """Whether somebody is about to see if its answer is whole."""
+    """True when it is to be sent as soon as its connection is open."""
+    is_check_due: bool = False
+    """True when a check of its answer is scheduled."""
     is_resent: bool = False
-    """Whether it was sent again, because the server had closed an idle connection in the moment of its use."""
+    """True when it was sent twice, because the server closed an idle connection just as it was used."""
     connection: Connection | None = None
     task: "asyncio.Task[None] | None" = None
-    """What opens its connection, or carries it where our transport does not."""
+    """The task that opens its connection, or that carries it by httpx."""
     _answer: Answer | None = None
 
     @property
     def answer(self) -> Answer:
-        """What has been decoded of the answer; made when it is first asked for, which is after the last byte."""
+        """The decoded part of the answer; created on first use, which is after the last byte."""
         if self._answer is None:
             self._answer = Answer(self.call.request.n)
         return self._answer
 
     def begin_answer(self) -> None:
-        """Expect an answer from its beginning."""
+        """Discard what has come and expect an answer from its beginning."""
         self.held.num_bytes -= sum(len(data) + OVERHEAD_BYTES for _, _, data in self.reads)
         self.reads.clear()
         self._answer = None
 
     @property
     def has_left(self) -> bool:
-        """Whether it was sent, or could not be: a request that nobody launched has not happened."""
+        """True when it was sent or could not be; a request that was never launched leaves no record."""
         return bool(self.sent_ns) or (self.failure is not None and self.failure.kind != "cancelled")
 
     @property
@@ -108,32 +108,32 @@ class Exchange:
 
     @property
     def last_ns(self) -> int:
-        """When something last arrived; 0 before."""
-        return self.reads[-1][0] if self.reads else self.heard_ns
+        """The last arrival; 0 before the first."""
+        return self.reads[-1][0] if self.reads else self.last_arrival_ns
 
     def keep(self, read_ns: int, data: bytes) -> None:
-        """Keep a read that no receiver has stamped."""
+        """Store a read without a timestamp of the kernel."""
         self.reads.append((read_ns, b"", data))
         self.held.num_bytes += len(data) + OVERHEAD_BYTES
 
     @property
     def output_ns(self) -> int:
-        """When output last arrived, as far as what came has been decoded; 0 before."""
+        """The last arrival of output that has been decoded; 0 before the first."""
         return 0 if self._answer is None else self._answer.reader.last_chunk_ns
 
     def is_over(self) -> bool:
-        """Whether nothing that may still come can change the answer."""
+        """Decode all reads; True when nothing that may still come can change the answer."""
         self.decode_all()
         return self.answer.is_over
 
     def decode_all(self) -> None:
-        """Decode everything that has come."""
+        """Decode all reads."""
         while self.reads:
             self.decode_some()
 
     def decode_some(self) -> None:
-        """Decode a slice of what has come, and let go of it."""
-        reads, feed, heard_ns, unpack = self.reads, self.answer.feed, self.heard_ns, TIMESPEC.unpack
+        """Decode some reads and drop them."""
+        reads, feed, last_arrival_ns, unpack = self.reads, self.answer.feed, self.last_arrival_ns, TIMESPEC.unpack
         offset_ns = self.clock.steady_offset_ns(reads[-1][0]) if reads else None
         num_bytes = num_reads = 0
         for read_ns, stamp, data in reads:
@@ -145,29 +145,29 @@ class Exchange:
                 arrival_ns = seconds * NS_PER_S + nanoseconds - offset_ns
             if arrival_ns > read_ns:
                 arrival_ns = self._arrival_ns(read_ns, stamp, data)
-            if arrival_ns > heard_ns:  # noqa: PLR1730 - a call per token costs more
-                heard_ns = arrival_ns
-            feed(heard_ns, read_ns - heard_ns, data)
+            if arrival_ns > last_arrival_ns:  # noqa: PLR1730 - a call per token costs more
+                last_arrival_ns = arrival_ns
+            feed(last_arrival_ns, read_ns - last_arrival_ns, data)
             if num_bytes >= _SLICE_BYTES:
                 break
         del reads[:num_reads]
         self.answer.reader.compact()
-        self.heard_ns = heard_ns
+        self.last_arrival_ns = last_arrival_ns
         self.held.num_bytes -= num_bytes
 
     def _arrival_ns(self, read_ns: int, stamp: bytes, data: bytes) -> int:
-        """When a read arrived whose stamp is missing or doubtful: at the latest when it was read."""
-        found_ns = self.clock.arrival_ns(stamp, read_ns)
-        self.is_stamped = self.is_stamped and (found_ns is not None or not data)
-        return read_ns if found_ns is None else found_ns
+        """Arrival of a read whose timestamp is missing or implausible: at the latest when it was read."""
+        arrival_ns = self.clock.arrival_ns(stamp, read_ns)
+        self.is_stamped = self.is_stamped and (arrival_ns is not None or not data)
+        return read_ns if arrival_ns is None else arrival_ns
 
     def end(self, failure: RequestError | None) -> None:
-        """Note how it ended; the first word of a failure counts."""
+        """Note the end and its failure, of which the first counts."""
         self.failure = self.failure or failure
         self.done_ns = self.last_ns if self.failure is None else time.monotonic_ns()
 
     async def record(self) -> RequestRecord:
-        """What it came to; decoded in slices that leave the loop free for the other streams."""
+        """The record of the request, after decoding in slices that leave the loop free for the other streams."""
         while self.reads:
             self.decode_some()
             if self.reads:
@@ -176,7 +176,9 @@ class Exchange:
         return self._record()
 
     def slot_free_ns(self) -> int | None:
-        """When its slot became free, with the last byte of the stream before it; None where it waited for none."""
+        """Time at which its slot became free, with the last byte of the stream before; None if it did not wait for
+        one.
+        """
         if self.slot_freed is None:
             return None
         read_ns, stamp = self.slot_freed
@@ -185,7 +187,7 @@ class Exchange:
 
     def _record(self) -> RequestRecord:
         reader, request = self.answer.reader, self.call.request
-        usage, is_stamped = reader.usage, self.is_stamped and bool(self.heard_ns)
+        usage, is_stamped = reader.usage, self.is_stamped and bool(self.last_arrival_ns)
         choices = reader.choices(is_stamped)
         error = self._error(request) or limit_passed(choices, self.timeouts, self.sent_ns)
         slot_free_ns = self.slot_free_ns()
@@ -212,7 +214,7 @@ class Exchange:
         )
 
     def _without_secrets(self, error: RequestError) -> RequestError:
-        """An error in which the server does not repeat the key that it was shown."""
+        """The error with our key removed, in case the server repeats it."""
         message = error.message
         for name, value in self.call.headers.items():
             if name.lower() == "authorization":
@@ -221,11 +223,11 @@ class Exchange:
         return error if message == error.message else msgspec.structs.replace(error, message=message)
 
     def _error(self, request: PreparedRequest) -> RequestError | None:
-        """What is wrong; what the server says of its own failure explains more than how the stream then ended."""
+        """The error to record: the server's own error explains more than the way in which the stream then ended."""
         failure = self.failure
-        if failure is not None and failure.kind in _STANDS_ALONE:
+        if failure is not None and failure.kind in _OF_THE_CLIENT:
             return failure
-        found = error_of(self.answer, request)
-        if failure is None or (found is not None and found.kind in _SAID_BY_SERVER):
-            return found
+        answer_error = error_of(self.answer, request)
+        if failure is None or (answer_error is not None and answer_error.kind in _OF_THE_SERVER):
+            return answer_error
         return failure

@@ -1,4 +1,4 @@
-"""What goes wrong below HTTP, as classes of failure: the same for our own transport and for httpx's."""
+"""Errors below HTTP in the same classes for our own transport and for httpx's."""
 
 import socket
 from typing import TYPE_CHECKING, Final
@@ -26,7 +26,7 @@ def connect_error(error: OSError) -> RequestError:
 
 
 def lost_error(error: OSError | None, exchange: "Exchange") -> RequestError:
-    """A connection that ended, by ``error`` or in good order, before the answer did."""
+    """A connection that ended before the answer did, by ``error`` or regularly."""
     when = "in mid-stream" if exchange.last_ns else "before it answered"
     if error is None:
         return RequestError(kind="early-close", message=f"the server closed the connection {when}")
@@ -44,7 +44,7 @@ def underlying(error: Exception) -> Exception:
 
 
 def transport_error(error: Exception, exchange: "Exchange") -> RequestError:
-    """What httpx raised; its message is that of the exception underneath."""
+    """An error that httpx raised, with the message of the exception underneath."""
     cause = underlying(error)
     message = f"{type(cause).__name__}: {cause}"
     if isinstance(error, (httpx.ConnectError, httpx.ConnectTimeout)):
@@ -52,7 +52,7 @@ def transport_error(error: Exception, exchange: "Exchange") -> RequestError:
     if isinstance(error, (httpx.UnsupportedProtocol, httpx.InvalidURL, httpx.TooManyRedirects)):
         return RequestError(kind="connect-failed", message=message)
     if isinstance(error, httpx.RemoteProtocolError):
-        return RequestError(kind="malformed-http", message=f"the answer is no HTTP: {message}")
+        return RequestError(kind="malformed-http", message=f"the answer is not HTTP: {message}")
     return lost_error(cause if isinstance(cause, OSError) else OSError(message), exchange)
 
 

@@ -1,9 +1,9 @@
-"""The kernel's receive stamps on the measuring clock.
+"""The kernel's receive timestamps on the measuring clock.
 
-Linux stamps each segment as it reaches this host (``SO_TIMESTAMPNS``, socket(7)), however late the client then
-reads it. Its clock is ``CLOCK_REALTIME``; ours is ``CLOCK_MONOTONIC``. Both tick at the same corrected rate, so
-that their difference is constant until somebody sets the wall clock: then reads from between the two samples that
-show the step have no kernel time.
+Linux stamps each segment when it reaches this host (``SO_TIMESTAMPNS``, socket(7)), however late the client then
+reads it. Its clock is ``CLOCK_REALTIME``; ours is ``CLOCK_MONOTONIC``. Both tick at the same corrected rate: their
+difference is constant until the wall clock is set. Reads between the two samples that show such a step have no
+kernel time.
 """
 
 import socket
@@ -22,13 +22,13 @@ TIMESPEC: Final = struct.Struct("@qq")
 _STEP_NS: Final = 20_000
 """The difference of the clocks changes by more only when the wall clock is set."""
 FUTURE_NS: Final = 5_000
-"""By how much a mapped stamp may lie after its own read: the inaccuracy of a sample."""
+"""A mapped timestamp may be this much later than its own read: the inaccuracy of a sample."""
 _TRIES: Final = 5
 _GOOD_BRACKET_NS: Final = 2_000
 
 
 def stamp_arrivals(sock: socket.socket) -> bool:
-    """Ask the kernel to stamp what arrives on ``sock``; False where it cannot."""
+    """Request timestamps for what arrives on ``sock``; False where the kernel has none."""
     try:
         sock.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
     except OSError:
@@ -51,16 +51,17 @@ def realtime_less_monotonic() -> tuple[int, int, int]:
 
 
 class KernelClock:
-    """Maps receive stamps to the monotonic clock, and knows when it cannot.
+    """Maps receive timestamps to the monotonic clock, and knows when it cannot.
 
-    Samples the difference of the clocks whenever asked to; a stamp between two samples that differ has no time.
+    ``sample`` compares the clocks; a timestamp between two samples that differ has no time.
     """
 
     def __init__(self) -> None:
         t_ns, offset_ns, _ = realtime_less_monotonic()
         self._sampled_ns = t_ns
         self._epochs: list[tuple[int, int]] = [(t_ns, offset_ns)]
-        """From when each difference is known to hold. It held until the start of the gap before the next."""
+        """Each difference with the time from which it is known to hold, until the start of the gap before the
+        next."""
         self._gaps: list[int] = [0]
         """For each epoch, the last sample before it: between that and the epoch the clock was set."""
 
@@ -71,14 +72,14 @@ class KernelClock:
 
     @property
     def num_steps(self) -> int:
-        """How often the wall clock was set meanwhile."""
+        """The number of times that the wall clock was set meanwhile."""
         return len(self._epochs) - 1
 
     def sample(self) -> None:
-        """Look at both clocks now."""
+        """Compare the clocks now."""
         t_ns, offset_ns, width_ns = realtime_less_monotonic()
         if width_ns > _STEP_NS:
-            return  # the process was interrupted in all the tries: nothing learnt
+            return  # interrupted in every try: this shows nothing
         if abs(offset_ns - self._epochs[-1][1]) > _STEP_NS:
             self._gaps.append(self._sampled_ns)
             self._epochs.append((t_ns, offset_ns))
@@ -91,7 +92,7 @@ class KernelClock:
         return self._epochs[0][1] if len(self._epochs) == 1 else None
 
     def arrival_ns(self, stamp: bytes, read_ns: int) -> int | None:
-        """When the bytes read at ``read_ns`` arrived, monotonic; None where their stamp cannot be trusted."""
+        """Arrival of the bytes read at ``read_ns``, monotonic; None where their timestamp cannot be trusted."""
         if read_ns > self._sampled_ns:
             self.sample()
         epoch = self._epoch_at(read_ns)
@@ -104,7 +105,9 @@ class KernelClock:
         return min(arrival_ns, read_ns) if is_plausible else None
 
     def _epoch_at(self, t_ns: int) -> tuple[int, int] | None:
-        """Since when the difference at ``t_ns`` has held, and the difference; None in the gap around a step."""
+        """The difference at ``t_ns``, with the time from which it holds before it; None in the gap around a
+        step.
+        """
         i = max(bisect_right(self._epochs, (t_ns, 1 << 62)) - 1, 0)
         if i + 1 < len(self._epochs) and t_ns >= self._gaps[i + 1]:
             return None

@@ -1,4 +1,4 @@
-"""Limits of one request: to its first token, from token to token, to its end."""
+"""Time limits of one request: to its first token, between tokens, to its end."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -11,23 +11,23 @@ from benchctl.units import NS_PER_S
 if TYPE_CHECKING:
     from benchctl.load.transport.exchange import Exchange
 
-_LOOKS: Final = 20
+_CHECKS_PER_LIMIT: Final = 20
 _LEAST_S: Final = 0.05
 _MOST_S: Final = 1.0
 
 
-def look_s(timeouts: Timeouts) -> float:
-    """How often to look at the limits: a twentieth of the shortest, but neither below 50 ms nor above 1 s."""
+def check_interval_s(timeouts: Timeouts) -> float:
+    """Seconds between checks of the limits: a twentieth of the shortest, at least 50 ms and at most 1 s."""
     limits_s = (timeouts.connect_s, timeouts.request_s, timeouts.first_token_s, timeouts.between_tokens_s)
     shortest_s = min(limit_s for limit_s in limits_s if limit_s is not None)
-    return min(max(shortest_s / _LOOKS, _LEAST_S), _MOST_S)
+    return min(max(shortest_s / _CHECKS_PER_LIMIT, _LEAST_S), _MOST_S)
 
 
 def limit_reached(exchange: "Exchange", timeouts: Timeouts, now_ns: int) -> RequestError | None:
     """The limit that ``exchange`` has reached at ``now_ns``; None while there is none.
 
-    Only output counts as a token, not a comment that keeps the connection alive, nor an event that names the role.
-    What has arrived is therefore decoded first; once per limit, as only then it might have been reached.
+    Only output counts as a token: no comment that keeps the connection alive, and no event that names the role.
+    Arrived bytes are therefore decoded first, and only when the limit may have been reached.
     """
     if exchange.failure is not None or not now_ns:
         return None
@@ -45,14 +45,16 @@ def limit_reached(exchange: "Exchange", timeouts: Timeouts, now_ns: int) -> Requ
 
 
 def total_reached(exchange: "Exchange", timeouts: Timeouts, now_ns: int) -> RequestError | None:
-    """The limit of the whole answer, where it is reached; costs nothing, because nothing is decoded for it."""
+    """The limit of the whole answer, if it is reached; nothing is decoded for it."""
     if not exchange.sent_ns or not _is_past(timeouts.request_s, exchange.sent_ns, now_ns):
         return None
     return _error("total-timeout", f"no end within {timeouts.request_s:g} s (timeouts.request_s)")
 
 
 def limit_passed(choices: Sequence[ChoiceRecord], timeouts: Timeouts, sent_ns: int) -> RequestError | None:
-    """The first limit that output came too late for: looks at it fall into a short excess only by chance."""
+    """The first limit that output came too late for, found afterwards: a check in time sees a short excess only by
+    chance.
+    """
     if timeouts.first_token_s is None and timeouts.between_tokens_s is None:
         return None
     times_ns = sorted(t_ns for choice in choices for t_ns in choice.chunk_ns)
@@ -62,8 +64,8 @@ def limit_passed(choices: Sequence[ChoiceRecord], timeouts: Timeouts, sent_ns: i
 
 
 def _late_connection(exchange: "Exchange", timeouts: Timeouts, now_ns: int) -> RequestError | None:
-    is_waiting = exchange.laid_ns and not exchange.connected_ns
-    if not is_waiting or not _is_past(timeouts.connect_s, exchange.laid_ns, now_ns):
+    is_waiting = exchange.connecting_ns and not exchange.connected_ns
+    if not is_waiting or not _is_past(timeouts.connect_s, exchange.connecting_ns, now_ns):
         return None
     return _error("connect-timeout", f"no connection within {timeouts.connect_s:g} s (timeouts.connect_s)")
 

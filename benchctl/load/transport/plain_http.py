@@ -1,6 +1,6 @@
-"""The way to servers without TLS, for what is not measured: small, because most loads need it three times.
+"""Requests without TLS that are not measured, of which most loads send three.
 
-httpx's own transport takes longer to import than these requests take, and hides what went wrong below it.
+httpx's own transport takes longer to import than these requests take, and hides the errors below it.
 """
 
 import asyncio
@@ -24,7 +24,9 @@ class PlainTransport(httpx.AsyncBaseTransport):
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         url = request.url
         if url.scheme != "http":
-            raise httpx.UnsupportedProtocol(f"{url} is no address of plain HTTP; give it as that of the server")
+            raise httpx.UnsupportedProtocol(
+                f"{url} is not an address of plain HTTP; correct the address of the server"
+            )
         limits: Mapping[str, float | None] = request.extensions.get("timeout", {})
         message = _message(request, await request.aread())
         with _errors_as(httpx.ConnectError, httpx.ConnectTimeout):
@@ -40,7 +42,7 @@ class PlainTransport(httpx.AsyncBaseTransport):
 
 
 class _Answer:
-    """What the parser tells of."""
+    """An answer as the parser reports it."""
 
     def __init__(self, *, has_body: bool) -> None:
         self._has_body = has_body
@@ -51,13 +53,13 @@ class _Answer:
         self.is_whole = False
 
     def feed(self, data: bytes) -> None:
-        """Take in what has arrived, nothing at the end of the connection."""
+        """Parse what has arrived; empty at the end of the connection."""
         try:
             if data:
                 self._parser.feed_data(data)
         except httptools.HttpParserError as error:
             if not self.is_whole:
-                raise httpx.RemoteProtocolError(f"the answer is no HTTP: {error}") from error
+                raise httpx.RemoteProtocolError(f"the answer is not HTTP: {error}") from error
         if data or self.is_whole:
             return
         if not self.status or any(name.lower() in _BODY_HEADERS for name, _ in self.headers):

@@ -1,11 +1,11 @@
-"""Takes in all open streams of one process, in batches.
+"""Reads all open streams of one process, in batches.
 
-The sockets share one epoll set, which the event loop watches as a single file: however many streams have something,
-the loop is woken once and all are read in a row, each with the time at which the kernel received its newest bytes
-and the time of the read. Nothing is decoded here: a token costs little more than the system call that fetches it.
+The sockets share one epoll set, which the event loop watches as a single file: however many streams have data, the
+loop wakes once and reads them in a row. Each read keeps its own time and the time at which the kernel received its
+newest bytes. Nothing is decoded here: a token costs little more than the system call that fetches it.
 
-The end of an answer is seen here as well, by its last bytes, and told at once: the next request goes out from
-within this loop, before the other sockets are read and long before the answer that ended is decoded.
+The receiver recognises the end of an answer by its last bytes and reports it at once: the next request is sent from
+within this loop, before the other sockets are read and long before the ended answer is decoded.
 """
 
 import asyncio
@@ -23,24 +23,24 @@ if TYPE_CHECKING:
     from benchctl.load.transport.exchange import Exchange
 
 Read: TypeAlias = tuple[int, bytes, bytes]
-"""Time of the read on the monotonic clock, the kernel's stamp of its newest bytes (empty: none), the bytes."""
+"""Time of the read on the monotonic clock, the kernel's timestamp of its newest bytes (empty: none), the bytes."""
 
 _READ_BYTES: Final = 16_384
-"""Some forty events; what is left is read in the next round, after the other streams had their turn."""
+"""Some forty events; the rest is read in the next round, after the other streams."""
 _IN: Final = select.EPOLLIN
 _OUT: Final = select.EPOLLOUT
 _BLANK_LINE: Final = b"\r\n\r\n"
 _ENDINGS: Final = frozenset(_BLANK_LINE[i:] for i in range(len(_BLANK_LINE)))
-"""What a read that completes a chunked body ends with, or is where its end came in pieces."""
+"""Endings of reads that may complete a chunked body, also where its end came in pieces."""
 _END: Final = b"\r\n0\r\n\r\n"
-"""A line that is 0 cannot stand in an event stream: all its lines begin with the name of a field."""
+"""The last chunk. An event stream has no line ``0``: all its lines begin with the name of a field."""
 OVERHEAD_BYTES: Final = 200
-"""What keeping a read costs beside its bytes: a tuple, a number, two headers of objects."""
+"""Memory of a stored read beside its bytes: a tuple, a number, two headers of objects."""
 _PAUSE_NS: Final = 1_000_000
-"""After a round of reads in which no answer ended, nothing is read for so long: what arrives meanwhile is read in
-one go and costs less, and the kernel's stamps say when it came."""
+"""Pause after a round of reads in which no answer ended: what arrives meanwhile is read together and costs less,
+and the kernel's timestamps say when it came."""
 _MANY_STREAMS: Final = 16
-"""Below, there is nothing to save, and tokens of one stream that come in quick succession are read one by one."""
+"""Below this the pause saves nothing, and would coalesce tokens of one stream that come in quick succession."""
 NEVER_NS: Final = 1 << 62
 
 
@@ -59,7 +59,7 @@ class Connection:
         self.is_connecting = False
         self.has_failed_to_connect = False
         self.has_ended = False
-        """Whether the connection is closed, by either side."""
+        """True when the connection is closed, by either side."""
         self.error: OSError | None = None
         self.num_answers = 0
         self.idle_since_ns = 0
@@ -67,11 +67,11 @@ class Connection:
         self.rest()
 
     def rest(self) -> None:
-        """Expect nothing: whatever comes now ends the connection."""
+        """Expect no data: anything that comes now ends the connection."""
         self._expect(None, [])
 
     def serve(self, exchange: "Exchange") -> None:
-        """Keep what comes for ``exchange``."""
+        """Store what arrives in ``exchange``."""
         self._expect(exchange, exchange.reads)
 
     def _expect(self, exchange: "Exchange | None", reads: list[Read]) -> None:
@@ -79,15 +79,15 @@ class Connection:
         self.reads = reads
         self.keep = reads.append
         self.is_plain = True
-        """Whether only who decodes the answer can tell its end; false once its head says otherwise."""
+        """True while only decoding can tell where the answer ends; false once its head says otherwise."""
         self.is_good = False
-        """Whether the head says status 200."""
+        """True when the head says status 200."""
         self.is_kept = False
-        """Whether the head says that the connection stays open after the answer."""
+        """True when the head says that the connection stays open after the answer."""
 
 
 class HeldBytes:
-    """What the reads come to that are kept and not yet decoded: a count that many hands keep."""
+    """Size of all stored reads that are not yet decoded, shared by those who store and decode them."""
 
     __slots__ = ("num_bytes",)
 
@@ -98,29 +98,31 @@ class HeldBytes:
 class Receiver:
     """The connections of one event loop, until it is closed.
 
-    ``on_end`` hears of a connection whose answer is whole or that has ended, ``on_look`` of one on which something
-    came after which the answer may be whole, ``on_open`` of one that is open now.
+    ``on_end`` gets each connection whose answer is complete or that has ended, ``on_possible_end`` each whose
+    answer may be complete, ``on_open`` each that has opened.
     """
 
     def __init__(
         self,
         *,
         on_end: Callable[[Connection], None],
-        on_look: Callable[[Connection], None],
+        on_possible_end: Callable[[Connection], None],
         on_open: Callable[[Connection], None],
     ) -> None:
         self._loop = asyncio.get_running_loop()
-        self._on_end, self._on_look, self._on_open = on_end, on_look, on_open
+        self._on_end, self._on_possible_end, self._on_open = on_end, on_possible_end, on_open
         self._epoll = select.epoll()
         self._connections: dict[int, Connection] = {}
         self._buffer = bytearray(_READ_BYTES)
-        """Reads go through it: small bytes of their own weigh less than what is left of large ones."""
+        """Reads go through it: small objects of their own take less memory than parts of large ones."""
         self._keeper = socket.socket()
-        """Keeps the kernel stamping while no stream is open: it begins to only some time after it is asked."""
+        """Keeps the kernel's timestamps on while no stream is open: they begin only a while after they are
+        requested."""
         self.is_stamping = stamp_arrivals(self._keeper)
         self.held = HeldBytes()
         self.due_ns = NEVER_NS
-        """When ``on_due`` is called in the midst of reading: a plan of sends is kept whatever comes in."""
+        """Time at which ``on_due`` is called even while sockets are read: planned sends are on time whatever
+        arrives."""
         self.on_due: Callable[[], None] = lambda: None
         self._loop.add_reader(self._epoll.fileno(), self._read_and_pause)
 
@@ -132,7 +134,7 @@ class Receiver:
         self._keeper.close()
 
     def watch(self, connection: Connection) -> None:
-        """Take in what comes on ``connection``, or learn when it is open."""
+        """Read from ``connection``, or wait until it is open."""
         descriptor = connection.sock.fileno()
         self._connections[descriptor] = connection
         self._epoll.register(descriptor, _OUT if connection.is_connecting else _IN)
@@ -145,7 +147,7 @@ class Receiver:
         except BlockingIOError:
             num_sent = 0
         except OSError as error:
-            # Told later: who sends may be in the midst of something.
+            # Later: the sender may be in the middle of something.
             self._loop.call_soon(self._end, connection, error)
             return sent_ns
         if num_sent < len(request):
@@ -154,7 +156,7 @@ class Receiver:
         return sent_ns
 
     def drop(self, connection: Connection) -> None:
-        """Close a connection, whatever has come; no effect on one that is closed."""
+        """Close a connection; no effect on one that is closed."""
         connection.has_ended = True
         descriptor = connection.sock.fileno()
         if self._connections.pop(descriptor, None) is not None:
@@ -162,14 +164,14 @@ class Receiver:
         connection.sock.close()
 
     def _read_and_pause(self) -> None:
-        """Read, and let more arrive before the next look: each look wakes the process, and has its price."""
+        """Read, then let more arrive: each time the process wakes has a price."""
         if not self.read_ready() and self.is_stamping and len(self._connections) > _MANY_STREAMS:
             pause_ns = min(_PAUSE_NS, self.due_ns - time.monotonic_ns())
             if pause_ns > 0:
                 time.sleep(pause_ns / NS_PER_S)
 
     def read_ready(self) -> bool:
-        """Read once from each connection that has something; True when an answer may have ended."""
+        """Read once from each connection that has data; True when an answer may have ended."""
         connections, now_ns, num_bytes, has_ended = self._connections, time.monotonic_ns, 0, False
         buffers, view = (self._buffer,), memoryview(self._buffer)
         for descriptor, event in self._epoll.poll(0):
@@ -189,31 +191,31 @@ class Receiver:
             if connection.is_plain or data[-4:] in _ENDINGS or not data:
                 self.held.num_bytes += num_bytes
                 num_bytes = 0
-                has_ended = self._look(connection, data) or has_ended
+                has_ended = self._check_end(connection, data) or has_ended
             if read_ns >= self.due_ns:
                 self.on_due()
         self.held.num_bytes += num_bytes
         return has_ended
 
-    def _look(self, connection: Connection, data: bytes) -> bool:
-        """Look closer at a read that an answer may end with; False when it does not."""
+    def _check_end(self, connection: Connection, data: bytes) -> bool:
+        """Check a read that may end an answer; False when it does not."""
         if connection.exchange is None:
             self.held.num_bytes -= len(data) + OVERHEAD_BYTES
         if not data or connection.exchange is None:
             self._end(connection, None)
             return True
         if connection.is_plain:
-            _take_head(connection, data)
+            _note_framing(connection, data)
         if _tail(connection.reads) == _END:
             self._on_end(connection)
         elif connection.is_plain or _may_end_in_trailers(data):
-            self._on_look(connection)
+            self._on_possible_end(connection)
         else:
             return False
         return True
 
     def _is_readable(self, connection: Connection, event: int) -> bool:
-        """Go on connecting or sending; True when there is something to read, too."""
+        """Continue to connect or to send; True when there is data to read, too."""
         if connection.is_connecting:
             self._finish_connecting(connection)
             return False
@@ -248,11 +250,11 @@ class Receiver:
             self._on_end(connection)
 
 
-def _take_head(connection: Connection, data: bytes) -> None:
-    """Note what the head of an answer says of its framing, where it came whole.
+def _note_framing(connection: Connection, data: bytes) -> None:
+    """Note the framing that the head of an answer announces, if it came in one piece.
 
     Chunks have a last one, and an answer without a length ends with its connection. A head that came in pieces, or
-    after an interim one, is left to who decodes the answer.
+    after an interim one, is left to decoding.
     """
     head, end, _ = data.partition(b"\r\n\r\n")
     if not end or head[:5] != b"HTTP/" or head[8:10] == b" 1":
@@ -266,7 +268,7 @@ def _take_head(connection: Connection, data: bytes) -> None:
 
 
 def _may_end_in_trailers(data: bytes) -> bool:
-    """Whether a last chunk may end with this, which holds headers of its own or came in pieces.
+    """True when a last chunk with trailers, or one that came in pieces, may end with ``data``.
 
     An event whose lines end in CR LF ends with one blank line more than that.
     """
@@ -274,7 +276,7 @@ def _may_end_in_trailers(data: bytes) -> bool:
 
 
 def _tail(reads: list[Read]) -> bytes:
-    """The last bytes that came, as many as ``_END`` has: servers often send the last chunk by itself."""
+    """The last bytes of ``reads``, as many as ``_END`` has: servers often send the last chunk by itself."""
     tail = b""
     for _, _, data in reversed(reads):
         tail = data[len(tail) - len(_END) :] + tail

@@ -1,4 +1,4 @@
-"""Answers that send a request on to another place (RFC 9110, section 15.4)."""
+"""Answers that redirect a request to another address (RFC 9110, section 15.4)."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -17,14 +17,14 @@ _AS_GET: Final = frozenset({301, 302, 303})
 
 @dataclass(frozen=True, slots=True)
 class Redirect:
-    """Where a request is answered, and whether its body goes there with it."""
+    """The address to which a request is redirected, and whether its body is sent there."""
 
     url: httpx.URL
     is_same_request: bool
     is_same_server: bool
 
     def wire(self, writer: RequestWriter, call: Call) -> bytes:
-        """The request as that place gets it; a key is shown to the server it was meant for alone."""
+        """The request for that address; a key is sent only to the server that it is for."""
         headers = {
             name: value
             for name, value in call.headers.items()
@@ -35,16 +35,16 @@ class Redirect:
         )
 
     def refusal(self, num_redirects: int) -> RequestError:
-        """Why it is not followed."""
+        """The error when it is not followed."""
         if num_redirects > MOST_REDIRECTS:
-            message = f"the server sends requests on more than {MOST_REDIRECTS} times, last to {self.url}"
+            message = f"the server redirects requests more than {MOST_REDIRECTS} times, last to {self.url}"
         else:
-            message = f"the server sends requests on to {self.url}; give that address as the server's"
+            message = f"the server redirects requests to {self.url}; use that address for the server"
         return RequestError(kind="connect-failed", message=message)
 
 
 def redirect_of(answer: Answer, url: httpx.URL) -> Redirect | None:
-    """Where ``answer``, which came from ``url``, sends the request; None where it is an answer of its own."""
+    """The redirect that ``answer``, which came from ``url``, asks for; None if it is an answer of its own."""
     if answer.status not in _SAME_REQUEST | _AS_GET:
         return None
     location = next((value for name, value in answer.headers if name.lower() == b"location"), None)

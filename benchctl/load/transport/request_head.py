@@ -1,4 +1,4 @@
-"""Requests as HTTP/1.1 puts them on the wire, made before the load so that sending one is a single system call."""
+"""Requests as bytes of HTTP/1.1, written ahead so that sending one is a single system call."""
 
 import base64
 from collections.abc import Mapping

@@ -1,7 +1,7 @@
-"""The way to servers that speak TLS: aiohttp below httpx, whose own transport costs more for each part of a stream.
+"""Servers that speak TLS: aiohttp below httpx, whose own transport costs more for each part of a stream.
 
-Imported where the address asks for it, and nowhere else: aiohttp takes longer to import than a short load to send.
-Whoever uses the transport meets errors of httpx only.
+Imported only for an https address: aiohttp takes longer to import than a short load takes. The transport raises
+errors of httpx only.
 """
 
 import ssl

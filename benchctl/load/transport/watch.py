@@ -1,4 +1,4 @@
-"""What has to be seen to while streams are open: limits of time that are reached, and memory that fills."""
+"""Supervision of open streams: their time limits, and the memory that their reads take."""
 
 import asyncio
 import time
@@ -7,43 +7,43 @@ from collections.abc import Set as AbstractSet
 from typing import Final
 
 from benchctl.load.transport.exchange import Exchange
-from benchctl.load.transport.limits import limit_reached, look_s
+from benchctl.load.transport.limits import check_interval_s, limit_reached
 from benchctl.load.transport.receiver import HeldBytes
 from benchctl.profile.model import Timeouts
 from benchctl.records.request import RequestError
 from benchctl.units import NS_PER_S
 
-_LOOK_S: Final = 0.1
-"""How often it is seen to that what is held stays within bounds; more often where limits are short."""
+_CHECK_S: Final = 0.1
+"""Interval between checks of the memory; shorter where time limits are short."""
 _HELD_BYTES: Final = 8 << 20
-"""Reads of open streams that are kept before some are decoded while the streams go on."""
+"""Bytes of undecoded reads beyond which streams are decoded while they are open."""
 
 
 class Watch:
-    """Looks after the exchanges in ``open_ones``, a set that others change; ``stop`` ends one that is overdue."""
+    """Supervises ``open_exchanges``, a set that others change; ``stop`` ends one that is overdue."""
 
     def __init__(
         self,
-        open_ones: AbstractSet[Exchange],
+        open_exchanges: AbstractSet[Exchange],
         timeouts: Timeouts,
         held: HeldBytes,
         stop: Callable[[Exchange, RequestError], None],
     ) -> None:
-        self._open = open_ones
+        self._open = open_exchanges
         self._timeouts = timeouts
         self._held = held
         self._stop = stop
 
-    async def keep(self) -> None:
-        """Stop requests that have reached a limit, and keep what is held within bounds; never returns."""
-        limits_look_s = look_s(self._timeouts)
-        look_ns = round(limits_look_s * NS_PER_S)
-        next_look_ns = 0
+    async def run(self) -> None:
+        """Stop requests that have reached a limit, and bound the memory of undecoded reads; never returns."""
+        limits_interval_s = check_interval_s(self._timeouts)
+        interval_ns = round(limits_interval_s * NS_PER_S)
+        next_check_ns = 0
         while True:
-            await asyncio.sleep(min(limits_look_s, _LOOK_S))
+            await asyncio.sleep(min(limits_interval_s, _CHECK_S))
             now_ns = time.monotonic_ns()
-            if now_ns >= next_look_ns:
-                next_look_ns = now_ns + look_ns
+            if now_ns >= next_check_ns:
+                next_check_ns = now_ns + interval_ns
                 await self._stop_overdue(now_ns)
             await self._decode_some()
 
@@ -54,10 +54,10 @@ class Watch:
             if reached is not None:
                 self._stop(exchange, reached)
             if len(exchange.reads) < num_reads:
-                await asyncio.sleep(0)  # to decode them took its time: others have their turn
+                await asyncio.sleep(0)  # decoding took a while: let others run
 
     async def _decode_some(self) -> None:
-        """Where streams are so long or so many that their reads fill the memory, decode them as they come."""
+        """Decode reads of open streams, longest first, when they take too much memory."""
         if self._held.num_bytes <= _HELD_BYTES:
             return
         for exchange in sorted(self._open, key=lambda exchange: len(exchange.reads), reverse=True):

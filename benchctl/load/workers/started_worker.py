@@ -1,4 +1,4 @@
-"""A worker process as the load sees it: started, spoken to, looked after, and ended for certain."""
+"""A worker process as the load sees it: started, supervised, and ended for certain."""
 
 import asyncio
 import os
@@ -16,18 +16,15 @@ from benchctl.errors import LoadError
 from benchctl.load.tally import Activity
 from benchctl.load.workers.wire import FROM_WORKER, Assignment, FromWorker, Message, Wire
 
-_SILENT_LOOKS: Final = 30
-"""Looks in a row without a sign of life until it counts as hung; it pulses ten times per second. Looks are counted
-and not time, so that it is not blamed when it was the load that slept."""
 _EXIT_S: Final = 2.0
 _POLL_S: Final = 0.005
 _TAIL_BYTES: Final = 4096
 
 
 class StartedWorker:
-    """One worker. Whoever makes it awaits ``connect`` before anything else, and ``end`` in any case.
+    """One worker. Await ``connect`` before anything else, and ``end`` in any case.
 
-    Raises LoadError where the system has no place for one more process.
+    Raises LoadError where the system cannot start one more process.
     """
 
     def __init__(self, assignment: Assignment, count: int) -> None:
@@ -36,15 +33,15 @@ class StartedWorker:
         self.num_records = 0
         self.is_ready = False
         self.has_ended = False
-        """Whether it has said that its share is done."""
+        """True when it has reported the end of its share."""
         self._name = f"worker {assignment.worker + 1} of {count} of the load generator"
         self._assignment = assignment
-        self._num_silent_looks = 0
+        self._num_silent_checks = 0
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - `end` closes it
         self._sock, theirs = socket.socketpair()
         try:
-            # A group of its own keeps Ctrl-C from it, which is for the load to heed. The session stays ours: who is
-            # in another one counts as a stray of the server.
+            # A group of its own keeps Ctrl-C from it, which the load handles. The session stays ours: a process of
+            # another session counts as a stray of the server.
             self._process = subprocess.Popen(
                 (sys.executable, "-m", "benchctl.load.workers.worker"),
                 stdin=theirs.fileno(),
@@ -62,7 +59,7 @@ class StartedWorker:
         self._wire: Wire[FromWorker] | None = None
 
     async def connect(self) -> None:
-        """Open the connection and tell the worker what it is to do."""
+        """Open the connection and send the assignment."""
         self._wire = Wire(*await asyncio.open_unix_connection(sock=self._sock), FROM_WORKER)
         self._wire.send(self._assignment)
 
@@ -77,32 +74,32 @@ class StartedWorker:
             await self._wire.drain()
 
     async def receive(self) -> FromWorker:
-        """What it says next. Raises LoadError when it has ended."""
+        """Its next message. Raises LoadError when it has ended."""
         message = await self._wire.receive() if self._wire is not None else None
         if message is None:
-            raise await self._death()
-        self._num_silent_looks = 0
+            raise await self._death_error()
+        self._num_silent_checks = 0
         return message
 
-    def look(self, interval_s: float) -> None:
-        """To be called every ``interval_s``. Raises LoadError when nothing has come for many looks."""
-        self._num_silent_looks += not self.has_ended
-        if self._num_silent_looks > _SILENT_LOOKS:
-            silent_s = _SILENT_LOOKS * interval_s
+    def check_heard(self, interval_s: float, max_silent_checks: int) -> None:
+        """Count checks without a message, one every ``interval_s``. Raises LoadError when they are too many."""
+        self._num_silent_checks += not self.has_ended
+        if self._num_silent_checks > max_silent_checks:
+            silent_s = max_silent_checks * interval_s
             raise LoadError(
-                f"{self._name} (process {self._process.pid}) has said nothing for {silent_s:.0f} s after "
-                f"{self._progress()}: it was stopped, or the machine has no processor or memory for it",
+                f"{self._name} (process {self._process.pid}) has sent nothing for {silent_s:.0f} s after "
+                f"{self._progress()}: it was stopped, or the machine lacks processor time or memory",
                 cause="worker-hung",
                 log_tail=self._tail(),
             )
 
-    def end_well(self) -> None:
-        """Note that its share is done."""
+    def mark_ended(self) -> None:
+        """Note that its share is complete."""
         self.has_ended = True
         self.activity = replace(self.activity, num_open=0)
 
     async def end(self) -> None:
-        """See to it that it has ended: in a moment by itself if it is done, else at once."""
+        """End it: soon by itself if its share is complete, else at once."""
         if self.has_ended:
             await self._wait_exit()
         if self._process.poll() is None:
@@ -114,8 +111,8 @@ class StartedWorker:
         self._sock.close()
         self._log.close()
 
-    async def _death(self) -> LoadError:
-        """What to say of one that has ended too early."""
+    async def _death_error(self) -> LoadError:
+        """The error for a worker that has ended too early."""
         await self._wait_exit()
         code, tail = self._process.poll(), self._tail()
         if code is None:
@@ -123,22 +120,22 @@ class StartedWorker:
         else:
             how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
         if code == -signal.SIGKILL:
-            remedy = "where memory ran out the system did it (dmesg tells): lower load.workers or the load"
+            remedy = "the system does this when memory runs out (see dmesg): lower load.workers or the load"
         else:
-            remedy = tail.splitlines()[-1] if tail else "its log says nothing"
+            remedy = tail.splitlines()[-1] if tail else "its log is empty"
         message = f"{self._name} (process {self._process.pid}) ended {how} after {self._progress()}: {remedy}"
         return LoadError(message, cause="worker-died", log_tail=tail)
 
     async def _wait_exit(self) -> None:
         deadline = time.monotonic() + _EXIT_S
-        while self._process.poll() is None and time.monotonic() < deadline:  # noqa: ASYNC110 - nobody tells
+        while self._process.poll() is None and time.monotonic() < deadline:  # noqa: ASYNC110 - nothing reports it
             await asyncio.sleep(_POLL_S)
 
     def _progress(self) -> str:
         return f"{self.num_records} of its {self.num_calls} requests"
 
     def _tail(self) -> str:
-        """The last it has printed; read without moving the place at which it writes, which is ours, too."""
+        """The end of its output; read without moving the file position, which it shares with us."""
         size = os.fstat(self._log.fileno()).st_size
-        said = os.pread(self._log.fileno(), _TAIL_BYTES, max(0, size - _TAIL_BYTES))
-        return said.decode(errors="replace").strip()
+        tail = os.pread(self._log.fileno(), _TAIL_BYTES, max(0, size - _TAIL_BYTES))
+        return tail.decode(errors="replace").strip()

@@ -1,6 +1,6 @@
-"""What a load and the worker processes that carry it out say to each other, and how it goes over a socket.
+"""Messages between a load and its worker processes, and their encoding on a socket.
 
-Each message is four bytes of length, the most significant first, and then MessagePack.
+Each message is its length in four bytes, the most significant first, and then MessagePack.
 
     load     Assignment · CallToMake … · AllCalls ·············· Begin ······························ (Stop)
     worker   ······································· Ready ············ KeptRecord | Pulse … ··· AllDone
@@ -25,11 +25,11 @@ _LENGTH: Final = struct.Struct(">I")
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """What all messages share."""
+    """Base of all messages."""
 
 
 class Assignment(Message, frozen=True, kw_only=True):
-    """What a worker is to do. ``arrival`` and ``timeouts`` are those sections of a profile, as plain data."""
+    """The task of a worker. ``arrival`` and ``timeouts`` are those sections of a profile, as plain data."""
 
     worker: int
     base_url: str
@@ -38,7 +38,7 @@ class Assignment(Message, frozen=True, kw_only=True):
     time_scale: float
     priority: PriorityOption
     num_processes: int
-    """Of the whole load; each asks for ``priority``."""
+    """Processes of the whole load, each of which requests ``priority``."""
 
 
 class CallToMake(Message, frozen=True, kw_only=True):
@@ -48,7 +48,7 @@ class CallToMake(Message, frozen=True, kw_only=True):
 
 
 class AllCalls(Message, frozen=True, kw_only=True):
-    """The last call has been sent: lay the first requests ready."""
+    """The last call has been sent: prepare the first requests."""
 
 
 class Begin(Message, frozen=True, kw_only=True):
@@ -58,11 +58,11 @@ class Begin(Message, frozen=True, kw_only=True):
 
 
 class Stop(Message, frozen=True, kw_only=True):
-    """Call the load down."""
+    """Cancel the load."""
 
 
 class Ready(Message, frozen=True, kw_only=True):
-    """The first requests can leave. ``priority`` is what the worker got."""
+    """The first requests are prepared. ``priority`` is what the worker was granted."""
 
     priority: str
 
@@ -74,7 +74,7 @@ class KeptRecord(Message, frozen=True, kw_only=True):
 
 
 class Pulse(Message, frozen=True, kw_only=True):
-    """How the worker does, ten times per second."""
+    """A sample of the worker, ten times per second."""
 
     sample: ClientSample
     activity: Activity
@@ -92,7 +92,7 @@ FROM_WORKER: Final[msgspec.msgpack.Decoder[FromWorker]] = msgspec.msgpack.Decode
 
 
 class Wire(Generic[M]):
-    """One end of the connection between a load and a worker, on which messages of type ``M`` come in."""
+    """One end of the connection between a load and a worker, which receives messages of type ``M``."""
 
     def __init__(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, decoder: msgspec.msgpack.Decoder[M]
@@ -103,18 +103,18 @@ class Wire(Generic[M]):
         self._encoder = msgspec.msgpack.Encoder()
 
     def send(self, message: Message) -> None:
-        """Send without waiting; no effect where nobody is left to read it."""
+        """Send without waiting; no effect when the other end has gone."""
         if not self._writer.is_closing():
             content = self._encoder.encode(message)
             self._writer.write(_LENGTH.pack(len(content)) + content)
 
     async def drain(self) -> None:
-        """Wait until what was sent is on its way, but for a little; or until nobody is left to read it."""
+        """Wait until most of what was sent has been taken, or the other end has gone."""
         with suppress(ConnectionError):
             await self._writer.drain()
 
     async def receive(self) -> M | None:
-        """The next message; None after the last one that was sent whole."""
+        """The next message; None after the last complete one."""
         try:
             (length,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
             return self._decoder.decode(await self._reader.readexactly(length))
@@ -122,7 +122,7 @@ class Wire(Generic[M]):
             return None
 
     async def close(self) -> None:
-        """Send what is still to be sent, and close."""
+        """Send the rest and close."""
         self._writer.close()
         with suppress(ConnectionError):
             await self._writer.wait_closed()

@@ -1,7 +1,7 @@
-"""A worker: one process of a load that is split over several. Started by ``WorkerLoad``, never by hand.
+"""A worker: one process of a load that is split over several. ``WorkerLoad`` starts it.
 
-Its standard input is the socket to the load (see ``wire.py``); what it prints or raises goes to a file of the
-load's. It ends when that socket does, so that none is left behind when benchctl is killed.
+Its standard input is the socket to the load (see ``wire.py``); its output goes to a file of the load. It ends when
+the socket closes, so that no worker is left behind when benchctl is killed.
 """
 
 import asyncio
@@ -14,8 +14,8 @@ from collections.abc import Iterator
 import uvloop
 
 from benchctl.load.driver import Load
-from benchctl.load.interpreter import steady_interpreter
 from benchctl.load.priority import load_priority
+from benchctl.load.process import steady_interpreter
 from benchctl.load.transport.client import StreamClient
 from benchctl.load.transport.exchange import Call
 from benchctl.load.workers.wire import (
@@ -38,7 +38,7 @@ from benchctl.records.samples import ClientSample
 
 
 async def _work() -> None:
-    """Take in the assignment and all of its calls, carry it out, say when it is done."""
+    """Receive the assignment and all of its calls, carry it out, report its end."""
     sock = socket.socket(fileno=sys.stdin.fileno())
     wire: Wire[ToWorker] = Wire(*await asyncio.open_unix_connection(sock=sock), TO_WORKER)
     assignment = await wire.receive()
@@ -74,30 +74,30 @@ async def _carry_out(assignment: Assignment, calls: deque[Call], wire: Wire[ToWo
                 return await started
 
             driving = asyncio.create_task(load.drive(_taken_from(calls), begin))
-            obeying = asyncio.create_task(_obey(wire, started, driving))
+            following = asyncio.create_task(_follow_commands(wire, started, driving))
             await asyncio.wait({driving})
-            obeying.cancel()
-            await asyncio.wait({obeying})
+            following.cancel()
+            await asyncio.wait({following})
     if not driving.cancelled():
         driving.result()
 
 
 def _taken_from(calls: deque[Call]) -> Iterator[Call]:
-    """The calls in their order, none of which is kept after it was made."""
+    """The calls in their order, each dropped when it is taken."""
     while calls:
         yield calls.popleft()
 
 
-async def _obey(wire: Wire[ToWorker], started: asyncio.Future[int], driving: asyncio.Task[None]) -> None:
-    """Heed what the load says while it goes on; without it, end at once."""
+async def _follow_commands(wire: Wire[ToWorker], started: asyncio.Future[int], driving: asyncio.Task[None]) -> None:
+    """Follow the commands of the load; end at once when the load has gone."""
     while True:
         message = await wire.receive()
-        if isinstance(message, Begin) and not started.done():  # the load may have been called off before
+        if isinstance(message, Begin) and not started.done():  # the load may have been cancelled before
             started.set_result(message.start_ns)
         elif isinstance(message, Stop):
             driving.cancel()
         elif message is None:
-            os._exit(1)  # nobody is left to whom anything could be told
+            os._exit(1)  # the load has gone, and nothing can be reported
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What looking at a machine finds: one value for each thing looked at."""
+"""The result of inspecting one part of a machine."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -10,11 +10,11 @@ Fact: TypeAlias = str | int | float | bool | tuple[str, ...] | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One thing that was looked at.
+    """One part of the machine that was inspected.
 
-    ``finding`` is for people; ``facts`` are for machines, with units in their names and None for what is unknown.
-    ``remedy``, where something is not as it should be, is the command that helps, or a sentence where none does.
-    ``is_missing`` where a thing is not there, which matters where ``is_needed``.
+    ``finding`` is for people; ``facts`` are for programs, with units in their names and None for unknown values.
+    ``remedy`` is the command that fixes a problem, or a sentence if no command does; None without a problem.
+    ``is_missing`` says that the part is absent, which matters if ``is_needed``.
     """
 
     topic: str
@@ -27,21 +27,21 @@ class Check:
 
     def __post_init__(self) -> None:
         if self.is_missing and self.remedy is None:
-            raise ValueError(f"{self.topic} {self.name} is missing: say what brings it")
+            raise ValueError(f"{self.topic} {self.name} is missing: give a remedy")
 
     @property
     def state(self) -> CheckState:
-        """``warning`` for what works but puts numbers in doubt or will stand in the way."""
+        """``missing`` for an absent part, ``warning`` for a problem that distorts numbers or will cause errors."""
         if self.is_missing:
             return "missing"
         return "ok" if self.remedy is None else "warning"
 
     @property
     def is_obstacle(self) -> bool:
-        """Whether what was asked for cannot be measured here."""
+        """True when a needed part is missing."""
         return self.is_missing and self.is_needed
 
 
 def obstacles(checks: Iterable[Check]) -> tuple[Check, ...]:
-    """The checks that stand in the way."""
+    """The checks of needed parts that are missing."""
     return tuple(check for check in checks if check.is_obstacle)

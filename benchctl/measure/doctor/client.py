@@ -1,4 +1,4 @@
-"""What the system grants the load client: its turn on the processor first, and a core of its own."""
+"""Checks of what the system grants the load client: a scheduling priority, and a core of its own."""
 
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -17,17 +17,17 @@ _TO_GET_PRIORITY: Final = (
 
 
 def client_checks(system: Path) -> tuple[Check, ...]:
-    """Tried and undone in a thread of their own; ``system`` is where the kernel tells of its devices."""
-    with ThreadPoolExecutor(max_workers=1) as passing_thread:
-        granted = passing_thread.submit(_try_priority).result()
-        can_bind = passing_thread.submit(_try_binding).result()
+    """Try both in a temporary thread, and undo them; ``system`` is the kernel's directory of devices."""
+    with ThreadPoolExecutor(max_workers=1) as temporary_thread:
+        granted = temporary_thread.submit(_try_priority).result()
+        can_bind = temporary_thread.submit(_try_binding).result()
     usable = frozenset(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ())
-    set_apart = split_cores("auto") if can_bind else None
-    return (priority_check(granted), own_core_check(usable, _isolated(system), set_apart, can_bind=can_bind))
+    split = split_cores("auto") if can_bind else None
+    return (priority_check(granted), own_core_check(usable, _isolated(system), split, can_bind=can_bind))
 
 
 def priority_check(granted: Priority) -> Check:
-    """Whether the client gets its turn before a server that keeps all cores busy."""
+    """Check that the client can take precedence over a server that keeps all cores busy."""
     is_refused = granted.level != "fifo" and "not permitted" in granted.reason
     return Check(
         topic=_TOPIC,
@@ -38,17 +38,17 @@ def priority_check(granted: Priority) -> Check:
     )
 
 
-def own_core_check(usable: frozenset[int], isolated: str, set_apart: CoreSplit | None, *, can_bind: bool) -> Check:
-    """Whether the client can have a core that no server runs on, and whether ``auto`` gives it one."""
-    said = f"usable {core_ranges(usable) or 'unknown'}, isolated {isolated or 'none'}; "
+def own_core_check(usable: frozenset[int], isolated: str, split: CoreSplit | None, *, can_bind: bool) -> Check:
+    """Check that the client can have a core without a server, and report whether ``auto`` gives it one."""
+    detail = f"usable {core_ranges(usable) or 'unknown'}, isolated {isolated or 'none'}; "
     if len(usable) < 2 or not can_bind:
-        said += "none can be set apart for the client"
-    elif set_apart is not None:
-        said += f"client on {core_ranges(set_apart.client)}, servers on the others (client_cores: auto)"
+        detail += "none can be reserved for the client"
+    elif split is not None:
+        detail += f"client on {core_ranges(split.client)}, servers on the others (client_cores: auto)"
     else:
-        said += "none is set apart for the client unasked (client_cores: 1 does)"
+        detail += "none is reserved for the client by default (client_cores: 1 reserves one)"
     facts = {"num_usable": len(usable), "isolated": isolated or None, "can_bind": can_bind}
-    return Check(topic=_TOPIC, name="own core", finding=said, facts=facts)
+    return Check(topic=_TOPIC, name="own core", finding=detail, facts=facts)
 
 
 def _try_priority() -> Priority:
@@ -66,7 +66,7 @@ def _try_binding() -> bool:
 
 
 def _isolated(system: Path) -> str:
-    """Cores that the kernel was told to leave alone (``isolcpus``); empty where there are none."""
+    """Cores that the kernel schedules nothing on (``isolcpus``); empty if there are none."""
     with suppress(OSError):
         return (system / "cpu/isolated").read_text(encoding="ascii").strip()
     return ""

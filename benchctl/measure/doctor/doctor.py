@@ -1,8 +1,8 @@
-"""Look at this machine before measuring on it: what is there, what is missing, what would put numbers in doubt.
+"""Inspection of this machine before measuring on it.
 
-    software ▸ machine ▸ GPUs ▸ engines ▸ data sets: each thing one ``Check``
+    software ▸ machine ▸ GPUs ▸ engines ▸ datasets: one ``Check`` for each part
 
-Nothing is changed, started for longer than to ask its version, or fetched.
+Nothing is changed or downloaded, and programs are started only to read their version.
 """
 
 import importlib.metadata
@@ -15,7 +15,7 @@ from typing import Final
 
 from benchctl import __version__
 from benchctl.measure.doctor.check import Check
-from benchctl.measure.doctor.engines import WantedEngine, engine_checks
+from benchctl.measure.doctor.engines import NeededEngine, engine_checks
 from benchctl.measure.doctor.gpu import gpu_checks
 from benchctl.measure.doctor.host import host_checks
 from benchctl.measure.provenance import git_state
@@ -28,23 +28,23 @@ _FOR_MODELS: Final = ("tokenizers", "gguf")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """What will be measured, and therefore must be there, beside what the simulator needs."""
+class Needs:
+    """Needs of the planned measurement beyond those of the simulator."""
 
     results: Path
-    engines: Sequence[WantedEngine] = ()
+    engines: Sequence[NeededEngine] = ()
     gpu: bool = False
 
 
-def look_at_machine(wanted: Wanted) -> tuple[Check, ...]:
+def inspect_machine(needs: Needs) -> tuple[Check, ...]:
     """All checks, topic after topic."""
-    gpus = gpu_checks(is_needed=wanted.gpu)
+    gpus = gpu_checks(is_needed=needs.gpu)
     has_gpu = not any(check.is_missing for check in gpus)
     return (
         *_software(),
-        *host_checks(wanted.results),
+        *host_checks(needs.results),
         *gpus,
-        *engine_checks(wanted.engines, has_gpu=has_gpu),
+        *engine_checks(needs.engines, has_gpu=has_gpu),
         *_data_sets(data_directory()),
     )
 
@@ -75,7 +75,7 @@ def _models_extra() -> Check:
     return Check(
         topic="software",
         name="models",
-        finding=f"'benchctl models make-tiny' needs {' and '.join(absent) or 'nothing more'}",
+        finding=f"'benchctl models make-tiny' needs {' and '.join(absent) or 'no other package'}",
         remedy="pip install 'benchctl[models]', or '.[models]' in a checkout" if absent else None,
         is_missing=bool(absent),
     )
@@ -94,18 +94,18 @@ def _data_sets(directory: Path) -> tuple[Check, ...]:
 
 
 def _data_set(name: str, directory: Path) -> Check:
-    """By its size alone; ``benchctl data verify`` reads it all."""
+    """Check the size only; ``benchctl data verify`` reads the whole file."""
     file = dataset_files()[name]
     state, path = file_state(file, directory, full=False), file.path_in(directory)
-    said = {
+    detail = {
         "present": f"{path}",
         "missing": f"not in {directory}",
-        "damaged": f"{path} has not the size of the published file",
+        "damaged": f"{path} does not have the size of the published file",
     }
     return Check(
         topic="data",
         name=name,
-        finding=said[state],
+        finding=detail[state],
         remedy=None if state == "present" else f"benchctl data fetch {name}",
         is_missing=state == "missing",
         facts={"path": str(path), "state": state},

@@ -17,16 +17,16 @@ _TOPIC: Final = "engine"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WantedEngine:
+class NeededEngine:
     """An engine that must be installed, with the options that name its environment."""
 
     kind: str
     options: ServerOptions
 
 
-def engine_checks(wanted: Sequence[WantedEngine], *, has_gpu: bool) -> tuple[Check, ...]:
-    """The simulator, which is always there, and each engine that is or could be installed."""
-    options = {engine.kind: engine.options for engine in wanted}
+def engine_checks(needed: Sequence[NeededEngine], *, has_gpu: bool) -> tuple[Check, ...]:
+    """Check the simulator, which is always available, and each engine that can be installed."""
+    options = {engine.kind: engine.options for engine in needed}
     checks = [
         partial(_check, spec, options.get(spec.kind), is_needed=spec.kind in options, has_gpu=has_gpu)
         for spec in engine_specs()
@@ -62,7 +62,7 @@ def _python_check(spec: EngineSpec, installation: Installation, *, is_needed: bo
         finding += f"; it does not start without {', '.join(missing)}"
         remedy = spec.installed_by
     elif has_gpu and torch is not None and torch.endswith("+cpu"):
-        finding += "; it computes on the CPU although there is a GPU"
+        finding += "; it computes on the CPU although a GPU is available"
         remedy = f"BENCHCTL_ENGINES_DEVICE=cuda {spec.installed_by}"
     return Check(
         topic=_TOPIC,

@@ -1,4 +1,4 @@
-"""What a measurement asks of the GPUs: a driver that answers, devices that are idle and run at their own clock."""
+"""Checks of the GPUs: a driver that answers, devices that are idle and run at full clock."""
 
 import os
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from benchctl.units import GIB, HZ_PER_MHZ, MIB
 
 _TOPIC: Final = "gpu"
 _IDLE_BYTES: Final = GIB
-"""What the driver and a display may hold of an idle device."""
+"""Memory that the driver and a display may hold of an idle device."""
 _SLOWING: Final = frozenset(
     {"sw-power-cap", "hw-slowdown", "sw-thermal", "hw-thermal", "hw-power-brake", "reliability", "board-limit"}
 )
@@ -22,7 +22,7 @@ _VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 
 
 def gpu_checks(*, is_needed: bool, nvml: Any = pynvml) -> tuple[Check, ...]:
-    """The driver and each visible device. ``nvml`` is the binding, a parameter to rehearse it without a GPU."""
+    """Check the driver and each visible device. ``nvml`` is the binding, a parameter for tests without a GPU."""
     visible = os.environ.get(_VISIBLE)
     states = gpu_states(nvml, visible)
     if states:
@@ -33,9 +33,9 @@ def gpu_checks(*, is_needed: bool, nvml: Any = pynvml) -> tuple[Check, ...]:
             facts={"driver": states[0].driver, "num_visible": len(states)},
         )
         return (driver, *(check for state in states for check in device_checks(state)))
-    with_program = open_smi(visible)
-    if with_program is not None:
-        return tuple(_without_nvml(with_program.inventory()))
+    smi = open_smi(visible)
+    if smi is not None:
+        return tuple(_without_nvml(smi.inventory()))
     return (_absent(states, visible, is_needed=is_needed),)
 
 
@@ -45,14 +45,14 @@ def _count(number: int) -> str:
 
 def _absent(states: tuple[GpuState, ...] | None, visible: str | None, *, is_needed: bool) -> Check:
     if states is None:
-        said = "neither NVML nor nvidia-smi finds a driver"
-        remedy = "install the NVIDIA driver; a container is started with --gpus all"
+        detail = "neither NVML nor nvidia-smi finds a driver"
+        remedy = "install the NVIDIA driver; start a container with --gpus all"
     elif visible is not None:
-        said, remedy = f"{_VISIBLE} is {visible!r} and names no device", f"unset {_VISIBLE}"
+        detail, remedy = f"{_VISIBLE} is {visible!r} and selects no device", f"unset {_VISIBLE}"
     else:
-        said = "the driver answers and knows no device"
-        remedy = "look at 'nvidia-smi -L' and 'dmesg'; a container is started with --gpus all"
-    return Check(topic=_TOPIC, name="device", finding=said, remedy=remedy, is_missing=True, is_needed=is_needed)
+        detail = "the driver answers but lists no device"
+        remedy = "check 'nvidia-smi -L' and 'dmesg'; start a container with --gpus all"
+    return Check(topic=_TOPIC, name="device", finding=detail, remedy=remedy, is_missing=True, is_needed=is_needed)
 
 
 def _without_nvml(devices: Any) -> Iterator[Check]:
@@ -60,33 +60,35 @@ def _without_nvml(devices: Any) -> Iterator[Check]:
         yield Check(
             topic=_TOPIC,
             name=f"{device.index} device",
-            finding=f"{device.name}, seen by nvidia-smi alone: its use and settings are not looked at",
-            remedy="bring libnvidia-ml.so.1 to where the loader finds it; it comes with the driver",
+            finding=f"{device.name}, visible to nvidia-smi only: its use and settings are not checked",
+            remedy="put libnvidia-ml.so.1, which comes with the driver, on the path of the loader",
             facts={"name": device.name, "uuid": device.uuid, "driver": device.driver},
         )
 
 
 def device_checks(state: GpuState) -> tuple[Check, ...]:
-    """One device: its memory and who holds it, its clocks, its power."""
+    """Check one device: its memory and the processes that use it, its clocks, its power."""
     return (_memory(state), _clocks(state), _power(state))
 
 
 def _memory(state: GpuState) -> Check:
     total, free = state.memory_total_bytes, state.memory_free_bytes
-    said = state.name
+    detail = state.name
     remedy = None
     if total is not None and free is not None:
-        said += f", {free / GIB:.1f} of {total / GIB:.1f} GiB free"
+        detail += f", {free / GIB:.1f} of {total / GIB:.1f} GiB free"
         if total - free > _IDLE_BYTES:
-            said += f", {(total - free) // MIB} MiB held"
-            remedy = "end what holds it; 'sudo fuser -v /dev/nvidia*' also shows processes of other containers"
+            detail += f", {(total - free) // MIB} MiB held"
+            remedy = (
+                "end the processes that hold it; 'sudo fuser -v /dev/nvidia*' also lists those of other containers"
+            )
     if state.processes:
-        said += "; in use by " + ", ".join(process_text(pid) for pid in state.processes)
-        remedy = "end these processes: they take time and memory from what is measured"
+        detail += "; in use by " + ", ".join(process_text(pid) for pid in state.processes)
+        remedy = "end these processes: they take time and memory from the measured server"
     return Check(
         topic=_TOPIC,
         name=f"{state.index} device",
-        finding=said,
+        finding=detail,
         remedy=remedy,
         facts={
             "name": state.name,
@@ -99,16 +101,16 @@ def _memory(state: GpuState) -> Check:
 
 
 def _clocks(state: GpuState) -> Check:
-    said = "clocks unknown"
+    detail = "clocks unknown"
     if state.sm_clock_hz is not None and state.sm_clock_max_hz is not None:
-        said = f"SM clock {state.sm_clock_hz // HZ_PER_MHZ} of at most {state.sm_clock_max_hz // HZ_PER_MHZ} MHz"
+        detail = f"SM clock {state.sm_clock_hz // HZ_PER_MHZ} of at most {state.sm_clock_max_hz // HZ_PER_MHZ} MHz"
     slowing = sorted(_SLOWING.intersection(state.throttle_reasons or ()))
     if slowing:
-        said += f", held down by {', '.join(slowing)}"
+        detail += f", held down by {', '.join(slowing)}"
     return Check(
         topic=_TOPIC,
         name=f"{state.index} clocks",
-        finding=said,
+        finding=detail,
         remedy="let it cool down, or raise its power limit, before measuring" if slowing else None,
         facts={
             "sm_clock_hz": state.sm_clock_hz,
@@ -120,19 +122,19 @@ def _clocks(state: GpuState) -> Check:
 
 def _power(state: GpuState) -> Check:
     limit_w, default_w = state.power_limit_w, state.power_default_w
-    said = "power limit unknown" if limit_w is None else f"power limit {limit_w:.0f} W"
+    detail = "power limit unknown" if limit_w is None else f"power limit {limit_w:.0f} W"
     remedies = []
     if limit_w is not None and default_w is not None and limit_w < default_w:
-        said += f", below its default of {default_w:.0f} W"
+        detail += f", below its default of {default_w:.0f} W"
         remedies.append(f"sudo nvidia-smi -i {state.index} -pl {default_w:.0f}")
     if state.is_persistent is not None:
-        said += f", persistence {'on' if state.is_persistent else 'off'}"
+        detail += f", persistence {'on' if state.is_persistent else 'off'}"
     if state.is_persistent is False:
         remedies.append(f"sudo nvidia-smi -i {state.index} -pm 1")
     return Check(
         topic=_TOPIC,
         name=f"{state.index} power",
-        finding=said,
+        finding=detail,
         remedy="; ".join(remedies) or None,
         facts={"power_limit_w": limit_w, "power_default_w": default_w, "is_persistent": state.is_persistent},
     )

@@ -1,4 +1,4 @@
-"""What a measurement asks of the machine itself: cores that are free, a steady clock, room, ports."""
+"""Checks of the machine itself: free cores, a steady clock, disk space, memory, ports."""
 
 import os
 import resource
@@ -18,13 +18,13 @@ from benchctl.units import GIB, MIB, NS_PER_S
 
 _TOPIC: Final = "machine"
 _SYSTEM: Final = Path("/sys/devices/system")
-_SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - the place itself is looked at; no file is made there
+_SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - only its size is read; no file is created
 _FEW_CORES: Final = 4
-"""Below, the load client and a server that computes on the CPU take turns."""
+"""With fewer cores the load client and a server that computes on the CPU compete."""
 _BUSY_FRAC: Final = 0.25
 """Share of the machine that other work may take before a measurement suffers."""
 _FAST_CLOCKS: Final = frozenset({"tsc", "kvm-clock", "hyperv_clocksource_tsc_page", "arch_sys_counter"})
-"""Clocks that a program reads without asking the kernel."""
+"""Clocks that a program reads without a system call."""
 _SLOW_NS: Final = 1_000
 _NUM_READINGS: Final = 2_000
 _LEAST_FREE_BYTES: Final = GIB
@@ -34,7 +34,7 @@ _LEAST_OPEN_FILES: Final = 4_096
 
 
 def host_checks(results: Path) -> tuple[Check, ...]:
-    """The machine, for measurements into ``results``, which need not exist yet."""
+    """Check the machine for measurements into ``results``, which need not exist yet."""
     return (
         _cores(),
         *client_checks(_SYSTEM),
@@ -51,12 +51,12 @@ def host_checks(results: Path) -> tuple[Check, ...]:
 
 def _cores() -> Check:
     host = host_info()
-    said, remedy = f"{host.num_cores} cores, {host.cpu_model or 'model unknown'}", None
+    detail, remedy = f"{host.num_cores} cores, {host.cpu_model or 'model unknown'}", None
     if host.num_cores is not None and host.num_cores < _FEW_CORES:
-        said += "; a server that computes on the CPU shares them with the load client"
-        remedy = "trust step metrics, which the server times itself, before those of the client"
+        detail += "; a server that computes on the CPU shares them with the load client"
+        remedy = "prefer step metrics, which the server itself times, to those of the client"
     facts = {"num_cores": host.num_cores, "cpu_model": host.cpu_model}
-    return Check(topic=_TOPIC, name="processor", finding=said, remedy=remedy, facts=facts)
+    return Check(topic=_TOPIC, name="processor", finding=detail, remedy=remedy, facts=facts)
 
 
 def _load() -> Check:
@@ -66,39 +66,39 @@ def _load() -> Check:
         topic=_TOPIC,
         name="load",
         finding=f"{load:.2f} processes ran or waited, on average over the last minute",
-        remedy="end other work before measuring; 'top' shows who works" if is_busy else None,
+        remedy="end other work before measuring; 'top' lists it" if is_busy else None,
         facts={"load_1min": load},
     )
 
 
 def governor_check(system: Path) -> Check:
-    """Whether cores keep their clock; ``system`` is where the kernel tells of its devices."""
+    """Check that cores keep their clock; ``system`` is the kernel's directory of devices."""
     files = system.glob("cpu/cpu*/cpufreq/scaling_governor")
     governors = tuple(sorted({text for path in files if (text := _read(path)) is not None}))
     return Check(
         topic=_TOPIC,
         name="governor",
-        finding=", ".join(governors) or "this machine does not tell, as is usual for a virtual one",
+        finding=", ".join(governors) or "unknown, as is usual for a virtual machine",
         remedy="sudo cpupower frequency-set -g performance" if set(governors) - {"performance"} else None,
         facts={"governors": governors},
     )
 
 
 def clock_check(system: Path) -> Check:
-    """Where the time comes from, how fine it is and what reading it takes."""
+    """Check the source of the monotonic clock, its resolution and the time to read it."""
     source = _read(system / "clocksource/clocksource0/current_clocksource")
     resolution_ns = round(time.clock_getres(time.CLOCK_MONOTONIC) * NS_PER_S)
     reading_ns = _reading_ns()
     is_slow = max(reading_ns, resolution_ns) > _SLOW_NS or (source is not None and source not in _FAST_CLOCKS)
-    said = (
+    detail = (
         f"CLOCK_MONOTONIC from {source or 'an unknown source'}, resolution {resolution_ns} ns, "
         f"{reading_ns:.0f} ns to read"
     )
     return Check(
         topic=_TOPIC,
         name="clock",
-        finding=said,
-        remedy="boot with clocksource=tsc, where the processor's counter is steady" if is_slow else None,
+        finding=detail,
+        remedy="boot with clocksource=tsc if the processor's counter is steady" if is_slow else None,
         facts={"source": source, "resolution_ns": resolution_ns, "reading_ns": reading_ns},
     )
 
@@ -121,53 +121,55 @@ def _memory() -> Check:
 
 
 def results_check(results: Path) -> Check:
-    """Room where result directories go, or will be made."""
-    asked = results.absolute()
-    place = next(path for path in (asked, *asked.parents) if path.exists())
-    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+    """Check the free space for result directories."""
+    path = results.absolute()
+    existing = next(parent for parent in (path, *path.parents) if parent.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
         return Check(
             topic=_TOPIC,
             name="results",
-            finding=f"{place} is no directory that can be written to",
-            remedy="name another one: --output-dir DIR, here and at 'benchctl run'",
+            finding=f"{existing} is not a directory that can be written to",
+            remedy="name another one: --output-dir DIR, here and for 'benchctl run'",
             is_missing=True,
             is_needed=True,
-            facts={"path": str(asked)},
+            facts={"path": str(path)},
         )
-    free_bytes = shutil.disk_usage(place).free
+    free_bytes = shutil.disk_usage(existing).free
     return Check(
         topic=_TOPIC,
         name="results",
-        finding=f"{free_bytes / GIB:.1f} GiB free for {asked}",
-        remedy="free space, or name another place: --output-dir DIR" if free_bytes < _LEAST_FREE_BYTES else None,
+        finding=f"{free_bytes / GIB:.1f} GiB free for {path}",
+        remedy="free space, or name another directory: --output-dir DIR"
+        if free_bytes < _LEAST_FREE_BYTES
+        else None,
         is_needed=True,
-        facts={"path": str(asked), "free_bytes": free_bytes},
+        facts={"path": str(path), "free_bytes": free_bytes},
     )
 
 
-def shared_memory_check(place: Path) -> Check:
-    """Room for what the processes of one engine share."""
-    if not place.is_dir():
+def shared_memory_check(directory: Path) -> Check:
+    """Check the space for memory that the processes of an engine share."""
+    if not directory.is_dir():
         return Check(
             topic=_TOPIC,
             name="shared memory",
-            finding=f"{place} does not exist; engines of several processes need it",
-            remedy=f"sudo mkdir {place} && sudo mount -t tmpfs tmpfs {place}",
+            finding=f"{directory} does not exist; engines of several processes need it",
+            remedy=f"sudo mkdir {directory} && sudo mount -t tmpfs tmpfs {directory}",
             is_missing=True,
         )
-    usage = shutil.disk_usage(place)
-    remedy = f"sudo mount -o remount,size=8G {place}; for a container, start it with --shm-size=8g"
+    usage = shutil.disk_usage(directory)
+    remedy = f"sudo mount -o remount,size=8G {directory}; start a container with --shm-size=8g"
     return Check(
         topic=_TOPIC,
         name="shared memory",
-        finding=f"{usage.free / GIB:.2f} of {usage.total / GIB:.2f} GiB free at {place}",
+        finding=f"{usage.free / GIB:.2f} of {usage.total / GIB:.2f} GiB free at {directory}",
         remedy=remedy if usage.free < _LEAST_SHARED_BYTES else None,
         facts={"free_bytes": usage.free, "total_bytes": usage.total},
     )
 
 
 def open_files_check(limit: int) -> Check:
-    """``limit`` is the soft limit of files that a process may have open."""
+    """Check ``limit``, the soft limit of files that a process may have open."""
     is_unlimited = limit == resource.RLIM_INFINITY
     return Check(
         topic=_TOPIC,
@@ -186,7 +188,7 @@ def _ports() -> Check:
             topic=_TOPIC,
             name="ports",
             finding=str(error),
-            remedy="end servers that nobody needs; 'ss -ltnp' shows them",
+            remedy="end servers that are not needed; 'ss -ltnp' lists them",
             is_missing=True,
             is_needed=True,
         )

@@ -1,7 +1,6 @@
-"""A server that someone else started: watched, never started and never ended.
+"""A server that someone else started: watched, but neither started nor ended by us.
 
-What only its owner can give is absent by name: its process, its log, its launch. A run on it therefore says that
-it was not measured on a fresh server.
+Its process, its log and its start are unknown. A run on it therefore has the warning that the server was not fresh.
 """
 
 import asyncio
@@ -18,12 +17,12 @@ from benchctl.records.record import ResultWarning
 _POLL_S: Final = 0.5
 _WATCH_S: Final = 0.5
 _HEALTH_TIMEOUT_S: Final = 5.0
-_MISSED_LOOKS: Final = 3
-"""Looks in a row without an answer until the server counts as gone: a busy one may miss one. With nobody at the
-address at all this takes a second and a half."""
+_MISSED_CHECKS: Final = 3
+"""Checks in a row without an answer until the server counts as gone: a busy one may miss one. If nothing listens at
+the address, this takes a second and a half."""
 
-_NOBODY_S: Final = 5.0
-"""Without anybody at the address, until it counts as wrong: its owner has started the server before us."""
+_NO_LISTENER_S: Final = 5.0
+"""Time without a listener at the address until the address counts as wrong."""
 
 NOT_FRESH: Final = ResultWarning(
     code="server-not-fresh",
@@ -33,7 +32,7 @@ NOT_FRESH: Final = ResultWarning(
 
 
 class AttachedServer:
-    """In place of a process of ours: the same questions, answered by looking from outside."""
+    """A server of someone else, with the methods of ``ServerProcess``."""
 
     pid: Final = None
     launch_ns: Final = None
@@ -53,48 +52,48 @@ class AttachedServer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """It is its owner's to end."""
+        """Leave it running."""
 
     async def wait_ready(self, client: httpx.AsyncClient) -> int:
-        """Wait until the server answers; returns when it did.
+        """Wait until the server answers; returns that time.
 
-        Raises ServerStartError when the time is up, and sooner where nobody is at its address.
+        Raises ServerStartError when the time is up, and sooner if nothing listens at its address.
         """
         self._client = client
         start = time.monotonic()
-        is_found = False
+        has_answered = False
         while (answer := await self._answer()) != "200":
-            is_found = is_found or answer.isdecimal()
-            limit_s = self._ready_s if is_found else min(self._ready_s, _NOBODY_S)
+            has_answered = has_answered or answer.isdecimal()
+            limit_s = self._ready_s if has_answered else min(self._ready_s, _NO_LISTENER_S)
             if time.monotonic() >= start + limit_s:
-                what = f"answers {answer}, not 200" if answer.isdecimal() else f"does not answer ({answer})"
-                message = f"{self._url}{self._health_path} {what}, after {limit_s:g} s"
+                status = f"answers {answer}, not 200" if answer.isdecimal() else f"does not answer ({answer})"
+                message = f"{self._url}{self._health_path} {status}, after {limit_s:g} s"
                 remedy = "start the server, or correct server.url (engine.options.url, or that of the variant)"
                 raise ServerStartError(f"{message}; {remedy}", cause="not-ready")
             await asyncio.sleep(_POLL_S)
         return time.monotonic_ns()
 
     async def died(self) -> None:
-        """Returns when the server has not answered several times in a row."""
+        """Return when the server has not answered several times in a row."""
         missed = 0
-        while missed < _MISSED_LOOKS:
+        while missed < _MISSED_CHECKS:
             await asyncio.sleep(_WATCH_S)
             missed = 0 if await self._answer() == "200" else missed + 1
         self._is_gone = True
 
     def check_alive(self) -> None:
-        """Raises ServerDiedError when the server has gone."""
+        """Raise ServerDiedError when the server has gone."""
         if self._is_gone:
             raise ServerDiedError(f"{self._url} stopped answering in mid-run; ask its owner", cause="server-died")
 
     def log_tail(self) -> str:
-        """Nothing: the log is its owner's."""
+        """Empty: the log is its owner's."""
         return ""
 
     async def _answer(self) -> str:
-        """The status of its health path, or the name of what went wrong instead."""
+        """The status of its health path, or the name of the error."""
         if self._client is None:
-            raise RuntimeError("the server is watched before it was awaited")
+            raise RuntimeError("the server is watched before it is ready")
         try:
             response = await self._client.get(self._health_path, timeout=_HEALTH_TIMEOUT_S)
         except (httpx.HTTPError, OSError) as error:

@@ -1,7 +1,7 @@
-"""Which processor cores the server may use and which are the client's, where they share a machine.
+"""Processor cores of the server and of the client, where they share a machine.
 
-A server that computes on the CPU takes every core that it finds, and the load generator beside it reads tokens when
-it gets a turn. With a core of its own the client is on time; the server has one core less, in all variants alike.
+A server that computes on the CPU takes every core, and the load generator on the same machine then reads tokens
+late. With a core of its own the client is on time; the server has one core less, equally in all variants.
 """
 
 import os
@@ -14,7 +14,7 @@ from typing import Final, Literal
 
 _THREADS = Path("/proc/self/task")
 _CORES_FOR_ONE: Final = 8
-"""Cores of a machine on which a server hardly misses the one that is set apart."""
+"""Cores of a machine on which a server hardly misses the one that is reserved."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,17 +25,17 @@ class CoreSplit:
     client: frozenset[int]
 
     def as_config(self) -> dict[str, str]:
-        """As the effective configuration of a run states it, under the name of the option that a profile allows."""
+        """The split in the effective configuration of a run, under the name of the option in the profile."""
         return {
             "server.client_cores": f"client on {core_ranges(self.client)}, server on {core_ranges(self.server)}"
         }
 
 
 def split_cores(option: Literal["auto"] | int, num_processes: int = 1) -> CoreSplit | None:
-    """The last cores that we may use for the client, the others for the server, which keeps one at least.
+    """The last of our cores for the client, the others, at least one, for the server.
 
-    ``auto`` gives the client a core for each of its ``num_processes``, if that is an eighth of all or less. None
-    where it gets none: there are too few, nobody asked for it, or the system cannot bind processes to cores.
+    ``auto`` gives the client a core for each of its ``num_processes``, if that is an eighth of all or less. None if
+    it gets no core: there are too few, the option is 0, or the system cannot bind processes to cores.
     """
     if not hasattr(os, "sched_getaffinity"):
         return None
@@ -49,12 +49,12 @@ def split_cores(option: Literal["auto"] | int, num_processes: int = 1) -> CoreSp
 
 
 def thread_on(cores: frozenset[int] | None) -> AbstractContextManager[None]:
-    """The calling thread, and what it starts meanwhile, on ``cores``; None changes nothing."""
+    """Bind the calling thread, and what it starts meanwhile, to ``cores``; None changes nothing."""
     return _bound(cores, _bind_thread)
 
 
 def process_on(cores: frozenset[int] | None) -> AbstractContextManager[None]:
-    """All threads of this process, and what they start meanwhile, on ``cores``; None changes nothing."""
+    """Bind all threads of this process, and what they start meanwhile, to ``cores``; None changes nothing."""
     return _bound(cores, _bind_threads)
 
 

@@ -1,7 +1,7 @@
-"""Processes without which a server cannot go on, beside its first one: the engine behind an HTTP front end.
+"""Processes, other than its first, without which a server cannot work: the engine behind an HTTP front end.
 
-They are known by a part of their title. A child that has just been forked carries its parent's title for a moment,
-whatever it becomes; therefore a process counts when two looks have found it under such a title.
+They are recognised by a part of their title. A child that has just been forked has its parent's title for a moment;
+therefore a process counts only when two scans have found it under such a title.
 """
 
 from collections.abc import Iterable, Mapping
@@ -17,7 +17,7 @@ _NONE: Final[Mapping[psutil.Process, str]] = MappingProxyType({})
 
 
 class EssentialProcesses:
-    """The essential processes of one server, found by looking at all of its processes now and then."""
+    """The essential processes of one server, found by repeated scans of all its processes."""
 
     def __init__(self, titles: tuple[str, ...]) -> None:
         """``titles`` are parts of the titles of essential processes."""
@@ -25,25 +25,25 @@ class EssentialProcesses:
         self._seen_once = _NONE
         self._watched = _NONE
 
-    def look(self, members: Iterable[psutil.Process]) -> None:
-        """Take notice of ``members``, all processes of the server that live."""
+    def scan(self, members: Iterable[psutil.Process]) -> None:
+        """Find essential processes among ``members``, all living processes of the server."""
         if not self._titles:
             return
-        found = {member: name for member in members if (name := self._name(_title(member)))}
+        named = {member: name for member in members if (name := self._name(_title(member)))}
         gone = {process: title for process, title in self._watched.items() if not is_alive(process)}
-        known = {process: title for process, title in found.items() if process in self._seen_once}
-        self._watched = gone | known
-        self._seen_once = found
+        confirmed = {process: title for process, title in named.items() if process in self._seen_once}
+        self._watched = gone | confirmed
+        self._seen_once = named
 
     def lost(self) -> str | None:
-        """Who has gone, as the beginning of a sentence; None while all live."""
+        """The processes that have ended, as the beginning of a sentence; None while all are alive."""
         gone = [f"{process.pid} ({title})" for process, title in self._watched.items() if not is_alive(process)]
         if len(gone) > 1:
             return f"processes {', '.join(gone)} of the server have gone"
         return f"process {gone[0]} of the server has gone" if gone else None
 
     def _name(self, title: str) -> str | None:
-        """How an essential process is called: its title, or of a long command line what is known of it."""
+        """The name of an essential process: its title, or for a long command line the part that identifies it."""
         part = next((part for part in self._titles if part in title), None)
         return title if part is not None and len(title) <= _NAME_CHARS else part
 

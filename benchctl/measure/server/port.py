@@ -1,4 +1,4 @@
-"""TCP ports on the loopback interface: find a free one, name who holds a taken one, check who listens."""
+"""TCP ports on the loopback interface: find a free one, name the holder of a taken one, check who listens."""
 
 import os
 import socket
@@ -11,14 +11,14 @@ import psutil
 from benchctl.errors import PortTakenError, RunError
 
 HOST: Final = "127.0.0.1"
-_FIRST, _NUM = 20_000, 12_000
-"""Where free ports are looked for: below the range from which systems number outgoing connections, so that no
-client takes the port in the moment between our look and the server's own bind."""
+PORTS: Final = range(20_000, 32_000)
+"""Candidates for a free port: below the range of outgoing connections, so that no client takes the port between our
+check and the server's own bind."""
 _POLL_S: Final = 0.02
 
 
 def is_free(port: int) -> bool:
-    """Whether a server could listen on ``port`` now. Connections that linger after their end do not count."""
+    """True when a server could listen on ``port`` now; connections that linger after their end do not count."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -28,34 +28,35 @@ def is_free(port: int) -> bool:
     return True
 
 
-def choose_port(fixed: int | None) -> int:
-    """``fixed`` where given, else a free port.
+def choose_port(fixed: int | None, candidates: range = PORTS) -> int:
+    """``fixed`` if given, else a free port among ``candidates``.
 
     Raises PortTakenError when ``fixed`` is in use, RunError when no port is free.
     """
     if fixed is not None:
         if not is_free(fixed):
-            raise PortTakenError(_taken(fixed))
+            raise PortTakenError(_taken_message(fixed))
         return fixed
-    first = os.getpid() * 7  # programs running side by side begin at different places
-    for offset in range(_NUM):
-        port = _FIRST + (first + offset) % _NUM
+    first = os.getpid() * 7  # programs running side by side begin with different ports
+    for offset in range(len(candidates)):
+        port = candidates[(first + offset) % len(candidates)]
         if is_free(port):
             return port
-    raise RunError(f"no port from {_FIRST} to {_FIRST + _NUM - 1} is free; end some servers", cause="port-taken")
+    message = f"no port from {candidates.start} to {candidates.stop - 1} is free; end some servers"
+    raise RunError(message, cause="port-taken")
 
 
-def _taken(port: int) -> str:
+def _taken_message(port: int) -> str:
     holder = port_holder(port)
     who = f"process {holder.pid} ({holder.name()})" if holder else "a process of another user"
     return (
         f"port {port} of {HOST} is taken by {who}; end it, or choose another with --set engine.options.port=…, "
-        "or leave the port out of the profile and a free one is found"
+        "or leave the port out of the profile to use a free one"
     )
 
 
 def port_holder(port: int) -> psutil.Process | None:
-    """The process that listens on ``port``, where we may know it."""
+    """The process that listens on ``port``, if we may see it."""
     for process in psutil.process_iter():
         if is_listening(process, port):
             return process
@@ -63,7 +64,7 @@ def port_holder(port: int) -> psutil.Process | None:
 
 
 def is_listening(process: psutil.Process, port: int) -> bool:
-    """Whether this process itself listens on ``port``."""
+    """True when this process itself listens on ``port``."""
     try:
         connections = process.net_connections(kind="tcp")
     except (psutil.NoSuchProcess, psutil.AccessDenied):
@@ -72,7 +73,7 @@ def is_listening(process: psutil.Process, port: int) -> bool:
 
 
 def belongs_to(port: int, processes: Iterable[psutil.Process]) -> bool:
-    """Whether one of ``processes`` is the one that listens on ``port``."""
+    """True when one of ``processes`` listens on ``port``."""
     return any(is_listening(process, port) for process in processes)
 
 

@@ -1,9 +1,9 @@
-"""Processes that we start: each the leader of its own session, ended as a whole, with nothing left behind.
+"""Processes that we start: each leads its own session and is ended as a whole, with nothing left behind.
 
 A server is often several processes (a launcher, engine workers); some ignore or delay a polite signal, some leave
 their workers running when they are killed, and some of these move to sessions of their own. Therefore everything
-here speaks of the *tree*: the members of the session, all descendants ever seen, wherever they have moved since,
-and the orphans among them, which the kernel hands to us in place of the process of number 1.
+here handles the *tree*: the members of the session, all descendants ever seen, wherever they have moved since, and
+the orphans among them, which the kernel reparents to us.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ _OURS: Final[set[int]] = set()
 def start(argv: Sequence[str], env: Mapping[str, str], log: Path, cores: frozenset[int] | None = None) -> Started:
     """Start ``argv`` in a session of its own, with both of its outputs appended to ``log``.
 
-    It may use ``cores`` only; None: those that we may use.
+    It may use only ``cores``, or with None all that we may use.
     """
     with log.open("ab") as output, thread_on(cores):
         started = subprocess.Popen(
@@ -54,7 +54,7 @@ def start(argv: Sequence[str], env: Mapping[str, str], log: Path, cores: frozens
 
 
 def _die_with_parent_hook() -> Callable[[], None] | None:
-    """A hook for the child after which the kernel ends it should we be killed without a chance to stop it."""
+    """A hook for the child that makes the kernel end it if we are killed."""
     if sys.platform != "linux":
         return None
     prctl = ctypes.CDLL(None, use_errno=True).prctl
@@ -68,19 +68,19 @@ def _die_with_parent_hook() -> Callable[[], None] | None:
 
 def tree(leader_pid: int) -> list[psutil.Process]:
     """Living processes of the tree: the session that ``leader_pid`` leads, and its descendants."""
-    found: dict[int, psutil.Process] = {}
+    members: dict[int, psutil.Process] = {}
     try:
         leader = psutil.Process(leader_pid)
-        found = {process.pid: process for process in (leader, *leader.children(recursive=True))}
+        members = {process.pid: process for process in (leader, *leader.children(recursive=True))}
     except psutil.NoSuchProcess:
         pass
     for pid in psutil.pids():
-        if pid not in found and _session_of(pid) == leader_pid:
+        if pid not in members and _session_of(pid) == leader_pid:
             try:
-                found[pid] = psutil.Process(pid)
+                members[pid] = psutil.Process(pid)
             except psutil.NoSuchProcess:
                 continue
-    return [process for process in found.values() if is_alive(process)]
+    return [process for process in members.values() if is_alive(process)]
 
 
 def _session_of(pid: int) -> int | None:
@@ -91,10 +91,10 @@ def _session_of(pid: int) -> int | None:
 
 
 def is_alive(process: psutil.Process) -> bool:
-    """Whether the very process (not a later one of the same id) still runs.
+    """True when this very process (not a later one of the same id) still runs.
 
     A zombie does not, unless only its first thread has ended: such a process looks like a zombie, cannot be reaped
-    and holds its port until its other threads have ended as well.
+    and holds its port until its other threads have ended, too.
     """
     try:
         if not process.is_running():
@@ -105,37 +105,37 @@ def is_alive(process: psutil.Process) -> bool:
 
 
 class ProcessTree:
-    """The processes of one server that we started, with a guardian that ends them should we be killed.
+    """The processes of one server that we started, with a guardian that ends them if we are killed.
 
-    Made at once after ``start``. Whoever was seen to belong to it belongs to it until it ends.
+    Created right after ``start``. A process that was once seen in the tree belongs to it until it ends.
     """
 
     def __init__(self, leader: Started) -> None:
         self._leader = leader
         self._others = frozenset(child.pid for child in psutil.Process().children())
         self._seen: frozenset[psutil.Process] = frozenset()
-        self._told: frozenset[psutil.Process] = frozenset()
+        self._reported: frozenset[psutil.Process] = frozenset()
         self._guardian = _guardian_of(leader.pid)
 
     def living(self) -> list[psutil.Process]:
-        """Look again: all who live now."""
-        found = {*tree(self._leader.pid), *self._adopted()}
-        for wanderer in [process for process in self._seen - found if is_alive(process)]:
-            found.add(wanderer)
+        """Scan again; returns all processes that are alive now."""
+        members = {*tree(self._leader.pid), *self._adopted()}
+        for wanderer in [process for process in self._seen - members if is_alive(process)]:
+            members.add(wanderer)
             with contextlib.suppress(psutil.NoSuchProcess):
-                found.update(wanderer.children(recursive=True))
-        self._tell_wanderers(found - self._told)
-        self._seen |= found
-        return [process for process in found if is_alive(process)]
+                members.update(wanderer.children(recursive=True))
+        self._report_wanderers(members - self._reported)
+        self._seen |= members
+        return [process for process in members if is_alive(process)]
 
     def tell_guardian(self, line: str) -> None:
-        """Tell the guardian what else to see to, in its own terms."""
+        """Send a line of the guardian's own format to it."""
         if self._guardian is not None and self._guardian.stdin is not None:
-            with contextlib.suppress(OSError):  # it was ended; the server is still ours to end
+            with contextlib.suppress(OSError):  # it was ended; we still end the server
                 self._guardian.stdin.write(f"{line}\n".encode())
 
     def stop(self, grace_s: float) -> list[psutil.Process]:
-        """End all: ask, wait up to ``grace_s``, then kill. Returns whoever lives even so."""
+        """End all: terminate, wait up to ``grace_s``, then kill. Returns the survivors."""
         members = self.living()
         _signal(self._leader.pid, members, signal.SIGTERM)
         survivors = self._wait_gone(members, grace_s)
@@ -150,23 +150,25 @@ class ProcessTree:
     def _adopted(self) -> list[psutil.Process]:
         """Children of ours that we did not start: orphans of the server, or of its descendants.
 
-        What else we start lives in our session, or was there before the server.
+        Other processes that we start are in our session, or existed before the server.
         """
         own = os.getsid(0)
         strangers = [child for child in psutil.Process().children() if child.pid not in self._others | _OURS]
         return [child for child in strangers if _session_of(child.pid) not in {own, None}]
 
-    def _tell_wanderers(self, found: Iterable[psutil.Process]) -> None:
-        """Name to the guardian who has left the session, which may be long after it was first seen."""
-        for process in found:
+    def _report_wanderers(self, processes: Iterable[psutil.Process]) -> None:
+        """Report to the guardian the processes that have left the session, perhaps long after they were first
+        seen.
+        """
+        for process in processes:
             if _session_of(process.pid) not in {self._leader.pid, None} and (
                 entry := guardian.entry_of(process.pid)
             ):
                 self.tell_guardian(f"process {process.pid} {entry.start_ticks}")
-                self._told |= {process}
+                self._reported |= {process}
 
     def _wait_gone(self, members: Sequence[psutil.Process], limit_s: float) -> list[psutil.Process]:
-        """Wait until no member lives, those born meanwhile included; returns the living when time is up."""
+        """Wait until no member is alive, new ones included; returns those alive when the time is up."""
         deadline = time.monotonic() + limit_s
         while True:
             self._leader.poll()  # reaps the leader, which would stay a zombie otherwise
@@ -178,7 +180,7 @@ class ProcessTree:
             time.sleep(_POLL_S)
 
     def _reap(self) -> None:
-        """Take leave of orphans that the kernel handed to us; they would stay zombies until we end."""
+        """Reap orphans that the kernel reparented to us; they would stay zombies until we end."""
         for process in self._seen:
             if process.pid != self._leader.pid:
                 with contextlib.suppress(ChildProcessError):
@@ -196,7 +198,7 @@ class ProcessTree:
 
 
 def _guardian_of(leader_pid: int) -> Started | None:
-    """A guardian of a server; None where the system has no table of processes, or no place for one more."""
+    """A guardian of a server; None if the system has no ``/proc`` or cannot start one more process."""
     entry = guardian.entry_of(leader_pid)
     if entry is None:
         return None
@@ -217,7 +219,7 @@ def _guardian_of(leader_pid: int) -> Started | None:
 
 
 def _signal(leader_pid: int, members: Sequence[psutil.Process], number: signal.Signals) -> None:
-    """Signal the group at once, so that nobody forks away in between, and each member that left the group."""
+    """Signal the group at once, so that no process forks away in between, and each member that left the group."""
     if not members:
         return
     with contextlib.suppress(ProcessLookupError):

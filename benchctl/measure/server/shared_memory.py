@@ -1,8 +1,8 @@
-"""Shared memory that a killed server leaves in ``/dev/shm``: found while it lives, removed when it is gone.
+"""Shared memory that a killed server leaves in ``/dev/shm``: found while the server is alive, removed afterwards.
 
-A segment is a server's when one of its processes has mapped or opened it and when it did not exist before the
-server was started. Files are compared by number: names prove nothing, and a semaphore is mapped under another name
-than the one it is left with. It is removed only when no living process has it.
+A segment belongs to a server when one of its processes has mapped or opened it and it did not exist before the
+server was started. Files are compared by inode: names prove nothing, and a semaphore is mapped under another name
+than the one it keeps. A segment is removed only when no living process uses it.
 """
 
 import os
@@ -12,14 +12,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
-_DIRECTORY: Final = Path("/dev/shm")  # noqa: S108 - where the system keeps it
+_DIRECTORY: Final = Path("/dev/shm")  # noqa: S108 - fixed by the system
 _PROC: Final = Path("/proc")
 _MAPPED: Final = re.compile(rb" (\d+) +/dev/shm/.*$", re.MULTILINE)
-"""A line of ``/proc/<pid>/maps``: the number of the file, and its name as it was when it was mapped."""
+"""A line of ``/proc/<pid>/maps``: the inode of the file, and its name when it was mapped."""
 
 
 class Segment(NamedTuple):
-    """A file of shared memory; the number tells it from a later one of the same name."""
+    """A file of shared memory; the inode tells it from a later one of the same name."""
 
     path: str
     inode: int
@@ -32,8 +32,10 @@ class Segments:
         self._older = frozenset(_existing())
         self._ours: frozenset[Segment] = frozenset()
 
-    def look(self, pids: Iterable[int]) -> frozenset[Segment]:
-        """Find out what ``pids`` use; returns what is new. Costs one listing where nothing was added."""
+    def scan(self, pids: Iterable[int]) -> frozenset[Segment]:
+        """Find the segments that ``pids`` use; returns the new ones. One listing of the directory if nothing was
+        added.
+        """
         fresh = frozenset(_existing()) - self._older - self._ours
         if fresh:
             used = {inode for pid in pids for inode in _used_by(pid)}
@@ -42,11 +44,11 @@ class Segments:
         return fresh
 
     def left(self) -> frozenset[Segment]:
-        """What the server was seen to use and what still exists."""
+        """Segments that the server has used and that still exist."""
         return self._ours & set(_existing())
 
     def remove(self) -> tuple[str, ...]:
-        """Remove what the server left and nobody has; returns the paths that cannot be removed."""
+        """Remove segments that the server left and no process uses; returns the paths that cannot be removed."""
         left = self.left()
         if not left:
             return ()
@@ -57,13 +59,13 @@ class Segments:
 def _existing() -> Iterable[Segment]:
     try:
         entries = list(os.scandir(_DIRECTORY))
-    except OSError:  # a system without it
+    except OSError:  # the system has none
         return ()
     return [Segment(entry.path, entry.inode()) for entry in entries]
 
 
 def _pids() -> list[int]:
-    return [int(place.name) for place in os.scandir(_PROC) if place.name.isdigit()] if _PROC.is_dir() else []
+    return [int(entry.name) for entry in os.scandir(_PROC) if entry.name.isdigit()] if _PROC.is_dir() else []
 
 
 def _in_use() -> set[int]:
@@ -71,12 +73,12 @@ def _in_use() -> set[int]:
 
 
 def _used_by(pid: int) -> set[int]:
-    """Numbers of the segments that a process has mapped or open; empty where we may not know."""
-    place, inodes = _PROC / str(pid), set()
+    """Inodes of the segments that a process has mapped or open; empty if we may not see them."""
+    process, inodes = _PROC / str(pid), set()
     with suppress(OSError):
-        inodes |= {int(inode) for inode in _MAPPED.findall((place / "maps").read_bytes())}
+        inodes |= {int(inode) for inode in _MAPPED.findall((process / "maps").read_bytes())}
     with suppress(OSError):
-        for handle in (place / "fd").iterdir():
+        for handle in (process / "fd").iterdir():
             with suppress(OSError):
                 if str(handle.readlink()).startswith(f"{_DIRECTORY}/"):
                     inodes.add(handle.stat().st_ino)

@@ -1,4 +1,4 @@
-"""A server that hangs: it lives, requests are open, and nothing arrives for any of them."""
+"""A server that hangs: it is alive, requests are open, and nothing arrives for any of them."""
 
 import asyncio
 import time
@@ -12,38 +12,35 @@ from benchctl.load.tally import Activity
 from benchctl.measure.server.server import Server
 from benchctl.units import NS_PER_S, s_from_ns
 
-_LOOKS: Final = 8
-"""Looks per limit: a stall is found at most an eighth of it too late."""
-_MOST_S: Final = 1.0
+_CHECKS_PER_LIMIT: Final = 8
+"""A stall is found at most an eighth of the limit too late."""
+_MAX_CHECK_S: Final = 1.0
 
 
 async def raise_when_stalled(activity: Callable[[], Activity], server: Server, limit_s: float) -> None:
-    """Raises LoadError when no byte of any open request has arrived for ``limit_s``; never returns.
-
-    Looks at the times of the reads that are kept anyway, a few times per second.
-    """
+    """Raise LoadError when no byte of any open request has arrived for ``limit_s``; never returns."""
     while True:
-        await asyncio.sleep(min(limit_s / _LOOKS, _MOST_S))
+        await asyncio.sleep(min(limit_s / _CHECKS_PER_LIMIT, _MAX_CHECK_S))
         now, now_ns = activity(), time.monotonic_ns()
         silent_ns = silence_ns(now, now_ns)
         if silent_ns >= limit_s * NS_PER_S:
             raise LoadError(
                 f"{_state(server)}: nothing has arrived for {s_from_ns(silent_ns):.1f} s (timeouts.stall_s is "
-                f"{limit_s:g}) while {_waiting(now, now_ns)}; look at its log, or raise timeouts.stall_s",
+                f"{limit_s:g}) while {_waiting(now, now_ns)}; read its log, or raise timeouts.stall_s",
                 cause="hung",
                 log_tail=server.log_tail(),
             )
 
 
 def silence_ns(activity: Activity, now_ns: int) -> int:
-    """For how long open requests have waited with nothing arriving for any; 0 when none is open.
+    """Time during which nothing has arrived for any open request; 0 when none is open.
 
-    Counts from the latest read of any request, and never from before the oldest open request was sent: those sent
-    since are no sign of life of the server.
+    Counted from the latest read of any request, but not from before the oldest open request was sent: requests sent
+    since then are no sign of life of the server.
     """
     if not activity.num_open:
         return 0
-    return now_ns - max(activity.heard_ns, activity.oldest_sent_ns)
+    return now_ns - max(activity.last_arrival_ns, activity.oldest_sent_ns)
 
 
 def _waiting(activity: Activity, now_ns: int) -> str:
@@ -53,7 +50,7 @@ def _waiting(activity: Activity, now_ns: int) -> str:
 
 
 def _state(server: Server) -> str:
-    """What is known of the server that does not answer."""
+    """The beginning of a sentence on a server that does not answer."""
     try:
         if server.pid is not None and psutil.Process(server.pid).status() == psutil.STATUS_STOPPED:
             return f"the server hangs (its process {server.pid} is stopped)"

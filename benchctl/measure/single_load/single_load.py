@@ -189,5 +189,5 @@ def _cached(cached_tokens: int, prompt_tokens: int | None) -> ResultWarning:
 
 
 def _miscounted(request_ids: Sequence[str]) -> str:
-    shown = ", ".join(request_ids[:3]) + (" and others" if len(request_ids) > 3 else "")
-    return f"usage and what arrived count different tokens in {len(request_ids)} requests: {shown}"
+    examples = ", ".join(request_ids[:3]) + (" and others" if len(request_ids) > 3 else "")
+    return f"usage and what arrived count different tokens in {len(request_ids)} requests: {examples}"

@@ -1,4 +1,4 @@
-"""GPU telemetry: choose a way to the numbers, list devices and their users, wait until memory is free again."""
+"""GPU telemetry: choose a reader, list devices and their users, wait until memory is free again."""
 
 import os
 import time
@@ -16,11 +16,11 @@ from benchctl.records.record import FOREIGN_GPU_PROCESS, ResultWarning
 from benchctl.units import MIB
 
 _SLACK_BYTES: Final = 256 * MIB
-"""What a driver may hold on to without anybody noticing: contexts of other programs come and go."""
+"""Memory that a driver may keep without a warning: contexts of other programs come and go."""
 _RETURN_LIMIT_S: Final = 30.0
 _POLL_S: Final = 0.2
 FORGOTTEN_LIMIT_S: Final = 5.0
-"""What the driver may need to forget a program that has ended."""
+"""Time in which the driver forgets a program that has ended."""
 
 SAMPLER_MISSING: Final = ResultWarning(
     code="gpu-sampler-missing",
@@ -52,23 +52,26 @@ def wait_memory_returned(
 ) -> tuple[ResultWarning, ...]:
     """Wait until no device holds more than before the run, so that the next one finds the same machine.
 
-    Each device is looked at by itself: what one frees meanwhile must not hide what another still holds.
+    Each device is checked by itself: memory that one frees must not hide memory that another still holds.
     """
     deadline = time.monotonic() + limit_s
     while held := _held_bytes(memory_used_bytes(reader), before_bytes):
         if time.monotonic() >= deadline:
-            told = ", ".join(f"{num_bytes // MIB} MiB of GPU {index}" for index, num_bytes in sorted(held.items()))
-            message = f"{told} are still held {limit_s:g} s after the server was stopped"
+            held_text = ", ".join(
+                f"{num_bytes // MIB} MiB of GPU {index}" for index, num_bytes in sorted(held.items())
+            )
+            message = f"{held_text} are still held {limit_s:g} s after the server was stopped"
             return (ResultWarning(code="gpu-memory-held", message=message),)
         time.sleep(_POLL_S)
     return ()
 
 
 def foreign_processes(reader: GpuReader, when: str, limit_s: float = 0.0) -> tuple[ResultWarning, ...]:
-    """Programs that compute on the devices while no server of ours runs, once those that ended are forgotten.
+    """Warn of programs that compute on the devices while no server of ours runs, waiting until ended ones are
+    forgotten.
 
-    ``when`` goes on after "computed on GPU 0". The moment alone tells them from ours: in a container the process
-    ids of the driver are not those that are seen from inside.
+    ``when`` continues the message after "computed on GPU 0". Only the time tells them from ours: in a container the
+    process ids of the driver differ from those inside.
     """
     deadline = time.monotonic() + limit_s
     users = reader.compute_processes()
@@ -86,6 +89,6 @@ def foreign_processes(reader: GpuReader, when: str, limit_s: float = 0.0) -> tup
 
 
 def _held_bytes(now: Mapping[int, int], before: Mapping[int, int]) -> dict[int, int]:
-    """What each device holds beyond what it held before, where that is more than other programs account for."""
+    """The memory that each device holds beyond that before, if it exceeds what other programs may explain."""
     more = {index: used - before.get(index, used) for index, used in now.items()}
     return {index: num_bytes for index, num_bytes in more.items() if num_bytes > _SLACK_BYTES}

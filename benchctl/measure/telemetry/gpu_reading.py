@@ -1,4 +1,4 @@
-"""What the ways of reading a GPU have in common: their shape, which devices count, the names of throttling."""
+"""The common interface of GPU readers, the choice of visible devices, and the names of throttle reasons."""
 
 from collections.abc import Iterator, Sequence
 from threading import Event
@@ -26,7 +26,7 @@ _REASONS: Final = {
 
 
 class GpuReader(Protocol):
-    """A way to the numbers of the visible devices."""
+    """A source of samples of the visible devices."""
 
     def inventory(self) -> tuple[GpuInfo, ...]:
         """The visible devices."""
@@ -46,7 +46,7 @@ class GpuReader(Protocol):
 
 
 def process_text(pid: int) -> str:
-    """A process by id, and by name where it can be seen from here."""
+    """A process by its id, and its name if it is visible from here."""
     try:
         return f"{pid} ({psutil.Process(pid).name()})"
     except (psutil.Error, ValueError):

@@ -1,4 +1,4 @@
-"""How each visible GPU is set up and who is using it, through NVML: what is looked at once, before measuring."""
+"""Settings and users of each visible GPU, read once through NVML before measuring."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuState:
-    """One device. None is unknown: not every device, driver and container tells everything."""
+    """One device. None is unknown: some devices, drivers and containers do not report everything."""
 
     index: int
     name: str
@@ -25,7 +25,7 @@ class GpuState:
     sm_clock_hz: int | None = None
     sm_clock_max_hz: int | None = None
     is_persistent: bool | None = None
-    """Whether the driver stays loaded while nobody uses the device."""
+    """True when the driver stays loaded while the device is unused."""
     power_limit_w: float | None = None
     power_default_w: float | None = None
     throttle_reasons: tuple[str, ...] | None = None
@@ -39,7 +39,7 @@ def gpu_states(nvml: Any, visible: str | None) -> tuple[GpuState, ...] | None:
         return None
     try:
         handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
-        uuids = [_known(nvml, nvml.nvmlDeviceGetUUID, handle) for handle in handles]
+        uuids = [_value_of(nvml, nvml.nvmlDeviceGetUUID, handle) for handle in handles]
         return tuple(_state(nvml, i, uuids[i], handles[i]) for i in visible_positions(visible, uuids))
     finally:
         nvml.nvmlShutdown()
@@ -47,7 +47,7 @@ def gpu_states(nvml: Any, visible: str | None) -> tuple[GpuState, ...] | None:
 
 def _state(nvml: Any, index: int, uuid: str | None, handle: Any) -> GpuState:
     def ask(question: Callable[..., T], *arguments: Any) -> T | None:
-        return _known(nvml, question, handle, *arguments)
+        return _value_of(nvml, question, handle, *arguments)
 
     memory = ask(nvml.nvmlDeviceGetMemoryInfo)
     holders = [
@@ -62,7 +62,7 @@ def _state(nvml: Any, index: int, uuid: str | None, handle: Any) -> GpuState:
         index=index,
         name=nvml.nvmlDeviceGetName(handle),
         uuid=uuid,
-        driver=_known(nvml, nvml.nvmlSystemGetDriverVersion),
+        driver=_value_of(nvml, nvml.nvmlSystemGetDriverVersion),
         memory_total_bytes=None if memory is None else memory.total,
         memory_free_bytes=None if memory is None else memory.free,
         processes=tuple(sorted({holder.pid for holder in holders})),
@@ -75,8 +75,8 @@ def _state(nvml: Any, index: int, uuid: str | None, handle: Any) -> GpuState:
     )
 
 
-def _known(nvml: Any, question: Callable[..., T], *arguments: Any) -> T | None:
-    """An answer, or None where this device or driver does not know it."""
+def _value_of(nvml: Any, question: Callable[..., T], *arguments: Any) -> T | None:
+    """The answer, or None if this device or driver does not support the query."""
     try:
         return question(*arguments)
     except nvml.NVMLError:

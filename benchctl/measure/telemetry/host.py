@@ -1,4 +1,4 @@
-"""Host telemetry: what the server's process tree and this client take of the machine."""
+"""Host telemetry: processor time and memory of the server's process tree and of this client."""
 
 import time
 from collections.abc import Iterator
@@ -11,21 +11,24 @@ from benchctl.measure.server.process import tree
 from benchctl.records.samples import HostSample
 from benchctl.units import s_from_ns
 
-_LOOK_AGAIN_S: Final = 5.0
-"""How long a list of the server's processes is good: making one reads the state of all processes there are."""
+_SCAN_S: Final = 5.0
+"""Interval between lists of the server's processes: each reads the state of all processes of the machine."""
 
 
-def host_samples(server_pid: int, hz: float, stopped: Event) -> Iterator[HostSample]:
-    """Samples at ``hz`` until ``stopped`` is set; the first has no rates, because nothing came before it."""
+def host_samples(server_pid: int, hz: float, stopped: Event, scan_s: float = _SCAN_S) -> Iterator[HostSample]:
+    """Samples at ``hz`` until ``stopped`` is set; the first has no rates.
+
+    The server's processes are listed every ``scan_s``.
+    """
     client = psutil.Process()
     members = tree(server_pid)
-    looked_at = time.monotonic()
+    scanned_at = time.monotonic()
     psutil.cpu_percent()  # its first value has no meaning
     before_ns, before = time.monotonic_ns(), _cpu_s([*members, client])
     yield _sample(before_ns, members)
     while not stopped.wait(1 / hz):
-        if time.monotonic() - looked_at >= _LOOK_AGAIN_S:
-            members, looked_at = tree(server_pid), time.monotonic()
+        if time.monotonic() - scanned_at >= scan_s:
+            members, scanned_at = tree(server_pid), time.monotonic()
         now_ns, now = time.monotonic_ns(), _cpu_s([*members, client])
         elapsed_s = s_from_ns(now_ns - before_ns)
         used = {pid: now[pid] - before.get(pid, 0.0) for pid in now}

@@ -27,7 +27,7 @@ _SAMPLE_FIELDS: Final = (
     "clocks.sm",
     "clocks.mem",
     "temperature.gpu",
-    "clocks_throttle_reasons.active",  # the older of its two names: newer programs understand both
+    "clocks_throttle_reasons.active",  # the older of its two names, which newer programs understand, too
 )
 
 
@@ -45,8 +45,8 @@ class SmiReader:
         return tuple(_sample(line) for line in _query(_SAMPLE_FIELDS, self._selection))
 
     def compute_processes(self) -> dict[int, tuple[int, ...]]:
-        asked = (_PROGRAM, "--query-compute-apps=gpu_uuid,pid", "--format=csv,noheader", *self._selection)
-        users = [_fields(line, 2) for line in _answer(asked)]
+        argv = (_PROGRAM, "--query-compute-apps=gpu_uuid,pid", "--format=csv,noheader", *self._selection)
+        users = [_fields(line, 2) for line in _answer(argv)]
         return {
             device.index: tuple(sorted(int(pid) for uuid, pid in users if uuid == device.uuid and pid.isdigit()))
             for device in self._devices
@@ -90,17 +90,17 @@ def _query(fields: Sequence[str], selection: Sequence[str]) -> list[str]:
 
 
 def _answer(argv: Sequence[str]) -> list[str]:
-    """The lines that the program says; none where it is absent or fails."""
+    """The lines that the program prints; none if it is absent or fails."""
     try:
-        done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=_CALL_LIMIT_S)
+        output = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=_CALL_LIMIT_S)
     except (OSError, subprocess.SubprocessError):
         return []
-    return [line for line in done.stdout.splitlines() if line.strip()]
+    return [line for line in output.stdout.splitlines() if line.strip()]
 
 
 def _lines(program: subprocess.Popen[bytes], stopped: Event) -> Iterator[str]:
-    """Whole lines of a program's output as they come, looking up now and then whether to stop."""
-    assert program.stdout is not None  # noqa: S101 - it was asked for as a pipe
+    """Complete lines of a program's output as they come, until ``stopped`` is set."""
+    assert program.stdout is not None  # noqa: S101 - it is a pipe
     descriptor, rest = program.stdout.fileno(), b""
     while not stopped.is_set():
         if not select.select([descriptor], [], [], _POLL_S)[0]:
@@ -113,13 +113,13 @@ def _lines(program: subprocess.Popen[bytes], stopped: Event) -> Iterator[str]:
 
 
 def _fields(line: str, count: int) -> list[str]:
-    """The fields of a line; what is missing is unknown."""
+    """The fields of a line; missing ones are empty."""
     fields = [field.strip() for field in line.split(",")]
     return (fields + [""] * count)[:count]
 
 
 def _number(text: str) -> float | None:
-    """A number, or None for ``[N/A]`` and its kin."""
+    """A number, or None for ``[N/A]`` and similar."""
     try:
         return float(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""GPU readings through NVML. The binding is a parameter, so that its behaviour can be rehearsed without a GPU.
+"""GPU samples through NVML. The binding is a parameter, so that its behaviour can be tested without a GPU.
 
 Power is the driver's own average (over a second on recent devices); energy is a counter and exact, so energy of
 a load is a difference of two readings, never a sum of powers.
@@ -44,11 +44,11 @@ class NvmlReader:
         return tuple(self._sample(index, uuid, handle) for index, uuid, handle in self._devices)
 
     def compute_processes(self) -> dict[int, tuple[int, ...]]:
-        found: dict[int, tuple[int, ...]] = {}
+        pids_by_device: dict[int, tuple[int, ...]] = {}
         for index, _, handle in self._devices:
             users = self._ask(lambda h=handle: self._nvml.nvmlDeviceGetComputeRunningProcesses(h))  # type: ignore[misc]
-            found[index] = tuple(sorted({user.pid for user in users or ()}))
-        return found
+            pids_by_device[index] = tuple(sorted({user.pid for user in users or ()}))
+        return pids_by_device
 
     def samples(self, hz: float, stopped: Event) -> Iterator[GpuSample]:
         while not stopped.is_set():
@@ -81,7 +81,7 @@ class NvmlReader:
         )
 
     def _ask(self, question: Callable[[], T]) -> T | None:
-        """An answer, or None where this device or driver does not know it."""
+        """The answer, or None if this device or driver does not support the query."""
         try:
             return question()
         except self._nvml.NVMLError:

@@ -1,8 +1,8 @@
-"""The server's own counters and gauges while a load runs, as its Prometheus page states them.
+"""The server's own counters and gauges during a load, from its Prometheus page.
 
-The first reading is taken before the first send and the last after the last token, so that the difference of a
-counter belongs to the load alone. Servers count a moment after they answer: both readings are repeated until the
-server has caught up with itself.
+The first sample is taken before the first send and the last after the last token, so that the difference of a
+counter belongs to the load alone. Servers count a moment after they answer: both samples are repeated until the
+counters are up to date.
 """
 
 import time
@@ -22,11 +22,11 @@ _SETTLE_POLL_S: Final = 0.1
 
 
 def prometheus_samples(url: str, hz: float, stopped: Event, *, settles: bool = False) -> Iterator[PrometheusSample]:
-    """Readings of ``url`` at ``hz`` until ``stopped`` is set, and one more then.
+    """Samples of ``url`` at ``hz`` until ``stopped`` is set, and one more then.
 
-    With ``settles`` the first and the last reading are those of a server that has caught up: it says that no
-    request runs, and its counters of tokens were the same a tenth of a second before; at most two seconds are
-    waited for that. Raises OSError when the page cannot be had, ValueError when it cannot be read.
+    With ``settles`` the first and the last sample wait, at most two seconds, for counters that are up to date: the
+    server reports no running request, and its token counters were the same a tenth of a second before. Raises
+    OSError when the page cannot be fetched, ValueError when it cannot be parsed.
     """
     with httpx.Client(timeout=_TIMEOUT_S, trust_env=False) as client:
         is_first = True
@@ -40,7 +40,7 @@ def prometheus_samples(url: str, hz: float, stopped: Event, *, settles: bool = F
 
 
 def _settled(client: httpx.Client, url: str) -> PrometheusSample:
-    """The first reading that repeats the one before it while the server is idle, or the last within the limit."""
+    """The first sample that repeats the one before while the server is idle, or the last within the limit."""
     deadline = time.monotonic() + _SETTLE_LIMIT_S
     before = _reading(client, url)
     while True:

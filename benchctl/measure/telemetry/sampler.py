@@ -12,15 +12,14 @@ from benchctl.records.jsonl import JsonlWriter
 from benchctl.records.record import ResultWarning
 
 _FIRST_SAMPLE_S: Final = 5.0
-"""How long a load waits for the first sample; one that takes longer starts without."""
+"""Time that a load waits for the first sample before it starts without."""
 
 
 class Sampler:
-    """Inside the context, what ``samples`` yields is written to ``path``, one flushed line each.
+    """Inside the context, writes what ``samples`` yields to ``path``, one flushed line each.
 
-    The context begins when the first sample is written, so that each load has a reading from before it.
-
-    ``warnings`` says afterwards whether sampling broke off; the run goes on without it.
+    The context begins when the first sample is written, so that each load has a sample from before it. ``warnings``
+    tells afterwards if sampling failed; the run continues without it.
     """
 
     def __init__(self, name: str, path: Path, samples: Callable[[Event], Iterator[msgspec.Struct]]) -> None:
@@ -50,7 +49,7 @@ class Sampler:
                     writer.write(sample)
                     self._begun.set()
         except (OSError, ValueError) as error:
-            message = f"the {self._name} sampler broke off ({error}): its samples do not cover the whole load"
+            message = f"the {self._name} sampler failed ({error}): its samples do not cover the whole load"
             self.warnings = (ResultWarning(code=f"{self._name}-sampler-failed", message=message),)
         finally:
             self._begun.set()

@@ -16,13 +16,13 @@ from benchctl.records.record import ResultWarning
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampledServer:
-    """What is sampled: the server's processes, its devices and its metrics page, as far as there are any."""
+    """The sources of samples: the server's processes, its devices and its metrics page, if there are any."""
 
     server_pid: int | None
     gpu: GpuReader | None
     metrics_url: str | None
     counts_late: bool = False
-    """Whether the server's counters follow its answers a moment later, as those of other people's servers do."""
+    """True when the server updates its counters a moment after its answers, as real engines do."""
 
 
 @contextmanager

@@ -53,7 +53,7 @@ def cycle_length(num_arms: int) -> int:
 
 
 def _is_prefix_balanced(num_arms: int, rest: int) -> bool:
-    """Whether no rows are better than the first ``rest`` of a cycle: whole squares, and pairs of mirrored rows."""
+    """True where the first ``rest`` rows of a cycle are the best: whole squares, and pairs of mirrored rows."""
     return num_arms <= 2 or rest % num_arms == 0 or (num_arms % 2 == 0 and rest % 2 == 0)
 
 
@@ -148,7 +148,7 @@ def _rows_of(positions: Sequence[set[int]], num_rows: int, stream: random.Random
 
     They exist because every symbol has ``num_rows`` positions and every position as many symbols (D. König, 1916).
     """
-    open_symbols = [[s for s, taken in enumerate(positions) if p in taken] for p in range(len(positions))]
+    open_symbols = [[s for s, own in enumerate(positions) if p in own] for p in range(len(positions))]
     rows = []
     for _ in range(num_rows):
         for symbols in open_symbols:
@@ -164,23 +164,23 @@ def _matched(open_symbols: Sequence[Sequence[int]]) -> list[int]:
     """A symbol for each position out of those open there, no symbol twice: augmenting paths (H. W. Kuhn)."""
     position_of: dict[int, int] = {}
 
-    def place(position: int, seen: set[int]) -> bool:
+    def assign(position: int, tried: set[int]) -> bool:
         for symbol in open_symbols[position]:
-            if symbol in seen:
+            if symbol in tried:
                 continue
-            seen.add(symbol)
-            if symbol not in position_of or place(position_of[symbol], seen):
+            tried.add(symbol)
+            if symbol not in position_of or assign(position_of[symbol], tried):
                 position_of[symbol] = position
                 return True
         return False
 
     for position in range(len(open_symbols)):
-        place(position, set())
+        assign(position, set())
     return sorted(position_of, key=position_of.__getitem__)
 
 
 def _followers(rows: Iterable[Sequence[int]]) -> Counter[tuple[int, int]]:
-    """How often each arm follows each other arm within a block."""
+    """The number of times that each arm follows each other arm within a block."""
     return Counter(pair for row in rows for pair in pairwise(row))
 
 

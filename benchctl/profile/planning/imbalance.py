@@ -1,4 +1,4 @@
-"""How far from balanced the order of an experiment is: of its plan, or of those of its runs that count."""
+"""The imbalance of an experiment's order: of its plan, or of those of its runs that count."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -48,16 +48,16 @@ def imbalance_of(runs: Iterable[PlannedRun], baseline: str) -> Imbalance:
         for earlier, later in pairwise(sorted(order))
         if later == earlier + 1
     )
-    taken = range(max((position for _, position in positions), default=-1) + 1)
+    used = range(max((position for _, position in positions), default=-1) + 1)
     return Imbalance(
         position_difference=max((_mean_difference(orders, arm, baselines) for arm in arms), default=0.0),
-        position_spread=max((_spread([positions[arm, p] for p in taken]) for arm in arms), default=0),
+        position_spread=max((_spread([positions[arm, p] for p in used]) for arm in arms), default=0),
         predecessor_spread=_spread([predecessors[a, b] for a in arms for b in arms if a != b]),
     )
 
 
 def _mean_difference(orders: Iterable[Mapping[int, str]], arm: str, baselines: Iterable[str]) -> float:
-    """How far the mean position of ``arm`` is from that of the baseline, over the blocks that have both."""
+    """The distance of the mean position of ``arm`` from that of the baseline, over the blocks that have both."""
     differences = []
     for order in orders:
         position_of = {name: position for position, name in order.items()}

@@ -13,7 +13,7 @@ from benchctl.profile.errors import profile_error
 from benchctl.profile.model import Profile, VariantSettings
 from benchctl.profile.planning.balance import balanced_orders
 from benchctl.profile.settings import cells_of, factor_problem, factors_of, resolve
-from benchctl.profile.sources.files import nearest
+from benchctl.profile.sources.files import did_you_mean
 from benchctl.profile.sources.located import Location, located
 from benchctl.records.directory import run_directory_name
 from benchctl.records.manifest import Plan, PlannedRun
@@ -24,13 +24,8 @@ Arm: TypeAlias = tuple[str, Cell]
 """A variant in a cell."""
 
 
-def cells(profile: Profile) -> tuple[Cell, ...]:
-    """Every combination of the swept values, the last factor changing fastest; one empty cell without a sweep."""
-    return cells_of(profile.sweep)
-
-
 def arms(profile: Profile) -> tuple[Arm, ...]:
-    """What one block runs: the baseline first, then every other variant in its cells, as they are written."""
+    """The arms of one block: the baseline first, then every other variant in its cells, as they are written."""
     others = [
         (name, cell)
         for name, variant in profile.variants.items()
@@ -47,8 +42,7 @@ def variant_settings(profile: Profile, variant: str, cell: Cell) -> VariantSetti
     go together.
     """
     if variant not in profile.variants:
-        near = nearest(variant, profile.variants)
-        hint = f"did you mean {near!r}?" if near else f"variants are {', '.join(profile.variants)}"
+        hint = did_you_mean(variant, profile.variants) or f"variants are {', '.join(profile.variants)}"
         raise ProfileError(f"profile {profile.name}: no variant is called {variant!r}; {hint}")
     for factor in cell:
         problem = factor_problem(factor, profile.engine.kind)
@@ -88,7 +82,7 @@ def plan_runs(profile: Profile) -> Plan:
 
 
 def allowed_difference(path: str, patterns: Iterable[str]) -> bool:
-    """Whether a setting may differ between variants: ``guidance.*`` covers all that is below ``guidance``."""
+    """True where a setting may differ between variants: ``guidance.*`` covers all that is below ``guidance``."""
     return any(fnmatchcase(path, pattern) for pattern in patterns)
 
 

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, Final
 
 from benchctl.profile.sources.located import LocatedDict, LocatedError, LocatedList, Location, changed_at, dotted
+from benchctl.records.schema import RENAMED_METRICS, RENAMED_STOP_MODES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +27,8 @@ class Alias:
 
 
 ALIASES: Final = (
+    Alias(key="stop", new_key="stop", values=RENAMED_STOP_MODES, since="0.2.0"),
+    Alias(key="primary_metrics", new_key="primary_metrics", values=RENAMED_METRICS, since="0.2.0"),
     Alias(key="unguided", new_key="for_unguided_engines", since="0.2.0"),
     Alias(
         key="workload.if_missing",
@@ -44,12 +47,11 @@ ALIASES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Deprecation:
-    """One use of an older word."""
+    """One use of an older word; ``new`` is the word to write in its place, with its key."""
 
     location: Location
-    new: str
-    """The word to write in its place, with its key."""
     old_value: str | None
+    new: str
     since: str
 
     def __str__(self) -> str:
@@ -60,56 +62,39 @@ class Deprecation:
 def with_new_words(
     document: LocatedDict, deprecations: list[Deprecation], errors: list[LocatedError]
 ) -> LocatedDict:
-    """A document of one source with every older word replaced, also in what it says for some engines only."""
-    words = _Words(deprecations, errors)
-    document = words.replaced(document)
-    document = changed_at(document, ("for_unguided_engines",), words.replaced)
+    """A document of one source with every older word replaced, also in its sections for some engines only."""
+
+    def renew(tree: LocatedDict) -> LocatedDict:
+        for alias in ALIASES:
+            renew_word = partial(_with_new_word, alias, deprecations, errors)
+            tree = changed_at(tree, tuple(alias.key.split(".")[:-1]), renew_word)
+        return tree
+
+    document = changed_at(renew(document), ("for_unguided_engines",), renew)
     for kind in document.mapping("per_engine"):
-        document = changed_at(document, ("per_engine", kind), words.replaced)
+        document = changed_at(document, ("per_engine", kind), renew)
     return document
 
 
-@dataclass(frozen=True, slots=True)
-class _Words:
-    deprecations: list[Deprecation]
-    errors: list[LocatedError]
-
-    def replaced(self, tree: LocatedDict) -> LocatedDict:
-        for alias in ALIASES:
-            sections = tuple(alias.key.split(".")[:-1])
-            tree = changed_at(tree, sections, partial(self._with_new_word, alias=alias))
-        return tree
-
-    def _with_new_word(self, section: LocatedDict, alias: Alias) -> LocatedDict:
-        key, new_key = alias.key.split(".")[-1], alias.new_key.split(".")[-1]
-        if key not in section:
-            return section
-        if new_key != key and new_key in section:
-            problem = f"is the older name of {new_key}, which is set too; remove it"
-            self.errors.append(section.error(problem, key))
-            return section.without(key)
-        location = section.location_of(key)
-        new_value, new_words = _new_value(section[key], alias.values)
-        new_path = dotted((*location.path[:-1], new_key))
-        for word, new_word in new_words.items():
-            new = f"{new_path}: {_yaml_word(new_word)}"
-            self.deprecations.append(Deprecation(location, new, word, alias.since))
-        if new_key != key and not new_words:
-            self.deprecations.append(Deprecation(location, new_path, None, alias.since))
-        entries = {new_key if k == key else k: new_value if k == key else v for k, v in section.items()}
-        return LocatedDict(entries, section.location, {**section.locations, new_key: location})
-
-
-def _new_value(value: Any, words: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """A value with its older words replaced, and the new word for each of them."""
-    if isinstance(value, LocatedList):
-        older = [item for item in value if isinstance(item, str) and item in words]
-        items = [words[item] if item in older else item for item in value]
-        return LocatedList(items, value.locations), {item: words[item] for item in older}
-    if isinstance(value, str) and value in words:
-        return words[value], {value: words[value]}
-    return value, {}
-
-
-def _yaml_word(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+def _with_new_word(
+    alias: Alias, deprecations: list[Deprecation], errors: list[LocatedError], section: LocatedDict
+) -> LocatedDict:
+    key, new_key = alias.key.split(".")[-1], alias.new_key.split(".")[-1]
+    if key not in section:
+        return section
+    if new_key != key and new_key in section:
+        errors.append(section.error(f"is the older name of {new_key}, which is set too; remove it", key))
+        return section.without(key)
+    value, location = section[key], section.location_of(key)
+    words = value if isinstance(value, LocatedList) else [value]
+    new_words = {word: alias.values[word] for word in words if isinstance(word, str) and word in alias.values}
+    new_path = dotted((*location.path[:-1], new_key))
+    for word, new_word in new_words.items():
+        text = str(new_word).lower() if isinstance(new_word, bool) else new_word
+        deprecations.append(Deprecation(location, word, f"{new_path}: {text}", alias.since))
+    if new_key != key and not new_words:
+        deprecations.append(Deprecation(location, None, new_path, alias.since))
+    renewed = [new_words.get(word, word) if isinstance(word, str) else word for word in words]
+    new_value = LocatedList(renewed, value.locations) if isinstance(value, LocatedList) else renewed[0]
+    entries = {new_key if k == key else k: new_value if k == key else v for k, v in section.items()}
+    return LocatedDict(entries, section.location, {**section.locations, new_key: location})

@@ -20,7 +20,7 @@ def builtin_profiles() -> Path:
 
 
 def profile_directories() -> tuple[Path, ...]:
-    """Where a name is looked up, first match wins."""
+    """Directories in which a name is looked up; the first match wins."""
     return (Path("profiles"), builtin_profiles())
 
 
@@ -72,17 +72,16 @@ def _files_by_name(directories: Iterable[Path]) -> dict[str, Path]:
 
 
 def known_profiles_text(name: str) -> str:
-    """``Did you mean 'x'? Known profiles: x, y`` for a message about a profile that does not exist."""
+    """Part of a message about a missing profile: ``Did you mean 'x'? Known profiles: x, y``."""
     names = profile_files()
-    near = nearest(name, names)
-    hint = f"Did you mean {near!r}? " if near else ""
-    return f"{hint}Known profiles: {', '.join(names) or 'none'}"
+    hint = did_you_mean(name, names)
+    return f"{hint.capitalize()} Known profiles: {', '.join(names) or 'none'}".strip()
 
 
-def nearest(word: str, names: Iterable[str]) -> str | None:
-    """The name that ``word`` is probably a misspelling of."""
-    matches = difflib.get_close_matches(word, list(names), n=1, cutoff=0.6)
-    return matches[0] if matches else None
+def did_you_mean(word: object, names: Iterable[str], prefix: str = "") -> str:
+    """``did you mean 'x'?`` after ``prefix``, for the name that ``word`` probably misspells; empty without one."""
+    matches = difflib.get_close_matches(word, list(names), n=1, cutoff=0.6) if isinstance(word, str) else ()
+    return f"{prefix}did you mean {matches[0]!r}?" if matches else ""
 
 
 def display_path(path: Path) -> str:

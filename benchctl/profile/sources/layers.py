@@ -17,11 +17,11 @@ from typing import Any, Final
 from benchctl.profile.engine_table import ENGINES, engine_spec, guiding_kinds
 from benchctl.profile.sources.aliases import Deprecation, with_new_words
 from benchctl.profile.sources.files import (
+    did_you_mean,
     display_path,
     is_path,
     known_profiles_text,
     named_files,
-    nearest,
     profile_directories,
 )
 from benchctl.profile.sources.located import LocatedDict, LocatedError, Location, located, merge, value_text
@@ -198,8 +198,7 @@ def over(below: LocatedDict, above: LocatedDict) -> LocatedDict:
         if dropped:
             below = below.with_value(section, lower.without(*dropped))
             above = above.with_value(section, upper.without(*dropped))
-    merged = merge(below, above)
-    assert isinstance(merged, LocatedDict)  # noqa: S101  # both are mappings
+    merged: LocatedDict = merge(below, above)
     return merged
 
 
@@ -225,9 +224,7 @@ def _with_engine_mapping(tree: LocatedDict) -> LocatedDict:
 def _overlay_problem(kind: str, overlay: Any) -> str | None:
     """The reason why ``per_engine.<kind>`` cannot go over a profile."""
     if kind not in ENGINES:
-        near = nearest(kind, tuple(ENGINES))
-        hint = f"; did you mean {near!r}?" if near else ""
-        return f"is not a kind of engine; kinds are {', '.join(ENGINES)}{hint}"
+        return f"is not a kind of engine; kinds are {', '.join(ENGINES)}{did_you_mean(kind, ENGINES, '; ')}"
     if not isinstance(overlay, LocatedDict):
         return f"is {value_text(overlay)}; write the keys to replace on {kind}"
     engine = overlay.get("engine", {})

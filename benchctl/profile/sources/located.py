@@ -10,7 +10,7 @@ Step: TypeAlias = str | int
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """Where a value was written: a file's line or an option of the command line, and the value's path there."""
+    """The origin of a value: a file's line or an option of the command line, and the value's path there."""
 
     source: str
     line: int | None = None
@@ -101,12 +101,11 @@ def value_text(value: object) -> str:
 def located(value: Any, location: Location) -> Any:
     """Plain values with one location for all of them."""
     if isinstance(value, Mapping):
-        locations = {str(key): location.below(str(key)) for key in value}
-        entries = {str(key): located(item, locations[str(key)]) for key, item in value.items()}
-        return LocatedDict(entries, location, locations)
+        below = {str(key): location.below(str(key)) for key in value}
+        return LocatedDict({str(k): located(item, below[str(k)]) for k, item in value.items()}, location, below)
     if isinstance(value, list | tuple):
-        places = [location.below(i) for i in range(len(value))]
-        return LocatedList([located(item, at) for item, at in zip(value, places, strict=True)], places)
+        locations = [location.below(i) for i in range(len(value))]
+        return LocatedList([located(item, at) for item, at in zip(value, locations, strict=True)], locations)
     return value
 
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from benchctl.profile.engine_table import ENGINES
 from benchctl.profile.model import Profile
-from benchctl.profile.sources.files import nearest, preset_files
+from benchctl.profile.sources.files import did_you_mean, preset_files
 from benchctl.profile.sources.located import (
     LocatedDict,
     LocatedError,
@@ -33,11 +33,9 @@ def read_preset(engine: LocatedDict) -> Path | LocatedDict | LocatedError:
     location = engine.location_of("preset")
     if name in kinds:
         return LocatedDict({"kind": name}, location, {"kind": location})
-    near = nearest(name, (*files, *kinds)) if isinstance(name, str) else None
-    hint = f"; did you mean {near!r}?" if near else ""
     problem = (
-        f"{value_text(name)} is neither an engine preset nor a kind of engine; "
-        f"presets are {', '.join(files)}, kinds are {', '.join(kinds)}{hint}"
+        f"{value_text(name)} is neither an engine preset nor a kind of engine; presets are {', '.join(files)}, "
+        f"kinds are {', '.join(kinds)}{did_you_mean(name, (*files, *kinds), '; ')}"
     )
     return LocatedError(location, problem)
 

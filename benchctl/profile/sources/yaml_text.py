@@ -6,7 +6,7 @@ another by ``extends``.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -24,7 +24,6 @@ _CORE_SCHEMA: Final = (
     ),
     ("tag:yaml.org,2002:null", r"~|null|Null|NULL|", "~nN\0"),
 )
-_COLLECTION_TAGS: Final = {"tag:yaml.org,2002:map", "tag:yaml.org,2002:seq"}
 
 
 def _implicit_resolvers() -> dict[str, list[tuple[str, re.Pattern[str]]]]:
@@ -125,6 +124,23 @@ def _compose(text: str) -> yaml.Node | None:
             composer.dispose()
 
 
+def _finite(text: str) -> float:
+    value = float(text)
+    if value in {float("inf"), float("-inf")}:
+        raise ValueError(text)
+    return value
+
+
+_STANDARD: Final = "tag:yaml.org,2002:"
+_SCALARS: Final[Mapping[str, Callable[[str], str | int | float | bool | None]]] = {
+    "str": str,
+    "bool": lambda text: text.lower() == "true",
+    "null": lambda _: None,
+    "int": int,
+    "float": _finite,
+}
+
+
 @dataclass(frozen=True, slots=True)
 class _Reader:
     """Turns composed YAML nodes into located values and collects what the dialect refuses."""
@@ -133,72 +149,40 @@ class _Reader:
     errors: list[LocatedError]
 
     def value(self, node: yaml.Node, path: tuple[Step, ...]) -> Any:
-        if not isinstance(node, yaml.ScalarNode) and node.tag not in _COLLECTION_TAGS:
-            self._refuse_tag(node, path)
+        kind, is_scalar = node.tag.removeprefix(_STANDARD), isinstance(node, yaml.ScalarNode)
+        if kind not in (_SCALARS if is_scalar else ("map", "seq")):
+            tag = node.tag.replace(_STANDARD, "!!")
+            self._refuse(node, path, f"the tag {tag} is not supported; write the plain value")
         if isinstance(node, yaml.MappingNode):
             return self.mapping(node, path)
         if isinstance(node, yaml.SequenceNode):
             locations = [self._location(item, (*path, i)) for i, item in enumerate(node.value)]
             return LocatedList([self.value(item, (*path, i)) for i, item in enumerate(node.value)], locations)
-        return self._scalar(node, path)
+        try:
+            return _SCALARS[kind](node.value) if kind in _SCALARS else None
+        except ValueError:
+            self._refuse(node, path, f"{node.value!r} is not a number that can be stored; write another")
+            return None
 
     def mapping(self, node: yaml.MappingNode, path: tuple[Step, ...]) -> LocatedDict:
         values, locations = dict[str, Any](), dict[str, Location]()
-        for key, key_node, value_node in self._entries(node, path):
-            values[key] = self.value(value_node, (*path, key))
-            # An error of an entry is located at its key, also when its value begins on the next line.
-            locations[key] = self._location(key_node, (*path, key))
-            if isinstance(values[key], LocatedDict):
-                values[key].location = locations[key]
+        for key_node, value_node in node.value:
+            key = key_node.value
+            if not isinstance(key, str):
+                self._refuse(key_node, path, "a key is a list or a mapping; write plain text before the ':'")
+            elif key in values:
+                problem = f"written twice, first in line {locations[key].line}; remove one of the two"
+                self._refuse(key_node, (*path, key), problem)
+            else:
+                # An error of an entry is located at its key, also when its value begins on the next line.
+                locations[key] = self._location(key_node, (*path, key))
+                values[key] = self.value(value_node, (*path, key))
+                if isinstance(values[key], LocatedDict):
+                    values[key].location = locations[key]
         return LocatedDict(values, self._location(node, path), locations)
 
     def _location(self, node: yaml.Node, path: tuple[Step, ...]) -> Location:
         return Location(self.source, node.start_mark.line + 1, path)
 
-    def _entries(
-        self, node: yaml.MappingNode, path: tuple[Step, ...]
-    ) -> Iterator[tuple[str, yaml.Node, yaml.Node]]:
-        lines: dict[str, int] = {}
-        for key_node, value_node in node.value:
-            key, location = key_node.value, self._location(key_node, path)
-            if not isinstance(key, str):
-                problem = "a key is a list or a mapping; write plain text before the ':'"
-                self.errors.append(LocatedError(location, problem))
-            elif key in lines:
-                problem = f"written twice, first in line {lines[key]}; remove one of the two"
-                self.errors.append(LocatedError(location.below(key), problem))
-            else:
-                lines[key] = key_node.start_mark.line + 1
-                yield key, key_node, value_node
-
-    def _scalar(self, node: yaml.Node, path: tuple[Step, ...]) -> str | int | float | bool | None:
-        text = str(node.value)
-        match node.tag.removeprefix("tag:yaml.org,2002:"):
-            case "str":
-                return text
-            case "bool":
-                return text.lower() == "true"
-            case "null":
-                return None
-            case "int" | "float" as kind:
-                try:
-                    return int(text) if kind == "int" else _finite(text)
-                except ValueError:
-                    problem = f"{text!r} is not a number that can be stored; write another"
-                    self.errors.append(LocatedError(self._location(node, path), problem))
-                    return None
-            case _:
-                self._refuse_tag(node, path)
-                return None
-
-    def _refuse_tag(self, node: yaml.Node, path: tuple[Step, ...]) -> None:
-        tag = node.tag.replace("tag:yaml.org,2002:", "!!")
-        problem = f"the tag {tag} is not supported; write the plain value"
+    def _refuse(self, node: yaml.Node, path: tuple[Step, ...], problem: str) -> None:
         self.errors.append(LocatedError(self._location(node, path), problem))
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if value in {float("inf"), float("-inf")}:
-        raise ValueError(text)
-    return value

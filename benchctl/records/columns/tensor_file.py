@@ -5,8 +5,8 @@ files that are written here name the SHA-256 of their arrays, which must have it
 """
 
 import hashlib
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -26,12 +26,36 @@ _TYPES: Final[dict[str, np.dtype[Any]]] = {
 _NAMES: Final = {dtype: name for name, dtype in _TYPES.items()}
 
 
+class TensorEntry(NamedTuple):
+    """One array of a file: its name, its type in the words of the format, its dimensions and its size."""
+
+    name: str
+    dtype: str
+    shape: Sequence[int]
+    num_bytes: int
+
+
 class _Tensor(msgspec.Struct, frozen=True):
-    """Where an array lies behind the header: ``[first byte, byte after the last]``."""
+    """The entry of an array in the header; its offsets (first byte, byte after the last) are those in the data."""
 
     dtype: str
-    shape: tuple[int]
+    shape: Sequence[int]
     data_offsets: tuple[int, int]
+
+
+def header_bytes(entries: Iterable[TensorEntry], metadata: Mapping[str, str]) -> bytes:
+    """The beginning of a file whose arrays follow in the order of ``entries``: length and JSON header.
+
+    Blanks pad the header, so that the arrays begin at a multiple of eight bytes.
+    """
+    header: dict[str, object] = {_METADATA: metadata}
+    end = 0
+    for entry in entries:
+        start, end = end, end + entry.num_bytes
+        header[entry.name] = _Tensor(entry.dtype, entry.shape, (start, end))
+    encoded = msgspec.json.encode(header)
+    encoded += b" " * (-len(encoded) % _LENGTH_BYTES)
+    return len(encoded).to_bytes(_LENGTH_BYTES, "little") + encoded
 
 
 def in_fewest_bytes(values: Numbers) -> Numbers:
@@ -45,14 +69,11 @@ def in_fewest_bytes(values: Numbers) -> Numbers:
 
 def tensor_bytes(tensors: Mapping[str, Numbers], metadata: Mapping[str, str]) -> bytes:
     """The content of a file with these one-dimensional arrays, whose types are those that the format can name."""
-    data, end = b"".join(values.tobytes() for values in tensors.values()), 0
-    header: dict[str, object] = {_METADATA: {**metadata, _DATA_SHA256: hashlib.sha256(data).hexdigest()}}
-    for name, values in tensors.items():
-        start, end = end, end + values.nbytes
-        header[name] = _Tensor(_NAMES[values.dtype], (len(values),), (start, end))
-    encoded = msgspec.json.encode(header)
-    encoded += b" " * (-len(encoded) % _LENGTH_BYTES)
-    return b"".join((len(encoded).to_bytes(_LENGTH_BYTES, "little"), encoded, data))
+    data = b"".join(values.tobytes() for values in tensors.values())
+    entries = (
+        TensorEntry(name, _NAMES[values.dtype], values.shape, values.nbytes) for name, values in tensors.items()
+    )
+    return header_bytes(entries, {**metadata, _DATA_SHA256: hashlib.sha256(data).hexdigest()}) + data
 
 
 def tensors_of(content: bytes) -> tuple[dict[str, Numbers], dict[str, str]]:

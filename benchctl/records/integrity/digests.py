@@ -18,7 +18,7 @@ from benchctl.records.directory import ResultDirectory, RunDirectory
 from benchctl.records.jsonl import encode, write_json_atomic
 from benchctl.records.record import Record
 from benchctl.records.run import FileDigest
-from benchctl.records.schema import SCHEMA_VERSION, upgrade
+from benchctl.records.schema import RENAMED_STOP_MODES, SCHEMA_VERSION, upgrade
 
 DIGESTS_FILE: Final = "digests.json"
 WHOLE_FILES: Final = ("profile.yaml", "plan.json", "requests.jsonl")
@@ -27,20 +27,23 @@ _CHANGING: Final = frozenset({"state", "stopping", "warnings"})
 """What of a manifest changes while an experiment goes on."""
 _FIRST_SCHEMA: Final = {"schema_version": 1}
 """Hashed in place of the manifest's own version, which changes when a newer benchctl resumes the experiment."""
+_FIRST_STOP_MODES: Final = {new: old for old, new in RENAMED_STOP_MODES.items()}
 _DERIVED: Final = frozenset({"run.json", "result.json", "requests.safetensors"})
 """Files of a run that hold no measurement of their own: the record itself, the summary that a report writes, and
 the copy of long requests that whoever reads them first makes (``records/columns/request_arrays.py``)."""
 
 
 class DirectoryDigests(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """``digests.json``."""
+    """Digests of the manifest, of the other files of the experiment, and of each ``run.json``."""
 
     schema_version: int
+    """Version of the result format."""
     benchctl_version: str
+    """Version of benchctl that recorded them."""
     manifest_sha256: str
-    """Of the manifest without what changes while the experiment goes on."""
+    """SHA-256 of the manifest without the fields that change during an experiment."""
     files: dict[str, FileDigest]
-    """By path below the directory, with slashes."""
+    """Digests by path below the directory, with slashes."""
 
 
 def digest_of(path: Path) -> FileDigest:
@@ -87,6 +90,8 @@ def manifest_sha256(directory: Path) -> str:
     except (OSError, msgspec.MsgspecError) as error:
         raise RecordError(f"{path}: {error}; restore the file from a copy") from error
     lasting = {key: value for key, value in document.items() if key not in _CHANGING} | _FIRST_SCHEMA
+    if lasting.get("stop") in _FIRST_STOP_MODES:
+        lasting["stop"] = _FIRST_STOP_MODES[lasting["stop"]]
     return hashlib.sha256(encode(lasting)).hexdigest()
 
 

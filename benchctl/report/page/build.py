@@ -7,13 +7,13 @@ from benchctl.analysis.analyzed import AnalyzedExperiment
 from benchctl.analysis.compare.compare import CompareOptions, Side
 from benchctl.report.page.charts.figure import Chart
 from benchctl.report.page.charts.table import draw_charts
-from benchctl.report.page.judged import Verdict, judge_directory, judge_sides
 from benchctl.report.page.page import PageContent, render
+from benchctl.report.page.verdict import PageVerdict, directory_verdict, sides_verdict
 
 
 def directory_page(analysis: AnalyzedExperiment, options: CompareOptions | None = None) -> str:
     """The page of one directory, to be written into it: every other variant against its baseline."""
-    verdict = judge_directory(analysis, options)
+    verdict = directory_verdict(analysis, options)
     content = PageContent(
         title=f"{verdict.word}: {analysis.results.manifest.profile}",
         analyses=(analysis,),
@@ -28,12 +28,12 @@ def sides_page(
     a: tuple[AnalyzedExperiment, Side], b: tuple[AnalyzedExperiment, Side], options: CompareOptions | None = None
 ) -> str:
     """The page of two sides. Charts are those of each directory; of one directory, once."""
-    verdict = judge_sides(a, b, options)
-    (judged,) = verdict.judged
+    verdict = sides_verdict(a, b, options)
+    (side_verdict,) = verdict.deciding
     analyses = (a[0],) if a[0] is b[0] else (a[0], b[0])
     charts = _charts(analyses[0], verdict) if len(analyses) == 1 else _charts_of_each(analyses)
     content = PageContent(
-        title=f"{verdict.word}: {judged.b_name} against {judged.a_name}",
+        title=f"{verdict.word}: {side_verdict.b_name} against {side_verdict.a_name}",
         analyses=analyses,
         verdict=verdict,
         charts=charts,
@@ -42,7 +42,7 @@ def sides_page(
     return render(content)
 
 
-def _charts(analysis: AnalyzedExperiment, verdict: Verdict) -> tuple[Chart, ...]:
+def _charts(analysis: AnalyzedExperiment, verdict: PageVerdict) -> tuple[Chart, ...]:
     """Those of one directory whose own variants were compared."""
     cells = [cell for comparison in verdict.comparisons for cell in comparison.cells]
     noise = {name: found for comparison in verdict.comparisons for name, found in comparison.noise.items()}

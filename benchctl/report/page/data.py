@@ -8,11 +8,11 @@ from benchctl.analysis.metrics.table import METRICS
 from benchctl.records.schema import SCHEMA_VERSION
 from benchctl.report.documents.comparison import document_of
 from benchctl.report.page.charts.figure import Chart
-from benchctl.report.page.judged import Judged, Verdict
+from benchctl.report.page.verdict import ComparisonVerdict, PageVerdict
 
 
 def data_document(
-    verdict: Verdict, analyses: Sequence[AnalyzedExperiment], charts: Sequence[Chart]
+    verdict: PageVerdict, analyses: Sequence[AnalyzedExperiment], charts: Sequence[Chart]
 ) -> dict[str, Any]:
     """``benchctl-data``: comparisons with their block values, runs, and the series of the charts, downsampled."""
     return {
@@ -29,7 +29,7 @@ def data_document(
     }
 
 
-def _comparison(one: Judged) -> dict[str, Any]:
+def _comparison(one: ComparisonVerdict) -> dict[str, Any]:
     if one.comparison is not None:
         document = document_of(one.comparison)
         for cell in document["cells"]:

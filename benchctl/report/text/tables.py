@@ -13,10 +13,10 @@ from benchctl.analysis.compare.warnings import WarningKind, warning_kind
 from benchctl.analysis.metrics.bounds import marked
 from benchctl.analysis.summary.flops_bridge import flops_bridge
 from benchctl.analysis.summary.runs import CellSummary, Spread
-from benchctl.analysis.validity.severity import by_severity
 from benchctl.formats import UNKNOWN, first_of, four_digits, percentage, signed_four_digits, three_digits, whole
 from benchctl.records.manifest import Manifest
 from benchctl.records.record import ResultWarning
+from benchctl.records.warning_codes import by_severity
 from benchctl.units import TERA, ms_from_ns
 
 _RUN_COLUMNS: Final = {

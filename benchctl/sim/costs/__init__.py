@@ -1,1 +1,1 @@
-"""Cost models of the simulator: how long a step takes. ``pricing`` lists them by name."""
+"""Cost models of the simulator, which price a step; ``benchctl/profile/choices.py`` lists them by name."""

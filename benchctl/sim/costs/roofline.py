@@ -6,8 +6,8 @@ M = weights + kv (context + T)        (read weights and every context, write the
 
 The value model's forward is the same with its own shape: T its prefill, extend and candidate tokens, R the
 candidates. Sampling reads and writes the rows' 32-bit probabilities a few times. Nothing else takes time (no
-host, no launches) but loading the value model once. Real servers are slower; the distance to this bound is what
-one wants to know.
+host, no launches) but loading the value model once. Real servers are slower; their distance to this
+bound is the point of the comparison.
 """
 
 from typing import Final

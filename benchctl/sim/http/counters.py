@@ -1,4 +1,4 @@
-"""What the server counts, and how it shows it to Prometheus under vLLM's names."""
+"""The server's counters, exposed to Prometheus under vLLM's names."""
 
 from bisect import bisect_left
 from collections.abc import Iterator
@@ -66,7 +66,7 @@ class Counters:
 
 
 class SimCollector:
-    """Turns the counters into metric families when somebody asks."""
+    """Turns the counters into metric families on request."""
 
     def __init__(self, engine: SimulatedEngine, counters: Counters) -> None:
         self._engine: Final = engine

@@ -1,4 +1,4 @@
-"""Wall time for the core: a step's tokens leave when the wall clock has reached its end."""
+"""Wall time for the core: the tokens of a step leave when the wall clock reaches its end."""
 
 import asyncio
 import logging
@@ -17,7 +17,7 @@ from benchctl.units import NS_PER_S
 log = logging.getLogger("benchctl.sim")
 
 _SLICE_S: Final = 0.002
-"""How long steps that are behind the wall clock may run before the network gets its turn."""
+"""Time that steps behind the wall clock may run before the network gets its turn."""
 _TIMER_S: Final = 0.001
 """Resolution of the event loop's timer; steps shorter than twice that are released several at a time."""
 
@@ -26,17 +26,17 @@ class Driver:
     """Runs the core for ever, logs its steps and hands out their tokens.
 
     Wall and virtual time are tied together when the first request of a phase or of a busy period comes in; from
-    then on a step that ends at virtual v is released at anchor + (v - anchor_v) / time_scale, however long the
-    ones before took.
+    then on a step that ends at virtual v is released at anchor + (v - anchor_v) / time_scale, however long earlier
+    steps took.
     """
 
     def __init__(self, core: Core, step_log: JsonlWriter | None) -> None:
         self.core: Final = core
         self.counters: Final = Counters()
         self.lag_s = 0.0
-        """How far releases fell behind in this phase or busy period, at most."""
+        """Largest delay of a release in this phase or busy period."""
         self.phase_wall_s = 0.0
-        """Wall time that this phase or busy period should have taken until now."""
+        """Planned wall time of this phase or busy period until now."""
         self._step_log: Final = step_log
         self._config: Final = core.engine.config
         self._replies: dict[str, Reply] = {}
@@ -61,7 +61,7 @@ class Driver:
         self._wake.set()
 
     def abort(self, request_id: str) -> None:
-        """The client of a request has gone, or has all of it."""
+        """Forget a request whose client has disconnected, or has all of it."""
         if (reply := self._replies.pop(request_id, None)) is not None and not reply.is_done:
             self.core.abort(request_id)
             self.counters.num_aborted += 1

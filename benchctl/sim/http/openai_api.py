@@ -1,4 +1,4 @@
-"""The request bodies of the OpenAI dialect, as vLLM and the guided fork extend it, made into core requests."""
+"""The request bodies of the OpenAI dialect, as vLLM and the guided fork extend it, parsed into core requests."""
 
 from collections.abc import Sequence as Items
 from typing import Annotated, Any, Final, Literal
@@ -7,14 +7,15 @@ import msgspec
 from msgspec import Meta
 
 from benchctl.errors import UsageError
+from benchctl.guided.params import GuidanceParams
 from benchctl.records.request import Message
 from benchctl.sim.config import SimConfig
-from benchctl.sim.guidance_params import GuidanceParams, parse_custom_params
+from benchctl.sim.guidance_params import parse_custom_params
 from benchctl.sim.request import Prompt, Request, SamplingParams
 from benchctl.workload.datasets.tokens import tokenize, tokenize_chat
 
 _COMPLETION_MAX_TOKENS: Final = 16
-"""What OpenAI's completions endpoint takes where max_tokens is absent."""
+"""Default of max_tokens at OpenAI's completions endpoint."""
 Count = Annotated[int, Meta(ge=1)]
 
 
@@ -24,7 +25,7 @@ class StreamOptions(msgspec.Struct, frozen=True):
 
 
 class Body(msgspec.Struct, frozen=True, kw_only=True):
-    """What both endpoints take. Unknown fields are ignored, as vLLM does."""
+    """The fields that both endpoints take. Unknown fields are ignored, as vLLM does."""
 
     model: str | None = None
     n: Annotated[int, Meta(ge=1, le=128)] | None = 1
@@ -67,7 +68,7 @@ class ArrivalBody(msgspec.Struct, frozen=True):
 
 
 class ScheduleBody(msgspec.Struct, frozen=True, kw_only=True):
-    """A phase of load, announced."""
+    """The announcement of a phase of load."""
 
     requests: Annotated[list[ArrivalBody], Meta(min_length=1)]
     max_concurrency: Count | None = None
@@ -75,7 +76,7 @@ class ScheduleBody(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def request_from(body: CompletionBody | ChatBody, request_id: str, config: SimConfig) -> Request:
-    """Make a body into what the core runs. Raises UsageError, which becomes a 400."""
+    """The core request that a body describes. Raises UsageError, which becomes a 400."""
     pieces = _pieces(body)
     prompt = Prompt.of(pieces, config.block_size)
     sampling = SamplingParams(

@@ -1,4 +1,4 @@
-"""What goes back to a client: one buffer of server-sent events for each request, or one JSON document."""
+"""Replies to clients: one buffer of server-sent events for each request, or one JSON document."""
 
 import asyncio
 from typing import Any, Final
@@ -14,10 +14,10 @@ _NO_OPTIONS: Final = StreamOptions()
 
 
 class Reply:
-    """Gathers the output of one request; the handler that serves it takes what has gathered.
+    """Gathers the output of one request for the handler that serves it.
 
     All events of one step leave in one piece. Each choice has one event for every ``tokens_per_chunk`` tokens;
-    what is left comes with the event that ends it.
+    the rest comes with the event that ends it.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Reply:
         return seq.choice in self._finished
 
     def add(self, seq: Sequence, *, reports_cached: bool) -> None:
-        """A sequence has one more token, or has ended, or both."""
+        """Take in a sequence that has one more token, or has ended, or both."""
         has_ended = seq.status is SequenceStatus.FINISHED
         sent = self._sent[seq.choice]
         if reports_cached and self._cached_tokens is None:
@@ -68,7 +68,7 @@ class Reply:
             self._end()
 
     def flush(self) -> None:
-        """Wake the handler if there is something for it."""
+        """Wake the handler if it has something to send."""
         if self._buffer or self.is_done:
             self._changed.set()
 

@@ -90,7 +90,7 @@ class Server:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Refuse what comes before the server is ready; turn faults of a request into OpenAI's error shape."""
+        """Refuse requests until the server is ready; turn errors of a request into OpenAI's error format."""
         if time.monotonic() < self._ready_at_s and request.path != "/metrics":
             return _error(503, "the server is starting; ask again")
         try:
@@ -167,10 +167,10 @@ class Server:
             self._driver.abort(request_id)
 
     def _request_id(self, http: web.Request) -> str:
-        """The client's own identity of a request where it gives one and it is free, else a new one."""
+        """The client's own identity of a request if it sends one that is free, else a new one."""
         self._num_requests += 1
-        given = http.headers.get("X-Request-Id")
-        return given if given and not self._driver.is_open(given) else f"{given or 'request'}-{self._num_requests}"
+        name = http.headers.get("X-Request-Id")
+        return name if name and not self._driver.is_open(name) else f"{name or 'request'}-{self._num_requests}"
 
 
 async def _stream(http: web.Request, reply: Reply) -> web.StreamResponse:

@@ -1,6 +1,6 @@
 """Azure LLM inference trace: arrivals and lengths of real traffic, as CSV TIMESTAMP,ContextTokens,GeneratedTokens.
 
-Timestamps carry seven decimals (100 ns), one more than ``datetime`` keeps, so that the fraction is read apart.
+Timestamps carry seven decimals (100 ns), one more than ``datetime`` has, so the fraction is parsed separately.
 The trace holds no text; prompts are synthetic words of the recorded length.
 """
 

@@ -1,6 +1,6 @@
 """Fetching a dataset file: resumable, checked against its pinned sha256, put in place in one step.
 
-What has come is kept beside the target as ``<filename>.partial``; the next attempt asks for the rest.
+A partial download is kept next to the target as ``<filename>.partial``; the next attempt continues it.
 """
 
 import os
@@ -14,7 +14,7 @@ from benchctl.errors import DatasetError
 from benchctl.workload.datasets.files import DATA_DIRECTORY_VARIABLE, DatasetFile, file_state, sha256_of
 
 Progress: TypeAlias = Callable[[int], None]
-"""Told the number of bytes that are there, after each piece."""
+"""Takes the number of bytes fetched so far, after each piece."""
 
 _TIMEOUT = httpx.Timeout(30.0, connect=10.0)
 
@@ -22,7 +22,7 @@ _TIMEOUT = httpx.Timeout(30.0, connect=10.0)
 def fetch_dataset(file: DatasetFile, directory: Path, on_progress: Progress) -> Path:
     """Fetch a file into the data directory unless it is there; return its path.
 
-    A damaged file is replaced. Raises DatasetError when it cannot be had whole, naming the way out.
+    A damaged file is replaced. Raises DatasetError, with the remedy, when it cannot be fetched whole.
     """
     target = file.path_in(directory)
     if file_state(file, directory, full=True) == "present":
@@ -37,8 +37,8 @@ def fetch_dataset(file: DatasetFile, directory: Path, on_progress: Progress) -> 
     except httpx.HTTPError as error:
         reason = (str(error) or type(error).__name__).partition("\n")[0]
         raise DatasetError(
-            f"{file.name} could not be fetched from {file.url}: {reason}. What has come is kept; run "
-            f"'benchctl data fetch {file.name}' again to go on, or, without a network, copy the file to {target}"
+            f"{file.name} could not be fetched from {file.url}: {reason}. The part fetched so far is kept; run "
+            f"'benchctl data fetch {file.name}' again to continue, or, without a network, copy the file to {target}"
         ) from error
     except OSError as error:
         raise DatasetError(
@@ -50,34 +50,34 @@ def fetch_dataset(file: DatasetFile, directory: Path, on_progress: Progress) -> 
 
 def _download(file: DatasetFile, partial: Path, on_progress: Progress) -> None:
     """Append the rest of the file to ``partial``, from its beginning where the server cannot resume."""
-    have = _size(partial)
+    num_bytes = _size(partial)
     # Compressed transfer would make the offsets of a resumed download meaningless.
-    headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={have}-"} if have else {})
+    headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={num_bytes}-"} if num_bytes else {})
     with httpx.stream("GET", file.url, headers=headers, timeout=_TIMEOUT, follow_redirects=True) as response:
         if response.status_code == httpx.codes.REQUESTED_RANGE_NOT_SATISFIABLE:
             partial.unlink()  # it is longer than the file there, so that no attempt could ever go on from it
         response.raise_for_status()
         resumes = response.status_code == httpx.codes.PARTIAL_CONTENT
         if not resumes:
-            have = 0
+            num_bytes = 0
         with partial.open("ab" if resumes else "wb") as stream:
             for piece in response.iter_raw():
                 stream.write(piece)
-                have += len(piece)
-                on_progress(have)
-                if have > file.size_bytes:
+                num_bytes += len(piece)
+                on_progress(num_bytes)
+                if num_bytes > file.size_bytes:
                     break
             stream.flush()
             os.fsync(stream.fileno())
 
 
 def _check(file: DatasetFile, partial: Path) -> None:
-    """Refuse what is not the pinned content: a beginning is kept for the next attempt, all else is removed."""
+    """Raise DatasetError for other content than the pinned one; a short file is kept for the next attempt."""
     size = _size(partial)
     if size < file.size_bytes:
         raise DatasetError(
-            f"{file.url} ended after {size} of {file.size_bytes} bytes. What has come is kept; run "
-            f"'benchctl data fetch {file.name}' again to go on"
+            f"{file.url} ended after {size} of {file.size_bytes} bytes. The part fetched so far is kept; run "
+            f"'benchctl data fetch {file.name}' again to continue"
         )
     digest = sha256_of(partial)
     if digest == file.sha256:

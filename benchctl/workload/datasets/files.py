@@ -47,7 +47,7 @@ def data_directory() -> Path:
 
 
 def sha256_of(path: Path) -> str:
-    """Hex sha256 of a file's content; DatasetError where it cannot be read."""
+    """Hex sha256 of a file's content. Raises DatasetError when it cannot be read."""
     try:
         with path.open("rb") as stream:
             return hashlib.file_digest(stream, "sha256").hexdigest()

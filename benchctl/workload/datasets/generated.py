@@ -1,6 +1,6 @@
 """Generated word problems in the manner of GSM8K, with gold answers that are right by construction.
 
-They stand in where GSM8K cannot be had, and are a workload of their own that needs no download. The questions are
+They replace a missing GSM8K file, and are a workload of their own that needs no download. The questions are
 about as long as those of GSM8K (a mean of 46 words there) and vary about as much, and none repeats.
 """
 
@@ -42,7 +42,8 @@ _SCENES: Final = (
     "Everyone is in a good mood.",
 )
 _NUM_SCENES: Final = (0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 3)
-"""How many scenes open a problem: each entry is equally likely. Chosen for a spread of lengths like GSM8K's."""
+"""Numbers of scenes that open a problem: each entry is equally likely. Chosen for a spread of lengths like
+GSM8K's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

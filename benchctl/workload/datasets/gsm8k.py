@@ -43,7 +43,7 @@ def gsm8k_prompts(file: SourceFile, selection: Selection) -> tuple[Prompt, ...]:
 
 
 def gold_answer(solution: str) -> str | None:
-    """What follows the last ``####``, without the commas that group digits; None where nothing does."""
+    """The text after the last ``####``, without the commas that group digits; None without one."""
     _, mark, gold = solution.rpartition("####")
     return gold.strip().replace(",", "") or None if mark else None
 

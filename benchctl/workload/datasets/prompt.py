@@ -1,4 +1,4 @@
-"""A prompt as a dataset gives it, and which rows of a dataset are taken.
+"""Prompts of a dataset, and the selection of its rows.
 
 Each dataset module turns rows into prompts; ``prepare`` turns prompts into requests.
 """
@@ -15,7 +15,7 @@ from benchctl.workload.seeded import named_stream
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """One prompt with what its dataset knows of it. Exactly one of ``messages`` and ``text`` is set."""
+    """One prompt with everything that its dataset records. Exactly one of ``messages`` and ``text`` is set."""
 
     prompt_id: str
     """Stable over selections and sizes, for example ``gsm8k-00017``."""
@@ -33,7 +33,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceFile:
-    """A dataset file that was found; ``dataset`` says what it truly is and holds no path."""
+    """A dataset file on this machine; ``dataset`` is its true source, without a path."""
 
     path: Path
     kind: str
@@ -43,7 +43,7 @@ class SourceFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """Which rows are taken: the first in file order, or a seeded sample.
+    """The selection of rows: the first in file order, or a seeded sample.
 
     Law: more prompts extend the same selection.
     """
@@ -65,13 +65,13 @@ class Selection:
 
         Raises DatasetError when there are fewer.
         """
-        taken: list[Prompt] = []
+        selected: list[Prompt] = []
         for prompt in prompts:
-            taken.append(prompt)
-            if len(taken) == self.num_prompts:
-                return tuple(taken)
+            selected.append(prompt)
+            if len(selected) == self.num_prompts:
+                return tuple(selected)
         raise DatasetError(
-            f"{file.path}: {self.num_prompts} prompts are asked for, but {file.kind} has only {len(taken)} usable "
-            f"rows; set workload.num_prompts to at most {len(taken)}, or take several samples of each prompt "
-            "with workload.samples_per_prompt"
+            f"{file.path}: {self.num_prompts} prompts are asked for, but {file.kind} has only {len(selected)} "
+            f"usable rows; set workload.num_prompts to at most {len(selected)}, or take several samples of each "
+            "prompt with workload.samples_per_prompt"
         )

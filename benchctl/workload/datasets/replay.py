@@ -1,7 +1,7 @@
 """ShareGPT replay: recorded lengths, token ids and arrivals, in the JSON Lines format of LLMServingSim.
 
-Rows hold ``input_toks``, ``output_toks``, ``arrival_time_ns`` and usually ``input_tok_ids``. The text cannot be
-had back without the tokenizer, so each id becomes a word of its own: prompts that shared a prefix still do.
+Rows hold ``input_toks``, ``output_toks``, ``arrival_time_ns`` and usually ``input_tok_ids``. The text cannot
+be restored without the tokenizer, so each id becomes a word of its own: prompts that shared a prefix still do.
 """
 
 from typing import Final
@@ -28,9 +28,9 @@ def replay_prompts(file: SourceFile, selection: Selection) -> tuple[Prompt, ...]
     """The selected requests. Arrivals count from the beginning of the recording, whichever rows are taken."""
     rows: list[ReplayRow] = []
     for number, row in read_jsonl_rows(file.path, ReplayRow):
-        fault = _fault(row)
-        if fault is not None:
-            raise damaged_row(file.path, number, fault)
+        problem = _problem(row)
+        if problem is not None:
+            raise damaged_row(file.path, number, problem)
         rows.append(row)
     prompts = (
         Prompt(
@@ -52,7 +52,7 @@ def _text(row: ReplayRow, index: int, seed: int) -> str:
     return text_from_numbers(row.input_tok_ids)
 
 
-def _fault(row: ReplayRow) -> str | None:
+def _problem(row: ReplayRow) -> str | None:
     if row.input_toks < 1 or row.output_toks < 1:
         return f"lengths are {row.input_toks} and {row.output_toks} tokens; each must be at least 1"
     if row.arrival_time_ns < 0:

@@ -1,4 +1,4 @@
-"""Reading dataset files: every damage names file, place and remedy."""
+"""Rows of dataset files; each error names file, line and remedy."""
 
 from pathlib import Path
 from typing import TypeVar
@@ -24,7 +24,7 @@ def read_bytes(path: Path) -> bytes:
 def read_jsonl_rows(path: Path, kind: type[R]) -> list[tuple[int, R]]:
     """All rows of a JSON Lines file with their line numbers; blank lines are skipped.
 
-    All are read, however few are needed, so that damage anywhere in the file is noticed.
+    All rows are read, however few are needed, to notice damage anywhere in the file.
     """
     decoder = msgspec.json.Decoder(kind)
     rows: list[tuple[int, R]] = []
@@ -34,14 +34,14 @@ def read_jsonl_rows(path: Path, kind: type[R]) -> list[tuple[int, R]]:
         try:
             rows.append((number, decoder.decode(line)))
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            shown = line[:60].decode(errors="replace")
-            raise damaged_row(path, number, f"{error}; the line begins {shown!r}") from error
+            beginning = line[:60].decode(errors="replace")
+            raise damaged_row(path, number, f"{error}; the line begins {beginning!r}") from error
     return rows
 
 
-def damaged_row(path: Path, number: int, fault: str) -> DatasetError:
+def damaged_row(path: Path, number: int, problem: str) -> DatasetError:
     """The error for line ``number`` (from 1) of a dataset file."""
     return DatasetError(
-        f"{path}:{number}: {fault}. The file is damaged or of another format: fetch it again with "
+        f"{path}:{number}: {problem}. The file is damaged or of another format: fetch it again with "
         "'benchctl data fetch', or correct workload.path"
     )

@@ -37,7 +37,7 @@ class Conversation(msgspec.Struct, frozen=True):
 
 
 def sharegpt_prompts(file: SourceFile, selection: Selection) -> tuple[Prompt, ...]:
-    """The selected usable conversations. Lengths are counted only until enough are found."""
+    """The selected usable conversations. Lengths are counted only until enough are selected."""
     content = read_bytes(file.path)
     try:
         rows = msgspec.json.decode(content, type=list[Conversation])
@@ -66,7 +66,7 @@ def _usable(rows: Sequence[Conversation], order: Sequence[int], dataset: str) ->
 
 
 def is_usable(prompt_tokens: int, output_tokens: int) -> bool:
-    """Whether the lengths of a conversation lie within the rules named above."""
+    """True if the lengths of a conversation are within the rules of the module's docstring."""
     return (
         min(prompt_tokens, output_tokens) >= MIN_TOKENS
         and prompt_tokens <= MAX_PROMPT_TOKENS

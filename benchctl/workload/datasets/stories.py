@@ -13,7 +13,7 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cast:
-    """Who and what a problem is about."""
+    """The people and things of a problem."""
 
     a: str
     b: str
@@ -132,13 +132,13 @@ def overtime(cast: Cast, draw: random.Random) -> Draft:
 
 def reading_plan(cast: Cast, draw: random.Random) -> Draft:
     per_day, days = draw.randint(8, 40), draw.randint(3, 9)
-    left, wanted = draw.randint(2, 8), draw.randint(6, 45)
-    pages = per_day * days + left * wanted
+    left, pace = draw.randint(2, 8), draw.randint(6, 45)
+    pages = per_day * days + left * pace
     text = (
         f"A novel from the library has {pages} pages. {cast.a} reads {per_day} pages a day for {days} days. The "
         f"book is due in {left} days. How many pages a day must {cast.a} read from now on to finish it on time?"
     )
-    return text, wanted
+    return text, pace
 
 
 def leaking_tank(cast: Cast, draw: random.Random) -> Draft:
@@ -209,12 +209,12 @@ def club_budget(cast: Cast, draw: random.Random) -> Draft:
 
 
 def shell_hunt(cast: Cast, draw: random.Random) -> Draft:
-    found, more, times = draw.randint(4, 40), draw.randint(3, 25), draw.randint(2, 5)
+    shells, more, times = draw.randint(4, 40), draw.randint(3, 25), draw.randint(2, 5)
     text = (
-        f"On the beach {cast.a} found {found} shells. {cast.b} found {more} more than {cast.a}, and {cast.c} found "
-        f"{times} times as many as {cast.b}. How many shells did they find in total?"
+        f"On the beach {cast.a} found {shells} shells. {cast.b} found {more} more than {cast.a}, and {cast.c} "
+        f"found {times} times as many as {cast.b}. How many shells did they find in total?"
     )
-    return text, found + (found + more) * (1 + times)
+    return text, shells + (shells + more) * (1 + times)
 
 
 def gift_ribbon(cast: Cast, draw: random.Random) -> Draft:

@@ -1,10 +1,10 @@
-"""How many tokens a text is, by a rule that needs no tokenizer files.
+"""Token counts of texts, by a rule that needs no tokenizer files.
 
-The rule follows the shape of byte-pair tokenizers of the Qwen and Llama 3 family: a word takes the blank before
-it along, every digit is a token, runs of punctuation and of line ends are tokens, and a blank before a digit is
+The rule follows the shape of byte-pair tokenizers of the Qwen and Llama 3 family: a word includes the blank before
+it, every digit is a token, runs of punctuation and of line ends are tokens, and a blank before a digit is
 one of its own. A word longer than eight letters counts once for every eight letters begun. On the GSM8K test
 questions with a one-line instruction this gives 104.6 tokens for a chat prompt, where the model's own tokenizer
-is known to give 102 to 106. It is an estimate: the count that an engine reports in ``usage`` stands above it.
+is known to give 102 to 106. It is an estimate: the count that an engine reports in ``usage`` takes precedence.
 """
 
 import re

@@ -16,7 +16,7 @@ from benchctl.analysis.attribution.estimate import PairDesign, estimate_levels, 
 from benchctl.analysis.attribution.factors import logarithmic_mean
 from benchctl.analysis.attribution.latency import split_latency
 from benchctl.analysis.attribution.roofline import Floor, WorkModel, floor_of
-from benchctl.analysis.attribution.run_time import Latency, RunAnatomy, SizedSteps, SizeKey
+from benchctl.analysis.attribution.run_time import Latency, RunTimeBreakdown, SizedSteps, SizeKey
 from benchctl.analysis.attribution.steps import split_batches
 from benchctl.costs.hardware import hardware_for
 from benchctl.costs.shapes import shape_for
@@ -47,11 +47,11 @@ latencies = st.dictionaries(
 )
 
 
-def anatomy(
+def run_time(
     *, sizes: dict[SizeKey, tuple[int, float]] | None = None, latencies: dict[str, Latency] | None = None
-) -> RunAnatomy:
+) -> RunTimeBreakdown:
     steps = {key: SizedSteps(*value) for key, value in (sizes or {}).items()}
-    return RunAnatomy(
+    return RunTimeBreakdown(
         run_id="r",
         wall_s=1.0,
         output_tokens=1,
@@ -122,7 +122,7 @@ def test_shares_of_the_logarithm_add_up_to_the_difference(a: float, b: float) ->
 @settings(deadline=None)
 @given(st.lists(sizes, min_size=4, max_size=5))
 def test_batches_and_their_times_make_the_difference_of_the_steps(given_sizes: Any) -> None:
-    a, b = ([anatomy(sizes=one) for one in side] for side in (given_sizes[:2], given_sizes[2:]))
+    a, b = ([run_time(sizes=one) for one in side] for side in (given_sizes[:2], given_sizes[2:]))
     found = split_batches(a, b, design_of(a, b))
     assert_adds_up(found.whole, (found.batches, found.same_batch))
     assert math.fsum(b.a_share for b in found.bins) == pytest.approx(1)
@@ -132,7 +132,7 @@ def test_batches_and_their_times_make_the_difference_of_the_steps(given_sizes: A
 @given(sizes)
 def test_the_same_batches_at_other_times_are_no_difference_of_batches(given_sizes: Any) -> None:
     slower = {key: (count, 2 * total_s) for key, (count, total_s) in given_sizes.items()}
-    found = split_batches([anatomy(sizes=given_sizes)], [anatomy(sizes=slower)], PairDesign(is_paired=True))
+    found = split_batches([run_time(sizes=given_sizes)], [run_time(sizes=slower)], PairDesign(is_paired=True))
     assert found.batches.added_s == pytest.approx(0, abs=1e-12)
     assert found.same_batch.added_s == pytest.approx(found.whole.added_s)
 
@@ -140,7 +140,7 @@ def test_the_same_batches_at_other_times_are_no_difference_of_batches(given_size
 @settings(deadline=None)
 @given(latencies, latencies)
 def test_first_token_tokens_and_time_per_token_make_the_difference_of_the_latency(a: Any, b: Any) -> None:
-    found = split_latency([anatomy(latencies=a)], [anatomy(latencies=b)], PairDesign(is_paired=True))
+    found = split_latency([run_time(latencies=a)], [run_time(latencies=b)], PairDesign(is_paired=True))
     if not a.keys() & b.keys():
         assert found is None
         return
@@ -153,7 +153,7 @@ def test_first_token_tokens_and_time_per_token_make_the_difference_of_the_latenc
 
 def test_more_tokens_at_the_same_pace_are_a_difference_of_tokens_alone() -> None:
     a, b = {"r0": Latency(1.0, 0.0, 0.0)}, {"r0": Latency(1.5, 6.0, 3.0)}
-    found = split_latency([anatomy(latencies=a)], [anatomy(latencies=b)], PairDesign(is_paired=True))
+    found = split_latency([run_time(latencies=a)], [run_time(latencies=b)], PairDesign(is_paired=True))
     assert found is not None
     assert [part.added_s for part in found.parts] == pytest.approx([0.5, 6.0, 0.0])
 

@@ -9,7 +9,7 @@ from support.results.builders import edit_run
 from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.attribution.factors import logarithmic_mean
 from benchctl.analysis.compare.compare import CompareOptions, Side, compare_sides
-from benchctl.analysis.experiment.ladder import what_differs
+from benchctl.analysis.experiment.ladder import describe_difference
 from benchctl.measure.experiment import Listener, create_experiment, run_experiment
 from benchctl.measure.result_directory import Origin
 from benchctl.profile.load import load_profile
@@ -109,5 +109,5 @@ def test_the_whole_of_a_ladder_is_what_compare_shows_of_its_two_ends(path):
 
 def test_neighbours_that_differ_in_nothing_say_so():
     settings = variant_settings(load_profile("aa"), "again", {})
-    assert what_differs(settings, settings) == "nothing"
-    assert what_differs(None, settings) == "unknown"
+    assert describe_difference(settings, settings) == "nothing"
+    assert describe_difference(None, settings) == "unknown"

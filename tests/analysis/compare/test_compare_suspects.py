@@ -13,12 +13,11 @@ from typer.testing import CliRunner
 import benchctl.measure
 from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.compare.compare import CompareOptions, compare_sides, parse_side
-from benchctl.analysis.validity.client_guard import CLIENT_DOUBTS
-from benchctl.analysis.validity.severity import DECIDING_WARNINGS
 from benchctl.cli.commands.compare import compare as compare_command
 from benchctl.records.record import ResultWarning
 from benchctl.records.request import RequestError
 from benchctl.records.run import RunFailure
+from benchctl.records.warning_codes import CLIENT_SUSPECT_CODES, SUSPECT_CODES
 
 SEVEN = ({"baseline": 1.0, "guided": 1.0},) * 7
 GUIDED = "001-b0-guided-top_k5"
@@ -50,7 +49,7 @@ def _results(tmp_path):
     return write_results(tmp_path / "r", block_factors=SEVEN)
 
 
-@pytest.mark.parametrize("code", sorted(DECIDING_WARNINGS - CLIENT_DOUBTS - {"check-failed"}))
+@pytest.mark.parametrize("code", sorted(SUSPECT_CODES - CLIENT_SUSPECT_CODES - {"check-failed"}))
 def test_a_suspect_run_counts_if_asked_for_whatever_made_it_suspect(results, code):
     suspect(results, GUIDED, code)
     left_out, counted = compare(results), compare(results, allow_suspect=True)
@@ -59,7 +58,7 @@ def test_a_suspect_run_counts_if_asked_for_whatever_made_it_suspect(results, cod
     assert messages(counted, code) == [f"{code} it was"]
 
 
-@pytest.mark.parametrize("code", sorted(CLIENT_DOUBTS))
+@pytest.mark.parametrize("code", sorted(CLIENT_SUSPECT_CODES))
 def test_where_the_client_is_in_doubt_its_times_do_not_count_and_those_of_the_server_do(results, code):
     suspect(results, GUIDED, code)
     left_out, counted = compare(results), compare(results, allow_suspect=True)
@@ -181,5 +180,5 @@ def test_table_markdown_and_document_show_that_suspect_runs_count(results):
 def test_every_code_with_which_a_measurement_doubts_itself_is_known():
     room = Path(next(iter(benchctl.measure.__path__)))
     said = {code for file in room.rglob("*.py") for code in re.findall(r'\.suspect\("([\w-]+)"', file.read_text())}
-    assert {"failed-requests", "warmup-failed"} <= said <= DECIDING_WARNINGS
-    assert CLIENT_DOUBTS < DECIDING_WARNINGS
+    assert {"failed-requests", "warmup-failed"} <= said <= SUSPECT_CODES
+    assert CLIENT_SUSPECT_CODES < SUSPECT_CODES

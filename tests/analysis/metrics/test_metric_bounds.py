@@ -15,7 +15,7 @@ from benchctl.analysis.compare.compare import CompareOptions, compare_sides, par
 from benchctl.analysis.metrics.bounds import MARK, TIMES_BOUNDED, metric_bounds, run_bounds
 from benchctl.analysis.metrics.run_metrics import run_metrics
 from benchctl.analysis.summary.load_figures import FiguresInPassing
-from benchctl.analysis.validity.client_guard import client_doubts, client_warnings
+from benchctl.analysis.validity.client_guard import client_suspect_warnings, client_warnings
 from benchctl.interop.writers.vllm import vllm_result
 from benchctl.measure.single_load.evidence import LoadEvidence
 from benchctl.records.request import ChoiceRecord, RequestRecord
@@ -158,7 +158,7 @@ def test_the_truth_lies_within_the_bounds_or_close_to_what_is_said(streams):
 
 def test_a_run_says_which_of_its_metrics_rest_on_bounds_and_counts():
     run = run_of(load_with(20), HELD_UP)
-    assert codes(client_doubts(run, closed(4))) == []
+    assert codes(client_suspect_warnings(run, closed(4))) == []
     (warning,) = [w for w in client_warnings(run, closed(4)) if w.code == TIMES_BOUNDED]
     assert "p99_ttft_ms lies in 17 to 57 ms" in warning.message
     assert "p50_ttft_ms" not in warning.message
@@ -166,7 +166,7 @@ def test_a_run_says_which_of_its_metrics_rest_on_bounds_and_counts():
 
 def test_a_client_that_reads_most_arrivals_late_makes_the_whole_run_suspect():
     always = [stream(i, [60, 60, 60, 120, 120, 120, 180, 180, 180]) for i in range(60)]
-    assert codes(client_doubts(run_of(always, HELD_UP), closed(4))) == ["arrival-times-unreliable"]
+    assert codes(client_suspect_warnings(run_of(always, HELD_UP), closed(4))) == ["arrival-times-unreliable"]
 
 
 def test_of_a_long_load_every_first_token_is_kept_and_a_part_of_the_rest():

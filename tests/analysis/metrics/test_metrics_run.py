@@ -221,4 +221,4 @@ def test_output_past_an_end_that_nobody_measured_is_unknown(results):
     run = load_results(results.path).runs[0]
     assert run_metrics(run)["past_eos_frac"] is None
     said = unavailable_reason(run, "past_eos_frac")
-    assert said == "n/a (needs natural lengths: stop forced-natural, or workload.lengths_from)"
+    assert said == "n/a (needs natural lengths: stop replay-natural, or workload.lengths_from)"

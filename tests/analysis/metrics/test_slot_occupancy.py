@@ -11,7 +11,7 @@ from benchctl.analysis.metrics.offered_load import ClientAccount, load_metrics, 
 from benchctl.analysis.metrics.run_metrics import run_metrics
 from benchctl.analysis.metrics.slot_occupancy import slot_occupancy
 from benchctl.analysis.summary.load_figures import FiguresInPassing
-from benchctl.analysis.validity.client_guard import client_doubts
+from benchctl.analysis.validity.client_guard import client_suspect_warnings
 from benchctl.profile.workload import Arrival
 from benchctl.records.request import RequestError
 from benchctl.report.text.load_report import totals_table
@@ -141,7 +141,7 @@ def test_reading_late_does_not_hide_empty_slots(load, late_ms):
 
 
 def doubts(records, num_slots):
-    return client_doubts(run_of(records), closed(num_slots))
+    return client_suspect_warnings(run_of(records), closed(num_slots))
 
 
 def test_slots_that_stand_empty_for_more_than_a_hundredth_make_a_run_suspect():
@@ -192,13 +192,13 @@ def capped(lag_ms):
 
 
 def test_who_waits_for_a_slot_under_a_cap_is_late_from_when_it_is_free():
-    assert client_doubts(run_of(capped(0.5)), CAPPED) == ()
-    assert codes(client_doubts(run_of(capped(9.0)), CAPPED)) == ["sends-delayed"]
+    assert client_suspect_warnings(run_of(capped(0.5)), CAPPED) == ()
+    assert codes(client_suspect_warnings(run_of(capped(9.0)), CAPPED)) == ["sends-delayed"]
 
 
 def test_under_a_cap_that_was_never_met_a_connection_that_opens_late_is_the_client_s():
     late = [sent(i, 10 * i, 6.0, connect_ms=5.9, lasts_ms=1.0) for i in range(200)]
-    assert codes(client_doubts(run_of(late), CAPPED)) == ["sends-delayed"]
+    assert codes(client_suspect_warnings(run_of(late), CAPPED)) == ["sends-delayed"]
 
 
 def test_what_the_server_met_of_a_load_is_told_in_its_own_unit():

@@ -13,8 +13,8 @@ from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.compare.compare import CompareOptions, Side, compare_sides
 from benchctl.analysis.experiment.experiment import load_experiment
 from benchctl.analysis.experiment.stopping import num_looks_of, take_look, widest
+from benchctl.analysis.planning.stopping_rule import look_blocks, stopping_rule
 from benchctl.analysis.statistics.block_ratio import estimate_paired
-from benchctl.analysis.statistics.stopping_rule import look_blocks, stopping_rule
 from benchctl.errors import ProfileError
 from benchctl.profile.load import load_profile
 from benchctl.records.directory import ResultDirectory

@@ -14,14 +14,14 @@ from benchctl.analysis.validity import bunching
 from benchctl.analysis.validity.bunching import (
     BUNCHED_FRAC,
     UNEVEN_STEPS,
-    bunching_doubts,
+    bunching_warnings,
 )
-from benchctl.analysis.validity.severity import DECIDING_WARNINGS
 from benchctl.records.columns.step_columns import columns_from
 from benchctl.records.loaded import load_results
 from benchctl.records.request import ChoiceRecord, RequestRecord
 from benchctl.records.samples import ClientSample
 from benchctl.records.step import StepRecord
+from benchctl.records.warning_codes import SUSPECT_CODES
 
 STEP_NS = 4_000_000
 
@@ -187,13 +187,13 @@ def bunch(results):
 
 
 def doubts_of(results):
-    return [doubt.code for doubt in bunching_doubts(load_results(results.path).runs[0])]
+    return [doubt.code for doubt in bunching_warnings(load_results(results.path).runs[0])]
 
 
 def test_a_bunched_run_says_that_the_steps_carry_the_truth(results):
     assert doubts_of(results) == []
     bunch(results)
-    (doubt,) = bunching_doubts(load_results(results.path).runs[0])
+    (doubt,) = bunching_warnings(load_results(results.path).runs[0])
     assert doubt.code == "client-bunching"
     assert "step metrics carry the truth" in doubt.message
 
@@ -209,7 +209,7 @@ def test_a_bunched_run_without_steps_says_what_is_left(results):
         )
 
     edit_requests(results, results.runs()[0].path.name, spread)
-    (doubt,) = bunching_doubts(load_results(results.path).runs[0])
+    (doubt,) = bunching_warnings(load_results(results.path).runs[0])
     assert "wall time and throughput hold" in doubt.message
 
 
@@ -242,23 +242,23 @@ def run_of(results, requests, client):
 @pytest.mark.parametrize("size", [2, 4, 16])
 def test_a_server_that_always_writes_as_many_chunks_at_once_is_told_and_not_distrusted(results, size):
     run = run_of(results, [coalesced(r, size) for r in range(4)], lagging(200_000))
-    (note,) = bunching_doubts(run)
+    (note,) = bunching_warnings(run)
     assert note.code == "server-coalescing"
-    assert note.code not in DECIDING_WARNINGS
+    assert note.code not in SUSPECT_CODES
     assert f"writes {size} chunks of an answer at once: times of arrivals are right" in note.message
 
 
 def test_a_client_that_was_never_in_time_proves_no_choice_of_the_server(results):
     run = run_of(results, [coalesced(r, 4) for r in range(4)], lagging(9 * 10**6))
-    assert [doubt.code for doubt in bunching_doubts(run)] == ["client-bunching"]
+    assert [doubt.code for doubt in bunching_warnings(run)] == ["client-bunching"]
 
 
 def test_whoever_made_the_bursts_is_asked_for_processors(results):
     irregular = [request_of(r, in_bursts(64, 3 + r % 5)) for r in range(8)]
-    (doubt,) = bunching_doubts(run_of(results, irregular, lagging(200_000)))
+    (doubt,) = bunching_warnings(run_of(results, irregular, lagging(200_000)))
     assert doubt.message.endswith("so that the server sent them so: free processors for it")
     late = [coalesced(r, 3 + r % 5, late_ns=2 * 10**6) for r in range(8)]
-    (doubt,) = bunching_doubts(run_of(results, late, lagging(40 * 10**6)))
+    (doubt,) = bunching_warnings(run_of(results, late, lagging(40 * 10**6)))
     assert doubt.message.endswith("waited for the client to read: free processors for the client")
 
 

@@ -191,7 +191,7 @@ def test_natural_stops_have_no_declared_length(results):
 
 
 def test_outputs_forced_to_their_natural_length_have_a_declared_one(results):
-    edit_manifest(results, stop="forced-natural")
+    edit_manifest(results, stop="replay-natural")
     assert checks_of(results, GUIDED)["forced-stop"].ok is True
 
 

@@ -3,8 +3,8 @@
 from support.results.builders import edit_run, write_results
 
 from benchctl.analysis.analyzed import analyze_directory
-from benchctl.analysis.validity.severity import DECIDING_WARNINGS, by_severity
 from benchctl.records.record import ResultWarning
+from benchctl.records.warning_codes import SUSPECT_CODES, by_severity
 from benchctl.report.text.tables import footnotes
 
 
@@ -27,7 +27,7 @@ def test_what_makes_a_run_suspect_comes_first_and_what_is_merely_absent_last():
 
 
 def test_every_doubt_comes_before_a_code_that_nobody_has_heard_of():
-    for code in DECIDING_WARNINGS:
+    for code in SUSPECT_CODES:
         assert [warning.code for warning in by_severity(warnings("new", code))] == [code, "new"]
 
 

@@ -263,24 +263,24 @@ def test_a_place_where_nothing_can_be_written_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--hidden", "100", "--heads", "6"], "--hidden 100 does not divide among --heads 6"),
+        (["--hidden", "100", "--heads", "6"], "--hidden 100 is not divisible by --heads 6"),
         (["--heads", "4", "--kv-heads", "3"], "kv_heads must divide q_heads"),
         (["--hidden", "12", "--heads", "4"], "cannot be rotated in pairs"),
         (["--vocab", "100"], "vocab is 100; it must be from 259"),
         (["--gguf", "--no-weights"], "--gguf and --no-weights contradict"),
         (
             ["--shape", "qwen2.5-0.5b", "--layers", "2"],
-            "--shape gives all dimensions and does not go with --layers",
+            "--shape sets all dimensions and excludes --layers",
         ),
         (["--shape", "qwen2.5-0.6b"], "did you mean qwen2.5-0.5b"),
         (["--shape", "lvm-a-b-qwen2.5-0.5b"], "has a value head"),
         (["--arch", "gpt2"], "'gpt2' is not one of"),
-        (["--value-layers", "1"], "--value-layers: describes a value model; add --value-model"),
+        (["--value-layers", "1"], "--value-layers: only for a value model; add --value-model"),
         (["--value-model", "--gguf"], "--gguf and --value-model contradict"),
         (["--value-model", "--constant-value", "1"], "must lie strictly between 0"),
         (
             ["--value-model", "--value-layers", "1", "--value-shape", "qwen2.5-0.5b"],
-            "does not go with --value-layers",
+            "excludes --value-layers",
         ),
     ],
 )

@@ -34,7 +34,7 @@ def test_filters_of_a_guided_request_are_moved_to_where_they_are_applied_once():
     assert asked.filters == (0, 1.0, 0.0)
     request = guided_request(asked)
     assert (request.top_k, request.top_p, request.min_p) == (5, 0.9, 0.01)
-    assert (request.params.mode, request.params.scale) == ("centered_exp", -3.0)
+    assert (request.params.mode, request.params.value_scale) == ("centered_exp", -3.0)
     assert asked.extra_args["session"] == "a"
 
 

@@ -109,7 +109,7 @@ def test_suspect_runs_are_an_invalid_measurement(tmp_path):
     done = benchctl(tmp_path, "truncate", *SMALL)
     assert done.returncode == 4, done.stderr
     assert "runs are suspect (failed-requests in " in done.stderr
-    assert "): what they measured is not to be relied on; see Notes" in done.stderr
+    assert "): their results are not reliable; see Notes" in done.stderr
     assert {run.state for run in records_of(tmp_path, "baseline")} == {"suspect"}
 
 

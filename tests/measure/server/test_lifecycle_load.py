@@ -7,7 +7,7 @@ import threading
 import time
 
 import pytest
-from support.servers.paced_engine import planned, profile, request
+from support.servers.paced_engine import planned, profile, request, send
 from support.servers.stubborn_engine import CORE, StubbornEngine, launch, processes_of, wait_until
 
 from benchctl.load.tally import Activity
@@ -137,10 +137,12 @@ def test_a_server_that_is_stopped_by_a_signal_hangs_and_is_ended_all_the_same(tm
 
 
 def test_silence_counts_from_the_last_byte_or_from_the_oldest_open_request():
-    assert silence_ns(Activity(num_open=0, heard_ns=5), 100) == 0
+    assert silence_ns(Activity(num_open=0, last_arrival_ns=5), 100) == 0
     assert silence_ns(Activity(num_open=1, oldest_sent_ns=40), 100) == 60
-    assert silence_ns(Activity(num_open=2, oldest_sent_ns=30, heard_ns=70), 100) == 30
-    assert silence_ns(Activity(num_open=1, oldest_sent_ns=90, heard_ns=20), 100) == 10  # nobody waited before
+    assert silence_ns(Activity(num_open=2, oldest_sent_ns=30, last_arrival_ns=70), 100) == 30
+    assert (
+        silence_ns(Activity(num_open=1, oldest_sent_ns=90, last_arrival_ns=20), 100) == 10
+    )  # nobody waited before
 
 
 @pytest.mark.parametrize(
@@ -164,7 +166,7 @@ def test_a_polite_but_early_end_is_a_failure_of_the_request(tmp_path, how, kind,
                 asked = request(0, max_tokens=4, **how)
                 spoken = StubbornEngine(truth=tmp_path).request_call(asked, None)
                 call = Call(request=asked, path=spoken.path, headers=spoken.headers, body=spoken.body)
-                return await (await client.exchange(call, 0)).record()
+                return await (await send(client, call, 0)).record()
 
     record = asyncio.run(ask())
     assert record.status == 200

@@ -10,11 +10,11 @@ from support.servers.stubborn_engine import CORE, launch, wait_until
 
 from benchctl.errors import ServerStartError
 from benchctl.load.transport.client import StreamClient
+from benchctl.measure.server.failure import Shortage
 from benchctl.measure.server.log import ServerLog
 from benchctl.measure.server.port import is_free
 from benchctl.measure.server.process import is_alive
 from benchctl.measure.server.server import ServerProcess
-from benchctl.measure.server.shortage import Shortage
 
 
 async def wait_ready(server, how):
@@ -37,7 +37,7 @@ def test_what_a_starting_server_says_is_passed_on(tmp_path):
 def test_a_server_that_says_it_will_never_serve_and_lives_on_is_ended_at_once(tmp_path):
     how = launch(tmp_path, "--port-taken", ready_s=60.0)
     began = time.monotonic()
-    with pytest.raises(ServerStartError, match=r"lives on but will never be ready \(port-taken\)") as caught:
+    with pytest.raises(ServerStartError, match=r"is alive but will never be ready \(port-taken\)") as caught:
         start(how)
     assert caught.value.cause == "port-taken"
     assert time.monotonic() - began < 20
@@ -139,21 +139,19 @@ def test_a_server_that_logs_into_a_full_device_is_ended_and_told_like_any_other(
         start(full)
 
 
-def test_the_kernel_s_own_count_says_whether_memory_ran_out(tmp_path, monkeypatch):
+def test_the_kernel_s_own_count_says_whether_memory_ran_out(tmp_path):
     counters = tmp_path / "vmstat"
-    monkeypatch.setattr("benchctl.measure.server.shortage._COUNTERS", counters)
     counters.write_text("nr_free_pages 7\noom_kill 3\n")
-    shortage = Shortage(tmp_path)
+    shortage = Shortage(tmp_path, counters=counters)
     assert shortage.diagnosis() is None
     counters.write_text("nr_free_pages 7\noom_kill 4\n")
     assert shortage.diagnosis().cause == "out-of-memory"
     counters.unlink()
-    assert Shortage(tmp_path).diagnosis() is None
+    assert Shortage(tmp_path, counters=counters).diagnosis() is None
 
 
-def test_a_disk_without_room_for_a_log_is_the_cause(tmp_path, monkeypatch):
-    shortage = Shortage(tmp_path)
-    monkeypatch.setattr("benchctl.measure.server.shortage._ROOM_BYTES", 1 << 62)
+def test_a_disk_without_room_for_a_log_is_the_cause(tmp_path):
+    shortage = Shortage(tmp_path, log_room_bytes=1 << 62)
     assert shortage.diagnosis().cause == "disk"
 
 

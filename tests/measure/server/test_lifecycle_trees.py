@@ -146,7 +146,7 @@ def test_a_semaphore_is_known_although_it_was_mapped_under_another_name():
     segments = Segments()
     semaphore = multiprocessing.get_context("spawn").Semaphore()
     try:
-        (segment,) = segments.look([psutil.Process().pid])
+        (segment,) = segments.scan([psutil.Process().pid])
         assert segment.path == f"/dev/shm/sem.{semaphore._semlock.name.strip('/')}"
         assert segments.remove() == (segment.path,)  # we live and have it: it stays
     finally:
@@ -160,7 +160,7 @@ def test_a_segment_that_was_there_before_the_server_is_never_its_own(tmp_path):
     try:
         segments = Segments()
         with old.open("rb"):
-            assert not segments.look([psutil.Process().pid])
+            assert not segments.scan([psutil.Process().pid])
         assert segments.remove() == ()
         assert old.exists()
     finally:

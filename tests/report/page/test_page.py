@@ -4,10 +4,12 @@ import html
 import json
 import math
 import re
+from html.parser import HTMLParser
 from importlib.resources import files
 from statistics import fmean, stdev
 
 import pytest
+from jinja2 import UndefinedError
 from scipy.stats import t as student
 from support.cli import benchctl
 from support.results import builders
@@ -17,8 +19,8 @@ from benchctl.analysis.compare.compare import CompareOptions, Side, compare_side
 from benchctl.analysis.compare.text import change_text
 from benchctl.records.run import RunFailure
 from benchctl.report.page.build import directory_page, sides_page
-from benchctl.report.page.html import dormant_script, el, embedded_json, script
 from benchctl.report.page.parts.waterfall import from_decomposition, from_sections
+from benchctl.report.page.render import closed, inert_json, render_page
 
 FACTORS = [{"baseline": 1 + 0.01 * (i % 3), "guided": 1 + 0.013 * (i % 4)} for i in range(6)]
 
@@ -125,18 +127,59 @@ def test_writing_the_page_again_gives_the_same_bytes(page, directory):
     assert directory_page(analyze_directory(directory)) == page
 
 
-def test_text_that_looks_like_markup_stays_text_everywhere():
-    bad = "</script><img src=x onerror=alert(1)>\u2028'\""
-    element = el("p", bad, el("b", bad), title=bad, data_x=bad)
-    assert "<img" not in element
-    assert html.unescape(element).count(bad) == 4
-    embedded = embedded_json("x", {"text": bad})
-    assert embedded.lower().count("</script") == 1
-    assert "<img" not in embedded
-    assert json.loads(embedded.partition(">")[2].rpartition("</script>")[0])["text"] == bad
-    for make in (script, lambda code: dormant_script("x", code)):
-        with pytest.raises(ValueError, match="cannot be put into a page"):
-            make("let a = '</ScRiPt>'")
+class Elements(HTMLParser):
+    """The names of all elements and attributes of a page."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.names = set()
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        self.names |= {tag, *(name for name, _ in attrs)}
+
+
+HOSTILE = '</script><img src=x onerror=alert(1)>\u2028\'" data-x=" {{ 7 * 7 }} {% raw %} {# none #} &amp;'
+
+
+def test_names_that_look_like_markup_or_templates_stay_text_everywhere(tmp_path):
+    results = builders.write_results(tmp_path, block_factors=FACTORS[:2])
+    builders.edit_manifest(results, profile=HOSTILE, label=HOSTILE, dataset=HOSTILE, argv=["benchctl", HOSTILE])
+    for run in results.runs():
+        builders.edit_run(
+            results, run.path.name, engine_version=HOSTILE, argv=[HOSTILE], effective_config={"model": HOSTILE}
+        )
+    run_id = results.runs()[1].path.name
+    builders.edit_run(results, run_id, state="failed", failure=RunFailure(cause=HOSTILE, message=HOSTILE))
+    page = directory_page(analyze_directory(tmp_path))
+    names = Elements(page).names
+    assert {"h1", "table", "svg", "details", "title"} <= names
+    assert names & {"img", "onerror", "data-x"} == set()
+    shown = html.unescape(re.sub(r"<[^>]+>", " ", re.sub(r"<(script|style)\b.*?</\1>", "", page, flags=re.DOTALL)))
+    assert shown.count(HOSTILE) >= 8
+    assert data_of(page)["directories"][0]["profile"] == HOSTILE
+
+
+def test_a_cell_with_a_name_like_markup_stays_text_in_attributes_too(tmp_path):
+    builders.write_results(tmp_path, block_factors=FACTORS[:2], cells=[{"top_k": 5, "value_model": HOSTILE}])
+    page = directory_page(analyze_directory(tmp_path))
+    assert Elements(page).names & {"img", "onerror", "data-x"} == set()
+    spoken = html.unescape(re.search(r'aria-label="(step_ms in [^"]*)"', page)[1])
+    assert "<img src=x onerror=alert(1)>" in spoken
+    assert "{{ 7 * 7 }} {% raw %} {# none #} &amp;" in spoken
+
+
+def test_data_and_scripts_cannot_end_their_element():
+    document = inert_json({"text": HOSTILE})
+    assert "<" not in document
+    assert json.loads(document)["text"] == HOSTILE
+    with pytest.raises(ValueError, match="cannot be put into a page"):
+        closed("let a = '</ScRiPt>'", "script")
+
+
+def test_a_template_without_one_of_its_values_is_an_error():
+    with pytest.raises(UndefinedError, match="'version' is undefined"):
+        render_page({})
 
 
 def test_a_directory_with_one_variant_says_that_there_is_nothing_to_compare(tmp_path):
@@ -202,8 +245,8 @@ def test_waterfalls_add_up_to_what_the_other_side_takes(directory):
             assert fall.start + sum(step.added for step in fall.falls) == pytest.approx(fall.end)
 
 
-def test_style_and_script_are_files_of_the_package():
-    for name in ("page.css", "page.js"):
+def test_style_script_and_templates_are_files_of_the_package():
+    for name in ("page.css", "page.js", "templates/page.html"):
         assert (files("benchctl.report.page") / name).is_file()
 
 

@@ -50,7 +50,7 @@ def said_in(page: str) -> str:
 def test_worse_answers_stand_on_the_page_with_both_accuracies_and_the_difference(tmp_path: Path) -> None:
     """20 of 60 questions are answered worse in each of 6 blocks, so that 240 texts of 360 are alike."""
     said = said_in(page_of(written(tmp_path / "r").path))
-    assert said.startswith("What is answered top_k=5 regression decides nothing: no margin of quality was set ")
+    assert said.startswith("Answers top_k=5 regression decides nothing: no margin of quality was set ")
     assert f"Accuracy 100.0 % against 66.7 %: {MINUS}33.3 points [{MINUS}" in said
     assert "60 questions (20 better in A, 0 in B)" in said
     assert "judge numeric 1" in said

@@ -107,11 +107,11 @@ def guided(p: Row, v: Row, z: Row, params: Mapping[str, Any], generated: int = 0
     if params["value_min"] is not None and mean(p, v) < params["value_min"]:
         return list(p)
     if target is None and params["target_length"] is not None:
-        spent = generated if params["length_mode"] == "total" else 0
+        spent = generated if params["target_length_mode"] == "total" else 0
         target = 1 - gamma ** max(params["target_length"] - spent, 0)
     if target is not None:
-        return constrained(p, v, constraint=params["constraint"], target=target, gamma=gamma)
-    mode, scale = params["mode"], params["scale"]
+        return constrained(p, v, constraint=params["value_constraint"], target=target, gamma=gamma)
+    mode, scale = params["mode"], params["value_scale"]
     if mode in ("centered_exp", "value_bias"):
         return tilted(p, v if mode == "centered_exp" else z, scale)
     if max(v) - min(v) < 1e-8 or scale == 1:

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from benchctl.engines.sglang_lenvm.options import SglangLenvmOptions
-from benchctl.profile.model import Guidance, Profile, Sampling, VariantSettings
+from benchctl.profile.guidance import Guidance
+from benchctl.profile.model import Profile, Sampling, VariantSettings
 
 SERVER = Path(__file__).parent / "programs" / "lenvm_server.py"
 

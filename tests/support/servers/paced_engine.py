@@ -1,5 +1,6 @@
 """An engine that starts ``programs/paced_server.py``, and what measuring it needs."""
 
+import asyncio
 import json
 import os
 import sys
@@ -12,7 +13,9 @@ from typing import Any
 import msgspec
 
 from benchctl.engines.engine import Diagnosis, LaunchSite, raw_step_log
-from benchctl.load.transport.exchange import Call
+from benchctl.load.transport.client import StreamClient
+from benchctl.load.transport.exchange import Call, Exchange
+from benchctl.load.transport.failures import CANCELLED
 from benchctl.measure.server.port import choose_port
 from benchctl.measure.server.server import Launch
 from benchctl.profile.model import Profile, Timeouts
@@ -149,3 +152,17 @@ def call(asked: PreparedRequest, *, is_warmup: bool = False) -> Call:
     """``asked`` in the paced server's dialect, ready to be sent."""
     spoken = PacedEngine(truth=Path()).request_call(asked, None)
     return Call(request=asked, path=spoken.path, headers=spoken.headers, body=spoken.body, is_warmup=is_warmup)
+
+
+async def send(client: StreamClient, call: Call, scheduled_ns: int) -> Exchange:
+    """Send ``call`` as soon as its connection is open, and receive the stream."""
+    ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    exchange = client.begin(call, lambda _: None if ended.done() else ended.set_result(None))
+    exchange.scheduled_ns = scheduled_ns
+    client.launch(exchange)
+    try:
+        await ended
+    except asyncio.CancelledError:
+        client.stop(exchange, CANCELLED)
+        raise
+    return exchange

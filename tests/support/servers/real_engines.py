@@ -12,14 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from benchctl.analysis.validity.client_guard import CLIENT_DOUBTS
-from benchctl.analysis.validity.severity import DECIDING_WARNINGS
 from benchctl.costs.shapes import ModelShape
 from benchctl.engines.environment import engines_directory
 from benchctl.engines.tiny_models.make import make_model
 from benchctl.engines.tiny_models.recipe import Recipe
 from benchctl.records.directory import ResultDirectory, cell_name
 from benchctl.records.loaded import LoadedResults, load_results
+from benchctl.records.warning_codes import CLIENT_SUSPECT_CODES, SUSPECT_CODES
 
 
 def needs(kind: str) -> pytest.MarkDecorator:
@@ -86,9 +85,9 @@ def assert_ended(done: subprocess.CompletedProcess[str], results: Path) -> None:
     suspect = [record for record in records if record.state == "suspect"]
     assert done.returncode == (4 if suspect else 0), said
     for record in suspect:
-        doubts = {warning.code for warning in record.warnings} & DECIDING_WARNINGS
+        doubts = {warning.code for warning in record.warnings} & SUSPECT_CODES
         assert doubts, f"{record.run_id} does not say why it is suspect\n{said}"
-        assert doubts <= CLIENT_DOUBTS, said
+        assert doubts <= CLIENT_SUSPECT_CODES, said
 
 
 def assert_compared(results: Path, metric: str = "step_ms") -> None:

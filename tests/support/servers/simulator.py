@@ -13,11 +13,11 @@ from typing import Any
 
 import httpx
 
+from benchctl.guided.params import GuidanceParams
 from benchctl.records.jsonl import read_jsonl
 from benchctl.records.request import Message
 from benchctl.records.step import StepRecord
 from benchctl.sim.config import SimConfig
-from benchctl.sim.guidance_params import GuidanceParams
 from benchctl.sim.request import Prompt, Request, SamplingParams
 from benchctl.sim.simulate import SimLoad, Simulation, simulate
 from benchctl.workload.datasets.tokens import tokenize_chat

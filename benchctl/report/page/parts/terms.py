@@ -1,18 +1,12 @@
-"""What each number means, in the words that appear on hover, focus or tap.
+"""Explanations of the numbers, which appear on hover, focus or tap.
 
-Without scripts the words are the title of the element; with them they are shown in the page's own style, for a
-finger and for the keyboard too.
+Without scripts an explanation is the title of its element; with them it appears in the page's own style, by touch
+and keyboard too.
 """
 
 from benchctl.analysis.compare.metric_comparison import MetricComparison
 from benchctl.analysis.metrics.table import Metric
 from benchctl.formats import count_of, percentage
-from benchctl.report.page.html import Html, el
-
-
-def with_term(shown: str | Html, meaning: str) -> Html:
-    """Something with its meaning attached."""
-    return el("span", shown, class_="term", title=meaning, tabindex=0)
 
 
 def metric_term(metric: Metric) -> str:
@@ -22,7 +16,7 @@ def metric_term(metric: Metric) -> str:
 
 
 def value_term(metric: Metric, name: str, num_blocks: int) -> str:
-    """What the value of one side is."""
+    """Formula, unit, mean and scatter of the value of one side."""
     return (
         f"{metric.name} of {name}: {metric.formula} [{metric.unit}]. Geometric mean over "
         f"{count_of(num_blocks, 'block')}, ± their relative scatter (standard deviation of the logarithms)"
@@ -30,23 +24,23 @@ def value_term(metric: Metric, name: str, num_blocks: int) -> str:
 
 
 def change_term(metric: MetricComparison) -> str:
-    """What the change and its interval are."""
+    """The ratio behind a change, its estimator and its interval."""
     name = metric.metric.name
     if metric.estimate is None:
         return f"{name} is compared exactly, block by block: a count without noise"
-    how = {
+    estimator = {
         "robust": "weighted mean over blocks of ln(other / baseline), in which blocks far off count little",
         "mean": "mean over blocks of ln(other / baseline)",
         None: "median of all differences of logarithms",
     }[metric.estimate.estimator]
     return (
-        f"Ratio of {name} ({metric.metric.formula}), minus 1. Ratio = exp({how}), in brackets its "
+        f"Ratio of {name} ({metric.metric.formula}), minus 1. Ratio = exp({estimator}), in brackets its "
         f"{percentage(metric.estimate.confidence)} interval over {metric.estimate.num_blocks} blocks"
     )
 
 
 def p_term(metric: MetricComparison) -> str:
-    """What the p value is."""
+    """The test that the p value belongs to."""
     if metric.estimate is not None and not metric.estimate.is_paired:
         return "p of no difference between the two sides (Mann-Whitney test, which the interval inverts)"
     return (
@@ -55,7 +49,7 @@ def p_term(metric: MetricComparison) -> str:
 
 
 def verdict_term(metric: MetricComparison) -> str:
-    """Why the verdict is what it is."""
+    """The reason for the verdict."""
     if metric.reason:
         return metric.reason
     floor = "noise floor" if metric.margins.is_noise_floor else "margin"

@@ -1,4 +1,8 @@
-"""The looks of a declared rule for ending early, known before the first run; ``stopping`` says why it is fair."""
+"""The looks of a rule for ending early, planned before the first run; ``experiment/stopping.py`` argues its
+fairness.
+
+This module starts with every run, so it imports neither numpy nor scipy.
+"""
 
 import math
 from typing import Final
@@ -11,7 +15,7 @@ ALPHA: Final = 0.05
 
 
 def stopping_rule(profile: Profile) -> StoppingRecord | None:
-    """The rule of a profile, no look taken yet; None where the number of blocks is fixed."""
+    """The rule of a profile, before any look; None where the number of blocks is fixed."""
     if profile.stopping is None:
         return None
     looks = look_blocks(profile.blocks, profile.stopping.looks)
@@ -21,7 +25,7 @@ def stopping_rule(profile: Profile) -> StoppingRecord | None:
 
 
 def look_blocks(most: int, num_looks: int) -> tuple[int, ...]:
-    """After how many blocks there is a look: evenly from 6 to ``most``, fewer where fewer numbers lie between.
+    """Numbers of blocks after which there is a look: evenly spaced from 6 to ``most``.
 
     Invariants: strictly increasing, the last is ``most``, at most ``num_looks`` of them.
     """

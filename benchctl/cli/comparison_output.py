@@ -1,61 +1,66 @@
-"""A comparison written to files: the form goes by the suffix, and a CI job's summary is appended to."""
+"""A comparison on the screen and in files, whose format follows from the suffix."""
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
+from rich.console import Console
+from rich.table import Table
+
 from benchctl.analysis.compare.compare import CompareOptions
 from benchctl.analysis.compare.result import Comparison
+from benchctl.analysis.compare.text import verdict_sentence
 from benchctl.analysis.compare.unpaired_sides import is_unpaired
 from benchctl.analysis.experiment.pairing import parse_side
 from benchctl.errors import InvalidDataError, UsageError
 from benchctl.report.documents.comparison import document_of, refusal_document
 from benchctl.report.text.comparison_markdown import markdown_of
+from benchctl.report.text.comparison_table import footnotes_of, headings_of, rows_of
+from benchctl.report.text.decomposition_table import decomposition_headings, decomposition_rows
 
 PAGE: Final = ".html"
 SUFFIXES: Final = (".json", ".md", ".csv", ".png", PAGE)
 _SUMMARY: Final = "GITHUB_STEP_SUMMARY"
+_LEAST_WIDTH: Final = 150
 
 
 def checked_outputs(outputs: Sequence[Path], sides: tuple[str, str]) -> tuple[Path, ...]:
-    """Raises UsageError for a form that does not exist or a directory that is not there, before any work."""
+    """Check the paths before any work. Raises UsageError for an unknown suffix or a missing directory."""
     for path in outputs:
         if path.suffix == PAGE and is_unpaired(*sides):
             raise UsageError(
-                f"--output {path}: a page shows runs and steps, which files of other tools do not hold; write a "
+                f"--output {path}: a page shows runs and steps, which files of other tools do not contain; name a "
                 f"file that ends in {', '.join(suffix for suffix in SUFFIXES if suffix != PAGE)}"
             )
         if path.suffix not in SUFFIXES:
-            raise UsageError(
-                f"--output {path}: the suffix names no form; write a file that ends in {', '.join(SUFFIXES)}"
-            )
+            raise UsageError(f"--output {path}: unknown suffix; name a file that ends in {', '.join(SUFFIXES)}")
         if not path.parent.is_dir():
-            raise UsageError(f"--output {path}: {path.parent} is no directory; make it first")
+            raise UsageError(f"--output {path}: {path.parent} is not a directory; create it first")
     return tuple(outputs)
 
 
 def summary_path() -> Path:
-    """The file that the job's environment names. Raises UsageError where there is none."""
+    """The file that the job's environment names. Raises UsageError without one."""
     named = os.environ.get(_SUMMARY)
     if not named:
         raise UsageError(
             f"--github-summary appends to the file named by {_SUMMARY}, which is not set; outside a job of GitHub "
-            "Actions write --output FILE.md instead"
+            "Actions use --output FILE.md instead"
         )
     return Path(named)
 
 
 def write_comparison(comparison: Comparison, path: Path, *, show_all: bool) -> None:
-    """Replace ``path`` with the comparison in the form of its suffix."""
+    """Replace ``path`` with the comparison in the format of its suffix."""
     from benchctl.records.jsonl import write_bytes_atomic
 
     write_bytes_atomic(path, _content(comparison, path.suffix, show_all=show_all))
 
 
 def write_page(a: str, b: str, options: CompareOptions, path: Path) -> tuple[str, ...]:
-    """Replace ``path`` with the page on two sides of result directories; returns what of these cannot be read."""
+    """Replace ``path`` with the page on two sides of result directories; returns descriptions of damaged files."""
     from benchctl.analysis.analyzed import analyze_directory
     from benchctl.records.jsonl import write_bytes_atomic
     from benchctl.report.page.build import sides_page
@@ -83,20 +88,45 @@ def _content(comparison: Comparison, suffix: str, *, show_all: bool) -> bytes:
 
 
 def write_refusal(error: InvalidDataError, outputs: Sequence[Path], summary: Path | None) -> None:
-    """What JSON and Markdown say where nothing was compared; other forms have no way to say it."""
+    """Write the reason why nothing was compared to JSON and Markdown; other formats cannot express it."""
     from benchctl.records.jsonl import write_bytes_atomic
 
-    told = f"**not compared: {str(error).splitlines()[0]}**\n\n```text\n{error}\n```"
+    message = f"**not compared: {str(error).splitlines()[0]}**\n\n```text\n{error}\n```"
     for path in outputs:
         if path.suffix == ".json":
             write_bytes_atomic(path, f"{json.dumps(refusal_document(error), indent=1)}\n".encode())
         elif path.suffix == ".md":
-            write_bytes_atomic(path, f"{told}\n".encode())
+            write_bytes_atomic(path, f"{message}\n".encode())
     if summary is not None:
-        append(summary, told)
+        append(summary, message)
 
 
 def append(path: Path, text: str) -> None:
-    """Add to a job's summary, which other steps write, too."""
+    """Append to a job's summary, which other steps write, too."""
     with path.open("a", encoding="utf-8") as file:
         file.write(f"{text}\n")
+
+
+def print_comparison(comparison: Comparison, *, show_all: bool = False) -> None:
+    """Print the verdict, the table, the decomposition of the time, then the footnotes."""
+    console = Console(highlight=False)
+    console.width = max(console.width, _LEAST_WIDTH)
+    console.print(verdict_sentence(comparison), style="bold", markup=False, soft_wrap=True)
+    console.print()
+    console.print(_table(headings_of(comparison), rows_of(comparison, show_all=show_all)))
+    console.print()
+    parts = list(decomposition_rows(comparison, show_all=show_all))
+    if parts:
+        console.print(_table(decomposition_headings(comparison), parts))
+        console.print()
+    for line in footnotes_of(comparison):
+        console.print(line, markup=False, soft_wrap=True)
+
+
+def _table(headings: Iterable[str], rows: Iterable[tuple[str, ...]]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in headings:
+        table.add_column(heading, no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    return table

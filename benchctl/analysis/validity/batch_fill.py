@@ -34,7 +34,7 @@ def in_step_frac(run: LoadedRun) -> float | None:
     return exact_sum(steps.dur_ns, steps.num_seqs) / in_flight_ns if in_flight_ns and len(steps) else None
 
 
-def starvation_doubts(run: LoadedRun) -> tuple[ResultWarning, ...]:
+def underfilled_batch_warnings(run: LoadedRun) -> tuple[ResultWarning, ...]:
     """A warning where requests spent much of their time outside the engine's steps."""
     share = in_step_frac(run)
     if share is None or share >= STARVED_FRAC:

@@ -8,7 +8,7 @@ import pytest
 from support.servers.paced_engine import call, launch, request
 
 from benchctl.load.driver import Load
-from benchctl.load.interpreter import steady_interpreter
+from benchctl.load.process import steady_interpreter
 from benchctl.load.transport.client import StreamClient
 from benchctl.measure.server.server import ServerProcess
 from benchctl.profile.workload import Arrival

@@ -1,6 +1,6 @@
-"""What the page has verdicts on: every other variant against the baseline, or one side against another.
+"""The verdicts of the page: every other variant against the baseline, or one side against another.
 
-A comparison that cannot be made is no error here: the page is made all the same and says why on top.
+A comparison that cannot be made does not prevent the page: the reason is at its top.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,7 +26,7 @@ class Design:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Judged:
+class ComparisonVerdict:
     """One comparison, or the problem that left none. Exactly one of ``comparison`` and ``problem`` is None.
 
     ``is_control`` marks a step of a ladder of controls, whose verdict is no part of that of the whole.
@@ -51,7 +51,7 @@ class Judged:
 
     @property
     def exit_code(self) -> int:
-        """What ``benchctl compare`` of the two sides ends with."""
+        """The exit code of ``benchctl compare`` of the two sides."""
         return self.comparison.exit_code if self.comparison is not None else self.problem_exit_code
 
     @property
@@ -63,34 +63,34 @@ class Judged:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """The verdict of the whole page. ``judged`` are the comparisons that it rests on, ``controls`` the others."""
+class PageVerdict:
+    """The verdict of the whole page. ``deciding`` are the comparisons that it rests on, ``controls`` the others."""
 
     word: str
     sentence: str
     exit_code: int
-    judged: tuple[Judged, ...]
-    controls: tuple[Judged, ...] = ()
+    deciding: tuple[ComparisonVerdict, ...]
+    controls: tuple[ComparisonVerdict, ...] = ()
     notes: tuple[str, ...] = field(default=())
-    """What a reader must know before the verdict: unfinished, damaged."""
+    """Limits that a reader must know before the verdict: unfinished, damaged."""
 
     @property
-    def all(self) -> tuple[Judged, ...]:
-        return (*self.judged, *self.controls)
+    def all(self) -> tuple[ComparisonVerdict, ...]:
+        return (*self.deciding, *self.controls)
 
     @property
     def comparisons(self) -> tuple[Comparison, ...]:
         return tuple(one.comparison for one in self.all if one.comparison is not None)
 
 
-def judge_directory(analysis: AnalyzedExperiment, options: CompareOptions | None = None) -> Verdict:
+def directory_verdict(analysis: AnalyzedExperiment, options: CompareOptions | None = None) -> PageVerdict:
     """Every other variant of a directory against its baseline."""
     results = analysis.results
     baseline, options = results.manifest.baseline, options or CompareOptions()
     variants = dict.fromkeys(planned.variant for planned in results.plan.runs)
     controls = _controls(analysis)
-    judged = [
-        _judge(
+    verdicts = [
+        _compare(
             (analysis, Side(results.path, baseline)),
             (analysis, Side(results.path, name)),
             options,
@@ -99,25 +99,25 @@ def judge_directory(analysis: AnalyzedExperiment, options: CompareOptions | None
         for name in variants
         if name != baseline
     ]
-    return _whole(judged, baseline, _notes([analysis]))
+    return _whole(verdicts, baseline, _notes([analysis]))
 
 
-def judge_sides(
+def sides_verdict(
     a: tuple[AnalyzedExperiment, Side], b: tuple[AnalyzedExperiment, Side], options: CompareOptions | None = None
-) -> Verdict:
+) -> PageVerdict:
     """Two sides, as ``benchctl compare`` judges them; of one directory, the same analysis twice."""
-    judged = _judge(a, b, options or CompareOptions())
+    verdict = _compare(a, b, options or CompareOptions())
     analyses = [a[0]] if a[0] is b[0] else [a[0], b[0]]
-    return _whole([judged], judged.a_name, _notes(analyses))
+    return _whole([verdict], verdict.a_name, _notes(analyses))
 
 
-def _judge(
+def _compare(
     a: tuple[AnalyzedExperiment, Side],
     b: tuple[AnalyzedExperiment, Side],
     options: CompareOptions,
     *,
     is_control: bool = False,
-) -> Judged:
+) -> ComparisonVerdict:
     (a_analysis, a_side), (b_analysis, b_side) = a, b
     left, right = a_analysis.experiment, b_analysis.experiment
     try:
@@ -126,7 +126,7 @@ def _judge(
     except (InvalidDataError, UsageError) as error:
         names = (a_side.variant or str(a_side), b_side.variant or str(b_side))
         return _refused(*names, error, is_control=is_control)
-    return Judged(
+    return ComparisonVerdict(
         a_name=comparison.a_name,
         b_name=comparison.b_name,
         comparison=comparison,
@@ -145,8 +145,8 @@ def _design(pair: CellPair) -> Design:
     return Design(pair.blocks, positions)
 
 
-def _refused(a_name: str, b_name: str, error: BenchctlError, *, is_control: bool) -> Judged:
-    return Judged(
+def _refused(a_name: str, b_name: str, error: BenchctlError, *, is_control: bool) -> ComparisonVerdict:
+    return ComparisonVerdict(
         a_name=a_name,
         b_name=b_name,
         problem=f"{b_name} against {a_name}: {error}",
@@ -164,36 +164,38 @@ def _controls(analysis: AnalyzedExperiment) -> frozenset[str]:
     return frozenset(name for name, variant in analysis.profile.variants.items() if variant.control is not None)
 
 
-def _whole(judged: Sequence[Judged], baseline: str, notes: tuple[str, ...]) -> Verdict:
-    deciding = tuple(one for one in judged if not one.is_control)
-    controls = tuple(one for one in judged if one.is_control)
+def _whole(verdicts: Sequence[ComparisonVerdict], baseline: str, notes: tuple[str, ...]) -> PageVerdict:
+    deciding = tuple(one for one in verdicts if not one.is_control)
+    controls = tuple(one for one in verdicts if one.is_control)
     if not deciding:
         sentence = f"only {baseline} was planned, so there is nothing to compare it with"
-        return Verdict(word="no verdict", sentence=sentence, exit_code=3, judged=(), controls=controls, notes=notes)
+        return PageVerdict(
+            word="no verdict", sentence=sentence, exit_code=3, deciding=(), controls=controls, notes=notes
+        )
     if len(deciding) == 1:
         (one,) = deciding
-        return Verdict(
+        return PageVerdict(
             word=one.word,
             sentence=one.sentence,
             exit_code=one.exit_code,
-            judged=deciding,
+            deciding=deciding,
             controls=controls,
             notes=notes,
         )
     word = first_verdict(_overall(one) for one in deciding)
     of_word = [one for one in deciding if _overall(one) == word]
     names = _listed([one.b_name for one in of_word])
-    return Verdict(
+    return PageVerdict(
         word=word,
         sentence=f"{len(of_word)} of {len(deciding)} variants against {baseline}: {names}",
         exit_code=EXIT_CODES[word],
-        judged=deciding,
+        deciding=deciding,
         controls=controls,
         notes=notes,
     )
 
 
-def _overall(one: Judged) -> OverallVerdict:
+def _overall(one: ComparisonVerdict) -> OverallVerdict:
     return one.comparison.verdict if one.comparison is not None else "invalid"
 
 
@@ -202,7 +204,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _notes(analyses: Iterable[AnalyzedExperiment]) -> tuple[str, ...]:
-    """What is unfinished or damaged, in sentences."""
+    """Sentences about what is unfinished or damaged."""
     notes = []
     for analysis in analyses:
         planned, manifest = analysis.results.plan.runs, analysis.results.manifest

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.results.builders import write_results
 
-from benchctl.analysis.validity.starvation import STARVED_FRAC, in_step_frac, starvation_doubts
+from benchctl.analysis.validity.batch_fill import STARVED_FRAC, in_step_frac, underfilled_batch_warnings
 from benchctl.records.loaded import LoadedRun, load_results
 from benchctl.records.request import ChoiceRecord, RequestError, RequestRecord
 from benchctl.records.step import StepRecord
@@ -48,13 +48,13 @@ def test_an_engine_that_always_holds_the_whole_load_has_all_of_its_time(template
         [step_of(i, num_requests) for i in range(num_steps)],
     )
     assert in_step_frac(run) == pytest.approx(1)
-    assert starvation_doubts(run) == ()
+    assert underfilled_batch_warnings(run) == ()
 
 
 def test_an_engine_that_gets_one_request_of_twelve_at_a_time_is_starved(template):
     run = run_of(template, [request_of(i, 120) for i in range(12)], [step_of(i, 1) for i in range(120)])
     assert in_step_frac(run) == pytest.approx(1 / 12)
-    (doubt,) = starvation_doubts(run)
+    (doubt,) = underfilled_batch_warnings(run)
     assert doubt.code == "underfilled-batch"
     assert doubt.where == run.record.run_id
 
@@ -69,7 +69,7 @@ def test_what_lies_between_steps_is_overhead_up_to_a_limit(template):
         steps = [step_of(i, 3, dur_ns=int(dur_ns)) for i in range(50)]
         run = run_of(template, [request_of(i, 50) for i in range(3)], steps)
         assert (in_step_frac(run) < STARVED_FRAC) is is_doubted
-        assert bool(starvation_doubts(run)) is is_doubted
+        assert bool(underfilled_batch_warnings(run)) is is_doubted
 
 
 def test_the_warm_up_takes_no_part(template):

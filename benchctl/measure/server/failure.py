@@ -1,0 +1,83 @@
+"""The explanation of a server that ended or was never ready: from its log, else from what the system lacked.
+
+A server that the system ends cannot report it itself: memory ran out, or there was no room for its log.
+"""
+
+import contextlib
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, NamedTuple, TypeAlias
+
+from benchctl.engines.engine import Diagnosis
+from benchctl.errors import ServerStartError
+
+Diagnose: TypeAlias = Callable[[str], Diagnosis | None]
+"""Maps the end of a log to the failure that it shows, if the engine knows one."""
+
+COUNTERS: Final = Path("/proc/vmstat")
+LOG_ROOM_BYTES: Final = 65_536
+"""With less free space than this a server may not have written the end of its log."""
+_MEMORY: Final = Diagnosis(
+    cause="out-of-memory",
+    remedy="the system ran out of memory and killed a process; choose a smaller model or cache, or free memory",
+)
+_DISK: Final = Diagnosis(
+    cause="disk", remedy="the disk of its log is full; free space, then continue with --resume"
+)
+
+
+class Shortage:
+    """A lack of memory or disk space since this was created, just before the start of a server.
+
+    Its log is in ``directory``. ``counters`` is where the kernel counts the processes that it killed.
+    """
+
+    def __init__(self, directory: Path, *, counters: Path = COUNTERS, log_room_bytes: int = LOG_ROOM_BYTES) -> None:
+        self._directory = directory
+        self._counters = counters
+        self._log_room_bytes = log_room_bytes
+        self._num_kills = self._count_kills()
+
+    def diagnosis(self) -> Diagnosis | None:
+        """The shortage that has occurred since; None without one."""
+        if self._count_kills() > self._num_kills:
+            return _MEMORY
+        return _DISK if shutil.disk_usage(self._directory).free < self._log_room_bytes else None
+
+    def _count_kills(self) -> int:
+        """Processes of the whole system that the kernel has killed for lack of memory; 0 if it does not count."""
+        try:
+            lines = self._counters.read_text().splitlines()
+        except OSError:
+            return 0
+        return sum(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
+
+
+class ServerFailure(NamedTuple):
+    """A failure of a server, explained."""
+
+    message: str
+    cause: str
+    log_tail: str
+    is_profile_fault: bool
+
+    def start_error(self) -> ServerStartError:
+        return ServerStartError(
+            self.message, cause=self.cause, log_tail=self.log_tail, is_profile_fault=self.is_profile_fault
+        )
+
+
+def describe_end(code: int | None, lost: str | None) -> str:
+    """The beginning of a sentence on the end of a server, with exit code ``code``.
+
+    ``lost`` describes the loss of a process without which it cannot work, if there is one.
+    """
+    end = f"ended with exit code {code}"
+    if code is not None and code < 0:
+        with contextlib.suppress(ValueError):
+            end = f"was ended by {signal.Signals(-code).name}"
+    if lost is None:
+        return f"the server {end}"
+    return lost if code is None else f"{lost} and the server {end}"

@@ -1,0 +1,57 @@
+"""Plain values to HTML by the templates in ``templates/``: every text is escaped, whatever it looks like.
+
+A log line with ``</script>`` or ``{{ }}`` appears on the page as just that; only ``inert_json`` and ``closed``
+return markup.
+"""
+
+import json
+from functools import cache
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from benchctl.formats import capitalized, minus, minus_in_numbers, percentage
+from benchctl.report.page.parts.shapes import SHAPES, SIGNS, kind_of
+
+
+def render_page(values: dict[str, Any]) -> str:
+    """The page as HTML; the same values give the same bytes. Raises jinja2.UndefinedError for a missing value."""
+    return _environment().get_template("page.html").render(values)
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("benchctl.report.page"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "capitalized": capitalized,
+        "kind": kind_of,
+        "minus": minus,
+        "minus_in_numbers": minus_in_numbers,
+        "percentage": percentage,
+    }
+    environment.globals |= {"shapes": SHAPES, "signs": SIGNS}
+    return environment
+
+
+def inert_json(document: Any) -> Markup:
+    """A JSON document for a ``<script>`` element, which scripts and people can read out again.
+
+    Nothing in it can end its element: every ``<`` is written as an escape of JSON, which means the same.
+    """
+    text = json.dumps(document, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    inert = text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+    return Markup(inert)  # noqa: S704 - nothing in it can end its element
+
+
+def closed(code: str, tag: str) -> Markup:
+    """Our own rules or script as the content of a ``tag`` element. Raises ValueError for code that ends it."""
+    if f"</{tag}" in code.lower():
+        raise ValueError(f"this {tag} holds </{tag} and cannot be put into a page")
+    return Markup(code)  # noqa: S704 - code of our own that cannot end its element

@@ -1,0 +1,166 @@
+"""The table of warning codes is complete: each code that is emitted is in it, and each entry is emitted."""
+
+import ast
+import importlib
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from support.results.builders import write_results
+
+import benchctl
+from benchctl.analysis.validity.reconcile import expected, reconcile
+from benchctl.profile.load import parse_profile
+from benchctl.records.integrity.verification import AlterationKind
+from benchctl.records.loaded import load_results
+from benchctl.records.record import ResultWarning
+from benchctl.records.warning_codes import (
+    CLIENT_SUSPECT_CODES,
+    LIGHTER_LOAD_CODES,
+    SUSPECT_CODES,
+    WARNING_CODES,
+    by_severity,
+    severity_of,
+    warnings_reference,
+)
+from benchctl.records.warning_table import CHECKS, FINDINGS, IMPORT_LIMITS, IMPORT_REPAIRS, WARNING_TABLE
+
+PACKAGE = Path(benchctl.__file__).parent
+REFERENCE = PACKAGE.parent / "docs" / "reference" / "warnings.md"
+PASSED_ON = {
+    "benchctl/analysis/compare/warnings.py",
+    "benchctl/analysis/validity/integrity.py",
+    "benchctl/interop/lenvm/doubts.py",
+    "benchctl/measure/journal.py",
+    "benchctl/measure/measured_run.py",
+    "benchctl/measure/run.py",
+    "benchctl/analysis/attribution/flops.py",
+    "benchctl/analysis/summary/findings.py",
+}
+"""Where a code is handed on, or comes from a type: the literals are elsewhere in the scan."""
+
+
+@cache
+def sources() -> tuple[tuple[Path, ast.Module], ...]:
+    paths = (path for path in sorted(PACKAGE.rglob("*.py")) if path.stem not in {"warning_table", "warning_codes"})
+    return tuple((path, ast.parse(path.read_text())) for path in paths)
+
+
+def code_arguments(tree: ast.Module, emitter: str) -> Iterator[ast.expr]:
+    """The code of each call of ``emitter``: its first argument or ``code``."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] == emitter:
+            named = {word.arg: word.value for word in node.keywords}
+            yield from node.args[:1] or [named["code"]]
+
+
+def literals(path: Path, node: ast.expr) -> Iterator[str]:
+    """Codes that an expression names; a pattern where a part of it is computed."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        yield re.escape(node.value)
+    elif isinstance(node, ast.IfExp):
+        yield from literals(path, node.body)
+        yield from literals(path, node.orelse)
+    elif isinstance(node, ast.JoinedStr):
+        yield "".join(re.escape(v.value) if isinstance(v, ast.Constant) else "[a-z-]+" for v in node.values)
+    elif isinstance(node, ast.Name) and node.id.isupper():
+        module = importlib.import_module(".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts))
+        yield re.escape(getattr(module, node.id))
+    else:
+        location = str(path.relative_to(PACKAGE.parent))
+        assert location in PASSED_ON, f"{location}: the code is {ast.unparse(node)}, which is not a literal"
+
+
+def emitted(*emitters: str) -> set[str]:
+    return {
+        pattern
+        for path, tree in sources()
+        for emitter in emitters
+        for node in code_arguments(tree, emitter)
+        for pattern in literals(path, node)
+    }
+
+
+def emitted_warnings() -> set[str]:
+    yielded = {
+        node.value.elts[0].value
+        for _, tree in sources()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Yield) and isinstance(node.value, ast.Tuple) and len(node.value.elts) == 2
+        if isinstance(node.value.elts[0], ast.Constant) and isinstance(node.value.elts[0].value, str)
+    }
+    imports = WARNING_TABLE[IMPORT_REPAIRS] | WARNING_TABLE[IMPORT_LIMITS]
+    computed = [*get_args(AlterationKind), *(code for code in yielded if code in imports), "models-assumed"]
+    return emitted("ResultWarning", "suspect") | flops_codes() | set(map(re.escape, computed))
+
+
+def flops_codes() -> set[str]:
+    path = PACKAGE / "analysis" / "attribution" / "flops.py"
+    tree = ast.parse(path.read_text())
+    return {pattern for node in code_arguments(tree, "add") for pattern in literals(path, node)}
+
+
+def is_in_table(pattern: str) -> bool:
+    return any(re.fullmatch(pattern, code) for code in WARNING_CODES)
+
+
+def test_each_emitted_warning_code_is_in_the_table() -> None:
+    unknown = [
+        pattern for pattern in emitted_warnings() if not any(re.fullmatch(pattern, c) for c in WARNING_CODES)
+    ]
+    assert unknown == []
+
+
+def test_each_entry_of_the_table_is_emitted_somewhere() -> None:
+    patterns = emitted_warnings()
+    never = [code for code in WARNING_CODES if not any(re.fullmatch(pattern, code) for pattern in patterns)]
+    assert never == []
+
+
+def test_a_code_is_in_one_topic_only() -> None:
+    assert len(WARNING_CODES) == sum(map(len, WARNING_TABLE.values()))
+
+
+def test_what_makes_a_run_suspect_has_that_severity() -> None:
+    assert {code.replace("\\", "") for code in emitted("suspect")} <= SUSPECT_CODES
+    assert LIGHTER_LOAD_CODES < CLIENT_SUSPECT_CODES < SUSPECT_CODES
+
+
+def test_findings_are_those_of_the_code() -> None:
+    findings = (PACKAGE / "analysis" / "summary" / "findings.py").read_text()
+    assert {code.replace("\\", "") for code in emitted("Finding")} <= set(FINDINGS)
+    assert all(f'"{code}"' in findings for code in FINDINGS)
+
+
+def test_checks_are_those_of_a_run(tmp_path: Path) -> None:
+    results = load_results(write_results(tmp_path).path)
+    profile = parse_profile(results.profile_yaml, "profile.yaml")
+    run = results.runs[0]
+    checks = reconcile(run, expected(profile, results.requests, run.record))
+    assert {check.name for check in checks} == set(CHECKS)
+    of_comparisons = {code.removeprefix("check-") for code in WARNING_CODES if code.startswith("check-")}
+    assert of_comparisons - {"failed"} <= set(CHECKS)
+
+
+@pytest.mark.parametrize(("code", "entry"), WARNING_CODES.items())
+def test_an_entry_has_a_sentence_each_for_meaning_and_remedy(code: str, entry: object) -> None:
+    for sentence in (WARNING_CODES[code].meaning, WARNING_CODES[code].remedy):
+        assert re.fullmatch(r"[A-Z\w].*\.", sentence)
+        assert "|" not in sentence
+
+
+def test_the_reference_in_docs_is_generated_from_the_table() -> None:
+    assert REFERENCE.read_text() == warnings_reference(), (
+        'python -c "from benchctl.records.warning_codes import warnings_reference; '
+        'print(warnings_reference(), end=str())" > docs/reference/warnings.md'
+    )
+
+
+def test_an_unknown_code_is_a_warning_between_suspects_and_notes() -> None:
+    codes = ["server-coalescing", "of-a-later-benchctl", "check-failed"]
+    ordered = by_severity(ResultWarning(code=code, message="m") for code in codes)
+    assert [warning.code for warning in ordered] == codes[::-1]
+    assert severity_of("of-a-later-benchctl") == "warning"
