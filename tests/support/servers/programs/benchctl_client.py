@@ -10,7 +10,11 @@ SOCKET = os.environ["BENCHCTL_TEST_SERVER"]
 
 
 def main() -> None:
-    asked = {"argv": sys.argv[1:], "cwd": os.getcwd(), "env": dict(os.environ)}
+    asked = {
+        "argv": sys.argv[1:],
+        "cwd": os.getcwd(),  # noqa: PTH109 - pathlib would take longer to import than all else here
+        "env": dict(os.environ),
+    }
     with socket.socket(socket.AF_UNIX) as server:
         server.connect(SOCKET)
         request = json.dumps(asked).encode() + b"\0"

@@ -1,9 +1,10 @@
 """Serves ``benchctl`` as processes whose modules are loaded already: each command is a fork of this one.
 
-``preloaded_benchctl.py SOCKET``; it ends with its standard input. A client (``benchctl_client.py``) sends its arguments,
-directory and environment with its three standard streams, and is told the process id and the exit code. Importing
-takes most commands longer than what they do.
+``preloaded_benchctl.py SOCKET`` ends with its standard input. A client (``benchctl_client.py``) sends its arguments,
+directory, environment and three standard streams, and receives the process id and the exit code. Imports take
+longer than most commands.
 """
+# ruff: noqa: T201 - its output says that it is ready
 
 import json
 import os
