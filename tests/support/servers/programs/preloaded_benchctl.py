@@ -1,6 +1,6 @@
 """Serves ``benchctl`` as processes whose modules are loaded already: each command is a fork of this one.
 
-``preloaded_benchctl.py SOCKET`` ends with its standard input. A client (``benchctl_client.py``) sends its arguments,
+``preloaded_benchctl.py SOCKET`` ends with its standard input. A client (``benchctl_client.py``) sends arguments,
 directory, environment and three standard streams, and receives the process id and the exit code. Imports take
 longer than most commands.
 """
