@@ -1,7 +1,7 @@
-"""What ``measure`` asks of every engine, and the values that pass between the two.
+"""The contract between an engine and ``measure``, and the values that pass between the two.
 
-An engine file knows one kind of server software: how it is started, asked and read, and how its log sounds when
-it fails. It starts nothing and keeps no state; ``measure`` owns processes, sockets and files.
+An engine describes one kind of server software: how it is started, addressed and read, and what its log shows
+when it fails. It starts nothing and keeps no state; ``measure`` owns processes, sockets and files.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchSite:
-    """Where one server is started: its port, the directory of its run, and the seed of its own variation."""
+    """The site of one server: its port, the directory of its run, and the seed of its own variation."""
 
     port: int
     directory: Path
@@ -29,12 +29,12 @@ class LaunchSite:
 
     @property
     def step_log(self) -> Path:
-        """Where the server, or what we run inside it, writes its steps."""
+        """The file to which the server, or our code inside it, writes its steps."""
         return raw_step_log(self.directory)
 
     @property
     def description(self) -> Path:
-        """Where what we run inside the server writes what the server says of itself, as one JSON object."""
+        """The file to which our code inside the server writes its configuration, as one JSON object."""
         return self.directory / "server.json"
 
 
@@ -54,11 +54,11 @@ class RequestCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """What the end of a server's log shows.
+    """The cause of a failure that the end of a server's log shows.
 
     ``cause`` is a short class such as ``out-of-memory``; ``remedy`` one sentence that says what happened and what
-    to do. ``is_profile_fault`` where no run of this variant can succeed until the profile is corrected.
-    ``is_final`` where the server may live on although it will never serve.
+    to do. With ``is_profile_fault`` no run of this variant can succeed until the profile is corrected. With
+    ``is_final`` the server may live on although it will never serve.
     """
 
     cause: str
@@ -117,11 +117,11 @@ class Engine(Protocol):
 
     @property
     def is_launched(self) -> bool:
-        """Whether we start and end its servers; false where someone else does."""
+        """True where benchctl starts and ends its servers, false where someone else does."""
 
     @property
     def needs_first_generation(self) -> bool:
-        """Whether it answers its health path before it can generate."""
+        """True where it answers its health path before it can generate."""
 
     @property
     def essential_processes(self) -> tuple[str, ...]:
@@ -137,10 +137,10 @@ class Engine(Protocol):
         """Answers 200 when the server is up."""
 
     def metrics_path(self, settings: VariantSettings) -> str | None:
-        """Where its counters are in Prometheus format; None for an engine that has none."""
+        """Path of its counters in Prometheus format; None for an engine without any."""
 
     def base_url(self, settings: VariantSettings, port: int) -> str:
-        """Where the server is reached."""
+        """Address of the server."""
 
     def argv(self, settings: VariantSettings, site: LaunchSite) -> tuple[str, ...]:
         """The command line of the server."""
@@ -167,13 +167,13 @@ class Engine(Protocol):
     async def effective_config(
         self, client: "httpx.AsyncClient", settings: VariantSettings, site: LaunchSite
     ) -> dict[str, Any]:
-        """What the server says of itself, flat; ``version`` is that of the engine."""
+        """The configuration that the server reports, flat; ``version`` is that of the engine."""
 
     async def after_load_warnings(self, client: "httpx.AsyncClient") -> tuple[ResultWarning, ...]:
-        """What the server knows that puts its numbers in doubt."""
+        """Warnings of the server about its own numbers."""
 
     def has_steps(self, settings: VariantSettings) -> bool:
-        """Whether a run of these settings leaves steps to be read."""
+        """True where a run of these settings records steps."""
 
     def read_steps(self, directory: Path) -> Iterator[StepRecord]:
         """The steps of a run from what the server left in its directory, in their order."""
@@ -182,7 +182,7 @@ class Engine(Protocol):
         """The cause of a failure that the end of the server's log shows; None where it shows none."""
 
     def installation(self, options: ServerOptions | None) -> Installation | None:
-        """Where the engine is installed, by the options that name it; None where nothing has to be installed.
+        """The installation that the options name; None where nothing has to be installed.
 
         Raises EngineUnavailableError when it is not there.
         """

@@ -1,4 +1,4 @@
-"""Where engines are installed: each in a Python environment of its own, which shares nothing with benchctl's.
+"""Environments of engines: each engine has a Python environment that shares nothing with benchctl's.
 
 Searched in this order: the interpreter that the profile names, the environment that ``scripts/engines`` installs
 (``$BENCHCTL_ENGINES_DIR/<kind>``, by default in the user's cache directory), benchctl's own environment.
@@ -32,7 +32,7 @@ _ASK_LIMIT_S: Final = 60.0
 
 
 def engines_directory() -> Path:
-    """Where ``scripts/engines`` installs environments, one directory for each kind."""
+    """The directory of the environments that ``scripts/engines`` installs, one for each kind."""
     named = os.environ.get("BENCHCTL_ENGINES_DIR")
     return Path(named).expanduser() if named else user_cache_path("benchctl") / "engines"
 
@@ -40,9 +40,9 @@ def engines_directory() -> Path:
 def interpreter_for(kind: str, named: str | None, distributions: Sequence[str]) -> Path:
     """The interpreter of the environment that has one of ``distributions``, the engine's package names.
 
-    Raises EngineUnavailableError with what brings it.
+    Raises EngineUnavailableError that says how to install it.
     """
-    wanted = " or ".join(distributions)
+    alternatives = " or ".join(distributions)
     if named is not None:
         return _named_interpreter(kind, named, tuple(distributions))
     own = engines_directory() / kind
@@ -50,7 +50,7 @@ def interpreter_for(kind: str, named: str | None, distributions: Sequence[str]) 
         if os.access(python, os.X_OK) and installed_versions(python, tuple(distributions)):
             return python
     raise EngineUnavailableError(
-        f"engine {kind!r} is not installed: neither {own} nor benchctl's own environment has {wanted}; "
+        f"engine {kind!r} is not installed: neither {own} nor benchctl's own environment has {alternatives}; "
         f"run scripts/engines/install_{kind}.sh, or name the interpreter of an environment that has it: "
         "--set engine.python=/path/to/venv/bin/python"
     )
@@ -59,7 +59,7 @@ def interpreter_for(kind: str, named: str | None, distributions: Sequence[str]) 
 def python_installation(
     python: Path, distributions: tuple[str, ...], needed: tuple[str, ...] = ("torch",)
 ) -> Installation:
-    """What an environment has of an engine, one of ``distributions``, and of the packages that it needs."""
+    """The versions of an engine, one of ``distributions``, and of the packages that it needs in an environment."""
     versions = installed_versions(python, (*distributions, *needed))
     return Installation(
         program=python,
@@ -82,7 +82,7 @@ def _named_interpreter(kind: str, named: str, distributions: tuple[str, ...]) ->
 
 @cache
 def package_directory(python: Path, name: str) -> Path | None:
-    """Where an environment has a package, found without importing it; None where it has none."""
+    """The directory of a package in an environment, looked up without importing it; None where it has none."""
     ask = "import importlib.util as u, sys; print(*u.find_spec(sys.argv[1]).submodule_search_locations, sep='\\n')"
     try:
         answer = subprocess.run(
@@ -105,7 +105,7 @@ def installed_versions(python: Path, distributions: tuple[str, ...]) -> dict[str
             timeout=_ASK_LIMIT_S,
             env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
         )
-        found: dict[str, str] = json.loads(answer.stdout)
+        versions: dict[str, str] = json.loads(answer.stdout)
     except (OSError, subprocess.SubprocessError, json.JSONDecodeError):
         return {}
-    return found
+    return versions

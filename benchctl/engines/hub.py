@@ -1,4 +1,4 @@
-"""Which checkpoint a server loads for the model that a profile names.
+"""The checkpoint that a server loads for the model of a profile.
 
 A profile says *what* is measured, often by a name of the table of shapes, with which costs are computed and the
 simulator serves. A real server loads weights: from a directory, or from the model hub under the name of the
@@ -43,11 +43,11 @@ def checkpoint_for(model: str, kind: str) -> str:
         return REPOSITORIES[model.lower()]
     if _REPOSITORY.fullmatch(model):
         return model
-    raise _refusal(kind, model, "is no directory, no repository of the hub (owner/name) and no built-in name")
+    raise _refusal(kind, model, "is not a directory, a repository of the hub (owner/name) or a built-in name")
 
 
 def is_local(model: str) -> bool:
-    """Whether a model is a directory of this machine, so that nothing need be fetched."""
+    """True for a model that is a directory of this machine, so that nothing has to be downloaded."""
     return Path(model).expanduser().is_dir()
 
 
@@ -55,17 +55,17 @@ def context_of(model: str) -> int | None:
     """Tokens that a model on disk was made for, prompt and output together; None where it does not say."""
     config = _configuration(Path(model).expanduser()) or {}
     text = config.get("text_config")
-    said = (text if isinstance(text, dict) else config).get("max_position_embeddings")
-    return said if isinstance(said, int) else None
+    positions = (text if isinstance(text, dict) else config).get("max_position_embeddings")
+    return positions if isinstance(positions, int) else None
 
 
 def _configuration(directory: Path) -> dict[str, Any] | None:
-    """What a model's ``config.json`` holds; None where that is not to be read or no JSON object."""
+    """The content of a model's ``config.json``; None where it cannot be read or is not a JSON object."""
     try:
-        found = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+        document = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, dict) else None
+    return document if isinstance(document, dict) else None
 
 
 def _refusal(kind: str, model: str, problem: str) -> EngineUnavailableError:

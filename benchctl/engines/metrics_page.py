@@ -13,7 +13,7 @@ _LEFT_OUT: Final = ("_bucket", "_created")
 def series_of(page: str) -> dict[str, float]:
     """Counters and gauges of a page, by series: ``name`` or ``name{label="value"}``.
 
-    A value that is no finite number says that the server knows none, and its series is left out. Raises ValueError
+    A value that is not finite means that the server does not know it; such a series is left out. Raises ValueError
     for other text.
     """
     return {

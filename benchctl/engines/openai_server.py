@@ -25,7 +25,7 @@ OptionsT = TypeVar("OptionsT", bound=ServerOptions)
 
 
 class OpenAiServer:
-    """What such servers have in common; each engine overrides where it differs."""
+    """The behaviour that such servers share; each engine overrides the rest."""
 
     kind: str
     clock: Clock = "host"

@@ -69,7 +69,8 @@ def _reason_to_keep(option: PriorityOption) -> str:
 
 
 def _raise(num_processes: int) -> Priority:
-    not_fifo = _obstacle_to_fifo(num_processes) or _take_fifo()
+    fifo = os.SCHED_FIFO | os.SCHED_RESET_ON_FORK
+    not_fifo = _obstacle_to_fifo(num_processes) or _set_policy(fifo, FIFO_PRIORITY)
     if not not_fifo:
         return Priority(level="fifo")
     if not (not_nice := _take_nice()):
@@ -85,11 +86,6 @@ def _obstacle_to_fifo(num_processes: int) -> str:
     if resource.getrlimit(resource.RLIMIT_RTTIME)[0] != resource.RLIM_INFINITY:
         return "RLIMIT_RTTIME would end the process"
     return ""
-
-
-def _take_fifo() -> str:
-    """Take it; returns the obstacle, empty without one."""
-    return _set_policy(os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, FIFO_PRIORITY)
 
 
 def _take_nice() -> str:

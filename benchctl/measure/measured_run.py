@@ -176,7 +176,9 @@ class MeasuredRun:
                 samples.write(sample)
                 on_sample(sample)
 
-            priority = self._client_priority()
+            # A simulator steps in its own time, which no delay of ours changes.
+            is_virtual = self.journal.record.clock == "virtual"
+            priority: PriorityOption = "none" if is_virtual else self.profile.load.priority
             load = self._load = load_for(
                 target.client,
                 self.profile,
@@ -189,10 +191,6 @@ class MeasuredRun:
             limit = self.profile.workload.arrival.max_concurrency
             with steady_interpreter(), prioritized(load, priority, self._record_priority):
                 await send_requests(target, load, requests, max_concurrency=limit, is_warmup=False)
-
-    def _client_priority(self) -> PriorityOption:
-        """A simulator steps in its own time, which no wait of ours changes."""
-        return "none" if self.journal.record.clock == "virtual" else self.profile.load.priority
 
     def _record_priority(self, granted: str) -> None:
         self.journal.update(client_priority=granted)

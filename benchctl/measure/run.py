@@ -44,7 +44,7 @@ from benchctl.measure.telemetry.telemetry import SampledServer, sampling
 from benchctl.measure.warmup import warmup_bursts, warmup_requests
 from benchctl.profile.model import Profile
 from benchctl.records.directory import RunDirectory, cell_name
-from benchctl.records.loaded import keep_steps, load_run
+from benchctl.records.loaded import load_run, write_step_table
 from benchctl.records.manifest import PlannedRun
 from benchctl.records.record import ResultWarning
 from benchctl.records.request import PreparedRequest
@@ -268,7 +268,7 @@ class _ExperimentRun:
         """Check the files of the run against each other, as they are on disk now."""
         self._journal.count(self._run.load_summary)
         loaded = load_run(self._directory)
-        keep_steps(loaded)
+        write_step_table(loaded)
         for check in failed_checks(loaded, self._profile, self._context.requests):
             self._journal.suspect(check.code, check.message)
         self._run.judge_client(loaded)

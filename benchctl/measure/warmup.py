@@ -8,7 +8,7 @@ batch passes through every size.
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Final
 
 import msgspec
@@ -107,7 +107,9 @@ def drain_lengths(size: int, *, whole_steps: int, limit: int) -> tuple[int, ...]
     whole = max(1, min(whole_steps, limit - step * num_drops))
     scale = min(1.0, (limit - whole) / (step * num_drops)) if num_drops else 0.0
     # The sequences that make the difference between two sizes end together, when the batch is to become smaller.
-    ends = [(large - small, whole + int(i * step * scale)) for i, (large, small) in enumerate(_falling(sizes))]
+    ends = [
+        (large - small, whole + int(i * step * scale)) for i, (large, small) in enumerate(pairwise((*sizes, 0)))
+    ]
     return tuple(chain.from_iterable([length] * count for count, length in ends))
 
 
@@ -115,11 +117,6 @@ def batch_sizes(largest: int) -> tuple[int, ...]:
     """The sizes from 1 to ``largest`` at which a server may have a shape of its own, ascending."""
     beyond = [*range(_ALL_SIZES + 8, min(largest, 256) + 1, 8), *range(272, largest + 1, 16)]
     return tuple(sorted({*range(1, min(largest, _ALL_SIZES) + 1), *beyond, largest}))
-
-
-def _falling(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Each size with the next smaller one, down to none."""
-    return zip(sizes, (*sizes[1:], 0), strict=True)
 
 
 def _spread(by_length: Sequence[PreparedRequest], size: int) -> list[PreparedRequest]:

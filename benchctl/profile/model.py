@@ -1,8 +1,6 @@
-"""The validated, frozen Profile: what an experiment is.
+"""The keys of a profile: closed pydantic models, in which an unknown key is an error.
 
-Every section is a closed pydantic model: unknown keys are errors. ``profile/load.py`` reads YAML into it and
-``profile/planning/plan.py`` unfolds it into ordered runs. Lengths are in tokens, rates in requests per second,
-durations in seconds, as people write them.
+Lengths are in tokens, rates in requests per second, durations in seconds.
 """
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
@@ -55,41 +53,41 @@ class Control(Section):
     """The place of a variant in a ladder of controls; written by ``controls`` of another variant."""
 
     of: Name
-    """Variant whose price the step helps to divide."""
+    """Variant that the ladder leads to."""
     rung: Literal["flags", "idle", "neutral"]
-    """Which step it is."""
+    """Step of the ladder."""
 
 
 class Variant(Section):
     """One named server configuration, as far as it differs from the profile's own settings."""
 
     description: str = ""
-    """What the variant is for."""
+    """Purpose of the variant."""
     server: dict[str, Any] = {}
     """Engine options that replace those of the profile."""
     sampling: dict[str, Any] = {}
     """Sampling parameters that replace those of the profile."""
     guidance: Guidance | None = None
-    """What requests ask of the value model; a variant with this section is guided."""
+    """Guidance of its requests by the value model; a variant with this section is guided."""
     swept: bool | tuple[str, ...] = True
-    """Whether the factors of ``sweep`` apply, or which of them; never for the baseline."""
+    """True: all factors of ``sweep`` apply; a list: those; false: none. The baseline is never swept."""
     controls: bool = False
-    """Whether the steps from the baseline to this variant are measured too, as variants of their own:
-    ``<name>-flags`` (its server options without a value model), ``<name>-idle`` (its server, asked as the baseline
-    is) and ``<name>-neutral`` (its guidance at value_scale 0)."""
+    """Also measures the steps from the baseline to this variant, as variants of their own: ``<name>-flags`` (its
+    server options without a value model), ``<name>-idle`` (its server with the baseline's requests) and
+    ``<name>-neutral`` (its guidance at value_scale 0)."""
     control: Control | None = None
-    """Which step to which variant this one is."""
+    """The step of a ladder that this variant is."""
 
 
 class Stopping(Section):
-    """A rule, declared before the first run, by which an experiment ends before its last block."""
+    """A rule, declared before the first run, that may end an experiment before its last block."""
 
     precision: float = Field(gt=0, lt=1)
-    """Fraction, 0.01 for one percent: the experiment ends when half the interval of every primary metric in every
-    cell is at most that wide, whatever the sign of a change."""
+    """Half the width of an interval, as a fraction (0.01 is one percent): the experiment ends when the interval of
+    every primary metric in every cell is at most that wide. The sign of a change does not matter."""
     looks: int = Field(default=4, ge=1, le=20)
-    """How often that is looked at, evenly from 6 blocks on; the last look is at the last block. Intervals are those
-    of 1 - 0.05 / looks, so that more looks cost width."""
+    """Number of looks at the data, evenly spaced from 6 blocks to the last. Their intervals have the confidence
+    1 - 0.05 / looks, so that more looks make them wider."""
 
 
 class Timeouts(Section):
@@ -115,7 +113,7 @@ class ComparisonRules(Section):
     """The rules of the verdict, declared before the first run."""
 
     estimator: Literal["robust", "mean"] = "robust"
-    """``robust`` gives blocks that lie far off little weight; ``mean`` gives all blocks the same."""
+    """``robust`` gives outlying blocks little weight; ``mean`` gives all blocks the same."""
 
 
 class Telemetry(Section):
@@ -126,19 +124,19 @@ class Telemetry(Section):
     host_hz: float = Field(default=2.0, ge=0, le=20)
     """Readings of the server's processes and of the client."""
     prometheus_hz: float = Field(default=1.0, ge=0, le=10)
-    """Readings of the server's counters and gauges, where it offers them."""
+    """Readings of the server's counters and gauges, if it has any."""
 
 
 class LoadOptions(Section):
-    """The load generator itself."""
+    """Settings of the load generator."""
 
     workers: Literal["auto"] | Annotated[int, Field(ge=1, le=64)] = "auto"
-    """Processes that the load is split over, request by request in turn; ``auto``: as many as keep each below half
-    a core by the tokens that are expected, leaving a core free. Never more than slots or requests."""
+    """Processes that share the load, request by request in turn. ``auto``: enough to keep each below half a core at
+    the expected token rate, with one core left free. Never more than slots or requests."""
     priority: PriorityOption = "auto"
-    """What the load client asks of the system, so that a server that keeps all cores busy does not hold it up:
-    ``auto`` real-time scheduling at the lowest priority, else a negative nice value, else nothing, as far as
-    permitted and while the load lasts; ``none`` never. ``benchctl doctor`` says what is permitted."""
+    """Scheduling priority of the client during the load, so that a server that keeps all cores busy does not delay
+    it. ``auto``: real-time scheduling at the lowest priority, else a negative nice value, else none, as permitted;
+    ``none``: unchanged. ``benchctl doctor`` shows what is permitted."""
 
 
 class EngineSettings(Section):
@@ -147,38 +145,36 @@ class EngineSettings(Section):
     kind: EngineKind
     """Server software."""
     python: str | None = None
-    """Interpreter of the environment that has the engine, for engines that are Python programs."""
+    """Interpreter of the engine's environment, for engines that are Python programs."""
     options: dict[str, Any] = {}
-    """Options of that software, listed below for each."""
+    """Options of the engine, listed below for each kind."""
 
 
 class Profile(Section):
-    """The YAML that describes an experiment, complete and valid.
+    """The YAML that describes an experiment, complete.
 
-    Invariants: ``baseline`` names a variant; every factor of ``sweep`` sets a key that the swept variants
-    accept; with a guided variant in modes ``centered_exp`` or ``value_bias``, top_k is finite.
+    ``checks`` holds the rules beyond types: ``baseline`` names a variant, factors exist, settings fit together.
     """
 
     name: Name
-    """Name of the experiment and of its result directories; the file's name unless it is given."""
+    """Name of the experiment and of its result directories; by default that of the file."""
     description: str = ""
     """One line for ``benchctl profiles list``."""
     seed: int = Field(default=0, ge=0)
     """Feeds every random stream: request set, arrivals, order of runs."""
     blocks: int = Field(default=8, ge=1, le=10_000)
-    """Complete replicates, each a fresh server for the baseline and for every cell; with ``stopping``, the most."""
+    """Complete replicates: each runs the baseline and every cell on a fresh server. With ``stopping``, the most."""
     stopping: Stopping | None = None
-    """When to end earlier; null: never, the number of blocks is fixed."""
+    """Rule for ending earlier; null: the number of blocks is fixed."""
     stop: StopMode = "forced"
-    """``forced`` gives every output its planned length (equal work); ``natural`` lets the model end it;
-    ``replay-natural`` gives every output the length at which the baseline's model ended it (equal work, none of it
-    past the end)."""
+    """End of an output: ``forced`` at its planned length (equal work), ``natural`` where the model ends it,
+    ``replay-natural`` where the baseline's model ended it (equal work, none of it past the end)."""
     engine: EngineSettings
     """Server software, shared by all variants: a preset's name, or kind and options."""
     model: str = "qwen2.5-7b"
     """Name in the built-in table of shapes, or a directory with a config.json."""
     hardware: str = "h100-sxm"
-    """Whose peaks FLOP/s are compared with; a name of the hardware table."""
+    """Hardware whose peak FLOP/s the achieved ones are compared with; a name of the hardware table."""
     workload: Workload
     """Request set and arrival schedule."""
     sampling: Sampling = Sampling()
@@ -188,24 +184,24 @@ class Profile(Section):
     baseline: Name = "baseline"
     """The variant that the others are compared with."""
     sweep: dict[str, Annotated[tuple[FactorValue, ...], Field(min_length=1)]] = {}
-    """Factor to values; each combination is a cell of every swept variant."""
+    """Values of each factor; each combination is a cell of every swept variant."""
     allowed_differences: tuple[str, ...] = ()
-    """Settings in which variants may differ, as dotted paths; ``guidance.*`` covers what is below."""
+    """Settings in which variants may differ, as dotted paths; ``guidance.*`` covers all below ``guidance``."""
     primary_metrics: tuple[str, ...] = ("step_ms", "tpot_ms", "wall_s")
     """Metrics that decide the verdict of a comparison; all others are exploratory."""
     comparison: ComparisonRules = ComparisonRules()
-    """How the experiment is judged."""
+    """Rules of the verdict."""
     gates: tuple[Gate, ...] = ("throttling", "foreign-gpu-process")
-    """What must hold in a run for it to be compared; one that violates a gate is left out with its pair, and named.
-    ``throttling``: no GPU slowed itself for heat or at the demand of its hardware. ``foreign-gpu-process``: no
-    other program computed on it before or after. ``failed-requests``: none failed; without this gate they make
+    """Conditions that a run must meet to be compared; a run that violates one is left out with its pair, and named.
+    ``throttling``: no GPU slowed down because of heat or a hardware limit. ``foreign-gpu-process``: no other
+    program used the GPU before or after. ``failed-requests``: none failed; without this gate, failed requests make
     the comparison incomplete."""
     timeouts: Timeouts = Timeouts()
     """Limits on waiting."""
     telemetry: Telemetry = Telemetry()
     """Sampling rates of the GPU and host readings."""
     load: LoadOptions = LoadOptions()
-    """The load generator itself."""
+    """Settings of the load generator."""
 
 
 class VariantSettings(Section):
@@ -214,6 +210,6 @@ class VariantSettings(Section):
     variant: str
     model: str
     server: SerializeAsAny[ServerOptions]
-    """Of the engine's own class, which ``settings.py`` sees to."""
+    """Of the options class of the engine's kind."""
     sampling: Sampling
     guidance: Guidance | None

@@ -23,34 +23,36 @@ written out, and `benchctl profiles validate FILE` reports every error with its 
 
 ## Writing one
 
-* `extends: NAME` (or a path relative to the file) takes everything from another profile but its `name` and
-  `description`. Mappings merge key by key, anything else replaces. An inherited variant or factor is dropped by
-  setting it to `null`.
-* `engine` is the name of a preset in `engines/`, or `{preset: NAME, options: {...}}`, or
-  `{kind: KIND, options: {...}}`. An `engine` that has only `options` adds to the inherited one. `--engine NAME`
-  replaces it.
-* A preset may say under `models` which model stands in for one that profiles name (`vllm-lenvm` does, for a small
-  machine); the experiment is then about the stand-in. Models that no preset lists are as they are written.
+* `extends: NAME` (or a path relative to the file) inherits everything from another profile except `name` and
+  `description`. Mappings merge key by key; any other value replaces the inherited one. Set an inherited variant or
+  factor to `null` to drop it.
+* `engine` is the name of a preset in `engines/`, `{preset: NAME, options: {...}}` or `{kind: KIND, options:
+  {...}}`. With `options` alone it adds to the inherited engine. `--engine NAME` replaces it.
+* A preset may list substitutes under `models` for models that profiles name (`vllm-lenvm` does, for small
+  machines); the experiment is then about the substitute.
 * `--set path=value` changes any key for one call: `--set workload.num_prompts=3`.
-* A variant says only how it differs: its `server`, `sampling` and `guidance` go over `engine.options` and
-  `sampling`. Its name is yours; `baseline` names the one that all others are compared with.
+* A variant lists only its differences: its `server`, `sampling` and `guidance` override `engine.options` and
+  `sampling`. Names of variants are free; `baseline` names the one that all others are compared with.
 * `sweep` gives a variant one cell for each combination of values; the baseline is never swept. A factor is a
   dotted path such as `sampling.min_p`, or one of the short names
   %s.
-* `for_unguided_engines` holds keys that replace others of its file when the engine in use cannot guide (`vllm`,
+* `for_unguided_engines` holds keys that override others of its file when the engine in use cannot guide (`vllm`,
   `sglang`, `llamacpp`, `transformers`, `attach`), so that one profile serves both kinds.
-* `per_engine.KIND` holds keys that replace others of its file when the engine in use is of that kind
-  (`topk-sweep` switches overlapped scheduling off for SGLang's fork, which needs that, and leaves vLLM alone).
-* Older words stay valid for a while; each use prints a warning with the line and the new word.
+* `per_engine.KIND` holds keys that override others of its file when the engine in use is of that kind
+  (`topk-sweep` disables overlapped scheduling for SGLang's fork, which requires that, but not for vLLM).
 * Guidance needs a server with a `value_model`, and in modes `centered_exp` and `value_bias` a finite `top_k`.
+* Deprecated words of older versions still work; each use prints a warning with its line and the new word.
 * The YAML is plain: keys are text and appear once, `yes` and `on` are text, and there are no aliases and no tags.
 
-`allowed_differences` lists what variants may differ in, as dotted paths (`guidance.*` covers all below `guidance`).
-Everything else that differs makes a comparison invalid; `benchctl profiles validate` warns of it beforehand.
+`allowed_differences` lists the settings in which variants may differ, as dotted paths (`guidance.*` covers all
+below `guidance`). Any other difference makes a comparison invalid; `benchctl profiles validate` warns of it.
 
-A result directory is named after the time and the first eight digits of a SHA-256 over the profile. It covers what
-differs from the default that a key had when it was introduced: writing a default out, or a benchctl with more keys,
-gives the same digits, so that `--resume` takes a directory of an older version; any other value gives others.
+## Identity
+
+A result directory is named by its time and the first eight digits of a SHA-256 over the profile. The digest covers
+every value that differs from the default that its key had when it was introduced. Writing out a default, or a newer
+benchctl with more keys, does not change the digest, so `--resume` accepts directories of older versions; any other
+value does.
 
 ## Keys
 """

@@ -10,7 +10,7 @@ from benchctl.profile.section import LEAST, MOST, Section
 MAX_OUTPUTS = 1_000_000
 MAX_TOKENS = 1_000_000
 MAX_SAMPLES_OF_A_REQUEST = 128
-"""What the OpenAI dialect takes as ``n``."""
+"""Largest ``n`` of the OpenAI API."""
 
 
 class LengthRange(Section):
@@ -64,37 +64,37 @@ class Workload(Section):
     """Request set and arrival schedule."""
 
     dataset: DatasetName
-    """Where the prompts come from."""
+    """Source of the prompts."""
     path: str | None = None
-    """File to read instead of the one in the data directory."""
+    """File to read in place of the one in the data directory."""
     num_prompts: int = Field(default=50, ge=1, le=MAX_OUTPUTS)
     """Prompts taken from the dataset."""
     selection: Literal["first", "sample"] = "first"
     """The first prompts in file order, or a seeded sample."""
     samples_per_prompt: int = Field(default=1, ge=1, le=MAX_OUTPUTS)
-    """Answers asked for each prompt."""
+    """Answers per prompt."""
     samples_as: Literal["one-request", "requests"] = "one-request"
-    """n samples as one request with ``n``, or as n requests with distinct seeds."""
+    """Samples as one request with ``n``, or as as many requests with distinct seeds."""
     on_missing_dataset: Literal["generate", "fail"] = "generate"
-    """When the dataset is not available: ``generate`` takes a generated set and warns, ``fail`` stops."""
+    """Action when the dataset is not available: ``generate`` uses generated prompts and warns, ``fail`` stops."""
     input_len: Length | None = None
     """Prompt length of the ``synthetic`` dataset."""
     output_len: Length | None = None
-    """Length of each output with stop mode ``forced``; the dataset's own lengths where it has them."""
+    """Length of each output with stop mode ``forced``; null: the dataset's own lengths, if it has them."""
     max_tokens: int = Field(default=1500, ge=1, le=MAX_TOKENS)
     """Limit of each output with stop mode ``natural``, and of the natural lengths of ``replay-natural``."""
     lengths_from: str | None = None
-    """Result directory of the same prompts with stop mode ``natural``: its baseline says how long each answer is by
-    nature. null: with ``replay-natural`` that is measured first, otherwise it is unknown."""
+    """Result directory of the same prompts with stop mode ``natural``; its baseline gives the natural length of
+    each answer. null: ``replay-natural`` measures it first; with other modes it stays unknown."""
     arrival: Arrival
-    """When requests are sent."""
+    """Schedule of the requests."""
     num_warmups: int = Field(default=1, ge=0, le=10_000)
-    """Requests sent to each fresh server before the measured ones, and left out of every metric."""
+    """Requests sent to each fresh server before the measured ones; no metric includes them."""
     warmup_shapes: bool | None = None
-    """Whether the warm-up also passes through every batch size and prompt length of the load; null: yes on servers
-    that others wrote, unless num_warmups is 0."""
+    """Also warms up every batch size and prompt length of the load. null: on all engines but the simulator, unless
+    num_warmups is 0."""
     allow_prefix_cache_hits: bool = False
-    """Whether prompts may be found in a prefix cache; where they may not, a run with hits is invalid."""
+    """Allows prompts to be found in a prefix cache; otherwise a run with cache hits is invalid."""
 
     @model_validator(mode="after")
     def _of_a_size(self) -> "Workload":

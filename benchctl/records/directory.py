@@ -27,12 +27,12 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 def cell_name(cell: Cell) -> str:
-    """A cell as people write it: ``top_k=3, value_model=qwen2.5-1.5b``; empty for the baseline."""
+    """A cell in words: ``top_k=3, value_model=qwen2.5-1.5b``; empty for the baseline."""
     return ", ".join(f"{factor}={value}" for factor, value in cell.items())
 
 
 def arm_label(variant: str, cell: Cell) -> str:
-    """A variant in a cell as people write it: ``guided top_k=3``."""
+    """An arm in words: ``guided top_k=3``."""
     return f"{variant} {cell_name(cell)}".rstrip()
 
 
@@ -45,7 +45,7 @@ def cell_order(cell: Cell) -> tuple[tuple[int, float, str], ...]:
 
 
 def run_directory_name(index: int, block: int, variant: str, cell: Cell) -> str:
-    """``007-b2-guided-top_k3``: sorts in the order of execution and reads without a map."""
+    """``007-b2-guided-top_k3``: sorts in the order of execution."""
     parts = [f"{index:03d}", f"b{block}", variant]
     parts += [f"{factor}{value}" for factor, value in cell.items()]
     return re.sub(r"[^A-Za-z0-9._-]+", "_", "-".join(parts))
@@ -105,7 +105,7 @@ class ResultDirectory:
         return _read_json(self.path / "plan.json", Plan)
 
     def due_plan(self) -> Plan:
-        """The plan without what a stopping rule made unnecessary: the runs that are done, or still to do."""
+        """The plan without the blocks that a stopping rule made unnecessary."""
         return as_ended(self.plan(), self.manifest())
 
     def write_plan(self, plan: Plan) -> None:
@@ -128,7 +128,7 @@ class ResultDirectory:
         try:
             return _read_bytes(path).decode()
         except UnicodeDecodeError as error:
-            raise RecordError(f"{path} is no UTF-8 text ({error}); restore the file from a copy") from error
+            raise RecordError(f"{path} is not UTF-8 text ({error}); restore the file from a copy") from error
 
     def write_profile(self, text: str) -> None:
         write_bytes_atomic(self.path / "profile.yaml", text.encode())
@@ -137,7 +137,7 @@ class ResultDirectory:
         return RunDirectory(self.path / "runs" / run_id)
 
     def runs(self) -> tuple[RunDirectory, ...]:
-        """Directories of all planned runs, in plan order, whether they were begun or not."""
+        """Directories of all planned runs, begun or not, in plan order."""
         return tuple(self.run(planned.run_id) for planned in self.plan().runs)
 
     def begun_runs(self, plan: Plan) -> tuple[RunDirectory, ...]:
@@ -157,11 +157,11 @@ def as_ended(plan: Plan, manifest: Manifest) -> Plan:
 def open_results(path: Path) -> ResultDirectory:
     """Open a result directory for reading.
 
-    Raises RecordError when ``path`` is none, SchemaVersionError when it is of a newer schema.
+    Raises RecordError when ``path`` is not one, SchemaVersionError when it is of a newer schema.
     """
     if not (path / "manifest.json").is_file():
         raise RecordError(
-            f"{path} is no result directory: it has no manifest.json. "
+            f"{path} is not a result directory: it has no manifest.json. "
             "Name a directory that 'benchctl run' wrote; 'benchctl list' shows them"
         )
     results = ResultDirectory(path)

@@ -1,9 +1,9 @@
-"""How long runs took on this machine: kept on file, so that a plan can say how long its own will take.
+"""Durations of runs on this machine, from which plans estimate their own.
 
     <store>/<engine>.jsonl
 
-The store is the user's, not an experiment's, and nothing that reads results ever looks here. One line for each run
-that came to its end; lines of one engine stand in the order in which they were measured.
+The store belongs to the user, and readers of results never use it. It has one line for each finished run, in the
+order of measurement.
 """
 
 import os
@@ -19,11 +19,11 @@ from benchctl.records.jsonl import encode
 
 STORE_VARIABLE: Final = "BENCHCTL_DURATIONS_DIR"
 _MOST_LINES: Final = 2000
-"""Older ones are forgotten, some time after."""
+"""Limit of a file, which is then cut to the newest half."""
 
 
 class RunDuration(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How long one run took, and what says for which others it speaks. Times are in seconds."""
+    """The duration of one run, and its conditions. Times are in seconds."""
 
     measured_at: str
     host: str
@@ -31,25 +31,27 @@ class RunDuration(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     engine: str
     model: str
     server_sha256: str
-    """Of the options of the run's server."""
+    """SHA-256 of the options of the run's server."""
     settings_sha256: str
-    """Of everything that the run's requests and server were asked for."""
+    """SHA-256 of all settings of the run's requests and server."""
     overhead_s: float
-    """Start of the server, warm-up, its end, and the reading of what it left: all but the load."""
+    """Everything but the load: the server's start, warm-up and end, and reading its records."""
     token_s: float
-    """From one token of a sequence to the next, prompts included, as the length of the load shows it."""
+    """Time from one token of a sequence to the next, prompts included, from the duration of the load."""
     num_sequences: int
-    """Answers in progress at once, at most."""
+    """Largest number of answers in progress at once."""
 
 
 def durations_directory() -> Path:
     """``BENCHCTL_DURATIONS_DIR``, or ``durations`` below the user's directory for state."""
-    chosen = os.environ.get(STORE_VARIABLE)
-    return Path(chosen).expanduser() if chosen else Path(platformdirs.user_state_dir("benchctl")) / "durations"
+    directory = os.environ.get(STORE_VARIABLE)
+    return (
+        Path(directory).expanduser() if directory else Path(platformdirs.user_state_dir("benchctl")) / "durations"
+    )
 
 
 def store_duration(store: Path, duration: RunDuration) -> None:
-    """File a duration. Where it cannot be written the plans of later runs know less, and nothing else is lost."""
+    """Append a duration; a store that cannot be written only makes later estimates worse."""
     path = store / f"{duration.engine}.jsonl"
     with suppress(OSError):
         store.mkdir(parents=True, exist_ok=True)
@@ -62,7 +64,7 @@ def store_duration(store: Path, duration: RunDuration) -> None:
 
 
 def stored_durations(store: Path, engine: str) -> tuple[RunDuration, ...]:
-    """The durations of one engine in the order in which they were measured; lines that are damaged are left out."""
+    """The durations of one engine in the order of measurement; damaged lines are left out."""
     return tuple(_readable(store / f"{engine}.jsonl"))
 
 

@@ -1,4 +1,4 @@
-"""JSON Lines and JSON files: appended with one flush per record, read with the place of any damage."""
+"""JSON Lines and JSON files: appended with one flush per record, read with the location of any damage."""
 
 import os
 from collections.abc import Iterable, Iterator
@@ -104,9 +104,9 @@ def decode_lines(lines: Iterable[bytes], path: Path, kind: type[R], first_line: 
 
 
 def _describe_damage(path: Path, number: int, line: bytes, error: Exception) -> str:
-    what = str(error) if line.endswith(b"\n") else f"the line is cut off ({error})"
-    shown = line[:60].decode(errors="replace").rstrip("\n")
+    problem = str(error) if line.endswith(b"\n") else f"the line is cut off ({error})"
+    beginning = line[:60].decode(errors="replace").rstrip("\n")
     return (
-        f"{path}:{number}: {what}; it begins {shown!r}. "
+        f"{path}:{number}: {problem}; it begins {beginning!r}. "
         "Run the experiment again with --resume after deleting this run's directory, or remove the line"
     )

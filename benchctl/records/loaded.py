@@ -25,43 +25,52 @@ if TYPE_CHECKING:
     Steps: TypeAlias = tuple[StepRecord, ...] | DecodedSteps | StepLog
 
 T = TypeVar("T", bound=msgspec.Struct)
-KEPT_STEPS_BYTES: Final = 1 << 13
-"""The records of a log up to this size are kept, and those of a longer one only as columns."""
-FEW_STEPS_BYTES: Final = 1 << 18
-"""A log up to this size is decoded before polars would have begun, and all the more before it would be imported."""
-FEW_REQUESTS_BYTES: Final = 1 << 16
-"""Requests up to this size are decoded about as fast as a copy of their numbers would be read."""
 _NUM_AT_ONCE: Final = 2
-"""polars has threads of its own for one log; a second one fills the time in which those idle."""
+"""Logs read at a time: polars has threads of its own for one, and a second fills their idle time."""
 DAMAGED_LINE: Final = "damaged-line"
 """Code of the warning that a file of a run ends with a line that cannot be read."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadLimits:
+    """Sizes in bytes up to which files of a run are read in the plain way."""
+
+    kept_steps: int = 1 << 13
+    """The steps of a log up to this size stay in memory as records, those of a longer one only as columns."""
+    few_steps: int = 1 << 18
+    """A log up to this size is decoded faster than polars is imported and started."""
+    few_requests: int = 1 << 16
+    """Requests up to this size are decoded about as fast as a copy of their numbers is read."""
+    steps_block: int = 8 << 20
+    """Bytes that polars parses at a time: meanwhile, a block needs many times the memory of its table."""
+
+
+DEFAULT_LIMITS: Final = ReadLimits()
+
+
 @dataclass(frozen=True, slots=True)
 class LoadedRun:
-    """One run in memory. ``warnings`` holds what was damaged or absent, beside the run's own warnings."""
+    """One run in memory. ``warnings`` holds those of the run, and one for each damaged file."""
 
     record: RunRecord
     requests: tuple[RequestRecord, ...]
     steps: "Steps"
-    """All of them, the warm-up's among them; those of a long log are decoded each time that somebody looks."""
+    """All steps, including the warm-up; those of a long log are decoded on each access."""
     gpu: tuple[GpuSample, ...]
     host: tuple[HostSample, ...]
     prometheus: tuple[PrometheusSample, ...]
     warnings: tuple[ResultWarning, ...]
     is_damaged: bool = False
-    """A run that says ``done`` holds a line that cannot be read."""
+    """The run is in state ``done`` and holds a line that cannot be read."""
     client: tuple[ClientSample, ...] = ()
-    """How the load generator did; none in directories that were written before it told."""
+    """Health of the load generator; empty in directories of older versions."""
     _cached_columns: "dict[bool, StepColumns]" = field(
         default_factory=dict, init=False, repr=False, compare=False
     )  # init=False: a copy with other steps (dataclasses.replace) has columns of its own
 
     @property
     def columns(self) -> "StepColumns":
-        """The steps that are no warm-up, as arrays; those of a long log are made anew each time, so that they need
-        not stay in memory.
-        """
+        """The steps of the load, as arrays; those of a long log are made on each access, to save memory."""
         return self._columns(is_warmup=False)
 
     @property
@@ -80,53 +89,54 @@ class LoadedRun:
 
     @property
     def damage(self) -> tuple[str, ...]:
-        """What cannot be read of a run that says ``done``, with file and line."""
+        """The damaged lines of a run in state ``done``, with file and line."""
         damaged = (warning.message for warning in self.warnings if warning.code == DAMAGED_LINE)
         return tuple(damaged) if self.is_damaged else ()
 
 
-def load_run(directory: RunDirectory) -> LoadedRun:
-    """Read one run, keeping all that is readable.
+def load_run(directory: RunDirectory, limits: ReadLimits | None = None) -> LoadedRun:
+    """Read one run as far as it is readable.
 
-    A damaged line ends its file: what came before is kept and a warning names file and line. In a run that
-    says ``done`` this marks the run as damaged, because nobody should compare it.
+    A damaged line ends its file: the lines before it are read, and a warning names file and line. A run in state
+    ``done`` is then marked as damaged and must not be compared.
     """
+    limits = limits or DEFAULT_LIMITS
     record = directory.read()
     damage: list[ResultWarning] = []
 
     def note(error: RecordError) -> None:
         damage.append(ResultWarning(code=DAMAGED_LINE, message=str(error), where=record.run_id))
 
-    def keep(name: str, kind: type[T]) -> tuple[T, ...]:
+    def read_lines(name: str, kind: type[T]) -> tuple[T, ...]:
         path = directory.path / f"{name}.jsonl"
         whole = read_whole(path, kind)
         if whole is not None:
             return whole
-        kept: list[T] = []
+        records: list[T] = []
         try:
-            kept.extend(read_jsonl(path, kind))
+            records.extend(read_jsonl(path, kind))
         except RecordError as error:
             note(error)
-        return tuple(kept)
+        return tuple(records)
 
-    requests = _long_requests(directory, record)
+    requests = _long_requests(directory, record, limits.few_requests)
     if requests is None:
-        requests = keep("requests", RequestRecord)
+        requests = read_lines("requests", RequestRecord)
     steps: Steps
-    if _size_bytes(directory.step_log) <= FEW_STEPS_BYTES:
-        steps = keep("steps", StepRecord)
-        if _size_bytes(directory.step_log) > KEPT_STEPS_BYTES:
+    if _size_bytes(directory.step_log) <= limits.few_steps:
+        steps = read_lines("steps", StepRecord)
+        if _size_bytes(directory.step_log) > limits.kept_steps:
             from benchctl.records.columns.step_columns import DecodedSteps  # noqa: PLC0415 - numpy, where it saves memory
 
             steps = DecodedSteps(directory.step_log, steps)
     else:
         from benchctl.records.columns.step_log import read_step_log  # noqa: PLC0415 - polars, where it is worth its time
 
-        steps, fault = read_step_log(directory.step_log)
-        if fault is not None:
-            note(fault)
-    gpu, host = keep("gpu", GpuSample), keep("host", HostSample)
-    prometheus, client = keep("prometheus", PrometheusSample), keep("client", ClientSample)
+        steps, error = read_step_log(directory.step_log, block_bytes=limits.steps_block)
+        if error is not None:
+            note(error)
+    gpu, host = read_lines("gpu", GpuSample), read_lines("host", HostSample)
+    prometheus, client = read_lines("prometheus", PrometheusSample), read_lines("client", ClientSample)
     return LoadedRun(
         record=record,
         requests=requests,
@@ -140,28 +150,30 @@ def load_run(directory: RunDirectory) -> LoadedRun:
     )
 
 
-def _long_requests(directory: RunDirectory, record: RunRecord) -> tuple[RequestRecord, ...] | None:
-    """The requests of a long file, whose copy is kept once the run has ended; None for a short or damaged one."""
-    if _size_bytes(directory.request_log) <= FEW_REQUESTS_BYTES:
+def _long_requests(directory: RunDirectory, record: RunRecord, few_bytes: int) -> tuple[RequestRecord, ...] | None:
+    """The requests of a long file, which is copied as arrays once the run has ended; None for a short or damaged
+    one.
+    """
+    if _size_bytes(directory.request_log) <= few_bytes:
         return None
     from benchctl.records.columns.request_arrays import read_requests  # noqa: PLC0415 - numpy, where it is worth its time
 
     return read_requests(
         directory.request_log,
         recorded=record.files.get(directory.request_log.name),
-        keeps_copy=record.state not in {"planned", "running"},
+        writes_copy=record.state not in {"planned", "running"},
     )
 
 
-def keep_steps(run: LoadedRun) -> None:
-    """Let the next reader of a long step log be quicker. OSError where the directory cannot be written."""
+def write_step_table(run: LoadedRun) -> None:
+    """Write the table of a long step log for later readers. Raises OSError when the directory cannot be written."""
     if not isinstance(run.steps, tuple):
-        run.steps.keep()
+        run.steps.write_table()
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedResults:
-    """An experiment in memory: what the reading half works on."""
+    """An experiment in memory, as the reading half needs it."""
 
     path: Path
     manifest: Manifest
@@ -189,10 +201,8 @@ def load_results(path: Path) -> LoadedResults:
 
 
 def _load_runs(directories: Sequence[RunDirectory]) -> tuple[LoadedRun, ...]:
-    """All of them; long step logs that have no table two at a time, because one leaves a part of two cores without
-    work. All else is the interpreter's, which does one thing at a time.
-    """
-    if sum(_size_bytes(directory.step_log) for directory in directories) <= FEW_STEPS_BYTES:
+    """All runs; long step logs without a table are read two at a time, because one does not fill two cores."""
+    if sum(_size_bytes(directory.step_log) for directory in directories) <= DEFAULT_LIMITS.few_steps:
         return tuple(map(load_run, directories))
     from benchctl.records.columns.step_table import table_path  # noqa: PLC0415 - polars, where it is worth its time
 

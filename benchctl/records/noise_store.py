@@ -1,10 +1,9 @@
-"""The noise on file: what A/A experiments showed on this machine, by server and model.
+"""The noise on file: results of A/A experiments on this machine, by server and model.
 
     <store>/<key>/<when>-<hash>.json
 
-The store is the user's, not an experiment's: a result directory gets a copy of what applies to it when it is made
-(``noise.json``), and nothing that reads results ever looks here. The newest measurement of a key counts; older ones
-stay as history.
+The store belongs to the user. A new result directory gets a copy of the noise that applies to it (``noise.json``),
+and readers of results never use the store. The newest measurement of a key counts; older ones stay as history.
 """
 
 import hashlib
@@ -27,13 +26,13 @@ STORE_VARIABLE: Final = "BENCHCTL_NOISE_DIR"
 
 def noise_directory() -> Path:
     """``BENCHCTL_NOISE_DIR``, or ``noise`` below the data directory of the user."""
-    chosen = os.environ.get(STORE_VARIABLE)
-    return Path(chosen).expanduser() if chosen else Path(platformdirs.user_data_dir("benchctl")) / "noise"
+    directory = os.environ.get(STORE_VARIABLE)
+    return Path(directory).expanduser() if directory else Path(platformdirs.user_data_dir("benchctl")) / "noise"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoiseKey:
-    """Whose noise it is: a server with its options and model, on a machine with its devices."""
+    """The source of noise: a server with its options and model, on a machine with its devices."""
 
     host: str
     gpus: tuple[str, ...]
@@ -43,7 +42,7 @@ class NoiseKey:
 
     @property
     def name(self) -> str:
-        """``host-engine-model-hash8``: says to people what it is, and by its hash everything else."""
+        """``host-engine-model-hash8``: readable, and by its hash unique."""
         identity = encode((self.host, self.gpus, self.engine, self.engine_sha256, self.model))
         words = (self.host, self.engine, Path(self.model).name)
         readable = "-".join(re.sub(r"[^A-Za-z0-9._-]+", "_", word)[:40] for word in words)
@@ -63,7 +62,7 @@ def key_of(noise: NoiseFloor) -> NoiseKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredNoise:
-    """One file of the store. ``noise`` is None where it cannot be read, which ``problem`` then says."""
+    """One file of the store. ``noise`` is None if it cannot be read; ``problem`` then says why."""
 
     path: Path
     noise: NoiseFloor | None
@@ -71,17 +70,17 @@ class StoredNoise:
 
     @property
     def key(self) -> str:
-        """Name of the key it is filed under."""
+        """Name of its key."""
         return self.path.parent.name
 
     @property
     def name(self) -> str:
-        """``key/when-hash``: what tells it from its history."""
+        """``key/when-hash``, which differs from those of its history."""
         return f"{self.key}/{self.path.stem}"
 
 
 def store_noise(store: Path, noise: NoiseFloor) -> Path:
-    """File a measurement; the same one again is the same file. Raises UsageError where none can be written."""
+    """File a measurement; the same one again is the same file. Raises UsageError when it cannot be written."""
     when = re.sub(r"[^0-9TZ]", "", noise.measured_at)
     path = store / key_of(noise).name / f"{when}-{hashlib.sha256(encode(noise)).hexdigest()[:8]}.json"
     try:
@@ -111,20 +110,20 @@ def newest_of_each(entries: Iterable[StoredNoise]) -> tuple[StoredNoise, ...]:
 
 
 def find_noise(store: Path, name: str) -> tuple[StoredNoise, ...]:
-    """What is filed under ``name``: a key or one measurement of it, or the beginning of just one key.
+    """The measurements of ``name``: a key, one measurement of it, or the beginning of a single key.
 
-    Raises UsageError when nothing is, or when several keys begin so.
+    Raises UsageError when there is none, or when several keys begin so.
     """
     entries = stored_noise(store)
     exact = tuple(entry for entry in entries if name in {entry.key, entry.name})
-    found = exact or tuple(entry for entry in entries if entry.name.startswith(name))
-    keys = sorted({entry.key for entry in found})
-    if not found:
-        known = ", ".join(sorted({entry.key for entry in entries})) or "nothing is on file"
-        raise UsageError(f"no noise is filed under {name!r} in {store}; known keys: {known}")
+    matches = exact or tuple(entry for entry in entries if entry.name.startswith(name))
+    keys = sorted({entry.key for entry in matches})
+    if not matches:
+        stored_keys = ", ".join(sorted({entry.key for entry in entries})) or "nothing is on file"
+        raise UsageError(f"no noise is filed under {name!r} in {store}; known keys: {stored_keys}")
     if len(keys) > 1:
         raise UsageError(f"{name!r} begins several keys: {', '.join(keys)}; write one of them out")
-    return found
+    return matches
 
 
 def remove_noise(entries: Iterable[StoredNoise]) -> int:

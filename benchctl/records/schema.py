@@ -24,9 +24,14 @@ RENAMED_CODES: Final = {
 RENAMED_METRICS: Final = {
     "after_eos_frac": "past_eos_frac",
     "bound_stamp_frac": "coalesced_chunk_frac",
+    "load_cpu_cores": "client_cpu_cores",
+    "mean_e2el_ms": "e2el_ms",
+    "mean_itl_ms": "itl_ms",
+    "mean_tpot_ms": "tpot_ms",
+    "mean_ttft_ms": "ttft_ms",
     "p99_read_late_ms": "p99_read_delay_ms",
 }
-"""Metrics of schema 1 that schema 2 renamed."""
+"""Metrics of schema 1 that schema 2 renamed, or merged with another of the same definition."""
 RENAMED_STOP_MODES: Final = {"forced-natural": "replay-natural"}
 """Stop modes of schema 1 that schema 2 renamed."""
 

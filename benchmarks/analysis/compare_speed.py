@@ -27,7 +27,7 @@ import numpy as np
 from benchctl.records.directory import ResultDirectory, run_directory_name
 from benchctl.records.integrity.digests import digests_of_run, record_run
 from benchctl.records.jsonl import encode
-from benchctl.records.loaded import keep_steps, load_run
+from benchctl.records.loaded import load_run, write_step_table
 from benchctl.records.manifest import HostInfo, Manifest, Plan, PlannedRun
 from benchctl.records.request import ChoiceRecord, PreparedRequest, RequestRecord
 from benchctl.records.run import RunRecord, RunTimes
@@ -203,7 +203,7 @@ def write_results(path, num_steps, batch, num_blocks, seed, *, only_times=False)
         directory = results.run(run.run_id)
         directory.path.mkdir(parents=True)
         write_run(directory, run, prepared, batch, rng, only_times=only_times)
-        keep_steps(load_run(directory))
+        write_step_table(load_run(directory))
         directory.write(msgspec.structs.replace(directory.read(), files=digests_of_run(directory)))
         record_run(results, run.run_id)
 

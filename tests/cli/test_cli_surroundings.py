@@ -32,7 +32,7 @@ def in_shell(line: str, cwd: Path, **env: str) -> "subprocess.CompletedProcess[s
 
 
 @pytest.mark.parametrize("reader", ["true", "head -1"])
-@pytest.mark.parametrize(("command", "code"), [("profiles reference", 0), ("profiles validate aa no-such-name", 2)])
+@pytest.mark.parametrize(("command", "code"), [("reference profile", 0), ("profiles validate aa no-such-name", 2)])
 def test_a_reader_that_leaves_changes_no_exit_code_and_leaves_no_traceback(
     tmp_path: Path, command: str, code: int, reader: str
 ) -> None:
@@ -51,7 +51,7 @@ def test_a_terminal_without_our_signs_gets_the_others(tmp_path: Path) -> None:
 
 
 def test_a_full_device_behind_the_output_is_one_message(tmp_path: Path) -> None:
-    done = in_shell("$benchctl profiles reference > /dev/full", tmp_path)
+    done = in_shell("$benchctl reference profile > /dev/full", tmp_path)
     assert done.returncode == 5
     assert done.stderr.count("\n") == 1
     assert "output: refused (No space left on device); free space" in done.stderr

@@ -26,7 +26,7 @@ from benchctl.measure.doctor.host import (
     shared_memory_check,
 )
 from benchctl.measure.server.cores import CoreSplit
-from benchctl.measure.telemetry.gpu_state import GpuState
+from benchctl.measure.telemetry.nvml import GpuState
 from benchctl.units import GIB
 
 TOPICS = ["software", "machine", "gpu", "engine", "data"]

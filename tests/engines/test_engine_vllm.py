@@ -114,7 +114,7 @@ def test_a_built_in_name_is_fetched_from_its_repository_and_asked_for_by_its_own
 
 @pytest.mark.parametrize("name", ["/nowhere/model", "qwen9", "./model", "~/no-such-model", "a/b/c"])
 def test_a_model_that_can_be_nowhere_is_refused_before_anything_starts(python, name):
-    with pytest.raises(EngineUnavailableError, match=r"model .* is no directory.*--set model="):
+    with pytest.raises(EngineUnavailableError, match=r"model .* is not a directory.*--set model="):
         ENGINE.check_available(settings_of(name, python=python))
 
 

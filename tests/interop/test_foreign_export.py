@@ -1,5 +1,6 @@
 """``benchctl export``: what other tools would have written, and what our own readers make of it again."""
 
+import csv
 import json
 import subprocess
 import sys
@@ -20,6 +21,47 @@ from benchctl.interop.readers.files import read_foreign
 from benchctl.records.loaded import load_results
 from benchctl.records.request import RequestError
 
+PUBLISHED_COLUMNS = [
+    "achieved_tflops_per_s",
+    "base_pflops_attention",
+    "base_pflops_decode",
+    "base_pflops_linear",
+    "base_pflops_lm_head",
+    "base_pflops_prefill",
+    "base_pflops_total",
+    "batch_size_mean",
+    "batch_size_p50",
+    "batch_size_p95",
+    "latency_s_mean",
+    "latency_s_p95",
+    "lvm_pflops_candidates",
+    "lvm_pflops_extend",
+    "lvm_pflops_prefill",
+    "lvm_pflops_total",
+    "n_requests",
+    "n_steps",
+    "n_steps_with_lvm",
+    "output_tokens_mean",
+    "output_tokens_p95",
+    "tag",
+    "theoretical_gflops_per_output_token",
+    "theoretical_pflops_total",
+    "throughput_output_tokens_per_s",
+    "top_k",
+    "total_output_tokens",
+    "total_prompt_tokens",
+    "value_scale",
+    "wall_clock_s",
+]
+TIMED = [
+    "sampler_total",
+    "pre_lvm",
+    "lvm_apply_outer",
+    "lvm_build_pending",
+    "lvm_forward",
+    "lvm_apply_guidance",
+    "sample",
+]
 READ = {"vllm": "*.json", "aiperf": "*/profile_export_aiperf.json"}
 
 
@@ -150,3 +192,20 @@ def test_the_command_module_imports_without_the_analysis():
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
+
+
+def test_a_lenvm_export_has_every_published_column_and_a_row_per_run(tmp_path):
+    results = write_results(tmp_path / "r", num_requests=4, output_tokens=8, n=2)
+    ended = export(results, "lenvm", "--output-dir", tmp_path / "out")
+    assert ended.exit_code == 0, ended.output
+    with (tmp_path / "out" / "summary.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    timed = [f"t_{name}_ms_{what}" for name in TIMED for what in ("mean", "p50", "p95", "sum", "count")]
+    assert sorted(rows[0]) == sorted([*PUBLISHED_COLUMNS, *timed])
+    assert [row["tag"] for row in rows] == [run.record.variant for run in load_results(results.path).runs]
+    guided = next(row for row in rows if row["tag"] == "guided")
+    assert float(guided["wall_clock_s"]) == pytest.approx(8 * 15.5e-3)
+    assert float(guided["latency_s_mean"]) == pytest.approx(8 * 15.5e-3)
+    assert (guided["n_requests"], guided["n_steps"], guided["total_output_tokens"]) == ("4", "8", "64")
+    assert float(guided["t_lvm_forward_ms_sum"]) == pytest.approx(32.0)
+    assert guided["t_pre_lvm_ms_mean"] == ""

@@ -44,7 +44,7 @@ def load(tmp_path, text, *, engine=None, overrides=()):
         (
             "  if_missing: fail\n",
             "  on_missing_dataset: fail\n",
-            "p.yaml:6: workload.if_missing is deprecated since 0.2.0; write workload.on_missing_dataset",
+            "p.yaml:6: workload.if_missing: this key is deprecated since 0.2.0; write workload.on_missing_dataset",
         ),
         (
             "  prefix_hits: allowed\n",
@@ -88,9 +88,9 @@ def test_the_older_section_for_engines_that_cannot_guide_still_counts(tmp_path):
     profile, messages = load(tmp_path, text, engine="vllm")
     assert (profile.seed, profile.workload.on_missing_dataset) == (9, "fail")
     assert messages == [
-        "p.yaml:2: unguided is deprecated since 0.2.0; write for_unguided_engines",
+        "p.yaml:2: unguided: this key is deprecated since 0.2.0; write for_unguided_engines",
         (
-            "p.yaml:4: unguided.workload.if_missing is deprecated since 0.2.0; "
+            "p.yaml:4: unguided.workload.if_missing: this key is deprecated since 0.2.0; "
             "write unguided.workload.on_missing_dataset"
         ),
     ]
@@ -108,7 +108,9 @@ def test_older_words_in_the_section_of_an_engine_are_replaced_too(tmp_path):
 def test_an_older_word_on_the_command_line_names_the_option(tmp_path):
     profile, messages = load(tmp_path, HEAD + VARIANTS, overrides=["workload.if_missing=fail"])
     assert profile.workload.on_missing_dataset == "fail"
-    assert messages == ["--set: workload.if_missing is deprecated since 0.2.0; write workload.on_missing_dataset"]
+    assert messages == [
+        "--set: workload.if_missing: this key is deprecated since 0.2.0; write workload.on_missing_dataset"
+    ]
 
 
 def test_an_older_word_below_a_new_one_is_overridden_by_it(tmp_path):
@@ -147,6 +149,6 @@ def test_the_command_line_prints_the_warning_in_one_line_and_goes_on(tmp_path):
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert ended.stdout == "ok p.yaml: 8 runs in 8 blocks on sim\n"
     assert ended.stderr == (
-        "benchctl: warning: p.yaml:6: workload.if_missing is deprecated since 0.2.0; "
+        "benchctl: warning: p.yaml:6: workload.if_missing: this key is deprecated since 0.2.0; "
         "write workload.on_missing_dataset\n"
     )

@@ -20,7 +20,7 @@ from benchctl.measure.result_directory import Origin, reopen_experiment
 from benchctl.profile.load import load_profile
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.integrity.digests import DIGESTS_FILE, digest_of, read_digests
-from benchctl.records.integrity.stamps import STAMPS_FILE, FileLook
+from benchctl.records.integrity.hashing import STAMPS_FILE, FileHasher
 from benchctl.records.integrity.verification import verify_directory
 from benchctl.records.manifest import PlannedRun
 from benchctl.records.run import RunRecord
@@ -135,7 +135,7 @@ def test_a_step_log_that_was_halved_or_multiplied_is_named(copy: ResultDirectory
 def test_a_log_of_the_same_length_is_named_too(copy: ResultDirectory) -> None:
     path = copy.run(run_of(copy, "guided")).step_log
     path.write_bytes(path.read_bytes().translate(OTHER_DIGITS))
-    with pytest.raises(AlteredError, match="holds something else than when it was recorded"):
+    with pytest.raises(AlteredError, match="has other content than when it was recorded"):
         compare(copy.path)
 
 
@@ -392,14 +392,14 @@ def test_while_a_run_goes_on_nothing_is_recorded_of_its_end(begun: ResultDirecto
 def test_a_large_copy_is_hashed_once(tmp_path: Path) -> None:
     path = tmp_path / "steps.jsonl"
     path.write_bytes(b"x" * (2 << 20))
-    first = FileLook(tmp_path, is_fresh=False)
+    first = FileHasher(tmp_path, is_fresh=False)
     held = first.digests([(path.name, None)])[path.name]
-    first.keep()
-    second = FileLook(tmp_path, is_fresh=False)
+    first.write_stamps()
+    second = FileHasher(tmp_path, is_fresh=False)
     assert second.digests([(path.name, None)]) == {path.name: held}
     assert (first.hashed_bytes, second.hashed_bytes) == (2 << 20, 0)
     path.write_bytes(b"y" * (2 << 20))
-    third = FileLook(tmp_path, is_fresh=False)
+    third = FileHasher(tmp_path, is_fresh=False)
     assert third.digests([(path.name, held)]) != {path.name: held}
 
 
@@ -407,7 +407,7 @@ def test_a_directory_that_cannot_be_written_is_verified_all_the_same(tmp_path: P
     path = tmp_path / "steps.jsonl"
     path.write_bytes(b"x" * (2 << 20))
     (tmp_path / STAMPS_FILE).mkdir()  # what nobody can replace by a file, whoever he is
-    look = FileLook(tmp_path, is_fresh=False)
-    assert look.digests([(path.name, None)])[path.name] == digest_of(path)
-    look.keep()
+    hasher = FileHasher(tmp_path, is_fresh=False)
+    assert hasher.digests([(path.name, None)])[path.name] == digest_of(path)
+    hasher.write_stamps()
     assert (tmp_path / STAMPS_FILE).is_dir()

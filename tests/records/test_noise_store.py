@@ -188,7 +188,7 @@ def test_nothing_is_stored_of_too_few_blocks_or_of_different_servers(tmp_path: P
     assert "at least 6" in few.reason
     other = write_results(tmp_path / "other")
     assert keep_noise(other.path, parse_profile(PROFILE_YAML, "built")) is None
-    with pytest.raises(NotComparableError, match="no A/A experiment"):
+    with pytest.raises(NotComparableError, match="not an A/A experiment"):
         sound_noise(load_experiment(other.path))
     assert stored_noise(store) == ()
 
@@ -245,7 +245,7 @@ def test_a_plan_says_what_the_noise_on_file_lets_it_show() -> None:
         "with 8 blocks, 15 corrected tests and a scatter of 1.2% between blocks (A/A of 2026-11-01"
     )
     assert "2% assumed for tpot_ms, wall_s" in said
-    assert "four times in five" in said
+    assert "with a power of 80%" in said
     assert "blocks" in needed
 
 
@@ -258,7 +258,7 @@ def test_a_plan_without_noise_on_file_says_that_it_assumes() -> None:
 def test_a_screening_promises_nothing() -> None:
     power = estimate_power(load_profile("topk-sweep", blocks=2), floor())
     assert power is not None
-    assert power_lines(power) == ("a screening: 2 blocks give no verdict; 6 are the fewest that do",)
+    assert power_lines(power) == ("a screening: 2 blocks give no verdict; at least 6 are needed",)
 
 
 def test_a_rule_that_may_end_early_shows_less_with_the_same_blocks() -> None:

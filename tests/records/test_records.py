@@ -111,14 +111,14 @@ def test_a_line_of_the_wrong_shape_names_the_field(tmp_path: Path) -> None:
 
 
 def test_a_directory_without_manifest_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RecordError, match="no result directory"):
+    with pytest.raises(RecordError, match="not a result directory"):
         open_results(tmp_path)
 
 
 def test_a_profile_that_is_no_text_is_an_error_of_the_record(tmp_path: Path) -> None:
     write_results(tmp_path)
     (tmp_path / "profile.yaml").write_bytes(b"name: \xff\n")
-    with pytest.raises(RecordError, match=r"profile.yaml is no UTF-8 text .*; restore the file from a copy"):
+    with pytest.raises(RecordError, match=r"profile.yaml is not UTF-8 text .*; restore the file from a copy"):
         load_results(tmp_path)
 
 

@@ -18,7 +18,7 @@ from benchctl.records.directory import RunDirectory
 from benchctl.records.integrity.digests import digests_of_run, record_run
 from benchctl.records.integrity.verification import verify_directory
 from benchctl.records.jsonl import encode, read_jsonl
-from benchctl.records.loaded import DAMAGED_LINE, load_run
+from benchctl.records.loaded import DAMAGED_LINE, ReadLimits, load_run
 from benchctl.records.request import ChoiceRecord, RequestError, RequestRecord
 
 BASELINE, GUIDED = "000-b0-baseline", "001-b0-guided-top_k5"
@@ -50,7 +50,7 @@ records = st.builds(
 
 @pytest.fixture(name="long_from_one_byte", autouse=True)
 def _long_from_one_byte(monkeypatch):
-    monkeypatch.setattr("benchctl.records.loaded.FEW_REQUESTS_BYTES", 0)
+    monkeypatch.setattr("benchctl.records.loaded.DEFAULT_LIMITS", ReadLimits(few_requests=0))
 
 
 @pytest.fixture(name="results")
@@ -96,7 +96,7 @@ def test_the_numbers_of_chunks_are_what_is_kept_as_arrays():
 def test_a_copy_holds_every_record_as_its_line_does(tmp_path, requests):
     path = written(tmp_path / "requests.jsonl", requests)
     for _ in range(2):  # the first reader makes the copy, the second reads it
-        assert plainly(read_requests(path, keeps_copy=True)) == requests
+        assert plainly(read_requests(path, writes_copy=True)) == requests
     assert arrays_path(path).is_file()
 
 
@@ -183,7 +183,7 @@ def test_a_number_beyond_64_bits_is_left_to_the_reader_of_lines(tmp_path):
         request_id="r", index=0, scheduled_ns=0, choices=(ChoiceRecord(index=0, chunk_ns=(2**64,)),)
     )
     path = written(tmp_path / "requests.jsonl", [huge])
-    assert read_requests(path, keeps_copy=True) is None
+    assert read_requests(path, writes_copy=True) is None
     assert list(read_jsonl(path, RequestRecord)) == [huge]
 
 
@@ -205,10 +205,10 @@ def test_a_copy_changes_no_digest_and_may_be_made_altered_or_deleted(results):
 
 
 def test_what_is_shown_is_the_same_with_and_without_copies(results, monkeypatch):
-    monkeypatch.setattr("benchctl.records.loaded.FEW_REQUESTS_BYTES", 1 << 30)
+    monkeypatch.setattr("benchctl.records.loaded.DEFAULT_LIMITS", ReadLimits(few_requests=1 << 30))
     by_lines = show(results.path)
     assert not list(results.path.glob("runs/*/*.safetensors"))
-    monkeypatch.setattr("benchctl.records.loaded.FEW_REQUESTS_BYTES", 0)
+    monkeypatch.setattr("benchctl.records.loaded.DEFAULT_LIMITS", ReadLimits(few_requests=0))
     first, second = show(results.path), show(results.path)
     assert len(list(results.path.glob("runs/*/*.safetensors"))) == 12
     assert by_lines.exit_code == 0
@@ -229,17 +229,16 @@ def test_gaps_of_arrays_are_those_of_tuples(tmp_path, times):
         )
         for i, of_request in enumerate(times)
     ]
-    read = read_requests(written(tmp_path / "requests.jsonl", requests), keeps_copy=False)
+    read = read_requests(written(tmp_path / "requests.jsonl", requests), writes_copy=False)
     assert pooled_itls_ns(read) == pooled_itls_ns(requests)
     assert [itls_ns(request) for request in read] == [itls_ns(request) for request in requests]
     assert latencies_ns(read) == latencies_ns(requests)
 
 
-def test_steps_of_a_log_of_middling_length_are_kept_as_columns(results, monkeypatch):
+def test_steps_of_a_log_of_middling_length_are_kept_as_columns(results):
     run = RunDirectory(results.run(GUIDED).path)
     few = load_run(run)
-    monkeypatch.setattr("benchctl.records.loaded.KEPT_STEPS_BYTES", 0)
-    many = load_run(run)
+    many = load_run(run, ReadLimits(kept_steps=0))
     assert tuple(many.steps) == few.steps
     assert len(many.steps) == len(few.steps)
     assert many.steps[0] == few.steps[0]

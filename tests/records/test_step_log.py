@@ -15,7 +15,7 @@ from benchctl.records.columns.step_log import read_step_log
 from benchctl.records.columns.step_table import table_path
 from benchctl.records.directory import RunDirectory
 from benchctl.records.jsonl import encode
-from benchctl.records.loaded import DAMAGED_LINE, load_run
+from benchctl.records.loaded import DAMAGED_LINE, ReadLimits, load_run
 from benchctl.records.step import SECTION_PARENT, StepRecord
 
 int64 = st.integers(-(2**63), 2**63 - 1)
@@ -50,9 +50,9 @@ def step(number=0, **changed):
     return msgspec.structs.replace(record, **changed)
 
 
-@pytest.fixture(name="small_blocks")
-def _small_blocks(monkeypatch):
-    monkeypatch.setattr(step_log, "BLOCK_BYTES", 600)
+def read_log(path):
+    """Read a log in blocks of a few lines."""
+    return read_step_log(path, block_bytes=600)
 
 
 def written(path, steps):
@@ -60,14 +60,14 @@ def written(path, steps):
     return path
 
 
-def require_same(found, expected):
-    assert len(found) == len(expected)
-    assert found.clocks == expected.clocks
+def require_same(columns, expected):
+    assert len(columns) == len(expected)
+    assert columns.clocks == expected.clocks
     pairs = [
-        (getattr(found, name), getattr(expected, name)) for name in ("start_ns", "dur_ns", "num_seqs", "phase")
+        (getattr(columns, name), getattr(expected, name)) for name in ("start_ns", "dur_ns", "num_seqs", "phase")
     ]
     for name in ("optionals", "section_ns", "has_section"):
-        mine, theirs = getattr(found, name), getattr(expected, name)
+        mine, theirs = getattr(columns, name), getattr(expected, name)
         assert list(mine) == list(theirs)
         pairs += [(mine[key], theirs[key]) for key in theirs]
     for mine, theirs in pairs:
@@ -77,17 +77,15 @@ def require_same(found, expected):
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(steps=records)
-def test_the_columns_of_a_log_are_those_of_its_records(small_blocks, tmp_path, steps):
-    log, damage = read_step_log(written(tmp_path / "steps.jsonl", steps))
+def test_the_columns_of_a_log_are_those_of_its_records(tmp_path, steps):
+    log, damage = read_log(written(tmp_path / "steps.jsonl", steps))
     assert damage is None
     assert list(log) == steps
     for is_warmup in (False, True):
         require_same(log.columns(is_warmup=is_warmup), columns_from(steps, is_warmup=is_warmup))
 
 
-def test_a_log_whose_every_block_is_read_by_polars_has_the_columns_of_its_records(
-    small_blocks, tmp_path, monkeypatch
-):
+def test_a_log_whose_every_block_is_read_by_polars_has_the_columns_of_its_records(tmp_path, monkeypatch):
     steps = [
         step(
             i,
@@ -98,7 +96,7 @@ def test_a_log_whose_every_block_is_read_by_polars_has_the_columns_of_its_record
         for i in range(100)
     ]
     monkeypatch.setattr(step_log, "_read_as_records", None)
-    log, _ = read_step_log(written(tmp_path / "steps.jsonl", steps))
+    log, _ = read_log(written(tmp_path / "steps.jsonl", steps))
     require_same(log.columns(), columns_from(steps))
     assert log.columns().optional("fused") is None
     assert log[3] == steps[3]
@@ -106,9 +104,9 @@ def test_a_log_whose_every_block_is_read_by_polars_has_the_columns_of_its_record
 
 
 @pytest.mark.parametrize("place", [0, 1, 50, 98, 99])
-def test_a_section_that_only_one_step_has_is_found_wherever_that_step_stands(small_blocks, tmp_path, place):
+def test_a_section_that_only_one_step_has_is_columns_wherever_that_step_stands(tmp_path, place):
     steps = [step(i, sections_ns={"rare": 5} if i == place else {"sample": 1}) for i in range(100)]
-    columns = read_step_log(written(tmp_path / "steps.jsonl", steps))[0].columns()
+    columns = read_log(written(tmp_path / "steps.jsonl", steps))[0].columns()
     assert columns.section_ns["rare"].sum() == 5
     assert columns.has_section["rare"].nonzero()[0].tolist() == [place]
     assert columns.has_section["sample"].sum() == 99
@@ -132,10 +130,10 @@ GOOD = encode(step())
         b"   ",
     ],
 )
-def test_a_line_that_nobody_here_wrote_means_to_columns_what_it_means_to_records(small_blocks, tmp_path, line):
+def test_a_line_that_nobody_here_wrote_means_to_columns_what_it_means_to_records(tmp_path, line):
     path = tmp_path / "steps.jsonl"
     path.write_bytes(b"\n".join([*[encode(step(i)) for i in range(20)], line, GOOD]))
-    log, damage = read_step_log(path)
+    log, damage = read_log(path)
     assert damage is None
     require_same(log.columns(), columns_from(list(log)))
     kinds = msgspec.json.Decoder(StepRecord)
@@ -148,14 +146,12 @@ def test_a_line_that_nobody_here_wrote_means_to_columns_what_it_means_to_records
 @pytest.mark.parametrize(
     "value", [b"null", b"1.0", b'"1"', b"true", b"1", b"[1]", b'{"a":null}', b"9223372036854775808", b"NaN"]
 )
-def test_a_value_of_another_kind_is_damage_to_columns_if_and_only_if_it_is_to_records(
-    small_blocks, tmp_path, field, value
-):
+def test_a_value_of_another_kind_is_damage_to_columns_if_and_only_if_it_is_to_records(tmp_path, field, value):
     plain = msgspec.to_builtins(step(sections_ns={"a": 1})) | {field: msgspec.Raw(value)}
     line = encode(plain)
     path = tmp_path / "steps.jsonl"
     path.write_bytes(b"\n".join([*[encode(step(i)) for i in range(20)], line, GOOD]) + b"\n")
-    log, damage = read_step_log(path)
+    log, damage = read_log(path)
     fault = fault_of(line)
     if fault is None:
         assert damage is None
@@ -173,13 +169,11 @@ def fault_of(line):
     return None
 
 
-def test_a_damaged_line_of_a_long_log_is_named_and_what_came_before_is_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr("benchctl.records.loaded.FEW_STEPS_BYTES", 0)
-    monkeypatch.setattr(step_log, "BLOCK_BYTES", 300)
+def test_a_damaged_line_of_a_long_log_is_named_and_what_came_before_is_kept(tmp_path):
     run = RunDirectory(write_results(tmp_path / "r").runs()[0].path)
     whole = list(run.steps())
     run.step_log.write_bytes(run.step_log.read_bytes() + encode(step(9, is_warmup=True)) + b"\n" + GOOD[:-9])
-    loaded = load_run(run)
+    loaded = load_run(run, ReadLimits(few_steps=0, steps_block=300))
     assert loaded.is_damaged
     (warning,) = [warning for warning in loaded.warnings if warning.code == DAMAGED_LINE]
     assert warning.message.startswith(f"{run.step_log}:{len(whole) + 2}: the line is cut off")
@@ -188,30 +182,28 @@ def test_a_damaged_line_of_a_long_log_is_named_and_what_came_before_is_kept(tmp_
     require_same(loaded.warmup_columns, columns_from(loaded.steps, is_warmup=True))
 
 
-def test_few_steps_and_many_are_the_same_run(tmp_path, monkeypatch):
+def test_few_steps_and_many_are_the_same_run(tmp_path):
     run = write_results(tmp_path / "r").runs()[1]
     few = load_run(run)
-    monkeypatch.setattr("benchctl.records.loaded.FEW_STEPS_BYTES", 0)
-    many = load_run(run)
+    many = load_run(run, ReadLimits(few_steps=0))
     assert isinstance(few.steps, tuple)
     assert tuple(many.steps) == few.steps
     require_same(many.columns, few.columns)
 
 
 @pytest.fixture(name="kept")
-def _kept(tmp_path, monkeypatch):
+def _kept(tmp_path):
     """A long log whose table is kept."""
-    monkeypatch.setattr(step_log, "KEPT_FROM_BYTES", 0)
     steps = [step(i, is_warmup=i < 3, sections_ns={"sample": i}, kv_used_blocks=i or None) for i in range(50)]
     path = written(tmp_path / "steps.jsonl", steps)
-    read_step_log(path)[0].keep()
+    read_log(path)[0].write_table(from_bytes=0)
     return path
 
 
 def test_a_kept_table_is_read_instead_of_the_log(kept, monkeypatch):
-    steps = list(read_step_log(kept)[0])
+    steps = list(read_log(kept)[0])
     monkeypatch.setattr(step_log, "_blocks", None)
-    log, damage = read_step_log(kept)
+    log, damage = read_log(kept)
     assert damage is None
     assert len(log) == 50
     for is_warmup in (False, True):
@@ -220,43 +212,44 @@ def test_a_kept_table_is_read_instead_of_the_log(kept, monkeypatch):
 
 def test_a_kept_table_does_not_count_once_its_log_has_changed(kept):
     kept.write_bytes(kept.read_bytes().replace(b'"dur_ns":7', b'"dur_ns":8', 1))
-    log, _ = read_step_log(kept)
+    log, _ = read_log(kept)
     require_same(log.columns(is_warmup=True), columns_from(list(log), is_warmup=True))
     assert log.columns(is_warmup=True).dur_ns.tolist() == [8, 7, 7]
 
 
 def test_a_kept_table_that_cannot_be_read_costs_nothing_but_time(kept):
     table_path(kept).write_bytes(b"PAR1, but no table")
-    log, damage = read_step_log(kept)
+    log, damage = read_log(kept)
     assert damage is None
     assert len(log) == 50
 
 
-def test_the_table_of_a_damaged_log_is_not_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr(step_log, "KEPT_FROM_BYTES", 0)
+def test_the_table_of_a_damaged_log_is_not_kept(tmp_path):
     path = written(tmp_path / "steps.jsonl", [step(i) for i in range(5)])
     path.write_bytes(path.read_bytes()[:-5])
-    log, damage = read_step_log(path)
-    log.keep()
+    log, damage = read_log(path)
+    log.write_table(from_bytes=0)
     assert damage is not None
     assert not table_path(path).exists()
 
 
 def test_the_table_of_a_short_log_is_not_kept(tmp_path):
     path = written(tmp_path / "steps.jsonl", [step()])
-    read_step_log(path)[0].keep()
+    read_log(path)[0].write_table()
     assert [entry.name for entry in tmp_path.iterdir()] == ["steps.jsonl"]
 
 
 def test_a_log_without_a_step_has_columns_without_a_value(tmp_path):
-    log, damage = read_step_log(written(tmp_path / "steps.jsonl", ()))
+    log, damage = read_log(written(tmp_path / "steps.jsonl", ()))
     assert damage is None
     require_same(log.columns(), columns_from(()))
     assert len(log.columns()) == 0
 
 
 def test_a_column_that_no_step_could_have_is_refused_by_name():
-    with pytest.raises(ValueError, match="'outputs' is no optional field of a step; those are num_prefill_tokens"):
+    with pytest.raises(
+        ValueError, match="'outputs' is not an optional field of a step; those are num_prefill_tokens"
+    ):
         columns_from([step()]).optional("outputs")
 
 

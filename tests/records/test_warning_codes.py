@@ -24,12 +24,10 @@ from benchctl.records.warning_codes import (
     WARNING_CODES,
     by_severity,
     severity_of,
-    warnings_reference,
 )
 from benchctl.records.warning_table import CHECKS, FINDINGS, IMPORT_LIMITS, IMPORT_REPAIRS, WARNING_TABLE
 
 PACKAGE = Path(benchctl.__file__).parent
-REFERENCE = PACKAGE.parent / "docs" / "reference" / "warnings.md"
 PASSED_ON = {
     "benchctl/analysis/compare/warnings.py",
     "benchctl/analysis/validity/integrity.py",
@@ -150,13 +148,6 @@ def test_an_entry_has_a_sentence_each_for_meaning_and_remedy(code: str, entry: o
     for sentence in (WARNING_CODES[code].meaning, WARNING_CODES[code].remedy):
         assert re.fullmatch(r"[A-Z\w].*\.", sentence)
         assert "|" not in sentence
-
-
-def test_the_reference_in_docs_is_generated_from_the_table() -> None:
-    assert REFERENCE.read_text() == warnings_reference(), (
-        'python -c "from benchctl.records.warning_codes import warnings_reference; '
-        'print(warnings_reference(), end=str())" > docs/reference/warnings.md'
-    )
 
 
 def test_an_unknown_code_is_a_warning_between_suspects_and_notes() -> None:

@@ -233,7 +233,7 @@ def test_time_that_no_section_names_is_drawn_too(tmp_path):
 
 
 def test_a_directory_that_is_no_result_directory_is_refused(tmp_path):
-    with pytest.raises(RecordError, match=r"is no result directory: it has no manifest\.json"):
+    with pytest.raises(RecordError, match=r"is not a result directory: it has no manifest\.json"):
         write_report(tmp_path)
 
 

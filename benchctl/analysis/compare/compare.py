@@ -34,6 +34,7 @@ from benchctl.errors import UsageError
 from benchctl.profile.sources.files import did_you_mean
 from benchctl.records.noise import MetricNoise, load_noise
 from benchctl.records.record import ResultWarning
+from benchctl.records.schema import current_metric_name
 
 __all__ = ["CompareOptions", "Side", "compare_experiments", "compare_sides", "parse_side"]
 
@@ -181,11 +182,12 @@ def noise_of(a: Experiment, b: Experiment) -> dict[str, MetricNoise]:
 
 
 def deciding_metrics(names: Sequence[str]) -> tuple[str, ...]:
-    """The metrics that make the verdict, each once.
+    """The metrics that make the verdict, each once, those of an older schema under their new names.
 
     Raises UsageError for one that is unknown or has no better direction.
     """
-    for name in names:
+    current = tuple(dict.fromkeys(map(current_metric_name, names)))
+    for name in current:
         if name not in METRICS:
             hint = did_you_mean(name, METRICS) or f"metrics are {', '.join(METRICS)}"
             raise UsageError(f"no metric is called {name!r}; {hint}")
@@ -194,7 +196,7 @@ def deciding_metrics(names: Sequence[str]) -> tuple[str, ...]:
                 f"{name} cannot decide a comparison: neither more nor less of it is better. "
                 "It is shown as exploratory; name others with --metrics, or as primary_metrics of the profile"
             )
-    return tuple(dict.fromkeys(names))
+    return current
 
 
 def side_names(a: Side, b: Side) -> tuple[str, str]:

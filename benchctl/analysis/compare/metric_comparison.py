@@ -133,13 +133,11 @@ def spread_of_blocks(values: Sequence[float | None]) -> float | None:
 
 
 def roles_of(deciding: Sequence[str], *, is_forced: bool) -> dict[str, Role]:
-    """Role of each metric, deciding ones first. vLLM's second names of the means are left out."""
+    """Role of each metric, deciding ones first."""
     exact = {name for name, metric in METRICS.items() if metric.is_exact or (is_forced and name in FORCED_EXACT)}
-    aliases = {f"mean_{name}" for name in METRICS}
     roles: dict[str, Role] = dict.fromkeys((name for name in deciding if name not in exact), "deciding")
     roles |= dict.fromkeys((name for name in METRICS if name in exact), "exact")
-    others = (name for name in METRICS if name not in roles and name not in aliases)
-    return roles | dict.fromkeys(others, "exploratory")
+    return roles | dict.fromkeys((name for name in METRICS if name not in roles), "exploratory")
 
 
 def compare_metrics(

@@ -3,8 +3,8 @@
 Names and definitions are vLLM's where vLLM has them. Numbers that a changed decode path leaves meaningful even
 when a step yields several tokens are ``step_ms`` and ``tokens_per_step``.
 
-Clock: durations that the client saw are multiplied by ``time_scale`` when the engine's clock is virtual, so that
-they compare with its steps; ``client_wall_s``, ``ready_s`` and ``warmup_s`` never are.
+Durations that the client measured are multiplied by ``time_scale`` if the engine's clock is virtual, to compare
+with its steps; ``client_wall_s``, ``ready_s`` and ``warmup_s`` are not.
 """
 
 from dataclasses import dataclass
@@ -17,10 +17,9 @@ Direction = Literal["lower", "higher", "none"]
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A derived number. ``direction`` is the better one; ``none`` means that neither is.
+    """A derived number. ``direction`` is the better one, ``none`` if neither is.
 
-    ``is_exact`` marks a count without noise: it is compared exactly, never with statistics. ``needs`` says what
-    must have been recorded, and is shown where the value is unknown.
+    ``is_exact`` marks a count without noise, which is compared exactly. ``needs`` names the required records.
     """
 
     name: str
@@ -55,10 +54,7 @@ LATENCIES: Final = tuple(_LATENCIES)
 def _latency_metrics() -> list[Metric]:
     table: list[Metric] = []
     for latency, (formula, needs) in _LATENCIES.items():
-        table += [
-            Metric(f"{latency}_ms", "ms", f"mean of {formula}{_SCALED}", "lower", needs=needs),
-            Metric(f"mean_{latency}_ms", "ms", f"{latency}_ms under vLLM's name", "lower", needs=needs),
-        ]
+        table.append(Metric(f"{latency}_ms", "ms", f"mean of {formula}{_SCALED}", "lower", needs=needs))
         table += [
             Metric(f"p{percent}_{latency}_ms", "ms", f"p{percent} of {formula}{_SCALED}", "lower", needs=needs)
             for percent in PERCENTS
@@ -132,10 +128,16 @@ _CLIENT_METRICS: Final = [
         needs=f"{smallest_sample(99)} chunks stamped by the kernel",
     ),
     Metric("max_loop_lag_ms", "ms", "max of wake-up - due of the client's event loop", needs=_CLIENT),
-    Metric("load_cpu_cores", "cores", "Σ over the load generator's processes of CPU time / time", needs=_CLIENT),
+    Metric(
+        "client_cpu_cores",
+        "cores",
+        "Σ over the load generator's processes of CPU time / time",
+        "lower",
+        needs=_CLIENT,
+    ),
 ]
 CLIENT_METRICS: Final = tuple(metric.name for metric in _CLIENT_METRICS)
-"""Those that say how well the load generator did, and nothing of the server."""
+"""Metrics of the load generator, which do not depend on the server."""
 
 _STEP_METRICS: Final = [
     Metric("num_steps", "steps", "steps after the warm-up", "lower", needs=_STEPS),
@@ -193,7 +195,6 @@ _DEVICE_METRICS: Final = [
     Metric("gpu_utilization_frac", "1", "mean over devices and samples during the load", needs=_GPU),
     Metric("gpu_peak_memory_bytes", "bytes", "Σ over devices of the most memory in use", "lower", needs=_GPU),
     Metric("server_cpu_cores", "cores", "mean of cores kept busy by the server", "lower", needs="host samples"),
-    Metric("client_cpu_cores", "cores", "mean of cores kept busy by the client", "lower", needs="host samples"),
 ]
 
 METRICS: Final[dict[str, Metric]] = {
@@ -205,7 +206,7 @@ CLIENT_TIMED: Final = frozenset(
     {"wall_s", "client_wall_s", "output_throughput", "request_throughput"}
     | {name for name in METRICS if name.endswith(tuple(f"{latency}_ms" for latency in LATENCIES))}
 )
-"""Metrics that rest on the times at which the client sent and received; all others are the server's or counts."""
+"""Metrics from the client's send and receive times; all others are the server's or counts."""
 
 _TIMES_AND_RATES: Final = frozenset({"ms", "s", "tokens/s", "requests/s", "J", "J/token"})
 POSITION_ADJUSTED: Final = frozenset(
@@ -213,4 +214,4 @@ POSITION_ADJUSTED: Final = frozenset(
     for name, metric in METRICS.items()
     if metric.unit in _TIMES_AND_RATES and name not in {*CLIENT_METRICS, "ready_s", "warmup_s"}
 )
-"""Metrics that a drift of the machine within a block moves; counts and shares are compared as they are."""
+"""Metrics that drift of the machine within a block changes; counts and shares are compared unadjusted."""

@@ -1,4 +1,4 @@
-"""What an experiment will be able to show, and the noise of the machine that this depends on.
+"""The power of an experiment before it is measured, the noise of the machine that it depends on, and planned looks.
 
-Computed before anything is measured, from the noise floor on file.
+``power`` needs the noise floor on file, which ``noise_floor`` derives from an A/A experiment.
 """

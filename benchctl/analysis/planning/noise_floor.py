@@ -1,7 +1,7 @@
-"""The noise of a machine: what an A/A experiment shows although nothing changed.
+"""The noise of a machine: the changes that an A/A experiment measures although nothing changed.
 
-The floor of a metric is the end farther from 0 of the A/A interval: the largest change that identical servers were
-not able to rule out, bias of the set-up included. A change that stays below it is not told from none.
+The floor of a metric is the end of the A/A interval that is farther from 0: the largest change that identical
+servers could not rule out, including the bias of the set-up. A change below it cannot be distinguished from none.
 """
 
 import hashlib
@@ -13,8 +13,7 @@ from benchctl.analysis.experiment.experiment import Experiment
 from benchctl.analysis.experiment.paired_runs import PairedRuns
 from benchctl.analysis.experiment.pairing import CellPair, Side, match_cells
 from benchctl.analysis.metrics.table import METRICS
-from benchctl.analysis.statistics.block_ratio import MIN_PAIRED_BLOCKS, log_ratios
-from benchctl.analysis.statistics.side_ratio import SideRatio
+from benchctl.analysis.statistics.block_ratio import MIN_PAIRED_BLOCKS
 from benchctl.errors import NotComparableError, UsageError
 from benchctl.profile.model import Profile
 from benchctl.profile.planning.plan import arms, variant_settings
@@ -25,9 +24,9 @@ from benchctl.records.schema import SCHEMA_VERSION
 
 
 def noise_of_experiment(experiment: Experiment) -> NoiseFloor:
-    """The noise of every metric with a better direction, from an experiment whose variants are all the same.
+    """The noise of every metric with a better direction, from an A/A experiment.
 
-    Raises NotComparableError where they are not, UsageError where fewer than six blocks can be compared.
+    Raises NotComparableError where the variants are not all the same, UsageError below six usable blocks.
     """
     profile, results = experiment.profile, experiment.results
     others = _repeats_of_baseline(profile, results)
@@ -38,7 +37,7 @@ def noise_of_experiment(experiment: Experiment) -> NoiseFloor:
             f"{results.path} has {fewest} usable blocks: a noise floor needs at least {MIN_PAIRED_BLOCKS}. Measure "
             "it again with more --blocks"
         )
-    found = [_noise_of_pair(PairedRuns.of(pair, (experiment, experiment))) for pair in pairs]
+    noise_of_pairs = [_noise_of_pair(PairedRuns.of(pair, (experiment, experiment))) for pair in pairs]
     return NoiseFloor(
         schema_version=SCHEMA_VERSION,
         measured_at=results.manifest.created_at,
@@ -51,33 +50,35 @@ def noise_of_experiment(experiment: Experiment) -> NoiseFloor:
         model=profile.model,
         request_set_sha256=results.manifest.request_set_sha256,
         metrics={
-            name: max((noise[name] for noise in found if name in noise), key=lambda noise: noise.floor_frac)
-            for name in {name: None for noise in found for name in noise}
+            name: max(
+                (noise[name] for noise in noise_of_pairs if name in noise), key=lambda noise: noise.floor_frac
+            )
+            for name in {name: None for noise in noise_of_pairs for name in noise}
         },
     )
 
 
 def is_repeated_baseline(profile: Profile) -> bool:
-    """Whether every variant is the baseline under another name: an A/A experiment."""
+    """True for an A/A experiment: every variant is the baseline under another name."""
     baseline = _settings(profile, profile.baseline)
     others = [variant for variant, cell in arms(profile) if variant != profile.baseline or cell]
     return bool(others) and not profile.sweep and all(_settings(profile, name) == baseline for name in others)
 
 
 def engine_sha256(profile: Profile) -> str:
-    """Of the baseline's server options: noise is that of a server, not of a name."""
+    """Hash of the baseline's server options: noise belongs to a server, not to a name."""
     options = variant_settings(profile, profile.baseline, {}).server.model_dump(mode="json")
     return hashlib.sha256(json.dumps(options, sort_keys=True).encode()).hexdigest()
 
 
 def engine_version(results: LoadedResults) -> str | None:
-    """What the servers called themselves; None where they did not, or not all the same."""
+    """The version that all servers reported; None where one did not, or they differ."""
     versions = {run.record.engine_version for run in results.runs}
     return versions.pop() if len(versions) == 1 else None
 
 
 def gpu_names(manifest: Manifest) -> tuple[str, ...]:
-    """The devices of the machine, by name."""
+    """Names of the devices of the machine."""
     return tuple(gpu.name for gpu in manifest.gpus)
 
 
@@ -88,7 +89,7 @@ def _settings(profile: Profile, variant: str) -> dict[str, object]:
 def _repeats_of_baseline(profile: Profile, results: LoadedResults) -> tuple[str, ...]:
     if not is_repeated_baseline(profile):
         raise NotComparableError(
-            f"{results.path} is no A/A experiment: its variants are not all the same server, asked the same way. "
+            f"{results.path} is not an A/A experiment: its variants differ in servers or requests. "
             "'benchctl run --profile aa' measures one"
         )
     return tuple(name for name in profile.variants if name != profile.baseline)
@@ -101,21 +102,16 @@ def _pair(experiment: Experiment, other: str) -> CellPair:
 
 
 def _noise_of_pair(paired: PairedRuns) -> dict[str, MetricNoise]:
-    found = {}
+    noise_by_metric = {}
     for name, metric in METRICS.items():
         if metric.direction == "none" or metric.is_exact:
             continue
         ratio = paired.ratio(name)
         if ratio is not None and ratio.estimate.num_blocks >= MIN_PAIRED_BLOCKS:
-            found[name] = _noise(ratio)
-    return found
-
-
-def _noise(ratio: SideRatio) -> MetricNoise:
-    low, high = ratio.estimate.log_interval or (0.0, 0.0)
-    differences = log_ratios(ratio.a_values, ratio.b_values)
-    return MetricNoise(
-        log_sd=stdev(differences),
-        num_blocks=len(differences),
-        floor_frac=math.expm1(max(abs(low), abs(high))),
-    )
+            low, high = ratio.estimate.log_interval or (0.0, 0.0)
+            noise_by_metric[name] = MetricNoise(
+                log_sd=stdev(ratio.log_ratios),
+                num_blocks=len(ratio.log_ratios),
+                floor_frac=math.expm1(max(abs(low), abs(high))),
+            )
+    return noise_by_metric

@@ -1,4 +1,4 @@
-"""What an experiment will be able to show, said before it is measured."""
+"""The power of an experiment before it is measured: minimum detectable effects, and the blocks that they take."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -21,36 +21,37 @@ from benchctl.profile.planning.plan import arms
 from benchctl.records.noise import NoiseFloor
 
 DEFAULT_MARGIN: Final = 0.01
-"""The threshold that ``compare`` takes where none is given."""
+"""The default threshold of ``compare``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricPower:
-    """One primary metric; ``is_assumed`` where no A/A experiment knows its scatter."""
+    """The power of one primary metric."""
 
     name: str
     log_sd: float
     is_assumed: bool
+    """No A/A experiment measured its scatter."""
     margins: Margins
     """The default threshold, and the noise floor for a change where that is larger."""
     minimum_detectable_effect: float | None
-    """Change that gets its verdict four times in five; None below six blocks."""
+    """Change, as a fraction, that gets its verdict with a power of 0.8; None below six blocks."""
     blocks_needed: int | None
-    """Blocks that know the metric to its margin, so that one of twice the margin is told from none; None: more than
-    a thousand."""
+    """Blocks that detect a change of twice the margin with a power of 0.8; None: more than a thousand."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExperimentPower:
-    """What an experiment can show with its ``num_blocks``, the most of them where a rule may end it early."""
+    """The power of an experiment."""
 
     num_blocks: int
+    """The maximum where a rule may end the experiment early."""
     num_tests: int
     """Deciding metrics times cells of the variant that has the most."""
     metrics: tuple[MetricPower, ...]
     noise: NoiseFloor | None
     measures_noise: bool = False
-    """An A/A experiment, which takes no noise along: it is there to find it."""
+    """An A/A experiment, which measures the noise and assumes none."""
 
     @property
     def is_screening(self) -> bool:
@@ -58,7 +59,7 @@ class ExperimentPower:
 
 
 def estimate_power(profile: Profile, noise: NoiseFloor | None) -> ExperimentPower | None:
-    """What ``profile`` can show where the machine scatters as ``noise`` says; None where it compares nothing."""
+    """The power of ``profile`` on a machine with the scatter of ``noise``; None where it compares nothing."""
     cells = [variant for variant, _ in arms(profile) if variant != profile.baseline]
     roles = roles_of(profile.primary_metrics, is_forced=profile.stop != "natural")
     names = [name for name, role in roles.items() if role == "deciding" and name in METRICS]
@@ -82,14 +83,14 @@ def estimate_power(profile: Profile, noise: NoiseFloor | None) -> ExperimentPowe
 def _metric(
     name: str, noise: NoiseFloor | None, num_blocks: int, num_tests: int, estimator: Estimator
 ) -> MetricPower:
-    """A correction for looks divides alpha as one for tests does, so that both are in ``num_tests``."""
-    known = None if noise is None else noise.metrics.get(name)
-    log_sd = ASSUMED_LOG_SD if known is None else known.log_sd
-    margins = margins_of(DEFAULT_MARGIN, 0.0 if known is None else known.floor_frac)
+    """A correction for looks divides alpha as one for tests does, so both are in ``num_tests``."""
+    of_metric = None if noise is None else noise.metrics.get(name)
+    log_sd = ASSUMED_LOG_SD if of_metric is None else of_metric.log_sd
+    margins = margins_of(DEFAULT_MARGIN, 0.0 if of_metric is None else of_metric.floor_frac)
     return MetricPower(
         name=name,
         log_sd=log_sd,
-        is_assumed=known is None,
+        is_assumed=of_metric is None,
         margins=margins,
         minimum_detectable_effect=minimum_detectable_effect(
             log_sd, num_blocks, num_tests=num_tests, margin_frac=margins.change_frac, estimator=estimator
@@ -99,45 +100,38 @@ def _metric(
 
 
 def power_lines(power: ExperimentPower) -> tuple[str, ...]:
-    """``with 8 blocks, 15 corrected tests and ... a change of ±4% in step_ms would be seen four times in five``,
-    and how many blocks the margin asks for.
-    """
+    """The minimum detectable effect of each metric, and the blocks that the most demanding one takes, in words."""
     if power.is_screening:
         number = "1 block gives" if power.num_blocks == 1 else f"{power.num_blocks} blocks give"
-        return (f"a screening: {number} no verdict; {MIN_PAIRED_BLOCKS} are the fewest that do",)
+        return (f"a screening: {number} no verdict; at least {MIN_PAIRED_BLOCKS} are needed",)
     tests = "one test" if power.num_tests == 1 else f"{power.num_tests} corrected tests"
-    alike: dict[str, list[str]] = {}
+    names_by_effect: dict[str, list[str]] = {}
     for metric in power.metrics:
         if metric.minimum_detectable_effect is not None:
-            alike.setdefault(f"±{percentage(metric.minimum_detectable_effect, 2)}", []).append(metric.name)
-    changes = "; ".join(f"{change} in {', '.join(names)}" for change, names in alike.items())
-    by_what = f"with {power.num_blocks} blocks, {tests} and {_scatter(power)}"
-    return (f"{by_what}, a change of {changes} would be seen four times in five", _needed(power))
+            effect = f"±{percentage(metric.minimum_detectable_effect, 2)}"
+            names_by_effect.setdefault(effect, []).append(metric.name)
+    effects = "; ".join(f"{effect} in {', '.join(names)}" for effect, names in names_by_effect.items())
+    conditions = f"with {power.num_blocks} blocks, {tests} and {_scatter(power)}"
+    return (f"{conditions}, a change of {effects} is detected with a power of 80%", _needed_blocks(power))
 
 
 def _scatter(power: ExperimentPower) -> str:
-    known = [m for m in power.metrics if not m.is_assumed]
-    if power.noise is None or not known:
+    measured = [m for m in power.metrics if not m.is_assumed]
+    if power.noise is None or not measured:
         why = "this experiment measures it" if power.measures_noise else "no A/A on file"
         return f"a scatter of {percentage(ASSUMED_LOG_SD, 2)} between blocks (assumed: {why})"
-    scatters = sorted({f"{m.log_sd * 100:.2g}" for m in known}, key=float)
+    scatters = sorted({f"{m.log_sd * 100:.2g}" for m in measured}, key=float)
     reach = scatters[0] if len(scatters) == 1 else f"{scatters[0]} to {scatters[-1]}"
     unknown = ", ".join(m.name for m in power.metrics if m.is_assumed)
     assumed = f"; {percentage(ASSUMED_LOG_SD, 2)} assumed for {unknown}" if unknown else ""
     return f"a scatter of {reach}% between blocks (A/A of {power.noise.measured_at[:10]} on this machine{assumed})"
 
 
-def _needed(power: ExperimentPower) -> str:
-    """The blocks that the most demanding metric asks for."""
+def _needed_blocks(power: ExperimentPower) -> str:
     worst = max(power.metrics, key=lambda m: MAX_BLOCKS_NEEDED + 1 if m.blocks_needed is None else m.blocks_needed)
     number = f"more than {MAX_BLOCKS_NEEDED}" if worst.blocks_needed is None else f"about {worst.blocks_needed}"
+    margin = "noise floor" if worst.margins.is_noise_floor else "margin"
     return (
-        f"to tell a change of twice the {_margin_words(worst.margins)} in {worst.name}) from none as "
-        f"surely takes {number} blocks"
+        f"to detect a change of twice the {margin} ({percentage(worst.margins.change_frac, 2)}) in {worst.name} "
+        f"with the same power takes {number} blocks"
     )
-
-
-def _margin_words(margins: Margins) -> str:
-    """``margin (1%``, or ``noise floor (19%``: beyond it a change is called."""
-    what = "noise floor" if margins.is_noise_floor else "margin"
-    return f"{what} ({percentage(margins.change_frac, 2)}"

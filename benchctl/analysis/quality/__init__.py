@@ -1,4 +1,4 @@
-"""What answers say beside times: accuracy where gold answers exist, and where texts of two sides diverge.
+"""Quality of the answers: accuracy where gold answers exist, and divergence of the texts of two sides.
 
-The question is the unit of statistics here, not the block.
+The unit of statistics here is the question, not the block.
 """

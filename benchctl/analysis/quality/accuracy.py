@@ -1,9 +1,9 @@
-"""Does B answer as well as A? Accuracy on questions with a gold answer, paired question by question.
+"""Accuracy of two sides on questions with a gold answer, paired question by question.
 
 Accuracy is the mean over questions of the share of correct answers (pass@1). With one answer per question and side:
 McNemar's exact test and Newcombe's interval for paired shares. With several, from samples or from blocks that ask
 again: the exact sign-flip test and a BCa bootstrap, both over whole questions. ``paired_shares`` has the formulas.
-Differences are B - A in percentage points; more is better.
+Differences are B - A in percentage points; higher is better.
 """
 
 from collections import Counter
@@ -25,7 +25,7 @@ from benchctl.records.request import PreparedRequest
 
 QualityVerdict: TypeAlias = Literal["regression", "improvement", "equivalent", "inconclusive"]
 MARGIN_POINTS: Final = 1.0
-"""Margin where nobody names one; then quality is judged for information and decides nothing."""
+"""Default margin, with which quality is reported and decides nothing."""
 MCNEMAR: Final = "McNemar exact, Newcombe"
 SIGN_FLIP: Final = "sign-flip exact, BCa over questions"
 
@@ -42,7 +42,7 @@ class QualityComparison:
     """Name and version."""
     num_questions: int
     a_answers: int
-    """Judged answers of A over all questions, samples and blocks, those that never came included."""
+    """Judged answers of A over all questions, samples and blocks, including those that never arrived."""
     b_answers: int
     a_accuracy: float
     b_accuracy: float
@@ -64,7 +64,7 @@ class QualityComparison:
     a_failed: int
     b_failed: int
     note: str | None = None
-    """What makes the figures less than they seem."""
+    """Limits of the figures."""
 
 
 def compare_quality(
@@ -120,7 +120,7 @@ def quality_verdict(ci_low: float, ci_high: float, margin_points: float) -> Qual
 
 
 def sample_sizes(num_samples: int) -> tuple[int, ...]:
-    """The k for which pass@k is told: powers of two below the number of samples, and that number."""
+    """The k for which pass@k is reported: powers of two below the number of samples, and that number."""
     powers = (1 << i for i in range(num_samples.bit_length()))
     return (*(k for k in powers if k < num_samples), num_samples)
 
@@ -143,9 +143,9 @@ def _interval(a: Grades, b: Grades, differences: Sequence[Fraction], confidence:
 
 
 def _note(a: Grades, b: Grades) -> str | None:
-    told = []
+    notes = []
     if a.num_truncated * b.num_answers != b.num_truncated * a.num_answers:
-        told.append("answers cut off at the token limit are judged by what they say, and one side has more of them")
+        notes.append("answers cut off at the token limit are judged by their text, and one side has more of them")
     if a.num_answers != b.num_answers:
-        told.append("the sides asked each question a different number of times, which makes the test approximate")
-    return "; ".join(told) or None
+        notes.append("the sides asked each question a different number of times, which makes the test approximate")
+    return "; ".join(notes) or None

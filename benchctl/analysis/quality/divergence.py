@@ -1,14 +1,14 @@
-"""Do two sides say the same? Request by request, choice by choice: equal texts, and where they part.
+"""Divergence of the texts of two sides: equal texts, and where the others part, choice by choice.
 
-Speculative decoding claims to change nothing, guidance changes tokens on purpose. Neither can be judged alone,
-as batches of another shape change the last bits of a logit, and so greedy output, without any other change. So
-A against B stands beside A against A, each block of A against the next one. With sampling (a temperature above 0)
+Speculative decoding claims to change nothing; guidance changes tokens on purpose. Neither can be judged alone,
+because batches of another shape change the last bits of a logit, and so greedy output, without any other change. So
+A against B is shown with A against A, each block of A against the next one. With sampling (a temperature above 0)
 equal seeds promise nothing across variants: another kernel or another set of candidates uses random numbers
-differently, and texts part although their distribution is the same. Identity says nothing of quality: see
-``quality``.
+differently, and texts part although their distribution is the same. Identity says nothing about quality: see
+``accuracy``.
 
-A place is the number of output tokens before the first character that differs. A chunk of several tokens gives a
-lower bound, the tokens before that chunk; of two sides the higher bound counts.
+Texts part after a number of output tokens, those before the first character that differs. A chunk of several tokens
+gives a lower bound, the tokens before that chunk; of two sides the higher bound counts.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,26 +23,25 @@ from benchctl.records.request import ChoiceRecord, RequestRecord
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parting:
-    """Two texts of one choice of one request. All None and ``is_identical`` where they are equal.
-
-    ``after_tokens`` is None where nobody knows which token a character belongs to. ``longer_tokens`` is the length
-    of the second less that of the first, known of identical texts, too.
-    """
+    """Two texts of one choice of one request."""
 
     is_identical: bool
     after_chars: int | None = None
+    """Characters before the first difference; None for identical texts."""
     after_tokens: int | None = None
+    """Tokens before it; None for identical texts, and where the token of a character is unknown."""
     longer_tokens: int | None = None
+    """Length of the second text minus that of the first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Divergence:
-    """Two sides, over all answers that both gave. Medians are over the answers that part; lengths over all."""
+    """Two sides over all answers that both gave. Medians are over answers that part, that of lengths over all."""
 
     num_pairs: int
     num_identical: int
     num_missing: int
-    """Answers that one side or both did not give to the end."""
+    """Answers that at least one side did not complete."""
     median_after_tokens: float | None
     median_after_chars: float | None
     median_longer_tokens: float | None
@@ -54,20 +53,19 @@ class Divergence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DivergenceComparison:
-    """B against A, and A against itself in the next block: None with fewer than two blocks.
-
-    ``temperature`` is the one that both sides were asked with, None where it is unknown or differs.
-    """
+    """B against A, and A against itself in the next block."""
 
     b_against_a: Divergence
     a_against_a: Divergence | None
+    """None with fewer than two blocks."""
     temperature: float | None = None
+    """Sampling temperature of both sides; None where it is unknown or differs."""
 
 
 def compare_divergence(
     a_runs: Sequence[LoadedRun], b_runs: Sequence[LoadedRun], temperature: float | None = None
 ) -> DivergenceComparison | None:
-    """Compare the texts of runs in their order; None where no answer was given by both sides, or no text kept.
+    """Compare the texts of runs in their order; None where no answer was given by both sides, or no text stored.
 
     Sides of different numbers of runs are compared as far as the shorter one reaches.
     """
@@ -81,32 +79,31 @@ def compare_divergence(
     )
 
 
-def parting(a: RequestRecord, b: RequestRecord, index: int) -> Parting:
-    """Where choice ``index``, which both requests have, parts."""
+def compare_texts(a: RequestRecord, b: RequestRecord, index: int) -> Parting:
+    """Compare the texts of choice ``index``, which both requests have."""
     one, other = _choice(a, index), _choice(b, index)
     lengths = choice_tokens(a, one), choice_tokens(b, other)
     longer = None if lengths[0] is None or lengths[1] is None else lengths[1] - lengths[0]
     if one.text == other.text:
         return Parting(is_identical=True, longer_tokens=longer)
     after_chars = _common_chars(one.text, other.text)
-    places = [place for choice in (one, other) if (place := _tokens_before(choice, after_chars)) is not None]
+    tokens = [num for choice in (one, other) if (num := _tokens_before(choice, after_chars)) is not None]
     return Parting(
         is_identical=False,
         after_chars=after_chars,
-        after_tokens=max(places, default=None),
+        after_tokens=max(tokens, default=None),
         longer_tokens=longer,
     )
 
 
 def _common_chars(one: str, other: str) -> int:
-    """Length of what two texts begin with alike."""
-    alike = (x == y for x, y in zip(one, other, strict=False))
-    shorter = min(len(one), len(other))
-    return next((i for i, is_alike in enumerate(alike) if not is_alike), shorter)
+    """Length of the common beginning of two texts."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((i for i, (x, y) in pairs if x != y), min(len(one), len(other)))
 
 
 def _tokens_before(choice: ChoiceRecord, after_chars: int) -> int | None:
-    """Tokens of the chunks that lie wholly before a character; None where either is not known of each chunk."""
+    """Tokens of the chunks that end before a character; None where a chunk's tokens or characters are unknown."""
     tokens = choice.chunk_tokens
     if tokens is None and choice.output_tokens == len(choice.chunk_ns):
         tokens = (1,) * len(choice.chunk_ns)
@@ -117,7 +114,7 @@ def _tokens_before(choice: ChoiceRecord, after_chars: int) -> int | None:
 
 
 def _divergence(runs: Iterator[tuple[LoadedRun, LoadedRun]]) -> Divergence:
-    found: list[Parting] = []
+    partings: list[Parting] = []
     num_missing = 0
     for a_run, b_run in runs:
         b_records = {record.request_id: record for record in measured(b_run.requests)}
@@ -126,20 +123,20 @@ def _divergence(runs: Iterator[tuple[LoadedRun, LoadedRun]]) -> Divergence:
             shared = _shared(a, b)
             num_missing += max(len(a.choices), len(b.choices) if b else 0, 1) - len(shared)
             if b is not None:
-                found += [parting(a, b, index) for index in shared]
-    apart = [one for one in found if not one.is_identical]
+                partings += [compare_texts(a, b, index) for index in shared]
+    apart = [one for one in partings if not one.is_identical]
     return Divergence(
-        num_pairs=len(found),
-        num_identical=len(found) - len(apart),
+        num_pairs=len(partings),
+        num_identical=len(partings) - len(apart),
         num_missing=num_missing,
         median_after_tokens=_median([one.after_tokens for one in apart]),
         median_after_chars=_median([one.after_chars for one in apart]),
-        median_longer_tokens=_median([one.longer_tokens for one in found]),
+        median_longer_tokens=_median([one.longer_tokens for one in partings]),
     )
 
 
 def _shared(a: RequestRecord, b: RequestRecord | None) -> list[int]:
-    """Choices that both requests answered to the end."""
+    """Choices that both requests completed."""
     if b is None or not (is_completed(a) and is_completed(b)):
         return []
     return sorted({choice.index for choice in a.choices} & {choice.index for choice in b.choices})
@@ -150,6 +147,6 @@ def _choice(request: RequestRecord, index: int) -> ChoiceRecord:
 
 
 def _median(values: Sequence[int | None]) -> float | None:
-    """None where one of the values is unknown: a median of the others would be that of a selection."""
-    known = [value for value in values if value is not None]
-    return float(median(known)) if known and len(known) == len(values) else None
+    """None where any value is unknown: a median of the others would be that of a selection."""
+    numbers = [value for value in values if value is not None]
+    return float(median(numbers)) if numbers and len(numbers) == len(values) else None

@@ -1,11 +1,12 @@
-r"""The final answer in what a model wrote.
+r"""The final answer in the text of a model.
 
-Marks are looked for in the order of how surely they mean the answer: ``#### x``, ``\boxed{x}``, a line ``A: x``,
-"the answer is x". The last mark of the first kind that is there decides, whatever it holds; empty ones, such as an
-instruction that is repeated, count for nothing. Without a mark the last number of the text is the answer.
+Marks are tried in the order of their reliability: ``#### x``, ``\boxed{x}``, a line ``A: x``, "the answer is x".
+The last mark of the first kind in the text decides, whatever it holds; empty ones, such as a repeated instruction,
+are ignored. Without a mark the last number of the text is the answer.
 """
 
 import re
+from collections import deque
 from collections.abc import Iterator
 from itertools import islice
 from typing import Final
@@ -13,9 +14,9 @@ from typing import Final
 from benchctl.analysis.quality.numeral import Readings, numerals, only_number, plain
 
 _MAX_MARKS: Final = 20
-"""Marks of one kind looked at, from the end."""
+"""Marks of one kind that are examined, from the end."""
 _MAX_CHARS: Final = 400
-"""Of what a mark holds."""
+"""Of the content of a mark."""
 _HASHES: Final = re.compile(r"####[ \t]*([^\n]*)")
 _LINE: Final = re.compile(r"^[ \t]*\**A(?:nswer)?\**:\**[ \t]*([^\n]*)", re.MULTILINE)
 _SENTENCE: Final = re.compile(r"\banswer\b[^.\n:=]{0,60}?(?:\bis\b|\bare\b|\bwould be\b|:|=)", re.IGNORECASE)
@@ -23,21 +24,19 @@ _SENTENCE_END: Final = re.compile(r"\n|[.!?](?=\s|$)")
 
 
 def final_number(text: str) -> Readings | None:
-    """The number that ``text`` gives as its answer; None where it gives none, or none that can be read."""
+    """The number that ``text`` gives as its answer; None where it gives none that can be parsed."""
     text = answer_part(text)
     for marked in (_hashes(text), _boxed(text)):
         for content in marked:
             return only_number(content)
     for content in _lines(text):
-        if (found := only_number(content)) is not None:
-            return found
+        if (number := only_number(content)) is not None:
+            return number
     for content in _sentences(text):
-        if (found := _first_number(content)) is not None:
-            return found
-    last = None
-    for last in numerals(plain(text)):  # noqa: B007  # the last one is what is wanted
-        pass
-    return last
+        if (number := _first_number(content)) is not None:
+            return number
+    last = deque(numerals(plain(text)), maxlen=1)
+    return last[0] if last else None
 
 
 def final_text(text: str) -> str | None:
@@ -50,7 +49,7 @@ def final_text(text: str) -> str | None:
 
 
 def answer_part(text: str) -> str:
-    """What follows the reasoning, where a model puts that between ``<think>`` tags."""
+    """The text after the reasoning that a model puts between ``<think>`` tags."""
     _, mark, rest = text.rpartition("</think>")
     return rest if mark else text
 
@@ -65,8 +64,8 @@ def _lines(text: str) -> Iterator[str]:
 
 def _sentences(text: str) -> Iterator[str]:
     for match in _backwards(_SENTENCE, text):
-        told = text[match.end() : match.end() + _MAX_CHARS].lstrip(" \t\n:*$")
-        content = _SENTENCE_END.split(told, maxsplit=1)[0].strip()
+        rest = text[match.end() : match.end() + _MAX_CHARS].lstrip(" \t\n:*$")
+        content = _SENTENCE_END.split(rest, maxsplit=1)[0].strip()
         if content:
             yield content
 
@@ -86,7 +85,7 @@ def _boxes(text: str) -> Iterator[str]:
 
 
 def _in_braces(text: str) -> str | None:
-    """What stands between the brace that opens ``text`` and its partner."""
+    """The text between the brace that opens ``text`` and its partner."""
     depth = 0
     for i, character in enumerate(text):
         if character in "{}" and text[i - 1 : i] != "\\":
@@ -106,6 +105,6 @@ def _filled(contents: Iterator[str]) -> Iterator[str]:
 
 
 def _first_number(content: str) -> Readings | None:
-    told = plain(content)
-    _, _, right = told.rpartition("=")
-    return next(numerals(right), None) or next(numerals(told), None)
+    text = plain(content)
+    _, _, right = text.rpartition("=")
+    return next(numerals(right), None) or next(numerals(text), None)

@@ -1,8 +1,8 @@
-"""Judges: is the answer that a model wrote the gold answer of the question?
+"""Judges, which decide whether an answer of a model is the gold answer of its question.
 
-``numeric`` is benchctl's own: exact arithmetic over what ``final_answer`` finds. ``math-verify`` is the library of
-that name, asked only where somebody asks for it. They differ on hard cases, so the judge's name and version travel
-with every result, and none ever stands in for another.
+``numeric`` is benchctl's own: exact arithmetic on the result of ``final_answer``. ``math-verify`` is the library of
+that name, used on request only. They differ on hard cases, so the judge's name and version are part of every
+result, and one never replaces the other.
 """
 
 import re
@@ -20,12 +20,12 @@ from benchctl.profile.sources.files import did_you_mean
 JudgeName: TypeAlias = Literal["numeric", "math-verify"]
 JUDGES: Final[tuple[JudgeName, ...]] = get_args(JudgeName)
 NUMERIC_VERSION: Final = "1"
-"""Raised whenever a judgement changes: results of two versions are not comparable."""
+"""Incremented whenever a judgement changes: results of two versions are not comparable."""
 
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """``is_correct(text, gold)``: whether ``text``, all that a model wrote, ends in the answer ``gold``."""
+    """``is_correct(text, gold)`` is true where the whole ``text`` of a model ends in the answer ``gold``."""
 
     name: JudgeName
     version: str
@@ -36,7 +36,7 @@ class Judge:
 
 
 def judge_named(name: str) -> Judge:
-    """The judge of that name. Raises UsageError for an unknown one, and for one that is not installed."""
+    """The judge of that name. Raises UsageError where it is unknown or not installed."""
     if name == "numeric":
         return Judge("numeric", NUMERIC_VERSION, is_numerically_correct)
     if name == "math-verify":
@@ -46,17 +46,17 @@ def judge_named(name: str) -> Judge:
 
 
 def is_numerically_correct(text: str, gold: str) -> bool:
-    """Whether the final number of ``text`` is the gold one, as numbers and without tolerance.
+    """True where the final number of ``text`` equals the gold one, as numbers and without tolerance.
 
-    A gold answer that is no number is compared with the marked answer as text: letter case, spaces and
-    punctuation at the ends aside. A text without a mark then answers nothing.
+    A gold answer that is not a number is compared with the marked answer as text, ignoring letter case, spaces and
+    punctuation at the ends. A text without a mark is then wrong.
     """
-    wanted = _gold_number(gold)
-    if wanted is not None:
-        given = final_number(text)
-        return given is not None and not set(wanted).isdisjoint(given)
-    said = final_text(text)
-    return said is not None and bool(_bare(gold)) and _bare(said) == _bare(gold)
+    gold_values = _gold_number(gold)
+    if gold_values is not None:
+        values = final_number(text)
+        return values is not None and not set(gold_values).isdisjoint(values)
+    answer = final_text(text)
+    return answer is not None and bool(_normalize(gold)) and _normalize(answer) == _normalize(gold)
 
 
 @lru_cache(maxsize=4096)
@@ -64,13 +64,13 @@ def _gold_number(gold: str) -> tuple[object, ...] | None:
     return only_number(gold)
 
 
-def _bare(text: str) -> str:
-    """An answer in words, without what does not distinguish answers."""
+def _normalize(text: str) -> str:
+    """An answer in words without markup, letter case, and punctuation at the ends."""
     return " ".join(re.sub(r"\\[a-z]+|[{}$*]", " ", text).casefold().split()).strip(" .,;:!?\"'")
 
 
 def _math_verify() -> Judge:
-    """The library math-verify, with its own extraction. It keeps time with signals: for the main thread only."""
+    """The library math-verify, with its own extraction. Its time-outs use signals, so it needs the main thread."""
     try:
         from math_verify import parse, verify  # noqa: PLC0415  # an extra, and slow to load
     except ImportError as error:

@@ -1,8 +1,8 @@
-r"""Numbers as people and models write them, read exactly.
+r"""Numbers as people and models write them, parsed exactly.
 
-``plain`` turns LaTeX and typography into plain characters; ``numerals`` finds the numbers in what is left:
+``plain`` turns LaTeX and typography into plain characters; ``numerals`` finds the numbers in the result:
 ``70,000``, ``$-3.50``, ``20%``, ``3/4``, ``1 1/2``, ``2.5e3``, ``3 \times 10^{4}``. Values are fractions, so that
-5.00 is 5 and 0.1 is a tenth. Nothing is evaluated, and no input takes longer than its length demands.
+5.00 is 5 and 0.1 is a tenth. Nothing is evaluated, and the time is linear in the length of the input.
 """
 
 import re
@@ -12,7 +12,7 @@ from fractions import Fraction
 from typing import Final
 
 MAX_DIGITS: Final = 300
-"""Of one numeral; what is longer is none. A model that repeats a digit to its limit has answered nothing."""
+"""Of one numeral; longer ones are ignored. A model that repeats a digit to its limit has answered nothing."""
 
 _THIN: Final = "\u2009"
 _TYPOGRAPHY: Final = (
@@ -44,7 +44,7 @@ _LATEX: Final = tuple(
         (r"\b(?:USD|US|EUR|GBP|INR|Rs\.?)\s{0,3}(?=[$€£₹]?\s{0,3}-?[0-9.])", ""),
     )
 )
-"""In this order; no pattern looks further than a bounded distance from where it begins."""
+"""In this order; each pattern matches within a bounded distance."""
 
 _DECIMAL: Final = rf"(?:[0-9]{{1,3}}(?:[,{_THIN}][0-9]{{3}})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+"
 _NUMERAL: Final = re.compile(
@@ -66,7 +66,7 @@ _SCALES: Final = {
 }
 
 Readings = tuple[Fraction, ...]
-"""What one numeral may mean: its number as written and, behind a per cent sign or a word such as ``million``, also
+"""Values of one numeral: its number as written and, before a per cent sign or a word such as ``million``, also
 multiplied by that, because questions ask for either."""
 
 
@@ -79,7 +79,7 @@ def plain(text: str) -> str:
 
 
 def numerals(text: str) -> Iterator[Readings]:
-    """The numbers of a plain text, from left to right; what cannot be one (a division by 0) is left out."""
+    """The numbers of a plain text, from left to right, without impossible ones (a division by 0)."""
     for match in _NUMERAL.finditer(text):
         value = _value(match)
         if value is not None:
@@ -88,21 +88,21 @@ def numerals(text: str) -> Iterator[Readings]:
 
 
 def only_number(text: str) -> Readings | None:
-    """The number of a text that holds no other: units and words may stand around it, a formula may not.
+    """The only number of a text, which may have units and words around it, but not a formula.
 
     Of an equation or a rounding the right side counts. None where there is no number, several different ones, a
     power, or a LaTeX command that ``plain`` does not know.
     """
-    told = plain(text)
-    _, _, right = told.rpartition("=")
-    told = right if any(numerals(right)) else told
-    told = told.strip(" \t\n*")  # of emphasis
-    found = set(numerals(told))
-    return found.pop() if len(found) == 1 and not _is_formula(told) else None
+    content = plain(text)
+    _, _, right = content.rpartition("=")
+    content = right if any(numerals(right)) else content
+    content = content.strip(" \t\n*")  # of emphasis
+    numbers = set(numerals(content))
+    return numbers.pop() if len(numbers) == 1 and not _is_formula(content) else None
 
 
-def _is_formula(told: str) -> bool:
-    rest = _NUMERAL.sub("", told)
+def _is_formula(content: str) -> bool:
+    rest = _NUMERAL.sub("", content)
     return "\\" in rest or "^" in rest or "*" in rest
 
 

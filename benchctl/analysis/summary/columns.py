@@ -1,16 +1,8 @@
 """The columns of a run's row, and how each is filled.
 
-The first carry the names that the LenVM project publishes, so that its tables and these can be laid side by
-side; the columns of ``METRICS`` follow under their own names. Where a published definition misleads, the column
-holds what its words say:
-
-- ``wall_clock_s`` is first send to last output on the engine's clock; there it includes starting the client.
-- ``n_requests`` counts requests; there it counts choices.
-- ``n_steps`` counts all steps after the warm-up; there greedy steps are dropped.
-- ``n_steps_with_lvm`` counts steps in which a value model scored rows; there also those that had none to score.
-- ``t_*_ms_mean`` is, as there, the mean over the steps that have the section: these do not add up, the
-  breakdown does.
-- ``*_pflops_*`` and ``theoretical_*`` follow the published rule; ``observed_*`` counts what the step log shows.
+``METRICS`` come last. Of the others, ``t_*_ms_mean`` is the mean over the steps that have the section, so these do
+not add up (the breakdown does); ``*_pflops_*`` and ``theoretical_*`` follow the rule that the LenVM project
+publishes, and ``observed_*`` counts what the step log shows.
 """
 
 import math
@@ -27,10 +19,10 @@ from benchctl.analysis.metrics.run_metrics import num_guided_steps
 from benchctl.analysis.metrics.table import CLIENT_TIMED, METRICS
 from benchctl.costs.flops import FlopsAccount, achieved_flops_per_s
 from benchctl.profile.model import VariantSettings
-from benchctl.records.columns.step_columns import StepColumns, exact_sum
+from benchctl.records.columns.step_columns import StepColumns
 from benchctl.records.directory import cell_name
 from benchctl.records.loaded import LoadedRun
-from benchctl.units import MS_PER_S, NS_PER_MS, PETA, TERA
+from benchctl.units import NS_PER_MS, PETA, TERA
 
 Value: TypeAlias = str | int | float | bool | None
 
@@ -46,28 +38,21 @@ TIMED_SECTIONS: Final = (
 """The sections of the published timing log."""
 
 _STATISTICS: Final = ("mean", "p50", "p95", "sum", "count")
-LENVM_COLUMNS: Final[tuple[str, ...]] = (
-    "tag",
-    "wall_clock_s",
-    "throughput_output_tokens_per_s",
-    "total_output_tokens",
-    "total_prompt_tokens",
-    "n_requests",
-    "n_steps",
-    "n_steps_with_lvm",
-    *(f"batch_size_{statistic}" for statistic in ("mean", "p50", "p95")),
-    *(f"latency_s_{statistic}" for statistic in ("mean", "p95")),
-    *(f"output_tokens_{statistic}" for statistic in ("mean", "p95")),
-    *(f"t_{section}_ms_{statistic}" for section in TIMED_SECTIONS for statistic in _STATISTICS),
+_FLOPS_COLUMNS: Final = (
     *(f"base_pflops_{part}" for part in ("prefill", "decode", "linear", "attention", "lm_head", "total")),
     *(f"lvm_pflops_{part}" for part in ("prefill", "extend", "candidates", "total")),
     "theoretical_pflops_total",
     "theoretical_gflops_per_output_token",
     "achieved_tflops_per_s",
-    "top_k",
-    "value_scale",
 )
-OWN_COLUMNS: Final[tuple[str, ...]] = (
+_OBSERVED_COLUMNS: Final = (
+    "observed_base_pflops",
+    "observed_lvm_pflops",
+    "observed_pflops_total",
+    "observed_gflops_per_output_token",
+    "observed_achieved_tflops_per_s",
+)
+SUMMARY_COLUMNS: Final[tuple[str, ...]] = (
     "run_id",
     "variant",
     "cell",
@@ -77,23 +62,19 @@ OWN_COLUMNS: Final[tuple[str, ...]] = (
     "attempt",
     "failure",
     "clock",
-    "observed_base_pflops",
-    "observed_lvm_pflops",
-    "observed_pflops_total",
-    "observed_gflops_per_output_token",
-    "observed_achieved_tflops_per_s",
+    "top_k",
+    "value_scale",
+    *(f"output_tokens_{statistic}" for statistic in ("mean", "p95")),
+    "n_steps_with_lvm",
+    *(f"batch_size_{statistic}" for statistic in ("p50", "p95")),
+    *(f"t_{section}_ms_{statistic}" for section in TIMED_SECTIONS for statistic in _STATISTICS),
+    *_FLOPS_COLUMNS,
+    *_OBSERVED_COLUMNS,
+    *METRICS,
 )
-SUMMARY_COLUMNS: Final = (*LENVM_COLUMNS, *OWN_COLUMNS, *METRICS)
 LABEL_COLUMNS: Final = frozenset({"block", "position", "attempt"})
-"""Columns whose numbers are labels, of which a mean says nothing."""
-CLIENT_COLUMNS: Final = CLIENT_TIMED | {
-    "wall_clock_s",
-    "throughput_output_tokens_per_s",
-    "latency_s_mean",
-    "latency_s_p95",
-    "achieved_tflops_per_s",
-    "observed_achieved_tflops_per_s",
-}
+"""Columns whose numbers are labels, so a mean of them has no meaning."""
+CLIENT_COLUMNS: Final = CLIENT_TIMED | {"achieved_tflops_per_s", "observed_achieved_tflops_per_s"}
 """Columns that rest on the client's times."""
 
 
@@ -103,7 +84,7 @@ def summary_row(
     """A value for every column of ``SUMMARY_COLUMNS``, in their order; None where it is unknown."""
     values: dict[str, Value] = {
         **_identity(run, settings),
-        **_load_columns(run, metrics),
+        **_output_columns(run),
         **_step_columns(run.columns),
         **_published_columns(None if flops is None else flops.published, metrics["wall_s"]),
         **_observed_columns(None if flops is None else flops.observed, metrics["wall_s"]),
@@ -116,7 +97,6 @@ def _identity(run: LoadedRun, settings: VariantSettings | None) -> dict[str, Val
     record = run.record
     guidance = None if settings is None else settings.guidance
     return {
-        "tag": record.variant,
         "top_k": None if settings is None else settings.sampling.top_k,
         "value_scale": None if guidance is None else guidance.value_scale,
         "run_id": record.run_id,
@@ -131,29 +111,19 @@ def _identity(run: LoadedRun, settings: VariantSettings | None) -> dict[str, Val
     }
 
 
-def _load_columns(run: LoadedRun, metrics: Mapping[str, float | None]) -> dict[str, Value]:
+def _output_columns(run: LoadedRun) -> dict[str, Value]:
     completed = [request for request in measured(run.requests) if is_completed(request)]
     tokens = [request.completion_tokens for request in completed if request.completion_tokens is not None]
-    tails = percentiles(tokens, len(tokens), (95,))
     return {
-        "wall_clock_s": metrics["wall_s"],
-        "throughput_output_tokens_per_s": metrics["output_throughput"],
-        "total_output_tokens": metrics["output_tokens"],
-        "total_prompt_tokens": metrics["prompt_tokens"],
-        "n_requests": metrics["num_requests"],
-        "latency_s_mean": _seconds(metrics["e2el_ms"]),
-        "latency_s_p95": _seconds(metrics["p95_e2el_ms"]),
         "output_tokens_mean": fmean(tokens) if tokens else None,
-        "output_tokens_p95": tails[95],
+        "output_tokens_p95": percentiles(tokens, len(tokens), (95,))[95],
     }
 
 
 def _step_columns(steps: StepColumns) -> dict[str, Value]:
     tails = percentiles_of_sorted(np.sort(steps.num_seqs), len(steps), (50, 95))
     columns: dict[str, Value] = {
-        "n_steps": len(steps) or None,
         "n_steps_with_lvm": num_guided_steps(steps),
-        "batch_size_mean": exact_sum(steps.num_seqs) / len(steps) if len(steps) else None,
         "batch_size_p50": tails[50],
         "batch_size_p95": tails[95],
     }
@@ -169,9 +139,8 @@ def _step_columns(steps: StepColumns) -> dict[str, Value]:
 
 
 def _published_columns(account: FlopsAccount | None, wall_s: float | None) -> dict[str, Value]:
-    names = [column for column in LENVM_COLUMNS if "pflops_" in column or "flops_per" in column]
     if account is None:
-        return dict.fromkeys(names)
+        return dict.fromkeys(_FLOPS_COLUMNS)
     base, value = account.base, account.value
     columns: dict[str, Value] = {
         "base_pflops_prefill": account.base_prefill.total / PETA,
@@ -193,7 +162,7 @@ def _published_columns(account: FlopsAccount | None, wall_s: float | None) -> di
 
 def _observed_columns(account: FlopsAccount | None, wall_s: float | None) -> dict[str, Value]:
     if account is None:
-        return dict.fromkeys(column for column in OWN_COLUMNS if column.startswith("observed_"))
+        return dict.fromkeys(_OBSERVED_COLUMNS)
     return {
         "observed_base_pflops": account.base.total / PETA,
         "observed_lvm_pflops": account.value.total / PETA,
@@ -210,7 +179,3 @@ def number_of(value: Value) -> float | None:
 
 def _tera(flops_per_s: float | None) -> float | None:
     return None if flops_per_s is None else flops_per_s / TERA
-
-
-def _seconds(duration_ms: float | None) -> float | None:
-    return None if duration_ms is None else duration_ms / MS_PER_S

@@ -217,12 +217,12 @@ def _largest_section(section: str, group: Sequence[tuple[SweepRow, float, float]
 
 
 def _baseline_noise(cells: Sequence[CellSummary], baseline: str, greedy_labels: set[str]) -> Finding | None:
-    base = next((cell.spreads.get("wall_clock_s") for cell in cells if cell.variant == baseline), None)
+    base = next((cell.spreads.get("wall_s") for cell in cells if cell.variant == baseline), None)
     others = [
         spread
         for cell in cells
         if cell.variant != baseline and cell.label not in greedy_labels
-        if (spread := cell.spreads.get("wall_clock_s")) is not None and spread.n >= MIN_BLOCKS_FOR_SCATTER
+        if (spread := cell.spreads.get("wall_s")) is not None and spread.n >= MIN_BLOCKS_FOR_SCATTER
     ]
     if base is None or base.cv_frac is None or base.n < MIN_BLOCKS_FOR_SCATTER or not others:
         return None

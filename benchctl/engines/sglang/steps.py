@@ -1,17 +1,17 @@
-"""What the lines of our plugin in an SGLang server mean: moments and counts to step records.
+"""Step records from the lines of our plugin in an SGLang server.
 
-**When.** A step ends when its tokens are about to be sent. It starts when the step before it ended, if the
-scheduler has not been idle since, for it goes on at once; else when the turn of the loop began that chose its
-batch. Steps so defined do not overlap and leave no gap while there is work: sending the tokens of the step before,
-taking in requests, scheduling, the model and sampling are all inside. Where the scheduler works while the device
-does (SGLang's default), the device computes a batch while the host hands out the one before, and the time between
-two such moments is what a token takes; on the CPU, where nothing goes on beside the host, it is then the next
-batch whose computation falls into a step.
+**Time.** A step ends when its tokens are about to be sent. It starts when the previous step ended, if the scheduler
+has not been idle since; otherwise when the turn of the loop began that chose its batch. Such steps do not overlap
+and leave no gap while there is work: sending the tokens of the step before, taking in requests, scheduling, the
+model and sampling are all inside. Where the scheduler works while the device does (SGLang's default), the device
+computes a batch while the host hands out the one before, and the time between two such moments is what a token
+takes; on the CPU, where nothing goes on beside the host, it is then the next batch whose computation falls into a
+step.
 
-**What.** ``output_tokens`` are those by which the answers grew: their sum is the usage. Rows of requests that have
-ended, which an overlapping scheduler learns one batch late, count in ``num_seqs`` and not there; a drafted token
-counts once it is part of an answer. The first request of several choices (``n``) is computed once more for its
-prompt alone: that step has no output.
+**Tokens.** ``output_tokens`` are those by which the answers grew: their sum is the usage. Rows of requests that
+have ended, which an overlapping scheduler learns one batch late, count in ``num_seqs`` and not there; a drafted
+token counts once it is part of an answer. The first request of several choices (``n``) is computed once more for
+its prompt alone: that step has no output.
 """
 
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ from benchctl.records.step import StepPhase, StepRecord
 
 
 class _RawStep(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of the plugin, whose docstring says what the fields are."""
+    """One line of the plugin, whose docstring explains the fields."""
 
     began_ns: int
     ended_ns: int

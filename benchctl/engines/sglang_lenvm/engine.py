@@ -1,14 +1,14 @@
 """SGLang's LenVM fork as an engine: a value model beside the served one, which guides its sampler.
 
-* **Revisions** (V0 to V4) share their command line and differ in what they record and in what they make of one
-  request. ``engine.options.revision`` declares the one that is installed, every server's own output is held against
-  it, and a request that they understand differently is refused where none is declared.
+* **Revisions** (V0 to V4) share their command line and differ in their records and in how they understand a
+  request. ``engine.options.revision`` declares the installed one, and the output of every server is checked against
+  it. Without a declaration, a request that they understand differently is refused.
 * **Loading.** The value model is loaded by the first request that is sampled, on some revisions guided or not,
   seconds after the server is ready. The first request of every run asks as its load does, before the warm-up.
 * **Steps** are the fork's own lines (V1, V3, V4), sent through a pipe so that each gets its time; their sections
   are host time without waiting for the device and never GPU time. V2 prints averages, which stay in its log.
 * **Requests** that the sampler has no path for end the scheduler with all others; they are refused beforehand.
-* **Health, seeds, several choices, the taken port**: as with stock SGLang, see ``sglang.py``.
+* **Health, seeds, several choices, the taken port**: as with stock SGLang.
 """
 
 import json
@@ -119,7 +119,7 @@ class SglangLenvmEngine(SglangEngine):
         return (str(self.interpreter(settings)), *launcher, *words)
 
     def env(self, settings: VariantSettings, site: LaunchSite) -> dict[str, str]:
-        """Where lines go, what the revision reads from its environment, and what the profile sets."""
+        """The target of the step lines, the variables that the revision reads, and those of the profile."""
         options, own = own_options(settings, SglangLenvmOptions), quiet_env(settings.model)
         own.pop("HF_HUB_OFFLINE", None)  # a value model may have to be fetched, and no variant is to differ in it
         if _has_lines(options):
@@ -139,7 +139,7 @@ class SglangLenvmEngine(SglangEngine):
     async def effective_config(
         self, client: httpx.AsyncClient, settings: VariantSettings, site: LaunchSite
     ) -> dict[str, Any]:
-        """What the server says of itself, and the declared revision.
+        """The settings that the server reports, and the declared revision.
 
         Raises UnsupportedError when what the server wrote so far cannot come from that revision, or when it has not
         the value model that was asked for.
@@ -168,25 +168,25 @@ class SglangLenvmEngine(SglangEngine):
         return fork_interpreter(named, engines_directory())
 
     def _require_value_model(self, settings: VariantSettings, info: Mapping[str, Any]) -> None:
-        """Hold the server's own account of its value model against what it was started with, where it gives one."""
+        """Check the value model that the server reports, if it does, against the one that it was started with."""
         if "enable_lvm_guided_sampling" not in info:
             return
         value_model = own_options(settings, SglangLenvmOptions).value_model
-        asked = None if value_model is None else value_checkpoint(value_model)
-        told = info.get("lvm_guided_inproc_model_path") if info["enable_lvm_guided_sampling"] else None
-        if told != asked:
-            what = f"says that its value model is {told}, and {asked} was asked for"
+        declared = None if value_model is None else value_checkpoint(value_model)
+        loaded = info.get("lvm_guided_inproc_model_path") if info["enable_lvm_guided_sampling"] else None
+        if loaded != declared:
+            what = f"reports the value model {loaded}, and {declared} was requested"
             raise self.refusal(settings, what, "look for such flags in engine.options.extra_args")
 
     def _require_revision(self, settings: VariantSettings, site: LaunchSite) -> None:
-        """Hold what the server wrote while it answered its first request against the declared revision."""
+        """Check the server's output during its first request against the declared revision."""
         options = own_options(settings, SglangLenvmOptions)
         log = site.directory / "server.log"
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.is_file() else []
         fits = revisions_of((record for _, record in stamped_records(site.directory)[0]), lines)
         looked = _has_lines(options) or options.synchronised_timing_interval is not None
         if options.revision is not None and looked and options.revision not in fits:
-            what = f"is no {options.revision}: what it writes fits {' or '.join(fits)}"
+            what = f"is not {options.revision}: its output fits {' or '.join(fits)}"
             raise self.refusal(settings, what, "correct engine.options.revision")
 
 
@@ -244,8 +244,8 @@ def _pipe(site: LaunchSite) -> Path:
 def _unclear(settings: VariantSettings, unclear: Sequence[str]) -> UnsupportedError:
     listed = "\n".join(f"  {text}" for text in unclear)
     return UnsupportedError(
-        f"engine {_KIND!r}, variant {settings.variant!r}: what is asked means one thing or another, depending on "
-        f"the revision of the fork:\n{listed}\n"
+        f"engine {_KIND!r}, variant {settings.variant!r}: the meaning of these requests depends on the "
+        f"revision of the fork:\n{listed}\n"
         "Say which is installed: --set engine.options.revision=V0, or V1 to V4 (docs/engines.md tells them apart)"
     )
 
@@ -260,10 +260,10 @@ def fork_interpreter(named: str | None, directory: Path) -> Path:
     )
     if named is None and not Path(python).exists():
         raise EngineUnavailableError(f"engine {_KIND!r} is not installed: there is no {python}; {remedy}")
-    found = interpreter_for(_KIND, python, (DISTRIBUTION,))
-    package = package_directory(found, DISTRIBUTION)
+    interpreter = interpreter_for(_KIND, python, (DISTRIBUTION,))
+    package = package_directory(interpreter, DISTRIBUTION)
     if package is None or not (package / "srt" / "lvm").is_dir():
         raise EngineUnavailableError(
             f"engine {_KIND!r}: the SGLang of {python} is not the LenVM fork: it has no sglang/srt/lvm; {remedy}"
         )
-    return found
+    return interpreter

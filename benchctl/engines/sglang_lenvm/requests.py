@@ -1,8 +1,8 @@
-"""What a guided request asks of SGLang's LenVM fork, what would end its server, and what differs by revision.
+"""Guided requests to SGLang's LenVM fork: their fields, and those that are refused as fatal or ambiguous.
 
-The fork checks little: a request that its sampler has no path for raises inside the scheduler, and all others go
-down with it; a setting that the path in use does not know is passed over in silence. So both are refused before
-anything is sent.
+The fork checks little. A request that its sampler has no path for raises an exception inside the scheduler, which
+ends all other requests too; a setting that the path in use does not know is silently ignored. Both are refused
+here, before anything is sent.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ Params = Mapping[str, Any]
 
 
 def custom_params(guidance: Guidance | None) -> dict[str, Any] | None:
-    """``custom_params`` as the fork reads them. Left out altogether without guidance: a key alone activates it.
+    """``custom_params`` as the fork reads them. None without guidance: a key alone activates it.
 
     A target takes the place of mode and scale, which would only choose a path that targets do not have.
     """
@@ -34,7 +34,7 @@ def custom_params(guidance: Guidance | None) -> dict[str, Any] | None:
 
 
 def refusal(params: Params | None, sampling: Sampling, revision: str | None) -> tuple[str, str] | None:
-    """What the server would do wrong with such a request, and the remedy; None where nothing is.
+    """The error that the server would make with such a request, and the remedy; None for a request without one.
 
     ``top_k`` 1 and temperature 0 are allowed: greedy decoding, where guidance never acts on any revision.
     """
@@ -53,19 +53,19 @@ def refusal(params: Params | None, sampling: Sampling, revision: str | None) -> 
     if has_all or has_target:
         return None
     if params.get("value_min") is not None:
-        return "passes over value_min where top_k is finite and nothing has a target", "leave value_min out"
+        return "ignores value_min where top_k is finite and nothing has a target", "leave value_min out"
     gamma = params.get("gamma", BUILT_IN_GAMMA)
     if mode == "length_mul" and gamma != BUILT_IN_GAMMA:
         return (
-            f"computes lengths with gamma {BUILT_IN_GAMMA} where top_k is finite, whatever it is asked ({gamma})",
+            f"computes lengths with gamma {BUILT_IN_GAMMA} with a finite top_k, not with {gamma}",
             f"set guidance.gamma to {BUILT_IN_GAMMA}",
         )
     return None
 
 
-def mixed_refusal(asked: Sequence[Params | None]) -> tuple[str, str] | None:
-    """The same of requests that may be in one batch: a target sends the whole batch where tilting has no path."""
-    guided = [params for params in asked if params is not None]
+def mixed_refusal(requests: Sequence[Params | None]) -> tuple[str, str] | None:
+    """The same for requests in one batch: a target sends the whole batch to a path that cannot tilt."""
+    guided = [params for params in requests if params is not None]
     tilting = sorted({_mode(params) for params in guided if not _has_target(params)} & {*EXPONENTIAL_MODES})
     if tilting and any(map(_has_target, guided)):
         return (
@@ -75,27 +75,27 @@ def mixed_refusal(asked: Sequence[Params | None]) -> tuple[str, str] | None:
     return None
 
 
-def ambiguities(asked: Sequence[Params | None]) -> tuple[str, ...]:
-    """What requests that may be in one batch ask for that the revisions understand differently, and how."""
-    guided = [params for params in asked if params is not None]
-    found = [text for params in guided if (text := _neutral(params))]
+def ambiguities(requests: Sequence[Params | None]) -> tuple[str, ...]:
+    """The parts of requests in one batch that the revisions understand differently, each with its meanings."""
+    guided = [params for params in requests if params is not None]
+    texts = [text for params in guided if (text := _neutral(params))]
     if any(params.get("value_entropy_threshold") is not None for params in guided):
-        found.append(
+        texts.append(
             "value_entropy_threshold: V0 to V3 hold it against the entropy of the filtered candidates, V4 against "
             "that of the whole vocabulary; and rows that it skips are sampled without any filter on V0, V1 and V3"
         )
     if len({_mode(params) for params in guided if not _has_target(params)}) > 1:
-        found.append("several modes in one batch: V2 tilts each row by its own, V0, V1, V3 and V4 all rows by mul")
-    if guided and len(guided) < len(asked):
-        found.append(
+        texts.append("several modes in one batch: V2 tilts each row by its own, V0, V1, V3 and V4 all rows by mul")
+    if guided and len(guided) < len(requests):
+        texts.append(
             "requests without guidance beside guided ones: V0, V1 and V3 sample them without top_k, top_p and "
             "min_p, V2 and V4 as they ask"
         )
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(texts))
 
 
 def _neutral(params: Params) -> str | None:
-    """How the revisions take a scale that tilts nothing."""
+    """The effect of a scale that tilts nothing, by revision."""
     if _has_target(params):
         return None
     mode, scale = _mode(params), params.get("value_scale", SERVER_SCALE)

@@ -1,4 +1,4 @@
-"""The simulator as an engine: how it is started, asked and read. It is a process of its own, reached by HTTP."""
+"""The simulator as an engine: a process of its own, reached by HTTP."""
 
 import importlib.util
 import sys
@@ -26,7 +26,7 @@ from benchctl.records.request import PreparedRequest
 from benchctl.records.step import Clock, StepRecord
 
 _LAG_FRAC: Final = 0.02
-"""Share of the wall time that the simulator may fall behind before its client-side times are doubted."""
+"""Share of the wall time that the simulator may fall behind before its client-side times are suspect."""
 _SIGNATURES: Final = (
     *signatures(
         "port-taken",
@@ -126,14 +126,14 @@ class SimEngine(OpenAiServer):
         settings: VariantSettings,
         site: LaunchSite,
     ) -> dict[str, Any]:
-        """What the server says of itself, flat."""
+        """The configuration that the server reports, flat."""
         response = await client.get("/server_info")
         response.raise_for_status()
         config: dict[str, Any] = msgspec.json.decode(response.content)
         return config
 
     async def after_load_warnings(self, client: httpx.AsyncClient) -> tuple[ResultWarning, ...]:
-        """What the server knows that puts its numbers in doubt."""
+        """Warnings of the server about its own numbers."""
         response = await client.get("/metrics")
         response.raise_for_status()
         values = {name.partition("{")[0]: value for name, value in series_of(response.text).items()}

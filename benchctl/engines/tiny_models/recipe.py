@@ -1,4 +1,4 @@
-"""What a model of random weights is made from, and the tensors that follow from it; pure."""
+"""The recipe of a model of random weights, and the tensors that follow from it; pure."""
 
 import math
 import re
@@ -32,9 +32,9 @@ class Recipe:
 
     def __post_init__(self) -> None:
         shape = self.shape
-        for what, value, known in (("arch", self.arch, Architecture), ("dtype", self.dtype, WeightType)):
-            if value not in get_args(known):
-                raise UsageError(f"{what} is {value!r}; choose {', '.join(get_args(known))}")
+        for field, value, choices in (("arch", self.arch, Architecture), ("dtype", self.dtype, WeightType)):
+            if value not in get_args(choices):
+                raise UsageError(f"{field} is {value!r}; choose {', '.join(get_args(choices))}")
         if self.context < 1:
             raise UsageError(f"context is {self.context}; give the longest sequence in tokens, 1 or more")
         if shape.head != "lm_head":
@@ -123,7 +123,7 @@ def gguf_name(name: str) -> str:
             return ours + name.removeprefix(theirs)
     match = re.fullmatch(r"model\.layers\.(\d+)\.(?:\w+\.)?(\w+)\.(weight|bias)", name)
     if match is None:
-        raise ValueError(f"{name!r} is no tensor of these models")
+        raise ValueError(f"{name!r} is not a tensor of these models")
     layer, part, kind = match.groups()
     return f"blk.{layer}.{_GGUF_PARTS[part]}.{kind}"
 

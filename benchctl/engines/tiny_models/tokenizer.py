@@ -95,7 +95,7 @@ def _invented_word(number: int) -> str:
 
 
 def package_missing(package: str) -> UsageError:
-    """What to say when an optional package is not installed."""
+    """The error for an optional package that is not installed."""
     return UsageError(
         f"the package {package} is not installed here, and models cannot be made without it; "
         f"run: python -m pip install {package}"

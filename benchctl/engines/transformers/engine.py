@@ -1,6 +1,6 @@
 """``transformers serve`` as an engine: the server that comes with the transformers library.
 
-Its server is started by a launcher of ours (``inside/transformers/serve.py``), which records the steps of
+Its server is started by a launcher of ours (``inside/serve.py``), which records the steps of
 continuous batching and lets the server describe itself. What is particular about it:
 
 * **Sampling** travels in ``generation_config``, a JSON string that replaces the model's own. With continuous
@@ -41,13 +41,13 @@ from benchctl.records.step import StepPhase, StepRecord
 _LAUNCHER: Final = Path(__file__).parent / "inside" / "serve.py"
 _DISTRIBUTION: Final = "transformers"
 NEEDED: Final = ("torch", "accelerate", "fastapi", "uvicorn", "openai", "pydantic")
-"""What its server needs beside it; ``transformers[serving]`` asks for all but torch."""
+"""Packages that its server needs; ``transformers[serving]`` installs all but torch."""
 _INFERRED: Final = {
     "cb.num_blocks": "num_kv_blocks",
     "cb.max_batch_tokens": "max_num_batched_tokens",
     "cb.max_requests_per_batch": "max_num_batched_tokens",
 }
-"""What the server sizes by the memory that happens to be free, unless the option beside it fixes it."""
+"""Settings that the server derives from the free memory, unless this option fixes them."""
 
 
 class TransformersEngine(OpenAiServer):
@@ -59,8 +59,8 @@ class TransformersEngine(OpenAiServer):
     def check_available(self, settings: VariantSettings) -> None:
         """Raises EngineUnavailableError without the library and what its server needs, or without a model."""
         python = _interpreter(settings)
-        found = installed_versions(python, NEEDED)
-        if missing := [name for name in NEEDED if name not in found]:
+        versions = installed_versions(python, NEEDED)
+        if missing := [name for name in NEEDED if name not in versions]:
             raise EngineUnavailableError(
                 f"engine 'transformers': the environment of {python} lacks {', '.join(missing)}; "
                 f"run: {python} -m pip install 'transformers[serving]' torch"
@@ -76,11 +76,11 @@ class TransformersEngine(OpenAiServer):
         limits = limits_of(settings.model)
         self._check_lengths(requests, settings, limits)
         if not limits.eos_token_ids and not all(request.ignore_eos for request in requests):
-            what = f"must be told the token that ends a text, and {settings.model!r} is no directory that names one"
+            what = f"needs the token that ends a text, and {settings.model!r} is not a directory that names one"
             raise self.refusal(settings, what, "name a local directory as model, or set stop: forced")
 
     def metrics_path(self, settings: VariantSettings) -> str | None:
-        """It counts nothing for others to read."""
+        """It offers no counters."""
         return None
 
     def argv(self, settings: VariantSettings, site: LaunchSite) -> tuple[str, ...]:
@@ -117,24 +117,24 @@ class TransformersEngine(OpenAiServer):
     async def effective_config(
         self, client: httpx.AsyncClient, settings: VariantSettings, site: LaunchSite
     ) -> dict[str, Any]:
-        """What the launcher wrote of the server. Raises UnsupportedError where it does not batch as asked."""
+        """The description that the launcher wrote. Raises UnsupportedError where the server cannot batch."""
         try:
-            told: dict[str, Any] = msgspec.json.decode(site.description.read_bytes())
+            config: dict[str, Any] = msgspec.json.decode(site.description.read_bytes())
         except (OSError, msgspec.DecodeError):  # the server's log says why it is missing
-            told = dict(installed_versions(_interpreter(settings), (_DISTRIBUTION, "torch")))
-            return {"version": told.pop(_DISTRIBUTION, None), **told}
+            config = dict(installed_versions(_interpreter(settings), (_DISTRIBUTION, "torch")))
+            return {"version": config.pop(_DISTRIBUTION, None), **config}
         options = own_options(settings, TransformersOptions)
-        if options.continuous_batching and not told.get("continuous_batching"):
-            what = f"cannot batch requests of a {told.get('model_class', 'model of this kind')}"
+        if options.continuous_batching and not config.get("continuous_batching"):
+            what = f"cannot batch requests of a {config.get('model_class', 'model of this kind')}"
             raise self.refusal(settings, what, "set engine.options.continuous_batching to false")
-        batching = {f"cb.{name}": value for name, value in told.pop("cb", {}).items()}
+        batching = {f"cb.{name}": value for name, value in config.pop("cb", {}).items()}
         for name, option in _INFERRED.items():
             if getattr(options, option) is None:
                 batching.pop(name, None)
         if options.num_kv_blocks is not None:
             batching.pop("cb.max_memory_percent", None)
         seed = "ignored" if options.continuous_batching else "set when a request arrives"
-        return {"version": told.pop(_DISTRIBUTION, None), **told, **batching, "request_seed": seed}
+        return {"version": config.pop(_DISTRIBUTION, None), **config, **batching, "request_seed": seed}
 
     def has_steps(self, settings: VariantSettings) -> bool:
         """Steps are those of continuous batching, on servers of ours."""

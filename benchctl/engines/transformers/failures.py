@@ -1,4 +1,4 @@
-"""How the log of ``transformers serve`` sounds when it fails. Each text was seen; the general ones stand last."""
+"""Signatures of failures in the log of ``transformers serve``, all observed; the general ones come last."""
 
 from functools import partial
 from typing import Final

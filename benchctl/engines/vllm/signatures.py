@@ -1,7 +1,7 @@
-"""How the log of a vLLM server sounds when it fails, and what to do about each.
+"""Signatures of failures in the log of a vLLM server, and the remedy for each.
 
-The texts are those of vLLM 0.32 and of the libraries below it. The order matters: what names a cause stands before
-what only reports that something else has failed, because vLLM's front end ends with the latter.
+The texts are those of vLLM 0.32 and of the libraries below it. The order matters: texts that name a cause come
+before texts that only report another failure, because vLLM's front end ends with the latter.
 """
 
 from typing import Final

@@ -1,19 +1,19 @@
-"""What the lines of our plugin in a vLLM server mean: raw statistics to step records.
+"""Step records from the lines of our plugin in a vLLM server.
 
-**When.** A step ends when the engine's process has its outputs (``ended_ns``). It starts when the step before it
-ended, if the engine had unfinished requests then, for it goes on at once; else when the scheduler took up the
-first of the requests that woke it. Steps so defined do not overlap and leave no gap while there is work:
+**Time.** A step ends when the engine's process has its outputs (``ended_ns``). It starts when the previous step
+ended, if the engine had unfinished requests then; otherwise when the scheduler took up the first of the requests
+that woke it. Such steps do not overlap and leave no gap while there is work:
 scheduling, the model, sampling and taking in the outputs are all inside. vLLM's own ``elapsed_ms`` is less: the
-wait for the model's answer after the work was handed over. It stands in only where nothing better is known: for
+wait for the model's answer after the work was handed over. It is used only where nothing better is known: for
 the first part of a long prompt that meets an idle engine. With asynchronous scheduling the next step is handed
 over before this one's answer; the time between two answers is still what a token takes.
 
-**What.** ``num_prefill_tokens`` and ``num_decode_tokens`` are the tokens computed, of requests without and with
+**Tokens.** ``num_prefill_tokens`` and ``num_decode_tokens`` are the tokens computed, of requests without and with
 output so far; a draft counts among the latter, and so does everything that a preempted request computes again.
 ``output_tokens`` are those that requests got: their sum is the usage, also with several choices, preemption,
-prompts in chunks and drafts. (A text cut by a stop string in the midst of a draft would be the exception; benchctl
-asks for none.) ``preempted`` are preemptions that became known with this step's outputs; ``kv_used_blocks`` what
-was in use after it.
+prompts in chunks and drafts. (A text that a stop string cuts in the middle of a draft would be the exception;
+benchctl never requests one.) ``preempted`` are preemptions that became known with this step's outputs;
+``kv_used_blocks`` what was in use after it.
 """
 
 from collections.abc import Iterator
@@ -62,7 +62,7 @@ class _Outputs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _RawStep(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of the plugin; a part is absent where vLLM said nothing of it."""
+    """One line of the plugin; a part is absent where vLLM reported none."""
 
     engine: int = 0
     recorded_ns: int
@@ -75,12 +75,12 @@ class _RawStep(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def end_ns(self) -> int:
-        """When the engine had the outputs; where that is unknown, when they were recorded."""
+        """The time at which the engine had the outputs, or at which they were recorded where that is unknown."""
         return self.recorded_ns if self.ended_ns is None else self.ended_ns
 
     @property
     def is_step(self) -> bool:
-        """Whether the model computed anything for a request: not so for news of the scheduler alone."""
+        """True where the model computed something for a request; false for statistics of the scheduler alone."""
         if self.details is not None:
             return not self.details.is_dummy
         return self.outputs is not None and self.outputs.num_generation_tokens > 0

@@ -7,7 +7,7 @@
   and min_p to where they are applied once, before the tilt (``guided/vllm/requests.py``). With top_k 1 a request is
   greedy and guidance never acts, so vLLM's own path takes it.
 * **Neutral guidance** is computed unless ``skip_noop`` is set, because its price is the question.
-* **Steps** are vLLM's, joined with what guidance did in each (``vllm_lenvm_steps.py``).
+* **Steps** are vLLM's, joined with what guidance did in each (``steps.py``).
 """
 
 from collections.abc import Iterator, Sequence
@@ -48,11 +48,11 @@ _SIGNATURES: Final = (
         is_profile_fault=True,
     ),
 )
-_TOLD: Final = (
+_OWN_SETTINGS: Final = (
     "value_model", "value_dtype", "value_load_format", "value_memory_bytes", "value_graphs", "value_stream",
     "fused", "lazy", "skip_noop", "stride", "guidance_clock",
 )  # fmt: skip
-"""Options that vLLM's own description does not know."""
+"""Options that vLLM's own description does not contain."""
 
 
 class VllmLenvmEngine(VllmEngine):
@@ -86,7 +86,7 @@ class VllmLenvmEngine(VllmEngine):
         return (*argv, "--logits-processors", PROCESSOR) if has_value_model else argv
 
     def env(self, settings: VariantSettings, site: LaunchSite) -> dict[str, str]:
-        """vLLM's, the runner, and what the processor is told."""
+        """vLLM's, the model runner, and the settings of the processor."""
         options = own_options(settings, VllmLenvmOptions)
         own = {"VLLM_USE_V2_MODEL_RUNNER": "0", **super().env(settings, site)}
         if options.value_model is None:
@@ -104,8 +104,8 @@ class VllmLenvmEngine(VllmEngine):
         call = super().request_call(request, settings)
         if settings.guidance is None:
             return call
-        asked = settings.guidance.model_dump(exclude_none=True)
-        extra: dict[str, Any] = {VLLM_PREFIX + name: value for name, value in asked.items()}
+        guidance = settings.guidance.model_dump(exclude_none=True)
+        extra: dict[str, Any] = {VLLM_PREFIX + name: value for name, value in guidance.items()}
         options = own_options(settings, VllmLenvmOptions)
         extra |= {f"{VLLM_PREFIX}skip_noop": int(options.skip_noop), f"{VLLM_PREFIX}stride": options.stride}
         body = msgspec.json.decode(call.body)
@@ -114,13 +114,13 @@ class VllmLenvmEngine(VllmEngine):
     async def effective_config(
         self, client: httpx.AsyncClient, settings: VariantSettings, site: LaunchSite
     ) -> dict[str, Any]:
-        """What vLLM says, and the value model with what its processor says of it."""
-        told = await super().effective_config(client, settings, site)
-        told.pop("logits_processors", None)  # says no more than value_model
-        told["overlap_schedule"] = told.pop("async_scheduling", None)
+        """vLLM's configuration, and the processor's description of the value model."""
+        config = await super().effective_config(client, settings, site)
+        config.pop("logits_processors", None)  # says no more than value_model
+        config["overlap_schedule"] = config.pop("async_scheduling", None)
         options = own_options(settings, VllmLenvmOptions)
-        told |= {name: value for name in _TOLD if (value := getattr(options, name)) is not None}
-        return told | {f"value_model.{name}": value for name, value in _described(site).items()}
+        config |= {name: value for name in _OWN_SETTINGS if (value := getattr(options, name)) is not None}
+        return config | {f"value_model.{name}": value for name, value in _described(site).items()}
 
     def read_steps(self, directory: Path) -> Iterator[StepRecord]:
         """vLLM's steps, with what guidance did in each where the server had a value model."""
@@ -128,8 +128,8 @@ class VllmLenvmEngine(VllmEngine):
 
 
 def _server_settings(options: VllmLenvmOptions) -> dict[str, Any]:
-    """The fields of ``guided.vllm_settings.VllmSettings`` that are set here."""
-    said: dict[str, Any] = {
+    """The fields of ``guided.vllm.settings.VllmSettings`` that are set here."""
+    server_settings: dict[str, Any] = {
         "fused": options.fused,
         "graphs": options.value_graphs,
         "stream": options.value_stream,
@@ -139,8 +139,8 @@ def _server_settings(options: VllmLenvmOptions) -> dict[str, Any]:
         "max_candidates": MAX_CANDIDATES,
     }
     if options.value_memory_bytes is not None:
-        said["memory_bytes"] = options.value_memory_bytes
-    return said
+        server_settings["memory_bytes"] = options.value_memory_bytes
+    return server_settings
 
 
 def _description(site: LaunchSite) -> Path:
@@ -148,7 +148,7 @@ def _description(site: LaunchSite) -> Path:
 
 
 def _described(site: LaunchSite) -> dict[str, Any]:
-    """What the processor wrote of the value model; nothing before a lazy one is loaded."""
+    """The description of the value model that the processor wrote; empty before a lazy one is loaded."""
     try:
         return msgspec.json.decode(_description(site).read_bytes(), type=dict[str, Any])
     except (OSError, msgspec.DecodeError):
@@ -163,6 +163,6 @@ def _require_directory(path: str, *, is_value_model: bool) -> None:
     if is_value_model or not directory.is_dir():
         role = "value model" if is_value_model else "model"
         raise EngineUnavailableError(
-            f"engine 'vllm-lenvm': the {role} {path!r} is no directory with a config.json; name one, or make a "
+            f"engine 'vllm-lenvm': the {role} {path!r} is not a directory with a config.json; name one, or make a "
             f"small pair to try it with: benchctl models make-tiny --value-model {directory.parent}"
         )

@@ -22,7 +22,7 @@ from benchctl.records.jsonl import read_jsonl
 from benchctl.records.step import StepRecord
 
 DEVICE_PREFIX: Final = "device."
-"""Of sections that are times of the device in a step of the host."""
+"""Prefix of sections that are device times in a step of the host."""
 
 
 class GuidedStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,7 +57,7 @@ def guided_step_log(directory: Path) -> Path:
 def read_vllm_lenvm_steps(directory: Path) -> Iterator[StepRecord]:
     """The steps of a run on a server that has a value model.
 
-    Raises RecordError at the first damaged line of either log, and where the two do not tell of the same steps.
+    Raises RecordError at the first damaged line of either log, and where the two describe different steps.
     """
     path = guided_step_log(directory)
     lines = iter(read_jsonl(path, GuidedStep)) if path.exists() else iter(())

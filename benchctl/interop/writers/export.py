@@ -2,6 +2,7 @@
 
 vllm     OUT/<arm>/<run>.json
 aiperf   OUT/<arm>/<run>/profile_export_aiperf.json and profile_export.jsonl
+lenvm    OUT/summary.csv, a row per run
 """
 
 from collections.abc import Callable
@@ -12,25 +13,28 @@ from benchctl.analysis.analyzed import AnalyzedExperiment
 from benchctl.analysis.summary.runs import RunSummary
 from benchctl.errors import RecordError
 from benchctl.interop.writers.aiperf import aiperf_records, aiperf_result
+from benchctl.interop.writers.lenvm import lenvm_csv
 from benchctl.interop.writers.vllm import vllm_result
 from benchctl.profile.workload import Arrival
 from benchctl.records.directory import arm_label
 from benchctl.records.jsonl import encode, write_bytes_atomic, write_json_atomic
 
-Format: TypeAlias = Literal["vllm", "aiperf"]
+Format: TypeAlias = Literal["vllm", "aiperf", "lenvm"]
 
 
 def write_foreign(analysis: AnalyzedExperiment, form: Format, out: Path) -> tuple[Path, ...]:
     """Write every finished run that can be read whole. Raises RecordError when there is none."""
     arrival = None if analysis.profile is None else analysis.profile.workload.arrival
-    written: list[Path] = []
-    for run in analysis.runs:
-        if run.is_usable:
-            directory = out / arm_directory(run)
-            written += _WRITERS[form](analysis, run, arrival, directory)
-    if not written:
+    usable = [run for run in analysis.runs if run.is_usable]
+    if not usable:
         raise RecordError(f"{analysis.results.path}: no run is finished and whole; 'benchctl show' says why")
-    return tuple(written)
+    if form == "lenvm":
+        out.mkdir(parents=True, exist_ok=True)
+        write_bytes_atomic(out / "summary.csv", lenvm_csv(usable))
+        return (out / "summary.csv",)
+    return tuple(
+        path for run in usable for path in _WRITERS[form](analysis, run, arrival, out / arm_directory(run))
+    )
 
 
 def arm_directory(run: RunSummary) -> str:

@@ -189,7 +189,9 @@ def error_of(answer: Answer, request: PreparedRequest) -> RequestError | None:
     """
     status, reader = answer.status, answer.reader
     if status is not None and status != _OK:
-        return RequestError(kind="http-status", message=_refusal(answer), status=status)
+        return RequestError(
+            kind="http-status", message=answer.http_error or _stated(answer.body_head), status=status
+        )
     if reader.error is not None:
         return reader.error
     if answer.http_error is not None:
@@ -231,10 +233,6 @@ def _miscount(reader: CompletionReader, request: PreparedRequest) -> RequestErro
 class _Refusal(msgspec.Struct):
     error: msgspec.Raw = msgspec.Raw()
     message: str | None = None
-
-
-def _refusal(answer: Answer) -> str:
-    return answer.http_error or _stated(answer.body_head)
 
 
 def _stated(body: bytes) -> str:

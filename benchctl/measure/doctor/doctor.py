@@ -45,7 +45,7 @@ def inspect_machine(needs: Needs) -> tuple[Check, ...]:
         *host_checks(needs.results),
         *gpus,
         *engine_checks(needs.engines, has_gpu=has_gpu),
-        *_data_sets(data_directory()),
+        *(_data_set(name, data_directory()) for name in dataset_files()),
     )
 
 
@@ -87,10 +87,6 @@ def _is_installed(distribution: str) -> bool:
     except importlib.metadata.PackageNotFoundError:
         return False
     return True
-
-
-def _data_sets(directory: Path) -> tuple[Check, ...]:
-    return tuple(_data_set(name, directory) for name in dataset_files())
 
 
 def _data_set(name: str, directory: Path) -> Check:

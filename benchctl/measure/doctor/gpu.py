@@ -8,8 +8,8 @@ import pynvml
 
 from benchctl.measure.doctor.check import Check
 from benchctl.measure.telemetry.gpu_reading import process_text
-from benchctl.measure.telemetry.gpu_state import GpuState, gpu_states
 from benchctl.measure.telemetry.nvidia_smi import open_smi
+from benchctl.measure.telemetry.nvml import GpuState, gpu_states
 from benchctl.units import GIB, HZ_PER_MHZ, MIB
 
 _TOPIC: Final = "gpu"
@@ -29,7 +29,7 @@ def gpu_checks(*, is_needed: bool, nvml: Any = pynvml) -> tuple[Check, ...]:
         driver = Check(
             topic=_TOPIC,
             name="nvml",
-            finding=f"driver {states[0].driver or 'of unknown version'}, {_count(len(states))}",
+            finding=f"driver {states[0].driver or 'of unknown version'}, {len(states)} visible",
             facts={"driver": states[0].driver, "num_visible": len(states)},
         )
         return (driver, *(check for state in states for check in device_checks(state)))
@@ -37,10 +37,6 @@ def gpu_checks(*, is_needed: bool, nvml: Any = pynvml) -> tuple[Check, ...]:
     if smi is not None:
         return tuple(_without_nvml(smi.inventory()))
     return (_absent(states, visible, is_needed=is_needed),)
-
-
-def _count(number: int) -> str:
-    return "one visible device" if number == 1 else f"{number} visible devices"
 
 
 def _absent(states: tuple[GpuState, ...] | None, visible: str | None, *, is_needed: bool) -> Check:

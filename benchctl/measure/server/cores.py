@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Final, Literal
@@ -50,7 +51,7 @@ def split_cores(option: Literal["auto"] | int, num_processes: int = 1) -> CoreSp
 
 def thread_on(cores: frozenset[int] | None) -> AbstractContextManager[None]:
     """Bind the calling thread, and what it starts meanwhile, to ``cores``; None changes nothing."""
-    return _bound(cores, _bind_thread)
+    return _bound(cores, partial(os.sched_setaffinity, 0))
 
 
 def process_on(cores: frozenset[int] | None) -> AbstractContextManager[None]:
@@ -69,10 +70,6 @@ def _bound(cores: frozenset[int] | None, bind: Callable[[Iterable[int]], None]) 
         yield
     finally:
         bind(before)
-
-
-def _bind_thread(cores: Iterable[int]) -> None:
-    os.sched_setaffinity(0, cores)
 
 
 def _bind_threads(cores: Iterable[int]) -> None:

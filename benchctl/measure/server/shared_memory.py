@@ -64,12 +64,9 @@ def _existing() -> Iterable[Segment]:
     return [Segment(entry.path, entry.inode()) for entry in entries]
 
 
-def _pids() -> list[int]:
-    return [int(entry.name) for entry in os.scandir(_PROC) if entry.name.isdigit()] if _PROC.is_dir() else []
-
-
 def _in_use() -> set[int]:
-    return {inode for pid in _pids() for inode in _used_by(pid)}
+    pids = [int(entry.name) for entry in os.scandir(_PROC) if entry.name.isdigit()] if _PROC.is_dir() else []
+    return {inode for pid in pids for inode in _used_by(pid)}
 
 
 def _used_by(pid: int) -> set[int]:

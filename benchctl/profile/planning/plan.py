@@ -4,7 +4,7 @@ What runs in a block are its *arms*: the baseline once, and every other variant 
 """
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from typing import Any, TypeAlias
 
@@ -106,13 +106,6 @@ def undeclared_differences(profile: Profile) -> tuple[str, ...]:
 
 def _flat(settings: VariantSettings) -> dict[str, Any]:
     """Settings by dotted path, as the effective configuration of a run names them."""
-    flat: dict[str, Any] = {"model": settings.model}
-    sections: Sequence[tuple[str, Any]] = (
-        ("server", settings.server),
-        ("sampling", settings.sampling),
-        ("guidance", settings.guidance),
-    )
-    for name, section in sections:
-        if section is not None:
-            flat |= {f"{name}.{key}": value for key, value in section.model_dump().items()}
-    return flat
+    document = settings.model_dump(include={"server", "sampling", "guidance"})
+    flat = {f"{name}.{key}": value for name, section in document.items() for key, value in (section or {}).items()}
+    return {"model": settings.model, **flat}

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
-from benchctl.profile.sources.located import LocatedDict, LocatedError, LocatedList, Location, changed_at, dotted
+from benchctl.profile.sources.located import LocatedDict, LocatedError, LocatedList, changed_at, dotted
 from benchctl.records.schema import RENAMED_METRICS, RENAMED_STOP_MODES
 
 
@@ -45,22 +45,8 @@ ALIASES: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Deprecation:
-    """One use of an older word; ``new`` is the word to write in its place, with its key."""
-
-    location: Location
-    old_value: str | None
-    new: str
-    since: str
-
-    def __str__(self) -> str:
-        word = f": {self.old_value}" if self.old_value else ""
-        return f"{self.location}{word} is deprecated since {self.since}; write {self.new}"
-
-
 def with_new_words(
-    document: LocatedDict, deprecations: list[Deprecation], errors: list[LocatedError]
+    document: LocatedDict, deprecations: list[LocatedError], errors: list[LocatedError]
 ) -> LocatedDict:
     """A document of one source with every older word replaced, also in its sections for some engines only."""
 
@@ -77,7 +63,7 @@ def with_new_words(
 
 
 def _with_new_word(
-    alias: Alias, deprecations: list[Deprecation], errors: list[LocatedError], section: LocatedDict
+    alias: Alias, deprecations: list[LocatedError], errors: list[LocatedError], section: LocatedDict
 ) -> LocatedDict:
     key, new_key = alias.key.split(".")[-1], alias.new_key.split(".")[-1]
     if key not in section:
@@ -91,9 +77,11 @@ def _with_new_word(
     new_path = dotted((*location.path[:-1], new_key))
     for word, new_word in new_words.items():
         text = str(new_word).lower() if isinstance(new_word, bool) else new_word
-        deprecations.append(Deprecation(location, word, f"{new_path}: {text}", alias.since))
+        problem = f"{word} is deprecated since {alias.since}; write {new_path}: {text}"
+        deprecations.append(LocatedError(location, problem))
     if new_key != key and not new_words:
-        deprecations.append(Deprecation(location, None, new_path, alias.since))
+        problem = f"this key is deprecated since {alias.since}; write {new_path}"
+        deprecations.append(LocatedError(location, problem))
     renewed = [new_words.get(word, word) if isinstance(word, str) else word for word in words]
     new_value = LocatedList(renewed, value.locations) if isinstance(value, LocatedList) else renewed[0]
     entries = {new_key if k == key else k: new_value if k == key else v for k, v in section.items()}

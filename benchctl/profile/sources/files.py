@@ -79,7 +79,7 @@ def known_profiles_text(name: str) -> str:
 
 
 def did_you_mean(word: object, names: Iterable[str], prefix: str = "") -> str:
-    """``did you mean 'x'?`` after ``prefix``, for the name that ``word`` probably misspells; empty without one."""
+    """The hint ``did you mean 'x'?`` after ``prefix``, where ``word`` probably misspells a name; else no text."""
     matches = difflib.get_close_matches(word, list(names), n=1, cutoff=0.6) if isinstance(word, str) else ()
     return f"{prefix}did you mean {matches[0]!r}?" if matches else ""
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchctl.profile.engine_table import ENGINES, engine_spec, guiding_kinds
-from benchctl.profile.sources.aliases import Deprecation, with_new_words
+from benchctl.profile.sources.aliases import with_new_words
 from benchctl.profile.sources.files import (
     did_you_mean,
     display_path,
@@ -40,7 +40,7 @@ class Layers:
 
     def __init__(self) -> None:
         self.errors: list[LocatedError] = []
-        self.deprecations: list[Deprecation] = []
+        self.deprecations: list[LocatedError] = []
         self.is_whole = True
         self._documents: dict[Path, LocatedDict] = {}
 

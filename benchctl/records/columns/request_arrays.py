@@ -1,12 +1,12 @@
-"""A long ``requests.jsonl``, whose numbers are kept beside it as arrays: lines are decoded once, and not each time.
+"""A copy of a long ``requests.jsonl`` with its numbers as arrays: later readers need not decode the lines again.
 
-Nearly all of such a file are the numbers of its chunks (``CHUNK_FIELDS``). The copy has one array for each of these
-fields, with the values of all choices in a row, and the records without them as JSON. The file stays what was
-measured: the copy counts only while the file has the SHA-256 that it names, and nothing is lost with it. Whoever
-reads a file without a copy that fits makes one, where the directory can be written.
+Most of such a file are the numbers of its chunks (``CHUNK_FIELDS``). The copy has one array for each of these
+fields, with the values of all choices in a row, and the records without them as JSON. It counts only while the file
+has the SHA-256 that the copy names, and may be deleted. The first reader of a file makes its copy, if the directory
+can be written.
 
-In records that were read here the fields are arrays and no tuples: the same values in an eighth of the memory,
-sequences like them, but not equal to them and not to be encoded.
+In records that were read here these fields are arrays instead of tuples: the same values in an eighth of the
+memory, and sequences as well, but not equal to tuples and not to be encoded.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from hashlib import _Hash
 
 _VERSION: Final = "1"
-"""Of what is made of a file here; another one's copies are not read."""
+"""Version of the copy; those of another one are not read."""
 _OF_NUMBERS: Final = tuple[int, ...]
 CHUNK_FIELDS: Final = {
     field.name: field.default
@@ -40,37 +40,37 @@ CHUNK_FIELDS: Final = {
 """The fields of a choice that hold a number for each chunk, with the value that is left out of the JSON."""
 _RECORDS: Final = "records"
 _LENGTHS: Final = ".lengths"
-"""Behind the name of a field: how many values each choice has, in the order of the file; -1 for None."""
+"""Suffix of a field's name: the number of values of each choice, in the order of the file; -1 for None."""
 _TYPE_CODES: Final = {"uint8": "B", "uint16": "H", "int32": "i", "int64": "q"}
 
 
 def arrays_path(requests: Path) -> Path:
-    """Where the copy of ``requests.jsonl`` is kept."""
+    """Path of the copy of ``requests.jsonl``."""
     return requests.with_suffix(".safetensors")
 
 
 def read_requests(
-    requests: Path, *, recorded: FileDigest | None = None, keeps_copy: bool
+    requests: Path, *, recorded: FileDigest | None = None, writes_copy: bool
 ) -> tuple[RequestRecord, ...] | None:
-    """The records of a file, from its copy where one fits; None where a line is damaged, or a number too large.
+    """The records of a file, from its copy if that fits; None if a line is damaged or a number too large.
 
-    ``recorded``: what the file held when its run ended; believed where it still has that size and time.
-    ``keeps_copy``: nothing more will be written to the file, so that a copy is worth keeping.
+    ``recorded``: digest of the file when its run ended; trusted if the file still has that size and time.
+    ``writes_copy``: the file is complete, so a copy is worth writing.
     """
-    kept = _kept(requests, recorded)
-    if kept is not None:
-        return kept
+    records = _read_copy(requests, recorded)
+    if records is not None:
+        return records
     try:
         content = _packed(requests)
-    except (RecordError, OverflowError):  # the reader of lines says what is wrong
+    except (RecordError, OverflowError):  # the reader of lines reports it
         return None
-    if keeps_copy:
+    if writes_copy:
         with suppress(OSError):  # a directory that is not ours to write
             write_bytes_atomic(arrays_path(requests), content)
     return _unpacked(tensors_of(content)[0])
 
 
-def _kept(requests: Path, recorded: FileDigest | None) -> tuple[RequestRecord, ...] | None:
+def _read_copy(requests: Path, recorded: FileDigest | None) -> tuple[RequestRecord, ...] | None:
     try:
         tensors, metadata = tensors_of(arrays_path(requests).read_bytes())
         if metadata.get("version") != _VERSION or metadata.get("requests_sha256") != _sha256(requests, recorded):
@@ -89,7 +89,7 @@ def _sha256(path: Path, recorded: FileDigest | None) -> str:
 
 
 def _packed(requests: Path) -> bytes:
-    """The copy of a file. RecordError at a damaged line, OverflowError for a number beyond 64 bits."""
+    """The copy of a file. Raises RecordError at a damaged line, OverflowError for a number beyond 64 bits."""
     digest, records = hashlib.sha256(), bytearray()
     values = {name: array("q") for name in CHUNK_FIELDS}
     lengths = {name: array("i") for name in CHUNK_FIELDS}
@@ -116,7 +116,7 @@ def _digested(lines: Iterable[bytes], digest: "_Hash") -> Iterator[bytes]:
 
 
 def _unpacked(tensors: Mapping[str, Numbers]) -> tuple[RequestRecord, ...]:
-    """The records with their numbers. KeyError and ValueError where arrays are missing, or do not fit together."""
+    """The records with their numbers. Raises KeyError or ValueError if arrays are missing or inconsistent."""
     records = msgspec.json.Decoder(RequestRecord).decode_lines(tensors[_RECORDS].tobytes())
     choices = [choice for record in records for choice in record.choices]
     for name, default in CHUNK_FIELDS.items():
@@ -131,15 +131,15 @@ def _unpacked(tensors: Mapping[str, Numbers]) -> tuple[RequestRecord, ...]:
 def _pieces(values: Numbers, lengths: Numbers) -> "list[array[Any] | tuple[()] | None]":
     """The numbers of each choice; choices with the same small ones, as one token in each chunk, share them."""
     ends = np.cumsum(np.maximum(lengths, 0), dtype=np.int64).tolist()
-    num_named = ends[-1] if ends else 0
-    if num_named != len(values):
-        raise ValueError(f"{num_named} values are named and {len(values)} are there")
+    num_expected = ends[-1] if ends else 0
+    if num_expected != len(values):
+        raise ValueError(f"{num_expected} values are expected, and the array has {len(values)}")
     code = _TYPE_CODES[values.dtype.name]
     whole = array(code, values.tobytes())
     pieces = [whole[start:end] for start, end in pairwise([0, *ends])]  # each of just the size that it needs
     if code == "B":
-        known: dict[bytes, array[Any]] = {}
-        pieces = [known.setdefault(piece.tobytes(), piece) for piece in pieces]
+        shared: dict[bytes, array[Any]] = {}
+        pieces = [shared.setdefault(piece.tobytes(), piece) for piece in pieces]
     return [
         numbers or (None if length < 0 else ()) for numbers, length in zip(pieces, lengths.tolist(), strict=True)
     ]

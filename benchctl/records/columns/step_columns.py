@@ -1,4 +1,4 @@
-"""The steps of a run as columns of numbers: for logs of so many steps that a value for each would take too long."""
+"""The steps of a run as columns of numbers, for logs that are too long to handle step by step."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,12 +21,14 @@ Flags: TypeAlias = npt.NDArray[np.bool_]
 
 PHASES: Final[tuple[StepPhase, ...]] = ("prefill", "decode", "mixed")
 OPTIONAL: Final = tuple(field.name for field in msgspec.structs.fields(StepRecord) if field.default is None)
-"""The counts and yes-or-no of a step that an engine may leave out."""
+"""The counts and flags of a step that an engine may leave out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StepColumns:
-    """Steps of one run, all but its warm-up or that alone, in the order of their log: one value in each array."""
+    """Steps of one run, of its load or of its warm-up, in the order of their log; each array has one value a
+    step.
+    """
 
     start_ns: Integers
     dur_ns: Integers
@@ -36,7 +38,7 @@ class StepColumns:
     clocks: tuple[Clock, ...]
     """The clocks that occur, each once, sorted."""
     optionals: Mapping[str, Floats]
-    """The fields of ``OPTIONAL`` that any step has; NaN where one does not tell, 0 and 1 for no and yes."""
+    """The fields of ``OPTIONAL`` that any step has; NaN for unknown, 0 and 1 for no and yes."""
     section_ns: Mapping[str, Integers]
     """Time of each section that any step has, by name in sorted order; 0 in steps without it."""
     has_section: Mapping[str, Flags]
@@ -47,29 +49,29 @@ class StepColumns:
     def optional(self, name: str) -> Floats | None:
         """A field of ``OPTIONAL`` with NaN for unknown; None when no step has it. ValueError for another name."""
         if name not in OPTIONAL:
-            raise ValueError(f"{name!r} is no optional field of a step; those are {', '.join(OPTIONAL)}")
+            raise ValueError(f"{name!r} is not an optional field of a step; those are {', '.join(OPTIONAL)}")
         return self.optionals.get(name)
 
     def total(self, name: str, where: Flags | None = None) -> int | None:
-        """Sum of an optional field, over the steps of ``where``; unknown without any, or when one does not tell."""
+        """Sum of an optional field over the steps of ``where``; None without steps, or if one of them lacks it."""
         values = self.optional(name)
         if values is None:
             return None
-        chosen = values if where is None else values[where]
-        return None if not len(chosen) or np.isnan(chosen).any() else int(chosen.sum())
+        summands = values if where is None else values[where]
+        return None if not len(summands) or np.isnan(summands).any() else int(summands.sum())
 
-    def known(self, name: str) -> Floats:
-        """An optional field in those steps that tell it."""
+    def known_values(self, name: str) -> Floats:
+        """An optional field in the steps that have it."""
         values = self.optional(name)
         return np.empty(0) if values is None else values[~np.isnan(values)]
 
     def in_phase(self, phase: StepPhase) -> Flags:
-        """Which steps are of this phase."""
+        """True for each step of this phase."""
         return np.equal(self.phase, PHASES.index(phase))
 
 
 class StepsOfFile(Sequence[StepRecord]):
-    """The steps of a log, kept in another form. To look at a record is to read the file from its beginning."""
+    """The steps of a log, held in another form. Access to a record reads the file from its beginning."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -86,7 +88,7 @@ class StepsOfFile(Sequence[StepRecord]):
 
 
 class DecodedSteps(StepsOfFile):
-    """The steps of a short log, kept as columns."""
+    """The steps of a short log, held as columns."""
 
     def __init__(self, path: Path, records: Sequence[StepRecord]) -> None:
         super().__init__(path)
@@ -96,11 +98,11 @@ class DecodedSteps(StepsOfFile):
         return sum(map(len, self._columns.values()))
 
     def columns(self, *, is_warmup: bool = False) -> StepColumns:
-        """The steps that are no warm-up, or those that are."""
+        """The steps of the load, or those of the warm-up."""
         return self._columns[is_warmup]
 
-    def keep(self) -> None:
-        """A short log is decoded as fast as a table of it would be read: none is kept."""
+    def write_table(self) -> None:
+        """Leave a short log alone: it is decoded as fast as a table of it would be read."""
 
 
 def exact_sum(values: Integers, weights: Integers | None = None) -> int:
@@ -113,11 +115,11 @@ def exact_sum(values: Integers, weights: Integers | None = None) -> int:
 
 
 def columns_from(records: Iterable[StepRecord], *, is_warmup: bool = False) -> StepColumns:
-    """The columns of those ``records`` that are no warm-up, or of those that are."""
+    """The columns of the ``records`` of the load, or of those of the warm-up."""
     steps = [record for record in records if record.is_warmup == is_warmup]
     values = zip(*map(msgspec.structs.astuple, steps), strict=True)
     fields = dict(zip(StepRecord.__struct_fields__, values, strict=True)) if steps else {}
-    told = {name: fields[name] for name in OPTIONAL if steps and fields[name].count(None) < len(steps)}
+    optionals = {name: fields[name] for name in OPTIONAL if steps and fields[name].count(None) < len(steps)}
     sections: tuple[Mapping[str, int], ...] = fields.get("sections_ns", ())
     names = sorted(set[str]().union(*sections))
     return StepColumns(
@@ -126,7 +128,9 @@ def columns_from(records: Iterable[StepRecord], *, is_warmup: bool = False) -> S
         num_seqs=_integers(fields.get("num_seqs", ())),
         phase=np.array([PHASES.index(phase) for phase in fields.get("phase", ())], dtype=np.uint8),
         clocks=tuple(sorted(set(fields.get("clock", ())))),
-        optionals=MappingProxyType({name: np.array(column, dtype=np.float64) for name, column in told.items()}),
+        optionals=MappingProxyType(
+            {name: np.array(column, dtype=np.float64) for name, column in optionals.items()}
+        ),
         section_ns=MappingProxyType({n: _integers([times.get(n, 0) for times in sections]) for n in names}),
         has_section=MappingProxyType({n: np.array([n in times for times in sections], dtype=bool) for n in names}),
     )

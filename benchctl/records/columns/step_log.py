@@ -1,9 +1,9 @@
-"""A long ``steps.jsonl``, read into a compact table from which columns are made, and records when somebody asks.
+"""A long ``steps.jsonl``, read into a compact table from which columns, and on demand records, are made.
 
-polars reads a block of lines several times as fast as records are made of them. It takes no value for what it is
-not, but it is silent about what it leaves out: a field that it was not told of, a key that comes twice, a null.
-Each value of a line has one colon before it, so that a block with as many colons as values was read whole. Any
-other block is read again by the reader of records, whose word on damage is the one that counts.
+polars reads a block of lines several times as fast as records are made of them. It misreads no value, but it
+silently leaves out a field outside its schema, a key that comes twice, and a null. Each value of a line has one
+colon before it, so a block with as many colons as values was read whole. Any other block is read again by the
+reader of records, which also reports damage.
 """
 
 import io
@@ -20,14 +20,12 @@ import polars as pl
 
 from benchctl.errors import RecordError
 from benchctl.records.columns.step_columns import OPTIONAL, PHASES, Flags, Integers, StepColumns, StepsOfFile
-from benchctl.records.columns.step_table import KEPT_FROM_BYTES, keep_table, kept_table
+from benchctl.records.columns.step_table import TABLE_FROM_BYTES, read_table, write_table
 from benchctl.records.jsonl import decode_lines
 from benchctl.records.step import Clock, StepRecord
 
 A = TypeVar("A", bound=npt.NDArray[Any])
 
-BLOCK_BYTES: Final = 8 << 20
-"""So much is read at a time: what a block needs on its way into the table is many times what it needs there."""
 _CLOCKS: Final[tuple[Clock, ...]] = get_args(Clock)
 _WORDS: Final = {"clock": pl.Enum(_CLOCKS), "phase": pl.Enum(PHASES)}
 _REQUIRED: Final = ("step", "start_ns", "dur_ns", "clock", "phase", "num_seqs")
@@ -38,7 +36,7 @@ _SECTIONS_OF_LINE: Final = re.compile(rb'"sections_ns"\s*:\s*(\{[^{}]*\})')
 
 
 class StepLog(StepsOfFile):
-    """The readable steps of a file, kept as tables."""
+    """The readable steps of a file, held as tables."""
 
     def __init__(self, path: Path, table: pl.DataFrame, *, is_whole: bool = True) -> None:
         super().__init__(path)
@@ -48,16 +46,18 @@ class StepLog(StepsOfFile):
     def __len__(self) -> int:
         return sum(table.height for table in self._tables.values())
 
-    def keep(self) -> None:
-        """Keep the table for the next reader, of a long log that is whole. OSError where it cannot be written."""
-        if self._is_whole and self._path.stat().st_size >= KEPT_FROM_BYTES:
-            keep_table(self._path, pl.concat(self._tables.values()))
+    def write_table(self, *, from_bytes: int = TABLE_FROM_BYTES) -> None:
+        """Write the table of a whole log of at least ``from_bytes``. Raises OSError when it cannot be written."""
+        if self._is_whole and self._path.stat().st_size >= from_bytes:
+            write_table(self._path, pl.concat(self._tables.values()))
 
     def columns(self, *, is_warmup: bool = False) -> StepColumns:
-        """The steps that are no warm-up, or those that are."""
+        """The steps of the load, or those of the warm-up."""
         steps = self._tables[is_warmup]
-        known = {column.name for column in steps.iter_columns() if column.null_count() < steps.height}
-        sections = sorted(name.removeprefix(_SECTION_PREFIX) for name in known if name.startswith(_SECTION_PREFIX))
+        present = {column.name for column in steps.iter_columns() if column.null_count() < steps.height}
+        sections = sorted(
+            name.removeprefix(_SECTION_PREFIX) for name in present if name.startswith(_SECTION_PREFIX)
+        )
         return StepColumns(
             start_ns=_integers(steps["start_ns"]),
             dur_ns=_integers(steps["dur_ns"]),
@@ -65,7 +65,7 @@ class StepLog(StepsOfFile):
             phase=steps["phase"].to_physical().cast(pl.UInt8).to_numpy(),
             clocks=tuple(sorted(steps["clock"].unique().to_list())),
             optionals=_Widened(
-                [name for name in OPTIONAL if name in known], lambda name: steps[name].cast(pl.Float64).to_numpy()
+                [name for name in OPTIONAL if name in present], lambda name: steps[name].cast(pl.Float64).to_numpy()
             ),
             section_ns=_Widened(sections, lambda name: _integers(steps[_SECTION_PREFIX + name])),
             has_section=_Widened(sections, lambda name: _is_known(steps[_SECTION_PREFIX + name])),
@@ -73,7 +73,7 @@ class StepLog(StepsOfFile):
 
 
 class _Widened(Mapping[str, A]):
-    """Columns by name, each made when it is looked at: nobody looks at all."""
+    """Columns by name, each made on access: few readers need all of them."""
 
     def __init__(self, names: Sequence[str], widen: Callable[[str], A]) -> None:
         self._names = dict.fromkeys(names)
@@ -91,17 +91,17 @@ class _Widened(Mapping[str, A]):
         return self._widen(name)
 
 
-def read_step_log(path: Path) -> tuple[StepLog, RecordError | None]:
-    """The steps of a file up to its first damaged line, and what is wrong with that."""
-    kept = kept_table(path)
-    if kept is not None:
-        return StepLog(path, kept), None
+def read_step_log(path: Path, *, block_bytes: int) -> tuple[StepLog, RecordError | None]:
+    """The steps of a file up to its first damaged line, and the error of that line."""
+    stored_table = read_table(path)
+    if stored_table is not None:
+        return StepLog(path, stored_table), None
     tables: list[pl.DataFrame] = []
     damage = None
-    for first_byte, lines in _blocks(path):
+    for first_byte, lines in _blocks(path, block_bytes):
         table = _quickly_read(lines)
         if table is None:
-            records, damage = _read_as_records(path, first_byte, lines)
+            records, damage = _read_as_records(path, first_byte, lines, block_bytes)
             table = _table_of_records(records)
         tables.append(table)
         if damage is not None:
@@ -110,20 +110,20 @@ def read_step_log(path: Path) -> tuple[StepLog, RecordError | None]:
     return StepLog(path, table, is_whole=damage is None), damage
 
 
-def _blocks(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Whole lines, with the place of their first byte."""
+def _blocks(path: Path, block_bytes: int) -> Iterator[tuple[int, bytes]]:
+    """Whole lines, with the offset of their first byte."""
     if not path.stat().st_size:  # which cannot be mapped
         return
     with path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as content:
         start = 0
         while start < len(content):
-            end = content.find(b"\n", min(start + BLOCK_BYTES, len(content))) + 1 or len(content)
+            end = content.find(b"\n", min(start + block_bytes, len(content))) + 1 or len(content)
             yield start, content[start:end]
             start = end
 
 
 def _quickly_read(lines: bytes) -> pl.DataFrame | None:
-    """The table of a block, None where it is not certain that polars would see all that is there."""
+    """The table of a block; None unless polars certainly reads every value of it."""
     outer_lines = lines[: lines.find(b"\n") + 1] + lines[lines.rfind(b"\n", 0, -1) + 1 :]
     names = _section_names(outer_lines)
     table = _parse(lines, names)
@@ -134,8 +134,8 @@ def _quickly_read(lines: bytes) -> pl.DataFrame | None:
 
 def _section_names(lines: bytes) -> set[str]:
     try:
-        return {name for found in _SECTIONS_OF_LINE.findall(lines) for name in msgspec.json.decode(found)}
-    except msgspec.DecodeError:  # the reader of records says what is wrong
+        return {name for sections in _SECTIONS_OF_LINE.findall(lines) for name in msgspec.json.decode(sections)}
+    except msgspec.DecodeError:  # the reader of records reports it
         return set()
 
 
@@ -179,15 +179,17 @@ def _sections_of(read: pl.DataFrame) -> list[pl.Series]:
 
 
 def _compact(table: pl.DataFrame) -> pl.DataFrame:
-    """What columns are made from, each number in as few bytes as the largest of its column needs."""
-    told = table.with_columns(pl.col("is_warmup").fill_null(value=False)).cast(_WORDS).drop("step")  # type: ignore[arg-type]
-    columns = [column for column in told.iter_columns() if column.name in _ALWAYS or column.count()]
+    """The table that columns are made from, each number in as few bytes as the largest of its column needs."""
+    words = table.with_columns(pl.col("is_warmup").fill_null(value=False)).cast(_WORDS).drop("step")  # type: ignore[arg-type]
+    columns = [column for column in words.iter_columns() if column.name in _ALWAYS or column.count()]
     return pl.DataFrame([c.shrink_dtype() if c.dtype == pl.Int64 else c for c in columns])
 
 
-def _read_as_records(path: Path, first_byte: int, lines: bytes) -> tuple[list[StepRecord], RecordError | None]:
+def _read_as_records(
+    path: Path, first_byte: int, lines: bytes, block_bytes: int
+) -> tuple[list[StepRecord], RecordError | None]:
     records: list[StepRecord] = []
-    first_line = 1 + sum(before.count(b"\n") for place, before in _blocks(path) if place < first_byte)
+    first_line = 1 + sum(before.count(b"\n") for start, before in _blocks(path, block_bytes) if start < first_byte)
     try:
         records.extend(decode_lines(io.BytesIO(lines), path, StepRecord, first_line))
     except RecordError as error:

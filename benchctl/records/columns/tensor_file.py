@@ -1,7 +1,7 @@
-"""Named arrays in one file: safetensors, which is eight bytes of length, a JSON header, and the arrays in a row.
+"""Named arrays in one file, as safetensors: eight bytes of length, a JSON header, and the arrays in a row.
 
-Anyone can read the format, and an array of it is a piece of the file: nothing has to be decoded. The metadata of
-files that are written here name the SHA-256 of their arrays, which must have it when they are read.
+An array is a slice of the file: nothing has to be decoded. The metadata of a file of records holds the SHA-256 of
+its arrays, which is checked when they are read.
 """
 
 import hashlib
@@ -59,16 +59,14 @@ def header_bytes(entries: Iterable[TensorEntry], metadata: Mapping[str, str]) ->
 
 
 def in_fewest_bytes(values: Numbers) -> Numbers:
-    """The same whole numbers in the smallest type of the format that holds all of them; int64 where none is
-    smaller.
-    """
+    """The same whole numbers in the smallest type of the format that holds all of them."""
     low, high = (int(values.min()), int(values.max())) if len(values) else (0, 0)
     holds = (dtype for dtype in _TYPES.values() if np.iinfo(dtype).min <= low and high <= np.iinfo(dtype).max)
     return values.astype(next(holds), copy=False)
 
 
 def tensor_bytes(tensors: Mapping[str, Numbers], metadata: Mapping[str, str]) -> bytes:
-    """The content of a file with these one-dimensional arrays, whose types are those that the format can name."""
+    """The content of a file with these one-dimensional arrays, of types that the format has."""
     data = b"".join(values.tobytes() for values in tensors.values())
     entries = (
         TensorEntry(name, _NAMES[values.dtype], values.shape, values.nbytes) for name, values in tensors.items()
@@ -79,13 +77,13 @@ def tensor_bytes(tensors: Mapping[str, Numbers], metadata: Mapping[str, str]) ->
 def tensors_of(content: bytes) -> tuple[dict[str, Numbers], dict[str, str]]:
     """The arrays of a file, which share its memory, and its metadata.
 
-    Raises ValueError or msgspec.MsgspecError where the content is no such file, or not what was written.
+    Raises ValueError or msgspec.MsgspecError if the content is not such a file, or was altered.
     """
     header_end = _LENGTH_BYTES + int.from_bytes(content[:_LENGTH_BYTES], "little")
     header = msgspec.json.decode(content[_LENGTH_BYTES:header_end], type=dict[str, msgspec.Raw])
     metadata = msgspec.json.decode(header.pop(_METADATA, msgspec.Raw(b"{}")), type=dict[str, str])
     if metadata.get(_DATA_SHA256) != hashlib.sha256(memoryview(content)[header_end:]).hexdigest():
-        raise ValueError("the arrays are not those that were written")
+        raise ValueError("the arrays do not have the recorded SHA-256")
     tensors = {}
     for name, raw in header.items():
         tensor = msgspec.json.decode(raw, type=_Tensor)

@@ -1,8 +1,8 @@
-"""Digests of what was measured, so that whoever reads it later knows whether it is still that.
+"""Digests of a result directory, by which later readers recognise altered files.
 
 ``run.json`` holds the digest of every other file of its run, taken when the run ended. ``digests.json`` holds those
-of all ``run.json``, of the plan, the profile and the request set, and of what the manifest says once and for all.
-They find mistakes and carelessness; whoever rewrites all of them as well is not found out.
+of all ``run.json``, of the plan, the profile and the request set, and of the lasting fields of
+the manifest. They find mistakes and carelessness; a forger who rewrites the digests as well goes undetected.
 """
 
 import hashlib
@@ -22,15 +22,15 @@ from benchctl.records.schema import RENAMED_STOP_MODES, SCHEMA_VERSION, upgrade
 
 DIGESTS_FILE: Final = "digests.json"
 WHOLE_FILES: Final = ("profile.yaml", "plan.json", "requests.jsonl")
-"""Of the experiment; written before the first run and never again."""
+"""Files of the experiment that are written before the first run and never again."""
 _CHANGING: Final = frozenset({"state", "stopping", "warnings"})
-"""What of a manifest changes while an experiment goes on."""
+"""Fields of a manifest that change during an experiment."""
 _FIRST_SCHEMA: Final = {"schema_version": 1}
 """Hashed in place of the manifest's own version, which changes when a newer benchctl resumes the experiment."""
 _FIRST_STOP_MODES: Final = {new: old for old, new in RENAMED_STOP_MODES.items()}
 _DERIVED: Final = frozenset({"run.json", "result.json", "requests.safetensors"})
 """Files of a run that hold no measurement of their own: the record itself, the summary that a report writes, and
-the copy of long requests that whoever reads them first makes (``records/columns/request_arrays.py``)."""
+the copy of long requests that their first reader makes (``records/columns/request_arrays.py``)."""
 
 
 class DirectoryDigests(Record, frozen=True, kw_only=True, omit_defaults=True):
@@ -47,7 +47,7 @@ class DirectoryDigests(Record, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def digest_of(path: Path) -> FileDigest:
-    """Read a file and say what it holds. OSError where it cannot be read."""
+    """The digest of a file. Raises OSError when it cannot be read."""
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     stat = path.stat()
@@ -55,7 +55,7 @@ def digest_of(path: Path) -> FileDigest:
 
 
 def digests_of_run(directory: RunDirectory) -> dict[str, FileDigest]:
-    """Digests of the files of a run by name, but for ``run.json``, what is derived, and earlier attempts."""
+    """Digests of the files of a run by name, without ``run.json``, derived files and earlier attempts."""
     return {path.name: digest_of(path) for path in sorted(_measured_files(directory.path))}
 
 
@@ -71,7 +71,7 @@ def run_record_path(run_id: str) -> str:
 
 
 def read_digests(directory: Path) -> DirectoryDigests | None:
-    """``digests.json``; None where there is none. Raises RecordError where it cannot be read."""
+    """``digests.json``; None without one. Raises RecordError when it cannot be read."""
     path = directory / DIGESTS_FILE
     try:
         document = msgspec.json.decode(path.read_bytes())
@@ -83,7 +83,7 @@ def read_digests(directory: Path) -> DirectoryDigests | None:
 
 
 def manifest_sha256(directory: Path) -> str:
-    """SHA-256 of what the manifest says once and for all. Raises RecordError where it cannot be read."""
+    """SHA-256 of the manifest's lasting fields. Raises RecordError when it cannot be read."""
     path = directory / "manifest.json"
     try:
         document: dict[str, Any] = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
@@ -96,7 +96,7 @@ def manifest_sha256(directory: Path) -> str:
 
 
 def begin_digests(results: ResultDirectory) -> None:
-    """Record what is known before the first run, unless it is recorded."""
+    """Record the files that exist before the first run, unless that was done."""
     if read_digests(results.path) is None:
         _write(results, _new_digests(results))
 
@@ -111,15 +111,15 @@ def _new_digests(results: ResultDirectory) -> DirectoryDigests:
 
 
 def forget_run(results: ResultDirectory, run_id: str) -> None:
-    """Before a run is done again: its record will change."""
-    digests, forgotten = read_digests(results.path), run_record_path(run_id)
-    if digests is not None and forgotten in digests.files:
-        files = {name: digest for name, digest in digests.files.items() if name != forgotten}
+    """Drop the digest of a run's record, which changes when the run is repeated."""
+    digests, run_file = read_digests(results.path), run_record_path(run_id)
+    if digests is not None and run_file in digests.files:
+        files = {name: digest for name, digest in digests.files.items() if name != run_file}
         _write(results, msgspec.structs.replace(digests, files=files))
 
 
 def record_run(results: ResultDirectory, run_id: str) -> None:
-    """After a run has ended: what its record says now."""
+    """Record the digest of a run's record, after the run has ended."""
     digests, name = read_digests(results.path) or _new_digests(results), run_record_path(run_id)
     files = digests.files | {name: digest_of(results.path / name)}
     _write(results, msgspec.structs.replace(digests, files=files))
@@ -130,6 +130,6 @@ def _write(results: ResultDirectory, digests: DirectoryDigests) -> None:
 
 
 def directory_sha256(digests: DirectoryDigests) -> str:
-    """One digest of all that was measured, to be cited: of that of the manifest and those of the files."""
+    """One digest of the whole directory, to be cited: of those of the manifest and of the files."""
     sums = {name: digest.sha256 for name, digest in digests.files.items()}
     return hashlib.sha256(encode({"manifest": digests.manifest_sha256, "files": sums})).hexdigest()

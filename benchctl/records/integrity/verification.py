@@ -1,4 +1,4 @@
-"""Is a result directory still what was measured? Files against digests, records against each other."""
+"""Verification of a result directory: files against digests, records against each other."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,14 +17,14 @@ from benchctl.records.integrity.digests import (
     read_digests,
     run_record_path,
 )
-from benchctl.records.integrity.stamps import FileLook
+from benchctl.records.integrity.hashing import FileHasher
 from benchctl.records.manifest import Manifest, PlannedRun
 from benchctl.records.run import FileDigest, RunRecord
 
 _EVIDENCE: Final = ("server.log", "steps.raw")
-"""Beginnings of the names of files that no number is taken from once a run has ended."""
+"""Prefixes of the names of files that no result depends on once a run has ended."""
 _MAY_GO: Final = frozenset({"steps.parquet"})
-"""Copies of other files: without them nothing is missing."""
+"""Copies of other files, which may be deleted."""
 _REQUEST_SET: Final = "requests.jsonl"
 
 AlterationKind: TypeAlias = Literal[
@@ -34,14 +34,14 @@ AlterationKind: TypeAlias = Literal[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alteration:
-    """One thing that is not as it was measured."""
+    """One difference between a directory and its records."""
 
     kind: AlterationKind
     file: str
-    """By its path below the result directory."""
+    """Path below the result directory."""
     what: str
     decides: bool = True
-    """Whether numbers rest on it."""
+    """Whether results depend on it."""
 
     def __str__(self) -> str:
         return f"{self.file} {self.what}"
@@ -49,27 +49,27 @@ class Alteration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verification:
-    """What was found of a directory."""
+    """The result of a verification."""
 
     alterations: tuple[Alteration, ...]
     manifest: Manifest
     digests: DirectoryDigests | None
-    """None in a directory whose writer recorded none."""
+    """None in a directory of an older version."""
     unrecorded: tuple[str, ...]
-    """Runs of whose end nothing was recorded: those that are going on, or that an older benchctl did."""
+    """Runs without a digest: those in progress, and those of older versions."""
     num_files: int
     """Files with a digest."""
     hashed_bytes: int
-    """How much was read for it."""
+    """Bytes that were read."""
     fingerprints: Mapping[str, tuple[str, ...]]
-    """Runs by the SHA-256 of records that no two runs can have in common, where it was recorded."""
+    """Runs by the recorded SHA-256 of records that no two runs can share."""
 
 
 def verify_directory(path: Path, *, is_fresh: bool = False) -> Verification:
-    """Hold a result directory against what it says of itself; with ``is_fresh`` every file is read.
+    """Compare a result directory with its digests and its plan; with ``is_fresh`` every file is read.
 
-    Raises RecordError where its plan or manifest cannot be read. Runs whose record cannot be read are left to those
-    who read records.
+    Raises RecordError when its plan or manifest cannot be read. Runs whose record cannot be read are left out; the
+    reader of records reports them.
     """
     results, damage = ResultDirectory(path), list[Alteration]()
     digests: DirectoryDigests | None = None
@@ -85,11 +85,11 @@ def verify_directory(path: Path, *, is_fresh: bool = False) -> Verification:
         for run_id, record in records.items()
         for name, digest in record.files.items()
     }
-    look = FileLook(path, is_fresh=is_fresh)
-    altered = tuple(_altered_files(expected, look))
-    request_set = look.digests([(_REQUEST_SET, recorded.get(_REQUEST_SET))])[_REQUEST_SET]
-    prints, unrecorded_prints = _fingerprints(records, look), _unrecorded_fingerprints(records, look)
-    look.keep()
+    hasher = FileHasher(path, is_fresh=is_fresh)
+    altered = tuple(_altered_files(expected, hasher))
+    request_set = hasher.digests([(_REQUEST_SET, recorded.get(_REQUEST_SET))])[_REQUEST_SET]
+    prints, unrecorded_prints = _fingerprints(records, hasher), _unrecorded_fingerprints(records, hasher)
+    hasher.write_stamps()
     return Verification(
         alterations=(
             *damage,
@@ -104,7 +104,7 @@ def verify_directory(path: Path, *, is_fresh: bool = False) -> Verification:
         digests=digests,
         unrecorded=tuple(run_id for run_id in records if run_record_path(run_id) not in recorded),
         num_files=len(expected),
-        hashed_bytes=look.hashed_bytes,
+        hashed_bytes=hasher.hashed_bytes,
         fingerprints=prints,
     )
 
@@ -115,10 +115,10 @@ def _readable_records(results: ResultDirectory, planned: Iterable[PlannedRun]) -
             yield run.run_id, results.run(run.run_id).read()
 
 
-def _altered_files(expected: Mapping[str, FileDigest], look: FileLook) -> Iterator[Alteration]:
+def _altered_files(expected: Mapping[str, FileDigest], hasher: FileHasher) -> Iterator[Alteration]:
     same_size = {}
     for name, digest in expected.items():
-        size_bytes, base = look.size_bytes(name), name.rpartition("/")[2]
+        size_bytes, base = hasher.size_bytes(name), name.rpartition("/")[2]
         decides = not base.startswith(_EVIDENCE)
         if size_bytes == digest.size_bytes:
             same_size[name] = digest
@@ -127,9 +127,9 @@ def _altered_files(expected: Mapping[str, FileDigest], look: FileLook) -> Iterat
             yield Alteration(kind="altered-file", file=name, what=what, decides=decides)
         elif base not in _MAY_GO:
             yield Alteration(kind="missing-file", file=name, what="is missing", decides=decides)
-    for name, held in look.digests(same_size.items()).items():
+    for name, held in hasher.digests(same_size.items()).items():
         if held is None or held.sha256 != same_size[name].sha256:
-            what = "cannot be read" if held is None else "holds something else than when it was recorded"
+            what = "cannot be read" if held is None else "has other content than when it was recorded"
             decides = not name.rpartition("/")[2].startswith(_EVIDENCE)
             yield Alteration(kind="altered-file", file=name, what=what, decides=decides)
 
@@ -141,7 +141,7 @@ def _altered_manifest(
         if any(record.files for record in records.values()):
             yield Alteration(kind="missing-file", file=DIGESTS_FILE, what="is missing, and runs have digests")
     elif manifest_sha256(path) != digests.manifest_sha256:
-        what = "says something else than when the experiment began"
+        what = "has other fields than when the experiment began"
         yield Alteration(kind="altered-file", file="manifest.json", what=what)
 
 
@@ -154,57 +154,59 @@ def _altered_requests(held: FileDigest | None, manifest: Manifest) -> Iterator[A
 
 
 def _misplaced(planned: Iterable[PlannedRun], records: Mapping[str, RunRecord]) -> Iterator[Alteration]:
-    """What runs say of their own place in the experiment, against the plan."""
+    """Runs whose records contradict the plan."""
     for run in planned:
         record = records.get(run.run_id)
         for field in () if record is None else PlannedRun.__struct_fields__:
-            meant, said = getattr(run, field), getattr(record, field)
-            if meant != said:
-                what = f"says {field} {said}, and the plan says {meant}"
+            planned_value, value = getattr(run, field), getattr(record, field)
+            if planned_value != value:
+                what = f"says {field} {value}, and the plan says {planned_value}"
                 yield Alteration(kind="altered-plan", file=run_record_path(run.run_id), what=what)
 
 
 def _out_of_order(records: Iterable[RunRecord]) -> Iterator[Alteration]:
-    """Runs of one block that began, by two clocks, in another order than their positions. Repeated runs may."""
+    """Runs of one block that began, by two clocks, in another order than their positions; repeated runs may."""
     blocks: dict[int, list[tuple[int, int, str, str]]] = defaultdict(list)
     for record in records:
         launch_ns, started_at = record.times.launch_ns, record.started_at
         if record.attempt == 1 and launch_ns is not None and started_at is not None:
             blocks[record.block].append((record.position, launch_ns, started_at, record.run_id))
     for begun in blocks.values():
-        for (_, then_ns, then, earlier), (_, launch_ns, started_at, later) in pairwise(sorted(begun)):
-            if launch_ns < then_ns and started_at < then:
+        for (_, previous_ns, previous_start, earlier), (_, launch_ns, started_at, later) in pairwise(sorted(begun)):
+            if launch_ns < previous_ns and started_at < previous_start:
                 what = f"began before {earlier}, and its position says after"
                 yield Alteration(kind="altered-plan", file=run_record_path(later), what=what)
 
 
-def _fingerprints(records: Mapping[str, RunRecord], look: FileLook) -> dict[str, tuple[str, ...]]:
-    """Runs by the SHA-256 of their requests, whose times are those of a real clock, and of steps that have such."""
+def _fingerprints(records: Mapping[str, RunRecord], hasher: FileHasher) -> dict[str, tuple[str, ...]]:
+    """Runs by the SHA-256 of their requests, and of their steps if those have real times."""
     recorded = [
         (run_id, f"runs/{run_id}/{name}", record.files[name])
         for run_id, record in records.items()
         for name in ("requests.jsonl", "steps.jsonl")
         if name in record.files and (name == "requests.jsonl" or record.clock != "virtual")
     ]
-    return _by_content(recorded, look)
+    return _by_content(recorded, hasher)
 
 
-def _unrecorded_fingerprints(records: Mapping[str, RunRecord], look: FileLook) -> dict[str, tuple[str, ...]]:
-    """The same of runs without digests: requests alone, and hashed only where two have one size."""
+def _unrecorded_fingerprints(records: Mapping[str, RunRecord], hasher: FileHasher) -> dict[str, tuple[str, ...]]:
+    """The same for runs without digests: requests alone, hashed only if two have one size."""
     by_size: dict[int | None, list[str]] = defaultdict(list)
     for run_id, record in records.items():
         if not record.files:
-            by_size[look.size_bytes(f"runs/{run_id}/requests.jsonl")].append(run_id)
+            by_size[hasher.size_bytes(f"runs/{run_id}/requests.jsonl")].append(run_id)
     alike = [run_id for size, run_ids in by_size.items() if size and len(run_ids) > 1 for run_id in run_ids]
-    return _by_content([(run_id, f"runs/{run_id}/requests.jsonl", None) for run_id in alike], look)
+    return _by_content([(run_id, f"runs/{run_id}/requests.jsonl", None) for run_id in alike], hasher)
 
 
-def _by_content(files: Sequence[tuple[str, str, FileDigest | None]], look: FileLook) -> dict[str, tuple[str, ...]]:
-    held = look.digests((file, digest) for _, file, digest in files)
+def _by_content(
+    files: Sequence[tuple[str, str, FileDigest | None]], hasher: FileHasher
+) -> dict[str, tuple[str, ...]]:
+    current = hasher.digests((file, digest) for _, file, digest in files)
     runs: dict[str, dict[str, None]] = defaultdict(dict)
     for run_id, file, _ in files:
-        if (found := held[file]) is not None and found.size_bytes:
-            runs[found.sha256][run_id] = None
+        if (digest := current[file]) is not None and digest.size_bytes:
+            runs[digest.sha256][run_id] = None
     return {sha256: tuple(run_ids) for sha256, run_ids in runs.items()}
 
 

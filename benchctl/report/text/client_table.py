@@ -23,7 +23,7 @@ _COLUMNS: Final = {
     "bounds": "coalesced_chunk_frac",
     "read late p99": "p99_read_delay_ms",
     "loop late max": "max_loop_lag_ms",
-    "cores": "load_cpu_cores",
+    "cores": "client_cpu_cores",
 }
 
 

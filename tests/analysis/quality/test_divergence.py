@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from support.results.answered_questions import write_answers
 from support.results.builders import edit_requests
 
-from benchctl.analysis.quality.divergence import DivergenceComparison, compare_divergence, parting
+from benchctl.analysis.quality.divergence import DivergenceComparison, compare_divergence, compare_texts
 from benchctl.analysis.quality.text import divergence_sentence
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.loaded import LoadedRun, load_results
@@ -34,23 +34,25 @@ def compared(directory: ResultDirectory, temperature: float | None = 0.0) -> Div
 
 
 def test_equal_texts_do_not_part_whatever_their_chunks() -> None:
-    found = parting(request("abcd", (1, 3), (1, 2)), request("abcd", (2, 2), (1, 1)), 0)
+    found = compare_texts(request("abcd", (1, 3), (1, 2)), request("abcd", (2, 2), (1, 1)), 0)
     assert (found.is_identical, found.after_chars, found.after_tokens) == (True, None, None)
     assert found.longer_tokens == -1
 
 
 def test_the_place_is_the_number_of_tokens_before_the_first_character_that_differs() -> None:
-    found = parting(request("one two six", (3, 4, 4), (1, 1, 1)), request("one two ten", (3, 4, 4), (1, 1, 1)), 0)
+    found = compare_texts(
+        request("one two six", (3, 4, 4), (1, 1, 1)), request("one two ten", (3, 4, 4), (1, 1, 1)), 0
+    )
     assert (found.is_identical, found.after_chars, found.after_tokens) == (False, 8, 2)
 
 
 def test_chunks_of_several_tokens_bound_the_place_from_below_by_the_finer_side() -> None:
     coarse, fine = request("one two six", (7, 4), (2, 2)), request("one two ten", (3, 4, 1, 3), (1, 1, 1, 1))
-    assert parting(coarse, fine, 0).after_tokens == parting(fine, coarse, 0).after_tokens == 3
+    assert compare_texts(coarse, fine, 0).after_tokens == compare_texts(fine, coarse, 0).after_tokens == 3
 
 
 def test_a_text_that_goes_on_parts_where_the_other_ends() -> None:
-    found = parting(request("one", (3,), (1,)), request("one two", (3, 4), (1, 1)), 0)
+    found = compare_texts(request("one", (3,), (1,)), request("one two", (3, 4), (1, 1)), 0)
     assert (found.after_chars, found.after_tokens, found.longer_tokens) == (3, 1, 1)
 
 
@@ -60,12 +62,12 @@ def test_chunks_are_tokens_where_there_are_as_many_of_both() -> None:
         choices = (msgspec.structs.replace(told.choices[0], output_tokens=3),)
         return msgspec.structs.replace(told, choices=choices, completion_tokens=3)
 
-    assert parting(counted("one two six"), counted("one two ten"), 0).after_tokens == 2
+    assert compare_texts(counted("one two six"), counted("one two ten"), 0).after_tokens == 2
 
 
 @pytest.mark.parametrize("chars", [None, (3, 4, 4)])
 def test_where_tokens_are_unknown_the_place_is_told_in_characters(chars: tuple[int, ...] | None) -> None:
-    found = parting(request("one two six", chars), request("one two ten", chars), 0)
+    found = compare_texts(request("one two six", chars), request("one two ten", chars), 0)
     assert (found.after_chars, found.after_tokens) == (8, None)
 
 
@@ -73,7 +75,7 @@ def test_where_tokens_are_unknown_the_place_is_told_in_characters(chars: tuple[i
 def test_swapping_the_sides_changes_no_place_and_turns_the_length(head: str, one: str, other: str) -> None:
     a = request(head + one, (1,) * len(head + one), (1,) * len(head + one))
     b = request(head + other, (1,) * len(head + other), (1,) * len(head + other))
-    there, back = parting(a, b, 0), parting(b, a, 0)
+    there, back = compare_texts(a, b, 0), compare_texts(b, a, 0)
     assert (there.is_identical, there.after_tokens) == (back.is_identical, back.after_tokens)
     assert there.longer_tokens == -(back.longer_tokens or 0)
     if not there.is_identical:
@@ -105,8 +107,8 @@ def test_one_block_says_nothing_of_a_against_itself(tmp_path: Path) -> None:
     found = compared(write_answers(tmp_path / "r", lambda variant, block, i, sample: "alike"), temperature=0.7)
     assert found.a_against_a is None
     assert found.b_against_a.identical_frac == 1
-    assert "unknown for want of a second block" in divergence_sentence(found)
-    assert "drawn tokens (temperature 0.7) differ" in divergence_sentence(found)
+    assert "unknown without a second block" in divergence_sentence(found)
+    assert "sampled tokens (temperature 0.7) differ" in divergence_sentence(found)
 
 
 def test_answers_that_one_side_lacks_are_counted_and_not_compared(tmp_path: Path) -> None:

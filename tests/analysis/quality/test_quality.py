@@ -119,7 +119,7 @@ def test_an_answer_that_never_came_is_wrong_and_told(tmp_path: Path) -> None:
     edit_requests(results, run_id, lambda r: None if r.index == 5 else r)
     found = judged(results)
     assert (found.b_failed, found.b_accuracy, found.only_a) == (4, 0.9, 4)
-    assert "answers that never came, counted as wrong: 0 of 40 against 4 of 40" in quality_lines(found)
+    assert "answers that never arrived, counted as wrong: 0 of 40 against 4 of 40" in quality_lines(found)
 
 
 def test_answers_cut_off_at_their_limit_are_judged_and_told(tmp_path: Path) -> None:

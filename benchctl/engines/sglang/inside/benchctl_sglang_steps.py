@@ -5,7 +5,7 @@ SGLang finds this directory's entry point of the group ``sglang.srt.plugins`` on
 named by ``BENCHCTL_STEP_LOG``; without it nothing is done. The ranks of a tensor-parallel server go through the
 same batches at the same time: the one that creates the file records, the others leave it alone.
 
-A line is one batch, written when all about it is done:
+A line is one batch, written when it is complete:
 
 ``began_ns`` when the turn of the loop began that put the batch together, and ``ended_ns`` when its tokens were
 there, about to be sent on their way to the clients, on CLOCK_MONOTONIC; ``after_idle`` whether the scheduler found
@@ -17,7 +17,7 @@ request's end is then learnt one batch late, and a row may give no token. ``sche
 that chose the batch. ``compute_ns`` (model and sampler) and its part ``sampler_ns`` stand only on the CPU, where a
 call lasts as long as its work.
 
-Nothing here may harm the server: at the first trouble one warning goes to its log, and nothing is written from
+Nothing here may harm the server: at the first error one warning goes to its log, and nothing is written from
 then on.
 """
 
@@ -161,7 +161,7 @@ class StepLog:
         return drawn
 
     def _try(self, action: Callable[..., None], *given: Any) -> None:
-        """Whatever goes wrong is said once; then this log is silent. The server knows nothing of it."""
+        """Run ``action``; the first error is logged, then this log is silent. No error reaches the server."""
         if self._is_silent:
             return
         try:

@@ -1,11 +1,11 @@
-"""Starts a LenVM server whose step log goes through a pipe, so that each line gets the time at which it came.
+"""Starts a LenVM server whose step log goes through a pipe, so that each line gets its arrival time.
 
     python stamped.py PIPE LOG -m sglang.launch_server ...
 
 The fork writes a line for each call of its sampler and flushes it at once, but no line says when that was. Here it
 writes into the named pipe PIPE; a child of ours reads it and writes to LOG, for each line, ``{"t_ns": T, "line":
 L}``: T is CLOCK_MONOTONIC in nanoseconds, L the line as it came. This process then becomes the server itself. The
-child ends when the server has, and only then: a pipe that nobody reads would hold the server up.
+child ends when the server has, and only then: an unread pipe would block the server.
 
 Only the standard library is imported.
 """
@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 
 _LOOK_MS = 100
-"""How often the child sees whether the server lives."""
+"""Interval at which the child checks that the server lives."""
 _READ_BYTES = 1 << 16
 
 
@@ -39,7 +39,7 @@ def main(pipe: str, log: str, command: list[str]) -> None:
 
 
 def _ignore_signals() -> None:
-    """What ends the server ends this process too, but only after it."""
+    """Ignore the signals that end the server, which this process must outlive."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
 

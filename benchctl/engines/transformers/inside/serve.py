@@ -2,13 +2,13 @@
 
     python serve.py [--step-log FILE] [--description FILE] [--no-prefix-caching] -- serve MODEL --port ...
 
-What stands after ``--`` goes to the command line of transformers as it is. Three things are done to it on the way:
+Everything after ``--`` goes to the command line of transformers. Three things are changed on the way:
 the loop of continuous batching writes a line for each step, the server describes itself in a file, and prefix
 caching, for which the command line has no switch, can be turned off. Nothing of benchctl and nothing but the
 standard library and transformers is imported. Where a version of transformers lacks what is looked for, or a file
 cannot be written, the server's log says so once and the server serves on.
 
-**What a step is.** One turn of the loop: schedule a batch, compute it, hand its tokens out. ``start_ns`` and
+**A step** is one turn of the loop: schedule a batch, compute it, hand its tokens out. ``start_ns`` and
 ``dur_ns`` are on CLOCK_MONOTONIC, in nanoseconds. Without asynchronous batching the turn waits for the device, so
 that its duration is that of the work. With it (the engine's choice on CUDA with flash attention) the device
 computes a batch while the host hands out the one before: a line then holds the batch whose tokens were handed out,
@@ -52,7 +52,7 @@ DESCRIBED = (
     "use_cuda_graph",
     "scheduler_type",
 )
-"""Settings of continuous batching that the server says of itself, as it resolved them."""
+"""Settings of continuous batching as the server resolved them."""
 
 
 def say(message: str) -> None:
@@ -164,7 +164,7 @@ class StepLog:
             return
         try:
             work(*args)
-        except Exception as error:  # noqa: BLE001 - no trouble of ours may reach the server
+        except Exception as error:  # noqa: BLE001 - no error of ours may reach the server
             self._give_up(error)
 
     def _give_up(self, error: Exception) -> None:
@@ -184,7 +184,7 @@ def rows_of(inputs: Any) -> list[Any]:
 
 
 def is_prefill(row: Any) -> bool:
-    """Whether a row computes prompt: its query begins before the end of what the request came with."""
+    """True for a row that computes prompt: its query begins before the end of the request's own tokens."""
     return bool(row.state.position_offset - row.query_length < len(row.state.initial_tokens))
 
 
@@ -194,7 +194,7 @@ def answered(states: Iterable[Any]) -> int:
 
 
 class Description:
-    """What the server says of itself, replaced in one step whenever more is known."""
+    """The server's description of itself, replaced atomically whenever more is known."""
 
     def __init__(self, path: str) -> None:
         self._path = Path(path)
@@ -206,10 +206,10 @@ class Description:
         resolve = handler._resolve_model
 
         def watched_resolve(this: Any, body: Any) -> Any:
-            found = resolve(this, body)
+            resolved = resolve(this, body)
             if self._model is None:
-                self._safely(self._add_model, found[1])
-            return found
+                self._safely(self._add_model, resolved[1])
+            return resolved
 
         handler._resolve_model = watched_resolve
         if processor is None:
@@ -248,7 +248,7 @@ class Description:
     def _safely(self, work: Callable[..., None], *args: Any) -> None:
         try:
             work(*args)
-        except Exception as error:  # noqa: BLE001 - no trouble of ours may reach the server
+        except Exception as error:  # noqa: BLE001 - no error of ours may reach the server
             say(f"the server's description is incomplete: {type(error).__name__}: {error}")
 
 

@@ -8,7 +8,7 @@ A line keeps vLLM's own names and numbers, in parts that are absent where vLLM s
 
 ``engine`` index of the replica; ``recorded_ns`` when the line was made; ``ended_ns`` when the engine's process had
 the outputs of the step; ``scheduled_ns`` when the scheduler took up the first request that gets its first output
-here, said only where the engine had nothing to do before; all on CLOCK_MONOTONIC, which processes of one machine
+here, given only if the engine was idle before; all on CLOCK_MONOTONIC, which processes of one machine
 share. ``details`` (of the scheduler: requests, tokens, the wait for the model in ``elapsed_ms``), ``scheduler``,
 ``prefix_cache``, ``spec_decoding``, ``outputs`` (tokens that went to requests).
 
@@ -16,7 +16,7 @@ The front end may be late and read the outputs of several steps at once: ``recor
 ``ended_ns`` is not. It comes from the message of the engine's process, which vLLM does not hand to its loggers, so
 the method that receives it is wrapped.
 
-Nothing here may harm the server: at the first trouble one warning goes to its log, and nothing is written from
+Nothing here may harm the server: at the first error one warning goes to its log, and nothing is written from
 then on.
 """
 
@@ -96,7 +96,7 @@ class StepLog(StatLoggerBase):  # type: ignore[misc]
         self._try(self._open)
 
     def _try(self, action: Callable[..., None], *given: object) -> None:
-        """Whatever goes wrong is said once; then this logger is silent. The server knows nothing of it."""
+        """Run ``action``; the first error is logged, then this logger is silent. No error reaches the server."""
         if self._is_silent:
             return
         try:
@@ -132,18 +132,18 @@ class StepLog(StatLoggerBase):  # type: ignore[misc]
     def _record(self, scheduler: object, iteration: object) -> None:
         if scheduler is None and iteration is None:
             return
-        said = {
+        parts = {
             "details": _numbers(getattr(scheduler, "iteration_details", None), _DETAILS),
             "scheduler": _numbers(scheduler, _SCHEDULER),
             "prefix_cache": _numbers(getattr(scheduler, "prefix_cache_stats", None), _PREFIX_CACHE),
             "spec_decoding": _numbers(getattr(scheduler, "spec_decoding_stats", None), _SPEC_DECODING),
             "outputs": _numbers(iteration, _OUTPUTS),
         }
-        if iteration is not None and not said["details"]:  # a version of vLLM that has none
-            said["outputs"]["num_requests"] = sum(len(getattr(iteration, name, ())) for name in _LATENCIES)
-        line = {"engine": self._engine, **self._times(), **{name: part for name, part in said.items() if part}}
+        if iteration is not None and not parts["details"]:  # a version of vLLM that has none
+            parts["outputs"]["num_requests"] = sum(len(getattr(iteration, name, ())) for name in _LATENCIES)
+        line = {"engine": self._engine, **self._times(), **{name: part for name, part in parts.items() if part}}
         if scheduler is not None:
-            self._was_idle = not any(said["scheduler"].get(name) for name in _UNFINISHED)
+            self._was_idle = not any(parts["scheduler"].get(name) for name in _UNFINISHED)
         self._write(json.dumps(line, allow_nan=False, separators=(",", ":")).encode() + b"\n")
 
     def _times(self) -> dict[str, int]:
@@ -178,7 +178,7 @@ class StepLog(StatLoggerBase):  # type: ignore[misc]
         os.replace(f"{path}.partial", path)  # noqa: PTH105
 
     def log(self, *_: object, **__: object) -> None:
-        """Nothing is said from time to time."""
+        """No periodic output."""
 
 
 # A version of vLLM may ask its loggers for more than these methods; what it asks beyond them we do not do.
@@ -187,30 +187,30 @@ StepLog.__abstractmethods__ = frozenset()
 
 def _numbers(source: object, names: tuple[str, ...]) -> dict[str, int | float | bool]:
     """Those of the named attributes that are numbers."""
-    found = {}
+    numbers = {}
     for name in names:
         value = getattr(source, name, None)
         if isinstance(value, int) or (isinstance(value, float) and math.isfinite(value)):
-            found[name] = value
-    return found
+            numbers[name] = value
+    return numbers
 
 
 def _first_scheduled_s(message: object) -> float | None:
-    """When the scheduler first took up one of the requests in a message that have waited until now."""
-    found = [
+    """Time at which the scheduler first took up one of a message's requests that have waited until now."""
+    times_s = [
         event.timestamp
         for output in getattr(message, "outputs", ())
         for event in getattr(output, "events", None) or ()
         if getattr(event.type, "name", None) == _SCHEDULED_EVENT
     ]
-    return min(found, default=None)
+    return min(times_s, default=None)
 
 
 def _plain_fields(config: object) -> dict[str, object]:
-    """The public fields of a configuration that JSON can say."""
+    """The public fields of a configuration that JSON can represent."""
     fields = getattr(config, "__dict__", {})
-    said = {name: _plain(value) for name, value in fields.items() if not name.startswith("_")}
-    return {name: value for name, value in said.items() if value is not _plain and not _is_secret(name, value)}
+    plain = {name: _plain(value) for name, value in fields.items() if not name.startswith("_")}
+    return {name: value for name, value in plain.items() if value is not _plain and not _is_secret(name, value)}
 
 
 def _is_secret(name: str, value: object) -> bool:
@@ -218,7 +218,7 @@ def _is_secret(name: str, value: object) -> bool:
 
 
 def _plain(value: object) -> object:
-    """A value as JSON can say it; this function itself for one that it cannot."""
+    """A value that JSON can represent; this function itself for any other."""
     if isinstance(value, enum.Enum):
         return value.name
     if value is None or isinstance(value, (bool, int, str)):

@@ -1,8 +1,8 @@
-"""What files hold, hashed no oftener than needed.
+"""Digests of files, hashed no more often than needed.
 
-A file whose size and time of change are those of a known digest is believed to hold what that digest says. Known
-are the digests that were recorded when it was written, and those of earlier looks, which lie in ``.verified.json``
-where the directory can be written: a copy has new times, and is hashed once.
+A file that has the size and the time of change of a digest is trusted to have its content. Digests come from the
+records of the run and from earlier verifications, which are kept in ``.verified.json`` if the directory can be
+written: a copied directory has new times, and is hashed once.
 """
 
 import os
@@ -20,62 +20,62 @@ from benchctl.records.run import FileDigest
 
 STAMPS_FILE: Final = ".verified.json"
 _WORTH_KEEPING_BYTES: Final = 1 << 20
-"""Less is hashed again sooner than the file of stamps is written."""
+"""Fewer bytes are hashed faster than the file of digests is written."""
 _NUM_HASHING: Final = min(4, os.cpu_count() or 1)
 
 
-class FileLook:
-    """One look at the files of a directory, which are named by their paths below it.
+class FileHasher:
+    """Hashes the files of a directory, which are named by their paths below it.
 
-    With ``is_fresh`` nothing is believed: every file is read.
+    With ``is_fresh`` no earlier digest is trusted: every file is read.
     """
 
     def __init__(self, directory: Path, *, is_fresh: bool) -> None:
         self._directory = directory
-        self._known = {} if is_fresh else _read_stamps(directory)
-        self._found: dict[str, FileDigest] = {}
+        self._earlier = {} if is_fresh else _read_stamps(directory)
+        self._hashed_now: dict[str, FileDigest] = {}
         self._is_fresh = is_fresh
         self.hashed_bytes = 0
 
     def size_bytes(self, name: str) -> int | None:
-        """None for what is not there."""
+        """Size of a file; None without one."""
         return _stamp(self._directory / name)[0]
 
     def digests(self, recorded: Iterable[tuple[str, FileDigest | None]]) -> dict[str, FileDigest | None]:
-        """Digests of what the files hold now, by name; None for a file that cannot be read.
+        """Digests of the files as they are now, by name; None for a file that cannot be read.
 
-        ``recorded`` are names, each with the digest that was recorded for it where there is one.
+        ``recorded`` are names, each with its recorded digest or None.
         """
-        held: dict[str, FileDigest | None] = {}
-        unknown = []
+        current: dict[str, FileDigest | None] = {}
+        unhashed = []
         for name, digest in recorded:
             stamp = _stamp(self._directory / name)
-            earlier = (digest, self._known.get(name), self._found.get(name))
-            believed = [known for known in earlier if known is not None and stamp == _stamp_of(known)]
-            if believed and not (self._is_fresh and name not in self._found):
-                held[name] = believed[-1]
+            earlier = (digest, self._earlier.get(name), self._hashed_now.get(name))
+            trusted = [digest for digest in earlier if digest is not None and stamp == _stamp_of(digest)]
+            if trusted and not (self._is_fresh and name not in self._hashed_now):
+                current[name] = trusted[-1]
             else:
-                unknown.append(name)
-        return held | self._hashed(unknown)
+                unhashed.append(name)
+        return current | self._hash(unhashed)
 
-    def keep(self) -> None:
-        """Spare the next look the work of this one, where the directory can be written and it was much."""
+    def write_stamps(self) -> None:
+        """Keep the digests for the next verification, if they were much work and the directory can be written."""
         if self.hashed_bytes >= _WORTH_KEEPING_BYTES:
             with suppress(OSError):
-                write_json_atomic(self._directory / STAMPS_FILE, self._known | self._found)
+                write_json_atomic(self._directory / STAMPS_FILE, self._earlier | self._hashed_now)
 
-    def _hashed(self, names: Sequence[str]) -> dict[str, FileDigest | None]:
-        """Hashing leaves the interpreter to other threads, so that they share the work."""
+    def _hash(self, names: Sequence[str]) -> dict[str, FileDigest | None]:
+        """Digests by name; threads share the work, because hashing releases the interpreter."""
         paths = [self._directory / name for name in names]
         if len(paths) < 2:
             hashed = [_readable_digest(path) for path in paths]
         else:
             with ThreadPoolExecutor(max_workers=_NUM_HASHING) as pool:
                 hashed = list(pool.map(_readable_digest, paths))
-        held = dict(zip(names, hashed, strict=True))
-        self._found |= {name: digest for name, digest in held.items() if digest is not None}
+        digests = dict(zip(names, hashed, strict=True))
+        self._hashed_now |= {name: digest for name, digest in digests.items() if digest is not None}
         self.hashed_bytes += sum(digest.size_bytes for digest in hashed if digest is not None)
-        return held
+        return digests
 
 
 def _read_stamps(directory: Path) -> dict[str, FileDigest]:
@@ -86,7 +86,7 @@ def _read_stamps(directory: Path) -> dict[str, FileDigest]:
 
 
 def _stamp(path: Path) -> tuple[int | None, int | None]:
-    """Size in bytes and time of change in nanoseconds; None for what is not there."""
+    """Size in bytes and time of change in nanoseconds; None without a file."""
     try:
         stat = path.stat()
     except OSError:
