@@ -5,14 +5,14 @@ The directories are written by ``lenvm_results.py`` in the schemas of all revisi
 
 import csv
 import json
-import subprocess
-import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support import cli
 from support.results import lenvm_results
 from support.results.lenvm_results import (
     Truth,
@@ -427,12 +427,7 @@ def test_answers_cut_anywhere_hold_every_whole_line_before_the_cut(length: int) 
 
 @pytest.mark.slow
 def test_the_command_imports_and_comparing_the_arms_is_a_screening(truth: Truth) -> None:
-    def benchctl(*args: str) -> "subprocess.CompletedProcess[str]":
-        command = [sys.executable, "-m", "benchctl", *args]
-        return subprocess.run(
-            command, cwd=truth.path.parent, capture_output=True, text=True, timeout=300, check=False
-        )
-
+    benchctl = partial(cli.benchctl, cwd=truth.path.parent)
     done = benchctl("import", "lenvm", NAME, "-o", "out")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[0] == "mended or left out:"
