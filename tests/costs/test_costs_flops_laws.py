@@ -131,7 +131,9 @@ def test_another_convention_is_a_correction_of_its_own(convention: Convention, c
         GUIDED_RUN, base=BASE, value_model=VALUE, top_k=5, convention=convention, candidate_cost=cost
     )
     counts = StepLogCounts(base_prefill_tokens=5200, value_prefill_tokens=5200, value_extend_tokens=1, candidates=1)
-    corrections = explain_difference(published, lengths=lengths, counts=counts, base=BASE, value_model=VALUE, top_k=5)
+    corrections = explain_difference(
+        published, lengths=lengths, counts=counts, base=BASE, value_model=VALUE, top_k=5
+    )
     has_own = corrections[0].code == "convention"
     assert has_own == (convention != "published" or cost != 1)
     observed = observed_flops(lengths.sequences, counts, base=BASE, value_model=VALUE)
@@ -147,7 +149,9 @@ def test_each_correction_has_the_sign_of_what_it_corrects() -> None:
         value_extend_tokens=237_710 - 800,
         candidates=2 * 237_710,
     )
-    corrections = explain_difference(published, lengths=lengths, counts=counts, base=BASE, value_model=VALUE, top_k=5)
+    corrections = explain_difference(
+        published, lengths=lengths, counts=counts, base=BASE, value_model=VALUE, top_k=5
+    )
     prices = {correction.code: correction.flops for correction in corrections}
     assert prices["head"] < 0
     assert prices["first-token"] < 0
