@@ -97,7 +97,7 @@ class Installation:
     version: str | None
     """None where the program cannot be started."""
     is_python: bool = True
-    """Whether ``program`` is an interpreter."""
+    """True if ``program`` is an interpreter."""
     torch: str | None = None
     """Version of torch in its environment."""
     missing_packages: tuple[str, ...] = ()
