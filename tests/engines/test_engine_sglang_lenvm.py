@@ -4,15 +4,13 @@ The stand-in (``servers/lenvm_server.py``) is a real process behind the real lau
 """
 
 import json
-import os
-import subprocess
-import sys
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from support.cli import benchctl
 from support.servers import lenvm_fork
 from support.servers.lenvm_fork import settings_of
 
@@ -397,7 +395,7 @@ def test_a_server_of_another_revision_than_declared_is_found_out(forked: Forked)
 
 @pytest.mark.slow
 def test_a_server_with_another_value_model_than_asked_for_is_found_out(forked: Forked) -> None:
-    with pytest.raises(UnsupportedError, match="says that its value model is /elsewhere"):
+    with pytest.raises(UnsupportedError, match="reports the value model /elsewhere"):
         forked.run({"revision": "V1", "told": "/elsewhere"}, options={"revision": "V1"})
 
 
@@ -412,10 +410,10 @@ def test_the_paper_s_experiments_are_planned_for_the_fork_once_its_revision_is_s
     profile: str, cells: list[str], python: str, tmp_path: Path
 ) -> None:
     command = ["run", "--profile", profile, "--engine", "sglang-lenvm", "--set", f"engine.python={python}"]
-    refused = benchctl(tmp_path, *command, "--dry-run")
+    refused = benchctl(*command, "--dry-run", cwd=tmp_path)
     assert refused.returncode == 2
     assert "V0, V1 and V4 run the value model and tilt nothing, V2 and V3 never run it" in refused.stderr
-    planned = benchctl(tmp_path, *command, "--set", "engine.options.revision=V1", "--dry-run")
+    planned = benchctl(*command, "--set", "engine.options.revision=V1", "--dry-run", cwd=tmp_path)
     assert planned.returncode == 0, planned.stderr
     assert not [line for line in planned.stderr.splitlines() if "allowed_differences" in line]
     for cell in cells:
@@ -439,12 +437,6 @@ def launched(settings: VariantSettings) -> RunRecord:
         schema_version=2, index=0, run_id="000-b0-guided", block=0, position=0, variant="guided",
         argv=ENGINE.argv(settings, SITE), env=ENGINE.env(settings, SITE),
     )  # fmt: skip
-
-
-def benchctl(cwd: Path, *args: str) -> "subprocess.CompletedProcess[str]":
-    env = {**os.environ, "BENCHCTL_DATA_DIR": str(cwd / "no-data"), "COLUMNS": "200"}
-    command = [sys.executable, "-m", "benchctl", *args]
-    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=300, check=False)
 
 
 def test_the_engine_goes_by_its_name() -> None:
