@@ -124,7 +124,7 @@ def test_a_load_ends_with_tables_and_with_a_directory_that_show_reads(
     assert "24 completed, 0 failed" in done.stdout
     for name in ("TTFT", "TPOT", "ITL", "end to end", "send lag"):
         assert name in done.stdout
-    assert "p99 needs 299 completed requests; here are 24" in done.stdout
+    assert "p99 needs 299 completed requests; there are 24" in done.stdout
     path = only_load(cwd)
     assert (path.parent / "latest").resolve() == path.resolve()
     shown = benchctl(cwd, "show", str(path))
