@@ -1,4 +1,4 @@
 """Analysis results as tables, CSV, JSON, pictures and a page; nothing here prints or computes a statistic.
 
-``export`` writes a whole report and ``catalog`` lists directories; ``charts/`` prepares for ``plots/`` and ``page/``.
+``export`` writes a report and ``catalog`` lists directories; ``charts/`` prepares ``plots/`` and ``page/``.
 """
