@@ -41,8 +41,8 @@ from benchctl.records.samples import ClientSample
 from benchctl.records.schema import SCHEMA_VERSION
 
 
-def _ignore(_value: object) -> None:
-    """Take no notice."""
+def ignore(*_values: object) -> None:
+    """Do nothing: a callback that is not needed."""
 
 
 class MeasuredRun:
@@ -57,7 +57,7 @@ class MeasuredRun:
         planned: PlannedRun,
         directory: RunDirectory,
         engine: Engine,
-        on_progress: Callable[[int], None] = _ignore,
+        on_progress: Callable[[int], None] = ignore,
     ) -> None:
         self.profile = profile
         self.engine = engine
@@ -160,8 +160,8 @@ class MeasuredRun:
         requests: Iterable[PreparedRequest],
         size: LoadSize,
         *,
-        on_record: Callable[[RequestRecord], None] = _ignore,
-        on_sample: Callable[[ClientSample], None] = _ignore,
+        on_record: Callable[[RequestRecord], None] = ignore,
+        on_sample: Callable[[ClientSample], None] = ignore,
     ) -> None:
         """Send the load; every record and sample is on disk before the caller gets it."""
         num_ended = itertools.count(1)
