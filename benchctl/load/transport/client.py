@@ -295,8 +295,6 @@ class StreamClient:
 
 
 def _has_met_idle_close(exchange: Exchange, connection: Connection) -> bool:
-    """True when the connection was idle before the request was sent and no byte of an answer came: a server may
-    close an idle connection at any time.
-    """
+    """True when an idle connection was closed without a byte of an answer, which a server may do at any time."""
     was_idle = connection.num_answers > 0 or exchange.sent_ns - connection.connected_ns > _IDLE_NS
     return was_idle and not exchange.last_arrival_ns and not any(data for _, _, data in exchange.reads)

@@ -222,10 +222,7 @@ class ServerProcess:
         return self._process
 
     def _scan(self) -> None:
-        """Take note of the server's processes and of their shared memory while there are any.
-
-        One scan at a time: a run that is cancelled may leave one going in its thread.
-        """
+        """Take note of the server's processes and shared memory. A cancelled run may still scan in its thread."""
         with self._scanning:
             members = self._tree.living()
             self._essential.scan(members)
