@@ -23,7 +23,7 @@ from benchctl.errors import RunError
 from benchctl.load.demand import LoadSize
 from benchctl.load.driver import Load
 from benchctl.load.process import steady_interpreter
-from benchctl.load.tally import NOTHING_SENT, LoadSummary
+from benchctl.load.tally import LoadSummary
 from benchctl.load.workers.workers import AnyLoad, load_for, prioritized
 from benchctl.measure.interrupt import run_interruptible
 from benchctl.measure.journal import Journal, begin_attempt, utc_now
@@ -84,7 +84,7 @@ class MeasuredRun:
     @property
     def load_summary(self) -> LoadSummary:
         """The counts of the load until now."""
-        return self._load.summary() if self._load is not None else NOTHING_SENT
+        return self._load.summary() if self._load is not None else LoadSummary()
 
     @property
     def has_no_answer(self) -> bool:
