@@ -1,4 +1,4 @@
-"""One run while it goes on: what a run of an experiment and a single load have in common.
+"""One run in progress: the part that a run of an experiment and a single load have in common.
 
     attempt ▸ effective configuration ▸ warm-up ▸ load ▸ verdict
 
