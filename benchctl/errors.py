@@ -44,7 +44,7 @@ class UsageError(BenchctlError):
 
 
 class ProfileError(UsageError):
-    """A profile does not describe a valid experiment; the message lists every fault with its line."""
+    """A profile does not describe a valid experiment; the message lists every error with its line."""
 
 
 class DatasetError(UsageError):

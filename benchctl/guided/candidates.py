@@ -1,7 +1,7 @@
-"""Which tokens of a row may be sampled: temperature, then top-k, top-p and min-p.
+"""The tokens of a row that may be sampled: temperature, then top-k, top-p and min-p.
 
-Guidance chooses among what these filters leave, so they come first, and the server's own must not follow: applied
-to the guided distribution they would cut it again.
+Guidance chooses among the tokens that these filters leave. They therefore come first, and the server's own filters
+must not follow: applied to the guided distribution they would cut it again.
 """
 
 from dataclasses import dataclass
@@ -83,5 +83,5 @@ def select_candidates(
         mask &= mass_before <= top_p.to(scores.dtype)[:, None] + slack
     mask |= rank == 0
     mask &= weights > 0
-    kept = weights.masked_fill(~mask, 0)
-    return Candidates(ids=ids, probs=kept / kept.sum(dim=1, keepdim=True), mask=mask)
+    filtered = weights.masked_fill(~mask, 0)
+    return Candidates(ids=ids, probs=filtered / filtered.sum(dim=1, keepdim=True), mask=mask)

@@ -9,8 +9,8 @@ room (``GuideRow.is_server_filtering``): then they get T ln p of the same filter
 depends on the rows beside it.
 
 A step launches its work on the device and reads nothing back, with one exception: ``GuideSettings.skips_early``
-makes it wait once for the numbers of candidates of all rows, one copy of B integers, because rows that need no
-value model are found out by them. Without, even the counts for a log arrive in their own time (``Guide.pending``).
+makes it wait once for the numbers of candidates of all rows, one copy of B integers, because they show which rows
+need no value model. Without it, even the counts for a log arrive later (``Guide.pending``).
 """
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
@@ -53,12 +53,12 @@ class GuideRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuideSettings:
-    """How steps are guided."""
+    """Settings of a server's guidance."""
 
     max_candidates: int = 64
     """Most candidates of a row; requests are checked against it with ``params.check_top_k`` when they come in."""
     is_eager: bool = True
-    """Whether the value model is loaded at once, rather than inside the first step that scores."""
+    """True to load the value model at once, rather than in the first step that scores."""
     skips_early: bool = True
     """Whether rows that are left with one candidate, or fall below their entropy threshold, are kept from the value
     model. That waits once per step for the base model; without, all rows are scored, nothing waits, and the same
@@ -98,7 +98,7 @@ class Scorer(Protocol):
 
 
 class Guide:
-    """Guides the steps of one server; ``pending`` and ``step`` say what the last one did."""
+    """Guides the steps of one server; ``pending`` and ``step`` are the counts of the last one."""
 
     def __init__(
         self, make_scorer: Callable[[], Scorer], settings: GuideSettings | None = None, timer: Timer | None = None
@@ -108,7 +108,7 @@ class Guide:
         self._timer = timer or StepTimer(None)
         self._scorer = make_scorer() if self._settings.is_eager else None  # no time of a step
         self._eos_ids: Tensor | None = None
-        self._told = GuideStep()
+        self._counted = GuideStep()
         self._counts: Arriving | None = None
 
     def _load(self) -> Scorer:
@@ -126,7 +126,7 @@ class Guide:
     @property
     def pending(self) -> PendingStep:
         """Counts of the last step, without waiting for them; where rows are skipped early, they are known."""
-        return PendingStep(self._told, self._counts)
+        return PendingStep(self._counted, self._counts)
 
     @property
     def step(self) -> GuideStep:
@@ -141,16 +141,16 @@ class Guide:
         nothing (``skip_noop``), it has one candidate, or their entropy is at its threshold or below. GuidanceError
         when a row lets in more candidates than ``max_candidates``.
         """
-        self._told, self._counts = GuideStep(), None
+        self._counted, self._counts = GuideStep(), None
         due = [_is_due(row) for row in rows]
-        taken = [
+        computed = [
             (row, is_due)
             for row, is_due in zip(rows, due, strict=True)
             if is_due or (not row.is_server_filtering and row.temperature > GREEDY_TEMPERATURE)
         ]
-        if taken:
+        if computed:
             with self._timer.section("lvm_apply_outer"):
-                self._apply(logits, [row for row, _ in taken], [is_due for _, is_due in taken])
+                self._apply(logits, [row for row, _ in computed], [is_due for _, is_due in computed])
         return logits
 
     def _apply(self, logits: Tensor, rows: list[GuideRow], due: list[bool]) -> None:
@@ -165,8 +165,8 @@ class Guide:
         with self._timer.section("lvm_apply_guidance"):
             scores = (heat * log_probs).to(logits.dtype)
             if self._settings.skips_early or not any(row.is_server_filtering for row in rows):
-                known = set(scored)
-                written = [place for place, row in enumerate(rows) if place in known or not row.is_server_filtering]
+                guided = set(scored)
+                written = [i for i, row in enumerate(rows) if i in guided or not row.is_server_filtering]
                 _write(logits, index, candidates.ids, scores, written)
             else:
                 is_written = is_open | _flags([not row.is_server_filtering for row in rows], logits.device)
@@ -217,7 +217,7 @@ class Guide:
             return [position for position, is_due in enumerate(due) if is_due]
         numbers = counts.tolist()
         scored = [position for position, count in enumerate(numbers) if count]
-        self._told = replace(self._told, guided_rows=len(scored), candidates=sum(numbers))
+        self._counted = replace(self._counted, guided_rows=len(scored), candidates=sum(numbers))
         return scored
 
     def _guided(
@@ -230,17 +230,18 @@ class Guide:
     ) -> Tensor:
         """ln p' in the rows that are scored and have a choice, ln p in all others."""
         chosen = [rows[position] for position in scored]
-        place = torch.tensor(scored).to(log_probs.device, non_blocking=True)
+        positions = torch.tensor(scored).to(log_probs.device, non_blocking=True)
         ids, probs, mask = (
-            part.index_select(0, place) for part in (candidates.ids, candidates.probs, candidates.mask)
+            part.index_select(0, positions) for part in (candidates.ids, candidates.probs, candidates.mask)
         )
         raw = self._score(chosen, ids, mask).to(probs.dtype)
         with self._timer.section("lvm_apply_guidance"):
             params = [row.params for row in chosen]
             batch = mode_batch(params, probs.device, [len(row.tokens) - row.num_prompt for row in chosen])
             tilted = log_tilt(probs, candidate_values(raw, ids, self._ends(probs.device)), raw, mask, batch)
-            tilted = torch.where(is_open.index_select(0, place)[:, None], tilted, log_probs.index_select(0, place))
-            return log_probs.index_copy(0, place, tilted)
+            has_choice = is_open.index_select(0, positions)[:, None]
+            tilted = torch.where(has_choice, tilted, log_probs.index_select(0, positions))
+            return log_probs.index_copy(0, positions, tilted)
 
     def _score(self, rows: list[GuideRow], ids: Tensor, mask: Tensor) -> Tensor:
         scorer = self._load()
@@ -249,8 +250,8 @@ class Guide:
         with self._timer.section("lvm_forward"):
             raw = scorer.score(rows, ids, mask)
         after = scorer.counters
-        self._told = replace(
-            self._told,
+        self._counted = replace(
+            self._counted,
             value_prefill_tokens=after.prefill_tokens - prefilled,
             value_extend_tokens=after.extended_tokens - extended,
             fused=after.fused > fused,
@@ -265,7 +266,7 @@ class Guide:
 
 
 def _is_due(row: GuideRow) -> bool:
-    """Whether this step of the request is guided as far as the host can tell.
+    """True for a step of the request that is guided as far as the host can tell.
 
     A stride counts the tokens of the answer, not calls: a server that prefills a prompt in several steps, or takes
     up a preempted request again, calls more often than there are tokens.
@@ -287,10 +288,10 @@ def _write(logits: Tensor, index: Tensor, ids: Tensor, scores: Tensor, written: 
     """Put ``scores`` [b, K] at ``ids``, and -inf elsewhere, of those rows of ``index`` that are ``written``."""
     if not written:
         return
-    place = torch.tensor(written).to(logits.device, non_blocking=True)
-    rows = index.index_select(0, place)
+    positions = torch.tensor(written).to(logits.device, non_blocking=True)
+    rows = index.index_select(0, positions)
     logits.index_fill_(0, rows, -torch.inf)
-    logits.index_put_((rows[:, None], ids.index_select(0, place)), scores.index_select(0, place))
+    logits.index_put_((rows[:, None], ids.index_select(0, positions)), scores.index_select(0, positions))
 
 
 def _write_where(logits: Tensor, index: Tensor, ids: Tensor, scores: Tensor, is_written: Tensor) -> None:

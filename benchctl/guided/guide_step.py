@@ -1,7 +1,7 @@
-"""What guidance did in one step: counts, of which a device may be the first to know.
+"""Counts of guidance in one step, some of which only the device knows at first.
 
-Nobody waits for them in the step itself: they come to the host by a copy of their own, and whoever writes them down
-asks whether they are there.
+The step itself does not wait for them: they reach the host by a copy of their own, and the log asks whether they
+have arrived.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuideStep:
-    """What guidance did in one step, in the words of step records."""
+    """Counts of guidance in one step, by the names of step records."""
 
     guided_rows: int = 0
     candidates: int = 0
@@ -40,7 +40,7 @@ class Arriving:
         return self._event is None or bool(self._event.query())
 
     def read(self) -> list[int]:
-        """Waits for them if need be."""
+        """The numbers; waits for them if necessary."""
         if self._event is not None:
             self._event.synchronize()
         numbers: list[int] = self._numbers.tolist()
@@ -48,11 +48,11 @@ class Arriving:
 
 
 class PendingStep:
-    """What guidance did in a step, some of which the device may still be counting."""
+    """Counts of a step, some of which the device may still be computing."""
 
-    def __init__(self, told: GuideStep, counts: Arriving | None = None) -> None:
+    def __init__(self, counted: GuideStep, counts: Arriving | None = None) -> None:
         """``counts`` are guided rows and their candidates."""
-        self._told, self._counts = told, counts
+        self._counted, self._counts = counted, counts
 
     @property
     def is_known(self) -> bool:
@@ -60,11 +60,11 @@ class PendingStep:
 
     @property
     def step(self) -> GuideStep:
-        """Waits for the device if need be."""
+        """The counts; waits for the device if necessary."""
         if self._counts is None:
-            return self._told
+            return self._counted
         guided, candidates = self._counts.read()
-        return replace(self._told, guided_rows=guided, candidates=candidates)
+        return replace(self._counted, guided_rows=guided, candidates=candidates)
 
     def fields(self) -> Mapping[str, int | bool | None]:
         """``step`` by the names of its fields."""

@@ -1,4 +1,4 @@
-"""How values change the probabilities of candidates: every mode is p' ~ p exp(m x), or picks one candidate.
+"""Changes of the candidates' probabilities by values: every mode is p' ~ p exp(m x), or picks one candidate.
 
 ========================  ==============================================================================
 ``centered_exp``          x = v, m = s. Nothing is centred; that would cancel
@@ -53,7 +53,7 @@ _MARGIN_FRAC: Final = 1e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModeBatch:
-    """What B rows ask, as tensors [B, 1] in float64 on the device, and which rules occur, known on the host."""
+    """Parameters of B rows, as tensors [B, 1] in float64 on the device; the host knows the rules that occur."""
 
     code: Tensor
     scale: Tensor
@@ -66,10 +66,10 @@ class ModeBatch:
 
     def asks(self, *rules: str) -> Tensor:
         """bool [B, 1]: rows that follow one of these rules."""
-        found = torch.zeros_like(self.code, dtype=torch.bool)
+        follows = torch.zeros_like(self.code, dtype=torch.bool)
         for rule in self.rules.intersection(rules):
-            found |= self.code == _CODES[rule]
-        return found
+            follows |= self.code == _CODES[rule]
+        return follows
 
 
 def mode_batch(params: Sequence[GuidanceParams], device: torch.device | str, generated: Sequence[int]) -> ModeBatch:

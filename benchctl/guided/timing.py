@@ -1,7 +1,7 @@
-"""How long the sections of a guided step take: one line of JSON for each step.
+"""Durations of the sections of a guided step: one line of JSON for each step.
 
 On the clock of the host a section is the time that the host spent in it. Work for a GPU is only launched there, and
-whatever first waits for the GPU pays for everything before, so such times are no times of components. On the clock
+the first blocking call is charged for all queued GPU work, so such times are not those of components. On the clock
 of the device a section lasts from when the GPU reaches its beginning until it reaches its end. Nothing waits for
 that: a line is written when its events have passed, by a later step or, when no step follows, a moment later by a
 thread.
@@ -78,11 +78,11 @@ class Later(Protocol):
 
     @property
     def is_known(self) -> bool:
-        """Whether ``fields`` would come at once."""
+        """True where ``fields`` need not wait."""
         ...
 
     def fields(self) -> Mapping[str, int | bool | None]:
-        """Waits for them if need be."""
+        """The numbers; waits for them if necessary."""
         ...
 
 
@@ -190,7 +190,7 @@ class _Step:
         return all(section.is_over for section in self.sections) and (self.later is None or self.later.is_known)
 
     def content(self, clock: Clock) -> Mapping[str, object]:
-        """What is written of it. Waits for the device where it is not over."""
+        """The content of its line. Waits for the device where the step is not over."""
         fields = self.line | dict(self.later.fields() if self.later is not None else {})
         times: dict[str, object] = {"sections_ns": _sums(self.sections, lambda section: section.host_ns)}
         if clock == "device":

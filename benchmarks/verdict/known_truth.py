@@ -168,9 +168,7 @@ def _roles(made: Made) -> dict[str, str]:
 
 def _judged(cells: Sequence[tuple[MetricComparison, ...]]) -> tuple[MetricComparison, ...]:
     compared = [
-        CellComparison(
-            label=str(i), a_label="a", b_label="b", num_blocks=0, num_a_first=None, metrics=metrics, errors=()
-        )
+        CellComparison(label=str(i), a_label="a", b_label="b", num_blocks=0, metrics=metrics, errors=())
         for i, metrics in enumerate(cells)
     ]
     return tuple(metric for cell in correct_for_multiple_tests(compared, CONFIDENCE) for metric in cell.metrics)

@@ -131,9 +131,7 @@ def pairwise(blocks: Blocks) -> dict[str, MetricComparison]:
         design = BlockDesign(tuple(range(len(positions))), positions)
         metrics = compare_metrics(*sides, {METRIC: "deciding"}, rules, design)
         names = {"label": f"k={b} / k={a}", "a_label": f"k={a}", "b_label": f"k={b}"}
-        cells.append(
-            CellComparison(**names, num_blocks=len(positions), num_a_first=None, metrics=metrics, errors=())
-        )
+        cells.append(CellComparison(**names, num_blocks=len(positions), metrics=metrics, errors=()))
     return {cell.label: cell.metrics[0] for cell in correct_for_multiple_tests(cells, 0.95)}
 
 

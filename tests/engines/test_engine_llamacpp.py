@@ -219,9 +219,7 @@ def test_a_named_program_that_cannot_be_the_server_is_refused(tmp_path, content,
     program = tmp_path / "llama-server"
     if content is not None:
         program_at(program, content)
-    with pytest.raises(
-        EngineUnavailableError, match=f"binary is '{program}', which is.*{problem.removeprefix('is ')}"
-    ):
+    with pytest.raises(EngineUnavailableError, match=f"binary is '{program}', which {problem}"):
         ENGINE.check_available(settings_of("m", binary=str(program)))
 
 

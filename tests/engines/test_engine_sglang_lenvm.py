@@ -397,7 +397,7 @@ def test_a_server_of_another_revision_than_declared_is_found_out(forked: Forked)
 
 @pytest.mark.slow
 def test_a_server_with_another_value_model_than_asked_for_is_found_out(forked: Forked) -> None:
-    with pytest.raises(UnsupportedError, match="says that its value model is /elsewhere"):
+    with pytest.raises(UnsupportedError, match="reports the value model /elsewhere"):
         forked.run({"revision": "V1", "told": "/elsewhere"}, options={"revision": "V1"})
 
 

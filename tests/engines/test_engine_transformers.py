@@ -181,7 +181,7 @@ def test_requests_at_the_limit_are_accepted(model):
 def test_a_model_that_is_not_on_disk_is_refused_only_where_a_text_must_end():
     settings = settings_of("Qwen/Qwen2.5-0.5B")
     ENGINE.check_requests([asked()], settings)
-    with pytest.raises(UnsupportedError, match="must be told the token that ends a text"):
+    with pytest.raises(UnsupportedError, match="needs the token that ends a text"):
         ENGINE.check_requests([asked(ignore_eos=False)], settings)
 
 

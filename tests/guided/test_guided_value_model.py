@@ -103,7 +103,7 @@ def test_the_tensors_of_a_backbone_are_those_that_transformers_has(config):
     ids=lambda rotation: rotation["rope_type"],
 )
 def test_positions_are_turned_as_the_configuration_says(monkeypatch, rotation):
-    import plain_values
+    from support.guided import plain_values
 
     plain, _ = both_models("llama", torch.float64)
     monkeypatch.setattr(plain_values, "tiny_config", lambda family: with_rotation(family, **rotation))

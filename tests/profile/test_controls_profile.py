@@ -106,12 +106,12 @@ def test_the_tilt_is_a_declared_difference_where_a_neutral_step_was_derived():
         ),
     ],
 )
-def test_what_cannot_be_a_ladder_is_told(overrides, message):
+def test_what_cannot_be_a_ladder_is_refused(overrides, message):
     with pytest.raises(ProfileError, match=message):
         load_profile("topk-sweep", overrides=overrides)
 
 
-def test_a_faulty_variant_is_told_once_and_not_for_each_of_its_steps():
+def test_an_error_of_a_variant_is_reported_once_and_not_for_each_of_its_steps():
     with pytest.raises(ProfileError) as caught:
         load_profile("controls", overrides=["variants.guided.server.max_num_seqs=0"])
     assert len(str(caught.value).splitlines()) == 1

@@ -123,7 +123,7 @@ def test_validate_warns_of_differences_that_would_make_a_comparison_invalid():
     ) in result.output
 
 
-def test_validate_goes_on_after_a_faulty_profile_and_fails_with_all_of_them(tmp_path):
+def test_validate_continues_after_an_invalid_profile_and_fails_with_all_errors(tmp_path):
     faulty = tmp_path / "faulty.yaml"
     faulty.write_text("extends: aa\nsead: 5\n")
     result = runner.invoke(app, ["validate", str(faulty), "nothing", "aa"])

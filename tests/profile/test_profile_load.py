@@ -66,7 +66,7 @@ def test_an_unknown_name_is_answered_with_the_nearest_and_all_known_profiles(her
     assert "lenvm-50x16" in message
 
 
-def test_a_path_that_is_no_file_is_named(here):
+def test_a_path_without_a_file_is_named(here):
     with pytest.raises(ProfileError, match=r"^other/x\.yaml: no such file\. Known profiles: "):
         load_profile("other/x.yaml")
 

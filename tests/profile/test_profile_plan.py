@@ -98,7 +98,7 @@ def test_a_lone_baseline_runs_once_in_each_block():
 
 
 @given(num_arms=st.integers(1, 9), blocks=st.integers(1, 20), seed=st.integers(0, 1000))
-def test_every_block_is_complete_and_every_arm_takes_every_place_equally_often(num_arms, blocks, seed):
+def test_every_block_is_complete_and_every_arm_takes_every_position_equally_often(num_arms, blocks, seed):
     profile = profile_of(num_arms, blocks=blocks, seed=seed)
     orders = orders_of(profile)
     for order in orders:

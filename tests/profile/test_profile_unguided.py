@@ -74,7 +74,7 @@ def test_the_overlay_may_choose_another_engine_preset_no_more_than_the_rest(tmp_
     assert load(name, "sim").timeouts.ready_s == 600
 
 
-def test_an_overlay_that_is_no_mapping_is_told_with_its_line(tmp_path):
+def test_an_overlay_that_is_not_a_mapping_is_reported_with_its_line(tmp_path):
     name = write(tmp_path / "p.yaml", "extends: topk-sweep\nfor_unguided_engines: 3\n")
     with pytest.raises(
         ProfileError, match=r"p\.yaml:2: for_unguided_engines: is 3; write the keys that replace others"
@@ -104,8 +104,8 @@ def test_the_interpreter_of_an_engine_may_stand_beside_its_options():
     profile = load(
         "aa", "vllm", "engine.python=/opt/a/bin/python", "variants.again.server.python=/opt/b/bin/python"
     )
-    found = [variant_settings(profile, *arm).server.python for arm in arms(profile)]
-    assert found == ["/opt/a/bin/python", "/opt/b/bin/python"]
+    interpreters = [variant_settings(profile, *arm).server.python for arm in arms(profile)]
+    assert interpreters == ["/opt/a/bin/python", "/opt/b/bin/python"]
     assert undeclared_differences(profile) == ("server.python",)
 
 
@@ -117,8 +117,8 @@ def test_the_simulator_has_no_interpreter_of_its_own():
 def test_what_a_file_says_of_one_kind_of_engine_goes_over_it_there_and_nowhere_else(tmp_path):
     text = "extends: topk-sweep\nblocks: 3\nper_engine: {vllm: {blocks: 4, seed: 9}, sim: {seed: 8}}\n"
     name = write(tmp_path / "p.yaml", text)
-    found = {kind: load(name, kind) for kind in ("vllm", "sim", "llamacpp")}
-    assert {kind: (profile.blocks, profile.seed) for kind, profile in found.items()} == {
+    profiles = {kind: load(name, kind) for kind in ("vllm", "sim", "llamacpp")}
+    assert {kind: (profile.blocks, profile.seed) for kind, profile in profiles.items()} == {
         "vllm": (4, 9),
         "sim": (3, 8),
         "llamacpp": (3, 1),
@@ -147,7 +147,7 @@ def test_the_kind_that_a_preset_stands_for_decides_what_goes_over_a_file():
 
 
 @pytest.mark.parametrize(
-    ("said", "problem"),
+    ("section", "problem"),
     [
         ("3", r"p\.yaml:2: per_engine: is 3; write kinds of engines"),
         ("{vlm: {blocks: 1}}", r"p\.yaml:2: per_engine\.vlm: is not a kind of engine; .* did you mean 'vllm'"),
@@ -156,7 +156,7 @@ def test_the_kind_that_a_preset_stands_for_decides_what_goes_over_a_file():
         ("{vllm: {engine: {kind: sim}}}", r"per_engine\.vllm: chooses another engine"),
     ],
 )
-def test_what_cannot_go_over_a_file_for_one_engine_is_told_with_its_line(tmp_path, said, problem):
-    name = write(tmp_path / "p.yaml", f"extends: topk-sweep\nper_engine: {said}\n")
+def test_what_cannot_override_a_file_for_one_engine_is_reported_with_its_line(tmp_path, section, problem):
+    name = write(tmp_path / "p.yaml", f"extends: topk-sweep\nper_engine: {section}\n")
     with pytest.raises(ProfileError, match=problem):
         load(name, "sim")

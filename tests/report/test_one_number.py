@@ -186,7 +186,7 @@ def test_the_page_shows_the_numbers_of_compare(path, truth):
 def test_terminal_and_page_show_the_same_metrics(path):
     page = (path / "report.html").read_text()
     main = page[page.index('class="metrics main"') : page.index('class="all-metrics"')]
-    on_page = set(re.findall(r'<tr class="(?:deciding|exploratory)"><th scope="row"><[^>]+>([a-z0-9_]+)<', main))
+    on_page = set(re.findall(r'<tr class="(?:deciding|exploratory)">\s*<th scope="row"><[^>]+>([a-z0-9_]+)<', main))
     rows = [cells_of(line) for line in said(path, "compare").split("\n\n")[1].splitlines()[1:]]
     in_terminal = {columns[1] if columns[0].startswith("top_k") else columns[0] for columns in rows}
     assert on_page == in_terminal

@@ -205,19 +205,19 @@ def test_the_experiment_that_measures_lengths_is_the_baseline_alone_once_and_nat
     assert not needs_lengths(pilot)
 
 
-def faults_of(**changes: Any) -> str:
+def errors_of(**changes: Any) -> str:
     workload = changes.pop("workload", {})
     with pytest.raises(ProfileError) as caught:
         profile_of(changes["stop"], Path("somewhere") if changes.get("given") else None, **workload)
     return str(caught.value)
 
 
-def test_several_answers_in_one_request_are_a_fault_of_the_profile() -> None:
-    said = faults_of(stop="replay-natural", workload={"samples_as": "one-request", "samples_per_prompt": 4})
+def test_several_answers_in_one_request_are_an_error_of_the_profile() -> None:
+    said = errors_of(stop="replay-natural", workload={"samples_as": "one-request", "samples_per_prompt": 4})
     assert "workload.samples_per_prompt: is 4 in one request" in said
     assert "set samples_as: requests" in said
 
 
-def test_lengths_that_nothing_would_read_are_a_fault_of_the_profile() -> None:
-    said = faults_of(stop="natural", given=True)
+def test_lengths_that_nothing_would_read_are_an_error_of_the_profile() -> None:
+    said = errors_of(stop="natural", given=True)
     assert "workload.lengths_from: is not used with stop: natural" in said

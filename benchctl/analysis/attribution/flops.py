@@ -12,7 +12,6 @@ from functools import lru_cache
 
 import numpy as np
 
-from benchctl.analysis.metrics.clock import clock_factor
 from benchctl.analysis.metrics.request_timing import choice_tokens, is_completed, measured
 from benchctl.analysis.metrics.run_metrics import load_window_ns
 from benchctl.analysis.metrics.unknown import known, total
@@ -82,7 +81,7 @@ def account_run(
         published=published,
         observed=observed,
         corrections=corrections,
-        wall_s=None if window is None else s_from_ns(window[1] - window[0]) * clock_factor(run.record),
+        wall_s=None if window is None else s_from_ns(window[1] - window[0]) * run.record.clock_factor,
         hardware=hardware,
         warnings=tuple(doubts.warnings),
     )

@@ -8,7 +8,6 @@ import numpy as np
 
 from benchctl.analysis.attribution.roofline import Floor, WorkModel, floor_of
 from benchctl.analysis.attribution.sections import Breakdown, break_down, tally_steps
-from benchctl.analysis.metrics.clock import clock_factor
 from benchctl.analysis.metrics.request_timing import choice_tokens, e2el_ns, is_completed, measured, ttft_ns
 from benchctl.analysis.metrics.unknown import total
 from benchctl.analysis.validity.bunching import CLIENT_BUNCHING
@@ -149,7 +148,7 @@ def _sizes(columns: StepColumns) -> dict[SizeKey, SizedSteps]:
 
 def request_latencies(run: LoadedRun) -> dict[str, Latency] | None:
     """By request; None where a completed request has no arrivals, or nobody counted its tokens."""
-    found, factor = {}, clock_factor(run.record)
+    found, factor = {}, run.record.clock_factor
     for request in measured(run.requests):
         if not is_completed(request):
             continue

@@ -37,10 +37,10 @@ def compare_cell(
         a_label=pair.a.label,
         b_label=pair.b.label,
         num_blocks=min(len(pair.a_runs), len(pair.b_runs)),
-        num_a_first=None if cell.design.positions is None else sum(apart > 0 for apart in cell.design.positions),
         metrics=metrics,
         errors=tuple(_cell_errors(cell, metrics, failures, allow_failed=allow_failed)),
         failures=failures,
+        design=cell.design,
     )
 
 

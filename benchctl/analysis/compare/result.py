@@ -9,6 +9,7 @@ from benchctl.analysis.compare.metric_comparison import MetricComparison, Metric
 from benchctl.analysis.experiment.pairing import Pairing
 from benchctl.analysis.quality.accuracy import QualityComparison
 from benchctl.analysis.quality.divergence import DivergenceComparison
+from benchctl.analysis.statistics.side_ratio import UNORDERED, BlockDesign
 from benchctl.analysis.validity.comparability import Difference
 from benchctl.records.noise import MetricNoise
 from benchctl.records.record import ResultWarning
@@ -41,8 +42,6 @@ class CellComparison:
     a_label: str
     b_label: str
     num_blocks: int
-    num_a_first: int | None
-    """Blocks in which A ran before B; None where the sides share no blocks or are the same runs."""
     metrics: tuple[MetricComparison, ...]
     errors: tuple[str, ...]
     """Reasons why the comparison is invalid; empty when it is valid."""
@@ -57,6 +56,14 @@ class CellComparison:
     divergence: DivergenceComparison | None = None
     decomposition: Decomposition | None = None
     """Parts of the difference of the wall times; None where no block has a wall time on both sides."""
+    design: BlockDesign = UNORDERED
+    """Blocks and positions of the values of each side."""
+
+    @property
+    def num_a_first(self) -> int | None:
+        """Blocks in which A ran before B; None where the sides share no blocks or are the same runs."""
+        positions = self.design.positions
+        return None if positions is None else sum(apart > 0 for apart in positions)
 
     @property
     def deciding(self) -> tuple[MetricComparison, ...]:

@@ -162,7 +162,6 @@ def _compare_cell(
         a_label=names[0],
         b_label=names[1],
         num_blocks=min(len(cell.a), len(cell.b)),
-        num_a_first=None,
         metrics=metrics,
         errors=tuple(metric_errors(metrics, failures, allow_failed=allow_failed)),
         failures=failures,

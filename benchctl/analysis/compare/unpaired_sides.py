@@ -9,7 +9,6 @@ from pathlib import Path
 from benchctl.analysis.experiment.arms import Arm
 from benchctl.analysis.experiment.experiment import Experiment, load_experiment
 from benchctl.analysis.experiment.pairing import Side, arms_of, parse_side
-from benchctl.analysis.metrics.clock import clock_factor
 from benchctl.analysis.metrics.request_timing import is_completed, measured
 from benchctl.errors import UsageError
 from benchctl.interop.readers.files import is_foreign, read_foreign
@@ -65,7 +64,7 @@ def _run(experiment: Experiment, arm: Arm, run: LoadedRun) -> ForeignRun:
     failed = sum(not is_completed(request) for request in requests)
     notes = [f"left out: {why}" for _, why in sorted(arm.excluded.items())]
     notes += [f"the client's times are left out: {why}" for _, why in sorted(arm.client_excluded.items())]
-    notes += [_VIRTUAL] if clock_factor(run.record) != 1 else []
+    notes += [_VIRTUAL] if run.record.clock_factor != 1 else []
     notes += [_CHOICES] if any(len(request.choices) > 1 for request in requests) else []
     return ForeignRun(
         source="benchctl",

@@ -1,4 +1,4 @@
-"""Numbers of one run: what each metric is, and how it is derived from the run's records.
+"""Metrics of one run, each with its definition, derived from the run's records.
 
 ``table`` is the list of all metrics with unit, formula and direction; ``run_metrics`` derives them.
 """

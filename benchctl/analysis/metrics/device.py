@@ -25,7 +25,7 @@ def device_energy_j(samples: Sequence[GpuSample]) -> float | None:
 
 
 def gpu_metrics(samples: Sequence[GpuSample], span: tuple[int, int] | None) -> dict[str, float | None]:
-    """``gpu_*`` metrics but the energy per token. A quantity that one device does not report is unknown."""
+    """``gpu_*`` metrics except the energy per token; one that any device does not report is unknown."""
     devices: dict[int, list[GpuSample]] = defaultdict(list)
     for sample in samples:
         if span is not None and span[0] <= sample.t_ns <= span[1]:

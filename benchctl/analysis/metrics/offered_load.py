@@ -1,6 +1,6 @@
-"""How much of the load that was asked for reached the server.
+"""The load that reached the server, against the load that the profile asks for.
 
-A closed loop asks for so many requests open at once, an open one for so many per second.
+For a closed loop it is a number of concurrent requests, for an open one a rate.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,30 +17,30 @@ from benchctl.units import ms_from_ns
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfferedLoad:
-    """What was asked for and what the server met, in ``unit``."""
+    """Planned load and the load that the server met, in ``unit``."""
 
-    asked: float
+    planned: float
     met: float
     unit: str
 
     @property
     def frac(self) -> float | None:
-        return quotient(self.met, self.asked)
+        return quotient(self.met, self.planned)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClientAccount:
-    """What a load generator says of itself."""
+class ClientQuality:
+    """Quality of the load: the client's own metrics, the offered load, and metrics with bounds."""
 
     metrics: Mapping[str, float | None]
     """``CLIENT_METRICS``."""
     offered: OfferedLoad | None
     bounds: Mapping[str, Bounds]
-    """The latencies that rest on arrivals which are only known between bounds."""
+    """Latencies that are known between bounds only."""
 
 
 def offered_load(requests: Sequence[RequestRecord], arrival: Arrival) -> OfferedLoad | None:
-    """The load on the client's clock; None where the load is one moment, or is throttled beside its slots."""
+    """The load on the client's clock; None if all requests are sent at one moment, or with a launch rate limit."""
     return _offered(requests, arrival, slot_occupancy(requests, arrival))
 
 
@@ -48,15 +48,15 @@ def _offered(
     requests: Sequence[RequestRecord], arrival: Arrival, occupancy: SlotOccupancy | None
 ) -> OfferedLoad | None:
     if occupancy is not None and occupancy.mean_open is not None:
-        return OfferedLoad(asked=occupancy.num_slots, met=occupancy.mean_open, unit="requests at once")
+        return OfferedLoad(planned=occupancy.num_slots, met=occupancy.mean_open, unit="requests at once")
     sends = sends_of(requests, arrival)
     if not sends.planned_rate or sends.sent_rate is None:
         return None
-    return OfferedLoad(asked=sends.planned_rate, met=sends.sent_rate, unit="requests/s")
+    return OfferedLoad(planned=sends.planned_rate, met=sends.sent_rate, unit="requests/s")
 
 
 def load_metrics(requests: Sequence[RequestRecord], arrival: Arrival | None) -> dict[str, float | None]:
-    """The metrics of how full the load was, on the client's clock; unknown where the schedule is."""
+    """Metrics of offered load and slots, on the client's clock; unknown without the schedule."""
     occupancy = None if arrival is None else slot_occupancy(requests, arrival)
     offered = None if arrival is None else _offered(requests, arrival, occupancy)
     return {

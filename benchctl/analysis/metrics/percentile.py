@@ -1,4 +1,4 @@
-"""Percentiles, and how many independent values a tail percentile needs before it may be shown.
+"""Percentiles, and the number of independent values that a tail percentile needs before it is shown.
 
 The 95 % rule: even for the largest of n values to be an upper bound of the q-th quantile with confidence c,
 1 - q^n >= c must hold, so n >= ln(1 - c) / ln(q). For c = 0.95 that is 29 for p90, 59 for p95, 299 for p99.
@@ -13,12 +13,11 @@ from typing import Final, Protocol
 TAIL_CONFIDENCE: Final = 0.95
 PERCENTS: Final = (50, 90, 95, 99)
 _MANY: Final = 20_000
-"""Up to so many values are sorted as they are: numpy, which takes a third of the memory for more, takes longer to
-import than that."""
+"""Up to this many values are sorted in Python, in less time than importing numpy takes."""
 
 
 class Ascending(Protocol):
-    """Values by their rank."""
+    """Values by rank."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, rank: int, /) -> float: ...
@@ -27,7 +26,7 @@ class Ascending(Protocol):
 def smallest_sample(percent: float, confidence: float = TAIL_CONFIDENCE) -> int:
     """Values needed before a percentile above the median may be shown: ceil(ln(1 - c) / ln(percent / 100)).
 
-    The median and what lies below it need one.
+    The median and lower percentiles need one.
     """
     if percent <= 50:
         return 1

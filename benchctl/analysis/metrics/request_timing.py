@@ -1,7 +1,7 @@
 """Durations of one request, by vLLM's definitions, in nanoseconds of the client's clock.
 
 A chunk is an arrival of output, not a token: gaps between chunks are ``itl``, and ``tpot`` divides by tokens
-counted by the engine. Only requests that completed have durations; a failed one keeps its place in the counts.
+counted by the engine. Only requests that completed have durations; a failed one stays in the counts.
 """
 
 import sys
@@ -22,12 +22,12 @@ M = TypeVar("M", RequestRecord, StepRecord)
 
 
 def measured(records: Iterable[M]) -> tuple[M, ...]:
-    """Requests or steps that count: all but the warm-up."""
+    """Requests or steps without those of the warm-up."""
     return tuple(record for record in records if not record.is_warmup)
 
 
 def is_completed(request: RequestRecord) -> bool:
-    """The request was answered to its end without an error."""
+    """True if the request was answered completely without an error."""
     return request.error is None and request.done_ns is not None
 
 
@@ -60,8 +60,8 @@ def e2el_ns(request: RequestRecord) -> int | None:
 def choice_tokens(request: RequestRecord, choice: ChoiceRecord) -> int | None:
     """Output tokens of one choice as the engine counted them.
 
-    With one choice, ``usage``. With several, ``usage`` is their sum and says nothing of one of them: then the
-    choice's own count, or the tokens of its chunks.
+    With one choice, ``usage``. With several, ``usage`` is their sum, so the choice's own count or the tokens of its
+    chunks.
     """
     if len(request.choices) == 1 and request.completion_tokens is not None:
         return request.completion_tokens
@@ -75,12 +75,12 @@ def tpots_ns(request: RequestRecord) -> tuple[float, ...]:
 
     A choice of one token, or of an unknown number of tokens, has none.
     """
-    found = []
+    durations_ns = []
     for choice in request.choices:
         tokens = choice_tokens(request, choice)
         if choice.chunk_ns and tokens is not None and tokens > 1:
-            found.append((choice.chunk_ns[-1] - choice.chunk_ns[0]) / (tokens - 1))
-    return tuple(found)
+            durations_ns.append((choice.chunk_ns[-1] - choice.chunk_ns[0]) / (tokens - 1))
+    return tuple(durations_ns)
 
 
 def itls_ns(request: RequestRecord) -> "array[int]":
@@ -100,26 +100,26 @@ def pooled_itls_ns(requests: Iterable[RequestRecord]) -> "array[int]":
     if len(kinds) == 1 and len(arrays) == len(times_ns):
         return _gaps_of_arrays(arrays, kinds.pop())
     gaps_ns = array("q")
-    for times in times_ns:  # by the interpreter's own loop, because there are as many as tokens
+    for times in times_ns:  # map() instead of a loop: there are as many gaps as tokens
         gaps_ns.extend(map(sub, times[1:], times))
     return gaps_ns
 
 
 def _gaps_of_arrays(times_ns: "Sequence[array[int]]", kind: str) -> "array[int]":
-    """Times from each to the next within each array of this type, all in a row."""
-    import numpy as np  # noqa: PLC0415 - only where numpy has read the arrays
+    """Differences of neighbours within each array of this type, concatenated."""
+    import numpy as np  # noqa: PLC0415 - only if numpy has read the arrays
 
     values: npt.NDArray[np.int64] = np.frombuffer(b"".join(times_ns), kind).astype(np.int64, copy=False)
     differences = values[1:] - values[:-1]
     is_within = np.ones(len(differences), dtype=bool)
     is_within[np.cumsum([len(times) for times in times_ns[:-1]], dtype=np.int64) - 1] = False
     gaps_ns = array("q", (0,)) * int(np.count_nonzero(is_within))
-    np.compress(is_within, differences, out=np.asarray(gaps_ns))  # where it stays: there are as many as tokens
+    np.compress(is_within, differences, out=np.asarray(gaps_ns))  # in place: there are as many gaps as tokens
     return gaps_ns
 
 
-def in_a_row(numbers: Sequence[Sequence[int]]) -> "array[int]":
-    """The numbers of many choices, one choice after another: arrays of one type by copying their memory."""
+def concatenated(numbers: Sequence[Sequence[int]]) -> "array[int]":
+    """Concatenate the numbers of many choices; arrays of one type by copying their memory."""
     arrays = [values for values in numbers if isinstance(values, array)]
     kinds = {values.typecode for values in arrays}
     if len(kinds) == 1 and all(isinstance(values, array) or not values for values in numbers):
@@ -128,16 +128,16 @@ def in_a_row(numbers: Sequence[Sequence[int]]) -> "array[int]":
 
 
 def num_zeros(numbers: "array[int]") -> int:
-    """How many of them are 0."""
+    """Count the zeros."""
     if "numpy" not in sys.modules:
         return numbers.count(0)
-    import numpy as np  # noqa: PLC0415 - ten times as fast, where it is there
+    import numpy as np  # noqa: PLC0415 - ten times as fast, if it is loaded
 
     return len(numbers) - int(np.count_nonzero(numbers))
 
 
 def latencies_ns(requests: Sequence[RequestRecord]) -> dict[str, Sequence[float]]:
-    """All durations of these requests, by the name under which they are pooled."""
+    """All durations of these requests, pooled by latency."""
     return {
         "ttft": known(ttft_ns(request) for request in requests),
         "tpot": [value for request in requests for value in tpots_ns(request)],
@@ -147,12 +147,12 @@ def latencies_ns(requests: Sequence[RequestRecord]) -> dict[str, Sequence[float]
 
 
 def send_lag_ns(request: RequestRecord) -> int | None:
-    """How late the request was sent: send minus schedule."""
+    """Delay of the send: send minus schedule."""
     return None if request.sent_ns is None else request.sent_ns - request.scheduled_ns
 
 
 def load_span_ns(requests: Sequence[RequestRecord]) -> tuple[int, int] | None:
-    """First send and last output over the given requests, or None when nothing was sent or came back."""
+    """First send and last output of these requests, or None if nothing was sent or came back."""
     sent = [request.sent_ns for request in requests if request.sent_ns is not None]
     last = [arrival for request in requests if (arrival := last_token_ns(request)) is not None]
     return (min(sent), max(last)) if sent and last else None

@@ -10,7 +10,6 @@ from statistics import fmean
 
 import numpy as np
 
-from benchctl.analysis.metrics.clock import clock_factor
 from benchctl.analysis.metrics.device import gpu_metrics, host_metrics
 from benchctl.analysis.metrics.offered_load import load_metrics
 from benchctl.analysis.metrics.percentile import percentiles, percentiles_of_sorted, smallest_sample
@@ -34,28 +33,28 @@ __all__ = ["METRICS", "Direction", "Metric", "run_metrics", "unavailable_reason"
 
 
 def run_metrics(run: LoadedRun, arrival: Arrival | None = None) -> dict[str, float | None]:
-    """Every metric of ``METRICS`` for one run, None where its records do not tell.
+    """Every metric of ``METRICS`` for one run; None if its records do not contain it.
 
-    ``arrival`` is the schedule of the load; what rests on it is unknown without.
+    ``arrival`` is the schedule of the load; metrics that need it are unknown without.
     """
     requests = measured(run.requests)
     completed = tuple(request for request in requests if is_completed(request))
     span = load_window_ns(run)
-    found: dict[str, float | None] = {
+    metrics: dict[str, float | None] = {
         **_load_metrics(run.record, requests, completed, span),
         **client_metrics(requests, run.client),
         **load_metrics(requests, arrival),
-        **_latency_metrics(completed, clock_factor(run.record)),
+        **_latency_metrics(completed, run.record.clock_factor),
         **_known_step_metrics(run),
         **gpu_metrics(run.gpu, span),
         **host_metrics(run.host, span),
     }
-    found["gpu_energy_per_token_j"] = quotient(found["gpu_energy_j"], found["output_tokens"])
-    return {name: found[name] for name in METRICS}
+    metrics["gpu_energy_per_token_j"] = quotient(metrics["gpu_energy_j"], metrics["output_tokens"])
+    return {name: metrics[name] for name in METRICS}
 
 
 def unavailable_reason(run: LoadedRun, name: str) -> str | None:
-    """Why a metric of this run is unknown, as a person would say it; None where it is known."""
+    """Text for a metric of this run that is unknown, with the reason; None if it is known."""
     if run_metrics(run)[name] is not None:
         return None
     requests, steps = sum(map(is_completed, measured(run.requests))), len(run.columns)
@@ -71,15 +70,15 @@ def unavailable_reason(run: LoadedRun, name: str) -> str | None:
 
 
 def _known_step_metrics(run: LoadedRun) -> dict[str, float | None]:
-    """Metrics of the steps; where these cover the sampler alone, nothing that is the time of a step."""
-    found = _step_metrics(run.columns)
+    """Metrics of the steps; without durations if the log times the sampler alone."""
+    metrics = _step_metrics(run.columns)
     if run.record.times_whole_steps:
-        return found
-    return {name: None if name.endswith("step_ms") else value for name, value in found.items()}
+        return metrics
+    return {name: None if name.endswith("step_ms") else value for name, value in metrics.items()}
 
 
 def load_window_ns(run: LoadedRun) -> tuple[int, int] | None:
-    """First send and last output on the client's clock, from the run's times or else from its requests."""
+    """First send and last output on the client's clock, from the run's times or its requests."""
     times = run.record.times
     if times.first_send_ns is not None and times.last_token_ns is not None:
         return times.first_send_ns, times.last_token_ns
@@ -94,7 +93,7 @@ def _load_metrics(
 ) -> dict[str, float | None]:
     times = record.times
     client_wall_s = _seconds(*span) if span else None
-    wall_s = None if client_wall_s is None else client_wall_s * clock_factor(record)
+    wall_s = None if client_wall_s is None else client_wall_s * record.clock_factor
     output_tokens = total([request.completion_tokens for request in completed])
     return {
         "wall_s": wall_s,
@@ -114,7 +113,7 @@ def _load_metrics(
 
 
 def _past_eos_frac(completed: Sequence[RequestRecord]) -> float | None:
-    """Share of the output that the baseline's model would not have written; unknown when it is for any request."""
+    """Share of the output beyond the natural end of the baseline's answers; unknown if it is for any request."""
     output_tokens = [request.completion_tokens for request in completed]
     beyond = [
         None if count is None or request.natural_tokens is None else max(0, count - request.natural_tokens)
@@ -125,25 +124,25 @@ def _past_eos_frac(completed: Sequence[RequestRecord]) -> float | None:
 
 def _latency_metrics(completed: Sequence[RequestRecord], factor: float) -> dict[str, float | None]:
     values = latencies_ns(completed)
-    found: dict[str, float | None] = {}
+    metrics: dict[str, float | None] = {}
     for latency in LATENCIES:
         durations = values[latency]
         mean = ms_from_ns(_mean(durations) * factor) if durations else None
-        found[f"{latency}_ms"] = mean
+        metrics[f"{latency}_ms"] = mean
         for percent, value in percentiles(durations, len(completed)).items():
-            found[f"p{percent}_{latency}_ms"] = _ms(value, factor)
-    return found
+            metrics[f"p{percent}_{latency}_ms"] = _ms(value, factor)
+    return metrics
 
 
 def _mean(durations_ns: Sequence[float]) -> float:
-    """The mean of at least one duration; where there are as many as tokens, of whole nanoseconds, by their sum."""
+    """The mean of at least one duration; an array has as many as tokens and is summed as integers."""
     if isinstance(durations_ns, array):
         return int(np.asarray(durations_ns).sum()) / len(durations_ns)
     return fmean(durations_ns)
 
 
 def num_guided_steps(steps: StepColumns) -> int | None:
-    """Steps in which a value model scored rows; unknown when any step does not say."""
+    """Steps in which a value model scored rows; unknown if any step does not count them."""
     rows = steps.optional("guided_rows")
     return None if rows is None or steps.total("guided_rows") is None else int((rows > 0).sum())
 

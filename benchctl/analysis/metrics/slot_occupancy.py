@@ -1,9 +1,9 @@
-"""Were the slots of a closed loop full? What stood empty while requests waited, the client kept from the server.
+"""Slots of a closed loop that were empty while requests waited: load that the client kept from the server.
 
-A slot is empty from the last byte of one answer, by the kernel's stamp, until the next request is handed to the
-kernel: reading late, finding the next request and opening a connection are all in it. At any moment there are as
-many idle slots as stand empty, and no more than requests are still to be sent: what is empty in the tail of a load,
-when nothing is left for it, is not idle. The server met ``num_slots * (1 - idle)`` requests at once.
+A slot is empty from the last byte of one answer, by the kernel's timestamp, until the next request is handed to the
+kernel; this includes reading late, preparing the next request and opening a connection. The idle slots at a moment
+are the empty ones, but at most as many as requests remain to be sent: slots that are empty in the tail of a load
+are not idle. The server met ``num_slots * (1 - idle)`` requests at once.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,28 +19,28 @@ from benchctl.records.request import RequestRecord
 from benchctl.units import NS_PER_S
 
 MAX_IDLE_FRAC: Final = 0.01
-"""A hundredth of the load kept from the server: what a comparison is asked to call is no smaller."""
+"""A hundredth of the load: comparisons call no smaller change."""
 MIN_LOAD_NS: Final = NS_PER_S
-"""Of a shorter load one hiccup of the machine is a hundredth."""
+"""In a shorter load one hiccup of the machine is a hundredth."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotOccupancy:
-    """How full the slots were, from when the load was due until its last request left."""
+    """Occupancy of the slots, from the scheduled start of the load until its last request left."""
 
     num_slots: int
     slot_time_ns: int
-    """Time of all slots in which they held a request, or one was there that they could have held."""
+    """Slot time in which a slot held a request, or could have held one."""
     idle_ns: int
-    """The part of it in which they were empty."""
+    """The part of it in which slots were empty."""
     gaps_ns: tuple[int, ...]
-    """For each request that filled a slot again, how long that had been empty."""
+    """Time for which each refilled slot had been empty."""
     connecting_ns: tuple[int, ...]
-    """What of each gap passed until its connection was open; 0 where a connection was used again."""
+    """Part of each gap until the connection was open; 0 for a reused connection."""
 
     @property
     def idle_frac(self) -> float | None:
-        """Share of slot time that was idle; None for a load of one wave, which never fills a slot again."""
+        """Idle share of slot time; None for a load of one wave, which refills no slot."""
         return quotient(self.idle_ns, self.slot_time_ns) if self.gaps_ns else None
 
     @property
@@ -49,23 +49,23 @@ class SlotOccupancy:
         return sum(connecting_ns > 0 for connecting_ns in self.connecting_ns)
 
     def gap_ns(self, percent: int) -> float | None:
-        """A percentile of the gaps; None where too few were seen."""
+        """A percentile of the gaps; None with too few of them."""
         return percentiles(self.gaps_ns, len(self.gaps_ns), (percent,))[percent]
 
     def connecting_part_ns(self, percent: int) -> float | None:
-        """A percentile of what went into opening connections; None where too few gaps were seen."""
+        """A percentile of the time for opening connections; None with too few gaps."""
         return percentiles(self.connecting_ns, len(self.connecting_ns), (percent,))[percent]
 
     @property
     def mean_open(self) -> float | None:
-        """Requests that the server met at once on average, while more were to come."""
+        """Mean number of concurrent requests at the server while requests remained."""
         return None if self.idle_frac is None else self.num_slots * (1 - self.idle_frac)
 
 
 def slot_occupancy(requests: Sequence[RequestRecord], arrival: Arrival) -> SlotOccupancy | None:
     """The slots of a closed loop without a launch rate limit; None for other loads.
 
-    None as well where it was not recorded when slots became free, as in results of older versions.
+    Also None in results of older versions, which do not record when slots became free.
     """
     slots = arrival.max_concurrency
     if arrival.kind not in {"closed-loop", "burst"} or slots is None or arrival.launch_rate_limit is not None:
@@ -85,36 +85,36 @@ def slot_occupancy(requests: Sequence[RequestRecord], arrival: Arrival) -> SlotO
 
 
 class _Change(NamedTuple):
-    """What changes at one moment, in requests."""
+    """Changes of the numbers of requests at one moment."""
 
     t_ns: int
     to_open: int = 0
     to_remaining: int = 0
-    """Still to be sent."""
+    """Requests to be sent."""
     to_waiting: int = 0
-    """With an empty slot that is known to be theirs."""
+    """Requests whose own slot is known to be empty."""
 
 
 def _changes(requests: Sequence[RequestRecord]) -> list[_Change]:
-    """Everything that happened to the slots, from when the load was due until its last request left."""
+    """All changes of the slots, from the scheduled start of the load until its last request left."""
     begin_ns, end_ns = min(map(_due_ns, requests)), max(map(_left_ns, requests))
-    found = [_Change(begin_ns, to_remaining=len(requests)), _Change(end_ns)]
+    changes = [_Change(begin_ns, to_remaining=len(requests)), _Change(end_ns)]
     for request in requests:
         left_ns = _left_ns(request)
-        found.append(_Change(left_ns, 1, -1, 0 if request.slot_free_ns is None else -1))
+        changes.append(_Change(left_ns, 1, -1, 0 if request.slot_free_ns is None else -1))
         if request.slot_free_ns is not None:
-            found.append(_Change(request.slot_free_ns, to_waiting=1))
+            changes.append(_Change(request.slot_free_ns, to_waiting=1))
         if request.done_ns is not None and request.done_ns < end_ns:
-            found.append(_Change(request.done_ns, to_open=-1))
-    return sorted(found)
+            changes.append(_Change(request.done_ns, to_open=-1))
+    return sorted(changes)
 
 
 def _integrated(changes: Sequence[_Change], num_slots: int) -> tuple[int, int]:
     """Idle time, and all time of slots, in ns.
 
-    A request counts as open until it was read to its end, which a late client does late: where a slot is known to
-    be free earlier, by the kernel's stamp, that counts. What no request was meant for, as when one process of
-    several has none left, shows in the number that is open.
+    A request counts as open until it was read completely, which a late client does late; a slot that is free
+    earlier by the kernel's timestamp counts as free. Slots without an assigned request, because one process of
+    several has none left, show in the number of open requests.
     """
     idle_ns = slot_time_ns = 0
     num_open = num_remaining = num_waiting = 0
@@ -132,22 +132,22 @@ def _integrated(changes: Sequence[_Change], num_slots: int) -> tuple[int, int]:
 
 
 def _due_ns(request: RequestRecord) -> int:
-    """When it could have left: when its slot was free, or the load due."""
+    """Earliest possible send: when its slot was free, or the load due."""
     return request.scheduled_ns if request.slot_free_ns is None else request.slot_free_ns
 
 
 def _left_ns(request: RequestRecord) -> int:
-    """When it left; one that never did held its slot until it failed, which is not the client's doing."""
+    """Time of the send; a request that was never sent held its slot until it failed, so it has no gap."""
     return _due_ns(request) if request.sent_ns is None else request.sent_ns
 
 
 def _connecting_ns(request: RequestRecord) -> int:
-    """How much of the time between slot and send passed until its connection was open."""
+    """Part of the time between free slot and send until the connection was open."""
     return max(min(request.connected_ns or 0, _left_ns(request)) - _due_ns(request), 0)
 
 
 def idle_slots(occupancy: SlotOccupancy, load_ns: int) -> Iterator[ResultWarning]:
-    """Slots that stood empty for more than a hundredth of their time; it counts how long, and not how often."""
+    """A warning if slots were empty for more than a hundredth of their time, however often."""
     idle_frac = occupancy.idle_frac
     if load_ns < MIN_LOAD_NS or idle_frac is None or idle_frac <= MAX_IDLE_FRAC:
         return
@@ -159,9 +159,9 @@ def idle_slots(occupancy: SlotOccupancy, load_ns: int) -> Iterator[ResultWarning
     connecting = occupancy.connecting_ns
     yield ResultWarning(
         code="slots-idle",
-        message=f"slots of the closed loop stood empty for {idle_frac:.2%} of their time although requests waited "
+        message=f"slots of the closed loop were empty for {idle_frac:.2%} of their time although requests waited "
         f"(more than {MAX_IDLE_FRAC:.0%}): the server met {occupancy.mean_open:.4g} of {occupancy.num_slots} "
-        f"requests at once. From the last byte of an answer to the next request took {gaps[0]} ms (p50), "
+        f"requests at once. From the last byte of an answer to the next request: {gaps[0]} ms (p50), "
         f"{gaps[1]} ms (p99) and {gaps[2]} ms (max); {occupancy.num_connecting} of {len(connecting)} had to open "
         f"a connection, which took {sum(connecting) / max(sum(occupancy.gaps_ns), 1):.0%} of that time. "
         f"{_remedy(occupancy)}",
@@ -171,7 +171,7 @@ def idle_slots(occupancy: SlotOccupancy, load_ns: int) -> Iterator[ResultWarning
 def _remedy(occupancy: SlotOccupancy) -> str:
     if 2 * occupancy.num_connecting > len(occupancy.connecting_ns):
         return (
-            "The server closes connections, so that a slot waits for a new one: let it keep them open, or free a "
-            "core for the client"
+            "The server closes connections, so a slot waits for a new one: let it keep them open, or free a core "
+            "for the client"
         )
     return "Free a core for the client, or lower the load"

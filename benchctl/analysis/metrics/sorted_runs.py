@@ -1,7 +1,7 @@
-"""Many values by their rank, without room for a second copy of them.
+"""Many values by rank, without a second copy of them.
 
-A load keeps its values in eight bytes each or four. To sort them all at once, Python takes tens of bytes for each
-of them, and numpy more for itself than a million of them.
+A load stores its values in eight or four bytes each. Sorting them all at once takes tens of bytes each in Python;
+numpy alone takes more memory than a million values.
 """
 
 from array import array
@@ -9,11 +9,11 @@ from bisect import bisect_right
 from typing import Any, Final
 
 _RUN: Final = 20_000
-"""So many values are sorted at once."""
+"""Number of values that are sorted at once."""
 
 
 class SortedRuns:
-    """Sorts ``values`` in place, run by run, and finds the one of each rank among the runs."""
+    """Sorts ``values`` in place in runs, and finds the value of a rank among the runs."""
 
     def __init__(self, values: "array[Any]", run: int = _RUN) -> None:
         self._values = values
@@ -25,16 +25,16 @@ class SortedRuns:
         return len(self._values)
 
     def __getitem__(self, rank: int) -> float:
-        """The value that has ``rank`` before it: the range in which it lies is halved until it is a point."""
+        """The value with ``rank`` values before it, by bisection of the range of values."""
         if not -len(self) <= rank < len(self):
             raise IndexError(rank)
-        num_wanted = rank % len(self) + 1
+        num_needed = rank % len(self) + 1
         low: float = min(self._values[start] for start, _ in self._runs)
         high: float = max(self._values[end - 1] for _, end in self._runs)
-        if self._num_up_to(low) >= num_wanted:
+        if self._num_up_to(low) >= num_needed:
             return low
         while low < (middle := low + (high - low) / 2) < high:
-            if self._num_up_to(middle) >= num_wanted:
+            if self._num_up_to(middle) >= num_needed:
                 high = middle
             else:
                 low = middle

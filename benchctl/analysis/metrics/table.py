@@ -3,8 +3,8 @@
 Names and definitions are vLLM's where vLLM has them. Numbers that a changed decode path leaves meaningful even
 when a step yields several tokens are ``step_ms`` and ``tokens_per_step``.
 
-Clock: durations that the client saw are multiplied by ``time_scale`` when the engine's clock is virtual, so that
-they compare with its steps; ``client_wall_s``, ``ready_s`` and ``warmup_s`` never are.
+Durations that the client measured are multiplied by ``time_scale`` if the engine's clock is virtual, to compare
+with its steps; ``client_wall_s``, ``ready_s`` and ``warmup_s`` are not.
 """
 
 from dataclasses import dataclass
@@ -17,10 +17,9 @@ Direction = Literal["lower", "higher", "none"]
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A derived number. ``direction`` is the better one; ``none`` means that neither is.
+    """A derived number. ``direction`` is the better one, ``none`` if neither is.
 
-    ``is_exact`` marks a count without noise: it is compared exactly, never with statistics. ``needs`` says what
-    must have been recorded, and is shown where the value is unknown.
+    ``is_exact`` marks a count without noise, which is compared exactly. ``needs`` names the required records.
     """
 
     name: str
@@ -138,7 +137,7 @@ _CLIENT_METRICS: Final = [
     ),
 ]
 CLIENT_METRICS: Final = tuple(metric.name for metric in _CLIENT_METRICS)
-"""Those that say how well the load generator did, and nothing of the server."""
+"""Metrics of the load generator, which do not depend on the server."""
 
 _STEP_METRICS: Final = [
     Metric("num_steps", "steps", "steps after the warm-up", "lower", needs=_STEPS),
@@ -207,7 +206,7 @@ CLIENT_TIMED: Final = frozenset(
     {"wall_s", "client_wall_s", "output_throughput", "request_throughput"}
     | {name for name in METRICS if name.endswith(tuple(f"{latency}_ms" for latency in LATENCIES))}
 )
-"""Metrics that rest on the times at which the client sent and received; all others are the server's or counts."""
+"""Metrics from the client's send and receive times; all others are the server's or counts."""
 
 _TIMES_AND_RATES: Final = frozenset({"ms", "s", "tokens/s", "requests/s", "J", "J/token"})
 POSITION_ADJUSTED: Final = frozenset(
@@ -215,4 +214,4 @@ POSITION_ADJUSTED: Final = frozenset(
     for name, metric in METRICS.items()
     if metric.unit in _TIMES_AND_RATES and name not in {*CLIENT_METRICS, "ready_s", "warmup_s"}
 )
-"""Metrics that a drift of the machine within a block moves; counts and shares are compared as they are."""
+"""Metrics that drift of the machine within a block changes; counts and shares are compared unadjusted."""

@@ -1,11 +1,11 @@
-"""What the client's times are worth: who took them, how late it read, and how busy it was meanwhile."""
+"""Quality of the client's timestamps: their source, the delay of reads, and the load of the client's processes."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from benchctl.analysis.metrics.arrival_errors import by_worker
 from benchctl.analysis.metrics.percentile import percentiles
-from benchctl.analysis.metrics.request_timing import in_a_row, num_zeros, pooled_itls_ns, send_lag_ns
+from benchctl.analysis.metrics.request_timing import concatenated, num_zeros, pooled_itls_ns, send_lag_ns
 from benchctl.analysis.metrics.unknown import known, quotient
 from benchctl.records.request import RequestRecord
 from benchctl.records.samples import ClientSample
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from array import array
 
 _PERIOD_NS: Final = NS_PER_S // 10
-"""What a sample covers when nothing holds it up."""
+"""Period of the samples of an event loop that does not stall."""
 MIN_CPU_SPAN_NS: Final = NS_PER_S
-"""Processor time over less says little of a load."""
+"""Processor time over a shorter span says little."""
 
 
 def client_metrics(requests: Sequence[RequestRecord], samples: Sequence[ClientSample]) -> dict[str, float | None]:
@@ -41,8 +41,8 @@ def client_metrics(requests: Sequence[RequestRecord], samples: Sequence[ClientSa
 
 
 def read_delays_ns(requests: Iterable[RequestRecord]) -> "array[int]":
-    """How long each chunk that the kernel stamped had been there when it was read."""
-    return in_a_row([choice.chunk_late_ns or () for request in requests for choice in request.choices])
+    """Delay from the kernel's timestamp of each chunk to its read."""
+    return concatenated([choice.chunk_late_ns or () for request in requests for choice in request.choices])
 
 
 def busy_cores(samples: Iterable[ClientSample]) -> Mapping[int, float]:
@@ -56,14 +56,14 @@ def busy_cores(samples: Iterable[ClientSample]) -> Mapping[int, float]:
 
 
 def samples_span_ns(samples: Iterable[ClientSample]) -> int:
-    """Time that the samples cover, as the process saw it that was watched longest."""
+    """Time that the samples cover, in the process that was sampled longest."""
     return max((own[-1].t_ns - own[0].t_ns + _PERIOD_NS for own in by_worker(samples).values()), default=0)
 
 
-def held_up_ns(samples: Iterable[ClientSample], limit_ns: float) -> int:
-    """Time of samples in which an event loop was later than the limit; of the process that was so for longest.
+def stalled_ns(samples: Iterable[ClientSample], limit_ns: float) -> int:
+    """Time covered by samples whose lag exceeds the limit, in the process with the most of it.
 
-    A loop that is held up gives samples more rarely, so that their number would say less than their time.
+    Time rather than a count, because a stalled loop takes fewer samples.
     """
     late = []
     for own in by_worker(samples).values():
@@ -73,9 +73,9 @@ def held_up_ns(samples: Iterable[ClientSample], limit_ns: float) -> int:
 
 
 def num_clock_steps(samples: Iterable[ClientSample]) -> int:
-    """How often the wall clock was set during the load, as the process saw it that saw most."""
-    told = [sum(sample.offset is not None for sample in own) for own in by_worker(samples).values()]
-    return max(max(told, default=0) - 1, 0)  # the first is the difference at the start
+    """Number of times that the wall clock was set during the load: the most that any process noticed."""
+    num_offsets = [sum(sample.offset is not None for sample in own) for own in by_worker(samples).values()]
+    return max(max(num_offsets, default=0) - 1, 0)  # the first is the difference at the start
 
 
 def _ms(duration_ns: float | None) -> float | None:

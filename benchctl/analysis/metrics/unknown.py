@@ -1,4 +1,4 @@
-"""Arithmetic with values that may be unknown (None): what rests on an unknown part is unknown, never smaller."""
+"""Arithmetic with values that may be unknown (None): a result with an unknown part is unknown, never smaller."""
 
 from collections.abc import Iterable, Sequence
 from statistics import fmean
@@ -8,22 +8,22 @@ N = TypeVar("N", int, float)
 
 
 def known(values: Iterable[N | None]) -> list[N]:
-    """The values that are known."""
+    """The values that are not None."""
     return [value for value in values if value is not None]
 
 
 def total(values: Sequence[N | None]) -> N | None:
-    """The sum; unknown when there is nothing to add or any part is unknown."""
+    """The sum; unknown if there are no values or any is unknown."""
     parts = known(values)
     return sum(parts) if parts and len(parts) == len(values) else None
 
 
 def mean_of_known(values: Iterable[float | None]) -> float | None:
-    """The mean of those that are known: a reading that failed says nothing of the others."""
+    """The mean of the values that are known."""
     parts = known(values)
     return fmean(parts) if parts else None
 
 
 def quotient(numerator: float | None, denominator: float | None) -> float | None:
-    """Numerator over denominator; unknown when either is, and over nothing."""
+    """Numerator over denominator; unknown if either is, or if the denominator is 0."""
     return None if numerator is None or not denominator else numerator / denominator

@@ -55,10 +55,10 @@ def blocks_to_detect(
 ) -> int | None:
     """The fewest blocks that detect ``change_frac``; None where a thousand do not suffice."""
     for n in range(MIN_PAIRED_BLOCKS, MAX_BLOCKS_NEEDED + 1):
-        found = minimum_detectable_effect(
+        effect = minimum_detectable_effect(
             log_sd, n, num_tests=num_tests, margin_frac=margin_frac, estimator=estimator
         )
-        if found is not None and found <= change_frac:
+        if effect is not None and effect <= change_frac:
             return n
     return None
 

@@ -78,6 +78,12 @@ class SideRatio:
         return log_ratios(self.a_values, self.b_values)
 
     @property
+    def block_ratios(self) -> dict[int, float]:
+        """B / A by block, as measured."""
+        values = zip(self.design.blocks, self.a_values, self.b_values, strict=True)
+        return {block: b / a for block, a, b in values}
+
+    @property
     def evidence(self) -> tuple[float, ...] | None:
         """Log-ratios that determine the robust weights of the blocks, the same for all parts of this ratio."""
         if self.estimate.estimator != "robust":

@@ -81,29 +81,14 @@ MIN_EXPLAINED_LOG_RATIO: Final = math.log(1.02)
 """Below a slowdown of two percent there is nothing whose causes could be divided."""
 
 
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """Baseline and cell of one block."""
-
-    block: int
-    base: RunSummary
-    other: RunSummary
-
-    def ratio(self, quantity: str) -> float | None:
-        """Cell over baseline as measured, for a quantity that a sweep compares; None unless both count."""
-        column = _COMPARED[quantity]
-        before, after = self.base.counted(column), self.other.counted(column)
-        return after / before if before and after and before > 0 and after > 0 else None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepRow:
     """One cell of one variant against the baseline; ``values`` has every column of ``SWEEP_COLUMNS``."""
 
     variant: str
     cell: Cell
-    pairs: tuple[Pair, ...]
-    """One for each block in which both runs are usable; at least one."""
+    blocks: tuple[int, ...]
+    """Blocks in which both runs are usable; at least one."""
     ratios: Mapping[str, SideRatio]
     """Of each compared quantity that some block knows on both sides."""
     values: Mapping[str, Value]
@@ -156,10 +141,7 @@ def unexplained_frac(wall: RatioEstimate | None, flops_ratio: float | None) -> f
 
 
 def _row(paired: PairedRuns, summaries: Mapping[int, RunSummary], confidence: float, results_dir: str) -> SweepRow:
-    pairs = tuple(
-        Pair(block, summaries[id(base)], summaries[id(other)])
-        for block, base, other in zip(paired.pair.blocks, paired.pair.a_runs, paired.pair.b_runs, strict=True)
-    )
+    runs = [summaries[id(run)] for run in paired.pair.b_runs]
     ratios = {
         quantity: of_sides
         for quantity in _COMPARED
@@ -167,8 +149,8 @@ def _row(paired: PairedRuns, summaries: Mapping[int, RunSummary], confidence: fl
     }
     estimates = {quantity: ratio.estimate for quantity, ratio in ratios.items()}
     ratio = {quantity: estimate.ratio for quantity, estimate in estimates.items()}
-    record = pairs[0].other.record
-    settings = pairs[0].other.settings
+    record = runs[0].record
+    settings = runs[0].settings
     wall, flops, observed = ratio.get("wall"), ratio.get("pflops"), ratio.get("pflops_observed")
     values: dict[str, Value] = {
         "k": None if settings is None else settings.sampling.top_k,
@@ -178,14 +160,11 @@ def _row(paired: PairedRuns, summaries: Mapping[int, RunSummary], confidence: fl
         "tok_per_s_ratio": ratio.get("tok_per_s"),
         "flops_ratio": flops,
         "achieved_tflops_ratio": ratio.get("achieved_tflops"),
-        **{
-            name: mean_of_known([pair.other.number(column) for pair in pairs])
-            for name, column in _SECTION_MEANS.items()
-        },
+        **{name: mean_of_known([run.number(column) for run in runs]) for name, column in _SECTION_MEANS.items()},
         "utilization_gap": quotient(wall, flops),
         "variant": record.variant,
         "cell": cell_name(record.cell),
-        "n_blocks": len(pairs),
+        "n_blocks": len(runs),
         "wall_ratio_ci_low": estimates["wall"].ci_low if "wall" in estimates else None,
         "wall_ratio_ci_high": estimates["wall"].ci_high if "wall" in estimates else None,
         "num_steps_ratio": ratio.get("num_steps"),
@@ -199,7 +178,7 @@ def _row(paired: PairedRuns, summaries: Mapping[int, RunSummary], confidence: fl
     return SweepRow(
         variant=record.variant,
         cell=record.cell,
-        pairs=pairs,
+        blocks=paired.pair.blocks,
         ratios=ratios,
         values={column: values[column] for column in SWEEP_COLUMNS},
     )

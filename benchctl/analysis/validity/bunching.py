@@ -14,7 +14,7 @@ from itertools import chain, pairwise
 from statistics import median
 from typing import TYPE_CHECKING, Final
 
-from benchctl.analysis.metrics.arrival_errors import arrival_errors, chunks_of_a_write
+from benchctl.analysis.metrics.arrival_errors import arrival_errors, num_chunks_per_write
 from benchctl.analysis.metrics.request_timing import is_completed, itls_ns, measured
 from benchctl.records.loaded import LoadedRun
 from benchctl.records.record import ResultWarning
@@ -157,7 +157,7 @@ def bunching_warnings(run: LoadedRun) -> tuple[ResultWarning, ...]:
     requests = measured(run.requests)
     steps = run.columns if run.steps and run.record.times_whole_steps else None
     size = regular_write(requests, steps) or 1
-    if 1 < size <= chunks_of_a_write(requests, run.client) and not _is_uneven(requests, steps, size):
+    if 1 < size <= num_chunks_per_write(requests, run.client) and not _is_uneven(requests, steps, size):
         return (ResultWarning(code=SERVER_COALESCING, message=_coalescing(size), where=run.record.run_id),)
     seen = _signs_of_bursts(requests, steps)
     if seen is None:

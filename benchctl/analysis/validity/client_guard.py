@@ -24,18 +24,17 @@ from benchctl.analysis.metrics.bounds import Bounds, bounds_warnings, run_bounds
 from benchctl.analysis.metrics.client_sends import (
     HABIT_FRAC,
     MIN_HABIT,
-    above,
     capped_rate,
+    count_above,
+    delayed_sends,
     is_habit,
-    late_sends,
     missed_rate,
     p99_ms,
     sends_of,
 )
-from benchctl.analysis.metrics.clock import clock_factor
 from benchctl.analysis.metrics.request_timing import itls_ns, measured
 from benchctl.analysis.metrics.slot_occupancy import MIN_LOAD_NS, idle_slots, slot_occupancy
-from benchctl.analysis.metrics.timestamp_quality import busy_cores, held_up_ns, num_clock_steps, samples_span_ns
+from benchctl.analysis.metrics.timestamp_quality import busy_cores, num_clock_steps, samples_span_ns, stalled_ns
 from benchctl.profile.workload import Arrival
 from benchctl.records.loaded import LoadedRun
 from benchctl.records.record import ResultWarning
@@ -85,7 +84,7 @@ def client_warnings(
     found = (
         *bounds_warnings(run_bounds(run) if bounds is None else bounds),
         *(() if run.record.clock == "virtual" else _away(run.client)),
-        *capped_rate(sends_of(requests, arrival), clock_factor(run.record)),
+        *capped_rate(sends_of(requests, arrival), run.record.clock_factor),
         *_set_clock(run.client),
         *_other_ways(requests),
     )
@@ -103,7 +102,7 @@ def _unkept_load(requests: Sequence[RequestRecord], arrival: Arrival) -> Iterato
         yield from idle_slots(occupancy, load_ns)
         return
     sends = sends_of(requests, arrival)
-    yield from late_sends(sends, load_ns)
+    yield from delayed_sends(sends, load_ns)
     yield from missed_rate(sends)
 
 
@@ -118,7 +117,7 @@ def _late_reads(requests: Sequence[RequestRecord], samples: Sequence[ClientSampl
     num_chunks = sum(count for count, _ in chunks)
     num_unstamped = sum(count for count, is_unstamped in chunks if is_unstamped)
     errors = [error_ns for of_request in arrival_errors(requests, samples) for error_ns in chain(*of_request)]
-    num_wrong = above(errors, allowed_ns)
+    num_wrong = count_above(errors, allowed_ns)
     found = []
     if is_habit(num_unstamped, num_chunks) and _is_held_up(samples, allowed_ns + TIMER_NS):
         found.append(
@@ -150,7 +149,7 @@ def _away(samples: Sequence[ClientSample]) -> Iterator[ResultWarning]:
 
 def _is_held_up(samples: Sequence[ClientSample], limit_ns: float) -> bool:
     """Whether the event loops were late by more than the limit for more than a hundredth of their time."""
-    late_ns = held_up_ns(samples, limit_ns)
+    late_ns = stalled_ns(samples, limit_ns)
     return late_ns >= MIN_HELD_UP_NS and late_ns > HABIT_FRAC * samples_span_ns(samples)
 
 

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from benchctl.analysis.metrics.clock import clock_factor
 from benchctl.analysis.metrics.request_timing import e2el_ns, is_completed, measured
 from benchctl.analysis.metrics.run_metrics import load_window_ns
 from benchctl.analysis.validity.token_checks import (
@@ -151,7 +150,7 @@ def _check_step_time(run: LoadedRun, steps: StepColumns) -> Check:
     name, window = "step-time", load_window_ns(run)
     if not len(steps) or window is None:
         return Check(name, None, "no steps, or no time of first send and last output")
-    factor = clock_factor(run.record)
+    factor = run.record.clock_factor
     wall_ns = (window[1] - window[0]) * factor
     total_ns = exact_sum(steps.dur_ns)
     limit_ns = wall_ns * (1 + WALL_TOLERANCE_FRAC) + WALL_TOLERANCE_NS * factor

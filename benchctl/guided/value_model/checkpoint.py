@@ -32,7 +32,7 @@ _NAMES_SHOWN: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What a directory holds; tensors by the names of a bare backbone (``layers.0...``) and of the head."""
+    """The content of a directory; tensors by the names of a bare backbone (``layers.0...``) and of the head."""
 
     config: "PreTrainedConfig"
     tensors: Mapping[str, Tensor]
@@ -42,7 +42,7 @@ class Checkpoint:
 def read_checkpoint(directory: Path, device: torch.device, dtype: torch.dtype | None) -> Checkpoint:
     """Read all weights onto ``device``, converted to ``dtype``, or as they are stored if None.
 
-    Raises CheckpointError naming the directory and what is wrong in it.
+    Raises CheckpointError that names the directory and the error in it.
     """
     config = read_config(directory)
     stored = _read_tensors(directory, device, dtype)
@@ -75,16 +75,16 @@ def read_config(directory: Path) -> "PreTrainedConfig":
     return config
 
 
-def check_config(config: "PreTrainedConfig", place: object) -> None:
+def check_config(config: "PreTrainedConfig", source: object) -> None:
     """Raise CheckpointError where the arithmetic of ``ValueModel`` would not be that of this backbone."""
     if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
-        raise CheckpointError(f"{place}: has layers of sliding-window attention; only full attention is computed")
+        raise CheckpointError(f"{source}: has layers of sliding-window attention; only full attention is computed")
     if config.hidden_act != "silu":
-        raise CheckpointError(f"{place}: hidden_act is {config.hidden_act!r}; only 'silu' is computed")
+        raise CheckpointError(f"{source}: hidden_act is {config.hidden_act!r}; only 'silu' is computed")
     rotation = config.rope_parameters["rope_type"]
     if rotation not in _FIXED_ROTATIONS:
         raise CheckpointError(
-            f"{place}: rope_type is {rotation!r}, which moves keys that are already cached; choose a model with "
+            f"{source}: rope_type is {rotation!r}, which moves keys that are already cached; choose a model with "
             f"one of {', '.join(_FIXED_ROTATIONS)}"
         )
 
@@ -163,8 +163,8 @@ def _read_tensors(directory: Path, device: torch.device, dtype: torch.dtype | No
 
 def _weight_files(directory: Path) -> list[Path]:
     index = _read_json(directory / _INDEX_FILE)
-    places = index.get("weight_map") if index is not None else None
-    names = sorted(set(places.values())) if isinstance(places, dict) else [_SINGLE_FILE]
+    file_of_tensor = index.get("weight_map") if index is not None else None
+    names = sorted(set(file_of_tensor.values())) if isinstance(file_of_tensor, dict) else [_SINGLE_FILE]
     if (directory / HEAD_FILE).is_file() and HEAD_FILE not in names:
         names.append(HEAD_FILE)
     missing = [name for name in names if not (directory / name).is_file()]

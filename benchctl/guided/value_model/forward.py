@@ -5,7 +5,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from benchctl.guided.value_model.layout import Shape, Work, pack, places, plan_shape, unpack
+from benchctl.guided.value_model.layout import Shape, Work, pack, pass_rows, plan_shape, unpack
 from benchctl.guided.value_model.prefix_cache import PrefixCache, TreeAttention
 from benchctl.guided.value_model.value_model import ValueModel
 
@@ -37,12 +37,12 @@ class ForwardPass:
         if candidates is None:
             candidates = torch.zeros((shape.rows, 0), dtype=torch.int64, device=device)
             return self._run(packed, candidates, shape)
-        place = places(work, shape)
+        row_of = pass_rows(work, shape)
         line = torch.zeros(shape.rows, dtype=torch.int64)
-        line[place] = torch.arange(len(place))
-        moves = self._to_device(torch.cat((line, torch.from_numpy(place))))
-        by_place = candidates.index_select(0, moves[: shape.rows])
-        raw = self._replay(packed, by_place, shape) if self._has_graphs else self._run(packed, by_place, shape)
+        line[row_of] = torch.arange(len(row_of))
+        moves = self._to_device(torch.cat((line, torch.from_numpy(row_of))))
+        by_row = candidates.index_select(0, moves[: shape.rows])
+        raw = self._replay(packed, by_row, shape) if self._has_graphs else self._run(packed, by_row, shape)
         return raw.index_select(0, moves[shape.rows :])
 
     def _run(self, packed: Tensor, candidates: Tensor, shape: Shape) -> Tensor:

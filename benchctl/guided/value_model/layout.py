@@ -1,6 +1,7 @@
-"""How the tokens of one forward pass lie: extensions of prefixes, then candidates, each seeing only what it may.
+"""Layout of the tokens of one forward pass: extensions of prefixes, then candidates, each seeing only its own
+prefix.
 
-All tokens lie flat one after another, so that a row which lags behind costs no other row any padding:
+All tokens are stored one after another, so that a row which lags behind costs no other row any padding:
 
     [missing tokens of all rows, padded to ``extension``] [``rows`` x ``candidates``]
 
@@ -36,8 +37,8 @@ class Shape:
     candidates: int
     span: int
     """Cells of each row that attention looks at."""
-    is_in_place: bool
-    """Whether rows are the slots from 0 on, so that their caches are read where they lie."""
+    is_direct: bool
+    """True where rows are the slots from 0 on, so that their caches are read without a copy."""
 
     @property
     def columns(self) -> int:
@@ -56,7 +57,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a forward pass is to do: rows by slot, the tokens that each lacks."""
+    """The work of a forward pass: rows by slot, the tokens that each lacks."""
 
     slots: Sequence[int]
     cached: Sequence[int]
@@ -67,7 +68,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """How the cache is divided; one slot more than requests may have belongs to padding."""
+    """Division of the cache; one slot more than requests may have belongs to padding."""
 
     slots: int
     cells: int
@@ -91,36 +92,36 @@ def plan_shape(work: Work, memory: Memory, *, is_padded: bool) -> Shape:
     if is_padded:
         lag = 1 << (lag - 1).bit_length() if lag else 0
         extension, rows = rounded(extension), rounded(rows)
-    in_place = max(work.slots) + 1
+    num_direct = max(work.slots) + 1
     if is_padded:
-        in_place = min(rounded(in_place), memory.slots)
-    # Reading caches where they lie saves a copy of them; it is not worth many rows that nobody asked for.
-    is_in_place = in_place <= rows + rows // 4
+        num_direct = min(rounded(num_direct), memory.slots)
+    # Reading caches directly saves a copy of them; it is not worth many unnecessary rows.
+    is_direct = num_direct <= rows + rows // 4
     span = max(work.cached) + lag + work.candidates
     return Shape(
-        rows=in_place if is_in_place else rows,
+        rows=num_direct if is_direct else rows,
         extension=extension,
         lag=lag,
         candidates=work.candidates,
         span=min(rounded(span, _SPAN_STEP), memory.cells),
-        is_in_place=is_in_place,
+        is_direct=is_direct,
     )
 
 
-def places(work: Work, shape: Shape) -> Integers:
+def pass_rows(work: Work, shape: Shape) -> Integers:
     """The row of the pass in which each row of the work is computed."""
-    return np.asarray(work.slots if shape.is_in_place else range(len(work.slots)), dtype=np.int64)
+    return np.asarray(work.slots if shape.is_direct else range(len(work.slots)), dtype=np.int64)
 
 
 def pack(work: Work, shape: Shape, memory: Memory) -> Integers:
-    """All that the device has to know, in one vector, so that one copy brings it there.
+    """All input of the device in one vector, so that one copy transfers it.
 
     Rows that are padding have one cached token and write into the spare slot; so does padding of the extension.
     """
     slots = np.asarray(work.slots, dtype=np.int64)
     cached = np.asarray(work.cached, dtype=np.int64)
     counts = np.asarray([len(tokens) for tokens in work.missing], dtype=np.int64)
-    row_of = places(work, shape)
+    row_of = pass_rows(work, shape)
     num_missing = int(counts.sum())
 
     # The missing tokens, flat: whose they are, and the how-manieth.

@@ -56,15 +56,15 @@ class TreeAttention:
         by_row = grouped[layout.columns].unflatten(0, (shape.rows, shape.columns))
         drawn = functional.scaled_dot_product_attention(
             by_row.permute(0, 2, 1, 3, 4).flatten(2, 3),
-            self._seen(keys),
-            self._seen(values),
+            self._visible_cells(keys),
+            self._visible_cells(values),
             self._mask,
         )
         by_column = drawn.unflatten(2, (shape.columns, self._cache.group)).permute(0, 2, 1, 3, 4)
         return by_column.flatten(0, 1).flatten(1)[layout.flat_columns]
 
-    def _seen(self, cells: Tensor) -> Tensor:
+    def _visible_cells(self, cells: Tensor) -> Tensor:
         """[rows, kv_heads, span, head_dim] of the rows' slots."""
         part = cells[:, : self._shape.span]
-        rows = part[: self._shape.rows] if self._shape.is_in_place else part.index_select(0, self._layout.slots)
+        rows = part[: self._shape.rows] if self._shape.is_direct else part.index_select(0, self._layout.slots)
         return rows.transpose(1, 2)

@@ -30,7 +30,7 @@ _PREFILL_TOKENS = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counters:
-    """What a scorer has done since it was made; sums over all steps, all known from lengths on the host."""
+    """Totals of a scorer over all steps, all known from lengths on the host."""
 
     steps: int = 0
     """Calls that scored."""
@@ -84,18 +84,18 @@ class Scorer:
                 f"max_slots {max_slots}, max_tokens {max_tokens}, max_candidates {max_candidates}: each must be 1 "
                 "or more"
             )
-        place = model.device if device is None else torch.device(device)
-        is_cuda = place.type == "cuda"
+        cache_device = model.device if device is None else torch.device(device)
+        is_cuda = cache_device.type == "cuda"
         self.model = model
         self.max_tokens, self.max_candidates = max_tokens, max_candidates
         self._is_fused = fused
         self._timer = timer or StepTimer(None)
         cells = rounded(max_tokens + MAX_LAG + max_candidates, 64)
         self._memory = Memory(slots=max_slots + 1, cells=cells)
-        self._cache = PrefixCache(model.config, self._memory, place, model.dtype)
+        self._cache = PrefixCache(model.config, self._memory, cache_device, model.dtype)
         self._slots = SlotTable(max_slots, shares_prompts=share_prompts)
         self._forward = ForwardPass(model, self._cache, graphs=is_cuda if graphs is None else graphs)
-        self._stream = torch.cuda.Stream(place) if stream and is_cuda else None
+        self._stream = torch.cuda.Stream(cache_device) if stream and is_cuda else None
         self._done: Counter[str] = Counter()
 
     @property
@@ -105,7 +105,7 @@ class Scorer:
 
     @property
     def counters(self) -> Counters:
-        """What was done so far; the device is not asked."""
+        """Totals so far; the device is not asked."""
         return Counters(
             **self._done,
             forwards=self._forward.num_forwards,

@@ -1,8 +1,8 @@
-"""Which cached prefix belongs to which request; host only.
+"""The slots of the cache and the requests that hold them; host only.
 
-There are as many slots as were made at the start. A request keeps its slot until it is forgotten, or until all
-slots are taken and it was not scored for longer than any other. What a freed slot holds stays usable for requests
-of the same prompt until another request takes it.
+The number of slots is fixed at the start. A request keeps its slot until it is forgotten, or until all slots are
+taken and it was not scored for longer than any other. The content of a freed slot stays usable for requests of the
+same prompt until another request takes it.
 """
 
 import heapq
@@ -30,7 +30,7 @@ class Row(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ScoredRow:
-    """A row of nothing else than what scoring needs."""
+    """A row with only the fields that scoring needs."""
 
     key: Hashable
     tokens: Sequence[int]
@@ -39,7 +39,7 @@ class ScoredRow:
 
 @dataclass(slots=True)
 class Slot:
-    """What the cache holds of one request."""
+    """The cached prefix of one request."""
 
     number: int
     key: Hashable = None
@@ -47,11 +47,11 @@ class Slot:
     cached: int = 0
     """Number of tokens of the prefix that are in the cache."""
     last_token: int = -1
-    """The last cached one, by which a sequence that did not simply grow is found out."""
+    """The last cached one, which shows whether a sequence has only grown."""
     used_at: int = 0
 
     def record(self, tokens: Sequence[int], cached: int) -> None:
-        """Say that the first ``cached`` of ``tokens`` are in the cache."""
+        """Record that the first ``cached`` of ``tokens`` are in the cache."""
         self.cached = cached
         self.last_token = tokens[cached - 1] if cached else -1
 
@@ -80,18 +80,18 @@ class SlotTable:
                 f"prefixes, {rows[len(self._slots)].key!r} has none; give max_slots of {len(rows)} or more"
             )
         self._clock += 1
-        found = []
+        slots: list[Slot | None] = []
         for row in rows:
             slot = self._by_key.get(row.key)
             if slot is not None:
                 if slot.used_at == self._clock:
                     raise GuidanceError(f"{row.key!r} is given twice; each row of a step needs a key of its own")
                 slot.used_at = self._clock
-            found.append(slot)
-        return [self._checked(slot, row) if slot else self._new(row) for slot, row in zip(found, rows, strict=True)]
+            slots.append(slot)
+        return [self._checked(slot, row) if slot else self._new(row) for slot, row in zip(slots, rows, strict=True)]
 
     def forget(self, keys: Iterable[Hashable]) -> None:
-        """Free the slots of requests that ended; unknown keys are passed over."""
+        """Free the slots of requests that ended; unknown keys are ignored."""
         for key in keys:
             if (slot := self._by_key.pop(key, None)) is not None:
                 slot.key = None

@@ -126,8 +126,8 @@ class ValueModel:
         inner = functional.silu(self._fc(self.hidden(tokens, rotations, attend, scored)))
         return self._summary(inner.to(self._summary.weight.dtype))[:, 0]
 
-    def hidden(self, tokens: Tensor, rotations: Tensor, attend: Attend, wanted: slice) -> Tensor:
-        """Last hidden states, normalised, of the ``wanted`` ones among ``tokens`` [T].
+    def hidden(self, tokens: Tensor, rotations: Tensor, attend: Attend, scored: slice) -> Tensor:
+        """Last hidden states, normalised, of the ``scored`` ones among ``tokens`` [T].
 
         ``rotations`` [T, 2, head_dim] are those of the tokens' positions. Other tokens are forwarded for the keys
         and values that ``attend`` keeps of them.
@@ -144,7 +144,7 @@ class ValueModel:
             turned = torch.addcmul(query_key * cos, query_key.roll(dims.head_dim // 2, -1), sin)
             drawn = attend(number, turned[:, : dims.heads], turned[:, dims.heads :], value)
             if number == dims.layers - 1:
-                x, drawn = x[wanted], drawn[wanted]
+                x, drawn = x[scored], drawn[scored]
             x = x + layer.out(drawn)
             gate, up = layer.gate_up(self._normed(x, layer.mlp_norm)).chunk(2, -1)
             x = x + layer.down(functional.silu(gate) * up)
@@ -159,7 +159,7 @@ def load_value_model(
 ) -> ValueModel:
     """Read the value model in a directory onto ``device``, in ``dtype`` or as it is stored.
 
-    Raises CheckpointError where the directory is no such model, names missing and unknown tensors.
+    Raises CheckpointError for any other directory, with the names of missing and unknown tensors.
     """
     return ValueModel(read_checkpoint(Path(path), torch.device(device), dtype))
 
@@ -169,12 +169,12 @@ def random_value_model(
 ) -> ValueModel:
     """A value model of random weights made on ``device``: to measure what a size costs without its checkpoint."""
     check_config(config, "random value model")
-    place = torch.device(device)
-    generator = torch.Generator(place).manual_seed(seed)
+    target = torch.device(device)
+    generator = torch.Generator(target).manual_seed(seed)
     shapes = {**backbone_shapes(config), **head_shapes(config.hidden_size)}
     tensors = {}
     for name, shape in shapes.items():
-        tensor = torch.empty(shape, device=place, dtype=dtype)
+        tensor = torch.empty(shape, device=target, dtype=dtype)
         tensors[name] = tensor.fill_(1) if "norm" in name else tensor.normal_(0, 0.02, generator=generator)
     return ValueModel(Checkpoint(config=config, tensors=tensors, eos_ids=frozenset()))
 

@@ -2,18 +2,18 @@
 
 ``--logits-processors benchctl.guided.vllm.plugin:LenvmLogitsProcessor`` loads it, where this package can be
 imported in the server's environment. Where it is installed there, its entry point of the group
-``vllm.logits_processors`` loads it as well; nothing is guided twice. ``vllm_settings`` says
-by which variables a server gets a value model; one that has none looks once per step whether it has one.
+``vllm.logits_processors`` loads it as well; nothing is guided twice. ``settings`` lists
+the variables by which a server gets a value model; a server without one checks this once per step.
 
-* **Where in the step.** It calls itself invariant to the argmax, so the V1 runner asks it after penalties and
+* **Position in the step.** It calls itself invariant to the argmax, so the V1 runner asks it after penalties and
   temperature and not at all while every request is greedy. It writes ln p' of the candidates and -inf for all other
-  tokens; vLLM's filters are open on guided requests (``vllm_requests``), so what vLLM draws from is p' itself, with
+  tokens; vLLM's filters are open on guided requests (``requests``), so what vLLM draws from is p' itself, with
   the seed of the request. Model Runner V2 asks before it divides by the temperature T: there it writes T ln p'.
 * **Tokens.** V1 shows them on the host. With asynchronous scheduling it knows the last token of each sequence late,
   and waits for it only for processors that are named on the command line. The installed entry point alone is
-  therefore refused there. V2 shows them on the device; ``vllm_slots`` brings them.
-* **Trouble.** A request that asks for what does not exist gets HTTP 400 before it reaches the batch. Anything that
-  goes wrong in a step ends the engine, loudly: answers that were to be guided and were not would be worse.
+  therefore refused there. V2 shows them on the device; ``slots`` copies them.
+* **Errors.** A request with an unknown key or an invalid value gets HTTP 400 before it reaches the batch. Any error
+  in a step ends the engine: answers that silently were not guided would be worse.
 """
 
 import importlib
@@ -73,7 +73,7 @@ class LenvmLogitsProcessor(*_bases()):  # type: ignore[misc]
         admit(sampling_params, settings_of().max_candidates)
 
     def __init__(self, vllm_config: Any, *where: Any) -> None:
-        """``where`` is (device, is_pin_memory) from the V1 runner; V2 gives the state of its requests."""
+        """The V1 runner gives (device, is_pin_memory) as ``where``; V2 gives the state of its requests."""
         self._rows: Final = Rows()
         self._slots: Slots | None = None
         self._server: GuidedServer | None = None

@@ -1,13 +1,12 @@
-"""What one request to vLLM asks of the value model, and what becomes of its own top_k, top_p and min_p.
+"""The guidance of one request to vLLM, and the filters top_k, top_p and min_p that it takes over.
 
-A request asks by keys of ``vllm_xargs``: ``lenvm_`` before the names that a LenVM server reads from
-``custom_params`` (``lenvm_value_scale``, ``lenvm_mode``...). Keys without the prefix are another's business.
+A request asks by keys of ``vllm_xargs``: ``lenvm_`` before the names of ``parameter_table``
+(``lenvm_value_scale``, ``lenvm_mode``...). Keys without the prefix are ignored.
 
-Guidance chooses among what temperature and filters leave. vLLM applies its filters last, so on a guided request
-they would cut the guided distribution once more. They are therefore moved, when a request comes in, from vLLM's
-own parameters to ``lenvm_top_k``, ``lenvm_top_p`` and ``lenvm_min_p``, and vLLM's are left open. A client need not
-know: it sends ``top_p`` as ever. Requests that are never guided (greedy, or at a scale that changes nothing) keep
-vLLM's.
+Guidance chooses among the tokens that temperature and filters leave. vLLM applies its filters last, so on a guided
+request they would cut the guided distribution once more. They are therefore moved, when a request comes in, from
+vLLM's own parameters to ``lenvm_top_k``, ``lenvm_top_p`` and ``lenvm_min_p``, and vLLM's are left open. Clients
+send ``top_p`` as usual. Requests that are never guided (greedy, or at a scale that changes nothing) keep vLLM's.
 """
 
 from collections.abc import Mapping
@@ -43,37 +42,38 @@ class GuidedRequest:
     min_p: float
 
 
-def asks_for_guidance(asked: SamplingParams) -> bool:
-    """Whether a request has any key of ours."""
-    return bool(asked.extra_args) and any(key.startswith(PREFIX) for key in asked.extra_args or ())
+def asks_for_guidance(sampling: SamplingParams) -> bool:
+    """True for a request with any key of ours."""
+    return bool(sampling.extra_args) and any(key.startswith(PREFIX) for key in sampling.extra_args or ())
 
 
-def admit(asked: SamplingParams, max_candidates: int) -> None:
-    """Check a request as it comes in, and move its filters to where they belong; twice is like once.
+def admit(sampling: SamplingParams, max_candidates: int) -> None:
+    """Check a request as it comes in, and take over its filters; a second call changes nothing.
 
     Raises GuidanceError for anything invalid, whether it would have had an effect or not.
     """
-    if not asks_for_guidance(asked):
+    if not asks_for_guidance(sampling):
         return
-    own, filters = _split(asked)
+    own, filters = _split(sampling)
     params = parse_params(own)
-    if params is not None and asked.temperature > GREEDY_TEMPERATURE:  # vLLM opens the filters of greedy requests
+    # vLLM opens the filters of greedy requests.
+    if params is not None and sampling.temperature > GREEDY_TEMPERATURE:
         check_top_k(params, int(filters["top_k"]), max_candidates)
-    is_ours = params is not None and _acts(params, asked.temperature, int(filters["top_k"]))
-    extra = {key: value for key, value in (asked.extra_args or {}).items() if key not in _moved_keys()}
+    is_ours = params is not None and _acts(params, sampling.temperature, int(filters["top_k"]))
+    extra = {key: value for key, value in (sampling.extra_args or {}).items() if key not in _moved_keys()}
     if is_ours:
         extra |= {PREFIX + name: value for name, value in filters.items()}
-    asked.extra_args = extra
+    sampling.extra_args = extra
     for name, value in filters.items():
         kind = int if name == "top_k" else float
-        setattr(asked, name, kind(_OPEN[name][0] if is_ours else value))
+        setattr(sampling, name, kind(_OPEN[name][0] if is_ours else value))
 
 
-def guided_request(asked: SamplingParams) -> GuidedRequest | None:
+def guided_request(sampling: SamplingParams) -> GuidedRequest | None:
     """The guidance of an admitted request; None for one that is never guided."""
-    if not asked.extra_args or f"{PREFIX}top_k" not in asked.extra_args:
+    if not sampling.extra_args or f"{PREFIX}top_k" not in sampling.extra_args:
         return None
-    own, filters = _split(asked)
+    own, filters = _split(sampling)
     params = parse_params(own)
     if params is None:
         return None
@@ -90,14 +90,16 @@ def _moved_keys() -> set[str]:
     return {PREFIX + name for name in _OPEN}
 
 
-def _split(asked: SamplingParams) -> tuple[dict[str, Any], dict[str, float]]:
+def _split(sampling: SamplingParams) -> tuple[dict[str, Any], dict[str, float]]:
     """Keys of guidance without their prefix, and the filters, wherever they are written."""
     own = {
-        key.removeprefix(PREFIX): value for key, value in (asked.extra_args or {}).items() if key.startswith(PREFIX)
+        key.removeprefix(PREFIX): value
+        for key, value in (sampling.extra_args or {}).items()
+        if key.startswith(PREFIX)
     }
     filters: dict[str, float] = {}
     for name, opened in _OPEN.items():
-        native = getattr(asked, name)
+        native = getattr(sampling, name)
         if name not in own:
             filters[name] = native
             continue

@@ -1,7 +1,7 @@
-"""Which rows of vLLM's batch are guided, and whose they are, by the changes that vLLM tells of its batch.
+"""The guided rows of vLLM's batch and their requests, from the changes that vLLM reports.
 
-vLLM does not tell names of requests, so each row that comes gets a number of its own. A request that was preempted
-comes back as a new row, with the output that it had.
+vLLM does not report names of requests, so each row that comes gets a number of its own. A request that was
+preempted comes back as a new row, with the output that it had.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,7 +15,7 @@ from benchctl.guided.vllm.requests import guided_request
 
 
 class BatchUpdate(Protocol):
-    """What vLLM says when its batch changes; handled in the order removed, added, moved."""
+    """A change of vLLM's batch; handled in the order removed, added, moved."""
 
     @property
     def batch_size(self) -> int: ...
@@ -32,7 +32,7 @@ class Batch(Protocol):
 
     @property
     def in_order(self) -> list[GuideRow]:
-        """By place in the batch."""
+        """Ordered by row of the batch."""
 
     @property
     def batch_size(self) -> int:
@@ -51,21 +51,21 @@ class Tokens(Sequence[int]):
         return len(self._prompt) + len(self._output)
 
     @overload
-    def __getitem__(self, place: int) -> int: ...
+    def __getitem__(self, position: int) -> int: ...
     @overload
-    def __getitem__(self, place: slice) -> list[int]: ...
-    def __getitem__(self, place: int | slice) -> int | list[int]:
+    def __getitem__(self, position: slice) -> list[int]: ...
+    def __getitem__(self, position: int | slice) -> int | list[int]:
         num_prompt = len(self._prompt)
-        if isinstance(place, slice):
-            start, stop, step = place.indices(len(self))
+        if isinstance(position, slice):
+            start, stop, step = position.indices(len(self))
             if step != 1:
                 return [self[i] for i in range(start, stop, step)]
             if start >= num_prompt:
                 return list(self._output[start - num_prompt : max(stop, start) - num_prompt])
             return [*self._prompt[start:stop], *self._output[: max(stop - num_prompt, 0)]]
-        index = place + len(self) if place < 0 else place
+        index = position + len(self) if position < 0 else position
         if not 0 <= index < len(self):
-            raise IndexError(f"place {place} of {len(self)} tokens")
+            raise IndexError(f"position {position} of {len(self)} tokens")
         return self._prompt[index] if index < num_prompt else self._output[index - num_prompt]
 
 
@@ -87,7 +87,7 @@ class Rows:
 
     @property
     def in_order(self) -> list[GuideRow]:
-        """By place in the batch."""
+        """Ordered by row of the batch."""
         if self._in_order is None:
             self._in_order = [self._by_index[index] for index in sorted(self._by_index)]
         return self._in_order
@@ -98,9 +98,9 @@ class Rows:
         gone: list[int] = []
         for index in update.removed:
             self._drop(index, gone)
-        for index, asked, prompt, output in update.added:
+        for index, sampling, prompt, output in update.added:
             self._drop(index, gone)
-            self._add(index, asked, prompt, output)
+            self._add(index, sampling, prompt, output)
         for source, target, direction in update.moved:
             self._move(source, target, gone, is_swap=direction.name == "SWAP")
         self._in_order = None
@@ -110,8 +110,8 @@ class Rows:
         if (row := self._by_index.pop(index, None)) is not None:
             gone.append(row.key)  # type: ignore[arg-type]
 
-    def _add(self, index: int, asked: Any, prompt: list[int] | None, output: list[int]) -> None:
-        request = guided_request(asked)
+    def _add(self, index: int, sampling: Any, prompt: list[int] | None, output: list[int]) -> None:
+        request = guided_request(sampling)
         if request is None:
             return
         self._by_index[index] = GuideRow(
@@ -120,7 +120,7 @@ class Rows:
             params=request.params if prompt else _UNSCORED,
             tokens=Tokens(prompt or [], output),
             num_prompt=len(prompt or []),
-            temperature=1.0,  # vLLM has divided by the request's own before it asks us
+            temperature=1.0,  # vLLM has divided by the request's own before it calls us
             top_k=request.top_k,
             top_p=request.top_p,
             min_p=request.min_p,

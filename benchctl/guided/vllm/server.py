@@ -133,28 +133,28 @@ def _check_memory(model: ValueModel, vllm_config: Any, limit_bytes: int | None) 
 def _vocabulary(directory: Path, vllm_config: Any) -> int:
     """Tokens that the value model knows."""
     try:
-        known = json.loads((directory / "config.json").read_bytes())["vocab_size"]
+        num_known = json.loads((directory / "config.json").read_bytes())["vocab_size"]
     except (OSError, ValueError, KeyError) as error:
         raise GuidanceError(
-            f"{MODEL_VARIABLE} is {directory}, whose config.json says no vocab_size ({error}); name the directory "
+            f"{MODEL_VARIABLE} is {directory}, whose config.json has no vocab_size ({error}); name the directory "
             "of a value model"
         ) from error
-    wanted = vllm_config.model_config.get_vocab_size()
-    if known < _LEAST_VOCABULARY * wanted:
+    num_served = vllm_config.model_config.get_vocab_size()
+    if num_known < _LEAST_VOCABULARY * num_served:
         raise GuidanceError(
-            f"the value model in {directory} knows {known} tokens and the base model {wanted}; guidance needs two "
-            "models of one tokenizer"
+            f"the value model in {directory} knows {num_known} tokens and the base model {num_served}; guidance "
+            "needs two models of one tokenizer"
         )
-    return int(known)
+    return int(num_known)
 
 
 def _eos_ids(model_config: Any) -> frozenset[int]:
     """Tokens that end an answer of the base model."""
-    found: set[int] = set()
+    eos_ids: set[int] = set()
     for source in (model_config.hf_text_config, _generation_config(model_config)):
         ids = source.get("eos_token_id") if isinstance(source, dict) else getattr(source, "eos_token_id", None)
-        found |= {int(id_) for id_ in (ids if isinstance(ids, list | tuple) else [ids]) if id_ is not None}
-    return frozenset(found)
+        eos_ids |= {int(id_) for id_ in (ids if isinstance(ids, list | tuple) else [ids]) if id_ is not None}
+    return frozenset(eos_ids)
 
 
 def _generation_config(model_config: Any) -> dict[str, Any]:
@@ -182,7 +182,7 @@ def _describe(model: ValueModel, scorer: Scorer) -> None:
     path = os.environ.get(DESCRIPTION_VARIABLE)
     if not path:
         return
-    said = {
+    description = {
         "revision": f"benchctl {__version__}",
         "dtype": str(model.dtype).removeprefix("torch."),
         "layers": model.config.layers,
@@ -190,5 +190,5 @@ def _describe(model: ValueModel, scorer: Scorer) -> None:
         "num_bytes": model.num_bytes,
         "prefix_bytes": scorer.num_bytes,
     }
-    Path(f"{path}.partial").write_text(json.dumps(said), encoding="utf-8")
+    Path(f"{path}.partial").write_text(json.dumps(description), encoding="utf-8")
     Path(f"{path}.partial").replace(path)

@@ -1,4 +1,4 @@
-"""How a vLLM server is told to guide: by variables of its environment, which all its processes see."""
+"""Settings of guidance in a vLLM server: variables of its environment, which all its processes see."""
 
 import json
 import os
@@ -23,7 +23,7 @@ DESCRIPTION_VARIABLE: Final = "BENCHCTL_LENVM_DESCRIPTION"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VllmSettings:
-    """What concerns the server as a whole; what one request wants is in its ``vllm_xargs``."""
+    """Settings of the whole server; those of one request are in its ``vllm_xargs``."""
 
     fused: bool = True
     """Whether prefixes are extended and candidates scored in one forward of the value model, or in two."""
@@ -52,18 +52,18 @@ def model_directory(environment: Mapping[str, str] = os.environ) -> Path | None:
 
 
 def settings_of(environment: Mapping[str, str] = os.environ) -> VllmSettings:
-    """Raises GuidanceError for what is no such setting."""
+    """The settings in the environment. Raises GuidanceError for an unknown or invalid one."""
     text = environment.get(SETTINGS_VARIABLE, "{}")
     try:
         given = json.loads(text)
     except ValueError as error:
         raise GuidanceError(
-            f"{SETTINGS_VARIABLE} is {text!r}, which is no JSON ({error}); write an object"
+            f"{SETTINGS_VARIABLE} is {text!r}, which is not JSON ({error}); write an object"
         ) from None
     types = get_type_hints(VllmSettings)
-    known = {field.name for field in fields(VllmSettings)}
-    if not isinstance(given, dict) or not given.keys() <= known:
-        raise GuidanceError(f"{SETTINGS_VARIABLE} is {text!r}; write an object with keys of {sorted(known)}")
+    names = {field.name for field in fields(VllmSettings)}
+    if not isinstance(given, dict) or not given.keys() <= names:
+        raise GuidanceError(f"{SETTINGS_VARIABLE} is {text!r}; write an object with keys of {sorted(names)}")
     for name, value in given.items():
         if not isinstance(value, types[name]) or (isinstance(value, bool) and types[name] is not bool):
             raise GuidanceError(f"{SETTINGS_VARIABLE}: {name} is {value!r}; it must be {types[name]}")

@@ -1,13 +1,13 @@
 """The guided rows of a batch of vLLM's Model Runner V2, and the tokens of their requests, on the host.
 
-V2 keeps a slot for each request of its batch. It says what comes into a slot, never what left it; rows stand in
-another order in each step; and the tokens of all requests lie in one tensor which the device writes. Guidance wants
-them on the host. Nothing ever changes in a sequence but its end, so each step brings what it has more than the step
-before: one gather for all requests together, and one copy.
+V2 keeps a slot for each request of its batch. It reports the request that enters a slot, never the one that
+left it; the order of rows changes in each step; and the tokens of all requests are in one tensor that the device
+writes. Guidance needs them on the host. A sequence changes only at its end, so each step copies the new tokens: one
+gather for all requests together, and one copy.
 
-The copy is asked for before the model of the step is, behind the sampling of the step before, whose tokens it has
-to have. Who waits for it when the logits are there waits for that sampling and not for the model. That is what V2
-costs guidance, once in each step: the host cannot go further ahead than the model that it has launched.
+The copy is launched before the model of the step and after the sampling of the previous step, whose tokens it
+needs. Waiting for it, once the logits exist, means waiting for that sampling and not for the model. This is the
+price of V2 for guidance, once in each step: the host cannot run further ahead than the model that it has launched.
 """
 
 from collections.abc import Iterable, Sequence
@@ -40,7 +40,7 @@ class DeviceNumbers(Protocol):
 
 
 class RequestState(Protocol):
-    """What V2 shows of its slots, current at any time."""
+    """V2's slots, current at any time."""
 
     @property
     def all_token_ids(self) -> DeviceNumbers:
@@ -55,7 +55,7 @@ class RequestState(Protocol):
 
 
 class StepContext(Protocol):
-    """What V2 says of a step."""
+    """V2's description of a step."""
 
     @property
     def expanded_idx_mapping(self) -> Tensor:
@@ -75,7 +75,7 @@ class SlotBatch:
     """The guided rows of one step."""
 
     in_order: list[GuideRow]
-    """By place in the batch."""
+    """Ordered by row of the batch."""
     batch_size: int
     """Of all requests, guided or not."""
 
@@ -87,7 +87,7 @@ class _Held:
     row: GuideRow
     tokens: list[int]
     """Those that are on the host; the row's own."""
-    known: int
+    num_on_device: int
     """Tokens that the device has once all that was launched is done."""
 
 
@@ -117,10 +117,10 @@ class Slots:
     def __bool__(self) -> bool:
         return bool(self._by_slot)
 
-    def add(self, slot: int, asked: Any) -> int | None:
+    def add(self, slot: int, sampling: Any) -> int | None:
         """A request comes into a slot; the key of the guided one that had it before."""
         before = self._by_slot.pop(slot, None)
-        request = guided_request(asked)
+        request = guided_request(sampling)
         if request is not None:
             tokens: list[int] = []
             row = GuideRow(
@@ -129,7 +129,7 @@ class Slots:
                 params=request.params,
                 tokens=tokens,
                 num_prompt=int(self._states.prompt_len.np[slot]),
-                temperature=asked.temperature,  # V2 asks before it divides by it
+                temperature=sampling.temperature,  # V2 calls us before it divides by it
                 top_k=request.top_k,
                 top_p=request.top_p,
                 min_p=request.min_p,
@@ -139,18 +139,19 @@ class Slots:
         return None if before is None else before.row.key  # type: ignore[return-value]
 
     def is_guided(self, slot: int) -> bool:
-        """Whether the request that came into this slot last may be guided."""
+        """True where the last request of this slot may be guided."""
         return slot in self._by_slot
 
     def ask_for_tokens(self) -> None:
         """Launch the copy of all that is new; to be called when slots are filled, before the model."""
         self._take_tokens()
-        self._arriving = self._missing((slot, held, held.known) for slot, held in self._by_slot.items())
+        self._arriving = self._missing((slot, held, held.num_on_device) for slot, held in self._by_slot.items())
 
     def batch(self, context: StepContext) -> SlotBatch:
         """The rows to be guided in this step, with their tokens.
 
-        Rows of a prompt that is still computed in chunks are left out: what they would draw is thrown away.
+        Rows of a prompt that is still computed in chunks are left out: the tokens that they would draw are
+        discarded.
         """
         slots = context.idx_mapping_np.tolist()
         num_rows = context.expanded_idx_mapping.shape[0]
@@ -172,31 +173,31 @@ class Slots:
         return SlotBatch([held.row for _, held, _ in present], len(slots))
 
     def _complete(self, present: Sequence[tuple[int, _Held, int]]) -> None:
-        """See to it that each request has its first ``end`` tokens and no others; expect one more of each."""
+        """Give each request its first ``end`` tokens and no others; expect one more of each."""
         for _, held, end in present:
             del held.tokens[end:]
-        if any(len(held.tokens) < end for _, held, end in present):  # vLLM computed what it had not told before
+        if any(len(held.tokens) < end for _, held, end in present):  # vLLM computed tokens that it had not reported
             self._arriving = self._missing(present)
             self._take_tokens()
         for _, held, end in present:
-            held.known = end + 1
+            held.num_on_device = end + 1
 
-    def _missing(self, wanted: Iterable[tuple[int, _Held, int]]) -> "_NewTokens | None":
+    def _missing(self, ends_by_slot: Iterable[tuple[int, _Held, int]]) -> "_NewTokens | None":
         """Ask for the tokens of each request up to an end, as far as they are not here; None where all are."""
         source = self._states.all_token_ids.gpu
         parts = [
             (held, slot, len(held.tokens), min(end, source.shape[1]))
-            for slot, held, end in wanted
+            for slot, held, end in ends_by_slot
             if len(held.tokens) < min(end, source.shape[1])
         ]
         if not parts:
             return None
         slots = [slot for _, slot, start, end in parts for _ in range(start, end)]
-        places = [place for _, _, start, end in parts for place in range(start, end)]
-        return _NewTokens(source, slots, places, [(held.tokens, end - start) for held, _, start, end in parts])
+        positions = [position for _, _, start, end in parts for position in range(start, end)]
+        return _NewTokens(source, slots, positions, [(held.tokens, end - start) for held, _, start, end in parts])
 
     def _take_tokens(self) -> None:
-        """Give the tokens that were asked for to their requests; waits for them."""
+        """Give the requested tokens to their sequences; waits for them."""
         arriving, self._arriving = self._arriving, None
         if arriving is not None:
             arriving.take()
@@ -206,10 +207,10 @@ class _NewTokens:
     """Tokens on their way to the host, and the sequences that they belong to."""
 
     def __init__(
-        self, source: Tensor, slots: list[int], places: list[int], parts: list[tuple[list[int], int]]
+        self, source: Tensor, slots: list[int], positions: list[int], parts: list[tuple[list[int], int]]
     ) -> None:
         self._parts = parts
-        where = torch.tensor([slots, places], pin_memory=source.is_cuda).to(source.device, non_blocking=True)
+        where = torch.tensor([slots, positions], pin_memory=source.is_cuda).to(source.device, non_blocking=True)
         self._tokens = Arriving(source[where[0], where[1]])
 
     def take(self) -> None:

@@ -1,8 +1,8 @@
-"""The numbers of the steps of a worker of vLLM's Model Runner V2, as vLLM's own record of each step numbers them.
+"""The numbers of the steps of a worker of vLLM's Model Runner V2, as in vLLM's own record of each step.
 
 V2 does not ask a processor in a step that has nothing for it, so steps are counted by the calls of the sampler:
 there is one in each step that computes anything. A worker samples before its first step as well, to warm up. Those
-calls are none of the server's steps, and the count starts when the worker says that it is warm.
+calls are not steps of the server, and the count starts when the worker reports that it is warm.
 """
 
 import functools
@@ -22,8 +22,8 @@ class StepCount:
 
     def watch(self, sampler: type, worker: type) -> None:
         """Count calls of ``sampler`` from now on, from 0 where a ``worker`` is warm."""
-        for place, name, around in ((sampler, "__call__", self._counting), (worker, _WARM_UP, self._starting)):
-            setattr(place, name, around(getattr(place, name)))
+        for owner, name, around in ((sampler, "__call__", self._counting), (worker, _WARM_UP, self._starting)):
+            setattr(owner, name, around(getattr(owner, name)))
 
     def _counting(self, call: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(call)
@@ -36,9 +36,9 @@ class StepCount:
     def _starting(self, warm_up: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(warm_up)
         def starting(*given: Any, **named: Any) -> Any:
-            done = warm_up(*given, **named)
+            result = warm_up(*given, **named)
             self.number = -1
-            return done
+            return result
 
         return starting
 
@@ -46,5 +46,5 @@ class StepCount:
 def class_named(name: str) -> type:
     """The class of a name as vLLM writes it, ``package.module.Class``."""
     module, _, attribute = name.rpartition(".")
-    found: type = getattr(importlib.import_module(module), attribute)
-    return found
+    cls: type = getattr(importlib.import_module(module), attribute)
+    return cls

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from benchctl import __version__
-from benchctl.analysis.metrics.clock import clock_factor
 from benchctl.analysis.metrics.percentile import percentiles, standard_deviation
 from benchctl.analysis.metrics.request_timing import (
     e2el_ns,
@@ -44,7 +43,7 @@ def aiperf_result(run: LoadedRun, manifest: Manifest, arrival: Arrival | None) -
     """The summary of one run. ``arrival`` is the profile's, or None when the profile cannot be read."""
     requests, record = measured(run.requests), run.record
     completed = [request for request in requests if is_completed(request)]
-    durations, factor = latencies_ns(completed), clock_factor(record)
+    durations, factor = latencies_ns(completed), record.clock_factor
     blocks = {
         theirs: _distribution([ms_from_ns(value * factor) for value in durations[ours]], "ms", len(completed))
         for theirs, ours in _LATENCIES.items()
@@ -83,7 +82,7 @@ def aiperf_records(run: LoadedRun) -> Iterator[dict[str, Any]]:
     Where the run does not say what the wall clock was, they are those of the monotonic clock.
     """
     offset_ns = next((s.offset.realtime_less_monotonic_ns for s in run.client if s.offset is not None), 0)
-    factor = clock_factor(run.record)
+    factor = run.record.clock_factor
     for request in sorted(measured(run.requests), key=lambda request: request.index):
         yield {
             "metadata": {

@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchctl.analysis.metrics.bounds import Bounds, run_bounds
-from benchctl.analysis.metrics.clock import clock_factor
 from benchctl.analysis.metrics.percentile import PERCENTS, standard_deviation
 from benchctl.analysis.metrics.request_timing import e2el_ns, is_completed, itls_ns, latencies_ns, measured, ttft_ns
 from benchctl.analysis.metrics.table import CLIENT_METRICS, LATENCIES, METRICS
@@ -49,8 +48,8 @@ def vllm_result(run: LoadedRun, manifest: Manifest, arrival: Arrival | None) -> 
         "request_goodput": None,
         "output_throughput": metrics["output_throughput"],
         "total_token_throughput": _total_throughput(metrics),
-        **_latencies(requests, metrics, clock_factor(record)),
-        **_details(requests, clock_factor(record)),
+        **_latencies(requests, metrics, record.clock_factor),
+        **_details(requests, record.clock_factor),
         "schema_version": SCHEMA_VERSION,
         "run_id": record.run_id,
         "variant": record.variant,

@@ -14,7 +14,7 @@ from itertools import islice
 
 import msgspec
 
-from benchctl.analysis.metrics.offered_load import ClientAccount, load_metrics, offered_load
+from benchctl.analysis.metrics.offered_load import ClientQuality, load_metrics, offered_load
 from benchctl.analysis.metrics.timestamp_quality import client_metrics
 from benchctl.analysis.summary.load_figures import FiguresInPassing, LoadFigures
 from benchctl.engines.attach.engine import AttachEngine
@@ -48,7 +48,7 @@ class LoadResult:
     manifest: Manifest
     record: RunRecord
     figures: LoadFigures
-    client: ClientAccount
+    client: ClientQuality
     """How well the load generator itself did."""
     arrival: Arrival
 
@@ -102,7 +102,7 @@ class _SingleLoad:
             manifest=self._results.manifest(),
             record=self.record,
             figures=figures,
-            client=ClientAccount(
+            client=ClientQuality(
                 metrics=metrics | figures.client_metrics(),
                 offered=offered_load(loaded.requests, arrival),
                 bounds=self._evidence.bounds(),

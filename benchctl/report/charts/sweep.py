@@ -44,7 +44,9 @@ class SweepLine:
     def points(self, quantity: str) -> tuple[SweepPoint, ...]:
         """The cells in which ``quantity`` has an estimate."""
         return tuple(
-            SweepPoint(x=x, estimate=row.estimates[quantity], blocks=tuple(_block_ratios(row, quantity)))
+            SweepPoint(
+                x=x, estimate=row.estimates[quantity], blocks=tuple(row.ratios[quantity].block_ratios.items())
+            )
             for x, row in zip(self.x, self.rows, strict=True)
             if quantity in row.estimates
         )
@@ -113,13 +115,6 @@ def interval_label(estimates: Sequence[RatioEstimate]) -> str:
     """Confidence and blocks of the intervals: ``95% interval over 2 to 3 blocks``."""
     blocks = range_of([estimate.num_blocks for estimate in estimates])
     return f"{estimates[0].confidence:.0%} interval over {blocks} blocks"
-
-
-def _block_ratios(row: SweepRow, quantity: str) -> Iterable[tuple[int, float]]:
-    for pair in row.pairs:
-        ratio = pair.ratio(quantity)
-        if ratio is not None:
-            yield pair.block, ratio
 
 
 def _is_number(value: object) -> bool:

@@ -68,6 +68,8 @@ def _cell_document(cell: CellComparison) -> dict[str, Any]:
         "b": cell.b_label,
         "blocks": cell.num_blocks,
         "a_first": cell.num_a_first,
+        "block_ids": list(cell.design.blocks),
+        "positions": cell.design.positions,
         "verdict": cell.verdict,
         "errors": list(cell.errors),
         "decomposition": decomposition_document(cell.decomposition),

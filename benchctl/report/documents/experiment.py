@@ -85,8 +85,8 @@ def _sweep_row(row: SweepRow) -> dict[str, Any]:
         "factors": row.cell,
         "estimates": {quantity: _estimate(estimate) for quantity, estimate in row.estimates.items()},
         "blocks": [
-            {"block": pair.block, **{quantity: pair.ratio(quantity) for quantity in row.estimates}}
-            for pair in row.pairs
+            {"block": block, **{quantity: ratio.block_ratios.get(block) for quantity, ratio in row.ratios.items()}}
+            for block in row.blocks
         ],
     }
 

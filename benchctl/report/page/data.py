@@ -31,11 +31,7 @@ def data_document(
 
 def _comparison(one: ComparisonVerdict) -> dict[str, Any]:
     if one.comparison is not None:
-        document = document_of(one.comparison)
-        for cell in document["cells"]:
-            design = one.designs[cell["cell"]]
-            cell |= {"block_ids": list(design.blocks), "positions": design.positions}
-        return document
+        return document_of(one.comparison)
     return {
         "verdict": one.word,
         "exit_code": one.exit_code,

@@ -3,26 +3,14 @@
 A comparison that cannot be made does not prevent the page: the reason is at its top.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from benchctl.analysis.analyzed import AnalyzedExperiment
 from benchctl.analysis.compare.compare import CompareOptions, Side, compare_experiments
 from benchctl.analysis.compare.result import EXIT_CODES, Comparison, OverallVerdict, first_verdict
 from benchctl.analysis.compare.text import verdict_sentence
-from benchctl.analysis.experiment.pairing import CellPair, match_cells
 from benchctl.errors import BenchctlError, InvalidDataError, NotComparableError, UsageError
-
-
-@dataclass(frozen=True, slots=True)
-class Design:
-    """Blocks of one cell, in the order of its block values.
-
-    ``positions`` holds the position of B minus that of A; None where the sides did not run inside the same blocks.
-    """
-
-    blocks: tuple[int, ...]
-    positions: tuple[int, ...] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +23,6 @@ class ComparisonVerdict:
     a_name: str
     b_name: str
     comparison: Comparison | None = None
-    designs: Mapping[str, Design] = field(default_factory=dict)
-    """By the label of the cell."""
     problem: str | None = None
     differences: tuple[str, ...] = ()
     """Settings that differ and were not allowed to."""
@@ -122,7 +108,6 @@ def _compare(
     left, right = a_analysis.experiment, b_analysis.experiment
     try:
         comparison = compare_experiments((left, a_side), (right, b_side), options)
-        pairs = match_cells(left, a_side, right, b_side)
     except (InvalidDataError, UsageError) as error:
         names = (a_side.variant or str(a_side), b_side.variant or str(b_side))
         return _refused(*names, error, is_control=is_control)
@@ -130,19 +115,8 @@ def _compare(
         a_name=comparison.a_name,
         b_name=comparison.b_name,
         comparison=comparison,
-        designs={pair.label: _design(pair) for pair in pairs},
         is_control=is_control,
     )
-
-
-def _design(pair: CellPair) -> Design:
-    if pair.pairing == "unpaired":
-        return Design((), None)
-    positions = None
-    if pair.pairing == "interleaved" and pair.a.key != pair.b.key:
-        runs = zip(pair.a_runs, pair.b_runs, strict=True)
-        positions = tuple(b.record.position - a.record.position for a, b in runs)
-    return Design(pair.blocks, positions)
 
 
 def _refused(a_name: str, b_name: str, error: BenchctlError, *, is_control: bool) -> ComparisonVerdict:

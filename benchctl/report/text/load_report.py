@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from benchctl.analysis.metrics.bounds import MARK, Bounds, marked
-from benchctl.analysis.metrics.offered_load import ClientAccount
+from benchctl.analysis.metrics.offered_load import ClientQuality
 from benchctl.analysis.metrics.percentile import PERCENTS, smallest_sample
 from benchctl.analysis.metrics.table import CLIENT_METRICS, LATENCIES, METRICS
 from benchctl.analysis.summary.load_figures import SEND_LAG, Durations, LoadFigures
@@ -27,7 +27,7 @@ def load_result(
     record: RunRecord,
     manifest: Manifest,
     arrival: Arrival,
-    told: ClientAccount,
+    told: ClientQuality,
 ) -> dict[str, Any]:
     """The keys of ``vllm bench serve``, then our own; unknown is null.
 
@@ -80,7 +80,7 @@ def _spelt(name: str, durations: Durations) -> dict[str, float | None]:
     return found | {f"p{percent}_{name}_ms": durations.percentile[percent] for percent in PERCENTS}
 
 
-def totals_table(figures: LoadFigures, told: ClientAccount) -> Table:
+def totals_table(figures: LoadFigures, told: ClientQuality) -> Table:
     """Requests, tokens, throughput, how much of the load reached the server, and how well the times are known."""
     failed = f"{figures.num_failed} failed"
     if figures.errors:
@@ -106,11 +106,11 @@ def totals_table(figures: LoadFigures, told: ClientAccount) -> Table:
     return table
 
 
-def _offered(told: ClientAccount) -> dict[str, str]:
+def _offered(told: ClientQuality) -> dict[str, str]:
     """What the server met of what was asked for; of a closed loop also how soon slots were filled again."""
     if told.offered is None:
         return {"load": "all at once"}
-    rows = {"load": f"{four_digits(told.offered.met)} of {four_digits(told.offered.asked)} {told.offered.unit}"}
+    rows = {"load": f"{four_digits(told.offered.met)} of {four_digits(told.offered.planned)} {told.offered.unit}"}
     idle_frac = told.metrics["slot_idle_frac"]
     if idle_frac is not None:
         names = ("p50_refill_gap_ms", "p99_refill_gap_ms", "p99_refill_connect_ms")

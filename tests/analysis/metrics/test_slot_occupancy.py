@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from support.closed_loops import T0_NS, closed, closed_loop
 from test_client_guard import OPEN, codes, run_of, sent
 
-from benchctl.analysis.metrics.offered_load import ClientAccount, load_metrics, offered_load
+from benchctl.analysis.metrics.offered_load import ClientQuality, load_metrics, offered_load
 from benchctl.analysis.metrics.run_metrics import run_metrics
 from benchctl.analysis.metrics.slot_occupancy import slot_occupancy
 from benchctl.analysis.summary.load_figures import FiguresInPassing
@@ -148,8 +148,8 @@ def test_slots_that_stand_empty_for_more_than_a_hundredth_make_a_run_suspect():
     (doubt,) = doubts(closed_loop([97.0] * 400, 4, 3.0), 4)
     assert (doubt.code, doubt.where) == ("slots-idle", "the-run")
     assert doubt.message.startswith(
-        "slots of the closed loop stood empty for 3.00% of their time although requests waited (more than 1%): the "
-        "server met 3.88 of 4 requests at once. From the last byte of an answer to the next request took 3 ms "
+        "slots of the closed loop were empty for 3.00% of their time although requests waited (more than 1%): the "
+        "server met 3.88 of 4 requests at once. From the last byte of an answer to the next request: 3 ms "
         "(p50), 3 ms (p99) and 3 ms (max); 0 of 396 had to open a connection"
     )
     assert doubt.message.endswith("Free a core for the client, or lower the load")
@@ -203,9 +203,9 @@ def test_under_a_cap_that_was_never_met_a_connection_that_opens_late_is_the_clie
 
 def test_what_the_server_met_of_a_load_is_told_in_its_own_unit():
     slots = offered_load(closed_loop([90.0] * 40, 4, 10.0), closed(4))
-    assert (slots.asked, slots.met, slots.unit) == (4, pytest.approx(3.6), "requests at once")
+    assert (slots.planned, slots.met, slots.unit) == (4, pytest.approx(3.6), "requests at once")
     slower = offered_load([sent(i, 10 * i, i) for i in range(300)], OPEN)
-    assert (slower.asked, slower.unit) == (pytest.approx(100), "requests/s")
+    assert (slower.planned, slower.unit) == (pytest.approx(100), "requests/s")
     assert slower.frac == pytest.approx(10 / 11)
     assert offered_load([sent(i, 0) for i in range(9)], Arrival(kind="burst")) is None
 
@@ -226,7 +226,7 @@ def test_a_load_says_of_its_slots_what_its_run_says_when_it_is_read():
     told = load_metrics(requests, closed(4))
     read = run_metrics(run_of(requests), closed(4))
     assert told == {name: read[name] for name in told}
-    account = ClientAccount(
+    account = ClientQuality(
         metrics={**read, "client_cpu_cores": 0.1}, offered=offered_load(requests, closed(4)), bounds={}
     )
     figures = FiguresInPassing()

@@ -91,7 +91,7 @@ def test_a_block_without_a_usable_baseline_takes_no_part(tmp_path):
     first = results.runs()[0]
     first.write(msgspec.structs.replace(first.read(), state="failed"))
     (row,) = sweep(tmp_path)
-    assert [pair.block for pair in row.pairs] == [1, 2]
+    assert row.blocks == (1, 2)
     assert row.number("wall_ratio") == pytest.approx(1.55 * math.sqrt(1.1 * 1.2 / 1.5))
 
 

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from benchctl.analysis.metrics.clock import clock_factor
 from benchctl.analysis.metrics.request_timing import first_token_ns, is_completed, last_token_ns, measured
 from benchctl.analysis.summary.runs import RunSummary
 from benchctl.records.request import RequestRecord
@@ -92,7 +91,7 @@ def draw_requests(source: ChartSource) -> Chart:
         [
             trace
             for i, (arm, run) in enumerate(panel_runs)
-            for trace in _traces(arm, evenly(spans_of(run.run.requests, clock_factor(run.record))), panel=i)
+            for trace in _traces(arm, evenly(spans_of(run.run.requests, run.record.clock_factor)), panel=i)
         ],
         _layout([arm.label for arm, _ in panel_runs], is_virtual=is_virtual),
         caption=_caption(panel_runs, num_arms=len(arms)),
