@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from benchctl.analysis.compare.attribution import section_split
 from benchctl.analysis.experiment.experiment import Experiment, experiment_of
-from benchctl.analysis.experiment.ladder import Ladder, ladders
+from benchctl.analysis.experiment.ladder import Ladder, divide_ladders
 from benchctl.analysis.experiment.paired_runs import PairedRuns
 from benchctl.analysis.experiment.pairing import baseline_pairs
 from benchctl.analysis.experiment.stopping import num_looks_of
@@ -121,7 +121,7 @@ def analyze_directory(path: Path, *, allow_suspect: bool = False) -> AnalyzedExp
         runs=runs,
         cells=cells,
         sweep=rows,
-        ladders=ladders(experiment, confidence),
+        ladders=divide_ladders(experiment, confidence),
         findings=collect_findings(cells, rows, manifest.baseline, sections),
         warnings=(*integrity_warnings(path), *manifest.warnings, *experiment.warnings),
         damage=tuple(damage),

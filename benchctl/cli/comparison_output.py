@@ -79,7 +79,7 @@ def _content(comparison: Comparison, suffix: str, *, show_all: bool) -> bytes:
 
         return forest_plot(comparison)
     if suffix == ".csv":
-        from benchctl.report.documents.comparison_csv import comparison_csv
+        from benchctl.report.documents.csv_files import comparison_csv
 
         return comparison_csv(comparison)
     if suffix == ".md":

@@ -83,9 +83,9 @@ def rule_text(rule: "StoppingRecord") -> str:
 
 def look_text(look: "Look", rule: "StoppingRecord") -> str:
     """The result of a look, and its consequence."""
-    from benchctl.analysis.experiment.stopping import widest
+    from benchctl.analysis.experiment.stopping import widest_interval
 
-    worst = widest(look)
+    worst = widest_interval(look)
     target = f"±{percentage(rule.precision_frac)}"
     begin = f"look after {look.num_blocks} blocks:"
     if look.is_precise:

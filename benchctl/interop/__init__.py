@@ -1,1 +1,4 @@
-"""Formats that belong to somebody else: read, converted and written, and nowhere else mentioned."""
+"""Formats of other tools: ``readers/`` reads their results, ``writers/`` writes ours in their form.
+
+``lenvm/`` turns a directory of the LenVM timing scripts into a result directory.
+"""

@@ -1,5 +1,6 @@
-"""Which result directories lie under a root, newest first. What is no result directory, or cannot be read, is an
-entry that says so: a listing never fails on what others left there.
+"""The result directories under a root, newest first.
+
+Anything else, and whatever cannot be read, is an entry that says so: a listing never fails because of other files.
 """
 
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from benchctl.records.integrity.verification import verify_directory
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One directory. ``problem`` says why nothing else is known of it."""
+    """One directory. ``problem`` says why nothing else is readable of it."""
 
     path: Path
     created_at: str | None = None
@@ -27,7 +28,7 @@ class Entry:
     num_planned: int | None = None
     problem: str | None = None
     altered: str | None = None
-    """What was altered since it was measured."""
+    """The files that were altered since they were measured."""
 
     def document(self) -> dict[str, Any]:
         """As JSON."""
@@ -37,15 +38,15 @@ class Entry:
 def list_directories(root: Path) -> tuple[Entry, ...]:
     """Result directories in ``root`` and one level below it, newest first, unreadable ones last.
 
-    Raises UsageError when ``root`` is no directory.
+    Raises UsageError when ``root`` is not a directory.
     """
     if not root.is_dir():
         raise UsageError(
-            f"{root} is no directory; name the one that holds results, or make some with 'benchctl run'"
+            f"{root} is not a directory; name the one that holds results, or measure with 'benchctl run'"
         )
     entries = [_entry(path) for path in _candidates(root)]
-    known = sorted((entry for entry in entries if entry.problem is None), key=_age, reverse=True)
-    return (*known, *(entry for entry in entries if entry.problem is not None))
+    readable = sorted((entry for entry in entries if entry.problem is None), key=_age, reverse=True)
+    return (*readable, *(entry for entry in entries if entry.problem is not None))
 
 
 def _age(entry: Entry) -> tuple[str, str]:
@@ -53,7 +54,7 @@ def _age(entry: Entry) -> tuple[str, str]:
 
 
 def _candidates(root: Path) -> Iterator[Path]:
-    """The root itself when it is a result directory, else its children or what lies in them."""
+    """The root itself when it is a result directory, else its children or their children."""
     if _is_result(root):
         yield root
         return
@@ -77,13 +78,13 @@ def _directories(path: Path) -> list[Path]:
 
 
 def _is_listed(path: Path) -> bool:
-    """A directory of its own: links such as ``latest`` name one that is listed already."""
+    """Directories but for links such as ``latest``, whose target is listed already."""
     return path.is_dir() and not path.is_symlink() and not path.name.startswith(".")
 
 
 def _entry(path: Path) -> Entry:
     if not _is_result(path):
-        return Entry(path=path, problem="no result directory")
+        return Entry(path=path, problem="not a result directory")
     try:
         results = open_results(path)
         manifest = results.manifest()
@@ -105,7 +106,7 @@ def _entry(path: Path) -> Entry:
 
 
 def _altered(path: Path) -> str | None:
-    """The first files that are not what was measured; None where all are."""
+    """The first files that differ from what was measured; None where none does."""
     alterations = verify_directory(path).alterations
     if not alterations:
         return None

@@ -12,7 +12,7 @@ from benchctl.analysis.summary.columns import SUMMARY_COLUMNS
 from benchctl.analysis.summary.sweep import SWEEP_COLUMNS
 from benchctl.interop.writers.vllm import vllm_result
 from benchctl.records.jsonl import write_bytes_atomic, write_json_atomic
-from benchctl.report.documents.csv_table import csv_bytes
+from benchctl.report.documents.csv_files import csv_bytes
 from benchctl.report.documents.experiment import summary_document, sweep_document
 from benchctl.report.page.build import directory_page
 from benchctl.report.plots.table import draw_plots
@@ -22,9 +22,7 @@ PAGE_NAME: Final = "report.html"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportFiles:
-    """What a report consists of. ``skipped`` says of each picture that could not be drawn why not; ``damage``
-    are the messages about files that could not be read whole.
-    """
+    """The files of a report, the reason for each skipped picture, and messages about files that are not whole."""
 
     written: tuple[Path, ...]
     skipped: tuple[str, ...]
@@ -34,15 +32,15 @@ class ReportFiles:
 def write_report(results_path: Path, *, allow_suspect: bool = False) -> ReportFiles:
     """Read a result directory and write everything that is derived from it into it.
 
-    Suspect runs count only with ``allow_suspect``, which the tables and the page say.
+    Suspect runs count only with ``allow_suspect``; tables and page then say so.
 
-    Raises RecordError when ``results_path`` is no result directory, SchemaVersionError when it is newer.
+    Raises RecordError when ``results_path`` is not a result directory, SchemaVersionError when it is newer.
     """
     return write_derived(analyze_directory(results_path, allow_suspect=allow_suspect))
 
 
 def write_derived(analysis: AnalyzedExperiment) -> ReportFiles:
-    """Write everything that is derived from a directory that has been read, into it."""
+    """Write everything that is derived from an analyzed directory into it."""
     written = [*_write_tables(analysis), *_write_run_results(analysis)]
     plots = draw_plots(analysis)
     directory = analysis.results.path / "plots"

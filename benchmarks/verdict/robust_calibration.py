@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from benchctl.analysis.statistics.robust import PositionCovariate, credibility_of, mixtures
+from benchctl.analysis.statistics.robust import PositionCovariate, credibility_of, estimate_mixtures
 from benchmarks.common.table import show
 from benchmarks.verdict.known_truth import named_stream
 
@@ -29,7 +29,7 @@ def credibilities(num_blocks: int, *, is_own_slope: bool, num_data_sets: int) ->
     covariate = PositionCovariate(x) if is_own_slope else None
     found = []
     for _ in range(num_data_sets // _AT_ONCE):
-        below = mixtures(stream.normal(size=(_AT_ONCE, num_blocks)), covariate).below(np.zeros(_AT_ONCE))
+        below = estimate_mixtures(stream.normal(size=(_AT_ONCE, num_blocks)), covariate).below(np.zeros(_AT_ONCE))
         found.append(2 * np.minimum(below, 1 - below))
     return np.concatenate(found)
 

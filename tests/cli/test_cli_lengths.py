@@ -1,13 +1,11 @@
 """Stop mode replay-natural through the command line: measured first, forced then, never measured twice."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.cli import benchctl
 
 from benchctl.records.directory import ResultDirectory
 
@@ -18,18 +16,6 @@ SETTINGS = (
 )  # fmt: skip
 SMALL = ["run", "--profile", "ci-smoke", "--engine", "sim-exact", "--quiet", "--blocks", "1"]
 SMALL += [word for setting in SETTINGS for word in ("--set", setting)]
-
-
-def benchctl(*args: str, cwd: Path) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, "-m", "benchctl", *args],
-        cwd=cwd,
-        env={**os.environ, "BENCHCTL_DATA_DIR": str(cwd / "no-data"), "COLUMNS": "200"},
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
-    )
 
 
 def results_of(cwd: Path, profile: str) -> list[Path]:

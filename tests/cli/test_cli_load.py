@@ -1,7 +1,6 @@
 """``benchctl load``: the load generator alone, against real servers over real HTTP."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -19,6 +18,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support import cli
 from support.servers.handler_server import handled_by
 from support.servers.simulator import sim_server
 
@@ -26,8 +26,8 @@ from benchctl.analysis.metrics import percentile
 from benchctl.analysis.metrics.sorted_runs import SortedRuns
 from benchctl.analysis.metrics.timestamp_quality import client_metrics
 from benchctl.analysis.summary.load_figures import FiguresInPassing
+from benchctl.engines.attach.engine import PlainOpenAi
 from benchctl.engines.attach.options import AttachOptions
-from benchctl.engines.attach.plain_openai import PlainOpenAi
 from benchctl.errors import UnsupportedError
 from benchctl.measure.single_load.evidence import LoadEvidence
 from benchctl.profile.load import parse_profile
@@ -39,15 +39,7 @@ KEY = "not-to-be-written-anywhere-0815"
 
 
 def benchctl(cwd: Path, *args: str, **environment: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, "-m", "benchctl", *args],
-        cwd=cwd,
-        env={**os.environ, "BENCHCTL_DATA_DIR": str(cwd / "no-data"), **environment},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    return cli.benchctl(*args, cwd=cwd, timeout_s=60, **environment)
 
 
 def only_load(cwd: Path) -> Path:
@@ -132,7 +124,7 @@ def test_a_load_ends_with_tables_and_with_a_directory_that_show_reads(
     assert "24 completed, 0 failed" in done.stdout
     for name in ("TTFT", "TPOT", "ITL", "end to end", "send lag"):
         assert name in done.stdout
-    assert "p99 needs 299 completed requests; here are 24" in done.stdout
+    assert "p99 needs 299 completed requests; there are 24" in done.stdout
     path = only_load(cwd)
     assert (path.parent / "latest").resolve() == path.resolve()
     shown = benchctl(cwd, "show", str(path))

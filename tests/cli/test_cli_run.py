@@ -12,33 +12,12 @@ from pathlib import Path
 
 import psutil
 import pytest
+from support.cli import benchctl, only_result, plain_environment
 
 ROOT = Path(__file__).parent.parent.parent
 pytestmark = pytest.mark.slow
 SMALL = ["--set", "workload.num_prompts=2", "--set", "workload.output_len=24"]
 EXACT = ["run", "--profile", "ci-smoke", "--engine", "sim-exact", "--quiet", *SMALL]
-
-
-def benchctl(*args: str, cwd: Path, **env: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, "-m", "benchctl", *args],
-        cwd=cwd,
-        env=environment(cwd, **env),
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
-    )
-
-
-def environment(cwd: Path, **env: str) -> dict[str, str]:
-    return {**os.environ, "BENCHCTL_DATA_DIR": str(cwd / "no-data"), "COLUMNS": "200", **env}
-
-
-def only_result(cwd: Path) -> Path:
-    (path,) = (found for found in (cwd / "results").glob("*/*") if not found.is_symlink())
-    assert (path.parent / "latest").resolve() == path.resolve()
-    return path
 
 
 def state_of(run: Path) -> dict[str, object]:
@@ -151,7 +130,7 @@ def running(cwd: Path, *args: str) -> Iterator["subprocess.Popen[str]"]:
     process = subprocess.Popen(
         [sys.executable, "-m", "benchctl", *args],
         cwd=cwd,
-        env=environment(cwd),
+        env={**os.environ, **plain_environment(cwd)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -221,7 +221,7 @@ def test_list_shows_results_newest_first_and_what_is_none(tmp_path):
     assert rows[3].startswith("built/later unreadable")
     assert "schema_version 9 is newer than 2" in rows[3]
     assert rows[4].startswith("built/torn unreadable")
-    assert rows[5] == "notes unreadable no result directory"
+    assert rows[5] == "notes unreadable not a result directory"
     assert len(rows) == 6
 
 
@@ -242,7 +242,7 @@ def test_list_as_json_is_one_document(tmp_path):
     known, foreign = document["results"]
     assert (known["profile"], known["num_done"], known["num_planned"], known["problem"]) == ("built", 6, 6, None)
     assert foreign["path"] == str(tmp_path / "b")
-    assert foreign["problem"] == "no result directory"
+    assert foreign["problem"] == "not a result directory"
 
 
 def test_list_of_a_result_directory_lists_itself(tmp_path):
@@ -257,10 +257,10 @@ def test_list_of_an_empty_root_says_so(tmp_path):
 def test_list_of_a_missing_root_is_a_usage_error(tmp_path):
     result = call("list", tmp_path / "nowhere")
     assert isinstance(result.exception, UsageError)
-    assert f"{tmp_path / 'nowhere'} is no directory" in str(result.exception)
+    assert f"{tmp_path / 'nowhere'} is not a directory" in str(result.exception)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
 def test_list_survives_a_directory_it_may_not_read(tmp_path):
     (tmp_path / "locked").mkdir(mode=0)
-    assert "no result directory" in call("list", tmp_path).output
+    assert "not a result directory" in call("list", tmp_path).output

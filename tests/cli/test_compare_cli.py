@@ -55,7 +55,7 @@ def test_the_footnotes_say_what_must_be_known_to_trust_the_table(results):
         "top_k=5: time per step carries 100 % of the +55%: 72 % of it lvm_forward",
         "n = 6 blocks, interleaved, baseline ran first in 6 of 6 · detectable: step_ms ",
         "margin 1% (-0.99% to +1.0%) · 3 deciding comparisons, judged together, at up to 9",
-        "estimator: robust; blocks that lie far off count little",
+        "estimator: robust; outlying blocks count little",
         "equal in every block: num_requests, num_completed, num_failed, prompt_tokens, output_tokens",
         'declared difference: server.value_model: absent against "qwen2.5-1.5b"',
         "no noise floor: no A/A experiment of this machine is on file",

@@ -10,11 +10,12 @@ import time
 from pathlib import Path
 
 import pytest
+from support import cli
 from support.servers.simulator import free_port, sim_server
 
 from benchctl.engines.attach.engine import AttachEngine
 from benchctl.engines.attach.options import AttachOptions
-from benchctl.engines.kinds import engine_for
+from benchctl.engines.engine import engine_for
 from benchctl.errors import EngineUnavailableError, ProfileError, UnsupportedError
 from benchctl.load.transport.client import StreamClient
 from benchctl.load.transport.tls import TlsTransport
@@ -57,15 +58,7 @@ def environment(cwd: Path) -> dict[str, str]:
 
 
 def benchctl(cwd: Path, *settings: str, **values: object) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        command(*settings, **values),
-        cwd=cwd,
-        env=environment(cwd),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    return cli.benchctl(*command(*settings, **values)[3:], cwd=cwd, SERVER_KEY=KEY)
 
 
 def runs_of(cwd: Path) -> list[dict]:

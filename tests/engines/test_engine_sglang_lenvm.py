@@ -4,22 +4,19 @@ The stand-in (``servers/lenvm_server.py``) is a real process behind the real lau
 """
 
 import json
-import os
-import subprocess
-import sys
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from support.cli import benchctl
 from support.servers import lenvm_fork
 from support.servers.lenvm_fork import settings_of
 
 from benchctl.analysis.validity.launch import launch_settings
-from benchctl.engines.engine import LaunchSite
+from benchctl.engines.engine import LaunchSite, engine_for
 from benchctl.engines.environment import installed_versions, package_directory
-from benchctl.engines.kinds import engine_for
 from benchctl.engines.sglang_lenvm.engine import SglangLenvmEngine, fork_interpreter, value_checkpoint
 from benchctl.engines.sglang_lenvm.options import SglangLenvmOptions
 from benchctl.engines.sglang_lenvm.requests import ambiguities, custom_params, mixed_refusal
@@ -412,10 +409,10 @@ def test_the_paper_s_experiments_are_planned_for_the_fork_once_its_revision_is_s
     profile: str, cells: list[str], python: str, tmp_path: Path
 ) -> None:
     command = ["run", "--profile", profile, "--engine", "sglang-lenvm", "--set", f"engine.python={python}"]
-    refused = benchctl(tmp_path, *command, "--dry-run")
+    refused = benchctl(*command, "--dry-run", cwd=tmp_path)
     assert refused.returncode == 2
     assert "V0, V1 and V4 run the value model and tilt nothing, V2 and V3 never run it" in refused.stderr
-    planned = benchctl(tmp_path, *command, "--set", "engine.options.revision=V1", "--dry-run")
+    planned = benchctl(*command, "--set", "engine.options.revision=V1", "--dry-run", cwd=tmp_path)
     assert planned.returncode == 0, planned.stderr
     assert not [line for line in planned.stderr.splitlines() if "allowed_differences" in line]
     for cell in cells:
@@ -439,12 +436,6 @@ def launched(settings: VariantSettings) -> RunRecord:
         schema_version=2, index=0, run_id="000-b0-guided", block=0, position=0, variant="guided",
         argv=ENGINE.argv(settings, SITE), env=ENGINE.env(settings, SITE),
     )  # fmt: skip
-
-
-def benchctl(cwd: Path, *args: str) -> "subprocess.CompletedProcess[str]":
-    env = {**os.environ, "BENCHCTL_DATA_DIR": str(cwd / "no-data"), "COLUMNS": "200"}
-    command = [sys.executable, "-m", "benchctl", *args]
-    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=300, check=False)
 
 
 def test_the_engine_goes_by_its_name() -> None:

@@ -167,7 +167,7 @@ def test_guidellm_s_report_of_several_loads_is_several_runs(tmp_path):
     assert dict(runs[1].load_point) == {"request_rate": 2.5, "max_concurrency": None}
     document["benchmarks"] = []
     (tmp_path / "none.json").write_text(json.dumps(document))
-    with pytest.raises(RecordError, match="holds no benchmark"):
+    with pytest.raises(RecordError, match="has no benchmark"):
         read_foreign(str(tmp_path / "none.json"))
 
 
@@ -222,8 +222,8 @@ def test_a_result_directory_or_a_path_that_is_not_there_is_not_foreign(tmp_path)
     [
         ('{"a": 1, "b": 2}', r"Looked for: vllm bench serve \(model_id, .*Found keys: a, b"),
         ("[1]", "holds list, not an object"),
-        ("hello", "is no JSON"),
-        ('{"a": 1}\n{"a": ', r"file.json:2: is no JSON"),
+        ("hello", "not JSON"),
+        ('{"a": 1}\n{"a": ', r"file.json:2: not JSON"),
         ('{"benchmarks": [{"metrics": {}}]}', "request_totals is missing"),
         ('{"model_id": "m", "num_prompts": "12", "completed": 1, "request_throughput": 1}', "num_prompts is '12'"),
     ],
@@ -236,5 +236,5 @@ def test_a_file_that_is_no_result_is_refused_with_its_place_and_what_was_looked_
 
 def test_a_directory_without_results_is_a_usage_error(tmp_path):
     assert not is_foreign(str(tmp_path))
-    with pytest.raises(UsageError, match="no result file is there"):
+    with pytest.raises(UsageError, match="no result file found"):
         read_foreign(str(tmp_path))

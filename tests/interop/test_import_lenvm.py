@@ -5,14 +5,14 @@ The directories are written by ``lenvm_results.py`` in the schemas of all revisi
 
 import csv
 import json
-import subprocess
-import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support import cli
 from support.results import lenvm_results
 from support.results.lenvm_results import (
     Truth,
@@ -28,12 +28,12 @@ from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.metrics.percentile import interpolated
 from benchctl.analysis.metrics.run_metrics import run_metrics
 from benchctl.errors import InvalidDataError, UsageError
-from benchctl.interop.lenvm.doubts import REPAIRS
+from benchctl.interop.lenvm.arm import makespan_s, sends_s
 from benchctl.interop.lenvm.gpu_samples import read_gpu_samples
-from benchctl.interop.lenvm.imported import ImportResult, import_lenvm
+from benchctl.interop.lenvm.import_directory import ImportResult, import_lenvm
 from benchctl.interop.lenvm.responses import read_responses
-from benchctl.interop.lenvm.schedule import makespan_s, sends_s
 from benchctl.interop.lenvm.summary import RATIO_TAG
+from benchctl.interop.lenvm.warnings import REPAIRS
 from benchctl.measure.result_directory import reopen_experiment
 from benchctl.records.loaded import LoadedRun, load_results
 from benchctl.report.export import write_report
@@ -187,7 +187,7 @@ def test_sampling_that_nothing_records_is_told(truth: Truth) -> None:
         meta = json.loads((truth.path / f"{tag}.meta.json").read_text())
         (truth.path / f"{tag}.meta.json").write_text(json.dumps(meta | {"cmd": []}))
     told = {warning.code: warning for warning in imported(truth).warnings}
-    assert told["sampling-unrecorded"].message.startswith("temperature, top_p, min_p: no request")
+    assert told["sampling-unrecorded"].message.startswith("temperature, top_p, min_p: recorded in no request")
 
 
 def test_sampling_is_taken_from_requests_first_and_else_from_the_command_line(truth: Truth) -> None:
@@ -367,12 +367,12 @@ def test_models_are_named_by_the_directory_by_the_user_or_assumed_aloud(tmp_path
 
 def test_what_is_no_such_directory_is_refused_and_leaves_nothing(truth: Truth, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UsageError, match=r"holds no baseline\.meta\.json and no baseline\.timing\.jsonl"):
+    with pytest.raises(UsageError, match=r"has neither baseline\.meta\.json nor baseline\.timing\.jsonl"):
         import_lenvm(tmp_path / "empty", tmp_path / "out", model=None, value_model=None, argv=())
-    with pytest.raises(UsageError, match="is no directory"):
+    with pytest.raises(UsageError, match="is not a directory"):
         import_lenvm(tmp_path / "absent", tmp_path / "out", model=None, value_model=None, argv=())
     (truth.path / "lenvm.meta.json").write_text('{"tag": "lenvm", "max_ques')
-    with pytest.raises(InvalidDataError, match=r"lenvm\.meta\.json: .*copy it again, or leave it out"):
+    with pytest.raises(InvalidDataError, match=r"lenvm\.meta\.json: .*copy it again, or remove it"):
         imported(truth)
     assert {path.name for path in tmp_path.iterdir()} == {"empty", NAME}
     (tmp_path / "out").mkdir()
@@ -427,12 +427,7 @@ def test_answers_cut_anywhere_hold_every_whole_line_before_the_cut(length: int) 
 
 @pytest.mark.slow
 def test_the_command_imports_and_comparing_the_arms_is_a_screening(truth: Truth) -> None:
-    def benchctl(*args: str) -> "subprocess.CompletedProcess[str]":
-        command = [sys.executable, "-m", "benchctl", *args]
-        return subprocess.run(
-            command, cwd=truth.path.parent, capture_output=True, text=True, timeout=300, check=False
-        )
-
+    benchctl = partial(cli.benchctl, cwd=truth.path.parent)
     done = benchctl("import", "lenvm", NAME, "-o", "out")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[0] == "mended or left out:"

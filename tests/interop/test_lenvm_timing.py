@@ -242,7 +242,7 @@ def test_a_stamped_log_is_read_up_to_its_first_damage(tmp_path: Path):
     )
     raw_step_log(tmp_path).write_bytes(stamps + b'{"t_ns": 4000000000, "line": "nothing"}\n')
     found = []
-    with pytest.raises(RecordError, match=r"steps\.raw\.jsonl:4: the server wrote no step there but 'nothing'"):
+    with pytest.raises(RecordError, match=r"steps\.raw\.jsonl:4: this line is not a step: 'nothing'"):
         found.extend(read_lenvm_steps(tmp_path))
     raw_step_log(tmp_path).write_bytes(stamps)
     steps = list(read_lenvm_steps(tmp_path))

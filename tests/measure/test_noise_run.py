@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from test_cli_run import benchctl
+from support.cli import benchctl
 
 pytestmark = pytest.mark.slow
 SMALL = [

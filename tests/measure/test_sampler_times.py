@@ -17,7 +17,7 @@ from benchctl.analysis.metrics.run_metrics import METRICS, unavailable_reason
 from benchctl.analysis.validity.batch_fill import in_step_frac, underfilled_batch_warnings
 from benchctl.analysis.validity.reconcile import Check
 from benchctl.cli.screen import wide_console
-from benchctl.interop.lenvm.imported import import_lenvm
+from benchctl.interop.lenvm.import_directory import import_lenvm
 from benchctl.records.loaded import LoadedRun, load_results
 from benchctl.report.export import write_report
 from benchctl.report.page.charts.figure import Chart

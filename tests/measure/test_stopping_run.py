@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from test_cli_run import benchctl, only_result
+from support.cli import benchctl, only_result
 
 from benchctl.cli.progress import experiment_progress
 from benchctl.measure.experiment import Listener, create_experiment, pending_runs, run_experiment

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from support.cli import preloaded_directory
 
 ROOT = Path(__file__).parent.parent.parent
 TASKS = sorted(f"docs/tasks/{path.name}" for path in (ROOT / "docs" / "tasks").glob("*.md"))
@@ -94,7 +95,7 @@ def test_every_console_block_of_the_manual_does_what_it_shows(name: str, tmp_pat
         shutil.copytree(ROOT / needed, tmp_path / needed)
     env = {
         **os.environ,
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PATH": os.pathsep.join([str(preloaded_directory()), str(Path(sys.executable).parent), os.environ["PATH"]]),
         "BENCHCTL_DATA_DIR": str(tmp_path / "data"),
         "BENCHCTL_NOISE_DIR": str(tmp_path / "noise"),
         "COLUMNS": "118",

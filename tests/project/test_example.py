@@ -1,9 +1,9 @@
 """The result directory that is kept with the code: what this version reads must not change unnoticed."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
+
+from support.cli import benchctl
 
 from benchctl.analysis.analyzed import analyze_directory
 
@@ -23,7 +23,6 @@ def test_the_example_is_read_whole() -> None:
 
 def test_its_verdict_stays_the_same() -> None:
     sides = [f"{EXAMPLE}:baseline", f"{EXAMPLE}:guided"]
-    argv = [sys.executable, "-m", "benchctl", "compare", *sides, "--json"]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    done = benchctl("compare", *sides, "--json")
     assert done.returncode == 1, done.stderr
     assert json.loads(done.stdout)["verdict"] == "regression"

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.cli import preloaded_directory
 from support.servers.real_engines import needs, tiny_model
 
 from benchctl.engines.environment import engines_directory
@@ -25,7 +26,9 @@ def smoke(cwd: Path, *arguments: str, script: str = "gpu_smoke.sh", log=subproce
         cwd=cwd,
         env={
             **os.environ,
-            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "PATH": os.pathsep.join(
+                [str(preloaded_directory()), str(Path(sys.executable).parent), os.environ["PATH"]]
+            ),
             "ENGINE": "sim-exact",
             "BLOCKS": "2",
             "CUDA_VISIBLE_DEVICES": "",

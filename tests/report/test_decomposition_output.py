@@ -2,11 +2,10 @@
 
 import json
 import math
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from support.cli import benchctl
 from support.results.builders import write_results
 from support.results.decomposition_laws import assert_exact
 
@@ -17,11 +16,6 @@ from benchctl.profile.load import profile_from_plain
 from benchctl.profile.planning.plan import variant_settings
 
 BLOCKS = tuple({"baseline": 1 + 0.004 * i, "guided": 1.02 - 0.003 * i} for i in range(6))
-
-
-def benchctl(*arguments: object) -> subprocess.CompletedProcess[str]:
-    argv = [sys.executable, "-m", "benchctl", *map(str, arguments)]
-    return subprocess.run(argv, capture_output=True, text=True, check=False, timeout=300)
 
 
 @pytest.fixture(name="sides", scope="module")

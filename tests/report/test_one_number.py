@@ -4,12 +4,11 @@ import csv
 import html
 import json
 import re
-import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 
 import pytest
+from support import cli
 from support.results.builders import edit_run, set_positions, write_results
 
 import benchctl.analysis.experiment.experiment
@@ -58,8 +57,7 @@ def _path(tmp_path_factory):
 def said(path: Path, *words: str) -> str:
     """What a command on the directory prints."""
     sides = [f"{path}:baseline", f"{path}:guided"] if words[0] == "compare" else [str(path)]
-    command = [sys.executable, "-m", "benchctl", words[0], *sides, *words[1:]]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = cli.benchctl(words[0], *sides, *words[1:])
     assert done.returncode in {0, 1, 3}, done.stdout + done.stderr
     return done.stdout
 
@@ -212,7 +210,7 @@ def test_a_directory_is_analysed_with_its_profile_parsed_once(path, monkeypatch)
 
 def test_a_run_prints_what_show_and_compare_print_of_it(tmp_path):
     words = ["run", "--profile", "ci-smoke", "--blocks", "6", "--quiet", "-o", str(tmp_path)]
-    done = subprocess.run([sys.executable, "-m", "benchctl", *words], capture_output=True, text=True, check=False)
+    done = cli.benchctl(*words)
     assert done.returncode == 0, done.stderr
     path = tmp_path / "ci-smoke" / "latest"
     (of_run,) = re.findall(r"^guided.*\[.*$", done.stdout, re.MULTILINE)

@@ -12,7 +12,7 @@ from benchctl.analysis.experiment.pairing import Side, arms_of, parse_side
 from benchctl.analysis.metrics.request_timing import is_completed, measured
 from benchctl.errors import UsageError
 from benchctl.interop.readers.files import is_foreign, read_foreign
-from benchctl.interop.readers.run import ForeignRun, Setting, known, unanswered
+from benchctl.interop.readers.run import ForeignRun, Setting, drop_unknown, unanswered
 from benchctl.profile.workload import Arrival
 from benchctl.records.loaded import LoadedRun
 
@@ -69,7 +69,7 @@ def _run(experiment: Experiment, arm: Arm, run: LoadedRun) -> ForeignRun:
     return ForeignRun(
         source="benchctl",
         where=f"{experiment.path}/runs/{run.record.run_id}",
-        metrics=known(metrics),
+        metrics=drop_unknown(metrics),
         settings={
             "model_id": None if model is None else str(model),
             "num_prompts": float(len(requests)),

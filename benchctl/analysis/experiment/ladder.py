@@ -60,7 +60,7 @@ class Ladder:
     whole: Price
 
 
-def ladders(experiment: Experiment, confidence: float = CONFIDENCE) -> tuple[Ladder, ...]:
+def divide_ladders(experiment: Experiment, confidence: float = CONFIDENCE) -> tuple[Ladder, ...]:
     """The ladder of every variant with ``controls``, in each cell with a block whose steps are all usable."""
     profile = experiment.profile_or_none
     if profile is None:

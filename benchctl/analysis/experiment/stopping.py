@@ -3,11 +3,11 @@
 After a look's last block the half-width of the interval of every primary metric in every cell is held against the
 precision; when all are within, the experiment ends. The looks are known before the first run.
 
-Why that is fair: only the width decides, never where the interval lies. For normal log-ratios the mean and the
-scatter of a sample are independent, so that a rule about scatter favours neither verdict, as one that waits for
-significance does. It is not free: an experiment ends early where the scatter came out small by chance, and then the
-interval is too narrow (F. J. Anscombe, *Large-sample theory of sequential estimation*, Mathematical Proceedings of
-the Cambridge Philosophical Society 48, 1952, 600-607, shows that this vanishes only for many blocks).
+The rule is fair because only the width of the interval decides, never its position. For normal log-ratios the mean
+and the scatter of a sample are independent, so that a rule about scatter favours neither verdict, as one that waits
+for significance does. It is not free: an experiment ends early where the scatter came out small by chance, and then
+the interval is too narrow (F. J. Anscombe, *Large-sample theory of sequential estimation*, Mathematical Proceedings
+of the Cambridge Philosophical Society 48, 1952, 600-607, shows that this vanishes only for many blocks).
 
 Hence every interval, at the looks and in the comparison, is that of 1 - alpha / K for K looks (Bonferroni): the
 chance that the interval of any look misses the truth is then at most alpha, whichever of them the rule picks and
@@ -62,7 +62,7 @@ def take_look(
     return Look(num_blocks=num_blocks, half_widths=widths, is_precise=is_precise)
 
 
-def widest(look: Look) -> HalfWidth | None:
+def widest_interval(look: Look) -> HalfWidth | None:
     """The widest interval, an unknown one first: what keeps the experiment from ending. None without any."""
     return max(look.half_widths, key=_width, default=None)
 

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from benchctl.analysis.statistics.intervals import BlockBootstrap, StudentT, Uncertainty, t_quantile
 from benchctl.analysis.statistics.rank_sum import PairwiseShifts, pairwise_shifts
-from benchctl.analysis.statistics.robust import PositionCovariate, one_mixture
+from benchctl.analysis.statistics.robust import PositionCovariate, estimate_mixture
 from benchctl.analysis.statistics.screening import MIN_PAIRED_BLOCKS, MIN_UNPAIRED_BLOCKS
 
 __all__ = [
@@ -245,7 +245,7 @@ def _robust_estimate(
     evidence: Sequence[float] | None,
 ) -> RatioEstimate:
     """The mixture over the blocks that may be outliers (``robust``)."""
-    mixture, weights, effect = one_mixture(
+    mixture, weights, effect = estimate_mixture(
         d, covariate, None if evidence is None else np.asarray(evidence, dtype=float)
     )
     return RatioEstimate(

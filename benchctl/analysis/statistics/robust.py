@@ -108,7 +108,9 @@ class Mixture:
         return shares
 
 
-def mixtures(differences: Floats, covariate: PositionCovariate | None, like: Mixture | None = None) -> Mixture:
+def estimate_mixtures(
+    differences: Floats, covariate: PositionCovariate | None, like: Mixture | None = None
+) -> Mixture:
     """The distribution of mu for each row of ``differences``, a data set.
 
     The outliers follow from these differences, or, with ``like``, are those of that mixture.
@@ -264,15 +266,15 @@ class OutlierMixture:
         return float(np.asarray(self.shares) @ stdtr(self.degrees_of_freedom, t))
 
 
-def one_mixture(
+def estimate_mixture(
     differences: Floats, covariate: PositionCovariate | None, evidence: Floats | None = None
 ) -> tuple[OutlierMixture, Floats, float | None]:
     """The uncertainty of one data set, the weights of its blocks, and its slope where it is estimated from them.
 
     With ``evidence``, the weights are those of these differences.
     """
-    like = None if evidence is None else mixtures(evidence[None, :], covariate)
-    whole = mixtures(differences[None, :], covariate, like)
+    like = None if evidence is None else estimate_mixtures(evidence[None, :], covariate)
+    whole = estimate_mixtures(differences[None, :], covariate, like)
     shares = whole.shares[0]
     order = np.argsort(-shares, kind="stable")
     likely = order[: 1 + int(np.searchsorted(np.cumsum(shares[order]), 1 - _NEGLIGIBLE))]

@@ -1,4 +1,4 @@
-"""What of a measurement may be trusted: reconciliation, the client, gates, comparability, integrity.
+"""Validity of measurements: reconciliation, the load client, gates, comparability, integrity.
 
-Each module returns warnings as data; ``usability`` turns them into the one answer which runs count, and for what.
+Each module returns warnings as data; ``usability`` decides from them which runs count, and for what.
 """

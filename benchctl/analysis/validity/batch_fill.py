@@ -1,7 +1,7 @@
-"""Did the engine work on what was in flight, or did requests wait elsewhere?
+"""Share of the requests in flight that was in the engine's steps, and a warning if it is low.
 
-A front end that is short of processors passes requests on late: the client has its dozen in flight and the engine
-steps with one of them. A step then costs what a small batch costs, and says nothing of the batch that was meant.
+A front end without enough processor time passes requests on late: the client has a dozen in flight, and the engine
+steps with one of them. Step times are then those of a small batch, not of the planned one.
 """
 
 from typing import Final
@@ -11,18 +11,18 @@ from benchctl.records.columns.step_columns import exact_sum
 from benchctl.records.loaded import LoadedRun
 from benchctl.records.record import ResultWarning
 
-STARVED_FRAC: Final = 0.7
-"""Share below which a run is doubted. What lies between steps, and the way to the client and back, take some of a
-request's time on every engine: 6 % with small models on two cores, where nothing waited. Three tenths are no
-longer a matter of overhead."""
+MIN_IN_STEP_FRAC: Final = 0.7
+"""Share below which a run gets the warning. Time between steps and the path to the client take some of a request's
+time on every engine: 6 % with small models on two cores without any waiting. Three tenths are more than
+overhead."""
 
 
 def in_step_frac(run: LoadedRun) -> float | None:
-    """Time that sequences spent in steps over the time that they were in flight for the client.
+    """Time that sequences spent in steps, divided by the time that they were in flight for the client.
 
     The former is the sum of num_seqs * dur over the steps of the load, the latter that of e2el * choices over its
-    completed requests; both are sequences times seconds, as in Little's law. None without steps or their whole
-    durations, on a virtual clock, or where a request failed and its share of the steps is unknown.
+    completed requests, in sequences times seconds as in Little's law. None without steps or their whole durations,
+    on a virtual clock, or if a request failed, whose share of the steps is unknown.
     """
     if not run.record.times_whole_steps:
         return None
@@ -35,14 +35,14 @@ def in_step_frac(run: LoadedRun) -> float | None:
 
 
 def underfilled_batch_warnings(run: LoadedRun) -> tuple[ResultWarning, ...]:
-    """A warning where requests spent much of their time outside the engine's steps."""
+    """A warning if requests spent much of their time outside the engine's steps."""
     share = in_step_frac(run)
-    if share is None or share >= STARVED_FRAC:
+    if share is None or share >= MIN_IN_STEP_FRAC:
         return ()
     message = (
-        f"requests spent less than {STARVED_FRAC:.0%} of their time in steps of the engine and waited elsewhere: "
-        "in its queue, in a front end without a processor, or in the client. The batch was smaller than the load "
-        "asked for, and the time of a step is that of the smaller batch; lower the load below what the server "
-        "takes at once (max_num_seqs), or free processors for its front end"
+        f"requests spent less than {MIN_IN_STEP_FRAC:.0%} of their time in steps of the engine and waited "
+        "elsewhere: in its queue, in a front end without processor time, or in the client. The batch was smaller "
+        "than the load, and step times are those of the smaller batch; lower the load below max_num_seqs, or free "
+        "processors for the server's front end"
     )
     return (ResultWarning(code="underfilled-batch", message=message, where=run.record.run_id),)

@@ -1,11 +1,11 @@
-"""Did the client see tokens when they were made, or in bursts?
+"""Bursts of tokens at the client, and their cause.
 
-* A server that is short of processors makes a token with each step and delivers them when it gets a turn: the
-  client then sees gaps near zero, and one long gap between two bursts. Its ``itl`` says nothing of the engine, and
-  its ``ttft`` and ``tpot`` hold the delay of the delivery.
+* A server without enough processor time makes a token with each step and delivers several at once: the client sees
+  gaps near zero, and one long gap between two bursts. Its ``itl`` does not describe the engine, and ``ttft`` and
+  ``tpot`` include the delay of the delivery.
 * A client that reads late sees the same, whatever the server did.
-* A server that always writes the same number of tokens at once does so on purpose. ``ttft`` and ``tpot`` are what a
-  user has of it, and ``itl`` is that of writes: nothing to distrust, and a thing to know.
+* A server that always writes the same number of tokens at once does so on purpose. ``ttft`` and ``tpot`` are those
+  of its users, and ``itl`` is the time between writes: a note, not a warning.
 """
 
 from collections import Counter
@@ -27,30 +27,30 @@ if TYPE_CHECKING:
     from benchctl.records.columns.step_columns import StepColumns
 
 CLIENT_BUNCHING: Final = "client-bunching"
-"""Code of the warning that what the client timed says little of the engine."""
+"""Code of the warning that the client's times do not describe the engine."""
 SERVER_COALESCING: Final = "server-coalescing"
-"""Code of the note that the server writes several chunks at once, and always as many."""
+"""Code of the note that the server always writes the same number of chunks at once."""
 SHORT_FRAC: Final = 0.1
-"""A gap is short below this fraction of the time that one chunk should take."""
+"""A gap is short below this fraction of the expected time per chunk."""
 BUNCHED_FRAC: Final = 0.2
-"""Share of short gaps from which a run is called bunched. Arrivals without any pace (a Poisson process) have
-1 - exp(-0.1) = 9.5 % of them, so that twice as many do not come from irregular steps; and with one gap in five
-swallowed, the others are already a quarter too long."""
+"""Share of short gaps above which a run is bunched. Random arrivals (a Poisson process) have 1 - exp(-0.1) = 9.5 %,
+so twice as many do not come from irregular steps; and with one gap in five missing, the others are a quarter too
+long."""
 _MIN_GAPS: Final = 20
-"""Fewer gaps say nothing of a run."""
+"""Fewest gaps that are judged."""
 REGULAR_FRAC: Final = 0.8
-"""Share of the writes that hold the same number of chunks where that number is the server's choice."""
+"""Least share of the writes with the same number of chunks if that number is the server's choice."""
 _MIN_WRITES: Final = 10
-"""Fewer writes show no choice."""
+"""Fewest writes that show a choice."""
 UNEVEN_STEPS: Final = 5.0
-"""Steps by which one token in twenty is later than the median token, from which a run is called bunched. A front
-end that stands still from time to time makes few short gaps: only those of the burst that follows are short.
-Chosen by looking at 29 runs of small models on two cores: 24 with more short gaps than ``BUNCHED_FRAC`` had 6 or
-more, of the other five two had 11 and 54 and three had 2.0, 2.3 and 3.3. No run on a GPU has tried it."""
+"""Delay of one token in twenty against the median token, in steps, above which a run is bunched. A front end that
+stalls from time to time makes few short gaps: only those of the following burst. Chosen from 29 runs of small
+models on two cores: 24 with more short gaps than ``BUNCHED_FRAC`` had 6 or more; of the other five, two had 11 and
+54 and three had 2.0, 2.3 and 3.3. Not tried on a GPU."""
 
 
 def short_gap_frac(requests: Iterable[RequestRecord], steps: "StepColumns | None" = None) -> float | None:
-    """Share of the gaps between successive chunks of a choice that are shorter than a tenth of a chunk's own time.
+    """Share of the gaps between successive chunks of a choice that are shorter than a tenth of the time per chunk.
 
     None for fewer than 20 gaps.
     """
@@ -61,16 +61,15 @@ def short_gap_frac(requests: Iterable[RequestRecord], steps: "StepColumns | None
 
 
 def _gaps_ns(requests: Iterable[RequestRecord]) -> list[Sequence[int]]:
-    return [found for request in requests if is_completed(request) and (found := itls_ns(request))]
+    return [gaps for request in requests if is_completed(request) and (gaps := itls_ns(request))]
 
 
 def _paces_ns(gaps: Sequence[Sequence[int]], steps: "StepColumns | None") -> list[float]:
-    """The time that one chunk of each request should take.
+    """The expected time per chunk of each request.
 
-    Where steps are known, that is a quick step (the tenth percentile), because no choice gets two chunks within
-    one. Elsewhere it is the mean gap of the request, which contains all its bursts, but at most the median of these
-    means over the requests: a single request that was held up has a mean that says nothing of its pace. Chunks of
-    several tokens have long gaps and count as chunks.
+    With steps it is a quick step (the tenth percentile), because no choice gets two chunks within one step. Without
+    it is the mean gap of the request, which includes all its bursts, but at most the median of these means over the
+    requests, because the mean of a single delayed request is not its pace.
     """
     if steps:
         quick = sorted(steps.dur_ns.tolist())[len(steps) // 10]
@@ -86,10 +85,10 @@ def _num_short(gaps: Sequence[Sequence[int]], paces_ns: Sequence[float]) -> int:
 
 
 def regular_write(requests: Sequence[RequestRecord], steps: "StepColumns | None" = None) -> int | None:
-    """How many chunks of a choice arrive at once, where nearly always as many do; None where that varies.
+    """Number of chunks of a choice that arrive at once, if it is nearly always the same; otherwise None.
 
-    Chunks that follow each other within a tenth of a chunk's time arrive at once. The last of each choice are what
-    is left, and do not count.
+    Chunks that follow each other within a tenth of the time per chunk arrive at once. The last write of each choice
+    holds the remainder and does not count.
     """
     gaps = _gaps_ns(requests)
     if not gaps:
@@ -116,12 +115,11 @@ def _write_sizes(chunk_ns: Sequence[int], within_ns: float) -> list[int]:
 
 
 def delivery_unevenness_steps(requests: Sequence[RequestRecord], steps: "StepColumns") -> float | None:
-    """How unevenly tokens travel from engine to client, in mean steps: the p95 of their delays less the median.
+    """Spread of the tokens' delays from engine to client, in mean steps: their p95 less the median.
 
     A token's delay is its arrival less the end of the step that made it. Tokens are matched in the order of both
-    times; of all ways to match them this one has the least variance. A delay that all share is no unevenness: it
-    moves ttft and leaves itl and tpot as they are. None unless both sides count each token and come to the same
-    number, on the host's clock.
+    times, which has the least variance of all ways to match them. A common delay does not count: it moves ttft and
+    leaves itl and tpot unchanged. None unless both sides count the same number of tokens, on the host's clock.
     """
     chunks = [(c.chunk_ns, c.chunk_tokens) for request in requests for c in request.choices]
     counts = steps.optional("output_tokens")
@@ -129,7 +127,7 @@ def delivery_unevenness_steps(requests: Sequence[RequestRecord], steps: "StepCol
         return None
     if steps.clocks != ("host",):
         return None
-    import numpy as np  # noqa: PLC0415 - takes longer to import than a short load without steps to judge
+    import numpy as np  # noqa: PLC0415 - importing takes longer than judging a short load without steps
 
     arrived = np.sort(
         _each_token([t for ns, _ in chunks for t in ns], [n for _, each in chunks for n in each or ()])
@@ -148,9 +146,9 @@ def _each_token(times_ns: Sequence[int], num_tokens: Sequence[int]) -> "npt.NDAr
 
 
 def bunching_warnings(run: LoadedRun) -> tuple[ResultWarning, ...]:
-    """A warning where a run's arrivals are bunched, or a note where the server writes several chunks at once.
+    """A warning if a run's arrivals are bunched, or a note if the server always writes several chunks at once.
 
-    A simulator's clock has its own measure of lag.
+    None on a virtual clock: the simulator measures its own lag.
     """
     if run.record.clock == "virtual":
         return ()
@@ -159,32 +157,34 @@ def bunching_warnings(run: LoadedRun) -> tuple[ResultWarning, ...]:
     size = regular_write(requests, steps) or 1
     if 1 < size <= num_chunks_per_write(requests, run.client) and not _is_uneven(requests, steps, size):
         return (ResultWarning(code=SERVER_COALESCING, message=_coalescing(size), where=run.record.run_id),)
-    seen = _signs_of_bursts(requests, steps)
-    if seen is None:
+    signs = _signs_of_bursts(requests, steps)
+    if signs is None:
         return ()
-    truth = "step metrics carry the truth" if steps else "wall time and throughput hold, and no steps are known"
+    truth = "step metrics are exact" if steps else "wall time and throughput hold, and no steps are known"
     message = (
-        f"tokens reached the client in bursts: {seen}, so ttft, itl and tpot of the client are not trustworthy; "
-        f"{truth}. {_who_bunched(run, requests, steps)}"
+        f"tokens reached the client in bursts: {signs}, so ttft, itl and tpot of the client are not trustworthy; "
+        f"{truth}. {_cause(run, requests, steps)}"
     )
     return (ResultWarning(code=CLIENT_BUNCHING, message=message, where=run.record.run_id),)
 
 
 def _coalescing(size: int) -> str:
     return (
-        f"the server writes {size} chunks of an answer at once: times of arrivals are right, and so are ttft, tpot "
-        f"and e2el; itl is that of writes, none within one and that of {size} chunks between two"
+        f"the server writes {size} chunks of an answer at once: arrival times, ttft, tpot and e2el are exact; itl "
+        f"is 0 within a write, and the time of {size} chunks between two writes"
     )
 
 
-def _who_bunched(run: LoadedRun, requests: Sequence[RequestRecord], steps: "StepColumns | None") -> str:
-    """Whether the client read what had come one by one, or the server sent it together."""
+def _cause(run: LoadedRun, requests: Sequence[RequestRecord], steps: "StepColumns | None") -> str:
+    """The cause of bursts: a client that read late, or a server that sent tokens together."""
     gaps = _gaps_ns(requests)
     errors = arrival_errors(requests, run.client)
     num_read_late = sum(error_ns > 0 for of_request in errors for error_ns in chain(*of_request))
     if 2 * num_read_late > _num_short(gaps, _paces_ns(gaps, steps)):
         return "Most of them waited for the client to read: free processors for the client"
-    return "The client read most of them when they came, so that the server sent them so: free processors for it"
+    return (
+        "The client read most of them promptly, so the server sent them in bursts: free processors for the server"
+    )
 
 
 def _signs_of_bursts(requests: Sequence[RequestRecord], steps: "StepColumns | None") -> str | None:
@@ -199,6 +199,6 @@ def _signs_of_bursts(requests: Sequence[RequestRecord], steps: "StepColumns | No
 
 
 def _is_uneven(requests: Sequence[RequestRecord], steps: "StepColumns | None", size: int) -> bool:
-    """Whether tokens travel unevenly, beyond the wait of the first of ``size`` chunks for the last of its write."""
+    """True if delays spread by more than the wait of the first of ``size`` chunks for the last of its write."""
     unevenness = None if steps is None else delivery_unevenness_steps(requests, steps)
     return unevenness is not None and unevenness > UNEVEN_STEPS + size / 2 - 0.5

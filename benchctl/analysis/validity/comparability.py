@@ -1,7 +1,7 @@
-"""May two sets of runs be compared? Only the declared factor may differ.
+"""Comparability of two sets of runs: only the declared factor may differ.
 
-Every difference is collected, so that one look shows them all. What makes the work itself different (request
-set, stop mode, schema) can never be allowed; the rest is allowed by the profiles of both sides or by whoever asks.
+All differences are collected and reported at once. Differences of the work itself (request set, stop mode, schema)
+are never allowed; profiles of both sides or the user allow others.
 """
 
 import json
@@ -20,21 +20,21 @@ from benchctl.records.run import RunRecord
 
 NEVER_ALLOWED: Final = frozenset({"request_set_sha256", "stop", "schema_version"})
 _MOST_NAMED: Final = 10
-"""So many differences the message of a refusal names; the error holds all of them."""
+"""Number of differences that the message of a refusal names; the error has all of them."""
 _ABSENT: Final = "absent"
 _CORES: Final = "server.client_cores"
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One setting that is not the same on both sides; ``cells`` are those in which it is seen, none for all."""
+    """One setting that differs between the sides; ``cells`` are those in which it differs, empty for all."""
 
     key: str
     a: str
     b: str
     cells: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
-    """Other names of the same setting; whoever allows one of them allows the difference."""
+    """Other names of the same setting; allowing one of them allows the difference."""
 
     def __str__(self) -> str:
         where = f" ({'; '.join(self.cells)})" if self.cells else ""
@@ -42,57 +42,57 @@ class Difference:
 
 
 def experiment_differences(a: Manifest, b: Manifest) -> tuple[Difference, ...]:
-    """What two experiments do not share: request set, seed, stop mode, kind of engine, schema."""
-    found = []
+    """Differences between two experiments: request set, seed, stop mode, kind of engine, schema."""
+    differences = []
     for key in ("schema_version", "request_set_sha256", "seed", "stop", "engine"):
         left, right = getattr(a, key), getattr(b, key)
         if left != right:
-            found.append(Difference(key, _shown(left), _shown(right)))
-    return tuple(found)
+            differences.append(Difference(key, _as_json(left), _as_json(right)))
+    return tuple(differences)
 
 
 def configuration_differences(
     cells: Mapping[str, tuple[Sequence[LoadedRun], Sequence[LoadedRun]]], *, has_one_host: bool = True
 ) -> tuple[Difference, ...]:
-    """Settings in which the servers of the two sides differ, over all cells: by their own account, and beside it in
-    the command line and the environment that they were started with.
+    """Settings in which the servers of the two sides differ, over all cells: in their reported configuration, their
+    command line and their environment.
 
-    A setting that changes between the blocks of one side differs too: both values are shown. With ``has_one_host``
-    paths count whole.
+    A setting that changes between the blocks of one side differs too; both values are shown. With ``has_one_host``
+    paths are compared whole.
     """
-    seen: dict[tuple[str, str, str], list[str]] = {}
+    cells_of: dict[tuple[str, str, str], list[str]] = {}
     names: dict[str, tuple[str, ...]] = {"server.version": ("engine_version",)}
     for cell, sides in cells.items():
         a, b = ([_settings_of(run.record, names, has_one_host=has_one_host) for run in runs] for runs in sides)
         for key in sorted({key for settings in (*a, *b) for key in settings}):
             left, right = _values(a, key), _values(b, key)
-            if len({*left, *right}) > 1 and not _is_told(key, names, (*a, *b)):
-                seen.setdefault((key, " or ".join(left), " or ".join(right)), []).append(cell)
+            if len({*left, *right}) > 1 and not _is_reported(key, names, (*a, *b)):
+                cells_of.setdefault((key, " or ".join(left), " or ".join(right)), []).append(cell)
     return tuple(
-        Difference(key, left, right, () if len(found) == len(cells) else tuple(found), names.get(key, ()))
-        for (key, left, right), found in sorted(seen.items())
+        Difference(key, left, right, () if len(differing) == len(cells) else tuple(differing), names.get(key, ()))
+        for (key, left, right), differing in sorted(cells_of.items())
     )
 
 
 def _settings_of(record: RunRecord, names: dict[str, tuple[str, ...]], *, has_one_host: bool) -> dict[str, str]:
-    """Every setting of a run as text: what the server says and what it was started with, whose names are noted."""
+    """Every setting of a run as text, reported or launched; ``names`` receives the other names of each."""
     launch = launch_settings(record, has_one_host=has_one_host)
     names |= {key: setting.names for key, setting in launch.items()}
-    told = {key: _shown(value) for key, value in record.effective_config.items()}
-    if not has_one_host and _CORES in told:
-        told[_CORES] = _client_cores_counted(told[_CORES])
-    return told | {key: _shown(setting.value) for key, setting in launch.items()}
+    reported = {key: _as_json(value) for key, value in record.effective_config.items()}
+    if not has_one_host and _CORES in reported:
+        reported[_CORES] = _client_cores_counted(reported[_CORES])
+    return reported | {key: _as_json(setting.value) for key, setting in launch.items()}
 
 
-def _client_cores_counted(told: str) -> str:
-    """How many cores the client had to itself: which ones, and how many are left, is a matter of the machine."""
-    client, _, _ = told.partition(", server on ")
+def _client_cores_counted(cores: str) -> str:
+    """Number of cores reserved for the client; which ones, and how many are left, depends on the machine."""
+    client, _, _ = cores.partition(", server on ")
     runs = re.findall(r"(\d+)(?:-(\d+))?", client)
-    return _shown(f"{sum(int(last or first) - int(first) + 1 for first, last in runs)} of its own for the client")
+    return _as_json(f"{sum(int(last or first) - int(first) + 1 for first, last in runs)} of its own for the client")
 
 
-def _is_told(key: str, names: Mapping[str, tuple[str, ...]], settings: Sequence[Mapping[str, str]]) -> bool:
-    """Whether the servers themselves say what became of a flag: their word counts, and it is told once."""
+def _is_reported(key: str, names: Mapping[str, tuple[str, ...]], settings: Sequence[Mapping[str, str]]) -> bool:
+    """True if a server reports the setting that a flag sets: only the reported value counts."""
     return is_flag(key) and any(name in of_run for name in names[key] for of_run in settings)
 
 
@@ -100,12 +100,12 @@ def _values(settings: Sequence[Mapping[str, str]], key: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(of_run.get(key, _ABSENT) for of_run in settings))
 
 
-def _shown(value: Any) -> str:
+def _as_json(value: Any) -> str:
     return json.dumps(value, sort_keys=True)
 
 
 def require_comparable(differences: Sequence[Difference], patterns: Sequence[str]) -> tuple[Difference, ...]:
-    """The differences that are allowed. Raises NotComparableError that holds each one that is not."""
+    """Return the differences. Raises NotComparableError with each one that is not allowed."""
     refused = refused_differences(differences, patterns)
     if refused:
         raise NotComparableError(refusal(refused), refused)
@@ -113,7 +113,7 @@ def require_comparable(differences: Sequence[Difference], patterns: Sequence[str
 
 
 def refused_differences(differences: Sequence[Difference], patterns: Sequence[str]) -> tuple[str, ...]:
-    """Those that nobody declared, or that nobody can."""
+    """The differences that are not declared, or can never be allowed."""
     return tuple(str(difference) for difference in differences if not _is_allowed(difference, patterns))
 
 
@@ -124,7 +124,7 @@ def _is_allowed(difference: Difference, patterns: Sequence[str]) -> bool:
 
 
 def refusal(differences: Sequence[str]) -> str:
-    """The message for differences that no one declared: the first of them, and how many more there are."""
+    """The message for undeclared differences: the first of them, and the number of others."""
     lines = [f"  {difference}" for difference in differences[:_MOST_NAMED]]
     if len(differences) > _MOST_NAMED:
         lines.append(f"  and {len(differences) - _MOST_NAMED} more, which --json names")
@@ -138,7 +138,7 @@ def refusal(differences: Sequence[str]) -> str:
 
 
 def machine_warnings(a: LoadedResults, b: LoadedResults) -> tuple[ResultWarning, ...]:
-    """Doubts about two experiments that were measured at different places or times with different software."""
+    """Warnings about two experiments that were measured on different machines or with different software."""
     pairs = {
         "host": (_host(a.manifest), _host(b.manifest)),
         "GPUs": (_gpus(a.manifest), _gpus(b.manifest)),
@@ -147,7 +147,7 @@ def machine_warnings(a: LoadedResults, b: LoadedResults) -> tuple[ResultWarning,
         "git commit": (_commit(a.manifest), _commit(b.manifest)),
     }
     priorities = _client_priorities(a), _client_priorities(b)
-    if all(priorities):  # older results do not tell
+    if all(priorities):  # older results do not record them
         pairs["priority of the load client"] = priorities
     return tuple(
         ResultWarning(code="machines-differ", message=f"{name} differs: {left} against {right}", where=name)
@@ -171,9 +171,9 @@ def _engine_versions(results: LoadedResults) -> str:
 
 
 def _client_priorities(results: LoadedResults) -> str:
-    """Without the reasons; empty where no run tells."""
-    told = (run.record.client_priority for run in results.runs)
-    return ", ".join(sorted({priority.partition(" (")[0] for priority in told if priority is not None}))
+    """Priorities without their reasons; empty if no run records one."""
+    priorities = (run.record.client_priority for run in results.runs)
+    return ", ".join(sorted({priority.partition(" (")[0] for priority in priorities if priority is not None}))
 
 
 def _commit(manifest: Manifest) -> str:

@@ -1,10 +1,9 @@
-"""Machine-state gates: what must have held during a run for it to be compared.
+"""Machine-state gates: conditions that a run must meet to be compared.
 
-They are declared in the profile, before anything is measured, so that nobody leaves out what does not please.
-Throttling is a device that slowed itself for heat or at the demand of the hardware. Not meant are idle clocks, and
-the power limit that the driver holds: busy devices run at it all the time, so it belongs to what is measured, and a
-change that draws more power pays for it there. Failed requests are a gate only where somebody asks: else they
-make a comparison incomplete, because leaving out the runs in which a variant breaks would flatter it.
+They are declared in the profile before anything is measured, so that no run is excluded for its result. Throttling
+is a device that slowed itself for heat or on demand of the hardware; idle clocks and the driver's power limit do
+not count, because busy devices always run at that limit. Failed requests are a gate only if the profile says so:
+otherwise they make a comparison incomplete, because excluding the runs in which a variant breaks would flatter it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,13 +17,13 @@ from benchctl.records.loaded import LoadedRun
 from benchctl.records.record import FOREIGN_GPU_PROCESS, ResultWarning
 
 THROTTLING: Final = frozenset({"hw-slowdown", "hw-thermal", "hw-power-brake", "sw-thermal"})
-"""Reasons of a device's clocks that say it was slowed down; named as ``GpuSample.throttle_reasons`` are."""
+"""Clock reasons of a device that was slowed down, as named in ``GpuSample.throttle_reasons``."""
 _POWER_CAP: Final = "sw-power-cap"
 
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """A gate that a run did not pass, and what was seen."""
+    """A gate that a run did not pass, with the observation."""
 
     gate: Gate
     detail: str
@@ -34,24 +33,23 @@ class Violation:
 
 
 def violated_gates(run: LoadedRun, gates: Sequence[Gate]) -> tuple[Violation, ...]:
-    """Which of ``gates`` the run did not pass, in their order. What nobody recorded violates nothing."""
-    seen = ((gate, _LOOKS[gate](run)) for gate in gates)
-    return tuple(Violation(gate, detail) for gate, detail in seen if detail is not None)
+    """The ``gates`` that the run did not pass, in order. Missing records violate no gate."""
+    return tuple(Violation(gate, detail) for gate in gates if (detail := _OBSERVATIONS[gate](run)) is not None)
 
 
 def clock_warnings(run: LoadedRun) -> tuple[ResultWarning, ...]:
-    """What held down the clocks of the devices during the load, told whatever the gates."""
-    found = []
+    """Warnings about lowered device clocks during the load, whatever the gates."""
+    warnings = []
     if (throttled := _throttled(run)) is not None:
-        found.append(ResultWarning(code="gpu-throttled", message=throttled))
+        warnings.append(ResultWarning(code="gpu-throttled", message=throttled))
     if _POWER_CAP in _reasons(run):
-        message = "the power limit held the clocks of a GPU down during the load, as it does on busy devices"
-        found.append(ResultWarning(code="gpu-power-capped", message=message))
-    return tuple(found)
+        message = "the power limit held the clocks of a GPU down during the load, as is normal on busy devices"
+        warnings.append(ResultWarning(code="gpu-power-capped", message=message))
+    return tuple(warnings)
 
 
 def _reasons(run: LoadedRun) -> frozenset[str]:
-    """Reasons of the clocks of all devices during the load; those before and after it touch nothing measured."""
+    """Clock reasons of all devices during the load."""
     window = load_window_ns(run)
     if window is None:
         return frozenset()
@@ -65,8 +63,8 @@ def _throttled(run: LoadedRun) -> str | None:
 
 
 def _shared(run: LoadedRun) -> str | None:
-    told = [warning.message for warning in run.record.warnings if warning.code == FOREIGN_GPU_PROCESS]
-    return "; ".join(told) or None
+    messages = [warning.message for warning in run.record.warnings if warning.code == FOREIGN_GPU_PROCESS]
+    return "; ".join(messages) or None
 
 
 def _failing(run: LoadedRun) -> str | None:
@@ -75,7 +73,7 @@ def _failing(run: LoadedRun) -> str | None:
     return f"{num_failed} of {len(requests)} requests failed" if num_failed else None
 
 
-_LOOKS: Final[Mapping[Gate, Callable[[LoadedRun], str | None]]] = {
+_OBSERVATIONS: Final[Mapping[Gate, Callable[[LoadedRun], str | None]]] = {
     "throttling": _throttled,
     "foreign-gpu-process": _shared,
     "failed-requests": _failing,

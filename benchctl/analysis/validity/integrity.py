@@ -1,4 +1,4 @@
-"""Is what is compared still what was measured? What was altered or copied since, as warnings and as a refusal."""
+"""Alterations and copies of result files since they were measured, as warnings and as a refusal."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -10,7 +10,7 @@ from benchctl.records.loaded import LoadedResults
 from benchctl.records.record import ResultWarning
 
 _NUM_NAMED: Final = 4
-"""So many files a warning names; a refusal names all."""
+"""Number of files that a warning names; a refusal names all."""
 _MEANING: Final[dict[AlterationKind, str]] = {
     "altered-file": "not what was recorded",
     "missing-file": "files that were recorded are not there",
@@ -23,15 +23,15 @@ _MEANING: Final[dict[AlterationKind, str]] = {
 def require_intact(
     a: LoadedResults, b: LoadedResults, differences: Sequence[str], *, allow_altered: bool
 ) -> tuple[ResultWarning, ...]:
-    """What was altered in the directories of two sides since they were measured, as warnings.
+    """Warnings about alterations in the directories of two sides since they were measured.
 
-    Raises AlteredError, which names every file and the undeclared ``differences`` of the sides beside them, where
-    numbers rest on any of it, unless ``allow_altered``.
+    Raises AlteredError if they affect numbers, unless ``allow_altered``; it names every file, and the undeclared
+    ``differences`` of the sides.
     """
     paths = [a.path] if a.path.resolve() == b.path.resolve() else [a.path, b.path]
-    found = [(path, verify_directory(path)) for path in paths if (path / "manifest.json").is_file()]
-    shared = _shared_runs(found)
-    refused = [line for path, verified in found for line in _lines(path, verified)] + shared
+    verifications = [(path, verify_directory(path)) for path in paths if (path / "manifest.json").is_file()]
+    shared = _shared_runs(verifications)
+    refused = [line for path, verified in verifications for line in _lines(path, verified)] + shared
     if refused and not allow_altered:
         listed = "\n".join(f"  {line}" for line in refused)
         if differences:
@@ -39,9 +39,9 @@ def require_intact(
             listed += "\n".join(f"  {difference}" for difference in differences)
         raise AlteredError(
             f"what is compared is not what was measured:\n{listed}\n"
-            "Restore these files from a copy, or measure again; --allow-altered judges them as they are"
+            "Restore these files from a copy, or measure again; --allow-altered compares them as they are"
         )
-    warnings = [warning for path, verified in found for warning in alteration_warnings(path, verified)]
+    warnings = [warning for path, verified in verifications for warning in alteration_warnings(path, verified)]
     return (*warnings, *(ResultWarning(code="copied-run", message=line) for line in shared))
 
 
@@ -49,11 +49,11 @@ def _lines(path: Path, verified: Verification) -> Iterable[str]:
     return (f"{path}/{alteration}" for alteration in verified.alterations if alteration.decides)
 
 
-def _shared_runs(found: Sequence[tuple[Path, Verification]]) -> list[str]:
-    """Runs that two experiments have in common; a copy of a whole directory is the same experiment."""
-    if len(found) < 2 or found[0][1].manifest == found[1][1].manifest:
+def _shared_runs(verifications: Sequence[tuple[Path, Verification]]) -> list[str]:
+    """Runs that two experiments share; a copy of a whole directory is the same experiment."""
+    if len(verifications) < 2 or verifications[0][1].manifest == verifications[1][1].manifest:
         return []
-    (a_path, a), (b_path, b) = found
+    (a_path, a), (b_path, b) = verifications
     shared = {(a.fingerprints[key], b.fingerprints[key]): None for key in a.fingerprints if key in b.fingerprints}
     return [
         f"{a_path}/runs/{a_runs[0]} holds the same records as {b_path}/runs/{b_runs[0]}, and no two runs have the "
@@ -63,10 +63,10 @@ def _shared_runs(found: Sequence[tuple[Path, Verification]]) -> list[str]:
 
 
 def integrity_warnings(path: Path) -> tuple[ResultWarning, ...]:
-    """What was altered in a result directory since it was measured; nothing where its plan cannot be read."""
+    """Warnings about alterations of a result directory; none if its plan cannot be read."""
     try:
         return alteration_warnings(path, verify_directory(path))
-    except InvalidDataError:  # told as damage by whoever reads the directory
+    except InvalidDataError:  # reading the directory reports it as damage
         return ()
 
 
@@ -76,11 +76,15 @@ def alteration_warnings(path: Path, verified: Verification) -> tuple[ResultWarni
     for alteration in verified.alterations:
         by_kind.setdefault(alteration.kind, []).append(alteration)
     return tuple(
-        ResultWarning(code=kind, message=f"{_MEANING[kind]}: {_named(found)}", where=str(path))
-        for kind, found in by_kind.items()
+        ResultWarning(code=kind, message=f"{_MEANING[kind]}: {_named(alterations)}", where=str(path))
+        for kind, alterations in by_kind.items()
     )
 
 
-def _named(found: Sequence[Alteration]) -> str:
-    more = f"; and {len(found) - _NUM_NAMED} more, which 'benchctl verify' lists" if len(found) > _NUM_NAMED else ""
-    return "; ".join(map(str, found[:_NUM_NAMED])) + more
+def _named(alterations: Sequence[Alteration]) -> str:
+    more = (
+        f"; and {len(alterations) - _NUM_NAMED} more, which 'benchctl verify' lists"
+        if len(alterations) > _NUM_NAMED
+        else ""
+    )
+    return "; ".join(map(str, alterations[:_NUM_NAMED])) + more

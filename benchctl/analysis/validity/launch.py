@@ -1,9 +1,9 @@
-"""What a server was started with, setting by setting, so that two launches can be held against each other.
+"""Settings of a server launch, for comparing two launches.
 
 A command line gives ``argv.program``, ``argv.words`` and one ``argv.--flag`` for each flag, the environment one
-``env.NAME`` for each variable. What belongs to one launch alone (ports, the run's directory, its seed) is left out
-or written in a form that all launches share. Each setting knows the names under which a profile or a server speaks
-of the same thing, so that nothing has to be declared twice or is told twice.
+``env.NAME`` for each variable. Values that belong to one launch alone (ports, the run's directory, its seed) are
+left out or normalised. Each setting has the names of the same thing in profiles and servers, so that it is declared
+and reported once.
 """
 
 import re
@@ -22,9 +22,9 @@ _OF_ONE_LAUNCH: Final = re.compile(r"(^|[-_])port$|^(noise|default)-seed$", re.I
 _NUMBER: Final = re.compile(r"-?\.?\d")
 _ADDRESS: Final = re.compile(r"(127\.0\.0\.1|localhost|\[::1\]):\d+")
 _OURS: Final = re.compile(r"[^\s:=,]*/benchctl/engines/(?:inside/(\w+)|(\w+)/inside)")
-"""Where benchctl itself lies is no setting of a server, nor that it is on the way to something else."""
+"""Paths of benchctl itself, which are not settings of a server."""
 _GIVEN: Final = "given"
-"""Value of a flag that has none."""
+"""Value of a flag without one."""
 _HIDDEN: Final = "***"
 _OUR_PREFIX: Final = "BENCHCTL_"
 _SIMULATOR: Final = "benchctl.sim"
@@ -32,7 +32,7 @@ _SIMULATOR: Final = "benchctl.sim"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchSetting:
-    """One thing that a server was started with. ``names`` are those of the same thing in profiles and servers."""
+    """One setting of a launch. ``names`` are those of the same thing in profiles and servers."""
 
     key: str
     value: str
@@ -40,31 +40,31 @@ class LaunchSetting:
 
 
 def launch_settings(record: RunRecord, *, has_one_host: bool = True) -> dict[str, LaunchSetting]:
-    """What the server of a run was started with, by key; empty where benchctl did not start it.
+    """The launch settings of a run's server, by key; empty if benchctl did not start it.
 
-    Without ``has_one_host`` paths are compared by their last part alone: every machine keeps things elsewhere.
+    Without ``has_one_host`` only the last part of paths is compared, because directories differ between machines.
     """
-    found = (*_of_argv(record), *_of_env(record))
+    settings = (*_of_argv(record), *_of_env(record))
     return {
         key: LaunchSetting(key=key, value=_shared_form(value, record, has_one_host=has_one_host), names=names)
-        for key, value, names in found
+        for key, value, names in settings
     }
 
 
 def is_flag(key: str) -> bool:
-    """Whether a setting is a flag of a command line: neither its program, nor a word, nor a variable."""
+    """True if a setting is a flag of a command line, not its program, a word or a variable."""
     return key.startswith("argv.-")
 
 
-_Found = tuple[str, str, tuple[str, ...]]
+_Setting = tuple[str, str, tuple[str, ...]]
 
 
-def _of_argv(record: RunRecord) -> Iterator[_Found]:
+def _of_argv(record: RunRecord) -> Iterator[_Setting]:
     if not record.argv:
         return
     program, *words = record.argv
-    flags, plain = _parted(words)
-    if flags.get("-m") != [_SIMULATOR]:  # it comes with benchctl, and runs in its interpreter
+    flags, plain = _split_flags(words)
+    if flags.get("-m") != [_SIMULATOR]:  # part of benchctl, in its interpreter
         yield "argv.program", program, ("server.python", "server.binary")
     if plain:
         yield "argv.words", " ".join(plain), ("model", "server.extra_args")
@@ -74,8 +74,8 @@ def _of_argv(record: RunRecord) -> Iterator[_Found]:
             yield f"argv.{flag}", " ".join(values) or _GIVEN, _names_of(name)
 
 
-def _parted(words: list[str]) -> tuple[dict[str, list[str]], list[str]]:
-    """Flags with the words behind them, and the words that belong to none. Repeated flags gather their values."""
+def _split_flags(words: list[str]) -> tuple[dict[str, list[str]], list[str]]:
+    """Flags with their values, and the words that belong to no flag. Repeated flags accumulate their values."""
     flags: dict[str, list[str]] = {}
     plain: list[str] = []
     values = plain
@@ -104,14 +104,14 @@ def _options_by_name() -> dict[str, tuple[str, ...]]:
 
 
 def _names_of(flag: str) -> tuple[str, ...]:
-    """``server.<option>`` for each option that the flag may carry out; any flag may stem from ``extra_args``."""
+    """``server.<option>`` for each option that the flag may implement; any flag may come from ``extra_args``."""
     positive = flag.removeprefix("no-")
     options = _options_by_name().get(positive, (positive.replace("-", "_"),))
     names = ["model" if option == "model" else f"server.{option}" for option in options]
     return (*names, "server.extra_args")
 
 
-def _of_env(record: RunRecord) -> Iterator[_Found]:
+def _of_env(record: RunRecord) -> Iterator[_Setting]:
     for name, whole in record.env.items():
         value = ":".join(part for part in whole.split(":") if not _OURS.match(part))
         if value not in {_HIDDEN, ""} and not _OF_ONE_LAUNCH.search(name):
@@ -121,12 +121,12 @@ def _of_env(record: RunRecord) -> Iterator[_Found]:
 
 
 def _shared_form(value: str, record: RunRecord, *, has_one_host: bool) -> str:
-    """A value without what names this launch, or this machine."""
+    """A value without the parts that are specific to this launch or machine."""
     value = re.sub(rf"[^\s:=,]*/{re.escape(record.run_id)}(?=/|$)", "<run>", value)
     value = _OURS.sub(r"<benchctl>/\1\2", _ADDRESS.sub(r"\1:<port>", value))
-    return value if has_one_host else " ".join(map(_without_place, value.split(" ")))
+    return value if has_one_host else " ".join(map(_last_part, value.split(" ")))
 
 
-def _without_place(word: str) -> str:
-    """The last part of an absolute path, or of each of several; anything else as it is."""
+def _last_part(word: str) -> str:
+    """The last part of an absolute path, or of each of several; any other word unchanged."""
     return ":".join(PurePosixPath(part).name if part.startswith("/") else part for part in word.split(":"))

@@ -1,52 +1,47 @@
-"""What to doubt of a noise floor that was measured at another time, with another workload or version."""
+"""Warnings about a noise floor that was measured at another time, with another workload or version."""
 
 import datetime as dt
-from collections.abc import Iterator
 from typing import Final
 
 from benchctl.records.noise import NoiseFloor
 from benchctl.records.record import ResultWarning
 
 FRESH_DAYS: Final = 30
-"""Older noise is doubted: drivers, clocks, neighbours and rooms change."""
+"""Older noise gets a warning: drivers, clocks, neighbours and temperatures change."""
+
+
+_REMEDY: Final = "measure it again: benchctl run --profile aa"
 
 
 def noise_warnings(noise: NoiseFloor, request_set_sha256: str | None, begins_at: str) -> tuple[ResultWarning, ...]:
-    """What an experiment should doubt of the noise that it takes from the file; nothing of its workload where the
-    request set is not known yet.
-    """
-    return tuple(_doubts(noise, request_set_sha256, begins_at))
-
-
-def _doubts(noise: NoiseFloor, request_set_sha256: str | None, begins_at: str) -> Iterator[ResultWarning]:
+    """Warnings about the stored noise for an experiment; none about its workload without a request set."""
+    warnings = []
     if request_set_sha256 not in {None, noise.request_set_sha256}:
-        yield ResultWarning(
-            code="noise-of-another-workload",
-            message=f"the noise floor is that of the A/A experiment {noise.source}, which had another request set; "
-            "larger or smaller loads scatter differently: measure this workload against itself for its own",
+        message = (
+            f"the noise floor is that of the A/A experiment {noise.source}, which had another request set; larger "
+            "or smaller loads scatter differently: run this workload as an A/A experiment"
         )
+        warnings.append(ResultWarning(code="noise-of-another-workload", message=message))
     days = (_time(begins_at) - _time(noise.measured_at)).days
     if days > FRESH_DAYS:
-        yield ResultWarning(
-            code="noise-old",
-            message=f"the noise floor is {days} days older than this experiment; measure it again: "
-            "benchctl run --profile aa",
-        )
+        message = f"the noise floor is {days} days older than this experiment; {_REMEDY}"
+        warnings.append(ResultWarning(code="noise-old", message=message))
+    return tuple(warnings)
 
 
 def version_warning(noise: NoiseFloor, engine_version: str | None) -> ResultWarning | None:
-    """The doubt that noise is that of another version of the engine; None where both are known and equal."""
+    """The warning that the noise is that of another engine version; None if both are equal or one is unknown."""
     if noise.engine_version is None or engine_version is None or noise.engine_version == engine_version:
         return None
     return ResultWarning(
         code="noise-of-another-version",
         message=f"the noise floor is that of {noise.engine} {noise.engine_version}, and this is {engine_version}; "
-        "measure it again: benchctl run --profile aa",
+        f"{_REMEDY}",
     )
 
 
 def age_days(noise: NoiseFloor, now: dt.datetime) -> int:
-    """Whole days since it was measured."""
+    """Whole days since the noise was measured."""
     return (now - _time(noise.measured_at)).days
 
 

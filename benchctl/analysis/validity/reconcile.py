@@ -1,7 +1,7 @@
-"""Do the records of one run agree with one another and with what the profile declared?
+"""Reconciliation of one run's records with each other and with the profile.
 
-Each check compares two independent accounts of the same thing: steps, usage, the client's own counts, the
-request set, the profile. ``ok`` is None where an account is missing or the check does not apply.
+Each check compares two independent records of the same thing: steps, usage, the client's own counts, the request
+set, the profile. ``ok`` is None if a record is missing or the check does not apply.
 """
 
 from collections import Counter
@@ -42,27 +42,27 @@ __all__ = [
 
 WALL_TOLERANCE_FRAC: Final = 0.01
 WALL_TOLERANCE_NS: Final = 20 * NS_PER_MS
-"""What sending, receiving and waking up may add on the client's clock."""
+"""Time that sending, receiving and waking up may add on the client's clock."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expectation:
-    """What the profile and the request set declare of one run."""
+    """The declarations of the profile and the request set for one run."""
 
     stop: StopMode
     prepared: tuple[PreparedRequest, ...]
     is_guided: bool
     is_greedy: bool
-    is_left_out: bool = False
-    """Guidance is declared, changes no probability, and the server leaves such guidance out."""
+    is_skipped: bool = False
+    """The declared guidance changes no probability, and the server skips such guidance."""
     max_concurrency: int | None
-    """Limit of a closed loop; None for every other arrival."""
+    """Limit of a closed loop; None for any other arrival."""
     is_cached: bool = False
-    """Whether prompts may be found in a prefix cache."""
+    """Prompts may be found in a prefix cache."""
 
 
 def expected(profile: Profile, prepared: Sequence[PreparedRequest], record: RunRecord) -> Expectation:
-    """What one run of a profile should show."""
+    """The expectation for one run of a profile."""
     settings = variant_settings(profile, record.variant, record.cell)
     return expected_of(profile, settings, prepared, profile.stop)
 
@@ -70,20 +70,20 @@ def expected(profile: Profile, prepared: Sequence[PreparedRequest], record: RunR
 def expected_of(
     profile: Profile, settings: VariantSettings, prepared: Sequence[PreparedRequest], stop: StopMode
 ) -> Expectation:
-    """What a run with these settings should show. Greedy is declared by top_k 1 or temperature 0."""
+    """The expectation for a run with these settings. Greedy means top_k 1 or temperature 0."""
     arrival = profile.workload.arrival
     return Expectation(
         stop=stop,
         prepared=tuple(prepared),
         is_guided=settings.guidance is not None,
         is_greedy=settings.sampling.is_greedy,
-        is_left_out=_leaves_out(settings),
+        is_skipped=_skips_guidance(settings),
         max_concurrency=arrival.max_concurrency if arrival.kind == "closed-loop" else None,
         is_cached=profile.workload.allow_prefix_cache_hits,
     )
 
 
-def _leaves_out(settings: VariantSettings) -> bool:
+def _skips_guidance(settings: VariantSettings) -> bool:
     if settings.guidance is None or not getattr(settings.server, "skip_noop", False):
         return False
     params = parse_params(settings.guidance.model_dump(exclude_none=True))
@@ -91,7 +91,7 @@ def _leaves_out(settings: VariantSettings) -> bool:
 
 
 def reconcile(run: LoadedRun, expectation: Expectation) -> tuple[Check, ...]:
-    """Every check of one run, in a fixed order. Warm-up requests and steps take no part."""
+    """Every check of one run, in a fixed order. Warm-up requests and steps are ignored."""
     requests = measured(run.requests)
     completed = [request for request in requests if is_completed(request)]
     steps = run.columns
@@ -112,7 +112,7 @@ def reconcile(run: LoadedRun, expectation: Expectation) -> tuple[Check, ...]:
 def failed_checks(
     run: LoadedRun, profile: Profile, prepared: Sequence[PreparedRequest]
 ) -> tuple[ResultWarning, ...]:
-    """One doubt for each fatal check that fails: a run with any must not count as done."""
+    """A warning for each fatal check that fails; each makes the run suspect."""
     return tuple(
         ResultWarning(
             code=CHECK_FAILED, message=f"check {check.name} failed: {check.detail}", where=run.record.run_id
@@ -128,24 +128,24 @@ def _check_requests(
     """Sent = completed + failed, and every prepared request has exactly one line."""
     num_completed = sum(is_completed(request) for request in requests)
     num_failed = len(requests) - num_completed
-    faults = []
+    problems = []
     if record.num_sent is not None and record.num_sent != num_completed + num_failed:
-        faults.append(f"run.json says {record.num_sent} were sent")
+        problems.append(f"run.json says {record.num_sent} were sent")
     counts = Counter(request.request_id for request in requests)
     if twice := sorted(request_id for request_id, count in counts.items() if count > 1):
-        faults.append(f"recorded more than once: {abbreviate_names(twice)}")
+        problems.append(f"recorded more than once: {abbreviate_names(twice)}")
     if missing := [request.request_id for request in prepared if request.request_id not in counts]:
-        faults.append(f"never recorded: {abbreviate_names(missing)}")
+        problems.append(f"never recorded: {abbreviate_names(missing)}")
     detail = (
         f"{len(requests)} recorded = {num_completed} completed + {num_failed} failed, of {len(prepared)} prepared"
     )
-    return Check("requests", not faults, "; ".join([detail, *faults]), is_fatal=True)
+    return Check("requests", not problems, "; ".join([detail, *problems]), is_fatal=True)
 
 
 def _check_step_time(run: LoadedRun, steps: StepColumns) -> Check:
     """Sum of step times <= wall time * time_scale, within 1 % and 20 ms of the client's clock.
 
-    Samplers alone must not take longer than that either.
+    The same limit holds for steps that time the sampler alone.
     """
     name, window = "step-time", load_window_ns(run)
     if not len(steps) or window is None:
@@ -160,20 +160,22 @@ def _check_step_time(run: LoadedRun, steps: StepColumns) -> Check:
 
 
 def _check_guided(steps: StepColumns, expectation: Expectation) -> Check:
-    """A guided variant scored candidates in some step, unless its guidance is left out; any other in none."""
+    """A guided variant scored candidates in some step, unless the server skips its guidance; others in none."""
     name = "guided"
     rows = steps.known_values("guided_rows")
     guided_steps = int((rows > 0).sum())
-    seen = f"guided rows in {guided_steps} of {len(steps)} steps"
+    observed = f"guided rows in {guided_steps} of {len(steps)} steps"
     if not len(rows):
         return Check(name, None, "the steps do not count guided rows")
     if not expectation.is_guided:
-        return Check(name, guided_steps == 0, f"no guidance declared; {seen}", is_fatal=True)
-    if expectation.is_left_out:
-        return Check(name, guided_steps == 0, f"neutral guidance is left out; {seen}", is_fatal=True)
+        return Check(name, guided_steps == 0, f"no guidance declared; {observed}", is_fatal=True)
+    if expectation.is_skipped:
+        return Check(name, guided_steps == 0, f"neutral guidance is skipped; {observed}", is_fatal=True)
     if expectation.is_greedy:
-        return Check(name, None, f"greedy path: with one candidate the value model has nothing to choose; {seen}")
-    return Check(name, guided_steps > 0, f"guidance declared; {seen}", is_fatal=True)
+        return Check(
+            name, None, f"greedy path: with one candidate the value model has nothing to choose; {observed}"
+        )
+    return Check(name, guided_steps > 0, f"guidance declared; {observed}", is_fatal=True)
 
 
 def _check_greedy(steps: StepColumns, expectation: Expectation) -> Check:
@@ -193,19 +195,19 @@ def _check_forced_stop(completed: Sequence[RequestRecord], expectation: Expectat
     name = "forced-stop"
     if expectation.stop == "natural":
         return Check(name, None, "outputs end naturally")
-    wanted = {request.request_id: request.max_tokens * request.n for request in expectation.prepared}
-    known = [r for r in completed if r.completion_tokens is not None and r.request_id in wanted]
-    if not known:
+    max_tokens = {request.request_id: request.max_tokens * request.n for request in expectation.prepared}
+    counted = [r for r in completed if r.completion_tokens is not None and r.request_id in max_tokens]
+    if not counted:
         return Check(name, None, "no completed request has usage")
     wrong = [
-        f"{request.request_id} {request.completion_tokens} != {wanted[request.request_id]}"
-        for request in known
-        if request.completion_tokens != wanted[request.request_id]
+        f"{request.request_id} {request.completion_tokens} != {max_tokens[request.request_id]}"
+        for request in counted
+        if request.completion_tokens != max_tokens[request.request_id]
     ]
     if wrong:
-        detail = f"{len(wrong)} of {len(known)} requests have another length: {abbreviate_names(wrong)}"
+        detail = f"{len(wrong)} of {len(counted)} requests have a different length: {abbreviate_names(wrong)}"
         return Check(name, False, detail, is_fatal=True)
-    return Check(name, True, f"{len(known)} requests have their declared length", is_fatal=True)
+    return Check(name, True, f"{len(counted)} requests have their declared length", is_fatal=True)
 
 
 def _check_concurrency(
@@ -216,7 +218,7 @@ def _check_concurrency(
 ) -> Check:
     """Little's law for a closed loop: requests in flight L = rate * latency = sum of latencies / wall time.
 
-    L stays within the declared limit. The mean batch, weighted with step times, is the engine's account of it.
+    L stays within the declared limit. The mean batch, weighted by step times, is the engine's value of it.
     """
     name, window = "concurrency", load_window_ns(run)
     latencies = [latency for request in completed if (latency := e2el_ns(request)) is not None]

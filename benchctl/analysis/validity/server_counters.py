@@ -1,7 +1,7 @@
 """Counters that servers keep of their own work, by the names under which each kind of server states them.
 
-A counter is summed over its series: one for each model, replicate or source. What grew between the first and the
-last reading of a run belongs to its load alone, because both are taken while nothing runs.
+A counter is summed over its series, one for each model, replica or source. The growth between the first and the
+last reading of a run belongs to its load alone, because both are taken while the server is idle.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,7 +22,7 @@ OPEN_REQUESTS: Final = tuple(name for counters in _COUNTERS for name in counters
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """By how much a counter grew during a load; ``names`` are those that the server states."""
+    """Growth of a counter during a load; ``names`` are those that the server uses."""
 
     names: tuple[str, ...]
     count: int
@@ -33,7 +33,7 @@ class Growth:
 
 
 def measure_growth(samples: Sequence[PrometheusSample], names: Iterable[str]) -> Growth | None:
-    """What the counters called ``names`` grew by together; None without two readings of any of them."""
+    """Total growth of the counters called ``names``; None without two readings of any of them."""
     stated = tuple(name for name in names if sum(total(s.values, name) is not None for s in samples) > 1)
     if not stated:
         return None
@@ -45,16 +45,16 @@ def measure_growth(samples: Sequence[PrometheusSample], names: Iterable[str]) ->
 
 
 def total(values: Mapping[str, float], name: str) -> float | None:
-    """A counter or gauge summed over its series; None where the page has none of them."""
+    """A counter or gauge summed over its series; None if the page has none of them."""
     series = [value for key, value in values.items() if key.partition("{")[0] == name]
     return sum(series) if series else None
 
 
 def is_idle(values: Mapping[str, float]) -> bool:
-    """Whether the server says of no request that it runs or waits."""
+    """True if the server reports no running or waiting request."""
     return not any(total(values, name) for name in OPEN_REQUESTS)
 
 
 def token_counts(values: Mapping[str, float]) -> dict[str, float]:
-    """The counters that are held against other accounts: two equal readings say that the server has caught up."""
+    """The counters that checks compare; two equal readings mean that the server has caught up."""
     return {name: count for name in (*GENERATED_TOKENS, *PREFIX_HITS) if (count := total(values, name)) is not None}

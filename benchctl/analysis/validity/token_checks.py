@@ -1,4 +1,4 @@
-"""Four accounts of the tokens of a run: what the client saw, usage, the steps, and the server's own counters."""
+"""Checks of the tokens of a run: those of the client, usage, the steps, and the server's counters."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One reconciliation. A fatal one that fails makes the measurement invalid; the others cast doubt on it."""
+    """One reconciliation check. A fatal one that fails makes the measurement invalid, others cause a warning."""
 
     name: str
     ok: bool | None
@@ -24,24 +24,24 @@ class Check:
 
 
 def abbreviate_names(names: Sequence[str]) -> str:
-    """The first three names, and how many more there are."""
+    """The first three names, and the number of others."""
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def check_client_tokens(completed: Sequence[RequestRecord]) -> Check:
-    """Tokens of usage = tokens that the client saw arrive, request by request."""
+    """Tokens of usage = tokens that arrived at the client, request by request."""
     name, wrong, compared = "client-tokens", [], 0
     for request in completed:
-        seen = [
+        token_counts = [
             sum(choice.chunk_tokens) if choice.chunk_tokens is not None else choice.output_tokens
             for choice in request.choices
         ]
-        known = [tokens for tokens in seen if tokens is not None]
-        if request.completion_tokens is None or not known or len(known) < len(seen):
+        counts = [tokens for tokens in token_counts if tokens is not None]
+        if request.completion_tokens is None or not counts or len(counts) < len(token_counts):
             continue
         compared += 1
-        if sum(known) != request.completion_tokens:
-            wrong.append(f"{request.request_id} {sum(known)} != {request.completion_tokens}")
+        if sum(counts) != request.completion_tokens:
+            wrong.append(f"{request.request_id} {sum(counts)} != {request.completion_tokens}")
     if not compared:
         return Check(name, None, "no request has both usage and tokens counted by the client")
     if wrong:
@@ -72,7 +72,7 @@ def check_step_tokens(
 def check_counters(
     samples: Sequence[PrometheusSample], requests: Sequence[RequestRecord], completed: Sequence[RequestRecord]
 ) -> Check:
-    """What the server's token counter grew by during the load = sum of usage."""
+    """Growth of the server's token counter during the load = sum of usage."""
     name, grown = "counters", measure_growth(samples, GENERATED_TOKENS)
     by_usage = known(request.completion_tokens for request in completed)
     if grown is None or not by_usage or len(by_usage) < len(completed):
@@ -90,23 +90,23 @@ def check_prefix_cache(
     *,
     is_allowed: bool,
 ) -> Check:
-    """No prompt token of the load was found in a cache, by the server's counter, by usage and by the steps.
+    """No prompt token of the load came from a cache, by the server's counter, by usage and by the steps.
 
-    Tokens from a cache cost nothing: a run that met a warmer cache than another would look faster. With
-    ``is_allowed`` hits are part of the experiment and are only told.
+    Cached tokens cost nothing, so a run with a warmer cache would look faster. With ``is_allowed`` hits are part of
+    the experiment and only reported.
     """
     name, grown = "prefix-cache", measure_growth(samples, PREFIX_HITS)
     by_usage = [request for request in requests if request.cached_tokens is not None]
-    accounts = [] if grown is None else [f"{grown.name} grew by {grown.count}"]
+    records = [] if grown is None else [f"{grown.name} grew by {grown.count}"]
     if by_usage:
         cached = sum(request.cached_tokens or 0 for request in by_usage)
-        accounts.append(f"usage says that {cached} prompt tokens of {len(by_usage)} requests came from a cache")
+        records.append(f"usage says that {cached} prompt tokens of {len(by_usage)} requests came from a cache")
     uncomputed = _uncomputed_tokens(steps, requests)
     if uncomputed is not None:
-        accounts.append(f"steps left out {uncomputed} of the prompt tokens that usage counts")
-    if not accounts:
-        return Check(name, None, "neither counters nor usage nor steps tell of hits in a prefix cache")
-    detail = "; ".join(accounts)
+        records.append(f"steps left out {uncomputed} of the prompt tokens that usage counts")
+    if not records:
+        return Check(name, None, "neither counters nor usage nor steps record hits in a prefix cache")
+    detail = "; ".join(records)
     has_hits = bool(grown and grown.count) or any(request.cached_tokens for request in by_usage) or bool(uncomputed)
     if not has_hits:
         return Check(name, ok=True, detail=detail, is_fatal=True)
@@ -120,9 +120,9 @@ def check_prefix_cache(
 
 
 def _uncomputed_tokens(steps: "StepColumns", requests: Sequence[RequestRecord]) -> int | None:
-    """Prompt tokens of usage that no step computed, for servers that tell of hits nowhere else.
+    """Prompt tokens of usage that no step computed, for servers that report hits nowhere else.
 
-    At least 0, because a step may compute a prompt again. None unless the steps have all output tokens of usage.
+    At least 0, because a step may compute a prompt again. None unless the steps count all output tokens of usage.
     """
     prompt = known(request.prompt_tokens for request in requests)
     output = known(request.completion_tokens for request in requests)

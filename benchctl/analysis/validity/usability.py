@@ -1,8 +1,8 @@
-"""Which runs count, and for what: one answer for every table, picture and comparison.
+"""Usability of runs: which of them count, and for what, in every table, chart and comparison.
 
-A run counts when it ended as planned, passes the gates of its profile and can be read whole. Warnings exclude what
-they make doubtful and no more: where the client was late or short of processor time, what the client timed does not
-count, while steps, sections and tokens, which the server measured itself, do.
+A run counts if it ended as planned, passes the gates of its profile and can be read completely. Warnings exclude
+only what they affect: if the client was late or short of processor time, its times do not count, while steps,
+sections and tokens, which the server measured, do.
 """
 
 from collections.abc import Sequence
@@ -19,9 +19,8 @@ from benchctl.records.warning_codes import CHECK_FAILED, CLIENT_SUSPECT_CODES, L
 
 @dataclass(frozen=True, slots=True)
 class Usability:
-    """What of a run counts. ``excluded`` says why none of it does, ``client_excluded`` why nothing does that the
-    client timed; None where it counts. ``label`` is what a reader must know of server times that count all the
-    same.
+    """The parts of a run that count. ``excluded`` is the reason why none does, ``client_excluded`` why the client's
+    times do not; None if they count. ``label`` qualifies server times that count nevertheless.
     """
 
     excluded: str | None = None
@@ -34,10 +33,10 @@ class Usability:
 
 
 def usability_of(run: LoadedRun, gates: Sequence[Gate], *, allow_suspect: bool = False) -> Usability:
-    """What of a run counts; with ``allow_suspect`` all of a suspect run that can be read whole.
+    """Decide which parts of a run count; with ``allow_suspect`` all of a suspect run that can be read completely.
 
-    Failed requests and failed checks do not exclude a run: they make its cell incomplete or invalid, which no gate
-    of the machine hides. Where failed requests are a gate themselves, they do exclude it.
+    Failed requests and failed checks do not exclude a run: they make its cell incomplete or invalid, whatever the
+    gates. If failed requests are a gate themselves, they do exclude it.
     """
     record = run.record
     if record.state == "failed" and record.failure is not None:
@@ -53,7 +52,7 @@ def usability_of(run: LoadedRun, gates: Sequence[Gate], *, allow_suspect: bool =
 
 
 def decisive_warnings(record: RunRecord) -> tuple[ResultWarning, ...]:
-    """The warnings that made a run suspect; all of them where its record names none of those."""
+    """The warnings that made a run suspect; all of its warnings if none of them has that severity."""
     decided = tuple(warning for warning in record.warnings if warning.code in SUSPECT_CODES)
     return decided or tuple(record.warnings)
 
@@ -66,7 +65,7 @@ def _of_suspect(run: LoadedRun, *, allow_suspect: bool) -> Usability:
         return Usability()
     damage = [warning.message for warning in run.warnings if warning.code == DAMAGED_LINE]
     if damage:
-        return Usability(f"suspect, and cannot be read whole: {'; '.join(damage)}")
+        return Usability(f"suspect, and cannot be read completely: {'; '.join(damage)}")
     if allow_suspect:
         return Usability()
     why = "; ".join(f"{warning.code}: {warning.message}" for warning in decided) or "no reason recorded"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from benchctl.interop.lenvm.imported import ImportResult
+    from benchctl.interop.lenvm.import_directory import ImportResult
 
 app = typer.Typer(help="Import results of other projects as result directories.", no_args_is_help=True)
 
@@ -42,15 +42,15 @@ def lenvm(
     are left out and reported. 'benchctl show', 'report' and 'compare' read the result; its lenvm_summary.csv has
     the columns of the project. One block is a screening: comparing it exits with 3.
     """
-    from benchctl.interop.lenvm.imported import import_lenvm
+    from benchctl.interop.lenvm.import_directory import import_lenvm
 
     argv = ("benchctl", *sys.argv[1:])
     _tell(import_lenvm(source, output, model=model, value_model=value_model, argv=argv))
 
 
 def _tell(result: "ImportResult") -> None:
-    from benchctl.interop.lenvm.doubts import REPAIRS
     from benchctl.interop.lenvm.summary import SUMMARY_NAME
+    from benchctl.interop.lenvm.warnings import REPAIRS
 
     faults = [warning for warning in result.warnings if warning.code in REPAIRS]
     limits = [warning for warning in result.warnings if warning.code not in REPAIRS]

@@ -1,5 +1,5 @@
-"""Results of the LenVM project's own timing scripts: read, turned into a result directory, summed up as there.
+"""Results of the LenVM project's own timing scripts: read, converted to a result directory, summed up as there.
 
-Reading guide: ``files.py`` and ``responses.py`` say what lies in such a directory, ``convert.py`` what it means,
-``doubts.py`` what of it cannot be trusted, ``imported.py`` ties them together, ``summary.py`` has their columns.
+``import_directory.py`` ties it together: ``files.py`` and ``responses.py`` read such a directory, ``convert.py``
+makes records of it, ``warnings.py`` states its limits, ``summary.py`` has the project's own columns.
 """

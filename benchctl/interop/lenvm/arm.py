@@ -1,5 +1,6 @@
-"""One arm of a LenVM timing directory in memory: what it was asked, what it answered, what its server logged."""
+"""One arm of a LenVM timing directory in memory: its requests, its answers and its server's log."""
 
+import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -8,7 +9,6 @@ from typing import Any, Final
 from benchctl.guided.parameter_table import CONSTRAINT_SIGNS, LENGTH_MODES, PARAMETERS, SERVER_MODE, SERVER_SCALE
 from benchctl.interop.lenvm.files import BASELINE, ArmFiles, Meta, read_meta
 from benchctl.interop.lenvm.responses import Responses, read_responses
-from benchctl.interop.lenvm.schedule import makespan_s
 from benchctl.interop.readers.lenvm_averages import Averages, read_averages
 from benchctl.interop.readers.lenvm_revision import revisions_of
 from benchctl.interop.readers.lenvm_timing import TimingLog, TimingRecord, last_lives, num_start_up, read_timing
@@ -20,7 +20,7 @@ _SAMPLING: Final = {"temperature": "--temperature", "top_p": "--top-p", "top_k":
 
 @dataclass(frozen=True, kw_only=True)
 class ArmData:
-    """Everything that the files of one tag hold."""
+    """The content of the files of one tag."""
 
     files: ArmFiles
     meta: Meta
@@ -39,7 +39,7 @@ class ArmData:
 
     @cached_property
     def output_tokens(self) -> int | None:
-        """Of all questions, each counted once; None where one that was answered does not tell."""
+        """Output tokens of all questions, each counted once; None if one of those answered has no count."""
         counts = [answered.completion_tokens for answered in self.responses.answered if answered.error is None]
         return sum(count for count in counts if count is not None) if counts and None not in counts else None
 
@@ -53,24 +53,24 @@ class ArmData:
         return self.sampling.get("top_k") == 1 or self.sampling.get("temperature") == 0
 
     def num_start_up(self, life: Sequence[TimingRecord]) -> int:
-        """Records at the beginning of a life that are no answers to the client."""
+        """Number of records at the beginning of a life that do not answer the client."""
         return num_start_up(life, is_greedy_run=self.is_greedy)
 
     @cached_property
     def body(self) -> Mapping[str, Any]:
-        """What a request asked for; all of a run ask alike."""
+        """The body of a request; those of all requests of a run are alike."""
         return next((answered.body for answered in self.responses.answered if answered.body), {})
 
     @cached_property
     def sampling(self) -> dict[str, float]:
         """Sampling parameters that are on record: in the requests, in the meta file, or on the command line."""
-        found: dict[str, float] = {}
+        sampling: dict[str, float] = {}
         for name, flag in _SAMPLING.items():
-            told = [self.body.get(name), self.meta.top_k if name == "top_k" else None, self.meta.argument(flag)]
-            value = next((number for value in told if (number := _number(value)) is not None), None)
+            values = [self.body.get(name), self.meta.top_k if name == "top_k" else None, self.meta.argument(flag)]
+            value = next((number for value in values if (number := _number(value)) is not None), None)
             if value is not None:
-                found[name] = int(value) if name == "top_k" else value
-        return found
+                sampling[name] = int(value) if name == "top_k" else value
+        return sampling
 
     @property
     def unrecorded_sampling(self) -> tuple[str, ...]:
@@ -78,47 +78,48 @@ class ArmData:
 
     @cached_property
     def guidance(self) -> dict[str, Any] | None:
-        """Guidance by the names of a profile; None where no key activated any."""
+        """Guidance by the names of a profile; None if no key activates it."""
         params = self.body.get("custom_params")
         if not isinstance(params, dict):
             meta = self.meta
-            told = {"value_scale": meta.value_scale, "mode": meta.value_mode, "gamma": meta.value_gamma}
-            params = {} if self.body else {name: value for name, value in told.items() if value is not None}
-        found = {
+            fields = {"value_scale": meta.value_scale, "mode": meta.value_mode, "gamma": meta.value_gamma}
+            params = {} if self.body else {name: value for name, value in fields.items() if value is not None}
+        guidance = {
             name: next(params[key] for key in parameter.keys if key in params)
             for name, parameter in PARAMETERS.items()
             if parameter.is_in_profiles and any(key in params for key in parameter.keys)
         }
-        if not any(PARAMETERS[name].activates for name in found):
+        if not any(PARAMETERS[name].activates for name in guidance):
             return None
-        if "value_constraint" in found:
-            found["value_constraint"] = CONSTRAINT_SIGNS.get(found["value_constraint"], found["value_constraint"])
-        if "target_length_mode" in found:
-            found["target_length_mode"] = LENGTH_MODES.get(found["target_length_mode"], "remaining")
-        numbers = {name: float(value) for name, value in found.items() if type(value) in {int, float}}
-        return {"mode": SERVER_MODE, "value_scale": SERVER_SCALE, **found, **numbers}
+        if "value_constraint" in guidance:
+            sign = guidance["value_constraint"]
+            guidance["value_constraint"] = CONSTRAINT_SIGNS.get(sign, sign)
+        if "target_length_mode" in guidance:
+            guidance["target_length_mode"] = LENGTH_MODES.get(guidance["target_length_mode"], "remaining")
+        numbers = {name: float(value) for name, value in guidance.items() if type(value) in {int, float}}
+        return {"mode": SERVER_MODE, "value_scale": SERVER_SCALE, **guidance, **numbers}
 
     @property
     def concurrency(self) -> int:
-        """Requests open at the same time; all of them where that is not on record."""
+        """Requests open at the same time; all of them if that was not recorded."""
         return self.meta.max_concurrency or max(1, len(self.responses.answered))
 
     @cached_property
     def durations_s(self) -> tuple[float, ...]:
-        """How long each question took, in their order."""
+        """Duration of each question, in their order."""
         return tuple(answered.elapsed_s or 0.0 for answered in self.responses.answered)
 
     @cached_property
     def makespan_s(self) -> float:
-        """From the first send to the last answer, as the durations have it."""
+        """Time from the first send to the last answer, by the durations."""
         return makespan_s(self.durations_s, self.concurrency)
 
     @property
     def resumed(self) -> str | None:
-        """Why some answers must be of another run than the wall clock; None where nothing says so."""
-        again = sum(answered.num_attempts > 1 for answered in self.responses.answered)
-        if again:
-            return f"{again} questions have lines of several attempts"
+        """The evidence that some answers are of another run than the wall clock; None without any."""
+        num_repeated = sum(answered.num_attempts > 1 for answered in self.responses.answered)
+        if num_repeated:
+            return f"{num_repeated} questions have lines of several attempts"
         wall_s = self.meta.wall_clock_s
         if wall_s is not None and self.makespan_s > wall_s:
             return f"the answers took {self.makespan_s:.2f} s together and the wall clock says {wall_s:.2f} s"
@@ -126,14 +127,14 @@ class ArmData:
 
     @property
     def revisions(self) -> tuple[str, ...]:
-        """Revisions that fit what the server wrote; none where nothing of it is there."""
+        """Revisions that fit the server's output; empty without any output."""
         if not self.timing.records and not self.averages:
             return ()
         return revisions_of((record for life in self.lives for record in life), self.log_lines)
 
 
 def read_arm(files: ArmFiles) -> ArmData:
-    """Read the files of one tag as far as they can be read. Raises InvalidDataError for a damaged meta file."""
+    """Read the files of one tag as far as possible. Raises InvalidDataError for a damaged meta file."""
     log = () if files.server_log is None else files.server_log.read_bytes().decode(errors="replace").splitlines()
     return ArmData(
         files=files,
@@ -156,3 +157,24 @@ def _number(value: object) -> float | None:
         except ValueError:
             return None
     return float(value) if type(value) in {int, float} else None  # type: ignore[arg-type]
+
+
+def sends_s(durations_s: Sequence[float], concurrency: int) -> tuple[float, ...]:
+    """Seconds from the first send to each send, in the order of the queue.
+
+    The LenVM client records no times, only durations. It is a closed loop: each of ``concurrency`` workers takes
+    the next question as soon as it is free, so durations determine all times but the first.
+    """
+    free_at_s = [0.0] * max(1, concurrency)
+    sends = []
+    for duration_s in durations_s:
+        send_s = heapq.heappop(free_at_s)
+        sends.append(send_s)
+        heapq.heappush(free_at_s, send_s + duration_s)
+    return tuple(sends)
+
+
+def makespan_s(durations_s: Sequence[float], concurrency: int) -> float:
+    """Seconds from the first send to the last answer."""
+    sends = sends_s(durations_s, concurrency)
+    return max((start + duration for start, duration in zip(sends, durations_s, strict=True)), default=0.0)

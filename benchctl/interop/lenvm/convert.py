@@ -1,9 +1,9 @@
 """An arm of a LenVM timing directory as the records of a run.
 
 The clock of the records begins when the first client of the directory started. Neither sends nor steps have times
-in such a directory. Sends follow from the durations of requests (``schedule.py``), placed so that the last answer
-came when the client ended, because its start holds imports and the loading of the dataset and its end nothing.
-Steps keep their order, with the time of their sampler as their duration, and the run says so (``steps_cover``).
+in such a directory. Sends follow from the durations of requests (``sends_s``), placed so that the last answer came
+as the client ended: its start holds imports and the loading of the dataset, its end nothing. Steps keep their
+order, with the time of their sampler as their duration, and the run records that (``steps_cover``).
 """
 
 import hashlib
@@ -13,10 +13,9 @@ from itertools import accumulate, chain, pairwise
 
 import msgspec
 
-from benchctl.interop.lenvm.arm import ArmData
+from benchctl.interop.lenvm.arm import ArmData, sends_s
 from benchctl.interop.lenvm.gpu_samples import read_gpu_samples
 from benchctl.interop.lenvm.responses import Answered
-from benchctl.interop.lenvm.schedule import sends_s
 from benchctl.interop.readers.lenvm_timing import SAMPLER, TimingRecord, step_records
 from benchctl.records.request import ChoiceRecord, Message, PreparedRequest, RequestError, RequestRecord
 from benchctl.records.run import RunTimes
@@ -26,26 +25,26 @@ from benchctl.units import NS_PER_MS, NS_PER_S
 
 
 def start_ns(arm: ArmData, origin_epoch_s: float | None) -> int:
-    """When the client of an arm started, on a clock that said 0 at ``origin_epoch_s``."""
+    """Start of an arm's client, on a clock that was 0 at ``origin_epoch_s``."""
     started_s = arm.meta.wall_start_epoch_s
     return 0 if started_s is None or origin_epoch_s is None else round((started_s - origin_epoch_s) * NS_PER_S)
 
 
 def started_at(arm: ArmData) -> str | None:
-    """The same as wall clock, UTC."""
+    """Start of an arm's client by the wall clock, UTC."""
     epoch_s = arm.meta.wall_start_epoch_s
     return None if epoch_s is None else datetime.fromtimestamp(epoch_s, UTC).isoformat(timespec="seconds")
 
 
 def first_send_ns(arm: ArmData, client_start_ns: int) -> int:
-    """The first send: so long before the end of the client as all answers took."""
+    """Time of the first send: the makespan of all answers before the end of the client."""
     wall_s = arm.meta.wall_clock_s
     slack_s = 0.0 if wall_s is None else max(0.0, wall_s - arm.makespan_s)
     return client_start_ns + round(slack_s * NS_PER_S)
 
 
 def times_of(requests: Sequence[RequestRecord]) -> RunTimes:
-    """First send and last answer; all else is unknown."""
+    """First send and last answer; the other times are unknown."""
     sent = [request.sent_ns for request in requests if request.sent_ns is not None]
     done = [request.done_ns for request in requests if request.done_ns is not None]
     return RunTimes(first_send_ns=min(sent, default=None), last_token_ns=max(done, default=None))
@@ -85,13 +84,13 @@ def request_id(idx: int) -> str:
 
 
 def prepared_requests(arms: Sequence[ArmData]) -> tuple[PreparedRequest, ...]:
-    """The questions that any arm was asked, in their order. The client sent no seeds: they are written as 0."""
-    found: dict[int, PreparedRequest] = {}
+    """The questions of all arms, in order. The client sent no seeds: they are 0 here."""
+    by_index: dict[int, PreparedRequest] = {}
     for arm in arms:
         for answered in arm.responses.answered:
-            if answered.idx not in found and (prepared := _prepared(arm, answered)) is not None:
-                found[answered.idx] = prepared
-    return tuple(found[idx] for idx in sorted(found))
+            if answered.idx not in by_index and (prepared := _prepared(arm, answered)) is not None:
+                by_index[answered.idx] = prepared
+    return tuple(by_index[idx] for idx in sorted(by_index))
 
 
 def _prepared(arm: ArmData, answered: Answered) -> PreparedRequest | None:
@@ -113,9 +112,9 @@ def _prepared(arm: ArmData, answered: Answered) -> PreparedRequest | None:
     )
 
 
-def _messages(told: object) -> tuple[Message, ...]:
+def _messages(chat: object) -> tuple[Message, ...]:
     try:
-        return msgspec.convert(told, tuple[Message, ...])
+        return msgspec.convert(chat, tuple[Message, ...])
     except msgspec.ValidationError:
         return ()
 
@@ -125,7 +124,7 @@ def _whole(value: object) -> int | None:
 
 
 def steps_of(arm: ArmData) -> Iterator[StepRecord]:
-    """The steps of the server that answered, those of its own start marked as warm-up."""
+    """The steps of the server that answered; those of its own start are marked as warm-up."""
     num_before, origin_ns = 0, 0
     for life in arm.lives:
         spans = list(_spans(life, origin_ns))
@@ -143,7 +142,7 @@ def _spans(life: Sequence[TimingRecord], origin_ns: int) -> Iterator[tuple[int, 
 
 
 def gpu_of(arm: ArmData, client_start_ns: int) -> Iterable[GpuSample]:
-    """The readings of the devices of the host; those of nvidia-smi began with the client."""
+    """Samples of the devices of the host; nvidia-smi started with the client."""
     if arm.files.gpu_samples is None:
         return ()
     lines = arm.files.gpu_samples.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -151,6 +150,6 @@ def gpu_of(arm: ArmData, client_start_ns: int) -> Iterable[GpuSample]:
 
 
 def sha256_of_files(arms: Sequence[ArmData]) -> dict[str, str]:
-    """SHA-256 of everything that was read, by name."""
+    """SHA-256 of each file that was read, by name."""
     paths = chain.from_iterable(arm.files.paths.values() for arm in arms)
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(set(paths))}

@@ -1,4 +1,4 @@
-"""The profile that a LenVM timing directory amounts to: what was asked of which server, where it is on record."""
+"""The profile of a LenVM timing directory, from the settings that its files record."""
 
 import re
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from benchctl.profile.model import Profile
 
 DEFAULT_MODEL: Final = "Qwen/Qwen2.5-7B-Instruct"
 DEFAULT_VALUE_MODEL: Final = "namezz/lvm-math-0402-a-qwen2.5-7b-instruct-b-qwen2.5-1.5b-instruct"
-"""Those of the published experiment, which its scripts take where they are told nothing else."""
+"""Models of the published experiment, the defaults of its scripts."""
 _SEPARATOR: Final = "_vs_"
 _RESULTS_SUFFIX: Final = re.compile(r"_k\d+$")
 _DATASETS: Final = frozenset({"gsm8k"})
@@ -22,7 +22,7 @@ _DATASETS: Final = frozenset({"gsm8k"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Models:
-    """Base and value model, which no file of such a directory tells."""
+    """Base and value model, which no file of such a directory names."""
 
     base: str
     value: str
@@ -30,19 +30,19 @@ class Models:
 
 
 def models_of(directory: Path, base: str | None, value: str | None) -> Models:
-    """What was named, else what the name of the directory says (``BASE_vs_VALUE``), else the published pair.
+    """The models by argument, else by the directory's name (``BASE_vs_VALUE``), else the published pair.
 
     Raises UsageError for a name that is neither a known shape nor a directory with one.
     """
     name = _RESULTS_SUFFIX.sub("", directory.resolve().name)
-    told_base, separator, told_value = name.partition(_SEPARATOR)
+    named_base, separator, named_value = name.partition(_SEPARATOR)
     for text in (base, value):
         if text is not None:
             shape_for(text)
     return Models(
-        base=base or (told_base if separator and _is_known(told_base) else DEFAULT_MODEL),
-        value=value or (told_value if separator and _is_known(told_value) else DEFAULT_VALUE_MODEL),
-        is_assumed=not (separator and _is_known(told_base) and _is_known(told_value)) and (not base or not value),
+        base=base or (named_base if separator and _is_known(named_base) else DEFAULT_MODEL),
+        value=value or (named_value if separator and _is_known(named_value) else DEFAULT_VALUE_MODEL),
+        is_assumed=not (separator and _is_known(named_base) and _is_known(named_value)) and (not base or not value),
     )
 
 
@@ -55,7 +55,7 @@ def _is_known(model: str) -> bool:
 
 
 def profile_of_arms(name: str, arms: Sequence[ArmData], models: Models, revision: str | None) -> Profile:
-    """The profile; raises InvalidDataError where nobody could have asked a server for what is on record."""
+    """The profile. Raises InvalidDataError if no server could have been asked for the recorded settings."""
     base = arms[0]
     meta, dataset = base.meta, base.meta.dataset
     num_questions = max((len(arm.responses.answered) for arm in arms), default=0) or meta.max_questions or 1
@@ -88,7 +88,7 @@ def profile_of_arms(name: str, arms: Sequence[ArmData], models: Models, revision
         return profile_from_plain(plain, name)
     except ProfileError as error:
         raise InvalidDataError(
-            f"{name}: what is on record cannot have been asked of a server, or benchctl does not know it:\n{error}"
+            f"{name}: the recorded settings are impossible, or unknown to benchctl:\n{error}"
         ) from error
 
 
@@ -106,10 +106,10 @@ def _variant(arm: ArmData, models: Models) -> dict[str, Any]:
 
 
 def _num_samples(arm: ArmData) -> int:
-    told = arm.body.get("n")
-    return told if type(told) is int and told > 0 else arm.meta.n_samples_per_q or 1
+    value = arm.body.get("n")
+    return value if type(value) is int and value > 0 else arm.meta.n_samples_per_q or 1
 
 
 def _max_tokens(arm: ArmData) -> int:
-    told = arm.body.get("max_tokens")
-    return told if type(told) is int and told > 0 else arm.meta.max_tokens or 1
+    value = arm.body.get("max_tokens")
+    return value if type(value) is int and value > 0 else arm.meta.max_tokens or 1

@@ -1,4 +1,4 @@
-"""What lies in a directory of the LenVM timing scripts: one server's life for each tag, and its files."""
+"""The files of a directory of the LenVM timing scripts: one server's life for each tag."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -16,9 +16,9 @@ _RESPONSES: Final = ".responses.jsonl"
 
 
 class Meta(msgspec.Struct, frozen=True, kw_only=True):
-    """``<tag>.meta.json``, as far as it is used; what a run did not write is None.
+    """The fields of ``<tag>.meta.json`` that are used; None for those that a run did not write.
 
-    ``wall_clock_s`` is that of the client's process: its start, imports and the loading of the dataset are in it.
+    ``wall_clock_s`` is that of the client's process, including its start, imports and the loading of the dataset.
     """
 
     tag: str | None = None
@@ -38,7 +38,7 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
     cmd: tuple[str, ...] = ()
 
     def argument(self, flag: str) -> str | None:
-        """What stood behind a flag on the command line of the client."""
+        """The word after a flag on the command line of the client."""
         words = list(self.cmd)
         index = words.index(flag) + 1 if flag in words else len(words)
         return words[index] if index < len(words) else None
@@ -46,7 +46,7 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArmFiles:
-    """The files of one tag; None where there is none."""
+    """The files of one tag; None for those that do not exist."""
 
     tag: str
     meta: Path | None
@@ -57,48 +57,50 @@ class ArmFiles:
 
     @property
     def paths(self) -> Mapping[str, Path]:
-        """Each file that is there, by the name that its copy gets."""
-        named = {
+        """Each file that exists, by the name of its copy."""
+        by_name = {
             "meta.raw.json": self.meta,
             "steps.raw.jsonl": self.timing,
             "responses.raw.jsonl": self.responses,
             "gpu.raw.csv": self.gpu_samples,
             "server.log": self.server_log,
         }
-        return {name: path for name, path in named.items() if path is not None}
+        return {name: path for name, path in by_name.items() if path is not None}
 
 
 def find_arms(directory: Path) -> tuple[ArmFiles, ...]:
-    """The arms of a directory, the baseline first. Raises UsageError where there is no baseline or nothing else."""
+    """The arms of a directory, the baseline first. Raises UsageError without a baseline."""
     if not directory.is_dir():
-        raise UsageError(f"{directory} is no directory; name one that the LenVM timing scripts wrote")
+        raise UsageError(f"{directory} is not a directory; name one that the LenVM timing scripts wrote")
     names = sorted(path.name for path in directory.iterdir() if path.is_file())
     tags = {name.removesuffix(end) for name in names for end in (_META, _TIMING) if name.endswith(end)}
     if BASELINE not in tags:
         raise UsageError(
-            f"{directory} holds no {BASELINE}{_META} and no {BASELINE}{_TIMING}; name a directory that the LenVM "
+            f"{directory} has neither {BASELINE}{_META} nor {BASELINE}{_TIMING}; name a directory that the LenVM "
             "timing scripts wrote"
         )
     return tuple(_files_of(directory, tag, names) for tag in sorted(tags, key=lambda tag: (tag != BASELINE, tag)))
 
 
 def _files_of(directory: Path, tag: str, names: Iterable[str]) -> ArmFiles:
-    def there(name: str) -> Path | None:
+    def existing(name: str) -> Path | None:
         return directory / name if name in names else None
 
-    meta = there(f"{tag}{_META}")
-    told = read_meta(meta).responses_path if meta is not None else None
-    answers = there(Path(told).name) if told else None
+    meta = existing(f"{tag}{_META}")
+    recorded_path = read_meta(meta).responses_path if meta is not None else None
+    answers = existing(Path(recorded_path).name) if recorded_path else None
     if answers is None:  # the path in the meta file is one of the machine that measured
-        found = [name for name in names if name.endswith(_RESPONSES) and _is_of(name.removesuffix(_RESPONSES), tag)]
-        answers = directory / found[0] if len(found) == 1 else None
+        matches = [
+            name for name in names if name.endswith(_RESPONSES) and _is_of(name.removesuffix(_RESPONSES), tag)
+        ]
+        answers = directory / matches[0] if len(matches) == 1 else None
     logs = [name for name in names if name.endswith(".log") and _is_of(name.removesuffix(".log"), tag)]
     return ArmFiles(
         tag=tag,
         meta=meta,
-        timing=there(f"{tag}{_TIMING}"),
+        timing=existing(f"{tag}{_TIMING}"),
         responses=answers,
-        gpu_samples=there(f"{tag}.gpu_samples.csv"),
+        gpu_samples=existing(f"{tag}.gpu_samples.csv"),
         server_log=directory / logs[0] if len(logs) == 1 else None,
     )
 
@@ -109,7 +111,7 @@ def _is_of(stem: str, tag: str) -> bool:
 
 
 def read_meta(path: Path | None) -> Meta:
-    """The meta file of a run; an empty one where there is none. Raises InvalidDataError where it is damaged."""
+    """The meta file of a run; an empty one for None. Raises InvalidDataError when it is damaged."""
     if path is None:
         return Meta()
     try:
@@ -117,6 +119,6 @@ def read_meta(path: Path | None) -> Meta:
         return msgspec.convert(document, Meta, strict=False)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise InvalidDataError(
-            f"{path}: {error}; it is no meta.json of a LenVM timing run: copy it again, or leave it out, and what "
-            "it alone knows is unknown"
+            f"{path}: {error}; it is not a meta.json of a LenVM timing run: copy it again, or remove it; its own "
+            "values are then unknown"
         ) from error

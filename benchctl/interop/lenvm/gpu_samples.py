@@ -1,4 +1,4 @@
-"""``gpu_samples.csv``: what nvidia-smi printed once per second, for every device of the host, in local time."""
+"""``gpu_samples.csv``: output of nvidia-smi once per second, for every device of the host, in local time."""
 
 import csv
 from collections.abc import Iterable, Iterator
@@ -15,10 +15,10 @@ _ZONE_S: Final = 900
 
 
 def read_gpu_samples(lines: Iterable[str], *, start_epoch_s: float | None, start_ns: int) -> Iterator[GpuSample]:
-    """The samples of a run that began at ``start_epoch_s``, on a clock that said ``start_ns`` then.
+    """The samples of a run that began at ``start_epoch_s``, on a clock that was ``start_ns`` then.
 
-    The time zone is the one by which the first sample lies next to that moment; where that is unknown, the first
-    sample is the moment. Lines that are no samples (the header, half a line) are passed over.
+    The time zone is the one that puts the first sample next to that moment; if it is unknown, the first sample is
+    the moment. Other lines (the header, half a line) are skipped.
     """
     origin_s: float | None = None
     for cells in csv.reader(lines, skipinitialspace=True):
@@ -53,5 +53,5 @@ def _sample(cells: list[str]) -> tuple[float, int, float | None, float | None] |
 
 
 def _number(text: str) -> float | None:
-    """None for what a device does not tell: ``[N/A]``."""
+    """A number; None for ``[N/A]``, which a device does not report."""
     return None if text.startswith("[") else float(text)

@@ -41,9 +41,9 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answered:
-    """What became of one question; of several attempts the last that was answered, or else the last.
+    """The outcome of one question; of several attempts the last that was answered, or else the last.
 
-    ``usage`` counts the prompt once and the output of all choices; ``elapsed_s`` holds the client's retries.
+    ``usage`` counts the prompt once and the output of all choices; ``elapsed_s`` includes the client's retries.
     """
 
     idx: int
@@ -62,18 +62,18 @@ class Answered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Responses:
-    """All questions in the order of their numbers, and what could not be read."""
+    """All questions in the order of their numbers, and the count of damaged lines."""
 
     answered: tuple[Answered, ...]
     num_rows: int
     row_latencies_s: tuple[float, ...]
-    """Of every line that tells one, in the order of the file."""
+    """Latency of every line that has one, in the order of the file."""
     num_damaged: int = 0
     is_cut: bool = False
 
 
 def read_responses(lines: Iterable[bytes]) -> Responses:
-    """The answers that these lines hold, with their ends. Nothing is raised: what cannot be read is counted."""
+    """The answers in these lines, given with their line ends. Damaged lines are counted, not raised."""
     decoder = msgspec.json.Decoder(_Row, strict=False)
     rows: list[_Row] = []
     num_damaged, is_cut = 0, False
@@ -95,10 +95,10 @@ def read_responses(lines: Iterable[bytes]) -> Responses:
 
 
 def _by_question(rows: Iterable[_Row]) -> dict[int, list[_Row]]:
-    found: dict[int, list[_Row]] = {}
+    by_question: dict[int, list[_Row]] = {}
     for row in rows:
-        found.setdefault(row.idx, []).append(row)
-    return found
+        by_question.setdefault(row.idx, []).append(row)
+    return by_question
 
 
 def _answered(idx: int, rows: Sequence[_Row]) -> Answered:
@@ -122,15 +122,15 @@ def _answered(idx: int, rows: Sequence[_Row]) -> Answered:
 
 
 def _attempts(rows: Sequence[_Row]) -> list[list[_Row]]:
-    """The lines of a question, parted where a request failed and where a choice comes again."""
+    """The lines of a question, split at each failed request and at each repeated choice."""
     attempts: list[list[_Row]] = []
-    seen: set[int | None] = set()
+    choices: set[int | None] = set()
     for row in rows:
-        if not attempts or row.is_failure or attempts[-1][0].is_failure or row.choice_idx in seen:
+        if not attempts or row.is_failure or attempts[-1][0].is_failure or row.choice_idx in choices:
             attempts.append([])
-            seen = set()
+            choices = set()
         attempts[-1].append(row)
-        seen.add(row.choice_idx)
+        choices.add(row.choice_idx)
     return attempts
 
 

@@ -1,10 +1,10 @@
 """``lenvm_summary.csv``: the columns of the LenVM project's own ``summary.csv``, by its definitions.
 
-Where those mislead they are kept all the same, because this file is there to be laid beside theirs: ``n_requests``
-counts lines, latencies are over lines, percentiles of steps are interpolated and those of requests are not, all
-greedy steps are left out, ``t_*_mean`` is over the steps that have the section, FLOPs are charged for every
-requested candidate. Tokens are counted once for each request, a failed line hides no answer, and of several lives
-of a server those count that answered. A value that nothing tells has no column, or an empty cell.
+Misleading definitions are kept, because this file is made to be compared with theirs: ``n_requests`` counts lines,
+latencies are over lines, percentiles of steps are interpolated and those of requests are not, all greedy steps are
+left out, ``t_*_mean`` is over the steps that have the section, FLOPs are charged for every requested candidate.
+Tokens are counted once for each request, a failed line hides no answer, and of several lives of a server those
+count that answered. An unknown value has no column, or an empty cell.
 """
 
 import csv
@@ -104,7 +104,7 @@ def _statistics(values: Sequence[float]) -> dict[str, float]:
 
 
 def _cut(ordered: Sequence[float], fraction: float) -> float:
-    """The value at place floor(n p) of ascending values."""
+    """The value at index floor(n p) of ascending values."""
     return ordered[min(int(len(ordered) * fraction), len(ordered) - 1)]
 
 
@@ -122,7 +122,7 @@ def _flops(arm: ArmData, models: Models) -> Row:
             prompt_tokens=sum(a.prompt_tokens or 0 for a in answered),
             output_tokens=sum(a.completion_tokens or 0 for a in answered),
         )
-    except UsageError:  # an unknown shape, or nothing was answered
+    except UsageError:  # an unknown shape, or no answer
         return {}
     account = published_flops(totals, base=base, value_model=value_model, top_k=top_k)
     return _flops_columns(account, arm, has_value=value_model is not None and top_k >= 1)

@@ -1,20 +1,20 @@
 """``aiperf profile``: ``profile_export_aiperf.json``, one document per run.
 
-Every metric is an object with a unit and, for what each request has, avg, p1 to p99 and more; the unit is binding
-and looked at. AIPerf's ``inter_token_latency`` is (latency - time to first token) / (tokens - 1) of each request:
-what is called tpot here; itl is its ``inter_chunk_latency`` where that counts gaps and not requests. Its
+Every metric is an object with a unit and, if each request has a value, avg, p1 to p99 and more; values are
+converted by their unit. AIPerf's ``inter_token_latency`` is (latency - time to first token) / (tokens - 1) of each
+request: what is called tpot here; itl is its ``inter_chunk_latency`` where that counts gaps and not requests. Its
 throughputs divide by the time in which it was busy (0.13), which is longer than from the first send to the last
-output: they are made here, from its counts and its ``benchmark_duration``.
+output: they are computed here, from its counts and its ``benchmark_duration``.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from benchctl.errors import RecordError
-from benchctl.interop.readers.run import ForeignRun, Setting, known, number_at, setting_at, unanswered
+from benchctl.interop.readers.run import ForeignRun, Setting, drop_unknown, number_at, setting_at, unanswered
 
 KEYS: Final = ("request_latency", "request_throughput")
-"""Objects with a unit that tell such a document from others."""
+"""Objects with a unit that identify such a document."""
 _LATENCIES: Final = {"time_to_first_token": "ttft", "inter_token_latency": "tpot", "request_latency": "e2el"}
 _GAPS: Final = "inter_chunk_latency"
 _SCALARS: Final = {
@@ -41,25 +41,25 @@ def is_aiperf(document: Mapping[str, Any]) -> bool:
 
 
 def aiperf_run(document: Mapping[str, Any], where: str) -> ForeignRun:
-    """One export. Raises RecordError where a number is none, or a unit is unknown."""
-    found = {ours: _scalar(document, theirs, ours, where) for theirs, ours in _SCALARS.items()}
-    completed, failed = found["num_completed"], found["num_failed"]
+    """One export. Raises RecordError for text instead of a number, and for an unknown unit."""
+    values = {ours: _scalar(document, theirs, ours, where) for theirs, ours in _SCALARS.items()}
+    completed, failed = values["num_completed"], values["num_failed"]
     if failed is None and not document.get("error_summary"):
-        failed = found["num_failed"] = 0.0
+        failed = values["num_failed"] = 0.0
     planned = None if completed is None or failed is None else completed + failed
-    wall_s = found["wall_s"]
-    for ours, count in (("request_throughput", completed), ("output_throughput", found["output_tokens"])):
-        found[ours] = count / wall_s if count is not None and wall_s else None
+    wall_s = values["wall_s"]
+    for ours, count in (("request_throughput", completed), ("output_throughput", values["output_tokens"])):
+        values[ours] = count / wall_s if count is not None and wall_s else None
     for theirs, ours in _LATENCIES.items():
-        found |= _distribution(document, theirs, ours, where)
+        values |= _distribution(document, theirs, ours, where)
     if (number_at(_block(document, _GAPS, where), "count", where) or 0) > (completed or 0):
-        found |= _distribution(document, _GAPS, "itl", where)
+        values |= _distribution(document, _GAPS, "itl", where)
     is_cut = document.get("was_cancelled") is True
     return ForeignRun(
         source="aiperf",
         where=where,
-        metrics=known(found | {"num_requests": planned}),
-        settings=_settings(document) | {"num_prompts": planned, "total_input_tokens": found["prompt_tokens"]},
+        metrics=drop_unknown(values | {"num_requests": planned}),
+        settings=_settings(document) | {"num_prompts": planned, "total_input_tokens": values["prompt_tokens"]},
         failure="the run was cancelled" if is_cut else unanswered(failed, planned),
         notes=(_TOKENIZED, _NAMES),
     )
@@ -78,8 +78,8 @@ def _distribution(document: Mapping[str, Any], theirs: str, ours: str, where: st
     if not block:
         return {}
     factor = _factor(block, _TO_MS, theirs, where)
-    named = {"avg": f"{ours}_ms"} | {f"p{percent}": f"p{percent}_{ours}_ms" for percent in (50, 90, 95, 99)}
-    values = {name: number_at(block, key, f"{where}: {theirs}") for key, name in named.items()}
+    our_names = {"avg": f"{ours}_ms"} | {f"p{percent}": f"p{percent}_{ours}_ms" for percent in (50, 90, 95, 99)}
+    values = {name: number_at(block, key, f"{where}: {theirs}") for key, name in our_names.items()}
     return {name: None if value is None else value * factor for name, value in values.items()}
 
 
@@ -88,7 +88,7 @@ def _block(document: Mapping[str, Any], key: str, where: str) -> Mapping[str, An
     if block is None:
         return {}
     if not isinstance(block, dict):
-        raise RecordError(f"{where}: {key} is {block!r}; an object with unit and avg belongs there")
+        raise RecordError(f"{where}: {key} is {block!r}; expected an object with unit and avg")
     return block
 
 
@@ -100,7 +100,7 @@ def _factor(block: Mapping[str, Any], factors: Mapping[str, float], key: str, wh
 
 
 def _settings(document: Mapping[str, Any]) -> dict[str, Setting]:
-    """Model and load out of the configuration that AIPerf writes along; it has had two shapes."""
+    """Model and load from the configuration in the export, which has had two forms."""
     config = document.get("input_config")
     if not isinstance(config, dict):
         return {}

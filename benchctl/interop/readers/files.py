@@ -1,5 +1,4 @@
-"""Which runs a path means, when it is no result directory: result files of other load generators, told by their
-keys.
+"""Result files of other load generators as a side of a comparison, recognised by their keys.
 
 A FILE holds one run, or one per line (``--append-result``, SGLang), or one per benchmark (GuideLLM). A DIR holds
 repeats: every ``profile_export_aiperf.json`` below it, or else all ``*.json`` and ``*.jsonl`` in it. ``FILE,FILE``
@@ -25,11 +24,11 @@ MANIFEST: Final = "manifest.json"
 AIPERF_FILE: Final = "profile_export_aiperf.json"
 _SUFFIXES: Final = frozenset({".json", ".jsonl"})
 _NOT_A_RUN: Final = (".pytorch.json",)
-"""vLLM writes such a second copy for a dashboard."""
+"""Suffix of a second copy that vLLM writes for a dashboard."""
 
 
 def is_foreign(text: str) -> bool:
-    """Whether a side of a comparison names result files of other tools: anything but a result directory."""
+    """True if a side of a comparison names result files of other tools instead of a result directory."""
     path = Path(text)
     if path.is_dir():
         return not (path / MANIFEST).exists() and bool(_files_in(path))
@@ -37,11 +36,11 @@ def is_foreign(text: str) -> bool:
 
 
 def read_foreign(text: str) -> tuple[ForeignRun, ...]:
-    """Every run that ``text`` means, in the order of its files. Raises RecordError for a file that is no result."""
+    """Every run that ``text`` names, in the order of its files. Raises RecordError for a file without a result."""
     paths = [Path(text)] if Path(text).exists() else [Path(part) for part in text.split(",")]
     files = [file for path in paths for file in (_files_in(path) if path.is_dir() else [path])]
     if not files:
-        raise UsageError(f"{text}: no result file is there; name a FILE, or a DIR that holds such files")
+        raise UsageError(f"{text}: no result file found; name a FILE, or a DIR with such files")
     return tuple(run for file in files for run in _runs_of(file))
 
 
@@ -69,22 +68,22 @@ def _runs_of(path: Path) -> Iterator[ForeignRun]:
 
 
 def _documents(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The JSON objects of a file with their places: the whole of it, or one per line."""
+    """The JSON objects of a file with their locations: the whole file, or one object per line."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise RecordError(f"{path}: cannot be read: {error}") from error
     try:
-        found = [(str(path), json.loads(text))]
+        documents = [(str(path), json.loads(text))]
     except ValueError as error:
         lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
         if len(lines) < 2:
-            raise RecordError(f"{path}: is no JSON: {error}") from error
-        found = [(f"{path}:{number}", _line(path, number, line)) for number, line in lines]
-    for where, document in found:
+            raise RecordError(f"{path}: not JSON: {error}") from error
+        documents = [(f"{path}:{number}", _line(path, number, line)) for number, line in lines]
+    for where, document in documents:
         if not isinstance(document, dict):
             raise RecordError(
-                f"{where}: holds {type(document).__name__}, not an object: it is no result of one run"
+                f"{where}: holds {type(document).__name__}, not an object: it is not the result of one run"
             )
         yield where, document
 
@@ -93,14 +92,14 @@ def _line(path: Path, number: int, line: str) -> Any:
     try:
         return json.loads(line)
     except ValueError as error:
-        raise RecordError(f"{path}:{number}: is no JSON: {error}; a line cut short can be removed") from error
+        raise RecordError(f"{path}:{number}: not JSON: {error}; a line cut short can be removed") from error
 
 
 def _unknown(document: Mapping[str, Any], where: str) -> str:
-    looked_for = (
+    known_tools = (
         f"vllm bench serve ({', '.join(foreign_vllm.KEYS)}), "
         f"SGLang's bench_serving ({', '.join(foreign_sglang.KEYS)}), "
         f"AIPerf ({', '.join(foreign_aiperf.KEYS)}, each with a unit), GuideLLM (benchmarks, each with metrics)"
     )
     keys = ", ".join(list(document)[:6]) or "none"
-    return f"{where}: not a result that can be read. Looked for: {looked_for}. Found keys: {keys}"
+    return f"{where}: not a result that can be read. Looked for: {known_tools}. Found keys: {keys}"

@@ -1,11 +1,11 @@
-"""GuideLLM's ``benchmarks.json``: a report of one or several benchmarks, one for each load that was driven.
+"""GuideLLM's ``benchmarks.json``: a report of one or several benchmarks, one for each load.
 
-Latencies are in milliseconds. Three are not what the same word means here. ``time_per_output_token_ms`` counts from
-the send and includes the first token: not taken over. ``request_latency`` lasts until the stream ends, not until
-the last output; ``inter_token_latency_ms`` is what is called tpot here, yet the mean of the report weighs each
-request by its tokens. End-to-end latency and tpot are therefore made from the requests in the file, where all are
-kept. Percentiles are read off a cumulative distribution, not interpolated between ranks: of few requests they are
-others, and not taken.
+Latencies are in milliseconds. Three differ from the metrics of the same name here. ``time_per_output_token_ms``
+counts from the send and includes the first token: it is left out. ``request_latency`` lasts until the stream ends,
+not until the last output; ``inter_token_latency_ms`` is tpot, but the report's mean weighs each request by its
+tokens. End-to-end latency and tpot are therefore computed from the requests in the file, if it has all of them.
+Percentiles come from a cumulative distribution instead of interpolation between ranks, which differs for few
+requests: they are left out.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,21 +13,21 @@ from statistics import fmean
 from typing import Any, Final
 
 from benchctl.errors import RecordError
-from benchctl.interop.readers.run import ForeignRun, Setting, known, number_at, setting_at, unanswered
+from benchctl.interop.readers.run import ForeignRun, Setting, drop_unknown, number_at, setting_at, unanswered
 
 _NO_TPOT: Final = (
     "GuideLLM's time_per_output_token_ms includes the first token and is not compared; tpot_ms is the mean of its "
     "inter_token_latency_ms over requests, and e2el_ms ends with the last token, not with the stream"
 )
 _SAMPLED: Final = (
-    "the report keeps only some of the requests (sample size), so that tpot_ms and e2el_ms are unknown: its own "
-    "means are others"
+    "the report keeps only some of the requests (sample size), so tpot_ms and e2el_ms are unknown: its own "
+    "means are defined differently"
 )
 _TRIMMED: Final = (
-    "warm-up and cool-down were cut off: the throughputs are those of what ended in between, and wall_s is unknown"
+    "warm-up and cool-down were cut off: the throughputs are those of the time between, and wall_s is unknown"
 )
 _WHOLE_S: Final = 0.001
-"""A trimmed part shorter than this is none."""
+"""A shorter part does not count as trimmed."""
 
 
 def is_guidellm(document: Mapping[str, Any]) -> bool:
@@ -38,7 +38,7 @@ def is_guidellm(document: Mapping[str, Any]) -> bool:
 def guidellm_runs(document: Mapping[str, Any], where: str) -> tuple[ForeignRun, ...]:
     """Every benchmark of a report. Raises RecordError when it has none, or a part of one is missing."""
     if not document["benchmarks"]:
-        raise RecordError(f"{where}: the report holds no benchmark; run GuideLLM again")
+        raise RecordError(f"{where}: the report has no benchmark; run GuideLLM again")
     return tuple(_run(each, f"{where}#{index}") for index, each in enumerate(document["benchmarks"]))
 
 
@@ -51,10 +51,10 @@ def _run(benchmark: Mapping[str, Any], where: str) -> ForeignRun:
     prompt, output = (_successful(metrics, f"{kind}_token_count", where) for kind in ("prompt", "output"))
     prompt_tokens, output_tokens = (number_at(block, "total_sum", where) for block in (prompt, output))
     window_s, is_trimmed = number_at(benchmark, "duration", where), _is_trimmed(benchmark, where)
-    kept = _kept_requests(benchmark, completed)
+    requests = _all_requests(benchmark, completed)
     failed = None if completed is None or planned is None else planned - completed
     why = f" ({cut:.0f} of them cut off when the benchmark ended)" if cut else ""
-    found = {
+    metrics_by_name = {
         "num_requests": planned,
         "num_completed": completed,
         "num_failed": failed,
@@ -64,15 +64,15 @@ def _run(benchmark: Mapping[str, Any], where: str) -> ForeignRun:
         "request_throughput": _rate(completed, window_s),
         "output_throughput": _rate(output_tokens, window_s),
         "ttft_ms": _mean(metrics, "time_to_first_token_ms", where),
-        **_of_requests(kept or [], where),
+        **_of_requests(requests or [], where),
     }
     return ForeignRun(
         source="guidellm",
         where=where,
-        metrics=known(found),
+        metrics=drop_unknown(metrics_by_name),
         settings=_settings(benchmark) | {"num_prompts": planned, "total_input_tokens": prompt_tokens},
         failure=unanswered(failed, planned, why),
-        notes=(_NO_TPOT, *([_SAMPLED] if kept is None else []), *([_TRIMMED] if is_trimmed else [])),
+        notes=(_NO_TPOT, *([_SAMPLED] if requests is None else []), *([_TRIMMED] if is_trimmed else [])),
     )
 
 
@@ -86,8 +86,8 @@ def _is_trimmed(benchmark: Mapping[str, Any], where: str) -> bool:
     )
 
 
-def _kept_requests(benchmark: Mapping[str, Any], completed: float | None) -> list[Mapping[str, Any]] | None:
-    """The answered requests, where the report has all of them."""
+def _all_requests(benchmark: Mapping[str, Any], completed: float | None) -> list[Mapping[str, Any]] | None:
+    """The answered requests; None if the report does not have all of them."""
     requests = benchmark.get("requests")
     answered = requests.get("successful") if isinstance(requests, dict) else None
     return answered if isinstance(answered, list) and len(answered) == completed else None
@@ -115,14 +115,14 @@ def _mean(metrics: Mapping[str, Any], theirs: str, where: str) -> float | None:
 
 
 def _successful(metrics: Mapping[str, Any], key: str, where: str) -> Mapping[str, Any]:
-    """The distribution over answered requests; empty where the report has none, or it is one of no values."""
+    """The distribution over answered requests; empty if the report has none, or one without values."""
     block = metrics.get(key)
-    found = block.get("successful") if isinstance(block, dict) else None
-    if found is None:
+    distribution = block.get("successful") if isinstance(block, dict) else None
+    if distribution is None:
         return {}
-    if not isinstance(found, dict):
-        raise RecordError(f"{where}: metrics.{key}.successful is {found!r}; an object with mean belongs there")
-    return found if found.get("count", 1) else {}
+    if not isinstance(distribution, dict):
+        raise RecordError(f"{where}: metrics.{key}.successful is {distribution!r}; expected an object with mean")
+    return distribution if distribution.get("count", 1) else {}
 
 
 def _object(document: Mapping[str, Any], key: str, where: str) -> Mapping[str, Any]:
@@ -136,13 +136,13 @@ def _settings(benchmark: Mapping[str, Any]) -> dict[str, Setting]:
     config = benchmark.get("config")
     strategy = config.get("strategy") if isinstance(config, dict) else None
     backend = config.get("backend") if isinstance(config, dict) else None
-    found: dict[str, Setting] = {}
+    settings: dict[str, Setting] = {}
     if isinstance(strategy, dict):
         kind = setting_at(strategy, "type_")
         streams = 1 if kind == "synchronous" else strategy.get("streams", strategy.get("max_concurrency"))
         rate = setting_at(strategy, "rate") if "rate" in strategy else "inf"
-        found |= {"strategy": kind, "request_rate": rate}
-        found["max_concurrency"] = setting_at({"streams": streams}, "streams")
+        settings |= {"strategy": kind, "request_rate": rate}
+        settings["max_concurrency"] = setting_at({"streams": streams}, "streams")
     if isinstance(backend, dict):
-        found["model_id"] = setting_at(backend, "model")
-    return found
+        settings["model_id"] = setting_at(backend, "model")
+    return settings

@@ -1,11 +1,11 @@
-"""What a V2 server of SGLang's LenVM fork prints of its sampler: averages since its start, in lines of its log.
+"""Times of the sampler in the log of a V2 server of SGLang's LenVM fork: averages since its start.
 
     [sampler_timing] calls=400 guided=392 sampler_forward=13.220ms lvm_apply=12.850ms/97.2% ...
     [lvm_timing] calls=392 skipped=8 gpu_path=392 fused=63 avg_send_rows=... apply_total=12.850ms ...
 
-The server waits for the device around each section, so these are times of host and device together, and all of it
-is slower for that. The average of a key is over the calls in which it occurred, and only the calls of the whole
-line are printed. Between two lines, therefore, only the key that occurs in every call has a mean of its own:
+The server waits for the device around each section, so these are times of host and device together, and the waiting
+slows the server. The average of a key is over the calls in which it occurred, but a line has only the number of all
+calls. Between two lines, therefore, only the key that occurs in every call has a mean of its own:
 
     mean(a, b) = (avg_b n_b - avg_a n_a) / (n_b - n_a), to within 0.0005 ms (n_a + n_b) / (n_b - n_a)
 
@@ -27,7 +27,7 @@ _ROUNDING_MS: Final = 0.0005
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Averages:
-    """One line. ``means_ms`` are averages since the start by section, ``numbers`` the counts beside them."""
+    """One line. ``means_ms`` are averages since the start by section, ``numbers`` the counts of the line."""
 
     source: str
     calls: int
@@ -47,8 +47,8 @@ class Window:
 
 
 def read_averages(lines: Iterable[str]) -> tuple[Averages, ...]:
-    """The lines of averages in a server's log, in their order; all others are passed over."""
-    return tuple(found for line in lines if (found := _averages(line)) is not None)
+    """The lines of averages in a server's log, in their order; all others are skipped."""
+    return tuple(averages for line in lines if (averages := _averages(line)) is not None)
 
 
 def _averages(line: str) -> Averages | None:
@@ -64,7 +64,7 @@ def _averages(line: str) -> Averages | None:
 
 
 def windows_of(averages: Sequence[Averages]) -> Iterator[Window]:
-    """What can be told of the calls between successive lines of one kind; a restarted server begins anew."""
+    """The calls between successive lines of one kind; a restarted server begins anew."""
     for source, whole in WHOLE_OF.items():
         lines = [line for line in averages if line.source == source and whole in line.means_ms]
         before = Averages(source=source, calls=0, means_ms={whole: 0.0}, numbers={})

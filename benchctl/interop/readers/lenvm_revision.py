@@ -1,4 +1,4 @@
-"""Which generations of SGLang's LenVM fork could have written a step log or a server's log.
+"""Revisions of SGLang's LenVM fork that could have written a step log or a server's log.
 
 V1  a line for each step
 V2  averages in the server's log, no lines
@@ -20,13 +20,13 @@ _STRIDE: Final = "LENVM_STRIDE="
 
 
 def revisions_of(records: Iterable[TimingRecord], log_lines: Iterable[str] = ()) -> tuple[str, ...]:
-    """The revisions that fit what a server wrote, in their order; never none.
+    """The revisions that fit a server's output, in their order; at least one.
 
     An early V3 without the fused path writes what V1 writes, and unguided lines of V4 may look like that, too.
     """
-    found = {_of_record(record) for record in records}
-    if found:
-        return min(found, key=len)
+    candidates = {_of_record(record) for record in records}
+    if candidates:
+        return min(candidates, key=len)
     lines = list(log_lines)
     if read_averages(lines):
         return ("V2",)

@@ -1,11 +1,11 @@
 """The step log of SGLang's LenVM fork: one JSON object for each call of its sampler, revisions V1, V3 and V4.
 
-What a line tells is host time in the sampler, in milliseconds, without waiting for the device: the first call that
-blocks is charged with the device work queued before it. It tells neither when a step was nor how long all of it
-took. The schema is open: four keys are required, ``t_<section>_ms`` are sections, everything else is kept as it is.
+A line has host time in the sampler, in milliseconds, without waiting for the device: the first call that blocks is
+charged with the device work queued before it. It has neither the time of a step nor its whole duration. The schema
+is open: four keys are required, ``t_<section>_ms`` are sections, all others are passed on unchanged.
 
-The file is appended to. A server that is started again counts from 1 again, and one that was killed leaves half a
-line, behind which the next one goes on writing.
+The file is appended to. A restarted server counts from 1 again, and a killed one leaves half a line, which the next
+one continues.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,8 +20,8 @@ from benchctl.units import NS_PER_MS
 SAMPLER: Final = "sampler_total"
 LOAD: Final = "value_model_load"
 LEAST_LOAD_MS: Final = 250.0
-"""What no section names of the first guided call is the loading of the value model from here on; ordinarily it is
-below a millisecond."""
+"""From here on, time of the first guided call outside of its sections is the loading of the value model; ordinarily
+it is below a millisecond."""
 _REQUIRED: Final = ("step", "t_sampler_total_ms", "batch_size", "is_greedy")
 _OUTER: Final = "lvm_apply_outer"
 _INNER: Final = ("lvm_build_pending", "lvm_forward", "lvm_apply_guidance")
@@ -42,23 +42,22 @@ class TimingRecord:
 
     @property
     def is_active(self) -> bool:
-        """Whether probabilities were replaced, which they also are where no row had anything to score."""
+        """True if probabilities were replaced, which also happens without a scored row."""
         return self.other.get("lvm_active") is True
 
     def count(self, *names: str) -> int | None:
         """The first of these counts that the line has."""
-        found = (self.other[name] for name in names if name in self.other)
-        value = next(found, None)
+        value = next((self.other[name] for name in names if name in self.other), None)
         return int(value) if isinstance(value, int | float) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimingLog:
-    """A whole log: the records of each server's life in turn, and what could not be read of it."""
+    """A whole log: the records of each server's life in turn, and the count of damaged lines."""
 
     lives: tuple[tuple[TimingRecord, ...], ...]
     num_damaged: int = 0
-    """Lines that hold no record, or only the end of one, but for the last."""
+    """Lines without a whole record, other than the last."""
     is_cut: bool = False
     """The last line has no end."""
 
@@ -68,7 +67,7 @@ class TimingLog:
 
 
 def record_from(line: bytes | str) -> TimingRecord | None:
-    """The record that a line holds; None where it holds none."""
+    """The record of a line; None for a damaged line."""
     try:
         fields = msgspec.json.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -101,7 +100,7 @@ def _is_time(value: object) -> bool:
 
 
 def read_timing(lines: Iterable[bytes]) -> TimingLog:
-    """The log that these lines, with their ends, make up. Nothing is raised: what cannot be read is counted."""
+    """The log in these lines, given with their line ends. Damaged lines are counted, not raised."""
     lives: list[list[TimingRecord]] = []
     num_damaged, is_cut = 0, False
     for line in lines:
@@ -121,15 +120,15 @@ def read_timing(lines: Iterable[bytes]) -> TimingLog:
 
 
 def _after_half_a_line(line: bytes) -> TimingRecord | None:
-    """The record that a new server wrote behind the half line of the one before it."""
+    """The record that a new server wrote after the half line of the previous one."""
     start = line.rfind(_RECORD_START)
     return record_from(line[start:]) if start > 0 else None
 
 
 def last_lives(log: TimingLog, output_tokens: int | None) -> Sequence[tuple[TimingRecord, ...]]:
-    """The lives, counted from the end, that it takes to sample ``output_tokens``; all where they are unknown.
+    """The lives, counted from the end, that it takes to sample ``output_tokens``; all lives if that is None.
 
-    Each row of a batch yields a token at most, so that fewer rows than tokens cannot be the whole run.
+    Each row of a batch yields at most one token, so fewer rows than tokens cannot be the whole run.
     """
     if output_tokens is None:
         return log.lives
@@ -142,9 +141,9 @@ def last_lives(log: TimingLog, output_tokens: int | None) -> Sequence[tuple[Timi
 
 
 def num_start_up(life: Sequence[TimingRecord], *, is_greedy_run: bool) -> int:
-    """How many records at the beginning of a life are those of the server's own first request.
+    """Number of records at the beginning of a life that are those of the server's own first request.
 
-    Those before the first sampled batch; of a run that is greedy itself at most as many as that request asks for.
+    They are those before the first sampled batch; in a greedy run, at most as many as that request asks for.
     """
     leading = 0
     for record in life:
@@ -155,9 +154,10 @@ def num_start_up(life: Sequence[TimingRecord], *, is_greedy_run: bool) -> int:
 
 
 def load_ms(life: Sequence[TimingRecord]) -> tuple[int, float] | None:
-    """Which record of a life holds the loading of the value model, and how long that took; None where none does.
+    """Index of the record of a life that includes the loading of the value model, and its milliseconds; None
+    without.
 
-    It is what no section names of the first call that surrounds guidance.
+    The loading is the time outside of the sections of the first call that surrounds guidance.
     """
     for index, record in enumerate(life):
         if _OUTER in record.sections_ms:
@@ -172,10 +172,10 @@ def load_ms(life: Sequence[TimingRecord]) -> tuple[int, float] | None:
 def step_records(
     life: Sequence[TimingRecord], spans_ns: Iterable[tuple[int, int]], *, first_step: int = 1
 ) -> Iterator[StepRecord]:
-    """The records of one server's life as steps; ``spans_ns`` says of each when it began and how long it took.
+    """The records of one server's life as steps; ``spans_ns`` has the start and duration of each.
 
-    The log does not tell prompts from output, so that every step counts as one of decoding, and neither prompt nor
-    output tokens are known. V1 and V3 do not count candidates.
+    The log does not separate prompts from output, so every step counts as decoding, and neither prompt nor output
+    tokens are known. V1 and V3 do not count candidates.
     """
     load = load_ms(life)
     for index, (record, (start_ns, dur_ns)) in enumerate(zip(life, spans_ns, strict=True)):
@@ -199,8 +199,8 @@ def step_records(
 
 
 def _is_fused(record: TimingRecord) -> bool | None:
-    """V3 says it of each scored batch; V4 knows no other way; V1 has no such path."""
-    told = record.count("lvm_fused_path")
-    if told is not None:
-        return bool(told)
+    """True for a step on the fused path: V3 records it, V4 always does, V1 has no such path."""
+    fused = record.count("lvm_fused_path")
+    if fused is not None:
+        return bool(fused)
     return True if record.count("lvm_fused_total_extend_tokens") else None

@@ -1,7 +1,7 @@
-"""One run as the result file of another load generator tells it, under benchctl's names and units.
+"""One run from the result file of another load generator, under benchctl's names and units.
 
-Two tools may use one name for two things, and two names for one. A reader therefore takes over only what is defined
-as here (``analysis/metrics/table.py``); what is not is left out, and a note says so.
+Two tools may use one name for two things, and two names for one. A reader therefore takes over only metrics with
+the definition of ``analysis/metrics/table.py``; it leaves out the others, and a note says so.
 """
 
 import math
@@ -20,11 +20,11 @@ Setting: TypeAlias = str | float | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForeignRun:
-    """What one run of another tool tells.
+    """One run of another tool.
 
-    ``where`` names the file, and the place in it where it holds several runs. ``metrics`` are the known numbers
-    only, by the names and in the units of ``METRICS``. ``settings`` must be equal for two runs to be compared;
-    ``load_point`` are those of them that say how hard the server was driven. ``failure`` says which requests were
+    ``where`` is the location: the file, and the line or entry if it holds several runs. ``metrics`` are the known
+    numbers only, by the names and in the units of ``METRICS``. ``settings`` must be equal for two runs to be
+    compared; ``load_point`` are the settings of the load on the server. ``failure`` counts the requests that were
     not answered.
     """
 
@@ -44,19 +44,17 @@ LOAD_POINT = ("request_rate", "max_concurrency")
 
 
 def number_at(document: Mapping[str, Any], key: str, where: str) -> float | None:
-    """The finite number under ``key``; None where there is none. Raises RecordError for anything else."""
+    """The finite number under ``key``; None without one. Raises RecordError for anything else."""
     value = document.get(key)
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise RecordError(
-            f"{where}: {key} is {value!r}; a number belongs there: write the file again with its tool"
-        )
+        raise RecordError(f"{where}: {key} is {value!r}, not a number; write the file again with its tool")
     return float(value) if math.isfinite(value) else None
 
 
 def setting_at(document: Mapping[str, Any], key: str) -> Setting:
-    """A setting as it can be compared: a text or a number; ``inf`` for a rate without bound, None for no value."""
+    """A setting in comparable form: a text or a number; ``inf`` for an unlimited rate, None for no value."""
     value = document.get(key)
     if value is None or isinstance(value, str):
         return value
@@ -65,13 +63,13 @@ def setting_at(document: Mapping[str, Any], key: str) -> Setting:
     return float(value) if math.isfinite(value) else str(value)
 
 
-def known(values: Mapping[str, float | None]) -> dict[str, float]:
-    """Without what is unknown."""
+def drop_unknown(values: Mapping[str, float | None]) -> dict[str, float]:
+    """The values that are known."""
     return {name: value for name, value in values.items() if value is not None}
 
 
 def unanswered(failed: float | None, total: float | None, why: str = "") -> str | None:
-    """The sentence for requests that were not answered; None where none is known of."""
+    """The sentence about requests that were not answered; None if none is known to have failed."""
     if not failed:
         return None
     return f"{failed:.0f} of {'an unknown number of' if total is None else f'{total:.0f}'} requests failed{why}"

@@ -1,17 +1,17 @@
 """``python -m sglang.bench_serving --output-file``: JSON Lines, one line per run, appended run after run.
 
 Names are mostly vLLM's; the end-to-end latency is ``e2e_latency``. Three things are not taken over: inter-token
-latencies, which newer versions share out over the tokens of a chunk; how many requests were planned, which the file
-does not tell; and ``total_output_tokens_retokenized``, which is no count of the engine.
+latencies, which newer versions spread over the tokens of a chunk; the number of planned requests, which the file
+does not have; and ``total_output_tokens_retokenized``, which the engine did not count.
 """
 
 from collections.abc import Mapping
 from typing import Any, Final
 
-from benchctl.interop.readers.run import ForeignRun, known, number_at, setting_at, unanswered
+from benchctl.interop.readers.run import ForeignRun, drop_unknown, number_at, setting_at, unanswered
 
 KEYS: Final = ("completed", "mean_e2e_latency_ms", "request_throughput")
-"""What tells such a document from others."""
+"""Keys that identify such a document."""
 _SETTINGS: Final = (
     "model_id",
     "dataset_name",
@@ -37,7 +37,7 @@ def is_sglang(document: Mapping[str, Any]) -> bool:
 
 
 def sglang_run(document: Mapping[str, Any], where: str) -> ForeignRun:
-    """One line. Raises RecordError where a number is none."""
+    """One line. Raises RecordError for text instead of a number."""
     completed = number_at(document, "completed", where)
     errors = document.get("errors")
     failed = float(sum(bool(error) for error in errors)) if isinstance(errors, list) else None
@@ -56,7 +56,7 @@ def sglang_run(document: Mapping[str, Any], where: str) -> ForeignRun:
     return ForeignRun(
         source="sglang",
         where=where,
-        metrics=known(counts | (_latencies(document, where) if completed else {})),
+        metrics=drop_unknown(counts | (_latencies(document, where) if completed else {})),
         settings=settings | {"num_prompts": planned, "total_input_tokens": counts["prompt_tokens"]},
         failure=unanswered(failed, planned),
         notes=(_NO_ITL,) if failed is not None else (_NO_ITL, _NO_FAILURES),
@@ -64,9 +64,9 @@ def sglang_run(document: Mapping[str, Any], where: str) -> ForeignRun:
 
 
 def _latencies(document: Mapping[str, Any], where: str) -> dict[str, float | None]:
-    found: dict[str, float | None] = {}
+    latencies: dict[str, float | None] = {}
     for ours, theirs in _LATENCIES.items():
-        found[f"{ours}_ms"] = number_at(document, f"mean_{theirs}_ms", where)
+        latencies[f"{ours}_ms"] = number_at(document, f"mean_{theirs}_ms", where)
         for percent, word in ((50, "median"), (90, "p90"), (95, "p95"), (99, "p99")):
-            found[f"p{percent}_{ours}_ms"] = number_at(document, f"{word}_{theirs}_ms", where)
-    return found
+            latencies[f"p{percent}_{ours}_ms"] = number_at(document, f"{word}_{theirs}_ms", where)
+    return latencies

@@ -1,17 +1,17 @@
 """``vllm bench serve --save-result``: one JSON object per run, and with ``--append-result`` one per line.
 
-Latencies are in milliseconds, the duration in seconds, and every name means what it means here. Requests that
-failed are in no latency. Prompt tokens are those of the client's own tokenizer, without the server's chat template.
-The tool writes zeros where nothing was answered.
+Latencies are in milliseconds, the duration in seconds, and every name has the same meaning here. Failed requests
+are in no latency. Prompt tokens are those of the client's own tokenizer, without the server's chat template. The
+tool writes zeros if no request was answered.
 """
 
 from collections.abc import Mapping
 from typing import Any, Final
 
-from benchctl.interop.readers.run import ForeignRun, known, number_at, setting_at, unanswered
+from benchctl.interop.readers.run import ForeignRun, drop_unknown, number_at, setting_at, unanswered
 
 KEYS: Final = ("model_id", "num_prompts", "completed", "request_throughput")
-"""What tells such a document from others."""
+"""Keys that identify such a document."""
 _SETTINGS: Final = ("model_id", "num_prompts", "request_rate", "burstiness", "max_concurrency", "ramp_up_strategy")
 _LATENCIES: Final = ("ttft", "tpot", "itl", "e2el")
 _PERCENTS: Final = (90, 95, 99)
@@ -22,7 +22,7 @@ def is_vllm(document: Mapping[str, Any]) -> bool:
 
 
 def vllm_run(document: Mapping[str, Any], where: str) -> ForeignRun:
-    """One result. Raises RecordError where a number is none."""
+    """One result. Raises RecordError for text instead of a number."""
     planned, completed = (number_at(document, key, where) for key in ("num_prompts", "completed"))
     failed = number_at(document, "failed", where)
     if failed is None and planned is not None and completed is not None:
@@ -41,17 +41,17 @@ def vllm_run(document: Mapping[str, Any], where: str) -> ForeignRun:
     return ForeignRun(
         source="vllm",
         where=where,
-        metrics=known(counts | (_latencies(document, where) if completed else {})),
+        metrics=drop_unknown(counts | (_latencies(document, where) if completed else {})),
         settings=settings | {"total_input_tokens": setting_at(document, "total_input_tokens")},
         failure=unanswered(failed, planned),
     )
 
 
 def _latencies(document: Mapping[str, Any], where: str) -> dict[str, float | None]:
-    found: dict[str, float | None] = {}
+    latencies: dict[str, float | None] = {}
     for latency in _LATENCIES:
-        found[f"{latency}_ms"] = number_at(document, f"mean_{latency}_ms", where)
-        found[f"p50_{latency}_ms"] = number_at(document, f"median_{latency}_ms", where)
+        latencies[f"{latency}_ms"] = number_at(document, f"mean_{latency}_ms", where)
+        latencies[f"p50_{latency}_ms"] = number_at(document, f"median_{latency}_ms", where)
         for percent in _PERCENTS:
-            found[f"p{percent}_{latency}_ms"] = number_at(document, f"p{percent}_{latency}_ms", where)
-    return found
+            latencies[f"p{percent}_{latency}_ms"] = number_at(document, f"p{percent}_{latency}_ms", where)
+    return latencies

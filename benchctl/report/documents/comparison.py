@@ -13,7 +13,7 @@ from benchctl.analysis.quality.divergence import Divergence
 from benchctl.analysis.quality.text import divergence_sentence, quality_lines
 from benchctl.analysis.statistics.block_order import OrderEffects, Slope
 from benchctl.errors import InvalidDataError, NotComparableError
-from benchctl.report.text.decomposition_table import decomposition_document
+from benchctl.report.documents.decomposition import decomposition_document
 
 
 def document_of(comparison: Comparison) -> dict[str, Any]:
@@ -88,15 +88,16 @@ def quality_document(cell: CellComparison) -> dict[str, Any] | None:
 
 
 def divergence_document(cell: CellComparison) -> dict[str, Any] | None:
-    """Identical texts and where others part, of B against A and of A against itself; places in output tokens."""
-    found = cell.divergence
-    if found is None:
+    """Identical texts and the position at which others diverge, of B against A and of A against itself."""
+    divergence = cell.divergence
+    if divergence is None:
         return None
+    baseline = divergence.a_against_a
     return {
-        "b_against_a": _divergence_values(found.b_against_a),
-        "a_against_a": _divergence_values(found.a_against_a) if found.a_against_a is not None else None,
-        "temperature": found.temperature,
-        "summary": divergence_sentence(found),
+        "b_against_a": _divergence_values(divergence.b_against_a),
+        "a_against_a": None if baseline is None else _divergence_values(baseline),
+        "temperature": divergence.temperature,
+        "summary": divergence_sentence(divergence),
     }
 
 

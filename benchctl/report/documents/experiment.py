@@ -1,4 +1,4 @@
-"""An analyzed experiment as JSON documents: what ``--json`` prints and the exported files hold."""
+"""An analyzed experiment as JSON documents, for ``--json`` and the exported files."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from benchctl.records.schema import SCHEMA_VERSION
 
 
 def summary_document(analysis: AnalyzedExperiment) -> dict[str, Any]:
-    """``summary.json``: every run, every cell over its blocks, findings, and all doubt."""
+    """``summary.json``: every run, every cell over its blocks, findings and all warnings."""
     manifest = analysis.results.manifest
     return {
         "schema_version": SCHEMA_VERSION,
@@ -51,7 +51,7 @@ def sweep_document(analysis: AnalyzedExperiment) -> dict[str, Any]:
 
 
 def show_document(analysis: AnalyzedExperiment) -> dict[str, Any]:
-    """What ``benchctl show --json`` prints: the summary, the sweep, the manifest and the runs not yet begun."""
+    """The output of ``benchctl show --json``: the summary, the sweep, the manifest and the runs not yet begun."""
     return summary_document(analysis) | {
         "path": str(analysis.results.path),
         "manifest": msgspec.to_builtins(analysis.results.manifest),

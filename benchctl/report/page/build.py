@@ -45,7 +45,7 @@ def sides_page(
 def _charts(analysis: AnalyzedExperiment, verdict: PageVerdict) -> tuple[Chart, ...]:
     """Those of one directory whose own variants were compared."""
     cells = [cell for comparison in verdict.comparisons for cell in comparison.cells]
-    noise = {name: found for comparison in verdict.comparisons for name, found in comparison.noise.items()}
+    noise = {name: floor for comparison in verdict.comparisons for name, floor in comparison.noise.items()}
     return draw_charts(analysis, cells=cells, noise=noise)
 
 

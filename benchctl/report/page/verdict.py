@@ -15,9 +15,9 @@ from benchctl.errors import BenchctlError, InvalidDataError, NotComparableError,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparisonVerdict:
-    """One comparison, or the problem that left none. Exactly one of ``comparison`` and ``problem`` is None.
+    """One comparison, or the problem that left none. Exactly one of ``comparison`` and ``problem`` is set.
 
-    ``is_control`` marks a step of a ladder of controls, whose verdict is no part of that of the whole.
+    ``is_control`` marks a step of a ladder of controls, which does not decide the verdict of the whole.
     """
 
     a_name: str

@@ -1,4 +1,4 @@
-"""The load generator as a table: how much of the load it kept up, how late, whose stamps it has, how busy it is."""
+"""The load generator as a table: share of the load kept up, delays, origin of timestamps, processor time."""
 
 from collections.abc import Callable
 from typing import Final
@@ -45,10 +45,10 @@ def client_table(analysis: AnalyzedExperiment) -> Table | None:
 
 
 def _row(value_of: Callable[[str], float | None]) -> list[str]:
-    return [_shown(column, value_of(column)) for column in _COLUMNS.values()]
+    return [_text(column, value_of(column)) for column in _COLUMNS.values()]
 
 
-def _shown(column: str, value: float | None) -> str:
+def _text(column: str, value: float | None) -> str:
     if value is None:
         return UNKNOWN
     if column == "slot_idle_frac":

@@ -20,10 +20,10 @@ from benchctl.report.text.decomposition_table import decomposition_lines
 SHOWN_EXPLORATORY: Final = frozenset(
     {"output_throughput", "ttft_ms", "tpot_ms", "e2el_ms", "output_tokens", "num_steps", "tokens_per_step"}
 )
-"""Exploratory metrics of the table, in the terminal and on the page; the document has them all."""
+"""Exploratory metrics of the short table, in the terminal and on the page; the document has them all."""
 
 _ORDER_P: Final = 0.05
-"""Effects of order are told below this p, corrected for all of them."""
+"""Effects of order are significant below this p, corrected for all of them."""
 
 
 def headings_of(comparison: Comparison) -> tuple[str, ...]:
@@ -35,15 +35,13 @@ def headings_of(comparison: Comparison) -> tuple[str, ...]:
 def rows_of(comparison: Comparison, *, show_all: bool) -> Iterator[tuple[str, ...]]:
     """The rows of the table; a cell is named in its first one."""
     for cell in comparison.cells:
-        shown = [metric for metric in cell.metrics if is_shown(metric, show_all=show_all)]
-        for index, metric in enumerate(shown):
+        metrics = [metric for metric in cell.metrics if is_shown(metric, show_all=show_all)]
+        for index, metric in enumerate(metrics):
             yield ("" if index else cell.label, *_row(metric))
 
 
 def is_shown(metric: MetricComparison, *, show_all: bool) -> bool:
-    """Whether a metric has a row: those that decide, exact ones that differ, and some that are usually asked
-    for.
-    """
+    """True for metrics that have a row: deciding ones, exact ones that differ, and some of general interest."""
     if metric.role == "deciding" or show_all:
         return True
     if metric.role == "exact":
@@ -73,7 +71,7 @@ def _value(mean: float | None, blocks: tuple[float | None, ...]) -> str:
 
 
 def footnotes_of(comparison: Comparison) -> Iterator[str]:
-    """What must be known to trust the table."""
+    """Conditions that a reader must know to trust the table."""
     for cell in comparison.cells:
         yield from (f"{cell.label}: {line}" for line in decomposition_lines(cell))
     yield from _answer_lines(comparison)
@@ -81,8 +79,8 @@ def footnotes_of(comparison: Comparison) -> Iterator[str]:
     yield from _margin_lines(comparison)
     if comparison.num_looks > 1:
         yield (
-            f"declared stopping rule: the experiment could end at {comparison.num_looks} looks, so that intervals "
-            f"are those of {percentage(comparison.confidence, 4)} and every verdict is corrected for it"
+            f"declared stopping rule: the experiment could end at {comparison.num_looks} looks; intervals are at "
+            f"{percentage(comparison.confidence, 4)} and every verdict is corrected for them"
         )
     yield from _order_lines(comparison)
     yield from bounds_lines(comparison)
@@ -98,7 +96,7 @@ def footnotes_of(comparison: Comparison) -> Iterator[str]:
 
 
 def _answer_lines(comparison: Comparison) -> Iterator[str]:
-    """Quality and divergence of each cell; why nothing was judged is said once."""
+    """Quality and divergence of each cell; the reason for no judgement once."""
     for cell in comparison.cells:
         if cell.quality is not None:
             decides = "" if cell.is_quality_deciding else " (decides nothing without --quality-margin)"
@@ -118,7 +116,7 @@ def _margin_lines(comparison: Comparison) -> Iterator[str]:
     if comparison.pairing == "unpaired":
         yield "means are as measured; a change is the Hodges-Lehmann shift of the logarithms, not their quotient"
     if "robust" in estimators:
-        yield "estimator: robust; blocks that lie far off count little"
+        yield "estimator: robust; outlying blocks count little"
     elif "mean" in estimators:
         yield "estimator: mean; every block counts the same"
     if not comparison.noise:
@@ -128,19 +126,19 @@ def _margin_lines(comparison: Comparison) -> Iterator[str]:
 
 
 def bounds_lines(comparison: Comparison) -> Iterator[str]:
-    """What the mark beside a value means, for the metrics that have one."""
+    """The meaning of the mark beside a value, for the metrics that have one."""
     bounded = [(cell, metric) for cell in comparison.cells for metric in cell.metrics if any(metric.num_bounded)]
     if bounded:
         names = ", ".join(dict.fromkeys(metric.metric.name for _, metric in bounded))
         num_runs = max(sum(metric.num_bounded) for _, metric in bounded)
         yield (
-            f"{MARK} in up to {num_runs} runs the client was late to read, and {names} only known between bounds: "
-            "there they do not count (times-bounded)"
+            f"{MARK} in up to {num_runs} runs the client read late and {names} is known only within bounds; these "
+            "values do not count (times-bounded)"
         )
 
 
 def _correction(comparison: Comparison) -> str:
-    """How many tests, and what makes them one."""
+    """The number of tests, and their correction."""
     tests = comparison.num_tests
     if tests <= 1:
         return "one deciding comparison"
@@ -152,12 +150,10 @@ def _correction(comparison: Comparison) -> str:
 
 
 def _order_lines(comparison: Comparison) -> Iterator[str]:
-    """Effects of order and time on the deciding metrics, as far as they can be told from none over all tests
-    made.
-    """
+    """Effects of order and time on the deciding metrics that are significant over all tests."""
     kinds = {"position": ("a run", "position later in its block"), "machine_drift": ("the machine", "block")}
     kinds |= {"ratio_drift": ("the ratio", "block")}
-    found = []
+    effects = []
     num_tests = 0
     for kind, (subject, unit) in kinds.items():
         slopes = [
@@ -167,15 +163,15 @@ def _order_lines(comparison: Comparison) -> Iterator[str]:
             if metric.order is not None and (slope := getattr(metric.order, kind)) is not None
         ]
         num_tests += len(slopes)
-        found += [(*min(slopes), subject, unit)] if slopes else []
-    told = [effect for effect in found if effect[0] * num_tests < _ORDER_P]
-    for probability, log, label, name, subject, unit in told:
+        effects += [(*min(slopes), subject, unit)] if slopes else []
+    significant = [effect for effect in effects if effect[0] * num_tests < _ORDER_P]
+    for probability, log, label, name, subject, unit in significant:
         yield (
             f"{subject} changes by {percentage_change(math.expm1(log))} per {unit} ({name} in {label}; p "
             f"{probability * num_tests:.2g}, corrected for {num_tests} tests)"
         )
-    if num_tests and not told:
-        yield f"no effect of position, drift or trend can be told from none ({num_tests} tests)"
+    if num_tests and not significant:
+        yield f"no effect of position or drift is significant ({num_tests} tests)"
 
 
 def _blocks_line(comparison: Comparison) -> str:
@@ -193,15 +189,11 @@ def _detectable(comparison: Comparison) -> str:
     worst: dict[str, float] = {}
     for cell in comparison.cells:
         for metric in cell.deciding:
-            found = metric.estimate.minimum_detectable_effect if metric.estimate else None
-            if found is not None:
-                worst[metric.metric.name] = max(found, worst.get(metric.metric.name, 0.0))
-    return ", ".join(f"{name} {_share(found)}" for name, found in worst.items())
-
-
-def _share(fraction: float) -> str:
-    """``1.8%``, and from 100 % on without a decimal."""
-    return f"{fraction * 100:.0f}%" if fraction >= 0.1 else percentage(fraction, 2)
+            effect = metric.estimate.minimum_detectable_effect if metric.estimate else None
+            if effect is not None:
+                worst[metric.metric.name] = max(effect, worst.get(metric.metric.name, 0.0))
+    texts = {name: f"{e * 100:.0f}%" if e >= 0.1 else percentage(e, 2) for name, e in worst.items()}
+    return ", ".join(f"{name} {text}" for name, text in texts.items())
 
 
 def _equal_everywhere(comparison: Comparison) -> list[str]:
@@ -210,4 +202,4 @@ def _equal_everywhere(comparison: Comparison) -> list[str]:
         for metric in cell.metrics:
             if metric.role == "exact":
                 verdicts.setdefault(metric.metric.name, set()).add(metric.verdict)
-    return [name for name, found in verdicts.items() if found == {"equal"}]
+    return [name for name, words in verdicts.items() if words == {"equal"}]

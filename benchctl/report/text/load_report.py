@@ -1,4 +1,4 @@
-"""What a single load came to: its ``result.json``, and the tables that are printed."""
+"""The result of a single load: its ``result.json``, and the printed tables."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -27,12 +27,12 @@ def load_result(
     record: RunRecord,
     manifest: Manifest,
     arrival: Arrival,
-    told: ClientQuality,
+    client: ClientQuality,
 ) -> dict[str, Any]:
     """The keys of ``vllm bench serve``, then our own; unknown is null.
 
     The details of each request, which vLLM writes when it is asked to, are in the run's ``requests.jsonl``, and
-    ``benchctl report`` writes them here as well. ``told`` is what the load generator says of itself.
+    ``benchctl report`` writes them here as well. ``client`` is the report of the load generator on itself.
     """
     return {
         "date": record.started_at or manifest.created_at,
@@ -59,9 +59,9 @@ def load_result(
         "seed": manifest.seed,
         "errors_by_kind": dict(figures.errors),
         "cached_tokens": figures.cached_tokens,
-        "client": {name: told.metrics[name] for name in CLIENT_METRICS},
-        "offered_load": None if told.offered is None else asdict(told.offered),
-        "bounds": bounds_document(told.bounds),
+        "client": {name: client.metrics[name] for name in CLIENT_METRICS},
+        "offered_load": None if client.offered is None else asdict(client.offered),
+        "bounds": bounds_document(client.bounds),
         "definitions": {f"{latency}_ms": METRICS[f"{latency}_ms"].formula for latency in LATENCIES}
         | {name: METRICS[name].formula for name in CLIENT_METRICS},
     }
@@ -75,13 +75,13 @@ def _latencies(figures: LoadFigures) -> dict[str, float | None]:
 
 def _spelt(name: str, durations: Durations) -> dict[str, float | None]:
     """{mean,median,std,pNN}_<name>_ms, as vLLM calls them."""
-    found = {f"mean_{name}_ms": durations.mean, f"median_{name}_ms": durations.percentile[50]}
-    found[f"std_{name}_ms"] = durations.std
-    return found | {f"p{percent}_{name}_ms": durations.percentile[percent] for percent in PERCENTS}
+    moments = {"mean": durations.mean, "median": durations.percentile[50], "std": durations.std}
+    values = {f"{moment}_{name}_ms": value for moment, value in moments.items()}
+    return values | {f"p{percent}_{name}_ms": durations.percentile[percent] for percent in PERCENTS}
 
 
-def totals_table(figures: LoadFigures, told: ClientQuality) -> Table:
-    """Requests, tokens, throughput, how much of the load reached the server, and how well the times are known."""
+def totals_table(figures: LoadFigures, client: ClientQuality) -> Table:
+    """Requests, tokens, throughput, the share of the load that reached the server, and the accuracy of times."""
     failed = f"{figures.num_failed} failed"
     if figures.errors:
         failed += f" ({', '.join(f'{count} {kind}' for kind, count in sorted(figures.errors.items()))})"
@@ -92,29 +92,31 @@ def totals_table(figures: LoadFigures, told: ClientQuality) -> Table:
         "throughput": f"{four_digits(figures.output_throughput)} output tokens/s, "
         f"{four_digits(figures.total_token_throughput)} tokens/s, "
         f"{four_digits(figures.request_throughput)} requests/s",
-        **_offered(told),
+        **_offered(client),
         "arrival times": f"{_share(figures.kernel_stamp_frac)} of the chunks stamped by the kernel; "
         f"{_share(figures.coalesced_chunk_frac)} read together with the next one (an upper bound)",
-        "client": f"{four_digits(told.metrics['client_cpu_cores'])} cores; its loop at most "
-        f"{four_digits(told.metrics['max_loop_lag_ms'])} ms late",
+        "client": f"{four_digits(client.metrics['client_cpu_cores'])} cores; its loop at most "
+        f"{four_digits(client.metrics['max_loop_lag_ms'])} ms late",
     }
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True)
-    for name, said in rows.items():
-        table.add_row(name, said)
+    for row in rows.items():
+        table.add_row(*row)
     return table
 
 
-def _offered(told: ClientQuality) -> dict[str, str]:
-    """What the server met of what was asked for; of a closed loop also how soon slots were filled again."""
-    if told.offered is None:
+def _offered(client: ClientQuality) -> dict[str, str]:
+    """The share of the load that reached the server; of a closed loop also the delay before slots were refilled."""
+    if client.offered is None:
         return {"load": "all at once"}
-    rows = {"load": f"{four_digits(told.offered.met)} of {four_digits(told.offered.planned)} {told.offered.unit}"}
-    idle_frac = told.metrics["slot_idle_frac"]
+    rows = {
+        "load": f"{four_digits(client.offered.met)} of {four_digits(client.offered.planned)} {client.offered.unit}"
+    }
+    idle_frac = client.metrics["slot_idle_frac"]
     if idle_frac is not None:
         names = ("p50_refill_gap_ms", "p99_refill_gap_ms", "p99_refill_connect_ms")
-        half, most, connecting = (four_digits(told.metrics[name]) for name in names)
+        half, most, connecting = (four_digits(client.metrics[name]) for name in names)
         rows["slots"] = (
             f"empty for {idle_frac:.2%} of their time; filled again after {half} ms (p50), {most} ms (p99); a "
             f"connection took {connecting} ms of it (p99)"
@@ -123,34 +125,34 @@ def _offered(told: ClientQuality) -> dict[str, str]:
 
 
 def durations_table(figures: LoadFigures, bounds: Mapping[str, Bounds]) -> Table:
-    """Latencies by vLLM's definitions, and how late requests were sent."""
+    """Latencies by vLLM's definitions, and the delays of sends."""
     table = Table(title=Text("Durations, ms"), title_justify="left", title_style="bold", box=None, pad_edge=False)
     table.add_column("", no_wrap=True)
     for column in ("mean", "median", "p99", "max"):
         table.add_column(column, justify="right", no_wrap=True)
-    for name, shown in _NAMES.items():
+    for name, title in _NAMES.items():
         durations = figures.durations[name]
         numbers = {f"{name}_ms": durations.mean}
         numbers |= {f"p{percent}_{name}_ms": durations.percentile[percent] for percent in (50, 99)}
         numbers[f"max_{name}_ms"] = durations.largest
-        table.add_row(shown, *(marked(four_digits(value), column in bounds) for column, value in numbers.items()))
+        table.add_row(title, *(marked(four_digits(value), column in bounds) for column, value in numbers.items()))
     return table
 
 
 def bounds_note(bounds: Mapping[str, Bounds]) -> str | None:
-    """What the mark beside a number means, where one has it."""
+    """The meaning of the mark beside a number, where one has it."""
     if not bounds:
         return None
-    told = "; ".join(f"{name} {lies}" for name, lies in bounds.items())
-    return f"{MARK} known between bounds only, because the client was late to read: {told}"
+    intervals = "; ".join(f"{name} {lies}" for name, lies in bounds.items())
+    return f"{MARK} known between bounds only, because the client read late: {intervals}"
 
 
 def missing_tail(figures: LoadFigures) -> str | None:
-    """Why there is no p99, where there is none."""
+    """The reason for a missing p99; None where there is one."""
     needed = smallest_sample(99)
     if figures.num_completed >= needed:
         return None
-    return f"p99 needs {needed} completed requests; here are {figures.num_completed}"
+    return f"p99 needs {needed} completed requests; there are {figures.num_completed}"
 
 
 def _share(value: float | None) -> str:

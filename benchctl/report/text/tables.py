@@ -38,7 +38,7 @@ _SWEEP_COLUMNS: Final = {
 
 
 def headline(analysis: AnalyzedExperiment) -> str:
-    """What was measured, in three lines."""
+    """The measured experiment in three lines."""
     manifest = analysis.results.manifest
     num_done = sum(run.record.state == "done" for run in analysis.runs)
     num_planned = len(analysis.results.plan.runs)
@@ -67,7 +67,7 @@ def blocks_text(manifest: Manifest) -> str:
 
 
 def footnotes(analysis: AnalyzedExperiment) -> tuple[ResultWarning, ...]:
-    """Every warning once, what decided first: the same doubt of many runs is one footnote."""
+    """Every warning once, the gravest first: the same warning in many runs is one footnote."""
     met: dict[WarningKind, ResultWarning] = {}
     for warning in chain(analysis.warnings, *(run.warnings for run in analysis.runs)):
         met.setdefault(warning_kind(warning), warning)
@@ -78,9 +78,9 @@ def footnote_lines(analysis: AnalyzedExperiment) -> list[str]:
     """``[1] code: message (which runs)``."""
     lines = []
     for number, note in enumerate(footnotes(analysis), start=1):
-        places = [run.record.run_id for run in analysis.runs if _mentions(run.warnings, note)]
-        shown = first_of(places, 3)
-        lines.append(f"[{number}] {note.code}: {note.message}" + (f" ({shown})" if shown else ""))
+        run_ids = [run.record.run_id for run in analysis.runs if _mentions(run.warnings, note)]
+        runs = first_of(run_ids, 3)
+        lines.append(f"[{number}] {note.code}: {note.message}" + (f" ({runs})" if runs else ""))
     return lines
 
 
@@ -175,9 +175,9 @@ def flops_table(analysis: AnalyzedExperiment) -> Table | None:
     bridges = [bridge for cell in analysis.cells if (bridge := flops_bridge(cell)) is not None]
     if not bridges:
         return None
-    title = "FLOPs of a run, TFLOP: from the published rule to what the step log saw (model FLOPs, not measured)"
+    title = "FLOPs of a run, TFLOP: from the published rule to the step log (model FLOPs, not measured)"
     table = _table(title, ["account"], [bridge.label.replace(" ", "\n", 1) for bridge in bridges])
-    table.add_column("because", no_wrap=True)
+    table.add_column("reason", no_wrap=True)
     table.add_row("published", *(four_digits(bridge.published_flops / TERA) for bridge in bridges))
     for code, meaning in {step.code: step.meaning for bridge in bridges for step in bridge.steps}.items():
         prices = [{step.code: step.flops for step in bridge.steps}.get(code) for bridge in bridges]
@@ -193,15 +193,15 @@ def findings_lines(analysis: AnalyzedExperiment) -> list[str]:
 
 
 def _section_names(cells: Mapping[str, Breakdown]) -> list[tuple[int, str]]:
-    """Sections of the fullest tree in its order; then what only other cells have."""
+    """Sections of the fullest tree in its order; then those that only other cells have."""
     widest = max(cells.values(), key=lambda breakdown: len(list(breakdown.step.walk())))
     names = [(depth, section.name) for depth, section in widest.step.walk()]
-    known = {name for _, name in names}
+    listed = {name for _, name in names}
     for breakdown in cells.values():
         for depth, section in breakdown.step.walk():
-            if section.name not in known:
+            if section.name not in listed:
                 names.append((depth, section.name))
-                known.add(section.name)
+                listed.add(section.name)
     return names
 
 

@@ -154,7 +154,7 @@ def test_a_suspect_run_that_cannot_be_read_whole_does_not_count(results):
     counted = compare(results, allow_suspect=True)
     assert counted.cells[0].num_blocks == 6
     (message,) = messages(counted, "excluded-block")
-    assert "suspect, and cannot be read whole: " in message
+    assert "suspect, and cannot be read completely: " in message
     assert "steps.jsonl:8: the line is cut off" in message
 
 

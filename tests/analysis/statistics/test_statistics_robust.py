@@ -14,7 +14,7 @@ from benchctl.analysis.statistics.robust import (
     alpha_of,
     calibration_of,
     credibility_of,
-    mixtures,
+    estimate_mixtures,
 )
 
 CLEAN = (0.010, 0.014, 0.008, 0.021, -0.002, 0.016, 0.005, 0.012)
@@ -47,7 +47,7 @@ def exact_mixture(d, x):
 def test_the_mixture_is_that_of_weighted_least_squares_over_every_choice_of_outliers():
     d, x = np.array([*CLEAN[:6], 0.3, 0.012]), np.array(POSITIONS, dtype=float)
     centres, scales, shares = exact_mixture(d, x)
-    found = mixtures(d[None, :], PositionCovariate(x))
+    found = estimate_mixtures(d[None, :], PositionCovariate(x))
     for value in (-0.02, 0.0, 0.01, 0.05):
         expected = float(shares @ stats.t.cdf((value - centres) / scales, 6))
         assert found.below(np.array([value]))[0] == pytest.approx(expected, abs=1e-9)
@@ -106,7 +106,7 @@ def test_credibility_and_alpha_are_each_others_inverse(alpha, num_blocks, own_sh
 def test_the_interval_of_normal_noise_covers_as_it_says(num_blocks, has_positions):
     stream, trials = np.random.default_rng([3, num_blocks, has_positions]), 4000
     x = np.array([(-1.0) ** i for i in range(num_blocks)])
-    below = mixtures(
+    below = estimate_mixtures(
         stream.normal(size=(trials, num_blocks)), PositionCovariate(x) if has_positions else None
     ).below(np.zeros(trials))
     calibration = calibration_of(num_blocks, float(has_positions))

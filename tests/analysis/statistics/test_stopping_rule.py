@@ -12,7 +12,7 @@ from support.results.builders import edit_manifest, edit_run, write_results
 from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.compare.compare import CompareOptions, Side, compare_sides
 from benchctl.analysis.experiment.experiment import load_experiment
-from benchctl.analysis.experiment.stopping import num_looks_of, take_look, widest
+from benchctl.analysis.experiment.stopping import num_looks_of, take_look, widest_interval
 from benchctl.analysis.planning.stopping_rule import look_blocks, stopping_rule
 from benchctl.analysis.statistics.block_ratio import estimate_paired
 from benchctl.errors import ProfileError
@@ -106,7 +106,7 @@ def test_only_the_width_ends_an_experiment_and_never_what_it_found(tmp_path: Pat
 def test_an_experiment_ends_where_every_metric_is_within_the_precision(tmp_path: Path) -> None:
     results = load_experiment(measured(tmp_path).path)
     seen = take_look(results, RULE, 8, ["step_ms", "wall_s"])
-    worst = widest(seen)
+    worst = widest_interval(seen)
     assert worst is not None
     assert worst.half_width_frac is not None
     for precision, ends in ((worst.half_width_frac * 1.01, True), (worst.half_width_frac * 0.99, False)):

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.results.builders import write_results
 
-from benchctl.analysis.validity.batch_fill import STARVED_FRAC, in_step_frac, underfilled_batch_warnings
+from benchctl.analysis.validity.batch_fill import MIN_IN_STEP_FRAC, in_step_frac, underfilled_batch_warnings
 from benchctl.records.loaded import LoadedRun, load_results
 from benchctl.records.request import ChoiceRecord, RequestError, RequestRecord
 from benchctl.records.step import StepRecord
@@ -68,7 +68,7 @@ def test_what_lies_between_steps_is_overhead_up_to_a_limit(template):
     for dur_ns, is_doubted in ((0.75 * STEP_NS, False), (0.65 * STEP_NS, True)):
         steps = [step_of(i, 3, dur_ns=int(dur_ns)) for i in range(50)]
         run = run_of(template, [request_of(i, 50) for i in range(3)], steps)
-        assert (in_step_frac(run) < STARVED_FRAC) is is_doubted
+        assert (in_step_frac(run) < MIN_IN_STEP_FRAC) is is_doubted
         assert bool(underfilled_batch_warnings(run)) is is_doubted
 
 

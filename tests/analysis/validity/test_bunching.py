@@ -195,7 +195,7 @@ def test_a_bunched_run_says_that_the_steps_carry_the_truth(results):
     bunch(results)
     (doubt,) = bunching_warnings(load_results(results.path).runs[0])
     assert doubt.code == "client-bunching"
-    assert "step metrics carry the truth" in doubt.message
+    assert "step metrics are exact" in doubt.message
 
 
 def test_a_bunched_run_without_steps_says_what_is_left(results):
@@ -245,7 +245,9 @@ def test_a_server_that_always_writes_as_many_chunks_at_once_is_told_and_not_dist
     (note,) = bunching_warnings(run)
     assert note.code == "server-coalescing"
     assert note.code not in SUSPECT_CODES
-    assert f"writes {size} chunks of an answer at once: times of arrivals are right" in note.message
+    assert (
+        f"writes {size} chunks of an answer at once: arrival times, ttft, tpot and e2el are exact" in note.message
+    )
 
 
 def test_a_client_that_was_never_in_time_proves_no_choice_of_the_server(results):
@@ -256,7 +258,7 @@ def test_a_client_that_was_never_in_time_proves_no_choice_of_the_server(results)
 def test_whoever_made_the_bursts_is_asked_for_processors(results):
     irregular = [request_of(r, in_bursts(64, 3 + r % 5)) for r in range(8)]
     (doubt,) = bunching_warnings(run_of(results, irregular, lagging(200_000)))
-    assert doubt.message.endswith("so that the server sent them so: free processors for it")
+    assert doubt.message.endswith("so the server sent them in bursts: free processors for the server")
     late = [coalesced(r, 3 + r % 5, late_ns=2 * 10**6) for r in range(8)]
     (doubt,) = bunching_warnings(run_of(results, late, lagging(40 * 10**6)))
     assert doubt.message.endswith("waited for the client to read: free processors for the client")

@@ -140,15 +140,15 @@ def test_neutral_guidance_that_the_server_leaves_out_is_not_missed(results):
     profile = load_profile("noop-skip")
     runs = [run.read() for run in results.runs()]
     left_out = [
-        expected(profile, (), msgspec.structs.replace(runs[0], variant=variant, cell={})).is_left_out
+        expected(profile, (), msgspec.structs.replace(runs[0], variant=variant, cell={})).is_skipped
         for variant in ("baseline", "computed", "skipped")
     ]
     assert left_out == [False, False, True]
-    check = checks_of(results, GUIDED, is_left_out=True)["guided"]
+    check = checks_of(results, GUIDED, is_skipped=True)["guided"]
     assert (check.ok, check.is_fatal) == (False, True)
     edit_steps(results, GUIDED, lambda s: msgspec.structs.replace(s, guided_rows=0))
-    check = checks_of(results, GUIDED, is_left_out=True)["guided"]
-    assert (check.ok, check.detail) == (True, "neutral guidance is left out; guided rows in 0 of 8 steps")
+    check = checks_of(results, GUIDED, is_skipped=True)["guided"]
+    assert (check.ok, check.detail) == (True, "neutral guidance is skipped; guided rows in 0 of 8 steps")
 
 
 def test_an_unguided_variant_that_was_guided_is_invalid(results):
@@ -182,7 +182,7 @@ def test_a_forced_output_of_another_length_is_invalid(results):
         results, GUIDED, lambda r: msgspec.structs.replace(r, completion_tokens=15) if r.index == 3 else r
     )
     check = checks_of(results, GUIDED)["forced-stop"]
-    assert (check.ok, check.detail) == (False, "1 of 4 requests have another length: r00003 15 != 16")
+    assert (check.ok, check.detail) == (False, "1 of 4 requests have a different length: r00003 15 != 16")
 
 
 def test_natural_stops_have_no_declared_length(results):

@@ -4,8 +4,6 @@ import html
 import json
 import math
 import re
-import subprocess
-import sys
 from html.parser import HTMLParser
 from importlib.resources import files
 from statistics import fmean, stdev
@@ -13,6 +11,7 @@ from statistics import fmean, stdev
 import pytest
 from jinja2 import UndefinedError
 from scipy.stats import t as student
+from support.cli import benchctl
 from support.results import builders
 
 from benchctl.analysis.analyzed import analyze_directory
@@ -252,8 +251,7 @@ def test_style_script_and_templates_are_files_of_the_package():
 
 
 def run_report(*arguments, cwd):
-    argv = [sys.executable, "-m", "benchctl", "report", *map(str, arguments)]
-    return subprocess.run(argv, capture_output=True, text=True, check=False, cwd=cwd)
+    return benchctl("report", *arguments, cwd=cwd)
 
 
 def test_two_sides_make_one_page_where_it_was_asked_for_or_in_the_working_directory(directory, tmp_path):

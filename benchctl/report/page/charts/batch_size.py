@@ -1,4 +1,4 @@
-"""Step time by batch size: what a step costs with few sequences, and with many."""
+"""Step time by batch size: the cost of a step with few sequences and with many."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -43,12 +43,12 @@ class SizeBins:
 
 def bins_of(sizes: Integers) -> SizeBins:
     """A bin for each size when they are few, else powers of two: 1, 2, 3-4, 5-8, ..."""
-    found = np.unique(sizes)
-    if len(found) <= _MAX_EXACT_SIZES:
-        return SizeBins(lows=found, highs=found)
-    exponents = np.unique(np.ceil(np.log2(np.maximum(found, 1)))).astype(np.int64)
+    distinct = np.unique(sizes)
+    if len(distinct) <= _MAX_EXACT_SIZES:
+        return SizeBins(lows=distinct, highs=distinct)
+    exponents = np.unique(np.ceil(np.log2(np.maximum(distinct, 1)))).astype(np.int64)
     highs = 2**exponents
-    return SizeBins(lows=np.where(highs > 1, highs // 2 + 1, min(1, found[0])), highs=highs)
+    return SizeBins(lows=np.where(highs > 1, highs // 2 + 1, min(1, distinct[0])), highs=highs)
 
 
 def draw_batch_size(source: ChartSource) -> Chart:
@@ -73,7 +73,7 @@ def draw_batch_size(source: ChartSource) -> Chart:
         ),
         definition=(
             "Σ step time / number of steps, over the decode steps of all usable runs of an arm whose number of "
-            "sequences falls into the bin. The bars show how steps scatter; they are no confidence interval."
+            "sequences falls into the bin. The bars show how steps scatter; they are not confidence intervals."
         ),
     )
 
@@ -107,21 +107,21 @@ def _decode_steps(cell: CellSummary) -> tuple[Integers, Floats]:
 def batch_size_trace(arm: ArmStyle, sizes: Integers, times_ms: Floats, bins: SizeBins) -> Trace:
     """One point for each bin in which the arm has steps: their mean, with bars to the 5th and 95th percentile."""
     parts = [times_ms[(low <= sizes) & (sizes <= high)] for low, high in zip(bins.lows, bins.highs, strict=True)]
-    known = [(label, part) for label, part in zip(bins.labels, parts, strict=True) if len(part)]
-    means = [float(part.mean()) for _, part in known]
-    percentiles = [np.percentile(part, (5, 95)) for _, part in known]
+    filled = [(label, part) for label, part in zip(bins.labels, parts, strict=True) if len(part)]
+    means = [float(part.mean()) for _, part in filled]
+    percentiles = [np.percentile(part, (5, 95)) for _, part in filled]
     return {
         "type": "scatter",
         "mode": "lines+markers",
         "name": arm.label,
         "offsetgroup": arm.label,
-        "x": [label for label, _ in known],
+        "x": [label for label, _ in filled],
         "y": rounded(means, 8),
         "error_y": _error_bars(means, percentiles, arm.color),
         "line": {"color": arm.color, "dash": arm.dash, "width": 1.5},
         "marker": {"color": arm.color, "size": 7},
         "customdata": [
-            [len(part), *rounded(pair.tolist(), 5)] for (_, part), pair in zip(known, percentiles, strict=True)
+            [len(part), *rounded(pair.tolist(), 5)] for (_, part), pair in zip(filled, percentiles, strict=True)
         ],
         "hovertemplate": (
             "%{x} sequences: %{y:.4~g} ms, mean of %{customdata[0]:,} steps"

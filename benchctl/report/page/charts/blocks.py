@@ -1,4 +1,4 @@
-"""The raw values of the deciding metrics, block by block: outliers, drift and order seen with the eye."""
+"""The raw values of the deciding metrics, block by block, which show outliers, drift and effects of order."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -37,19 +37,19 @@ _MAX_LARGE: Final = 4
 _PANEL_PX: Final = 190
 _REST_PX: Final = 80
 _HIDDEN_FROM: Final = 5.0
-_RELATIVE: Final = "in per cent from the mean of its arm, because the arms lie far apart"
+_RELATIVE: Final = "in per cent from the mean of its arm, because the arms are far apart"
 _SPREAD: Final = 0.6
 """Share of the distance between two blocks over which the arms of a block stand side by side."""
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """The value of one run. ``left_out`` says why it counts nowhere; None when it does."""
+    """The value of one run. ``left_out`` is the reason why it counts nowhere; None when it counts."""
 
     block: int
     x: float
     y: float
-    """What is drawn: the value, or its distance from the mean of its arm in per cent."""
+    """The value, or its distance from the mean of its arm in per cent."""
     value: float
     run_id: str
     is_outlier: bool
@@ -62,12 +62,12 @@ def draw_block_values(source: ChartSource) -> Chart:
     names = [name for name in deciding_names(source.analysis.profile) if any(_has(arm, name) for arm in arms)]
     if not names:
         return no_chart(_ID, _TITLE, "no finished run knows a deciding metric")
-    found = {name: _by_arm(source.analysis, arms, name, source.cells) for name in names}
-    is_relative = any(hides_scatter([[p.value for p in group] for group in found[name]]) for name in names)
+    points = {name: _by_arm(source.analysis, arms, name, source.cells) for name in names}
+    is_relative = any(hides_scatter([[p.value for p in group] for group in points[name]]) for name in names)
     size = _MARKER_PX if len(arms) <= _MAX_LARGE else _SMALL_MARKER_PX
     traces: list[Trace] = []
     for panel, name in enumerate(names):
-        groups = [_relative(group) for group in found[name]] if is_relative else found[name]
+        groups = [_relative(group) for group in points[name]] if is_relative else points[name]
         traces.append(_joints([point for group in groups for point in group], panel))
         traces += [_trace(arm, group, name, panel, size) for arm, group in zip(arms, groups, strict=True) if group]
     height = _REST_PX + _PANEL_PX * len(names) + legend_px(arm.label for arm in arms)
@@ -79,10 +79,10 @@ def draw_block_values(source: ChartSource) -> Chart:
         layout(height, **panels(_x_axis(sorted({run.record.block for run in source.analysis.runs})), y_axes)),
         caption=(
             f"Each point is one run, a fresh server, {_RELATIVE if is_relative else f'in {_units(names)}'}; a line "
-            "joins the runs of one block. Open circles stand out in their comparison, yet count; crosses do not."
+            "joins the runs of one block. Open circles are outliers and count; crosses are left out."
         ),
         definition="; ".join(f"{name} = {METRICS[name].formula}" for name in names)
-        + ". A run that failed, is suspect or damaged is left out; nothing else is.",
+        + ". Only runs that failed, are suspect or damaged are left out.",
     )
 
 
@@ -109,15 +109,15 @@ def outlier_blocks(cells: Sequence[CellComparison]) -> Mapping[tuple[str, str], 
 
 
 def hides_scatter(groups: Sequence[Sequence[float]]) -> bool:
-    """Whether arms differ so much that on one axis the scatter of each would be a flat line.
+    """True where arms differ so much that on one axis the scatter of each would be a flat line.
 
     That is when the values of all arms span more than five times what those of one arm do, in logarithms.
     """
-    known = [group for group in groups if group]
-    if not known or min(map(min, known)) <= 0:
+    filled = [group for group in groups if group]
+    if not filled or min(map(min, filled)) <= 0:
         return False
-    widest = max(math.log(max(group) / min(group)) for group in known)
-    whole = math.log(max(map(max, known)) / min(map(min, known)))
+    widest = max(math.log(max(group) / min(group)) for group in filled)
+    whole = math.log(max(map(max, filled)) / min(map(min, filled)))
     return 0 < widest < whole / _HIDDEN_FROM
 
 
@@ -148,18 +148,18 @@ def _by_arm(
     """The points of each arm, its runs in the order of blocks."""
     outliers = outlier_blocks(cells)
     runs = sorted(analysis.runs, key=lambda run: run.record.block)
-    places = [_SPREAD * ((i + 0.5) / len(arms) - 0.5) for i in range(len(arms))]
+    offsets = [_SPREAD * ((i + 0.5) / len(arms) - 0.5) for i in range(len(arms))]
     return [
-        _points([run for run in runs if run.label == arm.label], name, outliers.get((arm.label, name), ()), place)
-        for arm, place in zip(arms, places, strict=True)
+        _points([run for run in runs if run.label == arm.label], name, outliers.get((arm.label, name), ()), offset)
+        for arm, offset in zip(arms, offsets, strict=True)
     ]
 
 
-def _points(runs: Sequence[RunSummary], name: str, outliers: Sequence[int], place: float) -> list[Point]:
+def _points(runs: Sequence[RunSummary], name: str, outliers: Sequence[int], offset: float) -> list[Point]:
     return [
         Point(
             block=run.record.block,
-            x=run.record.block + place,
+            x=run.record.block + offset,
             y=value,
             value=value,
             run_id=run.record.run_id,
@@ -194,7 +194,7 @@ def _joints(points: Sequence[Point], panel: int) -> Trace:
 
 def _trace(arm: ArmStyle, points: Sequence[Point], name: str, panel: int, size: int) -> Trace:
     symbols = ["x-thin-open" if p.left_out else "circle-open" if p.is_outlier else "circle" for p in points]
-    notes = [f", left out: {p.left_out}" if p.left_out else ", stands out" if p.is_outlier else "" for p in points]
+    notes = [f", left out: {p.left_out}" if p.left_out else ", outlier" if p.is_outlier else "" for p in points]
     unit = METRICS[name].unit
     return {
         "type": "scatter",

@@ -1,4 +1,4 @@
-"""What the machine did while a run lasted: the GPUs, and the processors of server and client."""
+"""The machine during a run: its GPUs, and the processors that server and client kept busy."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -31,7 +31,7 @@ _REST_PX: Final = 70
 _DEVICE_DASHES: Final = ("solid", "dot", "dash", "longdash", "dashdot", "longdashdot")
 
 Points: TypeAlias = Sequence[tuple[int, float]]
-"""Time in ns and value of each analysis."""
+"""Time in ns and value of each sample."""
 
 
 S = TypeVar("S", GpuSample, HostSample)
@@ -39,7 +39,7 @@ S = TypeVar("S", GpuSample, HostSample)
 
 @dataclass(frozen=True, slots=True)
 class Quantity(Generic[S]):
-    """One panel, and how its value is read from a sample; None where the device does not tell."""
+    """One panel, and its value in a sample; None where the device does not report it."""
 
     title: str
     of: Callable[[S], float | None]
@@ -67,27 +67,27 @@ def draw_gpu(source: ChartSource) -> Chart:
     chart_id, title = "gpu", "GPU over the run"
     arms = arm_styles(source.analysis)
     sampled = [run for arm in arms for run in arm.cell.runs if _inside(run.run.gpu, run)]
-    shown = runs_of_one_block(arms, sampled)
-    if not shown:
+    runs = runs_of_one_block(arms, sampled)
+    if not runs:
         had_gpus = source.analysis.results.manifest.gpus or any(run.run.gpu for run in source.analysis.runs)
         reason = "no GPU sample was taken during the load" if had_gpus else "the measuring machine showed no GPU"
         return no_chart(chart_id, title, reason)
-    devices = [(arm, _by_device(_inside(run.run.gpu, run)), _first_send_ns(run)) for arm, run in shown]
-    known = [q for q in _GPU if any(_points(s, q.of) for _, by, _ in devices for s in by.values())]
-    if not known:
+    devices = [(arm, _by_device(_inside(run.run.gpu, run)), _first_send_ns(run)) for arm, run in runs]
+    quantities = [q for q in _GPU if any(_points(s, q.of) for _, by, _ in devices for s in by.values())]
+    if not quantities:
         return no_chart(chart_id, title, "the GPU reported neither power, clock, memory nor utilisation")
     traces = [
         _line(arm, _points(samples, quantity.of), origin_ns, panel=panel, device=device, of_many=len(by) > 1)
-        for panel, quantity in enumerate(known)
+        for panel, quantity in enumerate(quantities)
         for arm, by, origin_ns in devices
         for device, samples in by.items()
     ]
     return _chart(
         chart_id,
         title,
-        [quantity.title for quantity in known],
+        [quantity.title for quantity in quantities],
         traces,
-        caption=f"What the GPU reported between first send and last output, runs of block {_block(shown)}",
+        caption=f"Reports of the GPU between first send and last output, runs of block {runs[0][1].record.block}",
         definition="Readings of NVML or nvidia-smi; utilisation is the share of time in which any kernel ran.",
     )
 
@@ -102,23 +102,24 @@ def draw_host(source: ChartSource) -> Chart:
         for run in arm.cell.runs
         if any(_points(_inside(run.run.host, run), quantity.of) for quantity in _HOST)
     ]
-    shown = runs_of_one_block(arms, sampled)
-    if not shown:
+    runs = runs_of_one_block(arms, sampled)
+    if not runs:
         return no_chart(chart_id, title, "no run lasted long enough for two samples of the host during the load")
-    samples = [(arm, _inside(run.run.host, run), _first_send_ns(run)) for arm, run in shown]
-    known = [q for q in _HOST if any(_points(inside, q.of) for _, inside, _ in samples)]
+    samples = [(arm, _inside(run.run.host, run), _first_send_ns(run)) for arm, run in runs]
+    quantities = [q for q in _HOST if any(_points(inside, q.of) for _, inside, _ in samples)]
     traces = [
         _line(arm, _points(inside, quantity.of), origin_ns, panel=panel)
-        for panel, quantity in enumerate(known)
+        for panel, quantity in enumerate(quantities)
         for arm, inside, origin_ns in samples
     ]
     return _chart(
         chart_id,
         title,
-        [quantity.title for quantity in known],
+        [quantity.title for quantity in quantities],
         traces,
         caption=(
-            f"CPU cores that the server's processes and the load generator kept busy, runs of block {_block(shown)}"
+            "CPU cores that the server's processes and the load generator kept busy, "
+            f"runs of block {runs[0][1].record.block}"
         ),
         definition="CPU time of the processes between two samples / time between them.",
     )
@@ -178,15 +179,15 @@ def _by_device(samples: Iterable[GpuSample]) -> Mapping[int, list[GpuSample]]:
 def _line(
     arm: ArmStyle, points: Points, origin_ns: int, *, panel: int, device: int = 0, of_many: bool = False
 ) -> Trace:
-    shown = thinned([(at_ns - origin_ns, value) for at_ns, value in points])
+    means = thinned([(at_ns - origin_ns, value) for at_ns, value in points])
     name = f"{arm.label}, GPU {device}" if of_many else arm.label
     return {
         "type": "scatter",
-        "mode": "lines+markers" if len(shown) < 30 else "lines",
+        "mode": "lines+markers" if len(means) < 30 else "lines",
         "name": name,
         "legendgroup": name,
-        "x": rounded(at_ns / NS_PER_S for at_ns, _ in shown),
-        "y": rounded((value for _, value in shown), 5),
+        "x": rounded(at_ns / NS_PER_S for at_ns, _ in means),
+        "y": rounded((value for _, value in means), 5),
         "yaxis": panel_axis(panel),
         "line": {
             "color": arm.color,
@@ -196,10 +197,6 @@ def _line(
         "marker": {"size": 5},
         "hovertemplate": "%{x:.4~g} s: %{y:.4~g}",
     }
-
-
-def _block(shown: Sequence[tuple[ArmStyle, RunSummary]]) -> int:
-    return shown[0][1].record.block
 
 
 def _first_send_ns(run: RunSummary) -> int:

@@ -1,4 +1,4 @@
-"""When each request waited and when it was answered: one bar for each request, over the run."""
+"""The requests over the run, one bar each: waiting, then answered."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -38,19 +38,19 @@ class Span:
     """One request, in seconds since the first send: sent, first output, end of its last output."""
 
     row: int
-    """Place in the order of sending, from 1."""
+    """Position in the order of sending, from 1."""
     request_id: str
     sent_s: float
     first_s: float | None
-    """None when nothing came."""
+    """None without any output."""
     last_s: float | None
     error: str | None
 
 
 def spans_of(requests: Sequence[RequestRecord], time_scale: float = 1.0) -> tuple[Span, ...]:
     """All that were sent and are no warm-up, in the order of sending; times multiplied by ``time_scale``."""
-    known = [(request.sent_ns, request) for request in measured(requests) if request.sent_ns is not None]
-    sent = sorted(known, key=lambda pair: (pair[0], pair[1].index))
+    sends = [(request.sent_ns, request) for request in measured(requests) if request.sent_ns is not None]
+    sent = sorted(sends, key=lambda pair: (pair[0], pair[1].index))
     origin_ns = sent[0][0] if sent else 0
 
     def seconds(t_ns: int | None) -> float | None:
@@ -80,10 +80,10 @@ def draw_requests(source: ChartSource) -> Chart:
     """A panel for each arm, from the run of the block that most arms finished."""
     arms = arm_styles(source.analysis)
     sent = [run for arm in arms for run in arm.cell.runs if spans_of(run.run.requests)]
-    shown = runs_of_one_block(arms, sent)
-    if not shown:
+    runs = runs_of_one_block(arms, sent)
+    if not runs:
         return no_chart(_ID, _TITLE, "no finished run has a request that was sent")
-    panel_runs = shown[:_MAX_PANELS]
+    panel_runs = runs[:_MAX_PANELS]
     is_virtual = any(run.record.clock == "virtual" for _, run in panel_runs)
     return drawn(
         _ID,
@@ -96,9 +96,9 @@ def draw_requests(source: ChartSource) -> Chart:
         _layout([arm.label for arm, _ in panel_runs], is_virtual=is_virtual),
         caption=_caption(panel_runs, num_arms=len(arms)),
         definition=(
-            "Grey: from send to the first output, which is queue and prefill. Coloured: from the first to the last "
-            "output, which is decoding. A cross marks a request that failed. As the client saw it"
-            + (", multiplied by time_scale to stand beside the simulator's virtual time." if is_virtual else ".")
+            "Grey: from send to the first output, which is queueing and prefill. Coloured: from the first to the "
+            "last output, which is decoding. A cross marks a request that failed. As the client saw it"
+            + (", multiplied by time_scale to match the simulator's virtual time." if is_virtual else ".")
         ),
     )
 
@@ -116,13 +116,13 @@ def _layout(labels: Sequence[str], *, is_virtual: bool) -> Mapping[str, Any]:
     )
 
 
-def _caption(shown: Sequence[tuple[ArmStyle, RunSummary]], *, num_arms: int) -> str:
-    counts = [len(spans_of(run.run.requests)) for _, run in shown]
+def _caption(runs: Sequence[tuple[ArmStyle, RunSummary]], *, num_arms: int) -> str:
+    counts = [len(spans_of(run.run.requests)) for _, run in runs]
     which = "Each bar is one request"
     if max(counts) > MAX_REQUESTS:
         which = f"Each bar is one request, {MAX_REQUESTS} of up to {max(counts):,} at equal distances"
-    which += f", in block {shown[0][1].record.block}, in s"
-    arms = f"; the first {len(shown)} of {num_arms} arms" if num_arms > len(shown) else ""
+    which += f", in block {runs[0][1].record.block}, in s"
+    arms = f"; the first {len(runs)} of {num_arms} arms" if num_arms > len(runs) else ""
     return f"{which}: grey until the first output, coloured while it decodes{arms}."
 
 

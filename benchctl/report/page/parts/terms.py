@@ -29,7 +29,7 @@ def change_term(metric: MetricComparison) -> str:
     if metric.estimate is None:
         return f"{name} is compared exactly, block by block: a count without noise"
     estimator = {
-        "robust": "weighted mean over blocks of ln(other / baseline), in which blocks far off count little",
+        "robust": "weighted mean over blocks of ln(other / baseline), in which outlying blocks count little",
         "mean": "mean over blocks of ln(other / baseline)",
         None: "median of all differences of logarithms",
     }[metric.estimate.estimator]
@@ -44,7 +44,7 @@ def p_term(metric: MetricComparison) -> str:
     if metric.estimate is not None and not metric.estimate.is_paired:
         return "p of no difference between the two sides (Mann-Whitney test, which the interval inverts)"
     return (
-        "the least alpha at which the interval of 1 - alpha excludes no change: the test that the interval inverts"
+        "the smallest alpha at which the interval of 1 - alpha excludes no change (the interval inverts the test)"
     )
 
 
@@ -58,8 +58,8 @@ def verdict_term(metric: MetricComparison) -> str:
     return {
         "regression": f"the whole interval is worse than {margin}",
         "improvement": f"the whole interval is better than {margin}",
-        "equivalent": f"the whole interval lies inside {inside}",
-        "changed": f"the whole interval lies beyond {margin}; neither direction is the better one",
+        "equivalent": f"the whole interval is inside {inside}",
+        "changed": f"the whole interval is beyond {margin}; neither direction is better",
         "equal": "the same in every block",
         "different": "not the same in every block",
     }.get(metric.verdict, f"the interval reaches across {margin}")

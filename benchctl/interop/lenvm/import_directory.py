@@ -1,4 +1,4 @@
-"""A directory of the LenVM timing scripts becomes a result directory: one block, a run for each arm."""
+"""Import of a directory of the LenVM timing scripts as a result directory: one block, a run for each arm."""
 
 import hashlib
 import os
@@ -25,10 +25,10 @@ from benchctl.interop.lenvm.convert import (
     steps_of,
     times_of,
 )
-from benchctl.interop.lenvm.doubts import directory_doubts
 from benchctl.interop.lenvm.experiment import Models, models_of, profile_of_arms, variant_name
 from benchctl.interop.lenvm.files import find_arms
 from benchctl.interop.lenvm.summary import SUMMARY_NAME, lenvm_rows, rows_csv
+from benchctl.interop.lenvm.warnings import directory_warnings
 from benchctl.interop.readers.lenvm_averages import windows_of
 from benchctl.interop.readers.lenvm_revision import ALL
 from benchctl.profile.identity import profile_sha256
@@ -51,7 +51,7 @@ _UNKNOWN: Final = "unknown"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportResult:
-    """Where an imported directory is, and what to doubt of it."""
+    """An imported directory: its path, its warnings and its runs."""
 
     path: Path
     warnings: tuple[ResultWarning, ...]
@@ -63,8 +63,8 @@ def import_lenvm(
 ) -> ImportResult:
     """Write a result directory from ``source`` at ``out``, by default below ``results``.
 
-    Raises UsageError where ``source`` is none of such or ``out`` exists, InvalidDataError where its files hold what
-    nobody could have measured. Nothing is left behind then.
+    Raises UsageError when ``source`` is not such a directory or ``out`` exists, InvalidDataError when its files
+    record impossible settings. Nothing is written then.
     """
     arms = tuple(read_arm(files) for files in find_arms(source))
     models = models_of(source, model, value_model)
@@ -94,9 +94,9 @@ def _directory_name(manifest: Manifest) -> str:
 
 
 def _revisions(arms: Sequence[ArmData]) -> tuple[str, ...]:
-    """Revisions that fit what all servers of a directory wrote; none where nothing of them is there."""
-    told = [set(arm.revisions) for arm in arms if arm.revisions]
-    fits = set(ALL).intersection(*told) if told else set[str]()
+    """Revisions that fit the output of all servers of a directory; empty without any output."""
+    revisions = [set(arm.revisions) for arm in arms if arm.revisions]
+    fits = set(ALL).intersection(*revisions) if revisions else set[str]()
     return tuple(sorted(fits))
 
 
@@ -129,7 +129,7 @@ def _manifest(
         imported=Imported(
             tool="lenvm", source=str(source.resolve()), sha256=sha256_of_files(arms), revisions=_revisions(arms)
         ),
-        warnings=directory_doubts(arms, models),
+        warnings=directory_warnings(arms, models),
     )
 
 
@@ -146,12 +146,12 @@ def _write(
     in_time = sorted(arms, key=lambda arm: (arm.meta.wall_start_epoch_s or 0.0, not arm.is_baseline))
     plan = Plan(schema_version=SCHEMA_VERSION, runs=tuple(_planned(i, arm) for i, arm in enumerate(in_time)))
     results.write_plan(plan)
-    started = [arm.meta.wall_start_epoch_s for arm in arms if arm.meta.wall_start_epoch_s is not None]
-    origin_epoch_s = min(started, default=None)
+    starts_s = [arm.meta.wall_start_epoch_s for arm in arms if arm.meta.wall_start_epoch_s is not None]
+    origin_epoch_s = min(starts_s, default=None)
     runs = []
     for arm, planned in zip(in_time, plan.runs, strict=True):
         run = _write_run(results.run(planned.run_id), arm, planned, profile, start_ns(arm, origin_epoch_s))
-        runs.append(_judged(results.run(planned.run_id), run, profile, prepared))
+        runs.append(_checked_run(results.run(planned.run_id), run, profile, prepared))
     is_sound = all(run.state == "done" for run in runs)
     results.write_manifest(msgspec.structs.replace(manifest, state="done" if is_sound else "suspect"))
     for run in runs:
@@ -184,7 +184,7 @@ def _write_run(
         state="done",
         attempt=1,
         engine=profile.engine.kind,
-        effective_config=_told_by_requests(profile, planned),
+        effective_config=_config_from_requests(profile, planned),
         started_at=started_at(arm),
         times=times_of(requests),
         steps_cover="sampler",
@@ -197,8 +197,8 @@ def _write_run(
     return run
 
 
-def _told_by_requests(profile: Profile, planned: PlannedRun) -> dict[str, Any]:
-    """What the requests of a run say of its settings; how its server was configured is unknown."""
+def _config_from_requests(profile: Profile, planned: PlannedRun) -> dict[str, Any]:
+    """The settings that the requests of a run record; the configuration of its server is unknown."""
     settings = variant_settings(profile, planned.variant, planned.cell)
     config: dict[str, Any] = {"model": settings.model}
     for name, section in (("sampling", settings.sampling), ("guidance", settings.guidance)):
@@ -210,27 +210,26 @@ def _told_by_requests(profile: Profile, planned: PlannedRun) -> dict[str, Any]:
 
 
 def _run_warnings(arm: ArmData, requests: Sequence[RequestRecord], run_id: str) -> tuple[ResultWarning, ...]:
-    """What makes a run suspect."""
-    found = []
+    """The warnings that make a run suspect."""
+    warnings = []
     if (resumed := arm.resumed) is not None:
-        message = (
-            f"the client was started again and took over earlier answers: {resumed}; wall_s holds for neither run"
-        )
-        found.append(ResultWarning(code="answers-resumed", message=message, where=run_id))
+        message = f"the client was restarted and took over earlier answers: {resumed}; wall_s holds for neither run"
+        warnings.append(ResultWarning(code="answers-resumed", message=message, where=run_id))
     if any(request.error is not None for request in requests):
         message = f"{sum(r.error is not None for r in requests)} of {len(requests)} requests failed"
-        found.append(ResultWarning(code="failed-requests", message=message, where=run_id))
-    return tuple(found)
+        warnings.append(ResultWarning(code="failed-requests", message=message, where=run_id))
+    return tuple(warnings)
 
 
-def _judged(
+def _checked_run(
     directory: RunDirectory, run: RunRecord, profile: Profile, prepared: Sequence[PreparedRequest]
 ) -> RunRecord:
-    """The run with what its records contradict one another in; suspect where there is anything to be doubted."""
+    """The run with the warnings of its checks; suspect if it has any."""
     loaded = load_run(directory)
     write_step_table(loaded)
-    doubts = (*run.warnings, *failed_checks(loaded, profile, prepared))
-    judged = msgspec.structs.replace(run, warnings=doubts, state="suspect" if doubts else "done")
-    judged = msgspec.structs.replace(judged, files=digests_of_run(directory))
-    write_json_atomic(directory.path / "run.json", judged)
-    return judged
+    warnings = (*run.warnings, *failed_checks(loaded, profile, prepared))
+    checked = msgspec.structs.replace(
+        run, warnings=warnings, state="suspect" if warnings else "done", files=digests_of_run(directory)
+    )
+    write_json_atomic(directory.path / "run.json", checked)
+    return checked

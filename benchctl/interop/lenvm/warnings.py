@@ -1,6 +1,6 @@
-"""What of a LenVM timing directory cannot be trusted: faults in its files, which are mended here, and its limits.
+"""Warnings about a LenVM timing directory: errors in its files, which are repaired here, and its limits.
 
-Each doubt is told once for the whole directory and names the arms that it holds for.
+Each warning is given once for the whole directory and names the arms that it concerns.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,23 +15,23 @@ from benchctl.records.warning_table import IMPORT_LIMITS, IMPORT_REPAIRS, WARNIN
 from benchctl.units import MS_PER_S
 
 REPAIRS: Final = tuple(WARNING_TABLE[IMPORT_REPAIRS])
-"""Codes of what is wrong in the files and was repaired, or left out where it could not be."""
+"""Codes of errors in the files that were repaired, or left out."""
 _ORDER: Final = {code: i for i, code in enumerate((*REPAIRS, *WARNING_TABLE[IMPORT_LIMITS]))}
 
 _OVERLAP: Final = (
-    "the project's scripts switch overlapped scheduling off on guided servers alone, so that a difference to the "
-    "baseline holds that as well; no file says how a server was started"
+    "the project's scripts switch overlapped scheduling off on guided servers alone, so a difference to the "
+    "baseline includes that; no file records how a server was started"
 )
 _WALL: Final = (
-    "wall_clock_s of the meta file holds the start of the client, its imports and the loading of the dataset; "
+    "wall_clock_s of the meta file includes the start of the client, its imports and the loading of the dataset; "
     "wall_s here is first send to last answer, and theirs is in lenvm_summary.csv"
 )
 _SENDS: Final = (
-    "no file says when a request was sent: that follows from how long each took and how many were open at once, "
-    "with retries inside"
+    "no file records the times of sends: they are reconstructed from durations, which include retries, and "
+    "concurrency"
 )
 _SAMPLERS: Final = (
-    "the step log times the sampler alone and says neither when a step was nor how long it took: tables and "
+    "the step log times the sampler alone and records neither the time nor the duration of a step: tables and "
     "charts of sections show the sampler, and step_ms is unknown"
 )
 _ASYNC: Final = (
@@ -39,47 +39,47 @@ _ASYNC: Final = (
     "queued before it (in lvm_build_pending the base model's own forward pass), and none is GPU time"
 )
 _AVERAGES: Final = "the server printed averages since its start and waited for the device around every section"
-_UNRECORDED: Final = "there is no step log, and nothing is known of single steps"
-_GPU: Final = "GPU readings are of every device of the host, whichever the server used"
+_UNRECORDED: Final = "there is no step log, so single steps are unknown"
+_GPU: Final = "GPU samples are of every device of the host, including those that the server did not use"
 
-_Said: TypeAlias = tuple[str, str]
+_Notice: TypeAlias = tuple[str, str]
 """Code and message."""
 
 
-def directory_doubts(arms: Sequence[ArmData], models: Models) -> tuple[ResultWarning, ...]:
-    """Every doubt about the directory, faults before limits, each with the arms that it is about."""
-    found: dict[str, list[_Said]] = {}
+def directory_warnings(arms: Sequence[ArmData], models: Models) -> tuple[ResultWarning, ...]:
+    """The warnings about a directory, errors before limits, each with the arms that it concerns."""
+    notices: dict[str, list[_Notice]] = {}
     for arm in arms:
         for code, message in _of_arm(arm, arms):
-            found.setdefault(code, []).append((arm.tag, message))
+            notices.setdefault(code, []).append((arm.tag, message))
     if models.is_assumed:
-        found["models-assumed"] = [("", _assumed(models))]
-    return tuple(_warning(code, found[code]) for code in sorted(found, key=_ORDER.__getitem__))
+        notices["models-assumed"] = [("", _assumed(models))]
+    return tuple(_warning(code, notices[code]) for code in sorted(notices, key=_ORDER.__getitem__))
 
 
-def _warning(code: str, told: Sequence[_Said]) -> ResultWarning:
-    """One warning for what was told of several arms."""
-    messages = dict.fromkeys(message for _, message in told)
-    tags = ", ".join(tag for tag, _ in told if tag)
-    message = next(iter(messages)) if len(messages) == 1 else "; ".join(f"{tag}: {text}" for tag, text in told)
+def _warning(code: str, notices: Sequence[_Notice]) -> ResultWarning:
+    """One warning from the notices of several arms."""
+    messages = dict.fromkeys(message for _, message in notices)
+    tags = ", ".join(tag for tag, _ in notices if tag)
+    message = next(iter(messages)) if len(messages) == 1 else "; ".join(f"{tag}: {text}" for tag, text in notices)
     return ResultWarning(code=code, message=message, where=tags or None)
 
 
-def _of_arm(arm: ArmData, arms: Sequence[ArmData]) -> Iterator[_Said]:
-    for look in (_responses, _lines, _lives, _clock, _steps, _greedy, _averages):
-        yield from look(arm)
+def _of_arm(arm: ArmData, arms: Sequence[ArmData]) -> Iterator[_Notice]:
+    for check in (_responses, _lines, _lives, _clock, _steps, _greedy, _averages):
+        yield from check(arm)
     if arm.unrecorded_sampling:
         names = ", ".join(arm.unrecorded_sampling)
-        yield "sampling-unrecorded", f"{names}: no request and no command line is there to tell; defaults stand in"
+        yield "sampling-unrecorded", f"{names}: recorded in no request and no command line; defaults are assumed"
     if arm.guidance is not None and any(other.guidance is None for other in arms):
         yield "overlap-differs", _OVERLAP
 
 
-def _responses(arm: ArmData) -> Iterator[_Said]:
+def _responses(arm: ArmData) -> Iterator[_Notice]:
     answered = arm.responses.answered
     most = max((each.num_rows for each in answered if each.completion_tokens), default=0)
     if most > 1:
-        message = f"the usage of a request stands on the line of each of its choices, up to {most} times"
+        message = f"each choice of a request repeats the usage of the request, up to {most} times"
         yield "usage-duplicated", f"{message}: it was counted once for each request"
     num_failed = sum(each.error is not None for each in answered)
     num_missing = max(0, (arm.meta.max_questions or 0) - len(answered))
@@ -87,27 +87,27 @@ def _responses(arm: ArmData) -> Iterator[_Said]:
         yield "questions-unanswered", f"{num_failed} questions failed and {num_missing} have no line"
 
 
-def _lines(arm: ArmData) -> Iterator[_Said]:
+def _lines(arm: ArmData) -> Iterator[_Notice]:
     files = ((arm.files.responses, arm.responses), (arm.files.timing, arm.timing))
-    if cut := [path.name for path, read in files if path is not None and read.is_cut]:
+    if cut := [path.name for path, content in files if path is not None and content.is_cut]:
         yield "line-cut", f"{' and '.join(cut)} ends within a line, which was left out"
-    if num_damaged := sum(read.num_damaged for _, read in files):
-        yield "lines-damaged", f"{num_damaged} lines before the last hold no record and were left out"
+    if num_damaged := sum(content.num_damaged for _, content in files):
+        yield "lines-damaged", f"{num_damaged} lines before the last are damaged and were left out"
 
 
-def _lives(arm: ArmData) -> Iterator[_Said]:
-    num_lives, num_kept = len(arm.timing.lives), len(arm.lives)
+def _lives(arm: ArmData) -> Iterator[_Notice]:
+    num_lives, num_counted = len(arm.timing.lives), len(arm.lives)
     if num_lives > 1:
         counted = (
-            f"the last {num_kept} of them yielded the answers and count, the rest was left out"
-            if num_kept < num_lives
+            f"the last {num_counted} of them yielded the answers and count, the rest was left out"
+            if num_counted < num_lives
             else "all are needed for the tokens of the answers and count"
         )
-        message = f"the step log holds {num_lives} lives of a server, each counting from 1"
+        message = f"the step log has {num_lives} lives of a server, each counting from 1"
         yield "log-restarted", f"{message}: {counted}"
 
 
-def _clock(arm: ArmData) -> Iterator[_Said]:
+def _clock(arm: ArmData) -> Iterator[_Notice]:
     if arm.meta.wall_clock_s is not None:
         yield "wall-holds-client", _WALL
     if arm.responses.answered:
@@ -116,7 +116,7 @@ def _clock(arm: ArmData) -> Iterator[_Said]:
         yield "gpu-unattributed", _GPU
 
 
-def _steps(arm: ArmData) -> Iterator[_Said]:
+def _steps(arm: ArmData) -> Iterator[_Notice]:
     records = [record for life in arm.lives for record in life]
     if not records:
         yield "steps-unrecorded", _UNRECORDED
@@ -130,7 +130,7 @@ def _steps(arm: ArmData) -> Iterator[_Said]:
         yield "value-model-load-measured", f"{message}, and so inside the measured load"
 
 
-def _greedy(arm: ArmData) -> Iterator[_Said]:
+def _greedy(arm: ArmData) -> Iterator[_Notice]:
     num_own = sum(arm.num_start_up(life) for life in arm.lives)
     num_steps = sum(len(life) for life in arm.lives)
     if num_greedy := sum(record.is_greedy for life in arm.lives for record in life):
@@ -141,7 +141,7 @@ def _greedy(arm: ArmData) -> Iterator[_Said]:
         yield "greedy-records", f"{message}; the project's own columns leave all of them out"
 
 
-def _averages(arm: ArmData) -> Iterator[_Said]:
+def _averages(arm: ArmData) -> Iterator[_Notice]:
     windows = list(windows_of(arm.averages))
     if windows:
         worst_ms = max(window.rounding_ms for window in windows)
@@ -150,5 +150,5 @@ def _averages(arm: ArmData) -> Iterator[_Said]:
 
 
 def _assumed(models: Models) -> str:
-    named = f"FLOPs are those of {models.base} and {models.value}"
-    return f"no file tells the models: {named}; name them with --model and --value-model"
+    assumption = f"FLOPs are those of {models.base} and {models.value}"
+    return f"no file names the models: {assumption}; name them with --model and --value-model"

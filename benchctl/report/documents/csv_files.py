@@ -1,0 +1,48 @@
+"""Tables as CSV files, with numbers at full precision."""
+
+import csv
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from benchctl.analysis.compare.result import Comparison
+from benchctl.analysis.summary.columns import Value
+from benchctl.report.documents.comparison import document_of
+
+_COLUMNS: Final = (
+    "cell",
+    "name",
+    "unit",
+    "role",
+    "a",
+    "b",
+    "ratio",
+    "ci_low",
+    "ci_high",
+    "blocks",
+    "p",
+    "margin_frac",
+    "equivalence_margin_frac",
+    "judged_confidence",
+    "minimum_detectable_effect",
+    "estimator",
+    "method",
+    "verdict",
+    "reason",
+)
+
+
+def csv_bytes(columns: Sequence[str], rows: Iterable[Mapping[str, Value]]) -> bytes:
+    """RFC 4180 with a header line; an unknown value is an empty cell."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\r\n")
+    writer.writerow(columns)
+    for row in rows:
+        writer.writerow(["" if row[column] is None else row[column] for column in columns])
+    return text.getvalue().encode()
+
+
+def comparison_csv(comparison: Comparison) -> bytes:
+    """One line for each metric in each cell; ratios are b / a."""
+    rows: list[dict[str, Any]] = document_of(comparison)["metrics"]
+    return csv_bytes(_COLUMNS, rows)

@@ -1,0 +1,68 @@
+"""``benchctl`` for tests: a process for each command, whose modules a server has loaded before."""
+
+import atexit
+import os
+import subprocess
+import sys
+import tempfile
+from functools import cache
+from pathlib import Path
+
+_PROGRAMS = Path(__file__).parent / "servers" / "programs"
+
+
+def benchctl(
+    *args: object, cwd: Path | None = None, timeout_s: float = 180.0, **env: str
+) -> "subprocess.CompletedProcess[str]":
+    """Run ``benchctl ARGS`` to its end, in ``cwd`` and with ``env`` added to the environment.
+
+    The command has a process, signals, streams and an exit code of its own, as from a shell; only its modules are
+    loaded before. Tests of the start, of the interpreter and of interrupts start a new interpreter instead.
+    """
+    return subprocess.run(
+        [str(preloaded_directory() / "benchctl"), *map(str, args)],
+        cwd=cwd,
+        env={**os.environ, **(plain_environment(cwd) if cwd else {}), **env},
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+
+
+@cache
+def preloaded_directory() -> Path:
+    """A directory for PATH whose ``benchctl`` is the fork of a server that this test process keeps.
+
+    The server ends with the test process.
+    """
+    directory = tempfile.TemporaryDirectory(prefix="benchctl-preloaded-")
+    path = Path(directory.name)
+    argv = [sys.executable, str(_PROGRAMS / "preloaded_benchctl.py"), str(path / "socket")]
+    server = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+    atexit.register(_end, server, directory)
+    assert server.stdout is not None
+    assert server.stdout.readline() == b"ready\n"
+    client = (_PROGRAMS / "benchctl_client.py").read_text(encoding="utf-8")
+    address = f"{str(path / 'socket')!r}"
+    program = path / "benchctl"
+    program.write_text(f"#!{sys.executable} -IS\n" + client.replace('os.environ["BENCHCTL_TEST_SERVER"]', address))
+    program.chmod(0o755)
+    return path
+
+
+def _end(server: "subprocess.Popen[bytes]", directory: "tempfile.TemporaryDirectory[str]") -> None:
+    server.communicate()
+    directory.cleanup()
+
+
+def plain_environment(cwd: Path) -> dict[str, str]:
+    """A wide terminal, and no data sets, whatever this machine has."""
+    return {"BENCHCTL_DATA_DIR": str(cwd / "no-data"), "COLUMNS": "200"}
+
+
+def only_result(cwd: Path) -> Path:
+    """The one result directory under ``cwd``, to which ``latest`` leads."""
+    (path,) = (path for path in (cwd / "results").glob("*/*") if not path.is_symlink())
+    assert (path.parent / "latest").resolve() == path.resolve()
+    return path

@@ -1,0 +1,104 @@
+"""Serves ``benchctl`` as processes whose modules are loaded already: each command is a fork of this one.
+
+``preloaded_benchctl.py SOCKET`` ends with its standard input. A client (``benchctl_client.py``) sends arguments,
+directory, environment and three standard streams, and receives the process id and the exit code. Imports take
+longer than most commands.
+"""
+# ruff: noqa: T201 - its output says that it is ready
+
+import json
+import os
+import selectors
+import signal
+import socket
+import sys
+from importlib import import_module
+
+MODULES = (
+    "benchctl.cli.app",
+    "benchctl.cli.commands.compare",
+    "benchctl.cli.commands.run",
+    "benchctl.measure.experiment",
+    "benchctl.report.export",
+    "benchctl.report.text.tables",
+)
+RECEIVED_BYTES = 1 << 20
+
+
+def become_command(request: bytes, streams: list[int]) -> None:
+    """In the fork: take directory, environment, arguments and streams of the client, and run."""
+    asked = json.loads(request)
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGCHLD, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL if number == signal.SIGCHLD else signal.default_int_handler)
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    os.chdir(asked["cwd"])
+    os.environ.clear()
+    os.environ.update(asked["env"])
+    sys.argv = ["benchctl", *asked["argv"]]
+    import_module("benchctl.cli").main()
+
+
+def receive(client: socket.socket) -> tuple[bytes, list[int]]:
+    """The whole request, which ends with a zero byte, and the descriptors that came with its first part."""
+    content, streams, _, _ = socket.recv_fds(client, RECEIVED_BYTES, 3)
+    while content and not content.endswith(b"\0"):
+        content += client.recv(RECEIVED_BYTES)
+    return content[:-1], streams
+
+
+def serve(listener: socket.socket) -> None:
+    woken, wakes = socket.socketpair()
+    wakes.setblocking(False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.set_wakeup_fd(wakes.fileno())
+    clients: dict[int, socket.socket] = {}
+    with selectors.DefaultSelector() as selector:
+        for source in (listener, woken, sys.stdin):
+            selector.register(source, selectors.EVENT_READ)
+        while True:
+            ready = [key.fileobj for key, _ in selector.select()]
+            if sys.stdin in ready:
+                return
+            if woken in ready:
+                woken.recv(4096)
+                tell_ended(clients)
+            if listener in ready:
+                client = listener.accept()[0]
+                request, streams = receive(client)
+                if (pid := os.fork()) == 0:
+                    selector.close()
+                    for other in (listener, woken, wakes, client, *clients.values()):
+                        other.close()
+                    become_command(request, streams)
+                for stream in streams:
+                    os.close(stream)
+                client.sendall(f"{pid}\n".encode())
+                clients[pid] = client
+
+
+def tell_ended(clients: dict[int, socket.socket]) -> None:
+    """Tell each client whose command has ended its exit code; negative: the signal that ended it."""
+    while clients:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid == 0:
+            return
+        with clients.pop(pid) as client:
+            try:
+                client.sendall(f"{os.waitstatus_to_exitcode(status)}\n".encode())
+            except BrokenPipeError:  # the client was killed
+                continue
+
+
+if __name__ == "__main__":
+    for module in MODULES:
+        import_module(module)
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(sys.argv[1])
+        server.listen()
+        print("ready", flush=True)
+        serve(server)
+    os._exit(0)
