@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from benchctl.errors import EngineUnavailableError
 from benchctl.profile.engine_options import ServerOptions
+from benchctl.profile.engine_table import ENGINES, engine_spec, load_name
 from benchctl.profile.model import VariantSettings
 from benchctl.records.record import ResultWarning
 from benchctl.records.request import PreparedRequest
@@ -97,7 +99,7 @@ class Installation:
     version: str | None
     """None where the program cannot be started."""
     is_python: bool = True
-    """Whether ``program`` is an interpreter."""
+    """True if ``program`` is an interpreter."""
     torch: str | None = None
     """Version of torch in its environment."""
     missing_packages: tuple[str, ...] = ()
@@ -186,3 +188,11 @@ class Engine(Protocol):
 
         Raises EngineUnavailableError when it is not there.
         """
+
+
+def engine_for(kind: str) -> Engine:
+    """The engine of a kind, loaded when it is needed. Raises EngineUnavailableError for an unknown kind."""
+    if kind not in ENGINES:
+        raise EngineUnavailableError(f"unknown engine {kind!r}; choose one of {', '.join(ENGINES)}")
+    engine: Engine = load_name(engine_spec(kind).implementation)()
+    return engine

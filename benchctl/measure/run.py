@@ -18,8 +18,7 @@ import msgspec
 from benchctl.analysis.validity.batch_fill import underfilled_batch_warnings
 from benchctl.analysis.validity.gates import clock_warnings
 from benchctl.analysis.validity.reconcile import failed_checks
-from benchctl.engines.engine import Engine, LaunchSite, raw_step_log
-from benchctl.engines.kinds import engine_for
+from benchctl.engines.engine import Engine, LaunchSite, engine_for, raw_step_log
 from benchctl.errors import RecordError, ServerRefusalError, ServerStartError
 from benchctl.load.demand import size_of
 from benchctl.load.transport.client import StreamClient

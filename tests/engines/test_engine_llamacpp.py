@@ -17,8 +17,7 @@ from support.servers.paced_engine import send
 from support.servers.real_engines import assert_compared, assert_ended, needs
 
 from benchctl.costs.shapes import ModelShape, shape_for
-from benchctl.engines.engine import LaunchSite
-from benchctl.engines.kinds import engine_for
+from benchctl.engines.engine import LaunchSite, engine_for
 from benchctl.engines.llamacpp.engine import LlamaCppEngine
 from benchctl.engines.llamacpp.options import LlamaCppOptions
 from benchctl.engines.tiny_models.make import make_model

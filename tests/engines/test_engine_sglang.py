@@ -17,9 +17,8 @@ import pytest
 from support.servers.handler_server import handled_by
 
 from benchctl.engines.attach.options import AttachOptions
-from benchctl.engines.engine import LaunchSite
+from benchctl.engines.engine import LaunchSite, engine_for
 from benchctl.engines.environment import installed_versions
-from benchctl.engines.kinds import engine_for
 from benchctl.engines.sglang.engine import SglangEngine
 from benchctl.engines.sglang.options import SglangOptions
 from benchctl.errors import EngineUnavailableError, ServerStartError, UnsupportedError

@@ -10,8 +10,7 @@ import httpx
 import pytest
 from support.servers.simulator import VALUE_MODEL, SimServer, events, sim_server
 
-from benchctl.engines.engine import LaunchSite
-from benchctl.engines.kinds import engine_for
+from benchctl.engines.engine import LaunchSite, engine_for
 from benchctl.engines.sim.engine import SimEngine
 from benchctl.engines.sim.options import SimOptions
 from benchctl.errors import EngineUnavailableError, RecordError

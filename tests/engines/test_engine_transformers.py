@@ -13,8 +13,7 @@ from support.servers.real_engines import assert_compared, assert_ended, needs, t
 
 from benchctl.analysis.experiment.experiment import experiment_of
 from benchctl.engines.attach.options import AttachOptions
-from benchctl.engines.engine import LaunchSite
-from benchctl.engines.kinds import engine_for
+from benchctl.engines.engine import LaunchSite, engine_for
 from benchctl.engines.transformers import failures as transformers_failures
 from benchctl.engines.transformers.engine import TransformersEngine
 from benchctl.engines.transformers.options import TransformersOptions

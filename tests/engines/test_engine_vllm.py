@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from benchctl.engines.attach.options import AttachOptions
-from benchctl.engines.engine import LaunchSite
+from benchctl.engines.engine import LaunchSite, engine_for
 from benchctl.engines.hub import REPOSITORIES
-from benchctl.engines.kinds import engine_for
 from benchctl.engines.vllm.engine import VllmEngine
 from benchctl.engines.vllm.options import VllmOptions
 from benchctl.errors import EngineUnavailableError, UnsupportedError
