@@ -2,24 +2,24 @@
 
 BenchctlError
 ├── UsageError               2  the command line, a profile or a needed file is wrong
-│   ├── ProfileError            a profile does not say a valid experiment
-│   ├── DatasetError            a dataset is missing, damaged or not what was pinned
+│   ├── ProfileError            a profile does not describe a valid experiment
+│   ├── DatasetError            a dataset is missing, damaged or not the pinned one
 │   ├── EngineUnavailableError  the engine is not installed here
-│   ├── UnsupportedError        the engine cannot do what the profile asks
+│   ├── UnsupportedError        the engine does not support a setting of the profile
 │   ├── PortTakenError          the port that a profile insists on is in use
-│   └── ServerRefusalError      the server refuses what the profile asks of it
+│   └── ServerRefusalError      the server refuses a setting of the profile
 ├── InvalidDataError         4  results cannot be read, or must not be compared
 │   ├── RecordError             a file of a result directory is damaged (names file and line)
 │   ├── SchemaVersionError      the directory was written by a newer benchctl
-│   ├── AlteredError            a result directory is not what was measured any more
+│   ├── AlteredError            files of a result directory were altered after the measurement
 │   └── NotComparableError      two results differ in more than the declared factor
-└── RunError                 5  a run failed; what it measured is kept
+└── RunError                 5  a run failed; its measurements are kept
     ├── ServerStartError        the server did not become ready
     ├── ServerDiedError         the server ended in mid-run
     └── LoadError               the load could not be driven to its end
 
-Each message names the place, the value and the remedy. ``cli`` alone turns ``exit_code`` into a process
-exit; foreign exceptions are translated where they enter.
+Each message names the location, the value and the remedy. ``cli`` alone turns ``exit_code`` into a process
+exit; exceptions of other libraries are translated where they are raised.
 """
 
 from typing import ClassVar
@@ -34,7 +34,7 @@ class BenchctlError(Exception):
 
     exit_code: ClassVar[int] = 5
     log_tail: str = ""
-    """The last lines of the log of a server that is to blame."""
+    """Last lines of the log of the server that failed, if one did."""
 
 
 class UsageError(BenchctlError):
@@ -56,7 +56,7 @@ class EngineUnavailableError(UsageError):
 
 
 class UnsupportedError(UsageError):
-    """The chosen engine cannot do what the profile asks of it."""
+    """The chosen engine does not support a setting of the profile of it."""
 
 
 class PortTakenError(UsageError):
@@ -64,7 +64,7 @@ class PortTakenError(UsageError):
 
 
 class ServerRefusalError(UsageError):
-    """The server refuses what the profile asks of it; ``log_tail`` holds its last words."""
+    """The server refuses a setting of the profile; ``log_tail`` holds the end of its log."""
 
     def __init__(self, message: str, *, log_tail: str = "") -> None:
         super().__init__(message)
@@ -86,7 +86,7 @@ class SchemaVersionError(InvalidDataError):
 
 
 class AlteredError(InvalidDataError):
-    """Files of a result directory are not what was measured any more; the message names each."""
+    """Files of a result directory were altered after the measurement; the message names each."""
 
 
 class NotComparableError(InvalidDataError):
@@ -98,7 +98,7 @@ class NotComparableError(InvalidDataError):
 
 
 class RunError(BenchctlError):
-    """A run failed; what it measured until then is kept.
+    """A run failed; its measurements until then are kept.
 
     ``cause`` is a short machine-readable class such as ``port-taken`` or ``out-of-memory``; ``log_tail``
     holds the last lines of the server's log.
@@ -113,13 +113,13 @@ class RunError(BenchctlError):
 
 
 class ServerStartError(RunError):
-    """The server did not become ready; with ``is_profile_fault`` none of this variant ever will."""
+    """The server did not become ready; with ``is_profile_error`` no server of this variant ever will."""
 
     def __init__(
-        self, message: str, *, cause: str = "unknown", log_tail: str = "", is_profile_fault: bool = False
+        self, message: str, *, cause: str = "unknown", log_tail: str = "", is_profile_error: bool = False
     ) -> None:
         super().__init__(message, cause=cause, log_tail=log_tail)
-        self.is_profile_fault = is_profile_fault
+        self.is_profile_error = is_profile_error
 
 
 class ServerDiedError(RunError):

@@ -1,7 +1,7 @@
-"""Factors between base units, the only place that holds them.
+"""Factors between units; no other module defines them.
 
-Inside benchctl a quantity is in base units and says so in its name (``_ns``, ``_s``, ``_bytes``, ``_frac``);
-``ms`` and ``%`` exist where people read them.
+Quantities are in base units, and their names say which (``_ns``, ``_s``, ``_bytes``, ``_frac``); milliseconds and
+percent are for readers.
 """
 
 from typing import Final

@@ -1,8 +1,7 @@
-"""Why an observed account differs from a published one: each correction with its price.
+"""The difference between observed and published FLOPs: each correction with its price.
 
-The corrections are applied one after the other, so their prices add up to the whole difference exactly. The
-order matters for the single prices (a correction is priced at the lengths and counts reached so far), not for
-their sum.
+The corrections are applied one after the other, so their prices add up exactly to the whole difference. The order
+changes single prices (a correction is priced at the lengths and counts reached so far), not their sum.
 """
 
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ from benchctl.costs.shapes import ModelShape
 from benchctl.costs.work import (
     RunLengths,
     RunWork,
-    SeenCounts,
+    StepLogCounts,
     TokenWork,
     observed_work,
     output_work,
@@ -24,7 +23,7 @@ from benchctl.costs.work import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Correction:
-    """One step from the published account to the observed one; ``flops`` is negative where less was computed."""
+    """One step from published to observed FLOPs; ``flops`` is negative if less was computed."""
 
     code: str
     meaning: str
@@ -41,7 +40,7 @@ def explain_difference(
     published: FlopsAccount,
     *,
     lengths: RunLengths,
-    seen: SeenCounts,
+    counts: StepLogCounts,
     base: ModelShape,
     value_model: ModelShape | None,
     top_k: int,
@@ -49,24 +48,24 @@ def explain_difference(
     """Corrections that lead from ``published`` to ``observed_flops`` of the same run.
 
     Invariant: ``published.total`` plus all ``flops`` is the observed total. Value-model corrections are left out
-    when there is no value model, ``convention`` when the account follows the published rule.
+    without a value model, ``convention`` if ``published`` follows the published rule.
     """
     value = value_model.as_value_model() if value_model is not None else None
     output_tokens = lengths.totals().output_tokens
     corrections: list[Correction] = []
     reached = published.total
-    for stage in _stages(lengths, seen, top_k):
+    for stage in _stages(lengths, counts, top_k):
         total = price_work(stage.work, base, value, output_tokens).total
         corrections.append(Correction(code=stage.code, meaning=stage.meaning, flops=total - reached))
         reached = total
-    # A correction that can never apply says nothing; one that happens to cost nothing does.
-    never = {"value-prefill", "value-extend", "candidates"} if value is None else set()
-    never |= {"convention"} if corrections[0].flops == 0 else set()
-    return tuple(correction for correction in corrections if correction.code not in never)
+    # A correction of 0 FLOPs is information, unless it could never apply.
+    inapplicable = {"value-prefill", "value-extend", "candidates"} if value is None else set()
+    inapplicable |= {"convention"} if corrections[0].flops == 0 else set()
+    return tuple(correction for correction in corrections if correction.code not in inapplicable)
 
 
-def _stages(lengths: RunLengths, seen: SeenCounts, top_k: int) -> Iterator[_Stage]:
-    observed = observed_work(lengths.sequences, seen)
+def _stages(lengths: RunLengths, counts: StepLogCounts, top_k: int) -> Iterator[_Stage]:
+    observed = observed_work(lengths.sequences, counts)
     yield _Stage(
         "convention",
         "the published rule with a value head and candidates at full cost",

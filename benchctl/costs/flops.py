@@ -10,7 +10,7 @@
     Its first form: 2 N FLOPs for each token, with N the model's nominal number of parameters; no attention, no
     value-model prefill.
 
-``observed_flops`` prices what a run's own lengths and step log say instead.
+``observed_flops`` prices the lengths and the step log of a run instead.
 """
 
 import math
@@ -24,7 +24,7 @@ from benchctl.costs.work import (
     Lengths,
     RunTotals,
     RunWork,
-    SeenCounts,
+    StepLogCounts,
     TokenWork,
     decode_work,
     observed_work,
@@ -44,7 +44,7 @@ _NOMINAL_PARAMS: Final = {
     "qwen2.5-32b": 32_500_000_000,
     "qwen2.5-72b": 72_700_000_000,
 }
-"""Parameters as model cards round them, which is what the ``two-n`` figures were computed with."""
+"""Parameters as model cards round them, the basis of the ``two-n`` figures."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +103,7 @@ class FlopsAccount:
 
     @property
     def ratio(self) -> float | None:
-        """Total over base: what the value model multiplies the computation by, at these lengths."""
+        """Total over base: the factor by which the value model multiplies the computation, at these lengths."""
         return self.total / self.base.total if self.base.total else None
 
     @property
@@ -216,14 +216,14 @@ def _nominal_params(shape: ModelShape) -> int:
 
 
 def observed_flops(
-    sequences: Sequence[Lengths], seen: SeenCounts, *, base: ModelShape, value_model: ModelShape | None = None
+    sequences: Sequence[Lengths], counts: StepLogCounts, *, base: ModelShape, value_model: ModelShape | None = None
 ) -> FlopsAccount:
-    """FLOPs of what was forwarded; ``observed_work`` states the conventions and those that it rejects.
+    """FLOPs of the forwarded tokens; ``observed_work`` states the conventions and those that it rejects.
 
-    The value model is charged its value head whatever its shape says, because scoring never uses another.
+    The value model is charged its value head whatever its shape says, because scoring uses no other.
     """
     return price_work(
-        observed_work(sequences, seen),
+        observed_work(sequences, counts),
         base,
         value_model.as_value_model() if value_model is not None else None,
         sum(output for _, output in sequences),

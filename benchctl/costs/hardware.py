@@ -1,7 +1,7 @@
 """Peaks of accelerators, as their data sheets state them.
 
-FLOP/s are those of dense bfloat16 matrix products with 32-bit accumulation: where a data sheet only states the
-number with structured sparsity, half of it is taken. Bandwidth is that of the device memory. An unknown device
+FLOP/s are those of dense bfloat16 matrix products with 32-bit accumulation: if a data sheet only states the
+number with structured sparsity, half of it is used. Bandwidth is that of the device memory. An unknown device
 is an error or None, never a guess: a utilisation of an assumed peak would look like a measurement.
 """
 
@@ -15,7 +15,7 @@ from benchctl.units import GIGA, TERA
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
-    """One kind of accelerator; ``source`` is where its numbers come from."""
+    """One kind of accelerator; ``source`` is the origin of its numbers."""
 
     name: str
     peak_flops_per_s: float
@@ -75,25 +75,25 @@ _DEVICE_NAMES: Final = tuple(
         (r"mi300x( oam)?", "mi300x"),
     )
 )
-"""What drivers call the devices. Whole names, specific before general: a slice of a device (MIG), a laptop part
-or a relative (GH200, L40) has other peaks and must not match."""
+"""Drivers' names of devices. Whole names, specific before general: a slice of a device (MIG), a laptop part or a
+relative (GH200, L40) has other peaks and must not match."""
 
 
 def hardware_or_none(name: str) -> Hardware | None:
-    """The device that a table name or a driver's name stands for; None where it is unknown."""
+    """The device of a table name or a driver's name; None for an unknown one."""
     short = name.strip().lower()
     while (cut := _VENDOR.sub("", short)) != short:
         short = cut
     if short in HARDWARE:
         return HARDWARE[short]
-    return next((HARDWARE[known] for pattern, known in _DEVICE_NAMES if pattern.fullmatch(short)), None)
+    return next((HARDWARE[device] for pattern, device in _DEVICE_NAMES if pattern.fullmatch(short)), None)
 
 
 def hardware_for(name: str) -> Hardware:
     """As ``hardware_or_none``; raises UsageError with the list of known devices instead of returning None."""
     if (device := hardware_or_none(name)) is None:
         raise UsageError(
-            f"unknown hardware {name!r}: name one of {', '.join(HARDWARE)}, or a whole device as its driver "
-            "calls it, such as 'NVIDIA H200'"
+            f"unknown hardware {name!r}: name one of {', '.join(HARDWARE)}, or a whole device by its "
+            "driver's name, such as 'NVIDIA H200'"
         )
     return device

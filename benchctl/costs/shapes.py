@@ -1,6 +1,6 @@
-"""Model shapes: the dimensions of a decoder-only transformer, and what they cost per token.
+"""Model shapes: the dimensions of a decoder-only transformer, and their FLOPs and bytes per token.
 
-A shape is a built-in name (the Qwen2.5 family) or what a ``config.json`` says. Only dense models with a gated
+A shape is a built-in name (the Qwen2.5 family) or read from a ``config.json``. Only dense models with a gated
 feed-forward block and ordinary (multi-head, grouped-query) attention are described; a mixture of experts or a
 latent attention is refused, because these formulas would be silently wrong for it.
 
@@ -26,7 +26,7 @@ class ModelShape:
     """Dimensions of one model.
 
     ``head_dim`` is a dimension of its own: ``hidden / q_heads`` is wrong for models that choose it freely.
-    ``head`` is what sits on the last hidden state: a projection on the vocabulary, or a value head of two
+    ``head`` follows the last hidden state: a projection on the vocabulary, or a value head of two
     layers (hidden to hidden, hidden to one number).
     """
 
@@ -64,7 +64,7 @@ class ModelShape:
         return self.layers * (attention + 6 * self.hidden * self.ffn)
 
     def attention_flops_per_position(self) -> int:
-        """FLOPs of scores and weighted sum for one token and one position that it sees: L 4 Hq h."""
+        """FLOPs of scores and weighted sum for one token and one position that it attends to: L 4 Hq h."""
         return self.layers * 4 * self.q_heads * self.head_dim
 
     def lm_head_flops(self) -> int:
@@ -146,7 +146,7 @@ _UNSUPPORTED_KEYS: Final = {
 
 
 def shape_for(name_or_dir: str) -> ModelShape:
-    """The shape that a name or a path stands for.
+    """The shape of a built-in name or a path.
 
     A built-in name may carry its owner, ``-Instruct`` and capitals (``Qwen/Qwen2.5-7B-Instruct``). A path names
     a directory with a config.json, that file, or a .gguf file beside it. A published value model is known by its

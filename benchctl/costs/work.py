@@ -1,7 +1,6 @@
-"""Work of a run as counts: tokens forwarded, positions seen, heads evaluated.
+"""Work of a run as counts: tokens forwarded, positions attended to, heads evaluated.
 
-Every convention of accounting comes down to these counts, so two conventions differ in numbers that can be
-looked at, and one function (``costs.flops.price_work``) turns either into FLOPs.
+Every convention of FLOPs comes down to these counts, and one function (``costs.flops.price_work``) prices them.
 """
 
 from collections import Counter
@@ -35,14 +34,14 @@ class TokenWork:
         return TokenWork(tokens=self.tokens * times, positions=self.positions * times, heads=self.heads * times)
 
     def resized(self, tokens: int, *, heads: int) -> "TokenWork":
-        """Another number of tokens that see, on average, as many positions as these do."""
+        """Another number of tokens, which on average attend to as many positions as these."""
         positions = (2 * self.positions * tokens + self.tokens) // (2 * self.tokens) if self.tokens else 0
         return TokenWork(tokens=tokens, positions=positions, heads=heads)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunWork:
-    """What the base model and the value model forward in one run. No value model: its parts are empty."""
+    """Work of the base model and the value model in one run; that of an absent value model is empty."""
 
     base_prefill: TokenWork
     base_decode: TokenWork
@@ -53,7 +52,7 @@ class RunWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunTotals:
-    """What a run is described by when only totals are known; each is at least 1.
+    """Totals of a run whose sequences are unknown; each is at least 1.
 
     ``prompt_tokens`` counts each question once; ``num_sequences`` is questions times samples.
     """
@@ -66,7 +65,7 @@ class RunTotals:
     def __post_init__(self) -> None:
         for name in self.__slots__:
             if (value := getattr(self, name)) < 1:
-                raise UsageError(f"{name} is {value}; an account of FLOPs needs at least 1")
+                raise UsageError(f"{name} is {value}; FLOPs need at least 1")
 
     def evenly(self) -> "RunLengths":
         """Lengths of these totals that are as equal as whole tokens allow."""
@@ -82,7 +81,7 @@ class RunTotals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunLengths:
-    """What a run is described by when every sequence is known.
+    """Lengths of a run whose sequences are known.
 
     ``question_prompts`` holds the prompt of each question once, ``sequences`` every generated sequence: a
     question sampled n times is one of the former and n of the latter.
@@ -101,8 +100,8 @@ class RunLengths:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SeenCounts:
-    """What a step log says was forwarded; see ``StepRecord`` for the fields that these sum up."""
+class StepLogCounts:
+    """Tokens forwarded by a step log: sums of the fields of ``StepRecord``."""
 
     base_prefill_tokens: int
     value_prefill_tokens: int = 0
@@ -122,7 +121,7 @@ def decode_work(prompt_tokens: int, num_tokens: int) -> TokenWork:
 
 
 def prompt_work(prompts: Iterable[int]) -> TokenWork:
-    """Each of these prompts prefilled from nothing; those of one length are looked at once."""
+    """Each of these prompts prefilled from nothing; prompts of one length are counted together."""
     return total_work(prefill_work(prompt) * times for prompt, times in Counter(prompts).items())
 
 
@@ -142,8 +141,8 @@ def output_work(sequences: Sequence[Lengths], *, without_first: bool = False) ->
     )
 
 
-def observed_work(sequences: Sequence[Lengths], seen: SeenCounts) -> RunWork:
-    """What a serving engine does, from each sequence's own lengths and the counts of its step log.
+def observed_work(sequences: Sequence[Lengths], counts: StepLogCounts) -> RunWork:
+    """Work of a serving engine, from each sequence's own lengths and the counts of its step log.
 
     The conventions, each with the one that is rejected:
 
@@ -151,23 +150,23 @@ def observed_work(sequences: Sequence[Lengths], seen: SeenCounts) -> RunWork:
     * logits where a token is sampled (once for each output token), not for every prompt token;
     * the first output token comes from prefill, so a sequence decodes O - 1 tokens, not O;
     * base prefill as logged: prompts shared by prefix caching are not forwarded again, recomputed ones are;
-    * value-model prefill as logged: it shares no prefixes among samples, and one for each prompt is too little;
+    * value-model prefill as logged: it shares no prefixes among samples, so one for each prompt is too little;
     * value-model extends and candidates as logged, not one and k for each output token: filters leave fewer than
       k, a row with one candidate is not scored, a greedy step scores nothing;
     * the value head at each candidate only: the values of prompt and prefix are not used.
 
-    Logged tokens are taken to see as many positions on average as all prompt (output) tokens do; a log has no
+    Logged tokens are assumed to attend to as many positions on average as all prompt (output) tokens; a log has no
     finer count, and attention is about one percent of the whole.
     """
     prompts = prompt_work(prompt for prompt, _ in sequences)
     outputs = output_work(sequences)
     num_first_tokens = sum(1 for _, output in sequences if output > 0)
     return RunWork(
-        base_prefill=prompts.resized(seen.base_prefill_tokens, heads=num_first_tokens),
+        base_prefill=prompts.resized(counts.base_prefill_tokens, heads=num_first_tokens),
         base_decode=output_work(sequences, without_first=True),
-        value_prefill=prompts.resized(seen.value_prefill_tokens, heads=0),
-        value_extend=outputs.resized(seen.value_extend_tokens, heads=0),
-        value_candidates=outputs.resized(seen.candidates, heads=seen.candidates),
+        value_prefill=prompts.resized(counts.value_prefill_tokens, heads=0),
+        value_extend=outputs.resized(counts.value_extend_tokens, heads=0),
+        value_candidates=outputs.resized(counts.candidates, heads=counts.candidates),
     )
 
 

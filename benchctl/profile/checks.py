@@ -41,14 +41,17 @@ def profile_errors(profile: LocatedDict) -> Iterator[LocatedError]:
 
 
 def baseline_name(profile: LocatedDict) -> str:
-    """The name of the baseline, which need not exist."""
-    return str(profile.get("baseline", Profile.model_fields["baseline"].default))
+    """The name of the baseline, which need not exist; the default where it is not a name."""
+    name, default = profile.get("baseline"), str(Profile.model_fields["baseline"].default)
+    return name if isinstance(name, str) else default
 
 
 def swept_factors(variant: Any) -> bool | list[str]:
-    """The key ``swept`` of a variant; its default where it is faulty."""
+    """The value of ``swept`` in a variant; of a list the names, the default for any other value."""
     swept = variant.get("swept", True) if isinstance(variant, LocatedDict) else True
-    return swept if isinstance(swept, bool | list) else True
+    if isinstance(swept, list):
+        return [factor for factor in swept if isinstance(factor, str)]
+    return swept if isinstance(swept, bool) else True
 
 
 def _lengths_errors(profile: LocatedDict) -> Iterator[LocatedError]:

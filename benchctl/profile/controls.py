@@ -33,7 +33,7 @@ def with_controls(profile: LocatedDict, errors: list[LocatedError]) -> LocatedDi
     """The profile with the steps of every variant that has ``controls``; a second time gives the same profile."""
     variants, baseline = profile.mapping("variants"), baseline_name(profile)
     kind = profile.mapping("engine").get("kind")
-    if baseline not in variants or kind not in ENGINES:
+    if baseline not in variants or not isinstance(kind, str) or kind not in ENGINES:
         return profile
     for name, variant in variants.items():
         if not isinstance(variant, LocatedDict) or variant.get("controls") is not True:

@@ -15,7 +15,7 @@ from benchctl.costs.flops import (
 from benchctl.costs.hardware import hardware_for
 from benchctl.costs.roofline import forward_bytes, weight_read_bytes
 from benchctl.costs.shapes import ModelShape, shape_for
-from benchctl.costs.work import Lengths, RunTotals, SeenCounts
+from benchctl.costs.work import Lengths, RunTotals, StepLogCounts
 from benchctl.errors import UsageError
 from benchctl.units import PETA, TERA
 
@@ -146,8 +146,8 @@ def test_a_hand_computed_observed_account() -> None:
     # Two samples of a prompt of 2 with 3 and 1 tokens. Prompts see 1+2 positions each; the longer decodes two
     # tokens that see 3 and 4; all outputs see (3+4+5) + 3 positions, so four tokens see 15.
     sequences = (Lengths(2, 3), Lengths(2, 1))
-    seen = SeenCounts(base_prefill_tokens=2, value_prefill_tokens=4, value_extend_tokens=2, candidates=8)
-    account = observed_flops(sequences, seen, base=SMALL, value_model=SMALL_VALUE)
+    counts = StepLogCounts(base_prefill_tokens=2, value_prefill_tokens=4, value_extend_tokens=2, candidates=8)
+    account = observed_flops(sequences, counts, base=SMALL, value_model=SMALL_VALUE)
     assert account.base_prefill.linear == 120 * 2
     assert account.base_prefill.attention == 16 * 3
     assert account.base_decode.linear == 120 * 2
@@ -161,9 +161,9 @@ def test_a_hand_computed_observed_account() -> None:
 
 def test_a_run_in_which_nothing_was_scored_costs_nothing_extra_when_observed() -> None:
     sequences = (Lengths(10, 20),) * 3
-    seen = SeenCounts(base_prefill_tokens=30)
-    plain = observed_flops(sequences, seen, base=BASE)
-    assert observed_flops(sequences, seen, base=BASE, value_model=VALUE) == plain
+    counts = StepLogCounts(base_prefill_tokens=30)
+    plain = observed_flops(sequences, counts, base=BASE)
+    assert observed_flops(sequences, counts, base=BASE, value_model=VALUE) == plain
     assert plain.value.total == 0
     # The published rule charges it nevertheless.
     totals = RunTotals(num_questions=3, num_sequences=3, prompt_tokens=30, output_tokens=60)
@@ -172,7 +172,7 @@ def test_a_run_in_which_nothing_was_scored_costs_nothing_extra_when_observed() -
 
 def test_prefill_of_the_value_model_for_each_sample_costs_what_was_computed() -> None:
     lengths = PUBLISHED_RUN.evenly()
-    per_sample = SeenCounts(
+    per_sample = StepLogCounts(
         base_prefill_tokens=5200, value_prefill_tokens=104 * 800, value_extend_tokens=0, candidates=0
     )
     account = observed_flops(lengths.sequences, per_sample, base=BASE, value_model=VALUE)
@@ -192,12 +192,12 @@ def test_an_impossible_candidate_cost_is_refused(candidate_cost: float) -> None:
 
 @pytest.mark.parametrize("name", ["num_questions", "num_sequences", "prompt_tokens", "output_tokens"])
 def test_empty_totals_are_refused_by_name(name: str) -> None:
-    with pytest.raises(UsageError, match=f"{name} is 0; an account of FLOPs needs at least 1"):
+    with pytest.raises(UsageError, match=f"{name} is 0; FLOPs need at least 1"):
         replace(PUBLISHED_RUN, **{name: 0})
 
 
 def test_an_account_of_nothing_has_no_ratio_and_no_flops_per_token() -> None:
-    nothing = observed_flops((), SeenCounts(base_prefill_tokens=0), base=BASE)
+    nothing = observed_flops((), StepLogCounts(base_prefill_tokens=0), base=BASE)
     assert nothing.total == 0
     assert nothing.ratio is None
     assert nothing.gflops_per_output_token is None

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from benchctl.costs.difference import explain_difference
 from benchctl.costs.flops import Convention, observed_flops, published_flops
 from benchctl.costs.shapes import ModelShape, shape_for
-from benchctl.costs.work import Lengths, RunLengths, RunTotals, SeenCounts, TokenWork
+from benchctl.costs.work import Lengths, RunLengths, RunTotals, StepLogCounts, TokenWork
 
 BASE = shape_for("qwen2.5-7b")
 VALUE = shape_for("qwen2.5-1.5b")
@@ -37,7 +37,7 @@ runs = st.lists(
 )
 counts = st.integers(0, 100_000)
 seen_counts = st.builds(
-    SeenCounts,
+    StepLogCounts,
     base_prefill_tokens=counts,
     value_prefill_tokens=counts,
     value_extend_tokens=counts,
@@ -101,22 +101,22 @@ def test_the_published_candidates_bound_the_observed_ones(
     totals: RunTotals, value: ModelShape, top_k: int, seen_frac: float
 ) -> None:
     lengths = totals.evenly()
-    seen = SeenCounts(base_prefill_tokens=0, candidates=int(seen_frac * top_k * totals.output_tokens))
-    observed = observed_flops(lengths.sequences, seen, base=BASE, value_model=value)
+    counts = StepLogCounts(base_prefill_tokens=0, candidates=int(seen_frac * top_k * totals.output_tokens))
+    observed = observed_flops(lengths.sequences, counts, base=BASE, value_model=value)
     published = published_flops(totals, base=BASE, value_model=value, top_k=top_k)
     assert observed.value_candidates.total <= published.value_candidates.total
     if seen_frac == 1:
         assert observed.value_candidates == published.value_candidates
 
 
-@given(lengths=runs, seen=seen_counts, value=st.none() | value_models, top_k=st.integers(-1, 8))
+@given(lengths=runs, counts=seen_counts, value=st.none() | value_models, top_k=st.integers(-1, 8))
 def test_the_corrections_lead_exactly_from_the_published_account_to_the_observed_one(
-    lengths: RunLengths, seen: SeenCounts, value: ModelShape | None, top_k: int
+    lengths: RunLengths, counts: StepLogCounts, value: ModelShape | None, top_k: int
 ) -> None:
     published = published_flops(lengths.totals(), base=BASE, value_model=value, top_k=top_k)
-    observed = observed_flops(lengths.sequences, seen, base=BASE, value_model=value)
+    observed = observed_flops(lengths.sequences, counts, base=BASE, value_model=value)
     corrections = explain_difference(
-        published, lengths=lengths, seen=seen, base=BASE, value_model=value, top_k=top_k
+        published, lengths=lengths, counts=counts, base=BASE, value_model=value, top_k=top_k
     )
     assert published.total + sum(correction.flops for correction in corrections) == observed.total
     codes = [correction.code for correction in corrections]
@@ -130,24 +130,28 @@ def test_another_convention_is_a_correction_of_its_own(convention: Convention, c
     published = published_flops(
         GUIDED_RUN, base=BASE, value_model=VALUE, top_k=5, convention=convention, candidate_cost=cost
     )
-    seen = SeenCounts(base_prefill_tokens=5200, value_prefill_tokens=5200, value_extend_tokens=1, candidates=1)
-    corrections = explain_difference(published, lengths=lengths, seen=seen, base=BASE, value_model=VALUE, top_k=5)
+    counts = StepLogCounts(base_prefill_tokens=5200, value_prefill_tokens=5200, value_extend_tokens=1, candidates=1)
+    corrections = explain_difference(
+        published, lengths=lengths, counts=counts, base=BASE, value_model=VALUE, top_k=5
+    )
     has_own = corrections[0].code == "convention"
     assert has_own == (convention != "published" or cost != 1)
-    observed = observed_flops(lengths.sequences, seen, base=BASE, value_model=VALUE)
+    observed = observed_flops(lengths.sequences, counts, base=BASE, value_model=VALUE)
     assert published.total + sum(correction.flops for correction in corrections) == observed.total
 
 
 def test_each_correction_has_the_sign_of_what_it_corrects() -> None:
     lengths = GUIDED_RUN.evenly()
     published = published_flops(GUIDED_RUN, base=BASE, value_model=VALUE, top_k=5)
-    seen = SeenCounts(
+    counts = StepLogCounts(
         base_prefill_tokens=5200,
         value_prefill_tokens=16 * 5200,
         value_extend_tokens=237_710 - 800,
         candidates=2 * 237_710,
     )
-    corrections = explain_difference(published, lengths=lengths, seen=seen, base=BASE, value_model=VALUE, top_k=5)
+    corrections = explain_difference(
+        published, lengths=lengths, counts=counts, base=BASE, value_model=VALUE, top_k=5
+    )
     prices = {correction.code: correction.flops for correction in corrections}
     assert prices["head"] < 0
     assert prices["first-token"] < 0

@@ -25,7 +25,7 @@ from benchctl.costs.flops import (
 )
 from benchctl.costs.hardware import Hardware
 from benchctl.costs.shapes import ModelShape
-from benchctl.costs.work import Lengths, RunLengths, SeenCounts, spread_evenly
+from benchctl.costs.work import Lengths, RunLengths, StepLogCounts, spread_evenly
 from benchctl.records.columns.step_columns import StepColumns
 from benchctl.records.loaded import LoadedRun
 from benchctl.records.record import ResultWarning
@@ -89,7 +89,7 @@ def account_run(
 
 @lru_cache(maxsize=16)
 def _priced(
-    lengths: RunLengths, seen: SeenCounts | None, base: ModelShape, value_model: ModelShape | None, top_k: int
+    lengths: RunLengths, seen: StepLogCounts | None, base: ModelShape, value_model: ModelShape | None, top_k: int
 ) -> tuple[FlopsAccount, FlopsAccount | None, tuple[Correction, ...]]:
     """Both accounts and what leads from one to the other; runs of an arm with forced lengths have the same."""
     published = published_flops(lengths.totals(), base=base, value_model=value_model, top_k=top_k)
@@ -97,7 +97,7 @@ def _priced(
         return published, None, ()
     observed = observed_flops(lengths.sequences, seen, base=base, value_model=value_model)
     corrections = explain_difference(
-        published, lengths=lengths, seen=seen, base=base, value_model=value_model, top_k=top_k
+        published, lengths=lengths, counts=seen, base=base, value_model=value_model, top_k=top_k
     )
     return published, observed, corrections
 
@@ -184,7 +184,7 @@ def _output_tokens(request: RequestRecord, doubts: _Doubts) -> tuple[int, ...] |
 
 def _seen_counts(
     run: LoadedRun, lengths: RunLengths, doubts: _Doubts, *, has_value_model: bool
-) -> SeenCounts | None:
+) -> StepLogCounts | None:
     """Counts of the step log; None when the value model's candidates are unknown."""
     steps = run.columns
     if steps.known_values("draft_tokens").any():
@@ -198,13 +198,13 @@ def _seen_counts(
             "base-prefill-assumed",
             "observed FLOPs: the step log does not count prefill tokens; one prompt for each question is assumed",
         )
-    seen = SeenCounts(base_prefill_tokens=base_prefill_tokens)
+    seen = StepLogCounts(base_prefill_tokens=base_prefill_tokens)
     return _with_value_counts(seen, steps, lengths, doubts) if has_value_model else seen
 
 
 def _with_value_counts(
-    seen: SeenCounts, steps: StepColumns, lengths: RunLengths, doubts: _Doubts
-) -> SeenCounts | None:
+    seen: StepLogCounts, steps: StepColumns, lengths: RunLengths, doubts: _Doubts
+) -> StepLogCounts | None:
     candidates = _value_total(steps, "candidates")
     if candidates is None:
         doubts.add(

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from benchctl.costs.flops import FlopsAccount
     from benchctl.costs.hardware import Hardware
     from benchctl.costs.shapes import ModelShape
-    from benchctl.costs.work import RunLengths, RunTotals, SeenCounts
+    from benchctl.costs.work import RunLengths, RunTotals, StepLogCounts
 
 NO_MODEL = "none"
 
@@ -143,14 +143,14 @@ def _account(request: _FlopsRequest, observed_candidates: float | None) -> _Answ
         account=account,
         observed=observed_flops(lengths.sequences, counts, base=base, value_model=value_model),
         corrections=explain_difference(
-            account, lengths=lengths, seen=counts, base=base, value_model=value_model, top_k=request.top_k
+            account, lengths=lengths, counts=counts, base=base, value_model=value_model, top_k=request.top_k
         ),
     )
 
 
-def _assumed_counts(request: _FlopsRequest, lengths: "RunLengths", candidates_per_token: float) -> "SeenCounts":
+def _assumed_counts(request: _FlopsRequest, lengths: "RunLengths", candidates_per_token: float) -> "StepLogCounts":
     """The counts of a step log in which the value model scored so many candidates for each token."""
-    from benchctl.costs.work import SeenCounts
+    from benchctl.costs.work import StepLogCounts
 
     if request.value_model is None:
         raise UsageError("--observed-candidates needs a value model that scores them; name one with --value-model")
@@ -160,7 +160,7 @@ def _assumed_counts(request: _FlopsRequest, lengths: "RunLengths", candidates_pe
             f"--top-k of {request.top_k}"
         )
     is_scored = candidates_per_token > 0
-    return SeenCounts(
+    return StepLogCounts(
         base_prefill_tokens=request.totals.prompt_tokens,
         value_prefill_tokens=sum(prompt for prompt, _ in lengths.sequences) if is_scored else 0,
         value_extend_tokens=sum(max(output - 1, 0) for _, output in lengths.sequences) if is_scored else 0,

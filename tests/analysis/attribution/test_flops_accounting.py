@@ -13,7 +13,7 @@ from benchctl.analysis.attribution.flops import RunFlops, account_run
 from benchctl.costs.flops import observed_flops, published_flops
 from benchctl.costs.hardware import hardware_for
 from benchctl.costs.shapes import shape_for
-from benchctl.costs.work import Lengths, RunTotals, SeenCounts
+from benchctl.costs.work import Lengths, RunTotals, StepLogCounts
 from benchctl.records.loaded import LoadedRun, load_results
 from benchctl.records.request import PreparedRequest, RequestError, RequestRecord
 from benchctl.records.step import StepRecord
@@ -63,14 +63,14 @@ def codes(found: RunFlops) -> list[str]:
 def test_the_baseline_is_accounted_from_usage_and_steps(runs: dict[str, LoadedRun]) -> None:
     found = account(runs["baseline"])
     assert found.published == published_flops(TOTALS, base=BASE)
-    assert found.observed == observed_flops(SEQUENCES, SeenCounts(base_prefill_tokens=160), base=BASE)
+    assert found.observed == observed_flops(SEQUENCES, StepLogCounts(base_prefill_tokens=160), base=BASE)
     assert found.warnings == ()
 
 
 def test_a_guided_run_is_accounted_from_its_step_log(runs: dict[str, LoadedRun]) -> None:
     found = account(runs["guided"])
     assert found.published == published_flops(TOTALS, base=BASE, value_model=VALUE, top_k=5)
-    seen = SeenCounts(
+    seen = StepLogCounts(
         base_prefill_tokens=160, value_prefill_tokens=160, value_extend_tokens=7 * 8, candidates=8 * 3 * 8
     )
     assert found.observed == observed_flops(SEQUENCES, seen, base=BASE, value_model=VALUE)
@@ -161,7 +161,7 @@ def test_a_log_without_prefill_counts_assumes_one_prompt_for_each_question(runs:
     silent = with_steps(runs["baseline"], lambda step: msgspec.structs.replace(step, num_prefill_tokens=None))
     found = account(silent)
     assert codes(found) == ["base-prefill-assumed"]
-    assert found.observed == observed_flops(SEQUENCES, SeenCounts(base_prefill_tokens=80), base=BASE)
+    assert found.observed == observed_flops(SEQUENCES, StepLogCounts(base_prefill_tokens=80), base=BASE)
 
 
 def test_warm_up_counts_for_nothing(runs: dict[str, LoadedRun]) -> None:
@@ -196,7 +196,9 @@ def test_tokens_are_counted_once_for_each_request_from_usage(runs: dict[str, Loa
     assert found.published is not None
     assert found.published.output_tokens == 60
     assert codes(found) == ["choice-lengths-assumed"]
-    expected = observed_flops((Lengths(20, 8), Lengths(20, 7)) * 4, SeenCounts(base_prefill_tokens=160), base=BASE)
+    expected = observed_flops(
+        (Lengths(20, 8), Lengths(20, 7)) * 4, StepLogCounts(base_prefill_tokens=160), base=BASE
+    )
     assert found.observed == expected
 
 
@@ -222,7 +224,7 @@ def test_usage_alone_counts_as_one_choice(runs: dict[str, LoadedRun]) -> None:
     bare = with_requests(runs["baseline"], lambda request: msgspec.structs.replace(request, choices=()))
     found = account(bare)
     assert found.warnings == ()
-    expected = observed_flops((Lengths(20, 16),) * 4, SeenCounts(base_prefill_tokens=160), base=BASE)
+    expected = observed_flops((Lengths(20, 16),) * 4, StepLogCounts(base_prefill_tokens=160), base=BASE)
     assert found.observed == expected
 
 
