@@ -1,4 +1,4 @@
-"""The checkpoint that a server loads for the model of a profile.
+"""The checkpoint that a server loads for the model of a profile, and the limits that it states.
 
 A profile says *what* is measured, often by a name of the table of shapes, with which costs are computed and the
 simulator serves. A real server loads weights: from a directory, or from the model hub under the name of the
@@ -7,6 +7,8 @@ repository there.
 
 import json
 import re
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,7 +36,7 @@ def checkpoint_for(model: str, kind: str) -> str:
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise _refusal(kind, model, "is a directory without a config.json")
-        if _configuration(path) is None:
+        if _document(path / "config.json") is None:
             raise _refusal(kind, model, "has a config.json that is damaged: it holds no JSON object")
         return str(path.resolve())
     if path.exists():
@@ -51,18 +53,45 @@ def is_local(model: str) -> bool:
     return Path(model).expanduser().is_dir()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelLimits:
+    """``context`` in tokens and the ids that end a text; unknown and empty for a model that is not on disk."""
+
+    context: int | None = None
+    eos_token_ids: tuple[int, ...] = ()
+
+
+@lru_cache(maxsize=8)
+def limits_of(model: str) -> ModelLimits:
+    """The limits in ``generation_config.json`` and ``config.json`` of a directory; the former takes precedence."""
+    directory = Path(model).expanduser()
+    config = _document(directory / "config.json") or {}
+    generation = _document(directory / "generation_config.json") or {}
+    stated = (document.get("eos_token_id") for document in (generation, config, _text_config(config)))
+    eos = next((ids for ids in stated if ids is not None), ())
+    return ModelLimits(context=_context(config), eos_token_ids=(eos,) if isinstance(eos, int) else tuple(eos))
+
+
 def context_of(model: str) -> int | None:
-    """Tokens that a model on disk was made for, prompt and output together; None where it does not say."""
-    config = _configuration(Path(model).expanduser()) or {}
-    text = config.get("text_config")
-    positions = (text if isinstance(text, dict) else config).get("max_position_embeddings")
+    """Tokens that a model on disk was made for, prompt and output together; None where it does not state them."""
+    return _context(_document(Path(model).expanduser() / "config.json") or {})
+
+
+def _context(config: dict[str, Any]) -> int | None:
+    positions = _text_config(config).get("max_position_embeddings")
     return positions if isinstance(positions, int) else None
 
 
-def _configuration(directory: Path) -> dict[str, Any] | None:
-    """The content of a model's ``config.json``; None where it cannot be read or is not a JSON object."""
+def _text_config(config: dict[str, Any]) -> dict[str, Any]:
+    """The part of a configuration about text: that of a model for several media has one of its own."""
+    text = config.get("text_config")
+    return text if isinstance(text, dict) else config
+
+
+def _document(path: Path) -> dict[str, Any] | None:
+    """The JSON object in a file; None where it cannot be read or is not an object."""
     try:
-        document = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+        document = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     return document if isinstance(document, dict) else None

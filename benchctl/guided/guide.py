@@ -60,9 +60,8 @@ class GuideSettings:
     is_eager: bool = True
     """True to load the value model at once, rather than in the first step that scores."""
     skips_early: bool = True
-    """Whether rows that are left with one candidate, or fall below their entropy threshold, are kept from the value
-    model. That waits once per step for the base model; without, all rows are scored, nothing waits, and the same
-    tokens come out."""
+    """True to keep rows with one candidate, or below their entropy threshold, from the value model. That waits once
+    per step for the base model; if false, all rows are scored, nothing waits, and the tokens are the same."""
     eos_ids: frozenset[int] = frozenset()
     """Tokens that end an answer beside those that the value model names, such as the tokenizer's."""
 

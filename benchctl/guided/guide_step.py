@@ -21,7 +21,7 @@ class GuideStep:
     value_prefill_tokens: int = 0
     value_extend_tokens: int = 0
     fused: bool | None = None
-    """Whether prefixes were extended and candidates scored in one forward; None where nothing was scored."""
+    """True if prefixes were extended and candidates scored in one forward pass; None if nothing was scored."""
 
 
 class Arriving:

@@ -54,7 +54,7 @@ class Parameter:
     profile_minimum: float | None = None
     """Lower limit in profiles, where it is stricter than in requests."""
     requirement: str = "it must be a finite number"
-    """What an error message says of a value outside of the limits."""
+    """Wording of the error for a value outside of the limits."""
 
     @property
     def profile_bounds(self) -> Mapping[str, float]:
@@ -102,8 +102,8 @@ PARAMETERS: Final[Mapping[str, Parameter]] = {
     for parameter in (
         Parameter(
             name="mode",
-            meaning="How values tilt the candidates' probabilities; ``centered_exp`` and ``value_bias`` need a "
-            "finite top_k.",
+            meaning="Rule by which values tilt the candidates' probabilities; ``centered_exp`` and ``value_bias`` "
+            "need a finite top_k.",
             keys=("mode", "value_mode"),
             profile_default="centered_exp",
             activates=True,
@@ -155,15 +155,15 @@ PARAMETERS: Final[Mapping[str, Parameter]] = {
         ),
         Parameter(
             name="target_length_mode",
-            meaning="Whether ``target_length`` counts the tokens generated so far; null: the server's choice, "
-            "which is total.",
+            meaning="``total`` counts the tokens generated so far, ``remaining`` does not; null: the server's "
+            "choice, which is total.",
             keys=("target_length_mode", "length_mode"),
             type="choice",
             choices=LENGTH_MODES,
         ),
         Parameter(
             name="value_constraint",
-            meaning="How a target constrains; null: the server's choice, which is eq.",
+            meaning="Comparison of the value with its target; null: the server's choice, which is eq.",
             keys=("value_constraint", "constraint", "cmp", "op"),
             activates=True,
             type="choice",
@@ -171,7 +171,7 @@ PARAMETERS: Final[Mapping[str, Parameter]] = {
         ),
         Parameter(
             name="stride",
-            meaning="Every so many steps of the request are guided, the first always.",
+            meaning="Guide every n-th step of the request, starting with the first.",
             keys=("stride",),
             is_in_profiles=False,
             type="count",
@@ -180,7 +180,7 @@ PARAMETERS: Final[Mapping[str, Parameter]] = {
         ),
         Parameter(
             name="skip_noop",
-            meaning="Whether guidance that changes no probability is left out rather than computed.",
+            meaning="Skip guidance that changes no probability.",
             keys=("skip_noop",),
             is_in_profiles=False,
             type="flag",

@@ -53,11 +53,11 @@ class EngineSpec:
     implementation: str
     """Class that starts, asks and reads its servers, an ``engines.engine.Engine``."""
     guides: bool = False
-    """Whether its servers can load a value model and guide with it."""
+    """True if its servers can load a value model and guide with it."""
     is_dialect: bool = False
-    """Whether ``attach`` can speak to its servers when someone else started them."""
+    """True if ``attach`` can speak to its servers when someone else started them."""
     adds_repetition_penalty: bool = False
-    """Whether its servers apply the repetition penalty of a model's own file unless a request sets one."""
+    """True if its servers apply the repetition penalty of a model's own file unless a request sets one."""
     counters: ServerCounters = ServerCounters()
     """Names of its counters, where they are its own."""
     coded_options: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -65,9 +65,9 @@ class EngineSpec:
     installed_by: str | None = None
     """Command that installs it; None where nothing has to be installed."""
     needs_gpu: bool = False
-    """Whether it can only be installed on a machine with an NVIDIA GPU."""
+    """True if it can only be installed on a machine with an NVIDIA GPU."""
     is_optional_check: bool = False
-    """Whether ``benchctl doctor`` looks for it only when it is named."""
+    """True if ``benchctl doctor`` looks for it only when it is named."""
 
     @property
     def options_class(self) -> "type[ServerOptions]":

@@ -31,9 +31,8 @@ import httpx
 import msgspec
 
 from benchctl.analysis.metrics.request_timing import is_completed, latencies_ns, measured
-from benchctl.engines.engine import LaunchSite
+from benchctl.engines.engine import LaunchSite, engine_for
 from benchctl.engines.environment import engines_directory
-from benchctl.engines.kinds import engine_for
 from benchctl.measure.redaction import server_env
 from benchctl.measure.run import RunContext, measure_run
 from benchctl.measure.server.port import choose_port

@@ -26,8 +26,8 @@ from benchctl.analysis.metrics import percentile
 from benchctl.analysis.metrics.sorted_runs import SortedRuns
 from benchctl.analysis.metrics.timestamp_quality import client_metrics
 from benchctl.analysis.summary.load_figures import FiguresInPassing
+from benchctl.engines.attach.engine import PlainOpenAi
 from benchctl.engines.attach.options import AttachOptions
-from benchctl.engines.attach.plain_openai import PlainOpenAi
 from benchctl.errors import UnsupportedError
 from benchctl.measure.single_load.evidence import LoadEvidence
 from benchctl.profile.load import parse_profile

@@ -15,7 +15,7 @@ from support.servers.simulator import free_port, sim_server
 
 from benchctl.engines.attach.engine import AttachEngine
 from benchctl.engines.attach.options import AttachOptions
-from benchctl.engines.kinds import engine_for
+from benchctl.engines.engine import engine_for
 from benchctl.errors import EngineUnavailableError, ProfileError, UnsupportedError
 from benchctl.load.transport.client import StreamClient
 from benchctl.load.transport.tls import TlsTransport

@@ -15,9 +15,8 @@ from support.servers import lenvm_fork
 from support.servers.lenvm_fork import settings_of
 
 from benchctl.analysis.validity.launch import launch_settings
-from benchctl.engines.engine import LaunchSite
+from benchctl.engines.engine import LaunchSite, engine_for
 from benchctl.engines.environment import installed_versions, package_directory
-from benchctl.engines.kinds import engine_for
 from benchctl.engines.sglang_lenvm.engine import SglangLenvmEngine, fork_interpreter, value_checkpoint
 from benchctl.engines.sglang_lenvm.options import SglangLenvmOptions
 from benchctl.engines.sglang_lenvm.requests import ambiguities, custom_params, mixed_refusal

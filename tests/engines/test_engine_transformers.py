@@ -13,8 +13,7 @@ from support.servers.real_engines import assert_compared, assert_ended, needs, t
 
 from benchctl.analysis.experiment.experiment import experiment_of
 from benchctl.engines.attach.options import AttachOptions
-from benchctl.engines.engine import LaunchSite
-from benchctl.engines.kinds import engine_for
+from benchctl.engines.engine import LaunchSite, engine_for
 from benchctl.engines.transformers import failures as transformers_failures
 from benchctl.engines.transformers.engine import TransformersEngine
 from benchctl.engines.transformers.options import TransformersOptions
@@ -186,7 +185,7 @@ def test_a_model_that_is_not_on_disk_is_refused_only_where_a_text_must_end():
 
 
 @pytest.mark.parametrize(
-    ("tail", "cause", "is_profile_fault", "is_final"),
+    ("tail", "cause", "is_profile_error", "is_final"),
     [
         (
             "ERROR:    [Errno 98] error while attempting to bind on address: address already in use",
@@ -208,10 +207,10 @@ def test_a_model_that_is_not_on_disk_is_refused_only_where_a_text_must_end():
         ("Error in generation loop: cannot reshape tensor", "generation-died", 0, 1),
     ],
 )
-def test_a_log_gives_its_failure_away(tail, cause, is_profile_fault, is_final):
+def test_a_log_gives_its_failure_away(tail, cause, is_profile_error, is_final):
     found = ENGINE.diagnose(f"INFO: Waiting\n{tail}\nINFO: bye")
     assert found is not None
-    assert (found.cause, found.is_profile_fault, found.is_final) == (cause, is_profile_fault, is_final)
+    assert (found.cause, found.is_profile_error, found.is_final) == (cause, is_profile_error, is_final)
 
 
 def test_an_ordinary_log_gives_nothing_away():

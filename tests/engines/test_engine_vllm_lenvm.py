@@ -165,7 +165,7 @@ def test_what_excludes_a_value_model_is_a_fault_of_the_profile(options, said):
 
 def test_one_thing_under_two_names_is_a_fault_of_the_profile():
     overrides = ["engine.options.async_scheduling=true", "variants.guided.server.overlap_schedule=false"]
-    with pytest.raises(ProfileError, match="two names of one thing"):
+    with pytest.raises(ProfileError, match="two names of one option"):
         load_profile("topk-sweep", engine="vllm-lenvm", overrides=overrides)
 
 

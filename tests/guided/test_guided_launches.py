@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchctl.analysis.validity.launch import LaunchSetting, launch_settings
-from benchctl.engines.engine import LaunchSite
-from benchctl.engines.kinds import engine_for
+from benchctl.engines.engine import LaunchSite, engine_for
 from benchctl.profile.engine_table import options_class
 from benchctl.profile.load import load_profile
 from benchctl.profile.model import Profile, VariantSettings

@@ -51,7 +51,7 @@ def doctor(
 
 def _engine(name: str) -> "NeededEngine":
     """A preset or kind with the options of a measurement. Raises UsageError for an unknown one."""
-    from benchctl.engines.kinds import engine_for
+    from benchctl.engines.engine import engine_for
     from benchctl.measure.doctor.engines import NeededEngine
     from benchctl.profile.load import load_profile
     from benchctl.profile.planning.plan import arms, variant_settings

@@ -123,7 +123,7 @@ def _load(
 def _check(profile: "Profile") -> None:
     """Raise UsageError for an experiment that cannot be measured here, before it begins."""
     from benchctl.cli.commands.profiles import check_names
-    from benchctl.engines.kinds import engine_for
+    from benchctl.engines.engine import engine_for
     from benchctl.profile.planning.plan import arms, undeclared_differences, variant_settings
 
     check_names(profile)
@@ -135,7 +135,7 @@ def _check(profile: "Profile") -> None:
 
 
 def _prepare(profile: "Profile", lengths_from: Path | None = None) -> "PreparedSet":
-    from benchctl.engines.kinds import engine_for
+    from benchctl.engines.engine import engine_for
     from benchctl.profile.planning.plan import arms, variant_settings
     from benchctl.workload.prepare import prepare_requests
 

@@ -14,9 +14,8 @@ import httpx
 import msgspec
 
 from benchctl.engines.attach.options import AttachOptions
-from benchctl.engines.attach.plain_openai import PlainOpenAi
 from benchctl.engines.engine import LaunchSite, RequestCall
-from benchctl.engines.openai_server import JsonGetter, OpenAiServer, own_options
+from benchctl.engines.openai_server import JsonGetter, OpenAiServer, own_options, streamed
 from benchctl.errors import EngineUnavailableError
 from benchctl.profile.engine_table import PLAIN_DIALECT, engine_spec, load_name
 from benchctl.profile.model import VariantSettings
@@ -98,6 +97,38 @@ class AttachEngine(OpenAiServer):
         config = await _dialect(settings).attached_config(get_json)
         stated = {name: value for name, value in config.items() if value is not None}
         return {**stated, "url": options.url, "dialect": options.dialect}
+
+
+class PlainOpenAi(OpenAiServer):
+    """The dialect ``openai``: servers of an unknown kind, addressed by OpenAI's published API alone."""
+
+    kind = "attach"
+
+    def check_requests(self, requests: Sequence[PreparedRequest], settings: VariantSettings) -> None:
+        """Raises UnsupportedError for what the published API cannot express."""
+        super().check_requests(requests, settings)
+        if settings.sampling.top_k != -1 or settings.sampling.min_p != 0:
+            what = "is asked in the dialect openai, which has neither top_k nor min_p"
+            raise self.refusal(settings, what, "leave them out, or name its dialect in server.dialect")
+
+    def metrics_path(self, settings: VariantSettings) -> str | None:
+        """Unknown: each kind of server has its own path, or none."""
+        return None
+
+    def request_call(self, request: PreparedRequest, settings: VariantSettings) -> RequestCall:
+        """Ask for ``request``; ``ignore_eos`` only where it matters, as strict servers refuse unknown fields."""
+        sampling = settings.sampling
+        body: dict[str, Any] = {
+            "model": settings.server.request_model or settings.model,
+            "n": request.n,
+            "seed": request.seed,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "stream_options": {"include_usage": True},
+        }
+        if request.ignore_eos:
+            body["ignore_eos"] = True
+        return streamed(request, body)
 
 
 async def _get_json(client: httpx.AsyncClient, path: str, headers: dict[str, str]) -> dict[str, Any]:

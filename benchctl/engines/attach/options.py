@@ -20,7 +20,7 @@ class AttachOptions(ServerOptions):
     url: str
     """Address of the server, such as ``http://127.0.0.1:8000``."""
     dialect: Dialect = "vllm"
-    """Whose spelling of requests the server understands; ``openai`` is what they have in common."""
+    """Spelling of requests that the server understands; ``openai`` is the common part."""
     served_model: str | None = None
     """Name under which the server offers the model; where it is not given, requests name none."""
     api_key_env: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")

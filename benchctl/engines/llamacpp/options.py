@@ -8,7 +8,7 @@ from benchctl.profile.engine_options import Flag, LaunchedOptions
 
 
 class LlamaCppOptions(LaunchedOptions):
-    """Options of the engine ``llamacpp`` (``llama-server``); what is null is left to it."""
+    """Options of the engine ``llamacpp`` (``llama-server``); null leaves the choice to the server."""
 
     binary: str | None = None
     """Path of ``llama-server``; searched for where it is not given."""
@@ -25,4 +25,4 @@ class LlamaCppOptions(LaunchedOptions):
     n_gpu_layers: Annotated[int | None, Flag()] = Field(default=None, ge=0)
     """Layers that are computed on the GPU."""
     enable_prefix_caching: Annotated[bool, Flag("--no-cache-prompt", when=False)] = False
-    """Whether a prompt may reuse what an earlier one left in its slot."""
+    """Reuse the KV cache that an earlier prompt left in the slot."""

@@ -8,7 +8,7 @@ from benchctl.profile.engine_options import Flag, PythonOptions
 
 
 class SglangOptions(PythonOptions):
-    """Options of the engine ``sglang``; what is null is left to SGLang."""
+    """Options of the engine ``sglang``; null leaves the choice to SGLang."""
 
     device: Annotated[str | None, Flag()] = None
     """Kind of device to run on."""
@@ -21,20 +21,20 @@ class SglangOptions(PythonOptions):
     data_parallel_size: Annotated[int, Flag("--dp-size")] = Field(default=1, ge=1)
     """Replicas of the engine."""
     enable_prefix_caching: Annotated[bool, Flag("--disable-radix-cache", when=False)] = False
-    """Whether prompts that begin alike share their KV cache."""
+    """Share the KV cache between prompts with a common beginning."""
     enforce_eager: Annotated[bool, Flag("--disable-cuda-graph", when=True)] = False
-    """Whether to run without CUDA graphs."""
+    """Run without CUDA graphs."""
     overlap_schedule: Annotated[bool, Flag("--disable-overlap-schedule", when=False)] = True
-    """Whether the scheduler works while the device does."""
+    """Overlap the scheduler with the device."""
     max_num_seqs: Annotated[int | None, Flag("--max-running-requests")] = Field(default=None, ge=1)
     """Sequences in one batch at most."""
     max_num_batched_tokens: Annotated[int | None, Flag("--chunked-prefill-size")] = Field(default=None, ge=1)
     """Prompt tokens in one step at most."""
     load_format: Annotated[str | None, Flag()] = None
-    """How weights are read; ``dummy`` makes random ones."""
+    """Source of the weights; ``dummy`` draws random ones."""
     attention_backend: Annotated[str | None, Flag()] = None
     """Kernels of attention."""
     sampling_backend: Annotated[str | None, Flag()] = None
     """Kernels of sampling."""
     step_log: bool = True
-    """Whether steps are recorded, by a plugin inside the server's scheduler."""
+    """Record steps, by a plugin inside the server's scheduler."""

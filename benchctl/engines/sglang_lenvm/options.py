@@ -12,14 +12,14 @@ _REVISIONS_WITH_STRIDES: Final = frozenset({"V1", "V3"})
 
 
 class SglangLenvmOptions(SglangOptions):
-    """Options of the engine ``sglang-lenvm``, SGLang's LenVM fork; what is null is left to it."""
+    """Options of the engine ``sglang-lenvm``, SGLang's LenVM fork; null leaves the choice to the server."""
 
     VALUE_MODEL_OPTIONS: ClassVar[frozenset[str]] = frozenset(
         {"value_model", "value_model_revision", "value_architecture", "value_mem_fraction_static"}
     )
 
     revision: LenvmRevision | None = None
-    """Which generation of the fork is installed; null: unknown, and what differs between them is refused."""
+    """Generation of the fork that is installed; null: unknown, and requests that depend on it are refused."""
     value_model: str | None = None
     """Value model that the server loads for guidance: a directory, a repository, or the size of a published one
     (``qwen2.5-0.5b``, ``qwen2.5-1.5b``); null: a server that cannot guide."""
@@ -34,7 +34,7 @@ class SglangLenvmOptions(SglangOptions):
     guided_fn: str = "sglang.srt.lvm.lvm_guided_sampling:lvm_combined_guidance"
     """Function that tilts, as ``module:function``."""
     stride: int = Field(default=1, ge=1)
-    """Every so many steps of a request are guided, where the revision can (``LENVM_STRIDE``)."""
+    """Guide every n-th step of a request, if the revision can (``LENVM_STRIDE``)."""
     synchronised_timing_interval: int | None = Field(default=None, ge=1)
     """Calls of the sampler between two lines of averages in the log of a V2 server, which waits for the device
     around every section for their sake and becomes slower; null: none."""

@@ -15,7 +15,7 @@ class SimOptions(ServerOptions):
     VALUE_MODEL_OPTIONS: ClassVar[frozenset[str]] = frozenset({"value_model"})
 
     cost_model: CostModelName = "lenvm-h100"
-    """What a step costs: calibrated to published LenVM timings, computed from hardware peaks, or llm-mock's law."""
+    """Cost of a step: calibrated to published LenVM timings, computed from hardware peaks, or llm-mock's law."""
     hardware: str = "h100-sxm"
     """Device whose peaks the cost model computes with; a name of the hardware table."""
     time_scale: float = Field(default=1.0, ge=LEAST, le=MOST)
@@ -23,11 +23,11 @@ class SimOptions(ServerOptions):
     noise: Literal["none", "published"] = "none"
     """Seeded run-to-run variation of step times: none, or of the size that was published."""
     revision: Literal["V1", "V2", "V4"] = "V1"
-    """Which generation of the guided fork is emulated: V2 skips the value model at a neutral scale."""
+    """Generation of the guided fork to emulate: V2 skips the value model at a neutral scale."""
     value_model: str | None = None
     """Value model that the server loads for guidance; none on a stock server."""
     overlap_schedule: bool = True
-    """Whether the scheduler works while the device does."""
+    """Overlap the scheduler with the device."""
     max_num_seqs: int = Field(default=1024, ge=1)
     """Sequences in one batch at most."""
     max_num_batched_tokens: int = Field(default=8192, ge=1)
@@ -37,7 +37,7 @@ class SimOptions(ServerOptions):
     block_size: int = Field(default=16, ge=1)
     """Tokens in one KV block."""
     enable_prefix_caching: bool = False
-    """Whether prompts that begin alike share their KV blocks."""
+    """Share KV blocks between prompts with a common beginning."""
     tokens_per_chunk: int = Field(default=1, ge=1)
     """Tokens in one streamed event."""
     port: int | None = Field(default=None, ge=1, le=65535)

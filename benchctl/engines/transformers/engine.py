@@ -26,10 +26,9 @@ import msgspec
 
 from benchctl.engines.engine import Installation, LaunchSite, RequestCall, raw_step_log
 from benchctl.engines.environment import installed_versions, interpreter_for, python_installation
-from benchctl.engines.hub import checkpoint_for, is_local
+from benchctl.engines.hub import ModelLimits, checkpoint_for, is_local, limits_of
 from benchctl.engines.openai_server import LOOPBACK, OpenAiServer, own_options, streamed
 from benchctl.engines.transformers.failures import SIGNATURES
-from benchctl.engines.transformers.model import ModelLimits, limits_of
 from benchctl.engines.transformers.options import TransformersOptions
 from benchctl.errors import EngineUnavailableError
 from benchctl.profile.engine_options import PythonOptions, ServerOptions

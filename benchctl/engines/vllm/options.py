@@ -8,7 +8,7 @@ from benchctl.profile.engine_options import Flag, PythonOptions
 
 
 class VllmOptions(PythonOptions):
-    """Options of the engine ``vllm``; what is null is left to vLLM."""
+    """Options of the engine ``vllm``; null leaves the choice to vLLM."""
 
     max_model_len: Annotated[int | None, Flag()] = Field(default=None, ge=1)
     """Longest prompt and output together, in tokens."""
@@ -21,22 +21,22 @@ class VllmOptions(PythonOptions):
     data_parallel_size: Annotated[int, Flag()] = Field(default=1, ge=1)
     """Replicas of the engine behind one front end."""
     enable_prefix_caching: Annotated[bool, Flag()] = False
-    """Whether prompts that begin alike share their KV blocks; off, because repeated prompts would be free."""
+    """Share KV blocks between prompts with a common beginning; off, because repeated prompts would be free."""
     enable_chunked_prefill: Annotated[bool | None, Flag()] = None
-    """Whether long prompts are computed in parts; on a CPU vLLM dies of one that belongs to a seeded request."""
+    """Compute long prompts in parts; on a CPU vLLM crashes if the request has a seed."""
     enforce_eager: Annotated[bool, Flag()] = False
-    """Whether to run without compilation and CUDA graphs."""
+    """Run without compilation and CUDA graphs."""
     max_num_seqs: Annotated[int | None, Flag()] = Field(default=None, ge=1)
     """Sequences in one batch at most."""
     max_num_batched_tokens: Annotated[int | None, Flag()] = Field(default=None, ge=1)
     """Tokens in one step at most."""
     async_scheduling: Annotated[bool | None, Flag()] = None
-    """Whether the scheduler works while the device does."""
+    """Overlap the scheduler with the device."""
     load_format: Annotated[str | None, Flag()] = None
-    """How weights are read; ``dummy`` makes random ones and needs none on disk."""
+    """Source of the weights; ``dummy`` draws random ones and needs none on disk."""
     quantization: Annotated[str | None, Flag()] = None
     """Method by which weights are quantised."""
     speculative_config: Annotated[dict[str, Any] | None, Flag()] = None
     """Speculative decoding, as vLLM takes it."""
     step_log: bool = True
-    """Whether steps are recorded, by a statistics plugin inside the server's front end."""
+    """Record steps, by a statistics plugin inside the server's front end."""

@@ -9,42 +9,42 @@ from benchctl.profile.engine_options import Flag
 
 
 class VllmLenvmOptions(VllmOptions):
-    """Options of the engine ``vllm-lenvm``, a stock vLLM with benchctl's guidance; what is null is left to vLLM."""
+    """Options of the engine ``vllm-lenvm``, a stock vLLM with our guidance; null leaves the choice to vLLM."""
 
     VALUE_MODEL_OPTIONS: ClassVar[frozenset[str]] = frozenset({"value_model"})
 
     value_model: str | None = None
-    """Directory of the value model that the server loads for guidance; null: vLLM as it comes."""
+    """Directory of the value model that the server loads for guidance; null: a stock vLLM."""
     value_dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
     """Type of the value model's weights; ``auto`` as they are stored."""
     value_load_format: Literal["auto", "dummy"] = "auto"
-    """How the value model's weights are read; ``dummy`` draws random ones on the device and needs none on disk."""
+    """Source of the value model's weights; ``dummy`` draws random ones on the device and needs none on disk."""
     value_memory_bytes: int | None = Field(default=None, ge=1)
     """Most memory for the prefixes that the value model keeps, for which max_num_seqs and max_model_len are
     multiplied; null: whatever that takes. vLLM does not count it: leave room with gpu_memory_utilization."""
     fused: bool = True
-    """Whether prefixes are extended and candidates scored in one forward of the value model, or in two."""
+    """Extend prefixes and score candidates in one forward pass of the value model; if false, in two."""
     value_graphs: bool = True
-    """Whether the value model's forwards are CUDA graphs."""
+    """Run the value model's forward passes as CUDA graphs."""
     value_stream: bool = False
-    """Whether the value model computes on a CUDA stream of its own."""
+    """Run the value model on a CUDA stream of its own."""
     lazy: bool = False
-    """Whether the value model is loaded by the first request that needs it, rather than at the start."""
+    """Load the value model with the first request that needs it, rather than at the start."""
     skip_noop: bool = False
-    """Whether guidance that changes no probability is left out; computed all the same, its price is measured."""
+    """Skip guidance that changes no probability; if false, it is computed and its price measured."""
     guidance_clock: Literal["host", "device"] = "host"
-    """Whose times the sections of guidance are: the host's, which on a GPU are times of launching, or the GPU's."""
+    """Clock of the sections of guidance: the host's, which on a GPU times launches, or the GPU's."""
     stride: int = Field(default=1, ge=1)
-    """Every so many steps of a request are guided."""
+    """Guide every n-th step of a request."""
     overlap_schedule: Annotated[bool | None, Flag("--async-scheduling")] = None
-    """Whether the scheduler works while the device does, as other guided engines call ``async_scheduling``."""
+    """Overlap the scheduler with the device: the name of ``async_scheduling`` on other guided engines."""
 
     @model_validator(mode="after")
     def _can_guide(self) -> "VllmLenvmOptions":
         if self.overlap_schedule is not None and self.async_scheduling not in (None, self.overlap_schedule):
             raise ValueError(
                 f"overlap_schedule is {self.overlap_schedule} and async_scheduling {self.async_scheduling}, which "
-                "are two names of one thing; leave one of them out"
+                "are two names of one option; leave one of them out"
             )
         if self.value_model is None:
             return self
@@ -55,8 +55,8 @@ class VllmLenvmOptions(VllmOptions):
             )
         if self.speculative_config is not None:
             raise ValueError(
-                "speculative_config and value_model exclude each other: vLLM lets nothing guide tokens that were "
-                "drafted; drop one of the two"
+                "speculative_config and value_model exclude each other: vLLM cannot guide drafted "
+                "tokens; drop one of the two"
             )
         return self
 

@@ -58,7 +58,7 @@ class LenvmLogitsProcessor(*_bases()):  # type: ignore[misc]
     """Guides the rows of those requests that ask for it."""
 
     _is_named: bool = True
-    """Whether this class is loaded because the command line names it."""
+    """True if this class is loaded because the command line names it."""
 
     @classmethod
     def validate_params(cls, sampling_params: Any) -> None:

@@ -26,19 +26,19 @@ class VllmSettings:
     """Settings of the whole server; those of one request are in its ``vllm_xargs``."""
 
     fused: bool = True
-    """Whether prefixes are extended and candidates scored in one forward of the value model, or in two."""
+    """Extend prefixes and score candidates in one forward pass of the value model; if false, in two."""
     graphs: bool = True
-    """Whether forwards are captured as CUDA graphs; without CUDA there are none."""
+    """Capture forward passes as CUDA graphs; without CUDA there are none."""
     stream: bool = False
-    """Whether the value model computes on a CUDA stream of its own."""
+    """Run the value model on a CUDA stream of its own."""
     lazy: bool = False
-    """Whether the value model is loaded by the first step that needs it, rather than at the start."""
+    """Load the value model in the first step that needs it, rather than at the start."""
     skips_early: bool = True
     """See ``guide.GuideSettings``."""
     dtype: str = "auto"
     """Of the value model: ``auto`` as it is stored, or ``bfloat16``, ``float16``, ``float32``."""
     random_weights: bool = False
-    """Whether weights are drawn on the device rather than read: a size is priced without its checkpoint."""
+    """Draw weights on the device instead of reading them, to price a size without its checkpoint."""
     max_candidates: int = 64
     """Requests with a larger top_k are refused."""
     memory_bytes: int | None = None

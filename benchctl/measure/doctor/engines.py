@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from benchctl.engines.engine import Installation
-from benchctl.engines.kinds import engine_for
+from benchctl.engines.engine import Installation, engine_for
 from benchctl.errors import EngineUnavailableError
 from benchctl.measure.doctor.check import Check
 from benchctl.profile.engine_options import ServerOptions
