@@ -113,13 +113,13 @@ class RunError(BenchctlError):
 
 
 class ServerStartError(RunError):
-    """The server did not become ready; with ``is_profile_fault`` no server of this variant ever will."""
+    """The server did not become ready; with ``is_profile_error`` no server of this variant ever will."""
 
     def __init__(
-        self, message: str, *, cause: str = "unknown", log_tail: str = "", is_profile_fault: bool = False
+        self, message: str, *, cause: str = "unknown", log_tail: str = "", is_profile_error: bool = False
     ) -> None:
         super().__init__(message, cause=cause, log_tail=log_tail)
-        self.is_profile_fault = is_profile_fault
+        self.is_profile_error = is_profile_error
 
 
 class ServerDiedError(RunError):

@@ -1,7 +1,7 @@
 """One result directory, read as far as it can be read, with everything that is derived from it.
 
-``records.load_results`` insists on a whole directory. A person who asks what a half-finished or damaged one
-holds is better served by all that is readable and a list of what is not: that is what is opened here.
+``records.loaded.load_results`` requires a whole directory; here a half-finished or damaged one yields everything
+that is readable and a list of the damage.
 """
 
 from collections.abc import Iterator, Mapping
@@ -38,10 +38,10 @@ CONFIDENCE: Final = 0.95
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnalyzedExperiment:
-    """A result directory and what follows from it.
+    """A result directory with its summaries, comparisons with the baseline, findings and warnings.
 
-    ``damage`` are the messages about files that say they are complete and cannot be read whole; nothing that
-    rests on them is in a mean. ``warnings`` are the experiment's; those of a run are with the run.
+    ``damage`` are messages about files that should be complete and cannot be read whole; no mean includes their
+    runs. ``warnings`` are the experiment's; those of a run are with the run.
     """
 
     experiment: Experiment
@@ -63,23 +63,21 @@ class AnalyzedExperiment:
         return self.experiment.profile_or_none
 
     @property
-    def unbegun(self) -> tuple[PlannedRun, ...]:
-        """Planned runs of which nothing is there."""
+    def runs_not_begun(self) -> tuple[PlannedRun, ...]:
+        """Planned runs without any record."""
         begun = {run.record.run_id for run in self.runs}
         return tuple(planned for planned in self.results.plan.runs if planned.run_id not in begun)
 
     @property
-    def why_no_step_times(self) -> str:
-        """Why nothing can be drawn of whole steps, where no finished run says how long they took."""
+    def missing_step_times_reason(self) -> str:
+        """The reason why step times cannot be drawn, where no finished run has them."""
         finished = [run for run in self.runs if run.is_usable and len(run.run.columns)]
         if any(not run.record.times_whole_steps for run in finished):
-            return "the step log times the sampler alone: neither the duration nor the moment of a step is known"
-        return self.why_no_run("no finished run has a step log")
+            return "the step log times the sampler alone: neither duration nor start of a step is known"
+        return self.missing_runs_reason("no finished run has a step log")
 
-    def why_no_run(self, reason: str) -> str:
-        """Why nothing is drawn of the runs: ``reason``, or that none of those that ended counts, and how to go
-        on.
-        """
+    def missing_runs_reason(self, reason: str) -> str:
+        """``reason``, or that every run is suspect, and the command that draws them all the same."""
         suspect = [run for run in self.runs if run.record.state == "suspect"]
         if not suspect or any(run.is_usable for run in self.runs):
             return reason
@@ -90,12 +88,12 @@ class AnalyzedExperiment:
 
     @property
     def infeasible(self) -> tuple[CellSummary, ...]:
-        """Cells of other variants than the baseline that no server can do, in the order of all cells."""
+        """Cells of other variants than the baseline that no server can run, in the order of all cells."""
         baseline = self.results.manifest.baseline
         return tuple(cell for cell in self.cells if cell.infeasible is not None and cell.variant != baseline)
 
     def sweep_values(self) -> tuple[Mapping[str, Value], ...]:
-        """The rows of ``sweep_summary.csv``: every cell that was compared, then those that no server can do."""
+        """The rows of ``sweep_summary.csv``: every cell that was compared, then those that no server can run."""
         beyond = (infeasible_values(cell, str(self.results.path)) for cell in self.infeasible)
         return (*(row.values for row in self.sweep), *beyond)
 
@@ -103,7 +101,7 @@ class AnalyzedExperiment:
 def analyze_directory(path: Path, *, allow_suspect: bool = False) -> AnalyzedExperiment:
     """Open, load and analyse a result directory; suspect runs count only with ``allow_suspect``.
 
-    Raises RecordError when ``path`` is none, SchemaVersionError when it is of a newer schema; all other damage
+    Raises RecordError when ``path`` is not one, SchemaVersionError when its schema is newer; all other damage
     is reported in ``damage``.
     """
     results, damage = _load(open_results(path))
@@ -133,15 +131,15 @@ def _load(directory: ResultDirectory) -> tuple[LoadedResults, list[str]]:
     plan, profile_yaml = Plan(schema_version=SCHEMA_VERSION, runs=()), ""
     requests: tuple[PreparedRequest, ...] = ()
     runs: list[LoadedRun] = []
-    with _noted(damage):
+    with _collecting(damage):
         plan = directory.due_plan()
     for run in directory.begun_runs(plan):
-        with _noted(damage):
+        with _collecting(damage):
             runs.append(load_run(run))
             damage += runs[-1].damage
-    with _noted(damage):
+    with _collecting(damage):
         profile_yaml = directory.profile_yaml()
-    with _noted(damage):
+    with _collecting(damage):
         requests = directory.prepared_requests()
     results = LoadedResults(
         path=directory.path,
@@ -155,8 +153,8 @@ def _load(directory: ResultDirectory) -> tuple[LoadedResults, list[str]]:
 
 
 @contextmanager
-def _noted(damage: list[str]) -> Iterator[None]:
-    """What cannot be read inside is noted and left out."""
+def _collecting(damage: list[str]) -> Iterator[None]:
+    """Collects the message of a file that cannot be read, which is left out."""
     try:
         yield
     except RecordError as error:

@@ -59,13 +59,13 @@ class Diagnosis:
     """The cause of a failure that the end of a server's log shows.
 
     ``cause`` is a short class such as ``out-of-memory``; ``remedy`` one sentence that says what happened and what
-    to do. With ``is_profile_fault`` no run of this variant can succeed until the profile is corrected. With
+    to do. With ``is_profile_error`` no run of this variant can succeed until the profile is corrected. With
     ``is_final`` the server may live on although it will never serve.
     """
 
     cause: str
     remedy: str
-    is_profile_fault: bool = False
+    is_profile_error: bool = False
     is_final: bool = False
 
 
@@ -78,11 +78,16 @@ class Signature:
 
 
 def signatures(
-    cause: str, remedy: str, *texts: str, is_profile_fault: bool = False, is_final: bool = False
+    cause: str, remedy: str, *texts: str, is_profile_error: bool = False, is_final: bool = False
 ) -> tuple[Signature, ...]:
     """Signatures of one kind of failure: each of ``texts`` gives it away. See ``Diagnosis`` for the rest."""
-    diagnosis = Diagnosis(cause=cause, remedy=remedy, is_profile_fault=is_profile_fault, is_final=is_final)
+    diagnosis = Diagnosis(cause=cause, remedy=remedy, is_profile_error=is_profile_error, is_final=is_final)
     return tuple(Signature(text=text, diagnosis=diagnosis) for text in texts)
+
+
+def profile_errors(cause: str, remedy: str, *texts: str) -> tuple[Signature, ...]:
+    """Signatures of a failure that only a corrected profile can avoid."""
+    return signatures(cause, remedy, *texts, is_profile_error=True)
 
 
 def diagnosed(signatures: Iterable[Signature], log_tail: str) -> Diagnosis | None:

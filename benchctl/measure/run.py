@@ -116,7 +116,7 @@ class _ExperimentRun:
             self._serve_and_measure(),
             disk_remedy="free space or correct the permissions, then continue with --resume",
         )
-        if isinstance(error, ServerStartError) and error.is_profile_fault:
+        if isinstance(error, ServerStartError) and error.is_profile_error:
             raise ServerRefusalError(f"{self._planned.run_id}: {error}", log_tail=error.log_tail) from error
         return self._end() if error is None else self._journal.record
 
@@ -279,7 +279,7 @@ def _no_first_generation(error: str, log_tail: str, engine: Engine) -> ServerSta
         + (remedy if diagnosis is None else diagnosis.remedy),
         cause="no-first-generation" if diagnosis is None else diagnosis.cause,
         log_tail=log_tail,
-        is_profile_fault=diagnosis is not None and diagnosis.is_profile_fault,
+        is_profile_error=diagnosis is not None and diagnosis.is_profile_error,
     )
 
 

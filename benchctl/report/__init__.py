@@ -1,1 +1,4 @@
-"""Analysis results as tables, CSV, JSON and pictures. Nothing here prints."""
+"""Analysis results as tables, CSV, JSON, pictures and a page; nothing here prints or computes a statistic.
+
+``export`` writes a report and ``catalog`` lists directories; ``charts/`` prepares ``plots/`` and ``page/``.
+"""

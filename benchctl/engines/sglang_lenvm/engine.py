@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import httpx
 
-from benchctl.engines.engine import LaunchSite, RequestCall, signatures
+from benchctl.engines.engine import LaunchSite, RequestCall, profile_errors, signatures
 from benchctl.engines.environment import engines_directory, interpreter_for, package_directory
 from benchctl.engines.hub import checkpoint_for
 from benchctl.engines.openai_server import own_options, streamed
@@ -58,12 +58,8 @@ _SIGNATURES: Final = (
         "its sampler has no path for this mode without a finite top_k: set sampling.top_k to 2 or more",
         "Not implemented, cpu should not be used",
     ),
-    *signatures(
-        "bad-flag",
-        "correct guided_fn: it names no function",
-        "Failed to load guidance function",
-        "is not callable",
-        is_profile_fault=True,
+    *profile_errors(
+        "bad-flag", "correct guided_fn: it names no function", "Failed to load guidance function", "is not callable"
     ),
     *signatures(
         "guidance-failed",
@@ -72,12 +68,11 @@ _SIGNATURES: Final = (
         "LenVM guidance function failed",
         "LenVM in-proc tree_value failed",
     ),
-    *signatures(
+    *profile_errors(
         "bad-value-model",
         "correct engine.options.value_model: the checkpoint must have the value head and nothing else beside it",
         "v_head.fc",
         "v_head.summary",
-        is_profile_fault=True,
     ),
     *SIGNATURES,
 )

@@ -12,7 +12,7 @@ import msgspec
 
 from benchctl.costs.hardware import hardware_for
 from benchctl.costs.shapes import shape_for
-from benchctl.engines.engine import LaunchSite, RequestCall, raw_step_log, signatures
+from benchctl.engines.engine import LaunchSite, RequestCall, profile_errors, raw_step_log, signatures
 from benchctl.engines.metrics_page import series_of
 from benchctl.engines.openai_server import LOOPBACK, OpenAiServer, own_options, streamed
 from benchctl.engines.sim.options import SimOptions
@@ -34,14 +34,9 @@ _SIGNATURES: Final = (
         "address already in use",
     ),
     *signatures("out-of-memory", "lower num_kv_blocks or max_num_seqs, or free memory", "MemoryError"),
-    *signatures(
-        "bad-model",
-        "name a built-in shape or a directory with a config.json",
-        "unknown model",
-        is_profile_fault=True,
-    ),
-    *signatures("bad-model", "name a device of the hardware table", "unknown hardware", is_profile_fault=True),
-    *signatures("bad-flag", "correct the engine option that the message names", ": error:", is_profile_fault=True),
+    *profile_errors("bad-model", "name a built-in shape or a directory with a config.json", "unknown model"),
+    *profile_errors("bad-model", "name a device of the hardware table", "unknown hardware"),
+    *profile_errors("bad-flag", "correct the engine option that the message names", ": error:"),
 )
 
 

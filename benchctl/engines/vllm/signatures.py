@@ -6,70 +6,62 @@ before texts that only report another failure, because vLLM's front end ends wit
 
 from typing import Final
 
-from benchctl.engines.engine import signatures
+from benchctl.engines.engine import profile_errors, signatures
 
 SIGNATURES: Final = (
-    *signatures(
+    *profile_errors(
         "bad-flag",
         "vLLM does not know an option as it is given: correct engine.options or extra_args; if it is "
         "--enable-logging-iteration-details, this vLLM is too old to record steps, so set engine.options.step_log "
         "to false",
         "error: unrecognized arguments", "error: argument ", "error: the following arguments",
-        is_profile_fault=True,
     ),
     *signatures(
         "port-taken",
         "another process took the port: end it, or leave port out of the profile",
         "Address already in use", "address already in use",
     ),
-    *signatures(
+    *profile_errors(
         "bad-model",
         "the model is neither a directory with a config.json nor a repository that can be fetched from here: "
         "correct model, fetch it beforehand, or set HF_TOKEN where access is restricted",
         "Repo id must be in the form", "Cannot find an appropriate cached snapshot folder",
         "is not a local folder and is not a valid model identifier", "Invalid repository ID or local directory",
         "RepositoryNotFoundError", "GatedRepoError",
-        is_profile_fault=True,
     ),
-    *signatures(
+    *profile_errors(
         "no-weights",
         "the directory of the model has no weights: put them there, or set engine.options.load_format to dummy for "
         "random ones",
         "Cannot find any model weights with",
-        is_profile_fault=True,
     ),
-    *signatures(
+    *profile_errors(
         "damaged-weights",
         "a file of weights is damaged or cut off: fetch or make the model again",
         "SafetensorError", "Error while deserializing header", "PytorchStreamReader failed",
-        is_profile_fault=True,
     ),
-    *signatures(
+    *profile_errors(
         "unsupported-model",
         "this version of vLLM cannot run models of this architecture: name another model, or install a newer vLLM",
         "Transformers does not recognize this architecture", "are not supported for now",
         "has no vLLM implementation",
-        is_profile_fault=True,
     ),
-    *signatures(
+    *profile_errors(
         "context-too-long",
         "engine.options.max_model_len is more than the model was made for: lower it, or leave it out",
         "is greater than the derived max_model_len",
-        is_profile_fault=True,
     ),
-    *signatures(
+    *profile_errors(
         "unsupported-quantization",
         "the model's weights are not quantised as engine.options.quantization says, or this device cannot compute "
         "with them: correct or drop it",
         "Unknown quantization method", "Cannot find the config file for",
         "does not match the quantization method", "quantization is currently not supported",
-        is_profile_fault=True,
     ),
-    *signatures(
+    *profile_errors(
         "bad-parallelism",
         "the model or the devices cannot be divided so: lower tensor_parallel_size",
         "divisible by tensor parallel size", "larger than the number of available",
-        is_profile_fault=True,
     ),
     *signatures(
         "out-of-memory",
@@ -102,12 +94,11 @@ SIGNATURES: Final = (
         "Found no NVIDIA driver", "CUDA driver version is insufficient", "no kernel image is available",
         "No CUDA GPUs are available", "Failed to infer device type", "CUDA driver initialization failed",
     ),
-    *signatures(
+    *profile_errors(
         "seeded-parts",
         "on a CPU vLLM cannot compute the prompt of a seeded request in parts: set "
         "engine.options.enable_chunked_prefill to false (the preset vllm-cpu does)",
         "CPU Generator does not use offset",
-        is_profile_fault=True,
     ),
     *signatures(
         "device-failed",
@@ -115,20 +106,18 @@ SIGNATURES: Final = (
         "it comes back",
         "CUDA error:", "NCCL error", "CUBLAS_STATUS", "device-side assert",
     ),
-    *signatures(
+    *profile_errors(
         "bad-plugin",
         "a logits processor that extra_args name cannot be imported or is none: correct its name, or put its "
         "module on PYTHONPATH in engine.options.env",
         "LogitsProcessor plugin", "LogitsProcessor subclass",
-        is_profile_fault=True,
     ),
-    *signatures(
+    *profile_errors(
         "missing-package",
         "a package is missing or does not fit: run scripts/engines/install_vllm.sh, which makes the environment "
         "again",
         "ModuleNotFoundError: No module named", "PackageNotFoundError",
         "operator torchvision::nms does not exist",
-        is_profile_fault=True,
     ),
     *signatures(
         "engine-failed",

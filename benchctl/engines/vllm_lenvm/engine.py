@@ -17,7 +17,7 @@ from typing import Any, Final
 import httpx
 import msgspec
 
-from benchctl.engines.engine import LaunchSite, RequestCall, signatures
+from benchctl.engines.engine import LaunchSite, RequestCall, profile_errors
 from benchctl.engines.hub import context_of
 from benchctl.engines.openai_server import own_options
 from benchctl.engines.vllm.engine import VllmEngine
@@ -34,18 +34,14 @@ from benchctl.records.step import StepRecord
 PROCESSOR: Final = "benchctl_lenvm:LenvmLogitsProcessor"
 MAX_CANDIDATES: Final = 64
 _SIGNATURES: Final = (
-    *signatures(
+    *profile_errors(
         "bad-value-model",
         "the value model cannot be loaded: the log says what is missing or does not fit; correct "
         "engine.options.value_model",
         "CheckpointError",
-        is_profile_fault=True,
     ),
-    *signatures(
-        "bad-guidance",
-        "the value model does not fit this server: the log says what to change",
-        "GuidanceError",
-        is_profile_fault=True,
+    *profile_errors(
+        "bad-guidance", "the value model does not fit this server: the log says what to change", "GuidanceError"
     ),
 )
 _OWN_SETTINGS: Final = (

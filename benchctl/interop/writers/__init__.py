@@ -1,1 +1,4 @@
-"""Results of benchctl in the files of other load generators."""
+"""Results of benchctl in the file formats of other load generators.
+
+``export`` writes a directory of them; every module besides it knows one format.
+"""

@@ -22,6 +22,7 @@ from benchctl.analysis.metrics.request_timing import (
     ttft_ns,
 )
 from benchctl.analysis.metrics.run_metrics import run_metrics
+from benchctl.interop.writers.vllm import total_throughput
 from benchctl.profile.workload import Arrival
 from benchctl.records.loaded import LoadedRun
 from benchctl.records.manifest import Manifest
@@ -139,20 +140,17 @@ def _distribution(values: Sequence[float], unit: str, num_requests: int) -> dict
 
 def _totals(metrics: Mapping[str, float | None]) -> dict[str, Any]:
     prompt, output, wall_s = metrics["prompt_tokens"], metrics["output_tokens"], metrics["wall_s"]
-    found = {
+    totals = {
         "request_count": (metrics["num_completed"], "requests"),
         "error_request_count": (metrics["num_failed"], "requests"),
         "request_throughput": (metrics["request_throughput"], "requests/sec"),
         "output_token_throughput": (metrics["output_throughput"], "tokens/sec"),
-        "total_token_throughput": (
-            (prompt + output) / wall_s if prompt is not None and output is not None and wall_s else None,
-            "tokens/sec",
-        ),
+        "total_token_throughput": (total_throughput(metrics), "tokens/sec"),
         "total_isl": (prompt, "tokens"),
         "total_osl": (output, "tokens"),
         "benchmark_duration": (wall_s, "sec"),
     }
-    return {name: {"unit": unit, "avg": value} for name, (value, unit) in found.items() if value is not None}
+    return {name: {"unit": unit, "avg": value} for name, (value, unit) in totals.items() if value is not None}
 
 
 def _input_config(model: Any, arrival: Arrival | None, num_requests: int) -> dict[str, Any]:

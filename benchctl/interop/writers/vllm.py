@@ -47,7 +47,7 @@ def vllm_result(run: LoadedRun, manifest: Manifest, arrival: Arrival | None) -> 
         "request_throughput": metrics["request_throughput"],
         "request_goodput": None,
         "output_throughput": metrics["output_throughput"],
-        "total_token_throughput": _total_throughput(metrics),
+        "total_token_throughput": total_throughput(metrics),
         **_latencies(requests, metrics, record.clock_factor),
         **_details(requests, record.clock_factor),
         "schema_version": SCHEMA_VERSION,
@@ -68,7 +68,7 @@ def vllm_result(run: LoadedRun, manifest: Manifest, arrival: Arrival | None) -> 
 
 
 def bounds_document(bounds: Mapping[str, Bounds]) -> dict[str, list[float]]:
-    """The metrics that rest on bounds, each with the two values between which it lies."""
+    """The metrics that rest on bounds, each with its two bounds."""
     return {name: [lies.low, lies.high] for name, lies in bounds.items()}
 
 
@@ -84,7 +84,8 @@ def schedule(arrival: Arrival | None) -> dict[str, Any]:
     }
 
 
-def _total_throughput(metrics: Mapping[str, float | None]) -> float | None:
+def total_throughput(metrics: Mapping[str, float | None]) -> float | None:
+    """Prompt and output tokens per second of wall time; None where one of them is unknown."""
     wall_s, prompt, output = metrics["wall_s"], metrics["prompt_tokens"], metrics["output_tokens"]
     return None if not wall_s or prompt is None or output is None else (prompt + output) / wall_s
 
@@ -92,18 +93,18 @@ def _total_throughput(metrics: Mapping[str, float | None]) -> float | None:
 def _latencies(
     requests: Sequence[RequestRecord], metrics: Mapping[str, float | None], factor: float
 ) -> dict[str, float | None]:
-    """{mean,median,std,pNN}_{ttft,tpot,itl,e2el}_ms; a tail that too few requests bear out is null."""
+    """{mean,median,std,pNN}_{ttft,tpot,itl,e2el}_ms; a tail with too few requests is null."""
     durations = latencies_ns([request for request in requests if is_completed(request)])
-    found: dict[str, float | None] = {}
+    figures: dict[str, float | None] = {}
     for latency in LATENCIES:
         values = durations[latency]
-        found[f"mean_{latency}_ms"] = metrics[f"{latency}_ms"]
-        found[f"median_{latency}_ms"] = metrics[f"p50_{latency}_ms"]
+        figures[f"mean_{latency}_ms"] = metrics[f"{latency}_ms"]
+        figures[f"median_{latency}_ms"] = metrics[f"p50_{latency}_ms"]
         spread = standard_deviation(values)
-        found[f"std_{latency}_ms"] = None if spread is None else ms_from_ns(spread * factor)
+        figures[f"std_{latency}_ms"] = None if spread is None else ms_from_ns(spread * factor)
         for percent in PERCENTS:
-            found[f"p{percent}_{latency}_ms"] = metrics[f"p{percent}_{latency}_ms"]
-    return found
+            figures[f"p{percent}_{latency}_ms"] = metrics[f"p{percent}_{latency}_ms"]
+    return figures
 
 
 def _details(requests: Sequence[RequestRecord], factor: float) -> dict[str, Any]:

@@ -61,11 +61,11 @@ class ServerFailure(NamedTuple):
     message: str
     cause: str
     log_tail: str
-    is_profile_fault: bool
+    is_profile_error: bool
 
     def start_error(self) -> ServerStartError:
         return ServerStartError(
-            self.message, cause=self.cause, log_tail=self.log_tail, is_profile_fault=self.is_profile_fault
+            self.message, cause=self.cause, log_tail=self.log_tail, is_profile_error=self.is_profile_error
         )
 
 

@@ -288,7 +288,7 @@ class ServerProcess:
             cause, remedy = diagnosis.cause, diagnosis.remedy
             event = f"{event} ({cause})"
         message = f"{event}; {remedy or 'its log says why'}: {self._launch.log}"
-        return ServerFailure(message, cause, self._log.tail(), diagnosis is not None and diagnosis.is_profile_fault)
+        return ServerFailure(message, cause, self._log.tail(), diagnosis is not None and diagnosis.is_profile_error)
 
 
 def _survivor_warning(survivor: psutil.Process) -> ResultWarning:

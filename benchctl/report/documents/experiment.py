@@ -55,7 +55,7 @@ def show_document(analysis: AnalyzedExperiment) -> dict[str, Any]:
     return summary_document(analysis) | {
         "path": str(analysis.results.path),
         "manifest": msgspec.to_builtins(analysis.results.manifest),
-        "not_begun": [planned.run_id for planned in analysis.unbegun],
+        "not_begun": [planned.run_id for planned in analysis.runs_not_begun],
         "sweep": sweep_document(analysis)["rows"],
         "infeasible": [_infeasible(cell) for cell in analysis.infeasible],
     }

@@ -1,1 +1,5 @@
-"""The report page: what one self-contained HTML file shows of a result directory."""
+"""The report page: one self-contained HTML file about a result directory or two sides of a comparison.
+
+``build`` starts from directories, ``verdict`` and ``parts/`` prepare values, ``charts/`` makes Plotly figures,
+and ``templates/`` holds all markup.
+"""

@@ -14,7 +14,7 @@ def draw_step_time(analysis: AnalyzedExperiment) -> tuple[Plot, ...]:
     """Every arm of the block in which most arms have a step log."""
     times = step_times(analysis)
     if times is None:
-        return (Plot(name=_NAME, skipped=analysis.why_no_step_times),)
+        return (Plot(name=_NAME, skipped=analysis.missing_step_times_reason),)
     figure = new_figure(6.0, f"{TITLE}, block {times.block}")
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
     for arm, course in times.courses:

@@ -94,10 +94,10 @@ def test_a_start_that_takes_too_long_is_told_with_the_last_line_of_the_log(tmp_p
 def test_a_fault_of_the_profile_is_marked_as_one(tmp_path):
     with pytest.raises(ServerStartError, match=r"\(bad-flag\); correct the flag") as caught:
         start(launch(tmp_path, "--die-saying", "error: unrecognized arguments: --frobnicate"))
-    assert caught.value.is_profile_fault
+    assert caught.value.is_profile_error
     with pytest.raises(ServerStartError) as caught:
         start(launch(tmp_path, "--die-saying", "CUDA out of memory"))
-    assert (caught.value.cause, caught.value.is_profile_fault) == ("out-of-memory", False)
+    assert (caught.value.cause, caught.value.is_profile_error) == ("out-of-memory", False)
 
 
 def test_a_log_that_is_renamed_cut_or_deleted_is_read_on(tmp_path):

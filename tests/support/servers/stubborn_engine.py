@@ -23,7 +23,7 @@ CORE = "Stubborn::EngineCore"
 _SIGNATURES = {
     "address already in use": Diagnosis(cause="port-taken", remedy="choose another port", is_final=True),
     "out of memory": Diagnosis(cause="out-of-memory", remedy="lower the number of blocks"),
-    "unrecognized": Diagnosis(cause="bad-flag", remedy="correct the flag", is_profile_fault=True),
+    "unrecognized": Diagnosis(cause="bad-flag", remedy="correct the flag", is_profile_error=True),
 }
 
 

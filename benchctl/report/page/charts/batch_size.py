@@ -58,7 +58,7 @@ def draw_batch_size(source: ChartSource) -> Chart:
     decodes = {arm.label: _decode_steps(arm.cell) for arm in arms}
     sizes = np.concatenate([np.unique(sizes) for sizes, _ in decodes.values()] or [np.array([], dtype=np.int64)])
     if not len(sizes):
-        reason = "no finished run has steps that only decode" if runs else source.analysis.why_no_step_times
+        reason = "no finished run has steps that only decode" if runs else source.analysis.missing_step_times_reason
         return no_chart(_ID, _TITLE, reason)
     bins = bins_of(sizes)
     note = clock_note(clock for run in runs for clock in run.run.columns.clocks)

@@ -26,7 +26,7 @@ def draw_step_time(source: ChartSource) -> Chart:
     """One line for each arm, from the run of the block in which most arms have a step log."""
     times = step_times(source.analysis)
     if times is None:
-        return no_chart(_ID, TITLE, source.analysis.why_no_step_times)
+        return no_chart(_ID, TITLE, source.analysis.missing_step_times_reason)
     y_axes = [axis("step time, ms", rangemode="tozero"), axis("batch size,<br>sequences", rangemode="tozero")]
     return drawn(
         _ID,

@@ -105,8 +105,8 @@ def test_only_the_width_ends_an_experiment_and_never_what_it_found(tmp_path: Pat
 
 def test_an_experiment_ends_where_every_metric_is_within_the_precision(tmp_path: Path) -> None:
     results = load_experiment(measured(tmp_path).path)
-    seen = take_look(results, RULE, 8, ["step_ms", "wall_s"])
-    worst = widest_interval(seen)
+    look = take_look(results, RULE, 8, ["step_ms", "wall_s"])
+    worst = widest_interval(look)
     assert worst is not None
     assert worst.half_width_frac is not None
     for precision, ends in ((worst.half_width_frac * 1.01, True), (worst.half_width_frac * 0.99, False)):
@@ -157,7 +157,7 @@ def test_blocks_that_the_rule_made_unnecessary_are_no_gaps(tmp_path: Path) -> No
     (entry,) = list_directories(tmp_path)
     assert (entry.num_done, entry.num_planned) == (12, 12)
     analysis = analyze_directory(tmp_path)
-    assert analysis.unbegun == ()
+    assert analysis.runs_not_begun == ()
     confidences = {estimate.confidence for row in analysis.sweep for estimate in row.estimates.values()}
     assert list(confidences) == [pytest.approx(0.9875)]
     assert "12 of 12 runs done" in headline(analysis)
@@ -170,7 +170,7 @@ def test_a_block_missing_before_the_end_is_a_gap_all_the_same(tmp_path: Path) ->
     (results.run(results.plan().runs[3].run_id).path / "run.json").unlink()
     comparison = compare_sides(Side(tmp_path, "baseline"), Side(tmp_path, "guided"), CompareOptions())
     assert [w.message for w in comparison.warnings if w.code == "excluded-block"]
-    assert analyze_directory(tmp_path).unbegun == (results.plan().runs[3],)
+    assert analyze_directory(tmp_path).runs_not_begun == (results.plan().runs[3],)
 
 
 def test_a_comparison_pays_for_every_look_that_could_have_been_taken(tmp_path: Path) -> None:
