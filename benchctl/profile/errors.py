@@ -166,7 +166,7 @@ def _missing(model: type[Section], steps: tuple[Step, ...]) -> str:
     field = _field_at(model, steps)
     choices = ", ".join(_choices(field)) if field else ""
     section = section_at(model, steps[:-1])
-    meaning = meanings(section).get(str(steps[-1]), "").rstrip(".") if section else ""
+    meaning = " ".join(meanings(section).get(str(steps[-1]), "").split()).rstrip(".") if section else ""
     return f"missing; add {dotted(steps[-1:])}: {f'one of {choices}' if choices else meaning}"
 
 

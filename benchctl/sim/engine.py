@@ -8,8 +8,8 @@ from benchctl.sim.answer import Answer, plan_answers
 from benchctl.sim.block_manager import BlockManager
 from benchctl.sim.config import SimConfig
 from benchctl.sim.costs.cost_model import CostModel, StepBatch
+from benchctl.sim.costs.noise import NoiseSource
 from benchctl.sim.guidance import REPEATS_FROM_TOKENS, UNGUIDED, GuidedRow, GuidedStep, score_rows
-from benchctl.sim.noise import NoiseSource
 from benchctl.sim.request import Request
 from benchctl.sim.scheduler import ScheduledBatch, Scheduler
 from benchctl.sim.sequence import Sequence

@@ -7,8 +7,8 @@ from benchctl.records.step import StepRecord
 from benchctl.sim.config import SimConfig
 from benchctl.sim.core import Core
 from benchctl.sim.costs.cost_model import cost_model_for
+from benchctl.sim.costs.noise import published_noise
 from benchctl.sim.engine import SimulatedEngine
-from benchctl.sim.noise import published_noise
 from benchctl.sim.phase import AnnouncedPhase, AnnouncedRequest
 from benchctl.sim.request import Request
 from benchctl.sim.sequence import Sequence

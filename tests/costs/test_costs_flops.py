@@ -146,8 +146,8 @@ def test_a_hand_computed_observed_account() -> None:
     # Two samples of a prompt of 2 with 3 and 1 tokens. Prompts see 1+2 positions each; the longer decodes two
     # tokens that see 3 and 4; all outputs see (3+4+5) + 3 positions, so four tokens see 15.
     sequences = (Lengths(2, 3), Lengths(2, 1))
-    seen = StepLogCounts(base_prefill_tokens=2, value_prefill_tokens=4, value_extend_tokens=2, candidates=8)
-    account = observed_flops(sequences, seen, base=SMALL, value_model=SMALL_VALUE)
+    counts = StepLogCounts(base_prefill_tokens=2, value_prefill_tokens=4, value_extend_tokens=2, candidates=8)
+    account = observed_flops(sequences, counts, base=SMALL, value_model=SMALL_VALUE)
     assert account.base_prefill.linear == 120 * 2
     assert account.base_prefill.attention == 16 * 3
     assert account.base_decode.linear == 120 * 2
@@ -161,9 +161,9 @@ def test_a_hand_computed_observed_account() -> None:
 
 def test_a_run_in_which_nothing_was_scored_costs_nothing_extra_when_observed() -> None:
     sequences = (Lengths(10, 20),) * 3
-    seen = StepLogCounts(base_prefill_tokens=30)
-    plain = observed_flops(sequences, seen, base=BASE)
-    assert observed_flops(sequences, seen, base=BASE, value_model=VALUE) == plain
+    counts = StepLogCounts(base_prefill_tokens=30)
+    plain = observed_flops(sequences, counts, base=BASE)
+    assert observed_flops(sequences, counts, base=BASE, value_model=VALUE) == plain
     assert plain.value.total == 0
     # The published rule charges it nevertheless.
     totals = RunTotals(num_questions=3, num_sequences=3, prompt_tokens=30, output_tokens=60)

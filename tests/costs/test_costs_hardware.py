@@ -7,7 +7,7 @@ from benchctl.errors import UsageError
 
 
 @pytest.mark.parametrize(
-    ("name", "known"),
+    ("name", "device"),
     [
         ("h100-sxm", "h100-sxm"),
         ("H100", "h100-sxm"),
@@ -27,8 +27,8 @@ from benchctl.errors import UsageError
         ("AMD Instinct MI300X", "mi300x"),
     ],
 )
-def test_a_device_is_known_by_its_table_name_and_by_its_drivers_name(name: str, known: str) -> None:
-    assert hardware_for(name) is HARDWARE[known]
+def test_a_device_is_known_by_its_table_name_and_by_its_drivers_name(name: str, device: str) -> None:
+    assert hardware_for(name) is HARDWARE[device]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """What a request may ask of a value model, and how it is told what it may not."""
 
 import contextlib
+import dataclasses
 import math
 from typing import Any
 
@@ -10,8 +11,9 @@ from hypothesis import strategies as st
 
 from benchctl.errors import UsageError
 from benchctl.guided.errors import GuidanceError
-from benchctl.guided.parameter_table import CONSTRAINTS, KNOWN_KEYS, MODES
+from benchctl.guided.parameter_table import CONSTRAINTS, KNOWN_KEYS, MODES, PARAMETERS
 from benchctl.guided.params import GuidanceParams, check_top_k, is_noop, parse_params
+from benchctl.profile.guidance import Guidance
 
 
 @pytest.mark.parametrize(
@@ -162,3 +164,20 @@ def test_more_candidates_than_a_value_model_scores_are_refused_at_the_door() -> 
             GuidanceError, match=rf"top_k is {top_k} with mode 'centered_exp': {meaning}.* 64 at most"
         ):
             check_top_k(params, top_k, 64)
+
+
+def test_profiles_requests_and_the_plugin_know_the_same_parameters() -> None:
+    names = set(PARAMETERS)
+    assert names == {each.name for each in dataclasses.fields(GuidanceParams) if each.init}
+    assert {name for name in names if PARAMETERS[name].is_in_profiles} == set(Guidance.model_fields)
+    assert all(name in parameter.keys for name, parameter in PARAMETERS.items())
+    assert len(KNOWN_KEYS) == sum(len(parameter.keys) for parameter in PARAMETERS.values()), "a key has one meaning"
+
+
+def test_what_a_profile_asks_of_guidance_is_understood_as_it_is_written() -> None:
+    guidance = Guidance(mode="exp", value_scale=2.0, value_entropy_threshold=0.5, target_length=9.0)
+    params = parse_params(guidance.model_dump(exclude_none=True))
+    assert params is not None
+    assert {name: getattr(params, name) for name in guidance.model_dump(exclude_none=True)} == guidance.model_dump(
+        exclude_none=True
+    )

@@ -190,8 +190,8 @@ def test_the_command_module_imports_without_the_analysis():
         "import sys, benchctl.cli.commands.export; "
         "print([m for m in sys.modules if m.split('.')[0] in ('scipy', 'numpy')])"
     )
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "[]"
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert process.stdout.strip() == "[]"
 
 
 def test_a_lenvm_export_has_every_published_column_and_a_row_per_run(tmp_path):

@@ -131,8 +131,8 @@ def test_each_revision_s_log_is_read_by_its_schema(tmp_path: Path, revision: str
     guided = [step for step in runs_of(result)["lenvm"].steps if not step.is_warmup]
     assert all(step.guided_rows == step.num_seqs for step in guided)
     assert {step.fused for step in guided} == {"V1": {None}, "V3": {True}, "V4": {True}}[revision]
-    known = {step.candidates == 3 * step.num_seqs for step in guided}
-    assert known == {revision == "V4"}
+    has_candidates = {step.candidates == 3 * step.num_seqs for step in guided}
+    assert has_candidates == {revision == "V4"}
     assert guided[1].sections_ns["lvm_forward"] == 36_000_000
     assert guided[0].sections_ns["value_model_load"] == 2_500_000_000
     manifest = load_results(result.path).manifest
@@ -170,15 +170,15 @@ def test_averages_of_a_v2_server_become_windows_and_no_steps(tmp_path: Path) -> 
 
 
 def test_what_cannot_be_trusted_is_told_with_the_arms_it_is_about(truth: Truth) -> None:
-    told = {warning.code: warning for warning in imported(truth).warnings}
-    assert list(told) == [
+    warnings = {warning.code: warning for warning in imported(truth).warnings}
+    assert list(warnings) == [
         "usage-duplicated", "wall-holds-client", "value-model-load-measured", "greedy-records", "sections-async",
         "steps-are-samplers", "overlap-differs", "sends-reconstructed", "gpu-unattributed",
     ]  # fmt: skip
-    assert told["value-model-load-measured"].where == "lenvm"
-    assert "(2.5 s)" in told["value-model-load-measured"].message
-    assert "8 of 37 steps are greedy" in told["greedy-records"].message
-    assert "none is GPU time" in told["sections-async"].message
+    assert warnings["value-model-load-measured"].where == "lenvm"
+    assert "(2.5 s)" in warnings["value-model-load-measured"].message
+    assert "8 of 37 steps are greedy" in warnings["greedy-records"].message
+    assert "none is GPU time" in warnings["sections-async"].message
 
 
 def test_sampling_that_nothing_records_is_told(truth: Truth) -> None:
@@ -186,8 +186,8 @@ def test_sampling_that_nothing_records_is_told(truth: Truth) -> None:
         responses_of(truth.path, tag).unlink()
         meta = json.loads((truth.path / f"{tag}.meta.json").read_text())
         (truth.path / f"{tag}.meta.json").write_text(json.dumps(meta | {"cmd": []}))
-    told = {warning.code: warning for warning in imported(truth).warnings}
-    assert told["sampling-unrecorded"].message.startswith("temperature, top_p, min_p: recorded in no request")
+    warnings = {warning.code: warning for warning in imported(truth).warnings}
+    assert warnings["sampling-unrecorded"].message.startswith("temperature, top_p, min_p: recorded in no request")
 
 
 def test_sampling_is_taken_from_requests_first_and_else_from_the_command_line(truth: Truth) -> None:
@@ -415,14 +415,14 @@ LINES = as_lines([row for question in range(3) for row in rows_of(question, num_
 @given(length=st.integers(0, len(LINES)))
 def test_answers_cut_anywhere_hold_every_whole_line_before_the_cut(length: int) -> None:
     content = LINES[:length]
-    found = read_responses(content.splitlines(keepends=True))
+    responses = read_responses(content.splitlines(keepends=True))
     whole = content.count(b"\n")
     is_whole_without_end = length > 0 and LINES[length : length + 1] == b"\n"
-    assert found.num_rows == whole + is_whole_without_end
-    assert found.is_cut is (not content.endswith(b"\n") and length > 0 and not is_whole_without_end)
-    assert found.num_damaged == 0
-    assert [answered.idx for answered in found.answered] == list(range(-(-found.num_rows // 2)))
-    assert all(a.completion_tokens == 2 * lenvm_results.output_of(a.idx) for a in found.answered)
+    assert responses.num_rows == whole + is_whole_without_end
+    assert responses.is_cut is (not content.endswith(b"\n") and length > 0 and not is_whole_without_end)
+    assert responses.num_damaged == 0
+    assert [answered.idx for answered in responses.answered] == list(range(-(-responses.num_rows // 2)))
+    assert all(a.completion_tokens == 2 * lenvm_results.output_of(a.idx) for a in responses.answered)
 
 
 @pytest.mark.slow

@@ -96,20 +96,20 @@ def test_keys_that_nobody_knows_are_kept():
 @given(length=st.integers(0, len(WHOLE)))
 def test_a_log_cut_anywhere_holds_every_whole_line_before_the_cut(length):
     content = WHOLE[:length]
-    found = log_of(content)
+    log = log_of(content)
     whole = log_of(WHOLE).records
     is_whole_without_end = length > 0 and WHOLE[length : length + 1] == b"\n"
-    assert found.records == whole[: content.count(b"\n") + is_whole_without_end]
-    assert found.is_cut is (length > 0 and not content.endswith(b"\n") and not is_whole_without_end)
-    assert found.num_damaged == 0
+    assert log.records == whole[: content.count(b"\n") + is_whole_without_end]
+    assert log.is_cut is (length > 0 and not content.endswith(b"\n") and not is_whole_without_end)
+    assert log.num_damaged == 0
 
 
 @given(cut=st.integers(1, 60), lengths=st.lists(st.integers(1, 5), min_size=2, max_size=4))
 def test_servers_that_wrote_one_after_another_are_told_apart_whatever_the_first_left(cut, lengths):
     lives = [as_lines(own_steps(length)) for length in lengths]
-    found = log_of(lives[0][:-cut] + b"".join(lives[1:]))
-    assert [len(life) for life in found.lives][-(len(lengths) - 1) :] == lengths[1:]
-    assert len(found.lives[0] if len(found.lives) == len(lengths) else ()) <= lengths[0]
+    log = log_of(lives[0][:-cut] + b"".join(lives[1:]))
+    assert [len(life) for life in log.lives][-(len(lengths) - 1) :] == lengths[1:]
+    assert len(log.lives[0] if len(log.lives) == len(lengths) else ()) <= lengths[0]
 
 
 def test_the_lives_that_it_took_to_make_the_tokens_count():
@@ -204,8 +204,8 @@ def stamped(*ends_ms: int):
 
 
 def test_a_step_starts_where_the_one_before_ended_or_when_the_first_request_was_sent():
-    found = list(spans(stamped(5, 20, 30, 100, 110), [10_000_000, 80_000_000]))
-    assert [(start / 1e6, duration / 1e6) for start, duration in found] == [
+    steps_ns = list(spans(stamped(5, 20, 30, 100, 110), [10_000_000, 80_000_000]))
+    assert [(start / 1e6, duration / 1e6) for start, duration in steps_ns] == [
         (4.75, 0.25), (10, 10), (20, 10), (80, 20), (100, 10),
     ]  # fmt: skip
 
@@ -217,22 +217,22 @@ def test_steps_never_overlap_and_hold_their_sampler(gaps, starts):
         now += gap + 250_000
         ends.append(now)
     (life,) = log_of(as_lines(sampled_steps([1] * len(ends)))).lives
-    found = list(spans(list(zip(ends, life, strict=True)), sorted(starts)))
-    assert all(duration >= 250_000 for _, duration in found)
-    assert all(start + duration <= later for (start, duration), (later, _) in pairwise(found))
-    assert [start + duration for start, duration in found] == ends
+    steps_ns = list(spans(list(zip(ends, life, strict=True)), sorted(starts)))
+    assert all(duration >= 250_000 for _, duration in steps_ns)
+    assert all(start + duration <= later for (start, duration), (later, _) in pairwise(steps_ns))
+    assert [start + duration for start, duration in steps_ns] == ends
 
 
 @given(lates=st.lists(st.integers(0, 3_000_000), min_size=1, max_size=30))
 def test_a_line_that_comes_late_takes_nothing_from_the_next_step(lates):
     true_ends = [1_000_000 * (i + 1) for i in range(len(lates))]
-    seen = list(accumulate((end + late for end, late in zip(true_ends, lates, strict=True)), max))
-    (life,) = log_of(as_lines(sampled_steps([1] * len(seen)))).lives
-    found = list(spans(list(zip(seen, life, strict=True)), [0]))
-    assert all(duration >= 250_000 for _, duration in found)
-    assert all(start + duration <= later for (start, duration), (later, _) in pairwise(found))
-    ends = [start + duration for start, duration in found]
-    assert all(true - 1 <= end <= late for true, end, late in zip(true_ends, ends, seen, strict=True))
+    seen_ends = list(accumulate((end + late for end, late in zip(true_ends, lates, strict=True)), max))
+    (life,) = log_of(as_lines(sampled_steps([1] * len(seen_ends)))).lives
+    steps_ns = list(spans(list(zip(seen_ends, life, strict=True)), [0]))
+    assert all(duration >= 250_000 for _, duration in steps_ns)
+    assert all(start + duration <= later for (start, duration), (later, _) in pairwise(steps_ns))
+    ends = [start + duration for start, duration in steps_ns]
+    assert all(true - 1 <= end <= late for true, end, late in zip(true_ends, ends, seen_ends, strict=True))
 
 
 def test_a_stamped_log_is_read_up_to_its_first_damage(tmp_path: Path):
@@ -241,9 +241,9 @@ def test_a_stamped_log_is_read_up_to_its_first_damage(tmp_path: Path):
         encode({"t_ns": 10**9 * (i + 1), "line": line.decode()}) + b"\n" for i, line in enumerate(lines)
     )
     raw_step_log(tmp_path).write_bytes(stamps + b'{"t_ns": 4000000000, "line": "nothing"}\n')
-    found = []
+    steps = []
     with pytest.raises(RecordError, match=r"steps\.raw\.jsonl:4: this line is not a step: 'nothing'"):
-        found.extend(read_lenvm_steps(tmp_path))
+        steps.extend(read_lenvm_steps(tmp_path))
     raw_step_log(tmp_path).write_bytes(stamps)
     steps = list(read_lenvm_steps(tmp_path))
     assert [(step.start_ns, step.dur_ns) for step in steps] == [

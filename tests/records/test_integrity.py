@@ -41,10 +41,10 @@ Ended = Callable[[PlannedRun, RunRecord], None]
 
 def listener(ended: Ended = lambda _planned, _record: None) -> Listener:
     return Listener(
-        run_started=lambda _planned, _number: None,
-        request_done=lambda _number: None,
-        run_ended=ended,
-        server_said=lambda _line: None,
+        on_run_start=lambda _planned, _number: None,
+        on_request_end=lambda _number: None,
+        on_run_end=ended,
+        on_log_line=lambda _line: None,
     )
 
 
@@ -212,8 +212,8 @@ def test_a_version_that_servers_tell_themselves_is_told_once_and_allowed_by_both
         compare(older.path)
     assert refused.value.differences == ('server.version: "1" against "2"',)
     for name in ("engine_version", "server.version"):
-        told = [str(difference) for difference in compare(older.path, allow=(name,)).allowed]
-        assert [line for line in told if "version" in line] == ['server.version: "1" against "2"']
+        differences = [str(difference) for difference in compare(older.path, allow=(name,)).allowed]
+        assert [line for line in differences if "version" in line] == ['server.version: "1" against "2"']
 
 
 def test_an_experiment_that_went_on_on_another_machine_is_not_comparable_without_leave(
@@ -258,9 +258,9 @@ def test_files_that_no_number_rests_on_are_told_and_decide_nothing(
 
 def test_show_and_list_say_what_was_altered(copy: ResultDirectory) -> None:
     edit_run(copy, run_of(copy, "guided"), position=7)
-    shown = call("show", str(copy.path))
-    assert shown.exit_code == 0
-    assert "altered-plan" in shown.stdout
+    result = call("show", str(copy.path))
+    assert result.exit_code == 0
+    assert "altered-plan" in result.stdout
     listed = json.loads(call("list", str(copy.path.parent), "--json").stdout)["results"][0]
     assert listed["altered"] == f"altered: runs/{run_of(copy, 'guided')}/run.json"
     assert "altered: runs/" in call("list", str(copy.path.parent)).stdout
@@ -275,8 +275,8 @@ def test_verify_reads_everything_and_says_it_by_text_json_and_exit_code(copy: Re
     (copy.path / "plan.json").write_bytes((copy.path / "plan.json").read_bytes() + b"\n")
     altered = call("verify", str(copy.path), "--json")
     assert altered.exit_code == 4
-    (said,) = json.loads(altered.stdout)["alterations"]
-    assert (said["code"], said["file"], said["decides"]) == ("altered-file", "plan.json", True)
+    (alteration,) = json.loads(altered.stdout)["alterations"]
+    assert (alteration["code"], alteration["file"], alteration["decides"]) == ("altered-file", "plan.json", True)
 
 
 def test_verify_believes_no_time_that_was_put_back(measured: Path, tmp_path: Path) -> None:
@@ -287,8 +287,8 @@ def test_verify_believes_no_time_that_was_put_back(measured: Path, tmp_path: Pat
     log.write_bytes(log.read_bytes().translate(OTHER_DIGITS))
     os.utime(log, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert verify_directory(path).alterations == ()
-    (found,) = verify_directory(path, is_fresh=True).alterations
-    assert found.file.endswith("/steps.jsonl")
+    (alteration,) = verify_directory(path, is_fresh=True).alterations
+    assert alteration.file.endswith("/steps.jsonl")
 
 
 def test_what_was_derived_may_change_or_go(copy: ResultDirectory) -> None:
@@ -313,14 +313,14 @@ def test_what_says_what_was_measured_is_protected_itself(copy: ResultDirectory, 
 
 def test_digests_that_cannot_be_read_are_an_alteration(copy: ResultDirectory) -> None:
     (copy.path / DIGESTS_FILE).write_text("{")
-    (found,) = verify_directory(copy.path).alterations
-    assert (found.file, "cannot be read" in found.what) == (DIGESTS_FILE, True)
+    (alteration,) = verify_directory(copy.path).alterations
+    assert (alteration.file, "cannot be read" in alteration.what) == (DIGESTS_FILE, True)
 
 
 def test_older_directories_open_without_noise_and_verify_says_what_it_cannot_know() -> None:
-    said = call("verify", str(EXAMPLE))
-    assert said.exit_code == 0
-    assert "was written by benchctl 0.1.0 without digests; its plan, the order of its runs" in said.stdout
+    result = call("verify", str(EXAMPLE))
+    assert result.exit_code == 0
+    assert "was written by benchctl 0.1.0 without digests; its plan, the order of its runs" in result.stdout
     assert verify_directory(EXAMPLE).alterations == ()
     assert not (EXAMPLE / STAMPS_FILE).exists()
     listed = json.loads(call("list", str(EXAMPLE), "--json").stdout)["results"]
@@ -345,7 +345,7 @@ def _begun(tmp_path: Path) -> ResultDirectory:
 def test_a_resumed_run_is_recorded_anew_and_its_earlier_files_are_nobodys_concern(begun: ResultDirectory) -> None:
     first = begun.plan().runs[0].run_id
     edit_run(begun, first, state="suspect")
-    assert [found.file for found in verify_directory(begun.path).alterations] == [f"runs/{first}/run.json"]
+    assert [change.file for change in verify_directory(begun.path).alterations] == [f"runs/{first}/run.json"]
     reopened = reopen_experiment(begun.path, None)
     assert run_experiment(begun, reopened.profile, reopened.requests, listener()).num_done == 4
     assert begun.run(first).read().attempt == 2

@@ -123,12 +123,12 @@ def test_removing_one_measurement_leaves_the_others(store: Path) -> None:
 
 def test_a_damaged_file_hides_no_older_one_and_is_told(store: Path) -> None:
     profile = load_profile("topk-sweep", engine="sim-exact")
-    known = noise_of_machine(profile.model, store)
-    newer = store_noise(store, msgspec.structs.replace(known, measured_at="2026-12-01T00:00:00Z"))
+    stored = noise_of_machine(profile.model, store)
+    newer = store_noise(store, msgspec.structs.replace(stored, measured_at="2026-12-01T00:00:00Z"))
     newer.write_text("{}")
-    found = noise_on_file(profile)
-    assert found.noise == known
-    (warning,) = found.warnings
+    noise_of_profile = noise_on_file(profile)
+    assert noise_of_profile.noise == stored
+    (warning,) = noise_of_profile.warnings
     assert str(newer) in warning.message
 
 
@@ -156,9 +156,9 @@ def test_other_options_of_the_server_are_another_key(store: Path) -> None:
 def test_an_experiment_of_one_server_is_stored_with_scatter_and_floor(tmp_path: Path, store: Path) -> None:
     results = a_against_a(tmp_path / "aa")
     profile = parse_profile(SAME_SERVER, "built")
-    kept = keep_noise(results.path, profile)
-    assert kept is not None
-    assert kept.path is not None
+    noise_result = keep_noise(results.path, profile)
+    assert noise_result is not None
+    assert noise_result.path is not None
     (entry,) = stored_noise(store)
     assert entry.noise is not None
     step = entry.noise.metrics["step_ms"]
@@ -174,11 +174,11 @@ def test_nothing_is_stored_of_an_experiment_with_a_run_that_is_not_done(
 ) -> None:
     results = a_against_a(tmp_path / "aa")
     edit_run(results, results.plan().runs[3].run_id, state=state)
-    kept = keep_noise(results.path, parse_profile(SAME_SERVER, "built"))
-    assert kept is not None
-    assert kept.path is None
-    assert f"1 of 16 runs of {results.path} are not done" in kept.reason
-    assert "--resume" in kept.reason
+    noise_result = keep_noise(results.path, parse_profile(SAME_SERVER, "built"))
+    assert noise_result is not None
+    assert noise_result.path is None
+    assert f"1 of 16 runs of {results.path} are not done" in noise_result.reason
+    assert "--resume" in noise_result.reason
     assert stored_noise(store) == ()
 
 
@@ -200,14 +200,14 @@ def test_noise_of_another_workload_or_of_long_ago_or_of_another_version_is_doubt
     edit_manifest(results, created_at="2026-01-31T23:59:59Z")
     assert doubts_of(noise, results) == ()
     edit_manifest(results, created_at="2026-02-02T00:00:00Z", request_set_sha256="a" * 64)
-    codes = [doubt.code for doubt in doubts_of(noise, results)]
+    codes = [warning.code for warning in doubts_of(noise, results)]
     assert codes == ["noise-of-another-workload", "noise-old"]
-    known = msgspec.structs.replace(noise, engine_version="1")
-    assert version_warning(known, "1") is None
-    assert version_warning(known, None) is None
-    doubt = version_warning(known, "2")
-    assert doubt is not None
-    assert "1, and this is 2" in doubt.message
+    with_version = msgspec.structs.replace(noise, engine_version="1")
+    assert version_warning(with_version, "1") is None
+    assert version_warning(with_version, None) is None
+    warning = version_warning(with_version, "2")
+    assert warning is not None
+    assert "1, and this is 2" in warning.message
 
 
 def doubts_of(noise: NoiseFloor, results: ResultDirectory) -> tuple[ResultWarning, ...]:
@@ -240,12 +240,12 @@ def test_a_plan_says_what_the_noise_on_file_lets_it_show() -> None:
     assert step.minimum_detectable_effect == minimum_detectable_effect(
         0.012, 8, num_tests=15, margin_frac=0.021, estimator="mean"
     )
-    said, needed = power_lines(power)
-    assert said.startswith(
+    power_line, needed = power_lines(power)
+    assert power_line.startswith(
         "with 8 blocks, 15 corrected tests and a scatter of 1.2% between blocks (A/A of 2026-11-01"
     )
-    assert "2% assumed for tpot_ms, wall_s" in said
-    assert "with a power of 80%" in said
+    assert "2% assumed for tpot_ms, wall_s" in power_line
+    assert "with a power of 80%" in power_line
     assert "blocks" in needed
 
 
@@ -272,25 +272,25 @@ def test_a_rule_that_may_end_early_shows_less_with_the_same_blocks() -> None:
 def test_the_commands_add_list_show_and_remove(tmp_path: Path, store: Path) -> None:
     runner = CliRunner()
 
-    def said(*args: str) -> str:
+    def output_of(*args: str) -> str:
         result = runner.invoke(app, ["noise", *args], catch_exceptions=False)
         assert result.exit_code == 0, result.output
         return result.output
 
     results = a_against_a(tmp_path / "aa")
-    assert "no noise yet" in said("list")
-    assert "stored: host-sim-qwen2.5-7b-" in said("add", str(results.path))
-    assert "2026-01-01T00:00:00Z" in said("list")
-    (listed,) = json.loads(said("list", "--json"))["noise"]
+    assert "no noise yet" in output_of("list")
+    assert "stored: host-sim-qwen2.5-7b-" in output_of("add", str(results.path))
+    assert "2026-01-01T00:00:00Z" in output_of("list")
+    (listed,) = json.loads(output_of("list", "--json"))["noise"]
     assert listed["metrics"]["step_ms"]["num_blocks"] == 8
     assert listed["age_days"] > 0
-    table = said("show", listed["key"])
+    table = output_of("show", listed["key"])
     assert "floor" in table
     assert "step_ms" in table
     assert str(results.path) in table
-    shown = json.loads(said("show", str(results.path), "--json"))
-    assert shown["metrics"] == listed["metrics"]
-    assert "removed 1 measurement" in said("remove", listed["key"])
+    document = json.loads(output_of("show", str(results.path), "--json"))
+    assert document["metrics"] == listed["metrics"]
+    assert "removed 1 measurement" in output_of("remove", listed["key"])
     assert stored_noise(store) == ()
 
 

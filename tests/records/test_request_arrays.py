@@ -74,8 +74,8 @@ def with_tuples(request):
         {name: tuple(value) for name in CHUNK_FIELDS if (value := getattr(choice, name)) is not None}
         for choice in request.choices
     ]
-    kept = zip(request.choices, plain, strict=True)
-    choices = tuple(msgspec.structs.replace(choice, **values) for choice, values in kept)
+    pairs = zip(request.choices, plain, strict=True)
+    choices = tuple(msgspec.structs.replace(choice, **values) for choice, values in pairs)
     return msgspec.structs.replace(request, choices=choices)
 
 
@@ -144,13 +144,13 @@ def test_a_copy_of_something_else_is_passed_over_and_made_anew(results):
 def test_a_copy_that_was_damaged_costs_nothing_but_time(results, spoil):
     run = results.run(BASELINE)
     load_run(run)
-    kept = arrays_path(run.request_log)
-    good = kept.read_bytes()
-    kept.write_bytes(spoil(good))
+    copy = arrays_path(run.request_log)
+    good = copy.read_bytes()
+    copy.write_bytes(spoil(good))
     loaded = load_run(run)
     assert plainly(loaded.requests) == list(run.requests())
     assert loaded.warnings == ()
-    assert kept.read_bytes() == good
+    assert copy.read_bytes() == good
 
 
 def test_where_nothing_can_be_written_everything_is_read_all_the_same(results):
@@ -188,20 +188,20 @@ def test_a_number_beyond_64_bits_is_left_to_the_reader_of_lines(tmp_path):
 
 
 def test_a_copy_changes_no_digest_and_may_be_made_altered_or_deleted(results):
-    def found():
+    def codes_of_alterations():
         verification = verify_directory(results.path, is_fresh=True)
         return verification.alterations, verification.num_files
 
-    before = found()
+    before = codes_of_alterations()
     assert not before[0]
     run = results.run(BASELINE)
     load_run(run)
-    assert found() == before
+    assert codes_of_alterations() == before
     assert digests_of_run(run) == run.read().files
     arrays_path(run.request_log).write_bytes(b"altered")
-    assert found() == before
+    assert codes_of_alterations() == before
     arrays_path(run.request_log).unlink()
-    assert found() == before
+    assert codes_of_alterations() == before
 
 
 def test_what_is_shown_is_the_same_with_and_without_copies(results, monkeypatch):

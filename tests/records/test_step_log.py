@@ -103,12 +103,12 @@ def test_a_log_whose_every_block_is_read_by_polars_has_the_columns_of_its_record
     assert log[-2:] == tuple(steps[-2:])
 
 
-@pytest.mark.parametrize("place", [0, 1, 50, 98, 99])
-def test_a_section_that_only_one_step_has_is_columns_wherever_that_step_stands(tmp_path, place):
-    steps = [step(i, sections_ns={"rare": 5} if i == place else {"sample": 1}) for i in range(100)]
+@pytest.mark.parametrize("position", [0, 1, 50, 98, 99])
+def test_a_section_that_only_one_step_has_is_columns_wherever_that_step_stands(tmp_path, position):
+    steps = [step(i, sections_ns={"rare": 5} if i == position else {"sample": 1}) for i in range(100)]
     columns = read_log(written(tmp_path / "steps.jsonl", steps))[0].columns()
     assert columns.section_ns["rare"].sum() == 5
-    assert columns.has_section["rare"].nonzero()[0].tolist() == [place]
+    assert columns.has_section["rare"].nonzero()[0].tolist() == [position]
     assert columns.has_section["sample"].sum() == 99
 
 
@@ -191,7 +191,7 @@ def test_few_steps_and_many_are_the_same_run(tmp_path):
     require_same(many.columns, few.columns)
 
 
-@pytest.fixture(name="kept")
+@pytest.fixture(name="stored_log")
 def _kept(tmp_path):
     """A long log whose table is kept."""
     steps = [step(i, is_warmup=i < 3, sections_ns={"sample": i}, kv_used_blocks=i or None) for i in range(50)]
@@ -200,26 +200,26 @@ def _kept(tmp_path):
     return path
 
 
-def test_a_kept_table_is_read_instead_of_the_log(kept, monkeypatch):
-    steps = list(read_log(kept)[0])
+def test_a_kept_table_is_read_instead_of_the_log(stored_log, monkeypatch):
+    steps = list(read_log(stored_log)[0])
     monkeypatch.setattr(step_log, "_blocks", None)
-    log, damage = read_log(kept)
+    log, damage = read_log(stored_log)
     assert damage is None
     assert len(log) == 50
     for is_warmup in (False, True):
         require_same(log.columns(is_warmup=is_warmup), columns_from(steps, is_warmup=is_warmup))
 
 
-def test_a_kept_table_does_not_count_once_its_log_has_changed(kept):
-    kept.write_bytes(kept.read_bytes().replace(b'"dur_ns":7', b'"dur_ns":8', 1))
-    log, _ = read_log(kept)
+def test_a_kept_table_does_not_count_once_its_log_has_changed(stored_log):
+    stored_log.write_bytes(stored_log.read_bytes().replace(b'"dur_ns":7', b'"dur_ns":8', 1))
+    log, _ = read_log(stored_log)
     require_same(log.columns(is_warmup=True), columns_from(list(log), is_warmup=True))
     assert log.columns(is_warmup=True).dur_ns.tolist() == [8, 7, 7]
 
 
-def test_a_kept_table_that_cannot_be_read_costs_nothing_but_time(kept):
-    table_path(kept).write_bytes(b"PAR1, but no table")
-    log, damage = read_log(kept)
+def test_a_kept_table_that_cannot_be_read_costs_nothing_but_time(stored_log):
+    table_path(stored_log).write_bytes(b"PAR1, but no table")
+    log, damage = read_log(stored_log)
     assert damage is None
     assert len(log) == 50
 

@@ -31,7 +31,7 @@ PACKAGE = Path(benchctl.__file__).parent
 PASSED_ON = {
     "benchctl/analysis/compare/warnings.py",
     "benchctl/analysis/validity/integrity.py",
-    "benchctl/interop/lenvm/doubts.py",
+    "benchctl/interop/lenvm/warnings.py",
     "benchctl/measure/journal.py",
     "benchctl/measure/measured_run.py",
     "benchctl/measure/run.py",

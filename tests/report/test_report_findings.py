@@ -161,7 +161,7 @@ def test_the_largest_added_section_is_named_and_host_time_is_not_called_gpu_time
     finding = findings(tmp_path)["largest-added-section"]
     assert finding.sentence == (
         "guided top_k=5: a step takes 5.5 ms longer than the baseline's, and the largest part of that is "
-        "lvm_forward with 4 ms (73%); host time, so a section may hold waiting for device work queued before it; "
+        "lvm_forward with 4 ms (73%); host time, so a section may include waiting for queued device work; "
         "no section is GPU time."
     )
     assert finding.numbers["largest_frac"] == pytest.approx(4 / 5.5)

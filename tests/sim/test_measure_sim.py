@@ -61,10 +61,10 @@ def test_a_simulated_run_is_done_and_its_three_token_counts_agree(tmp_path, vari
     assert "gpu-sampler-missing" not in {warning.code for warning in run.warnings}
     measured = [record for record in loaded.requests if not record.is_warmup]
     steps = [step for step in loaded.steps if not step.is_warmup]
-    wanted = sum(2 * (12 + i) for i in range(5))
-    assert sum(record.completion_tokens for record in measured) == wanted
-    assert sum(choice.output_tokens for record in measured for choice in record.choices) == wanted
-    assert sum(step.output_tokens for step in steps) == wanted
+    num_expected = sum(2 * (12 + i) for i in range(5))
+    assert sum(record.completion_tokens for record in measured) == num_expected
+    assert sum(choice.output_tokens for record in measured for choice in record.choices) == num_expected
+    assert sum(step.output_tokens for step in steps) == num_expected
     assert run.effective_config["server.value_model"] == ("qwen2.5-1.5b" if variant == "guided" else None)
     assert [record.error for record in loaded.requests] == [None] * 6
 

@@ -8,8 +8,15 @@ from hypothesis import strategies as st
 from support.servers.simulator import NEUTRAL, prompt_of, question_request, request_of
 
 from benchctl.guided.params import GuidanceParams
-from benchctl.sim.answer import CLOSING_TOKEN_ID, FIRST_TOKEN_ID, Answer, plan_answers
-from benchctl.sim.length import guided_length_ratio, natural_length, natural_quantiles
+from benchctl.sim.answer import (
+    CLOSING_TOKEN_ID,
+    FIRST_TOKEN_ID,
+    Answer,
+    guided_length_ratio,
+    natural_length,
+    natural_quantiles,
+    plan_answers,
+)
 from benchctl.sim.request import Request, SamplingParams
 
 

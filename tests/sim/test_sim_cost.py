@@ -14,7 +14,7 @@ from benchctl.errors import UsageError
 from benchctl.sim.config import SimConfig
 from benchctl.sim.costs.cost_model import StepBatch, StepCost, cost_model_for
 from benchctl.sim.costs.llm_mock import mock_length, mock_step_ns
-from benchctl.sim.noise import published_noise
+from benchctl.sim.costs.noise import published_noise
 
 
 @pytest.mark.parametrize(

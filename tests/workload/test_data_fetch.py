@@ -53,14 +53,14 @@ def site() -> Iterator[Site]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            asked = self.headers.get("Range")
-            site.ranges.append(asked)
+            header = self.headers.get("Range")
+            site.ranges.append(header)
             if self.path == "/moved":
                 self.send_response(302)
                 self.send_header("Location", "/file")
                 self.end_headers()
                 return
-            start = int(asked.removeprefix("bytes=").removesuffix("-")) if asked and site.has_ranges else 0
+            start = int(header.removeprefix("bytes=").removesuffix("-")) if header and site.has_ranges else 0
             status = site.status or (200 if not start else 416 if start >= len(site.content) else 206)
             body = site.content[start:] if status in {200, 206} else b""
             self.send_response(status)
@@ -85,13 +85,13 @@ def fetch(site: Site, directory: Path) -> Path:
 
 
 def test_a_file_is_fetched_checked_and_put_in_place_with_progress(site: Site, tmp_path: Path) -> None:
-    seen: list[int] = []
-    path = fetch_dataset(site.file(), tmp_path, seen.append)
+    progress: list[int] = []
+    path = fetch_dataset(site.file(), tmp_path, progress.append)
     assert path == tmp_path / "gsm8k/test.jsonl"
     assert path.read_bytes() == CONTENT
     assert [entry.name for entry in path.parent.iterdir()] == ["test.jsonl"]
-    assert seen == sorted(seen)
-    assert seen[-1] == len(CONTENT)
+    assert progress == sorted(progress)
+    assert progress[-1] == len(CONTENT)
 
 
 def test_a_file_that_is_here_is_not_fetched_again(site: Site, tmp_path: Path) -> None:
@@ -146,10 +146,10 @@ def test_wrong_content_is_refused_with_both_hashes_and_nothing_is_kept(
 
 def test_content_longer_than_pinned_is_not_read_to_its_end(site: Site, tmp_path: Path) -> None:
     site.content = CONTENT * 20
-    seen: list[int] = []
+    progress: list[int] = []
     with pytest.raises(DatasetError, match="nothing was kept"):
-        fetch_dataset(site.file(), tmp_path, seen.append)
-    assert seen[-1] < 2 * len(CONTENT)
+        fetch_dataset(site.file(), tmp_path, progress.append)
+    assert progress[-1] < 2 * len(CONTENT)
 
 
 def test_a_wrong_beginning_is_noticed_and_the_next_fetch_starts_over(site: Site, tmp_path: Path) -> None:

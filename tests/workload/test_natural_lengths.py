@@ -73,9 +73,9 @@ def prepare(stop: str, results: ResultDirectory, **workload: Any) -> PreparedSet
 def refusal_of(results: ResultDirectory, **workload: Any) -> str:
     with pytest.raises(ProfileError) as caught:
         prepare("replay-natural", results, **workload)
-    said = str(caught.value)
-    assert said.startswith(f"workload.lengths_from: {results.path} ")
-    return said
+    message = str(caught.value)
+    assert message.startswith(f"workload.lengths_from: {results.path} ")
+    return message
 
 
 def test_each_output_is_forced_to_the_length_that_was_seen_in_the_middle_of_its_blocks(tmp_path: Path) -> None:
@@ -158,9 +158,9 @@ def test_several_answers_in_one_request_have_no_length_each(tmp_path: Path) -> N
     results = measured(tmp_path / "r", (5, 40, 7))
     several = [msgspec.structs.replace(request, n=2) for request in results.prepared_requests()]
     results.write_prepared_requests(b"".join(encode(request) + b"\n" for request in several))
-    said = refusal_of(results)
-    assert "asked for 2 answers in one request" in said
-    assert "samples_as: requests" in said
+    message = refusal_of(results)
+    assert "asked for 2 answers in one request" in message
+    assert "samples_as: requests" in message
 
 
 @pytest.mark.parametrize(
@@ -169,8 +169,8 @@ def test_several_answers_in_one_request_have_no_length_each(tmp_path: Path) -> N
 )
 def test_lengths_of_another_model_or_sampling_are_refused(tmp_path: Path, line: str, what: str) -> None:
     results = measured(tmp_path / "r", (5, 40, 7))
-    kept = [kept for kept in results.profile_yaml().splitlines() if not kept.startswith(f"{what}:")]
-    results.write_profile("\n".join([*kept, line]))
+    lines = [lines for lines in results.profile_yaml().splitlines() if not lines.startswith(f"{what}:")]
+    results.write_profile("\n".join([*lines, line]))
     assert f"was measured with another {what} of its baseline" in refusal_of(results)
 
 
@@ -213,11 +213,11 @@ def errors_of(**changes: Any) -> str:
 
 
 def test_several_answers_in_one_request_are_an_error_of_the_profile() -> None:
-    said = errors_of(stop="replay-natural", workload={"samples_as": "one-request", "samples_per_prompt": 4})
-    assert "workload.samples_per_prompt: is 4 in one request" in said
-    assert "set samples_as: requests" in said
+    message = errors_of(stop="replay-natural", workload={"samples_as": "one-request", "samples_per_prompt": 4})
+    assert "workload.samples_per_prompt: is 4 in one request" in message
+    assert "set samples_as: requests" in message
 
 
 def test_lengths_that_nothing_would_read_are_an_error_of_the_profile() -> None:
-    said = errors_of(stop="natural", given=True)
-    assert "workload.lengths_from: is not used with stop: natural" in said
+    message = errors_of(stop="natural", given=True)
+    assert "workload.lengths_from: is not used with stop: natural" in message

@@ -33,21 +33,21 @@ RULES: dict[str, Callable[..., int | Fraction]] = {
     "two_machines": lambda first, second, minutes, bad: Fraction((first + second) * minutes * (100 - bad), 100),
     "lending_library": lambda shelves, each, lent, returned: shelves * each - lent + returned,
     "club_budget": lambda members, fee, rent, balls, price: members * fee - rent - balls * price,
-    "shell_hunt": lambda found, more, times: found + found + more + times * (found + more),
+    "shell_hunt": lambda shells, more, times: shells + shells + more + times * (shells + more),
     "gift_ribbon": lambda total, gifts, each, piece: Fraction(total - gifts * each, piece),
 }
 
 
 def test_every_answer_follows_from_the_numbers_of_its_text() -> None:
-    told = set()
+    stories = set()
     for problem in islice(problems(seed=11), 5000):
         numbers = [int(digits) for digits in re.findall(r"\d+", problem.question)]
         assert RULES[problem.story](*numbers) == problem.answer, problem.question
         assert problem.answer > 0
         assert min(numbers) > 0
-        told.add(problem.story)
-    assert told == {story.__name__ for story in STORIES}
-    assert len(told) >= 12
+        stories.add(problem.story)
+    assert stories == {story.__name__ for story in STORIES}
+    assert len(stories) >= 12
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])

@@ -19,8 +19,8 @@ from benchctl.workload.datasets.tokens import count_tokens
 
 
 def replay_row(ids: list[int] | None, output: int = 7, arrival: int = 5, **more: int) -> dict[str, object]:
-    known = {"output_toks": output, "arrival_time_ns": arrival, "input_toks": len(ids or [0] * 9)} | more
-    return known if ids is None else known | {"input_tok_ids": ids}
+    row = {"output_toks": output, "arrival_time_ns": arrival, "input_toks": len(ids or [0] * 9)} | more
+    return row if ids is None else row | {"input_tok_ids": ids}
 
 
 def write_replay(path: Path, rows: list[dict[str, object]]) -> SourceFile:

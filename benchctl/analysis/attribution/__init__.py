@@ -1,4 +1,4 @@
-"""Where the time of a run goes: sections of a step, factors of the wall time, FLOPs, and what two sides differ in.
+"""Attribution of time: sections of a step, factors of the wall time, FLOPs, and the differences of two sides.
 
-Parts add up to their whole exactly, and each carries its interval.
+Parts add up to their whole exactly, and each has its own interval.
 """

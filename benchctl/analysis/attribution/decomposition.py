@@ -1,17 +1,17 @@
-"""Where the difference between two sides sits: the wall time as factors and parts, the latency, the step.
+"""Decomposition of the difference between two sides: the wall time as factors and parts, the latency, the step.
 
-    wall = factors (exact in logarithms)            decomposition_factors.py
-    latency of a request = parts                    decomposition_latency.py
-    mean step = sections = batches = work + rest    decomposition_steps.py, decomposition_work.py
+    wall = factors (exact in logarithms)            factors.py
+    latency of a request = parts                    latency.py
+    mean step = sections = batches = work + rest    steps.py, roofline.py
 
 For a waterfall of the wall time: from ``wall.a_s`` by ``added_s`` of each of ``wall.factors`` to ``wall.b_s``, in
 seconds, exact; for the latency from ``latency.whole.a_s`` by ``latency.parts``; for a step from
-``sections.whole.a_s`` by ``sections.sections``, or from ``work.whole.a_s`` by ``work.parts``. ``is_told`` says of
-each bar whether it is more than scatter. The unit of every estimate is the block, as in the comparison itself.
+``sections.whole.a_s`` by ``sections.sections``, or from ``work.whole.a_s`` by ``work.parts``. ``is_significant``
+tells for each bar whether it exceeds scatter. The unit of every estimate is the block, as in the comparison.
 
-Wall time and factors are geometric means over the blocks, all else arithmetic ones: a product needs the former, a
-sum the latter. So the mean step of ``sections`` may differ from the factor ``time per step`` by the scatter of the
-blocks.
+Wall time and factors are geometric means over the blocks, all else arithmetic means: a product needs the former, a
+sum the latter. The mean step of ``sections`` may therefore differ from the factor ``time per step`` by the scatter
+of the blocks.
 """
 
 import math
@@ -35,19 +35,19 @@ _ROUNDING: Final = 1e-12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decomposition:
-    """Two sides of one cell. What the records do not tell is None."""
+    """Two sides of one cell. Parts without the necessary records are None."""
 
     label: str
     num_blocks: int
     """Of the smaller side."""
     wall: WallSplit | None
-    """None where the client's times do not count."""
+    """None if the client's times do not count."""
     latency: LatencySplit | None
     sections: SectionSplit | None
     batches: BatchSplit | None
     work: WorkSplit | None
     work_missing: str | None
-    """Why there is no ``work``."""
+    """The reason why ``work`` is None."""
 
 
 def decompose(
@@ -58,9 +58,9 @@ def decompose(
     stop: StopMode,
     ratios: Ratios = NO_RATIOS,
 ) -> Decomposition | None:
-    """The decomposition of B against A; None where neither a wall time nor steps are known on both sides.
+    """The decomposition of B against A; None if neither wall times nor steps are known on both sides.
 
-    When paired, both sequences hold the same blocks in the same order. ``ratios`` are those of the comparison.
+    If paired, both sequences have the same blocks in the same order. ``ratios`` are those of the comparison.
     """
     timed_a, timed_b, timed = select_known_runs(
         a, b, design.of_times("wall"), lambda run: bool(run.wall_s and run.wall_s > 0)
@@ -88,9 +88,9 @@ def decompose(
 def steps_at_level(
     a: Sequence[RunTimeBreakdown], b: Sequence[RunTimeBreakdown], step: SideRatio | None
 ) -> tuple[list[RunTimeBreakdown], list[RunTimeBreakdown]]:
-    """Both sides with the step times of each multiplied so that their arithmetic mean is what ``step_ms`` shows.
+    """Both sides with step times scaled so that their arithmetic mean is the ``step_ms`` of the comparison.
 
-    Parts that add up then add up to the step that the comparison shows, which is a geometric centre.
+    Parts then add up to the step that the comparison shows, which is a geometric centre.
     """
     if step is None:
         return list(a), list(b)

@@ -1,10 +1,10 @@
 """Parts of a difference between two sides, each with its interval, that add up exactly.
 
 A split takes one run of A and one of B and returns numbers that add up. Over the blocks its parts are averaged with
-the same weights, those of ``estimate_paired`` for the wall time, so that they still add up. Sides
-that share no blocks are held against each other in all pairs; the interval is then that of Welch on the two
-projections of the average (W. Hoeffding, *A class of statistics with asymptotically normal distribution*, Annals of
-Mathematical Statistics 19, 1948, 293-325), which for a plain difference is his interval of two means.
+the same weights, those of ``estimate_paired`` for the wall time, so they still add up. Sides without common blocks
+are compared in all pairs; the interval is then that of Welch on the two projections of the average (W. Hoeffding,
+*A class of statistics with asymptotically normal distribution*, Annals of Mathematical Statistics 19, 1948,
+293-325), which for a plain difference is Welch's interval of two means.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,17 +19,17 @@ from benchctl.analysis.statistics.intervals import Interval, StudentT
 
 Run = TypeVar("Run")
 _ROUNDING: Final = 1e-12
-LEAST_TOLD: Final = 1e-9
-"""A smaller difference is rounding, whatever its interval says."""
+MIN_DIFFERENCE: Final = 1e-9
+"""A smaller difference is rounding, whatever its interval."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairDesign:
-    """How the runs of two sides are held against each other.
+    """Pairing of the runs of two sides.
 
-    Where the effect of the position was taken out of the runs already, ``positions`` are the positions of B less
-    those of A and ``position_information`` says how well it was known (``PooledSlope``); ``informations`` has that
-    of each kind of times.
+    If the runs are adjusted for the effect of their position, ``positions`` are those of B less those of A and
+    ``position_information`` is the information about the effect (``PooledSlope``); ``informations`` has that of
+    each kind of times.
     """
 
     is_paired: bool
@@ -37,15 +37,13 @@ class PairDesign:
     positions: tuple[int, ...] | None = None
     position_information: float | None = None
     evidence: tuple[float, ...] | None = None
-    """Log-ratios of the blocks that say to the robust estimator how much each counts; None: all count the same."""
+    """Log-ratios of the blocks, from which the robust estimator takes their weights; None: equal weights."""
     informations: Mapping[str, float] = field(default_factory=dict)
     has_own_wall: bool = False
-    """Wall times are as measured: the effect of the position on them is estimated with their ratio."""
+    """Wall times are not adjusted: the effect of the position on them is estimated with their ratio."""
 
     def of_times(self, kind: str) -> "PairDesign":
-        """For times of one kind: ``wall``, ``step`` or ``latency``; without positions where these have no
-        effect.
-        """
+        """The design for ``wall``, ``step`` or ``latency`` times; without positions if they have no effect."""
         if kind == "wall" and self.has_own_wall:
             return replace(self, position_information=None)
         information = self.informations.get(kind, self.position_information)
@@ -54,7 +52,7 @@ class PairDesign:
 
     @property
     def slope(self) -> PooledSlope | None:
-        """Of values from which the effect was taken out."""
+        """The slope of adjusted values."""
         return None if self.position_information is None else PooledSlope(0.0, self.position_information)
 
 
@@ -62,8 +60,7 @@ class PairDesign:
 class Contribution:
     """A part of a difference of means over blocks, in seconds; the parts of one difference add up to it.
 
-    ``a_s`` and ``b_s`` are the means of both sides, where the part is one that has a value on each: b_s - a_s is
-    added_s.
+    ``a_s`` and ``b_s`` are the means of both sides if the part has a value on each; b_s - a_s is added_s.
     """
 
     name: str
@@ -74,38 +71,38 @@ class Contribution:
     b_s: float | None = None
 
     @property
-    def is_told(self) -> bool:
+    def is_significant(self) -> bool:
         """Its interval excludes 0."""
         interval = None if self.ci_low_s is None or self.ci_high_s is None else (self.ci_low_s, self.ci_high_s)
         return excludes_zero(interval, self.added_s)
 
     def share_of(self, whole: "Contribution") -> float | None:
-        """Its share of the whole difference; None where that cannot be told from 0."""
-        return self.added_s / whole.added_s if whole.is_told else None
+        """Its share of the whole difference; None if that is not significantly different from 0."""
+        return self.added_s / whole.added_s if whole.is_significant else None
 
 
 def excludes_zero(interval: Interval | None, value: float) -> bool:
-    """Whether the interval of ``value`` lies wholly on one side of 0; rounding alone does not count."""
-    return interval is not None and (interval[0] > 0 or interval[1] < 0) and abs(value) > LEAST_TOLD
+    """True if the whole interval of ``value`` is on one side of 0; rounding does not count."""
+    return interval is not None and (interval[0] > 0 or interval[1] < 0) and abs(value) > MIN_DIFFERENCE
 
 
 def select_known_runs(
     a: Sequence[Run], b: Sequence[Run], design: PairDesign, is_known: Callable[[Run], bool]
 ) -> tuple[list[Run], list[Run], PairDesign]:
-    """The runs that are known: blocks known on both sides when paired, else those of each side."""
+    """The known runs: blocks known on both sides if paired, otherwise those of each side."""
     if not design.is_paired:
         return [run for run in a if is_known(run)], [run for run in b if is_known(run)], design
-    known = [i for i, (x, y) in enumerate(zip(a, b, strict=True)) if is_known(x) and is_known(y)]
-    positions = None if design.positions is None else tuple(design.positions[i] for i in known)
-    return [a[i] for i in known], [b[i] for i in known], replace(design, positions=positions)
+    indices = [i for i, (x, y) in enumerate(zip(a, b, strict=True)) if is_known(x) and is_known(y)]
+    positions = None if design.positions is None else tuple(design.positions[i] for i in indices)
+    return [a[i] for i in indices], [b[i] for i in indices], replace(design, positions=positions)
 
 
 def estimate_terms(
     a: Sequence[Run], b: Sequence[Run], split: Callable[[Run, Run], Sequence[float]], design: PairDesign
 ) -> list[RatioEstimate]:
-    """An estimate of each number that ``split`` returns; ``log_ratio`` holds it, whatever its unit is.
+    """An estimate of each number that ``split`` returns, in ``log_ratio`` whatever its unit.
 
-    Both sides have a run at least.
+    Both sides have at least one run.
     """
     if design.is_paired:
         by_block = [split(x, y) for x, y in zip(a, b, strict=True)]
@@ -142,7 +139,7 @@ def _of_all_pairs(pairs: NDArray[np.float64], confidence: float) -> RatioEstimat
 
 
 def recentre(estimate: RatioEstimate, centre: float) -> RatioEstimate:
-    """The estimate around another centre, as wide as it was."""
+    """The estimate around another centre, with the same width."""
     uncertainty = estimate.uncertainty
     shifted = None if uncertainty is None else uncertainty.shift_by(centre - estimate.log_ratio)
     return replace(estimate, log_ratio=centre, uncertainty=shifted)
@@ -155,7 +152,7 @@ def estimate_contributions(
     split: Callable[[Run, Run], Sequence[float]],
     design: PairDesign,
 ) -> tuple[Contribution, ...]:
-    """The parts that ``split`` makes of a difference, in seconds."""
+    """The parts into which ``split`` divides a difference, in seconds."""
     estimates = estimate_terms(a, b, split, design)
     return tuple(_contribution(name, estimate) for name, estimate in zip(names, estimates, strict=True))
 
@@ -167,23 +164,20 @@ def estimate_levels(
     values: Callable[[Run], Sequence[float]],
     design: PairDesign,
 ) -> tuple[Contribution, ...]:
-    """The differences of values that each run has, in seconds, with the means of both sides."""
+    """The differences of the runs' values, in seconds, with the means of both sides."""
 
     def split(x: Run, y: Run) -> list[float]:
         return [after - before for before, after in zip(values(x), values(y), strict=True)]
 
     estimates = estimate_terms(a, b, split, design)
     means_a = np.mean([values(run) for run in a], axis=0)
-    found = []
+    parts = []
     for name, estimate, mean_a in zip(names, estimates, means_a, strict=True):
         part = _contribution(name, estimate)
-        found.append(replace(part, a_s=float(mean_a), b_s=_snapped(mean_a + part.added_s, abs(mean_a))))
-    return tuple(found)
-
-
-def _snapped(level: float, scale: float) -> float:
-    """0 for what only rounding keeps from it."""
-    return 0.0 if abs(level) < _ROUNDING * scale else float(level)
+        level = mean_a + part.added_s
+        b_s = 0.0 if abs(level) < _ROUNDING * abs(mean_a) else float(level)
+        parts.append(replace(part, a_s=float(mean_a), b_s=b_s))
+    return tuple(parts)
 
 
 def _contribution(name: str, estimate: RatioEstimate) -> Contribution:

@@ -4,12 +4,12 @@
     natural lengths   wall = output tokens * steps per token * time per step * remainder
     without steps     wall = output tokens * time per token
 
-steps per token is the inverse of what the whole batch gains in one step. The remainder, wall / Σ step time, holds
-time in which no step ran: before the first step and after the last, scheduling between steps, requests on their
-way, the client; steps that overlap make it smaller than 1. Without a step log it cannot be told from the steps.
+Steps per token is the inverse of the tokens that the whole batch gains in one step. The remainder, wall / Σ step
+time, is time without a step: before the first and after the last, scheduling between steps, network, the client;
+overlapping steps make it smaller than 1. Without a step log it is not distinguishable from the steps.
 
-The factors of a block are exact. ln B - ln A is averaged over the blocks with the same weights for all of them, and
-so they multiply to the ratio of the wall times.
+The factors of a block are exact. ln B - ln A is averaged over the blocks with the same weights for all factors, so
+they multiply to the ratio of the wall times.
 """
 
 import math
@@ -42,10 +42,10 @@ TIME_EACH: Final = "time per token"
 MEANING: Final = {
     STEPS: "number of steps",
     TIME_PER_STEP: "Σ step time / number of steps",
-    REMAINDER: "wall time / Σ step time: time in which no step ran, such as queueing, requests on their way, the "
-    "client; below 1 where steps overlap",
+    REMAINDER: "wall time / Σ step time: time without a step, such as queueing, the network, the client; below 1 "
+    "if steps overlap",
     TOKENS: "output tokens of completed requests",
-    STEPS_EACH: "number of steps / output tokens: the inverse of what the whole batch gains in one step",
+    STEPS_EACH: "number of steps / output tokens: the inverse of the tokens that the batch gains in one step",
     TIME_EACH: "wall time / output tokens",
 }
 
@@ -63,7 +63,7 @@ class Factor:
     name: str
     estimate: RatioEstimate
     per_log_s: float
-    """(b - a) / ln(b / a) of the wall times: what a unit of logarithm is worth."""
+    """(b - a) / ln(b / a) of the wall times: seconds per unit of logarithm."""
 
     @property
     def added_s(self) -> float:
@@ -79,13 +79,13 @@ class Factor:
 
     @property
     def added_half_s(self) -> float | None:
-        """Half the interval of ``added_s`` for a known difference of the wall times; None in one block."""
+        """Half the interval of ``added_s`` for a known difference of the wall times; None for one block."""
         half = self.estimate.half_width
         return None if half is None else half * self.per_log_s
 
     @property
-    def is_told(self) -> bool:
-        """It can be told from 1."""
+    def is_significant(self) -> bool:
+        """It differs significantly from 1."""
         return excludes_zero(self.estimate.log_interval, self.log_ratio)
 
     @property
@@ -93,16 +93,16 @@ class Factor:
         return MEANING[self.name]
 
     def share_of(self, total: RatioEstimate) -> float | None:
-        """Share of the logarithm of the whole ratio; None where that is 1 within its interval."""
-        told = excludes_zero(total.log_interval, total.log_ratio)
-        return self.log_ratio / total.log_ratio if told else None
+        """Share of the logarithm of the whole ratio; None if its interval includes 1."""
+        is_changed = excludes_zero(total.log_interval, total.log_ratio)
+        return self.log_ratio / total.log_ratio if is_changed else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseSplit:
-    """The wall time of the mean block: in steps that only prefill, in mixed ones, in decoding ones, in none.
+    """The wall time of the mean block: in prefill, mixed and decode steps, and in no step.
 
-    Invariant: ``parts`` add up to ``whole``. Phases that never occur are left out.
+    Invariant: ``parts`` add up to ``whole``. Phases that never occur are omitted.
     """
 
     whole: Contribution
@@ -113,8 +113,7 @@ class PhaseSplit:
 class WallSplit:
     """Invariants: the factors multiply to ``total.ratio`` and add up to b_s - a_s; b_s / a_s is ``total.ratio``.
 
-    ``a_s`` and ``b_s`` are geometric means over the blocks; where the order within blocks was taken out, those at
-    equal places.
+    ``a_s`` and ``b_s`` are geometric means over the blocks, at equal positions if adjusted for the order.
     """
 
     a_s: float
@@ -127,7 +126,7 @@ class WallSplit:
 
 @dataclass(frozen=True, slots=True)
 class Ratios:
-    """What the comparison itself says of the two sides; None where it says nothing."""
+    """Ratios of the comparison of the two sides; None if it has none."""
 
     wall: SideRatio | None = None
     step: SideRatio | None = None
@@ -145,8 +144,8 @@ def split_wall(
 ) -> WallSplit:
     """Factors of the wall time; all runs of both sides have one, and positive factors if any.
 
-    The factors are those for which every run has what they need. The whole is the ratio of the comparison, and so
-    is the time per step, where ``ratios`` has them; what then remains is the remainder.
+    The factors are those that every run has the records for. The whole and the time per step are those of the
+    comparison if ``ratios`` has them; the remainder is what then remains.
     """
     if ratios.wall is not None:
         design = replace(design, evidence=ratios.wall.evidence)
@@ -181,7 +180,7 @@ def split_wall(
 def _with_step_ratio(
     parts: Mapping[str, RatioEstimate], total: RatioEstimate, step: SideRatio | None
 ) -> list[RatioEstimate]:
-    """The factors with the time per step of the comparison, and a remainder that makes them add up to the whole."""
+    """The factors with the comparison's time per step, and a remainder that makes them add up to the whole."""
     if step is None or TIME_PER_STEP not in parts or step.estimate.num_blocks != total.num_blocks:
         return list(parts.values())
     exact = {**parts, TIME_PER_STEP: step.estimate}
@@ -190,13 +189,13 @@ def _with_step_ratio(
 
 
 def _at_level(runs: Sequence[RunTimeBreakdown], wall_s: float) -> list[RunTimeBreakdown]:
-    """The runs with all their times multiplied so that the arithmetic mean of the wall times is ``wall_s``."""
+    """The runs with all times scaled so that the arithmetic mean of the wall times is ``wall_s``."""
     scale = wall_s / fmean(_wall_s(run) for run in runs)
     return [at_middle_of_block(run, TimeScales(wall=scale, step=scale)) for run in runs]
 
 
 def logarithmic_mean(a: float, b: float) -> float:
-    """(b - a) / ln(b / a), which is a where both are equal."""
+    """(b - a) / ln(b / a); a if both are equal."""
     log = math.log(b) - math.log(a)
     return a * (math.expm1(log) / log) if log else a
 

@@ -5,8 +5,8 @@ e2el = ttft + m t, with m tokens after the first and t = (last - first token) / 
     e2el_B - e2el_A = (ttft_B - ttft_A) + (m_B - m_A) (t_A + t_B) / 2 + (t_B - t_A) (m_A + m_B) / 2
 
 exactly (E. M. Kitagawa, *Components of a difference between two rates*, JASA 50, 1955, 1168-1194). The parts of a
-run are means over the requests that completed on both sides. Where one side has no token after the first, its t is
-that of the other: all of the difference is then one of tokens.
+run are means over the requests that completed on both sides. If one side has no token after the first, its t is
+that of the other, so the whole difference is one of tokens.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,8 +33,8 @@ class LatencySplit:
     parts: tuple[Contribution, ...]
     """In this order: ``TTFT``, ``TOKENS``, ``TIME_EACH``."""
     num_requests: int
-    """The fewest that any two runs share."""
-    doubt: str | None = None
+    """Fewest requests that any two runs share."""
+    warning: str | None = None
 
 
 Requests = Mapping[str, Latency]
@@ -43,25 +43,29 @@ Requests = Mapping[str, Latency]
 def split_latency(
     a: Sequence[RunTimeBreakdown], b: Sequence[RunTimeBreakdown], design: PairDesign
 ) -> LatencySplit | None:
-    """None where the latency of a run's requests is unknown, or two runs share none."""
-    a_known, b_known = ([run.latencies for run in side if run.latencies] for side in (a, b))
-    if not a or not b or len(a_known) < len(a) or len(b_known) < len(b):
+    """Parts of the latency; None if the latency of a run's requests is unknown, or two runs share none."""
+    a_latencies, b_latencies = ([run.latencies for run in side if run.latencies] for side in (a, b))
+    if not a or not b or len(a_latencies) < len(a) or len(b_latencies) < len(b):
         return None
-    met = zip(a_known, b_known, strict=True) if design.is_paired else product(a_known, b_known)
-    pairs = [(x, y, x.keys() & y.keys()) for x, y in met]
-    shared = min(len(found) for _, _, found in pairs)
+    combinations = (
+        zip(a_latencies, b_latencies, strict=True) if design.is_paired else product(a_latencies, b_latencies)
+    )
+    pairs = [(x, y, x.keys() & y.keys()) for x, y in combinations]
+    shared = min(len(common) for _, _, common in pairs)
     if not shared:
         return None
     names = ("request latency", TTFT, TOKENS, TIME_EACH)
-    whole, *parts = estimate_contributions(names, a_known, b_known, _split, design)
-    both = [fmean(_e2el_s(side[name]) for side in (x, y) for name in found) for x, y, found in pairs]
+    whole, *parts = estimate_contributions(names, a_latencies, b_latencies, _split, design)
+    both = [
+        fmean(side[name].ttft_s + side[name].span_s for side in (x, y) for name in common) for x, y, common in pairs
+    ]
     middle, half = fmean(both), whole.added_s / 2
     bunched = sum(run.is_bunched for run in (*a, *b))
     return LatencySplit(
         whole=replace(whole, a_s=middle - half, b_s=middle + half),
         parts=tuple(parts),
         num_requests=shared,
-        doubt=f"tokens reached the client in bursts in {bunched} of {len(a) + len(b)} runs" if bunched else None,
+        warning=f"tokens reached the client in bursts in {bunched} of {len(a) + len(b)} runs" if bunched else None,
     )
 
 
@@ -77,7 +81,3 @@ def _split(x: Requests, y: Requests) -> list[float]:
     time_per_token = np.nan_to_num((t_b - t_a) * (m_a + m_b) / 2)
     whole = ttft + b[1] - a[1]
     return [float(part.mean()) for part in (whole, ttft, tokens, time_per_token)]
-
-
-def _e2el_s(latency: Latency) -> float:
-    return latency.ttft_s + latency.span_s

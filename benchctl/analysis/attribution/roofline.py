@@ -1,13 +1,13 @@
-"""Step time against what its FLOPs and bytes need at the least: a roofline model, never a measurement.
+"""Step time against the least time for its FLOPs and bytes: a roofline model, not a measurement.
 
-floor of a step = max(F / peak, M / bandwidth) of the base model + the same of the value model's pass, where rows
-were guided (``costs/roofline.py``). With T new tokens in a batch of mean context c, P = Σ T c for decoding and
-T (c - (T_p - 1) / 2) for prompts of T_p new tokens each; the log has no finer count, and attention is about one
-percent of the whole. The base model writes its new tokens: K = context + T. The value model reads the guided rows'
-contexts and writes its own T = prefill + extend + candidates; prefixes are as long as the mean row.
+floor of a step = max(F / peak, M / bandwidth) of the base model + the same of the value model's pass if rows were
+guided (``costs/roofline.py``). With T new tokens in a batch of mean context c, P = Σ T c for decoding and T (c -
+(T_p - 1) / 2) for prompts of T_p new tokens each; the log has no finer count, and attention is about one percent of
+the whole. The base model writes its new tokens: K = context + T. The value model reads the guided rows' contexts
+and writes its own T = prefill + extend + candidates; prefixes are as long as the mean row.
 
-The difference of the floors is what more FLOPs and bytes explain; the rest is launches, host work, synchronisation,
-kernels below the peaks.
+The difference of the floors is explained by more FLOPs and bytes; the rest is launches, host work, synchronisation
+and kernels below the peaks.
 """
 
 from collections.abc import Sequence
@@ -25,14 +25,14 @@ from benchctl.profile.model import VariantSettings
 from benchctl.records.columns.step_columns import Floats, StepColumns
 
 NO_PEAKS: Final = "the peaks of the device are unknown"
-NO_SETTINGS: Final = "the profile does not say which models ran"
+NO_SETTINGS: Final = "the profile does not name the models"
 _BASE_COUNTS: Final = ("num_prefill_tokens", "num_decode_tokens", "context_tokens")
 _VALUE_COUNTS: Final = ("guided_rows", "value_prefill_tokens", "value_extend_tokens", "candidates")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkModel:
-    """What computes a run's steps, and on what. ``value`` is None for a run that asks for no guidance."""
+    """Models and device of a run's steps. ``value`` is None for a run without guidance."""
 
     base: ModelShape
     value: ModelShape | None
@@ -41,7 +41,7 @@ class WorkModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Floor:
-    """Least mean time of a step. ``compute_frac`` is the share of it in which FLOPs and not bytes set the pace."""
+    """Least mean time of a step. ``compute_frac`` is the share of it that FLOPs and not bytes determine."""
 
     base_s: float
     value_s: float
@@ -57,7 +57,7 @@ class Floor:
 class WorkSplit:
     """Mean time of a step: ``base`` and ``value`` model at their floors and the ``rest`` add up to ``whole``.
 
-    A model: ``hardware`` names the device whose data sheet it rests on.
+    ``hardware`` names the device whose data sheet the model uses.
     """
 
     whole: Contribution
@@ -79,14 +79,14 @@ class WorkSplit:
 
     @property
     def unexplained_frac(self) -> float | None:
-        """Share of the difference that neither FLOPs nor bytes explain; None where there is no difference."""
+        """Share of the difference that neither FLOPs nor bytes explain; None without a difference."""
         return self.rest.share_of(self.whole)
 
 
 def work_model(settings: VariantSettings | None, hardware: Hardware | None) -> WorkModel | str:
-    """The model of a run with these settings, or why there is none.
+    """The work model of a run with these settings, or the reason why there is none.
 
-    Devices over which each layer is spread count as one with the sum of their peaks.
+    Devices that share each layer count as one with the sum of their peaks.
     """
     if settings is None:
         return NO_SETTINGS
@@ -114,7 +114,7 @@ def _spread_over(hardware: Hardware, devices: int) -> Hardware:
 
 
 def floor_of(columns: StepColumns, work: WorkModel) -> Floor | str:
-    """The floor of a run's steps, or what their log does not count."""
+    """The floor of a run's steps, or the reason why it is unknown."""
     if not len(columns):
         return "there is no step log"
     counts = _counted(columns, _BASE_COUNTS, None)
@@ -123,18 +123,18 @@ def floor_of(columns: StepColumns, work: WorkModel) -> Floor | str:
     base_s, base_compute_s = _base_floor(columns, counts, work)
     value_s = value_compute_s = 0.0
     if work.value is not None:
-        found = _value_floor(columns, counts[-1], work.value, work.hardware)
-        if isinstance(found, str):
-            return found
-        value_s, value_compute_s = found
+        value_floor = _value_floor(columns, counts[-1], work.value, work.hardware)
+        if isinstance(value_floor, str):
+            return value_floor
+        value_s, value_compute_s = value_floor
     n, whole = len(columns), base_s + value_s
     compute = (base_compute_s + value_compute_s) / whole if whole else 0.0
     return Floor(base_s=base_s / n, value_s=value_s / n, compute_frac=compute, hardware=work.hardware.name)
 
 
 def _counted(columns: StepColumns, names: Sequence[str], idle: Floats | None) -> list[Floats] | str:
-    """Counts of all steps; unknown ones are 0 where a step is ``idle``."""
-    found = []
+    """Counts of all steps; unknown ones of ``idle`` steps are 0."""
+    counts = []
     for name in names:
         column = columns.optional(name)
         values = np.full(len(columns), np.nan) if column is None else column
@@ -142,8 +142,8 @@ def _counted(columns: StepColumns, names: Sequence[str], idle: Floats | None) ->
             values = np.where(np.isnan(values) & (idle > 0), 0.0, values)
         if np.isnan(values).any():
             return f"the step log does not count {name} in every step"
-        found.append(values)
-    return found
+        counts.append(values)
+    return counts
 
 
 def _base_floor(columns: StepColumns, counts: Sequence[Floats], work: WorkModel) -> tuple[float, float]:
@@ -184,7 +184,7 @@ def _value_floor(
 
 
 def _roofline_s(flops: Floats, num_bytes: Floats, hardware: Hardware) -> tuple[float, float]:
-    """Sum over passes of the larger of both times, and the part of it where FLOPs are the larger."""
+    """Sum over passes of the larger of both times, and the part of it in passes where FLOPs take longer."""
     compute_s, memory_s = flops / hardware.peak_flops_per_s, num_bytes / hardware.bandwidth_bytes_per_s
     return float(np.maximum(compute_s, memory_s).sum()), float(compute_s[compute_s > memory_s].sum())
 

@@ -1,4 +1,4 @@
-"""What one run has to say about where its time went, reduced to what the two sides are compared in."""
+"""The time of one run, broken down into the quantities in which two sides are compared."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -21,8 +21,8 @@ from benchctl.units import s_from_ns
 class Latency(NamedTuple):
     """One request: time to its first token, time from there to its last, tokens after the first.
 
-    Of several choices, tokens are those of the longest. A stream that goes on has one token after its first at
-    least, so that span_s = tokens * (span_s / tokens) always holds.
+    With several choices, tokens are those of the longest. A stream of more than one chunk has at least one token
+    after its first, so span_s = tokens * (span_s / tokens) always holds.
     """
 
     ttft_s: float
@@ -39,9 +39,7 @@ class SizedSteps(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TimeScales:
-    """By what times of a run are multiplied to be those of the middle of its block: exp(-β offset) of each
-    metric.
-    """
+    """Factors that adjust a run's times to the middle of its block: exp(-β offset) of each metric."""
 
     wall: float = 1.0
     step: float = 1.0
@@ -54,7 +52,7 @@ SizeKey = tuple[StepPhase, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunTimeBreakdown:
-    """One run without its warm-up, in seconds of the engine's clock; None where its records do not tell.
+    """One run without its warm-up, in seconds of the engine's clock; None without the necessary records.
 
     Invariant: ``step_s`` is the sum over ``phase_s`` and over the totals of ``sizes``.
     """
@@ -68,17 +66,17 @@ class RunTimeBreakdown:
     sizes: Mapping[SizeKey, SizedSteps]
     breakdown: Breakdown | None
     floor: Floor | str
-    """Least time per step for its FLOPs and bytes, or why that is unknown."""
+    """Least time per step for its FLOPs and bytes, or the reason why it is unknown."""
     is_bunched: bool = False
     """Its tokens reached the client in bursts."""
 
     latencies: Mapping[str, Latency] | None = None
-    """By request, of those that completed; where they were asked for (``request_latencies``)."""
+    """By request, of those that completed; None unless requested (``request_latencies``)."""
     covers_steps: bool = True
-    """Whether ``step_s`` is the time of whole steps."""
+    """``step_s`` is the time of whole steps."""
     step_scale: float = 1.0
-    """By what its step times are multiplied for its position in the block; 1 where they are as measured. All times
-    but ``breakdown`` and ``floor`` are scaled already."""
+    """Factor of the step times for the run's position in its block; 1 if unadjusted. All times but ``breakdown``
+    and ``floor`` are scaled already."""
 
     @property
     def has_steps(self) -> bool:
@@ -88,7 +86,7 @@ class RunTimeBreakdown:
 def break_down_run_time(
     run: LoadedRun, metrics: Mapping[str, float | None], work: WorkModel | str
 ) -> RunTimeBreakdown:
-    """The breakdown of a run. ``metrics`` are its own; ``work`` is what its steps compute, or why it is unknown."""
+    """The breakdown of a run with its ``metrics``; ``work`` is its work model, or the reason why it is unknown."""
     columns = run.columns
     tokens = metrics["output_tokens"]
     return RunTimeBreakdown(
@@ -107,7 +105,7 @@ def break_down_run_time(
 
 
 def at_middle_of_block(run: RunTimeBreakdown, scales: TimeScales) -> RunTimeBreakdown:
-    """The run as it would have been in the middle of its block: its times multiplied, its counts as they are."""
+    """The run adjusted to the middle of its block: times are scaled, counts unchanged."""
     return replace(
         run,
         wall_s=None if run.wall_s is None else run.wall_s * scales.wall,
@@ -130,25 +128,25 @@ def _floor(run: LoadedRun, work: WorkModel | str) -> Floor | str:
     if isinstance(work, str):
         return work
     if not run.record.times_whole_steps:
-        return "the step log times the sampler alone, and not the steps that a floor is held against"
+        return "the step log times the sampler alone, not the steps that a floor is compared with"
     return floor_of(run.columns, work)
 
 
 def _sizes(columns: StepColumns) -> dict[SizeKey, SizedSteps]:
-    found: dict[SizeKey, SizedSteps] = {}
+    steps_by_size: dict[SizeKey, SizedSteps] = {}
     for phase in PHASES:
         chosen = columns.in_phase(phase)
         sizes, where, counts = np.unique(columns.num_seqs[chosen], return_inverse=True, return_counts=True)
         totals = np.zeros(len(sizes), dtype=np.int64)
         np.add.at(totals, where, columns.dur_ns[chosen])
         for size, count, total_ns in zip(sizes.tolist(), counts.tolist(), totals.tolist(), strict=True):
-            found[phase, size] = SizedSteps(count, s_from_ns(total_ns))
-    return found
+            steps_by_size[phase, size] = SizedSteps(count, s_from_ns(total_ns))
+    return steps_by_size
 
 
 def request_latencies(run: LoadedRun) -> dict[str, Latency] | None:
-    """By request; None where a completed request has no arrivals, or nobody counted its tokens."""
-    found, factor = {}, run.record.clock_factor
+    """Latencies by request; None if a completed request has no arrivals or no count of tokens."""
+    latencies, factor = {}, run.record.clock_factor
     for request in measured(run.requests):
         if not is_completed(request):
             continue
@@ -158,12 +156,12 @@ def request_latencies(run: LoadedRun) -> dict[str, Latency] | None:
             return None
         span_s = s_from_ns((last_ns - first_ns) * factor)
         tokens = max(longest - 1, 1.0 if span_s > 0 else 0.0)
-        found[request.request_id] = Latency(s_from_ns(first_ns * factor), span_s, tokens)
-    return found or None
+        latencies[request.request_id] = Latency(s_from_ns(first_ns * factor), span_s, tokens)
+    return latencies or None
 
 
 def _longest_choice(request: RequestRecord) -> float | None:
-    """Tokens of its longest choice; its usage spread evenly where the choices are not counted."""
+    """Tokens of its longest choice; usage divided evenly if single choices are not counted."""
     counts = [choice_tokens(request, choice) for choice in request.choices]
     if total(counts) is not None:
         return max(count for count in counts if count is not None)

@@ -1,12 +1,12 @@
-"""Where the time of a step sits: its sections as a tree whose parts add up.
+"""Sections of a step as a tree whose parts add up.
 
 Time per step of a section = total over all steps / number of all steps. Because every section is divided by the
-same count, children and the remainder that no section names add up to their parent, and the top level adds up
-to the step. The other convention in use, the mean over the steps that have the section, is kept beside it: it
-says what a section costs when it runs, but its values do not add up.
+same count, children and the unnamed remainder add up to their parent, and the top level to the step. The other
+common convention, the mean over the steps that have the section, is available too: it is the cost of a section when
+it runs, but its values do not add up.
 
-What a section holds depends on the clock. Host time without synchronisation charges the first call that blocks
-with all the device work queued before it, so such a section is never called GPU time here.
+The content of a section depends on the clock. On host time without synchronisation, the first blocking call is
+charged for all queued GPU work, so such a section is never called GPU time here.
 """
 
 from collections import Counter
@@ -21,14 +21,14 @@ from benchctl.records.step import SECTION_PARENT, Clock
 
 STEP: Final = "step"
 SAMPLER: Final = "sampler_total"
-"""What stands in the place of the step where a log times the sampler alone."""
+"""Replaces the step if a log times the sampler alone."""
 
 _MANY_STEPS: Final = 10_000_000
 _ROUNDING_NS: Final = 1_000
-"""Of totals over so many steps: far below what any step takes, and more than some hundred runs can round by."""
+"""Of totals over this many steps: far below the time of a step, and above the rounding of some hundred runs."""
 
 CLOCK_NOTE: Final[dict[Clock, str]] = {
-    "host": "host time, so a section may hold waiting for device work queued before it; no section is GPU time",
+    "host": "host time, so a section may include waiting for queued device work; no section is GPU time",
     "device": "device time",
     "virtual": "virtual time of the simulator",
 }
@@ -39,7 +39,7 @@ class Section:
     """Time of one section over ``num_steps`` steps, ``num_records`` of which have it.
 
     Invariant: ``total_ns`` is the sum over ``children``, when there are any; the last child is then the
-    remainder (``is_unnamed``), which is negative only when the log contradicts itself.
+    remainder (``is_unnamed``), which is negative only if the log contradicts itself.
     """
 
     name: str
@@ -72,16 +72,14 @@ class Section:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Breakdown:
-    """The sections of a set of steps. ``unplaced`` are sections whose parent is not known: they are listed,
-    but stand outside the tree, because they may lie inside one another.
-    """
+    """The sections of a set of steps. ``unplaced`` are sections with unknown parents, outside the tree."""
 
     step: Section
-    """The whole: the step, or its sampler where no more is timed."""
+    """The whole: the step, or its sampler if nothing else is timed."""
     unplaced: tuple[Section, ...]
     clocks: tuple[Clock, ...]
     covers_steps: bool = True
-    """Whether ``step`` is all of a step and not its sampler alone."""
+    """``step`` is the whole step and not its sampler alone."""
 
     @property
     def num_steps(self) -> int:
@@ -89,13 +87,13 @@ class Breakdown:
 
     @property
     def clock_note(self) -> str:
-        """What the times are, in words."""
+        """Meaning of the times, in words."""
         return "; ".join(CLOCK_NOTE[clock] for clock in self.clocks)
 
     def section(self, name: str) -> Section | None:
-        """The section called ``name``, wherever it lies."""
-        found = (section for _, section in self.step.walk() if section.name == name)
-        return next(found, None) or next((s for s in self.unplaced if s.name == name), None)
+        """The section called ``name``, in the tree or unplaced."""
+        matches = (section for _, section in self.step.walk() if section.name == name)
+        return next(matches, None) or next((s for s in self.unplaced if s.name == name), None)
 
     def leaf_means_ns(self) -> dict[str, float]:
         """Time per step of each leaf; the values add up to the mean step."""
@@ -104,19 +102,20 @@ class Breakdown:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTally:
-    """What a breakdown is made from: the total of the step itself (``STEP``) and of each section, and how many
-    steps have it. A parent that a step leaves out although it has children counts as their sum.
+    """Totals of the step itself (``STEP``) and of each section, and the number of steps that have it.
+
+    A parent that a step omits although it has children counts as their sum.
     """
 
     total_ns: Mapping[str, int]
     num_records: Mapping[str, int]
     clocks: tuple[Clock, ...]
     covers_steps: bool = True
-    """Whether the total of ``STEP`` is that of whole steps, and not of their samplers alone."""
+    """The total of ``STEP`` is that of whole steps, not of their samplers alone."""
 
 
 def tally_steps(steps: StepColumns, *, covers_steps: bool = True) -> StepTally:
-    """The tally of the steps of one run; ``covers_steps`` as its record says it."""
+    """The tally of the steps of one run; ``covers_steps`` is that of its record."""
     sections = _with_parents(steps)
     return StepTally(
         total_ns={name: exact_sum(time) for name, (time, _) in sections.items()} | {STEP: exact_sum(steps.dur_ns)},
@@ -127,9 +126,9 @@ def tally_steps(steps: StepColumns, *, covers_steps: bool = True) -> StepTally:
 
 
 def break_down(tallies: Iterable[StepTally], rounding_ns: int = 0) -> Breakdown | None:
-    """The breakdown of the steps of several runs, of their samplers where a run has no more. None without steps.
+    """The breakdown of the steps of several runs, or of their samplers. None without steps.
 
-    A remainder of up to ``rounding_ns`` for each section is rounding, and none.
+    A remainder of up to ``rounding_ns`` per section counts as 0.
     """
     totals: Counter[str] = Counter()
     records: Counter[str] = Counter()
@@ -152,11 +151,10 @@ def break_down(tallies: Iterable[StepTally], rounding_ns: int = 0) -> Breakdown 
 
 
 def mean_breakdown(runs: Iterable[tuple[StepTally, float]]) -> Breakdown | None:
-    """The breakdown of the mean run: each run counts the same, its times multiplied by its scale. None without
-    steps.
+    """The breakdown of the mean run, with equal weights and scaled times. None without steps.
 
-    Tallies are brought to one large number of steps, so that means over steps become means over runs; rounding to
-    whole nanoseconds then changes a mean by less than a millionth of one.
+    Tallies are scaled to one large number of steps, so means over steps become means over runs; rounding to whole
+    nanoseconds changes a mean by less than a millionth.
     """
     scaled = (_of_many_steps(tally, scale) for tally, scale in runs if tally.num_records[STEP])
     return break_down(scaled, rounding_ns=_ROUNDING_NS)
@@ -181,7 +179,7 @@ _DEEPEST_FIRST: Final = tuple(sorted(SECTION_PARENT, key=_depth, reverse=True))
 
 
 def _with_parents(steps: StepColumns) -> dict[str, tuple[Integers, Flags]]:
-    """Time of each section and which steps have it, with absent parents of present children as their sum."""
+    """Time of each section and the steps that have it; an absent parent is the sum of its children."""
     complete = {name: (steps.section_ns[name], steps.has_section[name]) for name in steps.section_ns}
     nothing = (np.zeros(len(steps), dtype=np.int64), np.zeros(len(steps), dtype=np.bool_))
     for name in _DEEPEST_FIRST:

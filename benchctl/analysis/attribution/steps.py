@@ -1,15 +1,15 @@
 """The mean time of a step, divided in two ways: by its sections, and by the sizes of its batches.
 
-Sections: time per step of each leaf of the breakdown, over all steps, so that leaves and what no section names add
-up to the mean step, and their differences to its difference.
+Sections: time per step of each leaf of the breakdown, over all steps, so leaves and the unnamed remainder add up to
+the mean step, and their differences to its difference.
 
-Batches: with p the share of the steps that fall in a bin and m their mean time,
+Batches: with p the share of the steps in a bin and m their mean time,
 
     m_B - m_A = Σ (p_B - p_A) (m_A + m_B) / 2  +  Σ (m_B - m_A) (p_A + p_B) / 2
 
 exactly (E. M. Kitagawa, *Components of a difference between two rates*, JASA 50, 1955, 1168-1194): other batches
-against more time for the same batch. Steps that prefill are bins of their own, because they cost more at the same
-size. A bin that one side does not have takes the other's mean time: its difference is then wholly one of batches.
+against more time for the same batch. Prefill steps have their own bins, because they cost more at the same
+size. A bin that one side lacks takes the other's mean time, so its whole difference is one of batches.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,21 +22,21 @@ from benchctl.analysis.attribution.sections import CLOCK_NOTE, STEP, Breakdown, 
 from benchctl.units import s_from_ns
 
 MAX_EXACT_SIZES: Final = 12
-"""More sizes of decoding batches are put together in powers of two."""
+"""More sizes of decode batches are binned by powers of two."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SectionSplit:
     """Invariant: ``sections`` add up to ``whole``, the difference of the mean step time.
 
-    Sections are leaves, in the order of the tree; ``x (unnamed)`` is what x holds and no section names.
+    Sections are leaves, in the order of the tree; ``x (unnamed)`` is the unnamed remainder of x.
     """
 
     whole: Contribution
     sections: tuple[Contribution, ...]
     clock_note: str
     unplaced: tuple[str, ...]
-    """Sections that stand outside the tree, because nobody knows what they lie in."""
+    """Sections outside the tree, because their parents are unknown."""
 
     @property
     def largest(self) -> Contribution:
@@ -47,7 +47,7 @@ class SectionSplit:
 class BatchBin:
     """One kind of batch: means over the blocks of its share of the steps, and its mean time over all of a side's.
 
-    The time is None where a side has no such step.
+    The time is None if a side has no such step.
     """
 
     label: str
@@ -56,9 +56,9 @@ class BatchBin:
     a_step_s: float | None
     b_step_s: float | None
     batches_s: float
-    """What it adds because it came more or less often."""
+    """Time that it adds because it was more or less frequent."""
     same_batch_s: float
-    """What it adds because its steps took longer or shorter."""
+    """Time that it adds because its steps took longer or shorter."""
 
     @property
     def is_one_sided(self) -> bool:
@@ -67,7 +67,7 @@ class BatchBin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSplit:
-    """Invariants: ``batches`` and ``same_batch`` add up to ``whole``; each is the sum of what its bins add."""
+    """Invariants: ``batches`` and ``same_batch`` add up to ``whole``; each is the sum over its bins."""
 
     whole: Contribution
     batches: Contribution
@@ -80,24 +80,24 @@ class BatchSplit:
 def split_sections(
     a: Sequence[RunTimeBreakdown], b: Sequence[RunTimeBreakdown], design: PairDesign
 ) -> SectionSplit | None:
-    """None where no step of either side has a section."""
-    found = [run.breakdown for run in (*a, *b) if run.breakdown is not None]
-    inner = {section.name for run in found for _, section in run.step.walk() if section.children}
-    if len(found) < len(a) + len(b) or not inner:
+    """Split by sections; None if no step of either side has one."""
+    breakdowns = [run.breakdown for run in (*a, *b) if run.breakdown is not None]
+    inner = {section.name for run in breakdowns for _, section in run.step.walk() if section.children}
+    if len(breakdowns) < len(a) + len(b) or not inner:
         return None
-    names = _leaf_names(found, inner)
+    names = _leaf_names(breakdowns, inner)
 
     def values(run: RunTimeBreakdown) -> list[float]:
         leaves = leaf_times_s(run, inner)
         return [sum(leaves.values()), *(leaves.get(name, 0.0) for name in names)]
 
     whole, *sections = estimate_levels([STEP, *names], a, b, values, design)
-    clocks = sorted({clock for run in found for clock in run.clocks})
+    clocks = sorted({clock for run in breakdowns for clock in run.clocks})
     return SectionSplit(
         whole=whole,
         sections=tuple(sections),
         clock_note="; ".join(CLOCK_NOTE[clock] for clock in clocks),
-        unplaced=tuple(sorted({section.name for run in found for section in run.unplaced})),
+        unplaced=tuple(sorted({section.name for run in breakdowns for section in run.unplaced})),
     )
 
 
@@ -112,7 +112,7 @@ def _leaf_name(leaf: Section, inner: set[str]) -> str:
 
 
 def leaf_times_s(run: RunTimeBreakdown, inner: set[str]) -> dict[str, float]:
-    """Time per step of each leaf; ``inner`` are the sections that have others inside in any run."""
+    """Time per step of each leaf; ``inner`` are the sections with children in any run."""
     if run.breakdown is None:
         return {}
     leaves = run.breakdown.step.leaves()
@@ -120,7 +120,7 @@ def leaf_times_s(run: RunTimeBreakdown, inner: set[str]) -> dict[str, float]:
 
 
 def split_batches(a: Sequence[RunTimeBreakdown], b: Sequence[RunTimeBreakdown], design: PairDesign) -> BatchSplit:
-    """All runs of both sides have steps."""
+    """Split by batches; all runs of both sides have steps."""
     bin_of, labels = _bins([key for run in (*a, *b) for key in run.sizes])
     a_bins, b_bins = ([_binned(run, bin_of, len(labels)) for run in side] for side in (a, b))
 
@@ -167,7 +167,7 @@ class _Binned:
 
 
 def _kitagawa(p_a: float, m_a: float | None, p_b: float, m_b: float | None) -> tuple[float, float]:
-    """What one bin adds: because of its share, and because of its time."""
+    """Contributions of one bin: from its share, and from its time."""
     before, after = (m_b if m_a is None else m_a), (m_a if m_b is None else m_b)
     if before is None or after is None:
         return 0.0, 0.0
@@ -175,7 +175,7 @@ def _kitagawa(p_a: float, m_a: float | None, p_b: float, m_b: float | None) -> t
 
 
 def _bins(keys: Sequence[SizeKey]) -> tuple[Callable[[SizeKey], int], list[str]]:
-    """Which bin a kind of step belongs to, and what the bins are called."""
+    """The bin of each kind of step, and the labels of the bins."""
     sizes = sorted({size for phase, size in keys if phase == "decode"})
     is_exact = len(sizes) <= MAX_EXACT_SIZES
 
@@ -186,9 +186,9 @@ def _bins(keys: Sequence[SizeKey]) -> tuple[Callable[[SizeKey], int], list[str]]
         return phase, size if is_exact else max(size - 1, 0).bit_length()
 
     order = {"prefill": 0, "mixed": 1, "decode": 2}
-    found = sorted({bin_key(key) for key in keys}, key=lambda bin_: (order[bin_[0]], bin_[1]))
-    index = {bin_: i for i, bin_ in enumerate(found)}
-    return lambda key: index[bin_key(key)], [_label(*bin_, is_exact=is_exact) for bin_ in found]
+    bin_keys = sorted({bin_key(key) for key in keys}, key=lambda bin_: (order[bin_[0]], bin_[1]))
+    index = {bin_: i for i, bin_ in enumerate(bin_keys)}
+    return lambda key: index[bin_key(key)], [_label(*bin_, is_exact=is_exact) for bin_ in bin_keys]
 
 
 def _label(phase: str, size: int, *, is_exact: bool) -> str:

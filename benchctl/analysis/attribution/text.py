@@ -1,4 +1,4 @@
-"""A decomposition in words: which factor carries the difference, and what of it nobody can tell."""
+"""A decomposition in words: the factors that carry the difference, as far as they are significant."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -12,17 +12,17 @@ from benchctl.formats import change_of_ratio, signed_three_digits
 from benchctl.units import MS_PER_S
 
 _CARRIES: Final = 0.5
-"""Less of the whole does not carry it; factors cancel where the whole is less than this part of what they move."""
+"""Least share that carries the whole; factors cancel if the whole is less than this part of their sum."""
 _MOST: Final = 1.2
-"""A larger share of a whole is no share any more: other parts pull the other way."""
+"""A larger share of a whole is not meaningful: other parts have the opposite sign."""
 _WORTH_A_WORD: Final = 0.1
-"""Part of the largest below which a factor is left out of a list."""
+"""Part of the largest below which a factor is omitted from a list."""
 
 _NO_WALL: Final = "the wall time is unknown, because the client's times do not count"
 
 
 def factor_text(estimate: RatioEstimate) -> str:
-    """``x1.550 [1.54, 1.56]``; without the interval where there is one block, or no scatter."""
+    """``x1.550 [1.54, 1.56]``; without the interval for one block, or without scatter."""
     low, high = estimate.ci_low, estimate.ci_high
     if low is None or high is None or math.isclose(low, high, rel_tol=1e-6):
         return f"x{estimate.ratio:.3f}"
@@ -41,68 +41,70 @@ def wall_line(decomposition: Decomposition) -> str:
 
 
 def sentence(decomposition: Decomposition) -> str:
-    """Which factor carries the difference, as far as the intervals allow to say so."""
+    """The factor that carries the difference, as far as the intervals show it."""
     wall = decomposition.wall
     if wall is None:
         return "; ".join([_step_change(decomposition), *_section(decomposition), *_unexplained(decomposition)])
     whole = change_of_ratio(wall.total.ratio)
     if not wall.factors:
-        return f"the wall time changes by {whole}; neither steps nor tokens are known that would tell why"
+        return f"the wall time changes by {whole}; neither steps nor tokens are known to explain it"
     if wall.total.log_interval is None:
         return f"the wall time changes by {whole} in one block, which tells no factor from 1"
-    told = sorted((f for f in wall.factors if f.is_told), key=lambda factor: -abs(factor.log_ratio))
-    if not told:
+    significant = sorted((f for f in wall.factors if f.is_significant), key=lambda factor: -abs(factor.log_ratio))
+    if not significant:
         return f"no factor can be told from 1 ({whole} in all)"
-    text = _carried(told, wall.total, whole)
-    if any(factor.name == TIME_PER_STEP for factor in told):
+    text = _carried(significant, wall.total, whole)
+    if any(factor.name == TIME_PER_STEP for factor in significant):
         return "; ".join([": ".join([text, *_section(decomposition)]), *_unexplained(decomposition)])
     return text
 
 
-def _carried(told: Sequence[Factor], total: RatioEstimate, whole: str) -> str:
-    """One factor that carries the whole, several that make it together, or what stays untold."""
-    shares = [(factor.name, factor.share_of(total)) for factor in told]
+def _carried(factors: Sequence[Factor], total: RatioEstimate, whole: str) -> str:
+    """One factor that carries the whole, several that add up to it, or a part that is not significant."""
+    shares = [(factor.name, factor.share_of(total)) for factor in factors]
     name, share = shares[0]
-    if len(told) > 1 and _cancels(told, total, share):
-        doubt = ", which cannot be told from 0" if share is None else ""
-        return f"{_listed(told)} make {whole}{doubt}"
+    if len(factors) > 1 and _cancels(factors, total, share):
+        qualification = ", which cannot be told from 0" if share is None else ""
+        return f"{_listed(factors)} make {whole}{qualification}"
     if share is None:
-        return f"{_listed(told)} can be told from 1, {whole} in all cannot"
+        return f"{_listed(factors)} can be told from 1, {whole} in all cannot"
     if share < _CARRIES:
-        return f"{_listed(told)} can be told from 1; what carries the rest of the {whole} cannot"
+        return f"{_listed(factors)} can be told from 1; what carries the rest of the {whole} cannot"
     others = [f", {other} {_percent(part)}" for other, part in shares[1:] if part and abs(part) >= _WORTH_A_WORD]
     return f"{name} carries {_percent(share)} of the {whole}{''.join(others)}"
 
 
-def _cancels(told: Sequence[Factor], total: RatioEstimate, share: float | None) -> bool:
-    """The factors pull both ways, so that no single one carries the whole."""
-    moved = sum(abs(factor.log_ratio) for factor in told)
+def _cancels(factors: Sequence[Factor], total: RatioEstimate, share: float | None) -> bool:
+    """The factors have opposite signs, so no single one carries the whole."""
+    moved = sum(abs(factor.log_ratio) for factor in factors)
     return abs(total.log_ratio) < _CARRIES * moved or (share is not None and not 0 < share <= _MOST)
 
 
-def _listed(told: Sequence[Factor]) -> str:
-    worth = [factor for factor in told if abs(factor.log_ratio) >= _WORTH_A_WORD * abs(told[0].log_ratio)]
+def _listed(factors: Sequence[Factor]) -> str:
+    worth = [factor for factor in factors if abs(factor.log_ratio) >= _WORTH_A_WORD * abs(factors[0].log_ratio)]
     return " and ".join(f"{factor.name} {change_of_ratio(factor.ratio)}" for factor in worth)
 
 
 def _section(decomposition: Decomposition) -> Iterator[str]:
-    """The section that carries most of the difference of the step; those that pull both ways by their times."""
+    """The section that carries most of the step's difference; those of opposite signs with their times."""
     split = decomposition.sections
-    if split is None or not split.largest.is_told:
+    if split is None or not split.largest.is_significant:
         return
     largest = split.largest
     share = largest.share_of(split.whole)
     if share is not None and 0 < share <= _MOST:
         yield f"{_percent(share)} of {_what(decomposition)} {largest.name}"
         return
-    told = sorted((section for section in split.sections if section.is_told), key=lambda s: -abs(s.added_s))
-    pulling = [section for section in told if abs(section.added_s) >= _CARRIES * abs(largest.added_s)]
+    significant = sorted(
+        (section for section in split.sections if section.is_significant), key=lambda s: -abs(s.added_s)
+    )
+    pulling = [section for section in significant if abs(section.added_s) >= _CARRIES * abs(largest.added_s)]
     yield f"per step {', '.join(f'{s.name} {added_text(s)}' for s in pulling)}"
 
 
 def _what(decomposition: Decomposition) -> str:
     factors = () if decomposition.wall is None else decomposition.wall.factors
-    only = len([factor for factor in factors if factor.is_told]) == 1
+    only = len([factor for factor in factors if factor.is_significant]) == 1
     return "it" if only else "the step's difference"
 
 
@@ -112,7 +114,7 @@ def _step_change(decomposition: Decomposition) -> str:
 
 
 def _unexplained(decomposition: Decomposition) -> Iterator[str]:
-    """What the model of the work leaves over; what it adds, where that is more than there is to explain."""
+    """The part that the work model explains; the time that it would add if that exceeds the difference."""
     split = decomposition.work
     share = None if split is None else split.unexplained_frac
     if split is None or share is None:
@@ -124,17 +126,17 @@ def _unexplained(decomposition: Decomposition) -> Iterator[str]:
 
 
 def latency_line(decomposition: Decomposition) -> str | None:
-    """``request latency +5.6 s [..] = time to first token +0.08 s + …``; None where it is unknown."""
+    """``request latency +5.6 s [..] = time to first token +0.08 s + …``; None if it is unknown."""
     split = decomposition.latency
     if split is None:
         return None
     parts = ", ".join(f"{part.name} {added_text(part)}" for part in split.parts)
-    doubt = f" ({split.doubt})" if split.doubt else ""
-    return f"request latency {added_text(split.whole)}: {parts}{doubt}"
+    warning = f" ({split.warning})" if split.warning else ""
+    return f"request latency {added_text(split.whole)}: {parts}{warning}"
 
 
 def batch_line(decomposition: Decomposition) -> str | None:
-    """``step +0.3 ms: other batches +0.1 ms, time in the same batch +0.2 ms``; None where it is unknown."""
+    """``step +0.3 ms: other batches +0.1 ms, time in the same batch +0.2 ms``; None if it is unknown."""
     split = decomposition.batches
     if split is None:
         return None
@@ -145,9 +147,9 @@ def batch_line(decomposition: Decomposition) -> str | None:
 
 
 def added_text(part: Contribution, like: Contribution | None = None) -> str:
-    """``+58.2 ms [+57.0, +59.4]``; without the interval where there is one block, or no scatter.
+    """``+58.2 ms [+57.0, +59.4]``; without the interval for one block, or without scatter.
 
-    In the unit that reads best for ``like``, where given.
+    In the unit that suits ``like``, if given.
     """
     unit, factor = unit_of(like or part)
     text = f"{signed_three_digits(part.added_s * factor)} {unit}"
@@ -158,7 +160,7 @@ def added_text(part: Contribution, like: Contribution | None = None) -> str:
 
 
 def unit_of(part: Contribution) -> tuple[str, float]:
-    """The unit in which a part is read best, and how many of it are in a second."""
+    """The unit that suits a part, and its number per second."""
     numbers = (part.added_s, part.a_s, part.b_s, part.ci_low_s, part.ci_high_s)
     largest = max(abs(number) for number in numbers if number is not None)
     return ("s", 1.0) if largest >= 1 else ("ms", float(MS_PER_S))

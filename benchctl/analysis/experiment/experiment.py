@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import msgspec
 
-from benchctl.analysis.attribution.flops import RunFlops, account_run
+from benchctl.analysis.attribution.flops import RunFlops, count_run_flops
 from benchctl.analysis.attribution.peaks import peaks_of
 from benchctl.analysis.attribution.roofline import work_model
 from benchctl.analysis.attribution.run_time import Latency, RunTimeBreakdown, break_down_run_time, request_latencies
@@ -236,7 +236,7 @@ class Experiment:
                 code="model-shape-unknown", message=f"no FLOPs: {error}", where=run.record.run_id
             )
             return None, (unknown,)
-        flops = account_run(
+        flops = count_run_flops(
             run,
             base=base,
             value_model=value_model,

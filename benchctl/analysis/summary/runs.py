@@ -160,7 +160,7 @@ def _summarise(run: LoadedRun, experiment: Experiment) -> RunSummary:
     settings = experiment.settings(run.record)
     flops, warnings = experiment.flops(run)
     bounds = experiment.bounds(run)
-    is_told = any(warning.code == TIMES_BOUNDED for warning in run.warnings)
+    is_reported = any(warning.code == TIMES_BOUNDED for warning in run.warnings)
     return RunSummary(
         run=run,
         usability=experiment.usability(run),
@@ -170,7 +170,7 @@ def _summarise(run: LoadedRun, experiment: Experiment) -> RunSummary:
         values=summary_row(run, experiment.metrics(run), settings, flops),
         tally=tally_steps(run.columns, covers_steps=run.record.times_whole_steps),
         step_scale=experiment.position_scale(run, "step_ms"),
-        warnings=(*run.warnings, *(() if is_told else bounds_warnings(bounds)), *warnings),
+        warnings=(*run.warnings, *(() if is_reported else bounds_warnings(bounds)), *warnings),
     )
 
 

@@ -61,7 +61,7 @@ def _latency_document(decomposition: Decomposition) -> dict[str, Any] | None:
     split = decomposition.latency
     if split is None:
         return None
-    return {**_parts_document(split.whole, split.parts), "requests": split.num_requests, "doubt": split.doubt}
+    return {**_parts_document(split.whole, split.parts), "requests": split.num_requests, "warning": split.warning}
 
 
 def _sections_document(decomposition: Decomposition) -> dict[str, Any] | None:

@@ -66,7 +66,7 @@ def _rows(decomposition: Decomposition, *, show_all: bool) -> Iterator[tuple[str
 def _step_rows(decomposition: Decomposition, *, show_all: bool) -> Iterator[tuple[str, ...]]:
     split = decomposition.sections
     if split is not None:
-        clear = [section for section in split.sections if section.is_told]
+        clear = [section for section in split.sections if section.is_significant]
         largest = sorted(clear, key=lambda section: -abs(section.added_s))[:SHOWN_SECTIONS]
         rows = split.sections if show_all else [section for section in split.sections if section in largest]
         yield from (_part_row(section, split.whole, of=" of the step") for section in rows)

@@ -107,7 +107,7 @@ def test_a_section_that_only_one_side_divides_is_divided_on_both(tmp_path: Path)
 def test_the_clock_of_the_sections_is_named(tmp_path: Path) -> None:
     found = within(write_results(tmp_path / "r", block_factors=STEADY))
     assert found.sections is not None
-    assert found.sections.clock_note.startswith("host time, so a section may hold waiting")
+    assert found.sections.clock_note.startswith("host time, so a section may include waiting")
 
 
 def test_fewer_tokens_at_the_same_pace_are_told_from_faster_steps(tmp_path: Path) -> None:

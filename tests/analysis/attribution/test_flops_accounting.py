@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from support.results.builders import prepared, write_results
 
-from benchctl.analysis.attribution.flops import RunFlops, account_run
+from benchctl.analysis.attribution.flops import RunFlops, count_run_flops
 from benchctl.costs.flops import observed_flops, published_flops
 from benchctl.costs.hardware import hardware_for
 from benchctl.costs.shapes import shape_for
@@ -41,7 +41,7 @@ def account(run: LoadedRun, **changes: Any) -> RunFlops:
         "hardware": H100,
         "prepared": prepared(4, 8, 2),
     } | changes
-    return account_run(run, **options)
+    return count_run_flops(run, **options)
 
 
 def with_steps(run: LoadedRun, change: Callable[[StepRecord], StepRecord]) -> LoadedRun:

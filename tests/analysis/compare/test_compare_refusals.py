@@ -73,8 +73,8 @@ def test_a_refusal_names_ten_differences_and_how_many_more_there_are(results, ot
         edit_run(other, run.path.name, effective_config=run.read().effective_config | settings)
     with pytest.raises(NotComparableError, match="and 15 more, which --json names") as caught:
         compare(results.path, other.path)
-    named = [line for line in str(caught.value).splitlines() if line.startswith("  server.flag_")]
-    assert named == [f"  server.flag_{i:02d}: absent against {i}" for i in range(10)]
+    lines = [line for line in str(caught.value).splitlines() if line.startswith("  server.flag_")]
+    assert lines == [f"  server.flag_{i:02d}: absent against {i}" for i in range(10)]
     assert len(refusal_document(caught.value)["reasons"]) == len(caught.value.differences) == 25
 
 
@@ -111,9 +111,9 @@ def test_compare_refuses_runs_with_different_models(results, other):
 def test_cores_of_the_client_on_two_machines_are_compared_by_their_number(results, other, theirs, differences):
     host = msgspec.structs.replace(other.manifest().host, hostname="elsewhere")
     edit_manifest(other, host=host)
-    for side, told in ((results, "client on 7, server on 0-6"), (other, theirs)):
+    for side, cores in ((results, "client on 7, server on 0-6"), (other, theirs)):
         for run in side.runs():
-            config = run.read().effective_config | ({} if told is None else {"server.client_cores": told})
+            config = run.read().effective_config | ({} if cores is None else {"server.client_cores": cores})
             edit_run(side, run.path.name, effective_config=config)
     if not differences:
         assert compare(results.path, other.path).verdict == "equivalent"
@@ -143,8 +143,8 @@ def test_declared_differences_are_listed_with_both_values(results):
 
 def test_a_difference_in_one_cell_names_the_cell(tmp_path):
     results = write_results(tmp_path / "r", cells=({"top_k": 2}, {"top_k": 5}))
-    found = {difference.b: difference.cells for difference in within(results).allowed}
-    assert found == {"2": ("top_k=2",), "5": ("top_k=5",), '"qwen2.5-1.5b"': ()}
+    cells_of = {difference.b: difference.cells for difference in within(results).allowed}
+    assert cells_of == {"2": ("top_k=2",), "5": ("top_k=5",), '"qwen2.5-1.5b"': ()}
 
 
 def test_a_setting_that_changes_between_blocks_of_one_side_is_a_difference(results):
@@ -171,18 +171,23 @@ def test_machines_that_differ_are_a_doubt_and_no_refusal(results, other):
     host = msgspec.structs.replace(other.manifest().host, hostname="elsewhere", cpu_model="Xeon")
     gpus = (GpuInfo(index=0, name="H200", driver="580"),)
     edit_manifest(other, host=host, gpus=gpus, git=GitState(sha="a" * 40, is_dirty=True), benchctl_version="0.2.0")
-    found = messages(compare(results.path, other.path), "machines-differ")
-    assert [message.split(" differs")[0] for message in found] == ["host", "GPUs", "benchctl version", "git commit"]
-    assert "none against H200 driver 580" in found[1]
-    assert found[3].endswith("unknown against aaaaaaaaaaaa with changes")
+    warnings = messages(compare(results.path, other.path), "machines-differ")
+    assert [message.split(" differs")[0] for message in warnings] == [
+        "host",
+        "GPUs",
+        "benchctl version",
+        "git commit",
+    ]
+    assert "none against H200 driver 580" in warnings[1]
+    assert warnings[3].endswith("unknown against aaaaaaaaaaaa with changes")
 
 
 def test_priorities_of_the_client_that_differ_are_a_doubt_where_both_are_known(results, other):
     edit_run(results, GUIDED, client_priority="fifo")
     assert messages(compare(results.path, other.path), "machines-differ") == []
     edit_run(other, GUIDED, client_priority="normal (fifo: not permitted; nice: not permitted)")
-    found = messages(compare(results.path, other.path), "machines-differ")
-    assert found == ["priority of the load client differs: fifo against normal"]
+    warnings = messages(compare(results.path, other.path), "machines-differ")
+    assert warnings == ["priority of the load client differs: fifo against normal"]
 
 
 def test_one_failed_request_makes_the_cell_incomplete(results):
@@ -230,9 +235,9 @@ def test_runs_that_were_not_measured_are_listed(results):
 def test_a_suspect_run_is_left_out_with_its_reason(results):
     throttled = ResultWarning(code="throttled", message="the GPU throttled for 3 s")
     edit_run(results, BASELINE, state="suspect", warnings=(throttled,))
-    said = "throttled: the GPU throttled for 3 s"
+    reason = "throttled: the GPU throttled for 3 s"
     assert messages(within(results), "excluded-block") == [
-        f"block 0 is left out: {BASELINE}: suspect: {said} (--allow-suspect counts it)"
+        f"block 0 is left out: {BASELINE}: suspect: {reason} (--allow-suspect counts it)"
     ]
 
 

@@ -19,16 +19,16 @@ TRUTH = 15.5 / 10
 def factors(num_blocks=6, guided=1.0, noise=0.002, drift=0.1, seed="blocks"):
     """Block factors that shake both variants together by ``drift`` and each alone by ``noise``."""
     stream = random.Random(seed)
-    found = []
+    blocks = []
     for _ in range(num_blocks):
         block = math.exp(stream.gauss(0, drift))
-        found.append(
+        blocks.append(
             {
                 "baseline": block * math.exp(stream.gauss(0, noise)),
                 "guided": block * guided * math.exp(stream.gauss(0, noise)),
             }
         )
-    return found
+    return blocks
 
 
 def compare(a, b, **options):

@@ -63,8 +63,8 @@ def test_where_the_client_is_in_doubt_its_times_do_not_count_and_those_of_the_se
     suspect(results, GUIDED, code)
     left_out, counted = compare(results), compare(results, allow_suspect=True)
     blocks = [
-        {metric.metric.name: metric.estimate.num_blocks for metric in found.cells[0].deciding}
-        for found in (left_out, counted)
+        {metric.metric.name: metric.estimate.num_blocks for metric in comparison.cells[0].deciding}
+        for comparison in (left_out, counted)
     ]
     assert blocks == [{"step_ms": 7, "wall_s": 6, "tpot_ms": 6}, {"step_ms": 7, "wall_s": 7, "tpot_ms": 7}]
     (message,) = messages(left_out, "client-times-excluded")
@@ -78,8 +78,8 @@ def test_where_the_client_is_in_doubt_its_times_do_not_count_and_those_of_the_se
 
 def test_tables_and_comparison_count_the_same_blocks_where_the_client_is_in_doubt(results):
     suspect(results, GUIDED, "arrival-times-unreliable")
-    (row,), compared = analyze_directory(results.path).sweep, compare(results).cells[0]
-    estimates = {metric.metric.name: metric.estimate for metric in compared.metrics}
+    (row,), cell = analyze_directory(results.path).sweep, compare(results).cells[0]
+    estimates = {metric.metric.name: metric.estimate for metric in cell.metrics}
     for quantity, name in (("wall", "wall_s"), ("step_ms", "step_ms"), ("tok_per_s", "output_throughput")):
         assert row.estimates[quantity].num_blocks == estimates[name].num_blocks
         assert row.estimates[quantity].ratio == estimates[name].ratio
@@ -112,12 +112,12 @@ def test_a_run_that_serves_many_cells_is_counted_once(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("warnings", "told"),
+    ("warnings", "codes"),
     [((), "no reason recorded"), ((doubt("throttled"), IN_BURSTS), "client-bunching, throttled")],
 )
-def test_a_run_that_is_suspect_for_an_unknown_reason_is_told_with_all_that_is_known(results, warnings, told):
+def test_a_run_that_is_suspect_for_an_unknown_reason_is_told_with_all_that_is_known(results, warnings, codes):
     edit_run(results, GUIDED, state="suspect", warnings=warnings)
-    assert f"of guided ({told})" in messages(compare(results, allow_suspect=True), "suspect-counted")[0]
+    assert f"of guided ({codes})" in messages(compare(results, allow_suspect=True), "suspect-counted")[0]
 
 
 def test_where_no_run_is_suspect_the_option_changes_nothing(results):
@@ -166,11 +166,11 @@ def test_table_markdown_and_document_show_that_suspect_runs_count(results):
     ]
     table, markdown, document = forms
     assert {form.exit_code for form in forms} == {1}
-    told = "1 of 7 runs of guided (arrival-times-unreliable)"
-    assert f"warning: suspect runs are counted (--allow-suspect): {told}" in table.stdout
-    assert f"- warning: suspect runs are counted (--allow-suspect): {told}" in markdown.stdout
+    counts = "1 of 7 runs of guided (arrival-times-unreliable)"
+    assert f"warning: suspect runs are counted (--allow-suspect): {counts}" in table.stdout
+    assert f"- warning: suspect runs are counted (--allow-suspect): {counts}" in markdown.stdout
     warnings = {warning["code"]: warning["message"] for warning in json.loads(document.stdout)["warnings"]}
-    assert told in warnings["suspect-counted"]
+    assert counts in warnings["suspect-counted"]
     assert warnings["arrival-times-unreliable"] == "arrival-times-unreliable it was"
     plain = CliRunner().invoke(app, sides)
     assert "times that the client measured in block 0 do not count, those of the server do" in plain.stdout
@@ -179,6 +179,6 @@ def test_table_markdown_and_document_show_that_suspect_runs_count(results):
 
 def test_every_code_with_which_a_measurement_doubts_itself_is_known():
     room = Path(next(iter(benchctl.measure.__path__)))
-    said = {code for file in room.rglob("*.py") for code in re.findall(r'\.suspect\("([\w-]+)"', file.read_text())}
-    assert {"failed-requests", "warmup-failed"} <= said <= SUSPECT_CODES
+    codes = {code for file in room.rglob("*.py") for code in re.findall(r'\.suspect\("([\w-]+)"', file.read_text())}
+    assert {"failed-requests", "warmup-failed"} <= codes <= SUSPECT_CODES
     assert CLIENT_SUSPECT_CODES < SUSPECT_CODES

@@ -40,18 +40,18 @@ def document(*arguments):
     return json.loads(call(*arguments, "--json").stdout)
 
 
-def codes(found):
-    return {warning["code"] for warning in found["warnings"]}
+def codes(comparison):
+    return {warning["code"] for warning in comparison["warnings"]}
 
 
 def test_a_slower_side_is_a_regression_once_there_are_repeats(tmp_path):
     a, b = repeats(tmp_path / "a", count=6), repeats(tmp_path / "b", 1.1, count=6, seed=2)
-    found = document(a, b)
-    assert (found["verdict"], found["exit_code"], found["pairing"]) == ("regression", 1, "unpaired")
-    tpot = next(metric for metric in found["metrics"] if metric["name"] == "tpot_ms")
+    comparison = document(a, b)
+    assert (comparison["verdict"], comparison["exit_code"], comparison["pairing"]) == ("regression", 1, "unpaired")
+    tpot = next(metric for metric in comparison["metrics"] if metric["name"] == "tpot_ms")
     assert tpot["ci_low"] < 1.1 < tpot["ci_high"]
-    assert (tpot["blocks"], tpot["role"], found["metrics"][0]["cell"]) == (6, "deciding", "max_concurrency=4")
-    assert "foreign-results" in codes(found)
+    assert (tpot["blocks"], tpot["role"], comparison["metrics"][0]["cell"]) == (6, "deciding", "max_concurrency=4")
+    assert "foreign-results" in codes(comparison)
 
 
 def test_the_same_load_twice_is_equivalent(tmp_path):
@@ -60,10 +60,10 @@ def test_the_same_load_twice_is_equivalent(tmp_path):
 
 
 def test_two_files_are_a_screening_and_say_so():
-    found = call(WRITTEN / "vllm-0.json", WRITTEN / "vllm-1.json")
-    assert found.exit_code == 3
-    assert "a screening of 1 block gives no verdict" in found.stdout
-    assert "at least 4 on each side are needed" in found.stdout
+    result = call(WRITTEN / "vllm-0.json", WRITTEN / "vllm-1.json")
+    assert result.exit_code == 3
+    assert "a screening of 1 block gives no verdict" in result.stdout
+    assert "at least 4 on each side are needed" in result.stdout
 
 
 def test_settings_that_differ_are_refused_unless_declared(tmp_path):
@@ -71,9 +71,9 @@ def test_settings_that_differ_are_refused_unless_declared(tmp_path):
     with pytest.raises(NotComparableError) as refused:
         compare_foreign(runs_of_side(str(a)), runs_of_side(str(b)), CompareOptions())
     assert refused.value.differences == ("model_id: qwen2.5-0.5b against other", "num_prompts: 12 against 13")
-    found = document(a, b, "--allow-difference", "model_id", "--allow-difference", "num_prompts")
-    assert [difference["key"] for difference in found["allowed_differences"]] == ["model_id", "num_prompts"]
-    assert not any("must be equal" in reason for reason in found["reasons"])
+    comparison = document(a, b, "--allow-difference", "model_id", "--allow-difference", "num_prompts")
+    assert [difference["key"] for difference in comparison["allowed_differences"]] == ["model_id", "num_prompts"]
+    assert not any("must be equal" in reason for reason in comparison["reasons"])
 
 
 def test_loads_are_compared_each_with_its_own(tmp_path):
@@ -82,9 +82,11 @@ def test_loads_are_compared_each_with_its_own(tmp_path):
         repeats(a, factor, max_concurrency=concurrency)
         repeats(b, factor, max_concurrency=concurrency, seed=2)
     repeats(b, 2.0, max_concurrency=16)
-    found = document(a, b, "--threshold", "5%")
-    assert [cell["cell"] for cell in found["cells"]] == ["max_concurrency=4", "max_concurrency=8"]
-    assert next(w["message"] for w in found["warnings"] if w["code"] == "load-unmatched").endswith("concurrency=16")
+    comparison = document(a, b, "--threshold", "5%")
+    assert [cell["cell"] for cell in comparison["cells"]] == ["max_concurrency=4", "max_concurrency=8"]
+    assert next(w["message"] for w in comparison["warnings"] if w["code"] == "load-unmatched").endswith(
+        "concurrency=16"
+    )
     lone = repeats(tmp_path / "lone", max_concurrency=32)
     repeats(lone, max_concurrency=64)
     refused = call(a, lone)
@@ -100,17 +102,17 @@ def test_one_load_on_each_side_is_compared_when_its_difference_is_declared(tmp_p
 
 def test_failed_requests_make_it_incomplete_unless_they_are_allowed(tmp_path):
     a, b = repeats(tmp_path / "a"), repeats(tmp_path / "b", seed=2, completed=11, failed=1)
-    found = call(a, b)
-    assert found.exit_code == 4
-    assert "INCOMPLETE" in found.stdout
-    assert "1 of 12 requests failed" in found.stdout
+    result = call(a, b)
+    assert result.exit_code == 4
+    assert "INCOMPLETE" in result.stdout
+    assert "1 of 12 requests failed" in result.stdout
     assert call(a, b, "--allow-failed").exit_code in {0, 3}
 
 
 def test_counts_that_differ_without_a_failure_make_it_invalid(tmp_path):
-    found = document(repeats(tmp_path / "a"), repeats(tmp_path / "b", completed=11, failed=0))
-    assert found["exit_code"] == 4
-    assert "num_completed must be equal and is 12 against 11" in " ".join(found["reasons"])
+    comparison = document(repeats(tmp_path / "a"), repeats(tmp_path / "b", completed=11, failed=0))
+    assert comparison["exit_code"] == 4
+    assert "num_completed must be equal and is 12 against 11" in " ".join(comparison["reasons"])
 
 
 def test_a_tail_of_too_few_requests_is_unknown_whatever_the_tool_says(tmp_path):
@@ -118,14 +120,14 @@ def test_a_tail_of_too_few_requests_is_unknown_whatever_the_tool_says(tmp_path):
     assert "p50_ttft_ms" in names
     assert "p99_ttft_ms" not in names
     many = {"num_prompts": 400, "completed": 400}
-    found = document(repeats(tmp_path / "c", **many), repeats(tmp_path / "d", **many))
-    assert "p99_ttft_ms" in {metric["name"] for metric in found["metrics"]}
+    comparison = document(repeats(tmp_path / "c", **many), repeats(tmp_path / "d", **many))
+    assert "p99_ttft_ms" in {metric["name"] for metric in comparison["metrics"]}
 
 
 def test_two_tools_are_compared_in_what_both_mean_with_a_warning():
-    found = document(WRITTEN / "vllm-0.json", WRITTEN / "profile_export_aiperf.json")
-    assert {"tools-differ", "settings-unknown", "definition"} <= codes(found)
-    deciding = [metric["name"] for metric in found["metrics"] if metric["role"] == "deciding"]
+    comparison = document(WRITTEN / "vllm-0.json", WRITTEN / "profile_export_aiperf.json")
+    assert {"tools-differ", "settings-unknown", "definition"} <= codes(comparison)
+    deciding = [metric["name"] for metric in comparison["metrics"] if metric["role"] == "deciding"]
     assert deciding == ["tpot_ms", "ttft_ms", "output_throughput"]
 
 
@@ -142,11 +144,11 @@ def test_a_result_directory_stands_beside_result_files(tmp_path):
     blocks = tuple({"baseline": 1 + 0.001 * i, "guided": 1 + 0.001 * i} for i in range(6))
     results = write_results(tmp_path / "r", block_factors=blocks, n=1)
     theirs = repeats(tmp_path / "b", count=6, model_id="qwen2.5-7b", num_prompts=4, completed=4)
-    found = document(f"{results.path}:baseline", theirs, "--metrics", "tpot_ms")
-    assert (found["a"], found["verdict"]) == ("baseline", "improvement")
-    tpot = next(metric for metric in found["metrics"] if metric["name"] == "tpot_ms")
+    comparison = document(f"{results.path}:baseline", theirs, "--metrics", "tpot_ms")
+    assert (comparison["a"], comparison["verdict"]) == ("baseline", "improvement")
+    tpot = next(metric for metric in comparison["metrics"] if metric["name"] == "tpot_ms")
     assert tpot["a"] == pytest.approx(10, rel=0.01)
-    assert "tools-differ" in codes(found)
+    assert "tools-differ" in codes(comparison)
 
 
 def test_a_directory_of_several_arms_must_name_one(tmp_path):

@@ -23,7 +23,7 @@ def compare(results, *metrics):
 
 
 def verdicts_of(comparison):
-    return {compared.metric.name: compared.verdict for compared in comparison.cells[0].metrics}
+    return {metric.metric.name: metric.verdict for metric in comparison.cells[0].metrics}
 
 
 def warn(results, warning, variant="guided"):

@@ -26,46 +26,46 @@ def alike(variant: str, block: int, i: int, sample: int) -> str:
     return right(i)
 
 
-def directory(path: Path, said: Said, stop: str = "natural") -> ResultDirectory:
-    return write_answers(path, said, num_questions=60, blocks=6, stop=stop)
+def directory(path: Path, answers: Said, stop: str = "natural") -> ResultDirectory:
+    return write_answers(path, answers, num_questions=60, blocks=6, stop=stop)
 
 
-def compared(results: ResultDirectory, *options: str) -> tuple[int, str, str]:
+def run_compare(results: ResultDirectory, *options: str) -> tuple[int, str, str]:
     """Exit code, output and errors of a comparison with a margin for times that guided answers are within."""
     sides = [f"{results.path}:{variant}" for variant in ("baseline", "guided")]
-    judged = ["--metrics", "ttft_ms", "--threshold", "80%", *options]
-    done = CliRunner().invoke(app, [*sides, *judged])
-    if isinstance(done.exception, BenchctlError):
-        return done.exception.exit_code, done.stdout, str(done.exception)
-    return done.exit_code, done.stdout, ""
+    arguments = ["--metrics", "ttft_ms", "--threshold", "80%", *options]
+    result = CliRunner().invoke(app, [*sides, *arguments])
+    if isinstance(result.exception, BenchctlError):
+        return result.exception.exit_code, result.stdout, str(result.exception)
+    return result.exit_code, result.stdout, ""
 
 
 def test_worse_answers_are_told_and_decide_nothing_by_themselves(tmp_path: Path) -> None:
-    code, told, _ = compared(directory(tmp_path / "r", worse))
-    assert "accuracy 100.0 % against 66.7 %: -33.3 points" in told
-    assert "decides nothing without --quality-margin" in told
-    assert "identical texts 66.7 % (240 of 360), A against itself in the next block 100.0 %" in told
+    code, output, _ = run_compare(directory(tmp_path / "r", worse))
+    assert "accuracy 100.0 % against 66.7 %: -33.3 points" in output
+    assert "decides nothing without --quality-margin" in output
+    assert "identical texts 66.7 % (240 of 360), A against itself in the next block 100.0 %" in output
     assert code == 0
 
 
 def test_worse_answers_are_a_regression_where_a_margin_of_quality_is_given(tmp_path: Path) -> None:
-    code, told, _ = compared(directory(tmp_path / "r", worse), "--quality-margin", "2")
-    assert told.startswith("regression: guided against baseline: top_k=5: accuracy 100.0 % against 66.7 %")
-    assert "regression at a margin of 2" in told
+    code, output, _ = run_compare(directory(tmp_path / "r", worse), "--quality-margin", "2")
+    assert output.startswith("regression: guided against baseline: top_k=5: accuracy 100.0 % against 66.7 %")
+    assert "regression at a margin of 2" in output
     assert code == 1
 
 
 def test_answers_that_could_be_worse_by_more_than_the_margin_leave_it_open(tmp_path: Path) -> None:
     results = directory(tmp_path / "r", alike)
-    code, told, _ = compared(results, "--quality-margin", "0.5")
+    code, output, _ = run_compare(results, "--quality-margin", "0.5")
     assert code == 3
-    assert told.startswith("inconclusive: guided against baseline: top_k=5: accuracy 100.0 % against 100.0 %")
-    assert compared(results, "--quality-margin", "20")[0] == 0
+    assert output.startswith("inconclusive: guided against baseline: top_k=5: accuracy 100.0 % against 100.0 %")
+    assert run_compare(results, "--quality-margin", "20")[0] == 0
 
 
 def test_the_document_holds_quality_and_divergence_of_each_cell(tmp_path: Path) -> None:
-    _, told, _ = compared(directory(tmp_path / "r", worse), "--json", "--quality-margin", "2")
-    document = json.loads(told)
+    _, output, _ = run_compare(directory(tmp_path / "r", worse), "--json", "--quality-margin", "2")
+    document = json.loads(output)
     quality, divergence = document["cells"][0]["quality"], document["cells"][0]["divergence"]
     assert (quality["num_questions"], quality["a_accuracy"], quality["verdict"]) == (60, 1.0, "regression")
     assert (quality["judge"], quality["decides"], quality["only_a"]) == ("numeric 1", True, 20)
@@ -77,11 +77,11 @@ def test_the_document_holds_quality_and_divergence_of_each_cell(tmp_path: Path) 
 
 def test_forced_answers_are_not_judged_and_the_reason_is_told(tmp_path: Path) -> None:
     results = directory(tmp_path / "r", worse, stop="forced")
-    _, told, _ = compared(results)
-    assert "answers are not judged: " in told
-    assert "measured with stop: forced, where answers run on past their end" in told
-    assert "accuracy" not in told
-    code, _, errors = compared(results, "--quality-margin", "1")
+    _, output, _ = run_compare(results)
+    assert "answers are not judged: " in output
+    assert "measured with stop: forced, where answers run on past their end" in output
+    assert "accuracy" not in output
+    code, _, errors = run_compare(results, "--quality-margin", "1")
     assert code == 2
     assert "--quality-margin cannot decide" in errors
 
@@ -90,9 +90,9 @@ def test_texts_that_a_simulator_made_up_are_neither_judged_nor_compared(tmp_path
     results = directory(tmp_path / "r", worse)
     for run in load_results(results.path).runs:
         edit_run(results, run.record.run_id, clock="virtual")
-    cell = json.loads(compared(results, "--json")[1])["cells"][0]
+    cell = json.loads(run_compare(results, "--json")[1])["cells"][0]
     assert (cell["quality"], cell["divergence"]) == (None, None)
-    code, _, errors = compared(results, "--quality-margin", "1")
+    code, _, errors = run_compare(results, "--quality-margin", "1")
     assert code == 2
     assert "a simulator invents its texts" in errors
 
@@ -107,6 +107,6 @@ def test_texts_that_a_simulator_made_up_are_neither_judged_nor_compared(tmp_path
 def test_a_judge_or_margin_that_makes_no_sense_is_refused(
     tmp_path: Path, options: tuple[str, ...], message: str
 ) -> None:
-    code, _, errors = compared(directory(tmp_path / "r", alike), *options)
+    code, _, errors = run_compare(directory(tmp_path / "r", alike), *options)
     assert code == 2
     assert message in " ".join(errors.split())

@@ -75,7 +75,7 @@ def test_what_states_no_single_number_is_no_answer(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("written", "gold"),
+    ("text", "gold"),
     [
         ("70,000", "70000"),
         ("70{,}000", "70000"),
@@ -114,11 +114,11 @@ def test_what_states_no_single_number_is_no_answer(text: str) -> None:
         (r"\left(18\right)", "18"),
     ],
 )
-def test_a_number_is_the_same_in_all_its_forms(written: str, gold: str) -> None:
-    assert is_correct(rf"\boxed{{{written}}}", gold)
-    assert is_correct(f"#### {written}", gold)
-    assert is_correct(f"The answer is {written}", gold)
-    assert not is_correct(rf"\boxed{{{written}}}", "17")
+def test_a_number_is_the_same_in_all_its_forms(text: str, gold: str) -> None:
+    assert is_correct(rf"\boxed{{{text}}}", gold)
+    assert is_correct(f"#### {text}", gold)
+    assert is_correct(f"The answer is {text}", gold)
+    assert not is_correct(rf"\boxed{{{text}}}", "17")
 
 
 @pytest.mark.parametrize(
@@ -218,9 +218,9 @@ def test_the_numeric_judge_agrees_with_all_published_judgements_in_every_form_of
         row = json.loads(line)
         gold = row["ground_truth"].rpartition("\nA: ")[2]
         for model in (key for key in row if isinstance(row[key], dict)):
-            told, mark_found, answer = row[model]["solution"].rpartition("\nA: ")
-            said = rf"\boxed{{{answer}}}" if mark == "boxed" else mark + answer
-            given_text = f"{told}\n{said}" if mark_found else row[model]["solution"]
+            reasoning, mark_found, answer = row[model]["solution"].rpartition("\nA: ")
+            marked = rf"\boxed{{{answer}}}" if mark == "boxed" else mark + answer
+            given_text = f"{reasoning}\n{marked}" if mark_found else row[model]["solution"]
             expected = row[model]["is_correct"]
             num_judged, num_correct = num_judged + 1, num_correct + expected
             if is_correct(given_text, gold) != expected:

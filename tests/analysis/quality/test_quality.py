@@ -37,58 +37,58 @@ def sides(results: LoadedResults) -> tuple[list[LoadedRun], list[LoadedRun]]:
     )
 
 
-def judged(directory: ResultDirectory, margin_points: float = 1.0) -> QualityComparison:
+def compare_answers(directory: ResultDirectory, margin_points: float = 1.0) -> QualityComparison:
     results = load_results(directory.path)
-    found = compare_quality(results.requests, *sides(results), JUDGE, margin_points)
-    assert found is not None
-    return found
+    quality = compare_quality(results.requests, *sides(results), JUDGE, margin_points)
+    assert quality is not None
+    return quality
 
 
 def test_one_answer_per_question_is_compared_by_mcnemar_and_newcombe(tmp_path: Path) -> None:
     """Of 40 questions A fails 0 to 3, B fails 2 to 12: 2 are wrong on both sides, A is better on 9, B on 2."""
 
-    def said(variant: str, block: int, i: int, sample: int) -> str:
+    def answers(variant: str, block: int, i: int, sample: int) -> str:
         fails = i < 4 if variant == "baseline" else 2 <= i < 13
         return wrong(i) if fails else right(i)
 
-    found = judged(write_answers(tmp_path / "r", said))
-    assert (found.num_questions, found.a_accuracy, found.b_accuracy) == (40, 36 / 40, 29 / 40)
-    assert (found.only_a, found.only_b, found.method, found.judge) == (9, 2, MCNEMAR, "numeric 1")
-    assert found.difference_points == pytest.approx(-17.5)
-    assert found.p_value == pytest.approx(binomtest(2, 11).pvalue)
+    quality = compare_answers(write_answers(tmp_path / "r", answers))
+    assert (quality.num_questions, quality.a_accuracy, quality.b_accuracy) == (40, 36 / 40, 29 / 40)
+    assert (quality.only_a, quality.only_b, quality.method, quality.judge) == (9, 2, MCNEMAR, "numeric 1")
+    assert quality.difference_points == pytest.approx(-17.5)
+    assert quality.p_value == pytest.approx(binomtest(2, 11).pvalue)
     low, high = newcombe_interval(27, 9, 2, 2, 0.95)
-    assert (found.ci_low, found.ci_high) == pytest.approx((100 * low, 100 * high))
-    assert found.pass_at == {1: (36 / 40, 29 / 40)}
-    assert (found.a_failed, found.b_failed, found.a_truncated, found.b_truncated) == (0, 0, 0, 0)
-    assert next(quality_lines(found)).startswith("accuracy 90.0 % against 72.5 %: -17.5 points [")
+    assert (quality.ci_low, quality.ci_high) == pytest.approx((100 * low, 100 * high))
+    assert quality.pass_at == {1: (36 / 40, 29 / 40)}
+    assert (quality.a_failed, quality.b_failed, quality.a_truncated, quality.b_truncated) == (0, 0, 0, 0)
+    assert next(quality_lines(quality)).startswith("accuracy 90.0 % against 72.5 %: -17.5 points [")
 
 
 def test_swapping_the_sides_mirrors_everything(tmp_path: Path) -> None:
-    def said(variant: str, block: int, i: int, sample: int) -> str:
+    def answers(variant: str, block: int, i: int, sample: int) -> str:
         return wrong(i) if (i * 7 + sample * (3 if variant == "guided" else 2)) % 5 == 0 else right(i)
 
-    results = load_results(write_answers(tmp_path / "r", said, n=3, blocks=2).path)
+    results = load_results(write_answers(tmp_path / "r", answers, n=3, blocks=2).path)
     a_runs, b_runs = sides(results)
-    found = compare_quality(results.requests, a_runs, b_runs, JUDGE)
+    quality = compare_quality(results.requests, a_runs, b_runs, JUDGE)
     mirrored = compare_quality(results.requests, b_runs, a_runs, JUDGE)
-    assert found is not None
+    assert quality is not None
     assert mirrored is not None
-    assert found.method == SIGN_FLIP
-    assert mirrored.difference_points == -found.difference_points
-    assert mirrored.p_value == pytest.approx(found.p_value)
-    assert (mirrored.only_a, mirrored.only_b) == (found.only_b, found.only_a)
+    assert quality.method == SIGN_FLIP
+    assert mirrored.difference_points == -quality.difference_points
+    assert mirrored.p_value == pytest.approx(quality.p_value)
+    assert (mirrored.only_a, mirrored.only_b) == (quality.only_b, quality.only_a)
     # Resampling draws other questions for the mirror image: the bounds agree but for its noise.
-    assert (mirrored.ci_low, mirrored.ci_high) == pytest.approx((-found.ci_high, -found.ci_low), abs=1.0)
+    assert (mirrored.ci_low, mirrored.ci_high) == pytest.approx((-quality.ci_high, -quality.ci_low), abs=1.0)
 
 
 def test_blocks_that_repeat_their_answers_make_no_result_more_certain(tmp_path: Path) -> None:
     """Greedy answers of a second block are the same ones: the question is the unit, not the answer."""
 
-    def said(variant: str, block: int, i: int, sample: int) -> str:
+    def answers(variant: str, block: int, i: int, sample: int) -> str:
         return wrong(i) if variant == "guided" and i % 4 == 0 else right(i)
 
-    once = judged(write_answers(tmp_path / "once", said, num_questions=200))
-    often = judged(write_answers(tmp_path / "often", said, num_questions=200, blocks=6))
+    once = compare_answers(write_answers(tmp_path / "once", answers, num_questions=200))
+    often = compare_answers(write_answers(tmp_path / "often", answers, num_questions=200, blocks=6))
     assert often.difference_points == once.difference_points == -25
     assert often.p_value == pytest.approx(once.p_value)
     assert often.minimum_detectable_points == pytest.approx(once.minimum_detectable_points)
@@ -100,15 +100,15 @@ def test_blocks_that_repeat_their_answers_make_no_result_more_certain(tmp_path: 
 def test_pass_at_k_counts_the_samples_of_a_run(tmp_path: Path) -> None:
     """Question i is answered right by samples 0 to i mod 4: shares 1/4, 2/4, 3/4 and 1."""
 
-    def said(variant: str, block: int, i: int, sample: int) -> str:
+    def answers(variant: str, block: int, i: int, sample: int) -> str:
         return right(i) if sample <= i % 4 and variant == "baseline" else wrong(i)
 
-    found = judged(write_answers(tmp_path / "r", said, num_questions=8, n=4))
-    assert found.pass_at.keys() == {1, 2, 4}
-    assert found.pass_at[1][0] == pytest.approx((1 + 2 + 3 + 4) / 16)
-    assert found.pass_at[2][0] == pytest.approx((3 / 6 + 5 / 6 + 1 + 1) / 4)
-    assert found.pass_at[4] == (1.0, 0.0)
-    assert any(line.startswith("pass@1 62.5 % against 0.0 %, pass@2") for line in quality_lines(found))
+    quality = compare_answers(write_answers(tmp_path / "r", answers, num_questions=8, n=4))
+    assert quality.pass_at.keys() == {1, 2, 4}
+    assert quality.pass_at[1][0] == pytest.approx((1 + 2 + 3 + 4) / 16)
+    assert quality.pass_at[2][0] == pytest.approx((3 / 6 + 5 / 6 + 1 + 1) / 4)
+    assert quality.pass_at[4] == (1.0, 0.0)
+    assert any(line.startswith("pass@1 62.5 % against 0.0 %, pass@2") for line in quality_lines(quality))
 
 
 def test_an_answer_that_never_came_is_wrong_and_told(tmp_path: Path) -> None:
@@ -117,9 +117,9 @@ def test_an_answer_that_never_came_is_wrong_and_told(tmp_path: Path) -> None:
     run_id = load_results(results.path).runs[1].record.run_id
     edit_requests(results, run_id, lambda r: msgspec.structs.replace(r, error=reset) if r.index < 3 else r)
     edit_requests(results, run_id, lambda r: None if r.index == 5 else r)
-    found = judged(results)
-    assert (found.b_failed, found.b_accuracy, found.only_a) == (4, 0.9, 4)
-    assert "answers that never arrived, counted as wrong: 0 of 40 against 4 of 40" in quality_lines(found)
+    quality = compare_answers(results)
+    assert (quality.b_failed, quality.b_accuracy, quality.only_a) == (4, 0.9, 4)
+    assert "answers that never arrived, counted as wrong: 0 of 40 against 4 of 40" in quality_lines(quality)
 
 
 def test_answers_cut_off_at_their_limit_are_judged_and_told(tmp_path: Path) -> None:
@@ -130,20 +130,22 @@ def test_answers_cut_off_at_their_limit_are_judged_and_told(tmp_path: Path) -> N
         return msgspec.structs.replace(record, choices=choices)
 
     edit_requests(results, load_results(results.path).runs[1].record.run_id, cut)
-    found = judged(results)
-    assert (found.a_truncated, found.b_truncated, found.b_accuracy) == (0, 40, 1.0)
-    assert "answers cut off at the token limit: 0 of 40 against 40 of 40" in quality_lines(found)
-    assert found.note is not None
+    quality = compare_answers(results)
+    assert (quality.a_truncated, quality.b_truncated, quality.b_accuracy) == (0, 40, 1.0)
+    assert "answers cut off at the token limit: 0 of 40 against 40 of 40" in quality_lines(quality)
+    assert quality.note is not None
 
 
 def test_equal_sides_are_not_said_to_be_certain(tmp_path: Path) -> None:
     for n in (1, 2):
-        found = judged(write_answers(tmp_path / f"n{n}", lambda variant, block, i, sample: right(i), n=n))
-        assert (found.difference_points, found.p_value) == (0, 1)
-        assert found.ci_low < -5
-        assert found.ci_high > 5
-        assert found.verdict == "inconclusive"
-        assert found.minimum_detectable_points > 5
+        quality = compare_answers(
+            write_answers(tmp_path / f"n{n}", lambda variant, block, i, sample: right(i), n=n)
+        )
+        assert (quality.difference_points, quality.p_value) == (0, 1)
+        assert quality.ci_low < -5
+        assert quality.ci_high > 5
+        assert quality.verdict == "inconclusive"
+        assert quality.minimum_detectable_points > 5
 
 
 def test_a_workload_without_gold_answers_has_no_quality(tmp_path: Path) -> None:
@@ -194,7 +196,7 @@ def test_the_judge_may_be_another_and_travels_with_the_result(tmp_path: Path) ->
     pytest.importorskip("math_verify")
     directory = write_answers(tmp_path / "r", lambda variant, block, i, sample: right(i), num_questions=4)
     results = load_results(directory.path)
-    found = compare_quality(results.requests, *sides(results), judge_named("math-verify"))
-    assert found is not None
-    assert found.judge.startswith("math-verify 0.")
-    assert replace(found, judge="numeric 1") == judged(directory)
+    quality = compare_quality(results.requests, *sides(results), judge_named("math-verify"))
+    assert quality is not None
+    assert quality.judge.startswith("math-verify 0.")
+    assert replace(quality, judge="numeric 1") == compare_answers(directory)

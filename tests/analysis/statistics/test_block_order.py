@@ -9,20 +9,20 @@ from scipy import stats
 
 from benchctl.analysis.statistics.block_order import order_effects, outlier_indices
 
-PLACES = (1, -1, 1, -1, 3, -2)
+POSITIONS = (1, -1, 1, -1, 3, -2)
 BLOCKS = (0, 1, 2, 4, 5, 6)
 logs = st.lists(st.floats(-1, 1).map(lambda value: round(value, 6)), min_size=6, max_size=6)
 
 
 @given(logs, logs)
 def test_slopes_and_their_tests_are_those_of_ordinary_least_squares(a, b):
-    found = order_effects(a, b, BLOCKS, PLACES)
+    effects = order_effects(a, b, BLOCKS, POSITIONS)
     differences = [after - before for before, after in zip(a, b, strict=True)]
     levels = [(after + before) / 2 for before, after in zip(a, b, strict=True)]
     for slope, x, y in (
-        (found.position, PLACES, differences),
-        (found.ratio_drift, BLOCKS, differences),
-        (found.machine_drift, BLOCKS, levels),
+        (effects.position, POSITIONS, differences),
+        (effects.ratio_drift, BLOCKS, differences),
+        (effects.machine_drift, BLOCKS, levels),
     ):
         if max(y) - min(y) < 1e-9:
             continue
@@ -33,11 +33,11 @@ def test_slopes_and_their_tests_are_those_of_ordinary_least_squares(a, b):
 
 
 def test_a_drift_without_scatter_is_certain():
-    found = order_effects([0.01 * block for block in BLOCKS], [0.01 * block for block in BLOCKS], BLOCKS, None)
-    assert found.machine_drift.log_per_unit == pytest.approx(0.01)
-    assert found.machine_drift.p_value == pytest.approx(0, abs=1e-12)
-    assert found.position is None
-    assert found.ratio_drift is None
+    effects = order_effects([0.01 * block for block in BLOCKS], [0.01 * block for block in BLOCKS], BLOCKS, None)
+    assert effects.machine_drift.log_per_unit == pytest.approx(0.01)
+    assert effects.machine_drift.p_value == pytest.approx(0, abs=1e-12)
+    assert effects.position is None
+    assert effects.ratio_drift is None
 
 
 def test_what_never_varies_or_is_too_short_has_no_slope():

@@ -46,9 +46,9 @@ def test_pass_at_all_samples_is_whether_any_is_correct(count: tuple[int, int]) -
 @given(counts)
 def test_pass_at_k_grows_with_k_and_is_a_probability(count: tuple[int, int]) -> None:
     num_correct, n = count
-    found = [pass_at(k, num_correct, n) for k in range(1, n + 1)]
-    assert all(0 <= one <= 1 for one in found)
-    assert all(later >= earlier - 1e-12 for earlier, later in pairwise(found))
+    chances = [pass_at(k, num_correct, n) for k in range(1, n + 1)]
+    assert all(0 <= one <= 1 for one in chances)
+    assert all(later >= earlier - 1e-12 for earlier, later in pairwise(chances))
 
 
 @given(st.integers(1, 40).flatmap(lambda n: st.tuples(st.integers(1, n), st.integers(0, n), st.just(n))))
@@ -139,10 +139,10 @@ def test_the_bootstrap_over_questions_covers_the_truth_in_a_simulation() -> None
 
 @given(st.integers(0, 200), st.integers(0, 200))
 def test_with_one_answer_per_question_the_test_is_mcnemars(num_better: int, num_worse: int) -> None:
-    found = sign_flip_p(differences_of(num_better, num_worse, 7))
+    p_value = sign_flip_p(differences_of(num_better, num_worse, 7))
     discordant = num_better + num_worse
     expected = binomtest(num_better, discordant).pvalue if discordant else 1.0
-    assert found == pytest.approx(expected)
+    assert p_value == pytest.approx(expected)
 
 
 @settings(deadline=None)
@@ -176,9 +176,9 @@ def test_the_counted_distribution_is_that_of_drawn_signs(num_questions: int, num
     stream = np.random.default_rng([7, num_questions, num_samples])
     steps = stream.integers(-num_samples, num_samples + 2, size=num_questions)
     signs = stream.choice([-1, 1], size=(20_000, num_questions))
-    drawn = np.mean(np.abs(signs @ steps) >= abs(steps.sum()))
-    found = sign_flip_p([Fraction(int(step), num_samples) for step in steps])
-    assert drawn == pytest.approx(found, abs=5 * math.sqrt(found * (1 - found) / 20_000) + 1e-4)
+    simulated = np.mean(np.abs(signs @ steps) >= abs(steps.sum()))
+    p_value = sign_flip_p([Fraction(int(step), num_samples) for step in steps])
+    assert simulated == pytest.approx(p_value, abs=5 * math.sqrt(p_value * (1 - p_value) / 20_000) + 1e-4)
 
 
 def test_many_odd_differences_are_tested_by_their_normal_distribution() -> None:

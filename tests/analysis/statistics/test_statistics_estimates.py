@@ -65,8 +65,8 @@ def test_the_unpaired_interval_is_where_the_rank_test_does_not_refuse(num_a, num
         return
     for end, outward in zip(interval, (-1, 1), strict=True):
         for nudge, is_refused in ((1e-9 * outward, True), (-1e-9 * outward, False)):
-            moved = [value / math.exp(end + nudge) for value in b]
-            p = stats.mannwhitneyu(a, moved, method="exact").pvalue
+            shifted = [value / math.exp(end + nudge) for value in b]
+            p = stats.mannwhitneyu(a, shifted, method="exact").pvalue
             assert (p <= 1 - confidence) == is_refused
 
 
@@ -113,9 +113,11 @@ def test_a_pooled_slope_takes_its_own_effect_out_of_every_block(slope, positions
     noise = (0.01, -0.02, 0.005, 0.0, 0.013, -0.004, 0.002, -0.006)
     with_effect = [e + slope * x for e, x in zip(noise, positions, strict=True)]
     still = estimate_paired(noise, positions=positions, slope=PooledSlope(0.0, 200.0), estimator=estimator)
-    moved = estimate_paired(with_effect, positions=positions, slope=PooledSlope(slope, 200.0), estimator=estimator)
-    assert moved.log_interval == pytest.approx(still.log_interval, abs=1e-7)
-    assert moved.log_ratio == pytest.approx(still.log_ratio, abs=1e-9)
+    shifted = estimate_paired(
+        with_effect, positions=positions, slope=PooledSlope(slope, 200.0), estimator=estimator
+    )
+    assert shifted.log_interval == pytest.approx(still.log_interval, abs=1e-7)
+    assert shifted.log_ratio == pytest.approx(still.log_ratio, abs=1e-9)
 
 
 def test_a_slope_pooled_from_the_two_arms_alone_is_the_analysis_of_covariance():
@@ -132,11 +134,11 @@ def test_the_ratio_is_the_weighted_mean_of_the_blocks_at_equal_positions(differe
     positions = [(-1) ** i * (1 + i % 3) for i in range(len(differences))] if is_ordered else None
     estimate = estimate_paired(differences, positions=positions, estimator=estimator)
     effect = estimate.position_effect or 0.0
-    moved = [d - effect * x for d, x in zip(differences, positions or [0] * len(differences), strict=True)]
+    shifted = [d - effect * x for d, x in zip(differences, positions or [0] * len(differences), strict=True)]
     assert sum(estimate.block_weights) == pytest.approx(1)
-    assert estimate.log_ratio == pytest.approx(np.dot(estimate.block_weights, moved), abs=1e-9)
-    assert [d - r for d, r in zip(moved, estimate.residuals, strict=True)] == pytest.approx(
-        [estimate.log_ratio] * len(moved), abs=1e-9
+    assert estimate.log_ratio == pytest.approx(np.dot(estimate.block_weights, shifted), abs=1e-9)
+    assert [d - r for d, r in zip(shifted, estimate.residuals, strict=True)] == pytest.approx(
+        [estimate.log_ratio] * len(shifted), abs=1e-9
     )
 
 
@@ -169,11 +171,11 @@ def test_the_bootstrap_takes_the_position_out_of_every_resample():
 def test_a_resample_is_adjusted_as_if_its_blocks_had_been_written_out():
     d, x = np.array([1.0, 2.5, 2.0, 5.0]), np.array([1.0, -1.0, 3.0, 3.0])
     counts = np.array([[1.0, 1.0, 1.0, 1.0], [2.0, 0.0, 1.0, 1.0], [0.0, 0.0, 3.0, 1.0]])
-    found = adjusted_means(counts, d, x)
-    for row, adjusted in zip(counts[:2].astype(int), found[:2], strict=True):
+    means = adjusted_means(counts, d, x)
+    for row, adjusted in zip(counts[:2].astype(int), means[:2], strict=True):
         line = stats.linregress(np.repeat(x, row), np.repeat(d, row))
         assert adjusted == pytest.approx(line.intercept)
-    assert found[2] == pytest.approx((3 * 2.0 + 5.0) / 4)  # one place only: nothing to take out
+    assert means[2] == pytest.approx((3 * 2.0 + 5.0) / 4)  # one place only: nothing to take out
     assert adjusted_means(counts, d, None) == pytest.approx(counts @ d / 4)
 
 
@@ -320,9 +322,9 @@ def test_a_plan_says_which_change_so_many_blocks_can_show(log_sd, change, blocks
 def test_a_planned_change_is_found_four_times_in_five():
     stream, trials, n, sd = random.Random("plan"), 2000, 8, 0.02
     change = minimum_detectable_effect(sd, n, margin_frac=0.01)
-    found = 0
+    num_detected = 0
     for _ in range(trials):
         differences = [math.log1p(change) + stream.gauss(0, sd) for _ in range(n)]
         estimate = estimate_paired(differences, positions=[(-1) ** i for i in range(n)])
-        found += verdict_of(estimate, margins_of(0.01), "lower") == "regression"
-    assert found / trials == pytest.approx(0.8, abs=0.04)
+        num_detected += verdict_of(estimate, margins_of(0.01), "lower") == "regression"
+    assert num_detected / trials == pytest.approx(0.8, abs=0.04)

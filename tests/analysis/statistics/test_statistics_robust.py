@@ -24,7 +24,7 @@ data_sets = st.lists(st.floats(-0.3, 0.3), min_size=6, max_size=14)
 
 def exact_mixture(d, x):
     """Centres, scales and shares over all choices, each by weighted least squares written out."""
-    n, found = len(d), []
+    n, choices = len(d), []
     for choice in range(2**n):
         is_far = np.array([choice >> i & 1 for i in range(n)], dtype=bool)
         if is_far.sum() > max(n // 2 - 1, 1):
@@ -38,8 +38,8 @@ def exact_mixture(d, x):
         log_share = (
             is_far.sum() * math.log(0.25 / 16) - np.linalg.slogdet(information)[1] / 2 - df / 2 * math.log(rss)
         )
-        found.append((beta[0], math.sqrt(rss / df * np.linalg.inv(information)[0, 0]), log_share))
-    centres, scales, logs = map(np.array, zip(*found, strict=True))
+        choices.append((beta[0], math.sqrt(rss / df * np.linalg.inv(information)[0, 0]), log_share))
+    centres, scales, logs = map(np.array, zip(*choices, strict=True))
     shares = np.exp(logs - logs.max())
     return centres, scales, shares / shares.sum()
 
@@ -47,11 +47,11 @@ def exact_mixture(d, x):
 def test_the_mixture_is_that_of_weighted_least_squares_over_every_choice_of_outliers():
     d, x = np.array([*CLEAN[:6], 0.3, 0.012]), np.array(POSITIONS, dtype=float)
     centres, scales, shares = exact_mixture(d, x)
-    found = estimate_mixtures(d[None, :], PositionCovariate(x))
+    mixture = estimate_mixtures(d[None, :], PositionCovariate(x))
     for value in (-0.02, 0.0, 0.01, 0.05):
         expected = float(shares @ stats.t.cdf((value - centres) / scales, 6))
-        assert found.below(np.array([value]))[0] == pytest.approx(expected, abs=1e-9)
-    assert found.block_weights[0] @ d == pytest.approx(float(shares @ centres))
+        assert mixture.below(np.array([value]))[0] == pytest.approx(expected, abs=1e-9)
+    assert mixture.block_weights[0] @ d == pytest.approx(float(shares @ centres))
 
 
 def test_a_block_far_off_hardly_moves_the_ratio_and_the_mean_follows_it():
@@ -80,9 +80,9 @@ def test_shifting_and_stretching_the_differences_does_so_to_the_interval(differe
     if np.ptp(differences) < 1e-3:
         return
     plain = estimate_paired(differences)
-    moved = estimate_paired([shift + factor * d for d in differences])
+    shifted = estimate_paired([shift + factor * d for d in differences])
     expected = [shift + factor * end for end in plain.log_interval]
-    assert moved.log_interval == pytest.approx(expected, abs=1e-5 * factor, rel=1e-5)
+    assert shifted.log_interval == pytest.approx(expected, abs=1e-5 * factor, rel=1e-5)
 
 
 @given(data_sets, st.floats(0.5, 0.99), st.floats(0.001, 0.4))

@@ -125,19 +125,19 @@ def test_a_noise_floor_calls_nothing_equivalent_and_turns_no_verdict_into_its_op
 def test_a_real_change_below_the_noise_floor_is_inconclusive_and_no_number_of_blocks_is_promised():
     """A floor of 19 % and a true +10 %, known well."""
     margins = margins_of(0.01, 0.19)
-    compared = compared_as(around(1.10), margins)
-    said = judge_metric(compared, 0.95)
-    assert said.verdict == "inconclusive"
-    assert "between the margin of 1% and the noise floor of 19%" in said.reason
-    assert "benchctl run --profile aa" in said.reason
+    metric = compared_as(around(1.10), margins)
+    judged_metric = judge_metric(metric, 0.95)
+    assert judged_metric.verdict == "inconclusive"
+    assert "between the margin of 1% and the noise floor of 19%" in judged_metric.reason
+    assert "benchctl run --profile aa" in judged_metric.reason
     assert blocks_for_verdict(around(1.10), margins) is None
     assert verdict_with(around(1.30), margins, "lower") == "regression"
 
 
 def test_inside_a_named_equivalence_margin_a_change_beyond_the_threshold_is_equivalent():
-    named = margins_of(0.01, equivalence_frac=0.2)
-    assert verdict_with(around(1.10), named, "lower") == "equivalent"
-    assert verdict_with(around(1.30), named, "lower") == "regression"
+    margins = margins_of(0.01, equivalence_frac=0.2)
+    assert verdict_with(around(1.10), margins, "lower") == "equivalent"
+    assert verdict_with(around(1.30), margins, "lower") == "regression"
     assert margins_of(0.05, 0.02, 0.03) == Margins(0.05, 0.03)
 
 
@@ -158,15 +158,15 @@ def test_no_number_of_blocks_tells_a_change_that_lies_on_the_margin():
 
 
 @pytest.mark.parametrize(
-    ("scatter", "told"),
+    ("scatter", "reason"),
     [
         (0.6, "not even 1000 blocks would give a verdict: the scatter is too large"),
         (0.05, "more blocks, if ratio and scatter stay as they are"),
     ],
 )
-def test_a_scatter_beyond_any_number_of_blocks_is_not_called_a_change_close_to_the_margin(scatter, told):
-    compared = compared_as(around(1.03, scatter=scatter), margins_of(0.01))
-    assert told in judge_metric(compared, 0.95).reason
+def test_a_scatter_beyond_any_number_of_blocks_is_not_called_a_change_close_to_the_margin(scatter, reason):
+    metric = compared_as(around(1.03, scatter=scatter), margins_of(0.01))
+    assert reason in judge_metric(metric, 0.95).reason
 
 
 @pytest.mark.parametrize(

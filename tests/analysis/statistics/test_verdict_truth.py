@@ -14,16 +14,16 @@ from benchmarks.verdict import known_truth, named_noise, shares, verdict_truth
 NOISES = ["gaussian", "heavy tail", "linear drift", "random walk", "AR(1)"]
 
 
-def judged(num_experiments, **made):
-    """Shares of experiments by what was said of them."""
-    known = known_truth.Made(**made)
+def verdict_shares(num_experiments, **options):
+    """Shares of experiments by their verdicts."""
+    conditions = known_truth.Made(**options)
     events = (
         {
-            "covers": verdict_truth.covers(compared[i % len(compared)], known.truth),
-            "any change": any(metric.verdict in verdict_truth.CHANGES for metric in compared),
-            **{name: compared[0].verdict == name for name in ("regression", "equivalent")},
+            "covers": verdict_truth.covers(metrics[i % len(metrics)], conditions.truth),
+            "any change": any(metric.verdict in verdict_truth.CHANGES for metric in metrics),
+            **{name: metrics[0].verdict == name for name in ("regression", "equivalent")},
         }
-        for i, (_, compared) in enumerate(known_truth.experiments(known, num_experiments))
+        for i, (_, metrics) in enumerate(known_truth.experiments(conditions, num_experiments))
     )
     return shares.row({}, events).shares
 
@@ -31,60 +31,60 @@ def judged(num_experiments, **made):
 @pytest.mark.parametrize("noise", NOISES)
 @pytest.mark.parametrize(("num_blocks", "num_experiments"), [(6, 300), (8, 300), (15, 100)])
 def test_the_interval_covers_the_truth_and_equal_servers_are_told_apart_seldom(noise, num_blocks, num_experiments):
-    found = judged(num_experiments, noise=noise, num_blocks=num_blocks)
-    assert shares.COVERS_AT_LEAST.is_met(found["covers"])
-    assert shares.SELDOM.is_met(found["any change"])
+    rates = verdict_shares(num_experiments, noise=noise, num_blocks=num_blocks)
+    assert shares.COVERS_AT_LEAST.is_met(rates["covers"])
+    assert shares.SELDOM.is_met(rates["any change"])
 
 
 @pytest.mark.parametrize("noise", ["gaussian", "linear drift"])
 def test_fifteen_corrected_tests_are_all_right_nearly_always(noise):
-    found = judged(100, noise=noise, num_arms=6, num_metrics=3, margin_frac=0.0)
-    assert shares.COVERS_AT_LEAST.is_met(found["covers"])
-    assert shares.SELDOM.is_met(found["any change"])
+    rates = verdict_shares(100, noise=noise, num_arms=6, num_metrics=3, margin_frac=0.0)
+    assert shares.COVERS_AT_LEAST.is_met(rates["covers"])
+    assert shares.SELDOM.is_met(rates["any change"])
 
 
 @pytest.mark.parametrize("noise", NOISES)
 def test_eight_blocks_find_five_per_cent_at_two_per_cent_of_scatter(noise):
-    found = judged(300, noise=noise, change_frac=0.05)
-    assert shares.NEARLY_ALWAYS.is_met(found["regression"])
+    rates = verdict_shares(300, noise=noise, change_frac=0.05)
+    assert shares.NEARLY_ALWAYS.is_met(rates["regression"])
 
 
 @pytest.mark.parametrize("noise", ["two speeds, 10 %, 0.2", "outliers, 10 % by 30 %", "uneven", "two clock steps"])
 def test_bad_machines_are_covered_and_equal_servers_on_them_are_told_apart_seldom(noise):
-    found = judged(300, noise=noise)
-    assert shares.COVERS_AT_LEAST.is_met(found["covers"])
-    assert shares.SELDOM.is_met(found["any change"])
+    rates = verdict_shares(300, noise=noise)
+    assert shares.COVERS_AT_LEAST.is_met(rates["covers"])
+    assert shares.SELDOM.is_met(rates["any change"])
 
 
 def test_the_robust_estimate_finds_a_change_that_outliers_hide_from_the_mean():
-    made = {"noise": "outliers, 10 % by 30 %", "change_frac": 0.05}
-    robust = judged(200, **made)["regression"]
-    mean = judged(200, estimator="mean", **made)["regression"]
+    options = {"noise": "outliers, 10 % by 30 %", "change_frac": 0.05}
+    robust = verdict_shares(200, **options)["regression"]
+    mean = verdict_shares(200, estimator="mean", **options)["regression"]
     assert robust.hits > 1.5 * mean.hits
 
 
 @pytest.mark.parametrize(("num_arms", "num_blocks"), [(3, 6), (5, 7), (12, 8)])
 def test_arms_that_share_a_slope_are_covered_also_where_positions_are_not_balanced(num_arms, num_blocks):
-    found = judged(60, noise="linear drift", num_arms=num_arms, num_blocks=num_blocks, margin_frac=0.0)
-    assert shares.COVERS_AT_LEAST.is_met(found["covers"])
-    assert shares.SELDOM.is_met(found["any change"])
+    rates = verdict_shares(60, noise="linear drift", num_arms=num_arms, num_blocks=num_blocks, margin_frac=0.0)
+    assert shares.COVERS_AT_LEAST.is_met(rates["covers"])
+    assert shares.SELDOM.is_met(rates["any change"])
 
 
 @pytest.mark.parametrize("floor_frac", [0.02, 0.1, 0.3])
 def test_a_noise_floor_makes_no_real_change_equivalent(floor_frac):
-    found = judged(100, change_frac=0.05, floor_frac=floor_frac)
-    assert shares.SELDOM.is_met(found["equivalent"])
-    assert (floor_frac > 0.05) == (found["regression"].hits == 0)
+    rates = verdict_shares(100, change_frac=0.05, floor_frac=floor_frac)
+    assert shares.SELDOM.is_met(rates["equivalent"])
+    assert (floor_frac > 0.05) == (rates["regression"].hits == 0)
 
 
 def test_a_change_inside_the_margin_is_seldom_called_a_regression():
-    found = judged(300, change_frac=0.01, margin_frac=0.02)
-    assert shares.SELDOM.is_met(found["regression"])
+    rates = verdict_shares(300, change_frac=0.01, margin_frac=0.02)
+    assert shares.SELDOM.is_met(rates["regression"])
 
 
 def test_no_change_is_called_equivalent_and_two_per_cent_are_not():
-    same = judged(300, ratio_sd=0.003)
-    other = judged(300, ratio_sd=0.003, change_frac=0.02)
+    same = verdict_shares(300, ratio_sd=0.003)
+    other = verdict_shares(300, ratio_sd=0.003, change_frac=0.02)
     assert shares.NEARLY_ALWAYS.is_met(same["equivalent"])
     assert shares.SELDOM.is_met(other["equivalent"])
     assert shares.NEARLY_ALWAYS.is_met(other["regression"])
@@ -92,27 +92,27 @@ def test_no_change_is_called_equivalent_and_two_per_cent_are_not():
 
 @pytest.mark.parametrize("num_blocks", [4, 6, 8])
 def test_two_experiments_without_common_blocks_have_an_interval_that_covers(num_blocks):
-    made = known_truth.Made(num_blocks=num_blocks)
-    events = ({"covers": verdict_truth.covers(one, 0.0)} for one in verdict_truth.two_days(made, 300, 0.0))
+    conditions = known_truth.Made(num_blocks=num_blocks)
+    events = ({"covers": verdict_truth.covers(one, 0.0)} for one in verdict_truth.two_days(conditions, 300, 0.0))
     assert shares.COVERS_AT_LEAST.is_met(shares.row({}, events).shares["covers"])
 
 
 def test_an_interval_that_promises_too_much_is_found_out(monkeypatch):
     monkeypatch.setattr(known_truth, "CONFIDENCE", 0.8)
-    found = judged(300)
-    assert not shares.COVERS_AT_LEAST.is_met(found["covers"])
+    rates = verdict_shares(300)
+    assert not shares.COVERS_AT_LEAST.is_met(rates["covers"])
 
 
-def test_the_place_in_the_block_has_to_be_taken_out_where_a_machine_drifts():
+def test_the_position_in_the_block_has_to_be_taken_out_where_a_machine_drifts():
     """Blocks in which B always runs last: what the order of a plan protects from."""
-    made = known_truth.Made(noise="linear drift", ratio_sd=0.002)
+    conditions = known_truth.Made(noise="linear drift", ratio_sd=0.002)
     stream = known_truth.named_stream("no balance")
-    is_baseline = np.array([True, False] * made.num_blocks)
-    logs = named_noise.linear_drift(stream, is_baseline, made.ratio_sd).reshape(-1, 2)
+    is_baseline = np.array([True, False] * conditions.num_blocks)
+    logs = named_noise.linear_drift(stream, is_baseline, conditions.ratio_sd).reshape(-1, 2)
     arms = tuple(tuple({"step_ms": math.exp(log)} for log in side) for side in logs.T)
-    positions = ((0,) * made.num_blocks, (1,) * made.num_blocks)
-    (compared,) = known_truth.judge(known_truth.Experiment(arms, positions), made)
-    assert not verdict_truth.covers(compared, 0.0)
+    positions = ((0,) * conditions.num_blocks, (1,) * conditions.num_blocks)
+    (metric,) = known_truth.judge(known_truth.Experiment(arms, positions), conditions)
+    assert not verdict_truth.covers(metric, 0.0)
 
 
 @pytest.mark.parametrize("noise", NOISES)

@@ -64,7 +64,7 @@ def from_decomposition(cell: CellComparison) -> Waterfall | None:
                 label=factor.name,
                 added=factor.added_s,
                 half_width=factor.added_half_s,
-                is_clear=factor.is_told,
+                is_clear=factor.is_significant,
                 meaning=f"{factor.meaning}; it changes by {factor_text(factor.estimate)}. Its share of the seconds "
                 "is its share of the logarithm of the ratio",
             )
@@ -107,7 +107,7 @@ def _section(section: Contribution) -> Fall:
         added=section.added_s * MS_PER_S,
         half_width=None if low is None or high is None else (high - low) / 2 * MS_PER_S,
         meaning=f"time per step in {section.name}: mean over blocks of b - a, with its 95% interval",
-        is_clear=section.is_told,
+        is_clear=section.is_significant,
     )
 
 

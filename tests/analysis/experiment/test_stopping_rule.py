@@ -105,8 +105,8 @@ def test_only_the_width_ends_an_experiment_and_never_what_it_found(tmp_path: Pat
 
 def test_an_experiment_ends_where_every_metric_is_within_the_precision(tmp_path: Path) -> None:
     results = load_experiment(measured(tmp_path).path)
-    seen = take_look(results, RULE, 8, ["step_ms", "wall_s"])
-    worst = widest_interval(seen)
+    look = take_look(results, RULE, 8, ["step_ms", "wall_s"])
+    worst = widest_interval(look)
     assert worst is not None
     assert worst.half_width_frac is not None
     for precision, ends in ((worst.half_width_frac * 1.01, True), (worst.half_width_frac * 0.99, False)):
