@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from benchctl.cli.screen import print_json
 from benchctl.errors import UsageError
 from benchctl.profile.choices import DatasetName
 
@@ -267,18 +268,10 @@ def _report(path: Path, loaded: "LoadResult", *, as_json: bool) -> None:
     document = load_result(loaded.figures, loaded.record, loaded.manifest, loaded.arrival, loaded.client)
     write_json_atomic(path / "runs" / loaded.record.run_id / "result.json", document)
     if as_json:
-        _print_json(path, loaded, document)
+        warnings = (*loaded.manifest.warnings, *loaded.record.warnings)
+        print_json(document | {"path": str(path), "warnings": warnings, "failure": loaded.record.failure})
     else:
         _print_tables(path, loaded)
-
-
-def _print_json(path: Path, loaded: "LoadResult", document: dict[str, Any]) -> None:
-    import msgspec
-
-    warnings = msgspec.to_builtins((*loaded.manifest.warnings, *loaded.record.warnings))
-    failure = msgspec.to_builtins(loaded.record.failure)
-    whole = document | {"path": str(path), "warnings": warnings, "failure": failure}
-    print(msgspec.json.format(msgspec.json.encode(whole), indent=1).decode())
 
 
 def _print_tables(path: Path, loaded: "LoadResult") -> None:
