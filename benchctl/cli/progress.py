@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from benchctl.cli.streams import log_line
 from benchctl.formats import duration
-from benchctl.records.manifest import Look, PlannedRun, StoppingRecord
+from benchctl.records.manifest import PlannedRun
 from benchctl.records.run import RunRecord
 
 if TYPE_CHECKING:
@@ -110,9 +110,10 @@ def experiment_progress(num_runs: int, runs_per_block: int, *, is_quiet: bool) -
             elif record.state != "done":  # the bars show the others
                 tqdm.write(line, file=sys.stderr)
 
-        def looked(look: Look, rule: StoppingRecord) -> None:
-            tqdm.write(look_text(look, rule), file=sys.stderr)
-
         yield Listener(
-            run_started=started, request_done=advanced, run_ended=ended, server_said=log_changed, looked=looked
+            on_run_start=started,
+            on_request_end=advanced,
+            on_run_end=ended,
+            on_log_line=log_changed,
+            on_look=lambda look, rule: tqdm.write(look_text(look, rule), file=sys.stderr),
         )

@@ -23,6 +23,13 @@ def wide_console() -> "Console":
     return Console(highlight=False, markup=False, soft_wrap=True, width=TABLE_WIDTH)
 
 
+def print_json(document: object) -> None:
+    """Print ``document`` as indented JSON."""
+    import msgspec
+
+    print(msgspec.json.format(msgspec.json.encode(document), indent=1).decode())
+
+
 def in_one_row(table: "Table") -> "Table":
     """The same table with its rows as one row of many lines, which rich draws in a fraction of the time.
 

@@ -87,11 +87,6 @@ class Load:
         """The counts of all records until now."""
         return self._tally.summary()
 
-    @property
-    def error_kinds(self) -> frozenset[str]:
-        """Kinds of the errors of requests until now."""
-        return self._tally.error_kinds
-
     def activity(self) -> Activity:
         """The open requests, and when something last arrived for one of them."""
         return self._client.activity()

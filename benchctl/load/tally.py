@@ -1,7 +1,6 @@
 """Counts of a load, updated with each record."""
 
 from dataclasses import dataclass
-from typing import Final
 
 from benchctl.records.request import RequestRecord
 
@@ -10,15 +9,13 @@ from benchctl.records.request import RequestRecord
 class LoadSummary:
     """The counts of one load."""
 
-    num_sent: int
-    num_failed: int
-    first_send_ns: int | None
-    last_token_ns: int | None
+    num_sent: int = 0
+    num_failed: int = 0
+    first_send_ns: int | None = None
+    last_token_ns: int | None = None
     first_error: str | None = None
     """The error of the first request that failed."""
-
-
-NOTHING_SENT: Final = LoadSummary(num_sent=0, num_failed=0, first_send_ns=None, last_token_ns=None)
+    error_kinds: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,11 +40,6 @@ class Tally:
         self._first_error: str | None = None
         self._error_kinds: set[str] = set()
 
-    @property
-    def error_kinds(self) -> frozenset[str]:
-        """Kinds of the errors of requests until now."""
-        return frozenset(self._error_kinds)
-
     def count(self, record: RequestRecord) -> None:
         """Count ``record``."""
         self._num_sent += 1
@@ -69,4 +61,5 @@ class Tally:
             first_send_ns=self._first_send_ns,
             last_token_ns=self._last_token_ns,
             first_error=self._first_error,
+            error_kinds=frozenset(self._error_kinds),
         )

@@ -1,8 +1,8 @@
 """Estimated duration of an experiment, from earlier runs of its engine and model on this machine.
 
-A run is its load and what lies around it: the start of the server, the warm-up, its end. What lies around is taken
-as it was. The load is computed: requests take the slots of the schedule in turn, each for its tokens times the time
-per token, which is that of the earlier loads whose batches were most alike.
+The overhead of a run (start of the server, warm-up, end) is that of earlier runs. Its load is computed: requests
+take the slots of the schedule in turn, each for its tokens times the time per token of earlier loads with the most
+similar batches.
 """
 
 import hashlib

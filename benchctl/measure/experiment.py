@@ -5,9 +5,10 @@ everything measured so far on disk.
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -16,7 +17,8 @@ from benchctl.analysis.validity.noise_floor_fit import version_warning
 from benchctl.errors import RecordError
 from benchctl.measure.durations import remember_duration
 from benchctl.measure.looks import Looks, OnLook
-from benchctl.measure.noise_on_file import noise_for
+from benchctl.measure.measured_run import ignore
+from benchctl.measure.noise_on_file import noise_on_file
 from benchctl.measure.provenance import new_manifest
 from benchctl.measure.result_directory import Origin, create_results, set_state, sole_writer
 from benchctl.measure.run import RunContext, decline_run, measure_run
@@ -24,7 +26,7 @@ from benchctl.measure.telemetry.gpu import gpu_inventory
 from benchctl.profile.model import Profile
 from benchctl.records.directory import ResultDirectory, RunDirectory, arm_label
 from benchctl.records.integrity.digests import begin_digests, forget_run, record_run
-from benchctl.records.manifest import Look, PlannedRun, StoppingRecord
+from benchctl.records.manifest import PlannedRun
 from benchctl.records.noise import NoiseFloor, load_noise
 from benchctl.records.record import RunState
 from benchctl.records.request import PreparedRequest
@@ -35,22 +37,18 @@ OUT_OF_MEMORY: Final = "out-of-memory"
 """Cause of a failure that makes the settings of a run infeasible here."""
 
 
-def _ignore_look(_look: Look, _rule: StoppingRecord) -> None:
-    """Take no notice of a look."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listener:
     """Callbacks of an experiment."""
 
-    run_started: Callable[[PlannedRun, int], None]
+    on_run_start: Callable[[PlannedRun, int], None]
     """Called with the run and the number of its requests."""
-    request_done: Callable[[int], None]
+    on_request_end: Callable[[int], None]
     """Called with the number of requests of the current run that have ended."""
-    run_ended: Callable[[PlannedRun, RunRecord], None]
-    server_said: Callable[[str], None]
+    on_run_end: Callable[[PlannedRun, RunRecord], None]
+    on_log_line: Callable[[str], None]
     """Called with the last line of the log of a server that is starting."""
-    looked: OnLook = _ignore_look
+    on_look: OnLook = ignore
     """Called with each look at the runs until then, and the stopping rule that it belongs to."""
 
 
@@ -73,7 +71,12 @@ def create_experiment(profile: Profile, prepared: PreparedSet, origin: Origin) -
     manifest = msgspec.structs.replace(
         new_manifest(profile, prepared, origin.argv), label=origin.label, gpus=gpu_inventory()
     )
-    on_file = noise_for(profile, manifest)
+    on_file = noise_on_file(
+        profile,
+        manifest.gpus,
+        request_set_sha256=manifest.request_set_sha256,
+        begins_at=manifest.created_at,
+    )
     manifest = msgspec.structs.replace(manifest, warnings=(*manifest.warnings, *on_file.warnings))
     return create_results(profile, prepared, origin, manifest, on_file.noise)
 
@@ -101,14 +104,14 @@ def _run_pending(
     context = RunContext(
         profile=profile,
         requests=tuple(requests),
-        on_progress=listener.request_done,
-        on_log_line=listener.server_said,
+        on_progress=listener.on_request_end,
+        on_log_line=listener.on_log_line,
     )
     pending = pending_runs(results)
     num_skipped = len(results.due_plan().runs) - len(pending)
-    outcome = Outcome(num_done=0, num_failed=0, num_suspect=0, num_skipped=num_skipped)
+    states = Counter[RunState]()
     infeasible: dict[str, RunRecord] = {}
-    looks = Looks(results, profile, listener.looked)
+    looks = Looks(results, profile, listener.on_look)
     noise, gpus = load_noise(results.path), [gpu.name for gpu in results.manifest().gpus]
     set_state(results, "running")
     try:
@@ -117,22 +120,27 @@ def _run_pending(
             looks.take(planned.block, infeasible)
             if looks.is_needless(planned.block):
                 break
-            listener.run_started(planned, len(requests))
+            listener.on_run_start(planned, len(requests))
             began_s = time.monotonic()
             with _recording_end(results, planned):
                 record = _measure_feasible(context, planned, results.run(planned.run_id), infeasible)
             remember_duration(profile, requests, record, time.monotonic() - began_s, gpus)
-            outcome = _count(outcome, record.state)
+            states[record.state] += 1
             _warn_of_version(results, noise, record)
-            listener.run_ended(planned, record)
+            listener.on_run_end(planned, record)
         else:
             looks.take(profile.blocks, infeasible)
     except BaseException:
         with suppress(OSError):  # a full disk is reported as the failure of the run
             set_state(results, "failed")
         raise
-    set_state(results, _final_state(outcome))
-    return outcome
+    set_state(results, "failed" if states["failed"] else "suspect" if states["suspect"] else "done")
+    return Outcome(
+        num_done=states["done"],
+        num_failed=states["failed"],
+        num_suspect=states["suspect"],
+        num_skipped=num_skipped,
+    )
 
 
 @contextmanager
@@ -180,17 +188,3 @@ def _is_done(directory: RunDirectory) -> bool:
         return (directory.path / "run.json").is_file() and directory.read().state == "done"
     except RecordError:
         return False
-
-
-def _count(outcome: Outcome, state: RunState) -> Outcome:
-    if state == "done":
-        return replace(outcome, num_done=outcome.num_done + 1)
-    if state == "suspect":
-        return replace(outcome, num_suspect=outcome.num_suspect + 1)
-    return replace(outcome, num_failed=outcome.num_failed + 1)
-
-
-def _final_state(outcome: Outcome) -> RunState:
-    if outcome.num_failed:
-        return "failed"
-    return "suspect" if outcome.num_suspect else "done"

@@ -1,4 +1,4 @@
-"""The record of one run while it goes on: whatever becomes known is on disk at once.
+"""The record of one run in progress: every change is on disk at once.
 
 What an earlier attempt at the run left is moved aside, never mixed with the new one and never deleted.
 """

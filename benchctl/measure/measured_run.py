@@ -1,4 +1,4 @@
-"""One run while it goes on: what a run of an experiment and a single load have in common.
+"""One run in progress: the part that a run of an experiment and a single load have in common.
 
     attempt ▸ effective configuration ▸ warm-up ▸ load ▸ verdict
 
@@ -23,7 +23,7 @@ from benchctl.errors import RunError
 from benchctl.load.demand import LoadSize
 from benchctl.load.driver import Load
 from benchctl.load.process import steady_interpreter
-from benchctl.load.tally import NOTHING_SENT, LoadSummary
+from benchctl.load.tally import LoadSummary
 from benchctl.load.workers.workers import AnyLoad, load_for, prioritized
 from benchctl.measure.interrupt import run_interruptible
 from benchctl.measure.journal import Journal, begin_attempt, utc_now
@@ -41,8 +41,8 @@ from benchctl.records.samples import ClientSample
 from benchctl.records.schema import SCHEMA_VERSION
 
 
-def _ignore(_value: object) -> None:
-    """Take no notice."""
+def ignore(*_values: object) -> None:
+    """Do nothing: a callback that is not needed."""
 
 
 class MeasuredRun:
@@ -57,7 +57,7 @@ class MeasuredRun:
         planned: PlannedRun,
         directory: RunDirectory,
         engine: Engine,
-        on_progress: Callable[[int], None] = _ignore,
+        on_progress: Callable[[int], None] = ignore,
     ) -> None:
         self.profile = profile
         self.engine = engine
@@ -84,7 +84,7 @@ class MeasuredRun:
     @property
     def load_summary(self) -> LoadSummary:
         """The counts of the load until now."""
-        return self._load.summary() if self._load is not None else NOTHING_SENT
+        return self._load.summary() if self._load is not None else LoadSummary()
 
     @property
     def has_no_answer(self) -> bool:
@@ -160,8 +160,8 @@ class MeasuredRun:
         requests: Iterable[PreparedRequest],
         size: LoadSize,
         *,
-        on_record: Callable[[RequestRecord], None] = _ignore,
-        on_sample: Callable[[ClientSample], None] = _ignore,
+        on_record: Callable[[RequestRecord], None] = ignore,
+        on_sample: Callable[[ClientSample], None] = ignore,
     ) -> None:
         """Send the load; every record and sample is on disk before the caller gets it."""
         num_ended = itertools.count(1)

@@ -13,7 +13,7 @@ from benchctl.errors import BenchctlError, NotComparableError
 from benchctl.measure.telemetry.gpu import gpu_inventory
 from benchctl.profile.model import Profile
 from benchctl.profile.planning.plan import arms
-from benchctl.records.manifest import GpuInfo, Manifest
+from benchctl.records.manifest import GpuInfo
 from benchctl.records.noise import NoiseFloor
 from benchctl.records.noise_store import NoiseKey, newest_of_each, noise_directory, store_noise, stored_noise
 from benchctl.records.record import ResultWarning
@@ -60,16 +60,6 @@ def noise_on_file(
     noise = newest[0].noise
     now = dt.datetime.now(dt.UTC).isoformat() if begins_at is None else begins_at
     return NoiseOnFile(noise, (*warnings, *noise_warnings(noise, request_set_sha256, now)))
-
-
-def noise_for(profile: Profile, manifest: Manifest) -> NoiseOnFile:
-    """The noise that applies to a new experiment."""
-    return noise_on_file(
-        profile,
-        manifest.gpus,
-        request_set_sha256=manifest.request_set_sha256,
-        begins_at=manifest.created_at,
-    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from benchctl.errors import RecordError, ServerRefusalError, ServerStartError
 from benchctl.load.demand import size_of
 from benchctl.load.transport.client import StreamClient
 from benchctl.load.workers.workers import num_processes, num_workers
-from benchctl.measure.measured_run import MeasuredRun
+from benchctl.measure.measured_run import MeasuredRun, ignore
 from benchctl.measure.redaction import recorded_env, redacted_argv, server_env
 from benchctl.measure.sending import ServerUnderTest, control_errors
 from benchctl.measure.server.attached import AttachedServer
@@ -51,19 +51,15 @@ from benchctl.records.run import RunFailure, RunRecord
 from benchctl.records.step import StepRecord
 
 
-def _ignore_progress(_value: object) -> None:
-    """Take no notice of progress."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunContext:
     """The values that all runs of an experiment share."""
 
     profile: Profile
     requests: tuple[PreparedRequest, ...]
-    on_progress: Callable[[int], None] = _ignore_progress
+    on_progress: Callable[[int], None] = ignore
     """Called with the number of requests that have ended."""
-    on_log_line: Callable[[str], None] = _ignore_progress
+    on_log_line: Callable[[str], None] = ignore
     """Called with the last line of a server's log while it starts."""
     engine: Engine | None = None
     """Instead of the one that the profile names."""

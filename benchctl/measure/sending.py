@@ -86,7 +86,7 @@ async def _drive_watched(load: AnyLoad, calls: Iterable[Call], server: "Server",
     try:
         await asyncio.wait({driving, death, stall}, return_when=asyncio.FIRST_COMPLETED)
         if driving.done():
-            await asyncio.wait({death}, timeout=_crash_wait_s(load.error_kinds))
+            await asyncio.wait({death}, timeout=_crash_wait_s(load.summary().error_kinds))
     finally:
         for task in (driving, death, stall):
             task.cancel()  # no effect on one that has ended

@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 
 from benchctl.analysis.compare.correction import correct_for_multiple_tests
 from benchctl.analysis.compare.metric_comparison import (
-    UNORDERED,
-    BlockDesign,
     MetricComparison,
     Rules,
     compare_metrics,
@@ -24,6 +22,7 @@ from benchctl.analysis.compare.metric_comparison import (
 from benchctl.analysis.compare.result import CellComparison
 from benchctl.analysis.statistics.block_ratio import DEFAULT_ESTIMATOR, Estimator, PooledSlope
 from benchctl.analysis.statistics.position_effect import PositionEffects
+from benchctl.analysis.statistics.side_ratio import UNORDERED, BlockDesign
 from benchctl.profile.load import load_profile
 from benchctl.profile.model import Profile
 from benchctl.profile.planning.plan import plan_runs

@@ -90,11 +90,11 @@ def test_an_interrupted_experiment_goes_on_under_the_same_rule(tmp_path: Path) -
 
     def listener(ended: object) -> Listener:
         return Listener(
-            run_started=lambda _planned, _number: None,
-            request_done=lambda _number: None,
-            run_ended=ended,  # type: ignore[arg-type]
-            server_said=lambda _line: None,
-            looked=note,
+            on_run_start=lambda _planned, _number: None,
+            on_request_end=lambda _number: None,
+            on_run_end=ended,  # type: ignore[arg-type]
+            on_log_line=lambda _line: None,
+            on_look=note,
         )
 
     with pytest.raises(KeyboardInterrupt):

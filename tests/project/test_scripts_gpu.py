@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.cli import preloaded_directory
-from support.servers.real_engines import needs, tiny_model
+from support.servers.real_engines import needs, tiny_model, turn_of
 
 from benchctl.engines.environment import engines_directory
 from benchctl.records.samples import GpuSample
@@ -107,10 +107,14 @@ def test_a_gpu_is_demanded_before_anything_is_measured(tmp_path, script):
 @needs("transformers")
 def test_a_real_engine_is_smoked_against_itself(tmp_path):
     model = str(tiny_model(tmp_path))
-    runs = [
-        smoke(tmp_path, "--cpu", ENGINE="transformers-cpu", MODEL=model, BLOCKS="1", THRESHOLD="90%")
-        for _ in range(2)
-    ]
+    with (
+        turn_of("transformers"),
+        turn_of("vllm"),
+    ):  # nothing heavy runs beside one of two runs that are compared
+        runs = [
+            smoke(tmp_path, "--cpu", ENGINE="transformers-cpu", MODEL=model, BLOCKS="1", THRESHOLD="90%")
+            for _ in range(2)
+        ]
     assert [run.returncode for run in runs] == [0, 0], runs[-1].stderr
     assert "stored as the baseline" in runs[0].stdout
     assert "| sampled top\\_k=5 | step\\_ms |" in runs[1].stdout

@@ -41,10 +41,10 @@ Ended = Callable[[PlannedRun, RunRecord], None]
 
 def listener(ended: Ended = lambda _planned, _record: None) -> Listener:
     return Listener(
-        run_started=lambda _planned, _number: None,
-        request_done=lambda _number: None,
-        run_ended=ended,
-        server_said=lambda _line: None,
+        on_run_start=lambda _planned, _number: None,
+        on_request_end=lambda _number: None,
+        on_run_end=ended,
+        on_log_line=lambda _line: None,
     )
 
 

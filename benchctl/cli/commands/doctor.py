@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from benchctl.cli.screen import print_json
 from benchctl.errors import UsageError
 
 if TYPE_CHECKING:
@@ -40,9 +41,7 @@ def doctor(
 
     checks = inspect_machine(Needs(results=output_dir, engines=[_engine(name) for name in engine or ()], gpu=gpu))
     if as_json:
-        import msgspec
-
-        print(msgspec.json.format(msgspec.json.encode(_document(checks)), indent=1).decode())
+        print_json(_document(checks))
     else:
         _print_table(checks)
     if obstacles(checks):

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from benchctl.cli.screen import print_json
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -20,10 +22,7 @@ def list_results(
 
     entries = list_directories(root)
     if as_json:
-        import msgspec
-
-        document = {"root": str(root), "results": [entry.document() for entry in entries]}
-        print(msgspec.json.format(msgspec.json.encode(document), indent=1).decode())
+        print_json({"root": str(root), "results": [entry.document() for entry in entries]})
     elif entries:
         _print_table(root, entries)
     else:

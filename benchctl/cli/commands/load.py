@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from benchctl.cli.screen import print_json
 from benchctl.errors import UsageError
 from benchctl.profile.choices import DatasetName
-from benchctl.profile.engine_table import PLAIN_DIALECT, dialects
 
 if TYPE_CHECKING:
     from benchctl.measure.single_load.single_load import LoadResult
@@ -31,6 +31,8 @@ _EXIT_CODES: Final = {"done": 0, "suspect": 4, "failed": 5}
 
 def _dialect(name: str) -> str:
     """The dialect; UsageError for an unknown one. The table of engines is read only here: ``--help`` stays fast."""
+    from benchctl.profile.engine_table import dialects
+
     if name not in dialects():
         raise UsageError(f"--dialect is {name!r}; choose one of {', '.join(dialects())}")
     return name
@@ -110,7 +112,7 @@ _AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document i
 def load(  # the parameters are the command line
     url: _Url,
     model: _Model = None,
-    dialect: _Dialect = PLAIN_DIALECT,
+    dialect: _Dialect = "openai",
     num_prompts: _NumPrompts = 64,
     max_concurrency: _MaxConcurrency = None,
     request_rate: _RequestRate = None,
@@ -266,18 +268,10 @@ def _report(path: Path, loaded: "LoadResult", *, as_json: bool) -> None:
     document = load_result(loaded.figures, loaded.record, loaded.manifest, loaded.arrival, loaded.client)
     write_json_atomic(path / "runs" / loaded.record.run_id / "result.json", document)
     if as_json:
-        _print_json(path, loaded, document)
+        warnings = (*loaded.manifest.warnings, *loaded.record.warnings)
+        print_json(document | {"path": str(path), "warnings": warnings, "failure": loaded.record.failure})
     else:
         _print_tables(path, loaded)
-
-
-def _print_json(path: Path, loaded: "LoadResult", document: dict[str, Any]) -> None:
-    import msgspec
-
-    warnings = msgspec.to_builtins((*loaded.manifest.warnings, *loaded.record.warnings))
-    failure = msgspec.to_builtins(loaded.record.failure)
-    whole = document | {"path": str(path), "warnings": warnings, "failure": failure}
-    print(msgspec.json.format(msgspec.json.encode(whole), indent=1).decode())
 
 
 def _print_tables(path: Path, loaded: "LoadResult") -> None:

@@ -116,41 +116,24 @@ def make_tiny(
 
     if gguf and no_weights:
         raise UsageError("--gguf and --no-weights contradict each other; a GGUF file consists of weights")
-    _refuse_value_options(
-        value_model=value_model,
-        value_options={
-            "--value-layers": value_layers,
-            "--value-shape": value_shape,
-            "--constant-value": constant_value,
-        },
-        gguf=gguf,
-    )
-    dimensions = {
-        "hidden": hidden,
-        "layers": layers,
-        "heads": heads,
-        "kv-heads": kv_heads,
-        "ffn": ffn,
-        "vocab": vocab,
+    value_options: dict[str, object] = {
+        "--value-layers": value_layers,
+        "--value-shape": value_shape,
+        "--constant-value": constant_value,
     }
-    recipe = Recipe(
-        arch=arch,
-        shape=_shape(shape, {option: value for option, value in dimensions.items() if value is not None}, arch),
-        context=context,
-        dtype=dtype,
-        seed=seed,
-    )
+    _refuse_value_options(value_model=value_model, value_options=value_options, gguf=gguf)
+    sizes = {"hidden": hidden, "layers": layers, "heads": heads, "kv-heads": kv_heads, "ffn": ffn, "vocab": vocab}
+    dimensions = {option: value for option, value in sizes.items() if value is not None}
+    recipe = Recipe(arch=arch, shape=_shape(shape, dimensions, arch), context=context, dtype=dtype, seed=seed)
+    millions = f"{recipe.shape.num_params() / 1e6:,.2f}"
     if value_model:
         value = replace(recipe, shape=_value_shape(recipe, value_shape, value_layers), seed=seed + 1)
         files = make_value_pair(
             directory, recipe, value, constant=constant_value, weights=not no_weights, replace=force
         )
-        millions = (
-            f"{recipe.shape.num_params() / 1e6:,.2f} + {value.shape.as_value_model().num_params() / 1e6:,.2f}"
-        )
+        millions += f" + {value.shape.as_value_model().num_params() / 1e6:,.2f}"
     else:
         files = make_model(directory, recipe, weights=not no_weights, gguf=gguf, replace=force)
-        millions = f"{recipe.shape.num_params() / 1e6:,.2f}"
     num_bytes = sum(path.stat().st_size for path in files)
     weights = f"in {dtype}, seed {seed}" if not no_weights else "(not written)"
     content = f"{arch} with {millions} M random weights {weights}"

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from benchctl.cli.screen import uncollected
+from benchctl.cli.screen import print_json, uncollected
 from benchctl.errors import RecordError
 
 if TYPE_CHECKING:
@@ -28,19 +28,13 @@ def show(
 
     analysis = analyze_directory(results, allow_suspect=allow_suspect)
     if as_json:
-        _print_json(analysis)
+        from benchctl.report.documents.experiment import show_document
+
+        print_json(show_document(analysis))
     else:
         _print_tables(analysis)
     if analysis.damage:
         raise RecordError("\n".join(analysis.damage))
-
-
-def _print_json(analysis: "AnalyzedExperiment") -> None:
-    import msgspec
-
-    from benchctl.report.documents.experiment import show_document
-
-    print(msgspec.json.format(msgspec.json.encode(show_document(analysis)), indent=1).decode())
 
 
 def _print_tables(analysis: "AnalyzedExperiment") -> None:

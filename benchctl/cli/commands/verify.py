@@ -41,8 +41,8 @@ def _print(results: Path, verified: "Verification") -> None:
     from benchctl.records.integrity.digests import directory_sha256
 
     for alteration in verified.alterations:
-        beside = "" if alteration.decides else " (no number depends on it)"
-        print(f"{alteration.kind}: {alteration}{beside}")
+        remark = "" if alteration.decides else " (no number depends on it)"
+        print(f"{alteration.kind}: {alteration}{remark}")
     if verified.unrecorded and verified.num_files:
         print(f"no digest recorded for {len(verified.unrecorded)} runs: {', '.join(verified.unrecorded)}")
     if verified.alterations:

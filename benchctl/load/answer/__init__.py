@@ -1,4 +1,4 @@
 """A streamed answer from raw bytes to tokens: server-sent events, choices, usage, errors.
 
-Nothing here knows of sockets or clocks.
+Nothing here uses sockets or clocks.
 """

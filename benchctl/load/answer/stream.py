@@ -27,7 +27,6 @@ from benchctl.load.answer.events import (
 from benchctl.records.request import ChoiceRecord, RequestError
 
 _EXCERPT_BYTES: Final = 200
-
 _UNCOUNTED: Final = -1
 
 
@@ -241,7 +240,9 @@ class CompletionReader:
         if is_running and part.finish_reason is None:
             self._is_counting = True
         num_ids = None if part.token_ids is None else len(part.token_ids)
-        if text or num_ids or _calls_tool(part.delta):
+        delta = part.delta
+        calls_tool = delta is not None and (delta.tool_calls or delta.function_call)
+        if text or num_ids or calls_tool:
             self._is_counting = is_running
             count = num_ids if num_ids is not None else counted if is_running else None
             choice.add(t_ns, late_ns, count, text)
@@ -291,10 +292,6 @@ def _text(delta: Delta | None) -> str:
     text = delta.content or delta.refusal or ""
     reasoning = delta.reasoning_content or delta.reasoning
     return reasoning + text if reasoning else text
-
-
-def _calls_tool(delta: Delta | None) -> bool:
-    return delta is not None and bool(delta.tool_calls or delta.function_call)
 
 
 def excerpt(data: bytes) -> str:

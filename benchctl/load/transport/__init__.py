@@ -1,4 +1,4 @@
-"""Bytes to and from the server: connections, requests on the wire, and arrivals with the kernel's time stamps.
+"""Bytes to and from the server: connections, requests on the wire, and arrivals with the kernel's timestamps.
 
-``client`` sends an exchange and gives it back answered; how a load is scheduled is not known here.
+``client`` sends an exchange and returns it with its answer; the schedule of a load is in ``driver``.
 """

@@ -1,8 +1,7 @@
 """The streaming client: sends requests over connections of its own and keeps the answers, each read with its time.
 
 A stream needs no task. The receiver reports the end of an answer from within its loop over the sockets, and the
-driver of the load sends the next request from there: the system call that frees a slot of a closed loop is followed
-by the one that fills it. The driver decodes answers later.
+driver of the load sends the next request from there, one system call later. Answers are decoded afterwards.
 
 httpx carries requests that are not measured, and the streams of servers that speak TLS.
 """
@@ -203,7 +202,7 @@ class StreamClient:
             asyncio.get_running_loop().call_soon(self._settle, exchange, connection)
 
     def _check_soon(self, connection: Connection) -> None:
-        """Schedule a check, after the other sockets are read, of an answer that may be complete."""
+        """Check an answer that may be complete, after the other sockets are read."""
         exchange = connection.exchange
         if exchange is not None and not exchange.is_check_due:
             exchange.is_check_due = True
@@ -239,11 +238,9 @@ class StreamClient:
         exchange.begin_answer()
         exchange.url = redirect.url
         exchange.wire = redirect.wire(self._writer, exchange.call)
-        host, port = redirect.url.host, redirect.url.port or _HTTP_PORT
-        if (host, port) not in self._elsewhere:
-            self._elsewhere[host, port] = Connections(self.receiver, host, port)
+        address = redirect.url.host, redirect.url.port or _HTTP_PORT
         exchange.connection = None
-        self._connect(exchange, self._elsewhere[host, port])
+        self._connect(exchange, self._elsewhere.setdefault(address, Connections(self.receiver, *address)))
         self._go_on(exchange)
 
     def _reconnect(self, exchange: Exchange, connection: Connection) -> None:
@@ -298,8 +295,6 @@ class StreamClient:
 
 
 def _has_met_idle_close(exchange: Exchange, connection: Connection) -> bool:
-    """True when the connection was idle before the request was sent and no byte of an answer came: a server may
-    close an idle connection at any time.
-    """
+    """True when an idle connection was closed without a byte of an answer, which a server may do at any time."""
     was_idle = connection.num_answers > 0 or exchange.sent_ns - connection.connected_ns > _IDLE_NS
     return was_idle and not exchange.last_arrival_ns and not any(data for _, _, data in exchange.reads)

@@ -135,11 +135,6 @@ class WorkerLoad:
         """The counts of all records until now."""
         return self._tally.summary()
 
-    @property
-    def error_kinds(self) -> frozenset[str]:
-        """Kinds of the errors of requests until now."""
-        return self._tally.error_kinds
-
     def activity(self) -> Activity:
         """The open requests and the last arrival for one of them, as of a tenth of a second ago."""
         activities = [worker.activity for worker in self._workers]

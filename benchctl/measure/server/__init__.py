@@ -1,4 +1,4 @@
-"""The server of a run: its process with everything that it starts, its port, its log, and its end.
+"""The server of a run: its process with all its children, its port, its log, and its end.
 
-``server`` ties them together; every process that is started here is ended here.
+``server`` combines them; every process that is started here is ended here.
 """

@@ -45,10 +45,6 @@ _CRASH_STOP_S: Final = 1.0
 """Time for the other processes of a server that has ended to end: they have nothing left to complete."""
 
 
-def _ignore_line(_line: str) -> None:
-    """Drop a line of the log."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
     """The start of one server, and the signs by which it is recognised."""
@@ -64,7 +60,7 @@ class Launch:
     """Parts of the titles of the processes, other than the first, without which the server cannot work."""
     cores: frozenset[int] | None = None
     """Processor cores that the server may use; None for all that we may use."""
-    on_log_line: Callable[[str], None] = _ignore_line
+    on_log_line: Callable[[str], None] = lambda _line: None
     """Called with the last line of the log now and then, until the server is ready."""
     port_wait_s: float = 5.0
     """Time for the port to become free after the server was stopped."""
@@ -185,7 +181,9 @@ class ServerProcess:
                 await self._wait_for_crash_log()
                 raise self._explain(f"{self._ending()} before it was ready").start_error()
             if answer == "ready":
-                return self._own(time.monotonic_ns())
+                ready_ns = time.monotonic_ns()
+                self._check_port_owner()
+                return ready_ns
             self._follow_log()
             if time.monotonic() >= deadline:
                 raise self._lateness(f"GET {self._launch.health_path} {answer}").start_error()
@@ -224,10 +222,7 @@ class ServerProcess:
         return self._process
 
     def _scan(self) -> None:
-        """Take note of the server's processes and of their shared memory while there are any.
-
-        One scan at a time: a run that is cancelled may leave one going in its thread.
-        """
+        """Take note of the server's processes and shared memory. A cancelled run may still scan in its thread."""
         with self._scanning:
             members = self._tree.living()
             self._essential.scan(members)
@@ -242,8 +237,7 @@ class ServerProcess:
             return f"failed with {type(underlying(error)).__name__}"
         return "ready" if response.status_code == httpx.codes.OK else f"answered {response.status_code}"
 
-    def _own(self, ready_ns: int) -> int:
-        """Return ``ready_ns`` if it was our server that answered."""
+    def _check_port_owner(self) -> None:
         if not belongs_to(self._launch.port, self._tree.living()):
             raise ServerStartError(
                 f"port {self._launch.port} is answered by a process that is not the server just started; "
@@ -251,7 +245,6 @@ class ServerProcess:
                 cause="port-taken",
                 log_tail=self.log_tail(),
             )
-        return ready_ns
 
     def _follow_log(self) -> None:
         """Pass on the last line of the log. Raises ServerStartError when it shows a final failure."""

@@ -76,7 +76,7 @@ def load_server(results: ResultDirectory, profile: Profile, on_progress: Callabl
 
 
 class _SingleLoad:
-    """One load while it goes on."""
+    """One load in progress."""
 
     def __init__(self, results: ResultDirectory, profile: Profile, on_progress: Callable[[int], None]) -> None:
         (planned,) = results.plan().runs

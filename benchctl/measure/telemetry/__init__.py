@@ -1,4 +1,4 @@
-"""Samples taken while a load runs: GPUs, the host, and the server's own Prometheus page.
+"""Samples taken during a load: GPUs, the host, and the server's own Prometheus page.
 
 ``telemetry`` starts and stops all samplers of a run.
 """

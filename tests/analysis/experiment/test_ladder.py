@@ -37,10 +37,10 @@ def _path(tmp_path_factory):
     origin = Origin(output_root=tmp_path_factory.mktemp("ladder"), label=None, argv=("test",))
     results = create_experiment(profile, prepared, origin)
     deaf = Listener(
-        run_started=lambda *_: None,
-        request_done=lambda _: None,
-        run_ended=lambda *_: None,
-        server_said=lambda *_: None,
+        on_run_start=lambda *_: None,
+        on_request_end=lambda _: None,
+        on_run_end=lambda *_: None,
+        on_log_line=lambda *_: None,
     )
     outcome = run_experiment(results, profile, prepared.requests, deaf)
     assert outcome.num_done == 2 * (1 + 1 + 3 * 2)

@@ -97,7 +97,7 @@ class _Experiment:
         """The process to be killed, when it is there."""
         try:
             self.seen.update(self.benchctl.children(recursive=True))
-            self.segments.look(process.pid for process in self.seen)
+            self.segments.scan(process.pid for process in self.seen)
             children = [child for child in self.benchctl.children() if "-S" not in child.cmdline()]
             if who == FRONT_END:
                 return children[0] if children else None
