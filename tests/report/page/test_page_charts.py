@@ -74,7 +74,7 @@ def _swept(tmp_path):
 
 def test_every_chart_of_a_whole_directory_is_drawn(swept):
     charts = charts_of(swept.path)
-    assert tuple(charts) == IDS
+    assert [chart for chart in charts if chart in IDS] == list(IDS)  # more may join them
     assert {chart.id: chart.skipped for chart in charts.values() if chart.skipped} == {}
 
 
