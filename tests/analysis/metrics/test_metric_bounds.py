@@ -14,7 +14,7 @@ from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.compare.compare import CompareOptions, compare_sides, parse_side
 from benchctl.analysis.metrics.bounds import MARK, TIMES_BOUNDED, metric_bounds, run_bounds
 from benchctl.analysis.metrics.run_metrics import run_metrics
-from benchctl.analysis.summary.load_figures import FiguresInPassing
+from benchctl.analysis.summary.load_figures import LoadAccumulator
 from benchctl.analysis.validity.client_guard import client_suspect_warnings, client_warnings
 from benchctl.interop.writers.vllm import vllm_result
 from benchctl.measure.single_load.evidence import LoadEvidence
@@ -181,10 +181,10 @@ def test_of_a_long_load_every_first_token_is_kept_and_a_part_of_the_rest():
 
 
 def test_the_tables_of_a_load_mark_them_and_say_what_they_lie_between():
-    figures = FiguresInPassing()
+    figures = LoadAccumulator()
     requests = load_with(10)
     for request in requests:
-        figures.take(request)
+        figures.add(request)
     bounds = metric_bounds(requests, requests, HELD_UP)
     rows = list(zip(*(column.cells for column in durations_table(figures.figures(), bounds).columns), strict=True))
     (ttft,) = [row for row in rows if row[0] == "TTFT"]
@@ -246,7 +246,7 @@ def test_every_table_marks_it_and_says_what_the_mark_means(results):
     rows = {row[1]: row for row in rows_of(comparison, show_all=False)}
     assert rows["ttft_ms"][3].endswith(MARK)
     assert not any(MARK in field for field in rows["step_ms"])
-    assert any(line.startswith(f"{MARK} in up to 1 runs the client was late") for line in footnotes_of(comparison))
+    assert any(line.startswith(f"{MARK} in up to 1 runs the client read late") for line in footnotes_of(comparison))
     told = {metric["name"]: metric for metric in document_of(comparison)["metrics"]}
     assert told["ttft_ms"]["runs_with_bounds"] == {"a": 0, "b": 1}
     analysis = analyze_directory(results.path)
