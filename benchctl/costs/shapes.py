@@ -148,9 +148,9 @@ _UNSUPPORTED_KEYS: Final = {
 def shape_for(name_or_dir: str) -> ModelShape:
     """The shape of a built-in name or a path.
 
-    A built-in name may carry its owner, ``-Instruct`` and capitals (``Qwen/Qwen2.5-7B-Instruct``). A path names
-    a directory with a config.json, that file, or a .gguf file beside it. A published value model is known by its
-    name (``lvm-…-b-qwen2.5-1.5b-instruct``) and has a value head. Raises UsageError for anything else.
+    A built-in name may carry its owner, ``-Instruct`` and capitals (``Qwen/Qwen2.5-7B-Instruct``). A path names a
+    directory with a config.json, that file, or a .gguf file in the same directory. A published value model is known
+    by its name (``lvm-…-b-qwen2.5-1.5b-instruct``) and has a value head. Raises UsageError for anything else.
     """
     if name_or_dir in BUILT_IN_SHAPES:
         return BUILT_IN_SHAPES[name_or_dir]

@@ -4,7 +4,7 @@
 
 flags    the baseline with the variant's server options, but for those that load a value model
 idle     the variant's whole server; requests as the baseline's
-neutral  the variant with guidance that computes and does not tilt (value_scale 0)
+neutral  the variant with guidance that is computed and changes nothing (value_scale 0)
 
 Neighbours differ in one thing, so that their difference is its price. A step that changes nothing is left out, and
 one that a swept factor does not reach runs once in a block.
@@ -24,8 +24,8 @@ from benchctl.records.record import Cell
 _NEUTRAL_SETTING: Final = "guidance.value_scale"
 _MEANING: Final = {
     "flags": "control: the baseline with the server options of {}, without its value model",
-    "idle": "control: the server of {}, asked as the baseline is",
-    "neutral": "control: {} with guidance that computes and does not tilt",
+    "idle": "control: the server of {}, with the requests of the baseline",
+    "neutral": "control: {} with guidance that is computed and changes nothing",
 }
 
 

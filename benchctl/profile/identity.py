@@ -5,6 +5,7 @@ that introduced the field. So
 
 * a new field whose default means "as before" leaves the identity of every older profile as it was;
 * a value that is written out and equals the default is the same as one that is left out;
+* descriptions do not count: other words do not make another experiment;
 * a default that changes later goes into ``FORMER_DEFAULTS`` with its first value. An older profile, which has that
   value, keeps its identity; one with the new default gets another.
 """
@@ -57,6 +58,8 @@ def _not_default(section: Section, prefix: str, former_defaults: Mapping[str, An
     """The values of a section, and of those below it, that differ from their first defaults."""
     values = dict[str, Any]()
     for name, value in section:
+        if name == "description":
+            continue
         field, path = type(section).model_fields[name], f"{prefix}{name}"
         if isinstance(value, Section):
             nested = _not_default(value, f"{path}.", former_defaults)

@@ -50,9 +50,9 @@ below `guidance`). Any other difference makes a comparison invalid; `benchctl pr
 ## Identity
 
 A result directory is named by its time and the first eight digits of a SHA-256 over the profile. The digest covers
-every value that differs from the default that its key had when it was introduced. Writing out a default, or a newer
-benchctl with more keys, does not change the digest, so `--resume` accepts directories of older versions; any other
-value does.
+every value, except descriptions, that differs from the default that its key had when it was introduced. Writing
+out a default, or a newer benchctl with more keys, does not change the digest, so `--resume` accepts directories of
+older versions; any other value does.
 
 ## Keys
 """

@@ -25,7 +25,7 @@ def parser() -> argparse.ArgumentParser:
     flags = argparse.ArgumentParser(prog="python -m benchctl.sim", description=__doc__, allow_abbrev=False)
     flags.add_argument("--host", default="127.0.0.1")
     flags.add_argument("--port", type=int, required=True)
-    flags.add_argument("--step-log", type=Path, help="JSON Lines file for the step records; written anew")
+    flags.add_argument("--step-log", type=Path, help="JSON Lines file for the step records; overwritten")
     flags.add_argument("--model", default=_DEFAULTS.model)
     flags.add_argument("--value-model", help="value model for guided decoding; a stock server without it")
     flags.add_argument("--cost-model", choices=tuple(COST_MODELS), default=_DEFAULTS.cost_model)

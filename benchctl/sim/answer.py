@@ -147,7 +147,7 @@ def _cut_at_stop(answer: Answer, stop: tuple[str, ...]) -> Answer:
 def natural_quantiles(*, seed: int, prompt_digest: str, n: int) -> list[float]:
     """Quantiles of n choices in the distribution of lengths, each in [0, 1).
 
-    Choice c lies in stratum p(c) of n equal ones, p a permutation drawn for the prompt.
+    Choice c is in stratum p(c) of n equal ones, p a permutation drawn for the prompt.
     """
     draw = named_stream(seed, f"length:{prompt_digest}")
     strata = list(range(n))

@@ -1,6 +1,6 @@
 """Guided decoding as the fork does it: the rows that a value model scores, and the work of scoring them.
 
-A model of probabilities stands in for the language model: the log-probability falls by the same ``gap`` from one
+A model of probabilities replaces the language model: the log-probability falls by the same ``gap`` from one
 rank to the next, and the gap of a row and position is drawn from P(gap > x) = S / (S + x). ``min_p`` and
 ``top_p`` bound gap times rank, so the natural number of candidates is 1 + floor(bound / gap); ``top_k`` cuts it.
 A large gap means certainty: on mathematical text most rows have a single candidate under min_p 0.01, skip the

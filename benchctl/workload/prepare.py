@@ -52,7 +52,7 @@ _Chosen: TypeAlias = tuple[str, tuple[Prompt, ...], tuple[ResultWarning, ...]]
 def prepare_requests(
     profile: Profile, directory: Path | None = None, *, lengths_from: Path | None = None
 ) -> PreparedSet:
-    """Prepare the request set of a profile; ``directory`` stands in for the data directory.
+    """Prepare the request set of a profile; ``directory`` replaces the data directory.
 
     ``lengths_from`` is where natural lengths are read when the profile itself does not name a result directory.
     Raises DatasetError when the dataset cannot be had or is damaged, ProfileError when the profile asks for

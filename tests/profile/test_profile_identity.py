@@ -67,6 +67,13 @@ def test_a_default_that_is_written_out_does_not_change_the_identity():
     assert profile_sha256(parse_profile(written_out, "p")) == profile_sha256(parse_profile(PROFILE_YAML, "p"))
 
 
+def test_other_words_for_the_same_experiment_do_not_change_the_identity():
+    text = PROFILE_YAML + "description: other words\n"
+    described = text.replace("baseline: {}", "baseline: {description: the stock server}")
+    assert described.count("description") == 2
+    assert profile_sha256(parse_profile(described, "p")) == profile_sha256(parse_profile(PROFILE_YAML, "p"))
+
+
 def test_a_changed_default_with_its_former_value_on_record_keeps_the_identity_of_older_profiles():
     older = parse_profile(PROFILE_YAML + "blocks: 6\n", "p")  # 6 was the default, and stands in its profile.yaml
     newer = parse_profile(PROFILE_YAML + "blocks: 8\n", "p")

@@ -1,4 +1,4 @@
-"""Making a model directory: whole or not at all."""
+"""Creation of a model directory: whole or not at all."""
 
 import shutil
 from collections.abc import Callable, Iterator
@@ -54,7 +54,7 @@ def make_directory(directory: Path, write: Callable[[Path], None], *, replace: b
 
 
 def refuse_what_must_stay(directory: Path, *, replace: bool) -> None:
-    """UsageError where a directory exists that a model must not take the place of."""
+    """Raise UsageError for a directory that a model must not replace."""
     if not directory.exists():
         return
     if not directory.is_dir():
@@ -74,7 +74,7 @@ def refuse_what_must_stay(directory: Path, *, replace: bool) -> None:
 
 @contextmanager
 def _replacing(directory: Path) -> Iterator[Path]:
-    """A new directory beside ``directory`` that takes its place at the end, or goes when there is an error."""
+    """A temporary directory that replaces ``directory`` at the end, and is removed after an error."""
     partial = directory.with_name(f".{directory.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)

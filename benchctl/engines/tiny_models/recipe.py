@@ -52,7 +52,7 @@ class Recipe:
 
     @property
     def name(self) -> str:
-        """Says what it is made from, whatever directory it lies in."""
+        """Name from its architecture, dimensions and seed, whatever its directory."""
         return f"random-{self.arch}-{self.shape.layers}x{self.shape.hidden}-seed{self.seed}"
 
     @property

@@ -27,7 +27,7 @@ _SCALARS: Final = {
 _TO_MS: Final = {"ms": 1.0, "us": 1e-3, "ns": 1e-6, "s": 1e3, "sec": 1e3}
 _TO_S: Final = {unit: factor / 1e3 for unit, factor in _TO_MS.items()}
 _TOKENIZED: Final = (
-    "AIPerf counts tokens with its own tokenizer unless it was told to take the server's counts; tpot_ms and the "
+    "AIPerf counts tokens with its own tokenizer unless it is set to use those of the server; tpot_ms and the "
     "throughput of tokens rest on them"
 )
 _NAMES: Final = (

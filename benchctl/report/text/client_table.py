@@ -4,10 +4,10 @@ from collections.abc import Callable
 from typing import Final
 
 from rich.table import Table
-from rich.text import Text
 
 from benchctl.analysis.analyzed import AnalyzedExperiment
 from benchctl.formats import UNKNOWN
+from benchctl.report.text.plain_table import plain_table
 
 _TITLE: Final = "The client, ms of its own clock; of a cell the mean over blocks"
 _COLUMNS: Final = {
@@ -33,10 +33,7 @@ def client_table(analysis: AnalyzedExperiment) -> Table | None:
     runs = [run for run in analysis.runs if run.values["max_send_lag_ms"] is not None]
     if not runs:
         return None
-    table = Table(title=Text(_TITLE), title_justify="left", title_style="bold", box=None, pad_edge=False)
-    table.add_column("cell, run", no_wrap=True)
-    for name in _COLUMNS:
-        table.add_column(name, justify="right", no_wrap=True)
+    table = plain_table(_TITLE, ["cell, run"], list(_COLUMNS))
     for cell in cells:
         table.add_row(cell.label, *_row(cell.mean))
     for run in runs:

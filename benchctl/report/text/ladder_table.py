@@ -3,11 +3,11 @@
 from typing import Final
 
 from rich.table import Table
-from rich.text import Text
 
 from benchctl.analysis.analyzed import AnalyzedExperiment
 from benchctl.analysis.experiment.ladder import Difference, Price
 from benchctl.formats import UNKNOWN
+from benchctl.report.text.plain_table import plain_table
 
 _COLUMNS: Final = {"wall s": "wall_s", "step ms": "step_ms"}
 
@@ -17,11 +17,8 @@ def ladder_table(analysis: AnalyzedExperiment) -> Table | None:
     if not analysis.ladders:
         return None
     title = "Ladder of controls: what each step adds to the one before it, ± half of the 95 % interval over blocks"
-    table = Table(title=Text(title), title_justify="left", title_style="bold", box=None, pad_edge=False)
-    for column in ("cell", "price of", "step"):
-        table.add_column(column, no_wrap=True)
-    for column in ("blocks", *(f"{name}{suffix}" for name in _COLUMNS for suffix in ("", ", share"))):
-        table.add_column(column, justify="right", no_wrap=True)
+    columns = ("blocks", *(f"{name}{suffix}" for name in _COLUMNS for suffix in ("", ", share")))
+    table = plain_table(title, ("cell", "price of", "step"), columns)
     for ladder in analysis.ladders:
         for i, price in enumerate((*ladder.prices, ladder.whole)):
             step = f"{price.lower} > {price.upper}"

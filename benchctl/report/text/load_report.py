@@ -5,7 +5,6 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from rich.table import Table
-from rich.text import Text
 
 from benchctl.analysis.metrics.bounds import MARK, Bounds, marked
 from benchctl.analysis.metrics.offered_load import ClientQuality
@@ -18,6 +17,7 @@ from benchctl.profile.workload import Arrival
 from benchctl.records.manifest import Manifest
 from benchctl.records.run import RunRecord
 from benchctl.records.schema import SCHEMA_VERSION
+from benchctl.report.text.plain_table import plain_table
 
 _NAMES: Final = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "end to end", SEND_LAG: "send lag"}
 
@@ -126,10 +126,7 @@ def _offered(client: ClientQuality) -> dict[str, str]:
 
 def durations_table(figures: LoadFigures, bounds: Mapping[str, Bounds]) -> Table:
     """Latencies by vLLM's definitions, and the delays of sends."""
-    table = Table(title=Text("Durations, ms"), title_justify="left", title_style="bold", box=None, pad_edge=False)
-    table.add_column("", no_wrap=True)
-    for column in ("mean", "median", "p99", "max"):
-        table.add_column(column, justify="right", no_wrap=True)
+    table = plain_table("Durations, ms", [""], ["mean", "median", "p99", "max"])
     for name, title in _NAMES.items():
         durations = figures.durations[name]
         numbers = {f"{name}_ms": durations.mean}

@@ -5,7 +5,6 @@ from itertools import chain
 from typing import Final
 
 from rich.table import Table
-from rich.text import Text
 
 from benchctl.analysis.analyzed import AnalyzedExperiment
 from benchctl.analysis.attribution.sections import Breakdown, Section
@@ -17,6 +16,7 @@ from benchctl.formats import UNKNOWN, first_of, four_digits, percentage, signed_
 from benchctl.records.manifest import Manifest
 from benchctl.records.record import ResultWarning
 from benchctl.records.warning_codes import by_severity
+from benchctl.report.text.plain_table import plain_table
 from benchctl.units import TERA, ms_from_ns
 
 _RUN_COLUMNS: Final = {
@@ -87,7 +87,7 @@ def footnote_lines(analysis: AnalyzedExperiment) -> list[str]:
 def runs_table(analysis: AnalyzedExperiment) -> Table:
     """Every planned run: its state, its main numbers, its footnotes."""
     notes = footnotes(analysis)
-    table = _table("Runs, in the order of execution", ["run", "state"], [*_RUN_COLUMNS, "failed", "notes"])
+    table = plain_table("Runs, in the order of execution", ["run", "state"], [*_RUN_COLUMNS, "failed", "notes"])
     begun = {run.record.run_id: run for run in analysis.runs}
     for planned in analysis.results.plan.runs:
         run = begun.get(planned.run_id)
@@ -110,7 +110,7 @@ def cells_table(analysis: AnalyzedExperiment) -> Table | None:
     if not cells:
         return None
     title = "Cells, mean ± scatter over blocks (geometric mean, standard deviation of the logarithms)"
-    table = _table(title, ["cell", "blocks"], [*_RUN_COLUMNS, "failed"])
+    table = plain_table(title, ["cell", "blocks"], [*_RUN_COLUMNS, "failed"])
     for cell in cells:
         if cell.infeasible:
             table.add_row(cell.label, _infeasible(cell))
@@ -135,7 +135,7 @@ def breakdown_table(analysis: AnalyzedExperiment) -> Table | None:
     covers_steps = all(breakdown.covers_steps for breakdown in cells.values())
     timed = "Time per step" if covers_steps else "Time in the sampler per step (not of whole steps)"
     title = f"{timed}, ms: sum / all steps (mean where it runs)\n{'; '.join(notes)}"
-    table = _table(title, ["section"], [label.replace(" ", "\n", 1) for label in cells])
+    table = plain_table(title, ["section"], [label.replace(" ", "\n", 1) for label in cells])
     for depth, name in _section_names(cells):
         sections = [breakdown.section(name) for breakdown in cells.values()]
         table.add_row("  " * depth + name, *(_section(section) for section in sections))
@@ -147,7 +147,7 @@ def sweep_table(analysis: AnalyzedExperiment) -> Table | None:
     if not analysis.sweep and not analysis.infeasible:
         return None
     title = "Against the baseline of the same block: ratios as compare estimates them"
-    table = _table(
+    table = plain_table(
         title,
         ["cell", "blocks"],
         [f"wall time ({_confidence(analysis)} interval)", *_SWEEP_COLUMNS, "beyond FLOPs"],
@@ -176,7 +176,7 @@ def flops_table(analysis: AnalyzedExperiment) -> Table | None:
     if not bridges:
         return None
     title = "FLOPs of a run, TFLOP: from the published rule to the step log (model FLOPs, not measured)"
-    table = _table(title, ["account"], [bridge.label.replace(" ", "\n", 1) for bridge in bridges])
+    table = plain_table(title, ["account"], [bridge.label.replace(" ", "\n", 1) for bridge in bridges])
     table.add_column("reason", no_wrap=True)
     table.add_row("published", *(four_digits(bridge.published_flops / TERA) for bridge in bridges))
     for code, meaning in {step.code: step.meaning for bridge in bridges for step in bridge.steps}.items():
@@ -220,15 +220,6 @@ def _infeasible(cell: CellSummary) -> str:
 
 def _mentions(warnings: Sequence[ResultWarning], note: ResultWarning) -> bool:
     return any(warning_kind(warning) == warning_kind(note) for warning in warnings)
-
-
-def _table(title: str, left: Sequence[str], right: Sequence[str]) -> Table:
-    table = Table(title=Text(title), title_justify="left", title_style="bold", box=None, pad_edge=False)
-    for column in left:
-        table.add_column(column, no_wrap=True)
-    for column in right:
-        table.add_column(column, justify="right", no_wrap=True)
-    return table
 
 
 def _spread(spread: Spread | None) -> str:

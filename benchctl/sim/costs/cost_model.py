@@ -40,10 +40,10 @@ class StepBatch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepCost(msgspec.Struct, frozen=True, kw_only=True):
-    """Times of one step, each without what is stated beside it, so that they only add up.
+    """Times of one step in nanoseconds; the parts do not overlap, so they add up.
 
-    None means that the section does not exist in this step. ``sampler_rest`` and ``lvm_rest`` are what their
-    sections hold beyond the named parts.
+    None means that the section does not exist in this step. ``sampler_rest`` and ``lvm_rest`` are the time of
+    their sections outside of the named parts.
     """
 
     schedule: int = 0

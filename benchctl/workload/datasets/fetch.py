@@ -55,7 +55,7 @@ def _download(file: DatasetFile, partial: Path, on_progress: Progress) -> None:
     headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={num_bytes}-"} if num_bytes else {})
     with httpx.stream("GET", file.url, headers=headers, timeout=_TIMEOUT, follow_redirects=True) as response:
         if response.status_code == httpx.codes.REQUESTED_RANGE_NOT_SATISFIABLE:
-            partial.unlink()  # it is longer than the file there, so that no attempt could ever go on from it
+            partial.unlink()  # longer than the published file: no attempt could continue it
         response.raise_for_status()
         resumes = response.status_code == httpx.codes.PARTIAL_CONTENT
         if not resumes:

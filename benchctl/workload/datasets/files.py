@@ -1,7 +1,7 @@
 """Dataset files: their addresses, their locations on this machine, and the check that they are the pinned ones.
 
-The data directory is $BENCHCTL_DATA_DIR, or the user's cache directory; a file lies in it as
-``<folder>/<filename>``. Addresses name a revision, so that they cannot come to mean something else.
+The data directory is $BENCHCTL_DATA_DIR, or the user's cache directory; a file is stored there as
+``<folder>/<filename>``. Addresses name a revision, so their content never changes.
 """
 
 import hashlib

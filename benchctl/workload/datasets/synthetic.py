@@ -19,7 +19,7 @@ NUM_WORDS = len(_CONSONANTS) ** 3 * len(_VOWELS) ** 2
 
 
 def word(number: int) -> str:
-    """The word for a number; distinct below NUM_WORDS (231,525), then it begins anew."""
+    """The word for a number; distinct below NUM_WORDS (231,525), then words repeat."""
     rest, last = divmod(number % NUM_WORDS, len(_CONSONANTS))
     rest, second_vowel = divmod(rest, len(_VOWELS))
     rest, middle = divmod(rest, len(_CONSONANTS))

@@ -246,7 +246,7 @@ def test_every_table_marks_it_and_says_what_the_mark_means(results):
     rows = {row[1]: row for row in rows_of(comparison, show_all=False)}
     assert rows["ttft_ms"][3].endswith(MARK)
     assert not any(MARK in field for field in rows["step_ms"])
-    assert any(line.startswith(f"{MARK} in up to 1 runs the client was late") for line in footnotes_of(comparison))
+    assert any(line.startswith(f"{MARK} in up to 1 runs the client read late") for line in footnotes_of(comparison))
     told = {metric["name"]: metric for metric in document_of(comparison)["metrics"]}
     assert told["ttft_ms"]["runs_with_bounds"] == {"a": 0, "b": 1}
     analysis = analyze_directory(results.path)

@@ -13,7 +13,7 @@ _WORDS: Final = {
     "order. The unit of statistics: requests and steps of one server share its luck and are not replicates.",
     "ratio": "Value of the other side divided by that of the baseline. A change is the ratio minus 1.",
     "interval": "The range of ratios that the blocks are compatible with, at the stated confidence.",
-    "threshold": "Smaller changes do not matter to the reader: a factor of 1 + threshold either way.",
+    "threshold": "The smallest change that matters: a factor of 1 + threshold either way.",
     "noise floor": "The change that identical servers of this machine could not rule out, from an A/A experiment.",
     "margin": "Of a change: the threshold, or the noise floor where that is larger. Of equivalence: the threshold, "
     "or a margin that was named; noise never widens it.",

@@ -11,7 +11,7 @@ from benchctl.report.page.verdict import PageVerdict
 _PAIRING: Final = {
     "interleaved": "interleaved blocks",
     "same-plan": "blocks of two experiments with the same plan",
-    "unpaired": "blocks a side, unpaired",
+    "unpaired": "blocks per side, unpaired",
 }
 
 
