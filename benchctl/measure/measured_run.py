@@ -42,7 +42,7 @@ from benchctl.records.schema import SCHEMA_VERSION
 
 
 def ignore(*_values: object) -> None:
-    """Do nothing: a callback that is not needed."""
+    """Stand in for a callback that is not needed."""
 
 
 class MeasuredRun:
