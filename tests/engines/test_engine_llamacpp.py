@@ -183,7 +183,7 @@ def test_what_the_server_would_do_wrong_in_silence_is_refused(request_, settings
         ENGINE.check_requests([asked(), request_], settings)
 
 
-def test_a_request_that_just_fits_is_taken():
+def test_a_request_that_just_fits_raises_no_error():
     ENGINE.check_requests([asked(prompt_tokens=90, max_tokens=10)], settings_of("m", max_model_len=100))
 
 

@@ -173,7 +173,7 @@ def test_what_the_server_would_get_wrong_is_refused_with_a_remedy(model, request
         ENGINE.check_requests([asked(), request_], settings_of(model, **options))
 
 
-def test_requests_at_the_limit_are_accepted(model):
+def test_requests_at_the_limit_raise_no_error(model):
     ENGINE.check_requests([asked(prompt_tokens=120)], settings_of(model, num_kv_blocks=4, block_size=32))
 
 

@@ -240,11 +240,13 @@ def test_what_a_variant_sets_is_checked_as_the_run_would_use_it(variant, message
 
 @pytest.mark.parametrize("guidance", ["{mode: mul}", "{mode: linear}", "{mode: length_mul, value_scale: 2}"])
 def test_other_modes_of_guidance_take_the_whole_vocabulary(guidance):
-    parse_profile(HEAD + f"  g: {{guidance: {guidance}, server: {{value_model: m}}}}\n", "p.yaml")
+    profile = parse_profile(HEAD + f"  g: {{guidance: {guidance}, server: {{value_model: m}}}}\n", "p.yaml")
+    assert profile.variants["g"].guidance is not None
 
 
 def test_guidance_with_top_k_1_is_allowed_though_it_is_greedy():
-    parse_profile(GUIDED + "sweep: {top_k: [1, 2]}\n", "p.yaml")
+    profile = parse_profile(GUIDED + "sweep: {top_k: [1, 2]}\n", "p.yaml")
+    assert list(profile.sweep["top_k"]) == [1, 2]
 
 
 def test_errors_in_options_of_all_variants_are_reported_once_at_their_own_line():

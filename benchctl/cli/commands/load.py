@@ -15,7 +15,6 @@ import typer
 from benchctl.cli.screen import print_json
 from benchctl.errors import UsageError
 from benchctl.profile.choices import DatasetName
-from benchctl.profile.engine_table import PLAIN_DIALECT, dialects
 
 if TYPE_CHECKING:
     from benchctl.measure.single_load.single_load import LoadResult
@@ -32,6 +31,8 @@ _EXIT_CODES: Final = {"done": 0, "suspect": 4, "failed": 5}
 
 def _dialect(name: str) -> str:
     """The dialect; UsageError for an unknown one. The table of engines is read only here: ``--help`` stays fast."""
+    from benchctl.profile.engine_table import dialects
+
     if name not in dialects():
         raise UsageError(f"--dialect is {name!r}; choose one of {', '.join(dialects())}")
     return name
@@ -111,7 +112,7 @@ _AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document i
 def load(  # the parameters are the command line
     url: _Url,
     model: _Model = None,
-    dialect: _Dialect = PLAIN_DIALECT,
+    dialect: _Dialect = "openai",
     num_prompts: _NumPrompts = 64,
     max_concurrency: _MaxConcurrency = None,
     request_rate: _RequestRate = None,
