@@ -1,6 +1,6 @@
-"""What the records mean, as pure functions: metrics, validity, statistics, attribution and the verdict.
+"""Analysis of records, as pure functions: from the metrics of one run to the verdict on two sides.
 
-``metrics`` derives numbers of one run, ``validity`` says which to trust, ``statistics`` how sure a
-difference is, ``attribution`` and ``quality`` where it sits; ``experiment`` puts runs side by side; ``compare``,
-``summary`` and ``planning`` answer what people ask.
+``metrics`` derives the numbers of a run and ``validity`` decides which of them count. ``statistics`` estimates
+differences, ``attribution`` and ``quality`` divide and judge them, and ``experiment`` puts runs side by side for
+``summary``, ``compare`` and ``planning``.
 """

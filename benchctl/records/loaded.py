@@ -100,43 +100,11 @@ def load_run(directory: RunDirectory, limits: ReadLimits | None = None) -> Loade
     A damaged line ends its file: the lines before it are read, and a warning names file and line. A run in state
     ``done`` is then marked as damaged and must not be compared.
     """
-    limits = limits or DEFAULT_LIMITS
     record = directory.read()
-    damage: list[ResultWarning] = []
-
-    def note(error: RecordError) -> None:
-        damage.append(ResultWarning(code=DAMAGED_LINE, message=str(error), where=record.run_id))
-
-    def read_lines(name: str, kind: type[T]) -> tuple[T, ...]:
-        path = directory.path / f"{name}.jsonl"
-        whole = read_whole(path, kind)
-        if whole is not None:
-            return whole
-        records: list[T] = []
-        try:
-            records.extend(read_jsonl(path, kind))
-        except RecordError as error:
-            note(error)
-        return tuple(records)
-
-    requests = _long_requests(directory, record, limits.few_requests)
-    if requests is None:
-        requests = read_lines("requests", RequestRecord)
-    steps: Steps
-    if _size_bytes(directory.step_log) <= limits.few_steps:
-        steps = read_lines("steps", StepRecord)
-        if _size_bytes(directory.step_log) > limits.kept_steps:
-            from benchctl.records.columns.step_columns import DecodedSteps  # noqa: PLC0415 - numpy, where it saves memory
-
-            steps = DecodedSteps(directory.step_log, steps)
-    else:
-        from benchctl.records.columns.step_log import read_step_log  # noqa: PLC0415 - polars, where it is worth its time
-
-        steps, error = read_step_log(directory.step_log, block_bytes=limits.steps_block)
-        if error is not None:
-            note(error)
-    gpu, host = read_lines("gpu", GpuSample), read_lines("host", HostSample)
-    prometheus, client = read_lines("prometheus", PrometheusSample), read_lines("client", ClientSample)
+    reader = _RunReader(directory, record, limits or DEFAULT_LIMITS)
+    requests, steps = reader.requests(), reader.steps()
+    gpu, host = reader.lines("gpu", GpuSample), reader.lines("host", HostSample)
+    prometheus, client = reader.lines("prometheus", PrometheusSample), reader.lines("client", ClientSample)
     return LoadedRun(
         record=record,
         requests=requests,
@@ -144,25 +112,67 @@ def load_run(directory: RunDirectory, limits: ReadLimits | None = None) -> Loade
         gpu=gpu,
         host=host,
         prometheus=prometheus,
-        warnings=(*record.warnings, *damage),
-        is_damaged=bool(damage) and record.state == "done",
+        warnings=(*record.warnings, *reader.damage),
+        is_damaged=bool(reader.damage) and record.state == "done",
         client=client,
     )
 
 
-def _long_requests(directory: RunDirectory, record: RunRecord, few_bytes: int) -> tuple[RequestRecord, ...] | None:
-    """The requests of a long file, which is copied as arrays once the run has ended; None for a short or damaged
-    one.
-    """
-    if _size_bytes(directory.request_log) <= few_bytes:
-        return None
-    from benchctl.records.columns.request_arrays import read_requests  # noqa: PLC0415 - numpy, where it is worth its time
+class _RunReader:
+    """Reads the files of one run; ``damage`` collects a warning for each damaged one."""
 
-    return read_requests(
-        directory.request_log,
-        recorded=record.files.get(directory.request_log.name),
-        writes_copy=record.state not in {"planned", "running"},
-    )
+    def __init__(self, directory: RunDirectory, record: RunRecord, limits: ReadLimits) -> None:
+        self._directory = directory
+        self._record = record
+        self._limits = limits
+        self.damage: list[ResultWarning] = []
+
+    def lines(self, name: str, kind: type[T]) -> tuple[T, ...]:
+        """The records of ``<name>.jsonl`` up to its first damaged line."""
+        path = self._directory.path / f"{name}.jsonl"
+        whole = read_whole(path, kind)
+        if whole is not None:
+            return whole
+        records: list[T] = []
+        try:
+            records.extend(read_jsonl(path, kind))
+        except RecordError as error:
+            self._note(error)
+        return tuple(records)
+
+    def requests(self) -> tuple[RequestRecord, ...]:
+        """The requests; those of a long file are copied as arrays once the run has ended."""
+        path = self._directory.request_log
+        if _size_bytes(path) <= self._limits.few_requests:
+            return self.lines("requests", RequestRecord)
+        from benchctl.records.columns.request_arrays import read_requests  # noqa: PLC0415 - numpy, for long files
+
+        requests = read_requests(
+            path,
+            recorded=self._record.files.get(path.name),
+            writes_copy=self._record.state not in {"planned", "running"},
+        )
+        return self.lines("requests", RequestRecord) if requests is None else requests
+
+    def steps(self) -> "Steps":
+        """The steps, in the form that suits the length of their log."""
+        path = self._directory.step_log
+        if _size_bytes(path) <= self._limits.few_steps:
+            records = self.lines("steps", StepRecord)
+            if _size_bytes(path) <= self._limits.kept_steps:
+                return records
+            from benchctl.records.columns.step_columns import DecodedSteps  # noqa: PLC0415 - numpy, to save memory
+
+            return DecodedSteps(path, records)
+        from benchctl.records.columns.step_log import read_step_log  # noqa: PLC0415 - polars, for long logs
+
+        steps, error = read_step_log(path, block_bytes=self._limits.steps_block)
+        if error is not None:
+            self._note(error)
+        return steps
+
+    def _note(self, error: RecordError) -> None:
+        self.damage.append(ResultWarning(code=DAMAGED_LINE, message=str(error), where=self._record.run_id))
 
 
 def write_step_table(run: LoadedRun) -> None:

@@ -18,7 +18,7 @@ from benchctl.records.request import PreparedRequest, RequestRecord
 from benchctl.records.run import RunRecord
 from benchctl.records.samples import ClientSample, GpuSample, HostSample, PrometheusSample
 from benchctl.records.schema import SCHEMA_VERSION
-from benchctl.records.step import StepRecord
+from benchctl.records.step import SECTION_PARENT, StepRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +74,15 @@ when it is opened; a newer one is refused.
   follow the step's own `clock`. Fields that end in `_frac` are fractions, 1 for the whole.
 * Failed requests stay in the data. A run that failed keeps all files that it has.
 """
+_SECTIONS: Final = """\
+## Sections of a step
+
+The known names of `sections_ns`. Sections within one section are disjoint; the rest of its time has no name. An
+engine may have sections of its own, which are within the step.
+
+| section | within |
+|---|---|
+"""
 _WORDS: Final = {
     str: "text",
     int: "whole number",
@@ -107,7 +116,12 @@ def result_format_reference() -> str:
             if file.record is not None:
                 parts.append(f"## `{title}{file.name}`\n")
                 parts += _record_sections(file.record, described, is_nested=False)
-    return "\n".join(parts)
+    return "\n".join([*parts, _sections_of_a_step()])
+
+
+def _sections_of_a_step() -> str:
+    rows = [f"| `{name}` | {f'`{parent}`' if parent else 'the step'} |" for name, parent in SECTION_PARENT.items()]
+    return _SECTIONS + "\n".join(rows) + "\n"
 
 
 def _file_table(files: tuple[_File, ...]) -> str:

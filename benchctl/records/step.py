@@ -55,7 +55,7 @@ class StepRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
     value_extend_tokens: Int64 | None = None
     """Tokens by which the value model extended its prefixes."""
     sections_ns: dict[str, Int64] = {}
-    """Parts of ``dur_ns`` by name; ``SECTION_PARENT`` nests them."""
+    """Parts of ``dur_ns`` by name; see *Sections of a step*."""
 
 
 SECTION_PARENT: dict[str, str | None] = {

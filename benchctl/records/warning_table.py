@@ -14,8 +14,8 @@ Severity: TypeAlias = Literal["suspect", "warning", "note"]
 class WarningCode:
     """One kind of warning.
 
-    ``suspect`` keeps a run from counting as done, ``warning`` limits what may be concluded, ``note`` casts no doubt
-    on what was measured.
+    ``suspect`` keeps a run from counting as done, ``warning`` limits what may be concluded, ``note`` is for
+    information.
     """
 
     severity: Severity
@@ -300,7 +300,7 @@ WARNING_TABLE: Final[dict[str, dict[str, WarningCode]]] = {
             "Report it with the result directory: one of the times is wrong.",
         ),
         "suspect-counted": _warning(
-            "Suspect runs count because of --allow-suspect; the verdict is no better than they are.",
+            "Suspect runs count because of --allow-suspect; the verdict is only as good as they are.",
             "Measure these runs again, and compare without --allow-suspect.",
         ),
         "client-times-excluded": _warning(

@@ -23,9 +23,9 @@ from support.servers.handler_server import handled_by
 from support.servers.simulator import sim_server
 
 from benchctl.analysis.metrics import percentile
-from benchctl.analysis.metrics.sorted_runs import SortedRuns
+from benchctl.analysis.metrics.percentile import SortedRuns
 from benchctl.analysis.metrics.timestamp_quality import client_metrics
-from benchctl.analysis.summary.load_figures import FiguresInPassing
+from benchctl.analysis.summary.load_figures import LoadAccumulator
 from benchctl.engines.attach.engine import PlainOpenAi
 from benchctl.engines.attach.options import AttachOptions
 from benchctl.errors import UnsupportedError
@@ -353,17 +353,17 @@ def test_values_in_sorted_runs_have_the_ranks_that_they_have_sorted_whole(values
 
 
 def test_a_gap_of_any_length_counts() -> None:
-    passing = FiguresInPassing()
+    passing = LoadAccumulator()
     for index, gap_ns in enumerate((1_000_000, 7_000_000_000)):
         choice = ChoiceRecord(index=0, chunk_ns=(5, 5 + gap_ns))
         record = RequestRecord(request_id=f"r{index}", index=index, scheduled_ns=0, sent_ns=1, done_ns=9)
-        passing.take(msgspec.structs.replace(record, choices=(choice,)))
+        passing.add(msgspec.structs.replace(record, choices=(choice,)))
     assert passing.figures().durations["itl"].mean == pytest.approx(3500.5)
     assert passing.figures().durations["itl"].largest == 7000
 
 
 def test_stamps_of_failed_requests_count_in_passing_as_they_do_from_disk() -> None:
-    passing, records = FiguresInPassing(), []
+    passing, records = LoadAccumulator(), []
     broken = RequestError(kind="early-close", message="the server closed the connection")
     for index, (late_ns, error) in enumerate([((1, 2, 2), None), (None, None), ((5, 5, 5), broken)]):
         choice = ChoiceRecord(index=0, chunk_ns=(10, 20, 20), chunk_late_ns=late_ns)
@@ -371,7 +371,7 @@ def test_stamps_of_failed_requests_count_in_passing_as_they_do_from_disk() -> No
             request_id=f"r{index}", index=index, scheduled_ns=0, sent_ns=1, done_ns=30, error=error
         )
         records.append(msgspec.structs.replace(record, choices=(choice,)))
-        passing.take(records[-1])
+        passing.add(records[-1])
     from_disk = client_metrics(records, ())
     assert (from_disk["kernel_stamp_frac"], from_disk["coalesced_chunk_frac"]) == (6 / 9, 3 / 9)
     in_passing = passing.figures().client_metrics()

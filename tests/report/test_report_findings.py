@@ -195,7 +195,7 @@ def test_nothing_is_said_of_sections_without_step_logs(tmp_path):
 def test_a_baseline_noisier_than_the_cells_warns_of_single_ratios(tmp_path):
     builders.write_results(tmp_path, block_factors=NOISY_BASELINE)
     finding = findings(tmp_path)["noisy-baseline"]
-    assert "a ratio to any single baseline run carries that scatter and misleads" in finding.sentence
+    assert "a ratio to any single baseline run includes that scatter and misleads" in finding.sentence
     assert finding.numbers["baseline_cv_frac"] > 0.1
     assert finding.numbers["others_cv_frac"] < 0.03
     assert finding.numbers["num_blocks"] == 5

@@ -14,7 +14,7 @@ import numpy as np
 
 from benchctl.analysis.metrics.request_timing import choice_tokens, is_completed, measured
 from benchctl.analysis.metrics.run_metrics import load_window_ns
-from benchctl.analysis.metrics.unknown import known, total
+from benchctl.analysis.metrics.unknown import known_values, total
 from benchctl.costs.difference import Correction, explain_difference
 from benchctl.costs.flops import (
     FlopsAccount,
@@ -169,7 +169,7 @@ def _output_tokens(request: RequestRecord, collector: _Warnings) -> tuple[int, .
     counts = [choice_tokens(request, choice) for choice in request.choices]
     usage, counted = request.completion_tokens, total(counts)
     if counted is not None and usage in {None, counted}:
-        return tuple(known(counts))
+        return tuple(known_values(counts))
     if usage is None:
         return None
     num_choices = max(len(counts), 1)

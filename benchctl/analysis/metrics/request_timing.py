@@ -11,7 +11,7 @@ from itertools import chain
 from operator import sub
 from typing import TYPE_CHECKING, TypeVar
 
-from benchctl.analysis.metrics.unknown import known
+from benchctl.analysis.metrics.unknown import known_values
 from benchctl.records.request import ChoiceRecord, RequestRecord
 from benchctl.records.step import StepRecord
 
@@ -139,10 +139,10 @@ def num_zeros(numbers: "array[int]") -> int:
 def latencies_ns(requests: Sequence[RequestRecord]) -> dict[str, Sequence[float]]:
     """All durations of these requests, pooled by latency."""
     return {
-        "ttft": known(ttft_ns(request) for request in requests),
+        "ttft": known_values(ttft_ns(request) for request in requests),
         "tpot": [value for request in requests for value in tpots_ns(request)],
         "itl": pooled_itls_ns(requests),
-        "e2el": known(e2el_ns(request) for request in requests),
+        "e2el": known_values(e2el_ns(request) for request in requests),
     }
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 from benchctl.analysis.metrics.arrival_errors import by_worker
 from benchctl.analysis.metrics.percentile import percentiles
 from benchctl.analysis.metrics.request_timing import concatenated, num_zeros, pooled_itls_ns, send_lag_ns
-from benchctl.analysis.metrics.unknown import known, quotient
+from benchctl.analysis.metrics.unknown import known_values, quotient
 from benchctl.records.request import RequestRecord
 from benchctl.records.samples import ClientSample
 from benchctl.units import NS_PER_S, ms_from_ns
@@ -22,7 +22,7 @@ MIN_CPU_SPAN_NS: Final = NS_PER_S
 
 def client_metrics(requests: Sequence[RequestRecord], samples: Sequence[ClientSample]) -> dict[str, float | None]:
     """The metrics of the load generator itself, on its own clock."""
-    lags = known([send_lag_ns(request) for request in requests])
+    lags = known_values([send_lag_ns(request) for request in requests])
     send = percentiles(lags, len(lags), (50, 99))
     late = read_delays_ns(requests)
     chunks = [len(choice.chunk_ns) for request in requests for choice in request.choices]

@@ -7,20 +7,20 @@ from typing import TypeVar
 N = TypeVar("N", int, float)
 
 
-def known(values: Iterable[N | None]) -> list[N]:
+def known_values(values: Iterable[N | None]) -> list[N]:
     """The values that are not None."""
     return [value for value in values if value is not None]
 
 
 def total(values: Sequence[N | None]) -> N | None:
     """The sum; unknown if there are no values or any is unknown."""
-    parts = known(values)
+    parts = known_values(values)
     return sum(parts) if parts and len(parts) == len(values) else None
 
 
 def mean_of_known(values: Iterable[float | None]) -> float | None:
     """The mean of the values that are known."""
-    parts = known(values)
+    parts = known_values(values)
     return fmean(parts) if parts else None
 
 

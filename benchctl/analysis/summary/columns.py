@@ -81,7 +81,7 @@ CLIENT_COLUMNS: Final = CLIENT_TIMED | {"achieved_tflops_per_s", "observed_achie
 def summary_row(
     run: LoadedRun, metrics: Mapping[str, float | None], settings: VariantSettings | None, flops: RunFlops | None
 ) -> dict[str, Value]:
-    """A value for every column of ``SUMMARY_COLUMNS``, in their order; None where it is unknown."""
+    """A value for every column of ``SUMMARY_COLUMNS``, in their order; None if it is unknown."""
     values: dict[str, Value] = {
         **_identity(run, settings),
         **_output_columns(run),
@@ -173,7 +173,7 @@ def _observed_columns(account: FlopsAccount | None, wall_s: float | None) -> dic
 
 
 def number_of(value: Value) -> float | None:
-    """The value of a column as a number; None where it is unknown, or text."""
+    """The value of a column as a number; None if it is unknown or text."""
     return None if value is None or isinstance(value, str) else float(value)
 
 

@@ -1,7 +1,7 @@
-"""What the numbers say, in words, and only where they say it.
+"""Findings: conclusions in words that the numbers support.
 
-Each finding is a rule with a stated condition; where the data do not meet it (too few blocks, an interval too
-wide, a log that is silent) there is no sentence. A finding never replaces the numbers, which it carries.
+Each finding is a rule with a stated condition; if the data do not meet it (too few blocks, a wide interval, missing
+counts) there is no finding. A finding carries its numbers.
 """
 
 import itertools
@@ -24,19 +24,19 @@ from benchctl.units import MS_PER_S, s_from_ns
 FLAT_MARGIN_FRAC: Final = 0.10
 """Flat: over the whole range of the factor, the interval of the change stays within ten percent."""
 SLOWDOWN_FRAC: Final = 0.05
-"""A slowdown is looked into when its interval lies wholly above five percent."""
+"""A slowdown is analyzed if its whole interval is above five percent."""
 NOISY_CV_FRAC: Final = 0.03
 NOISIER_FACTOR: Final = 2.0
-"""The baseline is called noisy when its scatter is at least three percent and twice that of the others."""
+"""The baseline is noisy if its scatter is at least three percent and twice that of the others."""
 MIN_BLOCKS_FOR_SCATTER: Final = 3
 _LAZY_LOAD: Final = "value_model_load"
 ADDED_STEP_FRAC: Final = 0.02
-"""Added step time is looked into from two percent of the baseline's step."""
+"""Added step time is analyzed from two percent of the baseline's step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """A sentence that the data support. ``code`` is stable; ``numbers`` are what the sentence was made from."""
+    """A sentence that the data support. ``code`` is stable; ``numbers`` are those of the sentence."""
 
     code: str
     sentence: str
@@ -54,30 +54,30 @@ def collect_findings(
     greedy_labels = {cell.label for cell in greedy}
     active = [row for row in rows if row.label not in greedy_labels]
     by_variant = [list(group) for _, group in itertools.groupby(active, key=lambda row: row.variant)]
-    found = [
+    findings = [
         *(_greedy_path(cell) for cell in greedy),
-        *(_trend(group) for group in by_variant),
+        *(_factor_effect(group) for group in by_variant),
         *(_unexplained(group) for group in by_variant),
         *_added_time(active, sections),
         _baseline_noise(cells, baseline, greedy_labels),
         *_lazy_loads([run for cell in cells for run in cell.runs]),
     ]
-    return tuple(finding for finding in found if finding is not None)
+    return tuple(finding for finding in findings if finding is not None)
 
 
 def _took_greedy_path(cell: CellSummary) -> bool:
-    """Guidance was asked for, all steps of all runs were greedy, and in none a value model scored anything."""
+    """True if guidance was requested, all steps of all runs were greedy, and no value model scored anything."""
     return bool(cell.runs) and all(
         run.settings is not None
         and run.settings.guidance is not None
         and run.number("guided_step_frac") == 0
-        and (run.number("greedy_step_frac") == 1 or _is_greedy_unsaid(run))
+        and (run.number("greedy_step_frac") == 1 or _is_greedy_by_request(run))
         for run in cell.runs
     )
 
 
-def _is_greedy_unsaid(run: RunSummary) -> bool:
-    """Its steps do not say whether they are greedy, and its requests leave one candidate."""
+def _is_greedy_by_request(run: RunSummary) -> bool:
+    """True if its steps do not record whether they are greedy, and its requests leave one candidate."""
     is_greedy = run.settings is not None and run.settings.sampling.is_greedy
     return is_greedy and run.number("greedy_step_frac") is None
 
@@ -85,10 +85,11 @@ def _is_greedy_unsaid(run: RunSummary) -> bool:
 def _greedy_path(cell: CellSummary) -> Finding:
     steps = sum(run.number("num_steps") or 0 for run in cell.runs)
     charged, total = cell.mean("lvm_pflops_total"), cell.mean("theoretical_pflops_total")
-    how = "left one candidate" if any(map(_is_greedy_unsaid, cell.runs)) else "were greedy"
+    reason = "left one candidate" if any(map(_is_greedy_by_request, cell.runs)) else "were greedy"
+    num_runs = count_of(len(cell.runs), "run")
     sentence = (
-        f"{cell.label} took the greedy path: all {steps:.0f} steps of its {count_of(len(cell.runs), 'run')} {how} "
-        "and the value model never ran, so this cell measures no guidance."
+        f"{cell.label} took the greedy path: all {steps:.0f} steps of its {num_runs} {reason} and the value model "
+        "never ran, so this cell measures no guidance."
     )
     numbers = {"num_steps": float(steps), "num_runs": float(len(cell.runs))}
     if charged and total:
@@ -100,11 +101,11 @@ def _greedy_path(cell: CellSummary) -> Finding:
     return Finding(code="greedy-path", sentence=sentence, numbers=numbers)
 
 
-def _trend(rows: Sequence[SweepRow]) -> Finding | None:
-    """Does the overhead of a variant depend on the one factor that its cells differ in?
+def _factor_effect(rows: Sequence[SweepRow]) -> Finding | None:
+    """Dependence of a variant's overhead on the one factor that its cells differ in.
 
     Per block the slope of ln(wall ratio) over the factor by least squares; the baseline of the block shifts all
-    its points alike, so its noise does not touch the slope. Then a Student-t interval over blocks.
+    its points equally, so its noise does not affect the slope. Then a Student-t interval over blocks.
     """
     factor = _numeric_factor(rows)
     if factor is None or not all("wall" in row.ratios for row in rows):
@@ -137,7 +138,7 @@ def _trend(rows: Sequence[SweepRow]) -> Finding | None:
 
 
 def _numeric_factor(rows: Sequence[SweepRow]) -> str | None:
-    """The one factor that takes at least three values, all numbers, while all others stay the same."""
+    """The only varied factor, if it takes at least three values, all numbers."""
     if len({tuple(row.cell) for row in rows}) != 1:
         return None
     varied = [factor for factor in rows[0].cell if len({row.cell[factor] for row in rows}) > 1]
@@ -157,7 +158,7 @@ def _log_wall(row: SweepRow, block: int) -> float:
 
 
 def _unexplained(rows: Sequence[SweepRow]) -> Finding | None:
-    """How much of a slowdown more FLOPs do not explain, by the observed account where it is known."""
+    """The part of a slowdown that more FLOPs do not explain, by observed FLOPs if known."""
     slow = [row for row in rows if (row.number("wall_ratio_ci_low") or 0) > 1 + SLOWDOWN_FRAC]
     kind = "observed" if all(row.number("unexplained_frac_observed") is not None for row in slow) else "published"
     suffix = "_observed" if kind == "observed" else ""
@@ -176,7 +177,7 @@ def _unexplained(rows: Sequence[SweepRow]) -> Finding | None:
 
 
 def _added_time(rows: Sequence[SweepRow], sections: Mapping[str, SectionSplit]) -> list[Finding]:
-    """Where the time sits that a step takes longer than in the baseline: the largest section, for each variant."""
+    """The section with most of the time that a step takes longer than in the baseline, for each variant."""
     groups: dict[tuple[str, str], list[tuple[SweepRow, float, float]]] = {}
     notes: dict[tuple[str, str], str] = {}
     for row in rows:
@@ -194,7 +195,7 @@ def _added_time(rows: Sequence[SweepRow], sections: Mapping[str, SectionSplit]) 
 
 
 def _is_within_scatter(row: SweepRow) -> bool:
-    """Whether the interval of the step ratio leaves open that steps take no longer at all."""
+    """True if the interval of the step ratio includes 1."""
     estimate = row.estimates.get("step_ms")
     return estimate is None or (estimate.log_interval is not None and estimate.log_interval[0] <= 0)
 
@@ -231,7 +232,7 @@ def _baseline_noise(cells: Sequence[CellSummary], baseline: str, greedy_labels: 
         return None
     sentence = (
         f"Wall times of the baseline scatter by {base.cv_frac:.1%} over {base.n} blocks, those of the other cells "
-        f"by {pooled:.1%}: a ratio to any single baseline run carries that scatter and misleads. Read ratios over "
+        f"by {pooled:.1%}: a ratio to any single baseline run includes that scatter and misleads. Use ratios over "
         "all blocks with their interval, or absolute times."
     )
     return Finding(
@@ -242,21 +243,21 @@ def _baseline_noise(cells: Sequence[CellSummary], baseline: str, greedy_labels: 
 
 
 def _lazy_loads(runs: Sequence[RunSummary]) -> list[Finding]:
-    """A value model that the first request that needed it loaded: in the warm-up, or in what was measured."""
-    found = []
+    """A value model that was loaded by its first request: in the warm-up, or in the measured load."""
+    findings = []
     for is_warmup, code, consequence in (
         (True, "lazy-load-in-warmup", "without a warm-up the measured load would have paid for it"),
-        (False, "lazy-load-measured", "the measured times hold it; warm up with a guided request"),
+        (False, "lazy-load-measured", "the measured times include it; warm up with a guided request"),
     ):
         loads = [load for run in runs if (load := _load_ns(run, is_warmup=is_warmup)) > 0]
         if loads:
             mean_s = s_from_ns(fmean(loads))
-            place = "the warm-up" if is_warmup else "the measured load"
-            where = f"In {count_of(len(loads), 'run')} the value model was loaded during {place}"
+            phase = "the warm-up" if is_warmup else "the measured load"
+            where = f"In {count_of(len(loads), 'run')} the value model was loaded during {phase}"
             sentence = f"{where} ({mean_s:.2g} s): {consequence}."
             numbers = {"num_runs": float(len(loads)), "load_s": mean_s}
-            found.append(Finding(code=code, sentence=sentence, numbers=numbers))
-    return found
+            findings.append(Finding(code=code, sentence=sentence, numbers=numbers))
+    return findings
 
 
 def _load_ns(run: RunSummary, *, is_warmup: bool) -> int:
@@ -267,7 +268,7 @@ def _load_ns(run: RunSummary, *, is_warmup: bool) -> int:
 
 
 def _cells(rows: Sequence[SweepRow]) -> str:
-    """Rows of one variant: ``guided top_k=2, 3, 4``, or every cell in full where several factors vary."""
+    """Rows of one variant: ``guided top_k=2, 3, 4``, or every cell in full if several factors vary."""
     factors = {tuple(row.cell) for row in rows}
     if len(rows) > 1 and len(factors) == 1 and len(rows[0].cell) == 1:
         (factor,) = rows[0].cell
@@ -276,6 +277,6 @@ def _cells(rows: Sequence[SweepRow]) -> str:
 
 
 def _range(values: Sequence[float], form: str) -> str:
-    """One value, or the smallest and the largest, where they read differently."""
+    """One value, or the smallest and the largest if their texts differ."""
     low, high = format(min(values), form), format(max(values), form)
     return low if low == high else f"{low} to {high}"

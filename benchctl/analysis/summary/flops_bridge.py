@@ -1,4 +1,4 @@
-"""From published to observed FLOPs over the blocks of a cell: corrections as means, so that they still add up."""
+"""From published to observed FLOPs over the blocks of a cell, in mean corrections that add up."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from benchctl.analysis.summary.runs import CellSummary
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BridgeStep:
-    """One correction, mean FLOPs over the runs of a cell; negative where less was computed than charged."""
+    """One correction, mean FLOPs over the runs of a cell; negative if less was computed than charged."""
 
     code: str
     meaning: str
@@ -19,7 +19,7 @@ class BridgeStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlopsBridge:
-    """How the published account of a cell leads to the observed one, mean FLOPs per run.
+    """Corrections from the published to the observed FLOPs of a cell, means per run.
 
     Invariant: ``published_flops`` plus all steps is ``observed_flops``.
     """
@@ -31,7 +31,7 @@ class FlopsBridge:
 
 
 def flops_bridge(cell: CellSummary) -> FlopsBridge | None:
-    """The bridge of a cell; None when no run of it has both accounts."""
+    """The bridge of a cell; None if no run has both published and observed FLOPs."""
     runs = [run.flops for run in cell.runs if run.flops is not None and run.flops.observed is not None]
     published = [flops.published.total for flops in runs if flops.published is not None]
     observed = [flops.observed.total for flops in runs if flops.observed is not None]
@@ -46,7 +46,7 @@ def flops_bridge(cell: CellSummary) -> FlopsBridge | None:
 
 
 def _mean_steps(runs: Sequence[RunFlops]) -> tuple[BridgeStep, ...]:
-    """A correction that some run does not need counts 0 there."""
+    """Mean corrections; one that a run does not need counts as 0."""
     meanings = {correction.code: correction.meaning for flops in runs for correction in flops.corrections}
     return tuple(
         BridgeStep(

@@ -1,7 +1,6 @@
-"""The figures of one load, taken from its records as they pass.
+"""The figures of one load in constant memory per request, accumulated from its records.
 
-The same definitions as those of a run that lies on disk, for whoever cannot keep it in memory: of each request only
-its durations are kept, eight bytes each, and of the others their counts.
+Definitions are those of a run on disk. Only durations are stored, eight bytes each, and counts.
 """
 
 from array import array
@@ -11,9 +10,8 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, Final
 
-from benchctl.analysis.metrics.percentile import percentiles_of_sorted, standard_deviation
+from benchctl.analysis.metrics.percentile import SortedRuns, percentiles_of_sorted, standard_deviation
 from benchctl.analysis.metrics.request_timing import is_completed, last_token_ns, latencies_ns, send_lag_ns
-from benchctl.analysis.metrics.sorted_runs import SortedRuns
 from benchctl.analysis.metrics.table import LATENCIES
 from benchctl.analysis.metrics.unknown import quotient
 from benchctl.analysis.validity.token_checks import check_client_tokens
@@ -25,9 +23,9 @@ SEND_LAG: Final = "send_lag"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Durations:
-    """Durations of one kind, in ms; None where there are none.
+    """Statistics of durations of one kind, in ms; None without any.
 
-    A percentile that too few requests bear out is None (``percentile.smallest_sample``).
+    A percentile of too few requests is None (``percentile.smallest_sample``).
     """
 
     mean: float | None
@@ -38,7 +36,7 @@ class Durations:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadFigures:
-    """What one load came to, without its warm-up. Tokens and durations are those of completed requests.
+    """Totals and durations of one load, without its warm-up. Tokens and durations are those of completed requests.
 
     ``durations`` has the latencies of vLLM by their names, and ``send_lag`` of all requests that were sent.
     """
@@ -46,21 +44,21 @@ class LoadFigures:
     num_requests: int
     num_completed: int
     errors: Mapping[str, int]
-    """Failed requests by the kind of their error."""
+    """Failed requests by kind of error."""
     wall_s: float | None
     prompt_tokens: int | None
     output_tokens: int | None
     cached_tokens: int | None
     durations: Mapping[str, Durations]
     kernel_stamp_frac: float | None
-    """Share of the chunks of all requests whose arrival the kernel stamped."""
+    """Share of all chunks with a kernel timestamp."""
     coalesced_chunk_frac: float | None
-    """Share of them whose time is only an upper bound, because another one of the same read came after it."""
+    """Share of all chunks whose time is an upper bound, because a newer chunk came in the same read."""
     miscounted: tuple[str, ...]
-    """Requests of which usage and what arrived count different tokens."""
+    """Requests whose usage and arrived tokens differ."""
 
     def client_metrics(self) -> dict[str, float | None]:
-        """What of ``CLIENT_METRICS`` all requests tell together."""
+        """The ``CLIENT_METRICS`` that follow from all requests."""
         lags = self.durations[SEND_LAG]
         return {
             "p50_send_lag_ms": lags.percentile[50],
@@ -92,8 +90,8 @@ class LoadFigures:
         return quotient(self.prompt_tokens + self.output_tokens, self.wall_s)
 
 
-class FiguresInPassing:
-    """Takes in records, one by one."""
+class LoadAccumulator:
+    """Accumulates the figures of a load, record by record."""
 
     def __init__(self) -> None:
         self._durations_ns: dict[str, array[Any]] = {
@@ -107,49 +105,49 @@ class FiguresInPassing:
         self._num_stamped = self._num_chunks = self._num_bounds = 0
         self._miscounted: list[str] = []
 
-    def take(self, record: RequestRecord) -> None:
-        """Count ``record``; those of a warm-up do not."""
+    def add(self, record: RequestRecord) -> None:
+        """Add ``record``, unless it belongs to the warm-up."""
         if record.is_warmup:
             return
         self._num_requests += 1
-        self._widen(record)
-        self._take_stamps(record)
+        self._extend_window(record)
+        self._add_chunks(record)
         lag_ns = send_lag_ns(record)
         if lag_ns is not None:
             self._durations_ns[SEND_LAG].append(lag_ns)
         if record.error is not None:
             self._errors[record.error.kind] += 1
         if is_completed(record):
-            self._take_completed(record)
+            self._add_completed(record)
 
-    def _take_completed(self, record: RequestRecord) -> None:
+    def _add_completed(self, record: RequestRecord) -> None:
         is_first = not self._num_completed
         self._num_completed += 1
-        for name, found in latencies_ns((record,)).items():
-            self._keep(name, found)
+        for name, durations_ns in latencies_ns((record,)).items():
+            self._store(name, durations_ns)
         for name in ("prompt_tokens", "completion_tokens", "cached_tokens"):
             before, tokens = 0 if is_first else self._tokens[name], getattr(record, name)
             self._tokens[name] = None if before is None or tokens is None else before + tokens
         if check_client_tokens((record,)).ok is False:
             self._miscounted.append(record.request_id)
 
-    def _take_stamps(self, record: RequestRecord) -> None:
+    def _add_chunks(self, record: RequestRecord) -> None:
         for choice in record.choices:
             num_chunks = len(choice.chunk_ns)
             self._num_chunks += num_chunks
             self._num_stamped += 0 if choice.chunk_late_ns is None else num_chunks
             self._num_bounds += num_chunks - len(set(choice.chunk_ns))
 
-    def _keep(self, name: str, found_ns: Sequence[float]) -> None:
-        kept = self._durations_ns[name]
+    def _store(self, name: str, durations_ns: Sequence[float]) -> None:
+        stored = self._durations_ns[name]
         try:
-            kept.extend(array(kept.typecode, found_ns))
+            stored.extend(array(stored.typecode, durations_ns))
         except OverflowError:  # a gap of more than four seconds
-            kept = self._durations_ns[name] = array("d", kept)
-            kept.extend(array("d", found_ns))
+            stored = self._durations_ns[name] = array("d", stored)
+            stored.extend(array("d", durations_ns))
 
-    def _widen(self, record: RequestRecord) -> None:
-        """Keep the first send and the last output."""
+    def _extend_window(self, record: RequestRecord) -> None:
+        """Update the first send and the last output."""
         if record.sent_ns is not None:
             self._first_sent_ns = min(record.sent_ns, self._first_sent_ns or record.sent_ns)
         last_ns = last_token_ns(record)
@@ -157,7 +155,7 @@ class FiguresInPassing:
             self._last_output_ns = max(last_ns, self._last_output_ns or last_ns)
 
     def figures(self) -> LoadFigures:
-        """What the records came to that were taken in until now."""
+        """The figures of the records so far."""
         first_ns, last_ns = self._first_sent_ns, self._last_output_ns
         return LoadFigures(
             num_requests=self._num_requests,

@@ -32,16 +32,16 @@ from benchctl.records.record import Cell, ResultWarning
 from benchctl.records.run import RunRecord
 
 _OF_COMPARISONS: Final = METRICS.keys() | CLIENT_COLUMNS
-"""Columns whose means are those that a comparison shows."""
+"""Columns whose means are those of a comparison."""
 _TIME_COLUMNS: Final = POSITION_ADJUSTED | (CLIENT_COLUMNS - CLIENT_TIMED)
-"""Columns that a drift within a block moves."""
+"""Columns that drift within a block changes."""
 INFEASIBLE_CAUSES: Final = frozenset({"out-of-memory", "infeasible"})
-"""Causes of failure that mark a cell and not a mishap: ``infeasible`` are the blocks not tried after the first."""
+"""Causes of failure that mark the whole cell; ``infeasible`` are blocks that were skipped after the first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RunSummary:
-    """One run and its row: a value for every column of ``SUMMARY_COLUMNS``, None where it is unknown."""
+    """One run and its row: a value for every column of ``SUMMARY_COLUMNS``, None if it is unknown."""
 
     run: LoadedRun
     usability: Usability
@@ -49,11 +49,11 @@ class RunSummary:
     flops: RunFlops | None
     values: Mapping[str, Value]
     bounds: Mapping[str, Bounds]
-    """Columns that rest on arrivals which are only known between bounds."""
+    """Columns that are known between bounds only."""
     tally: StepTally
     """Of its steps after the warm-up."""
     step_scale: float
-    """By what its step times are multiplied to be those of the middle of its block."""
+    """Factor that adjusts its step times to the middle of its block."""
     warnings: tuple[ResultWarning, ...]
 
     @property
@@ -62,12 +62,12 @@ class RunSummary:
 
     @property
     def is_usable(self) -> bool:
-        """Whether the run counts in means and comparisons."""
+        """The run counts in means and comparisons."""
         return self.usability.is_usable
 
     @property
     def state(self) -> str:
-        """Its state, and how far it counts where that is not the same."""
+        """Its state, with a qualification of what counts."""
         if self.run.is_damaged:
             return f"{self.record.state}, damaged"
         if self.usability.client_excluded is not None:
@@ -83,21 +83,19 @@ class RunSummary:
         return arm_label(self.record.variant, self.record.cell)
 
     def number(self, column: str) -> float | None:
-        """The value of a column that holds a number, as measured."""
+        """The value of a numeric column, as measured."""
         return number_of(self.values[column])
 
     def counted(self, column: str) -> float | None:
-        """The value of a column that holds a number; None where what the client timed does not count, or
-        it rests on bounds.
-        """
+        """The value of a numeric column; None if it has bounds or rests on client times that do not count."""
         if column in self.bounds:
             return None
         if self.usability.client_excluded is not None and column in CLIENT_COLUMNS:
             return None
         return self.number(column)
 
-    def why_left_out(self, column: str) -> str | None:
-        """Why the value of a column does not count; None where it does."""
+    def reason_excluded(self, column: str) -> str | None:
+        """The reason why the value of a column does not count; None if it does."""
         if self.is_usable and self.counted(column) is not None:
             return None
         return "known between bounds only" if self.is_usable and column in self.bounds else self.state
@@ -105,12 +103,11 @@ class RunSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """A value over blocks; what one block does not tell is None.
+    """Mean and scatter of a value over blocks; scatter is None for one block.
 
-    Metrics that are positive in every block have the mean that a comparison shows: geometric, at the middle of the
-    block, by the estimator of the profile; ``cv_frac`` is then the standard deviation of the logarithms. Other
-    columns have the arithmetic mean, and ``cv_frac`` is sd / mean. ``sd`` is that of the values as measured (n -
-    1).
+    Metrics that are positive in every block have the mean of a comparison: geometric, at the middle of the block,
+    by the estimator of the profile; ``cv_frac`` is then the standard deviation of the logarithms. Other columns
+    have the arithmetic mean, and ``cv_frac`` is sd / mean. ``sd`` is that of the values as measured (n - 1).
     """
 
     mean: float
@@ -121,7 +118,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellSummary:
-    """One variant in one cell over its blocks; ``spreads`` holds the columns of which a number is known."""
+    """One variant in one cell over its blocks; ``spreads`` has the columns with a known number."""
 
     variant: str
     cell: Cell
@@ -130,7 +127,7 @@ class CellSummary:
     num_unusable: int
     spreads: Mapping[str, Spread]
     infeasible: str | None = None
-    """Why no server can do this cell, where that is why no run of it is usable: ``out of memory``."""
+    """The reason why no server can run this cell (``out of memory``), if no run of it is usable."""
 
     @property
     def label(self) -> str:
@@ -141,7 +138,7 @@ class CellSummary:
         return None if spread is None else spread.mean
 
     def breakdown(self) -> Breakdown | None:
-        """Where the time of a step sits: shares of the mean step, at the middle of the block, times ``step_ms``.
+        """The sections of a step: shares of the mean step, at the middle of the block, times ``step_ms``.
 
         None without steps.
         """
@@ -179,7 +176,7 @@ def summarise_cells(
 ) -> tuple[CellSummary, ...]:
     """Each variant and cell over its blocks: the baseline first, then by variant and factor values.
 
-    Arms that are compared with the baseline in ``pairs`` have the means that belong to the ratio.
+    Arms that are compared with the baseline in ``pairs`` have the means whose quotient is the ratio.
     """
     baseline = experiment.results.manifest.baseline
     ordered = sorted(runs, key=lambda run: arm_order(run.record, baseline))
@@ -196,10 +193,10 @@ def summarise_cells(
 
 
 def _slopes(runs: Sequence[RunSummary], experiment: Experiment) -> Mapping[str, PooledSlope]:
-    """Effect of the position on every column of a time or rate."""
+    """Effect of the position on every column of times or rates."""
     summaries = {id(run.run): run for run in runs}
-    found = {column: experiment.slope_of(partial(_counted, summaries, column)) for column in _TIME_COLUMNS}
-    return {column: slope for column, slope in found.items() if slope is not None}
+    slopes = {column: experiment.slope_of(partial(_counted, summaries, column)) for column in _TIME_COLUMNS}
+    return {column: slope for column, slope in slopes.items() if slope is not None}
 
 
 def arm_order(record: RunRecord, baseline: str) -> tuple[Any, ...]:
@@ -213,7 +210,7 @@ def _counted(summaries: Mapping[int, RunSummary], column: str, run: LoadedRun) -
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Cells:
-    """What the means of all cells are made from."""
+    """Computes the means of all cells."""
 
     experiment: Experiment
     slopes: Mapping[str, PooledSlope]
@@ -250,7 +247,7 @@ class _Cells:
         return _geometric_spread(adjusted_level(values, offsets, slope, self.experiment.estimator), values)
 
     def _ratio(self, label: str, column: str) -> SideRatio | None:
-        """To the baseline, as a comparison has it; of the baseline itself, that of the one arm beside it."""
+        """The ratio to the baseline as in a comparison; for the baseline itself, that of the only other arm."""
         paired = self.pairs.get(label)
         if paired is None and len(self.pairs) == 1:
             (paired,) = self.pairs.values()
@@ -260,7 +257,7 @@ class _Cells:
 
 
 def _infeasibility(group: Sequence[RunSummary]) -> str | None:
-    """What the failures say: a server that ran out of memory, and the runs that were then not tried again."""
+    """The reason from the failures: a server that ran out of memory, and runs skipped for that reason."""
     causes = {run.record.failure.cause for run in group if run.record.failure is not None}
     return "out of memory" if causes & INFEASIBLE_CAUSES else None
 

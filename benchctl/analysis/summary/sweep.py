@@ -1,9 +1,9 @@
-"""Every cell against the baseline of its own block: what guidance costs in time, in FLOPs, and what is left.
+"""Every cell against the baseline of its own block: the cost in time and FLOPs, and the part that FLOPs do not
+explain.
 
-Ratios, their intervals and the absolute values that they are quotients of come from ``side_ratio``, as those of a
-comparison do: each ratio column is exactly the quotient of its two columns. Section times (``*_ms_mean``) are
-arithmetic means over blocks of the mean over the steps that have the section, as published. The leading columns
-carry the names of the published sweep table.
+Ratios, intervals and absolute values come from ``side_ratio``, as in a comparison: each ratio column is exactly the
+quotient of its two columns. Section times (``*_ms_mean``) are arithmetic means over blocks of the mean over the
+steps that have the section. The leading columns have the names of the published sweep table.
 """
 
 import math
@@ -66,9 +66,9 @@ _COMPARED: Final = {
     "step_ms": "step_ms",
     "pflops_observed": "observed_pflops_total",
 }
-"""What is divided, and the column of the run's row that holds it."""
+"""Compared quantities, and their columns in the row of a run."""
 _OF_TIME: Final = frozenset({"wall", "tok_per_s", "achieved_tflops", "step_ms"})
-"""Quantities that a drift within a block moves; the others are counts."""
+"""Quantities that drift within a block changes; the others are counts."""
 
 _SECTION_MEANS: Final = {
     "lvm_apply_ms_mean": "t_lvm_apply_outer_ms_mean",
@@ -78,7 +78,7 @@ _SECTION_MEANS: Final = {
 }
 
 MIN_EXPLAINED_LOG_RATIO: Final = math.log(1.02)
-"""Below a slowdown of two percent there is nothing whose causes could be divided."""
+"""Smallest slowdown (two percent) whose causes are divided."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +90,7 @@ class SweepRow:
     blocks: tuple[int, ...]
     """Blocks in which both runs are usable; at least one."""
     ratios: Mapping[str, SideRatio]
-    """Of each compared quantity that some block knows on both sides."""
+    """The ratio of each quantity that some block has on both sides."""
     values: Mapping[str, Value]
 
     @property
@@ -115,23 +115,23 @@ def sweep_rows(
 
 
 def infeasible_values(cell: CellSummary, results_dir: str) -> dict[str, Value]:
-    """The columns of a cell that no server can do: its name, no number, and why."""
-    known: dict[str, Value] = {
+    """The columns of an infeasible cell: its name and the reason, without numbers."""
+    values: dict[str, Value] = {
         "results_dir": results_dir,
         "variant": cell.variant,
         "cell": cell_name(cell.cell),
         "n_blocks": 0,
         "infeasible": cell.infeasible,
     }
-    return {column: known.get(column) for column in SWEEP_COLUMNS}
+    return {column: values.get(column) for column in SWEEP_COLUMNS}
 
 
 def unexplained_frac(wall: RatioEstimate | None, flops_ratio: float | None) -> float | None:
     """Share of a slowdown that more FLOPs do not explain: 1 - ln(FLOPs ratio) / ln(wall ratio).
 
     From wall ratio = FLOPs ratio / (ratio of achieved FLOP/s): in logarithms the two factors add up, so their
-    shares do as well. Above 1 when FLOPs fell; below 0 when FLOPs grew more than time. None where there is no
-    slowdown to divide: the ratio is below two percent, or its interval reaches 1.
+    shares do as well. Above 1 if FLOPs fell; below 0 if FLOPs grew more than time. None without a slowdown to
+    divide: the ratio is below two percent, or its interval includes 1.
     """
     if wall is None or flops_ratio is None or wall.log_ratio < MIN_EXPLAINED_LOG_RATIO:
         return None
@@ -190,7 +190,7 @@ def _ratio(
     summaries: Mapping[int, RunSummary],
     confidence: float,
 ) -> SideRatio | None:
-    """The ratio as ``compare`` estimates it: the same runs, blocks, effect of the position and estimator."""
+    """The ratio as in ``compare``: the same runs, blocks, position effect and estimator."""
     column = _COMPARED[quantity]
     return paired.ratio_of(
         lambda run: summaries[id(run)].counted(column), is_time=quantity in _OF_TIME, confidence=confidence
@@ -198,7 +198,7 @@ def _ratio(
 
 
 def _absolutes(ratios: Mapping[str, SideRatio]) -> dict[str, Value]:
-    """Both sides of the ratios that are shown with them."""
+    """Absolute values of both sides of the ratios."""
     quantities = {
         "wall_s": "wall",
         "tok_per_s": "tok_per_s",

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from benchctl.analysis.metrics.unknown import known
+from benchctl.analysis.metrics.unknown import known_values
 from benchctl.analysis.validity.server_counters import GENERATED_TOKENS, PREFIX_HITS, measure_growth
 from benchctl.records.request import RequestRecord
 from benchctl.records.samples import PrometheusSample
@@ -74,7 +74,7 @@ def check_counters(
 ) -> Check:
     """Growth of the server's token counter during the load = sum of usage."""
     name, grown = "counters", measure_growth(samples, GENERATED_TOKENS)
-    by_usage = known(request.completion_tokens for request in completed)
+    by_usage = known_values(request.completion_tokens for request in completed)
     if grown is None or not by_usage or len(by_usage) < len(completed):
         return Check(name, None, "no two readings of a counter of output tokens, or no usage")
     detail = f"{grown.name} grew by {grown.count}, usage {sum(by_usage)}"
@@ -124,8 +124,8 @@ def _uncomputed_tokens(steps: "StepColumns", requests: Sequence[RequestRecord]) 
 
     At least 0, because a step may compute a prompt again. None unless the steps count all output tokens of usage.
     """
-    prompt = known(request.prompt_tokens for request in requests)
-    output = known(request.completion_tokens for request in requests)
+    prompt = known_values(request.prompt_tokens for request in requests)
+    output = known_values(request.completion_tokens for request in requests)
     computed, made = steps.total("num_prefill_tokens"), steps.total("output_tokens")
     is_counted = len(prompt) == len(output) == len(requests)
     if not requests or not is_counted or computed is None or made != sum(output):

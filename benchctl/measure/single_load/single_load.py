@@ -16,7 +16,7 @@ import msgspec
 
 from benchctl.analysis.metrics.offered_load import ClientQuality, load_metrics, offered_load
 from benchctl.analysis.metrics.timestamp_quality import client_metrics
-from benchctl.analysis.summary.load_figures import FiguresInPassing, LoadFigures
+from benchctl.analysis.summary.load_figures import LoadAccumulator, LoadFigures
 from benchctl.engines.attach.engine import AttachEngine
 from benchctl.engines.attach.options import AttachOptions
 from benchctl.engines.engine import LaunchSite
@@ -83,7 +83,7 @@ class _SingleLoad:
         self._results = results
         self._profile = profile
         self._run = MeasuredRun(profile, planned, results.run(planned.run_id), AttachEngine(), on_progress)
-        self._passing = FiguresInPassing()
+        self._accumulator = LoadAccumulator()
         self._evidence = LoadEvidence()
 
     @property
@@ -113,7 +113,7 @@ class _SingleLoad:
     @cached_property
     def _figures(self) -> LoadFigures:
         """Those of the whole load, to be used after its end: of a long load they take a while."""
-        return self._passing.figures()
+        return self._accumulator.figures()
 
     async def _send(self) -> None:
         run, profile = self._run, self._profile
@@ -150,7 +150,7 @@ class _SingleLoad:
         self._run.judge_warmup(warmup)
 
     def _take(self, record: RequestRecord) -> None:
-        self._passing.take(record)
+        self._accumulator.add(record)
         self._evidence.take(record)
 
     def _judge(self) -> None:

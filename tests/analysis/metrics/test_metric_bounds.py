@@ -14,7 +14,7 @@ from benchctl.analysis.analyzed import analyze_directory
 from benchctl.analysis.compare.compare import CompareOptions, compare_sides, parse_side
 from benchctl.analysis.metrics.bounds import MARK, TIMES_BOUNDED, metric_bounds, run_bounds
 from benchctl.analysis.metrics.run_metrics import run_metrics
-from benchctl.analysis.summary.load_figures import FiguresInPassing
+from benchctl.analysis.summary.load_figures import LoadAccumulator
 from benchctl.analysis.validity.client_guard import client_suspect_warnings, client_warnings
 from benchctl.interop.writers.vllm import vllm_result
 from benchctl.measure.single_load.evidence import LoadEvidence
@@ -181,10 +181,10 @@ def test_of_a_long_load_every_first_token_is_kept_and_a_part_of_the_rest():
 
 
 def test_the_tables_of_a_load_mark_them_and_say_what_they_lie_between():
-    figures = FiguresInPassing()
+    figures = LoadAccumulator()
     requests = load_with(10)
     for request in requests:
-        figures.take(request)
+        figures.add(request)
     bounds = metric_bounds(requests, requests, HELD_UP)
     rows = list(zip(*(column.cells for column in durations_table(figures.figures(), bounds).columns), strict=True))
     (ttft,) = [row for row in rows if row[0] == "TTFT"]

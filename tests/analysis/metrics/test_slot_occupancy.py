@@ -10,7 +10,7 @@ from test_client_guard import OPEN, codes, run_of, sent
 from benchctl.analysis.metrics.offered_load import ClientQuality, load_metrics, offered_load
 from benchctl.analysis.metrics.run_metrics import run_metrics
 from benchctl.analysis.metrics.slot_occupancy import slot_occupancy
-from benchctl.analysis.summary.load_figures import FiguresInPassing
+from benchctl.analysis.summary.load_figures import LoadAccumulator
 from benchctl.analysis.validity.client_guard import client_suspect_warnings
 from benchctl.profile.workload import Arrival
 from benchctl.records.request import RequestError
@@ -229,9 +229,9 @@ def test_a_load_says_of_its_slots_what_its_run_says_when_it_is_read():
     account = ClientQuality(
         metrics={**read, "client_cpu_cores": 0.1}, offered=offered_load(requests, closed(4)), bounds={}
     )
-    figures = FiguresInPassing()
+    figures = LoadAccumulator()
     for request in requests:
-        figures.take(request)
+        figures.add(request)
     names, said = (list(column.cells) for column in totals_table(figures.figures(), account).columns)
     rows = dict(zip(names, said, strict=True))
     assert rows["load"] == "3.600 of 4.000 requests at once"

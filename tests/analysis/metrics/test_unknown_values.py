@@ -2,14 +2,14 @@
 
 import pytest
 
-from benchctl.analysis.metrics.unknown import known, mean_of_known, quotient, total
+from benchctl.analysis.metrics.unknown import known_values, mean_of_known, quotient, total
 
 
 def test_a_sum_with_an_unknown_part_is_unknown_and_so_is_the_sum_of_nothing():
     assert total([1, 2, 0]) == 3
     assert total([1, None, 2]) is None
     assert total([]) is None
-    assert known([1, None, 0]) == [1, 0]
+    assert known_values([1, None, 0]) == [1, 0]
 
 
 def test_a_mean_is_that_of_the_readings_that_there_are():

@@ -164,7 +164,7 @@ def _points(runs: Sequence[RunSummary], name: str, outliers: Sequence[int], offs
             value=value,
             run_id=run.record.run_id,
             is_outlier=run.record.block in outliers,
-            left_out=run.why_left_out(name),
+            left_out=run.reason_excluded(name),
         )
         for run in runs
         if (value := run.number(name)) is not None
