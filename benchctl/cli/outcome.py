@@ -24,7 +24,6 @@ def print_outcome(path: "Path", outcome: "Outcome") -> None:
 
 
 def _print_results(path: "Path") -> "AnalyzedExperiment":
-    """Print the sweep, its findings and the paths of files; returns the analysis behind them."""
     from benchctl.analysis.analyzed import analyze_directory
     from benchctl.cli.screen import print_notes, wide_console
     from benchctl.report.export import write_derived

@@ -82,7 +82,6 @@ def rule_text(rule: "StoppingRecord") -> str:
 
 
 def look_text(look: "Look", rule: "StoppingRecord") -> str:
-    """The result of a look, and its consequence."""
     from benchctl.analysis.experiment.stopping import widest_interval
 
     worst = widest_interval(look)
@@ -111,7 +110,6 @@ def print_duration(profile: "Profile", requests: "Sequence[PreparedRequest]") ->
 
 
 def _how_long(profile: "Profile", estimate: "DurationEstimate | None") -> str:
-    """The estimated duration of all blocks, and its basis."""
     from benchctl.profile.planning.plan import plan_runs
     from benchctl.records.directory import arm_label
 

@@ -57,7 +57,6 @@ class _Course:
         return f"{line}\n{left}" if record.clock != "virtual" and (left := self._left()) else line
 
     def _left(self) -> str | None:
-        """The time left, when the first block has ended."""
         num_left = self.num_runs - self.num_ended
         if self.num_ended != self.runs_per_block or not num_left:
             return None

@@ -24,7 +24,6 @@ def wide_console() -> "Console":
 
 
 def print_json(document: object) -> None:
-    """Print ``document`` as indented JSON."""
     import msgspec
 
     print(msgspec.json.format(msgspec.json.encode(document), indent=1).decode())

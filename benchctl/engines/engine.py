@@ -71,7 +71,7 @@ class Diagnosis:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signature:
-    """A piece of a log that gives a failure away, and what it means."""
+    """A text in a log that identifies a failure, and its diagnosis."""
 
     text: str
     diagnosis: Diagnosis
@@ -80,7 +80,7 @@ class Signature:
 def signatures(
     cause: str, remedy: str, *texts: str, is_profile_error: bool = False, is_final: bool = False
 ) -> tuple[Signature, ...]:
-    """Signatures of one kind of failure: each of ``texts`` gives it away. See ``Diagnosis`` for the rest."""
+    """Signatures of one kind of failure: each of ``texts`` identifies it. See ``Diagnosis`` for the rest."""
     diagnosis = Diagnosis(cause=cause, remedy=remedy, is_profile_error=is_profile_error, is_final=is_final)
     return tuple(Signature(text=text, diagnosis=diagnosis) for text in texts)
 
@@ -132,7 +132,7 @@ class Engine(Protocol):
 
     @property
     def essential_processes(self) -> tuple[str, ...]:
-        """Parts of the titles of the processes without which a server cannot go on, beside its first one."""
+        """Parts of the titles of processes, besides the first one, without which a server cannot go on."""
 
     def check_available(self, settings: VariantSettings) -> None:
         """Raises EngineUnavailableError when no such server can be started here."""
@@ -183,7 +183,7 @@ class Engine(Protocol):
         """True where a run of these settings records steps."""
 
     def read_steps(self, directory: Path) -> Iterator[StepRecord]:
-        """The steps of a run from what the server left in its directory, in their order."""
+        """The steps of a run in their order, from the files that the server left in its directory."""
 
     def diagnose(self, log_tail: str) -> Diagnosis | None:
         """The cause of a failure that the end of the server's log shows; None where it shows none."""

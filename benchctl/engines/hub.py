@@ -1,7 +1,7 @@
 """The checkpoint that a server loads for the model of a profile, and the limits that it states.
 
-A profile says *what* is measured, often by a name of the table of shapes, with which costs are computed and the
-simulator serves. A real server loads weights: from a directory, or from the model hub under the name of the
+A profile names the model that is measured, often from the table of shapes, which the cost models and the simulator
+use. A real server loads weights: from a directory, or from the model hub under the name of the
 repository there.
 """
 

@@ -1,10 +1,10 @@
-"""LenVM guidance for a stock inference server: a value model that says how much is still to come steers sampling.
+"""LenVM guidance for a stock inference server: a value model that predicts the rest of an answer steers sampling.
 
 Reading guide. ``parameter_table`` declares what a request may ask, ``params`` parses it, ``candidates`` which
 tokens it may get, ``modes`` (with ``expectation``) the distribution among them, ``guide`` one decode step of a
 batch. All of that is mathematics over tensors and knows no server. ``value_model`` (from a ``checkpoint``) is the
-model that values come from, ``scoring`` keeps the prefixes of requests and runs it: ``layout`` says how its tokens
-lie, ``slots`` whose prefix lies where.
+model that values come from, ``scoring`` keeps the prefixes of requests and runs it: ``layout`` arranges its tokens,
+``slots`` assigns prefixes to requests.
 
 This room runs inside the server's own environment: it imports only torch, ``units`` and ``errors``, and importing
 the package itself imports nothing.

@@ -8,4 +8,4 @@ class GuidanceError(UsageError, ValueError):
 
 
 class CheckpointError(UsageError):
-    """A value model cannot be read; the message names the directory, what is wrong in it and the remedy."""
+    """A value model cannot be read; the message names the directory, the error and the remedy."""

@@ -18,7 +18,7 @@ largest v, s the scale. An expectation aimed at stays max(1e-12, 1e-6 (hi - lo))
 no tilt where hi - lo < 1e-8 or where it is within 1e-8 of E already. Of several candidates that a target would
 pick, the most probable wins. Where E < ``value_min`` nothing changes, in any mode.
 
-Each row has a mode of its own; computed for all at once, each comes out as if it were alone.
+Each row has a mode of its own; all are computed together, each with the result that it would have alone.
 """
 
 from collections.abc import Sequence

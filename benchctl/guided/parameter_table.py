@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 from benchctl.guided.errors import GuidanceError
 
 EXPECTATION_MODES: Final = ("mul", "linear", "exp", "length_mul")
-"""Tilt until the expected value is what the scale makes of it; neutral at 1."""
+"""Tilt until the expected value reaches the one that the scale sets; neutral at 1."""
 EXPONENTIAL_MODES: Final = ("centered_exp", "value_bias")
 """Tilt by the scale itself, among finitely many candidates; neutral at 0."""
 MODES: Final = (*EXPECTATION_MODES, *EXPONENTIAL_MODES)

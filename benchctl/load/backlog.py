@@ -24,7 +24,6 @@ class Backlog:
         self._is_recording = False
 
     def add(self, exchange: Exchange) -> None:
-        """Take an exchange that has ended."""
         self._ended.append(exchange)
 
     @property

@@ -84,11 +84,9 @@ class Load:
         self._has_work = asyncio.Event()
 
     def summary(self) -> LoadSummary:
-        """The counts of all records until now."""
         return self._tally.summary()
 
     def activity(self) -> Activity:
-        """The open requests, and when something last arrived for one of them."""
         return self._client.activity()
 
     async def drive(self, calls: Iterable[Call], begin: Callable[[], Awaitable[int]] | None = None) -> None:

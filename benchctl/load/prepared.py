@@ -24,7 +24,6 @@ class PreparedRequests:
 
     @property
     def is_done(self) -> bool:
-        """True when all requests have been taken."""
         return self.is_exhausted and not self._ready
 
     @property
@@ -40,7 +39,6 @@ class PreparedRequests:
         )
 
     def make_one(self) -> None:
-        """Prepare one more."""
         call = next(self._calls, None)
         if call is None:
             self.is_exhausted = True

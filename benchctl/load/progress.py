@@ -32,12 +32,10 @@ class Progress:
             await self._has_changed.wait()
 
     def record_error(self, error: BaseException) -> None:
-        """Keep ``error`` if it is the first."""
         self._error = self._error or error
         self.change()
 
     def raise_error(self) -> None:
-        """Raise the error that was recorded, if there is one."""
         if self._error is not None:
             raise self._error
 

@@ -41,7 +41,6 @@ class Tally:
         self._error_kinds: set[str] = set()
 
     def count(self, record: RequestRecord) -> None:
-        """Count ``record``."""
         self._num_sent += 1
         if record.sent_ns is not None:
             self._first_send_ns = min(record.sent_ns, self._first_send_ns or record.sent_ns)
@@ -54,7 +53,6 @@ class Tally:
             self._first_error = self._first_error or f"{record.error.kind}: {record.error.message}"
 
     def summary(self) -> LoadSummary:
-        """The counts until now."""
         return LoadSummary(
             num_sent=self._num_sent,
             num_failed=self._num_failed,

@@ -35,7 +35,6 @@ class Journal:
         """Whether a warning keeps the run from counting as done."""
 
     def update(self, **changes: Any) -> None:
-        """Replace fields of the record."""
         self.record = msgspec.structs.replace(self.record, **changes)
         self._directory.write(self.record)
 
@@ -56,7 +55,6 @@ class Journal:
         self.warn(ResultWarning(code=code, message=message))
 
     def count(self, load: LoadSummary) -> None:
-        """Note what the load came to."""
         times = msgspec.structs.replace(
             self.record.times, first_send_ns=load.first_send_ns, last_token_ns=load.last_token_ns
         )

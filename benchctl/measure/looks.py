@@ -46,7 +46,6 @@ class Looks:
                 return
 
     def is_needless(self, block: int) -> bool:
-        """True when the rule ended the experiment before ``block``, counted from 0."""
         ended = None if self._rule is None else self._rule.ended_after
         return block >= (math.inf if ended is None else ended)
 

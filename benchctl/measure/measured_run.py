@@ -42,7 +42,7 @@ from benchctl.records.schema import SCHEMA_VERSION
 
 
 def ignore(*_values: object) -> None:
-    """Do nothing: a callback that is not needed."""
+    """Stand in for a callback that is not needed."""
 
 
 class MeasuredRun:
@@ -83,7 +83,6 @@ class MeasuredRun:
 
     @property
     def load_summary(self) -> LoadSummary:
-        """The counts of the load until now."""
         return self._load.summary() if self._load is not None else LoadSummary()
 
     @property
@@ -92,7 +91,6 @@ class MeasuredRun:
         return 0 < self.load_summary.num_sent == self.load_summary.num_failed
 
     def begin(self) -> None:
-        """Begin a new attempt at the run."""
         self.journal.update(attempt=begin_attempt(self._directory))
 
     def perform(self, main: Coroutine[Any, Any, None], disk_remedy: str) -> RunError | None:

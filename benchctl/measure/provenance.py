@@ -63,7 +63,6 @@ def directory_name(manifest: Manifest) -> str:
 
 
 def package_versions() -> dict[str, str]:
-    """Installed versions of the packages that matter."""
     versions: dict[str, str] = {}
     for name in _PACKAGES:
         try:
@@ -110,7 +109,6 @@ def _git(directory: Path, *arguments: str) -> str | None:
 
 
 def host_info() -> HostInfo:
-    """The measuring machine."""
     return HostInfo(
         hostname=platform.node(),
         platform=platform.platform(),

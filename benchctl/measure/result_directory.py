@@ -125,7 +125,6 @@ def _point_latest(path: Path) -> None:
 
 
 def set_state(results: ResultDirectory, state: RunState) -> None:
-    """Replace the state in the manifest."""
     results.write_manifest(msgspec.structs.replace(results.manifest(), state=state))
 
 

@@ -77,7 +77,6 @@ def measure_run(context: RunContext, planned: PlannedRun, directory: RunDirector
 def decline_run(
     context: RunContext, planned: PlannedRun, directory: RunDirectory, failure: RunFailure
 ) -> RunRecord:
-    """Record that a run is not tried; returns its record."""
     run = MeasuredRun(
         context.profile, planned, directory, context.engine or engine_for(context.profile.engine.kind)
     )
@@ -253,7 +252,6 @@ class _ExperimentRun:
             self._journal.suspect("steps-missing", f"{raw.name} holds no steps: time per step is unknown")
 
     def _end(self) -> RunRecord:
-        """The verdict on a run that went to its end."""
         self._run.judge_failures()
         if not self._run.has_no_answer:
             self._judge()

@@ -34,7 +34,6 @@ Burst = tuple[PreparedRequest, ...]
 def warmup_bursts(
     requests: Sequence[PreparedRequest], profile: Profile, settings: VariantSettings
 ) -> tuple[Burst, ...]:
-    """All requests of the warm-up of a run, burst by burst."""
     first = warmup_requests(requests, profile.workload.num_warmups)
     bursts = [first] if first else []
     if requests and _covers_shapes(profile):

@@ -12,7 +12,6 @@ from benchctl.profile.model import Profile
 from benchctl.profile.settings import (
     Values,
     cells_of,
-    factor_name,
     factor_problem,
     factors_of,
     is_same,
@@ -106,12 +105,11 @@ def _swept_variants(profile: LocatedDict) -> dict[str, Any]:
 def _sweep(profile: LocatedDict) -> dict[str, Values] | None:
     """Factors and values; None when they are not of the right types."""
     factors = profile.get("sweep", {})
-    if not isinstance(factors, dict):
-        return None
-    for values in factors.values():
-        if not isinstance(values, list) or any(isinstance(value, dict | list) for value in values):
-            return None
-    return factors
+    is_sound = isinstance(factors, dict) and all(
+        isinstance(values, list) and not any(isinstance(value, dict | list) for value in values)
+        for values in factors.values()
+    )
+    return factors if is_sound else None
 
 
 def _sweep_errors(profile: LocatedDict, kind: str) -> Iterator[LocatedError]:
@@ -162,8 +160,10 @@ def _unguided_errors(profile: LocatedDict, factor: str) -> Iterator[LocatedError
             continue
         if factor not in factors_of(swept_factors(variant), {factor: None}):
             continue
+        setting = ".".join(setting_of(factor))
+        words = factor if setting == factor else f"{factor} ({setting})"
         problem = (
-            f"{factor_name(factor)} is swept, but variant {name!r} has no guidance; "
+            f"{words} is swept, but variant {name!r} has no guidance; "
             f"give it a guidance section, or set variants.{name}.swept: false"
         )
         yield profile.mapping("sweep").error(problem, factor)

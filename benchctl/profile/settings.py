@@ -178,9 +178,3 @@ def _settings_of_kind(kind: str) -> tuple[str, ...]:
 def is_same(left: object, right: object) -> bool:
     """Equal values of one type: ``1``, ``1.0`` and ``true`` are three values."""
     return type(left) is type(right) and left == right
-
-
-def factor_name(factor: str) -> str:
-    """A factor with the setting it stands for, as messages show it."""
-    setting = ".".join(setting_of(factor))
-    return factor if setting == factor else f"{factor} ({setting})"

@@ -78,7 +78,7 @@ _SECTIONS: Final = """\
 ## Sections of a step
 
 The known names of `sections_ns`. Sections within one section are disjoint; the rest of its time has no name. An
-engine may have sections of its own, which are within the step.
+engine may have sections with other names; reports show them apart, because no known section contains them.
 
 | section | within |
 |---|---|

@@ -23,7 +23,7 @@ from support.servers.handler_server import handled_by
 from support.servers.simulator import sim_server
 
 from benchctl.analysis.metrics import percentile
-from benchctl.analysis.metrics.sorted_runs import SortedRuns
+from benchctl.analysis.metrics.percentile import SortedRuns
 from benchctl.analysis.metrics.timestamp_quality import client_metrics
 from benchctl.analysis.summary.load_figures import LoadAccumulator
 from benchctl.engines.attach.engine import PlainOpenAi

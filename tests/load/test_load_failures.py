@@ -4,13 +4,13 @@ import asyncio
 import socket
 import ssl
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import httpx
 import pytest
 from support.servers.paced_engine import call, request, send
+from support.servers.parts_server import Writer, serving, writing
 
 from benchctl.load.driver import Load
 from benchctl.load.transport.client import StreamClient
@@ -23,44 +23,12 @@ HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close
 USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":2}}\n\ndata: [DONE]\n\n'
 TLS = Path(__file__).parent.parent / "support" / "servers" / "programs" / "loopback.pem"
 
-Writer = asyncio.StreamWriter
-
 
 def token(number: int, finish: str = "null") -> bytes:
     return b'data: {"choices":[{"index":0,"text":"t%d ","finish_reason":%s}]}\n\n' % (number, finish.encode())
 
 
 GOOD = HEAD + token(0) + token(1, '"length"') + USAGE
-
-
-@asynccontextmanager
-async def serving(
-    answer: Callable[[Writer], Awaitable[None]], tls: ssl.SSLContext | None = None
-) -> AsyncIterator[str]:
-    """The address of a server that lets ``answer`` write to whoever has sent a request."""
-    tasks: set[asyncio.Task[None] | None] = set()
-
-    async def accept(reader: asyncio.StreamReader, writer: Writer) -> None:
-        tasks.add(asyncio.current_task())
-        try:
-            head = await reader.readuntil(b"\r\n\r\n")
-            lines = head.lower().split(b"\r\n")
-            length = next(int(line[15:]) for line in lines if line.startswith(b"content-length:"))
-            await reader.readexactly(length)
-            await answer(writer)
-        except (ConnectionError, asyncio.CancelledError, asyncio.IncompleteReadError):
-            pass  # the client has parted, or never sent anything on a connection that it opened ahead
-        finally:
-            writer.close()
-
-    server = await asyncio.start_server(accept, "127.0.0.1", 0, ssl=tls)
-    async with server:
-        scheme = "https" if tls else "http"
-        yield f"{scheme}://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        for task in tasks:
-            if task is not None:
-                task.cancel()
-        await asyncio.sleep(0.01)  # until their connections are closed
 
 
 def asked(answer: Callable[[Writer], Awaitable[None]], **limits: float) -> RequestRecord:
@@ -71,20 +39,6 @@ def asked(answer: Callable[[Writer], Awaitable[None]], **limits: float) -> Reque
             return await (await send(client, call(request(0, max_tokens=2)), 1)).record()
 
     return asyncio.run(ask())
-
-
-def writing(*parts: bytes | float) -> Callable[[Writer], Awaitable[None]]:
-    """Writes bytes and waits seconds, as they come."""
-
-    async def answer(writer: Writer) -> None:
-        for part in parts:
-            if isinstance(part, bytes):
-                writer.write(part)
-                await writer.drain()
-            else:
-                await asyncio.sleep(part)
-
-    return answer
 
 
 async def reset(writer: Writer) -> None:

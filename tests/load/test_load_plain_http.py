@@ -3,10 +3,10 @@
 import asyncio
 import gzip
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 
 import httpx
 import pytest
+from support.servers.parts_server import serving, writing
 
 from benchctl.load.transport.control import control_client
 from benchctl.profile.model import Timeouts
@@ -22,31 +22,16 @@ def asked(
     """What a server that writes ``parts``, waits the seconds among them and then closes is understood to say, and
     what it was asked.
     """
-    heard = bytearray()
-
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = await reader.readuntil(b"\r\n\r\n")
-        length = next(
-            (line[15:] for line in head.lower().split(b"\r\n") if line.startswith(b"content-length")), b"0"
-        )
-        heard.extend(head + await reader.readexactly(int(length)))
-        with suppress(asyncio.CancelledError):  # the client has parted
-            for part in parts:
-                if isinstance(part, bytes):
-                    writer.write(part)
-                    await writer.drain()
-                else:
-                    await asyncio.sleep(part)
-        writer.close()
+    received = bytearray()
 
     async def go() -> httpx.Response:
-        server = await asyncio.start_server(answer, "127.0.0.1", 0)
-        async with server:
-            url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/base"
-            async with control_client(url, Timeouts()) as client:
-                return await ask(client)
+        async with (
+            serving(writing(*parts), received=received) as url,
+            control_client(f"{url}/base", Timeouts()) as client,
+        ):
+            return await ask(client)
 
-    return asyncio.run(go()), bytes(heard)
+    return asyncio.run(go()), bytes(received)
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,7 @@ def test_the_older_section_for_engines_that_cannot_guide_still_counts(tmp_path):
         "p.yaml:2: unguided: this key is deprecated since 0.2.0; write for_unguided_engines",
         (
             "p.yaml:4: unguided.workload.if_missing: this key is deprecated since 0.2.0; "
-            "write unguided.workload.on_missing_dataset"
+            "write for_unguided_engines.workload.on_missing_dataset"
         ),
     ]
 

@@ -107,10 +107,8 @@ def test_a_gpu_is_demanded_before_anything_is_measured(tmp_path, script):
 @needs("transformers")
 def test_a_real_engine_is_smoked_against_itself(tmp_path):
     model = str(tiny_model(tmp_path))
-    with (
-        turn_of("transformers"),
-        turn_of("vllm"),
-    ):  # nothing heavy runs beside one of two runs that are compared
+    # Two runs are compared: nothing heavy runs beside one of them.
+    with turn_of("transformers", is_alone=True), turn_of("vllm", is_alone=True):
         runs = [
             smoke(tmp_path, "--cpu", ENGINE="transformers-cpu", MODEL=model, BLOCKS="1", THRESHOLD="90%")
             for _ in range(2)

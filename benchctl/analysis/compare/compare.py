@@ -27,9 +27,9 @@ from benchctl.analysis.validity.comparability import (
     experiment_differences,
     refused_differences,
     require_comparable,
+    run_differences,
 )
 from benchctl.analysis.validity.integrity import require_intact
-from benchctl.analysis.validity.run_differences import run_differences
 from benchctl.errors import UsageError
 from benchctl.profile.sources.files import did_you_mean
 from benchctl.records.noise import MetricNoise, load_noise

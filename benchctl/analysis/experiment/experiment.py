@@ -14,8 +14,7 @@ from typing import TypeVar
 import msgspec
 
 from benchctl.analysis.attribution.flops import RunFlops, count_run_flops
-from benchctl.analysis.attribution.peaks import peaks_of
-from benchctl.analysis.attribution.roofline import work_model
+from benchctl.analysis.attribution.roofline import peaks_of, work_model
 from benchctl.analysis.attribution.run_time import Latency, RunTimeBreakdown, break_down_run_time, request_latencies
 from benchctl.analysis.experiment.arms import Arm, group_by_arm
 from benchctl.analysis.metrics.bounds import Bounds, run_bounds

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, Final
 
-from benchctl.analysis.metrics.percentile import percentiles_of_sorted, standard_deviation
+from benchctl.analysis.metrics.percentile import SortedRuns, percentiles_of_sorted, standard_deviation
 from benchctl.analysis.metrics.request_timing import is_completed, last_token_ns, latencies_ns, send_lag_ns
-from benchctl.analysis.metrics.sorted_runs import SortedRuns
 from benchctl.analysis.metrics.table import LATENCIES
 from benchctl.analysis.metrics.unknown import quotient
 from benchctl.analysis.validity.token_checks import check_client_tokens

@@ -6,7 +6,7 @@ are never allowed; profiles of both sides or the user allow others.
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -23,6 +23,10 @@ _MOST_NAMED: Final = 10
 """Number of differences that the message of a refusal names; the error has all of them."""
 _ABSENT: Final = "absent"
 _CORES: Final = "server.client_cores"
+_FIELDS: Final[Mapping[str, Callable[[RunRecord], str | None]]] = {
+    "engine_version": lambda record: record.engine_version,
+    "host": lambda record: record.host,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +106,48 @@ def _values(settings: Sequence[Mapping[str, str]], key: str) -> tuple[str, ...]:
 
 def _as_json(value: Any) -> str:
     return json.dumps(value, sort_keys=True)
+
+
+def run_differences(
+    cells: Mapping[str, tuple[Sequence[LoadedRun], Sequence[LoadedRun]]], *, has_one_experiment: bool
+) -> tuple[Difference, ...]:
+    """Engine versions and hosts that differ between the runs of two sides, or within one side if the sides are two
+    experiments (which may differ, with a warning). Runs without the record differ from none.
+    """
+    differences = []
+    for key, value_of in _FIELDS.items():
+        differing = {
+            cell: sides
+            for cell, runs in cells.items()
+            if _differ(
+                sides := (_recorded(runs[0], value_of), _recorded(runs[1], value_of)),
+                together=has_one_experiment,
+            )
+        }
+        if not differing or (key == "engine_version" and _is_in_configuration(cells)):
+            continue
+        a, b = (" or ".join(dict.fromkeys(v for sides in differing.values() for v in sides[i])) for i in (0, 1))
+        differences.append(
+            Difference(
+                key, a or "unknown", b or "unknown", () if len(differing) == len(cells) else tuple(differing)
+            )
+        )
+    return tuple(differences)
+
+
+def _recorded(runs: Sequence[LoadedRun], value_of: Callable[[RunRecord], str | None]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(f'"{value}"' for run in runs if (value := value_of(run.record)) is not None))
+
+
+def _differ(sides: tuple[Sequence[str], Sequence[str]], *, together: bool) -> bool:
+    a, b = sides
+    return len({*a, *b}) > 1 if together else max(len(a), len(b)) > 1
+
+
+def _is_in_configuration(cells: Mapping[str, tuple[Sequence[LoadedRun], Sequence[LoadedRun]]]) -> bool:
+    """True if the servers report it, so that it is a difference of ``server.version`` already."""
+    runs = (run.record for sides in cells.values() for side in sides for run in side)
+    return all(run.engine_version == run.effective_config.get("server.version") for run in runs)
 
 
 def require_comparable(differences: Sequence[Difference], patterns: Sequence[str]) -> tuple[Difference, ...]:

@@ -149,7 +149,6 @@ def _account(request: _FlopsRequest, observed_candidates: float | None) -> _Answ
 
 
 def _assumed_counts(request: _FlopsRequest, lengths: "RunLengths", candidates_per_token: float) -> "StepLogCounts":
-    """The counts of a step log in which the value model scored so many candidates for each token."""
     from benchctl.costs.work import StepLogCounts
 
     if request.value_model is None:

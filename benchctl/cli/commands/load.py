@@ -190,7 +190,6 @@ def _plain_profile(
     load: dict[str, Any],
     timeout_s: float,
 ) -> dict[str, Any]:
-    """The load as a profile of one run."""
     return {
         "name": _NAME,
         "description": "One load on a running server",
@@ -244,7 +243,6 @@ def _check_key(profile: "Profile") -> None:
 
 @contextmanager
 def _progress(num_requests: int, *, is_quiet: bool) -> Iterator[Callable[[int], None]]:
-    """A progress bar, if stderr is a terminal."""
     from benchctl.cli.progress import has_room_for_bars
 
     if is_quiet or os.environ.get("CI") or not has_room_for_bars():
@@ -261,7 +259,6 @@ def _progress(num_requests: int, *, is_quiet: bool) -> Iterator[Callable[[int], 
 
 
 def _report(path: Path, loaded: "LoadResult", *, as_json: bool) -> None:
-    """Write ``result.json``, and print it or the tables."""
     from benchctl.records.jsonl import write_json_atomic
     from benchctl.report.text.load_report import load_result
 

@@ -159,7 +159,6 @@ def _value_shape(base: "Recipe", name: str | None, layers: int | None) -> "Model
 
 
 def _shape(name: str | None, dimensions: dict[str, int], arch: "Architecture") -> "ModelShape":
-    """The dimensions from the command line: those of a named model, or one by one."""
     from benchctl.costs.shapes import ModelShape, shape_for
 
     if name is not None:

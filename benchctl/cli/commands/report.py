@@ -62,7 +62,6 @@ def _write_page(a: str, b: str, output: Path | None, *, allow_suspect: bool) -> 
 
 
 def _slug(side: "Side") -> str:
-    """A side as part of a file name."""
     name = side.path.resolve().name + (f"-{side.variant}" if side.variant else "")
     return re.sub(r"[^A-Za-z0-9._-]+", "_", name)
 

@@ -241,7 +241,6 @@ def _measure_and_report(
     is_quiet: bool,
     stores_noise: bool,
 ) -> None:
-    """Measure, print the outcome, and exit with its code."""
     next_step = f"Continue with: {shlex.join(['benchctl', 'run', '--resume', str(results.path)])}"
     outcome = _measure(results, profile, requests, next_step, is_quiet=is_quiet)
     print_outcome(results.path, outcome)

@@ -154,7 +154,7 @@ class LlamaCppEngine(OpenAiServer):
 def _body(request: PreparedRequest, sampling: Sampling) -> dict[str, Any]:
     """The fields of a request except prompt and length.
 
-    Everything that chooses tokens is said, because what a request leaves out takes the server's own defaults: a
+    All sampling is sent in full, because anything that a request leaves out takes the server's own defaults: a
     top-k of 40, a min-p of 0.05. ``timings_per_token`` brings a running count of tokens in every event.
     """
     return {

@@ -10,7 +10,7 @@
 * **Several choices** (``n``) cost an additional pass over each prompt, by which SGLang fills its prefix cache, also
   where that is off.
 * **Health.** By default each call of ``/health`` generates a token and takes a second; here that is switched off.
-* **A taken port** is found late and is final: the server says so, and lives on without ever serving.
+* **A taken port** is detected late and is final: the server reports it, and lives on without ever serving.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -125,7 +125,7 @@ class SglangEngine(OpenAiServer):
         self.require_context(requests, settings)
 
     def argv(self, settings: VariantSettings, site: LaunchSite) -> tuple[str, ...]:
-        """The command line of the server; what the options leave open is SGLang's choice."""
+        """The command line of the server; null options are left to SGLang."""
         extra_args = own_options(settings, SglangOptions).extra_args
         return (str(self.interpreter(settings)), *self.launch_words(settings, site), *extra_args)
 
@@ -138,7 +138,7 @@ class SglangEngine(OpenAiServer):
         return (*words, *own_options(settings, SglangOptions).flag_words())
 
     def env(self, settings: VariantSettings, site: LaunchSite) -> dict[str, str]:
-        """The way to our plugin, silence towards the outside, and what the profile sets."""
+        """The path of our plugin, no telemetry, and the variables of the profile."""
         own = quiet_env(settings.model) | super().env(settings, site)
         if not own_options(settings, SglangOptions).step_log:
             return own
@@ -146,7 +146,7 @@ class SglangEngine(OpenAiServer):
         return plugged_in(own, _INSIDE, _PLUGIN, allowed_in="SGLANG_PLUGINS")
 
     def request_call(self, request: PreparedRequest, settings: VariantSettings) -> RequestCall:
-        """Ask for ``request`` as this variant does: streamed, with sampling said in full."""
+        """Ask for ``request`` as this variant does: streamed, with complete sampling."""
         return streamed(request, request_body(request, settings))
 
     async def effective_config(
@@ -189,7 +189,7 @@ class SglangEngine(OpenAiServer):
 
 
 def quiet_env(model: str) -> dict[str, str]:
-    """Silence towards the outside, and a health path that only tells."""
+    """No telemetry, and a health path that generates nothing."""
     own = {"HF_HUB_DISABLE_TELEMETRY": "1", "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0"}
     return own | ({"HF_HUB_OFFLINE": "1"} if is_local(model) else {})
 

@@ -136,8 +136,8 @@ class SglangLenvmEngine(SglangEngine):
     ) -> dict[str, Any]:
         """The settings that the server reports, and the declared revision.
 
-        Raises UnsupportedError when what the server wrote so far cannot come from that revision, or when it has not
-        the value model that was asked for.
+        Raises UnsupportedError when the server's output cannot come from that revision, or when it has not loaded
+        the requested value model.
         """
         options, info = own_options(settings, SglangLenvmOptions), await server_info(client)
         self._require_value_model(settings, info)

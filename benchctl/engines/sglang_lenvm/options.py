@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 from benchctl.engines.sglang.options import SglangOptions
 
 LenvmRevision = Literal["V0", "V1", "V2", "V3", "V4"]
-"""Generations of SGLang's LenVM fork, told apart by what they make of a request; docs/engines.md says how."""
+"""Generations of SGLang's LenVM fork, which understand requests differently; see docs/engines.md."""
 _REVISIONS_WITH_STRIDES: Final = frozenset({"V1", "V3"})
 
 

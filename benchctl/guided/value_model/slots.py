@@ -18,7 +18,7 @@ class Row(Protocol):
 
     @property
     def key(self) -> Hashable:
-        """Of its request; the same key means the same sequence, grown by what was appended."""
+        """Identity of its request; the same key means the same sequence with tokens appended."""
 
     @property
     def tokens(self) -> Sequence[int]:

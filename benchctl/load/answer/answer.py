@@ -103,7 +103,6 @@ class Answer:
 
     @property
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """The headers as the server sent them."""
         return self._message.headers
 
     @property

@@ -177,12 +177,10 @@ class CompletionReader:
 
     @property
     def num_finished(self) -> int:
-        """Choices that came with a finish reason."""
         return sum(choice.finish_reason is not None for choice in self._choices.values())
 
     @property
     def indices(self) -> tuple[int, ...]:
-        """Indices of all choices in the stream, ascending."""
         return tuple(sorted(self._choices))
 
     @property

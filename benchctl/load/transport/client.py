@@ -133,7 +133,6 @@ class StreamClient:
         self._finish(exchange)
 
     def stop_all(self, failure: RequestError) -> None:
-        """End all that are prepared or on their way."""
         for exchange in tuple(self._open):
             self.stop(exchange, failure)
 
@@ -156,7 +155,6 @@ class StreamClient:
         connection.serve(exchange)
 
     async def _connect_first(self, exchange: Exchange, connections: Connections) -> None:
-        """Find the address of the server, then connect."""
         try:
             await connections.find_address()
         except OSError as error:
@@ -174,7 +172,6 @@ class StreamClient:
             self._on_open(connection)
 
     def _on_open(self, connection: Connection) -> None:
-        """Send the request that waits for a connection that is open now."""
         exchange = connection.exchange
         if exchange is None:
             return

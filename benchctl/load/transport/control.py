@@ -17,7 +17,6 @@ STREAM_HEADERS: Final = {**HEADERS, "content-type": "application/json", "accept"
 
 
 def control_client(base_url: str, timeouts: Timeouts) -> httpx.AsyncClient:
-    """A client for requests that are not measured."""
     return httpx.AsyncClient(
         base_url=base_url,
         transport=_transport(base_url),

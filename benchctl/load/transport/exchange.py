@@ -108,7 +108,6 @@ class Exchange:
 
     @property
     def last_ns(self) -> int:
-        """The last arrival; 0 before the first."""
         return self.reads[-1][0] if self.reads else self.last_arrival_ns
 
     def keep(self, read_ns: int, data: bytes) -> None:
@@ -127,7 +126,6 @@ class Exchange:
         return self.answer.is_over
 
     def decode_all(self) -> None:
-        """Decode all reads."""
         while self.reads:
             self.decode_some()
 

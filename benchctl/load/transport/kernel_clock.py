@@ -76,7 +76,6 @@ class KernelClock:
         return len(self._epochs) - 1
 
     def sample(self) -> None:
-        """Compare the clocks now."""
         t_ns, offset_ns, width_ns = realtime_less_monotonic()
         if width_ns > _STEP_NS:
             return  # interrupted in every try: this shows nothing

@@ -94,7 +94,6 @@ class StartedWorker:
             )
 
     def mark_ended(self) -> None:
-        """Note that its share is complete."""
         self.has_ended = True
         self.activity = replace(self.activity, num_open=0)
 
@@ -112,7 +111,6 @@ class StartedWorker:
         self._log.close()
 
     async def _death_error(self) -> LoadError:
-        """The error for a worker that has ended too early."""
         await self._wait_exit()
         code, tail = self._process.poll(), self._tail()
         if code is None:

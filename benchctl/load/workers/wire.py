@@ -122,7 +122,6 @@ class Wire(Generic[M]):
             return None
 
     async def close(self) -> None:
-        """Send the rest and close."""
         self._writer.close()
         with suppress(ConnectionError):
             await self._writer.wait_closed()

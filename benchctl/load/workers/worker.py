@@ -83,7 +83,6 @@ async def _carry_out(assignment: Assignment, calls: deque[Call], wire: Wire[ToWo
 
 
 def _taken_from(calls: deque[Call]) -> Iterator[Call]:
-    """The calls in their order, each dropped when it is taken."""
     while calls:
         yield calls.popleft()
 

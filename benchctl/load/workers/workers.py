@@ -132,7 +132,6 @@ class WorkerLoad:
         self._tally = Tally()
 
     def summary(self) -> LoadSummary:
-        """The counts of all records until now."""
         return self._tally.summary()
 
     def activity(self) -> Activity:
@@ -165,7 +164,6 @@ class WorkerLoad:
             await self._cancel_remaining(tasks)
 
     async def _hand_out(self, calls: Iterable[Call]) -> None:
-        """Send each worker its share of the calls."""
         for i, call in enumerate(calls):
             worker = self._workers[i % len(self._workers)]
             worker.num_calls += 1
@@ -184,7 +182,6 @@ class WorkerLoad:
                 worker.check_heard(_CHECK_S, self.max_silent_checks)
 
     async def _follow(self, worker: StartedWorker) -> None:
-        """Process the messages of a worker, to its end."""
         while not worker.has_ended:
             self._take(worker, await worker.receive())
 

@@ -82,12 +82,10 @@ class AttachedServer:
         self._is_gone = True
 
     def check_alive(self) -> None:
-        """Raise ServerDiedError when the server has gone."""
         if self._is_gone:
             raise ServerDiedError(f"{self._url} stopped answering in mid-run; ask its owner", cause="server-died")
 
     def log_tail(self) -> str:
-        """Empty: the log is its owner's."""
         return ""
 
     async def _answer(self) -> str:

@@ -33,7 +33,6 @@ class Entry(NamedTuple):
 
 
 def entry_of(pid: int) -> Entry | None:
-    """The entry of a process; None if no process has this id."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123 - pathlib would double the start-up
             state, *numbers = file.read().rpartition(b")")[2].split()

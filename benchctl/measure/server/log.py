@@ -39,11 +39,9 @@ class ServerLog:
         return has_changed
 
     def end(self) -> str:
-        """The end that is searched for known failures."""
         return self._end().decode(errors="replace")
 
     def tail(self) -> str:
-        """Its last lines, for a record."""
         return "\n".join(self._end()[-_TAIL_BYTES:].decode(errors="replace").splitlines()[-_TAIL_LINES:])
 
     def last_line(self) -> str:

@@ -64,7 +64,6 @@ def port_holder(port: int) -> psutil.Process | None:
 
 
 def is_listening(process: psutil.Process, port: int) -> bool:
-    """True when this process itself listens on ``port``."""
     try:
         connections = process.net_connections(kind="tcp")
     except (psutil.NoSuchProcess, psutil.AccessDenied):
@@ -73,7 +72,6 @@ def is_listening(process: psutil.Process, port: int) -> bool:
 
 
 def belongs_to(port: int, processes: Iterable[psutil.Process]) -> bool:
-    """True when one of ``processes`` listens on ``port``."""
     return any(is_listening(process, port) for process in processes)
 
 

@@ -191,7 +191,6 @@ class ServerProcess:
             pause_s = min(pause_s * _POLL_GROWTH, _LAST_POLL_S)
 
     async def died(self) -> None:
-        """Return when the server's first process has ended, or one without which it cannot work."""
         now = time.monotonic()
         next_watch, next_scan = now, now + _START_SCAN_S
         while self._returncode() is None:
@@ -207,13 +206,11 @@ class ServerProcess:
         return None
 
     def check_alive(self) -> None:
-        """Raise ServerDiedError when the server has ended, or a process without which it cannot work."""
         if self._has_ended():
             failure = self._explain(f"{self._ending()} in mid-run")
             raise ServerDiedError(failure.message, cause=failure.cause, log_tail=failure.log_tail)
 
     def log_tail(self) -> str:
-        """The last lines of the server's log."""
         return self._log.tail() if self._process is not None else ""
 
     def _started(self) -> processes.Started:

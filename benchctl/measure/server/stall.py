@@ -50,7 +50,6 @@ def _waiting(activity: Activity, now_ns: int) -> str:
 
 
 def _state(server: Server) -> str:
-    """The beginning of a sentence on a server that does not answer."""
     try:
         if server.pid is not None and psutil.Process(server.pid).status() == psutil.STATUS_STOPPED:
             return f"the server hangs (its process {server.pid} is stopped)"

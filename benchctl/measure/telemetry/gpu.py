@@ -36,13 +36,11 @@ def open_gpu(visible: str | None, nvml: Any = pynvml) -> Iterator[GpuReader | No
 
 
 def gpu_inventory() -> tuple[GpuInfo, ...]:
-    """The visible devices; empty where there are none."""
     with open_gpu(os.environ.get("CUDA_VISIBLE_DEVICES")) as reader:
         return reader.inventory() if reader else ()
 
 
 def memory_used_bytes(reader: GpuReader) -> dict[int, int]:
-    """Memory in use on each device that knows it, by index."""
     readings = reader.read()
     return {sample.index: sample.memory_used_bytes for sample in readings if sample.memory_used_bytes is not None}
 

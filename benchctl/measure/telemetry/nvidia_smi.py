@@ -119,7 +119,6 @@ def _fields(line: str, count: int) -> list[str]:
 
 
 def _number(text: str) -> float | None:
-    """A number, or None for ``[N/A]`` and similar."""
     try:
         return float(text)
     except ValueError:

@@ -32,7 +32,8 @@ def balanced_orders(num_arms: int, num_blocks: int, stream: random.Random) -> li
     cycle = [_labelled(row, labels) for row in _williams_cycle(num_arms, stream)]
     num_whole, rest = divmod(num_blocks, len(cycle))
     orders = cycle * num_whole
-    if _is_prefix_balanced(num_arms, rest):
+    # No rows are better than whole squares and pairs of mirrored rows.
+    if num_arms <= 2 or rest % num_arms == 0 or (num_arms % 2 == 0 and rest % 2 == 0):
         return orders + cycle[:rest]
     shift = labels.index(0)
     named = [labels[(symbol + shift) % num_arms] for symbol in range(num_arms)]  # symbol 0 is the baseline
@@ -50,11 +51,6 @@ def balanced_numbers(num_arms: int, num_blocks: int) -> tuple[int, int]:
 def cycle_length(num_arms: int) -> int:
     """Blocks after which all is balanced: as many as arms, or twice as many where their number is odd."""
     return num_arms if num_arms % 2 == 0 or num_arms == 1 else 2 * num_arms
-
-
-def _is_prefix_balanced(num_arms: int, rest: int) -> bool:
-    """True where the first ``rest`` rows of a cycle are the best: whole squares, and pairs of mirrored rows."""
-    return num_arms <= 2 or rest % num_arms == 0 or (num_arms % 2 == 0 and rest % 2 == 0)
 
 
 def _labelled(row: Iterable[int], labels: Sequence[int]) -> Order:

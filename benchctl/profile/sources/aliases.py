@@ -74,7 +74,8 @@ def _with_new_word(
     value, location = section[key], section.location_of(key)
     words = value if isinstance(value, LocatedList) else [value]
     new_words = {word: alias.values[word] for word in words if isinstance(word, str) and word in alias.values}
-    new_path = dotted((*location.path[:-1], new_key))
+    sections = {alias.key: alias.new_key for alias in ALIASES}
+    new_path = dotted((*(sections.get(str(step), step) for step in location.path[:-1]), new_key))
     for word, new_word in new_words.items():
         text = str(new_word).lower() if isinstance(new_word, bool) else new_word
         problem = f"{word} is deprecated since {alias.since}; write {new_path}: {text}"

@@ -52,10 +52,10 @@ class StepLog:
         self._ended_ns: int | None = None
         self._preempted = 0
         self._launched: deque[tuple[Any, dict[str, Any]]] = deque()
-        """Batches that were launched and whose tokens were not handed out: their results, and what is known."""
+        """Launched batches whose tokens were not handed out yet: their results and steps."""
 
     def hooks(self) -> dict[str, Callable[..., Any]]:
-        """Each method that is watched, and what is called in its place, with the method itself put first."""
+        """Each watched method and its replacement, which takes the method itself as its first argument."""
         return {
             f"{_SCHEDULER}.Scheduler.get_next_batch_to_run": self.schedule,
             f"{_SCHEDULER}.Scheduler.run_batch": self.launch,
@@ -85,7 +85,7 @@ class StepLog:
         return result
 
     def _note(self, given: tuple[Any, ...], result: Any, compute_ns: int) -> None:
-        """Keep what the batch is made of: it goes on changing until its tokens are handed out."""
+        """Keep the composition of the batch, which changes until its tokens are handed out."""
         scheduler, batch = given[:2]
         step = {
             "began_ns": self._began_ns,

@@ -2,7 +2,7 @@
 
     python stamped.py PIPE LOG -m sglang.launch_server ...
 
-The fork writes a line for each call of its sampler and flushes it at once, but no line says when that was. Here it
+The fork writes a line for each call of its sampler and flushes it at once, but without a time. Here it
 writes into the named pipe PIPE; a child of ours reads it and writes to LOG, for each line, ``{"t_ns": T, "line":
 L}``: T is CLOCK_MONOTONIC in nanoseconds, L the line as it came. This process then becomes the server itself. The
 child ends when the server has, and only then: an unread pipe would block the server.

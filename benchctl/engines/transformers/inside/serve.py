@@ -6,7 +6,7 @@ Everything after ``--`` goes to the command line of transformers. Three things a
 the loop of continuous batching writes a line for each step, the server describes itself in a file, and prefix
 caching, for which the command line has no switch, can be turned off. Nothing of benchctl and nothing but the
 standard library and transformers is imported. Where a version of transformers lacks what is looked for, or a file
-cannot be written, the server's log says so once and the server serves on.
+cannot be written, the server's log reports it once and the server goes on.
 
 **A step** is one turn of the loop: schedule a batch, compute it, hand its tokens out. ``start_ns`` and
 ``dur_ns`` are on CLOCK_MONOTONIC, in nanoseconds. Without asynchronous batching the turn waits for the device, so
@@ -130,7 +130,7 @@ class StepLog:
         setattr(owner, name, timed)
 
     def _take_batch(self, processor: Any) -> None:
-        """Keep what the batch is made of: its requests go on changing while it is computed."""
+        """Keep the composition of the batch: its requests change while it is computed."""
         rows = rows_of(processor.inputs_and_outputs)
         prefill = sum(row.query_length for row in rows if is_prefill(row))
         self._in_flight.append(
@@ -267,7 +267,7 @@ def forbid_prefix_caching() -> None:
 
 
 def watch_server(ours: argparse.Namespace) -> None:
-    """Patch what is asked for, each alone: what one version lacks does not cost the rest."""
+    """Apply each requested patch separately, so that one that a version lacks does not prevent the others."""
     if ours.no_prefix_caching:
         attempt("prefix caching cannot be turned off", forbid_prefix_caching)
     if ours.description:

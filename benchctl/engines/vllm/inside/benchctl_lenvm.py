@@ -1,7 +1,7 @@
 """Runs inside a vLLM server: makes the guidance of the benchctl that started it known there.
 
-Only this directory is put on the server's path, so that nothing else of benchctl's environment gets in its way: the
-package is loaded from where it lies, beside whatever the server's own environment has.
+Only this directory is on the server's path, so that nothing else of benchctl's environment shadows the server's own
+packages: benchctl is loaded from its file.
 """
 
 import importlib.util

@@ -1,10 +1,10 @@
-"""Runs inside a vLLM server: writes one line of JSON for each engine step, and what the server is configured to.
+"""Runs inside a vLLM server: writes one line of JSON for each engine step, and the server's configuration.
 
 vLLM finds this directory's entry point of the group ``vllm.stat_logger_plugins`` on ``PYTHONPATH`` and calls
 ``StepLog.record`` in its front end after the outputs of each step. ``BENCHCTL_STEP_LOG`` names the file of steps,
 ``BENCHCTL_SERVER_DESCRIPTION`` the one that describes the server; without them nothing is written.
 
-A line keeps vLLM's own names and numbers, in parts that are absent where vLLM says nothing:
+A line keeps vLLM's own names and numbers, in parts that are absent where vLLM reports nothing:
 
 ``engine`` index of the replica; ``recorded_ns`` when the line was made; ``ended_ns`` when the engine's process had
 the outputs of the step; ``scheduled_ns`` when the scheduler took up the first request that gets its first output
@@ -80,7 +80,7 @@ def _watch_messages() -> None:
 
 
 def _leave_iterations_to_us(record: logging.LogRecord) -> bool:
-    """False for vLLM's own line of each iteration, which says what the step log says, and costs time to write."""
+    """False for vLLM's own line of each iteration, which repeats the step log and costs time to write."""
     return "Iteration(%d)" not in str(record.msg)
 
 
@@ -115,7 +115,7 @@ class StepLog(StatLoggerBase):  # type: ignore[misc]
             _watch_messages()
         except (ImportError, AttributeError) as error:
             _log.warning(
-                "benchctl cannot see when steps end in this version of vLLM, only when they are told: %s", error
+                "benchctl cannot see when steps end in this version of vLLM, only when they are reported: %s", error
             )
 
     def record(
@@ -181,7 +181,7 @@ class StepLog(StatLoggerBase):  # type: ignore[misc]
         """No periodic output."""
 
 
-# A version of vLLM may ask its loggers for more than these methods; what it asks beyond them we do not do.
+# A version of vLLM may require more methods of its loggers; those do nothing here.
 StepLog.__abstractmethods__ = frozenset()
 
 
