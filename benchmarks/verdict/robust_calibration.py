@@ -1,4 +1,4 @@
-"""Compute the table ``CALIBRATION`` of ``analysis/statistics/robust.py`` by simulation, and print it as source.
+"""Compute the table ``CALIBRATION`` of ``statistics/outlier_mixture.py`` by simulation, and print it as source.
 
 For normal noise and a given number of blocks: the largest r with which intervals of 95, 98.75 and 99.5 % miss
 the truth in at most 1.05 times what they say. Once with the effect of the position estimated from the same
@@ -11,7 +11,8 @@ from typing import Final
 
 import numpy as np
 
-from benchctl.analysis.statistics.robust import PositionCovariate, credibility_of, estimate_mixtures
+from benchctl.analysis.statistics.outlier_mixture import credibility_of
+from benchctl.analysis.statistics.robust import PositionCovariate, estimate_mixtures
 from benchmarks.common.table import show
 from benchmarks.verdict.known_truth import named_stream
 

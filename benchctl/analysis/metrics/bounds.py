@@ -117,12 +117,11 @@ def _bounds_of(
     return {
         name: Bounds(ms_from_ns(low), ms_from_ns(high))
         for name, (value, low, high) in ends.items()
-        if value is not None and low is not None and high is not None and _shifts(value, low, high)
+        if value is not None
+        and low is not None
+        and high is not None
+        and max(value - low, high - value) > max(MAX_SHIFT_FRAC * value, MIN_SHIFT_NS)
     }
-
-
-def _shifts(value: float, low: float, high: float) -> bool:
-    return max(value - low, high - value) > max(MAX_SHIFT_FRAC * value, MIN_SHIFT_NS)
 
 
 def _ttfts(requests: Sequence[RequestRecord], errors: Sequence[tuple[ChoiceErrors, ...]]) -> _Durations:

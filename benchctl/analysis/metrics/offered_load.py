@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from benchctl.analysis.metrics.bounds import Bounds
 from benchctl.analysis.metrics.client_sends import sends_of
 from benchctl.analysis.metrics.slot_occupancy import SlotOccupancy, slot_occupancy
-from benchctl.analysis.metrics.unknown import quotient
+from benchctl.analysis.metrics.unknown import ms_or_none, quotient
 from benchctl.profile.workload import Arrival
 from benchctl.records.request import RequestRecord
-from benchctl.units import ms_from_ns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,11 +61,7 @@ def load_metrics(requests: Sequence[RequestRecord], arrival: Arrival | None) -> 
     return {
         "offered_load_frac": None if offered is None else offered.frac,
         "slot_idle_frac": None if occupancy is None else occupancy.idle_frac,
-        "p50_refill_gap_ms": None if occupancy is None else _ms(occupancy.gap_ns(50)),
-        "p99_refill_gap_ms": None if occupancy is None else _ms(occupancy.gap_ns(99)),
-        "p99_refill_connect_ms": None if occupancy is None else _ms(occupancy.connecting_part_ns(99)),
+        "p50_refill_gap_ms": None if occupancy is None else ms_or_none(occupancy.gap_ns(50)),
+        "p99_refill_gap_ms": None if occupancy is None else ms_or_none(occupancy.gap_ns(99)),
+        "p99_refill_connect_ms": None if occupancy is None else ms_or_none(occupancy.connecting_part_ns(99)),
     }
-
-
-def _ms(duration_ns: float | None) -> float | None:
-    return None if duration_ns is None else ms_from_ns(duration_ns)

@@ -21,7 +21,7 @@ from benchctl.analysis.metrics.request_timing import (
 )
 from benchctl.analysis.metrics.table import LATENCIES, METRICS, Direction, Metric
 from benchctl.analysis.metrics.timestamp_quality import client_metrics
-from benchctl.analysis.metrics.unknown import quotient, total
+from benchctl.analysis.metrics.unknown import ms_or_none, quotient, total
 from benchctl.profile.workload import Arrival
 from benchctl.records.columns.step_columns import Integers, StepColumns, exact_sum
 from benchctl.records.loaded import LoadedRun
@@ -130,7 +130,7 @@ def _latency_metrics(completed: Sequence[RequestRecord], factor: float) -> dict[
         mean = ms_from_ns(_mean(durations) * factor) if durations else None
         metrics[f"{latency}_ms"] = mean
         for percent, value in percentiles(durations, len(completed)).items():
-            metrics[f"p{percent}_{latency}_ms"] = _ms(value, factor)
+            metrics[f"p{percent}_{latency}_ms"] = ms_or_none(value, factor)
     return metrics
 
 
@@ -155,8 +155,8 @@ def _step_metrics(steps: StepColumns) -> dict[str, float | None]:
     return {
         "num_steps": len(steps) or None,
         "step_ms": _mean_ms(steps.dur_ns),
-        "p50_step_ms": _ms(tails[50]),
-        "p95_step_ms": _ms(tails[95]),
+        "p50_step_ms": ms_or_none(tails[50]),
+        "p95_step_ms": ms_or_none(tails[95]),
         "prefill_step_ms": _mean_ms(steps.dur_ns[steps.in_phase("prefill")]),
         "decode_step_ms": _mean_ms(steps.dur_ns[is_decode]),
         "mixed_step_ms": _mean_ms(steps.dur_ns[steps.in_phase("mixed")]),
@@ -170,10 +170,6 @@ def _step_metrics(steps: StepColumns) -> dict[str, float | None]:
         "preemptions": steps.total("preempted"),
         "peak_kv_blocks": int(blocks.max()) if len(blocks) else None,
     }
-
-
-def _ms(duration_ns: float | None, factor: float = 1.0) -> float | None:
-    return None if duration_ns is None else ms_from_ns(duration_ns * factor)
 
 
 def _mean_ms(durations_ns: Integers) -> float | None:

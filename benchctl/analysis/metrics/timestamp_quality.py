@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Final
 from benchctl.analysis.metrics.arrival_errors import by_worker
 from benchctl.analysis.metrics.percentile import percentiles
 from benchctl.analysis.metrics.request_timing import concatenated, num_zeros, pooled_itls_ns, send_lag_ns
-from benchctl.analysis.metrics.unknown import known_values, quotient
+from benchctl.analysis.metrics.unknown import known_values, ms_or_none, quotient
 from benchctl.records.request import RequestRecord
 from benchctl.records.samples import ClientSample
-from benchctl.units import NS_PER_S, ms_from_ns
+from benchctl.units import NS_PER_S
 
 if TYPE_CHECKING:
     from array import array
@@ -29,13 +29,13 @@ def client_metrics(requests: Sequence[RequestRecord], samples: Sequence[ClientSa
     num_bounds = num_zeros(pooled_itls_ns(requests))
     cores = busy_cores(samples)
     return {
-        "p50_send_lag_ms": _ms(send[50]),
-        "p99_send_lag_ms": _ms(send[99]),
-        "max_send_lag_ms": _ms(max(lags, default=None)),
+        "p50_send_lag_ms": ms_or_none(send[50]),
+        "p99_send_lag_ms": ms_or_none(send[99]),
+        "max_send_lag_ms": ms_or_none(max(lags, default=None)),
         "kernel_stamp_frac": quotient(len(late), sum(chunks)),
         "coalesced_chunk_frac": quotient(num_bounds, sum(chunks)),
-        "p99_read_delay_ms": _ms(percentiles(late, len(late), (99,))[99]),
-        "max_loop_lag_ms": _ms(max((sample.loop_lag_ns for sample in samples), default=None)),
+        "p99_read_delay_ms": ms_or_none(percentiles(late, len(late), (99,))[99]),
+        "max_loop_lag_ms": ms_or_none(max((sample.loop_lag_ns for sample in samples), default=None)),
         "client_cpu_cores": sum(cores.values()) if cores else None,
     }
 
@@ -76,7 +76,3 @@ def num_clock_steps(samples: Iterable[ClientSample]) -> int:
     """Number of times that the wall clock was set during the load: the most that any process noticed."""
     num_offsets = [sum(sample.offset is not None for sample in own) for own in by_worker(samples).values()]
     return max(max(num_offsets, default=0) - 1, 0)  # the first is the difference at the start
-
-
-def _ms(duration_ns: float | None) -> float | None:
-    return None if duration_ns is None else ms_from_ns(duration_ns)

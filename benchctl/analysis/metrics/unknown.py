@@ -4,6 +4,8 @@ from collections.abc import Iterable, Sequence
 from statistics import fmean
 from typing import TypeVar
 
+from benchctl.units import ms_from_ns
+
 N = TypeVar("N", int, float)
 
 
@@ -22,6 +24,11 @@ def mean_of_known(values: Iterable[float | None]) -> float | None:
     """The mean of the values that are known."""
     parts = known_values(values)
     return fmean(parts) if parts else None
+
+
+def ms_or_none(duration_ns: float | None, factor: float = 1.0) -> float | None:
+    """A duration in ms, multiplied by ``factor``; unknown if it is unknown."""
+    return None if duration_ns is None else ms_from_ns(duration_ns * factor)
 
 
 def quotient(numerator: float | None, denominator: float | None) -> float | None:

@@ -1,8 +1,8 @@
 """Intervals of a log-ratio: Student's t, and the bootstrap over blocks.
 
-``robust`` has the interval of blocks with outliers, ``rank_sum`` that of unpaired sides. Each kind stores the few
-numbers from which its bounds follow, so that an interval at any other confidence, which a correction for several
-tests needs, comes from the same evidence.
+``outlier_mixture`` has the interval of blocks with outliers, ``rank_sum`` that of unpaired sides. Each kind stores
+the few numbers from which its bounds follow, so that an interval at any other confidence, which a correction for
+several tests needs, comes from the same evidence.
 """
 
 import math

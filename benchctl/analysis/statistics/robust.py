@@ -10,31 +10,26 @@ distribution; with the usual flat prior of mu, beta and log sigma the choice has
 and the distribution of mu is the mixture of these t distributions. There is no trimming and no threshold: a block
 that is a little off counts a little less, one that is far off hardly at all, and without outliers the result is
 nearly the mean. The centre is a weighted mean of the blocks (``block_weights``), so that parts that add up in each
-block add up in the centre.
+block add up in the centre. ``outlier_mixture.py`` has its interval.
 
 Rank tests, a trimmed mean and the mean serve worse: where a machine makes one run in ten slow, three in ten
 experiments of eight blocks contain two such blocks. A signed-rank or sign-flip interval at 95 % fails with one
 outlier of eight, and a trimmed mean discards the same share whether or not there are outliers.
 ``benchmarks/verdict/verdict_truth.py --sections power`` prints what each law of noise leaves of the power of this
 and of the mean.
-
-An interval of 1 - alpha holds the share 1 - c of the mixture, c = alpha * (r + (1 - r) * alpha^(1/4)): a Bayesian
-interval is exact on the average over the model, and for normal noise without any outlier a little too narrow. r is
-chosen, by simulation, such that with normal noise intervals of 95 to 99.5 % miss in at most 1.05 times what they
-say (``benchmarks/verdict/robust_calibration.py`` prints the table).
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import stdtr, stdtrit
+from scipy.special import stdtr
 
-from benchctl.analysis.statistics.intervals import Interval
+from benchctl.analysis.statistics.outlier_mixture import OutlierMixture, calibration_of
 
 Floats = NDArray[np.float64]
 
@@ -43,24 +38,8 @@ OUTLIER_SCALE: Final = 16.0
 MAX_SUSPECTS: Final = 10
 """Most blocks that may be outliers, those farthest from the others: at most 2^10 choices are weighed."""
 _LOST_WEIGHT: Final = 1 - 1 / OUTLIER_SCALE**2
-_NO_SCATTER: Final = 1e-100
-"""Below it, all blocks are equal."""
 _NEGLIGIBLE: Final = 1e-5
 """Share of the mixture that is ignored, that of the least likely choices."""
-
-CALIBRATION: Final[dict[int, tuple[float, float]]] = {
-    6: (0.20, 0.22),
-    7: (0.33, 0.20),
-    8: (0.20, 0.15),
-    9: (0.34, 0.25),
-    10: (0.19, 0.12),
-    12: (0.33, 0.17),
-    15: (0.29, 0.29),
-    20: (0.52, 0.46),
-    30: (0.63, 0.59),
-    50: (0.63, 0.54),
-}
-"""r by number of blocks, for a position effect that is known (q = 0) or estimated from these blocks (q = 1)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,63 +188,6 @@ def _choices(num_suspects: int, most: int) -> NDArray[np.bool_]:
     return np.array(rows)
 
 
-def calibration_of(num_blocks: int, own_share: float) -> float:
-    """r for a number of blocks, by linear interpolation in the table."""
-    numbers = list(CALIBRATION)
-    pooled, own = (float(np.interp(num_blocks, numbers, [CALIBRATION[n][q] for n in numbers])) for q in (0, 1))
-    return pooled + own_share * (own - pooled)
-
-
-def credibility_of(alpha: float, calibration: float) -> float:
-    """c: the share of the mixture that an interval of 1 - ``alpha`` leaves out."""
-    return alpha * (calibration + (1 - calibration) * math.sqrt(math.sqrt(alpha)))
-
-
-def alpha_of(credibility: float, calibration: float) -> float:
-    """The alpha whose interval leaves out that share: the inverse of ``credibility_of``, by Newton's method."""
-    root = 1.0
-    for _ in range(200):
-        excess = calibration * root**4 + (1 - calibration) * root**5 - credibility
-        step = excess / (4 * calibration * root**3 + 5 * (1 - calibration) * root**4)
-        root -= step
-        if step <= 1e-13 * root:
-            break
-    return root**4
-
-
-@dataclass(frozen=True, slots=True)
-class OutlierMixture:
-    """The mixture of one data set, as an uncertainty, with the choices of outliers that matter, likeliest first."""
-
-    centres: tuple[float, ...]
-    scales: tuple[float, ...]
-    shares: tuple[float, ...]
-    degrees_of_freedom: float
-    calibration: float
-
-    @property
-    def standard_error(self) -> float:
-        """Standard error of a t interval as wide as the 95 % interval of the mixture; for planning only."""
-        low, high = self.interval(0.95)
-        return (high - low) / 2 / float(stdtrit(self.degrees_of_freedom, 0.975))
-
-    def interval(self, confidence: float) -> Interval:
-        return _interval(self, confidence)
-
-    def p_value(self) -> float:
-        """The least alpha at which the interval excludes 0."""
-        below = self.below(0.0)
-        return alpha_of(2 * min(below, 1 - below), self.calibration)
-
-    def shift_by(self, offset: float) -> "OutlierMixture":
-        return replace(self, centres=tuple(centre + offset for centre in self.centres))
-
-    def below(self, value: float) -> float:
-        """The share of the mixture below a value."""
-        t = (value - np.asarray(self.centres)) / np.asarray(self.scales)
-        return float(np.asarray(self.shares) @ stdtr(self.degrees_of_freedom, t))
-
-
 def estimate_mixture(
     differences: Floats, covariate: PositionCovariate | None, evidence: Floats | None = None
 ) -> tuple[OutlierMixture, Floats, float | None]:
@@ -288,31 +210,3 @@ def estimate_mixture(
     )
     slope = None if whole.slopes is None else float(shares @ whole.slopes[0])
     return mixture, whole.block_weights[0], slope
-
-
-@lru_cache(maxsize=8192)
-def _interval(mixture: OutlierMixture, confidence: float) -> Interval:
-    """The quantiles at both tails, by Newton's method on log(tail / wanted tail) inside a shrinking bracket."""
-    if mixture.scales[0] < _NO_SCATTER:
-        return mixture.centres[0], mixture.centres[0]
-    df, tail = mixture.degrees_of_freedom, credibility_of(1 - confidence, mixture.calibration) / 2
-    centres, scales, shares = (np.asarray(v) for v in (mixture.centres, mixture.scales, mixture.shares))
-    reaches = -stdtrit(df, tail) * scales
-    sides = np.array([[1.0], [-1.0]])  # the lower end, and the upper one mirrored
-    mirrored = sides * centres
-    outside, inside = np.min(mirrored - reaches, axis=1), np.max(mirrored - reaches, axis=1)
-    ends = mirrored[:, 0] - reaches[0]
-    density_at_0 = math.exp(math.lgamma((df + 1) / 2) - math.lgamma(df / 2)) / math.sqrt(df * math.pi)
-    for _ in range(60):
-        t = (ends[:, None] - mirrored) / scales
-        tails = stdtr(df, t) @ shares
-        densities = (density_at_0 * (1 + t**2 / df) ** (-(df + 1) / 2) / scales) @ shares
-        outside, inside = np.where(tails < tail, ends, outside), np.where(tails < tail, inside, ends)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            new = ends - tails * np.log(tails / tail) / densities
-        new = np.where((new >= outside) & (new <= inside), new, (outside + inside) / 2)
-        has_settled = np.all(np.abs(new - ends) <= 1e-9 * scales[0])
-        ends = new
-        if has_settled:
-            break
-    return float(ends[0]), -float(ends[1])

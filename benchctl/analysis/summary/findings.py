@@ -114,7 +114,7 @@ def _factor_effect(rows: Sequence[SweepRow]) -> Finding | None:
     if len(blocks) < 2:
         return None
     values = [float(row.cell[factor]) for row in rows]  # type: ignore[arg-type]  # _numeric_factor says so
-    slopes = [_slope(values, [_log_wall(row, block) for row in rows]) for block in sorted(blocks)]
+    slopes = [float(np.polyfit(values, [_log_wall(row, block) for row in rows], 1)[0]) for block in sorted(blocks)]
     slope = estimate_paired(slopes, estimator="mean")
     if slope.log_interval is None:
         return None
@@ -146,10 +146,6 @@ def _numeric_factor(rows: Sequence[SweepRow]) -> str | None:
         return None
     are_numbers = all(type(row.cell[varied[0]]) in {int, float} for row in rows)
     return varied[0] if are_numbers else None
-
-
-def _slope(x: Sequence[float], y: Sequence[float]) -> float:
-    return float(np.polyfit(x, y, 1)[0])
 
 
 def _log_wall(row: SweepRow, block: int) -> float:

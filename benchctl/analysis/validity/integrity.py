@@ -1,6 +1,6 @@
 """Alterations and copies of result files since they were measured, as warnings and as a refusal."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -31,7 +31,12 @@ def require_intact(
     paths = [a.path] if a.path.resolve() == b.path.resolve() else [a.path, b.path]
     verifications = [(path, verify_directory(path)) for path in paths if (path / "manifest.json").is_file()]
     shared = _shared_runs(verifications)
-    refused = [line for path, verified in verifications for line in _lines(path, verified)] + shared
+    refused = [
+        f"{path}/{alteration}"
+        for path, verified in verifications
+        for alteration in verified.alterations
+        if alteration.decides
+    ] + shared
     if refused and not allow_altered:
         listed = "\n".join(f"  {line}" for line in refused)
         if differences:
@@ -43,10 +48,6 @@ def require_intact(
         )
     warnings = [warning for path, verified in verifications for warning in alteration_warnings(path, verified)]
     return (*warnings, *(ResultWarning(code="copied-run", message=line) for line in shared))
-
-
-def _lines(path: Path, verified: Verification) -> Iterable[str]:
-    return (f"{path}/{alteration}" for alteration in verified.alterations if alteration.decides)
 
 
 def _shared_runs(verifications: Sequence[tuple[Path, Verification]]) -> list[str]:
