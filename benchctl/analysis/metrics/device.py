@@ -48,6 +48,4 @@ def gpu_metrics(samples: Sequence[GpuSample], span: tuple[int, int] | None) -> d
 def host_metrics(samples: Sequence[HostSample], span: tuple[int, int] | None) -> dict[str, float | None]:
     """Mean busy cores of the server."""
     inside = [s for s in samples if span is not None and span[0] <= s.t_ns <= span[1]]
-    return {
-        "server_cpu_cores": mean_of_known([s.server_cpu_cores for s in inside]),
-    }
+    return {"server_cpu_cores": mean_of_known([s.server_cpu_cores for s in inside])}

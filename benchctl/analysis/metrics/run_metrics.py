@@ -13,12 +13,7 @@ import numpy as np
 from benchctl.analysis.metrics.device import gpu_metrics, host_metrics
 from benchctl.analysis.metrics.offered_load import load_metrics
 from benchctl.analysis.metrics.percentile import percentiles, percentiles_of_sorted, smallest_sample
-from benchctl.analysis.metrics.request_timing import (
-    is_completed,
-    latencies_ns,
-    load_span_ns,
-    measured,
-)
+from benchctl.analysis.metrics.request_timing import is_completed, latencies_ns, load_span_ns, measured
 from benchctl.analysis.metrics.table import LATENCIES, METRICS, Direction, Metric
 from benchctl.analysis.metrics.timestamp_quality import client_metrics
 from benchctl.analysis.metrics.unknown import ms_or_none, quotient, total
