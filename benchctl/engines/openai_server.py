@@ -116,6 +116,18 @@ def own_options(settings: VariantSettings, options_class: type[OptionsT]) -> Opt
     return settings.server
 
 
+def plain_body(request: PreparedRequest, settings: VariantSettings) -> dict[str, Any]:
+    """The fields of a request that such servers share, except prompt and length."""
+    return {
+        "model": settings.server.request_model or settings.model,
+        "n": request.n,
+        "seed": request.seed,
+        "ignore_eos": request.ignore_eos,
+        **settings.sampling.model_dump(),
+        "stream_options": {"include_usage": True},
+    }
+
+
 def streamed(
     request: PreparedRequest, body: Mapping[str, Any], headers: Mapping[str, str] | None = None
 ) -> RequestCall:

@@ -9,7 +9,6 @@ import ctypes
 import os
 import time
 from contextlib import suppress
-from types import TracebackType
 from typing import Final, Self
 
 from benchctl.units import NS_PER_S
@@ -45,9 +44,7 @@ class Alarm:
             self._loop.add_reader(self._file, self._ring)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         if self._file >= 0:
             self._loop.remove_reader(self._file)
             os.close(self._file)

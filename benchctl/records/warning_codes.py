@@ -57,12 +57,7 @@ def _reference_lines() -> Iterator[str]:
     yield "(`check-failed`); any other that fails is a warning of a comparison."
     yield from ("", "| check | holds when |", "|---|---|")
     yield from (f"| `{name}` | {meaning} |" for name, meaning in CHECKS.items())
-    yield from (
-        "",
-        "## Findings",
-        "",
-        "Conclusions that the numbers support, in the findings list of a report.",
-        "",
-    )
-    yield from ("| code | meaning |", "|---|---|")
+    yield from ("", "## Findings", "")
+    yield "Conclusions that the numbers support, in the findings list of a report."
+    yield from ("", "| code | meaning |", "|---|---|")
     yield from (f"| `{code}` | {meaning} |" for code, meaning in FINDINGS.items())

@@ -15,13 +15,15 @@ from benchctl.engines.llamacpp.options import LlamaCppOptions
 from benchctl.engines.vllm.options import VllmOptions
 from benchctl.load.priority import Priority
 from benchctl.measure.doctor.check import Check, obstacles
-from benchctl.measure.doctor.client import client_checks, own_core_check, priority_check
 from benchctl.measure.doctor.engines import NeededEngine, engine_checks
 from benchctl.measure.doctor.gpu import device_checks, gpu_checks
 from benchctl.measure.doctor.host import (
+    client_checks,
     clock_check,
     governor_check,
     open_files_check,
+    own_core_check,
+    priority_check,
     results_check,
     shared_memory_check,
 )

@@ -20,7 +20,7 @@ from benchctl.measure.telemetry.gpu import (
 )
 from benchctl.measure.telemetry.gpu_reading import throttle_reasons, visible_positions
 from benchctl.measure.telemetry.nvidia_smi import open_smi
-from benchctl.measure.telemetry.sampler import Sampler
+from benchctl.measure.telemetry.telemetry import Sampler
 from benchctl.records.jsonl import read_jsonl
 from benchctl.records.manifest import GpuInfo
 from benchctl.records.samples import GpuSample

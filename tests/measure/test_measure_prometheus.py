@@ -13,7 +13,7 @@ from benchctl.analysis.validity.reconcile import Check
 from benchctl.analysis.validity.server_counters import GENERATED_TOKENS
 from benchctl.engines.metrics_page import series_of
 from benchctl.measure.telemetry.prometheus import prometheus_samples
-from benchctl.measure.telemetry.sampler import Sampler
+from benchctl.measure.telemetry.telemetry import Sampler
 from benchctl.records.directory import ResultDirectory
 from benchctl.records.jsonl import read_jsonl
 from benchctl.records.loaded import load_results

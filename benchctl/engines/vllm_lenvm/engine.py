@@ -33,6 +33,7 @@ from benchctl.records.step import StepRecord
 
 PROCESSOR: Final = "benchctl_lenvm:LenvmLogitsProcessor"
 MAX_CANDIDATES: Final = 64
+_DESCRIPTION: Final = "value_model.json"
 _SIGNATURES: Final = (
     *profile_errors(
         "bad-value-model",
@@ -43,7 +44,7 @@ _SIGNATURES: Final = (
     *profile_errors(
         "bad-guidance", "the value model does not fit this server: the log says what to change", "GuidanceError"
     ),
-)
+)  # fmt: skip
 _OWN_SETTINGS: Final = (
     "value_model", "value_dtype", "value_load_format", "value_memory_bytes", "value_graphs", "value_stream",
     "fused", "lazy", "skip_noop", "stride", "guidance_clock",
@@ -66,8 +67,7 @@ class VllmLenvmEngine(VllmEngine):
 
     def check_requests(self, requests: Sequence[PreparedRequest], settings: VariantSettings) -> None:
         """Raises UnsupportedError for guidance that the server would refuse, and for lengths beyond its context."""
-        top_k = settings.sampling.top_k
-        is_greedy = settings.sampling.temperature == 0
+        top_k, is_greedy = settings.sampling.top_k, settings.sampling.temperature == 0
         if settings.guidance is not None and not is_greedy and not 1 <= top_k <= MAX_CANDIDATES:
             raise UnsupportedError(
                 f"engine {self.kind!r}, variant {settings.variant!r}: sampling.top_k is {top_k}, and every "
@@ -78,8 +78,7 @@ class VllmLenvmEngine(VllmEngine):
     def argv(self, settings: VariantSettings, site: LaunchSite) -> tuple[str, ...]:
         """The command line of the server, with our processor where it has a value model."""
         argv = super().argv(settings, site)
-        has_value_model = settings.server.guides_with is not None
-        return (*argv, "--logits-processors", PROCESSOR) if has_value_model else argv
+        return argv if settings.server.guides_with is None else (*argv, "--logits-processors", PROCESSOR)
 
     def env(self, settings: VariantSettings, site: LaunchSite) -> dict[str, str]:
         """vLLM's, the model runner, and the settings of the processor."""
@@ -89,7 +88,7 @@ class VllmLenvmEngine(VllmEngine):
             return own
         own["BENCHCTL_LENVM_MODEL"] = str(Path(options.value_model).expanduser().resolve())
         own["BENCHCTL_LENVM_SETTINGS"] = encode(_server_settings(options)).decode()
-        own["BENCHCTL_LENVM_DESCRIPTION"] = str(_description(site))
+        own["BENCHCTL_LENVM_DESCRIPTION"] = str(site.directory / _DESCRIPTION)
         if options.step_log:
             own["BENCHCTL_LENVM_STEP_LOG"] = str(guided_step_log(site.directory))
             own["BENCHCTL_LENVM_CLOCK"] = options.guidance_clock
@@ -139,14 +138,10 @@ def _server_settings(options: VllmLenvmOptions) -> dict[str, Any]:
     return server_settings
 
 
-def _description(site: LaunchSite) -> Path:
-    return site.directory / "value_model.json"
-
-
 def _described(site: LaunchSite) -> dict[str, Any]:
     """The description of the value model that the processor wrote; empty before a lazy one is loaded."""
     try:
-        return msgspec.json.decode(_description(site).read_bytes(), type=dict[str, Any])
+        return msgspec.json.decode((site.directory / _DESCRIPTION).read_bytes(), type=dict[str, Any])
     except (OSError, msgspec.DecodeError):
         return {}
 

@@ -228,8 +228,7 @@ def _linear(tensors: Mapping[str, Tensor], *names: str) -> _Linear:
     weights = [tensors[f"{name}.weight"] for name in names]
     biases = [tensors[f"{name}.bias"] for name in names if f"{name}.bias" in tensors]
     return _Linear(
-        weight=weights[0] if len(weights) == 1 else torch.cat(weights),
-        bias=torch.cat(biases) if biases else None,
+        weight=weights[0] if len(weights) == 1 else torch.cat(weights), bias=torch.cat(biases) if biases else None
     )
 
 

@@ -171,10 +171,8 @@ def _step_log(*, is_v2: bool) -> GuidedStepLog | None:
     if clock not in CLOCKS:
         raise GuidanceError(f"{CLOCK_VARIABLE} is {clock!r}; take one of {', '.join(CLOCKS)}")
     log = GuidedStepLog(Path(path), clock)
-    if is_v2:
-        log.watch_sampler(class_named(V2_SAMPLER), "__call__")
-    else:
-        log.watch_sampler(class_named("vllm.v1.sample.sampler.Sampler"), "forward")
+    sampler, method = (V2_SAMPLER, "__call__") if is_v2 else ("vllm.v1.sample.sampler.Sampler", "forward")
+    log.watch_sampler(class_named(sampler), method)
     return log
 
 

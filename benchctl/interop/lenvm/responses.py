@@ -85,20 +85,16 @@ def read_responses(lines: Iterable[bytes]) -> Responses:
         except (msgspec.MsgspecError, UnicodeDecodeError):
             is_cut = not line.endswith(b"\n")
             num_damaged += not is_cut
+    by_question: dict[int, list[_Row]] = {}
+    for row in rows:
+        by_question.setdefault(row.idx, []).append(row)
     return Responses(
-        answered=tuple(_answered(idx, of_question) for idx, of_question in sorted(_by_question(rows).items())),
+        answered=tuple(_answered(idx, of_question) for idx, of_question in sorted(by_question.items())),
         num_rows=len(rows),
         row_latencies_s=tuple(row.elapsed_s for row in rows if row.elapsed_s is not None),
         num_damaged=num_damaged,
         is_cut=is_cut,
     )
-
-
-def _by_question(rows: Iterable[_Row]) -> dict[int, list[_Row]]:
-    by_question: dict[int, list[_Row]] = {}
-    for row in rows:
-        by_question.setdefault(row.idx, []).append(row)
-    return by_question
 
 
 def _answered(idx: int, rows: Sequence[_Row]) -> Answered:

@@ -53,7 +53,8 @@ def directory_warnings(arms: Sequence[ArmData], models: Models) -> tuple[ResultW
         for code, message in _of_arm(arm, arms):
             notices.setdefault(code, []).append((arm.tag, message))
     if models.is_assumed:
-        notices["models-assumed"] = [("", _assumed(models))]
+        assumption = f"no file names the models: FLOPs are those of {models.base} and {models.value}"
+        notices["models-assumed"] = [("", f"{assumption}; name them with --model and --value-model")]
     return tuple(_warning(code, notices[code]) for code in sorted(notices, key=_ORDER.__getitem__))
 
 
@@ -147,8 +148,3 @@ def _averages(arm: ArmData) -> Iterator[_Notice]:
         worst_ms = max(window.rounding_ms for window in windows)
         between = f"the {len(windows)} windows between them, to within {worst_ms:.2g} ms"
         yield "averages-cumulative", f"{_AVERAGES}; timing_windows.jsonl has {between}, of the whole call alone"
-
-
-def _assumed(models: Models) -> str:
-    assumption = f"FLOPs are those of {models.base} and {models.value}"
-    return f"no file names the models: {assumption}; name them with --model and --value-model"

@@ -16,7 +16,6 @@ from benchctl.interop.readers.lenvm_timing import TimingRecord
 ALL: Final = ("V0", "V1", "V2", "V3", "V4")
 _ONLY_V4: Final = frozenset({"lvm_guided_rows", "lvm_n_candidates", "lvm_forward_rows", "lvm_gpu_guidance_path"})
 _ONLY_V4_SECTIONS: Final = frozenset({"preprocess_logits", "guided_override", "lvm_get_inproc"})
-_STRIDE: Final = "LENVM_STRIDE="
 
 
 def revisions_of(records: Iterable[TimingRecord], log_lines: Iterable[str] = ()) -> tuple[str, ...]:
@@ -30,7 +29,7 @@ def revisions_of(records: Iterable[TimingRecord], log_lines: Iterable[str] = ())
     lines = list(log_lines)
     if read_averages(lines):
         return ("V2",)
-    return ("V3",) if any(_STRIDE in line for line in lines) else ("V0", "V2")
+    return ("V3",) if any("LENVM_STRIDE=" in line for line in lines) else ("V0", "V2")
 
 
 def _of_record(record: TimingRecord) -> tuple[str, ...]:

@@ -110,19 +110,14 @@ def read_timing(lines: Iterable[bytes]) -> TimingLog:
         if record is None:
             is_cut = not line.endswith(b"\n")
             num_damaged += not is_cut
-            record = _after_half_a_line(line)
+            start = line.rfind(_RECORD_START)  # a new server's record may follow half a line of the previous one
+            record = record_from(line[start:]) if start > 0 else None
         if record is None:
             continue
         if not lives or record.step <= lives[-1][-1].step:
             lives.append([])
         lives[-1].append(record)
     return TimingLog(lives=tuple(map(tuple, lives)), num_damaged=num_damaged, is_cut=is_cut)
-
-
-def _after_half_a_line(line: bytes) -> TimingRecord | None:
-    """The record that a new server wrote after the half line of the previous one."""
-    start = line.rfind(_RECORD_START)
-    return record_from(line[start:]) if start > 0 else None
 
 
 def last_lives(log: TimingLog, output_tokens: int | None) -> Sequence[tuple[TimingRecord, ...]]:

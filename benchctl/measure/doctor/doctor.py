@@ -10,6 +10,7 @@ import platform
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -22,6 +23,7 @@ from benchctl.measure.provenance import git_state
 from benchctl.workload.datasets.dataset import dataset_files
 from benchctl.workload.datasets.files import data_directory, file_state
 
+_check = partial(Check, topic="software")
 _SHORT_SHA: Final = 12
 _FOR_MODELS: Final = ("tokenizers", "gguf")
 """Packages of the extra ``models``."""
@@ -53,40 +55,25 @@ def _software() -> tuple[Check, ...]:
     python = platform.python_version()
     git = git_state()
     commit = None if git is None else git.sha[:_SHORT_SHA] + (" with changes" if git.is_dirty else "")
+    absent = [name for name in _FOR_MODELS if not any(importlib.metadata.distributions(name=name))]
     return (
-        Check(
-            topic="software",
+        _check(
             name="python",
             finding=f"{python} ({sys.executable})",
             facts={"version": python, "executable": sys.executable},
         ),
-        Check(
-            topic="software",
+        _check(
             name="benchctl",
             finding=__version__ + (f", commit {commit}" if commit else ""),
             facts={"version": __version__, "commit": commit},
         ),
-        _models_extra(),
+        _check(
+            name="models",
+            finding=f"'benchctl models make-tiny' needs {' and '.join(absent) or 'no other package'}",
+            remedy="pip install 'benchctl[models]', or '.[models]' in a checkout" if absent else None,
+            is_missing=bool(absent),
+        ),
     )
-
-
-def _models_extra() -> Check:
-    absent = tuple(name for name in _FOR_MODELS if not _is_installed(name))
-    return Check(
-        topic="software",
-        name="models",
-        finding=f"'benchctl models make-tiny' needs {' and '.join(absent) or 'no other package'}",
-        remedy="pip install 'benchctl[models]', or '.[models]' in a checkout" if absent else None,
-        is_missing=bool(absent),
-    )
-
-
-def _is_installed(distribution: str) -> bool:
-    try:
-        importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
 
 
 def _data_set(name: str, directory: Path) -> Check:

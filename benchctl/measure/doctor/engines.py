@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
 
 from benchctl.engines.engine import Installation, engine_for
 from benchctl.errors import EngineUnavailableError
@@ -12,7 +11,7 @@ from benchctl.measure.doctor.check import Check
 from benchctl.profile.engine_options import ServerOptions
 from benchctl.profile.engine_table import EngineSpec, engine_specs
 
-_TOPIC: Final = "engine"
+_check = partial(Check, topic="engine")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,16 +26,16 @@ def engine_checks(needed: Sequence[NeededEngine], *, has_gpu: bool) -> tuple[Che
     """Check the simulator, which is always available, and each engine that can be installed."""
     options = {engine.kind: engine.options for engine in needed}
     checks = [
-        partial(_check, spec, options.get(spec.kind), is_needed=spec.kind in options, has_gpu=has_gpu)
+        partial(_check_engine, spec, options.get(spec.kind), is_needed=spec.kind in options, has_gpu=has_gpu)
         for spec in engine_specs()
         if spec.installed_by is not None and (spec.kind in options or not spec.is_optional_check)
     ]
     with ThreadPoolExecutor(max_workers=len(checks)) as workers:
         results = tuple(workers.map(lambda check: check(), checks))
-    return (Check(topic=_TOPIC, name="sim", finding="the simulator is part of benchctl", is_needed=True), *results)
+    return (_check(name="sim", finding="the simulator is part of benchctl", is_needed=True), *results)
 
 
-def _check(spec: EngineSpec, options: ServerOptions | None, *, is_needed: bool, has_gpu: bool) -> Check:
+def _check_engine(spec: EngineSpec, options: ServerOptions | None, *, is_needed: bool, has_gpu: bool) -> Check:
     try:
         installation = engine_for(spec.kind).installation(options)
     except EngineUnavailableError as error:
@@ -46,9 +45,7 @@ def _check(spec: EngineSpec, options: ServerOptions | None, *, is_needed: bool, 
     if installation is None:
         where = ", on a machine with an NVIDIA GPU" if spec.needs_gpu and not has_gpu else ""
         remedy = f"{spec.installed_by}{where}"
-        return Check(
-            topic=_TOPIC, name=spec.kind, finding=finding, remedy=remedy, is_missing=True, is_needed=is_needed
-        )
+        return _check(name=spec.kind, finding=finding, remedy=remedy, is_missing=True, is_needed=is_needed)
     if not installation.is_python:
         return _program_check(spec, installation, is_needed=is_needed)
     return _python_check(spec, installation, is_needed=is_needed, has_gpu=has_gpu)
@@ -63,8 +60,7 @@ def _python_check(spec: EngineSpec, installation: Installation, *, is_needed: bo
     elif has_gpu and torch is not None and torch.endswith("+cpu"):
         finding += "; it computes on the CPU although a GPU is available"
         remedy = f"BENCHCTL_ENGINES_DEVICE=cuda {spec.installed_by}"
-    return Check(
-        topic=_TOPIC,
+    return _check(
         name=spec.kind,
         finding=finding,
         remedy=remedy,
@@ -76,8 +72,7 @@ def _python_check(spec: EngineSpec, installation: Installation, *, is_needed: bo
 
 def _program_check(spec: EngineSpec, installation: Installation, *, is_needed: bool) -> Check:
     version, program = installation.version, str(installation.program)
-    return Check(
-        topic=_TOPIC,
+    return _check(
         name=spec.kind,
         finding=f"{version or 'of unknown version'} ({program})",
         remedy=None if version else f"'{program} --version' fails; run {spec.installed_by}",

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, Final
 
 import pynvml
@@ -12,7 +13,7 @@ from benchctl.measure.telemetry.nvidia_smi import open_smi
 from benchctl.measure.telemetry.nvml import GpuState, gpu_states
 from benchctl.units import GIB, HZ_PER_MHZ, MIB
 
-_TOPIC: Final = "gpu"
+_check = partial(Check, topic="gpu")
 _IDLE_BYTES: Final = GIB
 """Memory that the driver and a display may hold of an idle device."""
 _SLOWING: Final = frozenset(
@@ -26,8 +27,7 @@ def gpu_checks(*, is_needed: bool, nvml: Any = pynvml) -> tuple[Check, ...]:
     visible = os.environ.get(_VISIBLE)
     states = gpu_states(nvml, visible)
     if states:
-        driver = Check(
-            topic=_TOPIC,
+        driver = _check(
             name="nvml",
             finding=f"driver {states[0].driver or 'of unknown version'}, {len(states)} visible",
             facts={"driver": states[0].driver, "num_visible": len(states)},
@@ -48,13 +48,12 @@ def _absent(states: tuple[GpuState, ...] | None, visible: str | None, *, is_need
     else:
         detail = "the driver answers but lists no device"
         remedy = "check 'nvidia-smi -L' and 'dmesg'; start a container with --gpus all"
-    return Check(topic=_TOPIC, name="device", finding=detail, remedy=remedy, is_missing=True, is_needed=is_needed)
+    return _check(name="device", finding=detail, remedy=remedy, is_missing=True, is_needed=is_needed)
 
 
 def _without_nvml(devices: Any) -> Iterator[Check]:
     for device in devices:
-        yield Check(
-            topic=_TOPIC,
+        yield _check(
             name=f"{device.index} device",
             finding=f"{device.name}, visible to nvidia-smi only: its use and settings are not checked",
             remedy="put libnvidia-ml.so.1, which comes with the driver, on the path of the loader",
@@ -81,8 +80,7 @@ def _memory(state: GpuState) -> Check:
     if state.processes:
         detail += "; in use by " + ", ".join(process_text(pid) for pid in state.processes)
         remedy = "end these processes: they take time and memory from the measured server"
-    return Check(
-        topic=_TOPIC,
+    return _check(
         name=f"{state.index} device",
         finding=detail,
         remedy=remedy,
@@ -103,8 +101,7 @@ def _clocks(state: GpuState) -> Check:
     slowing = sorted(_SLOWING.intersection(state.throttle_reasons or ()))
     if slowing:
         detail += f", held down by {', '.join(slowing)}"
-    return Check(
-        topic=_TOPIC,
+    return _check(
         name=f"{state.index} clocks",
         finding=detail,
         remedy="let it cool down, or raise its power limit, before measuring" if slowing else None,
@@ -127,8 +124,7 @@ def _power(state: GpuState) -> Check:
         detail += f", persistence {'on' if state.is_persistent else 'off'}"
     if state.is_persistent is False:
         remedies.append(f"sudo nvidia-smi -i {state.index} -pm 1")
-    return Check(
-        topic=_TOPIC,
+    return _check(
         name=f"{state.index} power",
         finding=detail,
         remedy="; ".join(remedies) or None,

@@ -1,22 +1,27 @@
-"""Checks of the machine itself: free cores, a steady clock, disk space, memory, ports."""
+"""Checks of the machine itself: cores, the client's priority, a steady clock, disk space, memory, ports."""
 
 import os
 import resource
 import shutil
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from timeit import timeit
 from typing import Final
 
 import psutil
 
 from benchctl.errors import RunError
+from benchctl.load.priority import Priority, load_priority
 from benchctl.measure.doctor.check import Check
-from benchctl.measure.doctor.client import client_checks
 from benchctl.measure.provenance import host_info
+from benchctl.measure.server.cores import CoreSplit, core_ranges, split_cores
 from benchctl.measure.server.port import choose_port
 from benchctl.units import GIB, MIB, NS_PER_S
 
-_TOPIC: Final = "machine"
+_check = partial(Check, topic="machine")
 _SYSTEM: Final = Path("/sys/devices/system")
 _SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - only its size is read; no file is created
 _FEW_CORES: Final = 4
@@ -31,6 +36,9 @@ _LEAST_FREE_BYTES: Final = GIB
 _LEAST_SHARED_BYTES: Final = 512 * MIB
 """Containers begin with 64 MiB; engines of several processes pass tensors through shared memory."""
 _LEAST_OPEN_FILES: Final = 4_096
+_TO_GET_PRIORITY: Final = (
+    "sudo prlimit --pid $$ --rtprio=1 in this shell; docker run --cap-add SYS_NICE; more: docs/engines.md, Priority"
+)
 
 
 def host_checks(results: Path) -> tuple[Check, ...]:
@@ -56,14 +64,64 @@ def _cores() -> Check:
         detail += "; a server that computes on the CPU shares them with the load client"
         remedy = "prefer step metrics, which the server itself times, to those of the client"
     facts = {"num_cores": host.num_cores, "cpu_model": host.cpu_model}
-    return Check(topic=_TOPIC, name="processor", finding=detail, remedy=remedy, facts=facts)
+    return _check(name="processor", finding=detail, remedy=remedy, facts=facts)
+
+
+def client_checks(system: Path) -> tuple[Check, ...]:
+    """Try both in a temporary thread, and undo them; ``system`` is the kernel's directory of devices."""
+    with ThreadPoolExecutor(max_workers=1) as temporary_thread:
+        granted = temporary_thread.submit(_try_priority).result()
+        can_bind = temporary_thread.submit(_try_binding).result()
+    usable = frozenset(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ())
+    split = split_cores("auto") if can_bind else None
+    return (
+        priority_check(granted),
+        own_core_check(usable, _read(system / "cpu/isolated") or "", split, can_bind=can_bind),
+    )
+
+
+def priority_check(granted: Priority) -> Check:
+    """Check that the client can take precedence over a server that keeps all cores busy."""
+    is_refused = granted.level != "fifo" and "not permitted" in granted.reason
+    return _check(
+        name="priority",
+        finding=f"of the load client: {granted}",
+        remedy=_TO_GET_PRIORITY if is_refused else None,
+        facts={"level": granted.level, "reason": granted.reason},
+    )
+
+
+def own_core_check(usable: frozenset[int], isolated: str, split: CoreSplit | None, *, can_bind: bool) -> Check:
+    """Check that the client can have a core without a server, and report whether ``auto`` gives it one."""
+    detail = f"usable {core_ranges(usable) or 'unknown'}, isolated {isolated or 'none'}; "
+    if len(usable) < 2 or not can_bind:
+        detail += "none can be reserved for the client"
+    elif split is not None:
+        detail += f"client on {core_ranges(split.client)}, servers on the others (client_cores: auto)"
+    else:
+        detail += "none is reserved for the client by default (client_cores: 1 reserves one)"
+    facts = {"num_usable": len(usable), "isolated": isolated or None, "can_bind": can_bind}
+    return _check(name="own core", finding=detail, facts=facts)
+
+
+def _try_priority() -> Priority:
+    with load_priority("auto") as granted:
+        return granted
+
+
+def _try_binding() -> bool:
+    with suppress(AttributeError, OSError):
+        cores = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, {max(cores)})
+        os.sched_setaffinity(0, cores)
+        return True
+    return False
 
 
 def _load() -> Check:
     load = psutil.getloadavg()[0]
     is_busy = load > _BUSY_FRAC * (psutil.cpu_count() or 1)
-    return Check(
-        topic=_TOPIC,
+    return _check(
         name="load",
         finding=f"{load:.2f} processes ran or waited, on average over the last minute",
         remedy="end other work before measuring; 'top' lists it" if is_busy else None,
@@ -75,8 +133,7 @@ def governor_check(system: Path) -> Check:
     """Check that cores keep their clock; ``system`` is the kernel's directory of devices."""
     files = system.glob("cpu/cpu*/cpufreq/scaling_governor")
     governors = tuple(sorted({text for path in files if (text := _read(path)) is not None}))
-    return Check(
-        topic=_TOPIC,
+    return _check(
         name="governor",
         finding=", ".join(governors) or "unknown, as is usual for a virtual machine",
         remedy="sudo cpupower frequency-set -g performance" if set(governors) - {"performance"} else None,
@@ -88,14 +145,13 @@ def clock_check(system: Path) -> Check:
     """Check the source of the monotonic clock, its resolution and the time to read it."""
     source = _read(system / "clocksource/clocksource0/current_clocksource")
     resolution_ns = round(time.clock_getres(time.CLOCK_MONOTONIC) * NS_PER_S)
-    reading_ns = _reading_ns()
+    reading_ns = timeit(time.monotonic_ns, number=_NUM_READINGS) / _NUM_READINGS * NS_PER_S
     is_slow = max(reading_ns, resolution_ns) > _SLOW_NS or (source is not None and source not in _FAST_CLOCKS)
     detail = (
         f"CLOCK_MONOTONIC from {source or 'an unknown source'}, resolution {resolution_ns} ns, "
         f"{reading_ns:.0f} ns to read"
     )
-    return Check(
-        topic=_TOPIC,
+    return _check(
         name="clock",
         finding=detail,
         remedy="boot with clocksource=tsc if the processor's counter is steady" if is_slow else None,
@@ -103,17 +159,9 @@ def clock_check(system: Path) -> Check:
     )
 
 
-def _reading_ns() -> float:
-    began_ns = time.monotonic_ns()
-    for _ in range(_NUM_READINGS):
-        time.monotonic_ns()
-    return (time.monotonic_ns() - began_ns) / _NUM_READINGS
-
-
 def _memory() -> Check:
     memory = psutil.virtual_memory()
-    return Check(
-        topic=_TOPIC,
+    return _check(
         name="memory",
         finding=f"{memory.available / GIB:.1f} of {memory.total / GIB:.1f} GiB available",
         facts={"available_bytes": memory.available, "total_bytes": memory.total},
@@ -125,8 +173,7 @@ def results_check(results: Path) -> Check:
     path = results.absolute()
     existing = next(parent for parent in (path, *path.parents) if parent.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
-        return Check(
-            topic=_TOPIC,
+        return _check(
             name="results",
             finding=f"{existing} is not a directory that can be written to",
             remedy="name another one: --output-dir DIR, here and for 'benchctl run'",
@@ -135,8 +182,7 @@ def results_check(results: Path) -> Check:
             facts={"path": str(path)},
         )
     free_bytes = shutil.disk_usage(existing).free
-    return Check(
-        topic=_TOPIC,
+    return _check(
         name="results",
         finding=f"{free_bytes / GIB:.1f} GiB free for {path}",
         remedy="free space, or name another directory: --output-dir DIR"
@@ -150,8 +196,7 @@ def results_check(results: Path) -> Check:
 def shared_memory_check(directory: Path) -> Check:
     """Check the space for memory that the processes of an engine share."""
     if not directory.is_dir():
-        return Check(
-            topic=_TOPIC,
+        return _check(
             name="shared memory",
             finding=f"{directory} does not exist; engines of several processes need it",
             remedy=f"sudo mkdir {directory} && sudo mount -t tmpfs tmpfs {directory}",
@@ -159,8 +204,7 @@ def shared_memory_check(directory: Path) -> Check:
         )
     usage = shutil.disk_usage(directory)
     remedy = f"sudo mount -o remount,size=8G {directory}; start a container with --shm-size=8g"
-    return Check(
-        topic=_TOPIC,
+    return _check(
         name="shared memory",
         finding=f"{usage.free / GIB:.2f} of {usage.total / GIB:.2f} GiB free at {directory}",
         remedy=remedy if usage.free < _LEAST_SHARED_BYTES else None,
@@ -171,8 +215,7 @@ def shared_memory_check(directory: Path) -> Check:
 def open_files_check(limit: int) -> Check:
     """Check ``limit``, the soft limit of files that a process may have open."""
     is_unlimited = limit == resource.RLIM_INFINITY
-    return Check(
-        topic=_TOPIC,
+    return _check(
         name="open files",
         finding=f"{'no limit' if is_unlimited else f'{limit:,} at once'}; each request in flight takes one",
         remedy=None if is_unlimited or limit >= _LEAST_OPEN_FILES else "ulimit -n 65536",
@@ -184,15 +227,14 @@ def _ports() -> Check:
     try:
         port = choose_port(None)
     except RunError as error:
-        return Check(
-            topic=_TOPIC,
+        return _check(
             name="ports",
             finding=str(error),
             remedy="end servers that are not needed; 'ss -ltnp' lists them",
             is_missing=True,
             is_needed=True,
         )
-    return Check(topic=_TOPIC, name="ports", finding=f"free, for example {port}", facts={"free_port": port})
+    return _check(name="ports", finding=f"free, for example {port}", facts={"free_port": port})
 
 
 def _read(path: Path) -> str | None:

@@ -5,7 +5,6 @@ Its process, its log and its start are unknown. A run on it therefore has the wa
 
 import asyncio
 import time
-from types import TracebackType
 from typing import Final, Self
 
 import httpx
@@ -49,9 +48,7 @@ class AttachedServer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         """Leave it running."""
 
     async def wait_ready(self, client: httpx.AsyncClient) -> int:

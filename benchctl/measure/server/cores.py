@@ -56,7 +56,13 @@ def thread_on(cores: frozenset[int] | None) -> AbstractContextManager[None]:
 
 def process_on(cores: frozenset[int] | None) -> AbstractContextManager[None]:
     """Bind all threads of this process, and what they start meanwhile, to ``cores``; None changes nothing."""
-    return _bound(cores, _bind_threads)
+
+    def bind(cores: Iterable[int]) -> None:
+        for thread in _THREADS.iterdir():
+            with suppress(ProcessLookupError):  # it has ended since
+                os.sched_setaffinity(int(thread.name), cores)
+
+    return _bound(cores, bind)
 
 
 @contextmanager
@@ -70,12 +76,6 @@ def _bound(cores: frozenset[int] | None, bind: Callable[[Iterable[int]], None]) 
         yield
     finally:
         bind(before)
-
-
-def _bind_threads(cores: Iterable[int]) -> None:
-    for thread in _THREADS.iterdir():
-        with suppress(ProcessLookupError):  # it has ended since
-            os.sched_setaffinity(int(thread.name), cores)
 
 
 def core_ranges(cores: frozenset[int]) -> str:

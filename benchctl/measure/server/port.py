@@ -35,7 +35,12 @@ def choose_port(fixed: int | None, candidates: range = PORTS) -> int:
     """
     if fixed is not None:
         if not is_free(fixed):
-            raise PortTakenError(_taken_message(fixed))
+            holder = port_holder(fixed)
+            who = f"process {holder.pid} ({holder.name()})" if holder else "a process of another user"
+            raise PortTakenError(
+                f"port {fixed} of {HOST} is taken by {who}; end it, or choose another with --set "
+                "engine.options.port=…, or leave the port out of the profile to use a free one"
+            )
         return fixed
     first = os.getpid() * 7  # programs running side by side begin with different ports
     for offset in range(len(candidates)):
@@ -46,21 +51,9 @@ def choose_port(fixed: int | None, candidates: range = PORTS) -> int:
     raise RunError(message, cause="port-taken")
 
 
-def _taken_message(port: int) -> str:
-    holder = port_holder(port)
-    who = f"process {holder.pid} ({holder.name()})" if holder else "a process of another user"
-    return (
-        f"port {port} of {HOST} is taken by {who}; end it, or choose another with --set engine.options.port=…, "
-        "or leave the port out of the profile to use a free one"
-    )
-
-
 def port_holder(port: int) -> psutil.Process | None:
     """The process that listens on ``port``, if we may see it."""
-    for process in psutil.process_iter():
-        if is_listening(process, port):
-            return process
-    return None
+    return next((process for process in psutil.process_iter() if is_listening(process, port)), None)
 
 
 def is_listening(process: psutil.Process, port: int) -> bool:

@@ -69,17 +69,13 @@ def _die_with_parent_hook() -> Callable[[], None] | None:
 def tree(leader_pid: int) -> list[psutil.Process]:
     """Living processes of the tree: the session that ``leader_pid`` leads, and its descendants."""
     members: dict[int, psutil.Process] = {}
-    try:
+    with contextlib.suppress(psutil.NoSuchProcess):
         leader = psutil.Process(leader_pid)
         members = {process.pid: process for process in (leader, *leader.children(recursive=True))}
-    except psutil.NoSuchProcess:
-        pass
     for pid in psutil.pids():
         if pid not in members and _session_of(pid) == leader_pid:
-            try:
+            with contextlib.suppress(psutil.NoSuchProcess):
                 members[pid] = psutil.Process(pid)
-            except psutil.NoSuchProcess:
-                continue
     return [process for process in members.values() if is_alive(process)]
 
 
@@ -144,7 +140,13 @@ class ProcessTree:
             survivors = self._wait_gone(survivors, _KILL_WAIT_S)
         if self._leader.poll() is not None:
             _OURS.discard(self._leader.pid)
-        self._dismiss_guardian()
+        if self._guardian is not None:
+            self._guardian.kill()
+            self._guardian.wait()
+            _OURS.discard(self._guardian.pid)
+            if self._guardian.stdin is not None:
+                with contextlib.suppress(OSError):
+                    self._guardian.stdin.close()
         return survivors
 
     def _adopted(self) -> list[psutil.Process]:
@@ -174,27 +176,13 @@ class ProcessTree:
             self._leader.poll()  # reaps the leader, which would stay a zombie otherwise
             living = [member for member in members if is_alive(member)] or self.living()
             if not living or time.monotonic() >= deadline:
-                self._reap()
+                for process in self._seen:
+                    if process.pid != self._leader.pid:  # orphans reparented to us would stay zombies until we end
+                        with contextlib.suppress(ChildProcessError):
+                            os.waitpid(process.pid, os.WNOHANG)
                 return living
             members = living
             time.sleep(_POLL_S)
-
-    def _reap(self) -> None:
-        """Reap orphans that the kernel reparented to us; they would stay zombies until we end."""
-        for process in self._seen:
-            if process.pid != self._leader.pid:
-                with contextlib.suppress(ChildProcessError):
-                    os.waitpid(process.pid, os.WNOHANG)
-
-    def _dismiss_guardian(self) -> None:
-        if self._guardian is None:
-            return
-        self._guardian.kill()
-        self._guardian.wait()
-        _OURS.discard(self._guardian.pid)
-        if self._guardian.stdin is not None:
-            with contextlib.suppress(OSError):
-                self._guardian.stdin.close()
 
 
 def _guardian_of(leader_pid: int) -> Started | None:

@@ -11,11 +11,9 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Protocol, Self
 
 import httpx
-import psutil
 
 from benchctl.errors import ServerDiedError, ServerStartError
 from benchctl.load.transport.failures import underlying
@@ -91,9 +89,7 @@ class Server(Protocol):
 
     def __enter__(self) -> Self: ...
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    def __exit__(self, *_error: object) -> None: ...
 
     async def wait_ready(self, client: httpx.AsyncClient) -> int:
         """Wait until it is ready; returns that time. Raises ServerStartError when it will not be."""
@@ -138,9 +134,7 @@ class ServerProcess:
         self._log = ServerLog(launch.log)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.stop()
 
     @property
@@ -155,7 +149,14 @@ class ServerProcess:
         self._scan()
         grace_s = self._launch.timeouts.stop_s
         survivors = self._tree.stop(min(grace_s, _CRASH_STOP_S) if self._has_ended() else grace_s)
-        self.warnings = tuple(_survivor_warning(survivor) for survivor in survivors)
+        self.warnings = tuple(
+            ResultWarning(
+                code="server-survivor",
+                message=f"process {survivor.pid} of the server survives SIGKILL; "
+                "the next runs share the machine with it",
+            )
+            for survivor in survivors
+        )
         if left := self._segments.remove():
             message = f"shared memory of the server is still there: {', '.join(left)}"
             self.warnings += (ResultWarning(code="shared-memory-left", message=message),)
@@ -182,7 +183,13 @@ class ServerProcess:
                 raise self._explain(f"{self._ending()} before it was ready").start_error()
             if answer == "ready":
                 ready_ns = time.monotonic_ns()
-                self._check_port_owner()
+                if not belongs_to(self._launch.port, self._tree.living()):
+                    raise ServerStartError(
+                        f"port {self._launch.port} is answered by a process that is not the server just started; "
+                        "end it (it may be left over from an earlier run), or choose another port",
+                        cause="port-taken",
+                        log_tail=self.log_tail(),
+                    )
                 return ready_ns
             self._follow_log()
             if time.monotonic() >= deadline:
@@ -234,15 +241,6 @@ class ServerProcess:
             return f"failed with {type(underlying(error)).__name__}"
         return "ready" if response.status_code == httpx.codes.OK else f"answered {response.status_code}"
 
-    def _check_port_owner(self) -> None:
-        if not belongs_to(self._launch.port, self._tree.living()):
-            raise ServerStartError(
-                f"port {self._launch.port} is answered by a process that is not the server just started; "
-                "end it (it may be left over from an earlier run), or choose another port",
-                cause="port-taken",
-                log_tail=self.log_tail(),
-            )
-
     def _follow_log(self) -> None:
         """Pass on the last line of the log. Raises ServerStartError when it shows a final failure."""
         if line := self._log.last_line():
@@ -286,10 +284,3 @@ class ServerProcess:
             event = f"{event} ({cause})"
         message = f"{event}; {remedy or 'its log says why'}: {self._launch.log}"
         return ServerFailure(message, cause, self._log.tail(), diagnosis is not None and diagnosis.is_profile_error)
-
-
-def _survivor_warning(survivor: psutil.Process) -> ResultWarning:
-    return ResultWarning(
-        code="server-survivor",
-        message=f"process {survivor.pid} of the server survives SIGKILL; the next runs share the machine with it",
-    )

@@ -52,7 +52,8 @@ class Segments:
         left = self.left()
         if not left:
             return ()
-        in_use = _in_use()
+        pids = [int(entry.name) for entry in os.scandir(_PROC) if entry.name.isdigit()] if _PROC.is_dir() else []
+        in_use = {inode for pid in pids for inode in _used_by(pid)}
         return tuple(sorted(segment.path for segment in left if segment.inode in in_use or not _unlinked(segment)))
 
 
@@ -62,11 +63,6 @@ def _existing() -> Iterable[Segment]:
     except OSError:  # the system has none
         return ()
     return [Segment(entry.path, entry.inode()) for entry in entries]
-
-
-def _in_use() -> set[int]:
-    pids = [int(entry.name) for entry in os.scandir(_PROC) if entry.name.isdigit()] if _PROC.is_dir() else []
-    return {inode for pid in pids for inode in _used_by(pid)}
 
 
 def _used_by(pid: int) -> set[int]:

@@ -30,19 +30,15 @@ class GpuReader(Protocol):
 
     def inventory(self) -> tuple[GpuInfo, ...]:
         """The visible devices."""
-        ...
 
     def read(self) -> tuple[GpuSample, ...]:
         """One reading of each."""
-        ...
 
     def compute_processes(self) -> dict[int, tuple[int, ...]]:
         """Programs that compute on each device, by index; ids as the driver knows them, outside of containers."""
-        ...
 
     def samples(self, hz: float, stopped: Event) -> Iterator[GpuSample]:
         """Readings at ``hz`` until ``stopped`` is set."""
-        ...
 
 
 def process_text(pid: int) -> str:
