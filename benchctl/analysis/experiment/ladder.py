@@ -77,7 +77,10 @@ def _ladder(
     experiment: Experiment, profile: Profile, steps: Sequence[str], cell: Cell, confidence: float
 ) -> Ladder | None:
     by_label = {arm.label: arm for arm in experiment.arms}
-    labels = [arm_label(step, _own_cell(profile, step, cell)) for step in steps]
+    labels = [
+        arm_label(step, {} if step == profile.baseline else factors_of(profile.variants[step].swept, cell))
+        for step in steps
+    ]
     of_steps = [by_label[label] for label in labels if label in by_label]
     blocks = set.intersection(*(set(arm.runs) for arm in of_steps)) if len(of_steps) == len(labels) else set()
     if not blocks:
@@ -89,11 +92,6 @@ def _ladder(
     )
     whole = _price(experiment, ladder_arms, levels, (0, len(ladder_arms) - 1), confidence, what="all of it")
     return Ladder(label=labels[-1], num_blocks=len(blocks), prices=prices, whole=whole)
-
-
-def _own_cell(profile: Profile, step: str, cell: Cell) -> Cell:
-    """The part of a cell that a step of the ladder runs in."""
-    return {} if step == profile.baseline else factors_of(profile.variants[step].swept, cell)
 
 
 def _levels(experiment: Experiment, steps: Sequence[Arm], name: str, confidence: float) -> tuple[float | None, ...]:
@@ -124,17 +122,13 @@ def _price(
         before, after = (levels[name][end] for end in ends)
         ratio = _ratio_of(experiment, lower, upper, name, confidence)
         if before is not None and after is not None and ratio is not None:
-            differences[name] = _difference(before, after, ratio)
+            half, num_blocks = ratio.estimate.half_width, ratio.estimate.num_blocks
+            half_width = None if half is None else half * logarithmic_mean(before, after)
+            differences[name] = Difference(mean=after - before, num_blocks=num_blocks, half_width=half_width)
     settings = [experiment.settings(arm.runs[min(arm.runs)].record) for arm in (lower, upper)]
     return Price(
         what=what or describe_difference(*settings), lower=lower.label, upper=upper.label, differences=differences
     )
-
-
-def _difference(before: float, after: float, ratio: SideRatio) -> Difference:
-    half = ratio.estimate.half_width
-    half_width = None if half is None else half * logarithmic_mean(before, after)
-    return Difference(mean=after - before, num_blocks=ratio.estimate.num_blocks, half_width=half_width)
 
 
 def describe_difference(lower: VariantSettings | None, upper: VariantSettings | None) -> str:

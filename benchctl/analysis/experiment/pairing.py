@@ -87,10 +87,10 @@ def arms_of(experiment: Experiment) -> tuple[Arm, ...]:
 
 
 def match_cells(a: Experiment, a_side: Side, b: Experiment, b_side: Side) -> tuple[CellPair, ...]:
-    """Pairs of arms to compare.
+    """Pairs of arms to compare; a variant named on one side holds for both.
 
-    With a variant on both sides, each cell of B is paired with the same cell of A or, where A has only one, with
-    that one. With none, every arm is paired with its namesake. A variant named on one side holds for both.
+    With two variants, each cell of B is paired with the same cell of A, or with the only one that A has; with none,
+    every arm with its namesake.
     """
     a_variant, b_variant = a_side.variant or b_side.variant, b_side.variant or a_side.variant
     a_arms = _arms_of_variant(a, a_variant)

@@ -18,20 +18,19 @@ experiment ended early.
 """
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 
 from benchctl.analysis.experiment.experiment import Experiment
 from benchctl.analysis.experiment.paired_runs import PairedRuns
-from benchctl.analysis.experiment.pairing import CellPair, Side, match_cells
-from benchctl.analysis.statistics.block_ratio import MIN_PAIRED_BLOCKS
+from benchctl.analysis.experiment.pairing import Side, match_cells
+from benchctl.analysis.statistics.screening import MIN_PAIRED_BLOCKS
 from benchctl.records.manifest import HalfWidth, Look, Manifest, StoppingRecord
 
 
 def num_looks_of(a: Manifest, b: Manifest) -> int:
     """Number of looks at which two compared experiments could have ended; 1 where their blocks were fixed.
 
-    Of two experiments the numbers are multiplied, because each end of one may meet each end of the other; one and
-    the same (or its copy) counts once.
+    Of two experiments the numbers are multiplied, because each end of one may meet each end of the other.
     """
     manifests = (a,) if a == b else (a, b)
     return math.prod(len(m.stopping.look_blocks) for m in manifests if m.stopping is not None)
@@ -51,9 +50,13 @@ def take_look(
     are ignored; where none remain, the look is not precise.
     """
     so_far = experiment.first_blocks(num_blocks)
+    results, baseline = so_far.results, so_far.results.manifest.baseline
+    others = dict.fromkeys(run.variant for run in results.plan.runs if run.variant != baseline)
+    sides = [(Side(results.path, baseline), Side(results.path, other)) for other in others]
     widths = tuple(
         width
-        for pair in _pairs(so_far)
+        for a, b in sides
+        for pair in match_cells(so_far, a, so_far, b)
         if pair.b.label not in left_out
         for name in metrics
         if (width := _half_width(PairedRuns.of(pair, (so_far, so_far)), name, rule.confidence)) is not None
@@ -71,15 +74,6 @@ def _width(width: HalfWidth) -> float:
     return math.inf if width.half_width_frac is None else width.half_width_frac
 
 
-def _pairs(experiment: Experiment) -> Iterator[CellPair]:
-    """The baseline against every cell of every other variant."""
-    results = experiment.results
-    baseline = results.manifest.baseline
-    others = dict.fromkeys(run.variant for run in results.plan.runs if run.variant != baseline)
-    for other in others:
-        yield from match_cells(experiment, Side(results.path, baseline), experiment, Side(results.path, other))
-
-
 def _half_width(paired: PairedRuns, name: str, confidence: float) -> HalfWidth | None:
     """exp(half the interval of the logarithms) - 1; unknown below six blocks.
 
@@ -89,9 +83,7 @@ def _half_width(paired: PairedRuns, name: str, confidence: float) -> HalfWidth |
     if ratio is None and paired.pair.a_runs:
         return None
     num_blocks = 0 if ratio is None else ratio.estimate.num_blocks
-    half = None
-    if ratio is not None and num_blocks >= MIN_PAIRED_BLOCKS:
-        half = ratio.estimate.half_width
+    half = ratio.estimate.half_width if ratio is not None and num_blocks >= MIN_PAIRED_BLOCKS else None
     return HalfWidth(
         cell=paired.pair.b.label,
         metric=name,

@@ -11,9 +11,9 @@ from statistics import stdev
 
 from benchctl.analysis.experiment.experiment import Experiment
 from benchctl.analysis.experiment.paired_runs import PairedRuns
-from benchctl.analysis.experiment.pairing import CellPair, Side, match_cells
+from benchctl.analysis.experiment.pairing import Side, match_cells
 from benchctl.analysis.metrics.table import METRICS
-from benchctl.analysis.statistics.block_ratio import MIN_PAIRED_BLOCKS
+from benchctl.analysis.statistics.screening import MIN_PAIRED_BLOCKS
 from benchctl.errors import NotComparableError, UsageError
 from benchctl.profile.model import Profile
 from benchctl.profile.planning.plan import arms, variant_settings
@@ -29,8 +29,14 @@ def noise_of_experiment(experiment: Experiment) -> NoiseFloor:
     Raises NotComparableError where the variants are not all the same, UsageError below six usable blocks.
     """
     profile, results = experiment.profile, experiment.results
-    others = _repeats_of_baseline(profile, results)
-    pairs = [_pair(experiment, other) for other in others]
+    if not is_repeated_baseline(profile):
+        raise NotComparableError(
+            f"{results.path} is not an A/A experiment: its variants differ in servers or requests. "
+            "'benchctl run --profile aa' measures one"
+        )
+    baseline = Side(results.path, results.manifest.baseline)
+    others = [Side(results.path, name) for name in profile.variants if name != profile.baseline]
+    pairs = [match_cells(experiment, baseline, experiment, other)[0] for other in others]
     fewest = min(len(pair.blocks) for pair in pairs)
     if fewest < MIN_PAIRED_BLOCKS:
         raise UsageError(
@@ -84,21 +90,6 @@ def gpu_names(manifest: Manifest) -> tuple[str, ...]:
 
 def _settings(profile: Profile, variant: str) -> dict[str, object]:
     return variant_settings(profile, variant, {}).model_dump(exclude={"variant"})
-
-
-def _repeats_of_baseline(profile: Profile, results: LoadedResults) -> tuple[str, ...]:
-    if not is_repeated_baseline(profile):
-        raise NotComparableError(
-            f"{results.path} is not an A/A experiment: its variants differ in servers or requests. "
-            "'benchctl run --profile aa' measures one"
-        )
-    return tuple(name for name in profile.variants if name != profile.baseline)
-
-
-def _pair(experiment: Experiment, other: str) -> CellPair:
-    path = experiment.path
-    a, b = Side(path, experiment.results.manifest.baseline), Side(path, other)
-    return match_cells(experiment, a, experiment, b)[0]
 
 
 def _noise_of_pair(paired: PairedRuns) -> dict[str, MetricNoise]:

@@ -7,7 +7,7 @@ from benchctl.analysis.compare.metric_comparison import roles_of
 from benchctl.analysis.metrics.table import METRICS
 from benchctl.analysis.planning.noise_floor import is_repeated_baseline
 from benchctl.analysis.planning.stopping_rule import stopping_rule
-from benchctl.analysis.statistics.block_ratio import MIN_PAIRED_BLOCKS, Estimator
+from benchctl.analysis.statistics.block_ratio import Estimator
 from benchctl.analysis.statistics.margins import Margins, margins_of
 from benchctl.analysis.statistics.sample_size import (
     ASSUMED_LOG_SD,
@@ -15,6 +15,7 @@ from benchctl.analysis.statistics.sample_size import (
     blocks_to_detect,
     minimum_detectable_effect,
 )
+from benchctl.analysis.statistics.screening import MIN_PAIRED_BLOCKS
 from benchctl.formats import percentage
 from benchctl.profile.model import Profile
 from benchctl.profile.planning.plan import arms
@@ -112,7 +113,14 @@ def power_lines(power: ExperimentPower) -> tuple[str, ...]:
             names_by_effect.setdefault(effect, []).append(metric.name)
     effects = "; ".join(f"{effect} in {', '.join(names)}" for effect, names in names_by_effect.items())
     conditions = f"with {power.num_blocks} blocks, {tests} and {_scatter(power)}"
-    return (f"{conditions}, a change of {effects} is detected with a power of 80%", _needed_blocks(power))
+    worst = max(power.metrics, key=lambda m: MAX_BLOCKS_NEEDED + 1 if m.blocks_needed is None else m.blocks_needed)
+    number = f"more than {MAX_BLOCKS_NEEDED}" if worst.blocks_needed is None else f"about {worst.blocks_needed}"
+    margin = "noise floor" if worst.margins.is_noise_floor else "margin"
+    needed = (
+        f"to detect a change of twice the {margin} ({percentage(worst.margins.change_frac, 2)}) in {worst.name} "
+        f"with the same power takes {number} blocks"
+    )
+    return f"{conditions}, a change of {effects} is detected with a power of 80%", needed
 
 
 def _scatter(power: ExperimentPower) -> str:
@@ -125,13 +133,3 @@ def _scatter(power: ExperimentPower) -> str:
     unknown = ", ".join(m.name for m in power.metrics if m.is_assumed)
     assumed = f"; {percentage(ASSUMED_LOG_SD, 2)} assumed for {unknown}" if unknown else ""
     return f"a scatter of {reach}% between blocks (A/A of {power.noise.measured_at[:10]} on this machine{assumed})"
-
-
-def _needed_blocks(power: ExperimentPower) -> str:
-    worst = max(power.metrics, key=lambda m: MAX_BLOCKS_NEEDED + 1 if m.blocks_needed is None else m.blocks_needed)
-    number = f"more than {MAX_BLOCKS_NEEDED}" if worst.blocks_needed is None else f"about {worst.blocks_needed}"
-    margin = "noise floor" if worst.margins.is_noise_floor else "margin"
-    return (
-        f"to detect a change of twice the {margin} ({percentage(worst.margins.change_frac, 2)}) in {worst.name} "
-        f"with the same power takes {number} blocks"
-    )

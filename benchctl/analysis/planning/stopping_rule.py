@@ -1,7 +1,6 @@
-"""The looks of a rule for ending early, planned before the first run; ``experiment/stopping.py`` argues its
-fairness.
+"""The looks of a rule for ending early, planned before the first run. ``experiment/stopping.py`` has its fairness.
 
-This module starts with every run, so it imports neither numpy nor scipy.
+Every run imports this module, so it imports neither numpy nor scipy.
 """
 
 import math

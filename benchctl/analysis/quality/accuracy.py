@@ -80,7 +80,19 @@ def compare_quality(
     if a is None or b is None:
         return None
     differences = tuple(b.share(question) - a.share(question) for question in a.correct)
-    low, high = (100 * bound for bound in _interval(a, b, differences, confidence))
+    is_single = a.num_answers == b.num_answers == len(a.correct)
+    if is_single:
+        pairs = Counter((a.share(question) == 1, b.share(question) == 1) for question in a.correct)
+        both, only_a = pairs[True, True], pairs[True, False]
+        interval = newcombe_interval(both, only_a, pairs[False, True], pairs[False, False], confidence)
+    else:
+        interval = bootstrap_interval(differences, confidence)
+    notes = []
+    if a.num_truncated * b.num_answers != b.num_truncated * a.num_answers:
+        notes.append("answers cut off at the token limit are judged by their text, and one side has more of them")
+    if a.num_answers != b.num_answers:
+        notes.append("the sides asked each question a different number of times, which makes the test approximate")
+    low, high = (100 * bound for bound in interval)
     difference = 100 * float(sum(differences) / len(differences))
     low, high = min(low, difference), max(high, difference)
     return QualityComparison(
@@ -95,7 +107,7 @@ def compare_quality(
         ci_high=high,
         confidence=confidence,
         p_value=sign_flip_p(differences),
-        method=MCNEMAR if _is_single(a, b) else SIGN_FLIP,
+        method=MCNEMAR if is_single else SIGN_FLIP,
         only_a=sum(value < 0 for value in differences),
         only_b=sum(value > 0 for value in differences),
         minimum_detectable_points=100 * minimum_detectable_difference(differences, confidence),
@@ -106,7 +118,7 @@ def compare_quality(
         b_truncated=b.num_truncated,
         a_failed=a.num_failed,
         b_failed=b.num_failed,
-        note=_note(a, b),
+        note="; ".join(notes) or None,
     )
 
 
@@ -125,27 +137,5 @@ def sample_sizes(num_samples: int) -> tuple[int, ...]:
     return (*(k for k in powers if k < num_samples), num_samples)
 
 
-def _is_single(a: Grades, b: Grades) -> bool:
-    return a.num_answers == b.num_answers == len(a.correct)
-
-
 def _accuracy(grades: Grades) -> float:
     return float(sum(map(grades.share, grades.correct), start=Fraction(0)) / len(grades.correct))
-
-
-def _interval(a: Grades, b: Grades, differences: Sequence[Fraction], confidence: float) -> tuple[float, float]:
-    if not _is_single(a, b):
-        return bootstrap_interval(differences, confidence)
-    pairs = Counter((a.share(question) == 1, b.share(question) == 1) for question in a.correct)
-    return newcombe_interval(
-        pairs[True, True], pairs[True, False], pairs[False, True], pairs[False, False], confidence
-    )
-
-
-def _note(a: Grades, b: Grades) -> str | None:
-    notes = []
-    if a.num_truncated * b.num_answers != b.num_truncated * a.num_answers:
-        notes.append("answers cut off at the token limit are judged by their text, and one side has more of them")
-    if a.num_answers != b.num_answers:
-        notes.append("the sides asked each question a different number of times, which makes the test approximate")
-    return "; ".join(notes) or None

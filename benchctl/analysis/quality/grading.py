@@ -41,10 +41,7 @@ class Grades:
         return Fraction(sum(counts), len(counts) * self.samples[question])
 
     def pass_at(self, k: int) -> float:
-        """pass@k: the mean over questions and runs.
-
-        Within a run only: a later block repeats the seeds of the first one, so its answers are not new samples.
-        """
+        """pass@k within a run, over questions and runs; a later block repeats seeds, so it has no new samples."""
         chances = [
             pass_at(k, num_correct, self.samples[question])
             for question, counts in self.correct.items()

@@ -44,10 +44,7 @@ class OrderEffects:
 def order_effects(
     a: Sequence[float], b: Sequence[float], blocks: Sequence[int], positions: Sequence[float] | None
 ) -> OrderEffects:
-    """Estimate the slopes from the log values of both sides by block.
-
-    ``positions`` holds, for each block, the position of B minus that of A.
-    """
+    """The slopes of both sides' log values by block; ``positions`` holds the position of B minus that of A."""
     before, after = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
     return OrderEffects(
         position=None if positions is None else _slope(positions, after - before),

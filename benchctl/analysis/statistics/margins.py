@@ -48,16 +48,12 @@ class Margins:
         return tuple(sorted({self.log_change, self.log_equivalence}, reverse=True))
 
     def leave_between(self, log_ratio: float) -> bool:
-        """True for a ratio outside the equivalence margin and inside the change margin, where no number of blocks
-        gives a verdict.
-        """
+        """True for a ratio outside equivalence and inside the change margin, where no block helps."""
         return self.log_equivalence <= abs(log_ratio) <= self.log_change
 
 
 def margins_of(threshold_frac: float, floor_frac: float = 0.0, equivalence_frac: float | None = None) -> Margins:
-    """The margins of a metric with a noise floor: a change beyond the larger of threshold and floor, equivalence
-    inside the threshold or the margin that was named.
-    """
+    """Change beyond the larger of threshold and floor; equivalence inside the threshold, or the margin that was named."""
     return Margins(
         change_frac=max(threshold_frac, floor_frac),
         equivalence_frac=threshold_frac if equivalence_frac is None else equivalence_frac,

@@ -58,9 +58,10 @@ def newcombe_interval(both: int, only_a: int, only_b: int, neither: int, confide
     low_b, high_b = wilson_interval(both + only_b, n, confidence)
     phi = _phi(both, only_a, only_b, neither)
     difference = share_b - share_a
-    below = _combine_distances(share_b - low_b, high_a - share_a, phi)
-    above = _combine_distances(high_b - share_b, share_a - low_a, phi)
-    return max(-1.0, difference - below), min(1.0, difference + above)
+    reaches = []
+    for one, other in ((share_b - low_b, high_a - share_a), (high_b - share_b, share_a - low_a)):
+        reaches.append(math.sqrt(max(0.0, one**2 - 2 * phi * one * other + other**2)))
+    return max(-1.0, difference - reaches[0]), min(1.0, difference + reaches[1])
 
 
 def _phi(both: int, only_a: int, only_b: int, neither: int) -> float:
@@ -71,10 +72,6 @@ def _phi(both: int, only_a: int, only_b: int, neither: int) -> float:
         return 0.0
     excess = both * neither - only_a * only_b
     return (max(excess - n / 2, 0) if excess > 0 else excess) / math.sqrt(margins)
-
-
-def _combine_distances(one: float, other: float, phi: float) -> float:
-    return math.sqrt(max(0.0, one**2 - 2 * phi * one * other + other**2))
 
 
 def bootstrap_interval(differences: Sequence[Fraction], confidence: float) -> Interval:

@@ -43,8 +43,7 @@ class PositionEffects:
     def slope(self, values: Mapping[RunKey, float]) -> PooledSlope | None:
         """β of the values, which are logarithms where ratios are compared.
 
-        None below six blocks, where nothing is adjusted, and where the effects of positions and arms are
-        confounded.
+        None below six blocks, and where the effects of positions and arms are confounded.
         """
         keys = tuple(key for key in self.positions if key in values)
         if keys not in self._residuals:

@@ -4,16 +4,10 @@ import math
 from bisect import bisect_left
 from typing import Final
 
-from benchctl.analysis.statistics.block_ratio import (
-    DEFAULT_ESTIMATOR,
-    MIN_PAIRED_BLOCKS,
-    MIN_UNPAIRED_BLOCKS,
-    POWER,
-    Estimator,
-    RatioEstimate,
-)
+from benchctl.analysis.statistics.block_ratio import DEFAULT_ESTIMATOR, POWER, Estimator, RatioEstimate
 from benchctl.analysis.statistics.intervals import t_quantile
 from benchctl.analysis.statistics.margins import Margins, log_margin
+from benchctl.analysis.statistics.screening import MIN_PAIRED_BLOCKS, MIN_UNPAIRED_BLOCKS
 
 MAX_BLOCKS_NEEDED: Final = 1000
 ROBUST_WIDTH: Final = 1.06

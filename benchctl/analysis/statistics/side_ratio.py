@@ -143,10 +143,7 @@ def metric_ratio(
 
 
 def _weighted_level(a: Sequence[float], offsets: Sequence[float] | None, estimate: RatioEstimate) -> float:
-    """Geometric mean of A at the middle of the block, each block weighted as in the estimate.
-
-    The same weighted mean of B is then this times the ratio.
-    """
+    """Geometric mean of A at the middle of the block, each block weighted as in the estimate."""
     if len(set(a)) == 1 and not estimate.position_effect:
         return a[0]
     weights = estimate.block_weights or [1 / len(a)] * len(a)
