@@ -53,7 +53,7 @@ class Margins:
 
 
 def margins_of(threshold_frac: float, floor_frac: float = 0.0, equivalence_frac: float | None = None) -> Margins:
-    """Change beyond the larger of threshold and floor; equivalence inside the threshold, or the margin that was named."""
+    """A change beyond the larger of threshold and floor; equivalence inside the threshold or the named margin."""
     return Margins(
         change_frac=max(threshold_frac, floor_frac),
         equivalence_frac=threshold_frac if equivalence_frac is None else equivalence_frac,
