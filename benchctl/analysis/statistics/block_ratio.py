@@ -28,7 +28,21 @@ from numpy.typing import NDArray
 from benchctl.analysis.statistics.intervals import BlockBootstrap, StudentT, Uncertainty, t_quantile
 from benchctl.analysis.statistics.rank_sum import PairwiseShifts, pairwise_shifts
 from benchctl.analysis.statistics.robust import PositionCovariate, estimate_mixture
-from benchctl.analysis.statistics.screening import MIN_PAIRED_BLOCKS
+from benchctl.analysis.statistics.screening import MIN_PAIRED_BLOCKS, MIN_UNPAIRED_BLOCKS
+
+__all__ = [
+    "DEFAULT_ESTIMATOR",
+    "ESTIMATORS",
+    "MIN_PAIRED_BLOCKS",
+    "MIN_UNPAIRED_BLOCKS",
+    "Estimator",
+    "PooledSlope",
+    "RatioEstimate",
+    "estimate_paired",
+    "estimate_unpaired",
+    "log_ratios",
+    "t_quantile",
+]
 
 Estimator = Literal["robust", "mean"]
 """Average of the differences of the blocks."""
@@ -164,19 +178,7 @@ def estimate_paired(
     if estimator == "mean" or n < MIN_PAIRED_BLOCKS:
         estimate = _mean_estimate(d, covariate, confidence)
     else:
-        of_evidence = None if evidence is None else np.asarray(evidence, dtype=float)
-        mixture, weights, effect = estimate_mixture(d, covariate, of_evidence)
-        estimate = RatioEstimate(
-            num_blocks=n,
-            is_paired=True,
-            confidence=confidence,
-            log_ratio=float(weights @ d),
-            method="robust",
-            estimator="robust",
-            uncertainty=mixture,
-            position_effect=effect,
-            block_weights=tuple(weights.tolist()),
-        )
+        estimate = _robust_estimate(d, covariate, confidence, evidence)
     if covariate is not None and slope is not None:
         estimate = replace(estimate, position_effect=slope.log_per_position)
     own_effect = estimate.position_effect if slope is None else None
@@ -231,6 +233,29 @@ def _mean_estimate(d: NDArray[np.float64], covariate: PositionCovariate | None, 
         method="bca" if is_bootstrapped else "t",
         estimator="mean",
         uncertainty=uncertainty,
+        position_effect=effect,
+        block_weights=tuple(weights.tolist()),
+    )
+
+
+def _robust_estimate(
+    d: NDArray[np.float64],
+    covariate: PositionCovariate | None,
+    confidence: float,
+    evidence: Sequence[float] | None,
+) -> RatioEstimate:
+    """The mixture over the blocks that may be outliers (``robust``)."""
+    mixture, weights, effect = estimate_mixture(
+        d, covariate, None if evidence is None else np.asarray(evidence, dtype=float)
+    )
+    return RatioEstimate(
+        num_blocks=len(d),
+        is_paired=True,
+        confidence=confidence,
+        log_ratio=float(weights @ d),
+        method="robust",
+        estimator="robust",
+        uncertainty=mixture,
         position_effect=effect,
         block_weights=tuple(weights.tolist()),
     )

@@ -158,21 +158,23 @@ def _block_weights(
 
 
 def _suspects(d: Floats, x: Floats | None) -> NDArray[np.intp]:
-    """The blocks of each data set that may be outliers: those farthest from a robust line.
-
-    Its slope is that of A. F. Siegel, *Robust regression using repeated medians*, Biometrika 69, 1982, 242-244.
-    """
+    """The blocks of each data set that may be outliers: those farthest from a robust line."""
     n = d.shape[1]
     if n <= MAX_SUSPECTS:
         return np.broadcast_to(np.arange(n), d.shape)
     residuals = d
     if x is not None:
-        apart = x[None, :] - x[:, None]
-        with np.errstate(divide="ignore", invalid="ignore"):
-            slopes = (d[:, None, :] - d[:, :, None]) / np.where(apart == 0, np.nan, apart)
-        residuals = d - np.nanmedian(np.nanmedian(slopes, axis=2), axis=1)[:, None] * x
+        residuals = d - _repeated_median_slopes(d, x)[:, None] * x
     residuals = np.abs(residuals - np.median(residuals, axis=1, keepdims=True))
     return np.argsort(residuals, axis=1)[:, n - MAX_SUSPECTS :]
+
+
+def _repeated_median_slopes(d: Floats, x: Floats) -> Floats:
+    """A. F. Siegel, *Robust regression using repeated medians*, Biometrika 69, 1982, 242-244."""
+    apart = x[None, :] - x[:, None]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        slopes = (d[:, None, :] - d[:, :, None]) / np.where(apart == 0, np.nan, apart)
+    return np.asarray(np.nanmedian(np.nanmedian(slopes, axis=2), axis=1), dtype=float)
 
 
 @lru_cache(maxsize=64)
