@@ -37,7 +37,7 @@ from benchctl.engines.sglang_lenvm.options import SglangLenvmOptions
 from benchctl.engines.sglang_lenvm.requests import ambiguities, custom_params, mixed_refusal, refusal
 from benchctl.engines.sglang_lenvm.steps import read_lenvm_steps, stamped_records
 from benchctl.errors import EngineUnavailableError, UnsupportedError
-from benchctl.interop.readers.lenvm_revision import revisions_of
+from benchctl.interop.readers.lenvm_timing import revisions_of
 from benchctl.profile.model import VariantSettings
 from benchctl.records.request import PreparedRequest
 from benchctl.records.step import StepRecord
