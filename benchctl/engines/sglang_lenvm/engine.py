@@ -158,7 +158,6 @@ class SglangLenvmEngine(SglangEngine):
         return _has_lines(own_options(settings, SglangLenvmOptions))
 
     def read_steps(self, directory: Path) -> Iterator[StepRecord]:
-        """The fork's own steps, on the clock of the host."""
         return read_lenvm_steps(directory)
 
     def find_interpreter(self, named: str | None) -> Path:
