@@ -65,10 +65,7 @@ def count_run_flops(
     hardware: Hardware | None,
     prepared: Sequence[PreparedRequest],
 ) -> RunFlops:
-    """Published and observed FLOPs of the completed requests of a run, without the warm-up.
-
-    ``value_model`` is None for a run without guidance.
-    """
+    """Count the FLOPs of the completed requests of a run; ``value_model`` is None without guidance."""
     collector = _Warnings(run.record.run_id)
     published = observed = None
     corrections: tuple[Correction, ...] = ()

@@ -18,7 +18,7 @@ from typing import Final
 
 from benchctl.analysis.attribution.estimate import Contribution, PairDesign, estimate_contributions, estimate_levels
 from benchctl.analysis.attribution.run_time import RunTimeBreakdown, SizeKey
-from benchctl.analysis.attribution.sections import CLOCK_NOTE, STEP, Breakdown, Section
+from benchctl.analysis.attribution.sections import CLOCK_NOTE, STEP, Section
 from benchctl.units import s_from_ns
 
 MAX_EXACT_SIZES: Final = 12
@@ -85,7 +85,9 @@ def split_sections(
     inner = {section.name for run in breakdowns for _, section in run.step.walk() if section.children}
     if len(breakdowns) < len(a) + len(b) or not inner:
         return None
-    names = _leaf_names(breakdowns, inner)
+    largest = sorted(breakdowns, key=lambda run: -sum(1 for _ in run.step.walk()))
+    # a section that is divided in any tree is divided in all
+    names = list(dict.fromkeys(_leaf_name(leaf, inner) for run in largest for leaf in run.step.leaves()))
 
     def values(run: RunTimeBreakdown) -> list[float]:
         leaves = leaf_times_s(run, inner)
@@ -99,12 +101,6 @@ def split_sections(
         clock_note="; ".join(CLOCK_NOTE[clock] for clock in clocks),
         unplaced=tuple(sorted({section.name for run in breakdowns for section in run.unplaced})),
     )
-
-
-def _leaf_names(breakdowns: Sequence[Breakdown], inner: set[str]) -> list[str]:
-    """Leaves of all trees in the order of the largest: a section divided anywhere is divided everywhere."""
-    largest = sorted(breakdowns, key=lambda run: -sum(1 for _ in run.step.walk()))
-    return list(dict.fromkeys(_leaf_name(leaf, inner) for run in largest for leaf in run.step.leaves()))
 
 
 def _leaf_name(leaf: Section, inner: set[str]) -> str:
@@ -138,8 +134,8 @@ def split_batches(a: Sequence[RunTimeBreakdown], b: Sequence[RunTimeBreakdown], 
         bins=tuple(
             BatchBin(
                 label=label,
-                a_share=_mean_share(a_bins, i),
-                b_share=_mean_share(b_bins, i),
+                a_share=sum(run.shares[i] for run in a_bins) / len(a_bins),
+                b_share=sum(run.shares[i] for run in b_bins) / len(b_bins),
                 a_step_s=_pooled_mean_s(a_bins, i),
                 b_step_s=_pooled_mean_s(b_bins, i),
                 batches_s=by_bin[i].added_s,
@@ -208,10 +204,6 @@ def _binned(run: RunTimeBreakdown, bin_of: Callable[[SizeKey], int], num_bins: i
         counts[bin_of(key)] += steps.num_steps
         totals[bin_of(key)] += steps.total_s
     return _Binned(tuple(counts), tuple(totals))
-
-
-def _mean_share(runs: Sequence[_Binned], i: int) -> float:
-    return sum(run.num_steps[i] / sum(run.num_steps) for run in runs) / len(runs)
 
 
 def _pooled_mean_s(runs: Sequence[_Binned], i: int) -> float | None:

@@ -191,14 +191,15 @@ class _Lags:
 
     def around(self, t_ns: int) -> int:
         """Longest lag that any process measured within a period of ``t_ns``, or in its last sample."""
-        return max((_longest(times, lags, t_ns) for times, lags in self.series), default=0)
-
-
-def _longest(times: Sequence[int], lags: Sequence[int], t_ns: int) -> int:
-    last = len(times) - 1
-    first_covering = min(bisect_left(times, t_ns - BEAT_NS), last)
-    last_covering = min(bisect_left(times, t_ns + BEAT_NS), last)  # a sample covers the time since the previous
-    return max(lags[first_covering : last_covering + 1])
+        longest_ns = 0
+        for times, lags in self.series:
+            last = len(times) - 1
+            first_covering = min(bisect_left(times, t_ns - BEAT_NS), last)
+            last_covering = min(
+                bisect_left(times, t_ns + BEAT_NS), last
+            )  # a sample covers the time since the previous
+            longest_ns = max(longest_ns, *lags[first_covering : last_covering + 1])
+        return longest_ns
 
 
 def by_worker(samples: Iterable[ClientSample]) -> dict[int, list[ClientSample]]:

@@ -171,13 +171,7 @@ _STEP_METRICS: Final = [
         "lower",
         needs="steps that count candidates and output tokens",
     ),
-    Metric(
-        "acceptance_frac",
-        "1",
-        "Σ accepted tokens / Σ draft tokens",
-        "higher",
-        needs="steps with draft tokens",
-    ),
+    Metric("acceptance_frac", "1", "Σ accepted tokens / Σ draft tokens", "higher", needs="steps with draft tokens"),
     Metric("preemptions", "sequences", "Σ sequences preempted", "lower", needs="steps that count preemptions"),
     Metric("peak_kv_blocks", "blocks", "max of KV blocks in use", "lower", needs="steps that count KV blocks"),
 ]

@@ -13,7 +13,7 @@ from typing import Any, Final
 from benchctl.analysis.metrics.percentile import SortedRuns, percentiles_of_sorted, standard_deviation
 from benchctl.analysis.metrics.request_timing import is_completed, last_token_ns, latencies_ns, send_lag_ns
 from benchctl.analysis.metrics.table import LATENCIES
-from benchctl.analysis.metrics.unknown import quotient
+from benchctl.analysis.metrics.unknown import ms_or_none, quotient
 from benchctl.analysis.validity.token_checks import check_client_tokens
 from benchctl.records.request import RequestRecord
 from benchctl.units import ms_from_ns, s_from_ns
@@ -111,7 +111,11 @@ class LoadAccumulator:
             return
         self._num_requests += 1
         self._extend_window(record)
-        self._add_chunks(record)
+        for choice in record.choices:
+            num_chunks = len(choice.chunk_ns)
+            self._num_chunks += num_chunks
+            self._num_stamped += 0 if choice.chunk_late_ns is None else num_chunks
+            self._num_bounds += num_chunks - len(set(choice.chunk_ns))
         lag_ns = send_lag_ns(record)
         if lag_ns is not None:
             self._durations_ns[SEND_LAG].append(lag_ns)
@@ -130,13 +134,6 @@ class LoadAccumulator:
             self._tokens[name] = None if before is None or tokens is None else before + tokens
         if check_client_tokens((record,)).ok is False:
             self._miscounted.append(record.request_id)
-
-    def _add_chunks(self, record: RequestRecord) -> None:
-        for choice in record.choices:
-            num_chunks = len(choice.chunk_ns)
-            self._num_chunks += num_chunks
-            self._num_stamped += 0 if choice.chunk_late_ns is None else num_chunks
-            self._num_bounds += num_chunks - len(set(choice.chunk_ns))
 
     def _store(self, name: str, durations_ns: Sequence[float]) -> None:
         stored = self._durations_ns[name]
@@ -175,13 +172,10 @@ class LoadAccumulator:
         values = self._durations_ns[name]
         num_independent = len(values) if name == SEND_LAG else self._num_completed
         ordered = SortedRuns(values)
-        spread = standard_deviation(values)
+        tails = percentiles_of_sorted(ordered, num_independent)
         return Durations(
             mean=ms_from_ns(fmean(values)) if values else None,
-            std=None if spread is None else ms_from_ns(spread),
-            percentile={
-                percent: None if value is None else ms_from_ns(value)
-                for percent, value in percentiles_of_sorted(ordered, num_independent).items()
-            },
+            std=ms_or_none(standard_deviation(values)),
+            percentile={percent: ms_or_none(value) for percent, value in tails.items()},
             largest=ms_from_ns(ordered[-1]) if values else None,
         )

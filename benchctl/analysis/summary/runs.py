@@ -183,20 +183,14 @@ def summarise_cells(
     groups: dict[str, list[RunSummary]] = {}
     for run in ordered:
         groups.setdefault(run.label, []).append(run)
+    summaries = {id(run.run): run for run in ordered}
     cells = _Cells(
         experiment=experiment,
-        slopes=_slopes(ordered, experiment),
-        summaries={id(run.run): run for run in ordered},
+        slopes={column: experiment.slope_of(partial(_counted, summaries, column)) for column in _TIME_COLUMNS},
+        summaries=summaries,
         pairs={paired.pair.b.label: paired for paired in pairs},
     )
     return tuple(cells.over_blocks(group) for group in groups.values())
-
-
-def _slopes(runs: Sequence[RunSummary], experiment: Experiment) -> Mapping[str, PooledSlope]:
-    """Effect of the position on every column of times or rates."""
-    summaries = {id(run.run): run for run in runs}
-    slopes = {column: experiment.slope_of(partial(_counted, summaries, column)) for column in _TIME_COLUMNS}
-    return {column: slope for column, slope in slopes.items() if slope is not None}
 
 
 def arm_order(record: RunRecord, baseline: str) -> tuple[Any, ...]:
@@ -213,7 +207,8 @@ class _Cells:
     """Computes the means of all cells."""
 
     experiment: Experiment
-    slopes: Mapping[str, PooledSlope]
+    slopes: Mapping[str, PooledSlope | None]
+    """Effect of the position on every column of times or rates."""
     summaries: Mapping[int, RunSummary]
     pairs: Mapping[str, PairedRuns]
 
@@ -225,13 +220,14 @@ class _Cells:
             if numbers and column not in LABEL_COLUMNS:
                 spreads[column] = self._spread(group[0].label, column, numbers)
         first = group[0].record
+        causes = {run.record.failure.cause for run in group if run.record.failure is not None}
         return CellSummary(
             variant=first.variant,
             cell=first.cell,
             runs=usable,
             num_unusable=len(group) - len(usable),
             spreads=spreads,
-            infeasible=None if usable else _infeasibility(group),
+            infeasible="out of memory" if causes & INFEASIBLE_CAUSES and not usable else None,
         )
 
     def _spread(self, label: str, column: str, numbers: Mapping[RunSummary, float]) -> Spread:
@@ -254,12 +250,6 @@ class _Cells:
         if paired is None or label not in {paired.pair.a.label, paired.pair.b.label}:
             return None
         return paired.ratio_of(partial(_counted, self.summaries, column), is_time=column in _TIME_COLUMNS)
-
-
-def _infeasibility(group: Sequence[RunSummary]) -> str | None:
-    """The reason from the failures: a server that ran out of memory, and runs skipped for that reason."""
-    causes = {run.record.failure.cause for run in group if run.record.failure is not None}
-    return "out of memory" if causes & INFEASIBLE_CAUSES else None
 
 
 def _geometric_spread(level: float, values: Sequence[float]) -> Spread:

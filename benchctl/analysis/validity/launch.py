@@ -27,7 +27,6 @@ _GIVEN: Final = "given"
 """Value of a flag without one."""
 _HIDDEN: Final = "***"
 _OUR_PREFIX: Final = "BENCHCTL_"
-_SIMULATOR: Final = "benchctl.sim"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,10 +43,9 @@ def launch_settings(record: RunRecord, *, has_one_host: bool = True) -> dict[str
 
     Without ``has_one_host`` only the last part of paths is compared, because directories differ between machines.
     """
-    settings = (*_of_argv(record), *_of_env(record))
     return {
         key: LaunchSetting(key=key, value=_shared_form(value, record, has_one_host=has_one_host), names=names)
-        for key, value, names in settings
+        for key, value, names in (*_of_argv(record), *_of_env(record))
     }
 
 
@@ -64,7 +62,7 @@ def _of_argv(record: RunRecord) -> Iterator[_Setting]:
         return
     program, *words = record.argv
     flags, plain = _split_flags(words)
-    if flags.get("-m") != [_SIMULATOR]:  # part of benchctl, in its interpreter
+    if flags.get("-m") != ["benchctl.sim"]:  # part of benchctl, in its interpreter
         yield "argv.program", program, ("server.python", "server.binary")
     if plain:
         yield "argv.words", " ".join(plain), ("model", "server.extra_args")
