@@ -191,9 +191,8 @@ def _config_from_requests(profile: Profile, planned: PlannedRun) -> dict[str, An
     config: dict[str, Any] = {"model": settings.model}
     for name, section in (("sampling", settings.sampling), ("guidance", settings.guidance)):
         if section is not None:
-            config |= {
-                f"{name}.{key}": value for key, value in section.model_dump(mode="json", exclude_none=True).items()
-            }
+            values = section.model_dump(mode="json", exclude_none=True)
+            config |= {f"{name}.{key}": value for key, value in values.items()}
     return config
 
 
