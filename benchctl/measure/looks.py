@@ -39,8 +39,8 @@ class Looks:
             if due > num_blocks or due in blocks_with_look:
                 continue
             look = take_look(load_experiment(self._results.path), rule, due, self._metrics, left_out=infeasible)
-            rule = msgspec.structs.replace(rule, looks=(*rule.looks, look))
-            self._record(rule)
+            self._rule = rule = msgspec.structs.replace(rule, looks=(*rule.looks, look))
+            self._results.write_manifest(msgspec.structs.replace(self._results.manifest(), stopping=rule))
             self._on_look(look, rule)
             if look.is_precise:
                 return
@@ -48,7 +48,3 @@ class Looks:
     def is_needless(self, block: int) -> bool:
         ended = None if self._rule is None else self._rule.ended_after
         return block >= (math.inf if ended is None else ended)
-
-    def _record(self, rule: StoppingRecord) -> None:
-        self._rule = rule
-        self._results.write_manifest(msgspec.structs.replace(self._results.manifest(), stopping=rule))

@@ -63,13 +63,8 @@ def directory_name(manifest: Manifest) -> str:
 
 
 def package_versions() -> dict[str, str]:
-    versions: dict[str, str] = {}
-    for name in _PACKAGES:
-        try:
-            versions[name] = _version(importlib.metadata.distribution(name))
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return versions
+    packages = ((name, next(iter(importlib.metadata.distributions(name=name)), None)) for name in _PACKAGES)
+    return {name: _version(package) for name, package in packages if package is not None}
 
 
 def _version(package: importlib.metadata.Distribution) -> str:
