@@ -14,7 +14,6 @@ from typing import Final
 import msgspec
 
 from benchctl.errors import NotComparableError, RecordError, UsageError
-from benchctl.measure.provenance import directory_name
 from benchctl.profile.identity import is_profile_of, profile_sha256
 from benchctl.profile.load import dump_profile, parse_profile
 from benchctl.profile.model import Profile
@@ -52,7 +51,8 @@ def create_results(
 
     Raises UsageError where the directory cannot be created, or where ``origin.directory`` is not empty.
     """
-    with _new_directory(origin, profile.name, directory_name(manifest)) as (path, finish):
+    utc = manifest.created_at.replace("-", "").replace(":", "")
+    with _new_directory(origin, profile.name, f"{utc}-{manifest.profile_sha256[:8]}") as (path, finish):
         results = ResultDirectory(path)
         results.write_profile(dump_profile(profile))
         results.write_prepared_requests(prepared.content)

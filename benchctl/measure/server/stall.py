@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
 import psutil
@@ -47,9 +48,7 @@ def silence_ns(activity: Activity, now_ns: int) -> int:
 
 
 def _state(server: Server) -> str:
-    try:
+    with suppress(psutil.NoSuchProcess):
         if server.pid is not None and psutil.Process(server.pid).status() == psutil.STATUS_STOPPED:
             return f"the server hangs (its process {server.pid} is stopped)"
-    except psutil.NoSuchProcess:
-        pass
     return "the server hangs"
