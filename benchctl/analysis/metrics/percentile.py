@@ -84,10 +84,7 @@ def interpolated(ordered: Ascending, fraction: float) -> float:
 
 
 class SortedRuns:
-    """Values by rank without a second copy: sorts ``values`` in place in runs, and finds a rank among the runs.
-
-    A load stores its values in eight or four bytes each; sorting them all at once takes tens of bytes each.
-    """
+    """Values by rank without a second copy: sorts ``values`` in place in runs, and finds a rank among the runs."""
 
     def __init__(self, values: "array[Any]", run: int = _RUN) -> None:
         self._values = values

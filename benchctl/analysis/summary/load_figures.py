@@ -110,7 +110,11 @@ class LoadAccumulator:
         if record.is_warmup:
             return
         self._num_requests += 1
-        self._extend_window(record)
+        if record.sent_ns is not None:
+            self._first_sent_ns = min(record.sent_ns, self._first_sent_ns or record.sent_ns)
+        last_ns = last_token_ns(record)
+        if last_ns is not None:
+            self._last_output_ns = max(last_ns, self._last_output_ns or last_ns)
         for choice in record.choices:
             num_chunks = len(choice.chunk_ns)
             self._num_chunks += num_chunks
@@ -142,14 +146,6 @@ class LoadAccumulator:
         except OverflowError:  # a gap of more than four seconds
             stored = self._durations_ns[name] = array("d", stored)
             stored.extend(array("d", durations_ns))
-
-    def _extend_window(self, record: RequestRecord) -> None:
-        """Update the first send and the last output."""
-        if record.sent_ns is not None:
-            self._first_sent_ns = min(record.sent_ns, self._first_sent_ns or record.sent_ns)
-        last_ns = last_token_ns(record)
-        if last_ns is not None:
-            self._last_output_ns = max(last_ns, self._last_output_ns or last_ns)
 
     def figures(self) -> LoadFigures:
         """The figures of the records so far."""
