@@ -43,10 +43,7 @@ class SectionSplit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchBin:
-    """One kind of batch: means over the blocks of its share of the steps, and its mean time over all of a side's.
-
-    The time is None if a side has no such step.
-    """
+    """One kind of batch: its mean share of the steps over the blocks, and its mean time, None without such a step."""
 
     label: str
     a_share: float

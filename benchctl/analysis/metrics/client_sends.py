@@ -1,8 +1,8 @@
 """Delays of sends against the schedule, and the part of them that the client caused.
 
 If a cap of the profile makes a request wait, the cap is the cause until a slot is free, then the client. Records of
-older versions lack that time; their requests connected only when they had a slot. ``slot_occupancy`` judges a closed
-loop; this module judges it only if its slots are unknown or never refilled.
+older versions lack that time; their requests connected only when they had a slot. ``slot_occupancy`` judges a
+closed loop; this module judges it only if its slots are unknown or never refilled.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -27,10 +27,7 @@ class Ascending(Protocol):
 
 
 def smallest_sample(percent: float, confidence: float = TAIL_CONFIDENCE) -> int:
-    """Values needed before a percentile above the median may be shown: ceil(ln(1 - c) / ln(percent / 100)).
-
-    The median and lower percentiles need one.
-    """
+    """Values needed before a percentile above the median may be shown: ceil(ln(1 - c) / ln(percent / 100))."""
     if percent <= 50:
         return 1
     return math.ceil(math.log(1 - confidence) / math.log(percent / 100))

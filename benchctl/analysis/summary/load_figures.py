@@ -1,7 +1,4 @@
-"""The figures of one load in constant memory per request, accumulated from its records.
-
-Definitions are those of a run on disk. Only durations are stored, eight bytes each, and counts.
-"""
+"""The figures of one load in constant memory per request: durations of at most eight bytes each, and counts."""
 
 from array import array
 from collections import Counter
@@ -23,10 +20,7 @@ SEND_LAG: Final = "send_lag"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Durations:
-    """Statistics of durations of one kind, in ms; None without any.
-
-    A percentile of too few requests is None (``percentile.smallest_sample``).
-    """
+    """Statistics of durations of one kind, in ms; None without any, or of too few requests for a percentile."""
 
     mean: float | None
     std: float | None

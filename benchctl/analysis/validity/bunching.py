@@ -136,10 +136,7 @@ def delivery_unevenness_steps(requests: Sequence[RequestRecord], steps: "StepCol
 
 
 def bunching_warnings(run: LoadedRun) -> tuple[ResultWarning, ...]:
-    """A warning if a run's arrivals are bunched, or a note if the server always writes several chunks at once.
-
-    None on a virtual clock: the simulator measures its own lag.
-    """
+    """A warning if arrivals are bunched, or a note if the server always writes several chunks at once."""
     if run.record.clock == "virtual":
         return ()
     requests = measured(run.requests)
