@@ -43,7 +43,7 @@ class SectionSplit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchBin:
-    """One kind of batch: its mean share of the steps over the blocks, and its mean time, None without such a step."""
+    """One kind of batch: its mean share of the steps over the blocks, and its mean time (None without any step)."""
 
     label: str
     a_share: float
