@@ -15,7 +15,7 @@ from benchctl.profile.engine_table import ENGINES, engine_spec, load_name
 from benchctl.profile.model import VariantSettings
 from benchctl.records.record import ResultWarning
 from benchctl.records.request import PreparedRequest
-from benchctl.records.step import Clock, StepRecord
+from benchctl.records.step import Clock, StepPhase, StepRecord
 
 if TYPE_CHECKING:
     import httpx
@@ -43,6 +43,13 @@ class LaunchSite:
 def raw_step_log(directory: Path) -> Path:
     """The engine's own step log in the directory of a run."""
     return directory / "steps.raw.jsonl"
+
+
+def phase_of(prefill_tokens: int, decode_tokens: int) -> StepPhase:
+    """The phase of a step that computes these tokens."""
+    if not prefill_tokens:
+        return "decode"
+    return "mixed" if decode_tokens else "prefill"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,8 @@
 """Environments of engines: each engine has a Python environment that shares nothing with benchctl's.
 
-Searched in this order: the interpreter that the profile names, the environment that ``scripts/engines`` installs
-(``$BENCHCTL_ENGINES_DIR/<kind>``, by default in the user's cache directory), benchctl's own environment.
+``PythonServer`` is the base of engines that have one. Searched in this order: the interpreter that the profile
+names, the environment that ``scripts/engines`` installs (``$BENCHCTL_ENGINES_DIR/<kind>``, by default in the user's
+cache directory), benchctl's own environment.
 """
 
 import json
@@ -16,7 +17,11 @@ from typing import Final
 from platformdirs import user_cache_path
 
 from benchctl.engines.engine import Installation
+from benchctl.engines.hub import checkpoint_for
+from benchctl.engines.openai_server import OpenAiServer, own_options
 from benchctl.errors import EngineUnavailableError
+from benchctl.profile.engine_options import PythonOptions, ServerOptions
+from benchctl.profile.model import VariantSettings
 
 _ASK: Final = """
 import importlib.metadata as metadata, json, sys
@@ -29,6 +34,34 @@ for name in sys.argv[1:]:
 print(json.dumps(found))
 """
 _ASK_LIMIT_S: Final = 60.0
+
+
+class PythonServer(OpenAiServer):
+    """The base of engines that are Python programs."""
+
+    environment: str
+    """The environment that ``scripts/engines`` installs for it."""
+    distributions: tuple[str, ...]
+    """Names of packages that contain it."""
+    needed_packages: tuple[str, ...] = ("torch",)
+
+    def check_available(self, settings: VariantSettings) -> None:
+        """Raises EngineUnavailableError when the engine is not installed, or cannot load the model."""
+        self.interpreter(settings)
+        checkpoint_for(settings.model, self.kind)
+
+    def interpreter(self, settings: VariantSettings) -> Path:
+        """The interpreter of the environment that has the engine."""
+        return self.find_interpreter(own_options(settings, PythonOptions).python)
+
+    def find_interpreter(self, named: str | None) -> Path:
+        """The named interpreter, or that of the installed environment; EngineUnavailableError without one."""
+        return interpreter_for(self.environment, named, self.distributions)
+
+    def installation(self, options: ServerOptions | None) -> Installation:
+        """The environment that has the engine, with the versions in it."""
+        named = options.python if isinstance(options, PythonOptions) else None
+        return python_installation(self.find_interpreter(named), self.distributions, self.needed_packages)
 
 
 def engines_directory() -> Path:

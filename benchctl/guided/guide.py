@@ -168,20 +168,20 @@ class Guide:
                 written = [i for i, row in enumerate(rows) if i in guided or not row.is_server_filtering]
                 _write(logits, index, candidates.ids, scores, written)
             else:
-                is_written = is_open | _flags([not row.is_server_filtering for row in rows], logits.device)
+                is_ours = torch.tensor([not row.is_server_filtering for row in rows], dtype=torch.bool)
+                is_written = is_open | is_ours.to(logits.device, non_blocking=True)
                 _write_where(logits, index, candidates.ids, scores, is_written)
 
     def _candidates(
         self, logits: Tensor, rows: list[GuideRow], due: list[bool]
     ) -> tuple[Candidates, Tensor, Tensor]:
         """Candidates, temperatures [b, 1], and which rows are due and have a choice worth guiding [b]."""
-        table = torch.tensor(
-            [
-                (row.temperature, row.top_k, row.top_p, row.min_p, _threshold(row.params), is_due)
-                for row, is_due in zip(rows, due, strict=True)
-            ],
-            dtype=torch.float64,
-        ).to(logits.device, non_blocking=True)
+        thresholds = (row.params.value_entropy_threshold for row in rows)
+        numbers = [
+            (row.temperature, row.top_k, row.top_p, row.min_p, -torch.inf if limit is None else limit, is_due)
+            for row, limit, is_due in zip(rows, thresholds, due, strict=True)
+        ]
+        table = torch.tensor(numbers, dtype=torch.float64).to(logits.device, non_blocking=True)
         temperature, top_k, top_p, min_p, threshold, is_due_row = table.unbind(dim=1)
         candidates = select_candidates(
             logits,
@@ -220,12 +220,7 @@ class Guide:
         return scored
 
     def _guided(
-        self,
-        log_probs: Tensor,
-        candidates: Candidates,
-        rows: list[GuideRow],
-        scored: list[int],
-        is_open: Tensor,
+        self, log_probs: Tensor, candidates: Candidates, rows: list[GuideRow], scored: list[int], is_open: Tensor
     ) -> Tensor:
         """ln p' in the rows that are scored and have a choice, ln p in all others."""
         chosen = [rows[position] for position in scored]
@@ -273,14 +268,6 @@ def _is_due(row: GuideRow) -> bool:
     if row.temperature <= GREEDY_TEMPERATURE or (row.params.skip_noop and is_noop(row.params)):
         return False
     return (len(row.tokens) - row.num_prompt) % row.params.stride == 0
-
-
-def _threshold(params: GuidanceParams) -> float:
-    return -torch.inf if params.value_entropy_threshold is None else params.value_entropy_threshold
-
-
-def _flags(flags: list[bool], device: torch.device) -> Tensor:
-    return torch.tensor(flags, dtype=torch.bool).to(device, non_blocking=True)
 
 
 def _write(logits: Tensor, index: Tensor, ids: Tensor, scores: Tensor, written: list[int]) -> None:

@@ -31,13 +31,7 @@ from torch import Tensor
 from benchctl.guided.errors import GuidanceError
 from benchctl.guided.expectation import solve_slope
 from benchctl.guided.length import length_of_value, value_of_length
-from benchctl.guided.parameter_table import (
-    CONSTRAINTS,
-    EXPECTATION_MODES,
-    EXPONENTIAL_MODES,
-    MODES,
-    NEUTRAL_WIDTH,
-)
+from benchctl.guided.parameter_table import CONSTRAINTS, EXPECTATION_MODES, EXPONENTIAL_MODES, MODES, NEUTRAL_WIDTH
 from benchctl.guided.params import GuidanceParams
 
 _RULES: Final = (*MODES, *CONSTRAINTS)
@@ -209,13 +203,7 @@ def _is_outside(least: Tensor, most: Tensor, batch: ModeBatch) -> Tensor:
 
 
 def _picked(
-    probs: Tensor,
-    values: Tensor,
-    least: Tensor,
-    most: Tensor,
-    mask: Tensor,
-    batch: ModeBatch,
-    exponent: Tensor,
+    probs: Tensor, values: Tensor, least: Tensor, most: Tensor, mask: Tensor, batch: ModeBatch, exponent: Tensor
 ) -> Tensor:
     """Exponents with 0 for the one candidate, and -inf for the others, in rows whose target picks one.
 

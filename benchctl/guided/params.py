@@ -49,14 +49,12 @@ class GuidanceParams:
             value = getattr(self, name)
             if value is not None or name not in _OPTIONAL:
                 object.__setattr__(self, name, parameter.check(name, value))
-        object.__setattr__(self, "is_neutral", self._is_neutral())
+        is_neutral = not self.has_target and is_neutral_scale(self.mode, self.value_scale)
+        object.__setattr__(self, "is_neutral", is_neutral)
 
     @property
     def has_target(self) -> bool:
         return self.target_value is not None or self.target_length is not None
-
-    def _is_neutral(self) -> bool:
-        return not self.has_target and is_neutral_scale(self.mode, self.value_scale)
 
 
 _OPTIONAL: Final = frozenset(each.name for each in fields(GuidanceParams) if each.default is None)

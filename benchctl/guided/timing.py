@@ -20,10 +20,11 @@ import json
 import os
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Literal, Protocol, TypeAlias, get_args
@@ -104,7 +105,7 @@ class StepTimer:
             None if path is None else os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         )
         self._clock: Final = clock
-        self._make_event = make_event or _cuda_event
+        self._make_event = make_event or partial(torch.cuda.Event, enable_timing=True)
         self._steps = 0
         self._sections: list[_Section] = []
         self._waiting: deque[_Step] = deque()
@@ -257,13 +258,8 @@ class _DeviceSection(_Section):
         return round(self._start.elapsed_time(self._end) * NS_PER_MS)
 
 
-def _cuda_event() -> Event:
-    event: Event = torch.cuda.Event(enable_timing=True)
-    return event
-
-
 def _sums(sections: list[_Section], duration_ns: Callable[[_Section], int]) -> dict[str, int]:
-    sums: dict[str, int] = {}
+    sums = Counter[str]()
     for section in sections:
-        sums[section.name] = sums.get(section.name, 0) + duration_ns(section)
-    return sums
+        sums[section.name] += duration_ns(section)
+    return dict(sums)

@@ -9,15 +9,7 @@ from typing import Any, Final
 
 from benchctl.profile.engine_table import ENGINES
 from benchctl.profile.model import Profile
-from benchctl.profile.settings import (
-    Values,
-    cells_of,
-    factor_problem,
-    factors_of,
-    is_same,
-    resolve,
-    setting_of,
-)
+from benchctl.profile.settings import Values, cells_of, factor_problem, factors_of, is_same, resolve, setting_of
 from benchctl.profile.sources.files import did_you_mean
 from benchctl.profile.sources.located import LocatedDict, LocatedError, value_text
 

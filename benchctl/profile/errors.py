@@ -128,7 +128,8 @@ def _problem(model: type[Section], item: _Detail, types: Sequence[str]) -> str:
             return _missing(model, item.steps)
         case "literal_error":
             field = _field_at(model, item.steps)
-            return _not_among(item.value, (*(_choices(field) if field else ()), *types))
+            words = [*(_choices(field) if field else ()), *types]
+            return f"is {value}; allowed are {', '.join(words)}{did_you_mean(item.value, words, '; ')}"
         case "string_pattern_mismatch":
             name = value_text(item.steps[-1] if error["loc"][-1] == "[key]" else item.value)
             return (
@@ -146,7 +147,6 @@ def _problem(model: type[Section], item: _Detail, types: Sequence[str]) -> str:
 
 
 def _unknown_key(key: str, section: type[Section] | None) -> str:
-    """The message about a key that a section does not have."""
     names = list(section.model_fields) if section else []
     if hint := did_you_mean(key, names):
         return f"unknown key; {hint}"
@@ -154,12 +154,6 @@ def _unknown_key(key: str, section: type[Section] | None) -> str:
     if homes:
         return f"unknown key here; it belongs to {' or '.join(homes)}"
     return f"unknown key; known keys here are {', '.join(names)}"
-
-
-def _not_among(value: object, choices: Iterable[str]) -> str:
-    """The message about a value that is none of the allowed ones."""
-    words = list(choices)
-    return f"is {value_text(value)}; allowed are {', '.join(words)}{did_you_mean(value, words, '; ')}"
 
 
 def _missing(model: type[Section], steps: tuple[Step, ...]) -> str:

@@ -102,19 +102,16 @@ def load_run(directory: RunDirectory, limits: ReadLimits | None = None) -> Loade
     """
     record = directory.read()
     reader = _RunReader(directory, record, limits or DEFAULT_LIMITS)
-    requests, steps = reader.requests(), reader.steps()
-    gpu, host = reader.lines("gpu", GpuSample), reader.lines("host", HostSample)
-    prometheus, client = reader.lines("prometheus", PrometheusSample), reader.lines("client", ClientSample)
     return LoadedRun(
         record=record,
-        requests=requests,
-        steps=steps,
-        gpu=gpu,
-        host=host,
-        prometheus=prometheus,
-        warnings=(*record.warnings, *reader.damage),
+        requests=reader.requests(),
+        steps=reader.steps(),
+        gpu=reader.lines("gpu", GpuSample),
+        host=reader.lines("host", HostSample),
+        prometheus=reader.lines("prometheus", PrometheusSample),
+        client=reader.lines("client", ClientSample),
+        warnings=(*record.warnings, *reader.damage),  # after all reading, which collects the damage
         is_damaged=bool(reader.damage) and record.state == "done",
-        client=client,
     )
 
 
@@ -214,7 +211,7 @@ def _load_runs(directories: Sequence[RunDirectory]) -> tuple[LoadedRun, ...]:
     """All runs; long step logs without a table are read two at a time, because one does not fill two cores."""
     if sum(_size_bytes(directory.step_log) for directory in directories) <= DEFAULT_LIMITS.few_steps:
         return tuple(map(load_run, directories))
-    from benchctl.records.columns.step_table import table_path  # noqa: PLC0415 - polars, where it is worth its time
+    from benchctl.records.columns.step_log import table_path  # noqa: PLC0415 - polars, where it is worth its time
 
     if all(table_path(directory.step_log).is_file() for directory in directories):
         return tuple(map(load_run, directories))

@@ -52,11 +52,7 @@ class NoiseKey:
 def key_of(noise: NoiseFloor) -> NoiseKey:
     """The key under which a measurement is filed."""
     return NoiseKey(
-        host=noise.host,
-        gpus=noise.gpus,
-        engine=noise.engine,
-        engine_sha256=noise.engine_sha256,
-        model=noise.model,
+        host=noise.host, gpus=noise.gpus, engine=noise.engine, engine_sha256=noise.engine_sha256, model=noise.model
     )
 
 
@@ -96,8 +92,9 @@ def store_noise(store: Path, noise: NoiseFloor) -> Path:
 
 def stored_noise(store: Path, key: NoiseKey | None = None) -> tuple[StoredNoise, ...]:
     """Everything on file, or all of one key: keys by name, the newest measurement of each first."""
-    names = [key.name] if key is not None else sorted(_names_in(store))
-    return tuple(entry for name in names for entry in _newest_first((store / name).glob("*.json")))
+    stored_keys = sorted(path.name for path in store.glob("*") if path.is_dir())
+    names = stored_keys if key is None else [key.name]
+    return tuple(_read(path) for name in names for path in sorted((store / name).glob("*.json"), reverse=True))
 
 
 def newest_of_each(entries: Iterable[StoredNoise]) -> tuple[StoredNoise, ...]:
@@ -135,14 +132,6 @@ def remove_noise(entries: Iterable[StoredNoise]) -> int:
         if not any(entry.path.parent.glob("*.json")):
             shutil.rmtree(entry.path.parent, ignore_errors=True)
     return removed
-
-
-def _names_in(store: Path) -> list[str]:
-    return [path.name for path in store.iterdir() if path.is_dir()] if store.is_dir() else []
-
-
-def _newest_first(paths: Iterable[Path]) -> list[StoredNoise]:
-    return [_read(path) for path in sorted(paths, key=lambda path: path.name, reverse=True)]
 
 
 def _read(path: Path) -> StoredNoise:

@@ -116,12 +116,8 @@ def result_format_reference() -> str:
             if file.record is not None:
                 parts.append(f"## `{title}{file.name}`\n")
                 parts += _record_sections(file.record, described, is_nested=False)
-    return "\n".join([*parts, _sections_of_a_step()])
-
-
-def _sections_of_a_step() -> str:
     rows = [f"| `{name}` | {f'`{parent}`' if parent else 'the step'} |" for name, parent in SECTION_PARENT.items()]
-    return _SECTIONS + "\n".join(rows) + "\n"
+    return "\n".join([*parts, _SECTIONS + "\n".join(rows) + "\n"])
 
 
 def _file_table(files: tuple[_File, ...]) -> str:
@@ -151,7 +147,7 @@ def _row(field: msgspec.structs.FieldInfo, meaning: str) -> str:
     cells = (
         f"`{field.encode_name}`",
         _type_text(field.type),
-        _unit(field.name),
+        _UNITS.get(field.name.rpartition("_")[2], ""),
         _default_text(field),
         " ".join(meaning.replace("``", "`").replace("|", "&#124;").split()),
     )
@@ -183,10 +179,6 @@ def _type_text(annotation: Any) -> str:
     if origin in {Union, UnionType}:
         return " or ".join(_type_text(argument) for argument in arguments if argument is not NoneType)
     raise TypeError(f"{annotation} has no words in the reference of the result format; add them to _type_text")
-
-
-def _unit(name: str) -> str:
-    return _UNITS.get(name.rpartition("_")[2], "")
 
 
 def _default_text(field: msgspec.structs.FieldInfo) -> str:

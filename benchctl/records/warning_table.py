@@ -5,6 +5,7 @@ table (``warning_codes.warnings_reference``) and a test holds it against the cod
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Literal, TypeAlias
 
 Severity: TypeAlias = Literal["suspect", "warning", "note"]
@@ -27,19 +28,11 @@ class WarningCode:
     """The server met fewer requests at once than planned."""
 
 
-def _suspect(
-    meaning: str, remedy: str, *, limits_client_times: bool = False, has_lighter_load: bool = False
-) -> WarningCode:
-    return WarningCode("suspect", meaning, remedy, limits_client_times, has_lighter_load)
-
-
-def _warning(meaning: str, remedy: str) -> WarningCode:
-    return WarningCode("warning", meaning, remedy)
-
-
-def _note(meaning: str, remedy: str) -> WarningCode:
-    return WarningCode("note", meaning, remedy)
-
+_suspect: Final = partial(WarningCode, "suspect")
+_client_suspect: Final = partial(_suspect, limits_client_times=True)
+_load_suspect: Final = partial(_client_suspect, has_lighter_load=True)
+_warning: Final = partial(WarningCode, "warning")
+_note: Final = partial(WarningCode, "note")
 
 _MEASURE_AGAIN: Final = "Measure again with 'benchctl run --resume'."
 _FREE_CORE: Final = "Free a processor core for the client, or lower the load."
@@ -52,33 +45,25 @@ IMPORT_LIMITS: Final = "Imported LenVM files: limits"
 
 WARNING_TABLE: Final[dict[str, dict[str, WarningCode]]] = {
     "The load client": {
-        "slots-idle": _suspect(
+        "slots-idle": _load_suspect(
             "Slots of a closed loop were empty for more than 1 % of their time while requests were waiting.",
             "Free a processor core for the client, lower the load, or let the server keep connections open.",
-            limits_client_times=True,
-            has_lighter_load=True,
         ),
-        "sends-delayed": _suspect(
+        "sends-delayed": _load_suspect(
             "Requests repeatedly left later than planned, so the load was not the one that the profile asks for.",
             _FREE_CORE,
-            limits_client_times=True,
-            has_lighter_load=True,
         ),
-        "rate-missed": _suspect(
+        "rate-missed": _load_suspect(
             "The client sent fewer requests per second than planned, and no cap explains it.",
             "Free a processor core for the client, or lower the rate.",
-            limits_client_times=True,
-            has_lighter_load=True,
         ),
-        "arrival-times-unreliable": _suspect(
+        "arrival-times-unreliable": _client_suspect(
             "Most arrival times may be wrong because the client read them late.",
             _FREE_CORE,
-            limits_client_times=True,
         ),
-        "client-cpu": _suspect(
+        "client-cpu": _client_suspect(
             "A process of the load generator used nearly all of its core, so it may have set the pace itself.",
             "Lower the load, or give it more processes with load.workers.",
-            limits_client_times=True,
         ),
         "times-bounded": _warning(
             "Some arrivals are known between bounds only; the metrics named in the message decide nothing.",
@@ -106,8 +91,7 @@ WARNING_TABLE: Final[dict[str, dict[str, WarningCode]]] = {
             "Free processor cores for the client and for the server's front end, then measure again.",
         ),
         "server-coalescing": _note(
-            "The server regularly writes several chunks at once; itl is the time between those writes.",
-            _NOTHING,
+            "The server regularly writes several chunks at once; itl is the time between those writes.", _NOTHING
         ),
         "underfilled-batch": _warning(
             "Requests spent much of their time outside the engine's steps, so the batch was smaller than the load.",
@@ -136,8 +120,7 @@ WARNING_TABLE: Final[dict[str, dict[str, WarningCode]]] = {
             "Check that the engine's version supports the step log ('benchctl doctor').",
         ),
         "steps-unknown": _note(
-            "The engine records no steps, so the time per step is unknown.",
-            "Compare wall_s or tpot_ms instead.",
+            "The engine records no steps, so the time per step is unknown.", "Compare wall_s or tpot_ms instead."
         ),
         "damaged-line": _warning(
             "A file of the run contains a line that cannot be read; what precedes it is kept.",

@@ -44,7 +44,7 @@ class SimConfig:
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "num_kv_blocks", "block_size", "tokens_per_chunk"):
             if getattr(self, name) < 1:
-                raise UsageError(f"{_flag(name)} is {getattr(self, name)}; it must be at least 1")
+                raise UsageError(f"--{name.replace('_', '-')} is {getattr(self, name)}; it must be at least 1")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise UsageError(
                 f"--max-num-batched-tokens is {self.max_num_batched_tokens}, below --max-num-seqs "
@@ -65,7 +65,3 @@ class SimConfig:
 
 
 _PRIVATE: Final = frozenset({"noise_seed", "start_delay_s", "schedule_patience_s"})
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")

@@ -1,6 +1,7 @@
 """One choice of one request on its way through the engine."""
 
 import enum
+from dataclasses import dataclass, field
 
 from benchctl.sim.answer import Answer
 from benchctl.sim.guidance import GuidedRow
@@ -13,6 +14,7 @@ class SequenceStatus(enum.Enum):
     FINISHED = enum.auto()
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Sequence:
     """The engine's view of one choice.
 
@@ -21,45 +23,27 @@ class Sequence:
     number of tokens at which the sequence ends or needs a block.
     """
 
-    __slots__ = (
-        "answer",
-        "arrival_ns",
-        "block_table",
-        "choice",
-        "first_token_ns",
-        "guided",
-        "is_greedy",
-        "last_token_ns",
-        "next_event",
-        "num_cached",
-        "num_computed",
-        "num_tokens",
-        "prompt_tokens",
-        "request",
-        "seq_id",
-        "status",
-    )
+    seq_id: int
+    """Number in the order of arrival."""
+    request: Request
+    choice: int
+    answer: Answer
+    guided: GuidedRow | None
+    is_greedy: bool = field(init=False)
+    prompt_tokens: int = field(init=False)
+    num_tokens: int = field(init=False)
+    status: SequenceStatus = SequenceStatus.WAITING
+    num_computed: int = 0
+    num_cached: int = 0
+    block_table: list[int] = field(default_factory=list)
+    next_event: int = 0
+    arrival_ns: int = 0
+    first_token_ns: int | None = None
+    last_token_ns: int | None = None
 
-    def __init__(
-        self, seq_id: int, request: Request, choice: int, answer: Answer, guided: GuidedRow | None
-    ) -> None:
-        self.seq_id = seq_id
-        """Number in the order of arrival."""
-        self.request = request
-        self.choice = choice
-        self.answer = answer
-        self.guided = guided
-        self.is_greedy = request.sampling.is_greedy
-        self.status = SequenceStatus.WAITING
-        self.prompt_tokens = request.prompt.num_tokens
-        self.num_tokens = self.prompt_tokens
-        self.num_computed = 0
-        self.num_cached = 0
-        self.block_table: list[int] = []
-        self.next_event = 0
-        self.arrival_ns = 0
-        self.first_token_ns: int | None = None
-        self.last_token_ns: int | None = None
+    def __post_init__(self) -> None:
+        self.is_greedy = self.request.sampling.is_greedy
+        self.num_tokens = self.prompt_tokens = self.request.prompt.num_tokens
 
     @property
     def num_output(self) -> int:

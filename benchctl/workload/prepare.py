@@ -17,13 +17,7 @@ from benchctl.records.jsonl import encode
 from benchctl.records.record import ResultWarning
 from benchctl.records.request import PreparedRequest
 from benchctl.workload.arrival import arrival_offsets_ns, trace_offsets_ns
-from benchctl.workload.datasets.dataset import (
-    Dataset,
-    FileDataset,
-    MadeDataset,
-    dataset_named,
-    names_of_datasets,
-)
+from benchctl.workload.datasets.dataset import Dataset, FileDataset, MadeDataset, dataset_named, names_of_datasets
 from benchctl.workload.datasets.files import DATA_DIRECTORY_VARIABLE, data_directory, find_source
 from benchctl.workload.datasets.generated import generated_prompts
 from benchctl.workload.datasets.prompt import Prompt, Selection

@@ -44,7 +44,7 @@ def settings_of(
 
 
 def started(monkeypatch: pytest.MonkeyPatch, settings: VariantSettings, directory: Path) -> Any:
-    monkeypatch.setattr("benchctl.engines.vllm.engine.interpreter_for", lambda *_: Path(sys.executable))
+    monkeypatch.setattr("benchctl.engines.environment.interpreter_for", lambda *_: Path(sys.executable))
     site = LaunchSite(port=8123, directory=directory)
     return list(ENGINE.argv(settings, site)), ENGINE.env(settings, site)
 

@@ -4,14 +4,10 @@
     latency of a request = parts                    latency.py
     mean step = sections = batches = work + rest    steps.py, roofline.py
 
-For a waterfall of the wall time: from ``wall.a_s`` by ``added_s`` of each of ``wall.factors`` to ``wall.b_s``, in
-seconds, exact; for the latency from ``latency.whole.a_s`` by ``latency.parts``; for a step from
-``sections.whole.a_s`` by ``sections.sections``, or from ``work.whole.a_s`` by ``work.parts``. ``is_significant``
-tells for each bar whether it exceeds scatter. The unit of every estimate is the block, as in the comparison.
-
-Wall time and factors are geometric means over the blocks, all else arithmetic means: a product needs the former, a
-sum the latter. The mean step of ``sections`` may therefore differ from the factor ``time per step`` by the scatter
-of the blocks.
+A waterfall of the wall time goes from ``wall.a_s`` by ``added_s`` of each of ``wall.factors`` to ``wall.b_s``,
+exactly. The unit of every estimate is the block, as in the comparison. Wall time and factors are geometric means
+over the blocks, all else arithmetic means: a product needs the former, a sum the latter. The mean step of
+``sections`` may therefore differ from the factor ``time per step`` by the scatter of the blocks.
 """
 
 import math
@@ -92,16 +88,12 @@ def steps_at_level(
 
     Parts then add up to the step that the comparison shows, which is a geometric centre.
     """
-    if step is None:
-        return list(a), list(b)
-    return _scaled_to(a, step.a / MS_PER_S), _scaled_to(b, step.b / MS_PER_S)
-
-
-def _scaled_to(runs: Sequence[RunTimeBreakdown], level_s: float) -> list[RunTimeBreakdown]:
-    scale = level_s / fmean(run.step_s / run.num_steps for run in runs)
-    if math.isclose(scale, 1.0, rel_tol=_ROUNDING):
-        return list(runs)
-    return [at_middle_of_block(run, TimeScales(step=scale)) for run in runs]
+    sides = [list(a), list(b)]
+    for i, level_ms in enumerate(() if step is None else (step.a, step.b)):
+        scale = level_ms / MS_PER_S / fmean(run.step_s / run.num_steps for run in sides[i])
+        if not math.isclose(scale, 1.0, rel_tol=_ROUNDING):
+            sides[i] = [at_middle_of_block(run, TimeScales(step=scale)) for run in sides[i]]
+    return sides[0], sides[1]
 
 
 def _work(

@@ -13,7 +13,7 @@ they multiply to the ratio of the wall times.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Final
@@ -48,8 +48,6 @@ MEANING: Final = {
     STEPS_EACH: "number of steps / output tokens: the inverse of the tokens that the batch gains in one step",
     TIME_EACH: "wall time / output tokens",
 }
-
-Values = dict[str, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,12 +148,15 @@ def split_wall(
     if ratios.wall is not None:
         design = replace(design, evidence=ratios.wall.evidence)
     runs = (*a, *b)
-    factors_in = _factors_for(runs, stop)
+    has_steps, has_tokens = all(run.has_steps for run in runs), all(run.output_tokens for run in runs)
+    use_tokens = has_tokens and (stop != "forced" or not has_steps)
+
+    def factors_in(run: RunTimeBreakdown) -> dict[str, float]:
+        return _factors(run, has_steps=has_steps, use_tokens=use_tokens)
 
     def logs(x: RunTimeBreakdown, y: RunTimeBreakdown) -> list[float]:
-        before, after = factors_in(x), factors_in(y)
-        parts = [math.log(after[name]) - math.log(before[name]) for name in before]
-        return [math.log(_wall_s(y)) - math.log(_wall_s(x)), *parts]
+        before, after = ((_wall_s(run), *factors_in(run).values()) for run in (x, y))
+        return [math.log(b_value) - math.log(a_value) for a_value, b_value in zip(before, after, strict=True)]
 
     names = list(factors_in(runs[0]))
     total, *parts = estimate_terms(a, b, logs, design)
@@ -165,15 +166,14 @@ def split_wall(
         total, a_s, b_s = ratios.wall.estimate, ratios.wall.a, ratios.wall.b
     parts = _with_step_ratio(dict(zip(names, parts, strict=True)), total, ratios.step)
     per_log = logarithmic_mean(a_s, b_s)
-    factors = [Factor(name=name, estimate=part, per_log_s=per_log) for name, part in zip(names, parts, strict=True)]
     return WallSplit(
         a_s=a_s,
         b_s=b_s,
         total=total,
-        factors=tuple(factors),
-        phases=_phases(_at_level(a, a_s), _at_level(b, b_s), design)
-        if all(run.has_steps for run in runs)
-        else None,
+        factors=tuple(
+            Factor(name=name, estimate=part, per_log_s=per_log) for name, part in zip(names, parts, strict=True)
+        ),
+        phases=_phases(_at_level(a, a_s), _at_level(b, b_s), design) if has_steps else None,
     )
 
 
@@ -205,29 +205,12 @@ def _wall_s(run: RunTimeBreakdown) -> float:
     return run.wall_s
 
 
-def _factors_for(runs: Sequence[RunTimeBreakdown], stop: StopMode) -> Callable[[RunTimeBreakdown], Values]:
-    has_steps, has_tokens = all(run.has_steps for run in runs), all(run.output_tokens for run in runs)
+def _factors(run: RunTimeBreakdown, *, has_steps: bool, use_tokens: bool) -> dict[str, float]:
+    steps, tokens = float(run.num_steps), float(run.output_tokens or 0)
     if not has_steps:
-        return _without_steps if has_tokens else lambda _: {}
-    return _by_tokens if has_tokens and stop != "forced" else _by_steps
-
-
-def _by_steps(run: RunTimeBreakdown) -> Values:
-    return {
-        STEPS: float(run.num_steps),
-        TIME_PER_STEP: run.step_s / run.num_steps,
-        REMAINDER: _wall_s(run) / run.step_s,
-    }
-
-
-def _by_tokens(run: RunTimeBreakdown) -> Values:
-    tokens, by_steps = float(run.output_tokens or 0), _by_steps(run)
-    return {TOKENS: tokens, STEPS_EACH: by_steps.pop(STEPS) / tokens, **by_steps}
-
-
-def _without_steps(run: RunTimeBreakdown) -> Values:
-    tokens = float(run.output_tokens or 0)
-    return {TOKENS: tokens, TIME_EACH: _wall_s(run) / tokens}
+        return {TOKENS: tokens, TIME_EACH: _wall_s(run) / tokens} if use_tokens else {}
+    counts = {TOKENS: tokens, STEPS_EACH: steps / tokens} if use_tokens else {STEPS: steps}
+    return {**counts, TIME_PER_STEP: run.step_s / run.num_steps, REMAINDER: _wall_s(run) / run.step_s}
 
 
 def _phases(a: Sequence[RunTimeBreakdown], b: Sequence[RunTimeBreakdown], design: PairDesign) -> PhaseSplit:

@@ -97,9 +97,7 @@ def peaks_of(profile: Profile, manifest: Manifest) -> tuple[Hardware | None, tup
     devices = {gpu.name: hardware_or_none(gpu.name) for gpu in manifest.gpus}
     if not devices or named is None:
         return None, ()
-    others = [
-        f"{name} ({device.name})" for name, device in devices.items() if device is not None and device != named
-    ]
+    others = [f"{name} ({device.name})" for name, device in devices.items() if device and device != named]
     if others:
         message = (
             f"the profile says {named.name} and the machine has {', '.join(others)}: FLOP/s are compared with no "
@@ -107,13 +105,11 @@ def peaks_of(profile: Profile, manifest: Manifest) -> tuple[Hardware | None, tup
         )
         return None, (ResultWarning(code="hardware-differs", message=message, where="hardware"),)
     unknown = [name for name, device in devices.items() if device is None]
-    if unknown:
-        message = (
-            f"{', '.join(unknown)}: not in the table of devices; FLOP/s are compared with the peaks of "
-            f"{named.name}, as the profile says"
-        )
-        return named, (ResultWarning(code="hardware-unknown", message=message, where="hardware"),)
-    return named, ()
+    message = (
+        f"{', '.join(unknown)}: not in the table of devices; FLOP/s are compared with the peaks of {named.name}, "
+        "as the profile says"
+    )
+    return named, (ResultWarning(code="hardware-unknown", message=message, where="hardware"),) if unknown else ()
 
 
 def work_model(settings: VariantSettings | None, hardware: Hardware | None) -> WorkModel | str:
@@ -132,18 +128,14 @@ def work_model(settings: VariantSettings | None, hardware: Hardware | None) -> W
     except UsageError as error:
         return f"the shape of a model is unknown: {error}"
     devices: int = getattr(settings.server, "tensor_parallel_size", 1)
-    return WorkModel(base=base, value=value, hardware=_spread_over(hardware, devices))
-
-
-def _spread_over(hardware: Hardware, devices: int) -> Hardware:
-    if devices == 1:
-        return hardware
-    return replace(
-        hardware,
-        name=f"{devices} x {hardware.name}",
-        peak_flops_per_s=devices * hardware.peak_flops_per_s,
-        bandwidth_bytes_per_s=devices * hardware.bandwidth_bytes_per_s,
-    )
+    if devices > 1:
+        hardware = replace(
+            hardware,
+            name=f"{devices} x {hardware.name}",
+            peak_flops_per_s=devices * hardware.peak_flops_per_s,
+            bandwidth_bytes_per_s=devices * hardware.bandwidth_bytes_per_s,
+        )
+    return WorkModel(base=base, value=value, hardware=hardware)
 
 
 def floor_of(columns: StepColumns, work: WorkModel) -> Floor | str:
@@ -205,10 +197,10 @@ def _value_floor(
     counts = _counted(columns, _VALUE_COUNTS, idle)
     if isinstance(counts, str):
         return counts
-    guided, prefill, extend, candidates = (values[counts[0] > 0] for values in counts)
+    active = counts[0] > 0
+    guided, prefill, extend, candidates = (values[active] for values in counts)
     if not len(guided):
         return 0.0, 0.0
-    active = counts[0] > 0
     mean_context = context[active] / np.maximum(columns.num_seqs[active], 1)
     tokens = prefill + extend + candidates
     positions = (extend + candidates) * mean_context + prefill * mean_context / 2

@@ -9,7 +9,7 @@ import numpy as np
 from benchctl.analysis.attribution.roofline import Floor, WorkModel, floor_of
 from benchctl.analysis.attribution.sections import Breakdown, break_down, tally_steps
 from benchctl.analysis.metrics.request_timing import choice_tokens, e2el_ns, is_completed, measured, ttft_ns
-from benchctl.analysis.metrics.unknown import total
+from benchctl.analysis.metrics.unknown import known_values, total
 from benchctl.analysis.validity.bunching import CLIENT_BUNCHING
 from benchctl.records.columns.step_columns import PHASES, StepColumns
 from benchctl.records.loaded import LoadedRun
@@ -69,7 +69,6 @@ class RunTimeBreakdown:
     """Least time per step for its FLOPs and bytes, or the reason why it is unknown."""
     is_bunched: bool = False
     """Its tokens reached the client in bursts."""
-
     latencies: Mapping[str, Latency] | None = None
     """By request, of those that completed; None unless requested (``request_latencies``)."""
     covers_steps: bool = True
@@ -106,22 +105,19 @@ def break_down_run_time(
 
 def at_middle_of_block(run: RunTimeBreakdown, scales: TimeScales) -> RunTimeBreakdown:
     """The run adjusted to the middle of its block: times are scaled, counts unchanged."""
+    latencies = run.latencies and {
+        name: Latency(latency.ttft_s * scales.latency, latency.span_s * scales.latency, latency.tokens)
+        for name, latency in run.latencies.items()
+    }
     return replace(
         run,
         wall_s=None if run.wall_s is None else run.wall_s * scales.wall,
         step_s=run.step_s * scales.step,
         phase_s={phase: time_s * scales.step for phase, time_s in run.phase_s.items()},
         sizes={key: SizedSteps(steps.num_steps, steps.total_s * scales.step) for key, steps in run.sizes.items()},
-        latencies=None if run.latencies is None else _scaled(run.latencies, scales.latency),
+        latencies=latencies,
         step_scale=run.step_scale * scales.step,
     )
-
-
-def _scaled(latencies: Mapping[str, Latency], scale: float) -> dict[str, Latency]:
-    return {
-        name: Latency(latency.ttft_s * scale, latency.span_s * scale, latency.tokens)
-        for name, latency in latencies.items()
-    }
 
 
 def _floor(run: LoadedRun, work: WorkModel | str) -> Floor | str:
@@ -164,7 +160,7 @@ def _longest_choice(request: RequestRecord) -> float | None:
     """Tokens of its longest choice; usage divided evenly if single choices are not counted."""
     counts = [choice_tokens(request, choice) for choice in request.choices]
     if total(counts) is not None:
-        return max(count for count in counts if count is not None)
+        return max(known_values(counts))
     if request.completion_tokens is None or not counts:
         return None
     return request.completion_tokens / len(counts)

@@ -1,17 +1,15 @@
 """Sections of a step as a tree whose parts add up.
 
-Time per step of a section = total over all steps / number of all steps. Because every section is divided by the
-same count, children and the unnamed remainder add up to their parent, and the top level to the step. The other
-common convention, the mean over the steps that have the section, is available too: it is the cost of a section when
-it runs, but its values do not add up.
+Time per step of a section = total over all steps / number of all steps, so children and the unnamed remainder add
+up to their parent, and the top level to the step. The mean over the steps that have the section does not add up.
 
-The content of a section depends on the clock. On host time without synchronisation, the first blocking call is
-charged for all queued GPU work, so such a section is never called GPU time here.
+On host time without synchronisation, the first blocking call is charged for all queued GPU work, so such a section
+is never called GPU time here.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -156,18 +154,14 @@ def mean_breakdown(runs: Iterable[tuple[StepTally, float]]) -> Breakdown | None:
     Tallies are scaled to one large number of steps, so means over steps become means over runs; rounding to whole
     nanoseconds changes a mean by less than a millionth.
     """
-    scaled = (_of_many_steps(tally, scale) for tally, scale in runs if tally.num_records[STEP])
+    scaled = []
+    for tally, scale in runs:
+        if num_steps := tally.num_records[STEP]:
+            factor = _MANY_STEPS / num_steps
+            total_ns = {name: round(time_ns * scale * factor) for name, time_ns in tally.total_ns.items()}
+            num_records = {name: round(count * factor) for name, count in tally.num_records.items()}
+            scaled.append(replace(tally, total_ns=total_ns, num_records=num_records))
     return break_down(scaled, rounding_ns=_ROUNDING_NS)
-
-
-def _of_many_steps(tally: StepTally, scale: float) -> StepTally:
-    factor = _MANY_STEPS / tally.num_records[STEP]
-    return StepTally(
-        total_ns={name: round(total_ns * scale * factor) for name, total_ns in tally.total_ns.items()},
-        num_records={name: round(count * factor) for name, count in tally.num_records.items()},
-        clocks=tally.clocks,
-        covers_steps=tally.covers_steps,
-    )
 
 
 def _depth(name: str) -> int:
@@ -199,25 +193,14 @@ def _section(name: str, totals: Counter[str], records: Counter[str], rounding_ns
         for child, above in SECTION_PARENT.items()
         if above == parent and child in records
     ]
+    leaf = _leaf(name, totals, records)
     if not children:
-        return _leaf(name, totals, records)
+        return leaf
     named_ns = sum(child.total_ns for child in children)
-    rest_ns = totals[name] - named_ns
+    rest_ns = leaf.total_ns - named_ns
     rest_ns = 0 if abs(rest_ns) <= rounding_ns * len(children) else rest_ns
-    unnamed = Section(
-        name=f"{name} (unnamed)",
-        total_ns=rest_ns,
-        num_records=records[name],
-        num_steps=records[STEP],
-        is_unnamed=True,
-    )
-    return Section(
-        name=name,
-        total_ns=named_ns + rest_ns,
-        num_records=records[name],
-        num_steps=records[STEP],
-        children=(*children, unnamed),
-    )
+    unnamed = replace(leaf, name=f"{name} (unnamed)", total_ns=rest_ns, is_unnamed=True)
+    return replace(leaf, total_ns=named_ns + rest_ns, children=(*children, unnamed))
 
 
 def _leaf(name: str, totals: Counter[str], records: Counter[str]) -> Section:

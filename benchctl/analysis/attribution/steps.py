@@ -1,9 +1,7 @@
 """The mean time of a step, divided in two ways: by its sections, and by the sizes of its batches.
 
-Sections: time per step of each leaf of the breakdown, over all steps, so leaves and the unnamed remainder add up to
-the mean step, and their differences to its difference.
-
-Batches: with p the share of the steps in a bin and m their mean time,
+The leaf sections and the unnamed remainder add up to the mean step. For batches, with p the share of the steps in a
+bin and m their mean time,
 
     m_B - m_A = Σ (p_B - p_A) (m_A + m_B) / 2  +  Σ (m_B - m_A) (p_A + p_B) / 2
 
@@ -18,7 +16,7 @@ from typing import Final
 
 from benchctl.analysis.attribution.estimate import Contribution, PairDesign, estimate_contributions, estimate_levels
 from benchctl.analysis.attribution.run_time import RunTimeBreakdown, SizeKey
-from benchctl.analysis.attribution.sections import CLOCK_NOTE, STEP, Breakdown, Section
+from benchctl.analysis.attribution.sections import CLOCK_NOTE, STEP, Section
 from benchctl.units import s_from_ns
 
 MAX_EXACT_SIZES: Final = 12
@@ -45,10 +43,7 @@ class SectionSplit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchBin:
-    """One kind of batch: means over the blocks of its share of the steps, and its mean time over all of a side's.
-
-    The time is None if a side has no such step.
-    """
+    """One kind of batch: its mean share of the steps over the blocks, and its mean time (None without any step)."""
 
     label: str
     a_share: float
@@ -85,7 +80,9 @@ def split_sections(
     inner = {section.name for run in breakdowns for _, section in run.step.walk() if section.children}
     if len(breakdowns) < len(a) + len(b) or not inner:
         return None
-    names = _leaf_names(breakdowns, inner)
+    largest = sorted(breakdowns, key=lambda run: -sum(1 for _ in run.step.walk()))
+    # a section that is divided in any tree is divided in all
+    names = list(dict.fromkeys(_leaf_name(leaf, inner) for run in largest for leaf in run.step.leaves()))
 
     def values(run: RunTimeBreakdown) -> list[float]:
         leaves = leaf_times_s(run, inner)
@@ -99,12 +96,6 @@ def split_sections(
         clock_note="; ".join(CLOCK_NOTE[clock] for clock in clocks),
         unplaced=tuple(sorted({section.name for run in breakdowns for section in run.unplaced})),
     )
-
-
-def _leaf_names(breakdowns: Sequence[Breakdown], inner: set[str]) -> list[str]:
-    """Leaves of all trees in the order of the largest: a section divided anywhere is divided everywhere."""
-    largest = sorted(breakdowns, key=lambda run: -sum(1 for _ in run.step.walk()))
-    return list(dict.fromkeys(_leaf_name(leaf, inner) for run in largest for leaf in run.step.leaves()))
 
 
 def _leaf_name(leaf: Section, inner: set[str]) -> str:
@@ -138,8 +129,8 @@ def split_batches(a: Sequence[RunTimeBreakdown], b: Sequence[RunTimeBreakdown], 
         bins=tuple(
             BatchBin(
                 label=label,
-                a_share=_mean_share(a_bins, i),
-                b_share=_mean_share(b_bins, i),
+                a_share=sum(run.shares[i] for run in a_bins) / len(a_bins),
+                b_share=sum(run.shares[i] for run in b_bins) / len(b_bins),
                 a_step_s=_pooled_mean_s(a_bins, i),
                 b_step_s=_pooled_mean_s(b_bins, i),
                 batches_s=by_bin[i].added_s,
@@ -208,10 +199,6 @@ def _binned(run: RunTimeBreakdown, bin_of: Callable[[SizeKey], int], num_bins: i
         counts[bin_of(key)] += steps.num_steps
         totals[bin_of(key)] += steps.total_s
     return _Binned(tuple(counts), tuple(totals))
-
-
-def _mean_share(runs: Sequence[_Binned], i: int) -> float:
-    return sum(run.num_steps[i] / sum(run.num_steps) for run in runs) / len(runs)
 
 
 def _pooled_mean_s(runs: Sequence[_Binned], i: int) -> float | None:

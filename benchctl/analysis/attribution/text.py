@@ -44,7 +44,8 @@ def sentence(decomposition: Decomposition) -> str:
     """The factor that carries the difference, as far as the intervals show it."""
     wall = decomposition.wall
     if wall is None:
-        return "; ".join([_step_change(decomposition), *_section(decomposition), *_unexplained(decomposition)])
+        step = [f"a step takes {added_text(split.whole)}"] if (split := decomposition.batches) else []
+        return "; ".join([_NO_WALL, *step, *_section(decomposition), *_unexplained(decomposition)])
     whole = change_of_ratio(wall.total.ratio)
     if not wall.factors:
         return f"the wall time changes by {whole}; neither steps nor tokens are known to explain it"
@@ -63,7 +64,9 @@ def _carried(factors: Sequence[Factor], total: RatioEstimate, whole: str) -> str
     """One factor that carries the whole, several that add up to it, or a part that is not significant."""
     shares = [(factor.name, factor.share_of(total)) for factor in factors]
     name, share = shares[0]
-    if len(factors) > 1 and _cancels(factors, total, share):
+    moved = sum(abs(factor.log_ratio) for factor in factors)
+    has_opposite_signs = abs(total.log_ratio) < _CARRIES * moved or (share is not None and not 0 < share <= _MOST)
+    if len(factors) > 1 and has_opposite_signs:
         qualification = ", which cannot be told from 0" if share is None else ""
         return f"{_listed(factors)} make {whole}{qualification}"
     if share is None:
@@ -72,12 +75,6 @@ def _carried(factors: Sequence[Factor], total: RatioEstimate, whole: str) -> str
         return f"{_listed(factors)} can be told from 1; what carries the rest of the {whole} cannot"
     others = [f", {other} {_percent(part)}" for other, part in shares[1:] if part and abs(part) >= _WORTH_A_WORD]
     return f"{name} carries {_percent(share)} of the {whole}{''.join(others)}"
-
-
-def _cancels(factors: Sequence[Factor], total: RatioEstimate, share: float | None) -> bool:
-    """The factors have opposite signs, so no single one carries the whole."""
-    moved = sum(abs(factor.log_ratio) for factor in factors)
-    return abs(total.log_ratio) < _CARRIES * moved or (share is not None and not 0 < share <= _MOST)
 
 
 def _listed(factors: Sequence[Factor]) -> str:
@@ -93,24 +90,15 @@ def _section(decomposition: Decomposition) -> Iterator[str]:
     largest = split.largest
     share = largest.share_of(split.whole)
     if share is not None and 0 < share <= _MOST:
-        yield f"{_percent(share)} of {_what(decomposition)} {largest.name}"
+        factors = () if decomposition.wall is None else decomposition.wall.factors
+        whole = "it" if sum(factor.is_significant for factor in factors) == 1 else "the step's difference"
+        yield f"{_percent(share)} of {whole} {largest.name}"
         return
     significant = sorted(
         (section for section in split.sections if section.is_significant), key=lambda s: -abs(s.added_s)
     )
     pulling = [section for section in significant if abs(section.added_s) >= _CARRIES * abs(largest.added_s)]
     yield f"per step {', '.join(f'{s.name} {added_text(s)}' for s in pulling)}"
-
-
-def _what(decomposition: Decomposition) -> str:
-    factors = () if decomposition.wall is None else decomposition.wall.factors
-    only = len([factor for factor in factors if factor.is_significant]) == 1
-    return "it" if only else "the step's difference"
-
-
-def _step_change(decomposition: Decomposition) -> str:
-    split = decomposition.batches
-    return _NO_WALL if split is None else f"{_NO_WALL}; a step takes {added_text(split.whole)}"
 
 
 def _unexplained(decomposition: Decomposition) -> Iterator[str]:

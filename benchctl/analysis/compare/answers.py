@@ -1,9 +1,8 @@
 """The answers of both sides: quality where there are gold answers, and divergence of the texts.
 
 Answers are judged only where they end naturally: with stop mode ``forced`` a text runs on past its end, and its
-last number is chance. The texts of a simulator are invented and are not judged. Quality decides where a margin in
-points is set; it is then judged in each cell on its own, at the confidence of the comparison and outside the
-correction for several tests.
+last number is chance. A simulator's texts are invented and not judged. Each cell's quality is judged on its own, at
+the confidence of the comparison and outside the correction for several tests.
 """
 
 from collections.abc import Sequence
@@ -16,7 +15,6 @@ from benchctl.analysis.quality.accuracy import MARGIN_POINTS, compare_quality
 from benchctl.analysis.quality.divergence import DivergenceComparison, compare_divergence
 from benchctl.analysis.quality.judge import judge_named
 from benchctl.errors import UsageError
-from benchctl.records.run import RunRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,15 +46,27 @@ def with_answers(
     Raises UsageError where quality must decide and no answer can be judged.
     """
     no_answers, past_end = _why_no_answers(sides, pairs), _why_past_end(sides)
-    if options.margin_points is not None and (reason := no_answers or past_end):
+    is_deciding = options.margin_points is not None
+    if is_deciding and (reason := no_answers or past_end):
         raise UsageError(f"--quality-margin cannot decide: {reason}")
-    if no_answers is None and past_end is None:
-        cells = [_with_quality(cell, pair, sides, options) for cell, pair in zip(cells, pairs, strict=True)]
-    elif no_answers is None:
-        cells = [replace(cell, quality_note=past_end) for cell in cells]
-    return tuple(
-        replace(cell, divergence=_divergence(pair, sides)) for cell, pair in zip(cells, pairs, strict=True)
-    )
+    judge = judge_named(options.judge)
+    margin_points = MARGIN_POINTS if options.margin_points is None else options.margin_points
+    answered_cells = []
+    for cell, pair in zip(cells, pairs, strict=True):
+        quality, a, b = None, pair.a_runs, pair.b_runs
+        if no_answers is None and past_end is None:
+            prepared = sides[0].results.requests
+            quality = compare_quality(prepared, a, b, judge, margin_points, options.confidence)
+        answered_cells.append(
+            replace(
+                cell,
+                quality=quality,
+                quality_note=past_end if no_answers is None else None,
+                is_quality_deciding=is_deciding,
+                divergence=_divergence(pair, sides),
+            )
+        )
+    return tuple(answered_cells)
 
 
 def _why_no_answers(sides: tuple[Experiment, Experiment], pairs: Sequence[CellPair]) -> str | None:
@@ -74,43 +84,22 @@ def _is_simulated(pair: CellPair) -> bool:
 
 def _why_past_end(sides: tuple[Experiment, Experiment]) -> str | None:
     """The reason why answers are not judged although there are gold answers; None where they are."""
-    forced = [results for results in (side.results for side in sides) if results.manifest.stop == "forced"]
-    if not forced:
-        return None
+    forced = next((side.results for side in sides if side.results.manifest.stop == "forced"), None)
     return (
-        f"{forced[0].path} was measured with stop: forced, where answers run on past their end; "
-        "measure with stop: natural or replay-natural"
+        None
+        if forced is None
+        else (
+            f"{forced.path} was measured with stop: forced, where answers run on past their end; "
+            "measure with stop: natural or replay-natural"
+        )
     )
-
-
-def _with_quality(
-    cell: CellComparison, pair: CellPair, sides: tuple[Experiment, Experiment], options: AnswerOptions
-) -> CellComparison:
-    quality = compare_quality(
-        sides[0].results.requests,
-        pair.a_runs,
-        pair.b_runs,
-        judge_named(options.judge),
-        MARGIN_POINTS if options.margin_points is None else options.margin_points,
-        options.confidence,
-    )
-    return replace(cell, quality=quality, is_quality_deciding=options.margin_points is not None)
 
 
 def _divergence(pair: CellPair, sides: tuple[Experiment, Experiment]) -> DivergenceComparison | None:
+    """Divergence with the sampling temperature that all sides share: 0 where a single candidate remains."""
     if _is_simulated(pair):
         return None
-    temperatures = {
-        _temperature(side, runs[0].record)
-        for side, runs in zip(sides, (pair.a_runs, pair.b_runs), strict=True)
-        if runs
-    }
+    runs_by_side = zip(sides, (pair.a_runs, pair.b_runs), strict=True)
+    settings = [side.settings(runs[0].record) for side, runs in runs_by_side if runs]
+    temperatures = {s if s is None else 0.0 if s.sampling.top_k == 1 else s.sampling.temperature for s in settings}
     return compare_divergence(pair.a_runs, pair.b_runs, temperatures.pop() if len(temperatures) == 1 else None)
-
-
-def _temperature(experiment: Experiment, record: RunRecord) -> float | None:
-    """The sampling temperature; 0 where a single candidate remains, None where the profile does not say."""
-    settings = experiment.settings(record)
-    if settings is None:
-        return None
-    return 0.0 if settings.sampling.top_k == 1 else settings.sampling.temperature

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from benchctl.analysis.attribution.decomposition import Decomposition, decompose, steps_at_level
+from benchctl.analysis.attribution.decomposition import decompose, steps_at_level
 from benchctl.analysis.attribution.estimate import PairDesign
 from benchctl.analysis.attribution.factors import Ratios
 from benchctl.analysis.attribution.run_time import RunTimeBreakdown, TimeScales, at_middle_of_block
@@ -20,17 +20,13 @@ def with_decompositions(
     cells: Sequence[CellComparison], pairs: Sequence[PairedRuns], confidence: float, estimator: Estimator
 ) -> tuple[CellComparison, ...]:
     """The cells with their decompositions; ``pairs`` are their runs, in the same order."""
-    return tuple(
-        replace(cell, decomposition=_decompose(paired, cell.label, confidence, estimator))
-        for cell, paired in zip(cells, pairs, strict=True)
-    )
-
-
-def _decompose(paired: PairedRuns, label: str, confidence: float, estimator: Estimator) -> Decomposition | None:
-    a, b = _break_down_runs(paired, has_latencies=True)
-    wall, step = (_ratio(paired, name, confidence, estimator) for name in ("wall_s", "step_ms"))
-    stop = paired.a.results.manifest.stop
-    return decompose(label, a, b, _pair_design(paired, confidence), stop, Ratios(wall, step))
+    decomposed = []
+    for cell, paired in zip(cells, pairs, strict=True):
+        a, b = _break_down_runs(paired, has_latencies=True)
+        ratios = Ratios(*(_ratio(paired, name, confidence, estimator) for name in ("wall_s", "step_ms")))
+        design, stop = _pair_design(paired, confidence), paired.a.results.manifest.stop
+        decomposed.append(replace(cell, decomposition=decompose(cell.label, a, b, design, stop, ratios)))
+    return tuple(decomposed)
 
 
 def section_split(paired: PairedRuns, confidence: float) -> SectionSplit | None:
@@ -61,13 +57,19 @@ def _pair_design(paired: PairedRuns, confidence: float) -> PairDesign:
 def _break_down_runs(
     paired: PairedRuns, *, has_latencies: bool
 ) -> tuple[list[RunTimeBreakdown], list[RunTimeBreakdown]]:
-    """The runs of both sides at the middle of their blocks, with the latencies of their requests where needed."""
+    """The runs of both sides at the middle of their blocks, with the latencies of their requests where needed.
+
+    Two arms estimate the effect on the wall time with its ratio, so that the wall time stays as measured here.
+    """
 
     def break_down(run: LoadedRun, side: Experiment) -> RunTimeBreakdown:
         breakdown = side.run_time(run)
         if has_latencies:
             breakdown = replace(breakdown, latencies=side.latencies(run))
-        return _at_middle(breakdown, run, side) if paired.pair.is_ordered else breakdown
+        if not paired.pair.is_ordered or not side.position_slopes:
+            return breakdown
+        scales = TimeScales(**{kind: side.position_scale(run, name) for kind, name in _SCALED.items()})
+        return at_middle_of_block(breakdown, scales if side.is_pooled else replace(scales, wall=1.0))
 
     a = [break_down(run, paired.a) for run in paired.pair.a_runs]
     return a, [break_down(run, paired.b) for run in paired.pair.b_runs]
@@ -75,13 +77,3 @@ def _break_down_runs(
 
 _SCALED = {"wall": "wall_s", "step": "step_ms", "latency": "e2el_ms"}
 """The metric whose effect of the position is that of each kind of time."""
-
-
-def _at_middle(breakdown: RunTimeBreakdown, run: LoadedRun, experiment: Experiment) -> RunTimeBreakdown:
-    """The run at the middle of its block; two arms estimate the effect on the wall time with its ratio, so that the
-    wall time stays as measured here.
-    """
-    if not experiment.position_slopes:
-        return breakdown
-    scales = TimeScales(**{kind: experiment.position_scale(run, name) for kind, name in _SCALED.items()})
-    return at_middle_of_block(breakdown, scales if experiment.is_pooled else replace(scales, wall=1.0))

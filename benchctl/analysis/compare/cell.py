@@ -32,27 +32,23 @@ def compare_cell(
         mark_bounded(explain_client_exclusions(mark_unreliable(metric, runs), pair), cell) for metric in comparisons
     )
     failures = tuple(failure for run in runs if (failure := _describe_failed_requests(run)))
+    errors = [] if pair.a_runs and pair.b_runs else ["no block has a usable run on both sides"]
+    errors += metric_errors(metrics, failures, allow_failed=allow_failed)
+    errors += (
+        f"{run.record.run_id}: check {check.name} failed: {check.detail}"
+        for run, check in cell.checks()
+        if check.ok is False and check.is_fatal
+    )
     return CellComparison(
         label=pair.label,
         a_label=pair.a.label,
         b_label=pair.b.label,
         num_blocks=min(len(pair.a_runs), len(pair.b_runs)),
         metrics=metrics,
-        errors=tuple(_cell_errors(cell, metrics, failures, allow_failed=allow_failed)),
+        errors=tuple(errors),
         failures=failures,
         design=cell.design,
     )
-
-
-def _cell_errors(
-    cell: PairedRuns, metrics: Sequence[MetricComparison], failures: Sequence[str], *, allow_failed: bool
-) -> Iterator[str]:
-    if not cell.pair.a_runs or not cell.pair.b_runs:
-        yield "no block has a usable run on both sides"
-    yield from metric_errors(metrics, failures, allow_failed=allow_failed)
-    for run, check in cell.checks():
-        if check.ok is False and check.is_fatal:
-            yield f"{run.record.run_id}: check {check.name} failed: {check.detail}"
 
 
 def metric_errors(

@@ -68,18 +68,15 @@ class CompareOptions:
     """Margin with which quality decides as well; None: quality is reported and decides nothing."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.margin_frac < 1:
+        margin, equivalence, confidence = self.margin_frac, self.equivalence_margin_frac, self.confidence
+        if not 0 <= margin < 1:
+            raise UsageError(f"the threshold is {margin:.3g}; it is a fraction from 0 to below 1: 0.01 or 1%")
+        if equivalence is not None and not 0 < equivalence < 1:
+            message = "it is a fraction above 0 and below 1: 0.02 or 2%"
+            raise UsageError(f"the equivalence margin is {equivalence:.3g}; {message}")
+        if not 0.5 <= confidence < 1:
             raise UsageError(
-                f"the threshold is {self.margin_frac:.3g}; it is a fraction from 0 to below 1: 0.01 or 1%"
-            )
-        if self.equivalence_margin_frac is not None and not 0 < self.equivalence_margin_frac < 1:
-            raise UsageError(
-                f"the equivalence margin is {self.equivalence_margin_frac:.3g}; it is a fraction above 0 and "
-                "below 1: 0.02 or 2%"
-            )
-        if not 0.5 <= self.confidence < 1:
-            raise UsageError(
-                f"the confidence is {self.confidence:.3g}; it must be from 0.5 to below 1, for example 0.95"
+                f"the confidence is {confidence:.3g}; it must be from 0.5 to below 1, for example 0.95"
             )
 
 
@@ -149,18 +146,14 @@ def compare_experiments(
 def _require_comparable(
     sides: tuple[Experiment, Experiment], pairs: Sequence[CellPair], options: CompareOptions
 ) -> tuple[tuple[ResultWarning, ...], tuple[Difference, ...]]:
-    """Warnings of alterations that are allowed, and the differences that are.
-
-    Raises AlteredError and NotComparableError for those that are not.
-    """
+    """Warnings and differences that are allowed. Raises AlteredError or NotComparableError for other ones."""
     a, b = sides
     manifests = a.results.manifest, b.results.manifest
+    has_one_host = manifests[0].host.hostname == manifests[1].host.hostname
     runs_of_cells = {pair.label: (pair.a_runs, pair.b_runs) for pair in pairs}
     differences = (
         *experiment_differences(*manifests),
-        *configuration_differences(
-            runs_of_cells, has_one_host=manifests[0].host.hostname == manifests[1].host.hostname
-        ),
+        *configuration_differences(runs_of_cells, has_one_host=has_one_host),
         *run_differences(runs_of_cells, has_one_experiment=manifests[0] == manifests[1]),
     )
     shared = tuple(p for p in a.profile.allowed_differences if p in b.profile.allowed_differences)

@@ -11,7 +11,12 @@ from benchctl.analysis.statistics.multiplicity import BlockScores, holm_levels, 
 
 def correct_for_multiple_tests(cells: Sequence[CellComparison], confidence: float) -> tuple[CellComparison, ...]:
     """The cells with their deciding verdicts made together: the chance of any wrong one is 1 - confidence."""
-    tests = [(c, i, m) for c, cell in enumerate(cells) for i, m in enumerate(cell.metrics) if _is_tested(m)]
+    tests = [
+        (c, i, metric)
+        for c, cell in enumerate(cells)
+        for i, metric in enumerate(cell.metrics)
+        if metric.role == "deciding" and metric.estimate is not None and not metric.is_unreliable
+    ]
     metrics = [list(cell.metrics) for cell in cells]
     levels = _levels([metric for _, _, metric in tests], 1 - confidence)
     for (c, i, metric), level in zip(tests, levels, strict=True):
@@ -19,15 +24,14 @@ def correct_for_multiple_tests(cells: Sequence[CellComparison], confidence: floa
     return tuple(replace(cell, metrics=tuple(m)) for cell, m in zip(cells, metrics, strict=True))
 
 
-def _is_tested(metric: MetricComparison) -> bool:
-    return metric.role == "deciding" and metric.estimate is not None and not metric.is_unreliable
-
-
 def _levels(metrics: Sequence[MetricComparison], alpha: float) -> tuple[float, ...]:
     """The alpha of each test: joint where the sides share blocks, Holm's where they do not."""
     scores = {i: scores for i, metric in enumerate(metrics) if (scores := _block_scores(metric)) is not None}
     if not scores:
-        return holm_levels([_p_value(metric) for metric in metrics], alpha)
+        p_values = [  # 1 where there are too few blocks for a verdict
+            1.0 if m.estimate is None or m.is_screening else decision_alpha(m.estimate, m.margins) for m in metrics
+        ]
+        return holm_levels(p_values, alpha)
     indices = list(scores)
 
     def decides(test: int, level: float) -> bool:
@@ -46,10 +50,3 @@ def _block_scores(metric: MetricComparison) -> BlockScores | None:
         return None
     weights_and_residuals = zip(estimate.block_weights, estimate.residuals, strict=True)
     return BlockScores(metric.blocks, tuple(weight * residual for weight, residual in weights_and_residuals))
-
-
-def _p_value(metric: MetricComparison) -> float:
-    """The p-value of the verdict; 1 where there are too few blocks for one."""
-    if metric.estimate is None or metric.is_screening:
-        return 1.0
-    return decision_alpha(metric.estimate, metric.margins)

@@ -10,8 +10,6 @@ from benchctl.analysis.metrics.table import METRICS, Metric
 from benchctl.analysis.statistics.block_order import OrderEffects, order_effects, outlier_indices
 from benchctl.analysis.statistics.block_ratio import (
     DEFAULT_ESTIMATOR,
-    MIN_PAIRED_BLOCKS,
-    MIN_UNPAIRED_BLOCKS,
     Estimator,
     PooledSlope,
     RatioEstimate,
@@ -19,6 +17,7 @@ from benchctl.analysis.statistics.block_ratio import (
 )
 from benchctl.analysis.statistics.margins import Margins, Verdict, margins_of, verdict_of
 from benchctl.analysis.statistics.sample_size import MAX_BLOCKS_NEEDED, blocks_for_verdict
+from benchctl.analysis.statistics.screening import MIN_PAIRED_BLOCKS, MIN_UNPAIRED_BLOCKS
 from benchctl.analysis.statistics.side_ratio import UNORDERED, BlockDesign, SideRatio, metric_ratio, side_ratio
 from benchctl.formats import percentage
 from benchctl.records.noise import MetricNoise
@@ -52,10 +51,8 @@ class Rules:
 
     def margins_of(self, name: str) -> Margins:
         """The margins of a metric; its noise floor widens the change margin, never that of equivalence."""
-        noise = self.noise.get(name)
-        return margins_of(
-            self.margin_frac, 0.0 if noise is None else noise.floor_frac, self.equivalence_margin_frac
-        )
+        floor_frac = self.noise[name].floor_frac if name in self.noise else 0.0
+        return margins_of(self.margin_frac, floor_frac, self.equivalence_margin_frac)
 
     @property
     def min_blocks(self) -> int:
@@ -170,20 +167,12 @@ def _compare_exactly(name: str, a: Blocks, b: Blocks, rules: Rules) -> MetricCom
 
 
 def _compare_ratio(
-    name: str,
-    role: Role,
-    sides: tuple[Blocks, Blocks],
-    rules: Rules,
-    design: BlockDesign,
+    name: str, role: Role, sides: tuple[Blocks, Blocks], rules: Rules, design: BlockDesign
 ) -> MetricComparison:
     a, b = sides
+    metric, margins = METRICS[name], rules.margins_of(name)
     comparison = MetricComparison(
-        metric=METRICS[name],
-        role=role,
-        verdict="inconclusive",
-        a_blocks=a,
-        b_blocks=b,
-        margins=rules.margins_of(name),
+        metric=metric, role=role, verdict="inconclusive", a_blocks=a, b_blocks=b, margins=margins
     )
     if rules.is_paired:
         pairs = [(x, y) for x, y in zip(a, b, strict=True) if x is not None and y is not None]
@@ -191,7 +180,7 @@ def _compare_ratio(
     else:
         a_values, b_values = [x for x in a if x is not None], [y for y in b if y is not None]
     if not a_values or not b_values:
-        return replace(comparison, verdict="unknown", reason=f"needs {comparison.metric.needs}")
+        return replace(comparison, verdict="unknown", reason=f"needs {metric.needs}")
     if min(*a_values, *b_values) <= 0:
         if len({*a_values, *b_values}) == 1:
             return replace(comparison, verdict="equal")
@@ -208,23 +197,22 @@ def _add_ratio(comparison: MetricComparison, ratio: SideRatio, rules: Rules) -> 
     """``comparison`` with the estimate of paired sides, the effects of their order, and their outliers."""
     design, outliers = ratio.design, outlier_indices(ratio.log_ratios)
     a, b = ([math.log(value) for value in side] for side in (ratio.a_values, ratio.b_values))
+    without = None
+    if outliers:
+        others = [i for i in range(len(a)) if i not in outliers]
+        a_others, b_others = ([side[i] for i in others] for side in (ratio.a_values, ratio.b_values))
+        own = design.select(others), ratio.slope, rules.confidence, rules.estimator
+        without = side_ratio(a_others, b_others, *own)
     return replace(
         comparison,
         estimate=ratio.estimate,
         a_level=ratio.a,
         blocks=design.blocks,
-        is_screening=len(ratio.a_values) < rules.min_blocks,
+        is_screening=len(a) < rules.min_blocks,
         order=order_effects(a, b, design.blocks, design.positions),
         outlier_blocks=tuple(design.blocks[i] for i in outliers),
-        without_outliers=_estimate_without(outliers, ratio, rules) if outliers else None,
+        without_outliers=None if without is None else without.estimate,
     )
-
-
-def _estimate_without(outliers: Sequence[int], ratio: SideRatio, rules: Rules) -> RatioEstimate | None:
-    others = [i for i in range(len(ratio.a_values)) if i not in outliers]
-    a, b = ([side[i] for i in others] for side in (ratio.a_values, ratio.b_values))
-    without = side_ratio(a, b, ratio.design.select(others), ratio.slope, rules.confidence, rules.estimator)
-    return None if without is None else without.estimate
 
 
 def judge_metric(comparison: MetricComparison, confidence: float) -> MetricComparison:
@@ -250,11 +238,12 @@ def why_inconclusive(comparison: MetricComparison, confidence: float) -> str:
         return f"screening: {number} no verdict; at least {least}{each} are needed"
     if margins.leave_between(estimate.log_ratio):
         return _why_never(estimate, margins, confidence)
-    where = f"the interval reaches across {_margin_across(estimate, margins)}"
+    margin = _margin_across(estimate, margins)
+    where = f"the interval reaches across {margin}"
     if verdict_of(estimate, margins, "none") != "inconclusive":
         where = (
-            f"the {percentage(estimate.confidence)} interval is clear of {_margin_across(estimate, margins)}, but "
-            f"not that of {percentage(confidence, 4)}, which so many tests require"
+            f"the {percentage(estimate.confidence)} interval is clear of {margin}, but not that of "
+            f"{percentage(confidence, 4)}, which so many tests require"
         )
     needed = blocks_for_verdict(estimate, margins, confidence)
     if needed is None:
@@ -271,12 +260,7 @@ def _margin_across(estimate: RatioEstimate, margins: Margins) -> str:
     """The margin that the ratio has to clear: of equivalence from inside, or of a change from outside."""
     if abs(estimate.log_ratio) < margins.log_equivalence:
         return f"the margin of {percentage(margins.equivalence_frac)}"
-    return f"the {_change_margin(margins)}"
-
-
-def _change_margin(margins: Margins) -> str:
-    what = "noise floor" if margins.is_noise_floor else "margin"
-    return f"{what} of {percentage(margins.change_frac)}"
+    return f"the {'noise floor' if margins.is_noise_floor else 'margin'} of {percentage(margins.change_frac)}"
 
 
 def _why_never(estimate: RatioEstimate, margins: Margins, confidence: float) -> str:
@@ -285,10 +269,10 @@ def _why_never(estimate: RatioEstimate, margins: Margins, confidence: float) -> 
     is_between = margins.leave_between(low) and margins.leave_between(high) and low * high > 0
     what = "interval" if is_between else "ratio"
     between = f"the {what} is between the margin of {percentage(margins.equivalence_frac)} and the"
+    change = percentage(margins.change_frac)
     if not margins.is_noise_floor:
-        threshold = percentage(margins.change_frac)
-        return f"{between} threshold of {threshold}: too large for equivalent, too small to count"
+        return f"{between} threshold of {change}: too large for equivalent, too small to count"
     return (
-        f"{between} {_change_margin(margins)}: more blocks will not help while that floor holds; measure the floor "
+        f"{between} noise floor of {change}: more blocks will not help while that floor holds; measure the floor "
         "with more blocks, or on a quieter machine (benchctl run --profile aa --blocks N)"
     )

@@ -1,7 +1,7 @@
 """A comparison in sentences: the verdict and its reasons."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from benchctl.analysis.compare.metric_comparison import MetricComparison
 from benchctl.analysis.compare.result import CellComparison, Comparison
@@ -57,7 +57,11 @@ def verdict_sentence(comparison: Comparison) -> str:
         return f"invalid: {sides} cannot be judged: {errors[0]}{more}"
     if comparison.is_screening and verdict == "inconclusive":
         fewest = min(cell.num_blocks for cell in comparison.cells)
-        return f"inconclusive: {sides}: a screening of {_blocks(fewest)} gives no verdict; {_strongest(comparison)}"
+        blocks = "1 block" if fewest == 1 else f"{fewest} blocks"
+        pairs = [(cell, metric) for cell in comparison.cells for metric in cell.deciding]
+        cell, metric = max(pairs, key=lambda pair: _strength(pair[1]))
+        largest = f"its largest change is {metric.metric.name} {change_text(metric)} in {cell.label}"
+        return f"inconclusive: {sides}: a screening of {blocks} gives no verdict; {largest}"
     deciding = [(c, m) for c in comparison.cells for m in c.deciding if _decides(m, verdict)]
     if not deciding and (qualities := _deciding_qualities(comparison.cells, verdict)):
         return f"{verdict}: {sides}: {qualities[0]}"
@@ -73,16 +77,6 @@ def verdict_sentence(comparison: Comparison) -> str:
         f"{verdict}: {sides}: {number} {_OUTCOME[verdict]} {_margins_used([m for _, m in deciding], verdict)}, "
         f"foremost {strongest.metric.name} {change_text(strongest)} in {cell.label}"
     )
-
-
-def _blocks(count: int) -> str:
-    return "1 block" if count == 1 else f"{count} blocks"
-
-
-def _strongest(comparison: Comparison) -> str:
-    """The largest change of a screening."""
-    cell, metric = max(((c, m) for c in comparison.cells for m in c.deciding), key=lambda pair: _strength(pair[1]))
-    return f"its largest change is {metric.metric.name} {change_text(metric)} in {cell.label}"
 
 
 _OUTCOME = {
@@ -114,8 +108,16 @@ def _reach(margins_frac: Iterable[float]) -> str:
 
 def reasons_of(comparison: Comparison) -> tuple[str, ...]:
     """Reasons of the verdict: every error, or each deciding metric that has the verdict of the whole."""
-    reasons = (reason for cell in comparison.cells for reason in _cell_reasons(cell, comparison.verdict))
-    return (*reasons, *_deciding_qualities(comparison.cells, comparison.verdict))
+    verdict, reasons = comparison.verdict, []
+    for cell in comparison.cells:
+        if verdict == "invalid":
+            reasons += [f"{cell.label}: {error}" for error in cell.errors]
+            continue
+        for metric in cell.deciding:
+            if _decides(metric, verdict):
+                reason = f": {metric.reason}" if metric.reason else ""
+                reasons.append(f"{cell.label}: {metric.metric.name} {change_text(metric)} {metric.verdict}{reason}")
+    return (*reasons, *_deciding_qualities(comparison.cells, verdict))
 
 
 def _deciding_qualities(cells: Iterable[CellComparison], verdict: str) -> list[str]:
@@ -127,22 +129,8 @@ def _deciding_qualities(cells: Iterable[CellComparison], verdict: str) -> list[s
     ]
 
 
-def _cell_reasons(cell: CellComparison, verdict: str) -> Iterator[str]:
-    if verdict == "invalid":
-        yield from (f"{cell.label}: {error}" for error in cell.errors)
-        return
-    for metric in cell.deciding:
-        if _decides(metric, verdict):
-            reason = f": {metric.reason}" if metric.reason else ""
-            yield f"{cell.label}: {metric.metric.name} {change_text(metric)} {metric.verdict}{reason}"
-
-
 def _decides(metric: MetricComparison, verdict: str) -> bool:
-    if verdict == "equivalent":
-        return metric.verdict in {"equivalent", "equal"}
-    if verdict == "inconclusive":
-        return metric.verdict in {"inconclusive", "unknown"}
-    return metric.verdict == verdict
+    return metric.verdict in {verdict, {"equivalent": "equal", "inconclusive": "unknown"}.get(verdict)}
 
 
 def _strength(metric: MetricComparison) -> float:

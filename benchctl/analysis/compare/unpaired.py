@@ -1,9 +1,6 @@
 """The comparison of result files: runs that share no blocks, compared unpaired, load by load.
 
-    runs ▸ cells of equal load ▸ require comparable ▸ metrics known to both ▸ estimates ▸ verdict
-
-A result file records neither the order of the runs nor the server's configuration nor the machine. Nothing proves
-that only the intended change lies between the sides, and a warning says so.
+runs ▸ cells of equal load ▸ require comparable ▸ metrics known to both ▸ estimates ▸ verdict
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -48,9 +45,15 @@ def compare_foreign(
     """
     cells, unmatched = _cells(a, b)
     runs = [run for cell in cells for run in (*cell.a, *cell.b)]
-    differences = _differences(cells)
-    allowed = require_comparable(differences, options.allow)
-    deciding = deciding_metrics(options.metrics or _default_metrics(runs))
+    allowed = require_comparable(_differences(cells), options.allow)
+    metrics = options.metrics or tuple(name for name in DECIDING if all(name in run.metrics for run in runs))
+    if not metrics:
+        in_all = sorted(set.intersection(*(set(run.metrics) for run in runs)))
+        raise NotComparableError(
+            f"the runs do not all have {' or '.join(DECIDING)}; metrics in all of them: "
+            f"{', '.join(in_all) or 'none'}. Name the deciding metrics with --metrics"
+        )
+    deciding = deciding_metrics(metrics)
     rules = Rules(
         margin_frac=options.margin_frac,
         confidence=options.confidence,
@@ -131,17 +134,6 @@ def _format_setting(value: Setting) -> str:
     return f"{value:g}" if isinstance(value, float | int) else str(value)
 
 
-def _default_metrics(runs: Sequence[ForeignRun]) -> tuple[str, ...]:
-    metrics = tuple(name for name in DECIDING if all(name in run.metrics for run in runs))
-    if not metrics:
-        in_all = sorted(set.intersection(*(set(run.metrics) for run in runs)))
-        raise NotComparableError(
-            f"the runs do not all have {' or '.join(DECIDING)}; metrics in all of them: "
-            f"{', '.join(in_all) or 'none'}. Name the deciding metrics with --metrics"
-        )
-    return metrics
-
-
 def _roles(deciding: Sequence[str], allowed: Sequence[Difference], runs: Sequence[ForeignRun]) -> dict[str, Role]:
     """Counts must be equal, except where the setting behind them may differ or a run lacks them."""
     roles = roles_of(deciding, is_forced=False)
@@ -181,32 +173,24 @@ def _metrics(run: ForeignRun) -> dict[str, float | None]:
 def _warnings(cells: Sequence[_Cell], unmatched: Sequence[str]) -> list[ResultWarning]:
     runs = [run for cell in cells for run in (*cell.a, *cell.b)]
     sources = sorted({run.source for run in runs})
-    warnings = [
-        ResultWarning(
-            code="foreign-results",
-            message="result files record neither the order of the runs nor the server's configuration nor the "
-            "machine: nothing proves that only the intended change lies between the sides",
-        )
-    ]
+    message = (
+        "result files record neither the order of the runs nor the server's configuration nor the machine: nothing "
+        "proves that only the intended change lies between the sides"
+    )
+    messages = [("foreign-results", message)]
     if len(sources) > 1:
-        warnings.append(
-            ResultWarning(
-                code="tools-differ",
-                message=f"the runs were measured by different tools ({', '.join(sources)}), which start and stop "
-                "their clocks at different points and count prompt tokens differently: a part of any difference "
-                "may be theirs, and nothing shows that the prompts were the same",
-            )
+        message = (
+            f"the runs were measured by different tools ({', '.join(sources)}), which start and stop their clocks "
+            "at different points and count prompt tokens differently: a part of any difference may be theirs, and "
+            "nothing shows that the prompts were the same"
         )
+        messages.append(("tools-differ", message))
     one_sided = {
         key for cell in cells for key in _settings(cell) if bool(_values(cell.a, key)) != bool(_values(cell.b, key))
     }
     if one_sided:
-        warnings.append(
-            ResultWarning(
-                code="settings-unknown",
-                message=f"not on file for both sides, and so not compared: {', '.join(sorted(one_sided))}",
-            )
-        )
-    warnings += [ResultWarning(code="load-unmatched", message=f"only one side has {label}") for label in unmatched]
-    notes = dict.fromkeys(note for run in runs for note in run.notes)
-    return [*warnings, *(ResultWarning(code="definition", message=note) for note in notes)]
+        names = ", ".join(sorted(one_sided))
+        messages.append(("settings-unknown", f"not on file for both sides, and so not compared: {names}"))
+    messages += [("load-unmatched", f"only one side has {label}") for label in unmatched]
+    messages += [("definition", note) for note in dict.fromkeys(note for run in runs for note in run.notes)]
+    return [ResultWarning(code=code, message=message) for code, message in messages]

@@ -23,9 +23,8 @@ _NUMBER: Final = re.compile(r"[0-9]+(\.[0-9]+)?")
 
 def warning_kind(warning: ResultWarning) -> WarningKind:
     """Key under which warnings are merged: code and message, the latter without numbers where it is of one run."""
-    if warning.where is None:
-        return warning.code, warning.message
-    return warning.code, _NUMBER.sub("#", warning.message)
+    message = warning.message
+    return warning.code, message if warning.where is None else _NUMBER.sub("#", message)
 
 
 def measurement_warnings(
@@ -80,13 +79,11 @@ def statistical_warnings(cells: Sequence[CellComparison]) -> tuple[ResultWarning
     ]
     deciding = [(cell, m) for cell in cells for m in cell.deciding if m.estimate is not None]
     if any(m.estimate is not None and m.estimate.standard_error == 0 for _, m in deciding):
-        warnings.append(
-            ResultWarning(
-                code="no-scatter",
-                message="all blocks are exactly equal, as of a simulator without noise or of copied runs; the "
-                "interval says nothing about a real machine",
-            )
+        message = (
+            "all blocks are exactly equal, as of a simulator without noise or of copied runs; the interval says "
+            "nothing about a real machine"
         )
+        warnings.append(ResultWarning(code="no-scatter", message=message))
     for cell, metric in deciding:
         warnings += _order_warnings(cell, metric, max(1, len(deciding)))
     return tuple(warnings)
@@ -98,20 +95,18 @@ def _order_warnings(cell: CellComparison, metric: MetricComparison, num_tests: i
     effects, limit = metric.order, SURPRISING_P / num_tests
     if effects is not None and effects.position is not None and effects.position.p_value < limit:
         per_position = math.expm1(effects.position.log_per_unit) * 100
-        yield ResultWarning(
-            code="position-effect",
-            message=f"a run takes {per_position:+.2g}% for each position later in its block; the estimate is "
-            "that of equal positions",
-            where=where,
+        message = (
+            f"a run takes {per_position:+.2g}% for each position later in its block; the estimate is that of equal "
+            "positions"
         )
+        yield ResultWarning(code="position-effect", message=message, where=where)
     if effects is not None and effects.ratio_drift is not None and effects.ratio_drift.p_value < limit:
         per_block = math.expm1(effects.ratio_drift.log_per_unit) * 100
-        yield ResultWarning(
-            code="ratio-drift",
-            message=f"the ratio itself moves by {per_block:+.2g}% per block, so one number does not describe it; "
-            "look at the single blocks",
-            where=where,
+        message = (
+            f"the ratio itself moves by {per_block:+.2g}% per block, so one number does not describe it; look at "
+            "the single blocks"
         )
+        yield ResultWarning(code="ratio-drift", message=message, where=where)
     if metric.outlier_blocks:
         yield ResultWarning(code="outlier-block", message=_describe_outliers(metric), where=where)
 
@@ -120,13 +115,10 @@ def _describe_outliers(metric: MetricComparison) -> str:
     """The outlier blocks, their weight in the estimate, and the estimate without them."""
     blocks = ", ".join(str(block) for block in metric.outlier_blocks)
     weight = "little" if metric.estimate is not None and metric.estimate.estimator == "robust" else "in full"
-    is_one = len(metric.outlier_blocks) == 1
-    sentence = (
-        f"block {blocks} stands out and counts {weight}"
-        if is_one
-        else f"blocks {blocks} stand out and count {weight}"
-    )
-    estimate, them = metric.without_outliers, "it" if is_one else "them"
+    sentence, them = f"blocks {blocks} stand out and count {weight}", "them"
+    if len(metric.outlier_blocks) == 1:
+        sentence, them = f"block {blocks} stands out and counts {weight}", "it"
+    estimate = metric.without_outliers
     if estimate is None or estimate.ci_low is None or estimate.ci_high is None:
         return f"{sentence}; without {them} nothing can be estimated"
     ends = (estimate.ratio, estimate.ci_low, estimate.ci_high)
@@ -135,13 +127,10 @@ def _describe_outliers(metric: MetricComparison) -> str:
 
 
 def _experiment_warnings(results: LoadedResults) -> Iterable[ResultWarning]:
-    where = str(results.path)
-    if results.manifest.state != "done":
-        yield ResultWarning(
-            code="experiment-unfinished",
-            message=f"the experiment is {results.manifest.state}; 'benchctl run --resume {where}' continues it",
-            where=where,
-        )
+    where, state = str(results.path), results.manifest.state
+    if state != "done":
+        message = f"the experiment is {state}; 'benchctl run --resume {where}' continues it"
+        yield ResultWarning(code="experiment-unfinished", message=message, where=where)
     yield from results.manifest.warnings
 
 
@@ -172,47 +161,34 @@ def _exclusion_warnings(pairs: Sequence[CellPair]) -> Iterable[ResultWarning]:
                 yield ResultWarning(code="excluded-block", message=f"block {block} is left out: {reason}")
             if arm.client_excluded:
                 blocks = ", ".join(map(str, sorted(arm.client_excluded)))
-                first = arm.client_excluded[min(arm.client_excluded)]
-                yield ResultWarning(
-                    code="client-times-excluded",
-                    message=f"{arm.label}: times that the client measured in block {blocks} do not count, those of "
-                    f"the server do; the first: {first}",
+                message = (
+                    f"{arm.label}: times that the client measured in block {blocks} do not count, those of the "
+                    f"server do; the first: {arm.client_excluded[min(arm.client_excluded)]}"
                 )
+                yield ResultWarning(code="client-times-excluded", message=message)
 
 
 def _run_warnings(run: LoadedRun) -> Iterable[ResultWarning]:
-    record = run.record
+    record, where = run.record, run.record.run_id
     if not record.effective_config:
-        yield ResultWarning(
-            code="configuration-unknown",
-            message="the server did not report its configuration: nothing proves that only the declared factor "
-            "differs",
-            where=record.run_id,
+        message = (
+            "the server did not report its configuration: nothing proves that only the declared factor differs"
         )
+        yield ResultWarning(code="configuration-unknown", message=message, where=where)
     if record.attempt > 1:
-        yield ResultWarning(
-            code="repeated-run", message="the run needed more than one attempt", where=record.run_id
-        )
+        yield ResultWarning(code="repeated-run", message="the run needed more than one attempt", where=where)
     yield from run.warnings
 
 
 def _merge_warnings(warnings: Iterable[ResultWarning]) -> tuple[ResultWarning, ...]:
     """One warning for each kind, with the message of the first and the runs or files that have it."""
-    first: dict[WarningKind, str] = {}
-    sources: dict[WarningKind, list[str]] = {}
+    by_kind: dict[WarningKind, list[ResultWarning]] = {}
     for warning in warnings:
-        kind = warning_kind(warning)
-        first.setdefault(kind, warning.message)
-        of_kind = sources.setdefault(kind, [])
-        if warning.where is not None and warning.where not in of_kind:
-            of_kind.append(warning.where)
-    return tuple(
-        ResultWarning(code=kind[0], message=message, where=_abbreviate(sources[kind]))
-        for kind, message in first.items()
-    )
-
-
-def _abbreviate(sources: Sequence[str]) -> str | None:
-    if not sources:
-        return None
-    return sources[0] + (f" and {len(sources) - 1} more" if len(sources) > 1 else "")
+        by_kind.setdefault(warning_kind(warning), []).append(warning)
+    merged = []
+    for first, *others in by_kind.values():
+        sources = list(dict.fromkeys(w.where for w in (first, *others) if w.where is not None))
+        more = f" and {len(sources) - 1} more" if len(sources) > 1 else ""
+        where = f"{sources[0]}{more}" if sources else None
+        merged.append(ResultWarning(code=first.code, message=first.message, where=where))
+    return tuple(merged)

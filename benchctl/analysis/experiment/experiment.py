@@ -7,9 +7,9 @@ metrics, checks and FLOPs of a run are derived on first use, and once.
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, wraps
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 
@@ -30,7 +30,6 @@ from benchctl.errors import ProfileError, RecordError, UsageError
 from benchctl.profile.load import parse_profile
 from benchctl.profile.model import Profile, VariantSettings
 from benchctl.profile.planning.plan import variant_settings
-from benchctl.profile.workload import Arrival
 from benchctl.records.directory import arm_label
 from benchctl.records.loaded import LoadedResults, LoadedRun, load_results
 from benchctl.records.record import ResultWarning
@@ -38,7 +37,20 @@ from benchctl.records.run import RunRecord
 
 Metrics = Mapping[str, float | None]
 T = TypeVar("T")
-K = TypeVar("K")
+
+
+def _derive_once(derive: Callable[["Experiment", LoadedRun], T]) -> Callable[["Experiment", LoadedRun], T]:
+    """A method whose value is derived once for each run."""
+
+    @wraps(derive)
+    def derive_once(self: "Experiment", run: LoadedRun) -> T:
+        values: dict[str, T] = self._derived.setdefault(derive.__name__, {})
+        run_id = run.record.run_id
+        if run_id not in values:
+            values[run_id] = derive(self, run)
+        return values[run_id]
+
+    return derive_once
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -54,14 +66,8 @@ class Experiment:
     warnings: tuple[ResultWarning, ...] = ()
     allow_suspect: bool = False
     """Suspect runs count as well."""
-    _settings: dict[str, VariantSettings | None] = field(default_factory=dict, repr=False)
-    _metrics: dict[str, Metrics] = field(default_factory=dict, repr=False)
-    _bounds: dict[str, Mapping[str, Bounds]] = field(default_factory=dict, repr=False)
-    _checks: dict[str, tuple[Check, ...]] = field(default_factory=dict, repr=False)
-    _flops: dict[str, tuple[RunFlops | None, tuple[ResultWarning, ...]]] = field(default_factory=dict, repr=False)
-    _usability: dict[str, Usability] = field(default_factory=dict, repr=False)
-    _run_time_breakdowns: dict[str, RunTimeBreakdown] = field(default_factory=dict, repr=False)
-    _latencies: dict[str, Mapping[str, Latency] | None] = field(default_factory=dict, repr=False)
+    _derived: dict[str, dict[str, Any]] = field(default_factory=dict, repr=False)
+    """Values of runs by method and run or arm, shared with ``first_blocks``."""
 
     @property
     def path(self) -> Path:
@@ -92,13 +98,22 @@ class Experiment:
 
     def settings(self, record: RunRecord) -> VariantSettings | None:
         """Settings of the arm of a run; None where the profile does not have them."""
-        return _derive_once(
-            self._settings, arm_label(record.variant, record.cell), lambda: self._settings_of(record)
-        )
+        settings_of_arms = self._derived.setdefault("settings", {})
+        label, profile = arm_label(record.variant, record.cell), self.profile_or_none
+        if profile is None or record.variant not in profile.variants:
+            return None
+        if label not in settings_of_arms:
+            try:
+                settings_of_arms[label] = variant_settings(profile, record.variant, record.cell)
+            except UsageError:
+                settings_of_arms[label] = None
+        return cast("VariantSettings | None", settings_of_arms[label])
 
+    @_derive_once
     def metrics(self, run: LoadedRun) -> Metrics:
         """Every metric of a run, including those that do not count."""
-        return _derive_once(self._metrics, run.record.run_id, lambda: run_metrics(run, self._arrival))
+        profile = self.profile_or_none
+        return run_metrics(run, None if profile is None else profile.workload.arrival)
 
     def counted_metrics(self, run: LoadedRun) -> Metrics:
         """The metrics of a run, None for those that do not count: timed by a client whose times are excluded, or
@@ -107,43 +122,62 @@ class Experiment:
         ignored = CLIENT_TIMED if self.usability(run).client_excluded is not None else self.bounds(run).keys()
         return {name: None if name in ignored else value for name, value in self.metrics(run).items()}
 
+    @_derive_once
     def bounds(self, run: LoadedRun) -> Mapping[str, Bounds]:
         """Bounds of the metrics of a run that depend on arrivals known only between bounds."""
-        return _derive_once(self._bounds, run.record.run_id, lambda: run_bounds(run))
+        return run_bounds(run)
 
+    @_derive_once
     def checks(self, run: LoadedRun) -> tuple[Check, ...]:
         """Checks of the records of a run against one another and against the profile."""
-        return _derive_once(self._checks, run.record.run_id, lambda: self._checks_of(run))
+        settings = self.settings(run.record)
+        if settings is None:
+            settings = variant_settings(self.profile, run.record.variant, run.record.cell)
+        manifest = self.results.manifest
+        return reconcile(run, expected_of(self.profile, settings, self.results.requests, manifest.stop))
 
+    @_derive_once
     def usability(self, run: LoadedRun) -> Usability:
         """The parts of a run that count, by its state, its warnings and the gates of the profile."""
         gates = () if self.profile_or_none is None else self.profile_or_none.gates
-        return _derive_once(
-            self._usability,
-            run.record.run_id,
-            lambda: usability_of(run, gates, allow_suspect=self.allow_suspect),
-        )
+        return usability_of(run, gates, allow_suspect=self.allow_suspect)
 
+    @_derive_once
     def flops(self, run: LoadedRun) -> tuple[RunFlops | None, tuple[ResultWarning, ...]]:
-        """Published and observed FLOPs of a run, with warnings; None where its settings or a model shape are
-        unknown.
-        """
-        return _derive_once(self._flops, run.record.run_id, lambda: self._flops_of(run))
+        """Published and observed FLOPs of a run, with warnings; None where settings or a model shape are unknown.
 
+        A value model counts where the run's requests are guided, not where it is loaded and idle.
+        """
+        settings = self.settings(run.record)
+        if settings is None:
+            return None, ()
+        try:
+            base = shape_for(settings.model)
+            guided_by = settings.server.guides_with if settings.guidance is not None else None
+            value_model = None if guided_by is None else shape_for(guided_by)
+        except UsageError as error:
+            where, message = run.record.run_id, f"no FLOPs: {error}"
+            return None, (ResultWarning(code="model-shape-unknown", message=message, where=where),)
+        flops = count_run_flops(
+            run,
+            base=base,
+            value_model=value_model,
+            top_k=settings.sampling.top_k,
+            hardware=self.hardware,
+            prepared=self.results.requests,
+        )
+        return flops, flops.warnings
+
+    @_derive_once
     def run_time(self, run: LoadedRun) -> RunTimeBreakdown:
         """Breakdown of the time of a run, as measured."""
+        work = work_model(self.settings(run.record), self.hardware)
+        return break_down_run_time(run, self.counted_metrics(run), work)
 
-        def break_down() -> RunTimeBreakdown:
-            work = work_model(self.settings(run.record), self.hardware)
-            return break_down_run_time(run, self.counted_metrics(run), work)
-
-        return _derive_once(self._run_time_breakdowns, run.record.run_id, break_down)
-
+    @_derive_once
     def latencies(self, run: LoadedRun) -> Mapping[str, Latency] | None:
         """Parts of the latency of each request of a run, as measured; None where client times do not count."""
-        if self.counted_metrics(run)["e2el_ms"] is None:
-            return None
-        return _derive_once(self._latencies, run.record.run_id, lambda: request_latencies(run))
+        return None if self.counted_metrics(run)["e2el_ms"] is None else request_latencies(run)
 
     @cached_property
     def arms(self) -> tuple[Arm, ...]:
@@ -193,10 +227,6 @@ class Experiment:
             return 0.0
         return position - self.position_effects.centre
 
-    @property
-    def _arrival(self) -> Arrival | None:
-        return None if self.profile_or_none is None else self.profile_or_none.workload.arrival
-
     @cached_property
     def _planned_positions(self) -> Mapping[str, int]:
         return {planned.run_id: planned.position for planned in self.results.plan.runs}
@@ -205,45 +235,6 @@ class Experiment:
         """Effect of one position later on the logarithm of any other value of a run."""
         values = {key: value_of(run) for key, run in self.counted_runs.items()}
         return self.position_effects.log_slope(values)
-
-    def _settings_of(self, record: RunRecord) -> VariantSettings | None:
-        if self.profile_or_none is None or record.variant not in self.profile_or_none.variants:
-            return None
-        try:
-            return variant_settings(self.profile_or_none, record.variant, record.cell)
-        except UsageError:
-            return None
-
-    def _checks_of(self, run: LoadedRun) -> tuple[Check, ...]:
-        settings = self.settings(run.record)
-        if settings is None:
-            settings = variant_settings(self.profile, run.record.variant, run.record.cell)
-        manifest = self.results.manifest
-        return reconcile(run, expected_of(self.profile, settings, self.results.requests, manifest.stop))
-
-    def _flops_of(self, run: LoadedRun) -> tuple[RunFlops | None, tuple[ResultWarning, ...]]:
-        """A value model counts where the run's requests are guided, not where it is loaded and idle."""
-        settings = self.settings(run.record)
-        if settings is None:
-            return None, ()
-        guided_by = settings.server.guides_with if settings.guidance is not None else None
-        try:
-            base = shape_for(settings.model)
-            value_model = None if guided_by is None else shape_for(guided_by)
-        except UsageError as error:
-            unknown = ResultWarning(
-                code="model-shape-unknown", message=f"no FLOPs: {error}", where=run.record.run_id
-            )
-            return None, (unknown,)
-        flops = count_run_flops(
-            run,
-            base=base,
-            value_model=value_model,
-            top_k=settings.sampling.top_k,
-            hardware=self.hardware,
-            prepared=self.results.requests,
-        )
-        return flops, flops.warnings
 
 
 def load_experiment(path: Path, *, allow_suspect: bool = False) -> Experiment:
@@ -257,11 +248,8 @@ def experiment_of(results: LoadedResults, *, allow_suspect: bool = False) -> Exp
     try:
         profile = parse_profile(results.profile_yaml, source)
     except (ProfileError, UsageError) as error:
-        unreadable = ResultWarning(
-            code="profile-unreadable",
-            message=f"settings and FLOPs of the runs are unknown, because the profile cannot be read: {error}",
-            where=source,
-        )
+        message = f"settings and FLOPs of the runs are unknown, because the profile cannot be read: {error}"
+        unreadable = ResultWarning(code="profile-unreadable", message=message, where=source)
         return Experiment(
             results=results,
             profile_or_none=None,
@@ -271,16 +259,5 @@ def experiment_of(results: LoadedResults, *, allow_suspect: bool = False) -> Exp
         )
     hardware, warnings = peaks_of(profile, results.manifest)
     return Experiment(
-        results=results,
-        profile_or_none=profile,
-        hardware=hardware,
-        warnings=warnings,
-        allow_suspect=allow_suspect,
+        results=results, profile_or_none=profile, hardware=hardware, warnings=warnings, allow_suspect=allow_suspect
     )
-
-
-def _derive_once(cache: dict[K, T], key: K, derive: Callable[[], T]) -> T:
-    """The value of ``key``, derived on first use."""
-    if key not in cache:
-        cache[key] = derive()
-    return cache[key]

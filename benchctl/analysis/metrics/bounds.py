@@ -2,10 +2,9 @@
 
 If the client read several server writes at once, the older chunks arrived at most ``arrival_errors`` earlier than
 recorded. Each percentile and mean is computed twice more, with every such duration as short and as long as
-possible; the true value is between these two. If they differ from the recorded value by more than a comparison
-tolerates, the metric is marked and decides nothing. For ``ttft`` only first tokens matter; one uncertain token in
-a hundred moves a 99th percentile. The last chunk of an answer is always the newest of its read, so ``e2el``, wall
-time and throughput are exact.
+possible. If these differ from the recorded value by more than a comparison tolerates, the metric is marked and
+decides nothing. The last chunk of an answer is the newest of its read, so ``e2el``, wall time and throughput are
+exact.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -76,14 +75,18 @@ def metric_bounds(
     first_errors = arrival_errors(first, samples)
     bounds: dict[str, Bounds] = {}
     if any(chain.from_iterable(first_errors)):
-        bounds |= _bounds_of("ttft", _ttfts(first, first_errors), len(first))
+        recorded = latencies_ns(first)["ttft"]
+        shortest = latencies_ns(_with_earliest_firsts(first, first_errors))["ttft"]
+        bounds |= _bounds_of("ttft", _Durations(recorded, shortest, recorded), len(first))
     whole, errors = first, first_errors
     if requests is not first_tokens:
         whole = [request for request in requests if is_completed(request)]
         errors = arrival_errors(whole, samples)
     if any(chain.from_iterable(errors)):
         bounds |= _bounds_of("itl", _itls(whole, errors), len(first), _itl_means(whole, errors))
-        bounds |= _bounds_of("tpot", _tpots(whole, errors), len(first))
+        recorded = latencies_ns(whole)["tpot"]  # the earlier the first token, the longer the others took
+        longest = latencies_ns(_with_earliest_firsts(whole, errors))["tpot"]
+        bounds |= _bounds_of("tpot", _Durations(recorded, recorded, longest), len(first))
     return bounds
 
 
@@ -124,17 +127,6 @@ def _bounds_of(
     }
 
 
-def _ttfts(requests: Sequence[RequestRecord], errors: Sequence[tuple[ChoiceErrors, ...]]) -> _Durations:
-    recorded = latencies_ns(requests)["ttft"]
-    return _Durations(recorded, latencies_ns(_with_earliest_firsts(requests, errors))["ttft"], recorded)
-
-
-def _tpots(requests: Sequence[RequestRecord], errors: Sequence[tuple[ChoiceErrors, ...]]) -> _Durations:
-    """The earlier the first token, the longer the others took; the last arrival is exact."""
-    recorded = latencies_ns(requests)["tpot"]
-    return _Durations(recorded, recorded, latencies_ns(_with_earliest_firsts(requests, errors))["tpot"])
-
-
 def _itls(requests: Sequence[RequestRecord], errors: Sequence[tuple[ChoiceErrors, ...]]) -> _Durations:
     """A gap is longer if its first chunk came earlier than recorded, and shorter if its second did."""
     recorded = list(chain.from_iterable(map(itls_ns, requests)))
@@ -158,8 +150,7 @@ def _itl_means(
     """Bounds of the mean gap: only errors of the first chunks move it, because neighbouring gaps compensate."""
     gaps = list(chain.from_iterable(map(itls_ns, requests)))
     first_errors = [of_choice[0] for of_request in errors for of_choice in of_request if of_choice]
-    mean = fmean(gaps)
-    return mean, mean + sum(first_errors) / len(gaps)
+    return fmean(gaps), fmean(gaps) + sum(first_errors) / len(gaps)
 
 
 def _with_earliest_firsts(

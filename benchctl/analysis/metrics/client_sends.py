@@ -1,9 +1,8 @@
 """Delays of sends against the schedule, and the part of them that the client caused.
 
-In an open loop requests are prepared ahead, so one that leaves late was delayed by the client or by a connection
-that did not open. If a cap of the profile makes a request wait, the cap is the cause until a slot is free, and the
-client from then on. Records of older versions lack that time; their requests connected only when they had a slot.
-``slot_occupancy`` judges a closed loop; this module judges it only if its slots are unknown or never refilled.
+If a cap of the profile makes a request wait, the cap is the cause until a slot is free, then the client. Records of
+older versions lack that time; their requests connected only when they had a slot. ``slot_occupancy`` judges a
+closed loop; this module judges it only if its slots are unknown or never refilled.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -55,22 +54,18 @@ class Sends:
     @property
     def planned_rate(self) -> float | None:
         """Requests per second of the schedule; None without a schedule, or if all are due at one moment."""
-        return quotient(self._num_gaps, s_from_ns(self.planned_span_ns)) if self.is_planned else None
+        return quotient(len(self.requests) - 1, s_from_ns(self.planned_span_ns)) if self.is_planned else None
 
     @property
     def sent_rate(self) -> float | None:
         """Requests per second that were sent."""
         sent = [request.sent_ns or 0 for request in self.requests]
-        return quotient(self._num_gaps, s_from_ns(max(sent) - min(sent))) if sent else None
+        return quotient(len(sent) - 1, s_from_ns(max(sent) - min(sent))) if sent else None
 
     @property
     def planned_span_ns(self) -> int:
         """Scheduled time from the first to the last request."""
         return self.requests[-1].scheduled_ns - self.requests[0].scheduled_ns if self.requests else 0
-
-    @property
-    def _num_gaps(self) -> int:
-        return len(self.requests) - 1
 
     @property
     def held_back_ns(self) -> list[int]:
@@ -116,13 +111,19 @@ def _fills(requests: Sequence[RequestRecord], cap: int | None) -> bool:
 
 def delayed_sends(sends: Sends, load_ns: int) -> Iterator[ResultWarning]:
     """A warning if requests repeatedly left late, or one wave of them by a large part of the load."""
-    waves = _waves(sends)
     if load_ns < MIN_LOAD_NS:
         return
+    delays_by_time: dict[int, list[int]] = {}
+    for request, lag_ns in zip(sends.requests, sends.own_lag_ns, strict=True):
+        delays_by_time.setdefault(request.scheduled_ns, []).append(lag_ns)
+    # less the time for writing the requests before it
+    waves = [[lag_ns - i * WRITE_NS for i, lag_ns in enumerate(sorted(wave))] for wave in delays_by_time.values()]
     lags = [lag_ns for wave in waves for lag_ns in wave]
     num_late, num_late_waves = count_above(lags, MAX_SEND_LAG_NS), count_above(map(max, waves), MAX_SEND_LAG_NS)
     is_always = is_habit(num_late_waves, len(waves)) and is_habit(num_late, len(lags))
-    is_always = is_always and (sends.is_planned or _leaves_slots_empty(sends))
+    if is_always and not sends.is_planned:  # only if the wait takes a considerable part of the time of the answers
+        answered = [(r.done_ns or 0) - (r.sent_ns or 0) for r in sends.requests if r.done_ns is not None]
+        is_always = sum(sends.own_lag_ns) > MAX_EMPTY_FRAC * sum(answered)
     wave_limit_ns = max(MAX_WAVE_LAG_NS, round(load_ns * HABIT_FRAC))
     if not is_always and not is_habit(count_above(lags, wave_limit_ns), len(lags)):
         return
@@ -136,20 +137,6 @@ def delayed_sends(sends: Sends, load_ns: int) -> Iterator[ResultWarning]:
     )
 
 
-def _leaves_slots_empty(sends: Sends) -> bool:
-    """True if waiting for the client takes a considerable part of the time that answers take."""
-    answered = [(r.done_ns or 0) - (r.sent_ns or 0) for r in sends.requests if r.done_ns is not None]
-    return sum(sends.own_lag_ns) > MAX_EMPTY_FRAC * sum(answered)
-
-
-def _waves(sends: Sends) -> list[list[int]]:
-    """Delays by scheduled time, less the time for writing the requests before it."""
-    waves: dict[int, list[int]] = {}
-    for request, lag_ns in zip(sends.requests, sends.own_lag_ns, strict=True):
-        waves.setdefault(request.scheduled_ns, []).append(lag_ns)
-    return [[lag_ns - rank * WRITE_NS for rank, lag_ns in enumerate(sorted(wave))] for wave in waves.values()]
-
-
 def missed_rate(sends: Sends) -> Iterator[ResultWarning]:
     """A warning if fewer requests per second were sent than scheduled."""
     if not sends.is_planned or len(sends.requests) < 2 or sends.held_back_ns:
@@ -159,9 +146,9 @@ def missed_rate(sends: Sends) -> Iterator[ResultWarning]:
         return
     yield ResultWarning(
         code="rate-missed",
-        message=f"the client sent {sent:.4g} requests/s where "
-        f"{planned:.4g} were planned, less than {MIN_RATE_FRAC:.0%}, and no cap explains it: "
-        "the server met a lighter load. Free processors for the client, or lower the rate",
+        message=f"the client sent {sent:.4g} requests/s where {planned:.4g} were planned, less than "
+        f"{MIN_RATE_FRAC:.0%}, and no cap explains it: the server met a lighter load. Free processors for the "
+        "client, or lower the rate",
     )
 
 

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from itertools import pairwise
 
-from benchctl.analysis.metrics.unknown import mean_of_known, quotient, total
+from benchctl.analysis.metrics.unknown import known_values, mean_of_known, quotient, total
 from benchctl.records.samples import GpuSample, HostSample
 from benchctl.units import s_from_ns
 
@@ -33,10 +33,7 @@ def gpu_metrics(samples: Sequence[GpuSample], span: tuple[int, int] | None) -> d
     groups = [devices[index] for index in sorted(devices)]
     power = [mean_of_known([s.power_w for s in group]) for group in groups]
     busy = [mean_of_known([s.utilization_frac for s in group]) for group in groups]
-    memory = [
-        max((float(s.memory_used_bytes) for s in group if s.memory_used_bytes is not None), default=None)
-        for group in groups
-    ]
+    memory = [max(map(float, known_values(s.memory_used_bytes for s in group)), default=None) for group in groups]
     return {
         "gpu_energy_j": total([device_energy_j(group) for group in groups]),
         "gpu_power_w": total(power),
@@ -48,6 +45,4 @@ def gpu_metrics(samples: Sequence[GpuSample], span: tuple[int, int] | None) -> d
 def host_metrics(samples: Sequence[HostSample], span: tuple[int, int] | None) -> dict[str, float | None]:
     """Mean busy cores of the server."""
     inside = [s for s in samples if span is not None and span[0] <= s.t_ns <= span[1]]
-    return {
-        "server_cpu_cores": mean_of_known([s.server_cpu_cores for s in inside]),
-    }
+    return {"server_cpu_cores": mean_of_known([s.server_cpu_cores for s in inside])}

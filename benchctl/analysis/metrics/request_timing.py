@@ -60,8 +60,7 @@ def e2el_ns(request: RequestRecord) -> int | None:
 def choice_tokens(request: RequestRecord, choice: ChoiceRecord) -> int | None:
     """Output tokens of one choice as the engine counted them.
 
-    With one choice, ``usage``. With several, ``usage`` is their sum, so the choice's own count or the tokens of its
-    chunks.
+    ``usage`` is the sum over all choices; with several, the choice's own count or the tokens of its chunks count.
     """
     if len(request.choices) == 1 and request.completion_tokens is not None:
         return request.completion_tokens
@@ -84,10 +83,7 @@ def tpots_ns(request: RequestRecord) -> tuple[float, ...]:
 
 
 def itls_ns(request: RequestRecord) -> "array[int]":
-    """Inter-token latencies as observed: gaps between successive chunks of the same choice.
-
-    Never spread over the tokens of a chunk: a chunk of three tokens is one gap.
-    """
+    """Inter-token latencies: gaps between successive chunks of a choice; a chunk of three tokens is one gap."""
     return pooled_itls_ns((request,))
 
 

@@ -6,19 +6,14 @@ tokens and latencies are those of completed requests. Unknown is None.
 
 from array import array
 from collections.abc import Sequence
-from statistics import fmean
+from math import fsum
 
 import numpy as np
 
 from benchctl.analysis.metrics.device import gpu_metrics, host_metrics
 from benchctl.analysis.metrics.offered_load import load_metrics
 from benchctl.analysis.metrics.percentile import percentiles, percentiles_of_sorted, smallest_sample
-from benchctl.analysis.metrics.request_timing import (
-    is_completed,
-    latencies_ns,
-    load_span_ns,
-    measured,
-)
+from benchctl.analysis.metrics.request_timing import is_completed, latencies_ns, load_span_ns, measured
 from benchctl.analysis.metrics.table import LATENCIES, METRICS, Direction, Metric
 from benchctl.analysis.metrics.timestamp_quality import client_metrics
 from benchctl.analysis.metrics.unknown import ms_or_none, quotient, total
@@ -45,7 +40,7 @@ def run_metrics(run: LoadedRun, arrival: Arrival | None = None) -> dict[str, flo
         **client_metrics(requests, run.client),
         **load_metrics(requests, arrival),
         **_latency_metrics(completed, run.record.clock_factor),
-        **_known_step_metrics(run),
+        **_step_metrics(run.columns, covers_steps=run.record.times_whole_steps),
         **gpu_metrics(run.gpu, span),
         **host_metrics(run.host, span),
     }
@@ -69,14 +64,6 @@ def unavailable_reason(run: LoadedRun, name: str) -> str | None:
     return f"n/a (needs {METRICS[name].needs})"
 
 
-def _known_step_metrics(run: LoadedRun) -> dict[str, float | None]:
-    """Metrics of the steps; without durations if the log times the sampler alone."""
-    metrics = _step_metrics(run.columns)
-    if run.record.times_whole_steps:
-        return metrics
-    return {name: None if name.endswith("step_ms") else value for name, value in metrics.items()}
-
-
 def load_window_ns(run: LoadedRun) -> tuple[int, int] | None:
     """First send and last output on the client's clock, from the run's times or its requests."""
     times = run.record.times
@@ -95,6 +82,12 @@ def _load_metrics(
     client_wall_s = _seconds(*span) if span else None
     wall_s = None if client_wall_s is None else client_wall_s * record.clock_factor
     output_tokens = total([request.completion_tokens for request in completed])
+    past_eos = [
+        None
+        if r.completion_tokens is None or r.natural_tokens is None
+        else max(0, r.completion_tokens - r.natural_tokens)
+        for r in completed
+    ]
     return {
         "wall_s": wall_s,
         "client_wall_s": client_wall_s,
@@ -105,21 +98,11 @@ def _load_metrics(
         "num_failed": len(requests) - len(completed) if requests else None,
         "prompt_tokens": total([request.prompt_tokens for request in completed]),
         "output_tokens": output_tokens,
-        "past_eos_frac": _past_eos_frac(completed),
+        "past_eos_frac": quotient(total(past_eos), output_tokens),
         "cached_tokens": total([request.cached_tokens for request in completed]),
         "output_throughput": quotient(output_tokens, wall_s),
         "request_throughput": quotient(len(completed), wall_s),
     }
-
-
-def _past_eos_frac(completed: Sequence[RequestRecord]) -> float | None:
-    """Share of the output beyond the natural end of the baseline's answers; unknown if it is for any request."""
-    output_tokens = [request.completion_tokens for request in completed]
-    beyond = [
-        None if count is None or request.natural_tokens is None else max(0, count - request.natural_tokens)
-        for count, request in zip(output_tokens, completed, strict=True)
-    ]
-    return quotient(total(beyond), total(output_tokens))
 
 
 def _latency_metrics(completed: Sequence[RequestRecord], factor: float) -> dict[str, float | None]:
@@ -127,18 +110,12 @@ def _latency_metrics(completed: Sequence[RequestRecord], factor: float) -> dict[
     metrics: dict[str, float | None] = {}
     for latency in LATENCIES:
         durations = values[latency]
-        mean = ms_from_ns(_mean(durations) * factor) if durations else None
-        metrics[f"{latency}_ms"] = mean
+        # an array has as many durations as tokens and is summed as integers
+        sum_ns = int(np.asarray(durations).sum()) if isinstance(durations, array) else fsum(durations)
+        metrics[f"{latency}_ms"] = ms_from_ns(sum_ns / len(durations) * factor) if durations else None
         for percent, value in percentiles(durations, len(completed)).items():
             metrics[f"p{percent}_{latency}_ms"] = ms_or_none(value, factor)
     return metrics
-
-
-def _mean(durations_ns: Sequence[float]) -> float:
-    """The mean of at least one duration; an array has as many as tokens and is summed as integers."""
-    if isinstance(durations_ns, array):
-        return int(np.asarray(durations_ns).sum()) / len(durations_ns)
-    return fmean(durations_ns)
 
 
 def num_guided_steps(steps: StepColumns) -> int | None:
@@ -147,12 +124,13 @@ def num_guided_steps(steps: StepColumns) -> int | None:
     return None if rows is None or steps.total("guided_rows") is None else int((rows > 0).sum())
 
 
-def _step_metrics(steps: StepColumns) -> dict[str, float | None]:
+def _step_metrics(steps: StepColumns, *, covers_steps: bool) -> dict[str, float | None]:
+    """Metrics of the steps; without durations if the log times the sampler alone."""
     tails = percentiles_of_sorted(np.sort(steps.dur_ns), len(steps), (50, 95))
     is_decode = steps.in_phase("decode")
     output_tokens = steps.total("output_tokens")
     blocks = steps.known_values("kv_used_blocks")
-    return {
+    metrics = {
         "num_steps": len(steps) or None,
         "step_ms": _mean_ms(steps.dur_ns),
         "p50_step_ms": ms_or_none(tails[50]),
@@ -170,6 +148,7 @@ def _step_metrics(steps: StepColumns) -> dict[str, float | None]:
         "preemptions": steps.total("preempted"),
         "peak_kv_blocks": int(blocks.max()) if len(blocks) else None,
     }
+    return {n: value if covers_steps or not n.endswith("step_ms") else None for n, value in metrics.items()}
 
 
 def _mean_ms(durations_ns: Integers) -> float | None:

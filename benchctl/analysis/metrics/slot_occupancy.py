@@ -80,7 +80,9 @@ def slot_occupancy(requests: Sequence[RequestRecord], arrival: Arrival) -> SlotO
         slot_time_ns=slot_time_ns,
         idle_ns=idle_ns,
         gaps_ns=tuple(_left_ns(request) - _due_ns(request) for request in refills),
-        connecting_ns=tuple(_connecting_ns(request) for request in refills),
+        connecting_ns=tuple(
+            max(min(request.connected_ns or 0, _left_ns(request)) - _due_ns(request), 0) for request in refills
+        ),
     )
 
 
@@ -116,13 +118,11 @@ def _integrated(changes: Sequence[_Change], num_slots: int) -> tuple[int, int]:
     earlier by the kernel's timestamp counts as free. Slots without an assigned request, because one process of
     several has none left, show in the number of open requests.
     """
-    idle_ns = slot_time_ns = 0
-    num_open = num_remaining = num_waiting = 0
+    idle_ns = slot_time_ns = num_open = num_remaining = num_waiting = 0
     before_ns = changes[0].t_ns
     for change in changes:
         elapsed_ns = change.t_ns - before_ns
-        idle = min(num_remaining, max(num_waiting, num_slots - num_open))
-        idle_ns += elapsed_ns * idle
+        idle_ns += elapsed_ns * min(num_remaining, max(num_waiting, num_slots - num_open))
         slot_time_ns += elapsed_ns * min(num_slots, num_open + num_remaining)
         before_ns = change.t_ns
         num_open += change.to_open
@@ -141,22 +141,19 @@ def _left_ns(request: RequestRecord) -> int:
     return _due_ns(request) if request.sent_ns is None else request.sent_ns
 
 
-def _connecting_ns(request: RequestRecord) -> int:
-    """Part of the time between free slot and send until the connection was open."""
-    return max(min(request.connected_ns or 0, _left_ns(request)) - _due_ns(request), 0)
-
-
 def idle_slots(occupancy: SlotOccupancy, load_ns: int) -> Iterator[ResultWarning]:
     """A warning if slots were empty for more than a hundredth of their time, however often."""
     idle_frac = occupancy.idle_frac
     if load_ns < MIN_LOAD_NS or idle_frac is None or idle_frac <= MAX_IDLE_FRAC:
         return
-    gaps = [
-        milliseconds(occupancy.gap_ns(50)),
-        milliseconds(occupancy.gap_ns(99)),
-        milliseconds(max(occupancy.gaps_ns)),
-    ]
+    gaps = list(map(milliseconds, (occupancy.gap_ns(50), occupancy.gap_ns(99), max(occupancy.gaps_ns))))
     connecting = occupancy.connecting_ns
+    remedy = "Free a core for the client, or lower the load"
+    if 2 * occupancy.num_connecting > len(connecting):
+        remedy = (
+            "The server closes connections, so a slot waits for a new one: let it keep them open, or free a core "
+            "for the client"
+        )
     yield ResultWarning(
         code="slots-idle",
         message=f"slots of the closed loop were empty for {idle_frac:.2%} of their time although requests waited "
@@ -164,14 +161,5 @@ def idle_slots(occupancy: SlotOccupancy, load_ns: int) -> Iterator[ResultWarning
         f"requests at once. From the last byte of an answer to the next request: {gaps[0]} ms (p50), "
         f"{gaps[1]} ms (p99) and {gaps[2]} ms (max); {occupancy.num_connecting} of {len(connecting)} had to open "
         f"a connection, which took {sum(connecting) / max(sum(occupancy.gaps_ns), 1):.0%} of that time. "
-        f"{_remedy(occupancy)}",
+        f"{remedy}",
     )
-
-
-def _remedy(occupancy: SlotOccupancy) -> str:
-    if 2 * occupancy.num_connecting > len(occupancy.connecting_ns):
-        return (
-            "The server closes connections, so a slot waits for a new one: let it keep them open, or free a core "
-            "for the client"
-        )
-    return "Free a core for the client, or lower the load"

@@ -1,7 +1,7 @@
 """Quality of the client's timestamps: their source, the delay of reads, and the load of the client's processes."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from benchctl.analysis.metrics.arrival_errors import by_worker
 from benchctl.analysis.metrics.percentile import percentiles
@@ -10,9 +10,6 @@ from benchctl.analysis.metrics.unknown import known_values, ms_or_none, quotient
 from benchctl.records.request import RequestRecord
 from benchctl.records.samples import ClientSample
 from benchctl.units import NS_PER_S
-
-if TYPE_CHECKING:
-    from array import array
 
 _PERIOD_NS: Final = NS_PER_S // 10
 """Period of the samples of an event loop that does not stall."""
@@ -24,7 +21,7 @@ def client_metrics(requests: Sequence[RequestRecord], samples: Sequence[ClientSa
     """The metrics of the load generator itself, on its own clock."""
     lags = known_values([send_lag_ns(request) for request in requests])
     send = percentiles(lags, len(lags), (50, 99))
-    late = read_delays_ns(requests)
+    late = concatenated([choice.chunk_late_ns or () for request in requests for choice in request.choices])
     chunks = [len(choice.chunk_ns) for request in requests for choice in request.choices]
     num_bounds = num_zeros(pooled_itls_ns(requests))
     cores = busy_cores(samples)
@@ -40,19 +37,13 @@ def client_metrics(requests: Sequence[RequestRecord], samples: Sequence[ClientSa
     }
 
 
-def read_delays_ns(requests: Iterable[RequestRecord]) -> "array[int]":
-    """Delay from the kernel's timestamp of each chunk to its read."""
-    return concatenated([choice.chunk_late_ns or () for request in requests for choice in request.choices])
-
-
 def busy_cores(samples: Iterable[ClientSample]) -> Mapping[int, float]:
     """Cores that each process of the load generator kept busy, by its number; at least a second of each."""
-    cores = {}
-    for worker, own in by_worker(samples).items():
-        span_ns = own[-1].t_ns - own[0].t_ns
-        if span_ns >= MIN_CPU_SPAN_NS:
-            cores[worker] = (own[-1].cpu_ns - own[0].cpu_ns) / span_ns
-    return cores
+    return {
+        worker: (own[-1].cpu_ns - own[0].cpu_ns) / span_ns
+        for worker, own in by_worker(samples).items()
+        if (span_ns := own[-1].t_ns - own[0].t_ns) >= MIN_CPU_SPAN_NS
+    }
 
 
 def samples_span_ns(samples: Iterable[ClientSample]) -> int:

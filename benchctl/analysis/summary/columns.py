@@ -17,6 +17,7 @@ from benchctl.analysis.metrics.percentile import percentiles, percentiles_of_sor
 from benchctl.analysis.metrics.request_timing import is_completed, measured
 from benchctl.analysis.metrics.run_metrics import num_guided_steps
 from benchctl.analysis.metrics.table import CLIENT_TIMED, METRICS
+from benchctl.analysis.metrics.unknown import known_values
 from benchctl.costs.flops import FlopsAccount, achieved_flops_per_s
 from benchctl.profile.model import VariantSettings
 from benchctl.records.columns.step_columns import StepColumns
@@ -53,20 +54,9 @@ _OBSERVED_COLUMNS: Final = (
     "observed_achieved_tflops_per_s",
 )
 SUMMARY_COLUMNS: Final[tuple[str, ...]] = (
-    "run_id",
-    "variant",
-    "cell",
-    "block",
-    "position",
-    "state",
-    "attempt",
-    "failure",
-    "clock",
-    "top_k",
-    "value_scale",
-    *(f"output_tokens_{statistic}" for statistic in ("mean", "p95")),
-    "n_steps_with_lvm",
-    *(f"batch_size_{statistic}" for statistic in ("p50", "p95")),
+    *("run_id", "variant", "cell", "block", "position", "state", "attempt", "failure", "clock"),
+    *("top_k", "value_scale", "output_tokens_mean", "output_tokens_p95"),
+    *("n_steps_with_lvm", "batch_size_p50", "batch_size_p95"),
     *(f"t_{section}_ms_{statistic}" for section in TIMED_SECTIONS for statistic in _STATISTICS),
     *_FLOPS_COLUMNS,
     *_OBSERVED_COLUMNS,
@@ -112,8 +102,7 @@ def _identity(run: LoadedRun, settings: VariantSettings | None) -> dict[str, Val
 
 
 def _output_columns(run: LoadedRun) -> dict[str, Value]:
-    completed = [request for request in measured(run.requests) if is_completed(request)]
-    tokens = [request.completion_tokens for request in completed if request.completion_tokens is not None]
+    tokens = known_values(r.completion_tokens for r in measured(run.requests) if is_completed(r))
     return {
         "output_tokens_mean": fmean(tokens) if tokens else None,
         "output_tokens_p95": percentiles(tokens, len(tokens), (95,))[95],
@@ -122,11 +111,8 @@ def _output_columns(run: LoadedRun) -> dict[str, Value]:
 
 def _step_columns(steps: StepColumns) -> dict[str, Value]:
     tails = percentiles_of_sorted(np.sort(steps.num_seqs), len(steps), (50, 95))
-    columns: dict[str, Value] = {
-        "n_steps_with_lvm": num_guided_steps(steps),
-        "batch_size_p50": tails[50],
-        "batch_size_p95": tails[95],
-    }
+    columns: dict[str, Value] = {"batch_size_p50": tails[50], "batch_size_p95": tails[95]}
+    columns["n_steps_with_lvm"] = num_guided_steps(steps)
     for section in TIMED_SECTIONS:
         values: tuple[Value, ...] = (None,) * len(_STATISTICS)
         if section in steps.section_ns:
@@ -141,23 +127,21 @@ def _step_columns(steps: StepColumns) -> dict[str, Value]:
 def _published_columns(account: FlopsAccount | None, wall_s: float | None) -> dict[str, Value]:
     if account is None:
         return dict.fromkeys(_FLOPS_COLUMNS)
-    base, value = account.base, account.value
-    columns: dict[str, Value] = {
+    return {
         "base_pflops_prefill": account.base_prefill.total / PETA,
         "base_pflops_decode": account.base_decode.total / PETA,
-        "base_pflops_linear": base.linear / PETA,
-        "base_pflops_attention": base.attention / PETA,
-        "base_pflops_lm_head": base.head / PETA,
-        "base_pflops_total": base.total / PETA,
+        "base_pflops_linear": account.base.linear / PETA,
+        "base_pflops_attention": account.base.attention / PETA,
+        "base_pflops_lm_head": account.base.head / PETA,
+        "base_pflops_total": account.base.total / PETA,
         "theoretical_pflops_total": account.total / PETA,
         "theoretical_gflops_per_output_token": account.gflops_per_output_token,
         "achieved_tflops_per_s": _tera(achieved_flops_per_s(account.total, wall_s)),
         "lvm_pflops_prefill": account.value_prefill.total / PETA,
         "lvm_pflops_extend": account.value_extend.total / PETA,
         "lvm_pflops_candidates": account.value_candidates.total / PETA,
-        "lvm_pflops_total": value.total / PETA,
+        "lvm_pflops_total": account.value.total / PETA,
     }
-    return columns
 
 
 def _observed_columns(account: FlopsAccount | None, wall_s: float | None) -> dict[str, Value]:

@@ -44,10 +44,7 @@ class Finding:
 
 
 def collect_findings(
-    cells: Sequence[CellSummary],
-    rows: Sequence[SweepRow],
-    baseline: str,
-    sections: Mapping[str, SectionSplit],
+    cells: Sequence[CellSummary], rows: Sequence[SweepRow], baseline: str, sections: Mapping[str, SectionSplit]
 ) -> tuple[Finding, ...]:
     """All findings of an experiment, in a fixed order. ``sections`` divide the step of each row, by its label."""
     greedy = [cell for cell in cells if _took_greedy_path(cell)]
@@ -114,7 +111,11 @@ def _factor_effect(rows: Sequence[SweepRow]) -> Finding | None:
     if len(blocks) < 2:
         return None
     values = [float(row.cell[factor]) for row in rows]  # type: ignore[arg-type]  # _numeric_factor says so
-    slopes = [float(np.polyfit(values, [_log_wall(row, block) for row in rows], 1)[0]) for block in sorted(blocks)]
+    walls = [
+        dict(zip(wall.design.blocks, wall.adjusted_log_ratios, strict=True))
+        for wall in (row.ratios["wall"] for row in rows)
+    ]
+    slopes = [float(np.polyfit(values, [logs[block] for logs in walls], 1)[0]) for block in sorted(blocks)]
     slope = estimate_paired(slopes, estimator="mean")
     if slope.log_interval is None:
         return None
@@ -148,11 +149,6 @@ def _numeric_factor(rows: Sequence[SweepRow]) -> str | None:
     return varied[0] if are_numbers else None
 
 
-def _log_wall(row: SweepRow, block: int) -> float:
-    wall = row.ratios["wall"]
-    return wall.adjusted_log_ratios[wall.design.blocks.index(block)]
-
-
 def _unexplained(rows: Sequence[SweepRow]) -> Finding | None:
     """The part of a slowdown that more FLOPs do not explain, by observed FLOPs if known."""
     slow = [row for row in rows if (row.number("wall_ratio_ci_low") or 0) > 1 + SLOWDOWN_FRAC]
@@ -178,7 +174,9 @@ def _added_time(rows: Sequence[SweepRow], sections: Mapping[str, SectionSplit]) 
     notes: dict[tuple[str, str], str] = {}
     for row in rows:
         split = sections.get(row.label)
-        if split is None or split.whole.a_s is None or len(split.sections) < 2 or _is_within_scatter(row):
+        step = row.estimates.get("step_ms")
+        is_within_scatter = step is None or (step.log_interval is not None and step.log_interval[0] <= 0)
+        if split is None or split.whole.a_s is None or len(split.sections) < 2 or is_within_scatter:
             continue
         largest = max(split.sections, key=lambda section: section.added_s)
         if split.whole.added_s >= ADDED_STEP_FRAC * split.whole.a_s and largest.added_s > 0:
@@ -190,12 +188,6 @@ def _added_time(rows: Sequence[SweepRow], sections: Mapping[str, SectionSplit]) 
     ]
 
 
-def _is_within_scatter(row: SweepRow) -> bool:
-    """True if the interval of the step ratio includes 1."""
-    estimate = row.estimates.get("step_ms")
-    return estimate is None or (estimate.log_interval is not None and estimate.log_interval[0] <= 0)
-
-
 def _largest_section(section: str, group: Sequence[tuple[SweepRow, float, float]], note: str) -> Finding:
     added_ms = [added_s * MS_PER_S for _, added_s, _ in group]
     largest_ms = [largest_s * MS_PER_S for _, _, largest_s in group]
@@ -205,12 +197,8 @@ def _largest_section(section: str, group: Sequence[tuple[SweepRow, float, float]
         f"baseline's, and the largest part of that is {section} with {_range(largest_ms, '.3g')} ms "
         f"({_range(shares, '.0f')}%); {note}."
     )
-    numbers = {
-        "added_step_ms": fmean(added_ms),
-        "largest_ms": fmean(largest_ms),
-        "largest_frac": fmean(shares) / 100,
-    }
-    return Finding(code="largest-added-section", sentence=sentence, numbers=numbers)
+    means = {"added_step_ms": fmean(added_ms), "largest_ms": fmean(largest_ms), "largest_frac": fmean(shares) / 100}
+    return Finding(code="largest-added-section", sentence=sentence, numbers=means)
 
 
 def _baseline_noise(cells: Sequence[CellSummary], baseline: str, greedy_labels: set[str]) -> Finding | None:
@@ -231,11 +219,8 @@ def _baseline_noise(cells: Sequence[CellSummary], baseline: str, greedy_labels: 
         f"by {pooled:.1%}: a ratio to any single baseline run includes that scatter and misleads. Use ratios over "
         "all blocks with their interval, or absolute times."
     )
-    return Finding(
-        code="noisy-baseline",
-        sentence=sentence,
-        numbers={"baseline_cv_frac": base.cv_frac, "others_cv_frac": pooled, "num_blocks": float(base.n)},
-    )
+    numbers = {"baseline_cv_frac": base.cv_frac, "others_cv_frac": pooled, "num_blocks": float(base.n)}
+    return Finding(code="noisy-baseline", sentence=sentence, numbers=numbers)
 
 
 def _lazy_loads(runs: Sequence[RunSummary]) -> list[Finding]:
@@ -249,8 +234,8 @@ def _lazy_loads(runs: Sequence[RunSummary]) -> list[Finding]:
         if loads:
             mean_s = s_from_ns(fmean(loads))
             phase = "the warm-up" if is_warmup else "the measured load"
-            where = f"In {count_of(len(loads), 'run')} the value model was loaded during {phase}"
-            sentence = f"{where} ({mean_s:.2g} s): {consequence}."
+            subject = f"In {count_of(len(loads), 'run')} the value model"
+            sentence = f"{subject} was loaded during {phase} ({mean_s:.2g} s): {consequence}."
             numbers = {"num_runs": float(len(loads)), "load_s": mean_s}
             findings.append(Finding(code=code, sentence=sentence, numbers=numbers))
     return findings

@@ -1,10 +1,8 @@
 """From published to observed FLOPs over the blocks of a cell, in mean corrections that add up."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from benchctl.analysis.attribution.flops import RunFlops
 from benchctl.analysis.summary.runs import CellSummary
 
 
@@ -37,22 +35,14 @@ def flops_bridge(cell: CellSummary) -> FlopsBridge | None:
     observed = [flops.observed.total for flops in runs if flops.observed is not None]
     if not runs or len(published) != len(runs):
         return None
+    corrections = [correction for flops in runs for correction in flops.corrections]
+    meanings = {correction.code: correction.meaning for correction in corrections}
+    sums = {code: sum(c.flops for c in corrections if c.code == code) for code in meanings}
     return FlopsBridge(
         label=cell.label,
         published_flops=fmean(published),
-        steps=_mean_steps(runs),
+        steps=tuple(  # a correction that a run does not need counts as 0
+            BridgeStep(code=code, meaning=meanings[code], flops=flops / len(runs)) for code, flops in sums.items()
+        ),
         observed_flops=fmean(observed),
-    )
-
-
-def _mean_steps(runs: Sequence[RunFlops]) -> tuple[BridgeStep, ...]:
-    """Mean corrections; one that a run does not need counts as 0."""
-    meanings = {correction.code: correction.meaning for flops in runs for correction in flops.corrections}
-    return tuple(
-        BridgeStep(
-            code=code,
-            meaning=meaning,
-            flops=sum(c.flops for flops in runs for c in flops.corrections if c.code == code) / len(runs),
-        )
-        for code, meaning in meanings.items()
     )

@@ -1,7 +1,4 @@
-"""The figures of one load in constant memory per request, accumulated from its records.
-
-Definitions are those of a run on disk. Only durations are stored, eight bytes each, and counts.
-"""
+"""The figures of one load in constant memory per request: durations of at most eight bytes each, and counts."""
 
 from array import array
 from collections import Counter
@@ -13,7 +10,7 @@ from typing import Any, Final
 from benchctl.analysis.metrics.percentile import SortedRuns, percentiles_of_sorted, standard_deviation
 from benchctl.analysis.metrics.request_timing import is_completed, last_token_ns, latencies_ns, send_lag_ns
 from benchctl.analysis.metrics.table import LATENCIES
-from benchctl.analysis.metrics.unknown import quotient
+from benchctl.analysis.metrics.unknown import ms_or_none, quotient
 from benchctl.analysis.validity.token_checks import check_client_tokens
 from benchctl.records.request import RequestRecord
 from benchctl.units import ms_from_ns, s_from_ns
@@ -23,10 +20,7 @@ SEND_LAG: Final = "send_lag"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Durations:
-    """Statistics of durations of one kind, in ms; None without any.
-
-    A percentile of too few requests is None (``percentile.smallest_sample``).
-    """
+    """Statistics of durations of one kind, in ms; None without any, or of too few requests for a percentile."""
 
     mean: float | None
     std: float | None
@@ -110,8 +104,16 @@ class LoadAccumulator:
         if record.is_warmup:
             return
         self._num_requests += 1
-        self._extend_window(record)
-        self._add_chunks(record)
+        if record.sent_ns is not None:
+            self._first_sent_ns = min(record.sent_ns, self._first_sent_ns or record.sent_ns)
+        last_ns = last_token_ns(record)
+        if last_ns is not None:
+            self._last_output_ns = max(last_ns, self._last_output_ns or last_ns)
+        for choice in record.choices:
+            num_chunks = len(choice.chunk_ns)
+            self._num_chunks += num_chunks
+            self._num_stamped += 0 if choice.chunk_late_ns is None else num_chunks
+            self._num_bounds += num_chunks - len(set(choice.chunk_ns))
         lag_ns = send_lag_ns(record)
         if lag_ns is not None:
             self._durations_ns[SEND_LAG].append(lag_ns)
@@ -131,13 +133,6 @@ class LoadAccumulator:
         if check_client_tokens((record,)).ok is False:
             self._miscounted.append(record.request_id)
 
-    def _add_chunks(self, record: RequestRecord) -> None:
-        for choice in record.choices:
-            num_chunks = len(choice.chunk_ns)
-            self._num_chunks += num_chunks
-            self._num_stamped += 0 if choice.chunk_late_ns is None else num_chunks
-            self._num_bounds += num_chunks - len(set(choice.chunk_ns))
-
     def _store(self, name: str, durations_ns: Sequence[float]) -> None:
         stored = self._durations_ns[name]
         try:
@@ -145,14 +140,6 @@ class LoadAccumulator:
         except OverflowError:  # a gap of more than four seconds
             stored = self._durations_ns[name] = array("d", stored)
             stored.extend(array("d", durations_ns))
-
-    def _extend_window(self, record: RequestRecord) -> None:
-        """Update the first send and the last output."""
-        if record.sent_ns is not None:
-            self._first_sent_ns = min(record.sent_ns, self._first_sent_ns or record.sent_ns)
-        last_ns = last_token_ns(record)
-        if last_ns is not None:
-            self._last_output_ns = max(last_ns, self._last_output_ns or last_ns)
 
     def figures(self) -> LoadFigures:
         """The figures of the records so far."""
@@ -175,13 +162,10 @@ class LoadAccumulator:
         values = self._durations_ns[name]
         num_independent = len(values) if name == SEND_LAG else self._num_completed
         ordered = SortedRuns(values)
-        spread = standard_deviation(values)
+        tails = percentiles_of_sorted(ordered, num_independent)
         return Durations(
             mean=ms_from_ns(fmean(values)) if values else None,
-            std=None if spread is None else ms_from_ns(spread),
-            percentile={
-                percent: None if value is None else ms_from_ns(value)
-                for percent, value in percentiles_of_sorted(ordered, num_independent).items()
-            },
+            std=ms_or_none(standard_deviation(values)),
+            percentile={percent: ms_or_none(value) for percent, value in tails.items()},
             largest=ms_from_ns(ordered[-1]) if values else None,
         )

@@ -88,11 +88,8 @@ class RunSummary:
 
     def counted(self, column: str) -> float | None:
         """The value of a numeric column; None if it has bounds or rests on client times that do not count."""
-        if column in self.bounds:
-            return None
-        if self.usability.client_excluded is not None and column in CLIENT_COLUMNS:
-            return None
-        return self.number(column)
+        is_excluded = self.usability.client_excluded is not None and column in CLIENT_COLUMNS
+        return None if is_excluded or column in self.bounds else self.number(column)
 
     def reason_excluded(self, column: str) -> str | None:
         """The reason why the value of a column does not count; None if it does."""
@@ -183,20 +180,14 @@ def summarise_cells(
     groups: dict[str, list[RunSummary]] = {}
     for run in ordered:
         groups.setdefault(run.label, []).append(run)
+    summaries = {id(run.run): run for run in ordered}
     cells = _Cells(
         experiment=experiment,
-        slopes=_slopes(ordered, experiment),
-        summaries={id(run.run): run for run in ordered},
+        slopes={column: experiment.slope_of(partial(_counted, summaries, column)) for column in _TIME_COLUMNS},
+        summaries=summaries,
         pairs={paired.pair.b.label: paired for paired in pairs},
     )
     return tuple(cells.over_blocks(group) for group in groups.values())
-
-
-def _slopes(runs: Sequence[RunSummary], experiment: Experiment) -> Mapping[str, PooledSlope]:
-    """Effect of the position on every column of times or rates."""
-    summaries = {id(run.run): run for run in runs}
-    slopes = {column: experiment.slope_of(partial(_counted, summaries, column)) for column in _TIME_COLUMNS}
-    return {column: slope for column, slope in slopes.items() if slope is not None}
 
 
 def arm_order(record: RunRecord, baseline: str) -> tuple[Any, ...]:
@@ -213,7 +204,8 @@ class _Cells:
     """Computes the means of all cells."""
 
     experiment: Experiment
-    slopes: Mapping[str, PooledSlope]
+    slopes: Mapping[str, PooledSlope | None]
+    """Effect of the position on every column of times or rates."""
     summaries: Mapping[int, RunSummary]
     pairs: Mapping[str, PairedRuns]
 
@@ -225,13 +217,14 @@ class _Cells:
             if numbers and column not in LABEL_COLUMNS:
                 spreads[column] = self._spread(group[0].label, column, numbers)
         first = group[0].record
+        causes = {run.record.failure.cause for run in group if run.record.failure is not None}
         return CellSummary(
             variant=first.variant,
             cell=first.cell,
             runs=usable,
             num_unusable=len(group) - len(usable),
             spreads=spreads,
-            infeasible=None if usable else _infeasibility(group),
+            infeasible="out of memory" if causes & INFEASIBLE_CAUSES and not usable else None,
         )
 
     def _spread(self, label: str, column: str, numbers: Mapping[RunSummary, float]) -> Spread:
@@ -256,12 +249,6 @@ class _Cells:
         return paired.ratio_of(partial(_counted, self.summaries, column), is_time=column in _TIME_COLUMNS)
 
 
-def _infeasibility(group: Sequence[RunSummary]) -> str | None:
-    """The reason from the failures: a server that ran out of memory, and runs skipped for that reason."""
-    causes = {run.record.failure.cause for run in group if run.record.failure is not None}
-    return "out of memory" if causes & INFEASIBLE_CAUSES else None
-
-
 def _geometric_spread(level: float, values: Sequence[float]) -> Spread:
     if len(values) < 2:
         return Spread(mean=level, n=len(values))
@@ -269,8 +256,5 @@ def _geometric_spread(level: float, values: Sequence[float]) -> Spread:
 
 
 def _spread(numbers: Sequence[float]) -> Spread:
-    mean = fmean(numbers)
-    if len(numbers) < 2:
-        return Spread(mean=mean, n=len(numbers))
-    sd = stdev(numbers)
-    return Spread(mean=mean, n=len(numbers), sd=sd, cv_frac=sd / abs(mean) if mean else None)
+    mean, sd = fmean(numbers), stdev(numbers) if len(numbers) > 1 else None
+    return Spread(mean=mean, n=len(numbers), sd=sd, cv_frac=sd / abs(mean) if sd is not None and mean else None)

@@ -9,6 +9,7 @@ steps that have the section. The leading columns have the names of the published
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Final
 
 from benchctl.analysis.experiment.paired_runs import PairedRuns
@@ -20,27 +21,21 @@ from benchctl.analysis.summary.runs import CellSummary, RunSummary
 from benchctl.records.directory import arm_label, cell_name
 from benchctl.records.record import Cell
 
-LENVM_SWEEP_COLUMNS: Final = (
-    "k",
-    "results_dir",
-    "base_wall_s",
-    "lvm_wall_s",
-    "wall_ratio",
-    "base_tok_per_s",
-    "lvm_tok_per_s",
-    "tok_per_s_ratio",
-    "base_pflops",
-    "lvm_pflops",
-    "flops_ratio",
-    "base_achieved_tflops_per_s",
-    "lvm_achieved_tflops_per_s",
-    "achieved_tflops_ratio",
-    "lvm_apply_ms_mean",
-    "lvm_forward_ms_mean",
-    "lvm_build_pending_ms_mean",
-    "lvm_apply_guidance_ms_mean",
-    "utilization_gap",
-)
+_PUBLISHED: Final = {
+    "wall": ("base_wall_s", "lvm_wall_s", "wall_ratio"),
+    "tok_per_s": ("base_tok_per_s", "lvm_tok_per_s", "tok_per_s_ratio"),
+    "pflops": ("base_pflops", "lvm_pflops", "flops_ratio"),
+    "achieved_tflops": ("base_achieved_tflops_per_s", "lvm_achieved_tflops_per_s", "achieved_tflops_ratio"),
+}
+"""Columns of a compared quantity: the values of both sides, and their ratio."""
+_SECTION_MEANS: Final = {
+    "lvm_apply_ms_mean": "t_lvm_apply_outer_ms_mean",
+    "lvm_forward_ms_mean": "t_lvm_forward_ms_mean",
+    "lvm_build_pending_ms_mean": "t_lvm_build_pending_ms_mean",
+    "lvm_apply_guidance_ms_mean": "t_lvm_apply_guidance_ms_mean",
+}
+_RATIO_COLUMNS: Final = tuple(chain.from_iterable(_PUBLISHED.values()))
+LENVM_SWEEP_COLUMNS: Final = ("k", "results_dir", *_RATIO_COLUMNS, *_SECTION_MEANS, "utilization_gap")
 OWN_SWEEP_COLUMNS: Final = (
     "variant",
     "cell",
@@ -69,13 +64,6 @@ _COMPARED: Final = {
 """Compared quantities, and their columns in the row of a run."""
 _OF_TIME: Final = frozenset({"wall", "tok_per_s", "achieved_tflops", "step_ms"})
 """Quantities that drift within a block changes; the others are counts."""
-
-_SECTION_MEANS: Final = {
-    "lvm_apply_ms_mean": "t_lvm_apply_outer_ms_mean",
-    "lvm_forward_ms_mean": "t_lvm_forward_ms_mean",
-    "lvm_build_pending_ms_mean": "t_lvm_build_pending_ms_mean",
-    "lvm_apply_guidance_ms_mean": "t_lvm_apply_guidance_ms_mean",
-}
 
 MIN_EXPLAINED_LOG_RATIO: Final = math.log(1.02)
 """Smallest slowdown (two percent) whose causes are divided."""
@@ -155,11 +143,7 @@ def _row(paired: PairedRuns, summaries: Mapping[int, RunSummary], confidence: fl
     values: dict[str, Value] = {
         "k": None if settings is None else settings.sampling.top_k,
         "results_dir": results_dir,
-        **_absolutes(ratios),
-        "wall_ratio": wall,
-        "tok_per_s_ratio": ratio.get("tok_per_s"),
-        "flops_ratio": flops,
-        "achieved_tflops_ratio": ratio.get("achieved_tflops"),
+        **_published_columns(ratios),
         **{name: mean_of_known([run.number(column) for run in runs]) for name, column in _SECTION_MEANS.items()},
         "utilization_gap": quotient(wall, flops),
         "variant": record.variant,
@@ -185,10 +169,7 @@ def _row(paired: PairedRuns, summaries: Mapping[int, RunSummary], confidence: fl
 
 
 def _ratio(
-    quantity: str,
-    paired: PairedRuns,
-    summaries: Mapping[int, RunSummary],
-    confidence: float,
+    quantity: str, paired: PairedRuns, summaries: Mapping[int, RunSummary], confidence: float
 ) -> SideRatio | None:
     """The ratio as in ``compare``: the same runs, blocks, position effect and estimator."""
     column = _COMPARED[quantity]
@@ -197,16 +178,10 @@ def _ratio(
     )
 
 
-def _absolutes(ratios: Mapping[str, SideRatio]) -> dict[str, Value]:
-    """Absolute values of both sides of the ratios."""
-    quantities = {
-        "wall_s": "wall",
-        "tok_per_s": "tok_per_s",
-        "pflops": "pflops",
-        "achieved_tflops_per_s": "achieved_tflops",
-    }
-    return {
-        f"{side}_{name}": getattr(ratios[quantity], "a" if side == "base" else "b") if quantity in ratios else None
-        for side in ("base", "lvm")
-        for name, quantity in quantities.items()
-    }
+def _published_columns(ratios: Mapping[str, SideRatio]) -> dict[str, Value]:
+    columns: dict[str, Value] = dict.fromkeys(_RATIO_COLUMNS)
+    for quantity in _PUBLISHED.keys() & ratios.keys():
+        of_sides = ratios[quantity]
+        numbers = (of_sides.a, of_sides.b, of_sides.estimate.ratio)
+        columns |= zip(_PUBLISHED[quantity], numbers, strict=True)
+    return columns

@@ -12,9 +12,8 @@ from benchctl.records.loaded import LoadedRun
 from benchctl.records.record import ResultWarning
 
 MIN_IN_STEP_FRAC: Final = 0.7
-"""Share below which a run gets the warning. Time between steps and the path to the client take some of a request's
-time on every engine: 6 % with small models on two cores without any waiting. Three tenths are more than
-overhead."""
+"""Share below which a run gets the warning. Overhead between steps and on the path to the client is less: it took
+6 % with small models on two cores without any waiting."""
 
 
 def in_step_frac(run: LoadedRun) -> float | None:

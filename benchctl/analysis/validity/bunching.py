@@ -21,9 +21,6 @@ from benchctl.records.record import ResultWarning
 from benchctl.records.request import RequestRecord
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
     from benchctl.records.columns.step_columns import StepColumns
 
 CLIENT_BUNCHING: Final = "client-bunching"
@@ -72,8 +69,7 @@ def _paces_ns(gaps: Sequence[Sequence[int]], steps: "StepColumns | None") -> lis
     requests, because the mean of a single delayed request is not its pace.
     """
     if steps:
-        quick = sorted(steps.dur_ns.tolist())[len(steps) // 10]
-        return [float(quick)] * len(gaps)
+        return [float(sorted(steps.dur_ns.tolist())[len(steps) // 10])] * len(gaps)
     means = [sum(of_request) / len(of_request) for of_request in gaps]
     return [min(mean, median(means)) for mean in means]
 
@@ -121,17 +117,17 @@ def delivery_unevenness_steps(requests: Sequence[RequestRecord], steps: "StepCol
     times, which has the least variance of all ways to match them. A common delay does not count: it moves ttft and
     leaves itl and tpot unchanged. None unless both sides count the same number of tokens, on the host's clock.
     """
-    chunks = [(c.chunk_ns, c.chunk_tokens) for request in requests for c in request.choices]
+    choices = [choice for request in requests for choice in request.choices]
     counts = steps.optional("output_tokens")
-    if steps.total("output_tokens") is None or counts is None or any(tokens is None for _, tokens in chunks):
+    if steps.total("output_tokens") is None or counts is None or steps.clocks != ("host",):
         return None
-    if steps.clocks != ("host",):
+    if any(choice.chunk_tokens is None for choice in choices):
         return None
     import numpy as np  # noqa: PLC0415 - importing takes longer than judging a short load without steps
 
-    arrived = np.sort(
-        _each_token([t for ns, _ in chunks for t in ns], [n for _, each in chunks for n in each or ()])
-    )
+    chunk_ns = np.array([t_ns for choice in choices for t_ns in choice.chunk_ns], dtype=np.int64)
+    chunk_tokens = [tokens for choice in choices for tokens in choice.chunk_tokens or ()]
+    arrived = np.sort(np.repeat(chunk_ns, np.array(chunk_tokens, dtype=np.int64)))
     made = np.sort(np.repeat(steps.start_ns + steps.dur_ns, counts.astype(np.int64)))
     if not len(made) or len(made) != len(arrived):
         return None
@@ -139,24 +135,19 @@ def delivery_unevenness_steps(requests: Sequence[RequestRecord], steps: "StepCol
     return float(late - middle) / float(steps.dur_ns.mean())
 
 
-def _each_token(times_ns: Sequence[int], num_tokens: Sequence[int]) -> "npt.NDArray[np.int64]":
-    import numpy as np  # noqa: PLC0415
-
-    return np.repeat(np.asarray(times_ns, dtype=np.int64), np.asarray(num_tokens, dtype=np.int64))
-
-
 def bunching_warnings(run: LoadedRun) -> tuple[ResultWarning, ...]:
-    """A warning if a run's arrivals are bunched, or a note if the server always writes several chunks at once.
-
-    None on a virtual clock: the simulator measures its own lag.
-    """
+    """A warning if arrivals are bunched, or a note if the server always writes several chunks at once."""
     if run.record.clock == "virtual":
         return ()
     requests = measured(run.requests)
     steps = run.columns if run.steps and run.record.times_whole_steps else None
     size = regular_write(requests, steps) or 1
     if 1 < size <= num_chunks_per_write(requests, run.client) and not _is_uneven(requests, steps, size):
-        return (ResultWarning(code=SERVER_COALESCING, message=_coalescing(size), where=run.record.run_id),)
+        message = (
+            f"the server writes {size} chunks of an answer at once: arrival times, ttft, tpot and e2el are exact; "
+            f"itl is 0 within a write, and the time of {size} chunks between two writes"
+        )
+        return (ResultWarning(code=SERVER_COALESCING, message=message, where=run.record.run_id),)
     signs = _signs_of_bursts(requests, steps)
     if signs is None:
         return ()
@@ -166,13 +157,6 @@ def bunching_warnings(run: LoadedRun) -> tuple[ResultWarning, ...]:
         f"{truth}. {_cause(run, requests, steps)}"
     )
     return (ResultWarning(code=CLIENT_BUNCHING, message=message, where=run.record.run_id),)
-
-
-def _coalescing(size: int) -> str:
-    return (
-        f"the server writes {size} chunks of an answer at once: arrival times, ttft, tpot and e2el are exact; itl "
-        f"is 0 within a write, and the time of {size} chunks between two writes"
-    )
 
 
 def _cause(run: LoadedRun, requests: Sequence[RequestRecord], steps: "StepColumns | None") -> str:
@@ -189,11 +173,9 @@ def _cause(run: LoadedRun, requests: Sequence[RequestRecord], steps: "StepColumn
 
 def _signs_of_bursts(requests: Sequence[RequestRecord], steps: "StepColumns | None") -> str | None:
     share = short_gap_frac(requests, steps)
-    if share is None:
-        return None
-    if share > BUNCHED_FRAC:
+    if share is not None and share > BUNCHED_FRAC:
         return f"more than {BUNCHED_FRAC:.0%} of the gaps between chunks are shorter than a tenth of a chunk's time"
-    if _is_uneven(requests, steps, 1):
+    if share is not None and _is_uneven(requests, steps, 1):
         return f"one token in twenty took over {UNEVEN_STEPS:.0f} steps longer to arrive than the median token"
     return None
 

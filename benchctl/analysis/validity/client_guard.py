@@ -1,12 +1,8 @@
 """Judges the load client: a load generator that was late or had no processor time measured itself.
 
-Five warnings make a run suspect: empty slots of a closed loop, delayed sends, a missed rate, unreliable arrival
-times, a process without processor time to spare. Loads of less than a second are not judged. Empty slots count by
-their time, so even rare delays count; the others require repetition, because one hiccup of a busy machine is
-harmless. None apply on a virtual clock, because the simulator measures its own lag.
-
-Other warnings leave the run as it is: metrics with bounds, a stalled event loop (its cost is judged by sends and
-arrival times), a cap that held requests back, a wall clock that was set, and the fallback transport.
+``client_suspect_warnings`` make a run suspect, ``client_warnings`` do not. Loads of less than a second are not
+judged. Empty slots count by their time, so even rare delays count; the others require repetition, because one
+hiccup of a busy machine is harmless. On a virtual clock the simulator measures its own lag.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -61,21 +57,14 @@ def client_suspect_warnings(run: LoadedRun, arrival: Arrival) -> tuple[ResultWar
     if run.record.clock == "virtual":
         return ()
     requests = measured(run.requests)
-    warnings = (
-        *_missed_load(requests, arrival),
-        *_late_reads(requests, run.client),
-        *_full_processors(run.client),
-    )
+    warnings = (*_missed_load(requests, arrival), *_late_reads(requests, run.client), *_full_processors(run.client))
     return _about_run(run, warnings)
 
 
 def client_warnings(
     run: LoadedRun, arrival: Arrival, bounds: Mapping[str, Bounds] | None = None
 ) -> tuple[ResultWarning, ...]:
-    """Further warnings about the load, which leave the run as it is.
-
-    ``bounds`` are those of a load that is not in memory as a whole.
-    """
+    """Warnings that leave the run as it is; ``bounds`` are those of a load that is not in memory as a whole."""
     requests = measured(run.requests)
     warnings = (
         *bounds_warnings(run_bounds(run) if bounds is None else bounds),
@@ -93,7 +82,9 @@ def _about_run(run: LoadedRun, warnings: Iterable[ResultWarning]) -> tuple[Resul
 
 def _missed_load(requests: Sequence[RequestRecord], arrival: Arrival) -> Iterator[ResultWarning]:
     """Warnings that the server met a lighter load: from its slots if these are known, otherwise from the sends."""
-    load_ns, occupancy = _load_ns(requests), slot_occupancy(requests, arrival)
+    occupancy = slot_occupancy(requests, arrival)
+    done_ns = [request.done_ns for request in requests if request.done_ns is not None]
+    load_ns = max(done_ns) - min(request.scheduled_ns for request in requests) if done_ns else 0
     if occupancy is not None and occupancy.idle_frac is not None:
         yield from idle_slots(occupancy, load_ns)
         return
@@ -106,12 +97,11 @@ def _late_reads(requests: Sequence[RequestRecord], samples: Sequence[ClientSampl
     if samples_span_ns(samples) < MIN_LOAD_NS:
         return
     lags = [sample.loop_lag_ns for sample in samples]
-    allowed_ns = _allowed_error_ns(requests)
-    chunks = [
-        (len(choice.chunk_ns), choice.chunk_late_ns is None) for request in requests for choice in request.choices
-    ]
-    num_chunks = sum(count for count, _ in chunks)
-    num_unstamped = sum(count for count, is_unstamped in chunks if is_unstamped)
+    gaps_ns = [gap_ns for request in requests for gap_ns in itls_ns(request)]
+    allowed_ns = max(MAX_STAMP_ERROR_NS, STAMP_ERROR_FRAC * fmean(gaps_ns) if gaps_ns else 0.0)
+    choices = [choice for request in requests for choice in request.choices]
+    num_chunks = sum(len(choice.chunk_ns) for choice in choices)
+    num_unstamped = sum(len(choice.chunk_ns) for choice in choices if choice.chunk_late_ns is None)
     errors = [error_ns for of_request in arrival_errors(requests, samples) for error_ns in chain(*of_request)]
     num_wrong = count_above(errors, allowed_ns)
     reasons = []
@@ -146,11 +136,6 @@ def _is_stalled(samples: Sequence[ClientSample], limit_ns: float) -> bool:
     """True if event loops were late by more than the limit for more than a hundredth of their time."""
     late_ns = stalled_ns(samples, limit_ns)
     return late_ns >= MIN_HELD_UP_NS and late_ns > HABIT_FRAC * samples_span_ns(samples)
-
-
-def _allowed_error_ns(requests: Sequence[RequestRecord]) -> float:
-    gaps = [gap for request in requests for gap in itls_ns(request)]
-    return max(MAX_STAMP_ERROR_NS, STAMP_ERROR_FRAC * fmean(gaps) if gaps else 0.0)
 
 
 def _full_processors(samples: Sequence[ClientSample]) -> Iterator[ResultWarning]:
@@ -189,9 +174,3 @@ def _other_transports(requests: Sequence[RequestRecord]) -> Iterator[ResultWarni
             + ": this costs the client more, and its times include it. Name the server's final address, without "
             "TLS on a network that you trust",
         )
-
-
-def _load_ns(requests: Sequence[RequestRecord]) -> int:
-    """Time from the first scheduled request to the end of the last."""
-    ended = [request.done_ns for request in requests if request.done_ns is not None]
-    return max(ended) - min(request.scheduled_ns for request in requests) if ended else 0

@@ -47,12 +47,11 @@ class Difference:
 
 def experiment_differences(a: Manifest, b: Manifest) -> tuple[Difference, ...]:
     """Differences between two experiments: request set, seed, stop mode, kind of engine, schema."""
-    differences = []
-    for key in ("schema_version", "request_set_sha256", "seed", "stop", "engine"):
-        left, right = getattr(a, key), getattr(b, key)
-        if left != right:
-            differences.append(Difference(key, _as_json(left), _as_json(right)))
-    return tuple(differences)
+    return tuple(
+        Difference(key, _as_json(getattr(a, key)), _as_json(getattr(b, key)))
+        for key in ("schema_version", "request_set_sha256", "seed", "stop", "engine")
+        if getattr(a, key) != getattr(b, key)
+    )
 
 
 def configuration_differences(
@@ -70,7 +69,9 @@ def configuration_differences(
         a, b = ([_settings_of(run.record, names, has_one_host=has_one_host) for run in runs] for runs in sides)
         for key in sorted({key for settings in (*a, *b) for key in settings}):
             left, right = _values(a, key), _values(b, key)
-            if len({*left, *right}) > 1 and not _is_reported(key, names, (*a, *b)):
+            # of a flag that sets a reported setting, only the reported value counts
+            is_reported = is_flag(key) and any(name in settings for name in names[key] for settings in (*a, *b))
+            if len({*left, *right}) > 1 and not is_reported:
                 cells_of.setdefault((key, " or ".join(left), " or ".join(right)), []).append(cell)
     return tuple(
         Difference(key, left, right, () if len(differing) == len(cells) else tuple(differing), names.get(key, ()))
@@ -84,20 +85,12 @@ def _settings_of(record: RunRecord, names: dict[str, tuple[str, ...]], *, has_on
     names |= {key: setting.names for key, setting in launch.items()}
     reported = {key: _as_json(value) for key, value in record.effective_config.items()}
     if not has_one_host and _CORES in reported:
-        reported[_CORES] = _client_cores_counted(reported[_CORES])
+        # only the number of cores for the client: which ones, and how many are left, depends on the machine
+        client, _, _ = reported[_CORES].partition(", server on ")
+        ranges = re.findall(r"(\d+)(?:-(\d+))?", client)
+        num_cores = sum(int(last or first) - int(first) + 1 for first, last in ranges)
+        reported[_CORES] = _as_json(f"{num_cores} of its own for the client")
     return reported | {key: _as_json(setting.value) for key, setting in launch.items()}
-
-
-def _client_cores_counted(cores: str) -> str:
-    """Number of cores reserved for the client; which ones, and how many are left, depends on the machine."""
-    client, _, _ = cores.partition(", server on ")
-    runs = re.findall(r"(\d+)(?:-(\d+))?", client)
-    return _as_json(f"{sum(int(last or first) - int(first) + 1 for first, last in runs)} of its own for the client")
-
-
-def _is_reported(key: str, names: Mapping[str, tuple[str, ...]], settings: Sequence[Mapping[str, str]]) -> bool:
-    """True if a server reports the setting that a flag sets: only the reported value counts."""
-    return is_flag(key) and any(name in of_run for name in names[key] for of_run in settings)
 
 
 def _values(settings: Sequence[Mapping[str, str]], key: str) -> tuple[str, ...]:
@@ -116,32 +109,24 @@ def run_differences(
     """
     differences = []
     for key, value_of in _FIELDS.items():
+        recorded = {cell: [_recorded(side, value_of) for side in sides] for cell, sides in cells.items()}
         differing = {
-            cell: sides
-            for cell, runs in cells.items()
-            if _differ(
-                sides := (_recorded(runs[0], value_of), _recorded(runs[1], value_of)),
-                together=has_one_experiment,
-            )
+            cell: (a, b)
+            for cell, (a, b) in recorded.items()
+            if (len({*a, *b}) if has_one_experiment else max(len(a), len(b))) > 1
         }
         if not differing or (key == "engine_version" and _is_in_configuration(cells)):
             continue
-        a, b = (" or ".join(dict.fromkeys(v for sides in differing.values() for v in sides[i])) for i in (0, 1))
-        differences.append(
-            Difference(
-                key, a or "unknown", b or "unknown", () if len(differing) == len(cells) else tuple(differing)
-            )
+        left, right = (
+            " or ".join(dict.fromkeys(v for sides in differing.values() for v in sides[i])) or "unknown"
+            for i in (0, 1)
         )
+        differences.append(Difference(key, left, right, () if len(differing) == len(cells) else tuple(differing)))
     return tuple(differences)
 
 
 def _recorded(runs: Sequence[LoadedRun], value_of: Callable[[RunRecord], str | None]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(f'"{value}"' for run in runs if (value := value_of(run.record)) is not None))
-
-
-def _differ(sides: tuple[Sequence[str], Sequence[str]], *, together: bool) -> bool:
-    a, b = sides
-    return len({*a, *b}) > 1 if together else max(len(a), len(b)) > 1
 
 
 def _is_in_configuration(cells: Mapping[str, tuple[Sequence[LoadedRun], Sequence[LoadedRun]]]) -> bool:
@@ -160,13 +145,12 @@ def require_comparable(differences: Sequence[Difference], patterns: Sequence[str
 
 def refused_differences(differences: Sequence[Difference], patterns: Sequence[str]) -> tuple[str, ...]:
     """The differences that are not declared, or can never be allowed."""
-    return tuple(str(difference) for difference in differences if not _is_allowed(difference, patterns))
-
-
-def _is_allowed(difference: Difference, patterns: Sequence[str]) -> bool:
-    if difference.key in NEVER_ALLOWED:
-        return False
-    return any(allowed_difference(name, patterns) for name in (difference.key, *difference.names))
+    return tuple(
+        str(difference)
+        for difference in differences
+        if difference.key in NEVER_ALLOWED
+        or not any(allowed_difference(name, patterns) for name in (difference.key, *difference.names))
+    )
 
 
 def refusal(differences: Sequence[str]) -> str:
@@ -174,12 +158,11 @@ def refusal(differences: Sequence[str]) -> str:
     lines = [f"  {difference}" for difference in differences[:_MOST_NAMED]]
     if len(differences) > _MOST_NAMED:
         lines.append(f"  and {len(differences) - _MOST_NAMED} more, which --json names")
-    listed = "\n".join(lines)
-    never = ", ".join(sorted(NEVER_ALLOWED))
     return (
-        f"the two sides differ in more than the declared factor:\n{listed}\n"
+        "the two sides differ in more than the declared factor:\n" + "\n".join(lines) + "\n"
         "Measure both sides with the same settings; or declare a setting in the profile's allowed_differences, or "
-        f"with --allow-difference, if it is the change that you study. Never allowed: {never}"
+        "with --allow-difference, if it is the change that you study. Never allowed: "
+        + ", ".join(sorted(NEVER_ALLOWED))
     )
 
 
@@ -212,8 +195,7 @@ def _gpus(manifest: Manifest) -> str:
 
 
 def _engine_versions(results: LoadedResults) -> str:
-    versions = sorted({run.record.engine_version or "unknown" for run in results.runs})
-    return ", ".join(versions) or "unknown"
+    return ", ".join(sorted({run.record.engine_version or "unknown" for run in results.runs})) or "unknown"
 
 
 def _client_priorities(results: LoadedResults) -> str:

@@ -51,9 +51,7 @@ def clock_warnings(run: LoadedRun) -> tuple[ResultWarning, ...]:
 def _reasons(run: LoadedRun) -> frozenset[str]:
     """Clock reasons of all devices during the load."""
     window = load_window_ns(run)
-    if window is None:
-        return frozenset()
-    during = (sample for sample in run.gpu if window[0] <= sample.t_ns <= window[1])
+    during = (sample for sample in run.gpu if window is not None and window[0] <= sample.t_ns <= window[1])
     return frozenset(reason for sample in during for reason in sample.throttle_reasons or ())
 
 

@@ -38,10 +38,11 @@ def require_intact(
         if alteration.decides
     ] + shared
     if refused and not allow_altered:
-        listed = "\n".join(f"  {line}" for line in refused)
+        lines = [f"  {line}" for line in refused]
         if differences:
-            listed += "\nand the two sides differ in more than the declared factor:\n"
-            listed += "\n".join(f"  {difference}" for difference in differences)
+            lines += ["and the two sides differ in more than the declared factor:"]
+            lines += [f"  {difference}" for difference in differences]
+        listed = "\n".join(lines)
         raise AlteredError(
             f"what is compared is not what was measured:\n{listed}\n"
             "Restore these files from a copy, or measure again; --allow-altered compares them as they are"
@@ -76,16 +77,10 @@ def alteration_warnings(path: Path, verified: Verification) -> tuple[ResultWarni
     by_kind: dict[AlterationKind, list[Alteration]] = {}
     for alteration in verified.alterations:
         by_kind.setdefault(alteration.kind, []).append(alteration)
-    return tuple(
-        ResultWarning(code=kind, message=f"{_MEANING[kind]}: {_named(alterations)}", where=str(path))
-        for kind, alterations in by_kind.items()
-    )
-
-
-def _named(alterations: Sequence[Alteration]) -> str:
-    more = (
-        f"; and {len(alterations) - _NUM_NAMED} more, which 'benchctl verify' lists"
-        if len(alterations) > _NUM_NAMED
-        else ""
-    )
-    return "; ".join(map(str, alterations[:_NUM_NAMED])) + more
+    warnings = []
+    for kind, alterations in by_kind.items():
+        message = f"{_MEANING[kind]}: {'; '.join(map(str, alterations[:_NUM_NAMED]))}"
+        if len(alterations) > _NUM_NAMED:
+            message += f"; and {len(alterations) - _NUM_NAMED} more, which 'benchctl verify' lists"
+        warnings.append(ResultWarning(code=kind, message=message, where=str(path)))
+    return tuple(warnings)

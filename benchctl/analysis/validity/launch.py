@@ -27,7 +27,6 @@ _GIVEN: Final = "given"
 """Value of a flag without one."""
 _HIDDEN: Final = "***"
 _OUR_PREFIX: Final = "BENCHCTL_"
-_SIMULATOR: Final = "benchctl.sim"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,10 +43,9 @@ def launch_settings(record: RunRecord, *, has_one_host: bool = True) -> dict[str
 
     Without ``has_one_host`` only the last part of paths is compared, because directories differ between machines.
     """
-    settings = (*_of_argv(record), *_of_env(record))
     return {
         key: LaunchSetting(key=key, value=_shared_form(value, record, has_one_host=has_one_host), names=names)
-        for key, value, names in settings
+        for key, value, names in (*_of_argv(record), *_of_env(record))
     }
 
 
@@ -64,14 +62,18 @@ def _of_argv(record: RunRecord) -> Iterator[_Setting]:
         return
     program, *words = record.argv
     flags, plain = _split_flags(words)
-    if flags.get("-m") != [_SIMULATOR]:  # part of benchctl, in its interpreter
+    if flags.get("-m") != ["benchctl.sim"]:  # part of benchctl, in its interpreter
         yield "argv.program", program, ("server.python", "server.binary")
     if plain:
         yield "argv.words", " ".join(plain), ("model", "server.extra_args")
     for flag, values in flags.items():
         name = flag.lstrip("-")
         if not _OF_ONE_LAUNCH.search(name):
-            yield f"argv.{flag}", " ".join(values) or _GIVEN, _names_of(name)
+            # any flag may come from extra_args
+            positive = name.removeprefix("no-")
+            options = _options_by_name().get(positive, (positive.replace("-", "_"),))
+            names = ["model" if option == "model" else f"server.{option}" for option in options]
+            yield f"argv.{flag}", " ".join(values) or _GIVEN, (*names, "server.extra_args")
 
 
 def _split_flags(words: list[str]) -> tuple[dict[str, list[str]], list[str]]:
@@ -101,14 +103,6 @@ def _options_by_name() -> dict[str, tuple[str, ...]]:
             key = name.removeprefix("--").removeprefix("no-")
             options[key] = tuple(dict.fromkeys((*options.get(key, ()), *names)))
     return options
-
-
-def _names_of(flag: str) -> tuple[str, ...]:
-    """``server.<option>`` for each option that the flag may implement; any flag may come from ``extra_args``."""
-    positive = flag.removeprefix("no-")
-    options = _options_by_name().get(positive, (positive.replace("-", "_"),))
-    names = ["model" if option == "model" else f"server.{option}" for option in options]
-    return (*names, "server.extra_args")
 
 
 def _of_env(record: RunRecord) -> Iterator[_Setting]:

@@ -8,8 +8,6 @@ from benchctl.records.record import ResultWarning
 
 FRESH_DAYS: Final = 30
 """Older noise gets a warning: drivers, clocks, neighbours and temperatures change."""
-
-
 _REMEDY: Final = "measure it again: benchctl run --profile aa"
 
 
@@ -33,11 +31,8 @@ def version_warning(noise: NoiseFloor, engine_version: str | None) -> ResultWarn
     """The warning that the noise is that of another engine version; None if both are equal or one is unknown."""
     if noise.engine_version is None or engine_version is None or noise.engine_version == engine_version:
         return None
-    return ResultWarning(
-        code="noise-of-another-version",
-        message=f"the noise floor is that of {noise.engine} {noise.engine_version}, and this is {engine_version}; "
-        f"{_REMEDY}",
-    )
+    message = f"the noise floor is that of {noise.engine} {noise.engine_version}, and this is {engine_version}; "
+    return ResultWarning(code="noise-of-another-version", message=message + _REMEDY)
 
 
 def age_days(noise: NoiseFloor, now: dt.datetime) -> int:

@@ -31,14 +31,7 @@ from benchctl.records.run import RunRecord
 from benchctl.records.warning_codes import CHECK_FAILED
 from benchctl.units import NS_PER_MS, s_from_ns
 
-__all__ = [
-    "Check",
-    "Expectation",
-    "expected",
-    "expected_of",
-    "failed_checks",
-    "reconcile",
-]
+__all__ = ["Check", "Expectation", "expected", "expected_of", "failed_checks", "reconcile"]
 
 WALL_TOLERANCE_FRAC: Final = 0.01
 WALL_TOLERANCE_NS: Final = 20 * NS_PER_MS
@@ -71,23 +64,18 @@ def expected_of(
     profile: Profile, settings: VariantSettings, prepared: Sequence[PreparedRequest], stop: StopMode
 ) -> Expectation:
     """The expectation for a run with these settings. Greedy means top_k 1 or temperature 0."""
-    arrival = profile.workload.arrival
+    arrival, params = profile.workload.arrival, None
+    if settings.guidance is not None and getattr(settings.server, "skip_noop", False):
+        params = parse_params(settings.guidance.model_dump(exclude_none=True))
     return Expectation(
         stop=stop,
         prepared=tuple(prepared),
         is_guided=settings.guidance is not None,
         is_greedy=settings.sampling.is_greedy,
-        is_skipped=_skips_guidance(settings),
+        is_skipped=params is not None and is_noop(params),
         max_concurrency=arrival.max_concurrency if arrival.kind == "closed-loop" else None,
         is_cached=profile.workload.allow_prefix_cache_hits,
     )
-
-
-def _skips_guidance(settings: VariantSettings) -> bool:
-    if settings.guidance is None or not getattr(settings.server, "skip_noop", False):
-        return False
-    params = parse_params(settings.guidance.model_dump(exclude_none=True))
-    return params is not None and is_noop(params)
 
 
 def reconcile(run: LoadedRun, expectation: Expectation) -> tuple[Check, ...]:
@@ -113,13 +101,11 @@ def failed_checks(
     run: LoadedRun, profile: Profile, prepared: Sequence[PreparedRequest]
 ) -> tuple[ResultWarning, ...]:
     """A warning for each fatal check that fails; each makes the run suspect."""
-    return tuple(
-        ResultWarning(
-            code=CHECK_FAILED, message=f"check {check.name} failed: {check.detail}", where=run.record.run_id
-        )
-        for check in reconcile(run, expected(profile, prepared, run.record))
-        if check.ok is False and check.is_fatal
-    )
+    checks = reconcile(run, expected(profile, prepared, run.record))
+    messages = [
+        f"check {check.name} failed: {check.detail}" for check in checks if check.ok is False and check.is_fatal
+    ]
+    return tuple(ResultWarning(code=CHECK_FAILED, message=text, where=run.record.run_id) for text in messages)
 
 
 def _check_requests(
@@ -161,27 +147,23 @@ def _check_step_time(run: LoadedRun, steps: StepColumns) -> Check:
 
 def _check_guided(steps: StepColumns, expectation: Expectation) -> Check:
     """A guided variant scored candidates in some step, unless the server skips its guidance; others in none."""
-    name = "guided"
-    rows = steps.known_values("guided_rows")
+    name, rows = "guided", steps.known_values("guided_rows")
     guided_steps = int((rows > 0).sum())
     observed = f"guided rows in {guided_steps} of {len(steps)} steps"
     if not len(rows):
         return Check(name, None, "the steps do not count guided rows")
-    if not expectation.is_guided:
-        return Check(name, guided_steps == 0, f"no guidance declared; {observed}", is_fatal=True)
-    if expectation.is_skipped:
-        return Check(name, guided_steps == 0, f"neutral guidance is skipped; {observed}", is_fatal=True)
+    if not expectation.is_guided or expectation.is_skipped:
+        reason = "neutral guidance is skipped" if expectation.is_guided else "no guidance declared"
+        return Check(name, guided_steps == 0, f"{reason}; {observed}", is_fatal=True)
     if expectation.is_greedy:
-        return Check(
-            name, None, f"greedy path: with one candidate the value model has nothing to choose; {observed}"
-        )
+        reason = "greedy path: with one candidate the value model has nothing to choose"
+        return Check(name, None, f"{reason}; {observed}")
     return Check(name, guided_steps > 0, f"guidance declared; {observed}", is_fatal=True)
 
 
 def _check_greedy(steps: StepColumns, expectation: Expectation) -> Check:
     """All steps are greedy where that is declared, none elsewhere."""
-    name = "greedy-share"
-    says = steps.known_values("is_greedy")
+    name, says = "greedy-share", steps.known_values("is_greedy")
     if not len(says):
         return Check(name, None, "the steps do not say whether they are greedy")
     declared = "greedy" if expectation.is_greedy else "sampling"
@@ -204,17 +186,14 @@ def _check_forced_stop(completed: Sequence[RequestRecord], expectation: Expectat
         for request in counted
         if request.completion_tokens != max_tokens[request.request_id]
     ]
+    detail = f"{len(counted)} requests have their declared length"
     if wrong:
         detail = f"{len(wrong)} of {len(counted)} requests have a different length: {abbreviate_names(wrong)}"
-        return Check(name, False, detail, is_fatal=True)
-    return Check(name, True, f"{len(counted)} requests have their declared length", is_fatal=True)
+    return Check(name, not wrong, detail, is_fatal=True)
 
 
 def _check_concurrency(
-    run: LoadedRun,
-    completed: Sequence[RequestRecord],
-    steps: StepColumns,
-    expectation: Expectation,
+    run: LoadedRun, completed: Sequence[RequestRecord], steps: StepColumns, expectation: Expectation
 ) -> Check:
     """Little's law for a closed loop: requests in flight L = rate * latency = sum of latencies / wall time.
 

@@ -34,14 +34,12 @@ class Growth:
 
 def measure_growth(samples: Sequence[PrometheusSample], names: Iterable[str]) -> Growth | None:
     """Total growth of the counters called ``names``; None without two readings of any of them."""
-    stated = tuple(name for name in names if sum(total(s.values, name) is not None for s in samples) > 1)
-    if not stated:
-        return None
-    grown = 0.0
-    for name in stated:
+    growths: dict[str, float] = {}
+    for name in names:
         readings = [reading for sample in samples if (reading := total(sample.values, name)) is not None]
-        grown += readings[-1] - readings[0]
-    return Growth(stated, round(grown))
+        if len(readings) > 1:
+            growths[name] = readings[-1] - readings[0]
+    return Growth(tuple(growths), round(sum(growths.values()))) if growths else None
 
 
 def total(values: Mapping[str, float], name: str) -> float | None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from benchctl.analysis.metrics.unknown import known_values
+from benchctl.analysis.metrics.unknown import total
 from benchctl.analysis.validity.server_counters import GENERATED_TOKENS, PREFIX_HITS, measure_growth
 from benchctl.records.request import RequestRecord
 from benchctl.records.samples import PrometheusSample
@@ -44,29 +44,23 @@ def check_client_tokens(completed: Sequence[RequestRecord]) -> Check:
             wrong.append(f"{request.request_id} {sum(counts)} != {request.completion_tokens}")
     if not compared:
         return Check(name, None, "no request has both usage and tokens counted by the client")
+    detail = f"client and usage agree in {compared} requests"
     if wrong:
-        return Check(
-            name,
-            False,
-            f"client and usage differ in {len(wrong)} of {compared} requests: {abbreviate_names(wrong)}",
-            is_fatal=True,
-        )
-    return Check(name, True, f"client and usage agree in {compared} requests", is_fatal=True)
+        detail = f"client and usage differ in {len(wrong)} of {compared} requests: {abbreviate_names(wrong)}"
+    return Check(name, not wrong, detail, is_fatal=True)
 
 
 def check_step_tokens(
     steps: "StepColumns", requests: Sequence[RequestRecord], completed: Sequence[RequestRecord]
 ) -> Check:
     """Sum of output tokens of steps = sum of usage."""
-    name = "step-tokens"
-    by_step = steps.total("output_tokens")
-    by_usage = [request.completion_tokens for request in completed if request.completion_tokens is not None]
-    if by_step is None or not by_usage or len(by_usage) < len(completed):
+    name, by_step = "step-tokens", steps.total("output_tokens")
+    by_usage = total([request.completion_tokens for request in completed])
+    if by_step is None or by_usage is None:
         return Check(name, None, "steps or usage do not count tokens")
-    detail = f"steps {by_step}, usage {sum(by_usage)}"
-    if len(completed) < len(requests):
-        return Check(name, None, f"{detail}; failed requests took tokens that no usage counts")
-    return Check(name, by_step == sum(by_usage), detail, is_fatal=True)
+    return _compare_with_usage(
+        name, by_step, by_usage, f"steps {by_step}", is_whole=len(completed) == len(requests)
+    )
 
 
 def check_counters(
@@ -74,13 +68,18 @@ def check_counters(
 ) -> Check:
     """Growth of the server's token counter during the load = sum of usage."""
     name, grown = "counters", measure_growth(samples, GENERATED_TOKENS)
-    by_usage = known_values(request.completion_tokens for request in completed)
-    if grown is None or not by_usage or len(by_usage) < len(completed):
+    by_usage = total([request.completion_tokens for request in completed])
+    if grown is None or by_usage is None:
         return Check(name, None, "no two readings of a counter of output tokens, or no usage")
-    detail = f"{grown.name} grew by {grown.count}, usage {sum(by_usage)}"
-    if len(completed) < len(requests):
+    growth = f"{grown.name} grew by {grown.count}"
+    return _compare_with_usage(name, grown.count, by_usage, growth, is_whole=len(completed) == len(requests))
+
+
+def _compare_with_usage(name: str, count: int, usage: int, observed: str, *, is_whole: bool) -> Check:
+    detail = f"{observed}, usage {usage}"
+    if not is_whole:
         return Check(name, None, f"{detail}; failed requests took tokens that no usage counts")
-    return Check(name, grown.count == sum(by_usage), detail, is_fatal=True)
+    return Check(name, count == usage, detail, is_fatal=True)
 
 
 def check_prefix_cache(
@@ -124,10 +123,9 @@ def _uncomputed_tokens(steps: "StepColumns", requests: Sequence[RequestRecord]) 
 
     At least 0, because a step may compute a prompt again. None unless the steps count all output tokens of usage.
     """
-    prompt = known_values(request.prompt_tokens for request in requests)
-    output = known_values(request.completion_tokens for request in requests)
-    computed, made = steps.total("num_prefill_tokens"), steps.total("output_tokens")
-    is_counted = len(prompt) == len(output) == len(requests)
-    if not requests or not is_counted or computed is None or made != sum(output):
+    prompt = total([request.prompt_tokens for request in requests])
+    output = total([request.completion_tokens for request in requests])
+    computed = steps.total("num_prefill_tokens")
+    if prompt is None or output is None or computed is None or steps.total("output_tokens") != output:
         return None
-    return max(0, sum(prompt) - computed)
+    return max(0, prompt - computed)

@@ -70,14 +70,10 @@ def _of_suspect(run: LoadedRun, *, allow_suspect: bool) -> Usability:
         return Usability()
     why = "; ".join(f"{warning.code}: {warning.message}" for warning in decided) or "no reason recorded"
     if is_client_alone and not _has_failures(run):
-        return Usability(client_excluded=why, label=_label(decided))
+        is_lighter = any(warning.code in LIGHTER_LOAD_CODES for warning in decided)
+        label = "the server met a lighter load than planned, so its step times are those of smaller batches"
+        return Usability(client_excluded=why, label=label if is_lighter else None)
     return Usability(f"suspect: {why} (--allow-suspect counts it)")
-
-
-def _label(decided: Sequence[ResultWarning]) -> str | None:
-    if not any(warning.code in LIGHTER_LOAD_CODES for warning in decided):
-        return None
-    return "the server met a lighter load than planned, so its step times are those of smaller batches"
 
 
 def _contradicts_itself(run: LoadedRun) -> bool:

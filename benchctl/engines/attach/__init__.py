@@ -5,7 +5,5 @@ from typing import Final
 from benchctl.profile.engine_table import EngineSpec
 
 SPEC: Final = EngineSpec(
-    kind="attach",
-    options=f"{__name__}.options:AttachOptions",
-    implementation=f"{__name__}.engine:AttachEngine",
+    kind="attach", options=f"{__name__}.options:AttachOptions", implementation=f"{__name__}.engine:AttachEngine"
 )

@@ -13,9 +13,6 @@ SPEC: Final = EngineSpec(
         generated_tokens=("llamacpp:tokens_predicted_total",),
         open_requests=("llamacpp:requests_processing", "llamacpp:requests_deferred"),
     ),
-    coded_options={
-        "--cache-ram": ("enable_prefix_caching",),
-        "--ctx-size": ("max_model_len", "max_num_seqs"),
-    },
+    coded_options={"--cache-ram": ("enable_prefix_caching",), "--ctx-size": ("max_model_len", "max_num_seqs")},
     installed_by="scripts/engines/install_llamacpp.sh",
 )

@@ -38,8 +38,7 @@ the temperature last."""
 _NOT_SETTINGS: Final = frozenset({"port", "env", "extra_args"})
 _SIGNATURES: Final = (
     *signatures(
-        "port-taken",
-        "end the process that holds the port, or leave port out of the profile",
+        "port-taken", "end the process that holds the port, or leave port out of the profile",
         "couldn't bind HTTP server socket",
     ),
     *signatures(
@@ -54,8 +53,7 @@ _SIGNATURES: Final = (
         "bad-model", "the GGUF file is cut off; copy or make it again", "model is corrupted or incomplete"
     ),
     *profile_errors(
-        "bad-model",
-        "the file is not in GGUF format; name a .gguf file made for llama.cpp",
+        "bad-model", "the file is not in GGUF format; name a .gguf file made for llama.cpp",
         "invalid magic characters",
     ),
     *profile_errors("bad-model", "the file is empty; copy or make it again", "failed to read magic"),
@@ -63,21 +61,16 @@ _SIGNATURES: Final = (
         "bad-model", "correct the path of the GGUF file, or its permissions", "failed to open GGUF file"
     ),
     *profile_errors(
-        "bad-model",
-        "this build does not know the model's architecture; take a newer llama-server",
+        "bad-model", "this build does not know the model's architecture; take a newer llama-server",
         "unknown model architecture",
     ),
     *signatures(
-        "out-of-memory",
-        "lower max_num_seqs or max_model_len, or free memory",
-        "failed to allocate",
-        "insufficient memory",
-        "out of memory",
-        "std::bad_alloc",
+        "out-of-memory", "lower max_num_seqs or max_model_len, or free memory",
+        "failed to allocate", "insufficient memory", "out of memory", "std::bad_alloc",
     ),
     *profile_errors("bad-model", "the log says what is wrong with the GGUF file", "failed to load model"),
     *signatures("server-bug", "an internal check of llama-server failed; use another build", "GGML_ASSERT"),
-)
+)  # fmt: skip
 
 
 class LlamaCppEngine(OpenAiServer):
@@ -110,7 +103,6 @@ class LlamaCppEngine(OpenAiServer):
                 raise self.refusal(settings, what, remedy)
 
     def argv(self, settings: VariantSettings, site: LaunchSite) -> tuple[str, ...]:
-        """The command line of the server."""
         options = own_options(settings, LlamaCppOptions)
         argv = [str(program_of(options)), "--model", str(_model_file(settings)), "--alias", _ALIAS]
         argv += ["--host", LOOPBACK, "--port", str(site.port), "--metrics"]
@@ -121,7 +113,6 @@ class LlamaCppEngine(OpenAiServer):
         return (*argv, *options.extra_args)
 
     def request_call(self, request: PreparedRequest, settings: VariantSettings) -> RequestCall:
-        """Ask for ``request`` as this variant does."""
         options, body = settings.server, _body(request, settings.sampling)
         if isinstance(options, LlamaCppOptions):
             body |= {"model": _ALIAS, "cache_prompt": options.enable_prefix_caching}
@@ -142,11 +133,9 @@ class LlamaCppEngine(OpenAiServer):
         return config | stated_config(msgspec.json.decode(response.content))
 
     async def attached_config(self, get_json: JsonGetter) -> dict[str, Any]:
-        """Its properties."""
         return stated_config(await get_json("/props"))
 
     def installation(self, options: ServerOptions | None) -> Installation:
-        """The program, with the version that it states."""
         program = program_of(options if isinstance(options, LlamaCppOptions) else LlamaCppOptions())
         return Installation(program=program, version=_program_version(program), is_python=False)
 

@@ -20,13 +20,12 @@ from typing import Any, Final
 import httpx
 import msgspec
 
-from benchctl.engines.engine import Installation, LaunchSite, RequestCall, profile_errors, signatures
-from benchctl.engines.environment import interpreter_for, python_installation
+from benchctl.engines.engine import LaunchSite, RequestCall, profile_errors, signatures
+from benchctl.engines.environment import PythonServer
 from benchctl.engines.hub import checkpoint_for, is_local
-from benchctl.engines.openai_server import LOOPBACK, JsonGetter, OpenAiServer, own_options, plugged_in, streamed
+from benchctl.engines.openai_server import LOOPBACK, JsonGetter, own_options, plain_body, plugged_in, streamed
 from benchctl.engines.sglang.options import SglangOptions
 from benchctl.engines.sglang.steps import read_sglang_steps
-from benchctl.profile.engine_options import PythonOptions, ServerOptions
 from benchctl.profile.model import VariantSettings
 from benchctl.records.request import PreparedRequest
 from benchctl.records.step import StepRecord
@@ -36,59 +35,44 @@ _INSIDE: Final = Path(__file__).parent / "inside"
 _PLUGIN: Final = "benchctl-steps"
 _SEED: Final = 0
 _DETERMINISTIC: Final = "--enable-deterministic-inference"
-_STATED: Final = {
-    "version": "version",
-    "model_path": "model_path",
-    "device": "device",
-    "dtype": "dtype",
-    "kv_cache_dtype": "kv_cache_dtype",
-    "quantization": "quantization",
-    "load_format": "load_format",
+_STATED: Final = (
+    "version", "model_path", "device", "dtype", "kv_cache_dtype", "quantization", "load_format",
+    "mem_fraction_static", "page_size", "schedule_policy", "stream_interval", "attention_backend",
+    "sampling_backend", "speculative_algorithm", "enable_deterministic_inference",
+)  # fmt: skip
+"""The relevant ones of hundreds of settings that the server reports. The rest changes from start to start (ports,
+free memory) or is secret (``api_key``)."""
+_STATED_AS: Final = {name: name for name in _STATED} | {
     "context_length": "max_model_len",
-    "mem_fraction_static": "mem_fraction_static",
     "max_running_requests": "max_num_seqs",
     "chunked_prefill_size": "max_num_batched_tokens",
-    "page_size": "page_size",
-    "schedule_policy": "schedule_policy",
-    "stream_interval": "stream_interval",
-    "attention_backend": "attention_backend",
-    "sampling_backend": "sampling_backend",
-    "speculative_algorithm": "speculative_algorithm",
     "tp_size": "tensor_parallel_size",
     "dp_size": "data_parallel_size",
-    "enable_deterministic_inference": "enable_deterministic_inference",
 }
-"""The relevant ones of hundreds of settings that the server reports, and our names for them. The rest changes from
-start to start (ports, free memory) or is secret (``api_key``)."""
+"""Our names for them, and for those that have another name here."""
 _STATED_INVERTED: Final = {
     "disable_radix_cache": "enable_prefix_caching",
     "disable_overlap_schedule": "overlap_schedule",
 }
 SIGNATURES: Final = (
     *signatures(
-        "port-taken",
-        "end the process that holds the port, or leave port out of the profile",
-        "error while attempting to bind on address",
-        is_final=True,
+        "port-taken", "end the process that holds the port, or leave port out of the profile",
+        "error while attempting to bind on address", is_final=True,
     ),
     *signatures("port-taken", "end the process that holds the port", "address already in use", is_final=True),
     *signatures(
-        "out-of-memory",
-        "weights leave no room for the KV cache: raise mem_fraction_static, or free memory",
+        "out-of-memory", "weights leave no room for the KV cache: raise mem_fraction_static, or free memory",
         "Please try to increase --mem-fraction-static",
     ),
     *signatures(
-        "out-of-memory",
-        "lower mem_fraction_static or max_num_seqs, or free memory",
-        "OutOfMemoryError",
-        "CUDA out of memory",
+        "out-of-memory", "lower mem_fraction_static or max_num_seqs, or free memory",
+        "OutOfMemoryError", "CUDA out of memory",
     ),
     *profile_errors(
         "bad-model", "the model has no weights: get them, or load_format: dummy", "Cannot find any model weights"
     ),
     *profile_errors(
-        "bad-flag",
-        "lower max_model_len: the model was made for shorter texts",
+        "bad-flag", "lower max_model_len: the model was made for shorter texts",
         "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN",
     ),
     *profile_errors(
@@ -104,20 +88,16 @@ SIGNATURES: Final = (
         "warm-up-failed", "the log says why its first request failed", "Initialization failed. warmup error"
     ),
     *signatures("engine-died", "the log says which exception ended the scheduler", "Scheduler hit an exception"),
-)
+)  # fmt: skip
 
 
-class SglangEngine(OpenAiServer):
+class SglangEngine(PythonServer):
     """Servers of ``python -m sglang.launch_server``."""
 
-    kind = "sglang"
+    kind = environment = "sglang"
+    distributions = (DISTRIBUTION,)
     essential_processes = ("sglang::scheduler", "sglang::detokenizer")
     signatures = SIGNATURES
-
-    def check_available(self, settings: VariantSettings) -> None:
-        """Raises EngineUnavailableError when SGLang is not installed, or cannot load the model."""
-        self.interpreter(settings)
-        checkpoint_for(settings.model, self.kind)
 
     def check_requests(self, requests: Sequence[PreparedRequest], settings: VariantSettings) -> None:
         """Raises UnsupportedError for guidance, and for lengths beyond the server's context."""
@@ -125,7 +105,6 @@ class SglangEngine(OpenAiServer):
         self.require_context(requests, settings)
 
     def argv(self, settings: VariantSettings, site: LaunchSite) -> tuple[str, ...]:
-        """The command line of the server; null options are left to SGLang."""
         extra_args = own_options(settings, SglangOptions).extra_args
         return (str(self.interpreter(settings)), *self.launch_words(settings, site), *extra_args)
 
@@ -146,7 +125,6 @@ class SglangEngine(OpenAiServer):
         return plugged_in(own, _INSIDE, _PLUGIN, allowed_in="SGLANG_PLUGINS")
 
     def request_call(self, request: PreparedRequest, settings: VariantSettings) -> RequestCall:
-        """Ask for ``request`` as this variant does: streamed, with complete sampling."""
         return streamed(request, request_body(request, settings))
 
     async def effective_config(
@@ -167,25 +145,10 @@ class SglangEngine(OpenAiServer):
         return isinstance(options, SglangOptions) and options.step_log and options.data_parallel_size == 1
 
     def read_steps(self, directory: Path) -> Iterator[StepRecord]:
-        """The steps that the plugin recorded, on the clock of the host."""
         return read_sglang_steps(directory)
 
     async def attached_config(self, get_json: JsonGetter) -> dict[str, Any]:
-        """Its own settings, under either name of the path."""
         return stated_config(await get_json("/server_info") or await get_json("/get_server_info"))
-
-    def interpreter(self, settings: VariantSettings) -> Path:
-        """The interpreter of the environment that has SGLang."""
-        return self.find_interpreter(own_options(settings, SglangOptions).python)
-
-    def find_interpreter(self, named: str | None) -> Path:
-        """The named interpreter, or that of the installed environment; EngineUnavailableError without SGLang."""
-        return interpreter_for("sglang", named, (DISTRIBUTION,))
-
-    def installation(self, options: ServerOptions | None) -> Installation:
-        """The environment that has SGLang, with the versions in it."""
-        named = options.python if isinstance(options, PythonOptions) else None
-        return python_installation(self.find_interpreter(named), (DISTRIBUTION,))
 
 
 def quiet_env(model: str) -> dict[str, str]:
@@ -200,18 +163,9 @@ def request_body(request: PreparedRequest, settings: VariantSettings) -> dict[st
     Token ids give the tokens of each event, also with several choices; SGLang has them since 0.5.20 and refuses
     them for streamed chats. A running usage replaces them if there is one choice.
     """
-    body = {
-        "model": settings.server.request_model or settings.model,
-        "n": request.n,
-        "seed": request.seed,
-        "ignore_eos": request.ignore_eos,
-        **settings.sampling.model_dump(),
-        "repetition_penalty": 1.0,
-        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
-    }
-    if request.messages is None:
-        body["return_token_ids"] = True
-    return body
+    body = plain_body(request, settings) | {"repetition_penalty": 1.0}
+    body["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
+    return body | ({"return_token_ids": True} if request.messages is None else {})
 
 
 async def server_info(client: httpx.AsyncClient) -> dict[str, Any]:
@@ -231,6 +185,6 @@ def is_deterministic(options: SglangOptions) -> bool:
 
 def stated_config(info: Mapping[str, Any]) -> dict[str, Any]:
     """The relevant settings of ``/server_info``, under the names of our options where they have one."""
-    config = {ours: info[theirs] for theirs, ours in _STATED.items() if info.get(theirs) is not None}
+    config = {ours: info[theirs] for theirs, ours in _STATED_AS.items() if info.get(theirs) is not None}
     config |= {ours: not info[theirs] for theirs, ours in _STATED_INVERTED.items() if theirs in info}
     return config

@@ -19,9 +19,9 @@ from pathlib import Path
 
 import msgspec
 
-from benchctl.engines.engine import raw_step_log
+from benchctl.engines.engine import phase_of, raw_step_log
 from benchctl.records.jsonl import read_jsonl
-from benchctl.records.step import StepPhase, StepRecord
+from benchctl.records.step import StepRecord
 
 
 class _RawStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,12 +41,6 @@ class _RawStep(msgspec.Struct, frozen=True, kw_only=True):
     schedule_ns: int
     compute_ns: int | None = None
     sampler_ns: int | None = None
-
-    @property
-    def phase(self) -> StepPhase:
-        if not self.prefill_tokens:
-            return "decode"
-        return "mixed" if self.decode_tokens else "prefill"
 
     @property
     def sections_ns(self) -> dict[str, int]:
@@ -73,7 +67,7 @@ def read_sglang_steps(directory: Path) -> Iterator[StepRecord]:
             start_ns=start_ns,
             dur_ns=raw.ended_ns - start_ns,
             clock="host",
-            phase=raw.phase,
+            phase=phase_of(raw.prefill_tokens, raw.decode_tokens),
             num_seqs=raw.num_seqs,
             num_prefill_tokens=raw.prefill_tokens,
             num_decode_tokens=raw.decode_tokens,

@@ -37,12 +37,13 @@ from benchctl.engines.sglang_lenvm.options import SglangLenvmOptions
 from benchctl.engines.sglang_lenvm.requests import ambiguities, custom_params, mixed_refusal, refusal
 from benchctl.engines.sglang_lenvm.steps import read_lenvm_steps, stamped_records
 from benchctl.errors import EngineUnavailableError, UnsupportedError
-from benchctl.interop.readers.lenvm_revision import revisions_of
+from benchctl.interop.readers.lenvm_timing import revisions_of
 from benchctl.profile.model import VariantSettings
 from benchctl.records.request import PreparedRequest
 from benchctl.records.step import StepRecord
 
 _KIND: Final = "sglang-lenvm"
+_PIPE: Final = "steps.pipe"
 _LAUNCHER: Final = Path(__file__).parent / "inside" / "stamped.py"
 PUBLISHED_VALUE_MODELS: Final = {
     "qwen2.5-0.5b": "namezz/lvm-a-qwen2.5-7b-instruct-b-qwen2.5-0.5b-instruct",
@@ -62,20 +63,16 @@ _SIGNATURES: Final = (
         "bad-flag", "correct guided_fn: it names no function", "Failed to load guidance function", "is not callable"
     ),
     *signatures(
-        "guidance-failed",
-        "the log says which part of guidance failed",
-        "LenVM GPU guidance path failed",
-        "LenVM guidance function failed",
-        "LenVM in-proc tree_value failed",
+        "guidance-failed", "the log says which part of guidance failed",
+        "LenVM GPU guidance path failed", "LenVM guidance function failed", "LenVM in-proc tree_value failed",
     ),
     *profile_errors(
         "bad-value-model",
         "correct engine.options.value_model: the checkpoint must have the value head and nothing else beside it",
-        "v_head.fc",
-        "v_head.summary",
+        "v_head.fc", "v_head.summary",
     ),
     *SIGNATURES,
-)
+)  # fmt: skip
 
 
 class SglangLenvmEngine(SglangEngine):
@@ -104,13 +101,19 @@ class SglangLenvmEngine(SglangEngine):
             what = "gives all choices of a request one seed when it is deterministic, so that they are one answer"
             raise self.refusal(settings, what, "set workload.samples_as: requests")
         if options.revision is None and (unclear := ambiguities([params])):
-            raise _unclear(settings, unclear)
+            listed = "\n".join(f"  {text}" for text in unclear)
+            raise UnsupportedError(
+                f"engine {_KIND!r}, variant {settings.variant!r}: the meaning of these requests depends on the "
+                f"revision of the fork:\n{listed}\n"
+                "Say which is installed: --set engine.options.revision=V0, or V1 to V4 (docs/engines.md tells them "
+                "apart)"
+            )
 
     def argv(self, settings: VariantSettings, site: LaunchSite) -> tuple[str, ...]:
         """The command line of the server; where its lines get their times, behind the launcher that takes those."""
         options = own_options(settings, SglangLenvmOptions)
         words = (*self.launch_words(settings, site), *_guided_words(options), *options.extra_args)
-        launcher = (str(_LAUNCHER), str(_pipe(site)), str(site.step_log)) if _has_lines(options) else ()
+        launcher = (str(_LAUNCHER), str(site.directory / _PIPE), str(site.step_log)) if _has_lines(options) else ()
         return (str(self.interpreter(settings)), *launcher, *words)
 
     def env(self, settings: VariantSettings, site: LaunchSite) -> dict[str, str]:
@@ -118,7 +121,7 @@ class SglangLenvmEngine(SglangEngine):
         options, own = own_options(settings, SglangLenvmOptions), quiet_env(settings.model)
         own.pop("HF_HUB_OFFLINE", None)  # a value model may have to be fetched, and no variant is to differ in it
         if _has_lines(options):
-            own["SGLANG_LVM_TIMING_LOG"] = str(_pipe(site))
+            own["SGLANG_LVM_TIMING_LOG"] = str(site.directory / _PIPE)
         if options.stride != 1:
             own["LENVM_STRIDE"] = str(options.stride)
         if options.synchronised_timing_interval is not None:
@@ -155,7 +158,6 @@ class SglangLenvmEngine(SglangEngine):
         return _has_lines(own_options(settings, SglangLenvmOptions))
 
     def read_steps(self, directory: Path) -> Iterator[StepRecord]:
-        """The fork's own steps, on the clock of the host."""
         return read_lenvm_steps(directory)
 
     def find_interpreter(self, named: str | None) -> Path:
@@ -230,19 +232,6 @@ def _architecture_of(checkpoint: str) -> str:
 def _has_lines(options: SglangLenvmOptions) -> bool:
     is_one_rank = options.tensor_parallel_size * options.data_parallel_size == 1
     return options.step_log and is_one_rank and options.revision not in _SILENT
-
-
-def _pipe(site: LaunchSite) -> Path:
-    return site.directory / "steps.pipe"
-
-
-def _unclear(settings: VariantSettings, unclear: Sequence[str]) -> UnsupportedError:
-    listed = "\n".join(f"  {text}" for text in unclear)
-    return UnsupportedError(
-        f"engine {_KIND!r}, variant {settings.variant!r}: the meaning of these requests depends on the "
-        f"revision of the fork:\n{listed}\n"
-        "Say which is installed: --set engine.options.revision=V0, or V1 to V4 (docs/engines.md tells them apart)"
-    )
 
 
 @cache

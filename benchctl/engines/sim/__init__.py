@@ -5,8 +5,5 @@ from typing import Final
 from benchctl.profile.engine_table import EngineSpec
 
 SPEC: Final = EngineSpec(
-    kind="sim",
-    options=f"{__name__}.options:SimOptions",
-    implementation=f"{__name__}.engine:SimEngine",
-    guides=True,
+    kind="sim", options=f"{__name__}.options:SimOptions", implementation=f"{__name__}.engine:SimEngine", guides=True
 )

@@ -14,7 +14,7 @@ from benchctl.costs.hardware import hardware_for
 from benchctl.costs.shapes import shape_for
 from benchctl.engines.engine import LaunchSite, RequestCall, profile_errors, raw_step_log, signatures
 from benchctl.engines.metrics_page import series_of
-from benchctl.engines.openai_server import LOOPBACK, OpenAiServer, own_options, streamed
+from benchctl.engines.openai_server import LOOPBACK, OpenAiServer, own_options, plain_body, streamed
 from benchctl.engines.sim.options import SimOptions
 from benchctl.errors import EngineUnavailableError, UsageError
 from benchctl.profile.choices import COST_MODELS
@@ -29,15 +29,14 @@ _LAG_FRAC: Final = 0.02
 """Share of the wall time that the simulator may fall behind before its client-side times are suspect."""
 _SIGNATURES: Final = (
     *signatures(
-        "port-taken",
-        "end the process that holds the port, or leave port out of the profile",
+        "port-taken", "end the process that holds the port, or leave port out of the profile",
         "address already in use",
     ),
     *signatures("out-of-memory", "lower num_kv_blocks or max_num_seqs, or free memory", "MemoryError"),
     *profile_errors("bad-model", "name a built-in shape or a directory with a config.json", "unknown model"),
     *profile_errors("bad-model", "name a device of the hardware table", "unknown hardware"),
     *profile_errors("bad-flag", "correct the engine option that the message names", ": error:"),
-)
+)  # fmt: skip
 
 
 class SimEngine(OpenAiServer):
@@ -68,7 +67,6 @@ class SimEngine(OpenAiServer):
         """The simulator does all that a profile can ask."""
 
     def argv(self, settings: VariantSettings, site: LaunchSite) -> tuple[str, ...]:
-        """The command line of the server."""
         argv = [sys.executable, "-m", "benchctl.sim", "--host", LOOPBACK, "--port", str(site.port)]
         argv += ["--step-log", str(site.step_log), "--model", settings.model, "--noise-seed", str(site.noise_seed)]
         options = own_options(settings, SimOptions)
@@ -76,20 +74,10 @@ class SimEngine(OpenAiServer):
         return (*argv, *chain.from_iterable(flags))
 
     def time_scale(self, settings: VariantSettings) -> float:
-        """Virtual seconds per wall second."""
         return own_options(settings, SimOptions).time_scale
 
     def request_call(self, request: PreparedRequest, settings: VariantSettings) -> RequestCall:
-        """Ask for ``request`` as this variant does: streamed, with usage and token ids."""
-        body: dict[str, Any] = {
-            "model": settings.model,
-            "n": request.n,
-            "seed": request.seed,
-            "ignore_eos": request.ignore_eos,
-            **settings.sampling.model_dump(),
-            "stream_options": {"include_usage": True},
-            "return_token_ids": True,
-        }
+        body = plain_body(request, settings) | {"return_token_ids": True}
         if settings.guidance is not None:
             body["custom_params"] = settings.guidance.model_dump(exclude_none=True)
         return streamed(request, body)
@@ -116,19 +104,14 @@ class SimEngine(OpenAiServer):
         response.raise_for_status()
 
     async def effective_config(
-        self,
-        client: httpx.AsyncClient,
-        settings: VariantSettings,
-        site: LaunchSite,
+        self, client: httpx.AsyncClient, settings: VariantSettings, site: LaunchSite
     ) -> dict[str, Any]:
-        """The configuration that the server reports, flat."""
         response = await client.get("/server_info")
         response.raise_for_status()
         config: dict[str, Any] = msgspec.json.decode(response.content)
         return config
 
     async def after_load_warnings(self, client: httpx.AsyncClient) -> tuple[ResultWarning, ...]:
-        """Warnings of the server about its own numbers."""
         response = await client.get("/metrics")
         response.raise_for_status()
         values = {name.partition("{")[0]: value for name, value in series_of(response.text).items()}

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -101,10 +101,7 @@ def _announce(writer: "GGUFWriter", spec: TensorSpec, recipe: Recipe) -> None:
     dtype = _gguf_type(spec, recipe)
     num_bytes = spec.size * BYTES_PER_WEIGHT[dtype]
     # Its type is what the last argument says; the one before would matter for types that numpy knows.
-    writer.add_tensor_info(gguf_name(spec.name), spec.dims, _NO_NUMPY_TYPE, num_bytes, raw_dtype=kinds[dtype])
-
-
-_NO_NUMPY_TYPE: Final = np.dtype(np.void)
+    writer.add_tensor_info(gguf_name(spec.name), spec.dims, np.dtype(np.void), num_bytes, raw_dtype=kinds[dtype])
 
 
 def gguf_values(spec: TensorSpec, recipe: Recipe) -> Array:

@@ -1,7 +1,7 @@
 """A base model and a value model for it, of one tokenizer: what guided decoding needs to be tried."""
 
+import dataclasses
 import math
-from dataclasses import replace
 from pathlib import Path
 
 from benchctl.engines.tiny_models.hugging_face import write_model_files
@@ -35,7 +35,8 @@ def make_value_pair(
             "tokenizer, so give both the same vocabulary"
         )
     head = head_specs(value, constant)
-    recipe = _without_vocabulary_head(value)
+    # A value model has no use for logits, and its directory none for their weights.
+    recipe = dataclasses.replace(value, shape=dataclasses.replace(value.shape, tied_embeddings=True))
     for part in ("base", "value"):
         refuse_what_must_stay(directory.expanduser().resolve() / part, replace=replace)
 
@@ -67,8 +68,3 @@ def head_specs(recipe: Recipe, constant: float | None) -> tuple[TensorSpec, ...]
         TensorSpec("v_head.summary.weight", (1, hidden), spread),
         TensorSpec("v_head.summary.bias", (1,), 0.0, center=raw),
     )
-
-
-def _without_vocabulary_head(recipe: Recipe) -> Recipe:
-    """A value model has no use for logits, and its directory none for their weights."""
-    return replace(recipe, shape=replace(recipe.shape, tied_embeddings=True))

@@ -24,18 +24,17 @@ from typing import Any, Final
 import httpx
 import msgspec
 
-from benchctl.engines.engine import Installation, LaunchSite, RequestCall, raw_step_log
-from benchctl.engines.environment import installed_versions, interpreter_for, python_installation
-from benchctl.engines.hub import ModelLimits, checkpoint_for, is_local, limits_of
-from benchctl.engines.openai_server import LOOPBACK, OpenAiServer, own_options, streamed
+from benchctl.engines.engine import LaunchSite, RequestCall, phase_of, raw_step_log
+from benchctl.engines.environment import PythonServer, installed_versions
+from benchctl.engines.hub import checkpoint_for, is_local, limits_of
+from benchctl.engines.openai_server import LOOPBACK, own_options, streamed
 from benchctl.engines.transformers.failures import SIGNATURES
 from benchctl.engines.transformers.options import TransformersOptions
 from benchctl.errors import EngineUnavailableError
-from benchctl.profile.engine_options import PythonOptions, ServerOptions
 from benchctl.profile.model import Sampling, VariantSettings
 from benchctl.records.jsonl import encode, read_jsonl
 from benchctl.records.request import PreparedRequest
-from benchctl.records.step import StepPhase, StepRecord
+from benchctl.records.step import StepRecord
 
 _LAUNCHER: Final = Path(__file__).parent / "inside" / "serve.py"
 _DISTRIBUTION: Final = "transformers"
@@ -49,15 +48,17 @@ _INFERRED: Final = {
 """Settings that the server derives from the free memory, unless this option fixes them."""
 
 
-class TransformersEngine(OpenAiServer):
+class TransformersEngine(PythonServer):
     """Servers of ``transformers serve``, with continuous batching or one request at a time."""
 
-    kind = "transformers"
+    kind = environment = "transformers"
+    distributions = (_DISTRIBUTION,)
+    needed_packages = NEEDED
     signatures = SIGNATURES
 
     def check_available(self, settings: VariantSettings) -> None:
         """Raises EngineUnavailableError without the library and what its server needs, or without a model."""
-        python = _interpreter(settings)
+        python = self.interpreter(settings)
         versions = installed_versions(python, NEEDED)
         if missing := [name for name in NEEDED if name not in versions]:
             raise EngineUnavailableError(
@@ -73,7 +74,7 @@ class TransformersEngine(OpenAiServer):
             what = "gives one answer to each request and ignores n"
             raise self.refusal(settings, what, "set workload.samples_as: requests")
         limits = limits_of(settings.model)
-        self._check_lengths(requests, settings, limits)
+        self._check_lengths(requests, settings, limits.context)
         if not limits.eos_token_ids and not all(request.ignore_eos for request in requests):
             what = f"needs the token that ends a text, and {settings.model!r} is not a directory that names one"
             raise self.refusal(settings, what, "name a local directory as model, or set stop: forced")
@@ -85,7 +86,7 @@ class TransformersEngine(OpenAiServer):
     def argv(self, settings: VariantSettings, site: LaunchSite) -> tuple[str, ...]:
         """The launcher with its own words, ``--``, and the command line of ``transformers``."""
         options = own_options(settings, TransformersOptions)
-        argv = [str(_interpreter(settings)), str(_LAUNCHER), "--description", str(site.description)]
+        argv = [str(self.interpreter(settings)), str(_LAUNCHER), "--description", str(site.description)]
         if self.has_steps(settings):
             argv += ["--step-log", str(site.step_log)]
         if not options.enable_prefix_caching:
@@ -120,7 +121,7 @@ class TransformersEngine(OpenAiServer):
         try:
             config: dict[str, Any] = msgspec.json.decode(site.description.read_bytes())
         except (OSError, msgspec.DecodeError):  # the server's log says why it is missing
-            config = dict(installed_versions(_interpreter(settings), (_DISTRIBUTION, "torch")))
+            config = dict(installed_versions(self.interpreter(settings), (_DISTRIBUTION, "torch")))
             return {"version": config.pop(_DISTRIBUTION, None), **config}
         options = own_options(settings, TransformersOptions)
         if options.continuous_batching and not config.get("continuous_batching"):
@@ -145,20 +146,13 @@ class TransformersEngine(OpenAiServer):
         for raw in read_jsonl(raw_step_log(directory), _RawStep):
             yield raw.normalised()
 
-    def installation(self, options: ServerOptions | None) -> Installation:
-        """The environment that has transformers, with the versions in it."""
-        named = options.python if isinstance(options, PythonOptions) else None
-        return python_installation(
-            interpreter_for("transformers", named, (_DISTRIBUTION,)), (_DISTRIBUTION,), NEEDED
-        )
-
     def _check_lengths(
-        self, requests: Sequence[PreparedRequest], settings: VariantSettings, limits: ModelLimits
+        self, requests: Sequence[PreparedRequest], settings: VariantSettings, context: int | None
     ) -> None:
         longest = max((request.prompt_tokens + request.max_tokens for request in requests), default=0)
         remedy = "lower workload.output_len or choose shorter prompts"
-        if limits.context is not None and longest > limits.context:
-            what = f"would silently compute past the context of {limits.context} tokens: a request needs {longest}"
+        if context is not None and longest > context:
+            what = f"would silently compute past the context of {context} tokens: a request needs {longest}"
             raise self.refusal(settings, what, remedy)
         options = settings.server
         if isinstance(options, TransformersOptions) and options.num_kv_blocks and options.block_size:
@@ -195,7 +189,7 @@ class _RawStep(msgspec.Struct, frozen=True, kw_only=True):
             start_ns=self.start_ns,
             dur_ns=self.dur_ns,
             clock="host",
-            phase=self._phase,
+            phase=phase_of(self.prefill_tokens, self.decode_tokens),
             num_seqs=self.num_seqs,
             num_prefill_tokens=self.prefill_tokens,
             num_decode_tokens=self.decode_tokens,
@@ -204,16 +198,6 @@ class _RawStep(msgspec.Struct, frozen=True, kw_only=True):
             is_greedy=self.is_greedy,
             sections_ns={name: spent for name, spent in sections.items() if spent is not None},
         )
-
-    @property
-    def _phase(self) -> StepPhase:
-        if not self.prefill_tokens:
-            return "decode"
-        return "mixed" if self.decode_tokens else "prefill"
-
-
-def _interpreter(settings: VariantSettings) -> Path:
-    return interpreter_for("transformers", own_options(settings, TransformersOptions).python, (_DISTRIBUTION,))
 
 
 def _sampling_config(sampling: Sampling) -> dict[str, Any]:

@@ -11,13 +11,8 @@ from typing import Any, Final
 import msgspec
 
 _FLAT: Final = (
-    "model_config",
-    "cache_config",
-    "scheduler_config",
-    "parallel_config",
-    "load_config",
-    "device_config",
-)
+    "model_config", "cache_config", "scheduler_config", "parallel_config", "load_config", "device_config",
+)  # fmt: skip
 """Sections whose settings keep their names; of two of one name the earlier section's is taken."""
 _PREFIXED: Final = {
     "compilation_config": "compilation",
@@ -43,11 +38,11 @@ def effective(path: Path, *, has_fixed_cache: bool) -> dict[str, Any]:
         flat = _set_values(description, section) | flat
     for section, prefix in _PREFIXED.items():
         flat |= {f"{prefix}.{name}": value for name, value in _set_values(description, section).items()}
-    idle = _OF_REPLICAS if flat.get("data_parallel_size") == 1 else frozenset[str]()
+    ignored = (_OF_REPLICAS if flat.get("data_parallel_size") == 1 else set()) | (
+        set() if has_fixed_cache else _INFERRED
+    )
     configured = {
-        name: value
-        for name, value in flat.items()
-        if name not in idle and _is_configured(name, has_fixed_cache=has_fixed_cache)
+        name: value for name, value in flat.items() if name not in ignored and not _OF_THE_RUN.search(name)
     }
     return configured | {
         f"{name}_version": version for name, version in description.get("versions", {}).items() if name != "vllm"
@@ -71,7 +66,3 @@ def read_description(path: Path) -> dict[str, dict[str, Any]]:
 def _set_values(description: dict[str, dict[str, Any]], section: str) -> dict[str, Any]:
     """The settings of a section that have a value: most of the others are null because nothing requested them."""
     return {name: value for name, value in description.get(section, {}).items() if value is not None}
-
-
-def _is_configured(name: str, *, has_fixed_cache: bool) -> bool:
-    return not _OF_THE_RUN.search(name) and (has_fixed_cache or name not in _INFERRED)

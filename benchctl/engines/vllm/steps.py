@@ -21,7 +21,7 @@ from pathlib import Path
 
 import msgspec
 
-from benchctl.engines.engine import raw_step_log
+from benchctl.engines.engine import phase_of, raw_step_log
 from benchctl.engines.vllm.description import num_kv_blocks
 from benchctl.records.jsonl import read_jsonl
 from benchctl.records.step import StepPhase, StepRecord
@@ -89,9 +89,7 @@ class _RawStep(msgspec.Struct, frozen=True, kw_only=True):
     def phase(self) -> StepPhase:
         if self.details is None:
             return "mixed" if self.outputs is not None and self.outputs.num_prompt_tokens else "decode"
-        if not self.details.num_ctx_tokens:
-            return "decode"
-        return "mixed" if self.details.num_generation_tokens else "prefill"
+        return phase_of(self.details.num_ctx_tokens, self.details.num_generation_tokens)
 
 
 def read_vllm_steps(directory: Path) -> Iterator[StepRecord]:

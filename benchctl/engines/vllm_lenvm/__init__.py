@@ -15,17 +15,11 @@ SPEC: Final = EngineSpec(
         "BENCHCTL_LENVM_DESCRIPTION": ("value_model",),
         "BENCHCTL_LENVM_MODEL": ("value_model",),
         "BENCHCTL_LENVM_SETTINGS": (
-            "value_model",
-            "value_dtype",
-            "value_load_format",
-            "value_memory_bytes",
-            "value_graphs",
-            "value_stream",
-            "fused",
-            "lazy",
+            "value_model", "value_dtype", "value_load_format", "value_memory_bytes", "value_graphs", "value_stream",
+            "fused", "lazy",
         ),
         "BENCHCTL_LENVM_STEP_LOG": ("value_model", "step_log"),
     },
     installed_by="scripts/engines/install_vllm.sh",
     is_optional_check=True,
-)
+)  # fmt: skip

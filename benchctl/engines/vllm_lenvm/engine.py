@@ -33,6 +33,7 @@ from benchctl.records.step import StepRecord
 
 PROCESSOR: Final = "benchctl_lenvm:LenvmLogitsProcessor"
 MAX_CANDIDATES: Final = 64
+_DESCRIPTION: Final = "value_model.json"
 _SIGNATURES: Final = (
     *profile_errors(
         "bad-value-model",
@@ -43,7 +44,7 @@ _SIGNATURES: Final = (
     *profile_errors(
         "bad-guidance", "the value model does not fit this server: the log says what to change", "GuidanceError"
     ),
-)
+)  # fmt: skip
 _OWN_SETTINGS: Final = (
     "value_model", "value_dtype", "value_load_format", "value_memory_bytes", "value_graphs", "value_stream",
     "fused", "lazy", "skip_noop", "stride", "guidance_clock",
@@ -66,8 +67,7 @@ class VllmLenvmEngine(VllmEngine):
 
     def check_requests(self, requests: Sequence[PreparedRequest], settings: VariantSettings) -> None:
         """Raises UnsupportedError for guidance that the server would refuse, and for lengths beyond its context."""
-        top_k = settings.sampling.top_k
-        is_greedy = settings.sampling.temperature == 0
+        top_k, is_greedy = settings.sampling.top_k, settings.sampling.temperature == 0
         if settings.guidance is not None and not is_greedy and not 1 <= top_k <= MAX_CANDIDATES:
             raise UnsupportedError(
                 f"engine {self.kind!r}, variant {settings.variant!r}: sampling.top_k is {top_k}, and every "
@@ -76,10 +76,8 @@ class VllmLenvmEngine(VllmEngine):
         super().check_requests(requests, settings.model_copy(update={"guidance": None}))
 
     def argv(self, settings: VariantSettings, site: LaunchSite) -> tuple[str, ...]:
-        """The command line of the server, with our processor where it has a value model."""
         argv = super().argv(settings, site)
-        has_value_model = settings.server.guides_with is not None
-        return (*argv, "--logits-processors", PROCESSOR) if has_value_model else argv
+        return argv if settings.server.guides_with is None else (*argv, "--logits-processors", PROCESSOR)
 
     def env(self, settings: VariantSettings, site: LaunchSite) -> dict[str, str]:
         """vLLM's, the model runner, and the settings of the processor."""
@@ -89,14 +87,13 @@ class VllmLenvmEngine(VllmEngine):
             return own
         own["BENCHCTL_LENVM_MODEL"] = str(Path(options.value_model).expanduser().resolve())
         own["BENCHCTL_LENVM_SETTINGS"] = encode(_server_settings(options)).decode()
-        own["BENCHCTL_LENVM_DESCRIPTION"] = str(_description(site))
+        own["BENCHCTL_LENVM_DESCRIPTION"] = str(site.directory / _DESCRIPTION)
         if options.step_log:
             own["BENCHCTL_LENVM_STEP_LOG"] = str(guided_step_log(site.directory))
             own["BENCHCTL_LENVM_CLOCK"] = options.guidance_clock
         return own
 
     def request_call(self, request: PreparedRequest, settings: VariantSettings) -> RequestCall:
-        """A request to vLLM, with guidance in ``vllm_xargs``."""
         call = super().request_call(request, settings)
         if settings.guidance is None:
             return call
@@ -110,7 +107,6 @@ class VllmLenvmEngine(VllmEngine):
     async def effective_config(
         self, client: httpx.AsyncClient, settings: VariantSettings, site: LaunchSite
     ) -> dict[str, Any]:
-        """vLLM's configuration, and the processor's description of the value model."""
         config = await super().effective_config(client, settings, site)
         config.pop("logits_processors", None)  # says no more than value_model
         config["overlap_schedule"] = config.pop("async_scheduling", None)
@@ -119,7 +115,6 @@ class VllmLenvmEngine(VllmEngine):
         return config | {f"value_model.{name}": value for name, value in _described(site).items()}
 
     def read_steps(self, directory: Path) -> Iterator[StepRecord]:
-        """vLLM's steps, with what guidance did in each where the server had a value model."""
         return read_vllm_lenvm_steps(directory)
 
 
@@ -139,14 +134,10 @@ def _server_settings(options: VllmLenvmOptions) -> dict[str, Any]:
     return server_settings
 
 
-def _description(site: LaunchSite) -> Path:
-    return site.directory / "value_model.json"
-
-
 def _described(site: LaunchSite) -> dict[str, Any]:
     """The description of the value model that the processor wrote; empty before a lazy one is loaded."""
     try:
-        return msgspec.json.decode(_description(site).read_bytes(), type=dict[str, Any])
+        return msgspec.json.decode((site.directory / _DESCRIPTION).read_bytes(), type=dict[str, Any])
     except (OSError, msgspec.DecodeError):
         return {}
 

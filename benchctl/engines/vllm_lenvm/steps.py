@@ -71,17 +71,13 @@ def read_vllm_lenvm_steps(directory: Path) -> Iterator[StepRecord]:
                 f"{path}: step {line.step} with {line.num_seqs} sequences is not the server's step {number} with "
                 f"{step.num_seqs}; the two logs are of different servers, or one is incomplete: measure again"
             )
-        yield _joined(step, line)
+        yield msgspec.structs.replace(
+            step,
+            guided_rows=line.guided_rows,
+            candidates=line.candidates,
+            value_prefill_tokens=line.value_prefill_tokens,
+            value_extend_tokens=line.value_extend_tokens,
+            fused=line.fused,
+            sections_ns=line.named_sections_ns,
+        )
         line = next(lines, None)
-
-
-def _joined(step: StepRecord, line: GuidedStep) -> StepRecord:
-    return msgspec.structs.replace(
-        step,
-        guided_rows=line.guided_rows,
-        candidates=line.candidates,
-        value_prefill_tokens=line.value_prefill_tokens,
-        value_extend_tokens=line.value_extend_tokens,
-        fused=line.fused,
-        sections_ns=line.named_sections_ns,
-    )

@@ -5,7 +5,7 @@ none may be missing: weights that were silently left out or drawn at random woul
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -206,21 +206,17 @@ def _listed(names: list[str]) -> str:
 
 def read_eos_ids(directory: Path) -> frozenset[int]:
     """Tokens that end a text: those of the configuration, of generation_config.json, and the tokenizer's own."""
-    ids: set[int] = set()
+    ids: list[object] = []
     for filename in ("config.json", "generation_config.json"):
         document = _read_json(directory / filename) or {}
         given = document.get("eos_token_id")
-        ids.update(_whole_numbers(given if isinstance(given, list) else [given]))
+        ids += given if isinstance(given, list) else [given]
     settings = _read_json(directory / "tokenizer_config.json") or {}
     token = settings.get("eos_token")
     content = token.get("content") if isinstance(token, dict) else token
     added = (_read_json(directory / "tokenizer.json") or {}).get("added_tokens", [])
-    ids.update(_whole_numbers(entry.get("id") for entry in added if entry.get("content") == content))
-    return frozenset(ids)
-
-
-def _whole_numbers(values: Iterable[object]) -> Iterable[int]:
-    return (value for value in values if isinstance(value, int))
+    ids += [entry.get("id") for entry in added if entry.get("content") == content]
+    return frozenset(id_ for id_ in ids if isinstance(id_, int))
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:

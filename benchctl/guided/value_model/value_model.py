@@ -101,7 +101,6 @@ class ValueModel:
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the weights."""
         tensors = [self._embedding, self._norm, *_tensors(self._fc), *_tensors(self._summary)]
         for layer in self._layers:
             tensors += [layer.attention_norm, layer.mlp_norm]
@@ -228,8 +227,7 @@ def _linear(tensors: Mapping[str, Tensor], *names: str) -> _Linear:
     weights = [tensors[f"{name}.weight"] for name in names]
     biases = [tensors[f"{name}.bias"] for name in names if f"{name}.bias" in tensors]
     return _Linear(
-        weight=weights[0] if len(weights) == 1 else torch.cat(weights),
-        bias=torch.cat(biases) if biases else None,
+        weight=weights[0] if len(weights) == 1 else torch.cat(weights), bias=torch.cat(biases) if biases else None
     )
 
 

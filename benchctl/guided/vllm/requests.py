@@ -20,6 +20,7 @@ from benchctl.guided.params import GuidanceParams, check_top_k, is_noop, parse_p
 
 _OPEN: Final[Mapping[str, tuple[float, ...]]] = {"top_k": (0, -1), "top_p": (1.0,), "min_p": (0.0,)}
 """Values of vLLM's filters that filter nothing; the first is what an open one is set to."""
+_MOVED_KEYS: Final = frozenset(PREFIX + name for name in _OPEN)
 
 
 class SamplingParams(Protocol):
@@ -59,8 +60,13 @@ def admit(sampling: SamplingParams, max_candidates: int) -> None:
     # vLLM opens the filters of greedy requests.
     if params is not None and sampling.temperature > GREEDY_TEMPERATURE:
         check_top_k(params, int(filters["top_k"]), max_candidates)
-    is_ours = params is not None and _acts(params, sampling.temperature, int(filters["top_k"]))
-    extra = {key: value for key, value in (sampling.extra_args or {}).items() if key not in _moved_keys()}
+    is_ours = (
+        params is not None
+        and sampling.temperature > GREEDY_TEMPERATURE
+        and filters["top_k"] != 1
+        and not (params.skip_noop and is_noop(params))
+    )
+    extra = {key: value for key, value in (sampling.extra_args or {}).items() if key not in _MOVED_KEYS}
     if is_ours:
         extra |= {PREFIX + name: value for name, value in filters.items()}
     sampling.extra_args = extra
@@ -78,16 +84,6 @@ def guided_request(sampling: SamplingParams) -> GuidedRequest | None:
     if params is None:
         return None
     return GuidedRequest(params=params, top_k=int(filters["top_k"]), top_p=filters["top_p"], min_p=filters["min_p"])
-
-
-def _acts(params: GuidanceParams, temperature: float, top_k: int) -> bool:
-    if temperature <= GREEDY_TEMPERATURE or top_k == 1:
-        return False
-    return not (params.skip_noop and is_noop(params))
-
-
-def _moved_keys() -> set[str]:
-    return {PREFIX + name for name in _OPEN}
 
 
 def _split(sampling: SamplingParams) -> tuple[dict[str, Any], dict[str, float]]:

@@ -41,7 +41,6 @@ class GuidedServer:
         self._guide, self._vocabulary, self._log = guide, vocabulary, log
 
     def forget(self, keys: Iterable[Hashable]) -> None:
-        """Drop what is kept of requests that ended."""
         self._guide.forget(keys)
 
     def apply(self, logits: Tensor, rows: Batch, step: int) -> Tensor:
@@ -171,10 +170,8 @@ def _step_log(*, is_v2: bool) -> GuidedStepLog | None:
     if clock not in CLOCKS:
         raise GuidanceError(f"{CLOCK_VARIABLE} is {clock!r}; take one of {', '.join(CLOCKS)}")
     log = GuidedStepLog(Path(path), clock)
-    if is_v2:
-        log.watch_sampler(class_named(V2_SAMPLER), "__call__")
-    else:
-        log.watch_sampler(class_named("vllm.v1.sample.sampler.Sampler"), "forward")
+    sampler, method = (V2_SAMPLER, "__call__") if is_v2 else ("vllm.v1.sample.sampler.Sampler", "forward")
+    log.watch_sampler(class_named(sampler), method)
     return log
 
 

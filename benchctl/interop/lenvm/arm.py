@@ -4,17 +4,22 @@ import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Final
 
 from benchctl.guided.parameter_table import CONSTRAINT_SIGNS, LENGTH_MODES, PARAMETERS, SERVER_MODE, SERVER_SCALE
 from benchctl.interop.lenvm.files import BASELINE, ArmFiles, Meta, read_meta
 from benchctl.interop.lenvm.responses import Responses, read_responses
 from benchctl.interop.readers.lenvm_averages import Averages, read_averages
-from benchctl.interop.readers.lenvm_revision import revisions_of
-from benchctl.interop.readers.lenvm_timing import TimingLog, TimingRecord, last_lives, num_start_up, read_timing
+from benchctl.interop.readers.lenvm_timing import (
+    TimingLog,
+    TimingRecord,
+    last_lives,
+    num_start_up,
+    read_timing,
+    revisions_of,
+)
 
-_NO_RESPONSES: Final = Responses(answered=(), num_rows=0, row_latencies_s=())
-_NO_TIMING: Final = TimingLog(lives=())
 _SAMPLING: Final = {"temperature": "--temperature", "top_p": "--top-p", "top_k": "--top-k", "min_p": "--min-p"}
 
 
@@ -139,15 +144,20 @@ def read_arm(files: ArmFiles) -> ArmData:
     return ArmData(
         files=files,
         meta=read_meta(files.meta),
-        responses=_NO_RESPONSES
-        if files.responses is None
-        else read_responses(files.responses.read_bytes().splitlines(keepends=True)),
-        timing=_NO_TIMING
-        if files.timing is None
-        else read_timing(files.timing.read_bytes().splitlines(keepends=True)),
+        responses=read_responses(_lines(files.responses)),
+        timing=read_timing(_lines(files.timing)),
         averages=read_averages(log),
         log_lines=tuple(log),
     )
+
+
+def _lines(path: Path | None) -> list[bytes]:
+    return [] if path is None else path.read_bytes().splitlines(keepends=True)
+
+
+def whole_number(value: object) -> int | None:
+    """A positive whole number; None for anything else."""
+    return value if type(value) is int and value > 0 else None
 
 
 def _number(value: object) -> float | None:

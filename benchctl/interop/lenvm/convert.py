@@ -13,11 +13,11 @@ from itertools import accumulate, chain, pairwise
 
 import msgspec
 
-from benchctl.interop.lenvm.arm import ArmData, sends_s
+from benchctl.interop.lenvm.arm import ArmData, sends_s, whole_number
 from benchctl.interop.lenvm.gpu_samples import read_gpu_samples
 from benchctl.interop.lenvm.responses import Answered
-from benchctl.interop.readers.lenvm_timing import SAMPLER, TimingRecord, step_records
-from benchctl.records.request import ChoiceRecord, Message, PreparedRequest, RequestError, RequestRecord
+from benchctl.interop.readers.lenvm_timing import SAMPLER, step_records
+from benchctl.records.request import Message, PreparedRequest, RequestError, RequestRecord
 from benchctl.records.run import RunTimes
 from benchctl.records.samples import GpuSample
 from benchctl.records.step import StepRecord
@@ -69,10 +69,7 @@ def _request(answered: Answered, sent_ns: int) -> RequestRecord:
         sent_ns=sent_ns if is_timed else None,
         done_ns=done_ns if error is None else None,
         stamps="whole",
-        choices=tuple(
-            ChoiceRecord(index=choice.index, finish_reason=choice.finish_reason, text=choice.text)
-            for choice in answered.choices
-        ),
+        choices=answered.choices,
         prompt_tokens=answered.prompt_tokens,
         completion_tokens=answered.completion_tokens,
         error=error,
@@ -104,8 +101,8 @@ def _prepared(arm: ArmData, answered: Answered) -> PreparedRequest | None:
         messages=messages or None,
         prompt=prompt,
         prompt_tokens=answered.prompt_tokens or 0,
-        max_tokens=_whole(body.get("max_tokens")) or arm.meta.max_tokens or 1,
-        n=_whole(body.get("n")) or arm.meta.n_samples_per_q or max(1, len(answered.choices)),
+        max_tokens=whole_number(body.get("max_tokens")) or arm.meta.max_tokens or 1,
+        n=whole_number(body.get("n")) or arm.meta.n_samples_per_q or max(1, len(answered.choices)),
         seed=0,
         source=f"{dataset}:{answered.idx}",
         answer=answered.gold,
@@ -119,26 +116,17 @@ def _messages(chat: object) -> tuple[Message, ...]:
         return ()
 
 
-def _whole(value: object) -> int | None:
-    return value if type(value) is int and value > 0 else None
-
-
 def steps_of(arm: ArmData) -> Iterator[StepRecord]:
     """The steps of the server that answered; those of its own start are marked as warm-up."""
     num_before, origin_ns = 0, 0
     for life in arm.lives:
-        spans = list(_spans(life, origin_ns))
+        durations_ns = (round(record.sections_ms[SAMPLER] * NS_PER_MS) for record in life)
+        spans = [(start, end - start) for start, end in pairwise(accumulate(durations_ns, initial=origin_ns))]
         own = arm.num_start_up(life)
         for index, step in enumerate(step_records(life, spans, first_step=num_before + 1)):
             yield msgspec.structs.replace(step, is_warmup=True) if index < own else step
         num_before += len(life)
         origin_ns = spans[-1][0] + spans[-1][1]
-
-
-def _spans(life: Sequence[TimingRecord], origin_ns: int) -> Iterator[tuple[int, int]]:
-    durations = (round(record.sections_ms[SAMPLER] * NS_PER_MS) for record in life)
-    ends = accumulate(durations, initial=origin_ns)
-    return ((start, end - start) for start, end in pairwise(ends))
 
 
 def gpu_of(arm: ArmData, client_start_ns: int) -> Iterable[GpuSample]:

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from benchctl.costs.shapes import shape_for
 from benchctl.errors import InvalidDataError, ProfileError, UsageError
-from benchctl.interop.lenvm.arm import ArmData
+from benchctl.interop.lenvm.arm import ArmData, whole_number
 from benchctl.profile.load import profile_from_plain
 from benchctl.profile.model import Profile
 
@@ -69,19 +69,14 @@ def profile_of_arms(name: str, arms: Sequence[ArmData], models: Models, revision
         "workload": {
             "dataset": dataset if dataset in _DATASETS else "generated",
             "num_prompts": num_questions,
-            "samples_per_prompt": _num_samples(base),
-            "max_tokens": _max_tokens(base),
+            "samples_per_prompt": whole_number(base.body.get("n")) or meta.n_samples_per_q or 1,
+            "max_tokens": whole_number(base.body.get("max_tokens")) or meta.max_tokens or 1,
             "arrival": {"kind": "closed-loop", "max_concurrency": base.concurrency},
             "num_warmups": 0,
             "allow_prefix_cache_hits": True,
         },
         "variants": {variant_name(arm.tag): _variant(arm, models) for arm in arms},
-        "allowed_differences": [
-            "sampling.top_k",
-            "server.value_model",
-            "server.overlap_schedule",
-            "guidance.*",
-        ],
+        "allowed_differences": ["sampling.top_k", "server.value_model", "server.overlap_schedule", "guidance.*"],
         "primary_metrics": ["wall_s", "output_throughput", "e2el_ms"],
     }
     try:
@@ -103,13 +98,3 @@ def _variant(arm: ArmData, models: Models) -> dict[str, Any]:
         variant["server"] = {"value_model": models.value, "overlap_schedule": False}
         variant["guidance"] = arm.guidance
     return variant
-
-
-def _num_samples(arm: ArmData) -> int:
-    value = arm.body.get("n")
-    return value if type(value) is int and value > 0 else arm.meta.n_samples_per_q or 1
-
-
-def _max_tokens(arm: ArmData) -> int:
-    value = arm.body.get("max_tokens")
-    return value if type(value) is int and value > 0 else arm.meta.max_tokens or 1

@@ -27,7 +27,8 @@ def read_gpu_samples(lines: Iterable[str], *, start_epoch_s: float | None, start
             continue
         local_s, index, utilization, memory_mib = sample
         if origin_s is None:
-            origin_s = local_s if start_epoch_s is None else _in_zone_of(local_s, start_epoch_s)
+            begin_s = local_s if start_epoch_s is None else start_epoch_s
+            origin_s = begin_s + round((local_s - begin_s) / _ZONE_S) * _ZONE_S
         yield GpuSample(
             t_ns=start_ns + round((local_s - origin_s) * NS_PER_S),
             index=index,
@@ -35,11 +36,6 @@ def read_gpu_samples(lines: Iterable[str], *, start_epoch_s: float | None, start
             utilization_frac=None if utilization is None else utilization / 100,
             memory_used_bytes=None if memory_mib is None else round(memory_mib * _MIB),
         )
-
-
-def _in_zone_of(local_s: float, epoch_s: float) -> float:
-    """``epoch_s`` as local time, in the zone that brings it next to ``local_s``."""
-    return epoch_s + round((local_s - epoch_s) / _ZONE_S) * _ZONE_S
 
 
 def _sample(cells: list[str]) -> tuple[float, int, float | None, float | None] | None:

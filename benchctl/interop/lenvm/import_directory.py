@@ -30,7 +30,7 @@ from benchctl.interop.lenvm.files import find_arms
 from benchctl.interop.lenvm.summary import SUMMARY_NAME, lenvm_rows, rows_csv
 from benchctl.interop.lenvm.warnings import directory_warnings
 from benchctl.interop.readers.lenvm_averages import windows_of
-from benchctl.interop.readers.lenvm_revision import ALL
+from benchctl.interop.readers.lenvm_timing import ALL
 from benchctl.profile.identity import profile_sha256
 from benchctl.profile.load import dump_profile
 from benchctl.profile.model import Profile
@@ -68,9 +68,12 @@ def import_lenvm(
     """
     arms = tuple(read_arm(files) for files in find_arms(source))
     models = models_of(source, model, value_model)
-    profile = profile_of_arms(_experiment_name(source), arms, models, _revision(arms))
+    revisions = _revisions(arms)
+    revision = revisions[0] if len(revisions) == 1 else None
+    profile = profile_of_arms(f"lenvm-{variant_name(source.resolve().name)}", arms, models, revision)
     manifest = _manifest(source, arms, profile, models, argv)
-    path = out or Path("results") / profile.name / _directory_name(manifest)
+    utc = manifest.created_at.replace("-", "").replace(":", "")
+    path = out or Path("results") / profile.name / f"{utc}-{manifest.profile_sha256[:8]}"
     if path.exists():
         raise UsageError(f"{path} exists; name another directory with -o, or remove it")
     unfinished = path.parent / f".{path.name}.{os.getpid()}.partial"
@@ -84,25 +87,10 @@ def import_lenvm(
     return ImportResult(path=path, warnings=manifest.warnings, runs=runs)
 
 
-def _experiment_name(source: Path) -> str:
-    return f"lenvm-{variant_name(source.resolve().name)}"
-
-
-def _directory_name(manifest: Manifest) -> str:
-    utc = manifest.created_at.replace("-", "").replace(":", "")
-    return f"{utc}-{manifest.profile_sha256[:8]}"
-
-
 def _revisions(arms: Sequence[ArmData]) -> tuple[str, ...]:
     """Revisions that fit the output of all servers of a directory; empty without any output."""
     revisions = [set(arm.revisions) for arm in arms if arm.revisions]
-    fits = set(ALL).intersection(*revisions) if revisions else set[str]()
-    return tuple(sorted(fits))
-
-
-def _revision(arms: Sequence[ArmData]) -> str | None:
-    fits = _revisions(arms)
-    return fits[0] if len(fits) == 1 else None
+    return tuple(sorted(set(ALL).intersection(*revisions))) if revisions else ()
 
 
 def _manifest(

@@ -10,6 +10,8 @@ from typing import Any
 
 import msgspec
 
+from benchctl.records.request import ChoiceRecord
+
 JsonObject = Mapping[str, Any]
 
 
@@ -31,15 +33,6 @@ class _Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
-    """One answer to a question."""
-
-    index: int
-    text: str
-    finish_reason: str | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Answered:
     """The outcome of one question; of several attempts the last that was answered, or else the last.
 
@@ -50,7 +43,7 @@ class Answered:
     question: str | None
     gold: str | None
     body: JsonObject
-    choices: tuple[Choice, ...]
+    choices: tuple[ChoiceRecord, ...]
     prompt_tokens: int | None
     completion_tokens: int | None
     elapsed_s: float | None
@@ -85,20 +78,16 @@ def read_responses(lines: Iterable[bytes]) -> Responses:
         except (msgspec.MsgspecError, UnicodeDecodeError):
             is_cut = not line.endswith(b"\n")
             num_damaged += not is_cut
+    by_question: dict[int, list[_Row]] = {}
+    for row in rows:
+        by_question.setdefault(row.idx, []).append(row)
     return Responses(
-        answered=tuple(_answered(idx, of_question) for idx, of_question in sorted(_by_question(rows).items())),
+        answered=tuple(_answered(idx, of_question) for idx, of_question in sorted(by_question.items())),
         num_rows=len(rows),
         row_latencies_s=tuple(row.elapsed_s for row in rows if row.elapsed_s is not None),
         num_damaged=num_damaged,
         is_cut=is_cut,
     )
-
-
-def _by_question(rows: Iterable[_Row]) -> dict[int, list[_Row]]:
-    by_question: dict[int, list[_Row]] = {}
-    for row in rows:
-        by_question.setdefault(row.idx, []).append(row)
-    return by_question
 
 
 def _answered(idx: int, rows: Sequence[_Row]) -> Answered:
@@ -134,10 +123,9 @@ def _attempts(rows: Sequence[_Row]) -> list[list[_Row]]:
     return attempts
 
 
-def _choice(position: int, row: _Row) -> Choice:
-    raw = row.choice or {}
-    reason = raw.get("finish_reason")
-    return Choice(
+def _choice(position: int, row: _Row) -> ChoiceRecord:
+    reason = (row.choice or {}).get("finish_reason")
+    return ChoiceRecord(
         index=position if row.choice_idx is None else row.choice_idx,
         text=row.text or "",
         finish_reason=reason if isinstance(reason, str) else None,

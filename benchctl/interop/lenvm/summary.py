@@ -31,7 +31,7 @@ Row: TypeAlias = dict[str, Cell]
 
 def lenvm_rows(arms: Sequence[ArmData], models: Models) -> list[Row]:
     """A row for each arm, and one with the ratio of the arm ``lenvm`` to the baseline where there are both."""
-    rows = [_row(arm, models) for arm in arms]
+    rows: list[Row] = [{"tag": arm.tag, **_load(arm), **_steps(arm), **_flops(arm, models)} for arm in arms]
     by_tag = {arm.tag: row for arm, row in zip(arms, rows, strict=True)}
     if "lenvm" in by_tag:
         rows.append(_ratio(by_tag["baseline"], by_tag["lenvm"]))
@@ -45,10 +45,6 @@ def rows_csv(rows: Sequence[Mapping[str, Cell]]) -> bytes:
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue().encode()
-
-
-def _row(arm: ArmData, models: Models) -> Row:
-    return {"tag": arm.tag, **_load(arm), **_steps(arm), **_flops(arm, models)}
 
 
 def _load(arm: ArmData) -> Row:

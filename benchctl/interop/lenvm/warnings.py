@@ -39,7 +39,6 @@ _ASYNC: Final = (
     "queued before it (in lvm_build_pending the base model's own forward pass), and none is GPU time"
 )
 _AVERAGES: Final = "the server printed averages since its start and waited for the device around every section"
-_UNRECORDED: Final = "there is no step log, so single steps are unknown"
 _GPU: Final = "GPU samples are of every device of the host, including those that the server did not use"
 
 _Notice: TypeAlias = tuple[str, str]
@@ -53,7 +52,8 @@ def directory_warnings(arms: Sequence[ArmData], models: Models) -> tuple[ResultW
         for code, message in _of_arm(arm, arms):
             notices.setdefault(code, []).append((arm.tag, message))
     if models.is_assumed:
-        notices["models-assumed"] = [("", _assumed(models))]
+        assumption = f"no file names the models: FLOPs are those of {models.base} and {models.value}"
+        notices["models-assumed"] = [("", f"{assumption}; name them with --model and --value-model")]
     return tuple(_warning(code, notices[code]) for code in sorted(notices, key=_ORDER.__getitem__))
 
 
@@ -119,7 +119,7 @@ def _clock(arm: ArmData) -> Iterator[_Notice]:
 def _steps(arm: ArmData) -> Iterator[_Notice]:
     records = [record for life in arm.lives for record in life]
     if not records:
-        yield "steps-unrecorded", _UNRECORDED
+        yield "steps-unrecorded", "there is no step log, so single steps are unknown"
         return
     yield "steps-are-samplers", _SAMPLERS
     if any("lvm_forward" in record.sections_ms for record in records):
@@ -147,8 +147,3 @@ def _averages(arm: ArmData) -> Iterator[_Notice]:
         worst_ms = max(window.rounding_ms for window in windows)
         between = f"the {len(windows)} windows between them, to within {worst_ms:.2g} ms"
         yield "averages-cumulative", f"{_AVERAGES}; timing_windows.jsonl has {between}, of the whole call alone"
-
-
-def _assumed(models: Models) -> str:
-    assumption = f"FLOPs are those of {models.base} and {models.value}"
-    return f"no file names the models: {assumption}; name them with --model and --value-model"

@@ -50,7 +50,10 @@ def _run(benchmark: Mapping[str, Any], where: str) -> ForeignRun:
     completed, planned = counts["successful"], counts["total"]
     prompt, output = (_successful(metrics, f"{kind}_token_count", where) for kind in ("prompt", "output"))
     prompt_tokens, output_tokens = (number_at(block, "total_sum", where) for block in (prompt, output))
-    window_s, is_trimmed = number_at(benchmark, "duration", where), _is_trimmed(benchmark, where)
+    window_s = number_at(benchmark, "duration", where)
+    trimmed_s = (number_at(benchmark, f"{part}_duration", where) or 0.0 for part in ("warmup", "cooldown"))
+    is_trimmed = any(duration_s > _WHOLE_S for duration_s in trimmed_s)
+    ttft = _successful(metrics, "time_to_first_token_ms", where)
     requests = _all_requests(benchmark, completed)
     failed = None if completed is None or planned is None else planned - completed
     why = f" ({cut:.0f} of them cut off when the benchmark ended)" if cut else ""
@@ -63,7 +66,7 @@ def _run(benchmark: Mapping[str, Any], where: str) -> ForeignRun:
         "wall_s": None if is_trimmed else window_s,
         "request_throughput": _rate(completed, window_s),
         "output_throughput": _rate(output_tokens, window_s),
-        "ttft_ms": _mean(metrics, "time_to_first_token_ms", where),
+        "ttft_ms": number_at(ttft, "mean", f"{where}: time_to_first_token_ms"),
         **_of_requests(requests or [], where),
     }
     return ForeignRun(
@@ -78,12 +81,6 @@ def _run(benchmark: Mapping[str, Any], where: str) -> ForeignRun:
 
 def _rate(count: float | None, duration_s: float | None) -> float | None:
     return count / duration_s if count is not None and duration_s else None
-
-
-def _is_trimmed(benchmark: Mapping[str, Any], where: str) -> bool:
-    return any(
-        (number_at(benchmark, f"{part}_duration", where) or 0.0) > _WHOLE_S for part in ("warmup", "cooldown")
-    )
 
 
 def _all_requests(benchmark: Mapping[str, Any], completed: float | None) -> list[Mapping[str, Any]] | None:
@@ -107,11 +104,6 @@ def _of_requests(requests: Sequence[Mapping[str, Any]], where: str) -> dict[str,
         if ttft is not None:
             e2els.append(ttft + (0.0 if gap is None or tokens is None else (tokens - 1) * gap))
     return {"tpot_ms": fmean(tpots) if tpots else None, "e2el_ms": fmean(e2els) if e2els else None}
-
-
-def _mean(metrics: Mapping[str, Any], theirs: str, where: str) -> float | None:
-    block = _successful(metrics, theirs, where)
-    return number_at(block, "mean", f"{where}: {theirs}")
 
 
 def _successful(metrics: Mapping[str, Any], key: str, where: str) -> Mapping[str, Any]:

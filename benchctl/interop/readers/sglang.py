@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from benchctl.interop.readers.run import ForeignRun, drop_unknown, number_at, setting_at, unanswered
+from benchctl.interop.readers.vllm import metrics_under_vllm_names
 
 KEYS: Final = ("completed", "mean_e2e_latency_ms", "request_throughput")
 """Keys that identify such a document."""
@@ -42,31 +43,14 @@ def sglang_run(document: Mapping[str, Any], where: str) -> ForeignRun:
     errors = document.get("errors")
     failed = float(sum(bool(error) for error in errors)) if isinstance(errors, list) else None
     planned = None if failed is None or completed is None else completed + failed
-    counts = {
-        "num_requests": planned,
-        "num_completed": completed,
-        "num_failed": failed,
-        "prompt_tokens": number_at(document, "total_input_tokens", where),
-        "output_tokens": number_at(document, "total_output_tokens", where),
-        "wall_s": number_at(document, "duration", where),
-        "request_throughput": number_at(document, "request_throughput", where),
-        "output_throughput": number_at(document, "output_throughput", where),
-    }
+    metrics = {"num_requests": planned, "num_completed": completed, "num_failed": failed}
+    metrics |= metrics_under_vllm_names(document, _LATENCIES, where)
     settings = {key: setting_at(document, key) for key in _SETTINGS if key in document}
     return ForeignRun(
         source="sglang",
         where=where,
-        metrics=drop_unknown(counts | (_latencies(document, where) if completed else {})),
-        settings=settings | {"num_prompts": planned, "total_input_tokens": counts["prompt_tokens"]},
+        metrics=drop_unknown(metrics),
+        settings=settings | {"num_prompts": planned, "total_input_tokens": metrics["prompt_tokens"]},
         failure=unanswered(failed, planned),
         notes=(_NO_ITL,) if failed is not None else (_NO_ITL, _NO_FAILURES),
     )
-
-
-def _latencies(document: Mapping[str, Any], where: str) -> dict[str, float | None]:
-    latencies: dict[str, float | None] = {}
-    for ours, theirs in _LATENCIES.items():
-        latencies[f"{ours}_ms"] = number_at(document, f"mean_{theirs}_ms", where)
-        for percent, word in ((50, "median"), (90, "p90"), (95, "p95"), (99, "p99")):
-            latencies[f"p{percent}_{ours}_ms"] = number_at(document, f"{word}_{theirs}_ms", where)
-    return latencies

@@ -13,8 +13,7 @@ from benchctl.interop.readers.run import ForeignRun, drop_unknown, number_at, se
 KEYS: Final = ("model_id", "num_prompts", "completed", "request_throughput")
 """Keys that identify such a document."""
 _SETTINGS: Final = ("model_id", "num_prompts", "request_rate", "burstiness", "max_concurrency", "ramp_up_strategy")
-_LATENCIES: Final = ("ttft", "tpot", "itl", "e2el")
-_PERCENTS: Final = (90, 95, 99)
+_LATENCIES: Final = {name: name for name in ("ttft", "tpot", "itl", "e2el")}
 
 
 def is_vllm(document: Mapping[str, Any]) -> bool:
@@ -27,31 +26,28 @@ def vllm_run(document: Mapping[str, Any], where: str) -> ForeignRun:
     failed = number_at(document, "failed", where)
     if failed is None and planned is not None and completed is not None:
         failed = planned - completed
-    counts = {
-        "num_requests": planned,
-        "num_completed": completed,
-        "num_failed": failed,
-        "prompt_tokens": number_at(document, "total_input_tokens", where),
-        "output_tokens": number_at(document, "total_output_tokens", where),
-        "wall_s": number_at(document, "duration", where),
-        "request_throughput": number_at(document, "request_throughput", where),
-        "output_throughput": number_at(document, "output_throughput", where),
-    }
+    counts = {"num_requests": planned, "num_completed": completed, "num_failed": failed}
     settings = {key: setting_at(document, key) for key in _SETTINGS if key in document}
     return ForeignRun(
         source="vllm",
         where=where,
-        metrics=drop_unknown(counts | (_latencies(document, where) if completed else {})),
+        metrics=drop_unknown(counts | metrics_under_vllm_names(document, _LATENCIES, where)),
         settings=settings | {"total_input_tokens": setting_at(document, "total_input_tokens")},
         failure=unanswered(failed, planned),
     )
 
 
-def _latencies(document: Mapping[str, Any], where: str) -> dict[str, float | None]:
-    latencies: dict[str, float | None] = {}
-    for latency in _LATENCIES:
-        latencies[f"{latency}_ms"] = number_at(document, f"mean_{latency}_ms", where)
-        latencies[f"p50_{latency}_ms"] = number_at(document, f"median_{latency}_ms", where)
-        for percent in _PERCENTS:
-            latencies[f"p{percent}_{latency}_ms"] = number_at(document, f"p{percent}_{latency}_ms", where)
-    return latencies
+def metrics_under_vllm_names(
+    document: Mapping[str, Any], latencies: Mapping[str, str], where: str
+) -> dict[str, float | None]:
+    """Tokens, durations and throughputs; latencies, as our name to theirs, only if a request was answered."""
+    their_names = {
+        "prompt_tokens": "total_input_tokens",
+        "output_tokens": "total_output_tokens",
+        "wall_s": "duration",
+    }
+    their_names |= {name: name for name in ("request_throughput", "output_throughput")}
+    for ours, theirs in latencies.items() if number_at(document, "completed", where) else ():
+        their_names |= {f"{ours}_ms": f"mean_{theirs}_ms", f"p50_{ours}_ms": f"median_{theirs}_ms"}
+        their_names |= {f"p{percent}_{ours}_ms": f"p{percent}_{theirs}_ms" for percent in (90, 95, 99)}
+    return {ours: number_at(document, theirs, where) for ours, theirs in their_names.items()}

@@ -96,10 +96,9 @@ def undeclared_differences(profile: Profile) -> tuple[str, ...]:
     undeclared: dict[str, None] = {}
     for other, other_cell in others:
         settings = _flat(variant_settings(profile, other, other_cell))
-        for path in sorted(baseline.keys() | settings.keys()):
-            if baseline.get(path) != settings.get(path) and not allowed_difference(
-                path, profile.allowed_differences
-            ):
+        differing = {path for path in baseline.keys() | settings.keys() if baseline.get(path) != settings.get(path)}
+        for path in sorted(differing):
+            if not allowed_difference(path, profile.allowed_differences):
                 undeclared[path] = None
     return tuple(undeclared)
 

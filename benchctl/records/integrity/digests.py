@@ -6,7 +6,6 @@ the manifest. They find mistakes and carelessness; a forger who rewrites the dig
 """
 
 import hashlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -56,13 +55,11 @@ def digest_of(path: Path) -> FileDigest:
 
 def digests_of_run(directory: RunDirectory) -> dict[str, FileDigest]:
     """Digests of the files of a run by name, without ``run.json``, derived files and earlier attempts."""
-    return {path.name: digest_of(path) for path in sorted(_measured_files(directory.path))}
-
-
-def _measured_files(directory: Path) -> Iterator[Path]:
-    for path in directory.iterdir():
-        if path.name not in _DERIVED and not path.name.startswith(".") and path.is_file():
-            yield path
+    return {
+        path.name: digest_of(path)
+        for path in sorted(directory.path.iterdir())
+        if path.name not in _DERIVED and not path.name.startswith(".") and path.is_file()
+    }
 
 
 def run_record_path(run_id: str) -> str:

@@ -51,7 +51,9 @@ class FileHasher:
         for name, digest in recorded:
             stamp = _stamp(self._directory / name)
             earlier = (digest, self._earlier.get(name), self._hashed_now.get(name))
-            trusted = [digest for digest in earlier if digest is not None and stamp == _stamp_of(digest)]
+            trusted = [
+                digest for digest in earlier if digest is not None and stamp == (digest.size_bytes, digest.mtime_ns)
+            ]
             if trusted and not (self._is_fresh and name not in self._hashed_now):
                 current[name] = trusted[-1]
             else:
@@ -92,10 +94,6 @@ def _stamp(path: Path) -> tuple[int | None, int | None]:
     except OSError:
         return None, None
     return stat.st_size, stat.st_mtime_ns
-
-
-def _stamp_of(digest: FileDigest) -> tuple[int | None, int | None]:
-    return digest.size_bytes, digest.mtime_ns
 
 
 def _readable_digest(path: Path) -> FileDigest | None:

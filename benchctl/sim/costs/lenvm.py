@@ -95,11 +95,8 @@ def cost_model(config: SimConfig) -> CostModel:
 
 def _forward(shape: ModelShape, hardware: Hardware) -> Callable[[StepBatch], int]:
     """model_forward of a batch, see the module's formula."""
-    linear, attention, head = (
-        shape.linear_flops_per_token(),
-        shape.attention_flops_per_position(),
-        shape.lm_head_flops(),
-    )
+    linear, attention = shape.linear_flops_per_token(), shape.attention_flops_per_position()
+    head = shape.lm_head_flops()
     launch_ns = shape.layers * _LAYER_NS
     compute_ns = NS_PER_S / hardware.peak_flops_per_s / _EFFICIENCY
     memory_ns = NS_PER_S / hardware.bandwidth_bytes_per_s / _EFFICIENCY

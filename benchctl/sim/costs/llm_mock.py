@@ -8,7 +8,7 @@ tokens or memory, and gives each request a last step that yields no token.
 from typing import Final
 
 from benchctl.sim.config import SimConfig
-from benchctl.sim.costs.cost_model import CostModel, StepBatch, StepCost
+from benchctl.sim.costs.cost_model import CostModel, StepCost
 from benchctl.units import NS_PER_S
 
 _MAX_NUM_SEQS: Final = 10
@@ -19,7 +19,9 @@ _FIXED_S: Final = 120 / 2000
 def cost_model(_: SimConfig) -> CostModel:
     """The cost model, which no configuration changes."""
     return CostModel(
-        price=_price,
+        price=lambda batch: StepCost(  # all forward: llm-mock has no sampler of its own
+            model_forward=mock_step_ns(batch.num_seqs, batch.longest_context, batch.most_new_tokens)
+        ),
         max_num_seqs=_MAX_NUM_SEQS,
         is_unlimited=True,
         pads_batches=True,
@@ -36,8 +38,3 @@ def mock_length(prompt_tokens: int) -> int:
 def mock_step_ns(num_seqs: int, longest_context: int, most_new_tokens: int) -> int:
     """b max(len) max(c) / 468,000 + 0.06, in nanoseconds."""
     return round((num_seqs * longest_context * most_new_tokens / _PRODUCT_PER_S + _FIXED_S) * NS_PER_S)
-
-
-def _price(batch: StepBatch) -> StepCost:
-    """A step that is all forward: llm-mock has no sampler of its own."""
-    return StepCost(model_forward=mock_step_ns(batch.num_seqs, batch.longest_context, batch.most_new_tokens))

@@ -2,6 +2,7 @@
 
 from bisect import bisect_left
 from collections.abc import Iterator
+from itertools import accumulate
 from typing import Final
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -27,10 +28,7 @@ class Histogram:
         self._sum += value * count
 
     def family(self, name: str, text: str, model: str) -> HistogramMetricFamily:
-        total, buckets = 0, []
-        for bound, count in zip((*self._bounds, float("inf")), self._counts, strict=True):
-            total += count
-            buckets.append(("+Inf" if bound == float("inf") else repr(bound), total))
+        buckets = list(zip((*map(repr, self._bounds), "+Inf"), accumulate(self._counts), strict=True))
         family = HistogramMetricFamily(name, text, labels=["model_name"])
         family.add_metric([model], buckets, self._sum)
         return family

@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -54,8 +55,8 @@ class Server:
                 web.get("/metrics", self._metrics),
                 web.get("/server_info", self._server_info),
                 web.post("/sim/schedule", self._schedule),
-                web.post("/v1/completions", self._completions),
-                web.post("/v1/chat/completions", self._chat_completions),
+                web.post("/v1/completions", partial(self._generate, kind=CompletionBody)),
+                web.post("/v1/chat/completions", partial(self._generate, kind=ChatBody)),
             ]
         )
         return app
@@ -132,12 +133,6 @@ class Server:
             AnnouncedPhase(arrivals, max_concurrency=body.max_concurrency, is_warmup=body.is_warmup)
         )
         return web.json_response({"announced": len(arrivals)})
-
-    async def _completions(self, request: web.Request) -> web.StreamResponse:
-        return await self._generate(request, CompletionBody)
-
-    async def _chat_completions(self, request: web.Request) -> web.StreamResponse:
-        return await self._generate(request, ChatBody)
 
     async def _generate(self, http: web.Request, kind: type[CompletionBody] | type[ChatBody]) -> web.StreamResponse:
         request_id = self._request_id(http)
