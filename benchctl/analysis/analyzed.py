@@ -1,7 +1,6 @@
-"""One result directory, read as far as it can be read, with everything that is derived from it.
+"""One result directory with everything that is derived from it.
 
-``records.loaded.load_results`` requires a whole directory; here a half-finished or damaged one yields everything
-that is readable and a list of the damage.
+A half-finished or damaged one yields everything that is readable and a list of the damage.
 """
 
 from collections.abc import Iterator, Mapping
@@ -72,7 +71,7 @@ class AnalyzedExperiment:
     def missing_step_times_reason(self) -> str:
         """The reason why step times cannot be drawn, where no finished run has them."""
         finished = [run for run in self.runs if run.is_usable and len(run.run.columns)]
-        if any(not run.record.times_whole_steps for run in finished):
+        if not all(run.record.times_whole_steps for run in finished):
             return "the step log times the sampler alone: neither duration nor start of a step is known"
         return self.missing_runs_reason("no finished run has a step log")
 

@@ -134,9 +134,8 @@ def total_work(parts: Iterable[TokenWork]) -> TokenWork:
 
 def output_work(sequences: Sequence[Lengths], *, without_first: bool = False) -> TokenWork:
     """Each output token of each sequence forwarded once; without the first of each, which prefill yields."""
-    skipped = 1 if without_first else 0
     return total_work(
-        decode_work(prompt, max(output - skipped, 0)) * times
+        decode_work(prompt, max(output - without_first, 0)) * times
         for (prompt, output), times in Counter(sequences).items()
     )
 

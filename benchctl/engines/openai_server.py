@@ -53,7 +53,6 @@ class OpenAiServer:
         return f"http://{LOOPBACK}:{port}"
 
     def time_scale(self, settings: VariantSettings) -> float:
-        """Real time."""
         return 1.0
 
     async def announce(
@@ -78,7 +77,6 @@ class OpenAiServer:
         return config | {"max_model_len": first.get("max_model_len")}
 
     def env(self, settings: VariantSettings, site: LaunchSite) -> dict[str, str]:
-        """The variables that the profile sets."""
         return dict(getattr(settings.server, "env", {}))
 
     def has_steps(self, settings: VariantSettings) -> bool:
@@ -89,7 +87,6 @@ class OpenAiServer:
         return iter(())
 
     def diagnose(self, log_tail: str) -> Diagnosis | None:
-        """The cause of a failure by the first signature that the end of the server's log contains."""
         return diagnosed(self.signatures, log_tail)
 
     def installation(self, options: ServerOptions | None) -> Installation | None:

@@ -178,15 +178,8 @@ class Guide:
         """Candidates, temperatures [b, 1], and which rows are due and have a choice worth guiding [b]."""
         thresholds = (row.params.value_entropy_threshold for row in rows)
         numbers = [
-            (
-                row.temperature,
-                row.top_k,
-                row.top_p,
-                row.min_p,
-                -torch.inf if threshold is None else threshold,
-                is_due,
-            )
-            for row, threshold, is_due in zip(rows, thresholds, due, strict=True)
+            (row.temperature, row.top_k, row.top_p, row.min_p, -torch.inf if limit is None else limit, is_due)
+            for row, limit, is_due in zip(rows, thresholds, due, strict=True)
         ]
         table = torch.tensor(numbers, dtype=torch.float64).to(logits.device, non_blocking=True)
         temperature, top_k, top_p, min_p, threshold, is_due_row = table.unbind(dim=1)

@@ -67,5 +67,4 @@ class PendingStep:
         return replace(self._counted, guided_rows=guided, candidates=candidates)
 
     def fields(self) -> Mapping[str, int | bool | None]:
-        """``step`` by the names of its fields."""
         return asdict(self.step)

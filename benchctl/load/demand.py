@@ -42,10 +42,7 @@ def size_of(requests: Iterable[PreparedRequest]) -> LoadSize:
         num_tokens += request.n * request.max_tokens
         last_arrival_ns = max(last_arrival_ns, request.arrival_ns)
     return LoadSize(
-        num_requests=num_requests,
-        num_outputs=num_outputs,
-        num_tokens=num_tokens,
-        last_arrival_ns=last_arrival_ns,
+        num_requests=num_requests, num_outputs=num_outputs, num_tokens=num_tokens, last_arrival_ns=last_arrival_ns
     )
 
 

@@ -98,7 +98,7 @@ def estimate_durations(
         token_s = median(duration.token_s for duration in of_such_batches[-_NEWEST:])
         overhead_s = median(duration.overhead_s for duration in alike[-_NEWEST:])
         run_s[arm_label(variant, cell)] = overhead_s + load_s(requests, arrival, token_s)
-        used |= {id(duration) for duration in alike[-_NEWEST:]}
+        used |= set(map(id, alike[-_NEWEST:]))
     return DurationEstimate(run_s=run_s, num_runs=len(used), around_s=AROUND_S)
 
 

@@ -4,19 +4,22 @@ The order is the plan's. A failed run is kept and the next one starts; an interr
 everything measured so far on disk.
 """
 
+import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 import msgspec
 
+from benchctl.analysis.compare.metric_comparison import roles_of
+from benchctl.analysis.experiment.experiment import load_experiment
+from benchctl.analysis.experiment.stopping import take_look
 from benchctl.analysis.validity.noise_floor_fit import version_warning
 from benchctl.errors import RecordError
 from benchctl.measure.durations import remember_duration
-from benchctl.measure.looks import Looks, OnLook
 from benchctl.measure.measured_run import ignore
 from benchctl.measure.noise_on_file import noise_on_file
 from benchctl.measure.provenance import new_manifest
@@ -26,13 +29,14 @@ from benchctl.measure.telemetry.gpu import gpu_inventory
 from benchctl.profile.model import Profile
 from benchctl.records.directory import ResultDirectory, RunDirectory, arm_label
 from benchctl.records.integrity.digests import begin_digests, forget_run, record_run
-from benchctl.records.manifest import PlannedRun
+from benchctl.records.manifest import Look, PlannedRun, StoppingRecord
 from benchctl.records.noise import NoiseFloor, load_noise
 from benchctl.records.record import RunState
 from benchctl.records.request import PreparedRequest
 from benchctl.records.run import RunFailure, RunRecord
 from benchctl.workload.prepare import PreparedSet
 
+OnLook: TypeAlias = Callable[[Look, StoppingRecord], None]
 OUT_OF_MEMORY: Final = "out-of-memory"
 """Cause of a failure that makes the settings of a run infeasible here."""
 
@@ -63,6 +67,40 @@ class Outcome:
     """Runs that an earlier call had done."""
 
 
+class Looks:
+    """The looks of one experiment; with a fixed number of blocks there are none."""
+
+    def __init__(self, results: ResultDirectory, profile: Profile, on_look: OnLook) -> None:
+        roles = roles_of(profile.primary_metrics, is_forced=profile.stop != "natural")
+        self._metrics = tuple(name for name, role in roles.items() if role == "deciding")
+        self._results = results
+        self._on_look = on_look
+        self._rule = results.manifest().stopping
+
+    def take(self, num_blocks: int, infeasible: Collection[str]) -> None:
+        """Take each look that is due after ``num_blocks`` blocks and was not taken yet.
+
+        Cells in ``infeasible``, which no server can run, are left out.
+        """
+        rule = self._rule
+        if rule is None or rule.ended_after is not None:
+            return
+        blocks_with_look = {look.num_blocks for look in rule.looks}
+        for due in rule.look_blocks:
+            if due > num_blocks or due in blocks_with_look:
+                continue
+            look = take_look(load_experiment(self._results.path), rule, due, self._metrics, left_out=infeasible)
+            self._rule = rule = msgspec.structs.replace(rule, looks=(*rule.looks, look))
+            self._results.write_manifest(msgspec.structs.replace(self._results.manifest(), stopping=rule))
+            self._on_look(look, rule)
+            if look.is_precise:
+                return
+
+    def is_needless(self, block: int) -> bool:
+        ended = None if self._rule is None else self._rule.ended_after
+        return block >= (math.inf if ended is None else ended)
+
+
 def create_experiment(profile: Profile, prepared: PreparedSet, origin: Origin) -> ResultDirectory:
     """Write everything that is known before the first run; returns the new directory.
 
@@ -72,10 +110,7 @@ def create_experiment(profile: Profile, prepared: PreparedSet, origin: Origin) -
         new_manifest(profile, prepared, origin.argv), label=origin.label, gpus=gpu_inventory()
     )
     on_file = noise_on_file(
-        profile,
-        manifest.gpus,
-        request_set_sha256=manifest.request_set_sha256,
-        begins_at=manifest.created_at,
+        profile, manifest.gpus, request_set_sha256=manifest.request_set_sha256, begins_at=manifest.created_at
     )
     manifest = msgspec.structs.replace(manifest, warnings=(*manifest.warnings, *on_file.warnings))
     return create_results(profile, prepared, origin, manifest, on_file.noise)
@@ -136,10 +171,7 @@ def _run_pending(
         raise
     set_state(results, "failed" if states["failed"] else "suspect" if states["suspect"] else "done")
     return Outcome(
-        num_done=states["done"],
-        num_failed=states["failed"],
-        num_suspect=states["suspect"],
-        num_skipped=num_skipped,
+        num_done=states["done"], num_failed=states["failed"], num_suspect=states["suspect"], num_skipped=num_skipped
     )
 
 

@@ -5,6 +5,7 @@ What an earlier attempt at the run left is moved aside, never mixed with the new
 
 import datetime as dt
 import re
+from contextlib import suppress
 from typing import Any, Final
 
 import msgspec
@@ -82,17 +83,11 @@ def begin_attempt(directory: RunDirectory) -> int:
     newest = max((int(match[1]) for _, match in matches if match is not None), default=0)
     if not files:
         return newest + 1
-    number = max(_recorded_attempt(directory), newest + 1)
+    number = newest + 1
+    with suppress(BenchctlError):  # ``run.json`` is missing or damaged
+        number = max(directory.read().attempt, number)
     aside = directory.path / f"attempt-{number}"
     aside.mkdir()
     for entry in files:
         entry.rename(aside / entry.name)
     return number + 1
-
-
-def _recorded_attempt(directory: RunDirectory) -> int:
-    """The attempt that ``run.json`` records; 0 where it is missing or damaged."""
-    try:
-        return directory.read().attempt
-    except BenchctlError:
-        return 0

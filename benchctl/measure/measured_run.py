@@ -187,11 +187,11 @@ class MeasuredRun:
                 on_sample=keep_sample,
             )
             limit = self.profile.workload.arrival.max_concurrency
-            with steady_interpreter(), prioritized(load, priority, self._record_priority):
+            with (
+                steady_interpreter(),
+                prioritized(load, priority, lambda granted: self.journal.update(client_priority=granted)),
+            ):
                 await send_requests(target, load, requests, max_concurrency=limit, is_warmup=False)
-
-    def _record_priority(self, granted: str) -> None:
-        self.journal.update(client_priority=granted)
 
     def judge_client(self, loaded: LoadedRun, bounds: Mapping[str, Bounds] | None = None) -> None:
         """Warn of what the client itself did to the times that it took."""

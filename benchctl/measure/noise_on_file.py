@@ -18,8 +18,6 @@ from benchctl.records.noise import NoiseFloor
 from benchctl.records.noise_store import NoiseKey, newest_of_each, noise_directory, store_noise, stored_noise
 from benchctl.records.record import ResultWarning
 
-UNREADABLE = "noise-unreadable"
-
 
 @dataclass(frozen=True, slots=True)
 class NoiseOnFile:
@@ -54,7 +52,7 @@ def noise_on_file(
     )
     entries = stored_noise(noise_directory(), key)
     newest = newest_of_each(entries)
-    warnings = [ResultWarning(code=UNREADABLE, message=entry.problem) for entry in entries if entry.problem]
+    warnings = [ResultWarning(code="noise-unreadable", message=entry.problem) for entry in entries if entry.problem]
     if not newest or newest[0].noise is None:
         return NoiseOnFile(None, tuple(warnings))
     noise = newest[0].noise

@@ -56,20 +56,9 @@ def new_manifest(profile: Profile, prepared: PreparedSet, argv: Sequence[str]) -
     )
 
 
-def directory_name(manifest: Manifest) -> str:
-    """``<utc>-<hash8>``: when it was made, and the start of the profile's hash."""
-    utc = manifest.created_at.replace("-", "").replace(":", "")
-    return f"{utc}-{manifest.profile_sha256[:8]}"
-
-
 def package_versions() -> dict[str, str]:
-    versions: dict[str, str] = {}
-    for name in _PACKAGES:
-        try:
-            versions[name] = _version(importlib.metadata.distribution(name))
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return versions
+    packages = ((name, next(iter(importlib.metadata.distributions(name=name)), None)) for name in _PACKAGES)
+    return {name: _version(package) for name, package in packages if package is not None}
 
 
 def _version(package: importlib.metadata.Distribution) -> str:

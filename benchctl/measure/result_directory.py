@@ -14,7 +14,6 @@ from typing import Final
 import msgspec
 
 from benchctl.errors import NotComparableError, RecordError, UsageError
-from benchctl.measure.provenance import directory_name
 from benchctl.profile.identity import is_profile_of, profile_sha256
 from benchctl.profile.load import dump_profile, parse_profile
 from benchctl.profile.model import Profile
@@ -52,7 +51,8 @@ def create_results(
 
     Raises UsageError where the directory cannot be created, or where ``origin.directory`` is not empty.
     """
-    with _new_directory(origin, profile.name, directory_name(manifest)) as (path, finish):
+    utc = manifest.created_at.replace("-", "").replace(":", "")
+    with _new_directory(origin, profile.name, f"{utc}-{manifest.profile_sha256[:8]}") as (path, finish):
         results = ResultDirectory(path)
         results.write_profile(dump_profile(profile))
         results.write_prepared_requests(prepared.content)
@@ -136,20 +136,18 @@ def sole_writer(directory: Path) -> Iterator[None]:
     """
     handle = os.open(directory, os.O_RDONLY)
     try:
-        with suppress(OSError):  # a file system without locks leaves it to the user
-            _lock(handle, directory)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UsageError(
+                f"{directory}: another benchctl is measuring into this directory; "
+                "wait until it has ended, or stop it"
+            ) from None
+        except OSError:
+            pass  # a file system without locks leaves it to the user
         yield
     finally:
         os.close(handle)
-
-
-def _lock(handle: int, directory: Path) -> None:
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise UsageError(
-            f"{directory}: another benchctl is measuring into this directory; wait until it has ended, or stop it"
-        ) from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,16 +183,11 @@ def reopen_experiment(path: Path, profile: Profile | None) -> ReopenedExperiment
         raise _altered(profile_path)
     if hashlib.sha256(requests_path.read_bytes()).hexdigest() != manifest.request_set_sha256:
         raise _altered(requests_path)
-    _refuse_altered_plan(results)
+    digests, plan_path = read_digests(path), path / "plan.json"
+    recorded = None if digests is None else digests.files.get(plan_path.name)  # older directories have none
+    if recorded is not None and recorded.sha256 != digest_of(plan_path).sha256:
+        raise _altered(plan_path)
     return ReopenedExperiment(results=results, profile=stored, requests=results.prepared_requests())
-
-
-def _refuse_altered_plan(results: ResultDirectory) -> None:
-    """Check the plan against its digest; older directories have none, and their plan is believed."""
-    digests, path = read_digests(results.path), results.path / "plan.json"
-    recorded = None if digests is None else digests.files.get(path.name)
-    if recorded is not None and recorded.sha256 != digest_of(path).sha256:
-        raise _altered(path)
 
 
 def _altered(path: Path) -> RecordError:

@@ -102,12 +102,10 @@ class _ExperimentRun:
         self._run = MeasuredRun(context.profile, planned, directory, self._engine, context.on_progress)
         self._journal, self._settings = self._run.journal, self._run.settings
         self._load_size = size_of(context.requests)
-        self._cores = split_cores(self._settings.server.client_cores_kept, self._num_client_processes())
-
-    def _num_client_processes(self) -> int:
-        """Of the load, if it had all cores that benchctl may use."""
         option, arrival = self._profile.load.workers, self._profile.workload.arrival
-        return num_processes(num_workers(option, arrival, self._load_size, len(os.sched_getaffinity(0))))
+        # The number of processes is that of a load with all cores that benchctl may use.
+        count = num_workers(option, arrival, self._load_size, len(os.sched_getaffinity(0)))
+        self._cores = split_cores(self._settings.server.client_cores_kept, num_processes(count))
 
     def measure(self) -> RunRecord:
         self._run.begin()
@@ -253,12 +251,9 @@ class _ExperimentRun:
 
     def _end(self) -> RunRecord:
         self._run.judge_failures()
-        if not self._run.has_no_answer:
-            self._judge()
-        return self._run.conclude()
-
-    def _judge(self) -> None:
-        """Check the files of the run against each other, as they are on disk now."""
+        if self._run.has_no_answer:
+            return self._run.conclude()
+        # Check the files of the run against each other, as they are on disk now.
         self._journal.count(self._run.load_summary)
         loaded = load_run(self._directory)
         write_step_table(loaded)
@@ -266,6 +261,7 @@ class _ExperimentRun:
             self._journal.suspect(check.code, check.message)
         self._run.judge_client(loaded)
         self._journal.warn(*underfilled_batch_warnings(loaded), *clock_warnings(loaded))
+        return self._run.conclude()
 
 
 def _no_first_generation(error: str, log_tail: str, engine: Engine) -> ServerStartError:

@@ -36,18 +36,14 @@ def warmup_bursts(
 ) -> tuple[Burst, ...]:
     first = warmup_requests(requests, profile.workload.num_warmups)
     bursts = [first] if first else []
-    if requests and _covers_shapes(profile):
+    covers_shapes = profile.workload.warmup_shapes
+    if covers_shapes is None:
+        covers_shapes = profile.engine.kind != "sim" and profile.workload.num_warmups > 0
+    if requests and covers_shapes:
         size = largest_batch(requests, profile, settings)
         tokens_per_step = getattr(settings.server, "max_num_batched_tokens", None) or _TOKENS_PER_STEP
         bursts += shape_bursts(requests, size, tokens_per_step)
     return tuple(bursts)
-
-
-def _covers_shapes(profile: Profile) -> bool:
-    option = profile.workload.warmup_shapes
-    if option is not None:
-        return option
-    return profile.engine.kind != "sim" and profile.workload.num_warmups > 0
 
 
 def warmup_requests(requests: Sequence[PreparedRequest], count: int) -> Burst:

@@ -62,9 +62,7 @@ class _Ladder:
     def build(self, errors: list[LocatedError]) -> LocatedDict:
         """The profile with those steps that differ from their neighbours, each before the variant."""
         steps = {f"{self._name}-{rung}": self._step(rung, parts) for rung, parts in self._parts()}
-        clashes = [
-            s for s in steps if s in self._variants and "control" not in self._profile.mapping("variants", s)
-        ]
+        clashes = [s for s in steps if s in self._variants and "control" not in self._variants.mapping(s)]
         if clashes:
             problem = f"controls of {self._name!r} would make a variant of this name; rename this one"
             errors += (self._variants.error(problem, step) for step in clashes)
@@ -151,9 +149,5 @@ class _Ladder:
 
 def ladder_of(profile: Profile, name: str) -> tuple[str, ...]:
     """The baseline, the steps to a variant in their order, and the variant."""
-    steps = [
-        step
-        for step, variant in profile.variants.items()
-        if variant.control is not None and variant.control.of == name
-    ]
+    steps = (step for step, variant in profile.variants.items() if variant.control and variant.control.of == name)
     return (profile.baseline, *steps, name)

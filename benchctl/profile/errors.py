@@ -147,7 +147,6 @@ def _problem(model: type[Section], item: _Detail, types: Sequence[str]) -> str:
 
 
 def _unknown_key(key: str, section: type[Section] | None) -> str:
-    """The message about a key that a section does not have."""
     names = list(section.model_fields) if section else []
     if hint := did_you_mean(key, names):
         return f"unknown key; {hint}"

@@ -7,7 +7,6 @@ order of measurement.
 """
 
 import os
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -65,14 +64,9 @@ def store_duration(store: Path, duration: RunDuration) -> None:
 
 def stored_durations(store: Path, engine: str) -> tuple[RunDuration, ...]:
     """The durations of one engine in the order of measurement; damaged lines are left out."""
-    return tuple(_readable(store / f"{engine}.jsonl"))
-
-
-def _readable(path: Path) -> Iterator[RunDuration]:
-    try:
-        lines = path.read_bytes().splitlines()
-    except OSError:
-        return
-    for line in lines:
-        with suppress(msgspec.DecodeError):
-            yield msgspec.json.decode(line, type=RunDuration)
+    durations: list[RunDuration] = []
+    with suppress(OSError):
+        for line in (store / f"{engine}.jsonl").read_bytes().splitlines():
+            with suppress(msgspec.DecodeError):
+                durations.append(msgspec.json.decode(line, type=RunDuration))
+    return tuple(durations)

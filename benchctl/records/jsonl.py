@@ -100,13 +100,9 @@ def decode_lines(lines: Iterable[bytes], path: Path, kind: type[R], first_line: 
         try:
             yield decoder.decode(line)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise RecordError(_describe_damage(path, number, line, error)) from error
-
-
-def _describe_damage(path: Path, number: int, line: bytes, error: Exception) -> str:
-    problem = str(error) if line.endswith(b"\n") else f"the line is cut off ({error})"
-    beginning = line[:60].decode(errors="replace").rstrip("\n")
-    return (
-        f"{path}:{number}: {problem}; it begins {beginning!r}. "
-        "Run the experiment again with --resume after deleting this run's directory, or remove the line"
-    )
+            problem = str(error) if line.endswith(b"\n") else f"the line is cut off ({error})"
+            beginning = line[:60].decode(errors="replace").rstrip("\n")
+            raise RecordError(
+                f"{path}:{number}: {problem}; it begins {beginning!r}. "
+                "Run the experiment again with --resume after deleting this run's directory, or remove the line"
+            ) from error

@@ -211,7 +211,7 @@ def _load_runs(directories: Sequence[RunDirectory]) -> tuple[LoadedRun, ...]:
     """All runs; long step logs without a table are read two at a time, because one does not fill two cores."""
     if sum(_size_bytes(directory.step_log) for directory in directories) <= DEFAULT_LIMITS.few_steps:
         return tuple(map(load_run, directories))
-    from benchctl.records.columns.step_table import table_path  # noqa: PLC0415 - polars, where it is worth its time
+    from benchctl.records.columns.step_log import table_path  # noqa: PLC0415 - polars, where it is worth its time
 
     if all(table_path(directory.step_log).is_file() for directory in directories):
         return tuple(map(load_run, directories))

@@ -121,12 +121,8 @@ def result_format_reference() -> str:
 
 
 def _file_table(files: tuple[_File, ...]) -> str:
-    rows = [f"| {_code(file.name)} | {file.meaning} |" for file in files]
+    rows = [f"| `{file.name.replace(', ', '`, `')}` | {file.meaning} |" for file in files]
     return "\n".join(["| file | content |", "|---|---|", *rows]) + "\n"
-
-
-def _code(names: str) -> str:
-    return ", ".join(f"`{name}`" for name in names.split(", "))
 
 
 def _record_sections(record: type[Record], described: set[type[Record]], *, is_nested: bool) -> Iterator[str]:

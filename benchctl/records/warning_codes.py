@@ -8,7 +8,6 @@ from benchctl.records.record import ResultWarning
 from benchctl.records.warning_table import CHECKS, FINDINGS, WARNING_TABLE, Severity, WarningCode
 
 WARNING_CODES: Final[dict[str, WarningCode]] = dict(chain.from_iterable(t.items() for t in WARNING_TABLE.values()))
-"""Every warning code."""
 SUSPECT_CODES: Final = frozenset(code for code, entry in WARNING_CODES.items() if entry.severity == "suspect")
 """Codes that make a run suspect."""
 CLIENT_SUSPECT_CODES: Final = frozenset(code for code, entry in WARNING_CODES.items() if entry.limits_client_times)

@@ -60,10 +60,8 @@ def simulate(config: SimConfig, loads: Items[SimLoad]) -> Simulation:
     sequences: list[Sequence] = []
     for load in loads:
         arrival_ns = load.arrival_ns or (0,) * len(load.requests)
-        arrivals = [
-            AnnouncedRequest(request.request_id, offset)
-            for request, offset in zip(load.requests, arrival_ns, strict=True)
-        ]
+        request_ids = (request.request_id for request in load.requests)
+        arrivals = [AnnouncedRequest(*arrival) for arrival in zip(request_ids, arrival_ns, strict=True)]
         core.announce(AnnouncedPhase(arrivals, max_concurrency=load.max_concurrency, is_warmup=load.is_warmup))
         for request in load.requests:
             core.submit(request)

@@ -12,13 +12,13 @@ from benchctl.engines.engine import raw_step_log
 from benchctl.engines.sglang_lenvm.steps import busy_starts, read_lenvm_steps, spans
 from benchctl.errors import RecordError
 from benchctl.interop.readers.lenvm_averages import read_averages, windows_of
-from benchctl.interop.readers.lenvm_revision import revisions_of
 from benchctl.interop.readers.lenvm_timing import (
     last_lives,
     load_ms,
     num_start_up,
     read_timing,
     record_from,
+    revisions_of,
     step_records,
 )
 from benchctl.records.jsonl import encode

@@ -11,8 +11,7 @@ from support.results.builders import write_results
 
 from benchctl.records.columns import step_log
 from benchctl.records.columns.step_columns import OPTIONAL, PHASES, columns_from
-from benchctl.records.columns.step_log import read_step_log
-from benchctl.records.columns.step_table import table_path
+from benchctl.records.columns.step_log import read_step_log, table_path
 from benchctl.records.directory import RunDirectory
 from benchctl.records.jsonl import encode
 from benchctl.records.loaded import DAMAGED_LINE, ReadLimits, load_run

@@ -11,7 +11,7 @@ from support.servers.simulator import FILTERED, NEUTRAL, VALUE_MODEL, request_of
 from benchctl.errors import UsageError
 from benchctl.guided.params import GuidanceParams
 from benchctl.sim.guidance import GuidedRow, candidate_bound, candidate_entropy, score_rows
-from benchctl.sim.guidance_params import parse_custom_params
+from benchctl.sim.http.openai_api import parse_custom_params
 from benchctl.sim.request import SamplingParams
 from benchctl.sim.simulate import Simulation
 

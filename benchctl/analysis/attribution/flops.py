@@ -66,12 +66,12 @@ def count_run_flops(
     prepared: Sequence[PreparedRequest],
 ) -> RunFlops:
     """Count the FLOPs of the completed requests of a run; ``value_model`` is None without guidance."""
-    collector = _Warnings(run.record.run_id)
+    messages: dict[str, str] = {}
     published = observed = None
     corrections: tuple[Correction, ...] = ()
-    lengths = _run_lengths(run, prepared, collector)
+    lengths = _run_lengths(run, prepared, messages)
     if lengths is not None:
-        counts = _counts_of_steps(run, lengths, collector, has_value_model=value_model is not None)
+        counts = _counts_of_steps(run, lengths, messages, has_value_model=value_model is not None)
         published, observed, corrections = _priced(lengths, counts, base, value_model, top_k)
     window = load_window_ns(run)
     return RunFlops(
@@ -80,7 +80,9 @@ def count_run_flops(
         corrections=corrections,
         wall_s=None if window is None else s_from_ns(window[1] - window[0]) * run.record.clock_factor,
         hardware=hardware,
-        warnings=tuple(collector.warnings),
+        warnings=tuple(
+            ResultWarning(code=code, message=text, where=run.record.run_id) for code, text in messages.items()
+        ),
     )
 
 
@@ -99,19 +101,9 @@ def _priced(
     return published, observed, corrections
 
 
-class _Warnings:
-    """Collects the warnings of one run, each code once."""
-
-    def __init__(self, run_id: str) -> None:
-        self._run_id = run_id
-        self.warnings: list[ResultWarning] = []
-
-    def add(self, code: str, message: str) -> None:
-        if all(warning.code != code for warning in self.warnings):
-            self.warnings.append(ResultWarning(code=code, message=message, where=self._run_id))
-
-
-def _run_lengths(run: LoadedRun, prepared: Sequence[PreparedRequest], collector: _Warnings) -> RunLengths | None:
+def _run_lengths(
+    run: LoadedRun, prepared: Sequence[PreparedRequest], messages: dict[str, str]
+) -> RunLengths | None:
     """Lengths of all sequences of completed requests; None without any, or if tokens are unknown."""
     prepared_of = {request.request_id: request for request in prepared}
     question_of = _questions(prepared)
@@ -120,19 +112,23 @@ def _run_lengths(run: LoadedRun, prepared: Sequence[PreparedRequest], collector:
     requests = measured(run.requests)
     completed = [request for request in requests if is_completed(request)]
     for request in completed:
-        prompt_tokens = _prompt_tokens(request, prepared_of.get(request.request_id), collector)
-        outputs = _output_tokens(request, collector)
+        prompt_tokens = request.prompt_tokens
+        if prompt_tokens is None and request.request_id in prepared_of:
+            prompt_tokens = prepared_of[request.request_id].prompt_tokens
+            message = "FLOPs: the engine reported no prompt tokens; those of the workload replace them"
+            messages.setdefault("prompt-tokens-estimated", message)
+        outputs = _output_tokens(request, messages)
         if prompt_tokens is None or outputs is None:
-            collector.add("tokens-unknown", f"no FLOPs: tokens of request {request.request_id} are unknown")
+            messages.setdefault("tokens-unknown", f"no FLOPs: tokens of request {request.request_id} are unknown")
             return None
         question = question_of.get(request.request_id, (request.request_id, 0))
         question_prompts.setdefault(question, prompt_tokens)
         sequences.extend(Lengths(prompt_tokens, output) for output in outputs)
     if not sum(prompt * output for prompt, output in sequences):
-        collector.add("no-completed-requests", "no FLOPs: no request with prompt and output was completed")
+        messages.setdefault("no-completed-requests", "no FLOPs: no request with prompt and output was completed")
         return None
     if len(completed) < len(requests):
-        collector.add(
+        messages.setdefault(
             "failed-requests-in-step-log",
             f"observed FLOPs: {len(requests) - len(completed)} of {len(requests)} requests did not complete; "
             "their output is excluded, but the step log's counts for them are included",
@@ -152,16 +148,7 @@ def _questions(prepared: Sequence[PreparedRequest]) -> dict[str, tuple[str, int]
     return questions
 
 
-def _prompt_tokens(request: RequestRecord, prepared: PreparedRequest | None, collector: _Warnings) -> int | None:
-    if request.prompt_tokens is not None or prepared is None:
-        return request.prompt_tokens
-    collector.add(
-        "prompt-tokens-estimated", "FLOPs: the engine reported no prompt tokens; those of the workload replace them"
-    )
-    return prepared.prompt_tokens
-
-
-def _output_tokens(request: RequestRecord, collector: _Warnings) -> tuple[int, ...] | None:
+def _output_tokens(request: RequestRecord, messages: dict[str, str]) -> tuple[int, ...] | None:
     """Tokens of each choice; their sum is ``usage`` if that is known."""
     counts = [choice_tokens(request, choice) for choice in request.choices]
     usage, counted = request.completion_tokens, total(counts)
@@ -171,7 +158,7 @@ def _output_tokens(request: RequestRecord, collector: _Warnings) -> tuple[int, .
         return None
     num_choices = max(len(counts), 1)
     if num_choices > 1:
-        collector.add(
+        messages.setdefault(
             "choice-lengths-assumed",
             "observed FLOPs: the lengths of single choices are unknown or disagree with usage; "
             "usage is divided evenly over the choices of its request",
@@ -180,31 +167,31 @@ def _output_tokens(request: RequestRecord, collector: _Warnings) -> tuple[int, .
 
 
 def _counts_of_steps(
-    run: LoadedRun, lengths: RunLengths, collector: _Warnings, *, has_value_model: bool
+    run: LoadedRun, lengths: RunLengths, messages: dict[str, str], *, has_value_model: bool
 ) -> StepLogCounts | None:
     """Counts of the step log; None if the value model's candidates are unknown."""
     steps = run.columns
     if steps.known_values("draft_tokens").any():
-        collector.add(
+        messages.setdefault(
             "drafts-not-charged", "observed FLOPs: draft tokens are not charged, neither proposed nor verified"
         )
     base_prefill_tokens = steps.total("num_prefill_tokens")
     if base_prefill_tokens is None:
         base_prefill_tokens = sum(lengths.question_prompts)
-        collector.add(
+        messages.setdefault(
             "base-prefill-assumed",
             "observed FLOPs: the step log does not count prefill tokens; one prompt for each question is assumed",
         )
     counts = StepLogCounts(base_prefill_tokens=base_prefill_tokens)
-    return _with_value_counts(counts, steps, lengths, collector) if has_value_model else counts
+    return _with_value_counts(counts, steps, lengths, messages) if has_value_model else counts
 
 
 def _with_value_counts(
-    counts: StepLogCounts, steps: StepColumns, lengths: RunLengths, collector: _Warnings
+    counts: StepLogCounts, steps: StepColumns, lengths: RunLengths, messages: dict[str, str]
 ) -> StepLogCounts | None:
     candidates = _value_total(steps, "candidates")
     if candidates is None:
-        collector.add(
+        messages.setdefault(
             "candidates-unknown",
             "no observed FLOPs: the step log does not count the candidates that the value model scored; "
             "published FLOPs charge top_k for each token",
@@ -213,7 +200,7 @@ def _with_value_counts(
     prefill = _value_total(steps, "value_prefill_tokens")
     extend = _value_total(steps, "value_extend_tokens")
     if candidates and (prefill is None or extend is None):
-        collector.add(
+        messages.setdefault(
             "value-prefixes-assumed",
             "observed FLOPs: the step log does not count the tokens of the value model's prefixes; each sequence's "
             "prompt and output but the last token are assumed",

@@ -105,13 +105,11 @@ def peaks_of(profile: Profile, manifest: Manifest) -> tuple[Hardware | None, tup
         )
         return None, (ResultWarning(code="hardware-differs", message=message, where="hardware"),)
     unknown = [name for name, device in devices.items() if device is None]
-    if unknown:
-        message = (
-            f"{', '.join(unknown)}: not in the table of devices; FLOP/s are compared with the peaks of "
-            f"{named.name}, as the profile says"
-        )
-        return named, (ResultWarning(code="hardware-unknown", message=message, where="hardware"),)
-    return named, ()
+    message = (
+        f"{', '.join(unknown)}: not in the table of devices; FLOP/s are compared with the peaks of {named.name}, "
+        "as the profile says"
+    )
+    return named, (ResultWarning(code="hardware-unknown", message=message, where="hardware"),) if unknown else ()
 
 
 def work_model(settings: VariantSettings | None, hardware: Hardware | None) -> WorkModel | str:

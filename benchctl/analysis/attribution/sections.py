@@ -1,12 +1,10 @@
 """Sections of a step as a tree whose parts add up.
 
-Time per step of a section = total over all steps / number of all steps. Because every section is divided by the
-same count, children and the unnamed remainder add up to their parent, and the top level to the step. The other
-common convention, the mean over the steps that have the section, is available too: it is the cost of a section when
-it runs, but its values do not add up.
+Time per step of a section = total over all steps / number of all steps, so children and the unnamed remainder add
+up to their parent, and the top level to the step. The mean over the steps that have the section does not add up.
 
-The content of a section depends on the clock. On host time without synchronisation, the first blocking call is
-charged for all queued GPU work, so such a section is never called GPU time here.
+On host time without synchronisation, the first blocking call is charged for all queued GPU work, so such a section
+is never called GPU time here.
 """
 
 from collections import Counter

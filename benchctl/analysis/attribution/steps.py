@@ -1,9 +1,7 @@
 """The mean time of a step, divided in two ways: by its sections, and by the sizes of its batches.
 
-Sections: time per step of each leaf of the breakdown, over all steps, so leaves and the unnamed remainder add up to
-the mean step, and their differences to its difference.
-
-Batches: with p the share of the steps in a bin and m their mean time,
+The leaf sections and the unnamed remainder add up to the mean step. For batches, with p the share of the steps in a
+bin and m their mean time,
 
     m_B - m_A = Σ (p_B - p_A) (m_A + m_B) / 2  +  Σ (m_B - m_A) (p_A + p_B) / 2
 
@@ -45,10 +43,7 @@ class SectionSplit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchBin:
-    """One kind of batch: means over the blocks of its share of the steps, and its mean time over all of a side's.
-
-    The time is None if a side has no such step.
-    """
+    """One kind of batch: its mean share of the steps over the blocks, and its mean time (None without any step)."""
 
     label: str
     a_share: float

@@ -1,9 +1,8 @@
 """Upper bounds of the error of arrival times, for chunks that the client read together with newer ones.
 
-The kernel timestamps the newest bytes of a read. All chunks of one server write share one timestamp. If the client
-was away, several writes became one read: the older chunks arrived between the previous read and the timestamp, and
-nothing more is known. Prompt reads show how many chunks a write has. This distinguishes a server that always writes
-four chunks together from a client that reads four writes late.
+The kernel timestamps the newest bytes of a read. If the client was away, several writes became one read: the older
+chunks arrived between the previous read and the timestamp. Prompt reads show how many chunks a write has, which
+distinguishes a server that writes four chunks together from a client that reads four writes late.
 """
 
 import math
@@ -55,11 +54,6 @@ class _Read(NamedTuple):
     def away_ns(self) -> float:
         """Time for which the client was away if each chunk was a write of its own, at a steady pace."""
         return (self.stamp_ns - self.before_ns) * (self.num_chunks - 1) / self.num_chunks
-
-    @property
-    def pace_ns(self) -> float:
-        """Time per chunk."""
-        return (self.stamp_ns - self.before_ns) / self.num_chunks
 
 
 def arrival_errors(
@@ -146,7 +140,8 @@ def _is_prompt(read: _Read, lags: "_Lags") -> bool:
     max_late_ns: float = LATE_READ_NS
     max_lag_ns: float = IN_TIME_NS
     if not read.is_first:  # the first read has no pace
-        max_late_ns, max_lag_ns = max(max_late_ns, read.pace_ns / 2), max(max_lag_ns, read.away_ns / 2)
+        pace_ns = (read.stamp_ns - read.before_ns) / read.num_chunks
+        max_late_ns, max_lag_ns = max(max_late_ns, pace_ns / 2), max(max_lag_ns, read.away_ns / 2)
     return read.late_ns <= max_late_ns and lags.around(read.stamp_ns + read.late_ns) <= max_lag_ns
 
 

@@ -2,10 +2,9 @@
 
 If the client read several server writes at once, the older chunks arrived at most ``arrival_errors`` earlier than
 recorded. Each percentile and mean is computed twice more, with every such duration as short and as long as
-possible; the true value is between these two. If they differ from the recorded value by more than a comparison
-tolerates, the metric is marked and decides nothing. For ``ttft`` only first tokens matter; one uncertain token in
-a hundred moves a 99th percentile. The last chunk of an answer is always the newest of its read, so ``e2el``, wall
-time and throughput are exact.
+possible. If these differ from the recorded value by more than a comparison tolerates, the metric is marked and
+decides nothing. The last chunk of an answer is the newest of its read, so ``e2el``, wall time and throughput are
+exact.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,9 +1,8 @@
 """Delays of sends against the schedule, and the part of them that the client caused.
 
-In an open loop requests are prepared ahead, so one that leaves late was delayed by the client or by a connection
-that did not open. If a cap of the profile makes a request wait, the cap is the cause until a slot is free, and the
-client from then on. Records of older versions lack that time; their requests connected only when they had a slot.
-``slot_occupancy`` judges a closed loop; this module judges it only if its slots are unknown or never refilled.
+If a cap of the profile makes a request wait, the cap is the cause until a slot is free, then the client. Records of
+older versions lack that time; their requests connected only when they had a slot. ``slot_occupancy`` judges a
+closed loop; this module judges it only if its slots are unknown or never refilled.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence

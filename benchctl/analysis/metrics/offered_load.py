@@ -1,7 +1,4 @@
-"""The load that reached the server, against the load that the profile asks for.
-
-For a closed loop it is a number of concurrent requests, for an open one a rate.
-"""
+"""The load that reached the server: concurrent requests of a closed loop, or the rate of an open one."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

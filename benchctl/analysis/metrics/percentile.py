@@ -27,10 +27,7 @@ class Ascending(Protocol):
 
 
 def smallest_sample(percent: float, confidence: float = TAIL_CONFIDENCE) -> int:
-    """Values needed before a percentile above the median may be shown: ceil(ln(1 - c) / ln(percent / 100)).
-
-    The median and lower percentiles need one.
-    """
+    """Values needed before a percentile above the median may be shown: ceil(ln(1 - c) / ln(percent / 100))."""
     if percent <= 50:
         return 1
     return math.ceil(math.log(1 - confidence) / math.log(percent / 100))
@@ -84,10 +81,7 @@ def interpolated(ordered: Ascending, fraction: float) -> float:
 
 
 class SortedRuns:
-    """Values by rank without a second copy: sorts ``values`` in place in runs, and finds a rank among the runs.
-
-    A load stores its values in eight or four bytes each; sorting them all at once takes tens of bytes each.
-    """
+    """Values by rank without a second copy: sorts ``values`` in place in runs, and finds a rank among the runs."""
 
     def __init__(self, values: "array[Any]", run: int = _RUN) -> None:
         self._values = values

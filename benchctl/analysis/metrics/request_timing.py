@@ -83,10 +83,7 @@ def tpots_ns(request: RequestRecord) -> tuple[float, ...]:
 
 
 def itls_ns(request: RequestRecord) -> "array[int]":
-    """Inter-token latencies as observed: gaps between successive chunks of the same choice.
-
-    Never spread over the tokens of a chunk: a chunk of three tokens is one gap.
-    """
+    """Inter-token latencies: gaps between successive chunks of a choice; a chunk of three tokens is one gap."""
     return pooled_itls_ns((request,))
 
 

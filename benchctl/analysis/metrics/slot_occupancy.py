@@ -118,13 +118,11 @@ def _integrated(changes: Sequence[_Change], num_slots: int) -> tuple[int, int]:
     earlier by the kernel's timestamp counts as free. Slots without an assigned request, because one process of
     several has none left, show in the number of open requests.
     """
-    idle_ns = slot_time_ns = 0
-    num_open = num_remaining = num_waiting = 0
+    idle_ns = slot_time_ns = num_open = num_remaining = num_waiting = 0
     before_ns = changes[0].t_ns
     for change in changes:
         elapsed_ns = change.t_ns - before_ns
-        idle = min(num_remaining, max(num_waiting, num_slots - num_open))
-        idle_ns += elapsed_ns * idle
+        idle_ns += elapsed_ns * min(num_remaining, max(num_waiting, num_slots - num_open))
         slot_time_ns += elapsed_ns * min(num_slots, num_open + num_remaining)
         before_ns = change.t_ns
         num_open += change.to_open

@@ -51,16 +51,11 @@ _LATENCIES: Final = {
 LATENCIES: Final = tuple(_LATENCIES)
 
 
-def _latency_metrics() -> list[Metric]:
-    table: list[Metric] = []
-    for latency, (formula, needs) in _LATENCIES.items():
-        table.append(Metric(f"{latency}_ms", "ms", f"mean of {formula}{_SCALED}", "lower", needs=needs))
-        table += [
-            Metric(f"p{percent}_{latency}_ms", "ms", f"p{percent} of {formula}{_SCALED}", "lower", needs=needs)
-            for percent in PERCENTS
-        ]
-    return table
-
+_LATENCY_METRICS: Final = [
+    Metric(f"{prefix}{latency}_ms", "ms", f"{statistic} of {formula}{_SCALED}", "lower", needs=needs)
+    for latency, (formula, needs) in _LATENCIES.items()
+    for prefix, statistic in (("", "mean"), *((f"p{percent}_", f"p{percent}") for percent in PERCENTS))
+]
 
 _LOAD_METRICS: Final = [
     Metric("wall_s", "s", "last output - first send" + _SCALED, "lower", needs=_ARRIVALS),
@@ -193,7 +188,7 @@ _DEVICE_METRICS: Final = [
 
 METRICS: Final[dict[str, Metric]] = {
     metric.name: metric
-    for metric in [*_LOAD_METRICS, *_CLIENT_METRICS, *_latency_metrics(), *_STEP_METRICS, *_DEVICE_METRICS]
+    for metric in [*_LOAD_METRICS, *_CLIENT_METRICS, *_LATENCY_METRICS, *_STEP_METRICS, *_DEVICE_METRICS]
 }
 
 CLIENT_TIMED: Final = frozenset(

@@ -1,7 +1,4 @@
-"""The figures of one load in constant memory per request, accumulated from its records.
-
-Definitions are those of a run on disk. Only durations are stored, eight bytes each, and counts.
-"""
+"""The figures of one load in constant memory per request: durations of at most eight bytes each, and counts."""
 
 from array import array
 from collections import Counter
@@ -23,10 +20,7 @@ SEND_LAG: Final = "send_lag"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Durations:
-    """Statistics of durations of one kind, in ms; None without any.
-
-    A percentile of too few requests is None (``percentile.smallest_sample``).
-    """
+    """Statistics of durations of one kind, in ms; None without any, or of too few requests for a percentile."""
 
     mean: float | None
     std: float | None
@@ -110,7 +104,11 @@ class LoadAccumulator:
         if record.is_warmup:
             return
         self._num_requests += 1
-        self._extend_window(record)
+        if record.sent_ns is not None:
+            self._first_sent_ns = min(record.sent_ns, self._first_sent_ns or record.sent_ns)
+        last_ns = last_token_ns(record)
+        if last_ns is not None:
+            self._last_output_ns = max(last_ns, self._last_output_ns or last_ns)
         for choice in record.choices:
             num_chunks = len(choice.chunk_ns)
             self._num_chunks += num_chunks
@@ -142,14 +140,6 @@ class LoadAccumulator:
         except OverflowError:  # a gap of more than four seconds
             stored = self._durations_ns[name] = array("d", stored)
             stored.extend(array("d", durations_ns))
-
-    def _extend_window(self, record: RequestRecord) -> None:
-        """Update the first send and the last output."""
-        if record.sent_ns is not None:
-            self._first_sent_ns = min(record.sent_ns, self._first_sent_ns or record.sent_ns)
-        last_ns = last_token_ns(record)
-        if last_ns is not None:
-            self._last_output_ns = max(last_ns, self._last_output_ns or last_ns)
 
     def figures(self) -> LoadFigures:
         """The figures of the records so far."""

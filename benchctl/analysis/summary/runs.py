@@ -88,11 +88,8 @@ class RunSummary:
 
     def counted(self, column: str) -> float | None:
         """The value of a numeric column; None if it has bounds or rests on client times that do not count."""
-        if column in self.bounds:
-            return None
-        if self.usability.client_excluded is not None and column in CLIENT_COLUMNS:
-            return None
-        return self.number(column)
+        is_excluded = self.usability.client_excluded is not None and column in CLIENT_COLUMNS
+        return None if is_excluded or column in self.bounds else self.number(column)
 
     def reason_excluded(self, column: str) -> str | None:
         """The reason why the value of a column does not count; None if it does."""
@@ -259,8 +256,5 @@ def _geometric_spread(level: float, values: Sequence[float]) -> Spread:
 
 
 def _spread(numbers: Sequence[float]) -> Spread:
-    mean = fmean(numbers)
-    if len(numbers) < 2:
-        return Spread(mean=mean, n=len(numbers))
-    sd = stdev(numbers)
-    return Spread(mean=mean, n=len(numbers), sd=sd, cv_frac=sd / abs(mean) if mean else None)
+    mean, sd = fmean(numbers), stdev(numbers) if len(numbers) > 1 else None
+    return Spread(mean=mean, n=len(numbers), sd=sd, cv_frac=sd / abs(mean) if sd is not None and mean else None)

@@ -34,13 +34,8 @@ _SECTION_MEANS: Final = {
     "lvm_build_pending_ms_mean": "t_lvm_build_pending_ms_mean",
     "lvm_apply_guidance_ms_mean": "t_lvm_apply_guidance_ms_mean",
 }
-LENVM_SWEEP_COLUMNS: Final = (
-    "k",
-    "results_dir",
-    *chain.from_iterable(_PUBLISHED.values()),
-    *_SECTION_MEANS,
-    "utilization_gap",
-)
+_RATIO_COLUMNS: Final = tuple(chain.from_iterable(_PUBLISHED.values()))
+LENVM_SWEEP_COLUMNS: Final = ("k", "results_dir", *_RATIO_COLUMNS, *_SECTION_MEANS, "utilization_gap")
 OWN_SWEEP_COLUMNS: Final = (
     "variant",
     "cell",
@@ -184,7 +179,7 @@ def _ratio(
 
 
 def _published_columns(ratios: Mapping[str, SideRatio]) -> dict[str, Value]:
-    columns: dict[str, Value] = dict.fromkeys(chain.from_iterable(_PUBLISHED.values()))
+    columns: dict[str, Value] = dict.fromkeys(_RATIO_COLUMNS)
     for quantity in _PUBLISHED.keys() & ratios.keys():
         of_sides = ratios[quantity]
         numbers = (of_sides.a, of_sides.b, of_sides.estimate.ratio)

@@ -69,8 +69,7 @@ def _paces_ns(gaps: Sequence[Sequence[int]], steps: "StepColumns | None") -> lis
     requests, because the mean of a single delayed request is not its pace.
     """
     if steps:
-        quick = sorted(steps.dur_ns.tolist())[len(steps) // 10]
-        return [float(quick)] * len(gaps)
+        return [float(sorted(steps.dur_ns.tolist())[len(steps) // 10])] * len(gaps)
     means = [sum(of_request) / len(of_request) for of_request in gaps]
     return [min(mean, median(means)) for mean in means]
 
@@ -137,10 +136,7 @@ def delivery_unevenness_steps(requests: Sequence[RequestRecord], steps: "StepCol
 
 
 def bunching_warnings(run: LoadedRun) -> tuple[ResultWarning, ...]:
-    """A warning if a run's arrivals are bunched, or a note if the server always writes several chunks at once.
-
-    None on a virtual clock: the simulator measures its own lag.
-    """
+    """A warning if arrivals are bunched, or a note if the server always writes several chunks at once."""
     if run.record.clock == "virtual":
         return ()
     requests = measured(run.requests)
@@ -177,11 +173,9 @@ def _cause(run: LoadedRun, requests: Sequence[RequestRecord], steps: "StepColumn
 
 def _signs_of_bursts(requests: Sequence[RequestRecord], steps: "StepColumns | None") -> str | None:
     share = short_gap_frac(requests, steps)
-    if share is None:
-        return None
-    if share > BUNCHED_FRAC:
+    if share is not None and share > BUNCHED_FRAC:
         return f"more than {BUNCHED_FRAC:.0%} of the gaps between chunks are shorter than a tenth of a chunk's time"
-    if _is_uneven(requests, steps, 1):
+    if share is not None and _is_uneven(requests, steps, 1):
         return f"one token in twenty took over {UNEVEN_STEPS:.0f} steps longer to arrive than the median token"
     return None
 

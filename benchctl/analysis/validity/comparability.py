@@ -195,8 +195,7 @@ def _gpus(manifest: Manifest) -> str:
 
 
 def _engine_versions(results: LoadedResults) -> str:
-    versions = sorted({run.record.engine_version or "unknown" for run in results.runs})
-    return ", ".join(versions) or "unknown"
+    return ", ".join(sorted({run.record.engine_version or "unknown" for run in results.runs})) or "unknown"
 
 
 def _client_priorities(results: LoadedResults) -> str:

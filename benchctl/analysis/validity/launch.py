@@ -69,7 +69,11 @@ def _of_argv(record: RunRecord) -> Iterator[_Setting]:
     for flag, values in flags.items():
         name = flag.lstrip("-")
         if not _OF_ONE_LAUNCH.search(name):
-            yield f"argv.{flag}", " ".join(values) or _GIVEN, _names_of(name)
+            # any flag may come from extra_args
+            positive = name.removeprefix("no-")
+            options = _options_by_name().get(positive, (positive.replace("-", "_"),))
+            names = ["model" if option == "model" else f"server.{option}" for option in options]
+            yield f"argv.{flag}", " ".join(values) or _GIVEN, (*names, "server.extra_args")
 
 
 def _split_flags(words: list[str]) -> tuple[dict[str, list[str]], list[str]]:
@@ -99,14 +103,6 @@ def _options_by_name() -> dict[str, tuple[str, ...]]:
             key = name.removeprefix("--").removeprefix("no-")
             options[key] = tuple(dict.fromkeys((*options.get(key, ()), *names)))
     return options
-
-
-def _names_of(flag: str) -> tuple[str, ...]:
-    """``server.<option>`` for each option that the flag may implement; any flag may come from ``extra_args``."""
-    positive = flag.removeprefix("no-")
-    options = _options_by_name().get(positive, (positive.replace("-", "_"),))
-    names = ["model" if option == "model" else f"server.{option}" for option in options]
-    return (*names, "server.extra_args")
 
 
 def _of_env(record: RunRecord) -> Iterator[_Setting]:

@@ -75,7 +75,6 @@ class AttachEngine(OpenAiServer):
         return ()
 
     def request_call(self, request: PreparedRequest, settings: VariantSettings) -> RequestCall:
-        """Ask for ``request`` in the server's dialect, with its key where it needs one."""
         options = own_options(settings, AttachOptions)
         call = _dialect(settings).request_call(request, settings)
         body: dict[str, Any] = msgspec.json.decode(call.body)
@@ -88,7 +87,6 @@ class AttachEngine(OpenAiServer):
     async def effective_config(
         self, client: httpx.AsyncClient, settings: VariantSettings, site: LaunchSite
     ) -> dict[str, Any]:
-        """The address, and the configuration that the server there states."""
         options = own_options(settings, AttachOptions)
 
         async def get_json(path: str) -> dict[str, Any]:

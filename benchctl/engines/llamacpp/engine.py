@@ -136,7 +136,6 @@ class LlamaCppEngine(OpenAiServer):
         return stated_config(await get_json("/props"))
 
     def installation(self, options: ServerOptions | None) -> Installation:
-        """The program, with the version that it states."""
         program = program_of(options if isinstance(options, LlamaCppOptions) else LlamaCppOptions())
         return Installation(program=program, version=_program_version(program), is_python=False)
 

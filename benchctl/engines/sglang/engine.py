@@ -105,7 +105,6 @@ class SglangEngine(PythonServer):
         self.require_context(requests, settings)
 
     def argv(self, settings: VariantSettings, site: LaunchSite) -> tuple[str, ...]:
-        """The command line of the server; null options are left to SGLang."""
         extra_args = own_options(settings, SglangOptions).extra_args
         return (str(self.interpreter(settings)), *self.launch_words(settings, site), *extra_args)
 
@@ -126,7 +125,6 @@ class SglangEngine(PythonServer):
         return plugged_in(own, _INSIDE, _PLUGIN, allowed_in="SGLANG_PLUGINS")
 
     def request_call(self, request: PreparedRequest, settings: VariantSettings) -> RequestCall:
-        """Ask for ``request`` as this variant does: streamed, with complete sampling."""
         return streamed(request, request_body(request, settings))
 
     async def effective_config(
@@ -147,11 +145,9 @@ class SglangEngine(PythonServer):
         return isinstance(options, SglangOptions) and options.step_log and options.data_parallel_size == 1
 
     def read_steps(self, directory: Path) -> Iterator[StepRecord]:
-        """The steps that the plugin recorded, on the clock of the host."""
         return read_sglang_steps(directory)
 
     async def attached_config(self, get_json: JsonGetter) -> dict[str, Any]:
-        """Its own settings, under either name of the path."""
         return stated_config(await get_json("/server_info") or await get_json("/get_server_info"))
 
 

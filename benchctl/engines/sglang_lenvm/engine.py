@@ -37,7 +37,7 @@ from benchctl.engines.sglang_lenvm.options import SglangLenvmOptions
 from benchctl.engines.sglang_lenvm.requests import ambiguities, custom_params, mixed_refusal, refusal
 from benchctl.engines.sglang_lenvm.steps import read_lenvm_steps, stamped_records
 from benchctl.errors import EngineUnavailableError, UnsupportedError
-from benchctl.interop.readers.lenvm_revision import revisions_of
+from benchctl.interop.readers.lenvm_timing import revisions_of
 from benchctl.profile.model import VariantSettings
 from benchctl.records.request import PreparedRequest
 from benchctl.records.step import StepRecord
@@ -158,7 +158,6 @@ class SglangLenvmEngine(SglangEngine):
         return _has_lines(own_options(settings, SglangLenvmOptions))
 
     def read_steps(self, directory: Path) -> Iterator[StepRecord]:
-        """The fork's own steps, on the clock of the host."""
         return read_lenvm_steps(directory)
 
     def find_interpreter(self, named: str | None) -> Path:

@@ -77,7 +77,6 @@ class SimEngine(OpenAiServer):
         return own_options(settings, SimOptions).time_scale
 
     def request_call(self, request: PreparedRequest, settings: VariantSettings) -> RequestCall:
-        """Ask for ``request`` as this variant does: streamed, with usage and token ids."""
         body = plain_body(request, settings) | {"return_token_ids": True}
         if settings.guidance is not None:
             body["custom_params"] = settings.guidance.model_dump(exclude_none=True)

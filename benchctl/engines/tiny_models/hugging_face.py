@@ -43,7 +43,6 @@ def write_model_files(
 
 
 def model_config(recipe: Recipe) -> dict[str, Any]:
-    """The content of config.json."""
     shape = recipe.shape
     # Qwen2 has no key for the size of a head and a sliding window that must be declined.
     own = {"use_sliding_window": False} if recipe.arch == "qwen2" else {"head_dim": shape.head_dim}

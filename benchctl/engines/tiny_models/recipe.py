@@ -77,7 +77,6 @@ class TensorSpec:
 
     @property
     def size(self) -> int:
-        """Number of values."""
         return math.prod(self.dims)
 
 

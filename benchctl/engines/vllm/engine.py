@@ -51,7 +51,6 @@ class VllmEngine(PythonServer):
         self.require_context(requests, settings)
 
     def argv(self, settings: VariantSettings, site: LaunchSite) -> tuple[str, ...]:
-        """The command line of the server; null options are left to vLLM."""
         options = own_options(settings, VllmOptions)
         argv = [str(self.interpreter(settings)), "-m", "vllm.entrypoints.openai.api_server"]
         argv += ["--model", checkpoint_for(settings.model, self.kind), "--served-model-name", settings.model]
@@ -74,7 +73,6 @@ class VllmEngine(PythonServer):
         return plugged_in(own, _INSIDE, _PLUGIN, allowed_in="VLLM_PLUGINS")
 
     def request_call(self, request: PreparedRequest, settings: VariantSettings) -> RequestCall:
-        """Ask for ``request`` as this variant does: streamed, with usage and with the ids in each event."""
         return streamed(request, plain_body(request, settings) | {"return_token_ids": True})
 
     async def effective_config(
@@ -93,10 +91,8 @@ class VllmEngine(PythonServer):
         return isinstance(options, VllmOptions) and options.step_log and options.data_parallel_size == 1
 
     def read_steps(self, directory: Path) -> Iterator[StepRecord]:
-        """The steps that the plugin recorded, on the clock of the host."""
         return read_vllm_steps(directory)
 
     async def attached_config(self, get_json: JsonGetter) -> dict[str, Any]:
-        """The model that it serves, and its version."""
         version = (await get_json("/version")).get("version")
         return {**await super().attached_config(get_json), "version": version}

@@ -76,7 +76,6 @@ class VllmLenvmEngine(VllmEngine):
         super().check_requests(requests, settings.model_copy(update={"guidance": None}))
 
     def argv(self, settings: VariantSettings, site: LaunchSite) -> tuple[str, ...]:
-        """The command line of the server, with our processor where it has a value model."""
         argv = super().argv(settings, site)
         return argv if settings.server.guides_with is None else (*argv, "--logits-processors", PROCESSOR)
 
@@ -95,7 +94,6 @@ class VllmLenvmEngine(VllmEngine):
         return own
 
     def request_call(self, request: PreparedRequest, settings: VariantSettings) -> RequestCall:
-        """A request to vLLM, with guidance in ``vllm_xargs``."""
         call = super().request_call(request, settings)
         if settings.guidance is None:
             return call
@@ -109,7 +107,6 @@ class VllmLenvmEngine(VllmEngine):
     async def effective_config(
         self, client: httpx.AsyncClient, settings: VariantSettings, site: LaunchSite
     ) -> dict[str, Any]:
-        """vLLM's configuration, and the processor's description of the value model."""
         config = await super().effective_config(client, settings, site)
         config.pop("logits_processors", None)  # says no more than value_model
         config["overlap_schedule"] = config.pop("async_scheduling", None)
@@ -118,7 +115,6 @@ class VllmLenvmEngine(VllmEngine):
         return config | {f"value_model.{name}": value for name, value in _described(site).items()}
 
     def read_steps(self, directory: Path) -> Iterator[StepRecord]:
-        """vLLM's steps, with what guidance did in each where the server had a value model."""
         return read_vllm_lenvm_steps(directory)
 
 

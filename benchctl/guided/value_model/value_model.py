@@ -101,7 +101,6 @@ class ValueModel:
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the weights."""
         tensors = [self._embedding, self._norm, *_tensors(self._fc), *_tensors(self._summary)]
         for layer in self._layers:
             tensors += [layer.attention_norm, layer.mlp_norm]

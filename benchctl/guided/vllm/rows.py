@@ -87,7 +87,6 @@ class Rows:
 
     @property
     def in_order(self) -> list[GuideRow]:
-        """Ordered by row of the batch."""
         if self._in_order is None:
             self._in_order = [self._by_index[index] for index in sorted(self._by_index)]
         return self._in_order

@@ -41,7 +41,6 @@ class GuidedServer:
         self._guide, self._vocabulary, self._log = guide, vocabulary, log
 
     def forget(self, keys: Iterable[Hashable]) -> None:
-        """Drop what is kept of requests that ended."""
         self._guide.forget(keys)
 
     def apply(self, logits: Tensor, rows: Batch, step: int) -> Tensor:

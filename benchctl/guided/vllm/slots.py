@@ -139,7 +139,6 @@ class Slots:
         return None if before is None else before.row.key  # type: ignore[return-value]
 
     def is_guided(self, slot: int) -> bool:
-        """True where the last request of this slot may be guided."""
         return slot in self._by_slot
 
     def ask_for_tokens(self) -> None:
@@ -214,7 +213,6 @@ class _NewTokens:
         self._tokens = Arriving(source[where[0], where[1]])
 
     def take(self) -> None:
-        """Append them to their sequences."""
         tokens, start = self._tokens.read(), 0
         for sequence, number in self._parts:
             sequence.extend(tokens[start : start + number])

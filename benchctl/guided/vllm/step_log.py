@@ -28,7 +28,6 @@ class GuidedStepLog:
         Finalize(self, self._timer.close, exitpriority=0)
 
     def section(self, name: str) -> AbstractContextManager[object]:
-        """Adds the time spent inside to the section of this step."""
         return self._timer.section(name)
 
     def begin(self) -> None:

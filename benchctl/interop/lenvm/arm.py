@@ -11,8 +11,14 @@ from benchctl.guided.parameter_table import CONSTRAINT_SIGNS, LENGTH_MODES, PARA
 from benchctl.interop.lenvm.files import BASELINE, ArmFiles, Meta, read_meta
 from benchctl.interop.lenvm.responses import Responses, read_responses
 from benchctl.interop.readers.lenvm_averages import Averages, read_averages
-from benchctl.interop.readers.lenvm_revision import revisions_of
-from benchctl.interop.readers.lenvm_timing import TimingLog, TimingRecord, last_lives, num_start_up, read_timing
+from benchctl.interop.readers.lenvm_timing import (
+    TimingLog,
+    TimingRecord,
+    last_lives,
+    num_start_up,
+    read_timing,
+    revisions_of,
+)
 
 _SAMPLING: Final = {"temperature": "--temperature", "top_p": "--top-p", "top_k": "--top-k", "min_p": "--min-p"}
 

@@ -17,7 +17,7 @@ from benchctl.interop.lenvm.arm import ArmData, sends_s, whole_number
 from benchctl.interop.lenvm.gpu_samples import read_gpu_samples
 from benchctl.interop.lenvm.responses import Answered
 from benchctl.interop.readers.lenvm_timing import SAMPLER, step_records
-from benchctl.records.request import ChoiceRecord, Message, PreparedRequest, RequestError, RequestRecord
+from benchctl.records.request import Message, PreparedRequest, RequestError, RequestRecord
 from benchctl.records.run import RunTimes
 from benchctl.records.samples import GpuSample
 from benchctl.records.step import StepRecord
@@ -69,10 +69,7 @@ def _request(answered: Answered, sent_ns: int) -> RequestRecord:
         sent_ns=sent_ns if is_timed else None,
         done_ns=done_ns if error is None else None,
         stamps="whole",
-        choices=tuple(
-            ChoiceRecord(index=choice.index, finish_reason=choice.finish_reason, text=choice.text)
-            for choice in answered.choices
-        ),
+        choices=answered.choices,
         prompt_tokens=answered.prompt_tokens,
         completion_tokens=answered.completion_tokens,
         error=error,

@@ -30,7 +30,7 @@ from benchctl.interop.lenvm.files import find_arms
 from benchctl.interop.lenvm.summary import SUMMARY_NAME, lenvm_rows, rows_csv
 from benchctl.interop.lenvm.warnings import directory_warnings
 from benchctl.interop.readers.lenvm_averages import windows_of
-from benchctl.interop.readers.lenvm_revision import ALL
+from benchctl.interop.readers.lenvm_timing import ALL
 from benchctl.profile.identity import profile_sha256
 from benchctl.profile.load import dump_profile
 from benchctl.profile.model import Profile
@@ -191,9 +191,8 @@ def _config_from_requests(profile: Profile, planned: PlannedRun) -> dict[str, An
     config: dict[str, Any] = {"model": settings.model}
     for name, section in (("sampling", settings.sampling), ("guidance", settings.guidance)):
         if section is not None:
-            config |= {
-                f"{name}.{key}": value for key, value in section.model_dump(mode="json", exclude_none=True).items()
-            }
+            values = section.model_dump(mode="json", exclude_none=True)
+            config |= {f"{name}.{key}": value for key, value in values.items()}
     return config
 
 

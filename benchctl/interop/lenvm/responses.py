@@ -10,6 +10,8 @@ from typing import Any
 
 import msgspec
 
+from benchctl.records.request import ChoiceRecord
+
 JsonObject = Mapping[str, Any]
 
 
@@ -31,15 +33,6 @@ class _Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
-    """One answer to a question."""
-
-    index: int
-    text: str
-    finish_reason: str | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Answered:
     """The outcome of one question; of several attempts the last that was answered, or else the last.
 
@@ -50,7 +43,7 @@ class Answered:
     question: str | None
     gold: str | None
     body: JsonObject
-    choices: tuple[Choice, ...]
+    choices: tuple[ChoiceRecord, ...]
     prompt_tokens: int | None
     completion_tokens: int | None
     elapsed_s: float | None
@@ -130,10 +123,9 @@ def _attempts(rows: Sequence[_Row]) -> list[list[_Row]]:
     return attempts
 
 
-def _choice(position: int, row: _Row) -> Choice:
-    raw = row.choice or {}
-    reason = raw.get("finish_reason")
-    return Choice(
+def _choice(position: int, row: _Row) -> ChoiceRecord:
+    reason = (row.choice or {}).get("finish_reason")
+    return ChoiceRecord(
         index=position if row.choice_idx is None else row.choice_idx,
         text=row.text or "",
         finish_reason=reason if isinstance(reason, str) else None,

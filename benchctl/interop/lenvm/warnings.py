@@ -39,7 +39,6 @@ _ASYNC: Final = (
     "queued before it (in lvm_build_pending the base model's own forward pass), and none is GPU time"
 )
 _AVERAGES: Final = "the server printed averages since its start and waited for the device around every section"
-_UNRECORDED: Final = "there is no step log, so single steps are unknown"
 _GPU: Final = "GPU samples are of every device of the host, including those that the server did not use"
 
 _Notice: TypeAlias = tuple[str, str]
@@ -120,7 +119,7 @@ def _clock(arm: ArmData) -> Iterator[_Notice]:
 def _steps(arm: ArmData) -> Iterator[_Notice]:
     records = [record for life in arm.lives for record in life]
     if not records:
-        yield "steps-unrecorded", _UNRECORDED
+        yield "steps-unrecorded", "there is no step log, so single steps are unknown"
         return
     yield "steps-are-samplers", _SAMPLERS
     if any("lvm_forward" in record.sections_ms for record in records):

@@ -6,6 +6,14 @@ is open: four keys are required, ``t_<section>_ms`` are sections, all others are
 
 The file is appended to. A restarted server counts from 1 again, and a killed one leaves half a line, which the next
 one continues.
+
+Revisions of the fork, by what their servers write:
+
+V1  a line for each step
+V2  averages in the server's log, no lines
+V3  the lines of V1, and whether a step took the fused path
+V4  the lines of V1 with some thirty more keys
+V0  nothing
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,9 +22,14 @@ from typing import Any, Final
 
 import msgspec
 
+from benchctl.interop.readers.lenvm_averages import read_averages
 from benchctl.records.step import StepRecord
 from benchctl.units import NS_PER_MS
 
+ALL: Final = ("V0", "V1", "V2", "V3", "V4")
+"""Revisions of the fork."""
+_ONLY_V4: Final = frozenset({"lvm_guided_rows", "lvm_n_candidates", "lvm_forward_rows", "lvm_gpu_guidance_path"})
+_ONLY_V4_SECTIONS: Final = frozenset({"preprocess_logits", "guided_override", "lvm_get_inproc"})
 SAMPLER: Final = "sampler_total"
 LOAD: Final = "value_model_load"
 LEAST_LOAD_MS: Final = 250.0
@@ -199,3 +212,26 @@ def _is_fused(record: TimingRecord) -> bool | None:
     if fused is not None:
         return bool(fused)
     return True if record.count("lvm_fused_total_extend_tokens") else None
+
+
+def revisions_of(records: Iterable[TimingRecord], log_lines: Iterable[str] = ()) -> tuple[str, ...]:
+    """The revisions that fit a server's output, in their order; at least one.
+
+    An early V3 without the fused path writes what V1 writes, and unguided lines of V4 may look like that, too.
+    """
+    candidates = {_revisions_of_record(record) for record in records}
+    if candidates:
+        return min(candidates, key=len)
+    lines = list(log_lines)
+    if read_averages(lines):
+        return ("V2",)
+    return ("V3",) if any("LENVM_STRIDE=" in line for line in lines) else ("V0", "V2")
+
+
+def _revisions_of_record(record: TimingRecord) -> tuple[str, ...]:
+    """The revisions that write such a line."""
+    if _ONLY_V4 & record.other.keys() or _ONLY_V4_SECTIONS & record.sections_ms.keys():
+        return ("V4",)
+    if "lvm_fused_path" in record.other:
+        return ("V3",)
+    return ("V1", "V3") if "lvm_forward" in record.sections_ms else ("V1", "V3", "V4")

@@ -41,12 +41,8 @@ def metrics_under_vllm_names(
     document: Mapping[str, Any], latencies: Mapping[str, str], where: str
 ) -> dict[str, float | None]:
     """Tokens, durations and throughputs; latencies, as our name to theirs, only if a request was answered."""
-    their_names = {
-        "prompt_tokens": "total_input_tokens",
-        "output_tokens": "total_output_tokens",
-        "wall_s": "duration",
-    }
-    their_names |= {name: name for name in ("request_throughput", "output_throughput")}
+    their_names = {"prompt_tokens": "total_input_tokens", "output_tokens": "total_output_tokens"}
+    their_names |= {"wall_s": "duration"} | {name: name for name in ("request_throughput", "output_throughput")}
     for ours, theirs in latencies.items() if number_at(document, "completed", where) else ():
         their_names |= {f"{ours}_ms": f"mean_{theirs}_ms", f"p50_{ours}_ms": f"median_{theirs}_ms"}
         their_names |= {f"p{percent}_{ours}_ms": f"p{percent}_{theirs}_ms" for percent in (90, 95, 99)}

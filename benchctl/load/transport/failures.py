@@ -16,13 +16,12 @@ CANCELLED: Final = RequestError(kind="cancelled", message="the load ended before
 def connect_error(error: OSError) -> RequestError:
     """A connection that did not open."""
     message = f"{type(error).__name__}: {error}"
+    if isinstance(error, socket.gaierror):
+        message += "; correct the address of the server"
     if isinstance(error, ConnectionRefusedError):
         return RequestError(kind="connect-refused", message=message)
-    if isinstance(error, TimeoutError):
-        return RequestError(kind="connect-timeout", message=message)
-    if isinstance(error, socket.gaierror):
-        return RequestError(kind="connect-failed", message=f"{message}; correct the address of the server")
-    return RequestError(kind="connect-failed", message=message)
+    kind = "connect-timeout" if isinstance(error, TimeoutError) else "connect-failed"
+    return RequestError(kind=kind, message=message)
 
 
 def lost_error(error: OSError | None, exchange: "Exchange") -> RequestError:

@@ -7,10 +7,21 @@ errors of httpx only.
 import ssl
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
+from types import UnionType
+from typing import Final
 
 import aiohttp
 import httpx
 from httpx_aiohttp import AiohttpTransport
+
+_CLASSES: Final[tuple[tuple[type[aiohttp.ClientError] | UnionType, type[httpx.TransportError]], ...]] = (
+    (aiohttp.ConnectionTimeoutError, httpx.ConnectTimeout),
+    (aiohttp.ClientConnectorError, httpx.ConnectError),
+    (aiohttp.InvalidURL | aiohttp.NonHttpUrlClientError, httpx.UnsupportedProtocol),
+    (aiohttp.ClientResponseError, httpx.RemoteProtocolError),
+    (aiohttp.SocketTimeoutError, httpx.ReadTimeout),
+)
+"""The error of httpx for each of aiohttp, of which the first that fits counts; for all others it is ReadError."""
 
 
 class TlsTransport(AiohttpTransport):
@@ -58,18 +69,5 @@ def _errors_of_httpx() -> Iterator[None]:
             cause = cause.__cause__
         if not isinstance(cause, aiohttp.ClientError):
             raise
-        raise _class_of(cause)(f"{type(cause).__name__}: {cause}") from (cause.__cause__ or cause)
-
-
-def _class_of(error: aiohttp.ClientError) -> type[httpx.TransportError]:
-    if isinstance(error, aiohttp.ConnectionTimeoutError):
-        return httpx.ConnectTimeout
-    if isinstance(error, aiohttp.ClientConnectorError):
-        return httpx.ConnectError
-    if isinstance(error, (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError)):
-        return httpx.UnsupportedProtocol
-    if isinstance(error, aiohttp.ClientResponseError):
-        return httpx.RemoteProtocolError
-    if isinstance(error, aiohttp.SocketTimeoutError):
-        return httpx.ReadTimeout
-    return httpx.ReadError
+        kind = next((ours for theirs, ours in _CLASSES if isinstance(cause, theirs)), httpx.ReadError)
+        raise kind(f"{type(cause).__name__}: {cause}") from (cause.__cause__ or cause)

@@ -14,7 +14,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal, TypeAlias
 
 import msgspec
@@ -167,7 +167,9 @@ class WorkerLoad:
         for i, call in enumerate(calls):
             worker = self._workers[i % len(self._workers)]
             worker.num_calls += 1
-            worker.send(CallToMake(call=_without_prompt(call)))
+            # The body contains the prompt already.
+            request = msgspec.structs.replace(call.request, prompt=None, messages=None, answer=None)
+            worker.send(CallToMake(call=replace(call, request=request)))
             await worker.drain()
         for worker in self._workers:
             worker.send(AllCalls())
@@ -222,12 +224,6 @@ class WorkerLoad:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)  # their errors have been raised
         await asyncio.gather(*(worker.end() for worker in self._workers))
-
-
-def _without_prompt(call: Call) -> Call:
-    """A call without the prompt of its request, which its body contains already."""
-    request = msgspec.structs.replace(call.request, prompt=None, messages=None, answer=None)
-    return Call(request=request, path=call.path, headers=call.headers, body=call.body, is_warmup=call.is_warmup)
 
 
 AnyLoad: TypeAlias = Load | WorkerLoad

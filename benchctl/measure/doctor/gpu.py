@@ -1,7 +1,6 @@
 """Checks of the GPUs: a driver that answers, devices that are idle and run at full clock."""
 
 import os
-from collections.abc import Iterator
 from functools import partial
 from typing import Any, Final
 
@@ -35,7 +34,15 @@ def gpu_checks(*, is_needed: bool, nvml: Any = pynvml) -> tuple[Check, ...]:
         return (driver, *(check for state in states for check in device_checks(state)))
     smi = open_smi(visible)
     if smi is not None:
-        return tuple(_without_nvml(smi.inventory()))
+        return tuple(
+            _check(
+                name=f"{device.index} device",
+                finding=f"{device.name}, visible to nvidia-smi only: its use and settings are not checked",
+                remedy="put libnvidia-ml.so.1, which comes with the driver, on the path of the loader",
+                facts={"name": device.name, "uuid": device.uuid, "driver": device.driver},
+            )
+            for device in smi.inventory()
+        )
     return (_absent(states, visible, is_needed=is_needed),)
 
 
@@ -49,16 +56,6 @@ def _absent(states: tuple[GpuState, ...] | None, visible: str | None, *, is_need
         detail = "the driver answers but lists no device"
         remedy = "check 'nvidia-smi -L' and 'dmesg'; start a container with --gpus all"
     return _check(name="device", finding=detail, remedy=remedy, is_missing=True, is_needed=is_needed)
-
-
-def _without_nvml(devices: Any) -> Iterator[Check]:
-    for device in devices:
-        yield _check(
-            name=f"{device.index} device",
-            finding=f"{device.name}, visible to nvidia-smi only: its use and settings are not checked",
-            remedy="put libnvidia-ml.so.1, which comes with the driver, on the path of the loader",
-            facts={"name": device.name, "uuid": device.uuid, "driver": device.driver},
-        )
 
 
 def device_checks(state: GpuState) -> tuple[Check, ...]:

@@ -68,16 +68,17 @@ def _cores() -> Check:
 
 
 def client_checks(system: Path) -> tuple[Check, ...]:
-    """Try both in a temporary thread, and undo them; ``system`` is the kernel's directory of devices."""
+    """Try a scheduling priority and a core of the client's own in a temporary thread, and undo them.
+
+    ``system`` is the kernel's directory of devices.
+    """
     with ThreadPoolExecutor(max_workers=1) as temporary_thread:
         granted = temporary_thread.submit(_try_priority).result()
         can_bind = temporary_thread.submit(_try_binding).result()
     usable = frozenset(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ())
     split = split_cores("auto") if can_bind else None
-    return (
-        priority_check(granted),
-        own_core_check(usable, _read(system / "cpu/isolated") or "", split, can_bind=can_bind),
-    )
+    isolated = _read(system / "cpu/isolated") or ""  # cores that the kernel schedules nothing on (``isolcpus``)
+    return (priority_check(granted), own_core_check(usable, isolated, split, can_bind=can_bind))
 
 
 def priority_check(granted: Priority) -> Check:

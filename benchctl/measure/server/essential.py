@@ -5,7 +5,6 @@ therefore a process counts only when two scans have found it under such a title.
 """
 
 from collections.abc import Iterable, Mapping
-from types import MappingProxyType
 from typing import Final
 
 import psutil
@@ -13,7 +12,6 @@ import psutil
 from benchctl.measure.server.process import is_alive
 
 _NAME_CHARS: Final = 40
-_NONE: Final[Mapping[psutil.Process, str]] = MappingProxyType({})
 
 
 class EssentialProcesses:
@@ -22,8 +20,8 @@ class EssentialProcesses:
     def __init__(self, titles: tuple[str, ...]) -> None:
         """``titles`` are parts of the titles of essential processes."""
         self._titles = titles
-        self._seen_once = _NONE
-        self._watched = _NONE
+        self._seen_once: Mapping[psutil.Process, str] = {}
+        self._watched: Mapping[psutil.Process, str] = {}
 
     def scan(self, members: Iterable[psutil.Process]) -> None:
         """Find essential processes among ``members``, all living processes of the server."""

@@ -48,11 +48,8 @@ def _members(leader: int, start_ticks: int, named: Iterable[tuple[int, int]]) ->
     members = {pid for pid, ticks in named if pid in entries and entries[pid].start_ticks == ticks}
     if leader not in entries or entries[leader].start_ticks == start_ticks:
         members |= {pid for pid, entry in entries.items() if entry.session == leader}
-    grown = True
-    while grown:
-        born = {pid for pid, entry in entries.items() if entry.parent in members} - members
+    while born := {pid for pid, entry in entries.items() if entry.parent in members} - members:
         members |= born
-        grown = bool(born)
     return {pid for pid in members - {os.getpid()} if not entries[pid].is_zombie}
 
 

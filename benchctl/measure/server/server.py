@@ -139,7 +139,9 @@ class ServerProcess:
 
     @property
     def pid(self) -> int:
-        return self._started().pid
+        if self._process is None:
+            raise RuntimeError("the server is used outside its context")
+        return self._process.pid
 
     def stop(self) -> None:
         """End the whole process tree and wait for its port; does nothing the second time."""
@@ -219,11 +221,6 @@ class ServerProcess:
 
     def log_tail(self) -> str:
         return self._log.tail() if self._process is not None else ""
-
-    def _started(self) -> processes.Started:
-        if self._process is None:
-            raise RuntimeError("the server is used outside its context")
-        return self._process
 
     def _scan(self) -> None:
         """Take note of the server's processes and shared memory. A cancelled run may still scan in its thread."""

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
 import psutil
@@ -24,9 +25,12 @@ async def raise_when_stalled(activity: Callable[[], Activity], server: Server, l
         now, now_ns = activity(), time.monotonic_ns()
         silent_ns = silence_ns(now, now_ns)
         if silent_ns >= limit_s * NS_PER_S:
+            requests = f"{now.num_open} requests are" if now.num_open > 1 else "1 request is"
+            oldest_s = s_from_ns(now_ns - now.oldest_sent_ns)
             raise LoadError(
                 f"{_state(server)}: nothing has arrived for {s_from_ns(silent_ns):.1f} s (timeouts.stall_s is "
-                f"{limit_s:g}) while {_waiting(now, now_ns)}; read its log, or raise timeouts.stall_s",
+                f"{limit_s:g}) while {requests} open, the oldest for {oldest_s:.1f} s; read its log, or raise "
+                "timeouts.stall_s",
                 cause="hung",
                 log_tail=server.log_tail(),
             )
@@ -43,16 +47,8 @@ def silence_ns(activity: Activity, now_ns: int) -> int:
     return now_ns - max(activity.last_arrival_ns, activity.oldest_sent_ns)
 
 
-def _waiting(activity: Activity, now_ns: int) -> str:
-    oldest_s = s_from_ns(now_ns - activity.oldest_sent_ns)
-    count = f"{activity.num_open} requests are" if activity.num_open > 1 else "1 request is"
-    return f"{count} open, the oldest for {oldest_s:.1f} s"
-
-
 def _state(server: Server) -> str:
-    try:
+    with suppress(psutil.NoSuchProcess):
         if server.pid is not None and psutil.Process(server.pid).status() == psutil.STATUS_STOPPED:
             return f"the server hangs (its process {server.pid} is stopped)"
-    except psutil.NoSuchProcess:
-        pass
     return "the server hangs"

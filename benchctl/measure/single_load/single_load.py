@@ -6,7 +6,7 @@ It leaves a result directory like any other, with a single run. It starts nothin
 neither requests nor records in memory, so that it starts at once and a load of any length fits.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -158,10 +158,17 @@ class _SingleLoad:
         journal, figures = self._run.journal, self._figures
         journal.warn(NOT_FRESH)
         if figures.cached_tokens:
-            journal.warn(_cached(figures.cached_tokens, figures.prompt_tokens))
+            of_all = "" if figures.prompt_tokens is None else f" of {figures.prompt_tokens}"
+            message = (
+                f"{figures.cached_tokens}{of_all} prompt tokens came from the server's prefix cache: ttft is that "
+                "of a warm cache; another --seed asks other prompts"
+            )
+            journal.warn(ResultWarning(code="prefix-cache", message=message))
         self._run.judge_client(self._evidence.as_run(journal.record), self._evidence.bounds())
-        if figures.miscounted:
-            journal.suspect("check-failed", _miscounted(figures.miscounted))
+        if ids := figures.miscounted:
+            examples = ", ".join(ids[:3]) + (" and others" if len(ids) > 3 else "")
+            message = f"usage and what arrived count different tokens in {len(ids)} requests: {examples}"
+            journal.suspect("check-failed", message)
         self._run.judge_failures()
         self._run.conclude()
 
@@ -169,25 +176,7 @@ class _SingleLoad:
 def _with_served_model(settings: VariantSettings, served_model: object) -> VariantSettings:
     """Name the model that the server offers first, where the command line names none."""
     options = settings.server
-    if (
-        not isinstance(options, AttachOptions)
-        or options.served_model is not None
-        or not isinstance(served_model, str)
-    ):
-        return settings
-    server = options.model_copy(update={"served_model": served_model})
-    return settings.model_copy(update={"server": server})
-
-
-def _cached(cached_tokens: int, prompt_tokens: int | None) -> ResultWarning:
-    of_all = "" if prompt_tokens is None else f" of {prompt_tokens}"
-    message = (
-        f"{cached_tokens}{of_all} prompt tokens came from the server's prefix cache: ttft is that of a warm cache; "
-        "another --seed asks other prompts"
-    )
-    return ResultWarning(code="prefix-cache", message=message)
-
-
-def _miscounted(request_ids: Sequence[str]) -> str:
-    examples = ", ".join(request_ids[:3]) + (" and others" if len(request_ids) > 3 else "")
-    return f"usage and what arrived count different tokens in {len(request_ids)} requests: {examples}"
+    if isinstance(options, AttachOptions) and options.served_model is None and isinstance(served_model, str):
+        server = options.model_copy(update={"served_model": served_model})
+        return settings.model_copy(update={"server": server})
+    return settings

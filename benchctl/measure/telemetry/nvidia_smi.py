@@ -68,15 +68,8 @@ def open_smi(visible: str | None) -> SmiReader | None:
     for line in _query(_INFO_FIELDS, ()):
         index, uuid, name, memory_mib, driver = _fields(line, len(_INFO_FIELDS))
         memory = _number(memory_mib)
-        devices.append(
-            GpuInfo(
-                index=int(index),
-                name=name,
-                uuid=uuid,
-                memory_bytes=None if memory is None else round(memory * MIB),
-                driver=driver,
-            )
-        )
+        memory_bytes = None if memory is None else round(memory * MIB)
+        devices.append(GpuInfo(index=int(index), name=name, uuid=uuid, memory_bytes=memory_bytes, driver=driver))
     chosen = visible_positions(visible, [device.uuid for device in devices])
     return SmiReader(tuple(devices[position] for position in chosen)) if chosen else None
 

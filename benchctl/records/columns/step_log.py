@@ -4,8 +4,12 @@ polars reads a block of lines several times as fast as records are made of them.
 silently leaves out a field outside its schema, a key that comes twice, and a null. Each value of a line has one
 colon before it, so a block with as many colons as values was read whole. Any other block is read again by the
 reader of records, which also reports damage.
+
+The table of a long log is stored next to it: later readers need not parse the log again. It counts only while the
+log has the SHA-256 that the table names, and may be deleted.
 """
 
+import hashlib
 import io
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,12 +24,15 @@ import polars as pl
 
 from benchctl.errors import RecordError
 from benchctl.records.columns.step_columns import OPTIONAL, PHASES, Flags, Integers, StepColumns, StepsOfFile
-from benchctl.records.columns.step_table import TABLE_FROM_BYTES, read_table, write_table
-from benchctl.records.jsonl import decode_lines
+from benchctl.records.jsonl import decode_lines, write_bytes_atomic
 from benchctl.records.step import Clock, StepRecord
 
 A = TypeVar("A", bound=npt.NDArray[Any])
 
+TABLE_FROM_BYTES: Final = 1 << 20
+"""Shorter logs are read nearly as fast as their tables."""
+_VERSION: Final = "1"
+"""Version of the table; those of another one are not read."""
 _CLOCKS: Final[tuple[Clock, ...]] = get_args(Clock)
 _WORDS: Final = {"clock": pl.Enum(_CLOCKS), "phase": pl.Enum(PHASES)}
 _REQUIRED: Final = ("step", "start_ns", "dur_ns", "clock", "phase", "num_seqs")
@@ -203,3 +210,34 @@ def _integers(column: pl.Series) -> Integers:
 
 def _is_known(column: pl.Series) -> Flags:
     return column.is_not_null().to_numpy() if column.null_count() else np.ones(len(column), dtype=np.bool_)
+
+
+def table_path(step_log: Path) -> Path:
+    """Path of the table of ``steps.jsonl``."""
+    return step_log.with_suffix(".parquet")
+
+
+def write_table(step_log: Path, table: pl.DataFrame) -> None:
+    """Write the table of a log that was read to its end. Raises OSError when it cannot be written."""
+    content = io.BytesIO()
+    table.write_parquet(content, metadata={"version": _VERSION, "log_sha256": _sha256_of_file(step_log)})
+    write_bytes_atomic(table_path(step_log), content.getvalue())
+
+
+def read_table(step_log: Path) -> pl.DataFrame | None:
+    """The table of a log; None without one of its present content."""
+    path = table_path(step_log)
+    if not path.is_file():
+        return None
+    try:
+        metadata = pl.read_parquet_metadata(path)
+        if metadata.get("version") != _VERSION or metadata.get("log_sha256") != _sha256_of_file(step_log):
+            return None
+        return pl.read_parquet(path)
+    except (OSError, pl.exceptions.PolarsError):  # a copy that cannot be read: the log can
+        return None
+
+
+def _sha256_of_file(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

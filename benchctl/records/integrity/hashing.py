@@ -51,9 +51,7 @@ class FileHasher:
         for name, digest in recorded:
             stamp = _stamp(self._directory / name)
             earlier = (digest, self._earlier.get(name), self._hashed_now.get(name))
-            trusted = [
-                digest for digest in earlier if digest is not None and stamp == (digest.size_bytes, digest.mtime_ns)
-            ]
+            trusted = [held for held in earlier if held and stamp == (held.size_bytes, held.mtime_ns)]
             if trusted and not (self._is_fresh and name not in self._hashed_now):
                 current[name] = trusted[-1]
             else:

@@ -59,12 +59,8 @@ class StepCost(msgspec.Struct, frozen=True, kw_only=True):
 
     def scaled(self, factor: float) -> "StepCost":
         """Every part times ``factor``, to whole nanoseconds."""
-        parts = {
-            name: round(value * factor)
-            for name in self.__struct_fields__
-            if (value := getattr(self, name)) is not None
-        }
-        return StepCost(**parts)
+        parts = msgspec.structs.asdict(self).items()
+        return StepCost(**{name: round(value * factor) for name, value in parts if value is not None})
 
     def sections(self) -> dict[str, int]:
         """The nested sections of a step record; parents are the sums of their parts."""

@@ -95,11 +95,8 @@ def cost_model(config: SimConfig) -> CostModel:
 
 def _forward(shape: ModelShape, hardware: Hardware) -> Callable[[StepBatch], int]:
     """model_forward of a batch, see the module's formula."""
-    linear, attention, head = (
-        shape.linear_flops_per_token(),
-        shape.attention_flops_per_position(),
-        shape.lm_head_flops(),
-    )
+    linear, attention = shape.linear_flops_per_token(), shape.attention_flops_per_position()
+    head = shape.lm_head_flops()
     launch_ns = shape.layers * _LAYER_NS
     compute_ns = NS_PER_S / hardware.peak_flops_per_s / _EFFICIENCY
     memory_ns = NS_PER_S / hardware.bandwidth_bytes_per_s / _EFFICIENCY
@@ -124,9 +121,8 @@ def _guided(
     times = _V1 if config.revision == "V1" else _V2
     reference_bytes = shape_for("qwen2.5-1.5b").as_value_model().weight_bytes()
     size = (value_shape.weight_bytes() / reference_bytes) ** _VALUE_SIZE_EXPONENT
-    prefill_ns = (
-        value_shape.linear_flops_per_token() / hardware.peak_flops_per_s / _VALUE_PREFILL_EFFICIENCY * NS_PER_S
-    )
+    flops = value_shape.linear_flops_per_token()
+    prefill_ns = flops / hardware.peak_flops_per_s / _VALUE_PREFILL_EFFICIENCY * NS_PER_S
     load_ns = value_model_load_ns(value_shape)
 
     def price(batch: StepBatch, schedule_ns: int, forward_ns: int) -> StepCost:

@@ -1,5 +1,6 @@
 """The request bodies of the OpenAI dialect, as vLLM and the guided fork extend it, parsed into core requests."""
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Items
 from typing import Annotated, Any, Final, Literal
 
@@ -7,10 +8,10 @@ import msgspec
 from msgspec import Meta
 
 from benchctl.errors import UsageError
-from benchctl.guided.params import GuidanceParams
+from benchctl.guided.parameter_table import EXPONENTIAL_MODES
+from benchctl.guided.params import TOKEN_TEMPERATURE_KEYS, GuidanceParams, parse_params
 from benchctl.records.request import Message
 from benchctl.sim.config import SimConfig
-from benchctl.sim.guidance_params import parse_custom_params
 from benchctl.sim.request import Prompt, Request, SamplingParams
 from benchctl.workload.datasets.tokens import tokenize, tokenize_chat
 
@@ -141,3 +142,29 @@ def _guidance(body: Body, sampling: SamplingParams, config: SimConfig) -> Guidan
             "custom_params: this server has no value model; start it with --value-model or leave them out"
         )
     return parse_custom_params(body.custom_params, top_k=sampling.top_k, revision=config.revision)
+
+
+def parse_custom_params(params: Mapping[str, Any], *, top_k: int, revision: str) -> GuidanceParams | None:
+    """Check ``custom_params`` and return the guidance that they ask for; None when no key activates any.
+
+    Modes ``centered_exp`` and ``value_bias`` need a finite top_k, and so does V4 for all guidance; V4 refuses
+    hard constraints. Keys that scale single tokens are accepted and have no effect. Raises UsageError naming key,
+    value and remedy.
+    """
+    if ("boosted_token_ids" in params) != ("token_temp_divisor" in params):
+        raise UsageError("custom_params: boosted_token_ids and token_temp_divisor must come together")
+    own = {key: value for key, value in params.items() if key not in TOKEN_TEMPERATURE_KEYS}
+    guidance = parse_params(own, source="custom_params")
+    if guidance is None:
+        return None
+    if top_k == -1 and (guidance.mode in EXPONENTIAL_MODES or revision == "V4"):
+        raise UsageError(
+            f"custom_params: mode {guidance.mode!r} with top_k -1; set a finite top_k of at least 2, because the "
+            "value model cannot score the whole vocabulary"
+        )
+    if guidance.has_target and revision == "V4":
+        raise UsageError(
+            "custom_params: revision V4 has no hard constraints; drop target_value and target_length or start the "
+            "server with --revision V1 or V2"
+        )
+    return guidance
