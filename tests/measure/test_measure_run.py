@@ -51,8 +51,8 @@ def _readable(process):
         return False
 
 
-OF_THE_PACE = {"client-bunching", "underfilled-batch"}
-"""What a run is told of a server that takes its time between steps, and of a machine that is busy."""
+OF_THE_PACE = {"client-bunching", "times-bounded", "underfilled-batch"}
+"""Warnings about a server with long pauses between steps, and about a busy machine."""
 
 
 def told(record):
