@@ -57,7 +57,10 @@ def _run() -> int:
     except SystemExit as leaving:
         return leaving.code if isinstance(leaving.code, int) else 0
     except BenchctlError as error:
-        _explain(error)
+        print(f"benchctl: {error}", file=sys.stderr)
+        if error.log_tail:
+            lines = ("the server's log ends:", *map(log_line, error.log_tail.splitlines()))
+            print(*lines, sep="\n", file=sys.stderr)
         return error.exit_code
     except OSError as error:
         target = error.filename or _NAMELESS.get(error.errno or 0, "the system")
@@ -94,11 +97,3 @@ def _show_warning(
         print(f"benchctl: warning: {message}", file=sys.stderr)
     else:
         print(warnings.formatwarning(message, category, filename, lineno, line), end="", file=file or sys.stderr)
-
-
-def _explain(error: BenchctlError) -> None:
-    print(f"benchctl: {error}", file=sys.stderr)
-    if error.log_tail:
-        print("the server's log ends:", file=sys.stderr)
-        for line in error.log_tail.splitlines():
-            print(log_line(line), file=sys.stderr)

@@ -15,6 +15,7 @@ from benchctl.analysis.compare.text import verdict_sentence
 from benchctl.analysis.compare.unpaired_sides import is_unpaired
 from benchctl.analysis.experiment.pairing import parse_side
 from benchctl.errors import InvalidDataError, UsageError
+from benchctl.records.jsonl import write_bytes_atomic
 from benchctl.report.documents.comparison import document_of, refusal_document
 from benchctl.report.text.comparison_markdown import markdown_of
 from benchctl.report.text.comparison_table import footnotes_of, headings_of, rows_of
@@ -54,15 +55,12 @@ def summary_path() -> Path:
 
 def write_comparison(comparison: Comparison, path: Path, *, show_all: bool) -> None:
     """Replace ``path`` with the comparison in the format of its suffix."""
-    from benchctl.records.jsonl import write_bytes_atomic
-
     write_bytes_atomic(path, _content(comparison, path.suffix, show_all=show_all))
 
 
 def write_page(a: str, b: str, options: CompareOptions, path: Path) -> tuple[str, ...]:
     """Replace ``path`` with the page on two sides of result directories; returns descriptions of damaged files."""
     from benchctl.analysis.analyzed import analyze_directory
-    from benchctl.records.jsonl import write_bytes_atomic
     from benchctl.report.page.build import sides_page
 
     a_side, b_side = parse_side(a), parse_side(b)
@@ -89,8 +87,6 @@ def _content(comparison: Comparison, suffix: str, *, show_all: bool) -> bytes:
 
 def write_refusal(error: InvalidDataError, outputs: Sequence[Path], summary: Path | None) -> None:
     """Write the reason why nothing was compared to JSON and Markdown; other formats cannot express it."""
-    from benchctl.records.jsonl import write_bytes_atomic
-
     message = f"**not compared: {str(error).splitlines()[0]}**\n\n```text\n{error}\n```"
     for path in outputs:
         if path.suffix == ".json":

@@ -18,7 +18,17 @@ if TYPE_CHECKING:
 def print_outcome(path: "Path", outcome: "Outcome") -> None:
     """Print what an experiment came to, and warn of suspect runs."""
     analysis = _print_results(path)
-    _print_counts(path, outcome)
+    counts = {
+        "done": outcome.num_done,
+        "suspect": outcome.num_suspect,
+        "failed": outcome.num_failed,
+        "done before": outcome.num_skipped,
+    }
+    print("runs: " + ", ".join(f"{count} {state}" for state, count in counts.items() if count))
+    print(f"tables: {path / 'summary.csv'}, {path / 'sweep_summary.csv'}")
+    print(f"details: benchctl show {shlex.quote(str(path))}")
+    if outcome.num_failed:
+        warn(f"{outcome.num_failed} runs failed; repeat them with: benchctl run --resume {shlex.quote(str(path))}")
     for line in suspects_lines(analysis):
         warn(line)
 
@@ -45,20 +55,6 @@ def _print_results(path: "Path") -> "AnalyzedExperiment":
         if picture.suffix == ".png":
             print(f"picture: {picture}")
     return analysis
-
-
-def _print_counts(path: "Path", outcome: "Outcome") -> None:
-    counts = {
-        "done": outcome.num_done,
-        "suspect": outcome.num_suspect,
-        "failed": outcome.num_failed,
-        "done before": outcome.num_skipped,
-    }
-    print("runs: " + ", ".join(f"{count} {state}" for state, count in counts.items() if count))
-    print(f"tables: {path / 'summary.csv'}, {path / 'sweep_summary.csv'}")
-    print(f"details: benchctl show {shlex.quote(str(path))}")
-    if outcome.num_failed:
-        warn(f"{outcome.num_failed} runs failed; repeat them with: benchctl run --resume {shlex.quote(str(path))}")
 
 
 def store_noise(path: "Path", profile: "Profile") -> None:

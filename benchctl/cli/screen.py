@@ -48,9 +48,10 @@ def in_one_row(table: "Table") -> "Table":
 
 def print_notes(console: "Console", analysis: "AnalyzedExperiment") -> None:
     """Print the findings and the notes of a result directory, each under its title."""
-    from benchctl.report.text.tables import findings_lines, footnote_lines
+    from benchctl.report.text.tables import footnote_lines
 
-    for title, lines in (("What follows", findings_lines(analysis)), ("Notes", footnote_lines(analysis))):
+    findings = [f"* {finding.sentence} [{finding.code}]" for finding in analysis.findings]
+    for title, lines in (("What follows", findings), ("Notes", footnote_lines(analysis))):
         if lines:
             console.print()
             console.print(title, style="bold")

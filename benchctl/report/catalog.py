@@ -45,12 +45,12 @@ def list_directories(root: Path) -> tuple[Entry, ...]:
             f"{root} is not a directory; name the one that holds results, or measure with 'benchctl run'"
         )
     entries = [_entry(path) for path in _candidates(root)]
-    readable = sorted((entry for entry in entries if entry.problem is None), key=_age, reverse=True)
+    readable = sorted(
+        (entry for entry in entries if entry.problem is None),
+        key=lambda entry: (entry.created_at or "", str(entry.path)),
+        reverse=True,
+    )
     return (*readable, *(entry for entry in entries if entry.problem is not None))
-
-
-def _age(entry: Entry) -> tuple[str, str]:
-    return entry.created_at or "", str(entry.path)
 
 
 def _candidates(root: Path) -> Iterator[Path]:
@@ -72,14 +72,10 @@ def _is_result(path: Path) -> bool:
 
 def _directories(path: Path) -> list[Path]:
     try:
-        return sorted(child for child in path.iterdir() if _is_listed(child))
+        children = [child for child in path.iterdir() if child.is_dir() and not child.name.startswith(".")]
     except PermissionError:
         return []
-
-
-def _is_listed(path: Path) -> bool:
-    """Directories but for links such as ``latest``, whose target is listed already."""
-    return path.is_dir() and not path.is_symlink() and not path.name.startswith(".")
+    return sorted(child for child in children if not child.is_symlink())  # ``latest`` links to one of the others
 
 
 def _entry(path: Path) -> Entry:
@@ -89,29 +85,16 @@ def _entry(path: Path) -> Entry:
         results = open_results(path)
         manifest = results.manifest()
         num_done, num_planned = _count_runs(results)
-        altered = _altered(path)
+        altered = list(dict.fromkeys(alteration.file for alteration in verify_directory(path).alterations))
     except InvalidDataError as error:
         return Entry(path=path, problem=str(error))
     return Entry(
         path=path,
-        created_at=manifest.created_at,
-        profile=manifest.profile,
-        engine=manifest.engine,
-        state=manifest.state,
-        label=manifest.label,
+        **{name: getattr(manifest, name) for name in ("created_at", "profile", "engine", "state", "label")},
         num_done=num_done,
         num_planned=num_planned,
-        altered=altered,
+        altered="altered: " + first_of(altered, 2) if altered else None,
     )
-
-
-def _altered(path: Path) -> str | None:
-    """The first files that differ from what was measured; None where none does."""
-    alterations = verify_directory(path).alterations
-    if not alterations:
-        return None
-    files = list(dict.fromkeys(alteration.file for alteration in alterations))
-    return "altered: " + first_of(files, 2)
 
 
 def _count_runs(results: ResultDirectory) -> tuple[int, int]:

@@ -78,8 +78,7 @@ _AllowFailed = Annotated[
     bool, typer.Option("--allow-failed", help="Judge the completed requests even if others failed.")
 ]
 _AllowSuspect = Annotated[
-    bool,
-    typer.Option("--allow-suspect", help="Include suspect runs; their warnings are printed with the verdict."),
+    bool, typer.Option("--allow-suspect", help="Include suspect runs; their warnings are printed with the verdict.")
 ]
 _AllowAltered = Annotated[
     bool, typer.Option("--allow-altered", help="Compare files even if they were altered after the measurement.")
@@ -144,7 +143,14 @@ def compare(
     invalid. Example: benchctl compare results/x:baseline results/x:guided
     """
     from benchctl.analysis.compare.compare import CompareOptions
-    from benchctl.cli.comparison_output import append, checked_outputs, summary_path
+    from benchctl.cli.comparison_output import (
+        PAGE,
+        append,
+        checked_outputs,
+        summary_path,
+        write_comparison,
+        write_page,
+    )
     from benchctl.report.text.comparison_markdown import markdown_of
 
     if as_json and as_markdown:
@@ -167,7 +173,11 @@ def compare(
         quality_margin_points=quality_margin,
     )
     comparison = _compare_or_write_refusal(a, b, options, outputs, summary, as_json=as_json)
-    _write_outputs(a, b, options, comparison, outputs, show_all=show_all)
+    for path in outputs:
+        if path.suffix == PAGE:
+            write_page(a, b, options, path)
+        else:
+            write_comparison(comparison, path, show_all=show_all)
     if summary is not None:
         append(summary, markdown_of(comparison, show_all=show_all))
     _print(comparison, as_json=as_json, as_markdown=as_markdown, show_all=show_all)
@@ -175,13 +185,7 @@ def compare(
 
 
 def _compare_or_write_refusal(
-    a: str,
-    b: str,
-    options: "CompareOptions",
-    outputs: tuple[Path, ...],
-    summary: Path | None,
-    *,
-    as_json: bool,
+    a: str, b: str, options: "CompareOptions", outputs: tuple[Path, ...], summary: Path | None, *, as_json: bool
 ) -> "Comparison":
     """Compare the sides. If they cannot be compared, write the reason to all outputs and raise InvalidDataError."""
     from benchctl.cli.comparison_output import write_refusal
@@ -194,24 +198,6 @@ def _compare_or_write_refusal(
         if as_json:
             print(json.dumps(refusal_document(error), indent=1))
         raise
-
-
-def _write_outputs(
-    a: str,
-    b: str,
-    options: "CompareOptions",
-    comparison: "Comparison",
-    outputs: tuple[Path, ...],
-    *,
-    show_all: bool,
-) -> None:
-    from benchctl.cli.comparison_output import PAGE, write_comparison, write_page
-
-    for path in outputs:
-        if path.suffix == PAGE:
-            write_page(a, b, options, path)
-        else:
-            write_comparison(comparison, path, show_all=show_all)
 
 
 def _print(comparison: "Comparison", *, as_json: bool, as_markdown: bool, show_all: bool) -> None:
@@ -243,12 +229,10 @@ def _compare_sides(a: str, b: str, options: "CompareOptions") -> "Comparison":
 def _estimator(name: str | None) -> "Estimator | None":
     from benchctl.analysis.statistics.block_ratio import ESTIMATORS
 
-    if name is None:
-        return None
-    for estimator in ESTIMATORS:
-        if name == estimator:
-            return estimator
-    raise UsageError(f"unknown estimator {name!r}; choose {' or '.join(ESTIMATORS)}")
+    estimator = next((estimator for estimator in ESTIMATORS if estimator == name), None)
+    if name is not None and estimator is None:
+        raise UsageError(f"unknown estimator {name!r}; choose {' or '.join(ESTIMATORS)}")
+    return estimator
 
 
 def _noise(option: str | None) -> "Mapping[str, MetricNoise] | None":

@@ -7,6 +7,7 @@ import typer
 
 from benchctl.cli.screen import print_json
 from benchctl.errors import UsageError
+from benchctl.formats import count_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -64,19 +65,11 @@ def _engine(name: str) -> "NeededEngine":
 
 
 def _document(checks: "Sequence[Check]") -> dict[str, Any]:
+    names = ("topic", "name", "state", "is_needed", "finding", "remedy")
     return {
         "is_ready": not any(check.is_obstacle for check in checks),
         "checks": [
-            {
-                "topic": check.topic,
-                "name": check.name,
-                "state": check.state,
-                "is_needed": check.is_needed,
-                "finding": check.finding,
-                "remedy": check.remedy,
-                "facts": dict(check.facts),
-            }
-            for check in checks
+            {name: getattr(check, name) for name in names} | {"facts": dict(check.facts)} for check in checks
         ],
     }
 
@@ -108,5 +101,4 @@ def _summary(checks: "Sequence[Check]") -> str:
     if missing:
         return f"not ready: {', '.join(missing)} missing; see the lines that begin with →"
     count = sum(check.state == "warning" for check in checks)
-    warnings = f"; {count} warning{'s' if count != 1 else ''}" if count else ""
-    return f"ready{warnings}"
+    return f"ready; {count_of(count, 'warning')}" if count else "ready"

@@ -182,7 +182,12 @@ def _print_tables(request: _FlopsRequest, answer: _Answer) -> None:
     for label in columns[0]:
         table.add_row(label, *(column[label] for column in columns), end_section=label.endswith("total, PFLOP"))
     console = Console(highlight=False)
-    console.print(_title(request))
+    guided = f" guided by {request.value_model.name}, top_k {request.top_k}" if request.value_model else ""
+    totals = request.totals
+    console.print(
+        f"{request.base.name}{guided}: {totals.num_sequences} outputs of {totals.num_questions} prompts, "
+        f"{totals.output_tokens} output tokens"
+    )
     console.print(table)
     if answer.corrections:
         corrections = Table("correction", "PFLOP", "because")
@@ -196,64 +201,42 @@ def _print_tables(request: _FlopsRequest, answer: _Answer) -> None:
         console.print(corrections)
 
 
-def _title(request: _FlopsRequest) -> str:
-    guided = f" guided by {request.value_model.name}, top_k {request.top_k}" if request.value_model else ""
-    totals = request.totals
-    return (
-        f"{request.base.name}{guided}: {totals.num_sequences} outputs of {totals.num_questions} prompts, "
-        f"{totals.output_tokens} output tokens"
-    )
-
-
 def _readable(account: "FlopsAccount", request: _FlopsRequest) -> dict[str, str]:
     """One column of the table; labels carry the units that people read."""
+    return {
+        label: "needs --wall" if number is None else f"{number / unit:.4g}"
+        for _, label, unit, number in _numbers(account, request)
+    }
+
+
+def _document(account: "FlopsAccount", request: _FlopsRequest) -> dict[str, float | None]:
+    return {key: number for key, _, _, number in _numbers(account, request)}
+
+
+def _numbers(account: "FlopsAccount", request: _FlopsRequest) -> list[tuple[str, str, float, float | None]]:
+    """Key in the document, label of the row, the unit of that label, and the number in base units."""
+    from benchctl.costs.flops import achieved_flops_per_s, utilization_frac
     from benchctl.units import GIGA, PETA, TERA
 
-    numbers = _numbers(account, request)
-    rows = {
-        "base prefill, PFLOP": ("base_prefill_flops", PETA),
-        "base decode, PFLOP": ("base_decode_flops", PETA),
-        "  of both: linear": ("base_linear_flops", PETA),
-        "  of both: attention": ("base_attention_flops", PETA),
-        "  of both: head": ("base_head_flops", PETA),
-        "base total, PFLOP": ("base_total_flops", PETA),
-        "value model prefill, PFLOP": ("value_prefill_flops", PETA),
-        "value model extend, PFLOP": ("value_extend_flops", PETA),
-        "value model candidates, PFLOP": ("value_candidates_flops", PETA),
-        "value model total, PFLOP": ("value_total_flops", PETA),
-        "total, PFLOP": ("total_flops", PETA),
-        "total / base": ("ratio", 1),
-        "GFLOP per output token": ("flops_per_output_token", GIGA),
-        "achieved TFLOP/s": ("achieved_flops_per_s", TERA),
-        f"% of {request.hardware.name}'s peak": ("utilization_frac", 0.01),
-    }
-    column = {}
-    for label, (key, unit) in rows.items():
-        number = numbers[key]
-        column[label] = "needs --wall" if number is None else f"{number / unit:.4g}"
-    return column
-
-
-def _numbers(account: "FlopsAccount", request: _FlopsRequest) -> dict[str, float | None]:
-    from benchctl.costs.flops import achieved_flops_per_s, utilization_frac
-
-    return {
-        "base_prefill_flops": account.base_prefill.total,
-        "base_decode_flops": account.base_decode.total,
-        "base_linear_flops": account.base.linear,
-        "base_attention_flops": account.base.attention,
-        "base_head_flops": account.base.head,
-        "base_total_flops": account.base.total,
-        "value_prefill_flops": account.value_prefill.total,
-        "value_extend_flops": account.value_extend.total,
-        "value_candidates_flops": account.value_candidates.total,
-        "value_total_flops": account.value.total,
-        "total_flops": account.total,
-        "ratio": account.ratio,
-        "flops_per_output_token": account.flops_per_output_token,
-        "achieved_flops_per_s": achieved_flops_per_s(account.total, request.wall_s),
-        "utilization_frac": utilization_frac(account.total, request.wall_s, request.hardware),
-    }
+    achieved = achieved_flops_per_s(account.total, request.wall_s)
+    utilization = utilization_frac(account.total, request.wall_s, request.hardware)
+    return [
+        ("base_prefill_flops", "base prefill, PFLOP", PETA, account.base_prefill.total),
+        ("base_decode_flops", "base decode, PFLOP", PETA, account.base_decode.total),
+        ("base_linear_flops", "  of both: linear", PETA, account.base.linear),
+        ("base_attention_flops", "  of both: attention", PETA, account.base.attention),
+        ("base_head_flops", "  of both: head", PETA, account.base.head),
+        ("base_total_flops", "base total, PFLOP", PETA, account.base.total),
+        ("value_prefill_flops", "value model prefill, PFLOP", PETA, account.value_prefill.total),
+        ("value_extend_flops", "value model extend, PFLOP", PETA, account.value_extend.total),
+        ("value_candidates_flops", "value model candidates, PFLOP", PETA, account.value_candidates.total),
+        ("value_total_flops", "value model total, PFLOP", PETA, account.value.total),
+        ("total_flops", "total, PFLOP", PETA, account.total),
+        ("ratio", "total / base", 1, account.ratio),
+        ("flops_per_output_token", "GFLOP per output token", GIGA, account.flops_per_output_token),
+        ("achieved_flops_per_s", "achieved TFLOP/s", TERA, achieved),
+        ("utilization_frac", f"% of {request.hardware.name}'s peak", 0.01, utilization),
+    ]
 
 
 def _print_json(request: _FlopsRequest, answer: _Answer, observed_candidates: float | None) -> None:
@@ -273,8 +256,8 @@ def _print_json(request: _FlopsRequest, answer: _Answer, observed_candidates: fl
         "hardware": request.hardware.name,
         "peak_flops_per_s": request.hardware.peak_flops_per_s,
         "convention": request.convention,
-        "account": _numbers(answer.account, request),
-        "observed": _numbers(answer.observed, request) if answer.observed is not None else None,
+        "account": _document(answer.account, request),
+        "observed": _document(answer.observed, request) if answer.observed is not None else None,
         "corrections": [
             {"code": correction.code, "flops": correction.flops, "meaning": correction.meaning}
             for correction in answer.corrections

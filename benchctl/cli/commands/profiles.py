@@ -61,27 +61,23 @@ def validate(
     overrides: SetOption = None,
 ) -> None:
     """Check profiles and report every error with its line. Exit code: 2 with errors, else 0."""
+    from benchctl.profile.load import load_profile
+    from benchctl.profile.planning.plan import plan_runs, undeclared_differences
+
     errors: list[str] = []
     for name in names:
         try:
-            _validate(name, engine, overrides or [])
+            profile = load_profile(name, engine=engine, overrides=overrides or [])
+            check_names(profile)
+            num_runs = len(plan_runs(profile).runs)
+            print(f"ok {name}: {num_runs} runs in {profile.blocks} blocks on {profile.engine.kind}")
+            for path in undeclared_differences(profile):
+                remark = "differs from the baseline and allowed_differences does not list it: compare will refuse"
+                print(f"warning {name}: {path} {remark}")
         except ProfileError as error:
             errors.append(str(error))
     if errors:
         raise ProfileError("\n".join(errors))
-
-
-def _validate(name: str, engine: str | None, overrides: list[str]) -> None:
-    from benchctl.profile.load import load_profile
-    from benchctl.profile.planning.plan import plan_runs, undeclared_differences
-
-    profile = load_profile(name, engine=engine, overrides=overrides)
-    check_names(profile)
-    num_runs = len(plan_runs(profile).runs)
-    print(f"ok {name}: {num_runs} runs in {profile.blocks} blocks on {profile.engine.kind}")
-    for path in undeclared_differences(profile):
-        warning = f"{path} differs from the baseline and allowed_differences does not list it: compare will refuse"
-        print(f"warning {name}: {warning}")
 
 
 def check_names(profile: "Profile") -> None:

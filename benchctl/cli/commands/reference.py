@@ -70,14 +70,10 @@ def _command_sections(command: Any, path: str) -> Iterator[str]:  # a click clas
     rows = [f"| `{_cell(names)}` | {_cell(meaning)} |" for names, meaning in filter(None, records)]
     yield f"## {path}\n"
     yield f"    {usage}\n"
-    yield f"{_one_paragraph_each(command.help or '')}\n"
+    yield "\n\n".join(" ".join(paragraph.split()) for paragraph in (command.help or "").split("\n\n")) + "\n"
     if rows:
         yield "| argument or option | meaning |\n|---|---|"
         yield "\n".join(rows) + "\n"
-
-
-def _one_paragraph_each(text: str) -> str:
-    return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n"))
 
 
 def _cell(text: str) -> str:

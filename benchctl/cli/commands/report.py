@@ -10,7 +10,6 @@ from benchctl.errors import RecordError, UsageError
 
 if TYPE_CHECKING:
     from benchctl.analysis.experiment.pairing import Side
-    from benchctl.report.export import ReportFiles
 
 
 def report(
@@ -44,7 +43,14 @@ def report(
     from benchctl.report.export import write_report
 
     files = write_report(Path(a), allow_suspect=allow_suspect)
-    _print_files(files)
+    run_results = [path for path in files.written if path.name == "result.json"]
+    for path in files.written:
+        if path not in run_results:
+            print(path)
+    if run_results:
+        print(f"{run_results[0].parent.parent}/*/result.json ({len(run_results)} runs)")
+    for reason in files.skipped:
+        print(f"not drawn: {reason}")
     if files.damage:
         raise RecordError("\n".join(files.damage))
 
@@ -64,14 +70,3 @@ def _write_page(a: str, b: str, output: Path | None, *, allow_suspect: bool) -> 
 def _slug(side: "Side") -> str:
     name = side.path.resolve().name + (f"-{side.variant}" if side.variant else "")
     return re.sub(r"[^A-Za-z0-9._-]+", "_", name)
-
-
-def _print_files(files: "ReportFiles") -> None:
-    run_results = [path for path in files.written if path.name == "result.json"]
-    for path in files.written:
-        if path not in run_results:
-            print(path)
-    if run_results:
-        print(f"{run_results[0].parent.parent}/*/result.json ({len(run_results)} runs)")
-    for reason in files.skipped:
-        print(f"not drawn: {reason}")

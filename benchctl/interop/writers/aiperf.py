@@ -38,6 +38,7 @@ _LATENCIES: Final = {
     "inter_token_latency": "tpot",
     "inter_chunk_latency": "itl",
 }
+_RUN_FIELDS: Final = ("variant", "cell", "block", "state", "clock", "time_scale")
 
 
 def aiperf_result(run: LoadedRun, manifest: Manifest, arrival: Arrival | None) -> dict[str, Any]:
@@ -65,15 +66,7 @@ def aiperf_result(run: LoadedRun, manifest: Manifest, arrival: Arrival | None) -
         "was_cancelled": False,
         "error_summary": _error_summary(requests),
         "start_time": record.started_at or manifest.created_at,
-        "benchctl": {
-            "version": __version__,
-            "variant": record.variant,
-            "cell": record.cell,
-            "block": record.block,
-            "state": record.state,
-            "clock": record.clock,
-            "time_scale": record.time_scale,
-        },
+        "benchctl": {"version": __version__, **{name: getattr(record, name) for name in _RUN_FIELDS}},
     }
 
 

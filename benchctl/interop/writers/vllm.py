@@ -9,7 +9,7 @@ other file of that name; a column that is null in every run, such as the p99 of 
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from benchctl.analysis.metrics.bounds import Bounds, run_bounds
 from benchctl.analysis.metrics.percentile import PERCENTS, standard_deviation
@@ -21,6 +21,8 @@ from benchctl.records.manifest import Manifest
 from benchctl.records.request import RequestRecord
 from benchctl.records.schema import SCHEMA_VERSION
 from benchctl.units import ms_from_ns, s_from_ns
+
+_RUN_FIELDS: Final = ("run_id", "variant", "cell", "block", "state", "clock", "time_scale")
 
 
 def vllm_result(run: LoadedRun, manifest: Manifest, arrival: Arrival | None) -> dict[str, Any]:
@@ -51,13 +53,7 @@ def vllm_result(run: LoadedRun, manifest: Manifest, arrival: Arrival | None) -> 
         **_latencies(requests, metrics, record.clock_factor),
         **_details(requests, record.clock_factor),
         "schema_version": SCHEMA_VERSION,
-        "run_id": record.run_id,
-        "variant": record.variant,
-        "cell": record.cell,
-        "block": record.block,
-        "state": record.state,
-        "clock": record.clock,
-        "time_scale": record.time_scale,
+        **{name: getattr(record, name) for name in _RUN_FIELDS},
         "step_ms": metrics["step_ms"],
         "tokens_per_step": metrics["tokens_per_step"],
         "client": {name: metrics[name] for name in CLIENT_METRICS},

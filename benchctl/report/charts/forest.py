@@ -1,6 +1,5 @@
 """The forest plot: the ratio of every deciding metric in every cell with its interval, against the margin."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -57,15 +56,11 @@ def forest_of(comparison: Comparison) -> Forest | None:
     estimated = [row.metric for group in rows.values() for row in group if row.metric.estimate is not None]
     if not estimated:
         return None
+    estimates = [metric.estimate for metric in estimated if metric.estimate is not None]
+    ends = [end for estimate in estimates if estimate.log_interval is not None for end in estimate.log_interval]
+    margin = max(metric.margins.log_bands[0] for metric in estimated)
     return Forest(
         groups=tuple(ForestGroup(metric=group[0].metric.metric, rows=tuple(group)) for group in rows.values()),
-        scale=_scale(estimated),
+        scale=scale_of([estimate.log_ratio for estimate in estimates], ends, (-margin, margin)),
         bands="the margins of equivalence and of a change" if has_two_margins(estimated) else "the margin",
     )
-
-
-def _scale(metrics: Sequence[MetricComparison]) -> LogScale:
-    estimates = [metric.estimate for metric in metrics if metric.estimate is not None]
-    ends = [end for estimate in estimates if estimate.log_interval is not None for end in estimate.log_interval]
-    margin = max(metric.margins.log_bands[0] for metric in metrics)
-    return scale_of([estimate.log_ratio for estimate in estimates], ends, (-margin, margin))

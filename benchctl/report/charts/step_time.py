@@ -16,7 +16,6 @@ TITLE: Final = "Step time over the run"
 _MIN_STEPS_PER_STRETCH: Final = 4
 _MAX_BANDS: Final = 3
 """Bands of more arms than this cover one another."""
-_BAND_WORDS: Final = {True: "with the 5-95 % band of its steps", False: "5-95 % of its steps on hover"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -57,7 +56,8 @@ class StepTimes:
 
     def caption(self, *, can_hover: bool) -> str:
         """One sentence about lines, bands and block; without ``can_hover`` only about what a picture shows."""
-        band = f", {_BAND_WORDS[self.has_bands]}" if self.has_bands or can_hover else ""
+        hover = ", 5-95 % of its steps on hover" if can_hover else ""
+        band = ", with the 5-95 % band of its steps" if self.has_bands else hover
         return (
             f"Median step time in ms ({self.clock}) and mean batch size in up to {MAX_STRETCHES} stretches of a "
             f"run, block {self.block}{band}; warm-up excluded."

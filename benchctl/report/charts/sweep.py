@@ -70,8 +70,9 @@ def swept_rows(analysis: AnalyzedExperiment, quantities: Iterable[str]) -> list[
 def swept_factor(rows: Sequence[SweepRow]) -> str | None:
     """The numeric factor with the most values, the first of equals; None where none has two."""
     values = {name: {row.cell.get(name) for row in rows} for row in rows for name in row.cell}
-    numeric = {name: cells for name, cells in values.items() if len(cells) > 1 and all(map(_is_number, cells))}
-    return max(numeric, key=lambda name: len(numeric[name]), default=None)
+    types = {name: {type(value) for value in cells} for name, cells in values.items() if len(cells) > 1}
+    numeric = [name for name in types if types[name] <= {int, float}]
+    return max(numeric, key=lambda name: len(values[name]), default=None)
 
 
 def sweep_lines(rows: Sequence[SweepRow], factor: str | None) -> tuple[SweepLine, ...]:
@@ -115,10 +116,6 @@ def interval_label(estimates: Sequence[RatioEstimate]) -> str:
     """Confidence and blocks of the intervals: ``95% interval over 2 to 3 blocks``."""
     blocks = range_of([estimate.num_blocks for estimate in estimates])
     return f"{estimates[0].confidence:.0%} interval over {blocks} blocks"
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _cell_lines(row: SweepRow) -> str:

@@ -13,7 +13,7 @@ from benchctl.analysis.quality.divergence import Divergence
 from benchctl.analysis.quality.text import divergence_sentence, quality_lines
 from benchctl.analysis.statistics.block_order import OrderEffects, Slope
 from benchctl.errors import InvalidDataError, NotComparableError
-from benchctl.report.documents.decomposition import decomposition_document
+from benchctl.report.documents.decomposition import decomposition_document, ratio_document
 
 
 def document_of(comparison: Comparison) -> dict[str, Any]:
@@ -130,7 +130,7 @@ def _metric_document(cell: CellComparison, metric: MetricComparison) -> dict[str
         "block_weights": list(estimate.block_weights) if estimate else [],
         "order": _order_document(metric.order),
         "outlier_blocks": list(metric.outlier_blocks),
-        "without_outliers": _without_outliers(metric),
+        "without_outliers": None if metric.without_outliers is None else ratio_document(metric.without_outliers),
         "is_unreliable": metric.is_unreliable,
         "runs_with_bounds": {"a": metric.num_bounded[0], "b": metric.num_bounded[1]},
         "p": estimate.p_value if estimate else None,
@@ -165,10 +165,3 @@ def _slope_document(slope: Slope | None) -> dict[str, float] | None:
     if slope is None:
         return None
     return {"log": slope.log_per_unit, "standard_error": slope.standard_error, "p": slope.p_value}
-
-
-def _without_outliers(metric: MetricComparison) -> dict[str, float | None] | None:
-    estimate = metric.without_outliers
-    if estimate is None:
-        return None
-    return {"ratio": estimate.ratio, "ci_low": estimate.ci_low, "ci_high": estimate.ci_high}

@@ -34,12 +34,12 @@ def _wall_document(wall: WallSplit) -> dict[str, Any]:
     return {
         "a_s": wall.a_s,
         "b_s": wall.b_s,
-        **_ratio_document(wall.total),
+        **ratio_document(wall.total),
         "factors": [
             {
                 "name": factor.name,
                 "meaning": factor.meaning,
-                **_ratio_document(factor.estimate),
+                **ratio_document(factor.estimate),
                 "added_s": factor.added_s,
                 "share": factor.share_of(wall.total),
             }
@@ -49,7 +49,8 @@ def _wall_document(wall: WallSplit) -> dict[str, Any]:
     }
 
 
-def _ratio_document(estimate: RatioEstimate) -> dict[str, float | None]:
+def ratio_document(estimate: RatioEstimate) -> dict[str, float | None]:
+    """The ratio with both ends of its interval."""
     return {"ratio": estimate.ratio, "ci_low": estimate.ci_low, "ci_high": estimate.ci_high}
 
 

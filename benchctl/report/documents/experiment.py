@@ -12,6 +12,7 @@ from benchctl.analysis.summary.runs import CellSummary
 from benchctl.analysis.summary.sweep import SweepRow
 from benchctl.interop.writers.vllm import bounds_document
 from benchctl.records.schema import SCHEMA_VERSION
+from benchctl.report.documents.decomposition import ratio_document
 
 
 def summary_document(analysis: AnalyzedExperiment) -> dict[str, Any]:
@@ -92,10 +93,4 @@ def _sweep_row(row: SweepRow) -> dict[str, Any]:
 
 
 def _estimate(estimate: RatioEstimate) -> dict[str, Any]:
-    return {
-        "ratio": estimate.ratio,
-        "ci_low": estimate.ci_low,
-        "ci_high": estimate.ci_high,
-        "confidence": estimate.confidence,
-        "p_value": estimate.p_value,
-    }
+    return ratio_document(estimate) | {"confidence": estimate.confidence, "p_value": estimate.p_value}

@@ -4,42 +4,28 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from benchctl.analysis.analyzed import AnalyzedExperiment
-from benchctl.analysis.compare.compare import CompareOptions, Side
+from benchctl.analysis.compare.compare import CompareOptions
 from benchctl.report.page.charts.figure import Chart
 from benchctl.report.page.charts.table import draw_charts
-from benchctl.report.page.page import PageContent, render
-from benchctl.report.page.verdict import PageVerdict, directory_verdict, sides_verdict
+from benchctl.report.page.page import render
+from benchctl.report.page.verdict import AnalyzedSide, PageVerdict, directory_verdict, sides_verdict
 
 
 def directory_page(analysis: AnalyzedExperiment, options: CompareOptions | None = None) -> str:
     """The page of one directory, to be written into it: every other variant against its baseline."""
     verdict = directory_verdict(analysis, options)
-    content = PageContent(
-        title=f"{verdict.word}: {analysis.results.manifest.profile}",
-        analyses=(analysis,),
-        verdict=verdict,
-        charts=_charts(analysis, verdict),
-        is_inside=True,
-    )
-    return render(content)
+    title = f"{verdict.word}: {analysis.results.manifest.profile}"
+    return render(title, (analysis,), verdict, _charts(analysis, verdict), is_inside=True)
 
 
-def sides_page(
-    a: tuple[AnalyzedExperiment, Side], b: tuple[AnalyzedExperiment, Side], options: CompareOptions | None = None
-) -> str:
+def sides_page(a: AnalyzedSide, b: AnalyzedSide, options: CompareOptions | None = None) -> str:
     """The page of two sides. Charts are those of each directory; of one directory, once."""
     verdict = sides_verdict(a, b, options)
     (side_verdict,) = verdict.deciding
     analyses = (a[0],) if a[0] is b[0] else (a[0], b[0])
     charts = _charts(analyses[0], verdict) if len(analyses) == 1 else _charts_of_each(analyses)
-    content = PageContent(
-        title=f"{verdict.word}: {side_verdict.b_name} against {side_verdict.a_name}",
-        analyses=analyses,
-        verdict=verdict,
-        charts=charts,
-        is_inside=False,
-    )
-    return render(content)
+    title = f"{verdict.word}: {side_verdict.b_name} against {side_verdict.a_name}"
+    return render(title, analyses, verdict, charts, is_inside=False)
 
 
 def _charts(analysis: AnalyzedExperiment, verdict: PageVerdict) -> tuple[Chart, ...]:

@@ -6,8 +6,7 @@ The verdict and every table are plain HTML and need no script; a script in the p
 into view.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from importlib.resources import files
 from typing import Any, Final
 
@@ -36,33 +35,31 @@ from benchctl.report.page.verdict import PageVerdict
 _LADDER_QUANTITIES: Final = {"step_ms": "ms", "wall_s": "s"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PageContent:
-    """The content of a page. ``is_inside``: it will be written into the (one) result directory that it is about."""
+def render(
+    title: str,
+    analyses: Sequence[AnalyzedExperiment],
+    verdict: PageVerdict,
+    charts: Sequence[Chart],
+    *,
+    is_inside: bool,
+) -> str:
+    """The page as HTML; the same arguments give the same bytes.
 
-    title: str
-    analyses: tuple[AnalyzedExperiment, ...]
-    verdict: PageVerdict
-    charts: tuple[Chart, ...]
-    is_inside: bool
-
-
-def render(content: PageContent) -> str:
-    """The page as HTML; the same content gives the same bytes."""
-    verdict, analyses = content.verdict, content.analyses
+    ``is_inside``: it will be written into the (one) result directory that it is about.
+    """
     values = {
         "version": __version__,
-        "title": content.title,
+        "title": title,
         "css": closed(_resource("page.css"), "style"),
         "script": closed(_resource("page.js"), "script"),
         "plotly": closed(get_plotlyjs(), "script"),
-        "data": inert_json(data_document(verdict, analyses, content.charts)),
+        "data": inert_json(data_document(verdict, analyses, charts)),
         "verdict": verdict,
         "comparisons": _comparisons(verdict),
-        "waterfalls": [waterfall_values(waterfall) for waterfall in _waterfalls(content)],
-        "charts": content.charts,
+        "waterfalls": [waterfall_values(waterfall) for waterfall in _waterfalls(analyses, verdict)],
+        "charts": charts,
         "directories": [
-            {**directory_values(analysis), "runs": runs_values(analysis, is_inside=content.is_inside)}
+            {**directory_values(analysis), "runs": runs_values(analysis, is_inside=is_inside)}
             for analysis in analyses
         ],
         **top_values(analyses, verdict),
@@ -91,11 +88,11 @@ def _comparisons(verdict: PageVerdict) -> list[dict[str, Any]]:
     ]
 
 
-def _waterfalls(content: PageContent) -> Iterator[Waterfall]:
+def _waterfalls(analyses: Sequence[AnalyzedExperiment], verdict: PageVerdict) -> Iterator[Waterfall]:
     """Those of the ladders of controls, then of the wall time and of the step in every cell."""
-    for analysis in content.analyses:
+    for analysis in analyses:
         yield from _ladder_waterfalls(analysis)
-    for comparison in content.verdict.comparisons:
+    for comparison in verdict.comparisons:
         for cell in comparison.cells:
             yield from (fall for fall in (from_decomposition(cell), from_sections(cell)) if fall is not None)
 

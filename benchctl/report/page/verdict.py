@@ -5,12 +5,15 @@ A comparison that cannot be made does not prevent the page: the reason is at its
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from benchctl.analysis.analyzed import AnalyzedExperiment
 from benchctl.analysis.compare.compare import CompareOptions, Side, compare_experiments
 from benchctl.analysis.compare.result import EXIT_CODES, Comparison, OverallVerdict, first_verdict
 from benchctl.analysis.compare.text import verdict_sentence
-from benchctl.errors import BenchctlError, InvalidDataError, NotComparableError, UsageError
+from benchctl.errors import InvalidDataError, NotComparableError, UsageError
+
+AnalyzedSide: TypeAlias = tuple[AnalyzedExperiment, Side]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,23 +77,18 @@ def directory_verdict(analysis: AnalyzedExperiment, options: CompareOptions | No
     results = analysis.results
     baseline, options = results.manifest.baseline, options or CompareOptions()
     variants = dict.fromkeys(planned.variant for planned in results.plan.runs)
-    controls = _controls(analysis)
+    in_profile = {} if analysis.profile is None else analysis.profile.variants
+    controls = {name for name, variant in in_profile.items() if variant.control is not None}
+    a = (analysis, Side(results.path, baseline))
     verdicts = [
-        _compare(
-            (analysis, Side(results.path, baseline)),
-            (analysis, Side(results.path, name)),
-            options,
-            is_control=name in controls,
-        )
+        _compare(a, (analysis, Side(results.path, name)), options, is_control=name in controls)
         for name in variants
         if name != baseline
     ]
     return _whole(verdicts, baseline, _notes([analysis]))
 
 
-def sides_verdict(
-    a: tuple[AnalyzedExperiment, Side], b: tuple[AnalyzedExperiment, Side], options: CompareOptions | None = None
-) -> PageVerdict:
+def sides_verdict(a: AnalyzedSide, b: AnalyzedSide, options: CompareOptions | None = None) -> PageVerdict:
     """Two sides, as ``benchctl compare`` judges them; of one directory, the same analysis twice."""
     verdict = _compare(a, b, options or CompareOptions())
     analyses = [a[0]] if a[0] is b[0] else [a[0], b[0]]
@@ -98,44 +96,25 @@ def sides_verdict(
 
 
 def _compare(
-    a: tuple[AnalyzedExperiment, Side],
-    b: tuple[AnalyzedExperiment, Side],
-    options: CompareOptions,
-    *,
-    is_control: bool = False,
+    a: AnalyzedSide, b: AnalyzedSide, options: CompareOptions, *, is_control: bool = False
 ) -> ComparisonVerdict:
     (a_analysis, a_side), (b_analysis, b_side) = a, b
-    left, right = a_analysis.experiment, b_analysis.experiment
     try:
-        comparison = compare_experiments((left, a_side), (right, b_side), options)
+        comparison = compare_experiments((a_analysis.experiment, a_side), (b_analysis.experiment, b_side), options)
     except (InvalidDataError, UsageError) as error:
-        names = (a_side.variant or str(a_side), b_side.variant or str(b_side))
-        return _refused(*names, error, is_control=is_control)
+        a_name, b_name = a_side.variant or str(a_side), b_side.variant or str(b_side)
+        return ComparisonVerdict(
+            a_name=a_name,
+            b_name=b_name,
+            problem=f"{b_name} against {a_name}: {error}",
+            differences=error.differences if isinstance(error, NotComparableError) else (),
+            is_control=is_control,
+            problem_word="not comparable" if isinstance(error, NotComparableError) else "invalid",
+            problem_exit_code=error.exit_code,
+        )
     return ComparisonVerdict(
-        a_name=comparison.a_name,
-        b_name=comparison.b_name,
-        comparison=comparison,
-        is_control=is_control,
+        a_name=comparison.a_name, b_name=comparison.b_name, comparison=comparison, is_control=is_control
     )
-
-
-def _refused(a_name: str, b_name: str, error: BenchctlError, *, is_control: bool) -> ComparisonVerdict:
-    return ComparisonVerdict(
-        a_name=a_name,
-        b_name=b_name,
-        problem=f"{b_name} against {a_name}: {error}",
-        differences=error.differences if isinstance(error, NotComparableError) else (),
-        is_control=is_control,
-        problem_word="not comparable" if isinstance(error, NotComparableError) else "invalid",
-        problem_exit_code=error.exit_code,
-    )
-
-
-def _controls(analysis: AnalyzedExperiment) -> frozenset[str]:
-    """Variants that are steps of a ladder and no answer of their own."""
-    if analysis.profile is None:
-        return frozenset()
-    return frozenset(name for name, variant in analysis.profile.variants.items() if variant.control is not None)
 
 
 def _whole(verdicts: Sequence[ComparisonVerdict], baseline: str, notes: tuple[str, ...]) -> PageVerdict:
@@ -143,38 +122,22 @@ def _whole(verdicts: Sequence[ComparisonVerdict], baseline: str, notes: tuple[st
     controls = tuple(one for one in verdicts if one.is_control)
     if not deciding:
         sentence = f"only {baseline} was planned, so there is nothing to compare it with"
-        return PageVerdict(
-            word="no verdict", sentence=sentence, exit_code=3, deciding=(), controls=controls, notes=notes
-        )
-    if len(deciding) == 1:
-        (one,) = deciding
-        return PageVerdict(
-            word=one.word,
-            sentence=one.sentence,
-            exit_code=one.exit_code,
-            deciding=deciding,
-            controls=controls,
-            notes=notes,
-        )
-    word = first_verdict(_overall(one) for one in deciding)
-    of_word = [one for one in deciding if _overall(one) == word]
-    names = _listed([one.b_name for one in of_word])
+        word, exit_code = "no verdict", 3
+    elif len(deciding) == 1:
+        word, sentence, exit_code = deciding[0].word, deciding[0].sentence, deciding[0].exit_code
+    else:
+        overall = first_verdict(_overall(one) for one in deciding)
+        names = [one.b_name for one in deciding if _overall(one) == overall]
+        listed = " and ".join(", ".join(names).rsplit(", ", 1))
+        word, exit_code = overall, EXIT_CODES[overall]
+        sentence = f"{len(names)} of {len(deciding)} variants against {baseline}: {listed}"
     return PageVerdict(
-        word=word,
-        sentence=f"{len(of_word)} of {len(deciding)} variants against {baseline}: {names}",
-        exit_code=EXIT_CODES[word],
-        deciding=deciding,
-        controls=controls,
-        notes=notes,
+        word=word, sentence=sentence, exit_code=exit_code, deciding=deciding, controls=controls, notes=notes
     )
 
 
 def _overall(one: ComparisonVerdict) -> OverallVerdict:
     return one.comparison.verdict if one.comparison is not None else "invalid"
-
-
-def _listed(names: Sequence[str]) -> str:
-    return " and ".join(", ".join(names).rsplit(", ", 1))
 
 
 def _notes(analyses: Iterable[AnalyzedExperiment]) -> tuple[str, ...]:

@@ -1,6 +1,5 @@
 """The load generator as a table: share of the load kept up, delays, origin of timestamps, processor time."""
 
-from collections.abc import Callable
 from typing import Final
 
 from rich.table import Table
@@ -35,14 +34,12 @@ def client_table(analysis: AnalyzedExperiment) -> Table | None:
         return None
     table = plain_table(_TITLE, ["cell, run"], list(_COLUMNS))
     for cell in cells:
-        table.add_row(cell.label, *_row(cell.mean))
+        table.add_row(cell.label, *(_text(column, cell.mean(column)) for column in _COLUMNS.values()))
     for run in runs:
-        table.add_row(f"  {run.record.run_id}", *_row(run.number))
+        table.add_row(
+            f"  {run.record.run_id}", *(_text(column, run.number(column)) for column in _COLUMNS.values())
+        )
     return table
-
-
-def _row(value_of: Callable[[str], float | None]) -> list[str]:
-    return [_text(column, value_of(column)) for column in _COLUMNS.values()]
 
 
 def _text(column: str, value: float | None) -> str:

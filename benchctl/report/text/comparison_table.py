@@ -4,18 +4,13 @@ import math
 from collections.abc import Iterator
 from typing import Final
 
+from benchctl.analysis.attribution.text import sentence, wall_line
 from benchctl.analysis.compare.metric_comparison import MetricComparison, spread_of_blocks
 from benchctl.analysis.compare.result import Comparison
-from benchctl.analysis.compare.text import (
-    change_text,
-    floors_text,
-    reasons_of,
-    threshold_text,
-)
+from benchctl.analysis.compare.text import change_text, floors_text, reasons_of, threshold_text
 from benchctl.analysis.metrics.bounds import MARK, marked
 from benchctl.analysis.quality.text import divergence_sentence, quality_lines
 from benchctl.formats import NOT_AVAILABLE, p_value, percentage, percentage_change, range_of, scatter
-from benchctl.report.text.decomposition_table import decomposition_lines
 
 SHOWN_EXPLORATORY: Final = frozenset(
     {"output_throughput", "ttft_ms", "tpot_ms", "e2el_ms", "output_tokens", "num_steps", "tokens_per_step"}
@@ -73,7 +68,9 @@ def _value(mean: float | None, blocks: tuple[float | None, ...]) -> str:
 def footnotes_of(comparison: Comparison) -> Iterator[str]:
     """Conditions that a reader must know to trust the table."""
     for cell in comparison.cells:
-        yield from (f"{cell.label}: {line}" for line in decomposition_lines(cell))
+        if cell.decomposition is not None:  # the wall time as a product, and what carries it
+            yield f"{cell.label}: {wall_line(cell.decomposition)}"
+            yield f"{cell.label}: {sentence(cell.decomposition)}"
     yield from _answer_lines(comparison)
     yield _blocks_line(comparison)
     yield from _margin_lines(comparison)

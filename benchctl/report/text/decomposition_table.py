@@ -6,14 +6,8 @@ from typing import Final
 from benchctl.analysis.attribution.decomposition import Decomposition
 from benchctl.analysis.attribution.estimate import Contribution
 from benchctl.analysis.attribution.factors import TIME_PER_STEP
-from benchctl.analysis.attribution.text import (
-    added_text,
-    factor_text,
-    sentence,
-    unit_of,
-    wall_line,
-)
-from benchctl.analysis.compare.result import CellComparison, Comparison
+from benchctl.analysis.attribution.text import added_text, factor_text, unit_of
+from benchctl.analysis.compare.result import Comparison
 from benchctl.formats import percentage
 
 SHOWN_SECTIONS: Final = 3
@@ -100,10 +94,3 @@ def _levels(part: Contribution) -> tuple[str, str]:
 
 def _percent(share: float | None) -> str:
     return "" if share is None else f"{share * 100:.0f}%"
-
-
-def decomposition_lines(cell: CellComparison) -> Iterator[str]:
-    """The wall time as a product, and what carries it."""
-    if cell.decomposition is not None:
-        yield wall_line(cell.decomposition)
-        yield sentence(cell.decomposition)

@@ -10,7 +10,7 @@ from benchctl.analysis.metrics.bounds import MARK, Bounds, marked
 from benchctl.analysis.metrics.offered_load import ClientQuality
 from benchctl.analysis.metrics.percentile import PERCENTS, smallest_sample
 from benchctl.analysis.metrics.table import CLIENT_METRICS, LATENCIES, METRICS
-from benchctl.analysis.summary.load_figures import SEND_LAG, Durations, LoadFigures
+from benchctl.analysis.summary.load_figures import SEND_LAG, LoadFigures
 from benchctl.formats import UNKNOWN, four_digits, whole
 from benchctl.interop.writers.vllm import bounds_document, schedule
 from benchctl.profile.workload import Arrival
@@ -23,11 +23,7 @@ _NAMES: Final = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "end to e
 
 
 def load_result(
-    figures: LoadFigures,
-    record: RunRecord,
-    manifest: Manifest,
-    arrival: Arrival,
-    client: ClientQuality,
+    figures: LoadFigures, record: RunRecord, manifest: Manifest, arrival: Arrival, client: ClientQuality
 ) -> dict[str, Any]:
     """The keys of ``vllm bench serve``, then our own; unknown is null.
 
@@ -68,16 +64,14 @@ def load_result(
 
 
 def _latencies(figures: LoadFigures) -> dict[str, float | None]:
-    return {
-        key: value for latency in LATENCIES for key, value in _spelt(latency, figures.durations[latency]).items()
-    }
-
-
-def _spelt(name: str, durations: Durations) -> dict[str, float | None]:
-    """{mean,median,std,pNN}_<name>_ms, as vLLM calls them."""
-    moments = {"mean": durations.mean, "median": durations.percentile[50], "std": durations.std}
-    values = {f"{moment}_{name}_ms": value for moment, value in moments.items()}
-    return values | {f"p{percent}_{name}_ms": durations.percentile[percent] for percent in PERCENTS}
+    """{mean,median,std,pNN}_<latency>_ms, as vLLM calls them."""
+    latencies: dict[str, float | None] = {}
+    for name in LATENCIES:
+        durations = figures.durations[name]
+        moments = {"mean": durations.mean, "median": durations.percentile[50], "std": durations.std}
+        moments |= {f"p{percent}": durations.percentile[percent] for percent in PERCENTS}
+        latencies |= {f"{moment}_{name}_ms": value for moment, value in moments.items()}
+    return latencies
 
 
 def totals_table(figures: LoadFigures, client: ClientQuality) -> Table:

@@ -92,8 +92,7 @@ def runs_table(analysis: AnalyzedExperiment) -> Table:
     for planned in analysis.results.plan.runs:
         run = begun.get(planned.run_id)
         if run is None:
-            blanks = [UNKNOWN] * (len(_RUN_COLUMNS) + 1)
-            table.add_row(planned.run_id, "planned", *blanks, "")
+            table.add_row(planned.run_id, "planned", *[UNKNOWN] * (len(_RUN_COLUMNS) + 1), "")
             continue
         numbers = [
             marked(four_digits(run.number(column)), column in run.bounds) for column in _RUN_COLUMNS.values()
@@ -186,10 +185,6 @@ def flops_table(analysis: AnalyzedExperiment) -> Table | None:
         )
     table.add_row("observed", *(four_digits(bridge.observed_flops / TERA) for bridge in bridges))
     return table
-
-
-def findings_lines(analysis: AnalyzedExperiment) -> list[str]:
-    return [f"* {finding.sentence} [{finding.code}]" for finding in analysis.findings]
 
 
 def _section_names(cells: Mapping[str, Breakdown]) -> list[tuple[int, str]]:

@@ -9,17 +9,7 @@ import numpy as np
 from benchctl.analysis.summary.runs import CellSummary
 from benchctl.records.columns.step_columns import Floats, Integers
 from benchctl.report.charts.arms import ArmStyle, arm_styles, clock_note, runs_with_steps
-from benchctl.report.page.charts.figure import (
-    Chart,
-    ChartSource,
-    Trace,
-    axis,
-    drawn,
-    layout,
-    legend_px,
-    no_chart,
-    rounded,
-)
+from benchctl.report.page.charts import figure
 from benchctl.units import NS_PER_MS
 
 _MAX_EXACT_SIZES: Final = 12
@@ -51,7 +41,7 @@ def bins_of(sizes: Integers) -> SizeBins:
     return SizeBins(lows=np.where(highs > 1, highs // 2 + 1, min(1, distinct[0])), highs=highs)
 
 
-def draw_batch_size(source: ChartSource) -> Chart:
+def draw_batch_size(source: figure.ChartSource) -> figure.Chart:
     """Mean and 5-95 % of the decode steps of each arm, all its usable runs together."""
     arms = arm_styles(source.analysis)
     runs = runs_with_steps(arms)
@@ -59,14 +49,14 @@ def draw_batch_size(source: ChartSource) -> Chart:
     sizes = np.concatenate([np.unique(sizes) for sizes, _ in decodes.values()] or [np.array([], dtype=np.int64)])
     if not len(sizes):
         reason = "no finished run has steps that only decode" if runs else source.analysis.missing_step_times_reason
-        return no_chart(_ID, _TITLE, reason)
+        return figure.no_chart(_ID, _TITLE, reason)
     bins = bins_of(sizes)
     note = clock_note(clock for run in runs for clock in run.run.columns.clocks)
-    return drawn(
+    return figure.drawn(
         _ID,
         _TITLE,
         [batch_size_trace(arm, *decodes[arm.label], bins) for arm in arms if len(decodes[arm.label][0])],
-        _layout(bins, _HEIGHT + legend_px(arm.label for arm in arms)),
+        _layout(bins, _HEIGHT + figure.legend_px(arm.label for arm in arms)),
         caption=(
             f"Mean time in ms ({note}) of the steps that only decode, by number of sequences in the step; bars "
             "reach from the 5th to the 95th percentile of the steps."
@@ -79,14 +69,14 @@ def draw_batch_size(source: ChartSource) -> Chart:
 
 
 def _layout(bins: SizeBins, height: int) -> Mapping[str, Any]:
-    return layout(
+    return figure.layout(
         height,
         scattermode="group",
         scattergap=0.5,
-        xaxis=axis(
+        xaxis=figure.axis(
             "batch size, sequences in the step", type="category", categoryorder="array", categoryarray=bins.labels
         ),
-        yaxis=axis("time per decode step, ms", rangemode="tozero"),
+        yaxis=figure.axis("time per decode step, ms", rangemode="tozero"),
     )
 
 
@@ -104,7 +94,7 @@ def _decode_steps(cell: CellSummary) -> tuple[Integers, Floats]:
     return np.concatenate(sizes), np.concatenate(times)
 
 
-def batch_size_trace(arm: ArmStyle, sizes: Integers, times_ms: Floats, bins: SizeBins) -> Trace:
+def batch_size_trace(arm: ArmStyle, sizes: Integers, times_ms: Floats, bins: SizeBins) -> figure.Trace:
     """One point for each bin in which the arm has steps: their mean, with bars to the 5th and 95th percentile."""
     parts = [times_ms[(low <= sizes) & (sizes <= high)] for low, high in zip(bins.lows, bins.highs, strict=True)]
     filled = [(label, part) for label, part in zip(bins.labels, parts, strict=True) if len(part)]
@@ -116,12 +106,13 @@ def batch_size_trace(arm: ArmStyle, sizes: Integers, times_ms: Floats, bins: Siz
         "name": arm.label,
         "offsetgroup": arm.label,
         "x": [label for label, _ in filled],
-        "y": rounded(means, 8),
+        "y": figure.rounded(means, 8),
         "error_y": _error_bars(means, percentiles, arm.color),
         "line": {"color": arm.color, "dash": arm.dash, "width": 1.5},
         "marker": {"color": arm.color, "size": 7},
         "customdata": [
-            [len(part), *rounded(pair.tolist(), 5)] for (_, part), pair in zip(filled, percentiles, strict=True)
+            [len(part), *figure.rounded(pair.tolist(), 5)]
+            for (_, part), pair in zip(filled, percentiles, strict=True)
         ],
         "hovertemplate": (
             "%{x} sequences: %{y:.4~g} ms, mean of %{customdata[0]:,} steps"
@@ -130,13 +121,15 @@ def batch_size_trace(arm: ArmStyle, sizes: Integers, times_ms: Floats, bins: Siz
     }
 
 
-def _error_bars(means: Sequence[float], percentiles: Sequence[Floats], hex_color: str) -> Trace:
+def _error_bars(means: Sequence[float], percentiles: Sequence[Floats], hex_color: str) -> figure.Trace:
     """Distances from the mean; none where a few extreme steps have pulled the mean beyond a percentile."""
     return {
         "type": "data",
         "symmetric": False,
-        "array": rounded(max(0.0, float(high) - mean) for mean, (_, high) in zip(means, percentiles, strict=True)),
-        "arrayminus": rounded(
+        "array": figure.rounded(
+            max(0.0, float(high) - mean) for mean, (_, high) in zip(means, percentiles, strict=True)
+        ),
+        "arrayminus": figure.rounded(
             max(0.0, mean - float(low)) for mean, (low, _) in zip(means, percentiles, strict=True)
         ),
         "color": hex_color,

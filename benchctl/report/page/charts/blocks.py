@@ -13,19 +13,7 @@ from benchctl.analysis.summary.runs import RunSummary
 from benchctl.profile.model import Profile
 from benchctl.report.charts.arms import ArmStyle, arm_styles
 from benchctl.report.charts.palette import GREY
-from benchctl.report.page.charts.figure import (
-    Chart,
-    ChartSource,
-    Trace,
-    axis,
-    drawn,
-    layout,
-    legend_px,
-    no_chart,
-    panel_axis,
-    panels,
-    rounded,
-)
+from benchctl.report.page.charts import figure
 
 _ID: Final = "block-values"
 _TITLE: Final = "Values block by block"
@@ -56,29 +44,36 @@ class Point:
     left_out: str | None
 
 
-def draw_block_values(source: ChartSource) -> Chart:
+def draw_block_values(source: figure.ChartSource) -> figure.Chart:
     """A panel for each deciding metric. ``cells`` are comparisons with the baseline; they know the outliers."""
     arms = arm_styles(source.analysis)
-    names = [name for name in deciding_names(source.analysis.profile) if any(_has(arm, name) for arm in arms)]
+    names = [
+        name
+        for name in deciding_names(source.analysis.profile)
+        if any(run.number(name) is not None for arm in arms for run in arm.cell.runs)
+    ]
     if not names:
-        return no_chart(_ID, _TITLE, "no finished run knows a deciding metric")
+        return figure.no_chart(_ID, _TITLE, "no finished run knows a deciding metric")
     points = {name: _by_arm(source.analysis, arms, name, source.cells) for name in names}
     is_relative = any(hides_scatter([[p.value for p in group] for group in points[name]]) for name in names)
     size = _MARKER_PX if len(arms) <= _MAX_LARGE else _SMALL_MARKER_PX
-    traces: list[Trace] = []
+    traces: list[figure.Trace] = []
     for panel, name in enumerate(names):
         groups = [_relative(group) for group in points[name]] if is_relative else points[name]
         traces.append(_joints([point for group in groups for point in group], panel))
         traces += [_trace(arm, group, name, panel, size) for arm, group in zip(arms, groups, strict=True) if group]
-    height = _REST_PX + _PANEL_PX * len(names) + legend_px(arm.label for arm in arms)
+    height = _REST_PX + _PANEL_PX * len(names) + figure.legend_px(arm.label for arm in arms)
     y_axes = [_y_axis(name, is_relative=is_relative) for name in names]
-    return drawn(
+    units = " and ".join(dict.fromkeys(METRICS[name].unit for name in names))
+    return figure.drawn(
         _ID,
         _TITLE,
         traces,
-        layout(height, **panels(_x_axis(sorted({run.record.block for run in source.analysis.runs})), y_axes)),
+        figure.layout(
+            height, **figure.panels(_x_axis(sorted({run.record.block for run in source.analysis.runs})), y_axes)
+        ),
         caption=(
-            f"Each point is one run, a fresh server, {_RELATIVE if is_relative else f'in {_units(names)}'}; a line "
+            f"Each point is one run, a fresh server, {_RELATIVE if is_relative else f'in {units}'}; a line "
             "joins the runs of one block. Open circles are outliers and count; crosses are left out."
         ),
         definition="; ".join(f"{name} = {METRICS[name].formula}" for name in names)
@@ -86,10 +81,10 @@ def draw_block_values(source: ChartSource) -> Chart:
     )
 
 
-def _x_axis(blocks: Sequence[int]) -> Trace:
+def _x_axis(blocks: Sequence[int]) -> figure.Trace:
     """Every block by its number, as long as the numbers have room."""
     ticks = {"tickvals": list(blocks)} if len(blocks) <= _MAX_TICKS else {"tickformat": "d"}
-    return axis("block", showgrid=False, range=[blocks[0] - 0.6, blocks[-1] + 0.6], **ticks)
+    return figure.axis("block", showgrid=False, range=[blocks[0] - 0.6, blocks[-1] + 0.6], **ticks)
 
 
 def deciding_names(profile: Profile | None) -> tuple[str, ...]:
@@ -128,18 +123,8 @@ def _relative(points: Sequence[Point]) -> list[Point]:
     return [] if mean is None else [replace(point, y=100 * (point.value / mean - 1)) for point in points]
 
 
-def _y_axis(name: str, *, is_relative: bool) -> Trace:
-    if is_relative:
-        return axis(f"{name},<br>% from mean", nticks=5)
-    return axis(f"{name},<br>{METRICS[name].unit}", nticks=5)
-
-
-def _has(arm: ArmStyle, name: str) -> bool:
-    return any(run.number(name) is not None for run in arm.cell.runs)
-
-
-def _units(names: Sequence[str]) -> str:
-    return " and ".join(dict.fromkeys(METRICS[name].unit for name in names))
+def _y_axis(name: str, *, is_relative: bool) -> figure.Trace:
+    return figure.axis(f"{name},<br>{'% from mean' if is_relative else METRICS[name].unit}", nticks=5)
 
 
 def _by_arm(
@@ -171,7 +156,7 @@ def _points(runs: Sequence[RunSummary], name: str, outliers: Sequence[int], offs
     ]
 
 
-def _joints(points: Sequence[Point], panel: int) -> Trace:
+def _joints(points: Sequence[Point], panel: int) -> figure.Trace:
     """A thin line through the counted points of each block."""
     x: list[float | None] = []
     y: list[float | None] = []
@@ -183,16 +168,16 @@ def _joints(points: Sequence[Point], panel: int) -> Trace:
     return {
         "type": "scatter",
         "mode": "lines",
-        "x": rounded(x),
-        "y": rounded(y),
-        "yaxis": panel_axis(panel),
+        "x": figure.rounded(x),
+        "y": figure.rounded(y),
+        "yaxis": figure.panel_axis(panel),
         "line": {"color": GREY, "width": 1},
         "hoverinfo": "skip",
         "showlegend": False,
     }
 
 
-def _trace(arm: ArmStyle, points: Sequence[Point], name: str, panel: int, size: int) -> Trace:
+def _trace(arm: ArmStyle, points: Sequence[Point], name: str, panel: int, size: int) -> figure.Trace:
     symbols = ["x-thin-open" if p.left_out else "circle-open" if p.is_outlier else "circle" for p in points]
     notes = [f", left out: {p.left_out}" if p.left_out else ", outlier" if p.is_outlier else "" for p in points]
     unit = METRICS[name].unit
@@ -202,9 +187,9 @@ def _trace(arm: ArmStyle, points: Sequence[Point], name: str, panel: int, size: 
         "name": arm.label,
         "legendgroup": arm.label,
         "showlegend": panel == 0,
-        "x": rounded(p.x for p in points),
-        "y": rounded((p.y for p in points), 8),
-        "yaxis": panel_axis(panel),
+        "x": figure.rounded(p.x for p in points),
+        "y": figure.rounded((p.y for p in points), 8),
+        "yaxis": figure.panel_axis(panel),
         "marker": {"color": arm.color, "symbol": symbols, "size": size, "line": {"width": 2, "color": arm.color}},
         "customdata": [[p.block, p.value, p.run_id + note] for p, note in zip(points, notes, strict=True)],
         "hovertemplate": f"block %{{customdata[0]}}: %{{customdata[1]:.5~g}} {unit}<br>%{{customdata[2]}}",

@@ -10,19 +10,7 @@ import numpy as np
 from benchctl.analysis.summary.runs import RunSummary
 from benchctl.records.samples import GpuSample, HostSample
 from benchctl.report.charts.arms import ArmStyle, arm_styles, runs_of_one_block
-from benchctl.report.page.charts.figure import (
-    Chart,
-    ChartSource,
-    Trace,
-    axis,
-    drawn,
-    layout,
-    legend_px,
-    no_chart,
-    panel_axis,
-    panels,
-    rounded,
-)
+from benchctl.report.page.charts import figure
 from benchctl.units import GIB, HZ_PER_MHZ, NS_PER_S
 
 MAX_POINTS: Final = 300
@@ -62,7 +50,7 @@ _HOST: Final[tuple[Quantity[HostSample], ...]] = (
 )
 
 
-def draw_gpu(source: ChartSource) -> Chart:
+def draw_gpu(source: figure.ChartSource) -> figure.Chart:
     """Readings of each GPU during the load, a line for each arm and device."""
     chart_id, title = "gpu", "GPU over the run"
     arms = arm_styles(source.analysis)
@@ -71,11 +59,11 @@ def draw_gpu(source: ChartSource) -> Chart:
     if not runs:
         had_gpus = source.analysis.results.manifest.gpus or any(run.run.gpu for run in source.analysis.runs)
         reason = "no GPU sample was taken during the load" if had_gpus else "the measuring machine showed no GPU"
-        return no_chart(chart_id, title, reason)
+        return figure.no_chart(chart_id, title, reason)
     devices = [(arm, _by_device(_inside(run.run.gpu, run)), _first_send_ns(run)) for arm, run in runs]
     quantities = [q for q in _GPU if any(_points(s, q.of) for _, by, _ in devices for s in by.values())]
     if not quantities:
-        return no_chart(chart_id, title, "the GPU reported neither power, clock, memory nor utilisation")
+        return figure.no_chart(chart_id, title, "the GPU reported neither power, clock, memory nor utilisation")
     traces = [
         _line(arm, _points(samples, quantity.of), origin_ns, panel=panel, device=device, of_many=len(by) > 1)
         for panel, quantity in enumerate(quantities)
@@ -92,7 +80,7 @@ def draw_gpu(source: ChartSource) -> Chart:
     )
 
 
-def draw_host(source: ChartSource) -> Chart:
+def draw_host(source: figure.ChartSource) -> figure.Chart:
     """Processor cores that the server, the client and the whole machine kept busy during the load."""
     chart_id, title = "host-cpu", "Processors over the run"
     arms = arm_styles(source.analysis)
@@ -104,7 +92,9 @@ def draw_host(source: ChartSource) -> Chart:
     ]
     runs = runs_of_one_block(arms, sampled)
     if not runs:
-        return no_chart(chart_id, title, "no run lasted long enough for two samples of the host during the load")
+        return figure.no_chart(
+            chart_id, title, "no run lasted long enough for two samples of the host during the load"
+        )
     samples = [(arm, _inside(run.run.host, run), _first_send_ns(run)) for arm, run in runs]
     quantities = [q for q in _HOST if any(_points(inside, q.of) for _, inside, _ in samples)]
     traces = [
@@ -132,23 +122,29 @@ def thinned(points: Points, at_most: int = MAX_POINTS) -> list[tuple[float, floa
 
 
 def _chart(
-    chart_id: str, title: str, panel_names: Sequence[str], traces: Sequence[Trace], *, caption: str, definition: str
-) -> Chart:
+    chart_id: str,
+    title: str,
+    panel_names: Sequence[str],
+    traces: Sequence[figure.Trace],
+    *,
+    caption: str,
+    definition: str,
+) -> figure.Chart:
     named: set[str] = set()
     data = []
     for trace in traces:
         data.append({**trace, "showlegend": trace["name"] not in named})
         named.add(trace["name"])
-    height = _REST_PX + _PANEL_PX * len(panel_names) + legend_px(sorted(named))
-    return drawn(
+    height = _REST_PX + _PANEL_PX * len(panel_names) + figure.legend_px(sorted(named))
+    return figure.drawn(
         chart_id,
         title,
         data,
-        layout(
+        figure.layout(
             height,
-            **panels(
-                axis("time since the first send, s", rangemode="tozero"),
-                [axis(name.replace(", ", ",<br>"), rangemode="tozero", nticks=4) for name in panel_names],
+            **figure.panels(
+                figure.axis("time since the first send, s", rangemode="tozero"),
+                [figure.axis(name.replace(", ", ",<br>"), rangemode="tozero", nticks=4) for name in panel_names],
                 gap_frac=0.04,
             ),
         ),
@@ -178,7 +174,7 @@ def _by_device(samples: Iterable[GpuSample]) -> Mapping[int, list[GpuSample]]:
 
 def _line(
     arm: ArmStyle, points: Points, origin_ns: int, *, panel: int, device: int = 0, of_many: bool = False
-) -> Trace:
+) -> figure.Trace:
     means = thinned([(at_ns - origin_ns, value) for at_ns, value in points])
     name = f"{arm.label}, GPU {device}" if of_many else arm.label
     return {
@@ -186,9 +182,9 @@ def _line(
         "mode": "lines+markers" if len(means) < 30 else "lines",
         "name": name,
         "legendgroup": name,
-        "x": rounded(at_ns / NS_PER_S for at_ns, _ in means),
-        "y": rounded((value for _, value in means), 5),
-        "yaxis": panel_axis(panel),
+        "x": figure.rounded(at_ns / NS_PER_S for at_ns, _ in means),
+        "y": figure.rounded((value for _, value in means), 5),
+        "yaxis": figure.panel_axis(panel),
         "line": {
             "color": arm.color,
             "dash": _DEVICE_DASHES[device % len(_DEVICE_DASHES)] if of_many else arm.dash,

@@ -9,19 +9,7 @@ from benchctl.analysis.summary.runs import RunSummary
 from benchctl.records.request import RequestRecord
 from benchctl.report.charts.arms import ArmStyle, arm_styles, runs_of_one_block
 from benchctl.report.charts.palette import GREY, VERMILION
-from benchctl.report.page.charts.figure import (
-    Chart,
-    ChartSource,
-    Trace,
-    axis,
-    drawn,
-    layout,
-    no_chart,
-    panel_axis,
-    panel_titles,
-    panels,
-    rounded,
-)
+from benchctl.report.page.charts import figure
 from benchctl.units import NS_PER_S
 
 MAX_REQUESTS: Final = 200
@@ -63,7 +51,11 @@ def spans_of(requests: Sequence[RequestRecord], time_scale: float = 1.0) -> tupl
             sent_s=(sent_ns - origin_ns) * time_scale / NS_PER_S,
             first_s=seconds(first_token_ns(request)),
             last_s=seconds(last_token_ns(request)),
-            error=None if is_completed(request) else _why(request),
+            error=None
+            if is_completed(request)
+            else "not answered to its end"
+            if request.error is None
+            else request.error.kind,
         )
         for i, (sent_ns, request) in enumerate(sent, start=1)
     )
@@ -76,16 +68,16 @@ def evenly(spans: Sequence[Span], at_most: int = MAX_REQUESTS) -> tuple[Span, ..
     return tuple(spans[round(i * (len(spans) - 1) / (at_most - 1))] for i in range(at_most))
 
 
-def draw_requests(source: ChartSource) -> Chart:
+def draw_requests(source: figure.ChartSource) -> figure.Chart:
     """A panel for each arm, from the run of the block that most arms finished."""
     arms = arm_styles(source.analysis)
     sent = [run for arm in arms for run in arm.cell.runs if spans_of(run.run.requests)]
     runs = runs_of_one_block(arms, sent)
     if not runs:
-        return no_chart(_ID, _TITLE, "no finished run has a request that was sent")
+        return figure.no_chart(_ID, _TITLE, "no finished run has a request that was sent")
     panel_runs = runs[:_MAX_PANELS]
     is_virtual = any(run.record.clock == "virtual" for _, run in panel_runs)
-    return drawn(
+    return figure.drawn(
         _ID,
         _TITLE,
         [
@@ -105,14 +97,14 @@ def draw_requests(source: ChartSource) -> Chart:
 
 def _layout(labels: Sequence[str], *, is_virtual: bool) -> Mapping[str, Any]:
     height = _REST_PX + _PANEL_PX * len(labels)
-    time = axis("time since the first send, " + ("virtual s" if is_virtual else "s"))
-    requests = axis("request no.", autorange="reversed", tickformat="d", nticks=5)
-    return layout(
+    time = figure.axis("time since the first send, " + ("virtual s" if is_virtual else "s"))
+    requests = figure.axis("request no.", autorange="reversed", tickformat="d", nticks=5)
+    return figure.layout(
         height,
         margin={"l": 8, "r": 12, "t": _GAP_PX, "b": 8},
         barmode="overlay",
-        **panels(time, [requests] * len(labels), gap_frac=_GAP_PX / height),
-        annotations=panel_titles(labels),
+        **figure.panels(time, [requests] * len(labels), gap_frac=_GAP_PX / height),
+        annotations=figure.panel_titles(labels),
     )
 
 
@@ -126,7 +118,7 @@ def _caption(runs: Sequence[tuple[ArmStyle, RunSummary]], *, num_arms: int) -> s
     return f"{which}: grey until the first output, coloured while it decodes{arms}."
 
 
-def _traces(arm: ArmStyle, spans: Sequence[Span], *, panel: int) -> list[Trace]:
+def _traces(arm: ArmStyle, spans: Sequence[Span], *, panel: int) -> list[figure.Trace]:
     waits = [(span, span.sent_s if span.first_s is None else span.first_s) for span in spans]
     decodes = [(span, span.first_s, span.last_s) for span in spans if span.first_s is not None]
     failed = [(span, end_s) for span, end_s in waits if span.error is not None]
@@ -148,15 +140,17 @@ def _traces(arm: ArmStyle, spans: Sequence[Span], *, panel: int) -> list[Trace]:
     ]
     if failed:
         traces.append(_crosses(failed))
-    return [{**trace, "yaxis": panel_axis(panel)} for trace in traces]
+    return [{**trace, "yaxis": figure.panel_axis(panel)} for trace in traces]
 
 
-def _bars(hex_color: str, spans: Sequence[Span], base: Sequence[float], width: Sequence[float], what: str) -> Trace:
+def _bars(
+    hex_color: str, spans: Sequence[Span], base: Sequence[float], width: Sequence[float], what: str
+) -> figure.Trace:
     return {
         "type": "bar",
         "orientation": "h",
-        "base": rounded(base),
-        "x": rounded(width),
+        "base": figure.rounded(base),
+        "x": figure.rounded(width),
         "y": [span.row for span in spans],
         "text": [span.request_id for span in spans],
         "textposition": "none",
@@ -167,18 +161,14 @@ def _bars(hex_color: str, spans: Sequence[Span], base: Sequence[float], width: S
     }
 
 
-def _crosses(failed: Sequence[tuple[Span, float]]) -> Trace:
+def _crosses(failed: Sequence[tuple[Span, float]]) -> figure.Trace:
     return {
         "type": "scatter",
         "mode": "markers",
-        "x": rounded(end_s for _, end_s in failed),
+        "x": figure.rounded(end_s for _, end_s in failed),
         "y": [span.row for span, _ in failed],
         "text": [f"{span.request_id}: {span.error}" for span, _ in failed],
         "hovertemplate": "%{text}<extra></extra>",
         "marker": {"symbol": "x", "size": 9, "color": VERMILION, "line": {"width": 1, "color": "#ffffff"}},
         "showlegend": False,
     }
-
-
-def _why(request: RequestRecord) -> str:
-    return "not answered to its end" if request.error is None else request.error.kind

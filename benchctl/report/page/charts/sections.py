@@ -5,18 +5,7 @@ from typing import Final
 
 from benchctl.report.charts.arms import arm_styles
 from benchctl.report.charts.sections import NO_STEPS, SectionPart, section_bars
-from benchctl.report.page.charts.figure import (
-    Chart,
-    ChartSource,
-    Trace,
-    axis,
-    drawn,
-    layout,
-    legend_px,
-    no_chart,
-    rounded,
-    wrapped,
-)
+from benchctl.report.page.charts import figure
 
 _LABEL_CHARACTERS: Final = 16
 _NAMED_FROM_FRAC: Final = 0.003
@@ -27,25 +16,27 @@ _REST_PX: Final = 80
 _ID: Final = "sections"
 
 
-def draw_sections(source: ChartSource) -> Chart:
+def draw_sections(source: figure.ChartSource) -> figure.Chart:
     """Stacked bars, the baseline on top; every bar is as long as the mean step of its arm, or its sampler."""
     bars = section_bars([arm.cell for arm in arm_styles(source.analysis)])
     if bars is None:
-        return no_chart(_ID, "Time per step by section", NO_STEPS)
-    labels = [wrapped(label, _LABEL_CHARACTERS) for label in bars.labels]
+        return figure.no_chart(_ID, "Time per step by section", NO_STEPS)
+    labels = [figure.wrapped(label, _LABEL_CHARACTERS) for label in bars.labels]
     bar_px = max(_BAR_PX, _LINE_PX * (2 + max(label.count("<br>") for label in labels)))
     visible = {part.name for part in bars.parts if max(part.values_ms) >= _NAMED_FROM_FRAC * bars.longest_ms}
     mean = "Mean time of a step" if bars.covers_steps else "Mean time in the sampler of a step"
     limit = "" if bars.covers_steps else " Not of whole steps: the step log times the sampler alone."
-    return drawn(
+    return figure.drawn(
         _ID,
         bars.title,
         [_trace(part, labels, is_named=part.name in visible) for part in bars.parts],
-        layout(
-            _REST_PX + bar_px * len(labels) + legend_px(part.name for part in bars.parts if part.name in visible),
+        figure.layout(
+            _REST_PX
+            + bar_px * len(labels)
+            + figure.legend_px(part.name for part in bars.parts if part.name in visible),
             barmode="stack",
             bargap=0.35,
-            xaxis=axis(bars.axis, rangemode="tozero"),
+            xaxis=figure.axis(bars.axis, rangemode="tozero"),
             yaxis={"autorange": "reversed", "automargin": True, "title": {"text": ""}},
         ),
         caption=f"{mean} in ms ({bars.clock}) and the sections it consists of, all usable runs of an arm.{limit}",
@@ -56,13 +47,13 @@ def draw_sections(source: ChartSource) -> Chart:
     )
 
 
-def _trace(part: SectionPart, labels: Sequence[str], *, is_named: bool) -> Trace:
+def _trace(part: SectionPart, labels: Sequence[str], *, is_named: bool) -> figure.Trace:
     return {
         "type": "bar",
         "orientation": "h",
         "name": part.name,
         "showlegend": is_named,
-        "x": rounded(part.values_ms, 8),
+        "x": figure.rounded(part.values_ms, 8),
         "y": list(labels),
         "marker": {
             "color": part.color,

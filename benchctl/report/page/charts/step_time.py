@@ -4,37 +4,28 @@ from typing import Final
 
 from benchctl.report.charts.arms import ArmStyle
 from benchctl.report.charts.step_time import TITLE, Course, step_times
-from benchctl.report.page.charts.figure import (
-    Chart,
-    ChartSource,
-    Trace,
-    axis,
-    band,
-    drawn,
-    layout,
-    legend_px,
-    no_chart,
-    panels,
-    rounded,
-)
+from benchctl.report.page.charts import figure
 
 _HEIGHT: Final = 420
 _ID: Final = "step-time"
 
 
-def draw_step_time(source: ChartSource) -> Chart:
+def draw_step_time(source: figure.ChartSource) -> figure.Chart:
     """One line for each arm, from the run of the block in which most arms have a step log."""
     times = step_times(source.analysis)
     if times is None:
-        return no_chart(_ID, TITLE, source.analysis.missing_step_times_reason)
-    y_axes = [axis("step time, ms", rangemode="tozero"), axis("batch size,<br>sequences", rangemode="tozero")]
-    return drawn(
+        return figure.no_chart(_ID, TITLE, source.analysis.missing_step_times_reason)
+    y_axes = [
+        figure.axis("step time, ms", rangemode="tozero"),
+        figure.axis("batch size,<br>sequences", rangemode="tozero"),
+    ]
+    return figure.drawn(
         _ID,
         TITLE,
         [trace for arm, course in times.courses for trace in _traces(arm, course, has_band=times.has_bands)],
-        layout(
-            _HEIGHT + legend_px(arm.label for arm, _ in times.courses),
-            **panels(axis(times.time_axis, rangemode="tozero"), y_axes, shares=(3, 2)),
+        figure.layout(
+            _HEIGHT + figure.legend_px(arm.label for arm, _ in times.courses),
+            **figure.panels(figure.axis(times.time_axis, rangemode="tozero"), y_axes, shares=(3, 2)),
         ),
         caption=times.caption(can_hover=True),
         definition=(
@@ -45,14 +36,14 @@ def draw_step_time(source: ChartSource) -> Chart:
     )
 
 
-def _traces(arm: ArmStyle, course: Course, *, has_band: bool) -> list[Trace]:
-    x = rounded(course.time_s)
-    low, median, high = (rounded(values, 5) for values in (course.low_ms, course.median_ms, course.high_ms))
+def _traces(arm: ArmStyle, course: Course, *, has_band: bool) -> list[figure.Trace]:
+    x = figure.rounded(course.time_s)
+    low, median, high = (figure.rounded(values, 5) for values in (course.low_ms, course.median_ms, course.high_ms))
     line = {"type": "scatter", "mode": "lines", "name": arm.label, "legendgroup": arm.label, "x": x}
     style = {"color": arm.color, "dash": arm.dash, "width": 1.8}
     counts = [int(count) for count in course.count]
-    hover = list(zip(low, high, rounded(course.mean_ms, 8), counts, strict=True))
-    traces: list[Trace] = [
+    hover = list(zip(low, high, figure.rounded(course.mean_ms, 8), counts, strict=True))
+    traces: list[figure.Trace] = [
         {
             **line,
             "y": median,
@@ -65,11 +56,11 @@ def _traces(arm: ArmStyle, course: Course, *, has_band: bool) -> list[Trace]:
         },
         {
             **line,
-            "y": rounded(course.num_seqs, 5),
+            "y": figure.rounded(course.num_seqs, 5),
             "yaxis": "y2",
             "line": style,
             "showlegend": False,
             "hovertemplate": "%{x:.3~f} s: %{y:.4~g} sequences",
         },
     ]
-    return [band(x, low, high, arm.color, legendgroup=arm.label), *traces] if has_band else traces
+    return [figure.band(x, low, high, arm.color, legendgroup=arm.label), *traces] if has_band else traces

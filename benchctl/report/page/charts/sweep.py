@@ -20,21 +20,7 @@ from benchctl.report.charts.sweep import (
     swept_factor,
     swept_rows,
 )
-from benchctl.report.page.charts.figure import (
-    Chart,
-    ChartSource,
-    Trace,
-    axis,
-    band,
-    drawn,
-    layout,
-    legend_px,
-    no_chart,
-    panel_axis,
-    panels,
-    rounded,
-    translucent,
-)
+from benchctl.report.page.charts import figure
 
 _QUANTITIES: Final = {"wall": ("wall_s", "wall time"), "step_ms": ("step_ms", "time per step")}
 """Name in a row of the sweep, then name of the metric, and in words."""
@@ -50,24 +36,24 @@ _LOG_FROM: Final = 10.0
 """A factor whose largest value is this many times the smallest gets a logarithmic axis."""
 
 
-def draw_sweep(source: ChartSource) -> Chart:
+def draw_sweep(source: figure.ChartSource) -> figure.Chart:
     """With the noise of an A/A experiment as a band around 1, or else with the baseline's own scatter."""
     rows = swept_rows(source.analysis, _QUANTITIES)
     if len(rows) < 2:
-        return no_chart(_ID, _TITLE, NO_SWEEP)
+        return figure.no_chart(_ID, _TITLE, NO_SWEEP)
     factor = swept_factor(rows)
     lines = sweep_lines(rows, factor)
     quantities = [name for name in _QUANTITIES if any(name in row.estimates for row in rows)]
     reaches = [reach_of([point for line in lines for point in line.points(name)]) for name in quantities]
     has_bands = factor is not None and len(lines) <= _MAX_BANDS
     y_axes = [
-        axis(f"{_QUANTITIES[name][1]},<br>ratio to baseline", range=[reach.low, reach.high])
+        figure.axis(f"{_QUANTITIES[name][1]},<br>ratio to baseline", range=[reach.low, reach.high])
         for name, reach in zip(quantities, reaches, strict=True)
     ]
     noise_bands = [_noise_band(source, _QUANTITIES[name][0], panel) for panel, name in enumerate(quantities)]
     shapes = [*(_one(panel) for panel in range(len(quantities))), *(shape for shape in noise_bands if shape)]
-    height = _REST_PX + _PANEL_PX * len(quantities) + legend_px(line.label for line in lines)
-    return drawn(
+    height = _REST_PX + _PANEL_PX * len(quantities) + figure.legend_px(line.label for line in lines)
+    return figure.drawn(
         _ID,
         _TITLE,
         [
@@ -76,7 +62,7 @@ def draw_sweep(source: ChartSource) -> Chart:
             for line in lines
             for trace in _traces(line, line.points(name), panel, has_bands=has_bands)
         ],
-        layout(height, **panels(_x_axis(rows, factor), y_axes), shapes=shapes),
+        figure.layout(height, **figure.panels(_x_axis(rows, factor), y_axes), shapes=shapes),
         caption=_caption(rows, source.noise, is_cut=any(reach.is_cut for reach in reaches)),
         definition=(
             "Ratio to the baseline of the same block, geometric mean over the blocks, with its interval; open "
@@ -85,15 +71,15 @@ def draw_sweep(source: ChartSource) -> Chart:
     )
 
 
-def _traces(line: SweepLine, points: Sequence[SweepPoint], panel: int, *, has_bands: bool) -> list[Trace]:
+def _traces(line: SweepLine, points: Sequence[SweepPoint], panel: int, *, has_bands: bool) -> list[figure.Trace]:
     if not points:
         return []
     estimates = [point.estimate for point in points]
     x = [_tick(point.x) for point in points]
-    low, high = rounded(e.ci_low for e in estimates), rounded(e.ci_high for e in estimates)
-    ratios = rounded(e.ratio for e in estimates)
-    shared = {"name": line.label, "legendgroup": line.label, "type": "scatter", "yaxis": panel_axis(panel)}
-    mean: Trace = {
+    low, high = figure.rounded(e.ci_low for e in estimates), figure.rounded(e.ci_high for e in estimates)
+    ratios = figure.rounded(e.ratio for e in estimates)
+    shared = {"name": line.label, "legendgroup": line.label, "type": "scatter", "yaxis": figure.panel_axis(panel)}
+    mean: figure.Trace = {
         **shared,
         "mode": "lines+markers" if line.is_ordered else "markers",
         "showlegend": panel == 0,
@@ -107,38 +93,44 @@ def _traces(line: SweepLine, points: Sequence[SweepPoint], panel: int, *, has_ba
         ),
     }
     blocks = [(_tick(point.x), block, ratio) for point in points for block, ratio in point.blocks]
-    single: Trace = {
+    single: figure.Trace = {
         **shared,
         "mode": "markers",
         "showlegend": False,
         "x": [at for at, _, _ in blocks],
-        "y": rounded(ratio for _, _, ratio in blocks),
+        "y": figure.rounded(ratio for _, _, ratio in blocks),
         "customdata": [block for _, block, _ in blocks],
         "marker": {"color": line.color, "symbol": "circle-open", "size": 6},
         "hovertemplate": "%{x}, block %{customdata}: %{y:.4~g}",
     }
     if not has_bands:
         return [{**mean, "error_y": _bars(ratios, low, high, line.color)}, single]
-    return [band(x, low, high, line.color, legendgroup=line.label, yaxis=panel_axis(panel)), mean, single]
+    return [
+        figure.band(x, low, high, line.color, legendgroup=line.label, yaxis=figure.panel_axis(panel)),
+        mean,
+        single,
+    ]
 
 
 def _tick(x: float | str) -> float | str:
     return x.replace("\n", "<br>") if isinstance(x, str) else x
 
 
-def _x_axis(rows: Sequence[SweepRow], factor: str | None) -> Trace:
+def _x_axis(rows: Sequence[SweepRow], factor: str | None) -> figure.Trace:
     """The factor at its values, logarithmic where they span much; without one, the cells side by side."""
     if factor is None:
-        return axis(" and ".join(rows[0].cell), type="category", tickangle=0 if len(rows) <= _MAX_UPRIGHT else None)
+        return figure.axis(
+            " and ".join(rows[0].cell), type="category", tickangle=0 if len(rows) <= _MAX_UPRIGHT else None
+        )
     values = sorted({factor_value(row, factor) for row in rows})
     is_log = values[0] > 0 and values[-1] / values[0] >= _LOG_FROM
     few = {"tickvals": values, "ticktext": [f"{value:g}" for value in values]} if len(values) <= _MAX_TICKS else {}
-    return axis(factor, type="log" if is_log else "linear", **few)
+    return figure.axis(factor, type="log" if is_log else "linear", **few)
 
 
 def _bars(
     ratio: Sequence[float | None], low: Sequence[float | None], high: Sequence[float | None], hex_color: str
-) -> Trace:
+) -> figure.Trace:
     """Distances of the bounds from the ratio."""
     return {
         "type": "data",
@@ -153,20 +145,20 @@ def _bars(
     }
 
 
-def _one(panel: int) -> Trace:
+def _one(panel: int) -> figure.Trace:
     return {
         "type": "line",
         "xref": "x domain",
         "x0": 0,
         "x1": 1,
-        "yref": panel_axis(panel),
+        "yref": figure.panel_axis(panel),
         "y0": 1,
         "y1": 1,
         "line": {"color": GREY, "width": 1.5, "dash": "dash"},
     }
 
 
-def _noise_band(source: ChartSource, metric: str, panel: int) -> Trace | None:
+def _noise_band(source: figure.ChartSource, metric: str, panel: int) -> figure.Trace | None:
     """A grey band around 1, as wide as the noise alone."""
     noise = source.noise.get(metric)
     half = _baseline_scatter(source.analysis, metric) if noise is None else math.log1p(noise.floor_frac)
@@ -178,10 +170,10 @@ def _noise_band(source: ChartSource, metric: str, panel: int) -> Trace | None:
         "xref": "x domain",
         "x0": 0,
         "x1": 1,
-        "yref": panel_axis(panel),
+        "yref": figure.panel_axis(panel),
         "y0": math.exp(-half),
         "y1": math.exp(half),
-        "fillcolor": translucent(GREY, 0.25),
+        "fillcolor": figure.translucent(GREY, 0.25),
         "line": {"width": 0},
     }
 

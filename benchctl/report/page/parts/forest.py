@@ -29,7 +29,14 @@ def forest_values(comparison: Comparison) -> dict[str, Any] | None:
             }
             for group in plot.groups
         ],
-        "ticks": [{"x": svg_length(at), "anchor": _anchor(at), "label": label} for at, label in ticks],
+        "ticks": [
+            {
+                "x": svg_length(at),
+                "anchor": "start" if at < 0.04 else "end" if at > 0.96 else "middle",
+                "label": label,
+            }
+            for at, label in ticks
+        ],
         "no_change": svg_length(plot.scale.at(0)),
         "bands": plot.bands,
     }
@@ -60,7 +67,3 @@ def _interval(metric: MetricComparison, scale: LogScale) -> dict[str, Any] | Non
         for end, turn in ((low, 180), (high, 0))
     ]
     return {"low": ends[0]["x"], "high": ends[1]["x"], "ends": ends}
-
-
-def _anchor(at: float) -> str:
-    return "start" if at < 0.04 else "end" if at > 0.96 else "middle"

@@ -7,15 +7,7 @@ from benchctl.analysis.compare.result import CellComparison, Comparison
 from benchctl.analysis.compare.text import change_text
 from benchctl.analysis.metrics.bounds import marked
 from benchctl.analysis.quality.text import divergence_sentence, quality_lines
-from benchctl.formats import (
-    NOT_AVAILABLE,
-    count_of,
-    minus_in_numbers,
-    p_value,
-    page_number,
-    percentage,
-    scatter,
-)
+from benchctl.formats import NOT_AVAILABLE, count_of, minus_in_numbers, p_value, page_number, percentage, scatter
 from benchctl.report.page.parts.terms import change_term, metric_term, p_term, value_term, verdict_term
 from benchctl.report.text.comparison_table import is_shown
 
