@@ -26,7 +26,7 @@ from benchctl.records.manifest import PlannedRun
 from benchctl.records.run import RunRecord
 from benchctl.workload.prepare import prepare_requests
 
-EXAMPLE = Path(__file__).parent.parent.parent / "results" / "example"
+EXAMPLE = Path(__file__).parents[1] / "fixtures" / "example-schema-1"
 QUICK = (
     "engine.options.time_scale=200.0",
     "workload.num_prompts=2",

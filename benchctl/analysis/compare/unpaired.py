@@ -177,20 +177,21 @@ def _warnings(cells: Sequence[_Cell], unmatched: Sequence[str]) -> list[ResultWa
         "result files record neither the order of the runs nor the server's configuration nor the machine: nothing "
         "proves that only the intended change lies between the sides"
     )
-    messages = [("foreign-results", message)]
+    warnings = [ResultWarning(code="foreign-results", message=message)]
     if len(sources) > 1:
         message = (
             f"the runs were measured by different tools ({', '.join(sources)}), which start and stop their clocks "
             "at different points and count prompt tokens differently: a part of any difference may be theirs, and "
             "nothing shows that the prompts were the same"
         )
-        messages.append(("tools-differ", message))
+        warnings.append(ResultWarning(code="tools-differ", message=message))
     one_sided = {
         key for cell in cells for key in _settings(cell) if bool(_values(cell.a, key)) != bool(_values(cell.b, key))
     }
     if one_sided:
         names = ", ".join(sorted(one_sided))
-        messages.append(("settings-unknown", f"not on file for both sides, and so not compared: {names}"))
-    messages += [("load-unmatched", f"only one side has {label}") for label in unmatched]
-    messages += [("definition", note) for note in dict.fromkeys(note for run in runs for note in run.notes)]
-    return [ResultWarning(code=code, message=message) for code, message in messages]
+        message = f"not on file for both sides, and so not compared: {names}"
+        warnings.append(ResultWarning(code="settings-unknown", message=message))
+    warnings += [ResultWarning(code="load-unmatched", message=f"only one side has {label}") for label in unmatched]
+    notes = dict.fromkeys(note for run in runs for note in run.notes)
+    return warnings + [ResultWarning(code="definition", message=note) for note in notes]

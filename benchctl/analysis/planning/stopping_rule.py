@@ -1,4 +1,4 @@
-"""The looks of a rule for ending early, planned before the first run. ``experiment/stopping.py`` has its fairness.
+"""The looks of a rule for ending early, planned before the first run. ``experiment/stopping.py`` argues its fairness.
 
 Every run imports this module, so it imports neither numpy nor scipy.
 """
