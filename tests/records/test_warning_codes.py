@@ -98,7 +98,8 @@ def emitted_warnings() -> set[str]:
 def flops_codes() -> set[str]:
     path = PACKAGE / "analysis" / "attribution" / "flops.py"
     tree = ast.parse(path.read_text())
-    return {pattern for node in code_arguments(tree, "add") for pattern in literals(path, node)}
+    calls = (node for node in code_arguments(tree, "setdefault") if isinstance(node, ast.Constant))
+    return {pattern for node in calls for pattern in literals(path, node)}
 
 
 def is_in_table(pattern: str) -> bool:
