@@ -17,10 +17,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchctl.analysis.analyzed import AnalyzedExperiment, analyze_directory
-from benchctl.analysis.compare.compare import CompareOptions, compare_sides, parse_side
+from benchctl.analysis.compare.compare import CompareOptions
 from benchctl.analysis.compare.result import Comparison
-from benchctl.analysis.compare.unpaired import compare_foreign
-from benchctl.analysis.compare.unpaired_sides import is_unpaired, name_of_side, runs_of_side
+from benchctl.analysis.compare.unpaired import compare_paths
 from benchctl.profile.load import load_profile
 from benchctl.profile.model import Profile
 
@@ -59,12 +58,3 @@ def compare(
     both. Raises InvalidDataError if the sides may not be compared, and says why.
     """
     return compare_paths(str(a), str(b), options or CompareOptions(margin_frac=threshold, metrics=tuple(metrics)))
-
-
-def compare_paths(a: str, b: str, options: CompareOptions) -> Comparison:
-    """Block by block if both sides are result directories, run by run if one is result files of another tool."""
-    if not is_unpaired(a, b):
-        return compare_sides(parse_side(a), parse_side(b), options)
-    a_runs, b_runs = (runs_of_side(side, allow_suspect=options.allow_suspect) for side in (a, b))
-    names = name_of_side(a), name_of_side(b)
-    return compare_foreign(a_runs, b_runs, options, names if names[0] != names[1] else (a, b))

@@ -90,7 +90,11 @@ def _entry(path: Path) -> Entry:
         return Entry(path=path, problem=str(error))
     return Entry(
         path=path,
-        **{name: getattr(manifest, name) for name in ("created_at", "profile", "engine", "state", "label")},
+        created_at=manifest.created_at,
+        profile=manifest.profile,
+        engine=manifest.engine,
+        state=manifest.state,
+        label=manifest.label,
         num_done=num_done,
         num_planned=num_planned,
         altered="altered: " + first_of(altered, 2) if altered else None,

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from benchctl.analysis.compare.cell import metric_errors
-from benchctl.analysis.compare.compare import CompareOptions, deciding_metrics
+from benchctl.analysis.compare.compare import CompareOptions, compare_sides, deciding_metrics
 from benchctl.analysis.compare.correction import correct_for_multiple_tests
 from benchctl.analysis.compare.metric_comparison import Role, Rules, compare_metrics, roles_of
 from benchctl.analysis.compare.result import CellComparison, Comparison
+from benchctl.analysis.compare.unpaired_sides import is_unpaired, name_of_side, runs_of_side
 from benchctl.analysis.compare.warnings import statistical_warnings
+from benchctl.analysis.experiment.pairing import parse_side
 from benchctl.analysis.metrics.percentile import PERCENTS, smallest_sample
 from benchctl.analysis.metrics.table import LATENCIES, METRICS
 from benchctl.analysis.validity.comparability import Difference, require_comparable
@@ -33,6 +35,15 @@ class _Cell:
     label: str
     a: tuple[ForeignRun, ...]
     b: tuple[ForeignRun, ...]
+
+
+def compare_paths(a: str, b: str, options: CompareOptions) -> Comparison:
+    """Compare block by block if both sides are result directories, run by run if one consists of result files."""
+    if not is_unpaired(a, b):
+        return compare_sides(parse_side(a), parse_side(b), options)
+    a_runs, b_runs = (runs_of_side(side, allow_suspect=options.allow_suspect) for side in (a, b))
+    names = name_of_side(a), name_of_side(b)
+    return compare_foreign(a_runs, b_runs, options, names if names[0] != names[1] else (a, b))
 
 
 def compare_foreign(

@@ -188,11 +188,12 @@ def _compare_or_write_refusal(
     a: str, b: str, options: "CompareOptions", outputs: tuple[Path, ...], summary: Path | None, *, as_json: bool
 ) -> "Comparison":
     """Compare the sides. If they cannot be compared, write the reason to all outputs and raise InvalidDataError."""
+    from benchctl.analysis.compare.unpaired import compare_paths
     from benchctl.cli.comparison_output import write_refusal
     from benchctl.report.documents.comparison import refusal_document
 
     try:
-        return _compare_sides(a, b, options)
+        return compare_paths(a, b, options)
     except InvalidDataError as error:
         write_refusal(error, outputs, summary)
         if as_json:
@@ -211,19 +212,6 @@ def _print(comparison: "Comparison", *, as_json: bool, as_markdown: bool, show_a
         print(markdown_of(comparison, show_all=show_all))
     else:
         print_comparison(comparison, show_all=show_all)
-
-
-def _compare_sides(a: str, b: str, options: "CompareOptions") -> "Comparison":
-    """Compare block by block if both sides are result directories, run by run if one consists of result files."""
-    from benchctl.analysis.compare.compare import compare_sides, parse_side
-    from benchctl.analysis.compare.unpaired import compare_foreign
-    from benchctl.analysis.compare.unpaired_sides import is_unpaired, name_of_side, runs_of_side
-
-    if not is_unpaired(a, b):
-        return compare_sides(parse_side(a), parse_side(b), options)
-    a_runs, b_runs = (runs_of_side(side, allow_suspect=options.allow_suspect) for side in (a, b))
-    names = name_of_side(a), name_of_side(b)
-    return compare_foreign(a_runs, b_runs, options, names if names[0] != names[1] else (a, b))
 
 
 def _estimator(name: str | None) -> "Estimator | None":
