@@ -1,0 +1,85 @@
+"""The work of engine steps as counts, and the deployment that does it.
+
+Every quantity is one number or an array with one value for each step: formulas hold for both, so that a log of a
+million steps and one step of a simulator are priced by the same lines of code.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+from benchctl.costs.hardware import Hardware
+from benchctl.costs.shapes import ModelShape
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Quantity: TypeAlias = float | npt.NDArray[np.float64]
+else:
+    Quantity: TypeAlias = float
+"""One step, or many at once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StepWork:
+    """Counts of one step or of many.
+
+    Row i of a batch has S_i tokens in the cache before the step and T_i new ones. ``*_context`` is the sum of S_i
+    over the rows of that phase, ``*_positions`` the sum of T_i (S_i + T_i / 2), which is the number of pairs of a
+    new token and a position that it attends to. A decoding row has T_i = 1 unless it verifies drafts.
+    """
+
+    num_prefills: Quantity = 0.0
+    prefill_tokens: Quantity = 0.0
+    prefill_context: Quantity = 0.0
+    prefill_positions: Quantity = 0.0
+    num_decodes: Quantity = 0.0
+    decode_tokens: Quantity = 0.0
+    decode_context: Quantity = 0.0
+    decode_positions: Quantity = 0.0
+    num_sampled: Quantity = 0.0
+    """Rows whose logits are computed: decoding rows, and prompts that end in this step."""
+    guided_rows: Quantity = 0.0
+    candidates: Quantity = 0.0
+    value_prefill_tokens: Quantity = 0.0
+    value_extend_tokens: Quantity = 0.0
+
+    @property
+    def num_seqs(self) -> Quantity:
+        return self.num_prefills + self.num_decodes
+
+    @property
+    def tokens(self) -> Quantity:
+        return self.prefill_tokens + self.decode_tokens
+
+    @property
+    def context(self) -> Quantity:
+        return self.prefill_context + self.decode_context
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deployment:
+    """The model and the devices that run a step. ``tensor_parallel`` devices of one kind share each layer."""
+
+    shape: ModelShape
+    hardware: Hardware
+    tensor_parallel: int = 1
+    weight_bytes_per_param: float = 2.0
+    kv_bytes_per_element: float = 2.0
+    value_shape: ModelShape | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ObservedSteps:
+    """Steps of one run with their durations: what a model is fitted to and judged by.
+
+    ``run`` and ``model`` name the groups that hold-outs leave out; ``duration_us`` has one value for each step of
+    ``work``. ``is_saturated`` marks steps that a fit leaves out: preemption, a full cache, an empty batch.
+    """
+
+    run: str
+    model: str
+    deployment: Deployment
+    work: StepWork
+    duration_us: "npt.NDArray[np.float64]"
+    is_saturated: "npt.NDArray[np.bool_]"
