@@ -7,8 +7,8 @@ from dataclasses import dataclass
 class RunToAdd:
     """Requests of one shape at one concurrency, and the reason to measure them.
 
-    ``prompt_tokens`` and ``output_tokens`` are those of every request, all prompts different; ``concurrency`` requests
-    are open at a time. ``model`` and ``tensor_parallel`` are None where any will do.
+    ``prompt_tokens`` and ``output_tokens`` are those of every request, and all prompts differ; ``concurrency``
+    requests are open at a time. ``model`` and ``tensor_parallel`` are None where any will do.
     """
 
     prompt_tokens: int
