@@ -52,6 +52,14 @@ class ModelSource:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SourcedModel:
+    """A step-time model and its origin."""
+
+    predict_us: PredictUs
+    source: ModelSource
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSplit:
     """Mean time of a step: ``factors`` and ``rest`` add up to ``whole``, ``factors`` alone to ``predicted``.
 
@@ -75,24 +83,20 @@ class ModelSplit:
 
 
 def split_by_model(
-    predict_us: PredictUs,
-    source: ModelSource,
-    a: Sequence[ModelledRun],
-    b: Sequence[ModelledRun],
-    design: PairDesign,
+    model: SourcedModel, a: Sequence[ModelledRun], b: Sequence[ModelledRun], design: PairDesign
 ) -> ModelSplit:
     """The difference of mean step times, by what the model says about the work of both sides."""
 
     def split(x: ModelledRun, y: ModelledRun) -> tuple[float, ...]:
         predicted_s = y.predicted_s - x.predicted_s
-        factors_s = shapley_s(predict_us, x, y)
+        factors_s = shapley_s(model.predict_us, x, y)
         scatter_s = predicted_s - sum(factors_s)
         return y.step_s - x.step_s, predicted_s, *factors_s, scatter_s, (y.step_s - x.step_s) - predicted_s
 
     names = ("step", "predicted", *_NAMES, SCATTER, REST)
     whole, predicted, *factors, rest = estimate_contributions(names, a, b, split, design)
     return ModelSplit(
-        source=source,
+        source=model.source,
         whole=_with_levels(whole, [run.step_s for run in a]),
         predicted=_with_levels(predicted, [run.predicted_s for run in a]),
         factors=tuple(factors),

@@ -14,6 +14,7 @@ from benchctl.analysis.attribution.step_time_model import (
     SCATTER,
     ModelledRun,
     ModelSource,
+    SourcedModel,
     shapley_s,
     split_by_model,
 )
@@ -32,6 +33,9 @@ def planted_us(work, deployment):
     """Linear in every count, but for the larger of two terms; more for a larger model."""
     linear = 100 + 7 * work.num_decodes + 0.01 * work.decode_context + 0.5 * work.prefill_tokens
     return (linear + np.maximum(3 * work.candidates, 0.2 * work.tokens)) * deployment.shape.layers / 24
+
+
+PLANTED = SourcedModel(predict_us=planted_us, source=SOURCE)
 
 
 def run_of(rows, context, *, prompts=0, prompt_tokens=64, candidates=0, rest_s=0.0, deployment=SMALL):
@@ -76,7 +80,7 @@ def runs(draw):
 
 
 def split(a, b):
-    return split_by_model(planted_us, SOURCE, [a], [b], PairDesign(is_paired=True))
+    return split_by_model(PLANTED, [a], [b], PairDesign(is_paired=True))
 
 
 @given(runs(), runs())
@@ -142,7 +146,8 @@ def test_steps_that_scatter_about_the_same_mean_differ_by_the_bend_of_the_model(
         replace(run_of(rows, 100), predicted_s=float(np.mean(np.maximum(10 * np.array(rows), 100.0))) / US_PER_S)
         for rows in ([10, 10], [5, 15])
     )
-    parts = split_by_model(bent_us, SOURCE, [steady], [scattered], PairDesign(is_paired=True)).factors
+    bent = SourcedModel(predict_us=bent_us, source=SOURCE)
+    parts = split_by_model(bent, [steady], [scattered], PairDesign(is_paired=True)).factors
     by_name = {part.name: part.added_s * US_PER_S for part in parts}
     assert by_name.pop(SCATTER) == pytest.approx(25)
     assert all(abs(part) < 1e-9 for part in by_name.values())
@@ -151,7 +156,7 @@ def test_steps_that_scatter_about_the_same_mean_differ_by_the_bend_of_the_model(
 def test_blocks_that_scatter_give_every_part_an_interval_that_covers_it():
     a = [run_of([8, 8], 1000 + i) for i in range(6)]
     b = [run_of([12, 12], 1000 - i, rest_s=2e-6 * i) for i in range(6)]
-    parts = split_by_model(planted_us, SOURCE, a, b, PairDesign(is_paired=True))
+    parts = split_by_model(PLANTED, a, b, PairDesign(is_paired=True))
     batch = next(part for part in parts.factors if part.name == "batch")
     assert batch.ci_low_s < batch.added_s < batch.ci_high_s
     assert parts.explained_frac == pytest.approx(parts.predicted.added_s / parts.whole.added_s)
