@@ -17,7 +17,12 @@ from typing import Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from benchctl.analysis.attribution.estimate import Contribution, PairDesign, estimate_contributions
+from benchctl.analysis.attribution.estimate import (
+    MIN_DIFFERENCE,
+    Contribution,
+    PairDesign,
+    estimate_contributions,
+)
 from benchctl.analysis.attribution.mean_work import FACTORS, MeanWork, works_between
 from benchctl.steptime.work import Deployment, Quantity, StepWork
 from benchctl.units import US_PER_S
@@ -71,6 +76,11 @@ class ModelSplit:
     predicted: Contribution
     factors: tuple[Contribution, ...]
     rest: Contribution
+
+    @property
+    def shown_factors(self) -> tuple[Contribution, ...]:
+        """The factors in which any two runs of both sides differ."""
+        return tuple(part for part in self.factors if max(map(abs, part.numbers)) > MIN_DIFFERENCE)
 
     @property
     def parts(self) -> tuple[Contribution, ...]:
