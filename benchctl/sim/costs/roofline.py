@@ -55,8 +55,13 @@ def cost_model(config: SimConfig) -> CostModel:
 
 def _forward_ns(batch: StepBatch, shape: ModelShape, hardware: Hardware) -> int:
     tokens = batch.num_prefill_tokens + batch.num_decode_tokens
-    flops = forward_flops(shape, tokens, batch.attended_positions, batch.num_sampling)
-    return roofline_ns(flops, forward_bytes(shape, batch.context_tokens + tokens), hardware)
+    # The batch has one count of positions: those of a step with a prompt are taken as the prompt's.
+    positions = batch.attended_positions if batch.num_prefill_tokens else 0
+    flops = forward_flops(
+        shape, tokens, positions, batch.num_sampling, decode_positions=batch.attended_positions - positions
+    )
+    num_bytes = forward_bytes(shape, batch.context_tokens + tokens, tokens)
+    return roofline_ns(flops, num_bytes, hardware, shape.precision)
 
 
 def _value_forward_ns(batch: StepBatch, shape: ModelShape, hardware: Hardware) -> int:
@@ -64,6 +69,12 @@ def _value_forward_ns(batch: StepBatch, shape: ModelShape, hardware: Hardware) -
     guided = batch.guided
     tokens = guided.value_prefill_tokens + guided.value_extend_tokens + guided.candidates
     context = batch.context_tokens / batch.num_seqs
-    positions = (guided.value_extend_tokens + guided.candidates + guided.value_prefill_tokens / 2) * context
-    flops = forward_flops(shape, tokens, positions, guided.candidates)
-    return roofline_ns(flops, forward_bytes(shape, guided.scored_rows * context + tokens), hardware)
+    flops = forward_flops(
+        shape,
+        tokens,
+        guided.value_prefill_tokens / 2 * context,
+        guided.candidates,
+        decode_positions=(guided.value_extend_tokens + guided.candidates) * context,
+    )
+    num_bytes = forward_bytes(shape, guided.scored_rows * context + tokens, tokens)
+    return roofline_ns(flops, num_bytes, hardware, shape.precision)
