@@ -40,7 +40,7 @@ def read_layer_tables(directory: Path) -> LayerTables:
     Raises UsageError when the folder, a table or a column is missing, or a value is not a number.
     """
     config = _config(directory)
-    folder = _tables_folder(directory, config.get("tp_size"))
+    folder = find_tables(directory)
     match = _DEGREE.fullmatch(folder.name)
     return LayerTables(
         dense=_lines(folder / DENSE, "tokens"),
@@ -51,7 +51,9 @@ def read_layer_tables(directory: Path) -> LayerTables:
     )
 
 
-def _tables_folder(directory: Path, degree: object) -> Path:
+def find_tables(directory: Path) -> Path:
+    """The folder that ``read_layer_tables`` reads. Raises UsageError where there is not exactly one."""
+    degree = _config(directory).get("tp_size")
     if (directory / DENSE).is_file():
         return directory
     folders = sorted(path.parent for path in directory.rglob(DENSE))
@@ -93,8 +95,8 @@ def _link(config: Mapping[str, Any]) -> Link | None:
 
 def _lines(path: Path, axis: str) -> dict[str, Line]:
     points: dict[str, list[tuple[float, float]]] = {}
-    for row, (place, time_us) in _rows(path, (axis, "time_us"), also=("layer",)):
-        points.setdefault(row["layer"], []).append((place, time_us))
+    for row, (x, time_us) in _rows(path, (axis, "time_us"), also=("layer",)):
+        points.setdefault(row["layer"], []).append((x, time_us))
     try:
         return {layer: Line.through(of_layer) for layer, of_layer in points.items()}
     except UsageError as error:

@@ -1,8 +1,8 @@
 """Measured time of attention: a grid of four axes, and what lies between and beyond its points.
 
-The axes are the new tokens of prompts in a step (chunk), the history that they attend to, the number of decoding rows,
-and their mean context. Several chunks in one step are one chunk of all their tokens, with the history that gives the
-same number of attended positions: with c_i new tokens after k_i cached ones,
+The axes are the new tokens of prompts in a step (chunk), the history that they attend to, the number of decoding
+rows, and their mean context. Several chunks in one step are one chunk of all their tokens, with the history that
+gives the same number of attended positions: with c_i new tokens after k_i cached ones,
 
     chunk = sum c_i        history = sum c_i (k_i + c_i / 2) / chunk - chunk / 2
 
@@ -10,7 +10,7 @@ A single chunk has its own history. Short prompts together attend to less than o
 their history is below 0; there, time falls along the line from history 0 to a history of one chunk.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
 from benchctl.errors import UsageError
@@ -24,6 +24,15 @@ class AttentionCell(NamedTuple):
     history: float
     rows: float
     context: float
+
+
+class DecodeLine(NamedTuple):
+    """Time in microseconds = ``intercept_us`` + ``slope_us`` x, for a mean context ``since`` <= x < ``until``."""
+
+    intercept_us: float
+    slope_us: float
+    since: float
+    until: float | None
 
 
 class AttentionTable:
@@ -42,10 +51,25 @@ class AttentionTable:
         self._times_us: Final = self._filled(times_us)
 
     def at(self, chunk: float, history: float, rows: float, context: float) -> float:
-        """Time of a step's attention in one layer, in microseconds; the arguments as the module describes them."""
+        """Time of a step's attention in one layer, in microseconds; the module explains the arguments."""
         if chunk and history < self._histories[0]:
             return self._below(chunk, history, rows, context)
         return self._between(chunk, history, rows, context)
+
+    def decode_line(self, rows: float, context: float) -> DecodeLine:
+        """Time of ``rows`` decoding rows over their mean context, on the piece that holds ``context``."""
+        first = self._contexts[0]
+        if context < first or len(self._contexts) == 1:
+            time_us = self._between(0.0, 0.0, rows, first)
+            return DecodeLine(time_us, 0.0, 0.0, first if len(self._contexts) > 1 else None)
+        low, high, share = bracket(self._contexts, context)
+        if share == 1 and high + 1 < len(self._contexts):
+            low, high = high, high + 1
+        start, end = self._contexts[low], self._contexts[high]
+        start_us, end_us = (self._between(0.0, 0.0, rows, mark) for mark in (start, end))
+        slope = (end_us - start_us) / (end - start)
+        until = end if high + 1 < len(self._contexts) else None
+        return DecodeLine(start_us - slope * start, slope, start, until)
 
     def _below(self, chunk: float, history: float, rows: float, context: float) -> float:
         first = self._histories[0]
@@ -83,12 +107,12 @@ class AttentionTable:
         for axis in (3, 2, 1, 0):
             _fill_along(grid, axes, axis)
         size = 1
-        for places in axes:
-            size *= len(places)
+        for marks in axes:
+            size *= len(marks)
         if len(grid) < size:
             raise UsageError(
-                f"attention: {size - len(grid)} of {size} cells of the grid are neither measured nor on a line of two "
-                "measured ones; measure at least two values of each column"
+                f"attention: {size - len(grid)} of {size} cells of the grid are neither measured nor on a line of "
+                "two measured ones; measure at least two values of each column"
             )
         return [
             [[[grid[c, h, n, k] for k in self._contexts] for n in self._rows] for h in self._histories]
@@ -96,16 +120,16 @@ class AttentionTable:
         ]
 
 
-def _axis(places: Iterable[float]) -> tuple[float, ...]:
-    """The places of an axis in order; a table without prompts or without rows has the place 0 alone."""
-    return tuple(sorted(set(places))) or (0.0,)
+def _axis(marks: Iterable[float]) -> tuple[float, ...]:
+    """The marks of an axis in order; a table without prompts or without rows has the mark 0 alone."""
+    return tuple(sorted(set(marks))) or (0.0,)
 
 
-def _shares(places: tuple[float, ...], place: float) -> tuple[tuple[int, float], ...]:
-    """Indices and weights of the neighbours of a place; beyond the ends the weights are outside of [0, 1]."""
-    if len(places) == 1:
+def _shares(marks: tuple[float, ...], mark: float) -> tuple[tuple[int, float], ...]:
+    """Indices and weights of the neighbours of a mark; beyond the ends the weights are outside of [0, 1]."""
+    if len(marks) == 1:
         return ((0, 1.0),)
-    low, high, share = bracket(places, place)
+    low, high, share = bracket(marks, mark)
     if share == 1:
         return ((high, 1.0),)
     if share == 0:
@@ -115,16 +139,11 @@ def _shares(places: tuple[float, ...], place: float) -> tuple[tuple[int, float],
 
 def _fill_along(grid: dict[tuple[float, ...], float], axes: tuple[tuple[float, ...], ...], axis: int) -> None:
     """Add the missing cells of every line of the grid along one axis that has two cells or more."""
-    at_axis: Callable[[tuple[float, ...], float], tuple[float, ...]] = lambda key, place: (  # noqa: E731
-        *key[:axis],
-        place,
-        *key[axis + 1 :],
-    )
     lines: dict[tuple[float, ...], list[tuple[float, float]]] = {}
     for key, time_us in grid.items():
-        lines.setdefault(at_axis(key, 0.0), []).append((key[axis], time_us))
-    for key, points in lines.items():
+        lines.setdefault((*key[:axis], *key[axis + 1 :]), []).append((key[axis], time_us))
+    for others, points in lines.items():
         if 2 <= len(points) < len(axes[axis]):
             line = Line.through(points)
-            for place in axes[axis]:
-                grid.setdefault(at_axis(key, place), line.at(place))
+            for mark in axes[axis]:
+                grid.setdefault((*others[:axis], mark, *others[axis:]), line.at(mark))

@@ -11,8 +11,8 @@ from benchctl.errors import UsageError
 class Line:
     """Points joined by straight lines, of which the outer two go on; ``xs`` ascends.
 
-    Below the first point a line stays at its value or falls, above the last it stays or rises: the time of less work
-    is not longer. One point alone makes a constant.
+    Below the first point a line stays at its value or falls, above the last it stays or rises: the time of less
+    work is not longer. One point alone makes a constant.
     """
 
     xs: tuple[float, ...]

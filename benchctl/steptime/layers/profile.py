@@ -4,12 +4,12 @@
 
 T is the number of tokens that the device computes: those of the step, padded to the next captured graph size where
 the engine replays graphs. R is the number of rows, whose logits an engine computes even for a prompt that does not
-end in this step. Tables hold the time of kernels alone; the launches of a captured graph, and a scheduler that plans
-the next step meanwhile, add nothing to it.
+end in this step. Tables hold the time of kernels alone; the launches of a captured graph, and a scheduler that
+plans the next step meanwhile, add nothing to it.
 
-Collectives of a ring of k devices with latency l and bandwidth w, for b bytes: an all-reduce takes 2 (k - 1) hops of
-l + b / k / w, an all-gather of shards of b bytes k - 1 hops of l + b / w. A forward pass has two all-reduces of the
-hidden states in each layer, one after the embedding, and one gather of the logits.
+Collectives of a ring of k devices with latency l and bandwidth w, for b bytes: an all-reduce takes 2 (k - 1) hops
+of l + b / k / w, an all-gather of shards of b bytes k - 1 hops of l + b / w. A forward pass has two all-reduces of
+the hidden states in each layer, one after the embedding, and one gather of the logits.
 """
 
 from bisect import bisect_left
@@ -33,7 +33,7 @@ _BYTES: Final = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """What joins the devices: latency of a hop and bandwidth in one direction."""
+    """Connection of the devices: latency of a hop and bandwidth in one direction."""
 
     latency_us: float
     bandwidth_bytes_per_s: float
@@ -74,7 +74,7 @@ class Chunks:
 
 
 class LayerProfile:
-    """The layers of a whole model. ``graph_sizes`` are the captured batch sizes in ascending order, empty for none."""
+    """The layers of a whole model. ``graph_sizes`` are the captured batch sizes in ascending order, or empty."""
 
     def __init__(self, tables: LayerTables, shape: ModelShape, graph_sizes: tuple[int, ...] = ()) -> None:
         """Raises UsageError when several devices share the layers and nothing says how they are joined."""
@@ -107,7 +107,10 @@ class LayerProfile:
             tokens = self.graph_sizes[index]
         time_us = self._of_tokens_us.get(tokens)
         if time_us is None:
-            layers, bytes_per_hop = self.shape.layers, tokens * self.shape.hidden * _BYTES / self.tables.tensor_parallel
+            layers, bytes_per_hop = (
+                self.shape.layers,
+                tokens * self.shape.hidden * _BYTES / self.tables.tensor_parallel,
+            )
             time_us = sum(_times_run(name, layers) * line.at(tokens) for name, line in self.tables.dense.items())
             time_us += (2 * layers + 1) * 2 * self._hops_us(bytes_per_hop)
             self._of_tokens_us[tokens] = time_us
@@ -129,7 +132,7 @@ class LayerProfile:
 
 
 def _times_run(name: str, layers: int) -> int:
-    """How often a forward pass runs a layer."""
+    """Number of times that a forward pass runs a layer."""
     if name in ONCE:
         return 1
     return 2 * layers if name in TWICE else layers
