@@ -4,7 +4,8 @@ Every quantity is one number or an array with one value for each step: formulas 
 million steps and one step of a simulator are priced by the same lines of code.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
 from benchctl.costs.hardware import Hardware
@@ -69,6 +70,17 @@ class Deployment:
     value_shape: ModelShape | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """The file or result directory that steps were read from; ``sha256`` is that of its step log."""
+
+    path: str
+    sha256: str
+    engine: str | None = None
+    engine_version: str | None = None
+    clock: str | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ObservedSteps:
     """Steps of one run with their durations: what a model is fitted to and judged by.
@@ -83,3 +95,6 @@ class ObservedSteps:
     work: StepWork
     duration_us: "npt.NDArray[np.float64]"
     is_saturated: "npt.NDArray[np.bool_]"
+    left_out: Mapping[str, int] = field(default_factory=dict)
+    """Steps of ``is_saturated`` by the first reason that holds for them."""
+    origin: Origin | None = None
