@@ -3,8 +3,8 @@
 FLOP/s are those of dense bfloat16 matrix products with 32-bit accumulation: if a data sheet only states the
 number with structured sparsity, half of it is used. Bandwidth is that of the device memory. An unknown device
 is an error or None, never a guess: a utilisation of an assumed peak would look like a measurement. Peaks that the
-user measured or knows are written ``name:tflops:gb_per_s`` (``cpu:1.5:80``), the way to describe a CPU, whose
-data sheet states neither.
+user measured or knows are written ``name:tflops:gb_per_s`` (``cpu:1.5:80``), with the GB of memory as a fourth
+part where they matter: the way to describe a CPU, whose data sheet states no peaks.
 """
 
 import math
@@ -160,21 +160,21 @@ def hardware_for(name: str) -> Hardware:
 
 
 def _stated_peaks(text: str) -> Hardware:
-    """The device of ``name:tflops:gb_per_s``: dense bfloat16 TFLOP/s and GB/s of memory."""
-    name, *rates = text.split(":")
+    """The device of ``name:tflops:gb_per_s[:gb]``: dense bfloat16 TFLOP/s, GB/s of memory, GB of memory."""
+    name, *parts = text.split(":")
     try:
-        tflops_per_s, gb_per_s = (float(rate) for rate in rates)
+        numbers = [float(part) for part in parts]
     except ValueError:
-        tflops_per_s = gb_per_s = math.nan
-    if not (name.strip() and 0 < tflops_per_s < math.inf and 0 < gb_per_s < math.inf):
+        numbers = []
+    if not (name.strip() and len(numbers) in {2, 3} and all(0 < number < math.inf for number in numbers)):
         raise UsageError(
             f"hardware {text!r}: give a name and two positive numbers, TFLOP/s of bfloat16 and GB/s of memory, "
             "such as cpu:1.5:80"
         )
     return Hardware(
         name=name.strip(),
-        peak_flops_per_s=tflops_per_s * TERA,
-        bandwidth_bytes_per_s=gb_per_s * GIGA,
-        memory_bytes=None,
+        peak_flops_per_s=numbers[0] * TERA,
+        bandwidth_bytes_per_s=numbers[1] * GIGA,
+        memory_bytes=round(numbers[2] * GIGA) if len(numbers) > 2 else None,
         source="stated by the user",
     )

@@ -69,10 +69,11 @@ def test_peaks_that_the_user_states_are_a_device() -> None:
     device = hardware_for("my-cpu:1.5:80")
     assert (device.name, device.peak_flops_per_s, device.bandwidth_bytes_per_s) == ("my-cpu", 1.5e12, 80e9)
     assert device.memory_bytes is None
+    assert hardware_for("my-cpu:1.5:80:64").memory_bytes == 64e9
     assert device.source == "stated by the user"
 
 
-@pytest.mark.parametrize("text", ["cpu:fast:80", "cpu:0:80", "cpu:1.5:-1", ":1:1", "cpu:1:2:3", "cpu:nan:1"])
+@pytest.mark.parametrize("text", ["cpu:fast:80", "cpu:0:80", "cpu:1.5:-1", ":1:1", "cpu:1:2:3:4", "cpu:nan:1"])
 def test_stated_peaks_that_are_not_positive_numbers_are_refused(text: str) -> None:
     with pytest.raises(UsageError, match=r"give a name and two positive numbers, .*such as cpu:1\.5:80"):
         hardware_for(text)

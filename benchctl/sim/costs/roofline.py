@@ -82,10 +82,13 @@ def _forward_ns(batch: StepBatch, shape: ModelShape, hardware: Hardware) -> int:
 def _decode_lines(batch: StepBatch, shape: ModelShape, hardware: Hardware) -> tuple[tuple[float, float], ...]:
     """Bound by memory, and by compute: a decoding row attends to its whole context."""
     rows = batch.num_decode_tokens
-    byte_ns, flop_ns = NS_PER_S / hardware.bandwidth_bytes_per_s, NS_PER_S / hardware.peak_flops_per_s
+    byte_ns, flop_ns = NS_PER_S / hardware.bandwidth_bytes_per_s, NS_PER_S / hardware.peak_of(shape.precision)
     return (
-        (forward_bytes(shape, rows) * byte_ns, shape.kv_bytes_per_token() * byte_ns),
-        (forward_flops(shape, rows, 0, rows) * flop_ns, shape.attention_flops_per_position() * flop_ns),
+        (forward_bytes(shape, rows, rows) * byte_ns, shape.kv_bytes_per_token() * byte_ns),
+        (
+            forward_flops(shape, rows, 0, rows, decode_positions=0) * flop_ns,
+            shape.decode_attention_flops_per_position() * flop_ns,
+        ),
     )
 
 
