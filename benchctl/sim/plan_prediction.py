@@ -25,6 +25,8 @@ from benchctl.steptime.model_file import read_model
 
 ROOFLINE_MAPE_FRAC: Final = 0.325
 """Mean error of the roofline on 1,967 steps of vLLM with Llama-2-7B and 70B on H100: real steps took longer."""
+_SIM_OVERHEAD_S: Final = 0.6
+"""Starting, warming up and stopping one simulated server, beyond its configured delay."""
 NO_STEP_TIMES: Final = (
     "step times unknown: this machine has no GPU and the profile states no hardware; a model of 'benchctl steptime "
     "fit' predicts them (--step-time-model FILE)"
@@ -37,6 +39,8 @@ class PlanPrediction:
 
     runs: Mapping[str, PredictedRun]
     basis: str
+    overhead_s: float | None = None
+    """Seconds of a run beyond its load; None for engines whose starts only earlier runs can tell."""
 
 
 def predict_plan(
@@ -60,18 +64,18 @@ def predict_plan(
     if hardware is None:
         return NO_STEP_TIMES
     basis = (
-        f"step times are the roofline of {hardware}, below which no step can be: on 1,967 real steps it was "
-        f"{percentage(ROOFLINE_MAPE_FRAC)} off; a model of 'benchctl steptime fit' is closer (--step-time-model FILE)"
+        f"step times are the roofline of {hardware}, below which no step can be; on 1,967 real steps it was "
+        f"{percentage(ROOFLINE_MAPE_FRAC)} off (closer: --step-time-model FILE, from 'benchctl steptime fit')"
     )
     return _predict(profile, requests, StepTimes(hardware=hardware), basis)
 
 
 def stated_hardware(profile: Profile, gpus: Sequence[str]) -> str | None:
-    """The machine's own GPU as the hardware table has it, else the device that the profile states; None for neither.
+    """The GPU of this machine as the hardware table has it, else the device that the profile states, else None.
 
-    The default of ``hardware`` states nothing.
+    The default of ``hardware`` states nothing, and the GPUs of this machine nothing about a server elsewhere.
     """
-    for name in gpus:
+    for name in () if profile.engine.kind == "attach" else gpus:
         if (device := hardware_or_none(name)) is not None:
             return device.name
     return profile.hardware if "hardware" in profile.model_fields_set else None
@@ -85,8 +89,8 @@ def model_basis(model: StepTimeModel, name: str) -> str:
         return f"{text}; its error on other steps is not known"
     error = origin.held_out[0]
     return (
-        f"{text}; on steps that its fit did not see ({error.by} left out) it was {percentage(error.mape_frac, 2)} off, "
-        f"{percentage_change(error.bias_frac)} on average"
+        f"{text}; where whole parts were left out of the fit ({error.by}) it was "
+        f"{percentage(error.mape_frac, 2)} off, {percentage_change(error.bias_frac)} on average"
     )
 
 
@@ -115,7 +119,13 @@ def _predict(
         if key not in by_settings:
             by_settings[key] = predict_run(settings, requests, profile.workload.arrival, times)
         runs[arm_label(variant, cell)] = by_settings[key]
-    return PlanPrediction(runs=runs, basis=basis)
+    return PlanPrediction(runs=runs, basis=basis, overhead_s=_overhead_s(profile))
+
+
+def _overhead_s(profile: Profile) -> float | None:
+    if profile.engine.kind != "sim":
+        return None
+    return _SIM_OVERHEAD_S + own_options(variant_settings(profile, profile.baseline, {}), SimOptions).start_delay_s
 
 
 def _key(settings: VariantSettings) -> bytes:

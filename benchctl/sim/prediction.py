@@ -5,15 +5,17 @@
 
 The simulator schedules as the engines do, with the limits that the profile sets and otherwise ``ServerLimits``. Its
 step times are those of the simulated engine itself, of a fitted step-time model, or of the roofline. Starting a
-server, warming it up and stopping it are no part of the load; ``measure/durations.py`` knows them from earlier runs.
+server, warming it up and stopping it are no part of the load: ``measure/durations.py`` has them of earlier runs.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Final
 
+import msgspec
 import numpy as np
 
 from benchctl.costs.hardware import hardware_for
@@ -180,17 +182,25 @@ def _step_seconds(config: SimConfig) -> Callable[[StepWork], float]:
     """Seconds of a step by the cost model of a server, for rows of fractional number as well."""
     price = cost_model_for(config).price
 
-    def step_s(work: StepWork) -> float:
+    def at(rows: int, work: StepWork) -> float:
+        share = rows / num_decodes if (num_decodes := float(work.num_decodes)) else 0.0
         batch = StepBatch(
-            num_seqs=round(work.num_seqs),
-            num_prefill_tokens=round(work.prefill_tokens),
-            num_decode_tokens=round(work.decode_tokens),
-            num_sampling=round(work.num_sampled),
-            context_tokens=round(work.context + work.tokens),
-            attended_positions=round(work.prefill_positions + work.decode_positions),
+            num_seqs=rows + round(float(work.num_prefills)),
+            num_prefill_tokens=round(float(work.prefill_tokens)),
+            num_decode_tokens=rows,
+            num_sampling=rows + round(float(work.num_sampled) - num_decodes),
+            context_tokens=rows
+            + round(float(share * work.decode_context + work.prefill_context + work.prefill_tokens)),
+            attended_positions=round(float(work.prefill_positions + share * work.decode_positions)),
             is_greedy=False,
         )
-        return s_from_ns(price(batch).total_ns)
+        return s_from_ns(sum(value for value in msgspec.structs.astuple(price(batch)) if value is not None))
+
+    def step_s(work: StepWork) -> float:
+        rows = math.floor(float(work.num_decodes))
+        part = float(work.num_decodes) - rows
+        below_s = at(rows, work) if part < 1 and (rows or work.num_prefills) else 0.0
+        return below_s if not part else (1 - part) * below_s + part * at(rows + 1, work)
 
     return step_s
 
