@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 _WORDS_FROM_S: Final = 100
 _CROWDED_FRAC: Final = 0.95
+_WAITING_FROM: Final = 1.05
+"""Requests for each row of the batch from which some wait."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +115,8 @@ def load_text(run: "PredictedRun") -> str:
         f"step {four_digits(run.step_s * 1e3)} ms",
         f"first token after {four_digits(run.ttft_s * 1e3)} ms",
     ]
+    if run.in_server > _WAITING_FROM * run.batch:
+        parts.insert(1, f"{four_digits(run.in_server)} requests in the server, so that some wait for a row")
     if run.kv_frac is not None:
         crowded = ": it is full" if run.kv_frac > _CROWDED_FRAC else ""
         parts.append(f"key-value memory {percentage(run.kv_frac, 2)} used at most{crowded}")

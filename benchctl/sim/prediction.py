@@ -70,6 +70,8 @@ class PredictedRun:
     ttft_s: float
     e2el_s: float
     num_steps: int
+    in_server: float
+    """Requests that are open on average, by Little's law: their number times their mean time over the whole time."""
     offered: PredictedLoad | None
     """Steady state at the offered rate; None for a load that is not offered at a rate."""
     offered_rate: float | None
@@ -111,7 +113,7 @@ def emulated_config(settings: VariantSettings, times: StepTimes) -> SimConfig:
     return SimConfig(
         model=settings.model,
         cost_model="roofline" if times.step_time_model is None else "fitted",
-        step_time_model=times.step_time_model,
+        **({} if times.step_time_model is None else {"step_time_model": times.step_time_model}),
         hardware=times.hardware,
         max_num_seqs=rows,
         max_num_batched_tokens=max(budget, rows),
@@ -221,6 +223,12 @@ def _predicted_run(
         ttft_s=s_from_ns(fmean(requests.first_token_ns - requests.arrival_ns)),
         e2el_s=s_from_ns(fmean(requests.last_token_ns - requests.arrival_ns)),
         num_steps=len(steps),
+        in_server=_in_server(simulation),
         offered=offered,
         offered_rate=rate,
     )
+
+
+def _in_server(simulation: Simulation) -> float:
+    requests = simulation.requests
+    return float((requests.last_token_ns - requests.arrival_ns).sum()) / max(simulation.makespan_ns(), 1)
