@@ -89,6 +89,7 @@ class Scheduler:
         seq.status = SequenceStatus.WAITING
         self.block_manager.deallocate(seq)
         self.waiting.appendleft(seq)
+        seq.num_preemptions += 1
         self.num_preemptions += 1
 
     def _append_blocks(self) -> None:

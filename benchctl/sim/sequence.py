@@ -35,6 +35,7 @@ class Sequence:
     status: SequenceStatus = SequenceStatus.WAITING
     num_computed: int = 0
     num_cached: int = 0
+    num_preemptions: int = 0
     block_table: list[int] = field(default_factory=list)
     next_event: int = 0
     arrival_ns: int = 0

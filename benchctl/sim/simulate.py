@@ -1,8 +1,11 @@
 """A whole request list in virtual time: the server without HTTP and without waiting."""
 
 from collections.abc import Sequence as Items
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
+import numpy as np
+
+from benchctl.records.columns.step_columns import StepColumns, columns_from
 from benchctl.records.step import StepRecord
 from benchctl.sim.config import SimConfig
 from benchctl.sim.core import Core
@@ -11,6 +14,7 @@ from benchctl.sim.costs.noise import published_noise
 from benchctl.sim.engine import SimulatedEngine
 from benchctl.sim.phase import AnnouncedPhase, AnnouncedRequest
 from benchctl.sim.request import Request
+from benchctl.sim.request_columns import RequestColumns
 from benchctl.sim.sequence import Sequence
 
 
@@ -32,6 +36,13 @@ class Simulation:
     steps: tuple[StepRecord, ...]
     sequences: tuple[Sequence, ...]
     """Finished sequences in the order of their end."""
+
+    requests: RequestColumns
+    """The same sequences as columns."""
+
+    def step_columns(self, *, is_warmup: bool = False) -> StepColumns:
+        """The steps of the load, or those of the warm-up, as columns."""
+        return columns_from(self.steps, is_warmup=is_warmup)
 
     def measured_steps(self) -> tuple[StepRecord, ...]:
         return tuple(step for step in self.steps if not step.is_warmup)
@@ -58,7 +69,9 @@ def simulate(config: SimConfig, loads: Items[SimLoad]) -> Simulation:
     core = Core(engine_for_config(config))
     steps: list[StepRecord] = []
     sequences: list[Sequence] = []
-    for load in loads:
+    rows: list[tuple[int, ...]] = []
+    for number, load in enumerate(loads):
+        index_of = {request.request_id: index for index, request in enumerate(load.requests)}
         arrival_ns = load.arrival_ns or (0,) * len(load.requests)
         request_ids = (request.request_id for request in load.requests)
         arrivals = [AnnouncedRequest(*arrival) for arrival in zip(request_ids, arrival_ns, strict=True)]
@@ -68,4 +81,14 @@ def simulate(config: SimConfig, loads: Items[SimLoad]) -> Simulation:
         while (output := core.next_step()) is not None:
             steps.append(output.record)
             sequences += output.finished
-    return Simulation(steps=tuple(steps), sequences=tuple(sequences))
+            rows += (_row(number, index_of[seq.request.request_id], seq) for seq in output.finished)
+    columns = np.array(rows, dtype=np.int64).reshape(-1, len(fields(RequestColumns))).T
+    names = (field.name for field in fields(RequestColumns))
+    requests = RequestColumns(**dict(zip(names, columns, strict=True)))
+    return Simulation(steps=tuple(steps), sequences=tuple(sequences), requests=requests)
+
+
+def _row(load: int, index: int, seq: Sequence) -> tuple[int, ...]:
+    first_ns, last_ns = seq.first_token_ns or 0, seq.last_token_ns or 0
+    times = (seq.arrival_ns, first_ns, last_ns)
+    return (load, index, seq.choice, *times, seq.prompt_tokens, seq.num_output, seq.num_cached, seq.num_preemptions)

@@ -2,6 +2,7 @@
 
 import statistics
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -199,3 +200,26 @@ def test_a_batch_of_nothing_sampled_has_no_sampler_in_the_published_model() -> N
         is_greedy=None,
     )
     assert cost_model_for(SimConfig()).price(batch).sampler_rest is None
+
+
+@pytest.mark.parametrize("name", ["lenvm-h100", "roofline", "llm-mock"])
+@given(st.integers(1, 2000), st.integers(1, 8000), st.booleans())
+def test_the_lines_of_a_decode_stretch_are_the_price_of_its_steps(
+    name: str, rows: int, mean: int, greedy: bool
+) -> None:
+    model = cost_model_for(SimConfig(cost_model=name))
+    context = rows * mean
+    batch = StepBatch(
+        num_seqs=rows,
+        num_prefill_tokens=0,
+        num_decode_tokens=rows,
+        num_sampling=rows,
+        context_tokens=context,
+        attended_positions=context,
+        is_greedy=greedy,
+        longest_context=mean,
+        most_new_tokens=1,
+    )
+    assert model.decode is not None
+    first = msgspec.structs.replace(batch, context_tokens=rows, longest_context=1)
+    assert model.decode(first).cost_at(mean if model.pads_batches else context) == model.price(batch)

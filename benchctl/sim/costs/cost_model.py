@@ -38,6 +38,11 @@ class StepBatch(msgspec.Struct, frozen=True, kw_only=True):
     longest_context: int = 0
     most_new_tokens: int = 0
 
+    @property
+    def is_plain_decode(self) -> bool:
+        """True if all rows decode and none of them asks for guidance."""
+        return not self.num_prefill_tokens and not self.guided.wanted_rows
+
 
 class StepCost(msgspec.Struct, frozen=True, kw_only=True):
     """Times of one step in nanoseconds; the parts do not overlap, so they add up.
@@ -87,11 +92,39 @@ class StepCost(msgspec.Struct, frozen=True, kw_only=True):
         return sections
 
 
+class DecodeCost(msgspec.Struct, frozen=True, kw_only=True):
+    """The price of unguided decode steps of one batch, as long as its rows stay: all that changes is its context.
+
+    model_forward = ``forward_ns`` + round(max over ``lines`` of intercept + slope x), with x the sum of the
+    contexts, or the longest context where the cost model ``pads_batches``. It holds for ``since`` <= x < ``until``,
+    so that a price with bends in it is given piece by piece. A stretch of steps needs no call of the model.
+    """
+
+    rest: StepCost
+    """Every section but model_forward, which is 0 here."""
+    lines: tuple[tuple[float, float], ...]
+    """Intercept and slope of each, in ns and ns per token."""
+    forward_ns: int = 0
+    since: int = 0
+    until: int | None = None
+
+    def forward_at(self, position: int) -> int:
+        """model_forward in whole nanoseconds at x = ``position``."""
+        return self.forward_ns + round(max([intercept + slope * position for intercept, slope in self.lines]))
+
+    def cost_at(self, position: int) -> StepCost:
+        """The whole price at x = ``position``."""
+        return msgspec.structs.replace(self.rest, model_forward=self.forward_at(position))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostModel:
     """The price of a step, and the ways in which the emulated server schedules unlike the simulator's own."""
 
     price: Callable[[StepBatch], StepCost]
+    decode: Callable[[StepBatch], DecodeCost] | None = None
+    """The price of steps like this one, which has decoding rows only and none of them guided; it has to agree with
+    ``price`` to the nanosecond. None where no lines describe it: ``price`` is then called for each step."""
     max_num_seqs: int | None = None
     """Sequences in one batch at most, below the configured limit."""
     is_unlimited: bool = False

@@ -25,7 +25,14 @@ from typing import Final
 from benchctl.costs.hardware import Hardware
 from benchctl.costs.shapes import ModelShape, shape_for
 from benchctl.sim.config import SimConfig
-from benchctl.sim.costs.cost_model import CostModel, StepBatch, StepCost, served_models, value_model_load_ns
+from benchctl.sim.costs.cost_model import (
+    CostModel,
+    DecodeCost,
+    StepBatch,
+    StepCost,
+    served_models,
+    value_model_load_ns,
+)
 from benchctl.units import NS_PER_S, NS_PER_US
 
 _LAYER_NS: Final = 212 * NS_PER_US
@@ -69,49 +76,76 @@ _V2: Final = _RevisionTimes(
 def cost_model(config: SimConfig) -> CostModel:
     """The cost model for the configured revision, schedule and models."""
     models = served_models(config)
-    forward_ns = _forward(models.shape, models.hardware)
+    forward = _Forward.of(models.shape, models.hardware)
     price_guided = None if models.value_shape is None else _guided(config, models.value_shape, models.hardware)
     schedule_ns = _SCHEDULE_NS + (0 if config.overlap_schedule else _SCHEDULE_NOT_OVERLAPPED_NS)
 
     def price(batch: StepBatch) -> StepCost:
-        forward = forward_ns(batch)
-        if batch.is_greedy is None:
-            return StepCost(schedule=schedule_ns, model_forward=forward)
-        if batch.is_greedy:
-            return StepCost(schedule=schedule_ns, model_forward=forward, sampler_rest=_GREEDY_SAMPLER_NS)
-        if price_guided is not None and batch.guided.wanted_rows:
-            return price_guided(batch, schedule_ns, forward)
+        if batch.is_plain_decode:
+            return decode(batch).cost_at(batch.context_tokens)
+        forward_ns = forward.time_ns(batch)
+        if batch.guided.wanted_rows and price_guided is not None and batch.is_greedy is False:
+            return price_guided(batch, schedule_ns, forward_ns)
+        return unguided_rest(batch.is_greedy, forward_ns)
+
+    def decode(batch: StepBatch) -> DecodeCost:
+        return DecodeCost(
+            rest=unguided_rest(batch.is_greedy, 0), forward_ns=forward.launch_ns, lines=forward.decode_lines(batch)
+        )
+
+    def unguided_rest(is_greedy: bool | None, forward_ns: int) -> StepCost:
+        if is_greedy is None:
+            return StepCost(schedule=schedule_ns, model_forward=forward_ns)
+        if is_greedy:
+            return StepCost(schedule=schedule_ns, model_forward=forward_ns, sampler_rest=_GREEDY_SAMPLER_NS)
         return StepCost(
             schedule=schedule_ns,
-            model_forward=forward,
+            model_forward=forward_ns,
             sampler_rest=0,
             pre_lvm=_PRE_NS,
             lvm_rest=_APPLY_CHECK_NS,
             sample=_SAMPLE_NS,
         )
 
-    return CostModel(price=price)
+    return CostModel(price=price, decode=decode)
 
 
-def _forward(shape: ModelShape, hardware: Hardware) -> Callable[[StepBatch], int]:
-    """model_forward of a batch, see the module's formula."""
-    linear, attention = shape.linear_flops_per_token(), shape.attention_flops_per_position()
-    head = shape.lm_head_flops()
-    launch_ns = shape.layers * _LAYER_NS
-    compute_ns = NS_PER_S / hardware.peak_flops_per_s / _EFFICIENCY
-    memory_ns = NS_PER_S / hardware.bandwidth_bytes_per_s / _EFFICIENCY
-    weights_ns = shape.weight_bytes() * memory_ns
-    kv_ns = shape.kv_bytes_per_token() * memory_ns
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Forward:
+    """model_forward, see the module's formula: times in ns for each unit of work."""
 
-    def forward_ns(batch: StepBatch) -> int:
-        flops = (
-            linear * (batch.num_prefill_tokens + batch.num_decode_tokens)
-            + attention * batch.attended_positions
-            + head * batch.num_sampling
+    launch_ns: int
+    token_ns: float
+    position_ns: float
+    head_ns: float
+    weights_ns: float
+    kv_ns: float
+
+    @classmethod
+    def of(cls, shape: ModelShape, hardware: Hardware) -> "_Forward":
+        compute_ns = NS_PER_S / hardware.peak_flops_per_s / _EFFICIENCY
+        memory_ns = NS_PER_S / hardware.bandwidth_bytes_per_s / _EFFICIENCY
+        return cls(
+            launch_ns=shape.layers * _LAYER_NS,
+            token_ns=shape.linear_flops_per_token() * compute_ns,
+            position_ns=shape.attention_flops_per_position() * compute_ns,
+            head_ns=shape.lm_head_flops() * compute_ns,
+            weights_ns=shape.weight_bytes() * memory_ns,
+            kv_ns=shape.kv_bytes_per_token() * memory_ns,
         )
-        return launch_ns + round(max(flops * compute_ns, weights_ns) + kv_ns * batch.context_tokens)
 
-    return forward_ns
+    def time_ns(self, batch: StepBatch) -> int:
+        compute_ns = (
+            self.token_ns * (batch.num_prefill_tokens + batch.num_decode_tokens)
+            + self.position_ns * batch.attended_positions
+            + self.head_ns * batch.num_sampling
+        )
+        return self.launch_ns + round(max(compute_ns, self.weights_ns) + self.kv_ns * batch.context_tokens)
+
+    def decode_lines(self, batch: StepBatch) -> tuple[tuple[float, float], ...]:
+        """Bound by memory, and by compute: a decoding row attends to its whole context."""
+        computed_ns = self.token_ns * batch.num_decode_tokens + self.head_ns * batch.num_sampling
+        return (self.weights_ns, self.kv_ns), (computed_ns, self.position_ns + self.kv_ns)
 
 
 def _guided(

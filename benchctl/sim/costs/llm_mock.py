@@ -8,7 +8,7 @@ tokens or memory, and gives each request a last step that yields no token.
 from typing import Final
 
 from benchctl.sim.config import SimConfig
-from benchctl.sim.costs.cost_model import CostModel, StepCost
+from benchctl.sim.costs.cost_model import CostModel, DecodeCost, StepBatch, StepCost
 from benchctl.units import NS_PER_S
 
 _MAX_NUM_SEQS: Final = 10
@@ -22,12 +22,19 @@ def cost_model(_: SimConfig) -> CostModel:
         price=lambda batch: StepCost(  # all forward: llm-mock has no sampler of its own
             model_forward=mock_step_ns(batch.num_seqs, batch.longest_context, batch.most_new_tokens)
         ),
+        decode=_decode,
         max_num_seqs=_MAX_NUM_SEQS,
         is_unlimited=True,
         pads_batches=True,
         has_closing_step=True,
         answer_length=mock_length,
     )
+
+
+def _decode(batch: StepBatch) -> DecodeCost:
+    """One line in the longest context: decoding rows have one new token each."""
+    slope_ns = batch.num_seqs / _PRODUCT_PER_S * NS_PER_S
+    return DecodeCost(rest=StepCost(model_forward=0), lines=((_FIXED_S * NS_PER_S, slope_ns),))
 
 
 def mock_length(prompt_tokens: int) -> int:

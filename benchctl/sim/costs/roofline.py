@@ -16,7 +16,15 @@ from benchctl.costs.hardware import Hardware
 from benchctl.costs.roofline import forward_bytes, forward_flops, roofline_ns
 from benchctl.costs.shapes import ModelShape
 from benchctl.sim.config import SimConfig
-from benchctl.sim.costs.cost_model import CostModel, StepBatch, StepCost, served_models, value_model_load_ns
+from benchctl.sim.costs.cost_model import (
+    CostModel,
+    DecodeCost,
+    StepBatch,
+    StepCost,
+    served_models,
+    value_model_load_ns,
+)
+from benchctl.units import NS_PER_S
 
 _BYTES_PER_PROBABILITY: Final = 4
 _PRE_PASSES: Final = 2
@@ -30,7 +38,14 @@ def cost_model(config: SimConfig) -> CostModel:
     row_bytes = shape.vocab * _BYTES_PER_PROBABILITY
 
     def price(batch: StepBatch) -> StepCost:
-        forward = _forward_ns(batch, shape, hardware)
+        if batch.is_plain_decode:
+            return decode(batch).cost_at(batch.context_tokens)
+        return with_sampler(batch, _forward_ns(batch, shape, hardware))
+
+    def decode(batch: StepBatch) -> DecodeCost:
+        return DecodeCost(rest=with_sampler(batch, 0), lines=_decode_lines(batch, shape, hardware))
+
+    def with_sampler(batch: StepBatch, forward: int) -> StepCost:
         if batch.is_greedy is None:
             return StepCost(model_forward=forward)
         pre = roofline_ns(0, _PRE_PASSES * row_bytes * batch.num_sampling, hardware)
@@ -50,13 +65,23 @@ def cost_model(config: SimConfig) -> CostModel:
             value_model_load=value_model_load_ns(scored) if scored and batch.loads_value_model else None,
         )
 
-    return CostModel(price=price)
+    return CostModel(price=price, decode=decode)
 
 
 def _forward_ns(batch: StepBatch, shape: ModelShape, hardware: Hardware) -> int:
     tokens = batch.num_prefill_tokens + batch.num_decode_tokens
     flops = forward_flops(shape, tokens, batch.attended_positions, batch.num_sampling)
     return roofline_ns(flops, forward_bytes(shape, batch.context_tokens + tokens), hardware)
+
+
+def _decode_lines(batch: StepBatch, shape: ModelShape, hardware: Hardware) -> tuple[tuple[float, float], ...]:
+    """Bound by memory, and by compute: a decoding row attends to its whole context."""
+    rows = batch.num_decode_tokens
+    byte_ns, flop_ns = NS_PER_S / hardware.bandwidth_bytes_per_s, NS_PER_S / hardware.peak_flops_per_s
+    return (
+        (forward_bytes(shape, rows) * byte_ns, shape.kv_bytes_per_token() * byte_ns),
+        (forward_flops(shape, rows, 0, rows) * flop_ns, shape.attention_flops_per_position() * flop_ns),
+    )
 
 
 def _value_forward_ns(batch: StepBatch, shape: ModelShape, hardware: Hardware) -> int:

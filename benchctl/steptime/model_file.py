@@ -1,0 +1,65 @@
+"""The file of a step-time model: readable JSON with its format, version and provenance."""
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from benchctl.errors import UsageError
+from benchctl.steptime.model import StepTimeModel
+
+FORMAT: Final = "benchctl-step-time-model"
+VERSION: Final = 1
+_ROWS: Final = "draws"
+"""The one long table of the file: a line for each of its rows."""
+
+
+def write_model(path: Path, model: StepTimeModel) -> None:
+    """Write the file whole; the same model gives the same bytes."""
+    path.write_text(model_text(model), encoding="utf-8")
+
+
+def model_text(model: StepTimeModel) -> str:
+    """The JSON of a model, with each bootstrap draw on one line."""
+    document = {"format": FORMAT, "version": VERSION, **msgspec.to_builtins(model)}
+    rows = [json.dumps(row) for row in document.pop(_ROWS)]
+    head = json.dumps(document, indent=1).removesuffix("\n}")
+    body = "[" + ",".join(f"\n  {row}" for row in rows) + ("\n ]" if rows else "]")
+    return f'{head},\n "{_ROWS}": {body}\n}}\n'
+
+
+def read_model(path: Path) -> StepTimeModel:
+    """The model of a file. Raises UsageError for a file that is not one, is newer or is damaged."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(
+            f"{path}: cannot be read ({error.strerror}); 'benchctl steptime fit -o FILE' writes a step-time model"
+        ) from error
+    except ValueError as error:
+        raise UsageError(f"{path}: not JSON ({error}); name a file of 'benchctl steptime fit -o'") from error
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise UsageError(f"{path}: not a step-time model; name a file of 'benchctl steptime fit -o'")
+    version = document.get("version")
+    if version != VERSION:
+        raise UsageError(
+            f"{path}: version {version} of the format is unknown to this benchctl, which reads {VERSION}; "
+            "fit the model again, or use the benchctl that wrote it"
+        )
+    return _model(path, document)
+
+
+def _model(path: Path, document: dict[str, Any]) -> StepTimeModel:
+    fields = {key: value for key, value in document.items() if key not in {"format", "version"}}
+    unknown_keys = sorted(set(fields) - set(StepTimeModel.__dataclass_fields__))
+    if unknown_keys:
+        raise UsageError(f"{path}: key {unknown_keys[0]!r} is unknown; remove it, or fit the model again")
+    try:
+        model = msgspec.convert(fields, StepTimeModel)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"{path}: damaged ({error}); fit the model again") from error
+    width = len(model.coefficients)
+    if any(len(draw) != width for draw in model.draws):
+        raise UsageError(f"{path}: a row of draws has not {width} values, one for each coefficient; fit it again")
+    return model

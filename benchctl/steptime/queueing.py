@@ -1,0 +1,326 @@
+"""Load of a server before it is measured: Little's law over a step-time model, as a fixed point.
+
+A server with continuous batching works on one step after another. A request with P prompt and O output tokens takes
+part in k steps with chunks of its prompt, and in O - 1 decoding steps. Its chunks add p = t(N rows and chunks) -
+t(N rows) to steps that decode N rows.
+
+Open load, lambda requests per second that arrive at random: their prompts take the share lambda p of all time, and
+a row shares its steps with N others on average, so that it advances by one token every
+
+    u = t(N + 1) / (1 - lambda p),        N = lambda (O - 1) u        (Little's law over the decoding requests),
+
+of which the smallest solution N is the load. A prompt waits for half of a step, and for the prompts before it as in
+a queue with random arrivals and constant service: (lambda p) p / (2 (1 - lambda p)).
+
+Closed loop of C requests: of the steps that a request takes part in, O - 1 + k, each serves C requests, and k of
+them carry its prompt, so that with X requests per second
+
+    1 / X = p + k t(C - 1) + ((O - 1 + k) / C - k) t(C).
+
+A server completes no more than X of the largest batch that its limits and its memory allow; the offered rate over
+that is the utilisation.
+
+Mean lengths stand for their distributions, and t is taken at the mean batch: a prediction for planning, which the
+simulator refines.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from benchctl.errors import UsageError
+from benchctl.steptime.work import Deployment, StepWork
+
+StepSeconds: TypeAlias = Callable[[StepWork], float]
+"""Duration of a step in seconds, from its work."""
+
+MEMORY_SHARE: Final = 0.9
+"""Share of a device's memory that weights and key-value cache take, as vLLM and SGLang have it by default."""
+_GRID_POINTS: Final = 48
+_GRID_SPREAD: Final = 7.0
+"""The grid of batches is geometric: its last interval is about e^7 times its first."""
+_BISECTIONS: Final = 40
+_MOST_BUSY: Final = 0.999
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestSize:
+    """Mean tokens of a request's prompt and of its output; ``cached_tokens`` of the prompt are not computed."""
+
+    prompt_tokens: float
+    output_tokens: float
+    cached_tokens: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not (self.prompt_tokens >= 1 and self.output_tokens >= 1):
+            raise UsageError(
+                f"a request of {self.prompt_tokens:g} prompt and {self.output_tokens:g} output tokens has no load; "
+                "both must be at least 1"
+            )
+
+    @property
+    def decode_steps(self) -> float:
+        """Steps after the one that ends the prompt, which gives the first token."""
+        return self.output_tokens - 1
+
+    @property
+    def mean_context(self) -> float:
+        """Tokens in the cache of a decoding row, on average over its steps."""
+        return self.prompt_tokens + self.output_tokens / 2
+
+    @property
+    def peak_context(self) -> float:
+        """Tokens in the cache of a row before its last step."""
+        return self.prompt_tokens + self.output_tokens - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerLimits:
+    """Limits of a server; ``kv_tokens`` is the capacity of its cache, None for one without limit."""
+
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 8192
+    kv_tokens: float | None = None
+
+    def rows(self, size: RequestSize) -> float:
+        """Requests of this size that run together: the batch limit, or what fits into the cache."""
+        fitting = math.inf if self.kv_tokens is None else self.kv_tokens / size.mean_context
+        return max(1.0, min(float(self.max_num_seqs), fitting))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictedLoad:
+    """Load of a server at its steady state.
+
+    ``concurrency`` counts requests in the server and ``batch`` those that decode; both are bounded by the limits
+    where the server is saturated, while the queue before it grows for as long as the load lasts. ``utilisation`` is
+    the offered rate over the largest that the server completes, and for a fixed concurrency over the rows that fit.
+    """
+
+    concurrency: float
+    batch: float
+    utilisation: float
+    requests_per_s: float
+    """Rate at which requests complete."""
+    max_requests_per_s: float
+    output_tokens_per_s: float
+    tokens_per_s: float
+    """Prompt and output tokens together."""
+    kv_tokens: float
+    """Tokens in the cache on average."""
+    ttft_s: float
+    """Without the wait in the queue of a saturated server, which has no steady state."""
+    tpot_s: float
+    e2el_s: float
+
+    @property
+    def is_saturated(self) -> bool:
+        return self.utilisation >= 1
+
+
+def load_at_rate(
+    rate_per_s: float, size: RequestSize, step_s: StepSeconds, limits: ServerLimits | None = None
+) -> PredictedLoad:
+    """The load of requests that arrive at random at so many per second, whatever the server does.
+
+    Raises UsageError for a rate that is not above 0.
+    """
+    if not (rate_per_s > 0 and math.isfinite(rate_per_s)):
+        raise UsageError(f"a rate of {rate_per_s:g} requests per second has no load; it must be above 0")
+    server = _Server(size, step_s, limits or ServerLimits())
+    most = server.closed_rate(server.max_rows)
+    if rate_per_s >= most:
+        return _closed_load(server, server.max_rows, utilisation=rate_per_s / most)
+    batch = server.batch_at(rate_per_s)
+    prompt_s = server.open_prefill_s(batch, rate_per_s)
+    busy = min(rate_per_s * prompt_s, _MOST_BUSY)
+    decode_s = server.decode_s(min(batch + 1, server.max_rows)) if size.decode_steps else 0.0
+    half_step_s = min(batch, 1.0) * decode_s / 2
+    queue_s = busy * prompt_s / (2 * (1 - busy))
+    return _predicted_load(
+        server,
+        rate=rate_per_s,
+        batch=batch,
+        utilisation=rate_per_s / most,
+        ttft_s=half_step_s + queue_s + prompt_s + server.decode_s(batch if batch >= 1 else 0.0),
+        tpot_s=decode_s / (1 - busy),
+    )
+
+
+def load_at_concurrency(
+    concurrency: float, size: RequestSize, step_s: StepSeconds, limits: ServerLimits | None = None
+) -> PredictedLoad:
+    """The load of a closed loop, which keeps so many requests open.
+
+    Its utilisation is the share of the largest batch; above 1, requests wait in a queue. Raises UsageError for a
+    concurrency below 1.
+    """
+    if not (concurrency >= 1 and math.isfinite(concurrency)):
+        raise UsageError(f"a concurrency of {concurrency:g} has no load; it must be at least 1")
+    server = _Server(size, step_s, limits or ServerLimits())
+    return _closed_load(server, min(concurrency, server.max_rows), utilisation=concurrency / server.max_rows)
+
+
+def _closed_load(server: "_Server", requests: float, *, utilisation: float) -> PredictedLoad:
+    rate, decode_steps = server.closed_rate(requests), server.size.decode_steps
+    rows = max(0.0, requests - 1)
+    ttft_s = server.prefill_s(rows) + server.chunks(rows) * server.decode_s(rows)
+    ttft_s = min(ttft_s, requests / rate) if decode_steps else requests / rate
+    return _predicted_load(
+        server,
+        rate=rate,
+        batch=requests - rate * ttft_s,
+        utilisation=utilisation,
+        ttft_s=ttft_s,
+        tpot_s=(requests / rate - ttft_s) / decode_steps if decode_steps else 0.0,
+    )
+
+
+def _predicted_load(
+    server: "_Server", *, rate: float, batch: float, utilisation: float, ttft_s: float, tpot_s: float
+) -> PredictedLoad:
+    size = server.size
+    e2el_s = ttft_s + size.decode_steps * tpot_s
+    return PredictedLoad(
+        concurrency=rate * e2el_s,
+        batch=batch,
+        utilisation=utilisation,
+        requests_per_s=rate,
+        max_requests_per_s=server.closed_rate(server.max_rows),
+        output_tokens_per_s=rate * size.output_tokens,
+        tokens_per_s=rate * (size.output_tokens + size.prompt_tokens),
+        kv_tokens=batch * size.mean_context,
+        ttft_s=ttft_s,
+        tpot_s=tpot_s,
+        e2el_s=e2el_s,
+    )
+
+
+def kv_capacity_tokens(deployment: Deployment, memory_share: float = MEMORY_SHARE) -> float:
+    """Tokens of key-value cache beside the weights; 0 where the weights alone do not fit.
+
+    (share x memory x devices - weights) / bytes of a token, without activations and graphs.
+    """
+    memory = memory_share * deployment.hardware.memory_bytes * deployment.tensor_parallel
+    free = memory - deployment.shape.weight_bytes(deployment.weight_bytes_per_param)
+    return max(0.0, free / deployment.shape.kv_bytes_per_token(deployment.kv_bytes_per_element))
+
+
+def decode_work(batch: float, context: float) -> StepWork:
+    """A step that decodes ``batch`` rows of ``context`` tokens each."""
+    return StepWork(
+        num_decodes=batch,
+        decode_tokens=batch,
+        decode_context=batch * context,
+        decode_positions=batch * (context + 0.5),
+        num_sampled=batch,
+    )
+
+
+def mixed_work(batch: float, context: float, *, prompts: float, chunk: float, chunk_context: float) -> StepWork:
+    """A step that decodes ``batch`` rows and computes a chunk of each of ``prompts`` prompts.
+
+    Each chunk follows ``chunk_context`` tokens of its prompt and samples one token.
+    """
+    return StepWork(
+        num_prefills=prompts,
+        prefill_tokens=prompts * chunk,
+        prefill_context=prompts * chunk_context,
+        prefill_positions=prompts * chunk * (chunk_context + chunk / 2),
+        num_decodes=batch,
+        decode_tokens=batch,
+        decode_context=batch * context,
+        decode_positions=batch * (context + 0.5),
+        num_sampled=batch + prompts,
+    )
+
+
+class _Server:
+    """Times of one request size on one server, as functions of the batch."""
+
+    def __init__(self, size: RequestSize, step_s: StepSeconds, limits: ServerLimits) -> None:
+        self.size = size
+        self.max_rows = limits.rows(size)
+        self._step_s = step_s
+        self._budget = limits.max_num_batched_tokens
+        self._new_tokens = max(1.0, size.prompt_tokens - size.cached_tokens)
+
+    def decode_s(self, rows: float) -> float:
+        """A step that only decodes; 0 for none."""
+        return float(self._step_s(decode_work(rows, self.size.mean_context))) if rows > 0 else 0.0
+
+    def prefill_s(self, rows: float, together: float = 1.0) -> float:
+        """Time that one prompt adds to steps with ``rows`` rows, where ``together`` prompts share a step.
+
+        Below one row it is weighted between none and one: ``rows`` is the share of prompts that meet one.
+        """
+        if rows >= 1 or rows <= 0:
+            return self._added_s(max(rows, 0.0), together)
+        return (1 - rows) * self._added_s(0, together) + rows * self._added_s(1, together)
+
+    def chunks(self, rows: float) -> float:
+        """Steps that carry a part of one prompt."""
+        return float(math.ceil(self._new_tokens / self._room(rows)))
+
+    def most_together(self, rows: float) -> float:
+        """Prompts that fit into one step."""
+        return max(1.0, self._room(rows) / self._new_tokens)
+
+    def _room(self, rows: float) -> float:
+        return max(1.0, self._budget - rows)
+
+    def _added_s(self, rows: float, together: float) -> float:
+        context, alone, added_s = self.size.mean_context, self.decode_s(rows), 0.0
+        start = self.size.prompt_tokens - self._new_tokens
+        while start < self.size.prompt_tokens:
+            chunk = min(self._room(rows), self.size.prompt_tokens - start)
+            work = mixed_work(rows, context, prompts=together, chunk=chunk, chunk_context=start)
+            added_s += max(0.0, float(self._step_s(work)) - alone)
+            start += chunk
+        return added_s / together
+
+    def closed_rate(self, requests: float) -> float:
+        """Requests per second of a loop that keeps so many open, all of which are in the batch."""
+        rows, chunks = max(0.0, requests - 1), self.chunks(requests - 1)
+        steps = self.size.decode_steps + chunks
+        together = min(max(1.0, requests * chunks / steps), self.most_together(rows))
+        rows = min(rows, self.size.decode_steps * together / chunks)
+        shared = chunks / together
+        pure = max(0.0, steps / requests - shared)
+        return 1 / (self.prefill_s(rows, together) + shared * self.decode_s(rows) + pure * self.decode_s(requests))
+
+    def open_prefill_s(self, batch: float, rate: float) -> float:
+        """As ``prefill_s`` for prompts that arrive at this rate, of which more share a step the longer it takes."""
+        most, together = self.most_together(batch), 1.0
+        decode_s = self.decode_s(batch) if self.size.decode_steps else 0.0
+        while True:
+            prompt_s = self.prefill_s(batch, together)
+            free = 1 - rate * prompt_s
+            arrivals = rate * decode_s / free if free > 0 else math.inf
+            if arrivals <= together or together >= most:
+                return prompt_s
+            together = min(2 * together, most)
+
+    def needed_batch(self, batch: float, rate: float) -> float:
+        """Rows that decode at this rate while others see a batch of this size."""
+        free = 1 - rate * self.open_prefill_s(batch, rate)
+        if free <= 0:
+            return math.inf
+        return rate * self.size.decode_steps * self.decode_s(min(batch + 1, self.max_rows)) / free
+
+    def batch_at(self, rate: float) -> float:
+        """The smallest batch that needs no more rows than itself: bracketed on a grid, then bisected."""
+        if not self.size.decode_steps:
+            return 0.0
+        low, high = 0.0, self.max_rows
+        for i in range(1, _GRID_POINTS + 1):
+            candidate = self.max_rows * math.expm1(_GRID_SPREAD * i / _GRID_POINTS) / math.expm1(_GRID_SPREAD)
+            if self.needed_batch(candidate, rate) <= candidate:
+                high = candidate
+                break
+            low = candidate
+        for _ in range(_BISECTIONS):
+            middle = (low + high) / 2
+            low, high = (low, middle) if self.needed_batch(middle, rate) <= middle else (middle, high)
+        return high
