@@ -18,6 +18,7 @@ import msgspec
 from benchctl.analysis.metrics.bounds import Bounds
 from benchctl.analysis.validity.bunching import bunching_warnings
 from benchctl.analysis.validity.client_guard import client_suspect_warnings, client_warnings
+from benchctl.analysis.validity.reconcile import failed_checks
 from benchctl.engines.engine import Engine, LaunchSite
 from benchctl.errors import RunError
 from benchctl.load.demand import LoadSize
@@ -199,6 +200,11 @@ class MeasuredRun:
                 prioritized(load, priority, lambda granted: self.journal.update(client_priority=granted)),
             ):
                 await send_requests(target, load, requests, max_concurrency=limit, is_warmup=False)
+
+    def judge_records(self, loaded: LoadedRun, requests: Sequence[PreparedRequest]) -> None:
+        """Check the records of the run against each other, as they are on disk now."""
+        for check in failed_checks(loaded, self.profile, requests):
+            self.journal.suspect(check.code, check.message)
 
     def judge_client(self, loaded: LoadedRun, bounds: Mapping[str, Bounds] | None = None) -> None:
         """Warn of what the client itself did to the times that it took."""

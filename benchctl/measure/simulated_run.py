@@ -13,7 +13,6 @@ from itertools import count
 from typing import Final, Literal, TypeAlias
 
 from benchctl import __version__
-from benchctl.analysis.validity.reconcile import failed_checks
 from benchctl.engines.engine import engine_for
 from benchctl.load.tally import Tally
 from benchctl.measure.measured_run import MeasuredRun, ignore
@@ -98,6 +97,5 @@ class _SimulatedRun:
         if not self._keeps_steps:
             message = "the steps were not kept (--keep requests): time per step is unknown"
             run.journal.warn(ResultWarning(code="steps-unknown", message=message))
-        for check in failed_checks(loaded, run.profile, self._context.requests):
-            run.journal.suspect(check.code, check.message)
+        run.judge_records(loaded, self._context.requests)
         return run.conclude()

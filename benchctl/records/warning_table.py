@@ -120,8 +120,7 @@ WARNING_TABLE: Final[dict[str, dict[str, WarningCode]]] = {
             "Check that the engine's version supports the step log ('benchctl doctor').",
         ),
         "simulated": _note(
-            "The runs were simulated in virtual time, without server, client and network; the numbers are those of a "
-            "cost model.",
+            "The runs were simulated in virtual time, without server, client or network; times are a cost model's.",
             "Nothing; measure with 'benchctl run' what a decision rests on.",
         ),
         "steps-unknown": _note(

@@ -34,7 +34,7 @@ class ServedRequest:
 
     @property
     def sent_ns(self) -> int:
-        """When a client without any delay sends it: as planned, or when its slot is free."""
+        """Time at which a client without any delay sends it: as planned, or when its slot is free."""
         return self.planned_ns if self.slot_free_ns is None else self.slot_free_ns
 
 
@@ -49,7 +49,7 @@ class _Slots:
         self._ended_ns: list[int] = []
 
     def times_of(self, request_id: str) -> tuple[int, int | None]:
-        """When the request was planned, and when the slot became free that it waited for."""
+        """The planned time of the request, and that at which the slot became free that it waited for."""
         index = self._index[request_id]
         planned_ns = self._planned_ns[index]
         if self._limit is None or index < self._limit:

@@ -62,9 +62,7 @@ class VirtualServer:
         )
         for served in serve(self._core, load, self._on_step):
             prepared, _ = servable[served.request_id]
-            yield record_of(
-                served, prepared, self.config, is_warmup=is_warmup, is_open_loop=arrival.is_open_loop
-            )
+            yield record_of(served, prepared, self.config, is_warmup=is_warmup, is_open_loop=arrival.is_open_loop)
 
     def _servable(self, prepared: PreparedRequest) -> Request:
         request = core_request(prepared, self._settings, self.config)

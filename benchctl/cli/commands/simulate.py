@@ -1,6 +1,5 @@
 """``benchctl simulate``: an experiment in virtual time, without servers and HTTP."""
 
-import os
 import shlex
 from enum import StrEnum
 from pathlib import Path
@@ -50,7 +49,8 @@ class Kept(StrEnum):
 
 
 Jobs = Annotated[
-    int | None, typer.Option("--jobs", "-j", min=1, help="Runs at a time; by default one for each core.")
+    int | None,
+    typer.Option("--jobs", "-j", min=1, help="Runs at a time; by default one for each core if that pays."),
 ]
 _Keep = Annotated[
     Kept, typer.Option("--keep", help="Records of each run: those of its requests, or its steps as well.")
@@ -126,7 +126,6 @@ def _simulate(
     from benchctl.measure.simulated_runs import simulated_runs
 
     next_step = f"See them with: {shlex.join(['benchctl', 'show', str(results.path)])}"
-    jobs = jobs or os.cpu_count() or 1
     with simulated_runs(results, profile, requests, jobs=jobs, keep=keep.value) as simulate_run:
         return measure(results, profile, requests, next_step, is_quiet=is_quiet, simulate=simulate_run)
 
