@@ -116,7 +116,7 @@ def load_text(run: "PredictedRun") -> str:
         f"first token after {four_digits(run.ttft_s * 1e3)} ms",
     ]
     if run.in_server > _WAITING_FROM * run.batch:
-        parts.insert(1, f"{four_digits(run.in_server)} requests in the server, so that some wait for a row")
+        parts.insert(1, f"{four_digits(run.in_server)} sequences in the server, so that some wait for a row")
     if run.kv_frac is not None:
         crowded = ": it is full" if run.kv_frac > _CROWDED_FRAC else ""
         parts.append(f"key-value memory {percentage(run.kv_frac, 2)} used at most{crowded}")

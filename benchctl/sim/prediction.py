@@ -71,7 +71,7 @@ class PredictedRun:
     e2el_s: float
     num_steps: int
     in_server: float
-    """Requests that are open on average, by Little's law: their number times their mean time over the whole time."""
+    """Sequences in the server on average, waiting ones included (Little's law)."""
     offered: PredictedLoad | None
     """Steady state at the offered rate; None for a load that is not offered at a rate."""
     offered_rate: float | None
@@ -113,7 +113,6 @@ def emulated_config(settings: VariantSettings, times: StepTimes) -> SimConfig:
     return SimConfig(
         model=settings.model,
         cost_model="roofline" if times.step_time_model is None else "fitted",
-        **({} if times.step_time_model is None else {"step_time_model": times.step_time_model}),
         hardware=times.hardware,
         max_num_seqs=rows,
         max_num_batched_tokens=max(budget, rows),

@@ -101,15 +101,10 @@ def run(  # the parameters are the command line
     if dry_run:
         _print_plan(chosen, step_time_model)
         return
-<<<<<<< HEAD
     if step_time_model is not None:
         raise UsageError("--step-time-model predicts a plan: add --dry-run; 'compare' has the same option")
-    lengths_from = _measure_lengths(chosen, output_dir, label, is_quiet=quiet)
-    prepared = _prepare(chosen, lengths_from)
-=======
     lengths_from = measure_lengths(chosen, output_dir, label, is_quiet=quiet)
     prepared = prepare_experiment(chosen, lengths_from)
->>>>>>> main
     _measure_new(chosen, prepared, output_dir, label, is_quiet=quiet, stores_noise=not no_store_noise)
 
 
@@ -137,39 +132,7 @@ def _load(
     return load_profile(name, engine=engine, overrides=overrides, blocks=blocks, seed=seed)
 
 
-<<<<<<< HEAD
-def _check(profile: "Profile") -> None:
-    """Raise UsageError for an experiment that cannot be measured here, before it begins."""
-    from benchctl.cli.commands.profiles import check_names
-    from benchctl.engines.engine import engine_for
-    from benchctl.profile.planning.plan import arms, undeclared_differences, variant_settings
-
-    check_names(profile)
-    engine = engine_for(profile.engine.kind)
-    for variant, cell in arms(profile):
-        engine.check_available(variant_settings(profile, variant, cell))
-    for path in undeclared_differences(profile):
-        warn(f"variants differ in {path}, which allowed_differences does not list: compare will refuse them")
-
-
-def _prepare(profile: "Profile", lengths_from: Path | None = None) -> "PreparedSet":
-    from benchctl.engines.engine import engine_for
-    from benchctl.profile.planning.plan import arms, variant_settings
-    from benchctl.workload.prepare import prepare_requests
-
-    engine = engine_for(profile.engine.kind)
-    prepared = prepare_requests(profile, lengths_from=lengths_from)
-    for variant, cell in arms(profile):
-        engine.check_requests(prepared.requests, variant_settings(profile, variant, cell))
-    for warning in prepared.warnings:
-        warn(warning.message)
-    return prepared
-
-
 def _print_plan(profile: "Profile", step_time_model: Path | None) -> None:
-=======
-def _print_plan(profile: "Profile") -> None:
->>>>>>> main
     """Print the ordered runs, with those that measure natural lengths first where needed."""
     from benchctl.cli.plan_view import print_plan
     from benchctl.measure.noise_on_file import noise_on_file
