@@ -22,6 +22,7 @@ from benchctl.cli.commands import (
     run,
     show,
     verify,
+    workloads,
 )
 
 app = typer.Typer(
@@ -61,6 +62,7 @@ app.command("flops")(flops.flops)
 app.command("doctor")(doctor.doctor)
 app.command("reference")(reference.reference)
 app.add_typer(profiles.app, name="profiles")
+app.add_typer(workloads.app, name="workloads")
 app.add_typer(data.app, name="data")
 app.add_typer(noise.app, name="noise")
 app.add_typer(models.app, name="models")
