@@ -1,4 +1,4 @@
-"""A finding of the lint: place, value, remedy and severity."""
+"""A finding of the lint: location, value, remedy and severity."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,8 +23,8 @@ class Finding:
     remedy: str
 
     def __str__(self) -> str:
-        place = f"{self.path}:{self.line}: {self.key}: " if self.key else f"{self.path}:{self.line}: "
-        return f"{place}{self.severity}: {self.problem}; {self.remedy} [{self.code}]"
+        location = f"{self.path}:{self.line}: {self.key}: " if self.key else f"{self.path}:{self.line}: "
+        return f"{location}{self.severity}: {self.problem}; {self.remedy} [{self.code}]"
 
 
 Findings: TypeAlias = Iterator[Finding]

@@ -20,7 +20,7 @@ from benchctl.workload.lint.schedules import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LintOptions:
-    """What is known of the server beyond the file, which does not describe it."""
+    """Facts about the server, which the file does not describe."""
 
     source: StepTimeSource | None = None
     kv_tokens: float | None = None

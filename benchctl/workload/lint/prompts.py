@@ -38,8 +38,8 @@ def repeated_prompts(
         "repeated-prompt",
         "error" if apart <= SURELY_CACHED_TOKENS else "warning",
         problem=(
-            f"{num_requests} requests send {_count(prompts.num_distinct)}; a prefix cache, on by default in servers, "
-            f"still holds a prompt that comes again, and of its {length} tokens only "
+            f"{num_requests} requests send {_count(prompts.num_distinct)}; a prefix cache, on by default, still "
+            f"holds a prompt that comes again, and of its {length} tokens only "
             f"{computed_tokens(length)} are computed"
         ),
         remedy=(
