@@ -21,6 +21,7 @@ from benchctl.cli.commands import (
     report,
     run,
     show,
+    simulate,
     verify,
     workloads,
 )
@@ -61,6 +62,7 @@ app.command("export")(export.export)
 app.command("flops")(flops.flops)
 app.command("doctor")(doctor.doctor)
 app.command("reference")(reference.reference)
+app.add_typer(simulate.app, name="simulate")
 app.add_typer(profiles.app, name="profiles")
 app.add_typer(workloads.app, name="workloads")
 app.add_typer(data.app, name="data")
