@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass
 
-from benchctl.costs.roofline import forward_bytes, forward_flops
+from benchctl.costs.roofline import forward_bytes, forward_flops, roofline_ns
 from benchctl.steptime.queueing import ServerLimits, StepSeconds, kv_capacity_tokens
 from benchctl.steptime.work import Deployment, StepWork
+from benchctl.units import NS_PER_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,10 +25,15 @@ def roofline_source(
     shape, hardware, devices = deployment.shape, deployment.hardware, deployment.tensor_parallel
 
     def step_s(work: StepWork) -> float:
-        positions = work.prefill_positions + work.decode_positions
-        flops = forward_flops(shape, float(work.tokens), float(positions), float(work.num_sampled))
-        num_bytes = forward_bytes(shape, float(work.context + work.tokens))
-        return max(flops / hardware.peak_flops_per_s, num_bytes / hardware.bandwidth_bytes_per_s) / devices
+        flops = forward_flops(
+            shape,
+            float(work.tokens),
+            float(work.prefill_positions),
+            float(work.num_sampled),
+            decode_positions=float(work.decode_positions),
+        )
+        num_bytes = forward_bytes(shape, float(work.context + work.tokens), float(work.tokens))
+        return roofline_ns(flops, num_bytes, hardware, shape.precision) / NS_PER_S / devices
 
     limits = ServerLimits(
         max_num_seqs=max_num_seqs,
