@@ -284,6 +284,7 @@ class SimulatedEngine:
             num_sampling=num_sampling,
             context_tokens=context,
             attended_positions=attended,
+            decode_context=self.scheduler.decode_context,
             is_greedy=num_sampled == 0 if num_sampling else None,
             guided=guided,
             loads_value_model=loads,

@@ -4,7 +4,8 @@ Every quantity is one number or an array with one value for each step: formulas 
 million steps and one step of a simulator are priced by the same lines of code.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
 from benchctl.costs.hardware import Hardware
@@ -59,14 +60,34 @@ class StepWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployment:
-    """The model and the devices that run a step. ``tensor_parallel`` devices of one kind share each layer."""
+    """The model and the devices that run a step. ``tensor_parallel`` devices of one kind share each layer.
+
+    ``weight_bytes_per_param`` replaces the format of the checkpoint's projections, for a server that quantises
+    weights as it loads them; the arithmetic stays that of the shape.
+    """
 
     shape: ModelShape
     hardware: Hardware
     tensor_parallel: int = 1
-    weight_bytes_per_param: float = 2.0
+    weight_bytes_per_param: float | None = None
     kv_bytes_per_element: float = 2.0
     value_shape: ModelShape | None = None
+
+    @property
+    def param_bytes(self) -> float:
+        """Bytes of one weight of a projection."""
+        return self.shape.param_bytes() if self.weight_bytes_per_param is None else self.weight_bytes_per_param
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """The file or result directory that steps were read from; ``sha256`` is that of its step log."""
+
+    path: str
+    sha256: str
+    engine: str | None = None
+    engine_version: str | None = None
+    clock: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -83,3 +104,6 @@ class ObservedSteps:
     work: StepWork
     duration_us: "npt.NDArray[np.float64]"
     is_saturated: "npt.NDArray[np.bool_]"
+    left_out: Mapping[str, int] = field(default_factory=dict)
+    """Steps of ``is_saturated`` by the first reason that holds for them."""
+    origin: Origin | None = None

@@ -90,6 +90,22 @@ def test_each_step_is_one_line_in_the_words_of_vllm(vllm_like, tmp_path):
     assert done.stderr == ""
 
 
+def test_requests_that_ended_leave_their_tokens_in_the_cache_behind(vllm_like, tmp_path):
+    ended = [
+        {"num_prompt_tokens": 7, "num_generation_tokens": 3},
+        {"num_prompt_tokens": 5, "num_generation_tokens": 1},
+    ]
+    steps = [STEP | {"iteration": TOKENS | {"finished_requests": ended}}]
+    served(
+        vllm_like,
+        [*steps, STEP | {"iteration": TOKENS | {"finished_requests": [{}]}}],
+        BENCHCTL_STEP_LOG=tmp_path / "steps",
+    )
+    first, other_version = (line["outputs"] for line in lines_of(tmp_path / "steps"))
+    assert first == TOKENS | {"finished_tokens": 14}
+    assert other_version == TOKENS
+
+
 def test_a_step_ends_when_the_engine_says_so_and_not_when_it_is_recorded(vllm_like, tmp_path):
     served(vllm_like, [STEP], BENCHCTL_STEP_LOG=tmp_path / "steps")
     (line,) = lines_of(tmp_path / "steps")

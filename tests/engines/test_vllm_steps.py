@@ -25,6 +25,14 @@ def line(end_ms: float, *, running: int = 1, output: int | None = 1, **said: Any
     return made | said
 
 
+DRAFTS = {"num_draft_tokens": 5, "num_accepted_tokens": 2}
+
+
+def outputs(tokens: int, *, finished: int = 0) -> dict[str, Any]:
+    """Tokens that requests got, and those in the cache of the requests that ended."""
+    return {"num_generation_tokens": tokens, "finished_tokens": finished}
+
+
 def read(directory: Path, *lines: dict[str, Any], description: dict[str, Any] | None = None) -> list[StepRecord]:
     (directory / "steps.raw.jsonl").write_text("".join(json.dumps(raw) + "\n" for raw in lines))
     if description is not None:
@@ -88,6 +96,35 @@ def test_drafts_and_their_acceptance_are_kept_and_unknown_without(tmp_path):
     with_drafts, without = read(tmp_path, line(100, output=7, spec_decoding=spec), line(103))
     assert (with_drafts.draft_tokens, with_drafts.accepted_tokens, with_drafts.output_tokens) == (8, 5, 7)
     assert without.draft_tokens is without.accepted_tokens is None
+
+
+def test_the_context_is_counted_from_tokens_computed_and_requests_that_ended(tmp_path):
+    prompt = line(100, num_ctx_requests=2, num_ctx_tokens=30, num_generation_tokens=0, outputs=outputs(2))
+    one_ends = line(103, num_generation_tokens=2, outputs=outputs(2, finished=11))
+    hit = line(106, num_ctx_tokens=4, prefix_cache={"hits": 16}, outputs=outputs(2))
+    drafts = line(109, num_generation_tokens=6, outputs=outputs(3), spec_decoding=DRAFTS)
+    last = line(112, num_generation_tokens=2, running=0, outputs=outputs(2, finished=47))
+    steps = read(tmp_path, prompt, one_ends, hit, drafts, last, prompt)
+    assert [step.context_tokens for step in steps] == [30, 32, 42, 45, 47, 30]
+
+
+def test_the_context_is_unknown_from_a_preemption_until_the_server_is_idle(tmp_path):
+    begin = line(100, num_ctx_tokens=9, num_generation_tokens=0, outputs=outputs(1))
+    preempting = line(103, outputs=outputs(1) | {"num_preempted_reqs": 1})
+    last = line(106, running=0, outputs=outputs(1, finished=9))
+    steps = read(tmp_path, begin, preempting, last, begin)
+    assert [step.context_tokens for step in steps] == [9, None, None, 9]
+
+
+def test_the_contexts_of_a_stretch_that_leaves_tokens_in_an_idle_server_are_unknown(tmp_path):
+    begin = line(100, num_ctx_tokens=9, num_generation_tokens=0, outputs=outputs(1))
+    aborted = line(103, running=0, outputs=outputs(1))
+    assert [step.context_tokens for step in read(tmp_path, begin, aborted, begin)] == [None, None, 9]
+
+
+def test_the_contexts_of_replicas_and_of_a_log_without_ended_requests_are_unknown(tmp_path):
+    assert [step.context_tokens for step in read(tmp_path, line(100), line(103))] == [None, None]
+    assert read(tmp_path, line(100, outputs=outputs(1), engine=1))[0].context_tokens is None
 
 
 def test_blocks_in_use_are_a_share_of_those_that_requests_can_hold(tmp_path):

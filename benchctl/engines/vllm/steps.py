@@ -13,83 +13,19 @@ output so far; a draft counts among the latter, and so does everything that a pr
 ``output_tokens`` are those that requests got: their sum is the usage, also with several choices, preemption,
 prompts in chunks and drafts. (A text that a stop string cuts in the middle of a draft would be the exception;
 benchctl never requests one.) ``preempted`` are preemptions that became known with this step's outputs;
-``kv_used_blocks`` what was in use after it.
+``kv_used_blocks`` what was in use after it; ``context_tokens`` are counted in ``contexts.py``.
 """
 
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
-
-from benchctl.engines.engine import phase_of, raw_step_log
+from benchctl.engines.engine import raw_step_log
+from benchctl.engines.vllm.contexts import with_contexts
 from benchctl.engines.vllm.description import num_kv_blocks
+from benchctl.engines.vllm.raw_step import RawStep, SpecDecoding
 from benchctl.records.jsonl import read_jsonl
-from benchctl.records.step import StepPhase, StepRecord
+from benchctl.records.step import StepRecord
 from benchctl.units import NS_PER_MS
-
-
-class _Details(msgspec.Struct, frozen=True, kw_only=True):
-    iteration_index: int | None = None
-    num_ctx_requests: int = 0
-    num_ctx_tokens: int = 0
-    num_generation_requests: int = 0
-    num_generation_tokens: int = 0
-    elapsed_ms: float = 0.0
-    is_dummy: bool = False
-
-
-class _Scheduler(msgspec.Struct, frozen=True, kw_only=True):
-    num_running_reqs: int = 0
-    num_waiting_reqs: int = 0
-    num_skipped_waiting_reqs: int = 0
-    kv_cache_usage: float | None = None
-
-    @property
-    def num_unfinished(self) -> int:
-        return self.num_running_reqs + self.num_waiting_reqs + self.num_skipped_waiting_reqs
-
-
-class _SpecDecoding(msgspec.Struct, frozen=True, kw_only=True):
-    num_draft_tokens: int | None = None
-    num_accepted_tokens: int | None = None
-
-
-class _Outputs(msgspec.Struct, frozen=True, kw_only=True):
-    num_generation_tokens: int = 0
-    num_prompt_tokens: int = 0
-    num_preempted_reqs: int | None = None
-    num_requests: int | None = None
-
-
-class _RawStep(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of the plugin; a part is absent where vLLM reported none."""
-
-    engine: int = 0
-    recorded_ns: int
-    ended_ns: int | None = None
-    scheduled_ns: int | None = None
-    details: _Details | None = None
-    scheduler: _Scheduler | None = None
-    spec_decoding: _SpecDecoding | None = None
-    outputs: _Outputs | None = None
-
-    @property
-    def end_ns(self) -> int:
-        """The time at which the engine had the outputs, or at which they were recorded where that is unknown."""
-        return self.recorded_ns if self.ended_ns is None else self.ended_ns
-
-    @property
-    def is_step(self) -> bool:
-        """True where the model computed something for a request; false for statistics of the scheduler alone."""
-        if self.details is not None:
-            return not self.details.is_dummy
-        return self.outputs is not None and self.outputs.num_generation_tokens > 0
-
-    @property
-    def phase(self) -> StepPhase:
-        if self.details is None:
-            return "mixed" if self.outputs is not None and self.outputs.num_prompt_tokens else "decode"
-        return phase_of(self.details.num_ctx_tokens, self.details.num_generation_tokens)
 
 
 def read_vllm_steps(directory: Path) -> Iterator[StepRecord]:
@@ -100,20 +36,19 @@ def read_vllm_steps(directory: Path) -> Iterator[StepRecord]:
 def read_numbered_steps(directory: Path) -> Iterator[tuple[int | None, StepRecord]]:
     """The steps of a run, each with its number in the life of the server; None where vLLM does not count them."""
     blocks = num_kv_blocks(directory / "server.json")
-    before: _RawStep | None = None
+    before: RawStep | None = None
     index = 0
-    for raw in read_jsonl(raw_step_log(directory), _RawStep):
+    for raw, context_tokens in with_contexts(read_jsonl(raw_step_log(directory), RawStep)):
         if raw.is_step:
             number = raw.details.iteration_index if raw.details is not None else None
-            yield number, _normalised(raw, index, _start_ns(raw, before), blocks)
+            yield number, _normalised(raw, index, _start_ns(raw, before), blocks, context_tokens)
             index += 1
         before = raw
 
 
-def _start_ns(raw: _RawStep, before: _RawStep | None) -> int:
+def _start_ns(raw: RawStep, before: RawStep | None) -> int:
     last_end_ns = before.end_ns if before is not None else 0
-    was_busy = before is not None and before.scheduler is not None and before.scheduler.num_unfinished > 0
-    if was_busy:
+    if before is not None and before.leaves_work:
         start_ns = last_end_ns
     elif raw.scheduled_ns is not None:
         start_ns = raw.scheduled_ns
@@ -122,9 +57,11 @@ def _start_ns(raw: _RawStep, before: _RawStep | None) -> int:
     return min(max(start_ns, last_end_ns), raw.end_ns)
 
 
-def _normalised(raw: _RawStep, index: int, start_ns: int, blocks: int | None) -> StepRecord:
+def _normalised(
+    raw: RawStep, index: int, start_ns: int, blocks: int | None, context_tokens: int | None
+) -> StepRecord:
     details, scheduler, outputs = raw.details, raw.scheduler, raw.outputs
-    spec = raw.spec_decoding or _SpecDecoding()
+    spec = raw.spec_decoding or SpecDecoding()
     usage = scheduler.kv_cache_usage if scheduler is not None else None
     if details is not None:
         num_seqs = details.num_ctx_requests + details.num_generation_requests
@@ -139,6 +76,7 @@ def _normalised(raw: _RawStep, index: int, start_ns: int, blocks: int | None) ->
         num_seqs=num_seqs,
         num_prefill_tokens=details.num_ctx_tokens if details is not None else None,
         num_decode_tokens=details.num_generation_tokens if details is not None else None,
+        context_tokens=context_tokens,
         output_tokens=outputs.num_generation_tokens if outputs is not None else 0,
         draft_tokens=spec.num_draft_tokens,
         accepted_tokens=spec.num_accepted_tokens,

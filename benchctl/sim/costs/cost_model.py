@@ -37,6 +37,8 @@ class StepBatch(msgspec.Struct, frozen=True, kw_only=True):
     loads_value_model: bool = False
     longest_context: int = 0
     most_new_tokens: int = 0
+    decode_context: int = 0
+    """The part of ``context_tokens`` that belongs to decoding rows."""
 
     @property
     def is_plain_decode(self) -> bool:

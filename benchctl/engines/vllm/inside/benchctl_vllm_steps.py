@@ -10,7 +10,8 @@ A line keeps vLLM's own names and numbers, in parts that are absent where vLLM r
 the outputs of the step; ``scheduled_ns`` when the scheduler took up the first request that gets its first output
 here, given only if the engine was idle before; all on CLOCK_MONOTONIC, which processes of one machine
 share. ``details`` (of the scheduler: requests, tokens, the wait for the model in ``elapsed_ms``), ``scheduler``,
-``prefix_cache``, ``spec_decoding``, ``outputs`` (tokens that went to requests).
+``prefix_cache``, ``spec_decoding``, ``outputs`` (tokens that went to requests, and those in the cache of the
+requests that ended).
 
 The front end may be late and read the outputs of several steps at once: ``recorded_ns`` is then late as well, and
 ``ended_ns`` is not. It comes from the message of the engine's process, which vLLM does not hand to its loggers, so
@@ -141,6 +142,8 @@ class StepLog(StatLoggerBase):  # type: ignore[misc]
         }
         if iteration is not None and not parts["details"]:  # a version of vLLM that has none
             parts["outputs"]["num_requests"] = sum(len(getattr(iteration, name, ())) for name in _LATENCIES)
+        if iteration is not None:
+            parts["outputs"] |= _finished(iteration)
         line = {"engine": self._engine, **self._times(), **{name: part for name, part in parts.items() if part}}
         if scheduler is not None:
             self._was_idle = not any(parts["scheduler"].get(name) for name in _UNFINISHED)
@@ -193,6 +196,19 @@ def _numbers(source: object, names: tuple[str, ...]) -> dict[str, int | float | 
         if isinstance(value, int) or (isinstance(value, float) and math.isfinite(value)):
             numbers[name] = value
     return numbers
+
+
+def _finished(iteration: object) -> dict[str, int]:
+    """Tokens in the cache of the requests that ended: their prompts and outputs without the last token."""
+    ended = getattr(iteration, "finished_requests", None)
+    if not isinstance(ended, list):
+        return {}
+    tokens = [
+        (getattr(each, "num_prompt_tokens", None), getattr(each, "num_generation_tokens", 0)) for each in ended
+    ]
+    if any(prompt is None for prompt, _ in tokens):
+        return {}
+    return {"finished_tokens": sum(prompt + max(output - 1, 0) for prompt, output in tokens)}
 
 
 def _first_scheduled_s(message: object) -> float | None:

@@ -24,7 +24,9 @@ class EventType(IntEnum):
 
 
 def thing(said):
-    """JSON as objects with attributes; numbers and lists of numbers stay."""
+    """JSON as objects with attributes; numbers stay."""
+    if isinstance(said, list):
+        return [thing(each) for each in said]
     if isinstance(said, dict):
         return SimpleNamespace(**{name: thing(value) for name, value in said.items()})
     return said

@@ -1,0 +1,215 @@
+"""Tables of engine steps as CSV or JSON Lines, one row a step: input of a step-time model.
+
+Each quantity has a name of ours, that of a step record, and names of other tools (``COLUMNS``). The time of a step
+is ``dur_ns``, ``duration_us`` or ``cycle_us``, the time from the start of a step to that of the next.
+
+``step.duration_us`` of vLLM's traces is refused as the time of a step: it is that of the scheduler alone, 0.7 ms
+for a step of 2,046 tokens whose FLOPs alone take 70 ms. And a ``cycle_us`` belongs to its own step only while
+batches change little: an asynchronous engine starts a step before the one before it has ended, so the time of a
+long prompt appears in a neighbouring row. ``prev.prefill`` and ``next.batch.prefill_tokens`` mark such rows.
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import polars as pl
+
+from benchctl.costs.hardware import hardware_for
+from benchctl.costs.shapes import ModelShape, shape_for
+from benchctl.errors import UsageError
+from benchctl.steptime.step_counts import CACHE_FULL_FRAC, Flags, Floats, count_step_work, first_reasons
+from benchctl.steptime.work import Deployment, ObservedSteps, Origin
+from benchctl.units import NS_PER_US
+
+SUFFIXES: Final = frozenset({".csv", ".jsonl", ".ndjson"})
+COLUMNS: Final[dict[str, tuple[str, ...]]] = {
+    "run": ("run", "run_id", "experiment_id"),
+    "model": ("model",),
+    "hardware": ("hardware",),
+    "tensor_parallel": ("tensor_parallel", "tp"),
+    "duration": ("dur_ns", "duration_us", "cycle_us"),
+    "num_seqs": ("num_seqs",),
+    "num_prefills": ("num_prefills", "batch.num_prefill_reqs"),
+    "num_decodes": ("num_decodes", "batch.num_decode_reqs"),
+    "prefill_tokens": ("num_prefill_tokens", "prefill_tokens", "batch.prefill_tokens"),
+    "decode_tokens": ("num_decode_tokens", "decode_tokens", "batch.decode_tokens"),
+    "context_tokens": ("context_tokens", "ctx_tokens"),
+    "output_tokens": ("output_tokens",),
+    "preempted": ("preempted", "batch.num_preempted"),
+    "cache_frac": ("kv_used_frac", "kv.usage_gpu_ratio"),
+    "previous_prefill": ("prev.prefill",),
+    "next_prefill": ("next.batch.prefill_tokens",),
+    "is_warmup": ("is_warmup",),
+}
+"""Names that each quantity may have, ours first."""
+_NEEDED: Final = ("prefill_tokens", "decode_tokens", "context_tokens")
+_SCHEDULER_TIME: Final = "step.duration_us"
+_NEIGHBOUR_TOKENS: Final = 32
+"""Prompt tokens of a neighbouring step whose time is not noticed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableDefaults:
+    """Values for a table without the columns of these names."""
+
+    model: str | None = None
+    hardware: str | None = None
+    tensor_parallel: int = 1
+    shapes: Mapping[str, str] = field(default_factory=dict)
+    """Shapes of models by their names in the table: built-in names or paths."""
+
+
+def is_step_table(path: Path) -> bool:
+    return path.is_file() and path.suffix in SUFFIXES
+
+
+def read_step_table(path: Path, defaults: TableDefaults) -> tuple[ObservedSteps, ...]:
+    """The steps of each run of a table, in its order. Raises UsageError naming every column that is missing."""
+    frame = _read(path)
+    names = {quantity: name for quantity, options in COLUMNS.items() if (name := _first_of(options, frame))}
+    _check_columns(path, frame, names, defaults)
+    sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+    keys = [names[key] for key in ("run", "model", "tensor_parallel", "hardware") if key in names]
+    groups = frame.partition_by(keys, maintain_order=True) if keys else [frame]
+    return tuple(_Table(path, group, names, defaults).observed(sha256) for group in groups)
+
+
+def _read(path: Path) -> pl.DataFrame:
+    try:
+        if path.suffix == ".csv":
+            return pl.read_csv(path, infer_schema_length=None)
+        return pl.read_ndjson(path, infer_schema_length=None)
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read ({error}); name a CSV or JSON Lines file of steps") from error
+    except pl.exceptions.PolarsError as error:
+        reason = str(error).splitlines()[0]
+        raise UsageError(f"{path}: not a table of steps ({reason}); it needs one row a step") from error
+
+
+def _first_of(options: tuple[str, ...], frame: pl.DataFrame) -> str | None:
+    return next((name for name in options if name in frame.columns), None)
+
+
+def _check_columns(path: Path, frame: pl.DataFrame, names: dict[str, str], defaults: TableDefaults) -> None:
+    if not frame.height:
+        raise UsageError(f"{path}: has no rows; it needs one row a step")
+    if "duration" not in names and _SCHEDULER_TIME in frame.columns:
+        raise UsageError(
+            f"{path}: {_SCHEDULER_TIME} is the time of the scheduler and not of the step; add a column cycle_us, "
+            "the start of the next step minus the start of this one"
+        )
+    missing = [" or ".join(COLUMNS[quantity]) for quantity in ("duration", *_NEEDED) if quantity not in names]
+    if "num_decodes" not in names and "num_seqs" not in names:
+        missing.append(" or ".join((*COLUMNS["num_decodes"], *COLUMNS["num_seqs"])))
+    if missing:
+        has = ", ".join(frame.columns)
+        raise UsageError(f"{path}: columns are missing: {'; '.join(missing)}. Add them; the table has {has}")
+    for quantity, value in (("model", defaults.model), ("hardware", defaults.hardware)):
+        if quantity not in names and value is None:
+            raise UsageError(f"{path}: no column {quantity}; add it, or name the {quantity} with --{quantity}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """The rows of one run."""
+
+    path: Path
+    frame: pl.DataFrame
+    names: dict[str, str]
+    defaults: TableDefaults
+
+    def observed(self, sha256: str) -> ObservedSteps:
+        prefill, decode = self._column("prefill_tokens"), self._column("decode_tokens")
+        num_prefills, num_decodes = self._rows(prefill, decode)
+        reasons = dict(self._reasons(prefill, num_prefills + num_decodes))
+        is_out, left_out = first_reasons(reasons)
+        output = self._column("output_tokens", np.nan) if "output_tokens" in self.names else None
+        model = self._word("model", self.defaults.model)
+        return ObservedSteps(
+            run=self._word("run", None) or self.path.stem,
+            model=model,
+            deployment=Deployment(
+                shape=self._shape(model),
+                hardware=hardware_for(self._word("hardware", self.defaults.hardware)),
+                tensor_parallel=self._tensor_parallel(),
+            ),
+            work=count_step_work(
+                num_prefills=num_prefills,
+                prefill_tokens=prefill,
+                num_decodes=num_decodes,
+                decode_tokens=decode,
+                context_after=self._column("context_tokens"),
+                output_tokens=output,
+            ),
+            duration_us=self._duration_us(),
+            is_saturated=is_out,
+            left_out=left_out,
+            origin=Origin(path=str(self.path), sha256=sha256),
+        )
+
+    def _duration_us(self) -> Floats:
+        values = self._column("duration")
+        return values / NS_PER_US if self.names["duration"] == "dur_ns" else values
+
+    def _rows(self, prefill: Floats, decode: Floats) -> tuple[Floats, Floats]:
+        """Prompts and decoding rows of each step; a decoding row has one token where only their sum is logged."""
+        if "num_decodes" in self.names:
+            num_decodes = self._column("num_decodes")
+            if "num_prefills" in self.names:
+                return self._column("num_prefills"), num_decodes
+            return np.where(prefill > 0, 1.0, 0.0), num_decodes
+        num_seqs = self._column("num_seqs")
+        num_decodes = np.minimum(decode, np.where(prefill > 0, num_seqs - 1.0, num_seqs))
+        return num_seqs - num_decodes, num_decodes
+
+    def _reasons(self, prefill: Floats, num_seqs: Floats) -> Iterator[tuple[str, Flags]]:
+        if "is_warmup" in self.names:
+            yield "warm-up", self._column("is_warmup", 0.0) > 0
+        yield "empty batch", num_seqs <= 0
+        yield "time not positive", ~(self._duration_us() > 0)
+        if "preempted" in self.names:
+            yield "preemption", self._column("preempted", 0.0) > 0
+        if "cache_frac" in self.names:
+            yield f"key-value memory above {CACHE_FULL_FRAC:.0%}", self._column("cache_frac", 0.0) > CACHE_FULL_FRAC
+        if self.names["duration"] == "cycle_us":
+            near = [
+                prefill,
+                *(self._column(key, 0.0) for key in ("previous_prefill", "next_prefill") if key in self.names),
+            ]
+            yield "long prompt next to a time from start to start", np.max(near, axis=0) > _NEIGHBOUR_TOKENS
+
+    def _tensor_parallel(self) -> int:
+        return (
+            int(self._column("tensor_parallel")[0])
+            if "tensor_parallel" in self.names
+            else self.defaults.tensor_parallel
+        )
+
+    def _word(self, quantity: str, default: str | None) -> str:
+        return str(self.frame[self.names[quantity]][0]) if quantity in self.names else default or ""
+
+    def _column(self, quantity: str, unknown: float | None = None) -> Floats:
+        """A column as numbers; a missing value is ``unknown``, or an error naming its row."""
+        name = self.names[quantity]
+        values = self.frame[name].cast(pl.Float64, strict=False)
+        if unknown is not None:
+            values = values.fill_null(unknown)
+        if values.null_count():
+            row = int(values.is_null().arg_max() or 0) + 1
+            value = self.frame[name][row - 1]
+            raise UsageError(
+                f"{self.path}: {name} is {value!r} in row {row} of its run; every step needs a number there"
+            )
+        return values.to_numpy()
+
+    def _shape(self, model: str) -> ModelShape:
+        """The shape of a model by its name; Hugging Face's suffix for converted weights is no part of it."""
+        try:
+            return shape_for(self.defaults.shapes.get(model, model.removesuffix("-hf")))
+        except UsageError as error:
+            remedy = f"--shape {model}=DIR names the directory of its config.json"
+            raise UsageError(f"{self.path}: {error}; {remedy}") from error

@@ -1,0 +1,96 @@
+"""The work of steps from the counts that engines log: rows, new tokens and contexts summed over the batch.
+
+A log does not say which row has which context. Decoding rows have one new token each, so their sums are exact; of
+the prompts in a step two things are assumed:
+
+* prompts of one step are equally long, so their pairs of positions are P (S + T / 2) with T = tokens / prompts;
+* a prompt that is computed in chunks continues where the step before left it. Which step a prompt ends in follows
+  from the tokens that clients get: those of decoding rows, and one for each prompt that ends.
+"""
+
+from collections.abc import Mapping
+from typing import Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from benchctl.steptime.work import StepWork
+
+Floats: TypeAlias = npt.NDArray[np.float64]
+Flags: TypeAlias = npt.NDArray[np.bool_]
+
+CACHE_FULL_FRAC: Final = 0.95
+"""Above this share of its key-value memory an engine begins to preempt, and step times are no longer those of the
+batch."""
+
+
+def count_step_work(
+    *,
+    num_prefills: Floats,
+    prefill_tokens: Floats,
+    num_decodes: Floats,
+    decode_tokens: Floats,
+    context_after: Floats,
+    output_tokens: Floats | None = None,
+    guided: dict[str, Floats] | None = None,
+) -> StepWork:
+    """The work of each step of one run, in the order of its log.
+
+    ``context_after`` is the sum of the contexts after the step, of all rows; ``output_tokens`` the tokens that
+    clients get, NaN where unknown. ``guided`` holds the fields of a guided step by their names in ``StepWork``.
+    """
+    prefill_context = _chunk_context(num_prefills, prefill_tokens, num_decodes, output_tokens)
+    before = np.maximum(context_after - prefill_tokens - decode_tokens, 0.0)
+    prefill_context = np.where(num_decodes > 0, np.minimum(prefill_context, before), before)
+    prefill_context = np.where(num_prefills > 0, prefill_context, 0.0)
+    decode_context = np.where(num_decodes > 0, before - prefill_context, 0.0)
+    rows = np.maximum(num_prefills, 1.0)
+    prefill_positions = prefill_tokens / rows * (prefill_context + prefill_tokens / 2)
+    per_row = decode_tokens / np.maximum(num_decodes, 1.0)
+    ended = num_prefills if output_tokens is None else _ended(num_prefills, num_decodes, output_tokens)
+    return StepWork(
+        num_prefills=num_prefills,
+        prefill_tokens=prefill_tokens,
+        prefill_context=prefill_context,
+        prefill_positions=prefill_positions,
+        num_decodes=num_decodes,
+        decode_tokens=decode_tokens,
+        decode_context=decode_context,
+        decode_positions=per_row * (decode_context + decode_tokens / 2),
+        num_sampled=num_decodes + ended,
+        **(guided or {}),
+    )
+
+
+def _ended(num_prefills: Floats, num_decodes: Floats, output_tokens: Floats) -> Floats:
+    """Prompts that end in each step; all of them where the tokens that clients get are unknown."""
+    first_tokens = np.clip(output_tokens - num_decodes, 0.0, num_prefills)
+    return np.where(np.isnan(output_tokens), num_prefills, first_tokens)
+
+
+def _chunk_context(
+    num_prefills: Floats, prefill_tokens: Floats, num_decodes: Floats, output_tokens: Floats | None
+) -> Floats:
+    """Tokens that earlier steps computed of the prompts of each step.
+
+    An engine leaves at most one prompt of a step unfinished, so a step carries on the tokens of one prompt.
+    """
+    context = np.zeros(len(num_prefills))
+    if output_tokens is None:
+        return context
+    is_open = _ended(num_prefills, num_decodes, output_tokens) < num_prefills
+    for i in np.flatnonzero(is_open[:-1]):
+        share = prefill_tokens[i] / num_prefills[i]
+        context[i + 1] = (context[i] if num_prefills[i] == 1 else 0.0) + share
+    return context
+
+
+def first_reasons(reasons: Mapping[str, Flags]) -> tuple[Flags, dict[str, int]]:
+    """Steps for which any reason holds, and the number of steps by the first reason that does."""
+    counts: dict[str, int] = {}
+    is_out: Flags = np.zeros(0, dtype=np.bool_)
+    for reason, holds in reasons.items():
+        is_out = np.zeros(len(holds), dtype=np.bool_) if not len(is_out) else is_out
+        counts[reason] = int(np.sum(holds & ~is_out))
+        is_out |= holds
+    return is_out, {reason: number for reason, number in counts.items() if number}
