@@ -18,7 +18,7 @@ class SimOptions(ServerOptions):
     """Cost of a step: calibrated to published LenVM timings, computed from hardware peaks, llm-mock's law, or the
     sum of measured layers."""
     layer_profile: str | None = None
-    """Folder of measured layer times, for the cost model ``layer-profile``."""
+    """Folder of measured layer times, for the cost model ``layer-profile``; a path, or one below the data directory."""
     hardware: str = "h100-sxm"
     """Device whose peaks the cost model computes with; a name of the hardware table."""
     time_scale: float = Field(default=1.0, ge=LEAST, le=MOST)
