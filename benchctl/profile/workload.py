@@ -53,6 +53,11 @@ class Arrival(Section):
     launch_rate_limit: float | None = Field(default=None, ge=LEAST, le=MOST)
     """Requests per second at which sends are throttled, whatever the schedule says."""
 
+    @property
+    def is_open_loop(self) -> bool:
+        """True if each request has a planned time, whatever the server does."""
+        return self.kind in {"constant", "poisson", "gamma", "trace"}
+
     @model_validator(mode="after")
     def _complete(self) -> "Arrival":
         if self.kind == "closed-loop" and self.max_concurrency is None:
