@@ -209,7 +209,7 @@ def test_error_3_experts_that_tokens_share_are_read_once() -> None:
     [(128, 4.58), (65_536, 5.84), (524_288, 12.8), (4_194_304, 63.3), (33_554_432, 322)],
 )
 def test_error_4_an_all_reduce_has_a_floor(elements: int, measured_us: float) -> None:
-    """Against vLLM's custom all-reduce on four H100; bytes over the memory's bandwidth are 16 to 40 times too few."""
+    """Against vLLM's custom all-reduce on four H100; bandwidth alone is 16 to 40 times too little."""
     assert all_reduce_us(2.0 * elements, H100, 4) == pytest.approx(measured_us, rel=0.1)
     assert measured_us / (2 * elements / 3350e9 * 1e6) > 15
 
