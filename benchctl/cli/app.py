@@ -23,6 +23,7 @@ from benchctl.cli.commands import (
     show,
     simulate,
     verify,
+    workloads,
 )
 
 app = typer.Typer(
@@ -63,6 +64,7 @@ app.command("doctor")(doctor.doctor)
 app.command("reference")(reference.reference)
 app.add_typer(simulate.app, name="simulate")
 app.add_typer(profiles.app, name="profiles")
+app.add_typer(workloads.app, name="workloads")
 app.add_typer(data.app, name="data")
 app.add_typer(noise.app, name="noise")
 app.add_typer(models.app, name="models")

@@ -1,18 +1,22 @@
 """The engine: schedule, price, advance. Pure and in virtual time: no clock, no network, no waiting."""
 
+import heapq
 from typing import Final, NamedTuple
 
 from benchctl.errors import UsageError
-from benchctl.records.step import StepPhase, StepRecord
-from benchctl.sim.answer import Answer, plan_answers
+from benchctl.records.step import StepRecord
+from benchctl.sim.answer import PlannedAnswers
 from benchctl.sim.block_manager import BlockManager
 from benchctl.sim.config import SimConfig
-from benchctl.sim.costs.cost_model import CostModel, StepBatch
+from benchctl.sim.costs.cost_model import CostModel
 from benchctl.sim.costs.noise import NoiseSource
-from benchctl.sim.guidance import REPEATS_FROM_TOKENS, UNGUIDED, GuidedRow, GuidedStep, score_rows
+from benchctl.sim.guidance import REPEATS_FROM_TOKENS, UNGUIDED, GuidedRow
+from benchctl.sim.pricing import Pricing
 from benchctl.sim.request import Request
-from benchctl.sim.scheduler import ScheduledBatch, Scheduler
-from benchctl.sim.sequence import Sequence
+from benchctl.sim.scheduler import Prefills, Scheduler
+from benchctl.sim.sequence import Sequence, SequenceStatus, StepClock
+from benchctl.sim.step_log import StepLog
+from benchctl.sim.walk import NEVER_NS, Course, Walk, noisy_walk, walk_steps
 from benchctl.workload.seeded import named_stream
 
 _UNLIMITED: Final = 1 << 40
@@ -27,18 +31,35 @@ class StepOutput(NamedTuple):
     finished_requests: list[str]
 
 
+class LeapOutput(NamedTuple):
+    """The sequences and requests that ended with the last of some steps."""
+
+    finished: list[Sequence]
+    finished_requests: list[str]
+
+
 class SimulatedEngine:
     """One server life.
+
+    ``step`` runs one iteration and tells all about it; ``leap`` runs iterations until something changes the batch,
+    and leaves their columns in ``log``. Both run the same code and give the same steps.
 
     Invariants: ``now_ns`` never falls; the tokens of all steps are the tokens of all answers; every sequence
     added is finished or aborted once.
     """
 
-    def __init__(self, config: SimConfig, cost_model: CostModel, noise: NoiseSource | None = None) -> None:
+    def __init__(
+        self, config: SimConfig, cost_model: CostModel, noise: NoiseSource | None = None, walk: Walk = walk_steps
+    ) -> None:
         self.config: Final = config
-        self._cost_model: Final = cost_model
+        self._answer_length: Final = cost_model.answer_length
+        self._leaps: Final = cost_model.decode is not None
+        self._pads_batches: Final = cost_model.pads_batches
+        self._has_closing_step: Final = cost_model.has_closing_step
         self._noise: Final = noise
+        self._walk: Final = walk if noise is None else noisy_walk(noise)
         self._has_value_model: Final = config.value_model is not None
+        self._clock: Final = StepClock()
         self.block_manager: Final = BlockManager(
             _UNLIMITED if cost_model.is_unlimited else config.num_kv_blocks,
             config.block_size,
@@ -48,18 +69,28 @@ class SimulatedEngine:
             min(config.max_num_seqs, cost_model.max_num_seqs or config.max_num_seqs),
             _UNLIMITED if cost_model.is_unlimited else config.max_num_batched_tokens,
             self.block_manager,
+            self._clock,
+            by_priority=config.scheduling == "priority",
         )
+        self.log: Final = StepLog(has_noise=noise is not None, has_guidance=self._has_value_model)
+        self._pricing: Final = Pricing(cost_model, self.scheduler, self._clock, self.log, config.revision)
         self.now_ns = 0
         self.is_warmup = False
         """Whether steps are marked as warm-up."""
-        self._num_steps = 0
         self._num_seqs = 0
-        self._is_value_model_loaded = False
+        self._num_joins = 0
+        self._is_planned = False
+        """Whether the next step was planned while the last one ran."""
+        self._joining: list[Sequence] = []
+        """Sequences that came too late for the next step."""
         self._open: dict[str, list[Sequence]] = {}
+        self._num_unfinished: dict[str, int] = {}
+        self._ends: list[tuple[int, int, Sequence]] = []
+        """Heap of the steps after which decoding rows are over; those that lost their memory stay in it."""
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work
+        return self.scheduler.has_work or bool(self._joining)
 
     def check_servable(self, request: Request) -> None:
         """Raises UsageError when a request could never fit the context or the key-value memory."""
@@ -78,171 +109,190 @@ class SimulatedEngine:
             )
 
     def add_request(self, request: Request) -> list[Sequence]:
-        """Queue the choices of a request at the present virtual time."""
-        answers = plan_answers(request, self._cost_model.answer_length)
-        seqs = [self._sequence(request, choice, answer) for choice, answer in enumerate(answers)]
-        self._open[request.request_id] = seqs.copy()
+        """Queue the choices of a request at the present virtual time.
+
+        With asynchronous scheduling they wait beside the queue while a step runs that was planned without them.
+        """
+        answers = PlannedAnswers(request, self._answer_length)
+        seqs = [
+            Sequence(self._num_seqs + choice + 1, request, choice, answers, self.now_ns)
+            for choice in range(request.n)
+        ]
+        self._num_seqs += request.n
+        self._open[request.request_id] = seqs
+        self._num_unfinished[request.request_id] = request.n
         for seq in seqs:
-            self.scheduler.add(seq)
+            if request.guidance is not None and self._has_value_model:
+                seq.guided = self._guided_row(seq)
+            if self._is_planned:
+                self._joining.append(seq)
+            else:
+                self.scheduler.add(seq)
         return seqs
 
     def abort(self, request_id: str) -> None:
         """Drop the unfinished sequences of a request; one that is unknown or finished is left alone."""
-        if seqs := self._open.pop(request_id, None):
-            self.scheduler.finish(seqs)
+        self._num_unfinished.pop(request_id, None)
+        for seq in self._open.pop(request_id, ()):
+            if seq in self._joining:
+                self._joining.remove(seq)
+                self.scheduler.add(seq)
+            if seq.status is not SequenceStatus.FINISHED:
+                self.scheduler.finish(seq)
 
     def step(self) -> StepOutput:
-        """Run one iteration over the batch and move virtual time to its end."""
-        scheduled = self.scheduler.schedule()
-        batch = self._describe(scheduled)
-        kv_used_blocks = self.block_manager.num_used
-        cost = self._cost_model.price(batch)
-        if self._noise is not None:
-            cost = cost.scaled(self._noise())
-        sections = cost.sections()
-        start_ns = self.now_ns
-        duration_ns = sections["schedule"] + sections["model_forward"] + sections.get("sampler_total", 0)
-        self.now_ns = start_ns + duration_ns
-        emitted, finished = self._advance(scheduled)
-        self._num_steps += 1
-        record = StepRecord(
-            step=self._num_steps,
-            start_ns=start_ns,
-            dur_ns=duration_ns,
-            clock="virtual",
-            phase=_phase(batch),
-            is_warmup=self.is_warmup,
-            num_seqs=batch.num_seqs,
-            num_prefill_tokens=batch.num_prefill_tokens,
-            num_decode_tokens=batch.num_decode_tokens,
-            context_tokens=batch.context_tokens,
-            output_tokens=len(emitted),
-            is_greedy=batch.is_greedy,
-            guided_rows=batch.guided.scored_rows,
-            candidates=batch.guided.candidates,
-            fused=batch.guided.fused,
-            preempted=scheduled.num_preempted,
-            kv_used_blocks=kv_used_blocks,
-            value_prefill_tokens=batch.guided.value_prefill_tokens,
-            value_extend_tokens=batch.guided.value_extend_tokens,
-            sections_ns=sections,
-        )
-        return StepOutput(record, emitted, finished, self._close(finished))
+        """Run one iteration over the batch and move virtual time to its end; the log is empty afterwards."""
+        emitted: list[Sequence] = []
+        finished, finished_requests = self._advance(1, NEVER_NS, emitted)
+        record = next(self.log.records())
+        self.log.clear()
+        return StepOutput(record, emitted, finished, finished_requests)
 
-    def _sequence(self, request: Request, choice: int, answer: Answer) -> Sequence:
-        guidance, guided = request.guidance, None
-        skips = guidance is not None and guidance.is_neutral and self.config.revision == "V2"
-        if guidance is not None and self._has_value_model and not skips and not request.sampling.is_greedy:
-            prompt_tokens = request.prompt.num_tokens
-            guided = GuidedRow(
-                guidance,
-                request.sampling,
-                prompt_tokens=prompt_tokens,
-                draw=named_stream(request.seed, f"candidates:{request.prompt.digest}:{choice}").random,
-                revision=self.config.revision,
-                repeats_from=None if request.ignore_eos else prompt_tokens + REPEATS_FROM_TOKENS,
-            )
-        self._num_seqs += 1
-        seq = Sequence(self._num_seqs, request, choice, answer, guided)
-        seq.arrival_ns = self.now_ns
-        return seq
+    def leap(self, until_ns: int = NEVER_NS) -> LeapOutput:
+        """Run iterations until a row begins or ends, or until time ``until_ns``."""
+        return self._advance(1 << 40, until_ns, None)
 
-    def _describe(self, scheduled: ScheduledBatch) -> StepBatch:
-        prefills, decodes = scheduled.prefills, scheduled.decodes
-        num_decodes, num_prefill_tokens = len(decodes), 0
-        context = attended = self.scheduler.decode_context
-        num_sampling, num_sampled = num_decodes, self.scheduler.num_sampled_decodes
+    def _advance(self, max_steps: int, until_ns: int, emitted: list[Sequence] | None) -> LeapOutput:
+        scheduler = self.scheduler
+        if self._joining and not scheduler.has_work:
+            self._join()
+        prefills, num_preempted = scheduler.schedule()
+        if self._joining:
+            self._join()
+            max_steps = 1
+        if emitted is not None:
+            emitted += scheduler.decoding
+        if prefills or scheduler.guided or not self._leaps:
+            finished = self._run_priced(prefills, num_preempted)
+        else:
+            finished = self._run_decodes(num_preempted, max_steps, until_ns)
+        if emitted is not None and self._has_closing_step:
+            for seq in finished:
+                emitted.remove(seq)
         for seq, num_tokens in prefills:
-            num_prefill_tokens += num_tokens
-            context += seq.num_computed + num_tokens
-            attended += num_tokens * seq.num_computed + num_tokens * (num_tokens + 1) // 2
-            if seq.num_computed + num_tokens == seq.num_tokens:
-                num_sampling += 1
-                num_sampled += not seq.is_greedy
-        guided = self._score(scheduled) if self._has_value_model else UNGUIDED
-        loads = guided.scored_rows > 0 and not self._is_value_model_loaded
-        self._is_value_model_loaded |= loads
-        pads = self._cost_model.pads_batches
-        return StepBatch(
-            num_seqs=num_decodes + len(prefills),
-            num_prefill_tokens=num_prefill_tokens,
-            num_decode_tokens=num_decodes,
-            num_sampling=num_sampling,
-            context_tokens=context,
-            attended_positions=attended,
-            decode_context=self.scheduler.decode_context,
-            is_greedy=num_sampled == 0 if num_sampling else None,
-            guided=guided,
-            loads_value_model=loads,
-            longest_context=_longest_context(scheduled) if pads else 0,
-            most_new_tokens=max([1, *(num_tokens for _, num_tokens in prefills)]) if pads else 0,
-        )
-
-    def _score(self, scheduled: ScheduledBatch) -> GuidedStep:
-        rows = [(seq.guided, seq.num_tokens) for seq in scheduled.decodes if seq.guided is not None]
-        for seq, num_tokens in scheduled.prefills:
-            if seq.guided is not None and seq.num_computed + num_tokens == seq.num_tokens:
-                rows.append((seq.guided, seq.num_tokens))
-        return score_rows(rows, self.config.revision) if rows else UNGUIDED
-
-    def _advance(self, scheduled: ScheduledBatch) -> tuple[list[Sequence], list[Sequence]]:
-        """Add a token to every row that samples; returns those rows and the ones that ended."""
-        emitted, due = list(scheduled.decodes), []
-        for seq in emitted:
-            num_tokens = seq.num_tokens + 1
-            seq.num_tokens = num_tokens
-            if num_tokens >= seq.next_event:
-                due.append(seq)
-        self.scheduler.decode_context += len(emitted)
-        finished: list[Sequence] = []
-        for seq in due:
-            self._handle_event(seq, emitted, finished)
-        for seq, num_tokens in scheduled.prefills:
             seq.num_computed += num_tokens
             if seq.num_computed == seq.num_tokens:
-                seq.num_tokens += 1
-                emitted.append(seq)
-                if seq.first_token_ns is None:
-                    seq.first_token_ns = self.now_ns
-                self.scheduler.finish_prefill(seq)
-                if seq.num_tokens == seq.end and not self._cost_model.has_closing_step:
-                    finished.append(seq)
-        if finished:
-            self.scheduler.finish(finished)
-        return emitted, finished
+                self._begin_decoding(seq, finished)
+                if emitted is not None:
+                    emitted.append(seq)
+        finished_requests = self._close(finished) if finished else []
+        self._is_planned = self.config.async_scheduling and scheduler.has_work
+        return LeapOutput(finished, finished_requests)
 
-    def _handle_event(self, seq: Sequence, emitted: list[Sequence], finished: list[Sequence]) -> None:
-        if seq.num_tokens < seq.end:
-            self.scheduler.expect_event(seq)
-        elif seq.num_tokens == seq.end:
-            if not self._cost_model.has_closing_step:
-                finished.append(seq)
-        else:
-            seq.num_tokens -= 1
-            self.scheduler.decode_context -= 1
-            emitted.remove(seq)
+    def _join(self) -> None:
+        for seq in self._joining:
+            self.scheduler.add(seq)
+        self._joining.clear()
+
+    def _run_decodes(self, num_preempted: int, max_steps: int, until_ns: int) -> list[Sequence]:
+        """Run decode steps until one of the rows is over; returns the rows that are."""
+        scheduler, blocks, step, start_ns = self.scheduler, self.block_manager, self._clock.step, self.now_ns
+        num_rows = slope = len(scheduler.decoding)
+        context = position = scheduler.decode_context
+        if self._pads_batches:
+            position, slope = self._pricing.longest_decode(), 1
+        cost, rest_id, fixed_ns = self._pricing.decode_price(position)
+        num_steps = min(max_steps, self._next_end() - step)
+        if cost.until is not None:
+            num_steps = min(num_steps, -((position - cost.until) // slope))
+        if self._has_closing_step and num_steps > 1:
+            num_steps -= 1  # the last step of a row yields no token and stands alone
+        kv_used, needs, num_blocks = blocks.num_used, scheduler.block_needs, blocks.num_blocks
+        course = Course(
+            cost, fixed_ns, position, slope, start_ns, until_ns, num_steps, step, kv_used, needs, num_blocks
+        )
+        num_run, self.now_ns, kv_used_last = self._walk(course, self.log)
+        if kv_used_last > kv_used:
+            blocks.take(kv_used_last - kv_used)
+        is_greedy = not scheduler.num_sampled_decodes
+        scheduler.advance(num_run)
+        due = self._due()
+        num_output = num_rows - len(due) if self._has_closing_step else num_rows
+        self.log.add_stretch(
+            rest_id,
+            (num_run, start_ns, self.is_warmup, 0, num_rows, 0, context, num_output, is_greedy, num_preempted),
+        )
+        if self._has_value_model:
+            self.log.add_unguided(num_run)
+        return due
+
+    def _run_priced(self, prefills: Prefills, num_preempted: int) -> list[Sequence]:
+        """Run one step at the cost model's price; returns the decoding rows that are over."""
+        log, guided = self.log, self._pricing.score(prefills) if self._has_value_model else UNGUIDED
+        batch = self._pricing.describe(prefills, guided)
+        cost = self._pricing.cost_model.price(batch)
+        rest_id = log.rest_id(cost.without_forwards())
+        if self._noise is not None:
+            factor = self._noise()
+            log.factors.append(factor)
+            cost = cost.scaled(factor)
+        dur_ns, start_ns = cost.total_ns(), self.now_ns
+        self.now_ns = start_ns + dur_ns
+        log.dur_ns.append(dur_ns)
+        log.kv_used.append(self.block_manager.num_used)
+        self.scheduler.advance(1)
+        due = self._due()
+        num_output = batch.num_sampling - (len(due) if self._has_closing_step else 0)
+        is_greedy = -1 if batch.is_greedy is None else batch.is_greedy
+        rows = (len(prefills), batch.num_decode_tokens, batch.num_prefill_tokens, batch.context_tokens)
+        log.add_stretch(rest_id, (1, start_ns, self.is_warmup, *rows, num_output, is_greedy, num_preempted))
+        if self._has_value_model:
+            log.add_guided(guided, cost.lvm_forward)
+        return due
+
+    def _guided_row(self, seq: Sequence) -> GuidedRow | None:
+        request, prompt_tokens = seq.request, seq.prompt_tokens
+        guidance = request.guidance
+        if guidance is None or seq.is_greedy or (guidance.is_neutral and self.config.revision == "V2"):
+            return None
+        return GuidedRow(
+            guidance,
+            request.sampling,
+            prompt_tokens=prompt_tokens,
+            draw=named_stream(request.seed, f"candidates:{request.prompt.digest}:{seq.choice}").random,
+            revision=self.config.revision,
+            repeats_from=None if request.ignore_eos else prompt_tokens + REPEATS_FROM_TOKENS,
+        )
+
+    def _begin_decoding(self, seq: Sequence, finished: list[Sequence]) -> None:
+        """Let a row whose prompt is computed decode from the next step on, unless its first token is its last."""
+        if seq.first_token_ns is None:
+            seq.first_token_ns = self.now_ns
+        self.scheduler.finish_prefill(seq)
+        if seq.num_tokens == seq.end and not self._has_closing_step:
             finished.append(seq)
+            return
+        self._num_joins += 1
+        seq.join = self._num_joins
+        heapq.heappush(self._ends, (seq.end + self._has_closing_step - seq.lead, seq.join, seq))
+
+    def _next_end(self) -> int:
+        """The step after which the next decoding row is over; there must be a decoding row."""
+        while not self._is_current(self._ends[0]):
+            heapq.heappop(self._ends)
+        return self._ends[0][0]
+
+    def _due(self) -> list[Sequence]:
+        """The decoding rows that are over now, in the order in which they began to decode."""
+        due = []
+        while self._ends and self._ends[0][0] <= self._clock.step:
+            end = heapq.heappop(self._ends)
+            if self._is_current(end):
+                due.append(end[2])
+        return due
+
+    def _is_current(self, end: tuple[int, int, Sequence]) -> bool:
+        return end[2].is_decoding and end[2].join == end[1]
 
     def _close(self, finished: list[Sequence]) -> list[str]:
-        """Forget finished sequences; returns the requests that have none left."""
+        """Remove finished sequences; returns the requests that have none left."""
         closed = []
         for seq in finished:
             seq.last_token_ns = self.now_ns
-            open_seqs = self._open[seq.request.request_id]
-            open_seqs.remove(seq)
-            if not open_seqs:
-                del self._open[seq.request.request_id]
-                closed.append(seq.request.request_id)
+            self.scheduler.finish(seq)
+            request_id = seq.request.request_id
+            self._num_unfinished[request_id] -= 1
+            if not self._num_unfinished[request_id]:
+                del self._num_unfinished[request_id], self._open[request_id]
+                closed.append(request_id)
         return closed
-
-
-def _phase(batch: StepBatch) -> StepPhase:
-    if not batch.num_prefill_tokens:
-        return "decode"
-    return "mixed" if batch.num_decode_tokens else "prefill"
-
-
-def _longest_context(scheduled: ScheduledBatch) -> int:
-    lengths = [seq.num_tokens for seq in scheduled.decodes]
-    lengths += [seq.num_computed + num_tokens for seq, num_tokens in scheduled.prefills]
-    return max(lengths)
