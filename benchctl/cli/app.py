@@ -21,6 +21,7 @@ from benchctl.cli.commands import (
     report,
     run,
     show,
+    steptime,
     verify,
 )
 
@@ -64,4 +65,5 @@ app.add_typer(profiles.app, name="profiles")
 app.add_typer(data.app, name="data")
 app.add_typer(noise.app, name="noise")
 app.add_typer(models.app, name="models")
+app.add_typer(steptime.app, name="steptime")
 app.add_typer(import_results.app, name="import")

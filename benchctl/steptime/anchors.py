@@ -1,0 +1,45 @@
+"""Typical coefficients: they decide what the data of a fit leave open.
+
+A log of one model cannot tell its weights from its layers: both are the same in every step. Any split of the sum
+fits that log equally well, and only one predicts another model. The split nearest to these values is taken,
+measured in their spreads. The ridge lets them pull on what the data determine, as far as noise leaves it open.
+
+Sources. Weights and layers: vidur's profiles of the linear layers of Llama-2-7B and 70B (H100, TP 1 to 8, 8 to 64
+tokens), time of a layer = c bytes / bandwidth + t0 by least squares on relative error: c = 1.19 and t0 = 32 us,
+MAPE 3.1 % (A100: 1.33, 36 us, 3.0 %). NVIDIA's aiconfigurator, vLLM 0.14: 1,601 matrix products of up to 64 rows
+give c = 1.11 and 4.0 us each, and attention of a small batch 11 to 13 us a layer, which is not among vidur's.
+Compute: 1.4 to 2.0 and key-value memory 1.2 to 1.6, the ranges that the published model calls typical. All-reduce:
+the latency floor is part of the feature.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Anchor:
+    """A typical value of a coefficient, and how far it usually lies from that."""
+
+    value: float
+    spread: float
+
+
+FACTOR: Final = Anchor(value=1.2, spread=0.4)
+"""Of a time at peak without an entry of its own."""
+COUNT: Final = Anchor(value=0.0, spread=20.0)
+"""Of a count without an entry of its own, in microseconds."""
+ANCHORS: Final[dict[str, Anchor]] = {
+    "prefill_us": Anchor(value=1.6, spread=0.4),
+    "kv_us": Anchor(value=1.3, spread=0.3),
+    "weights_us": Anchor(value=1.15, spread=0.1),
+    "static_weights_us": Anchor(value=1.15, spread=0.1),
+    "all_reduce_us": Anchor(value=1.0, spread=0.5),
+    "layers": Anchor(value=45.0, spread=15.0),
+    "requests": Anchor(value=10.0, spread=20.0),
+    "steps": Anchor(value=100.0, spread=100.0),
+}
+
+
+def anchor_of(name: str) -> Anchor:
+    """The anchor of a feature by its name; ``_us`` ends the names of times at peak."""
+    return ANCHORS.get(name, FACTOR if name.endswith("_us") else COUNT)
