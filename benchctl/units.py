@@ -9,6 +9,7 @@ from typing import Final
 NS_PER_S: Final = 1_000_000_000
 NS_PER_MS: Final = 1_000_000
 NS_PER_US: Final = 1_000
+US_PER_S: Final = 1_000_000
 MS_PER_S: Final = 1_000
 
 GIGA: Final = 1e9

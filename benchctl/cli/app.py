@@ -21,8 +21,10 @@ from benchctl.cli.commands import (
     report,
     run,
     show,
+    simulate,
     steptime,
     verify,
+    workloads,
 )
 
 app = typer.Typer(
@@ -61,7 +63,9 @@ app.command("export")(export.export)
 app.command("flops")(flops.flops)
 app.command("doctor")(doctor.doctor)
 app.command("reference")(reference.reference)
+app.add_typer(simulate.app, name="simulate")
 app.add_typer(profiles.app, name="profiles")
+app.add_typer(workloads.app, name="workloads")
 app.add_typer(data.app, name="data")
 app.add_typer(noise.app, name="noise")
 app.add_typer(models.app, name="models")

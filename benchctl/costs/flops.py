@@ -124,20 +124,24 @@ def price_work(work: RunWork, base: ModelShape, value_model: ModelShape | None, 
     """FLOPs of counted work: linear · tokens + attention · positions + head · heads, for each phase."""
     return FlopsAccount(
         base_prefill=_price(work.base_prefill, base),
-        base_decode=_price(work.base_decode, base),
+        base_decode=_price(work.base_decode, base, is_decode=True),
         value_prefill=_price(work.value_prefill, value_model),
-        value_extend=_price(work.value_extend, value_model),
-        value_candidates=_price(work.value_candidates, value_model),
+        value_extend=_price(work.value_extend, value_model, is_decode=True),
+        value_candidates=_price(work.value_candidates, value_model, is_decode=True),
         output_tokens=output_tokens,
     )
 
 
-def _price(work: TokenWork, shape: ModelShape | None) -> OperatorFlops:
+def _price(work: TokenWork, shape: ModelShape | None, *, is_decode: bool = False) -> OperatorFlops:
+    """A latent attention computes a position of a decoding token in another way than one of a prompt."""
     if shape is None:
         return OperatorFlops()
+    per_position = (
+        shape.decode_attention_flops_per_position() if is_decode else shape.attention_flops_per_position()
+    )
     return OperatorFlops(
         linear=shape.linear_flops_per_token() * work.tokens,
-        attention=shape.attention_flops_per_position() * work.positions,
+        attention=per_position * work.positions,
         head=shape.head_flops() * work.heads,
     )
 
@@ -236,6 +240,9 @@ def achieved_flops_per_s(flops: int, wall_s: float | None) -> float | None:
 
 
 def utilization_frac(flops: int, wall_s: float | None, hardware: Hardware | None) -> float | None:
-    """Achieved FLOP/s over the device's peak of dense bfloat16; None when time or device are unknown."""
+    """Achieved FLOP/s over the device's peak of dense bfloat16; None when time or device are unknown.
+
+    The peak is that of bfloat16 for quantised weights too, so that utilisations of one device compare.
+    """
     achieved = achieved_flops_per_s(flops, wall_s)
     return achieved / hardware.peak_flops_per_s if achieved is not None and hardware is not None else None

@@ -2,59 +2,113 @@
 
 FLOP/s are those of dense bfloat16 matrix products with 32-bit accumulation: if a data sheet only states the
 number with structured sparsity, half of it is used. Bandwidth is that of the device memory. An unknown device
-is an error or None, never a guess: a utilisation of an assumed peak would look like a measurement.
+is an error or None, never a guess: a utilisation of an assumed peak would look like a measurement. Peaks that the
+user measured or knows are written ``name:tflops:gb_per_s`` (``cpu:1.5:80``), with the GB of memory as a fourth
+part where they matter: the way to describe a CPU, whose data sheet states no peaks.
 """
 
+import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
+from benchctl.costs.precision import Precision
 from benchctl.errors import UsageError
 from benchctl.units import GIGA, TERA
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
-    """One kind of accelerator; ``source`` is the origin of its numbers."""
+    """One kind of accelerator; ``source`` is the origin of its numbers.
+
+    ``memory_bytes`` is None for a device that the user describes. ``fp8_flops_per_s``, ``int8_flops_per_s`` and
+    ``fp4_flops_per_s`` are None where the device computes such numbers no faster than bfloat16.
+    ``link_bytes_per_s`` is what one device sends to its peers at most, in one direction.
+    """
 
     name: str
     peak_flops_per_s: float
     bandwidth_bytes_per_s: float
-    memory_bytes: int
+    memory_bytes: int | None
     source: str
+    fp8_flops_per_s: float | None = None
+    int8_flops_per_s: float | None = None
+    fp4_flops_per_s: float | None = None
+    link_bytes_per_s: float = 32 * GIGA
+    """That of PCI Express 4 with 16 lanes, where nothing faster is known."""
+    all_reduce_floor_s: float = 4.5e-6
+    """Time of the smallest all-reduce; 4.5 us is that of vLLM's own on four H100."""
+
+    def peak_of(self, precision: Precision) -> float:
+        """FLOP/s of products in this arithmetic; those of bfloat16 if the device has no faster ones.
+
+        A device without 4-bit products computes them in 8 bits.
+        """
+        faster = {"bfloat16": None, "fp8": self.fp8_flops_per_s, "int8": self.int8_flops_per_s}
+        rate = (self.fp4_flops_per_s or self.fp8_flops_per_s) if precision == "fp4" else faster[precision]
+        return rate or self.peak_flops_per_s
+
+    def times(self, devices: int) -> "Hardware":
+        """So many devices that share each layer, as one with the sum of their peaks."""
+
+        def sum_of(rate: float | None) -> float | None:
+            return None if rate is None else devices * rate
+
+        return replace(
+            self,
+            name=f"{devices} x {self.name}",
+            peak_flops_per_s=devices * self.peak_flops_per_s,
+            bandwidth_bytes_per_s=devices * self.bandwidth_bytes_per_s,
+            memory_bytes=None if self.memory_bytes is None else devices * self.memory_bytes,
+            fp8_flops_per_s=sum_of(self.fp8_flops_per_s),
+            int8_flops_per_s=sum_of(self.int8_flops_per_s),
+            fp4_flops_per_s=sum_of(self.fp4_flops_per_s),
+        )
 
 
-def _device(name: str, tflops_per_s: float, gb_per_s: float, memory_gb: int, source: str) -> Hardware:
+def _device(
+    name: str, tflops_per_s: float, gb_per_s: float, memory_gb: int, source: str, **more: float
+) -> Hardware:
+    """Further TFLOP/s by the name of their arithmetic; ``link`` in GB/s."""
+    rates = {f"{precision}_flops_per_s": rate * TERA for precision, rate in more.items() if precision != "link"}
+    if "link" in more:
+        rates["link_bytes_per_s"] = more["link"] * GIGA
     return Hardware(
         name=name,
         peak_flops_per_s=tflops_per_s * TERA,
         bandwidth_bytes_per_s=gb_per_s * GIGA,
         memory_bytes=round(memory_gb * GIGA),
         source=source,
+        **rates,
     )
 
 
 _H100 = "NVIDIA H100 data sheet and architecture white paper"
 _H200 = "NVIDIA H200 data sheet, half of the sparse figure"
+_H100_NVL = "NVIDIA H100 NVL data sheet, half of the sparse figure"
 _A100 = "NVIDIA A100 data sheet"
+_ADA = "NVIDIA Ada architecture white paper, FP32 accumulation"
+_BLACKWELL_PRO = "NVIDIA RTX Blackwell PRO architecture white paper, Workstation Edition, FP32 accumulation"
+_B200 = "NVIDIA DGX B200 data sheet, an eighth, half of the sparse figure"
 
 HARDWARE: Final[dict[str, Hardware]] = {
     device.name: device
     for device in (
-        _device("h100-sxm", 989.4, 3350, 80, _H100),
-        _device("h100-pcie", 756, 2000, 80, _H100),
-        _device("h100-nvl", 835.5, 3900, 94, "NVIDIA H100 NVL data sheet, half of the sparse figure"),
-        _device("h200-sxm", 989.4, 4800, 141, _H200),
-        _device("h200-nvl", 835.5, 4800, 141, _H200),
-        _device("a100-sxm", 312, 2039, 80, _A100),
-        _device("a100-sxm-40gb", 312, 1555, 40, _A100),
-        _device("a100-pcie", 312, 1935, 80, _A100),
-        _device("a100-pcie-40gb", 312, 1555, 40, _A100),
-        _device("l40s", 362.05, 864, 48, "NVIDIA L40S data sheet"),
-        _device("l4", 121, 300, 24, "NVIDIA L4 data sheet, half of the sparse figure"),
-        _device("rtx-4090", 165.2, 1008, 24, "NVIDIA Ada architecture white paper, FP32 accumulation"),
-        _device("b200", 2250, 8000, 180, "NVIDIA DGX B200 data sheet, an eighth, half of the sparse figure"),
-        _device("mi300x", 1307.4, 5300, 192, "AMD Instinct MI300X data sheet"),
+        _device("h100-sxm", 989.4, 3350, 80, _H100, fp8=1978.9, int8=1978.9, link=450),
+        _device("h100-pcie", 756, 2000, 80, _H100, fp8=1513, int8=1513, link=64),
+        _device("h100-nvl", 835.5, 3900, 94, _H100_NVL, fp8=1670.5, int8=1670.5, link=300),
+        _device("h200-sxm", 989.4, 4800, 141, _H200, fp8=1978.9, int8=1978.9, link=450),
+        _device("h200-nvl", 835.5, 4800, 141, _H200, fp8=1670.5, int8=1670.5, link=450),
+        _device("a100-sxm", 312, 2039, 80, _A100, int8=624, link=300),
+        _device("a100-sxm-40gb", 312, 1555, 40, _A100, int8=624, link=300),
+        _device("a100-pcie", 312, 1935, 80, _A100, int8=624),
+        _device("a100-pcie-40gb", 312, 1555, 40, _A100, int8=624),
+        _device("l40s", 362.05, 864, 48, "NVIDIA L40S data sheet", fp8=733, int8=733),
+        _device("l4", 121, 300, 24, "NVIDIA L4 data sheet, half of the sparse figure", fp8=242.5, int8=242.5),
+        _device("rtx-4090", 165.2, 1008, 24, _ADA, fp8=330.3, int8=660.6),
+        _device("rtx-pro-6000", 503.8, 1792, 96, _BLACKWELL_PRO, fp8=1007.6, int8=1007.6, fp4=2015.2, link=64),
+        _device("b200", 2250, 8000, 180, _B200, fp8=4500, int8=4500, fp4=9000, link=900),
+        _device("mi300x", 1307.4, 5300, 192, "AMD Instinct MI300X data sheet", fp8=2614.9, int8=2614.9, link=448),
     )
 }
 
@@ -72,6 +126,7 @@ _DEVICE_NAMES: Final = tuple(
         (r"a100([ -]sxm4?)?([ -]80gb)?", "a100-sxm"),
         (r"a100[ -]80gb[ -]pcie|a100[ -]pcie([ -]80gb)?", "a100-pcie"),
         (r"rtx[ -]?4090", "rtx-4090"),
+        (r"rtx[ -]?pro[ -]?6000([ -]blackwell)?([ -](workstation|server)[ -]edition)?", "rtx-pro-6000"),
         (r"mi300x( oam)?", "mi300x"),
     )
 )
@@ -80,7 +135,12 @@ relative (GH200, L40) has other peaks and must not match."""
 
 
 def hardware_or_none(name: str) -> Hardware | None:
-    """The device of a table name or a driver's name; None for an unknown one."""
+    """The device of a table name, a driver's name or stated peaks; None for an unknown one.
+
+    Raises UsageError for peaks (``name:tflops:gb_per_s``) that are not positive numbers.
+    """
+    if name.count(":") >= 2:
+        return _stated_peaks(name)
     short = name.strip().lower()
     while (cut := _VENDOR.sub("", short)) != short:
         short = cut
@@ -94,6 +154,27 @@ def hardware_for(name: str) -> Hardware:
     if (device := hardware_or_none(name)) is None:
         raise UsageError(
             f"unknown hardware {name!r}: name one of {', '.join(HARDWARE)}, or a whole device by its "
-            "driver's name, such as 'NVIDIA H200'"
+            "driver's name, such as 'NVIDIA H200'; any other with its peaks, as name:TFLOP/s:GB/s"
         )
     return device
+
+
+def _stated_peaks(text: str) -> Hardware:
+    """The device of ``name:tflops:gb_per_s[:gb]``: dense bfloat16 TFLOP/s, GB/s of memory, GB of memory."""
+    name, *parts = text.split(":")
+    try:
+        numbers = [float(part) for part in parts]
+    except ValueError:
+        numbers = []
+    if not (name.strip() and len(numbers) in {2, 3} and all(0 < number < math.inf for number in numbers)):
+        raise UsageError(
+            f"hardware {text!r}: give a name and two positive numbers, TFLOP/s of bfloat16 and GB/s of memory, "
+            "such as cpu:1.5:80"
+        )
+    return Hardware(
+        name=name.strip(),
+        peak_flops_per_s=numbers[0] * TERA,
+        bandwidth_bytes_per_s=numbers[1] * GIGA,
+        memory_bytes=round(numbers[2] * GIGA) if len(numbers) > 2 else None,
+        source="stated by the user",
+    )

@@ -4,14 +4,16 @@ F = linear T + attention P + head R   (T tokens forwarded, P positions that they
 M = weights + kv K                    (weights are read once, K tokens of key-value cache are read or written)
 time >= max(F / peak, M / bandwidth)
 
-A bound and never a measurement: no host, no launches, no norms, and all of the data sheet's peaks. Two bytes for
-each weight and each element of the cache.
+A bound and never a measurement: no host, no launches, no norms, and all of the data sheet's peaks. Weights have the
+bytes of their format, elements of the cache two. Of experts, those are read that T tokens choose, if each choice is
+independent and equally likely (``costs/experts.py``).
 """
 
 from typing import TYPE_CHECKING, TypeVar
 
 from benchctl.costs.hardware import Hardware
-from benchctl.costs.shapes import ModelShape
+from benchctl.costs.model_shape import ModelShape
+from benchctl.costs.precision import Precision
 from benchctl.units import NS_PER_S
 
 if TYPE_CHECKING:
@@ -22,25 +24,37 @@ Quantity = TypeVar("Quantity", float, "NDArray[np.float64]")
 """One pass, or many at once."""
 
 
-def forward_flops(shape: ModelShape, tokens: Quantity, positions: Quantity, heads: Quantity) -> Quantity:
-    """FLOPs of passes that forward so many tokens; the head is the one that the shape has."""
-    linear = tokens * shape.linear_flops_per_token()
-    return linear + positions * shape.attention_flops_per_position() + heads * shape.head_flops()
+def forward_flops(
+    shape: ModelShape, tokens: Quantity, positions: Quantity, heads: Quantity, *, decode_positions: Quantity
+) -> Quantity:
+    """FLOPs of passes that forward so many tokens; the head is the one that the shape has.
+
+    ``decode_positions`` are those of decoding tokens, ``positions`` all others'.
+    """
+    attention = positions * shape.attention_flops_per_position()
+    attention = attention + decode_positions * shape.decode_attention_flops_per_position()
+    return tokens * shape.linear_flops_per_token() + attention + heads * shape.head_flops()
 
 
-def forward_bytes(shape: ModelShape, kv_tokens: Quantity) -> Quantity:
-    """Bytes of passes: all weights once, and so many tokens of key-value cache."""
-    return kv_tokens * shape.kv_bytes_per_token() + weight_read_bytes(shape)
+def forward_bytes(shape: ModelShape, kv_tokens: Quantity, tokens: Quantity) -> Quantity:
+    """Bytes of passes that forward so many tokens: weights once, and ``kv_tokens`` of key-value cache."""
+    read = kv_tokens * shape.kv_bytes_per_token() + weight_read_bytes(shape)
+    if shape.moe is None:
+        return read
+    return read + shape.moe.uniform_experts(tokens) * (shape.expert_params() * shape.param_bytes())
 
 
-def weight_read_bytes(shape: ModelShape, bytes_per_param: float = 2) -> int:
-    """Weights read once by any pass, whatever its batch: projections and head.
+def weight_read_bytes(shape: ModelShape, bytes_per_param: float | None = None) -> int:
+    """Weights read once by any pass, whatever its batch: projections without routed experts, and the head.
 
     The embedding is a gather of a few rows and is not counted, unless it is tied and thus read as the head.
+    ``bytes_per_param`` replaces the format of the projections and the 2 bytes of the head.
     """
-    return round((shape.linear_flops_per_token() + shape.head_flops()) // 2 * bytes_per_param)
+    head_bytes = 2 if bytes_per_param is None else bytes_per_param
+    param_bytes = shape.param_bytes() if bytes_per_param is None else bytes_per_param
+    return round(shape.static_params() * param_bytes + shape.head_flops() // 2 * head_bytes)
 
 
-def roofline_ns(flops: float, num_bytes: float, hardware: Hardware) -> int:
+def roofline_ns(flops: float, num_bytes: float, hardware: Hardware, precision: Precision = "bfloat16") -> int:
     """max(flops / peak, bytes / bandwidth), in nanoseconds."""
-    return round(max(flops / hardware.peak_flops_per_s, num_bytes / hardware.bandwidth_bytes_per_s) * NS_PER_S)
+    return round(max(flops / hardware.peak_of(precision), num_bytes / hardware.bandwidth_bytes_per_s) * NS_PER_S)

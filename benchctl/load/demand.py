@@ -9,7 +9,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from benchctl.load.driver import OPEN_LOOP
 from benchctl.profile.workload import Arrival
 from benchctl.records.request import PreparedRequest
 from benchctl.units import NS_PER_S
@@ -71,7 +70,7 @@ def expected_cores(arrival: Arrival, size: LoadSize) -> float:
 def _request_rate(arrival: Arrival, size: LoadSize) -> float | None:
     """Requests per second by the plan; None where answers pace them."""
     rates = [] if arrival.launch_rate_limit is None else [arrival.launch_rate_limit]
-    if arrival.kind in OPEN_LOOP:
+    if arrival.is_open_loop:
         if arrival.request_rate is not None and arrival.kind != "trace":
             rates.append(arrival.request_rate)
         elif size.last_arrival_ns:

@@ -31,7 +31,6 @@ from benchctl.profile.workload import Arrival
 from benchctl.records.request import RequestRecord
 from benchctl.records.samples import ClientSample
 
-OPEN_LOOP: Final = frozenset({"constant", "poisson", "gamma", "trace"})
 _FINISH_WAIT_S: Final = 0.2
 """How long requests in flight may still end by themselves when the load is cancelled."""
 _SENDS_AT_ONCE: Final = 4
@@ -65,7 +64,7 @@ class Load:
         self._on_sample = on_sample
         self._worker = worker
         self._time_scale = time_scale
-        self._is_open_loop = arrival.kind in OPEN_LOOP
+        self._is_open_loop = arrival.is_open_loop
         self._max_concurrency = arrival.max_concurrency
         self._throttle = _throttler(arrival.launch_rate_limit, time_scale)
         self._on_record = on_record

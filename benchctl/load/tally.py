@@ -43,7 +43,8 @@ class Tally:
     def count(self, record: RequestRecord) -> None:
         self._num_sent += 1
         if record.sent_ns is not None:
-            self._first_send_ns = min(record.sent_ns, self._first_send_ns or record.sent_ns)
+            earlier_ns = record.sent_ns if self._first_send_ns is None else self._first_send_ns
+            self._first_send_ns = min(record.sent_ns, earlier_ns)
         last_ns = max((choice.chunk_ns[-1] for choice in record.choices if choice.chunk_ns), default=None)
         if last_ns is not None:
             self._last_token_ns = max(last_ns, self._last_token_ns or last_ns)

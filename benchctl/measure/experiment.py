@@ -27,16 +27,20 @@ from benchctl.measure.result_directory import Origin, create_results, set_state,
 from benchctl.measure.run import RunContext, decline_run, measure_run
 from benchctl.measure.telemetry.gpu import gpu_inventory
 from benchctl.profile.model import Profile
+from benchctl.profile.planning.plan import arms, variant_settings
 from benchctl.records.directory import ResultDirectory, RunDirectory, arm_label
 from benchctl.records.integrity.digests import begin_digests, forget_run, record_run
 from benchctl.records.manifest import Look, PlannedRun, StoppingRecord
 from benchctl.records.noise import NoiseFloor, load_noise
-from benchctl.records.record import RunState
+from benchctl.records.record import ResultWarning, RunState
 from benchctl.records.request import PreparedRequest
 from benchctl.records.run import RunFailure, RunRecord
+from benchctl.sim.settings import costs_in_words
 from benchctl.workload.prepare import PreparedSet
 
 OnLook: TypeAlias = Callable[[Look, StoppingRecord], None]
+MeasureRun: TypeAlias = Callable[[RunContext, PlannedRun, RunDirectory], RunRecord]
+"""Does one run, and returns its final record, which is also on disk."""
 OUT_OF_MEMORY: Final = "out-of-memory"
 """Cause of a failure that makes the settings of a run infeasible here."""
 
@@ -116,25 +120,50 @@ def create_experiment(profile: Profile, prepared: PreparedSet, origin: Origin) -
     return create_results(profile, prepared, origin, manifest, on_file.noise)
 
 
+def create_simulation(profile: Profile, prepared: PreparedSet, origin: Origin) -> ResultDirectory:
+    """The same for an experiment whose runs are simulated in virtual time; a note in its manifest says so.
+
+    It takes no noise from this machine's file, which holds that of real clients.
+    """
+    costs = {costs_in_words(variant_settings(profile, variant, cell)) for variant, cell in arms(profile)}
+    message = (
+        "no server and no client ran: 'benchctl simulate' ran the core of the simulator in virtual time, with "
+        + " and ".join(sorted(costs))
+    )
+    note = ResultWarning(code="simulated", message=message)
+    manifest = new_manifest(profile, prepared, origin.argv)
+    manifest = msgspec.structs.replace(manifest, label=origin.label, warnings=(*manifest.warnings, note))
+    return create_results(profile, prepared, origin, manifest)
+
+
 def pending_runs(results: ResultDirectory) -> tuple[PlannedRun, ...]:
     """The runs that are not done, in plan order, without blocks that a stopping rule made unnecessary."""
     return tuple(planned for planned in results.due_plan().runs if not _is_done(results.run(planned.run_id)))
 
 
 def run_experiment(
-    results: ResultDirectory, profile: Profile, requests: Sequence[PreparedRequest], listener: Listener
+    results: ResultDirectory,
+    profile: Profile,
+    requests: Sequence[PreparedRequest],
+    listener: Listener,
+    measure: MeasureRun = measure_run,
 ) -> Outcome:
     """Run everything that is not done, in plan order, until the last run or until the stopping rule ends it.
 
-    A KeyboardInterrupt passes through after the manifest says ``failed``; what was measured is kept. Raises
+    ``measure`` does one run: with a server, unless it is another function. A KeyboardInterrupt passes through
+    after the manifest says ``failed``; what was measured is kept. Raises
     UsageError when another benchctl measures into the directory.
     """
     with sole_writer(results.path):
-        return _run_pending(results, profile, requests, listener)
+        return _run_pending(results, profile, requests, listener, measure)
 
 
 def _run_pending(
-    results: ResultDirectory, profile: Profile, requests: Sequence[PreparedRequest], listener: Listener
+    results: ResultDirectory,
+    profile: Profile,
+    requests: Sequence[PreparedRequest],
+    listener: Listener,
+    measure: MeasureRun,
 ) -> Outcome:
     context = RunContext(
         profile=profile,
@@ -158,7 +187,7 @@ def _run_pending(
             listener.on_run_start(planned, len(requests))
             began_s = time.monotonic()
             with _recording_end(results, planned):
-                record = _measure_feasible(context, planned, results.run(planned.run_id), infeasible)
+                record = _measure_feasible(measure, context, planned, results.run(planned.run_id), infeasible)
             remember_duration(profile, requests, record, time.monotonic() - began_s, gpus)
             states[record.state] += 1
             _warn_of_version(results, noise, record)
@@ -188,7 +217,11 @@ def _recording_end(results: ResultDirectory, planned: PlannedRun) -> Iterator[No
 
 
 def _measure_feasible(
-    context: RunContext, planned: PlannedRun, directory: RunDirectory, infeasible: dict[str, RunRecord]
+    measure: MeasureRun,
+    context: RunContext,
+    planned: PlannedRun,
+    directory: RunDirectory,
+    infeasible: dict[str, RunRecord],
 ) -> RunRecord:
     """Measure a run, unless an earlier one of its arm ran out of memory: with the same settings it would, too.
 
@@ -200,7 +233,7 @@ def _measure_feasible(
             f"not tried, because {first.run_id} ran out of memory with the same settings; --resume tries it again"
         )
         return decline_run(context, planned, directory, RunFailure(cause="infeasible", message=message))
-    record = measure_run(context, planned, directory)
+    record = measure(context, planned, directory)
     if record.failure is not None and record.failure.cause == OUT_OF_MEMORY:
         infeasible[arm] = record
     return record

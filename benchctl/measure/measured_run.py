@@ -18,12 +18,13 @@ import msgspec
 from benchctl.analysis.metrics.bounds import Bounds
 from benchctl.analysis.validity.bunching import bunching_warnings
 from benchctl.analysis.validity.client_guard import client_suspect_warnings, client_warnings
+from benchctl.analysis.validity.reconcile import failed_checks
 from benchctl.engines.engine import Engine, LaunchSite
 from benchctl.errors import RunError
 from benchctl.load.demand import LoadSize
 from benchctl.load.driver import Load
 from benchctl.load.process import steady_interpreter
-from benchctl.load.tally import LoadSummary
+from benchctl.load.tally import LoadSummary, Tally
 from benchctl.load.workers.workers import AnyLoad, load_for, prioritized
 from benchctl.measure.interrupt import run_interruptible
 from benchctl.measure.journal import Journal, begin_attempt, utc_now
@@ -65,6 +66,8 @@ class MeasuredRun:
         self._directory = directory
         self._on_progress = on_progress
         self._load: AnyLoad | None = None
+        self.simulated = Tally()
+        """Counts of a load that no server was sent."""
         record = RunRecord(
             schema_version=SCHEMA_VERSION,
             **msgspec.structs.asdict(planned),
@@ -83,7 +86,7 @@ class MeasuredRun:
 
     @property
     def load_summary(self) -> LoadSummary:
-        return self._load.summary() if self._load is not None else LoadSummary()
+        return self._load.summary() if self._load is not None else self.simulated.summary()
 
     @property
     def has_no_answer(self) -> bool:
@@ -121,6 +124,11 @@ class MeasuredRun:
     ) -> dict[str, Any]:
         """Record what the server reports of itself beside what it will be sent; returns what it reports."""
         reported = await self.engine.effective_config(control, self.settings, site)
+        self.note_configuration(reported, extra)
+        return reported
+
+    def note_configuration(self, reported: Mapping[str, Any], extra: Mapping[str, str] | None = None) -> None:
+        """Record the settings of a server beside what it will be sent."""
         config: dict[str, Any] = {"model": self.settings.model}
         config |= {f"server.{key}": value for key, value in reported.items()}
         for name, section in (("sampling", self.settings.sampling), ("guidance", self.settings.guidance)):
@@ -131,7 +139,6 @@ class MeasuredRun:
             effective_config=config | dict(extra or {}),
             engine_version=None if version is None else str(version),
         )
-        return reported
 
     async def send_bursts(
         self, target: ServerUnderTest, bursts: Iterable[Sequence[PreparedRequest]]
@@ -143,8 +150,9 @@ class MeasuredRun:
                 await send_requests(target, load, requests, is_warmup=True)
         return load.summary()
 
-    def begin_warmup(self) -> None:
-        self.journal.time(warmup_start_ns=time.monotonic_ns())
+    def begin_warmup(self, now_ns: int | None = None) -> None:
+        """Note when the warm-up begins: now, unless another clock says when."""
+        self.journal.time(warmup_start_ns=time.monotonic_ns() if now_ns is None else now_ns)
 
     def judge_warmup(self, warmup: LoadSummary) -> None:
         """Warn where the load may have met a cold server."""
@@ -192,6 +200,11 @@ class MeasuredRun:
                 prioritized(load, priority, lambda granted: self.journal.update(client_priority=granted)),
             ):
                 await send_requests(target, load, requests, max_concurrency=limit, is_warmup=False)
+
+    def judge_records(self, loaded: LoadedRun, requests: Sequence[PreparedRequest]) -> None:
+        """Check the records of the run against each other, as they are on disk now."""
+        for check in failed_checks(loaded, self.profile, requests):
+            self.journal.suspect(check.code, check.message)
 
     def judge_client(self, loaded: LoadedRun, bounds: Mapping[str, Bounds] | None = None) -> None:
         """Warn of what the client itself did to the times that it took."""

@@ -17,7 +17,6 @@ import msgspec
 
 from benchctl.analysis.validity.batch_fill import underfilled_batch_warnings
 from benchctl.analysis.validity.gates import clock_warnings
-from benchctl.analysis.validity.reconcile import failed_checks
 from benchctl.engines.engine import Engine, LaunchSite, engine_for, raw_step_log
 from benchctl.errors import RecordError, ServerRefusalError, ServerStartError
 from benchctl.load.demand import size_of
@@ -253,12 +252,10 @@ class _ExperimentRun:
         self._run.judge_failures()
         if self._run.has_no_answer:
             return self._run.conclude()
-        # Check the files of the run against each other, as they are on disk now.
         self._journal.count(self._run.load_summary)
         loaded = load_run(self._directory)
         write_step_table(loaded)
-        for check in failed_checks(loaded, self._profile, self._context.requests):
-            self._journal.suspect(check.code, check.message)
+        self._run.judge_records(loaded, self._context.requests)
         self._run.judge_client(loaded)
         self._journal.warn(*underfilled_batch_warnings(loaded), *clock_warnings(loaded))
         return self._run.conclude()

@@ -4,6 +4,7 @@ To add one, write its module and add its line here. The modules lie in rooms abo
 when a run needs them.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
@@ -23,17 +24,24 @@ class CostModelChoice:
     """A cost model of the simulator: a module with a function ``cost_model``.
 
     ``uses_shapes`` is False where step times depend on neither the models' shapes nor the device. Such a cost model
-    serves models of any name, and cannot price a value model.
+    serves models of any name, and cannot price a value model. ``file_option`` is the engine option that names the
+    measurements that it prices steps by; none of these measure a value model.
     """
 
     module: str
     uses_shapes: bool = True
+    file_option: str | None = None
+
+    @property
+    def prices_value_model(self) -> bool:
+        return self.uses_shapes and self.file_option is None
 
 
 COST_MODELS: Final = {
     "lenvm-h100": CostModelChoice("benchctl.sim.costs.lenvm"),
     "roofline": CostModelChoice("benchctl.sim.costs.roofline"),
     "llm-mock": CostModelChoice("benchctl.sim.costs.llm_mock", uses_shapes=False),
+    "layer-profile": CostModelChoice("benchctl.sim.costs.layer_profile", file_option="layer_profile"),
 }
 """Values of the engine option ``cost_model``."""
 
@@ -47,7 +55,19 @@ else:  # the same names for pydantic, which lists them in its errors
 
 def value_model_error(cost_model: str, value_model: str | None) -> str | None:
     """The reason why the cost model cannot price the value model; None where it can."""
-    if value_model is None or COST_MODELS[cost_model].uses_shapes:
+    if value_model is None or COST_MODELS[cost_model].prices_value_model:
         return None
-    able = " or ".join(name for name, choice in COST_MODELS.items() if choice.uses_shapes)
+    able = " or ".join(name for name, choice in COST_MODELS.items() if choice.prices_value_model)
     return f"{cost_model} cannot price a value model; drop the value model, or take {able}"
+
+
+def file_option_error(cost_model: str, files: Mapping[str, str | None]) -> str | None:
+    """The reason why the cost model cannot work with these file options, given by name; None where it can."""
+    required = COST_MODELS[cost_model].file_option
+    for name, file in files.items():
+        if file is None and name == required:
+            return f"{cost_model} prices steps by measurements; name them with {name}"
+        if file is not None and name != required:
+            owner = next(owner for owner, choice in COST_MODELS.items() if choice.file_option == name)
+            return f"{cost_model} does not read {name}; drop it, or take {owner}"
+    return None

@@ -32,7 +32,9 @@ class LengthRange(Section):
         return self
 
 
-Length = Annotated[int, Field(ge=1, le=MAX_TOKENS)] | LengthRange
+OneLength = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
+Length = OneLength | LengthRange | Annotated[tuple[OneLength, ...], Field(min_length=1)]
+"""A list is taken in turn: request i has the length i modulo its number of lengths."""
 
 
 class Arrival(Section):
@@ -50,6 +52,11 @@ class Arrival(Section):
     """Divides the recorded times of ``trace``."""
     launch_rate_limit: float | None = Field(default=None, ge=LEAST, le=MOST)
     """Requests per second at which sends are throttled, whatever the schedule says."""
+
+    @property
+    def is_open_loop(self) -> bool:
+        """True if each request has a planned time, whatever the server does."""
+        return self.kind in {"constant", "poisson", "gamma", "trace"}
 
     @model_validator(mode="after")
     def _complete(self) -> "Arrival":
@@ -78,9 +85,10 @@ class Workload(Section):
     on_missing_dataset: Literal["generate", "fail"] = "generate"
     """Action when the dataset is not available: ``generate`` uses generated prompts and warns, ``fail`` stops."""
     input_len: Length | None = None
-    """Prompt length of the ``synthetic`` dataset."""
+    """Prompt length of the ``synthetic`` dataset: one, a range, or a list that prompts take in turn."""
     output_len: Length | None = None
-    """Length of each output with stop mode ``forced``; null: the dataset's own lengths, if it has them."""
+    """Length of each output with stop mode ``forced``: one, a range, or a list that prompts take in turn, so that
+    lists of one size in both keys pair prompts with outputs. null: the dataset's own lengths, if it has them."""
     max_tokens: int = Field(default=1500, ge=1, le=MAX_TOKENS)
     """Limit of each output with stop mode ``natural``, and of the natural lengths of ``replay-natural``."""
     lengths_from: str | None = None

@@ -106,6 +106,11 @@ class RunRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
     """The other files of the run by name, as they were when it ended; empty until then and in older records."""
 
     @property
+    def is_simulated(self) -> bool:
+        """True if neither a server nor a client ran: the requests have virtual times like the steps."""
+        return self.clock == "virtual" and not self.argv
+
+    @property
     def clock_factor(self) -> float:
         """Seconds of the engine's clock per second of the client's: ``time_scale`` on a virtual clock, else 1."""
         return self.time_scale if self.clock == "virtual" else 1.0

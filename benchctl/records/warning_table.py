@@ -119,6 +119,10 @@ WARNING_TABLE: Final[dict[str, dict[str, WarningCode]]] = {
             "The engine's step log holds no steps, so the time per step is unknown.",
             "Check that the engine's version supports the step log ('benchctl doctor').",
         ),
+        "simulated": _note(
+            "The runs were simulated in virtual time, without server, client or network; times are a cost model's.",
+            "Nothing; measure with 'benchctl run' what a decision rests on.",
+        ),
         "steps-unknown": _note(
             "The engine records no steps, so the time per step is unknown.", "Compare wall_s or tpot_ms instead."
         ),

@@ -4,10 +4,11 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 from benchctl.errors import UsageError
-from benchctl.profile.choices import CostModelName, value_model_error
+from benchctl.profile.choices import CostModelName, file_option_error, value_model_error
 
 Noise: TypeAlias = Literal["none", "published"]
 Revision: TypeAlias = Literal["V1", "V2", "V4"]
+Scheduling: TypeAlias = Literal["fcfs", "priority"]
 
 MAX_MODEL_LEN: Final = 32768
 
@@ -24,6 +25,7 @@ class SimConfig:
     model: str = "qwen2.5-7b"
     value_model: str | None = None
     cost_model: CostModelName = "lenvm-h100"
+    layer_profile: str | None = None
     hardware: str = "h100-sxm"
     time_scale: float = 1.0
     noise: Noise = "none"
@@ -36,6 +38,8 @@ class SimConfig:
     block_size: int = 16
     max_model_len: int = MAX_MODEL_LEN
     enable_prefix_caching: bool = False
+    scheduling: Scheduling = "fcfs"
+    """Order of requests: by arrival, or by ``Request.priority`` and then by arrival."""
     tokens_per_chunk: int = 1
     start_delay_s: float = 0.0
     schedule_patience_s: float = 30.0
@@ -56,6 +60,8 @@ class SimConfig:
         if self.start_delay_s < 0:
             raise UsageError(f"--start-delay-s is {self.start_delay_s}; it must not be negative")
         if reason := value_model_error(self.cost_model, self.value_model):
+            raise UsageError(f"--cost-model {reason}")
+        if reason := file_option_error(self.cost_model, {"layer_profile": self.layer_profile}):
             raise UsageError(f"--cost-model {reason}")
 
     def server_info(self) -> dict[str, str | int | float | bool | None]:

@@ -200,9 +200,16 @@ def _predicted_load(
 def kv_capacity_tokens(deployment: Deployment, memory_share: float = MEMORY_SHARE) -> float:
     """Tokens of key-value cache beside the weights; 0 where the weights alone do not fit.
 
-    (share x memory x devices - weights) / bytes of a token, without activations and graphs.
+    (share x memory x devices - weights) / bytes of a token, without activations and graphs. Raises UsageError for
+    hardware whose memory is unknown.
     """
-    memory = memory_share * deployment.hardware.memory_bytes * deployment.tensor_parallel
+    hardware = deployment.hardware
+    if hardware.memory_bytes is None:
+        raise UsageError(
+            f"hardware {hardware.name!r}: its memory is unknown; state it after the bandwidth, in GB, such as "
+            "cpu:1.5:80:64"
+        )
+    memory = memory_share * hardware.memory_bytes * deployment.tensor_parallel
     free = memory - deployment.shape.weight_bytes(deployment.weight_bytes_per_param)
     return max(0.0, free / deployment.shape.kv_bytes_per_token(deployment.kv_bytes_per_element))
 

@@ -75,14 +75,23 @@ def one_step(*, num_decodes: float, context: float, prompt_tokens: float = 0.0) 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployment:
-    """The model and the devices that run a step. ``tensor_parallel`` devices of one kind share each layer."""
+    """The model and the devices that run a step. ``tensor_parallel`` devices of one kind share each layer.
+
+    ``weight_bytes_per_param`` replaces the format of the checkpoint's projections, for a server that quantises
+    weights as it loads them; the arithmetic stays that of the shape.
+    """
 
     shape: ModelShape
     hardware: Hardware
     tensor_parallel: int = 1
-    weight_bytes_per_param: float = 2.0
+    weight_bytes_per_param: float | None = None
     kv_bytes_per_element: float = 2.0
     value_shape: ModelShape | None = None
+
+    @property
+    def param_bytes(self) -> float:
+        """Bytes of one weight of a projection."""
+        return self.shape.param_bytes() if self.weight_bytes_per_param is None else self.weight_bytes_per_param
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ Nothing of paths, hosts or time goes in. Random choices come from named streams 
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TypeAlias
 
@@ -23,7 +24,7 @@ from benchctl.workload.datasets.generated import generated_prompts
 from benchctl.workload.datasets.prompt import Prompt, Selection
 from benchctl.workload.natural_lengths import KEY as LENGTHS_KEY
 from benchctl.workload.natural_lengths import natural_lengths, needs_lengths, with_lengths
-from benchctl.workload.seeded import distinct_seeds, draw_length, named_stream
+from benchctl.workload.seeded import distinct_seeds, draw_lengths, named_stream
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,7 +189,7 @@ def _max_tokens(profile: Profile, prompts: tuple[Prompt, ...]) -> tuple[int, ...
         return (workload.max_tokens,) * len(prompts)
     if workload.output_len is not None:
         stream = named_stream(profile.seed, "output-len")
-        return tuple(draw_length(workload.output_len, stream) for _ in prompts)
+        return tuple(islice(draw_lengths(workload.output_len, stream), len(prompts)))
     recorded = tuple(prompt.output_tokens for prompt in prompts if prompt.output_tokens is not None)
     if len(recorded) < len(prompts):
         source = prompts[0].source.partition(":")[0]

@@ -3,10 +3,11 @@
 import math
 import random
 from collections.abc import Iterator
+from itertools import cycle, repeat
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:  # the simulator starts without pydantic
-    from benchctl.profile.workload import Length
+    from benchctl.profile.workload import Length, LengthRange
 
 _SEED_BITS: Final = 31
 """Every engine takes a seed of this size."""
@@ -27,7 +28,14 @@ def distinct_seeds(stream: random.Random, num_bits: int = _SEED_BITS) -> Iterato
             yield seed
 
 
-def draw_length(length: "Length", stream: random.Random) -> int:
+def draw_lengths(length: "Length", stream: random.Random) -> Iterator[int]:
+    """Lengths in tokens without end: those of a list in turn, or each drawn by ``draw_length``."""
+    if isinstance(length, tuple):
+        return cycle(length)
+    return (draw_length(length, stream) for _ in repeat(None))
+
+
+def draw_length(length: "int | LengthRange", stream: random.Random) -> int:
     """One length in tokens, fixed or drawn log-normally.
 
     A range is log-normal: ``exp(mu + sigma z)`` with ``sigma^2 = ln(1 + cv^2)`` and ``mu = ln(mean) - sigma^2/2``,

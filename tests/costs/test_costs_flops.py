@@ -207,6 +207,6 @@ def test_bytes_of_a_step() -> None:
     # Projections have 60 parameters, the head 10; the cache holds 2·2·1·1 elements for each token.
     assert weight_read_bytes(SMALL) == 2 * 70
     assert weight_read_bytes(SMALL, 1) == 70
-    assert forward_bytes(SMALL, 100) == weight_read_bytes(SMALL) + 800
+    assert forward_bytes(SMALL, 100, 1) == weight_read_bytes(SMALL) + 800
     # An untied 7B model reads all but its embedding.
     assert BASE.weight_bytes() - weight_read_bytes(BASE) == pytest.approx(2 * 152064 * 3584, rel=1e-3)

@@ -63,3 +63,33 @@ def test_every_device_says_where_its_numbers_come_from() -> None:
         assert device.source
         # The ridge of every current device lies between 100 and 600 FLOPs for each byte.
         assert 100 < device.peak_flops_per_s / device.bandwidth_bytes_per_s < 600
+
+
+def test_peaks_that_the_user_states_are_a_device() -> None:
+    device = hardware_for("my-cpu:1.5:80")
+    assert (device.name, device.peak_flops_per_s, device.bandwidth_bytes_per_s) == ("my-cpu", 1.5e12, 80e9)
+    assert device.memory_bytes is None
+    assert hardware_for("my-cpu:1.5:80:64").memory_bytes == 64e9
+    assert device.source == "stated by the user"
+
+
+@pytest.mark.parametrize("text", ["cpu:fast:80", "cpu:0:80", "cpu:1.5:-1", ":1:1", "cpu:1:2:3:4", "cpu:nan:1"])
+def test_stated_peaks_that_are_not_positive_numbers_are_refused(text: str) -> None:
+    with pytest.raises(UsageError, match=r"give a name and two positive numbers, .*such as cpu:1\.5:80"):
+        hardware_for(text)
+
+
+def test_a_precision_without_faster_products_has_the_peak_of_bfloat16() -> None:
+    a100, b200 = hardware_for("a100-sxm"), hardware_for("b200")
+    assert a100.peak_of("fp8") == a100.peak_of("bfloat16") == 312e12
+    assert a100.peak_of("int8") == 624e12
+    assert hardware_for("h100-sxm").peak_of("fp4") == hardware_for("h100-sxm").peak_of("fp8") == 1978.9e12
+    assert b200.peak_of("fp4") == 9000e12
+    assert hardware_for("NVIDIA RTX PRO 6000 Blackwell Workstation Edition").name == "rtx-pro-6000"
+
+
+def test_devices_that_share_layers_have_the_sum_of_their_peaks() -> None:
+    four = hardware_for("h100-sxm").times(4)
+    assert four.name == "4 x h100-sxm"
+    assert four.peak_of("fp8") == 4 * 1978.9e12
+    assert four.bandwidth_bytes_per_s == 4 * 3350e9

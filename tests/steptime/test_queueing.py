@@ -33,9 +33,13 @@ sizes = st.builds(RequestSize, prompt_tokens=st.integers(1, 20_000), output_toke
 
 def roofline_s(work: StepWork) -> float:
     flops = forward_flops(
-        SHAPE, work.tokens, work.prefill_positions + work.decode_positions, float(work.num_sampled)
+        SHAPE,
+        work.tokens,
+        work.prefill_positions,
+        float(work.num_sampled),
+        decode_positions=float(work.decode_positions),
     )
-    num_bytes = forward_bytes(SHAPE, float(work.context + work.tokens))
+    num_bytes = forward_bytes(SHAPE, float(work.context + work.tokens), float(work.tokens))
     return float(max(flops / H100.peak_flops_per_s, num_bytes / H100.bandwidth_bytes_per_s))
 
 

@@ -16,7 +16,7 @@ from benchctl.workload.arrival import (
     gamma_gaps_ns,
     trace_offsets_ns,
 )
-from benchctl.workload.seeded import draw_length
+from benchctl.workload.seeded import draw_length, draw_lengths
 
 OPEN_LOOP = [
     Arrival(kind="constant", request_rate=7.0),
@@ -87,3 +87,9 @@ def test_lengths_stay_within_their_range(seed: int, cv: float) -> None:
 def test_lengths_without_variation_are_the_mean() -> None:
     assert draw_length(LengthRange(mean=99.6), random.Random(0)) == 100
     assert draw_length(17, random.Random(0)) == 17
+
+
+def test_lengths_of_a_list_come_in_turn_and_draw_nothing() -> None:
+    stream = random.Random(0)
+    assert [*islice(draw_lengths((5, 7, 9), stream), 5)] == [5, 7, 9, 5, 7]
+    assert stream.random() == random.Random(0).random()

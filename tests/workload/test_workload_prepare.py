@@ -245,3 +245,10 @@ def test_synthetic_prompts_are_plain_text_of_the_length_asked_for() -> None:
     assert prepared.dataset == "synthetic"
     assert [request.prompt_tokens for request in prepared.requests] == [9, 9, 9]
     assert all(request.prompt is not None and request.messages is None for request in prepared.requests)
+
+
+def test_lists_of_lengths_pair_prompts_with_outputs() -> None:
+    lists = {"input_len": [64, 8], "output_len": [2, 30]}
+    requests = prepare({"dataset": "synthetic", "num_prompts": 5, **lists}, stop="forced").requests
+    sizes = [(request.prompt_tokens, request.max_tokens) for request in requests]
+    assert sizes == [(64, 2), (8, 30), (64, 2), (8, 30), (64, 2)]

@@ -2,7 +2,7 @@
 
     wall = factors (exact in logarithms)            factors.py
     latency of a request = parts                    latency.py
-    mean step = sections = batches = work + rest    steps.py, roofline.py
+    mean step = sections = batches = work + rest    steps.py, roofline.py, step_time_model.py
 
 A waterfall of the wall time goes from ``wall.a_s`` by ``added_s`` of each of ``wall.factors`` to ``wall.b_s``,
 exactly. The unit of every estimate is the block, as in the comparison. Wall time and factors are geometric means
@@ -12,7 +12,7 @@ over the blocks, all else arithmetic means: a product needs the former, a sum th
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Final
 
@@ -21,11 +21,13 @@ from benchctl.analysis.attribution.factors import NO_RATIOS, Ratios, WallSplit, 
 from benchctl.analysis.attribution.latency import LatencySplit, split_latency
 from benchctl.analysis.attribution.roofline import FlooredRun, WorkSplit, split_work
 from benchctl.analysis.attribution.run_time import RunTimeBreakdown, TimeScales, at_middle_of_block
+from benchctl.analysis.attribution.step_time_model import ModelledRun, ModelSplit, SourcedModel, split_by_model
 from benchctl.analysis.attribution.steps import BatchSplit, SectionSplit, split_batches, split_sections
 from benchctl.analysis.statistics.side_ratio import SideRatio
 from benchctl.records.manifest import StopMode
 from benchctl.units import MS_PER_S
 
+NO_MODEL: Final = "no step-time model is named"
 _ROUNDING: Final = 1e-12
 
 
@@ -44,6 +46,9 @@ class Decomposition:
     work: WorkSplit | None
     work_missing: str | None
     """The reason why ``work`` is None."""
+    model: ModelSplit | None
+    model_missing: str | None
+    """The reason why ``model`` is None."""
 
 
 def decompose(
@@ -53,6 +58,7 @@ def decompose(
     design: PairDesign,
     stop: StopMode,
     ratios: Ratios = NO_RATIOS,
+    model: SourcedModel | str = NO_MODEL,
 ) -> Decomposition | None:
     """The decomposition of B against A; None if neither wall times nor steps are known on both sides.
 
@@ -69,6 +75,7 @@ def decompose(
     if has_steps:
         a, b = steps_at_level(a, b, ratios.step)
     work, missing = _work(a, b, of_steps)
+    explained = _explain(model, a, b, of_steps) if has_steps else "the steps of a side are not known"
     return Decomposition(
         label=label,
         num_blocks=min(len(timed_a), len(timed_b)) if has_wall else min(len(a), len(b)),
@@ -78,6 +85,8 @@ def decompose(
         batches=split_batches(a, b, of_steps) if has_steps else None,
         work=work,
         work_missing=missing,
+        model=None if isinstance(explained, str) else explained,
+        model_missing=explained if isinstance(explained, str) else None,
     )
 
 
@@ -107,3 +116,18 @@ def _work(
         for side in (a, b)
     ]
     return split_work(sides[0], sides[1], design), None
+
+
+def _explain(
+    model: SourcedModel | str, a: Sequence[RunTimeBreakdown], b: Sequence[RunTimeBreakdown], design: PairDesign
+) -> ModelSplit | str:
+    """The difference of the mean steps by the model, or the reason why it says nothing."""
+    if isinstance(model, str):
+        return model
+    sides: list[list[ModelledRun]] = [[], []]
+    for modelled, side in zip(sides, (a, b), strict=True):
+        for run in side:
+            if isinstance(run.modelled, str):
+                return run.modelled
+            modelled.append(replace(run.modelled, step_s=run.step_s / run.num_steps))
+    return split_by_model(model, sides[0], sides[1], design)

@@ -71,6 +71,12 @@ class Contribution:
     b_s: float | None = None
 
     @property
+    def numbers(self) -> tuple[float, ...]:
+        """All of its numbers that are known."""
+        numbers = (self.added_s, self.a_s, self.b_s, self.ci_low_s, self.ci_high_s)
+        return tuple(number for number in numbers if number is not None)
+
+    @property
     def is_significant(self) -> bool:
         """Its interval excludes 0."""
         interval = None if self.ci_low_s is None or self.ci_high_s is None else (self.ci_low_s, self.ci_high_s)

@@ -11,7 +11,7 @@ and kernels below the peaks.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -129,12 +129,7 @@ def work_model(settings: VariantSettings | None, hardware: Hardware | None) -> W
         return f"the shape of a model is unknown: {error}"
     devices: int = getattr(settings.server, "tensor_parallel_size", 1)
     if devices > 1:
-        hardware = replace(
-            hardware,
-            name=f"{devices} x {hardware.name}",
-            peak_flops_per_s=devices * hardware.peak_flops_per_s,
-            bandwidth_bytes_per_s=devices * hardware.bandwidth_bytes_per_s,
-        )
+        hardware = hardware.times(devices)
     return WorkModel(base=base, value=value, hardware=hardware)
 
 
@@ -148,7 +143,7 @@ def floor_of(columns: StepColumns, work: WorkModel) -> Floor | str:
     base_s, base_compute_s = _base_floor(columns, counts, work)
     value_s = value_compute_s = 0.0
     if work.value is not None:
-        value_floor = _value_floor(columns, counts[-1], work.value, work.hardware)
+        value_floor = _value_floor(columns, counts[-1], work.value, work)
         if isinstance(value_floor, str):
             return value_floor
         value_s, value_compute_s = value_floor
@@ -178,16 +173,17 @@ def _base_floor(columns: StepColumns, counts: Sequence[Floats], work: WorkModel)
     prefill_rows = np.where(prefill > 0, np.maximum(rows - decode, 1.0), 1.0)
     new = prefill / prefill_rows
     seen_by_prompt = np.maximum(mean_context - (new - 1) / 2, (new + 1) / 2)
-    positions = decode * mean_context + prefill * seen_by_prompt
     output = columns.optional("output_tokens")
     heads = rows if output is None else np.where(np.isnan(output), rows, output)
     tokens = prefill + decode
-    flops = forward_flops(work.base, tokens, positions, heads)
-    return _roofline_s(flops, forward_bytes(work.base, context + tokens), work.hardware)
+    flops = forward_flops(
+        work.base, tokens, prefill * seen_by_prompt, heads, decode_positions=decode * mean_context
+    )
+    return _roofline_s(flops, forward_bytes(work.base, context + tokens, tokens), work, work.base)
 
 
 def _value_floor(
-    columns: StepColumns, context: Floats, shape: ModelShape, hardware: Hardware
+    columns: StepColumns, context: Floats, shape: ModelShape, work: WorkModel
 ) -> tuple[float, float] | str:
     greedy = columns.optional("is_greedy")
     rows = columns.optional("guided_rows")
@@ -203,14 +199,15 @@ def _value_floor(
         return 0.0, 0.0
     mean_context = context[active] / np.maximum(columns.num_seqs[active], 1)
     tokens = prefill + extend + candidates
-    positions = (extend + candidates) * mean_context + prefill * mean_context / 2
-    flops = forward_flops(shape, tokens, positions, candidates)
-    return _roofline_s(flops, forward_bytes(shape, guided * mean_context + tokens), hardware)
+    decode_positions = (extend + candidates) * mean_context
+    flops = forward_flops(shape, tokens, prefill * mean_context / 2, candidates, decode_positions=decode_positions)
+    return _roofline_s(flops, forward_bytes(shape, guided * mean_context + tokens, tokens), work, shape)
 
 
-def _roofline_s(flops: Floats, num_bytes: Floats, hardware: Hardware) -> tuple[float, float]:
+def _roofline_s(flops: Floats, num_bytes: Floats, work: WorkModel, shape: ModelShape) -> tuple[float, float]:
     """Sum over passes of the larger of both times, and the part of it in passes where FLOPs take longer."""
-    compute_s, memory_s = flops / hardware.peak_flops_per_s, num_bytes / hardware.bandwidth_bytes_per_s
+    compute_s = flops / work.hardware.peak_of(shape.precision)
+    memory_s = num_bytes / work.hardware.bandwidth_bytes_per_s
     return float(np.maximum(compute_s, memory_s).sum()), float(compute_s[compute_s > memory_s].sum())
 
 

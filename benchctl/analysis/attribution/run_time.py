@@ -8,6 +8,7 @@ import numpy as np
 
 from benchctl.analysis.attribution.roofline import Floor, WorkModel, floor_of
 from benchctl.analysis.attribution.sections import Breakdown, break_down, tally_steps
+from benchctl.analysis.attribution.step_time_model import ModelledRun
 from benchctl.analysis.metrics.request_timing import choice_tokens, e2el_ns, is_completed, measured, ttft_ns
 from benchctl.analysis.metrics.unknown import known_values, total
 from benchctl.analysis.validity.bunching import CLIENT_BUNCHING
@@ -67,6 +68,8 @@ class RunTimeBreakdown:
     breakdown: Breakdown | None
     floor: Floor | str
     """Least time per step for its FLOPs and bytes, or the reason why it is unknown."""
+    modelled: ModelledRun | str = "no step-time model was applied"
+    """What a step-time model predicts for its steps, or the reason why it predicts nothing."""
     is_bunched: bool = False
     """Its tokens reached the client in bursts."""
     latencies: Mapping[str, Latency] | None = None

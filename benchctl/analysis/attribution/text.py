@@ -7,8 +7,9 @@ from typing import Final
 from benchctl.analysis.attribution.decomposition import Decomposition
 from benchctl.analysis.attribution.estimate import Contribution
 from benchctl.analysis.attribution.factors import TIME_PER_STEP, Factor
+from benchctl.analysis.attribution.step_time_model import ModelSource
 from benchctl.analysis.statistics.block_ratio import RatioEstimate
-from benchctl.formats import change_of_ratio, signed_three_digits
+from benchctl.formats import change_of_ratio, percentage, signed_three_digits
 from benchctl.units import MS_PER_S
 
 _CARRIES: Final = 0.5
@@ -45,7 +46,7 @@ def sentence(decomposition: Decomposition) -> str:
     wall = decomposition.wall
     if wall is None:
         step = [f"a step takes {added_text(split.whole)}"] if (split := decomposition.batches) else []
-        return "; ".join([_NO_WALL, *step, *_section(decomposition), *_unexplained(decomposition)])
+        return "; ".join([_NO_WALL, *step, *_section(decomposition), *_by_models(decomposition)])
     whole = change_of_ratio(wall.total.ratio)
     if not wall.factors:
         return f"the wall time changes by {whole}; neither steps nor tokens are known to explain it"
@@ -56,7 +57,7 @@ def sentence(decomposition: Decomposition) -> str:
         return f"no factor can be told from 1 ({whole} in all)"
     text = _carried(significant, wall.total, whole)
     if any(factor.name == TIME_PER_STEP for factor in significant):
-        return "; ".join([": ".join([text, *_section(decomposition)]), *_unexplained(decomposition)])
+        return "; ".join([": ".join([text, *_section(decomposition)]), *_by_models(decomposition)])
     return text
 
 
@@ -101,6 +102,11 @@ def _section(decomposition: Decomposition) -> Iterator[str]:
     yield f"per step {', '.join(f'{s.name} {added_text(s)}' for s in pulling)}"
 
 
+def _by_models(decomposition: Decomposition) -> Iterator[str]:
+    """What a step-time model explains, else what the roofline does."""
+    yield from _explained(decomposition) if decomposition.model is not None else _unexplained(decomposition)
+
+
 def _unexplained(decomposition: Decomposition) -> Iterator[str]:
     """The part that the work model explains; the time that it would add if that exceeds the difference."""
     split = decomposition.work
@@ -134,6 +140,36 @@ def batch_line(decomposition: Decomposition) -> str | None:
     return f"step {added_text(split.whole)}: {parts}{note}"
 
 
+def model_line(decomposition: Decomposition) -> str | None:
+    """``step +3.1 ms: batch +2.9 ms, context +0.3 ms; not explained by the work -0.1 ms (model.json)``, or None."""
+    split = decomposition.model
+    if split is None:
+        return None
+    parts = ", ".join(f"{part.name} {added_text(part)}" for part in (*split.shown_factors, split.rest))
+    return f"step {added_text(split.whole)}: {parts} ({source_text(split.source)})"
+
+
+def source_text(source: ModelSource) -> str:
+    """Name of a step-time model, and how far its predictions have been off."""
+    if source.mape_frac is None:
+        return f"step-time model {source.name}"
+    return f"step-time model {source.name}, {percentage(source.mape_frac, 2)} off on steps left out of its fit"
+
+
+def _explained(decomposition: Decomposition) -> Iterator[str]:
+    """The part of the step's difference that a step-time model predicts, and the factor that carries it."""
+    split = decomposition.model
+    share = None if split is None else split.explained_frac
+    if split is None or share is None:
+        return
+    if not 0 <= share <= _MOST:
+        yield f"for its work a step-time model predicts {added_text(split.predicted)} per step"
+        return
+    largest = max(split.factors, key=lambda part: part.added_s * split.predicted.added_s)
+    carrier = f", most by {largest.name}" if share >= _WORTH_A_WORD and largest.is_significant else ""
+    yield f"a step-time model explains {_percent(share)} of the step's difference by its work{carrier}"
+
+
 def added_text(part: Contribution, like: Contribution | None = None) -> str:
     """``+58.2 ms [+57.0, +59.4]``; without the interval for one block, or without scatter.
 
@@ -149,8 +185,7 @@ def added_text(part: Contribution, like: Contribution | None = None) -> str:
 
 def unit_of(part: Contribution) -> tuple[str, float]:
     """The unit that suits a part, and its number per second."""
-    numbers = (part.added_s, part.a_s, part.b_s, part.ci_low_s, part.ci_high_s)
-    largest = max(abs(number) for number in numbers if number is not None)
+    largest = max(map(abs, part.numbers))
     return ("s", 1.0) if largest >= 1 else ("ms", float(MS_PER_S))
 
 

@@ -1,38 +1,43 @@
 """``benchctl run``: measure an experiment, or resume one."""
 
-import os
 import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from benchctl.cli.experiment import (
+    A_RUN_FAILED,
+    A_RUN_IS_SUSPECT,
+    check_experiment,
+    create,
+    measure,
+    measure_lengths,
+    prepare_experiment,
+)
+from benchctl.cli.experiment_options import (
+    Blocks,
+    EnginePreset,
+    Label,
+    OutputDir,
+    Overrides,
+    ProfileName,
+    Quiet,
+    Seed,
+)
 from benchctl.cli.outcome import print_outcome, store_noise, warn
 from benchctl.errors import UsageError
 
 if TYPE_CHECKING:
-    from benchctl.measure.experiment import Outcome
     from benchctl.profile.model import Profile
     from benchctl.records.directory import ResultDirectory
     from benchctl.records.request import PreparedRequest
     from benchctl.workload.prepare import PreparedSet
 
 QUICK_BLOCKS = 2
-A_RUN_FAILED = 5
-A_RUN_IS_SUSPECT = 4
 RESULTS = Path("results")
 
 
-_ProfileName = Annotated[
-    str | None,
-    typer.Option("--profile", "-p", metavar="NAME|PATH", help="Profile of the experiment (not a torch profile)."),
-]
-_Engine = Annotated[str | None, typer.Option("--engine", help="Engine preset or kind instead of the profile's.")]
-_Overrides = Annotated[
-    list[str] | None, typer.Option("--set", metavar="A.B=C", help="Override one setting; repeat as needed.")
-]
-_Blocks = Annotated[int | None, typer.Option("--blocks", min=1, help="Number of blocks, the complete replicates.")]
 _UntilPrecision = Annotated[
     str | None,
     typer.Option(
@@ -43,9 +48,6 @@ _UntilPrecision = Annotated[
     ),
 ]
 _Quick = Annotated[bool, typer.Option("--quick", help=f"Screening with {QUICK_BLOCKS} blocks.")]
-_Seed = Annotated[int | None, typer.Option("--seed", min=0, help="Seed of all random choices.")]
-_OutputDir = Annotated[Path, typer.Option("--output-dir", "-o", help="Parent of new result directories.")]
-_Label = Annotated[str | None, typer.Option("--label", help="Remark for the manifest.")]
 _DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Print the ordered runs and an estimate; measure nothing.")
 ]
@@ -55,23 +57,22 @@ _ResumeDir = Annotated[
 _NoStoreNoise = Annotated[
     bool, typer.Option("--no-store-noise", help="Do not store the noise of an A/A experiment.")
 ]
-_Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="One line per run instead of bars, for CI.")]
 
 
 def run(  # the parameters are the command line
-    profile: _ProfileName = None,
-    engine: _Engine = None,
-    overrides: _Overrides = None,
-    blocks: _Blocks = None,
+    profile: ProfileName = None,
+    engine: EnginePreset = None,
+    overrides: Overrides = None,
+    blocks: Blocks = None,
     until_precision: _UntilPrecision = None,
     quick: _Quick = False,
-    seed: _Seed = None,
-    output_dir: _OutputDir = RESULTS,
-    label: _Label = None,
+    seed: Seed = None,
+    output_dir: OutputDir = RESULTS,
+    label: Label = None,
     dry_run: _DryRun = False,
     resume: _ResumeDir = None,
     no_store_noise: _NoStoreNoise = False,
-    quiet: _Quiet = False,
+    quiet: Quiet = False,
 ) -> None:
     """Measure an experiment: every variant in every cell, in blocks, each run on a fresh server."""
     if quick and blocks is not None:
@@ -87,12 +88,12 @@ def run(  # the parameters are the command line
         return
     if chosen is None:
         raise UsageError("name a profile with --profile; 'benchctl profiles list' lists them")
-    _check(chosen)
+    check_experiment(chosen)
     if dry_run:
         _print_plan(chosen)
         return
-    lengths_from = _measure_lengths(chosen, output_dir, label, is_quiet=quiet)
-    prepared = _prepare(chosen, lengths_from)
+    lengths_from = measure_lengths(chosen, output_dir, label, is_quiet=quiet)
+    prepared = prepare_experiment(chosen, lengths_from)
     _measure_new(chosen, prepared, output_dir, label, is_quiet=quiet, stores_noise=not no_store_noise)
 
 
@@ -120,41 +121,13 @@ def _load(
     return load_profile(name, engine=engine, overrides=overrides, blocks=blocks, seed=seed)
 
 
-def _check(profile: "Profile") -> None:
-    """Raise UsageError for an experiment that cannot be measured here, before it begins."""
-    from benchctl.cli.commands.profiles import check_names
-    from benchctl.engines.engine import engine_for
-    from benchctl.profile.planning.plan import arms, undeclared_differences, variant_settings
-
-    check_names(profile)
-    engine = engine_for(profile.engine.kind)
-    for variant, cell in arms(profile):
-        engine.check_available(variant_settings(profile, variant, cell))
-    for path in undeclared_differences(profile):
-        warn(f"variants differ in {path}, which allowed_differences does not list: compare will refuse them")
-
-
-def _prepare(profile: "Profile", lengths_from: Path | None = None) -> "PreparedSet":
-    from benchctl.engines.engine import engine_for
-    from benchctl.profile.planning.plan import arms, variant_settings
-    from benchctl.workload.prepare import prepare_requests
-
-    engine = engine_for(profile.engine.kind)
-    prepared = prepare_requests(profile, lengths_from=lengths_from)
-    for variant, cell in arms(profile):
-        engine.check_requests(prepared.requests, variant_settings(profile, variant, cell))
-    for warning in prepared.warnings:
-        warn(warning.message)
-    return prepared
-
-
 def _print_plan(profile: "Profile") -> None:
     """Print the ordered runs, with those that measure natural lengths first where needed."""
     from benchctl.cli.plan_view import print_plan
     from benchctl.measure.noise_on_file import noise_on_file
     from benchctl.workload.natural_lengths import lengths_profile, needs_lengths
 
-    prepared = None if needs_lengths(profile) else _prepare(profile)
+    prepared = None if needs_lengths(profile) else prepare_experiment(profile)
     on_file = noise_on_file(profile, request_set_sha256=None if prepared is None else prepared.sha256)
     for warning in on_file.warnings:
         warn(warning.message)
@@ -162,29 +135,11 @@ def _print_plan(profile: "Profile") -> None:
         print_plan(profile, prepared.requests, on_file.noise)
         return
     pilot = lengths_profile(profile)
-    requests = _prepare(pilot).requests
+    requests = prepare_experiment(pilot).requests
     print(f"first the natural lengths of {len(requests)} answers, in a result directory of {pilot.name!r}:")
     print_plan(pilot, requests, None)
     print(f"then {profile.name!r}, every answer forced to its natural length:")
     print_plan(profile, requests, on_file.noise)
-
-
-def _measure_lengths(profile: "Profile", output_dir: Path, label: str | None, *, is_quiet: bool) -> Path | None:
-    """Measure the natural lengths that ``profile`` needs; returns their result directory, None if it needs none."""
-    from benchctl.workload.natural_lengths import KEY, lengths_profile, needs_lengths
-
-    if not needs_lengths(profile):
-        return None
-    pilot = lengths_profile(profile)
-    prepared = _prepare(pilot)
-    results = _create(pilot, prepared, output_dir, label)
-    print(f"natural lengths first: {profile.baseline} once, results in {results.path}", flush=True)
-    next_step = f"Set {KEY}={shlex.quote(str(results.path))} once it is measured, or start again"
-    outcome = _measure(results, pilot, prepared.requests, next_step, is_quiet=is_quiet)
-    if outcome.num_failed:
-        warn(f"the natural lengths could not be measured, so {profile.name!r} was not begun")
-        raise typer.Exit(A_RUN_FAILED)
-    return results.path
 
 
 def _measure_new(
@@ -198,7 +153,7 @@ def _measure_new(
 ) -> None:
     from benchctl.cli.plan_view import print_duration
 
-    results = _create(profile, prepared, output_dir, label)
+    results = create(profile, prepared, output_dir, label)
     print(f"results in {results.path}", flush=True)
     _print_expectations(results, profile)
     print_duration(profile, prepared.requests)
@@ -214,14 +169,6 @@ def _print_expectations(results: "ResultDirectory", profile: "Profile") -> None:
     for warning in results.manifest().warnings:
         if warning.code.startswith("noise-"):
             warn(warning.message)
-
-
-def _create(profile: "Profile", prepared: "PreparedSet", output_dir: Path, label: str | None) -> "ResultDirectory":
-    from benchctl.measure.experiment import create_experiment
-    from benchctl.measure.result_directory import Origin
-
-    origin = Origin(output_root=output_dir, label=label, argv=("benchctl", *sys.argv[1:]))
-    return create_experiment(profile, prepared, origin)
 
 
 def _resume(path: Path, profile: "Profile | None", *, is_quiet: bool, stores_noise: bool) -> None:
@@ -242,7 +189,7 @@ def _measure_and_report(
     stores_noise: bool,
 ) -> None:
     next_step = f"Continue with: {shlex.join(['benchctl', 'run', '--resume', str(results.path)])}"
-    outcome = _measure(results, profile, requests, next_step, is_quiet=is_quiet)
+    outcome = measure(results, profile, requests, next_step, is_quiet=is_quiet)
     print_outcome(results.path, outcome)
     if stores_noise:
         store_noise(results.path, profile)
@@ -250,25 +197,3 @@ def _measure_and_report(
         raise typer.Exit(A_RUN_FAILED)
     if outcome.num_suspect:
         raise typer.Exit(A_RUN_IS_SUSPECT)
-
-
-def _measure(
-    results: "ResultDirectory",
-    profile: "Profile",
-    requests: "tuple[PreparedRequest, ...]",
-    next_step: str,
-    *,
-    is_quiet: bool,
-) -> "Outcome":
-    """Measure the runs that are not done; ``next_step`` tells the user what to do after an interrupt."""
-    from benchctl.cli.progress import experiment_progress
-    from benchctl.measure.experiment import pending_runs, run_experiment
-    from benchctl.profile.planning.plan import arms
-
-    is_quiet = is_quiet or bool(os.environ.get("CI"))
-    try:
-        with experiment_progress(len(pending_runs(results)), len(arms(profile)), is_quiet=is_quiet) as listener:
-            return run_experiment(results, profile, requests, listener)
-    except KeyboardInterrupt:
-        print(f"interrupted; results until now are kept. {next_step}", file=sys.stderr)
-        raise

@@ -17,6 +17,7 @@ from benchctl.engines.metrics_page import series_of
 from benchctl.engines.openai_server import LOOPBACK, OpenAiServer, own_options, plain_body, streamed
 from benchctl.engines.sim.options import SimOptions
 from benchctl.errors import EngineUnavailableError, UsageError
+from benchctl.interop.readers.layer_profile import find_tables
 from benchctl.profile.choices import COST_MODELS
 from benchctl.profile.engine_options import Flag
 from benchctl.profile.model import VariantSettings
@@ -60,6 +61,8 @@ class SimEngine(OpenAiServer):
             hardware_for(options.hardware)
             if options.value_model is not None:
                 shape_for(options.value_model)
+            if options.layer_profile is not None:
+                find_tables(Path(options.layer_profile))
         except UsageError as error:
             raise EngineUnavailableError(f"engine 'sim', variant {settings.variant!r}: {error}") from error
 

@@ -4,7 +4,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from benchctl.profile.choices import CostModelName, value_model_error
+from benchctl.profile.choices import CostModelName, file_option_error, value_model_error
 from benchctl.profile.engine_options import ServerOptions
 from benchctl.profile.section import LEAST, MOST
 
@@ -15,7 +15,10 @@ class SimOptions(ServerOptions):
     VALUE_MODEL_OPTIONS: ClassVar[frozenset[str]] = frozenset({"value_model"})
 
     cost_model: CostModelName = "lenvm-h100"
-    """Cost of a step: calibrated to published LenVM timings, computed from hardware peaks, or llm-mock's law."""
+    """Cost of a step: calibrated to published LenVM timings, computed from hardware peaks, llm-mock's law, or the
+    sum of measured layers."""
+    layer_profile: str | None = None
+    """Folder of measured layer times, for the cost model ``layer-profile``."""
     hardware: str = "h100-sxm"
     """Device whose peaks the cost model computes with; a name of the hardware table."""
     time_scale: float = Field(default=1.0, ge=LEAST, le=MOST)
@@ -53,6 +56,8 @@ class SimOptions(ServerOptions):
                 "a step must have room for one token of each sequence; raise the former or lower the latter"
             )
         if reason := value_model_error(self.cost_model, self.value_model):
+            raise ValueError(f"cost_model {reason}")
+        if reason := file_option_error(self.cost_model, {"layer_profile": self.layer_profile}):
             raise ValueError(f"cost_model {reason}")
         return self
 

@@ -20,7 +20,7 @@ from typing import Final, Literal, TypeAlias
 import msgspec
 
 from benchctl.load.demand import LoadSize, expected_cores, max_open
-from benchctl.load.driver import OPEN_LOOP, Load
+from benchctl.load.driver import Load
 from benchctl.load.open_loop import LEAD_NS
 from benchctl.load.priority import load_priority
 from benchctl.load.tally import Activity, LoadSummary, Tally
@@ -207,7 +207,7 @@ class WorkerLoad:
 
     def _begin(self) -> None:
         """Announce the start. Workers that share a launch rate take turns from the first launch on."""
-        is_open_loop, rate = self._plan.arrival.kind in OPEN_LOOP, self._plan.arrival.launch_rate_limit
+        is_open_loop, rate = self._plan.arrival.is_open_loop, self._plan.arrival.launch_rate_limit
         start_ns = time.monotonic_ns() + (LEAD_NS if is_open_loop else _START_DELAY_NS)
         turn_ns = 0 if is_open_loop or rate is None else round(NS_PER_S / (rate * self._plan.time_scale))
         for i, worker in enumerate(self._workers):

@@ -179,12 +179,15 @@ def _out_of_order(records: Iterable[RunRecord]) -> Iterator[Alteration]:
 
 
 def _fingerprints(records: Mapping[str, RunRecord], hasher: FileHasher) -> dict[str, tuple[str, ...]]:
-    """Runs by the SHA-256 of their requests, and of their steps if those have real times."""
+    """Runs by the SHA-256 of their requests and of their steps, of each only if its times are real."""
     recorded = [
         (run_id, f"runs/{run_id}/{name}", record.files[name])
         for run_id, record in records.items()
-        for name in ("requests.jsonl", "steps.jsonl")
-        if name in record.files and (name == "requests.jsonl" or record.clock != "virtual")
+        for name, is_virtual in (
+            ("requests.jsonl", record.is_simulated),
+            ("steps.jsonl", record.clock == "virtual"),
+        )
+        if name in record.files and not is_virtual
     ]
     return _by_content(recorded, hasher)
 
@@ -193,7 +196,7 @@ def _unrecorded_fingerprints(records: Mapping[str, RunRecord], hasher: FileHashe
     """The same for runs without digests: requests alone, hashed only if two have one size."""
     by_size: dict[int | None, list[str]] = defaultdict(list)
     for run_id, record in records.items():
-        if not record.files:
+        if not record.files and not record.is_simulated:
             by_size[hasher.size_bytes(f"runs/{run_id}/requests.jsonl")].append(run_id)
     alike = [run_id for size, run_ids in by_size.items() if size and len(run_ids) > 1 for run_id in run_ids]
     return _by_content([(run_id, f"runs/{run_id}/requests.jsonl", None) for run_id in alike], hasher)

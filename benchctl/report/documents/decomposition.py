@@ -7,7 +7,7 @@ from typing import Any
 from benchctl.analysis.attribution.decomposition import Decomposition
 from benchctl.analysis.attribution.estimate import Contribution
 from benchctl.analysis.attribution.factors import WallSplit
-from benchctl.analysis.attribution.text import batch_line, latency_line, sentence, wall_line
+from benchctl.analysis.attribution.text import batch_line, latency_line, model_line, sentence, wall_line
 from benchctl.analysis.statistics.block_ratio import RatioEstimate
 
 
@@ -15,7 +15,7 @@ def decomposition_document(decomposition: Decomposition | None) -> dict[str, Any
     """Everything of a decomposition; times in seconds, factors and shares as numbers."""
     if decomposition is None:
         return None
-    lines = (wall_line(decomposition), latency_line(decomposition), batch_line(decomposition))
+    lines = [line(decomposition) for line in (wall_line, latency_line, batch_line, model_line)]
     wall = decomposition.wall
     return {
         "sentence": sentence(decomposition),
@@ -27,6 +27,8 @@ def decomposition_document(decomposition: Decomposition | None) -> dict[str, Any
         "batches": _batches_document(decomposition),
         "work": _work_document(decomposition),
         "work_missing": decomposition.work_missing,
+        "model": _model_document(decomposition),
+        "model_missing": decomposition.model_missing,
     }
 
 
@@ -91,4 +93,17 @@ def _work_document(decomposition: Decomposition) -> dict[str, Any] | None:
         "unexplained_frac": split.unexplained_frac,
         "a_compute_frac": split.a_compute_frac,
         "b_compute_frac": split.b_compute_frac,
+    }
+
+
+def _model_document(decomposition: Decomposition) -> dict[str, Any] | None:
+    split = decomposition.model
+    if split is None:
+        return None
+    return {
+        "source": split.source.name,
+        "held_out_mape_frac": split.source.mape_frac,
+        **_parts_document(split.whole, split.parts),
+        "predicted": asdict(split.predicted),
+        "explained_frac": split.explained_frac,
     }

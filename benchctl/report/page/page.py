@@ -26,6 +26,7 @@ from benchctl.report.page.parts.waterfall import (
     Waterfall,
     from_decomposition,
     from_ladder,
+    from_model,
     from_sections,
     waterfall_values,
 )
@@ -94,7 +95,11 @@ def _waterfalls(analyses: Sequence[AnalyzedExperiment], verdict: PageVerdict) ->
         yield from _ladder_waterfalls(analysis)
     for comparison in verdict.comparisons:
         for cell in comparison.cells:
-            yield from (fall for fall in (from_decomposition(cell), from_sections(cell)) if fall is not None)
+            yield from (
+                fall
+                for fall in (from_decomposition(cell), from_sections(cell), from_model(cell))
+                if fall is not None
+            )
 
 
 def _ladder_waterfalls(analysis: AnalyzedExperiment) -> Iterator[Waterfall]:

@@ -69,7 +69,10 @@ def _step_rows(decomposition: Decomposition, *, show_all: bool) -> Iterator[tupl
     if decomposition.batches is not None:
         for part in (decomposition.batches.batches, decomposition.batches.same_batch):
             yield _part_row(part, decomposition.batches.whole, of=" of the step")
-    if decomposition.work is not None:
+    if decomposition.model is not None:
+        for part in (*decomposition.model.shown_factors, decomposition.model.rest):
+            yield _part_row(part, decomposition.model.whole, of=" of the step (step-time model)")
+    elif decomposition.work is not None:
         for part in decomposition.work.parts:
             yield _part_row(part, decomposition.work.whole, of=" of the step (model)")
 

@@ -37,6 +37,8 @@ class StepBatch(msgspec.Struct, frozen=True, kw_only=True):
     loads_value_model: bool = False
     longest_context: int = 0
     most_new_tokens: int = 0
+    decode_context: int = 0
+    """The part of ``context_tokens`` that belongs to decoding rows."""
 
     @property
     def is_plain_decode(self) -> bool:
@@ -66,6 +68,14 @@ class StepCost(msgspec.Struct, frozen=True, kw_only=True):
         """Every part times ``factor``, to whole nanoseconds."""
         parts = msgspec.structs.asdict(self).items()
         return StepCost(**{name: round(value * factor) for name, value in parts if value is not None})
+
+    def parts(self) -> list[int]:
+        """The times of the sections that exist."""
+        return [value for value in msgspec.structs.astuple(self) if value is not None]
+
+    def total_ns(self) -> int:
+        """Duration of the step."""
+        return sum(self.parts())
 
     def sections(self) -> dict[str, int]:
         """The nested sections of a step record; parents are the sums of their parts."""

@@ -70,17 +70,25 @@ def cost_model(config: SimConfig) -> CostModel:
 
 def _forward_ns(batch: StepBatch, shape: ModelShape, hardware: Hardware) -> int:
     tokens = batch.num_prefill_tokens + batch.num_decode_tokens
-    flops = forward_flops(shape, tokens, batch.attended_positions, batch.num_sampling)
-    return roofline_ns(flops, forward_bytes(shape, batch.context_tokens + tokens), hardware)
+    # The batch has one count of positions: those of a step with a prompt are taken as the prompt's.
+    positions = batch.attended_positions if batch.num_prefill_tokens else 0
+    flops = forward_flops(
+        shape, tokens, positions, batch.num_sampling, decode_positions=batch.attended_positions - positions
+    )
+    num_bytes = forward_bytes(shape, batch.context_tokens + tokens, tokens)
+    return roofline_ns(flops, num_bytes, hardware, shape.precision)
 
 
 def _decode_lines(batch: StepBatch, shape: ModelShape, hardware: Hardware) -> tuple[tuple[float, float], ...]:
     """Bound by memory, and by compute: a decoding row attends to its whole context."""
     rows = batch.num_decode_tokens
-    byte_ns, flop_ns = NS_PER_S / hardware.bandwidth_bytes_per_s, NS_PER_S / hardware.peak_flops_per_s
+    byte_ns, flop_ns = NS_PER_S / hardware.bandwidth_bytes_per_s, NS_PER_S / hardware.peak_of(shape.precision)
     return (
-        (forward_bytes(shape, rows) * byte_ns, shape.kv_bytes_per_token() * byte_ns),
-        (forward_flops(shape, rows, 0, rows) * flop_ns, shape.attention_flops_per_position() * flop_ns),
+        (forward_bytes(shape, rows, rows) * byte_ns, shape.kv_bytes_per_token() * byte_ns),
+        (
+            forward_flops(shape, rows, 0, rows, decode_positions=0) * flop_ns,
+            shape.decode_attention_flops_per_position() * flop_ns,
+        ),
     )
 
 
@@ -89,6 +97,12 @@ def _value_forward_ns(batch: StepBatch, shape: ModelShape, hardware: Hardware) -
     guided = batch.guided
     tokens = guided.value_prefill_tokens + guided.value_extend_tokens + guided.candidates
     context = batch.context_tokens / batch.num_seqs
-    positions = (guided.value_extend_tokens + guided.candidates + guided.value_prefill_tokens / 2) * context
-    flops = forward_flops(shape, tokens, positions, guided.candidates)
-    return roofline_ns(flops, forward_bytes(shape, guided.scored_rows * context + tokens), hardware)
+    flops = forward_flops(
+        shape,
+        tokens,
+        guided.value_prefill_tokens / 2 * context,
+        guided.candidates,
+        decode_positions=(guided.value_extend_tokens + guided.candidates) * context,
+    )
+    num_bytes = forward_bytes(shape, guided.scored_rows * context + tokens, tokens)
+    return roofline_ns(flops, num_bytes, hardware, shape.precision)

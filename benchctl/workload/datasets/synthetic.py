@@ -5,13 +5,14 @@ there are enough of them to give each entry of a model's vocabulary its own.
 """
 
 from collections.abc import Iterable
+from itertools import islice
 from typing import Final
 
 from benchctl.errors import ProfileError
 from benchctl.profile.workload import Length, Workload
 from benchctl.workload.datasets.dataset import MadeDataset
 from benchctl.workload.datasets.prompt import Prompt
-from benchctl.workload.seeded import draw_length, named_stream
+from benchctl.workload.seeded import draw_lengths, named_stream
 
 _CONSONANTS = "bcdfghjklmnpqrstvwxyz"
 _VOWELS = "aeiou"
@@ -49,7 +50,7 @@ def text_of_length(num_tokens: int, index: int, seed: int) -> str:
 
 
 def synthetic_prompts(input_len: Length, num_prompts: int, seed: int) -> tuple[Prompt, ...]:
-    """Prompts whose lengths are ``input_len``, drawn from the stream ``input-len`` where it is a range."""
+    """Prompts whose lengths are ``input_len``, in turn from a list, or drawn from the stream ``input-len``."""
     lengths = named_stream(seed, "input-len")
     return tuple(
         Prompt(
@@ -58,7 +59,7 @@ def synthetic_prompts(input_len: Length, num_prompts: int, seed: int) -> tuple[P
             text=text_of_length(num_tokens, i, seed),
             prompt_tokens=num_tokens,
         )
-        for i, num_tokens in enumerate(draw_length(input_len, lengths) for _ in range(num_prompts))
+        for i, num_tokens in enumerate(islice(draw_lengths(input_len, lengths), num_prompts))
     )
 
 

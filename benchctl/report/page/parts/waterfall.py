@@ -1,6 +1,7 @@
 """The waterfall: from the time of the baseline to that of the other side, step by step, adding up exactly.
 
-Three kinds: the steps of a ladder of controls, the factors of the wall time, and the sections of a step.
+Four kinds: the steps of a ladder of controls, the factors of the wall time, the sections of a step, and the work of
+a step by a step-time model.
 """
 
 import math
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from benchctl.analysis.attribution.estimate import Contribution
-from benchctl.analysis.attribution.text import factor_text, sentence, wall_line
+from benchctl.analysis.attribution.text import factor_text, sentence, source_text, wall_line
 from benchctl.analysis.compare.result import CellComparison
 from benchctl.analysis.experiment.ladder import Ladder
 from benchctl.formats import capitalized, minus, page_number, signed_page_number
@@ -100,14 +101,38 @@ def from_sections(cell: CellComparison) -> Waterfall | None:
     )
 
 
+def from_model(cell: CellComparison) -> Waterfall | None:
+    """The mean step by what a step-time model says about its work, and the rest; None without a model."""
+    split = None if cell.decomposition is None else cell.decomposition.model
+    if split is None or split.whole.a_s is None:
+        return None
+    return Waterfall(
+        title=f"{cell.label}: mean step by its work",
+        unit="ms",
+        start_label=cell.a_label,
+        start=split.whole.a_s * MS_PER_S,
+        falls=tuple(
+            _part(part, f"mean step by {part.name}: mean over blocks of b - a, with its 95% interval")
+            for part in (*split.shown_factors, split.rest)
+        ),
+        end_label=cell.b_label,
+        end=(split.whole.a_s + split.whole.added_s) * MS_PER_S,
+        sentence=f"By the {source_text(split.source)}.",
+    )
+
+
 def _section(section: Contribution) -> Fall:
-    low, high = section.ci_low_s, section.ci_high_s
+    return _part(section, f"time per step in {section.name}: mean over blocks of b - a, with its 95% interval")
+
+
+def _part(part: Contribution, meaning: str) -> Fall:
+    low, high = part.ci_low_s, part.ci_high_s
     return Fall(
-        label=section.name,
-        added=section.added_s * MS_PER_S,
+        label=part.name,
+        added=part.added_s * MS_PER_S,
         half_width=None if low is None or high is None else (high - low) / 2 * MS_PER_S,
-        meaning=f"time per step in {section.name}: mean over blocks of b - a, with its 95% interval",
-        is_clear=section.is_significant,
+        meaning=meaning,
+        is_clear=part.is_significant,
     )
 
 

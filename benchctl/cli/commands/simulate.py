@@ -1,0 +1,142 @@
+"""``benchctl simulate``: an experiment in virtual time, without servers and HTTP."""
+
+import shlex
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from benchctl.cli.experiment import (
+    A_RUN_FAILED,
+    A_RUN_IS_SUSPECT,
+    check_experiment,
+    create,
+    measure,
+    measure_lengths,
+    prepare_experiment,
+)
+from benchctl.cli.experiment_options import (
+    AsJson,
+    Blocks,
+    EnginePreset,
+    Label,
+    OutputDir,
+    Overrides,
+    ProfileName,
+    Quiet,
+    Seed,
+)
+from benchctl.cli.outcome import print_outcome
+from benchctl.errors import UsageError
+
+if TYPE_CHECKING:
+    from benchctl.measure.experiment import Outcome
+    from benchctl.profile.model import Profile
+    from benchctl.records.directory import ResultDirectory
+    from benchctl.records.request import PreparedRequest
+
+RESULTS = Path("results")
+
+app = typer.Typer(help="Simulate an experiment in virtual time, without servers and HTTP.")
+
+
+class Kept(StrEnum):
+    """The records that each run keeps."""
+
+    REQUESTS = "requests"
+    ALL = "all"
+
+
+Jobs = Annotated[
+    int | None,
+    typer.Option("--jobs", "-j", min=1, help="Runs at a time; by default one for each core if that pays."),
+]
+_Keep = Annotated[
+    Kept, typer.Option("--keep", help="Records of each run: those of its requests, or its steps as well.")
+]
+
+
+@app.callback(invoke_without_command=True)
+def simulate(  # the parameters are the command line
+    context: typer.Context,
+    profile: ProfileName = None,
+    engine: EnginePreset = None,
+    overrides: Overrides = None,
+    blocks: Blocks = None,
+    seed: Seed = None,
+    output_dir: OutputDir = RESULTS,
+    label: Label = None,
+    keep: _Keep = Kept.ALL,
+    jobs: Jobs = None,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Simulate an experiment in virtual time, without servers and HTTP: the same runs, requests and steps."""
+    if context.invoked_subcommand is not None:
+        return
+    chosen = simulated_profile(profile, engine, overrides or [], blocks, seed)
+    check_experiment(chosen)
+    is_quiet = quiet or as_json
+    from benchctl.measure.simulated_run import simulate_run
+
+    lengths_from = measure_lengths(chosen, output_dir, label, is_quiet=is_quiet, simulate=simulate_run)
+    prepared = prepare_experiment(chosen, lengths_from)
+    results = create(chosen, prepared, output_dir, label, is_simulated=True)
+    if not as_json:
+        print(f"results in {results.path}; nothing is measured, all times are those of a cost model", flush=True)
+    outcome = _simulate(results, chosen, prepared.requests, keep, jobs, is_quiet=is_quiet)
+    if as_json:
+        _print_document(results.path)
+    else:
+        print_outcome(results.path, outcome)
+    if outcome.num_failed:
+        raise typer.Exit(A_RUN_FAILED)
+    if outcome.num_suspect:
+        raise typer.Exit(A_RUN_IS_SUSPECT)
+
+
+def simulated_profile(
+    name: str | None, engine: str | None, overrides: list[str], blocks: int | None, seed: int | None
+) -> "Profile":
+    """The profile that is simulated. Raises UsageError for one of a real engine, whose times nothing here knows."""
+    from benchctl.profile.load import load_profile
+
+    if name is None:
+        raise UsageError("name a profile with --profile; 'benchctl profiles list' lists them")
+    profile = load_profile(name, engine=engine, overrides=overrides, blocks=blocks, seed=seed)
+    if profile.engine.kind != "sim":
+        raise UsageError(
+            f"profile {profile.name!r} is for engine {profile.engine.kind!r}, a real server: simulate it with "
+            "--engine sim, and choose what stands for its times, such as --set engine.options.cost_model=roofline "
+            "--set engine.options.hardware=h100-sxm"
+        )
+    return profile
+
+
+def _simulate(
+    results: "ResultDirectory",
+    profile: "Profile",
+    requests: "tuple[PreparedRequest, ...]",
+    keep: Kept,
+    jobs: int | None,
+    *,
+    is_quiet: bool,
+) -> "Outcome":
+    from benchctl.measure.simulated_runs import simulated_runs
+
+    next_step = f"See them with: {shlex.join(['benchctl', 'show', str(results.path)])}"
+    with simulated_runs(results, profile, requests, jobs=jobs, keep=keep.value) as simulate_run:
+        return measure(results, profile, requests, next_step, is_quiet=is_quiet, simulate=simulate_run)
+
+
+def _print_document(path: Path) -> None:
+    """Print what ``show --json`` prints, with the directory; everything derived is written as well."""
+    from benchctl.analysis.analyzed import analyze_directory
+    from benchctl.cli.screen import print_json
+    from benchctl.report.documents.experiment import show_document
+    from benchctl.report.export import write_derived
+
+    analysis = analyze_directory(path)
+    write_derived(analysis)
+    print_json({"directory": str(path), **show_document(analysis)})

@@ -1,0 +1,116 @@
+"""Steps that ``run`` and ``simulate`` share: check, prepare and create an experiment, and do its runs."""
+
+import os
+import shlex
+import sys
+from typing import TYPE_CHECKING
+
+import typer
+
+from benchctl.cli.outcome import warn
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from benchctl.measure.experiment import MeasureRun, Outcome
+    from benchctl.profile.model import Profile
+    from benchctl.records.directory import ResultDirectory
+    from benchctl.records.request import PreparedRequest
+    from benchctl.workload.prepare import PreparedSet
+
+A_RUN_FAILED = 5
+A_RUN_IS_SUSPECT = 4
+
+
+def check_experiment(profile: "Profile") -> None:
+    """Raise UsageError for an experiment that cannot be measured here, before it begins."""
+    from benchctl.cli.commands.profiles import check_names
+    from benchctl.engines.engine import engine_for
+    from benchctl.profile.planning.plan import arms, undeclared_differences, variant_settings
+
+    check_names(profile)
+    engine = engine_for(profile.engine.kind)
+    for variant, cell in arms(profile):
+        engine.check_available(variant_settings(profile, variant, cell))
+    for path in undeclared_differences(profile):
+        warn(f"variants differ in {path}, which allowed_differences does not list: compare will refuse them")
+
+
+def prepare_experiment(profile: "Profile", lengths_from: "Path | None" = None) -> "PreparedSet":
+    """The request set, which the engine can serve; warnings about it are printed."""
+    from benchctl.engines.engine import engine_for
+    from benchctl.profile.planning.plan import arms, variant_settings
+    from benchctl.workload.prepare import prepare_requests
+
+    engine = engine_for(profile.engine.kind)
+    prepared = prepare_requests(profile, lengths_from=lengths_from)
+    for variant, cell in arms(profile):
+        engine.check_requests(prepared.requests, variant_settings(profile, variant, cell))
+    for warning in prepared.warnings:
+        warn(warning.message)
+    return prepared
+
+
+def measure_lengths(
+    profile: "Profile",
+    output_dir: "Path",
+    label: str | None,
+    *,
+    is_quiet: bool,
+    simulate: "MeasureRun | None" = None,
+) -> "Path | None":
+    """Measure the natural lengths that ``profile`` needs; returns their result directory, None if it needs none."""
+    from benchctl.workload.natural_lengths import KEY, lengths_profile, needs_lengths
+
+    if not needs_lengths(profile):
+        return None
+    pilot = lengths_profile(profile)
+    prepared = prepare_experiment(pilot)
+    results = create(pilot, prepared, output_dir, label, is_simulated=simulate is not None)
+    print(f"natural lengths first: {profile.baseline} once, results in {results.path}", flush=True)
+    next_step = f"Set {KEY}={shlex.quote(str(results.path))} once it is measured, or start again"
+    outcome = measure(results, pilot, prepared.requests, next_step, is_quiet=is_quiet, simulate=simulate)
+    if outcome.num_failed:
+        warn(f"the natural lengths could not be measured, so {profile.name!r} was not begun")
+        raise typer.Exit(A_RUN_FAILED)
+    return results.path
+
+
+def create(
+    profile: "Profile",
+    prepared: "PreparedSet",
+    output_dir: "Path",
+    label: str | None,
+    *,
+    is_simulated: bool = False,
+) -> "ResultDirectory":
+    """A new result directory, which holds all that is known before the first run."""
+    from benchctl.measure.experiment import create_experiment, create_simulation
+    from benchctl.measure.result_directory import Origin
+
+    origin = Origin(output_root=output_dir, label=label, argv=("benchctl", *sys.argv[1:]))
+    return (create_simulation if is_simulated else create_experiment)(profile, prepared, origin)
+
+
+def measure(
+    results: "ResultDirectory",
+    profile: "Profile",
+    requests: "tuple[PreparedRequest, ...]",
+    next_step: str,
+    *,
+    is_quiet: bool,
+    simulate: "MeasureRun | None" = None,
+) -> "Outcome":
+    """Measure, or ``simulate``, the runs that are not done; ``next_step`` is advice for after an interrupt."""
+    from benchctl.cli.progress import experiment_progress
+    from benchctl.measure.experiment import pending_runs, run_experiment
+    from benchctl.measure.run import measure_run
+    from benchctl.profile.planning.plan import arms
+
+    is_quiet = is_quiet or bool(os.environ.get("CI"))
+    try:
+        with experiment_progress(len(pending_runs(results)), len(arms(profile)), is_quiet=is_quiet) as listener:
+            return run_experiment(results, profile, requests, listener, simulate or measure_run)
+    except KeyboardInterrupt:
+        print(f"interrupted; results until now are kept. {next_step}", file=sys.stderr)
+        raise

@@ -1,0 +1,168 @@
+"""Measured layers of a model as CSV, in the layout of LLMServingSim's profiler.
+
+A folder of one degree of tensor parallelism, ``tp<k>``, has three tables with times in microseconds:
+
+dense.csv         layer,tokens,time_us
+per_sequence.csv  layer,sequences,time_us
+attention.csv     prefill_chunk,kv_prefill,n_decode,kv_decode,time_us
+moe.csv           tokens,activated_experts,time_us    (a model with experts: a whole block of them)
+
+Newer profiles replace ``kv_prefill``, the tokens cached before a chunk, by ``prefill_key``, the mean number of
+positions that its tokens attend to: ``kv_prefill`` + ``prefill_chunk`` / 2. They may have columns ``layer`` and
+``decode_q_len``, of which rows of the layer "attention" with one token per decoding row are taken.
+
+``moe.csv`` may have a column ``ep``, the degree of expert parallelism; the rows of the run's ``ep_size`` or else of
+the lowest degree are taken.
+
+Above it may lie the folder of a whole run, whose ``config.json`` states ``tp_size``, ``link_bw`` (GiB/s) and
+``link_latency`` (ns) and tells which of several tables to take. Other tables of the same profiler, such as those of
+skewed contexts, are left alone.
+"""
+
+import csv
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from benchctl.errors import UsageError
+from benchctl.steptime.layers.attention import AttentionCell, AttentionTable
+from benchctl.steptime.layers.line import Line, Surface
+from benchctl.steptime.layers.profile import LayerTables, Link
+from benchctl.units import GIB, NS_PER_US
+
+DENSE: Final = "dense.csv"
+PER_SEQUENCE: Final = "per_sequence.csv"
+ATTENTION: Final = "attention.csv"
+EXPERTS: Final = "moe.csv"
+_DEGREE: Final = re.compile(r"tp(\d+)")
+
+
+def read_layer_tables(directory: Path) -> LayerTables:
+    """The tables in a folder ``tp<k>``, or the ones below the folder of a run.
+
+    Raises UsageError when the folder, a table or a column is missing, or a value is not a number.
+    """
+    config = _config(directory)
+    folder = find_tables(directory)
+    match = _DEGREE.fullmatch(folder.name)
+    return LayerTables(
+        dense=_lines(folder / DENSE, "tokens"),
+        per_sequence=_lines(folder / PER_SEQUENCE, "sequences"),
+        attention=_attention(folder / ATTENTION),
+        experts=_experts(folder / EXPERTS, config.get("ep_size")),
+        tensor_parallel=int(match.group(1)) if match else 1,
+        link=_link(config),
+    )
+
+
+def find_tables(directory: Path) -> Path:
+    """The folder that ``read_layer_tables`` reads. Raises UsageError where there is not exactly one."""
+    degree = _config(directory).get("tp_size")
+    if (directory / DENSE).is_file():
+        return directory
+    folders = sorted(path.parent for path in directory.rglob(DENSE))
+    if len(folders) > 1 and degree is not None:
+        folders = [folder for folder in folders if folder.name == f"tp{degree}"]
+    if len(folders) == 1:
+        return folders[0]
+    names = ", ".join(str(folder.relative_to(directory)) for folder in folders) or "none"
+    raise UsageError(
+        f"{directory}: tables of one layer profile expected ({DENSE}, {PER_SEQUENCE}, {ATTENTION}); folders with "
+        f"{DENSE}: {names}. Name a folder tp<k> that has them"
+    )
+
+
+def _config(directory: Path) -> Mapping[str, Any]:
+    """The settings of the first instance in ``config.json``, with the link of the whole; empty without the file."""
+    path = directory / "config.json"
+    if not path.is_file():
+        return {}
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        instance = document["nodes"][0]["instances"][0]
+    except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
+        raise UsageError(
+            f"{path}: not the configuration of a run, {error!r}; it needs nodes with instances, as LLMServingSim "
+            "writes them"
+        ) from error
+    return {**{name: document.get(name) for name in ("link_bw", "link_latency")}, **instance}
+
+
+def _link(config: Mapping[str, Any]) -> Link | None:
+    bandwidth, latency = (
+        value[0] if isinstance(value := config.get(name), list) else value for name in ("link_bw", "link_latency")
+    )
+    if bandwidth is None or latency is None:
+        return None
+    return Link(latency_us=float(latency) / NS_PER_US, bandwidth_bytes_per_s=float(bandwidth) * GIB)
+
+
+def _lines(path: Path, axis: str) -> dict[str, Line]:
+    points: dict[str, list[tuple[float, float]]] = {}
+    for row, (x, time_us) in _rows(path, (axis, "time_us"), also=("layer",)):
+        points.setdefault(row["layer"], []).append((x, time_us))
+    try:
+        return {layer: Line.through(of_layer) for layer, of_layer in points.items()}
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}") from error
+
+
+def _experts(path: Path, degree: object) -> Surface | None:
+    if not path.is_file():
+        return None
+    rows = list(_rows(path, ("tokens", "activated_experts", "time_us")))
+    degrees = sorted({int(row["ep"]) for row, _ in rows if row.get("ep", "").isdigit()})
+    if degrees:
+        chosen = degree if degree in degrees else degrees[0]
+        rows = [(row, point) for row, point in rows if row["ep"] == str(chosen)]
+    try:
+        return Surface.through((tokens, experts, time_us) for _, (tokens, experts, time_us) in rows)
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}") from error
+
+
+def _attention(path: Path) -> AttentionTable:
+    columns = _header(path)
+    reach = "prefill_key" if "prefill_key" in columns else "kv_prefill"
+    cells: dict[AttentionCell, float] = {}
+    for row, numbers in _rows(path, ("prefill_chunk", reach, "n_decode", "kv_decode", "time_us")):
+        if row.get("layer", "attention") != "attention" or float(row.get("decode_q_len") or 1) != 1:
+            continue
+        chunk, history, rows, context, time_us = numbers
+        if reach == "prefill_key":
+            history -= chunk / 2
+        cell = AttentionCell(chunk, history if chunk else 0.0, rows, context if rows else 0.0)
+        cells[cell] = time_us
+    try:
+        return AttentionTable(cells)
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}") from error
+
+
+def _header(path: Path) -> list[str]:
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            return next(csv.reader(file), [])
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: cannot be read: {error}; a layer profile needs this table") from error
+
+
+def _rows(
+    path: Path, numeric: tuple[str, ...], *, also: tuple[str, ...] = ()
+) -> Iterator[tuple[dict[str, str], tuple[float, ...]]]:
+    """Each row with the numbers in its numeric columns."""
+    header = _header(path)
+    missing = [name for name in (*also, *numeric) if name not in header]
+    if missing:
+        raise UsageError(
+            f"{path}: column {missing[0]} is missing; its columns are {','.join(header) or 'none'}, needed are "
+            f"{','.join((*also, *numeric))}"
+        )
+    with path.open(encoding="utf-8", newline="") as file:
+        for number, row in enumerate(csv.DictReader(file), 2):
+            try:
+                yield row, tuple(float(row[name]) for name in numeric)
+            except (TypeError, ValueError) as error:
+                raise UsageError(f"{path}:{number}: {error}; columns {', '.join(numeric)} hold numbers") from error

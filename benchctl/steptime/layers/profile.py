@@ -1,0 +1,163 @@
+"""A forward pass as the sum of its measured layers.
+
+    step = once(T) + sum over layers of (linear(T) + attention + experts(T)) + head(R) + collectives
+
+T is the number of tokens that the device computes: those of the step, padded to the next captured graph size where
+the engine replays graphs. R is the number of rows, whose logits an engine computes even for a prompt that does not
+end in this step. Tables hold the time of kernels alone; the launches of a captured graph, and a scheduler that
+plans the next step meanwhile, add nothing to it.
+
+Collectives of a ring of k devices with latency l and bandwidth w, for b bytes: an all-reduce takes 2 (k - 1) hops
+of l + b / k / w, an all-gather of shards of b bytes k - 1 hops of l + b / w. A forward pass has two all-reduces of
+the hidden states in each layer, one after the embedding, and one gather of the logits.
+"""
+
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from benchctl.costs.shapes import ModelShape
+from benchctl.errors import UsageError
+from benchctl.steptime.layers.attention import AttentionTable
+from benchctl.steptime.layers.line import Line, Surface
+from benchctl.units import US_PER_S
+
+ONCE: Final = frozenset({"embedding", "final_layernorm"})
+"""Layers that a forward pass runs once."""
+TWICE: Final = frozenset({"layernorm"})
+"""Layers that run before attention and again before the feed-forward block; any other runs once in each layer."""
+MLP: Final = frozenset({"gate_up_proj", "act_fn", "down_proj"})
+"""Layers in whose place some layers of a model have a block of experts."""
+_BYTES: Final = 2
+"""Bytes of an activation, bfloat16."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """Connection of the devices: latency of a hop and bandwidth in one direction."""
+
+    latency_us: float
+    bandwidth_bytes_per_s: float
+
+    def hop_us(self, num_bytes: float) -> float:
+        return self.latency_us + num_bytes / self.bandwidth_bytes_per_s * US_PER_S
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerTables:
+    """Measured layers of one model on one kind of device, at one degree of tensor parallelism.
+
+    ``dense`` has lines over tokens, ``per_sequence`` over rows, ``experts`` a surface over tokens and the distinct
+    experts that these choose; times in microseconds.
+    """
+
+    dense: Mapping[str, Line]
+    per_sequence: Mapping[str, Line]
+    attention: AttentionTable
+    experts: Surface | None = None
+    tensor_parallel: int = 1
+    link: Link | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunks:
+    """The prompts of one step, as one: their number, their new tokens, and what these attend to.
+
+    ``positions`` is the sum of c (k + c / 2) over chunks of c tokens after k cached ones.
+    """
+
+    number: int = 0
+    tokens: int = 0
+    positions: float = 0.0
+
+    @property
+    def history(self) -> float:
+        """Cached tokens before a single chunk that attends to as many positions."""
+        return self.positions / self.tokens - self.tokens / 2 if self.tokens else 0.0
+
+
+class LayerProfile:
+    """The layers of a whole model. ``graph_sizes`` are the captured batch sizes in ascending order, or empty."""
+
+    def __init__(self, tables: LayerTables, shape: ModelShape, graph_sizes: tuple[int, ...] = ()) -> None:
+        """Raises UsageError when the link of several devices is unknown, or the time of a model's experts."""
+        if tables.tensor_parallel > 1 and tables.link is None:
+            raise UsageError(
+                f"layer profile at tensor parallelism {tables.tensor_parallel} has no link between the devices; "
+                "state link_bw and link_latency in its config.json"
+            )
+        if shape.moe is not None and tables.experts is None:
+            raise UsageError(
+                f"layer profile of {shape.name}, which has experts, without a moe.csv; measure their blocks, or "
+                "name another model"
+            )
+        self.tables: Final = tables
+        self.shape: Final = shape
+        self.graph_sizes: Final = graph_sizes
+        self._of_tokens_us: Final[dict[int, float]] = {}
+        self._of_rows_us: Final[dict[int, float]] = {}
+
+    def step_us(self, chunks: Chunks, decode_rows: int, decode_context: float) -> float:
+        """Time of one step; ``decode_context`` is the sum of the decoding rows' contexts."""
+        attention_us = self.tables.attention.at(
+            chunks.tokens, chunks.history, decode_rows, decode_context / decode_rows if decode_rows else 0.0
+        )
+        return (
+            self.of_tokens_us(chunks.tokens + decode_rows)
+            + self.of_rows_us(chunks.number + decode_rows)
+            + self.shape.layers * attention_us
+        )
+
+    def of_tokens_us(self, tokens: int) -> float:
+        """The part that depends on the number of tokens alone: projections, norms, experts, all-reduces."""
+        index = bisect_left(self.graph_sizes, tokens)
+        if index < len(self.graph_sizes):
+            tokens = self.graph_sizes[index]
+        time_us = self._of_tokens_us.get(tokens)
+        if time_us is None:
+            bytes_per_hop = tokens * self.shape.hidden * _BYTES / self.tables.tensor_parallel
+            time_us = sum(self._times_run(name) * line.at(tokens) for name, line in self.tables.dense.items())
+            time_us += self._experts_us(tokens) + (2 * self.shape.layers + 1) * 2 * self._hops_us(bytes_per_hop)
+            self._of_tokens_us[tokens] = time_us
+        return time_us
+
+    def of_rows_us(self, rows: int) -> float:
+        """The part that depends on the number of rows alone: logits and sampling."""
+        time_us = self._of_rows_us.get(rows)
+        if time_us is None:
+            shard_bytes = rows * self.shape.vocab * _BYTES / self.tables.tensor_parallel
+            time_us = sum(line.at(rows) for line in self.tables.per_sequence.values()) + self._hops_us(shard_bytes)
+            self._of_rows_us[rows] = time_us
+        return time_us
+
+    def _experts_us(self, tokens: int) -> float:
+        """All blocks of experts, with tokens that choose theirs uniformly."""
+        moe, table = self.shape.moe, self.tables.experts
+        if moe is None or table is None:
+            return 0.0
+        return moe.layers * table.at(tokens, moe.uniform_experts(float(tokens)))
+
+    def _times_run(self, name: str) -> int:
+        """Number of times that a forward pass runs a layer."""
+        if name in ONCE:
+            return 1
+        if name in TWICE:
+            return 2 * self.shape.layers
+        with_experts = self.shape.moe.layers if self.shape.moe is not None and name in MLP else 0
+        return self.shape.layers - with_experts
+
+    def _hops_us(self, num_bytes: float) -> float:
+        """Once around the ring: k - 1 hops of so many bytes; nothing on a single device."""
+        link = self.tables.link
+        return 0.0 if link is None else (self.tables.tensor_parallel - 1) * link.hop_us(num_bytes)
+
+
+def captured_sizes(max_num_seqs: int) -> tuple[int, ...]:
+    """The batch sizes for which vLLM captures graphs by default: 1, 2, 4, every 8th to 256, every 16th to 512.
+
+    None is above twice the number of sequences that a batch can have.
+    """
+    most = min(2 * max_num_seqs, 512)
+    sizes = (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))
+    return tuple(size for size in sizes if size <= most)

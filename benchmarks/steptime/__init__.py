@@ -1,0 +1,1 @@
+"""Step-time models and the simulator against real runs."""

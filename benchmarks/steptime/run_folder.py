@@ -1,0 +1,168 @@
+"""The folder of a real vLLM run, as LLMServingSim's bench writes it: settings, times of requests, load curve.
+
+meta.json         the engine's settings, and the data set that was replayed
+requests.jsonl    for each request its lengths and the engine's timestamps in seconds
+timeseries.csv    each second the running and waiting requests and the share of key-value memory in use
+
+Token ids and intended arrivals are in the data set itself, which is looked for beside the folder.
+"""
+
+import csv
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from benchctl.errors import UsageError
+from benchctl.sim.config import SimConfig
+from benchctl.sim.request import Prompt, Request
+
+MS_PER_S = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestTimes:
+    """One value for each request in the order of sending; seconds from the first queueing."""
+
+    queued_s: np.ndarray
+    first_token_s: np.ndarray
+    last_token_s: np.ndarray
+    output_tokens: np.ndarray
+
+    def ttft_ms(self):
+        return (self.first_token_s - self.queued_s) * MS_PER_S
+
+    def e2el_ms(self):
+        return (self.last_token_s - self.queued_s) * MS_PER_S
+
+    def tpot_ms(self):
+        several = self.output_tokens > 1
+        decode_s = (self.last_token_s - self.first_token_s)[several]
+        return decode_s / (self.output_tokens[several] - 1) * MS_PER_S
+
+    def duration_s(self):
+        return float(self.last_token_s.max() - self.queued_s.min())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadCurve:
+    """Running requests and share of the key-value memory in use, at the end of each second."""
+
+    t_s: np.ndarray
+    running: np.ndarray
+    kv_frac: np.ndarray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RealRun:
+    """What was asked of a server, and what came of it."""
+
+    config: SimConfig
+    requests: tuple[Request, ...]
+    arrival_ns: tuple[int, ...]
+    times: RequestTimes
+    curve: LoadCurve
+    remarks: tuple[str, ...]
+
+
+def read_run(folder, *, dataset=None, model=None):
+    """The run in a folder. Raises UsageError when a file is missing or the run is of several engines."""
+    meta = json.loads(_text(folder / "meta.json"))
+    rows = [json.loads(line) for line in _text(folder / "requests.jsonl").splitlines()]
+    engine, remarks = meta["engine_kwargs"], []
+    if engine.get("data_parallel_size", 1) != 1:
+        raise UsageError(f"{folder}: a run of {engine['data_parallel_size']} engines; simulate them one by one")
+    if engine.get("enforce_eager"):
+        remarks.append("the engine ran without graphs: its launches are not in the tables, and were not padded")
+    config = config_of(folder, meta, model or meta["model"])
+    path = dataset or _beside(folder, meta.get("dataset_path"))
+    if path is None:
+        remarks.append("the data set is not beside the folder: prompts are taken to share no prefix")
+        prompts = [[f"{i}:{k}" for k in range(row["input_toks"])] for i, row in enumerate(rows)]
+        first_s = min(row["arrival_time"] for row in rows)
+        arrival_ns = [round((row["arrival_time"] - first_s) * 1e9) for row in rows]
+    else:
+        asked = [row for line in _text(path).splitlines() if "input_tok_ids" in (row := json.loads(line))][
+            : len(rows)
+        ]
+        if hashlib.sha256(path.read_bytes()).hexdigest() != meta.get("dataset_hash"):
+            remarks.append(f"{path.name} is not the file that was replayed: its sha256 differs")
+        if [row["output_toks"] for row in asked] != [row["output_toks"] for row in rows]:
+            raise UsageError(
+                f"{path}: its output_toks are not those of {folder / 'requests.jsonl'}; name another file"
+            )
+        prompts = [list(map(str, row["input_tok_ids"])) for row in asked]
+        arrival_ns = [row["arrival_time_ns"] for row in asked]
+    requests = tuple(
+        Request(
+            request_id=row["request_id"],
+            prompt=Prompt.of(prompt, config.block_size),
+            max_tokens=row["output_toks"],
+            ignore_eos=True,
+        )
+        for row, prompt in zip(rows, prompts, strict=True)
+    )
+    start_s = min(row["queued_ts"] for row in rows)
+    columns = (
+        np.array([row[f"{name}_ts"] for row in rows]) - start_s for name in ("queued", "first_token", "last_token")
+    )
+    queued_s, first_s, last_s = columns
+    times = RequestTimes(
+        queued_s=queued_s,
+        first_token_s=first_s,
+        last_token_s=last_s,
+        output_tokens=np.array([row["output_toks"] for row in rows]),
+    )
+    return RealRun(
+        config=config,
+        requests=requests,
+        arrival_ns=tuple(arrival_ns),
+        times=times,
+        curve=_curve(folder / "timeseries.csv"),
+        remarks=tuple(remarks),
+    )
+
+
+def config_of(folder, meta, model):
+    """The server that ``meta.json`` describes, priced by the layer tables in the folder."""
+    engine, cache = meta["engine_kwargs"], meta.get("kv_cache", {})
+    if not cache.get("num_gpu_blocks"):
+        raise UsageError(
+            f"{folder / 'meta.json'}: kv_cache.num_gpu_blocks is missing; the run did not note its blocks"
+        )
+    return SimConfig(
+        model=model,
+        cost_model="layer-profile",
+        layer_profile=str(folder),
+        max_num_seqs=engine["max_num_seqs"],
+        max_num_batched_tokens=engine["max_num_batched_tokens"],
+        max_model_len=engine.get("max_model_len") or SimConfig().max_model_len,
+        num_kv_blocks=cache["num_gpu_blocks"],
+        block_size=cache["block_size"],
+        enable_prefix_caching=bool(cache.get("enable_prefix_caching")),
+    )
+
+
+def _curve(path):
+    rows = list(csv.DictReader(_text(path).splitlines()))
+    t_s, running, kv_pct = (
+        np.array([float(row[name]) for row in rows]) for name in ("t", "running", "kv_cache_pct")
+    )
+    return LoadCurve(t_s=t_s, running=running, kv_frac=kv_pct / 100)
+
+
+def _beside(folder, dataset_path):
+    if not dataset_path:
+        return None
+    name = Path(dataset_path).name
+    places = [folder / name, *sorted(folder.parent.glob(f"*/{name}")), *sorted(folder.parent.glob(name))]
+    return next((path for path in places if path.is_file()), None)
+
+
+def _text(path):
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error}; the folder of a real run has this file") from error

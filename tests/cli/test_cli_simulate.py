@@ -1,0 +1,116 @@
+"""``benchctl simulate``: real processes and files, no server."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from support.cli import benchctl, only_result, plain_environment
+
+pytestmark = pytest.mark.slow
+SMALL = ["--set", "workload.num_prompts=2", "--set", "workload.output_len=24"]
+EXACT = ["--profile", "ci-smoke", "--engine", "sim-exact", "--quiet", *SMALL]
+
+
+@pytest.fixture(scope="module")
+def simulated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One small simulated experiment that several tests read."""
+    cwd = tmp_path_factory.mktemp("simulated")
+    done = benchctl("simulate", *EXACT, cwd=cwd)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return only_result(cwd)
+
+
+def steps_of(results: Path) -> dict[str, bytes]:
+    return {path.parent.name: path.read_bytes() for path in sorted(results.glob("runs/*/steps.jsonl"))}
+
+
+def test_a_simulated_experiment_has_the_requests_and_the_steps_of_one_over_http(
+    simulated: Path, tmp_path: Path
+) -> None:
+    done = benchctl("run", *EXACT, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    measured = only_result(tmp_path)
+    assert (measured / "requests.jsonl").read_bytes() == (simulated / "requests.jsonl").read_bytes()
+    assert steps_of(measured) == steps_of(simulated)
+    assert len(steps_of(simulated)) == 4
+
+
+def test_its_manifest_says_that_nothing_was_measured(simulated: Path) -> None:
+    manifest = json.loads((simulated / "manifest.json").read_text())
+    assert manifest["state"] == "done"
+    (note,) = (warning for warning in manifest["warnings"] if warning["code"] == "simulated")
+    assert "cost model lenvm-h100 (qwen2.5-7b on h100-sxm)" in note["message"]
+
+
+@pytest.mark.parametrize("command", ["show", "verify", "report"])
+def test_other_commands_read_its_directory(simulated: Path, command: str) -> None:
+    done = benchctl(command, simulated, cwd=simulated)
+    assert done.returncode == 0, done.stdout + done.stderr
+    if command == "show":
+        assert "'benchctl simulate' ran the core of the simulator" in done.stdout
+
+
+def test_compare_pairs_its_blocks(simulated: Path) -> None:
+    done = benchctl("compare", f"{simulated}:baseline", f"{simulated}:guided", "--json", cwd=simulated)
+    document = json.loads(done.stdout)
+    by_name = {metric["name"]: metric for metric in document["metrics"]}
+    assert by_name["step_ms"]["ratio"] > 2
+    assert by_name["step_ms"]["blocks"] == 2
+
+
+def test_several_processes_give_the_same_records_as_one(simulated: Path, tmp_path: Path) -> None:
+    done = benchctl("simulate", *EXACT, "--jobs", 2, "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    again = only_result(tmp_path)
+    assert steps_of(again) == steps_of(simulated)
+    requests = sorted(path.relative_to(simulated) for path in simulated.glob("runs/*/requests.jsonl"))
+    assert [(again / path).read_bytes() for path in requests] == [
+        (simulated / path).read_bytes() for path in requests
+    ]
+    document = json.loads(done.stdout)
+    assert (tmp_path / document["directory"]).resolve() == again.resolve()
+    assert [run["state"] for run in document["runs"]] == ["done"] * 4
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        pytest.param([], "name a profile with --profile", id="no profile"),
+        pytest.param(
+            ["--profile", "ci-smoke", "--engine", "vllm"], "simulate it with --engine sim", id="real engine"
+        ),
+        pytest.param(["--profile", "ci-smoke", "--set", "model=no-such"], "no-such", id="unknown model"),
+        pytest.param(["--profile", "ci-smoke", "--jobs", "0"], "--jobs", id="no jobs"),
+    ],
+)
+def test_bad_input_gets_one_clear_message_and_exit_code_2(tmp_path: Path, args: list[str], says: str) -> None:
+    done = benchctl("simulate", *args, cwd=tmp_path)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "results").exists()
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_an_interrupt_ends_with_130_and_keeps_what_was_simulated(tmp_path: Path, jobs: int) -> None:
+    long = ["--set", "workload.num_prompts=60", "--set", "workload.output_len=900", "--jobs", str(jobs)]
+    command = [sys.executable, "-m", "benchctl", "simulate", "--profile", "topk-sweep", "--quiet", *long]
+    env = {**os.environ, **plain_environment(tmp_path)}
+    with subprocess.Popen(command, cwd=tmp_path, env=env, stderr=subprocess.PIPE, text=True) as process:
+        deadline = time.monotonic() + 60
+        while not list((tmp_path / "results").glob("*/*/runs/*/requests.jsonl")) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130, stderr
+    assert "Traceback" not in stderr
+    results = only_result(tmp_path)
+    assert json.loads((results / "manifest.json").read_text())["state"] == "failed"
+    states = {json.loads(path.read_text())["state"] for path in results.glob("runs/*/run.json")}
+    assert states <= {"done", "failed"}
+    assert benchctl("show", results, cwd=tmp_path).returncode == 0

@@ -1,0 +1,315 @@
+"""Experts, latent attention and quantised weights: published sizes, and what a config.json says of them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchctl.costs.precision import WEIGHT_FORMATS
+from benchctl.costs.roofline import forward_bytes, forward_flops
+from benchctl.costs.shapes import BUILT_IN_SHAPES, LatentShape, ModelShape, MoeShape, shape_for
+from benchctl.errors import UsageError
+
+MIXTRAL: dict[str, Any] = {
+    "model_type": "mixtral",
+    "num_hidden_layers": 32,
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 14336,
+    "vocab_size": 32000,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "tie_word_embeddings": False,
+}
+DEEPSEEK_V3: dict[str, Any] = {
+    "model_type": "deepseek_v3",
+    "num_hidden_layers": 61,
+    "hidden_size": 7168,
+    "num_attention_heads": 128,
+    "num_key_value_heads": 128,
+    "intermediate_size": 18432,
+    "moe_intermediate_size": 2048,
+    "vocab_size": 129280,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "first_k_dense_replace": 3,
+    "moe_layer_freq": 1,
+    "n_group": 8,
+    "topk_group": 4,
+    "topk_method": "noaux_tc",
+    "q_lora_rank": 1536,
+    "kv_lora_rank": 512,
+    "qk_rope_head_dim": 64,
+    "qk_nope_head_dim": 128,
+    "v_head_dim": 128,
+    "quantization_config": {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]},
+}
+QWEN3_30B: dict[str, Any] = {
+    "model_type": "qwen3_moe",
+    "num_hidden_layers": 48,
+    "hidden_size": 2048,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "intermediate_size": 6144,
+    "moe_intermediate_size": 768,
+    "vocab_size": 151936,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+}
+LLAMA4_MAVERICK: dict[str, Any] = {
+    "model_type": "llama4",
+    "text_config": {
+        "model_type": "llama4_text",
+        "num_hidden_layers": 48,
+        "hidden_size": 5120,
+        "num_attention_heads": 40,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "intermediate_size": 8192,
+        "intermediate_size_mlp": 16384,
+        "vocab_size": 202048,
+        "num_local_experts": 128,
+        "num_experts_per_tok": 1,
+        "interleave_moe_layer_step": 2,
+    },
+}
+QWEN15_MOE: dict[str, Any] = {
+    "model_type": "qwen2_moe",
+    "num_hidden_layers": 24,
+    "hidden_size": 2048,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "intermediate_size": 5632,
+    "moe_intermediate_size": 1408,
+    "shared_expert_intermediate_size": 5632,
+    "vocab_size": 151936,
+    "num_experts": 60,
+    "num_experts_per_tok": 4,
+    "decoder_sparse_step": 1,
+}
+
+
+def shape_of(tmp_path: Path, config: dict[str, Any], **changes: object) -> ModelShape:
+    (tmp_path / "config.json").write_text(json.dumps(config | changes))
+    return shape_for(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("name", "num_params"),
+    [
+        ("meta-llama/Llama-2-7b-hf", 6_738_415_616),
+        ("meta-llama/Llama-2-70b-chat-hf", 68_976_648_192),
+        ("codellama/CodeLlama-34b-Instruct-hf", 33_743_970_304),
+        ("meta-llama/Meta-Llama-3-8B-Instruct", 8_030_261_248),
+        ("meta-llama/Llama-3.3-70B-Instruct", 70_553_706_496),
+        ("meta-llama/Llama-3.1-405B", 405_853_388_800),
+        ("mistralai/Mistral-Nemo-Instruct-2407", 12_247_782_400),
+        ("Qwen/Qwen3-8B", 8_190_735_360),
+        ("Qwen/Qwen3-30B-A3B-Instruct-2507", 30_532_122_624),
+        ("mistralai/Mixtral-8x7B-v0.1", 46_702_792_704),
+        ("mistralai/Mixtral-8x22B-Instruct-v0.1", 140_630_071_296),
+        ("deepseek-ai/DeepSeek-V2-Chat", 235_741_434_880),
+        ("deepseek-ai/DeepSeek-V2-Lite", 15_706_484_224),
+        ("deepseek-ai/DeepSeek-V3-0324", 671_026_419_200),
+        ("JackFram/llama-68m", 68_030_208),
+    ],
+)
+def test_parameters_are_those_of_the_published_checkpoints(name: str, num_params: int) -> None:
+    assert shape_for(name).num_params() == num_params
+
+
+def test_the_language_models_of_llama_4_have_about_their_published_sizes() -> None:
+    # 109 and 400 billion with their vision part, 17 billion active with the embedding.
+    assert shape_for("meta-llama/Llama-4-Scout-17B-16E-Instruct").num_params() == pytest.approx(109e9, rel=0.02)
+    assert shape_for("Llama-4-Maverick-17B-128E").num_params() == pytest.approx(400e9, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("name", "active"), [("mixtral-8x7b", 12.9e9), ("deepseek-v3", 37e9), ("qwen3-30b-a3b", 3.3e9)]
+)
+def test_a_token_is_multiplied_with_the_published_number_of_active_parameters(name: str, active: float) -> None:
+    shape = shape_for(name)
+    # Published numbers count the embedding, or the head, or both.
+    with_head = shape.active_params() + shape.vocab * shape.hidden
+    assert shape.active_params() < active * 1.01
+    assert with_head == pytest.approx(active, rel=0.09)
+
+
+@pytest.mark.parametrize(
+    ("config", "built_in"),
+    [
+        (MIXTRAL, "mixtral-8x7b"),
+        (DEEPSEEK_V3, "deepseek-v3"),
+        (QWEN3_30B, "qwen3-30b-a3b"),
+        (LLAMA4_MAVERICK, "llama-4-maverick"),
+    ],
+)
+def test_a_config_of_each_family_describes_its_built_in_shape(
+    tmp_path: Path, config: dict[str, Any], built_in: str
+) -> None:
+    shape, expected = shape_of(tmp_path, config), BUILT_IN_SHAPES[built_in]
+    assert shape.num_params() == expected.num_params()
+    assert shape.moe == expected.moe
+    assert shape.latent == expected.latent
+    assert shape.weight_format == expected.weight_format
+    assert shape.linear_flops_per_token() == expected.linear_flops_per_token()
+
+
+def test_experts_have_the_widths_that_each_family_spells_in_its_own_way(tmp_path: Path) -> None:
+    qwen = shape_of(tmp_path, QWEN15_MOE)
+    assert qwen.num_params() == 14_315_784_192
+    assert qwen.moe is not None
+    assert (qwen.moe.expert_ffn, qwen.moe.shared_ffn, qwen.ffn) == (1408, 5632, 5632)
+    llama = shape_of(tmp_path, LLAMA4_MAVERICK)
+    assert llama.moe is not None
+    assert (llama.moe.expert_ffn, llama.moe.shared_ffn, llama.ffn) == (8192, 8192, 16384)
+
+
+@pytest.mark.parametrize(
+    ("changes", "layers"),
+    [
+        ({}, 58),
+        ({"first_k_dense_replace": 0}, 61),
+        ({"moe_layer_freq": 2}, 29),
+        ({"moe_layer_freq": 0}, 58),
+        ({"moe_layer_freq": [0] * 11 + [1] * 50}, 50),
+        ({"mlp_only_layers": [3, 60]}, 56),
+        ({"moe_layers": [5, 6, 7]}, 3),
+        ({"decoder_sparse_step": 2}, 29),
+    ],
+)
+def test_layers_with_experts_follow_from_every_key_that_names_them(
+    tmp_path: Path, changes: dict[str, object], layers: int
+) -> None:
+    moe = shape_of(tmp_path, DEEPSEEK_V3, **changes).moe
+    assert moe is not None
+    assert moe.layers == layers
+
+
+def test_a_step_of_zero_between_layers_with_experts_leaves_a_dense_model(tmp_path: Path) -> None:
+    text = LLAMA4_MAVERICK["text_config"] | {"interleave_moe_layer_step": 0}
+    shape = shape_of(tmp_path, {"model_type": "llama4", "text_config": text})
+    assert shape.moe is None
+    assert shape.dense_layers == shape.layers
+
+
+@pytest.mark.parametrize("absent", [{"v_head_dim": 0}, {"v_head_dim": None}])
+def test_a_value_width_that_is_absent_or_zero_is_that_of_the_keys(
+    tmp_path: Path, absent: dict[str, object]
+) -> None:
+    latent = shape_of(tmp_path, DEEPSEEK_V3, **absent).latent
+    assert latent is not None
+    assert latent.value_dim == latent.nope_dim == 128
+
+
+def test_the_low_rank_of_the_query_is_not_taken_for_the_hidden_size() -> None:
+    """d^2 would be 43 % off for DeepSeek-V2: 26.2 instead of 45.6 million weights."""
+    v2, v3 = shape_for("deepseek-v2"), shape_for("deepseek-v3")
+    for shape, millions in ((v2, 45.613), (v3, 48.759)):
+        latent = shape.latent
+        assert latent is not None
+        assert latent.q_rank is not None
+        query = latent.q_rank * (shape.hidden + shape.q_heads * (latent.nope_dim + latent.rope_dim))
+        assert query / 1e6 == pytest.approx(millions, abs=5e-4)
+
+
+def test_absorbed_and_expanded_attention_are_those_of_the_closed_forms() -> None:
+    shape = shape_for("deepseek-v3")
+    # Scores of r + R and values of r against 2 (P + R) + 2 V, for 128 heads and 61 layers.
+    assert shape.decode_attention_flops_per_position() == 61 * 128 * (2 * (512 + 64) + 2 * 512)
+    assert shape.attention_flops_per_position() == 61 * 128 * (2 * (128 + 64) + 2 * 128)
+    assert shape.kv_bytes_per_token() == 61 * (512 + 64) * 2
+
+
+@pytest.mark.parametrize(
+    ("quantisation", "expected"),
+    [
+        ({"quant_method": "fp8"}, "fp8"),
+        ({"quant_method": "gptq", "bits": 4}, "int4"),
+        ({"quant_method": "gptq", "bits": 8}, "int8-stored"),
+        ({"quant_method": "awq", "w_bit": 4}, "int4"),
+        ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "int8"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "fp4"),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {
+                    "group_0": {"weights": {"type": "int", "num_bits": 4}, "input_activations": None}
+                },
+            },
+            "int4",
+        ),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {
+                    "group_0": {
+                        "weights": {"type": "float", "num_bits": 8},
+                        "input_activations": {"type": "float", "num_bits": 8},
+                    }
+                },
+            },
+            "fp8",
+        ),
+    ],
+)
+def test_quantised_weights_are_read_from_the_config(
+    tmp_path: Path, quantisation: dict[str, object], expected: str
+) -> None:
+    shape = shape_of(tmp_path, MIXTRAL, quantization_config=quantisation)
+    assert shape.weight_format == expected
+    assert shape.weight_bytes() < shape_of(tmp_path, MIXTRAL).weight_bytes()
+
+
+def test_a_published_name_says_the_format_of_its_weights() -> None:
+    assert shape_for("Qwen/Qwen2.5-7B-Instruct-AWQ").weight_format == "int4"
+    assert shape_for("Qwen/Qwen3-8B-FP8").weight_format == "fp8"
+    assert shape_for("neuralmagic/Meta-Llama-3.1-8B-Instruct-quantized.w8a8").weight_format == "int8"
+    # 5.6 GB on disk with embedding and head in 16 bits.
+    assert shape_for("Qwen/Qwen2.5-7B-Instruct-AWQ").weight_bytes() == pytest.approx(5.6e9, rel=0.02)
+
+
+def test_bytes_of_a_format_are_at_least_its_bits() -> None:
+    bits = {"bfloat16": 16, "fp8": 8, "fp8-stored": 8, "int8": 8, "int8-stored": 8, "int4": 4, "fp4": 4}
+    for name, weights in WEIGHT_FORMATS.items():
+        assert bits[name] / 8 <= weights.bytes_per_param <= bits[name] / 8 * 1.13
+
+
+@given(experts=st.integers(1, 512), chosen=st.integers(1, 512), tokens=st.integers(1, 10_000))
+def test_experts_read_lie_between_those_of_one_token_and_all(experts: int, chosen: int, tokens: int) -> None:
+    moe = MoeShape(layers=1, experts=experts, experts_per_token=min(chosen, experts), expert_ffn=8)
+    for rule in (moe.uniform_experts, moe.linear_experts):
+        assert moe.experts_per_token <= rule(tokens) * (1 + 1e-12)
+        assert rule(tokens) <= experts
+        assert rule(tokens) <= rule(tokens + 1)
+        assert rule(0) == 0
+    assert moe.uniform_experts(tokens) <= moe.linear_experts(tokens) * (1 + 1e-12)
+    assert moe.uniform_experts(1) == pytest.approx(moe.experts_per_token)
+
+
+@given(tokens=st.integers(1, 4096), name=st.sampled_from(["mixtral-8x7b", "deepseek-v3", "llama-4-scout"]))
+def test_a_pass_reads_at_most_all_weights_and_more_with_more_tokens(tokens: int, name: str) -> None:
+    shape = shape_for(name)
+    read = forward_bytes(shape, 0, tokens)
+    assert read <= forward_bytes(shape, 0, tokens + 1) <= shape.weight_bytes()
+    assert forward_flops(shape, 2 * tokens, 0, 0, decode_positions=0) == 2 * forward_flops(
+        shape, tokens, 0, 0, decode_positions=0
+    )
+
+
+def test_impossible_experts_and_latents_cannot_be_made() -> None:
+    with pytest.raises(UsageError, match="each token chooses 3 of 2"):
+        MoeShape(layers=1, experts=2, experts_per_token=3, expert_ffn=8)
+    with pytest.raises(UsageError, match="latent attention: kv_rank is 0"):
+        LatentShape(q_rank=None, kv_rank=0, rope_dim=1, nope_dim=1, value_dim=1)
+    moe = MoeShape(layers=3, experts=2, experts_per_token=1, expert_ffn=8)
+    with pytest.raises(UsageError, match="3 of 2 layers have experts"):
+        ModelShape(name="x", layers=2, hidden=8, q_heads=4, kv_heads=4, head_dim=2, ffn=16, vocab=100, moe=moe)
