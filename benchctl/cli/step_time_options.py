@@ -23,7 +23,7 @@ FittedArgument = Annotated[
     Path, typer.Argument(metavar="MODEL", help="File that 'steptime fit -o' wrote.", show_default=False)
 ]
 StructureOption = Annotated[
-    Literal["overlap", "no-overlap", "original", "roofline"],
+    Literal["overlap", "scaling-book", "no-overlap", "original", "roofline"],
     typer.Option(
         "--structure", help="Form of the model; 'original' is the published one, 'roofline' fits nothing."
     ),

@@ -20,16 +20,14 @@ import numpy as np
 
 from benchctl.errors import UsageError
 from benchctl.steptime.design import design_of, usable_steps
-from benchctl.steptime.features import features
 from benchctl.steptime.fit import one_hardware, provenance_of
 from benchctl.steptime.least_squares import Floats
-from benchctl.steptime.model import StepTimeModel
+from benchctl.steptime.model import UNSCALED, StepTimeModel
 from benchctl.steptime.work import Deployment, ObservedSteps
 
 MAX_CONDITION: Final = 1e6
 _NUDGE: Final = 1e-6
 """Relative change of a peak that shows which features are bound by it."""
-_UNSCALED: Final = ("all_reduce_us", "layers", "requests", "steps")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +64,7 @@ def calibrate(
     model: StepTimeModel, observed: Sequence[ObservedSteps], *, fitted_on: str | None = None
 ) -> tuple[StepTimeModel, Scales]:
     """The model on the device of these steps, and the scales. Raises UsageError as ``solve_scales`` does."""
-    design = design_of(observed, model.structure, model.experts_read)
+    design = design_of(observed, model.columns)
     hardware = one_hardware(design)
     parts = [parts_of(model, run) for run in map(usable_steps, observed) if len(run.duration_us)]
     compute, memory, overhead = (np.concatenate(column) for column in zip(*parts, strict=True))
@@ -109,7 +107,7 @@ def parts_of(model: StepTimeModel, run: ObservedSteps) -> tuple[Floats, Floats, 
     parts = np.zeros((3, num_steps))
     for name, value in model.values.items():
         price = value * base[name]
-        is_scaled = name not in _UNSCALED
+        is_scaled = name not in UNSCALED
         compute = price * _responds(base[name], compute_bound[name]) * is_scaled
         memory = price * _responds(base[name], memory_bound[name]) * is_scaled
         parts += np.stack([compute, memory, price - compute - memory])
@@ -117,8 +115,7 @@ def parts_of(model: StepTimeModel, run: ObservedSteps) -> tuple[Floats, Floats, 
 
 
 def _columns(model: StepTimeModel, run: ObservedSteps, deployment: Deployment) -> dict[str, Floats]:
-    scaled = model.scaled(deployment)
-    columns = features(run.work, scaled, model.structure, model.experts_read)
+    columns = model.columns(run.work, deployment)
     return {
         name: np.broadcast_to(np.asarray(column, dtype=np.float64), len(run.duration_us))
         for name, column in columns.items()

@@ -1,7 +1,8 @@
 """The design of a fit: a row of features for each step that counts, and the groups that its rows belong to."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -10,9 +11,11 @@ from benchctl.errors import UsageError
 from benchctl.steptime.features import features
 from benchctl.steptime.least_squares import Floats
 from benchctl.steptime.structure import ExpertsRead, Structure
-from benchctl.steptime.work import ObservedSteps, StepWork
+from benchctl.steptime.work import Deployment, ObservedSteps, Quantity, StepWork
 
-Indices = npt.NDArray[np.intp]
+Indices: TypeAlias = npt.NDArray[np.intp]
+ColumnsOf: TypeAlias = Callable[[StepWork, Deployment], Mapping[str, Quantity]]
+"""Features of steps by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -61,10 +64,13 @@ def group_label(run: ObservedSteps, by: str) -> str:
     return f"TP{run.deployment.tensor_parallel}"
 
 
-def design_of(
-    observed: Sequence[ObservedSteps], structure: Structure, experts_read: ExpertsRead = "uniform"
-) -> Design:
-    """The design of all steps that count. Raises UsageError when there are none."""
+def fitted_design(observed: Sequence[ObservedSteps], structure: Structure, experts_read: ExpertsRead) -> Design:
+    """The design of a fit. Raises UsageError when no step counts."""
+    return design_of(observed, lambda work, deployment: features(work, deployment, structure, experts_read))
+
+
+def design_of(observed: Sequence[ObservedSteps], columns_of: ColumnsOf) -> Design:
+    """The features of all steps that count. Raises UsageError when there are none."""
     runs = tuple(usable for run in observed if len((usable := usable_steps(run)).duration_us))
     if not runs:
         reasons = sorted({reason for run in observed for reason in run.left_out})
@@ -72,8 +78,8 @@ def design_of(
             f"no step is left to fit: all {sum(len(run.duration_us) for run in observed)} are left out "
             f"({', '.join(reasons) or 'there are none'}); add a run below saturation"
         )
-    columns = [features(run.work, run.deployment, structure, experts_read) for run in runs]
-    names = tuple(columns[0])
+    columns = [columns_of(run.work, run.deployment) for run in runs]
+    names = tuple(dict.fromkeys(name for row in columns for name in row))
     return Design(
         names=names,
         matrix=np.vstack(
@@ -85,9 +91,9 @@ def design_of(
     )
 
 
-def _matrix(columns: "dict[str, float | Floats]", names: Sequence[str], num_steps: int) -> Floats:
+def _matrix(columns: Mapping[str, Quantity], names: Sequence[str], num_steps: int) -> Floats:
     return np.column_stack(
-        [np.broadcast_to(np.asarray(columns[name], dtype=np.float64), num_steps) for name in names]
+        [np.broadcast_to(np.asarray(columns.get(name, 0.0), dtype=np.float64), num_steps) for name in names]
     )
 
 

@@ -11,7 +11,7 @@ from typing import Final, Literal
 import numpy as np
 
 from benchctl.steptime.buckets import bin_labels, buckets
-from benchctl.steptime.design import Design, design_of
+from benchctl.steptime.design import Design, fitted_design
 from benchctl.steptime.diagnostics import ColumnDiagnosis, condition_number, diagnose_columns
 from benchctl.steptime.evaluate import Evaluation
 from benchctl.steptime.fit import FitOptions, fit_to
@@ -34,9 +34,9 @@ MAX_CV: Final = 0.5
 ENOUGH_CV: Final = 0.3
 _MIN_BUCKET_STEPS: Final = 5
 _WIDTH_REMEDIES: Final = {
-    "static_weights_us": "add a model of another size",
-    "weights_us": "add a model of another size",
-    "all_reduce_us": "add runs at another tensor-parallel size",
+    "static_weights": "add a model of another size",
+    "weights": "add a model of another size",
+    "all_reduce": "add runs at another tensor-parallel size",
     "requests": "add long prompts at low concurrency",
 }
 _GAP_STEPS: Final = 0.01
@@ -92,7 +92,7 @@ def diagnose(
     max_runs: int = 3,
 ) -> Diagnosis:
     """The health of ``model``, fitted to ``observed`` with ``options``; ``held_out`` judges it if known."""
-    design = design_of(observed, options.structure, options.experts_read)
+    design = fitted_design(observed, options.structure, options.experts_read)
     rows = relative_rows(design.matrix, design.measured_us, [np.arange(design.num_steps)])
     columns = diagnose_columns(design, rows)
     by_bucket = buckets(predict_runs(model, observed) if held_out is None else held_out.predictions)
@@ -153,7 +153,7 @@ def _value_checks(coefficient: Coefficient) -> Iterator[HealthCheck]:
             message=f"{value:.3g} times the time at peak; above {MAX_FACTOR:g} it does not describe the work",
             remedy="take another structure, or correct the peaks and the shape",
         )
-    if is_factor and name.endswith("weights_us") and 0 < value < MIN_FACTOR:
+    if is_factor and name.endswith("weights") and 0 < value < MIN_FACTOR:
         yield HealthCheck(
             code="weights-hidden",
             where=name,

@@ -112,8 +112,8 @@ def _collinear(names: Sequence[str]) -> str:
 
 def _remedy(names: Sequence[str]) -> str:
     """The run that separates these features: the coordinate that they do not share."""
-    if any(name.startswith("prefill") for name in names):
+    if any(name in {"prefill", "compute"} for name in names):
         return "with prompts of other lengths"
-    if any(name.startswith(("kv", "decode")) for name in names):
+    if any(name in {"kv", "decode", "memory"} for name in names):
         return "with contexts of another length at the same concurrency"
     return "at another concurrency"

@@ -14,15 +14,15 @@ import numpy as np
 from benchctl import __version__
 from benchctl.errors import UsageError
 from benchctl.steptime.anchors import anchor_of
-from benchctl.steptime.design import Design, Indices, design_of
+from benchctl.steptime.design import Design, Indices, fitted_design
 from benchctl.steptime.diagnostics import check_design, identified_columns
+from benchctl.steptime.features import COUNTS
 from benchctl.steptime.least_squares import (
     Constraint,
     Floats,
     Pull,
     Rows,
     relative_rows,
-    residual_variance,
     solve,
 )
 from benchctl.steptime.model import RESIDUAL_LEVELS, DataFile, Provenance, StepTimeModel
@@ -33,6 +33,9 @@ _RUNS_TO_DRAW: Final = 10
 """From so many runs on, the bootstrap draws runs."""
 _NUM_BLOCKS: Final = 60
 """Stretches that fewer runs are cut into, all together."""
+_RUN_WEIGHT: Final = 10
+"""Independent observations that a run counts as when noise decides how far typical values pull: the steps of a run
+have nearly the same work for long, and what a model has wrong about one it has wrong about all."""
 _NUM_FOLDS: Final = 5
 """Parts of each run whose residuals come from a fit to the other parts."""
 _INTERVAL: Final = 0.90
@@ -43,8 +46,8 @@ _INTERVAL: Final = 0.90
 class FitOptions:
     """The choices of a fit.
 
-    ``ridge`` is the strength of the pull to typical values. None takes what the noise asks for, the variance of the
-    mean residual over stretches of steps: nothing for data without noise. 0 leaves only open directions to them.
+    ``ridge`` is the strength of the pull to typical values. None takes what the noise asks for: its variance over
+    the number of independent observations, nothing without noise. 0 leaves only open directions to them.
     """
 
     structure: Structure = "overlap"
@@ -63,14 +66,14 @@ def fit_model(
     Raises UsageError when no step is left, when the runs are of several kinds of device, or when features that vary
     cannot be told apart.
     """
-    design = design_of(observed, options.structure, options.experts_read)
+    design = fitted_design(observed, options.structure, options.experts_read)
     hardware = one_hardware(design)
     if options.structure == "roofline":
         return _unfitted(design, options, hardware, fitted_on)
     rows = _rows_of(design, np.arange(design.num_steps))
     if options.ridge is None or options.ridge <= 0:
         check_design(design, rows)
-    values, pull = fit_values(design.names, rows, options)
+    values, pull = fit_values(design, rows, options, len(design.runs))
     draws = _bootstrap(rows, pull, options)
     identified = identified_columns(rows)
     low, high = np.quantile(draws, ((1 - _INTERVAL) / 2, (1 + _INTERVAL) / 2), axis=0)
@@ -97,19 +100,25 @@ def fit_model(
     )
 
 
-def fit_values(names: Sequence[str], rows: Rows, options: FitOptions) -> tuple[Floats, Pull]:
-    """The coefficients of the features ``names``, and the pull that was applied."""
-    pull = pull_of(names, options.ridge or 0.0)
+def fit_values(design: Design, rows: Rows, options: FitOptions, num_runs: int) -> tuple[Floats, Pull]:
+    """The coefficients of the features of ``rows``, and the pull that was applied."""
+    pull = pull_of(design.names, options.structure, options.ridge or 0.0)
     values = solve(rows, pull, constraint=options.constraint)
     if options.ridge is not None:
         return values, pull
-    pull = pull_of(names, residual_variance(rows, values))
+    strength = noise_of(rows.relative @ values) ** 2 / (_RUN_WEIGHT * num_runs)
+    pull = replace(pull, strength=strength)
     return solve(rows, pull, constraint=options.constraint), pull
 
 
-def pull_of(names: Sequence[str], ridge: float) -> Pull:
+def noise_of(ratios: Floats) -> float:
+    """Standard deviation of predicted / measured by its median distance from 1, so that outliers do not count."""
+    return 1.4826 * float(np.median(np.abs(ratios - 1.0)))
+
+
+def pull_of(names: Sequence[str], structure: Structure, ridge: float) -> Pull:
     """The anchors of these features as the values that a ridge pulls to."""
-    anchors = [anchor_of(name) for name in names]
+    anchors = [anchor_of(name, structure) for name in names]
     return Pull(
         values=np.array([anchor.value for anchor in anchors]),
         spreads=np.array([anchor.spread for anchor in anchors]),
@@ -122,7 +131,7 @@ def fit_to(design: Design, steps: Indices, options: FitOptions) -> Floats:
     if options.structure == "roofline":
         return np.ones(len(design.names))
     rows = relative_rows(design.matrix, design.measured_us, design.blocks_of(steps, _NUM_BLOCKS))
-    return fit_values(design.names, rows, options)[0]
+    return fit_values(design, rows, options, len(np.unique(design.run_of[steps])))[0]
 
 
 def held_out_residuals(design: Design, options: FitOptions) -> Floats:
@@ -160,7 +169,7 @@ def one_hardware(design: Design) -> str:
 
 def unit_of(name: str) -> str:
     """Nothing for a factor on a time at peak, microseconds for each of what is counted."""
-    return "" if name.endswith("_us") else "us"
+    return "us" if name in COUNTS else ""
 
 
 def provenance_of(design: Design, observed: Sequence[ObservedSteps], fitted_on: str | None) -> Provenance:

@@ -39,6 +39,8 @@ class Rows:
     triangles: Floats
     counts: Floats
     scale: Floats
+    relative: Floats
+    """Every row over its measured time, neither scaled nor reduced."""
 
     @property
     def num_blocks(self) -> int:
@@ -48,13 +50,15 @@ class Rows:
 def relative_rows(design: Floats, measured_us: Floats, blocks: Sequence[npt.NDArray[np.intp]]) -> Rows:
     """The rows of ``design`` (steps, columns) that ``blocks`` index, divided by the measured time."""
     relative = design / measured_us[:, None]
-    rms = np.sqrt(np.mean(relative[np.concatenate(blocks)] ** 2, axis=0))
+    chosen = relative[np.concatenate(blocks)]
+    rms = np.sqrt(np.mean(chosen**2, axis=0))
     scale = np.where(rms > 0, rms, 1.0)
     rows = np.column_stack([relative / scale, np.ones(len(design))])
     return Rows(
         triangles=np.stack([_triangle(rows[block]) for block in blocks]),
         counts=np.array([len(block) for block in blocks], dtype=np.float64),
         scale=scale,
+        relative=chosen,
     )
 
 
@@ -101,18 +105,6 @@ def _without_tie_break(matrix: Floats, target: Floats, scaled: Floats, free: Fla
     exact = scaled.copy()
     exact[free] += step
     return scaled if keeps_sign and (exact < 0).any() else exact
-
-
-def residual_variance(rows: Rows, values: Floats) -> float:
-    """Variance of the mean of predicted / measured - 1, from the means of the blocks.
-
-    It is the mean squared residual over the number of independent steps: neighbours that err alike count once.
-    """
-    scaled = np.append(values * rows.scale, -1.0)
-    sums = np.einsum("bki,i,bk->b", rows.triangles, scaled, rows.triangles[:, :, -1])
-    means = sums / rows.counts
-    weights = rows.counts / rows.counts.sum()
-    return float(np.sum((weights * (means - weights @ means)) ** 2))
 
 
 def singular_values(rows: Rows) -> tuple[Floats, Floats]:

@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 
 from benchctl.errors import UsageError
-from benchctl.steptime.features import features
+from benchctl.steptime.features import COUNTS, features
 from benchctl.steptime.least_squares import Flags, Floats
 from benchctl.steptime.structure import Coefficient, ExpertsRead, Structure
 from benchctl.steptime.work import Deployment, Quantity, StepWork
@@ -23,6 +23,8 @@ from benchctl.steptime.work import Deployment, Quantity, StepWork
 RESIDUAL_LEVELS: Final = tuple(i / 100 for i in range(1, 100))
 """Levels of the quantiles in ``residual_logs``."""
 _NO_RESIDUALS: Final = (0.0,) * len(RESIDUAL_LEVELS)
+UNSCALED: Final = frozenset({"all_reduce"}) | COUNTS
+"""Features that another device's arithmetic and memory leave as they are."""
 NEW_MODEL_LOG_SD: Final = 0.08
 """Error that all steps of a model share which the fit did not see, as a logarithm: the size of the mean errors when
 H100 runs of Llama-2-70B predict CodeLlama-34B and the reverse (7 to 8 %)."""
@@ -138,21 +140,22 @@ class StepTimeModel:
                 "a few of its steps"
             )
 
-    def scaled(self, deployment: Deployment) -> Deployment:
-        """The deployment with peaks that give the times of this model's device."""
+    def columns(self, work: StepWork, deployment: Deployment) -> dict[str, Quantity]:
+        """The features of the structure, which the coefficients multiply.
+
+        A model that was carried to another device takes them at peaks that give the times of that device.
+        """
+        columns = features(work, deployment, self.structure, self.experts_read)
         if self.compute_scale == self.memory_scale == 1.0:
-            return deployment
+            return columns
         device = deployment.hardware
         slowed = replace(
             device,
             peak_flops_per_s=device.peak_flops_per_s / self.compute_scale,
             bandwidth_bytes_per_s=device.bandwidth_bytes_per_s / self.memory_scale,
         )
-        return replace(deployment, hardware=slowed)
-
-    def columns(self, work: StepWork, deployment: Deployment) -> dict[str, Quantity]:
-        """The features of the structure, which the coefficients multiply."""
-        return features(work, self.scaled(deployment), self.structure, self.experts_read)
+        scaled = features(work, replace(deployment, hardware=slowed), self.structure, self.experts_read)
+        return {name: columns[name] if name in UNSCALED else column for name, column in scaled.items()}
 
     def predict_us(self, work: StepWork, deployment: Deployment) -> Quantity:
         """Step time in microseconds; raises UsageError as ``check_deployment`` does."""

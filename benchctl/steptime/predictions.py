@@ -1,7 +1,7 @@
 """Measured steps with their predictions, and the errors of any part of them."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -50,8 +50,7 @@ class Accuracy:
 
 def predict_runs(model: StepTimeModel, observed: Sequence[ObservedSteps]) -> Predictions:
     """Predictions of all steps that count, for whatever deployment."""
-    scaled = [replace(run, deployment=model.scaled(run.deployment)) for run in observed]
-    design = design_of(scaled, model.structure, model.experts_read)
+    design = design_of(observed, model.columns)
     is_new = np.array([run.deployment.shape.name not in model.provenance.models for run in design.runs])
     low, high = model.row_intervals_us(design.matrix, LEVEL, is_new_model=is_new[design.run_of])
     return Predictions(

@@ -46,7 +46,7 @@ def suggest_runs(
     """
     if options.structure == "roofline":
         return ()
-    spreads = np.array([anchor_of(name).spread for name in design.names])
+    spreads = np.array([anchor_of(name, options.structure).spread for name in design.names])
     information = _information(design.matrix / design.measured_us[:, None], spreads) + np.eye(len(spreads))
     candidates = list(_candidates(model, design, spreads))
     chosen: list[RunToAdd] = []
@@ -144,8 +144,10 @@ def _steps_of(prompt: int, output: int, concurrency: int) -> StepWork:
 
 
 def _cache_tokens(deployment: Deployment) -> float:
-    """Tokens that 90 % of the devices' memory holds beside the weights."""
+    """Tokens that 90 % of the devices' memory holds beside the weights; endless where it is unknown."""
     shape, devices = deployment.shape, deployment.tensor_parallel
+    if deployment.hardware.memory_bytes is None:
+        return float("inf")
     memory = 0.9 * devices * deployment.hardware.memory_bytes
-    room = memory - shape.weight_bytes(deployment.weight_bytes_per_param)
+    room = memory - shape.weight_bytes(deployment.param_bytes)
     return max(room, 0.0) / shape.kv_bytes_per_token(deployment.kv_bytes_per_element)

@@ -8,6 +8,7 @@ from benchctl.formats import UNKNOWN, count_of, four_digits
 from benchctl.report.text.plain_table import plain_table
 from benchctl.steptime.diagnose import Diagnosis
 from benchctl.steptime.evaluate import Evaluation
+from benchctl.steptime.features import COUNTS
 from benchctl.steptime.model import StepTimeModel
 from benchctl.steptime.predictions import Accuracy
 from benchctl.steptime.structure import Coefficient
@@ -68,7 +69,7 @@ def column_table(diagnosis: Diagnosis) -> Table:
     table = plain_table(title, ("feature",), ("share at peak", "VIF", ""))
     for column in diagnosis.columns:
         note = "constant in each deployment" if column.is_constant else ""
-        share = f"{column.share_frac:.1%}" if column.name.endswith("_us") else UNKNOWN
+        share = UNKNOWN if column.name in COUNTS else f"{column.share_frac:.1%}"
         table.add_row(column.name, share, f"{column.vif:.3g}", note)
     return table
 
