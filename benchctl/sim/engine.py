@@ -83,6 +83,10 @@ class SimulatedEngine:
         self._num_seqs = 0
         self._num_joins = 0
         self._is_value_model_loaded = False
+        self._is_planned = False
+        """Whether the next step was planned while the last one ran."""
+        self._joining: list[Sequence] = []
+        """Sequences that came too late for the next step."""
         self._open: dict[str, list[Sequence]] = {}
         self._num_unfinished: dict[str, int] = {}
         self._ends: list[tuple[int, int, Sequence]] = []
@@ -91,7 +95,7 @@ class SimulatedEngine:
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work
+        return self.scheduler.has_work or bool(self._joining)
 
     def check_servable(self, request: Request) -> None:
         """Raises UsageError when a request could never fit the context or the key-value memory."""
@@ -110,7 +114,10 @@ class SimulatedEngine:
             )
 
     def add_request(self, request: Request) -> list[Sequence]:
-        """Queue the choices of a request at the present virtual time."""
+        """Queue the choices of a request at the present virtual time.
+
+        With asynchronous scheduling they wait beside the queue while a step runs that was planned without them.
+        """
         answers = PlannedAnswers(request, self._cost_model.answer_length)
         seqs = [
             Sequence(self._num_seqs + choice + 1, request, choice, answers, self.now_ns)
@@ -122,13 +129,19 @@ class SimulatedEngine:
         for seq in seqs:
             if request.guidance is not None and self._has_value_model:
                 seq.guided = self._guided_row(seq)
-            self.scheduler.add(seq)
+            if self._is_planned:
+                self._joining.append(seq)
+            else:
+                self.scheduler.add(seq)
         return seqs
 
     def abort(self, request_id: str) -> None:
         """Drop the unfinished sequences of a request; one that is unknown or finished is left alone."""
         self._num_unfinished.pop(request_id, None)
         for seq in self._open.pop(request_id, ()):
+            if seq in self._joining:
+                self._joining.remove(seq)
+                self.scheduler.add(seq)
             if seq.status is not SequenceStatus.FINISHED:
                 self.scheduler.finish(seq)
 
@@ -145,7 +158,12 @@ class SimulatedEngine:
         return self._advance(1 << 40, until_ns, None)
 
     def _advance(self, max_steps: int, until_ns: int, emitted: list[Sequence] | None) -> LeapOutput:
+        if self._joining and not self.scheduler.has_work:
+            self._join()
         scheduled = self.scheduler.schedule()
+        if self._joining:
+            self._join()
+            max_steps = 1
         if emitted is not None:
             emitted += scheduled.decodes
         if scheduled.prefills or self.scheduler.guided or self._cost_model.decode is None:
@@ -162,7 +180,14 @@ class SimulatedEngine:
         if emitted is not None and self._cost_model.has_closing_step:
             for seq in due:
                 emitted.remove(seq)
-        return LeapOutput(finished, self._close(finished))
+        finished_requests = self._close(finished)
+        self._is_planned = self.config.async_scheduling and self.scheduler.has_work
+        return LeapOutput(finished, finished_requests)
+
+    def _join(self) -> None:
+        for seq in self._joining:
+            self.scheduler.add(seq)
+        self._joining.clear()
 
     def _run_decodes(self, num_preempted: int, max_steps: int, until_ns: int) -> list[Sequence]:
         """Run decode steps until one of the rows is over; returns the rows that are."""
