@@ -22,6 +22,7 @@ from benchctl.cli.commands import (
     run,
     show,
     simulate,
+    steptime,
     verify,
     workloads,
 )
@@ -68,4 +69,5 @@ app.add_typer(workloads.app, name="workloads")
 app.add_typer(data.app, name="data")
 app.add_typer(noise.app, name="noise")
 app.add_typer(models.app, name="models")
+app.add_typer(steptime.app, name="steptime")
 app.add_typer(import_results.app, name="import")
