@@ -24,6 +24,7 @@ from benchctl.cli.commands import (
     simulate,
     simulate_sweep,
     verify,
+    workloads,
 )
 
 app = typer.Typer(
@@ -65,6 +66,7 @@ app.command("reference")(reference.reference)
 simulate.app.command("sweep")(simulate_sweep.sweep)
 app.add_typer(simulate.app, name="simulate")
 app.add_typer(profiles.app, name="profiles")
+app.add_typer(workloads.app, name="workloads")
 app.add_typer(data.app, name="data")
 app.add_typer(noise.app, name="noise")
 app.add_typer(models.app, name="models")

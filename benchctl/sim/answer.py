@@ -73,6 +73,32 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
         return "".join(map(self.token_text, range(self.num_tokens)))
 
 
+class PlannedAnswers:
+    """The answers to one request: ``num_tokens`` of each choice now, the words when someone reads them."""
+
+    __slots__ = ("_answer_length", "_answers", "_request", "num_tokens")
+
+    def __init__(self, request: Request, answer_length: Callable[[int], int] | None = None) -> None:
+        self._request = request
+        self._answer_length = answer_length
+        self._answers: list[Answer] | None = None
+        if request.stop:
+            self._answers = plan_answers(request, answer_length)
+            self.num_tokens = [answer.num_tokens for answer in self._answers]
+        else:
+            limit = request.max_tokens
+            self.num_tokens = [_cut_to(limit, natural) for natural in _natural_tokens(request, answer_length)]
+
+    def answer(self, choice: int) -> Answer:
+        if self._answers is None:
+            self._answers = plan_answers(self._request, self._answer_length)
+        return self._answers[choice]
+
+
+def _cut_to(limit: int, natural: int | None) -> int:
+    return limit if natural is None else min(natural, limit)
+
+
 def plan_answers(request: Request, answer_length: Callable[[int], int] | None = None) -> list[Answer]:
     """Decide length, text and finish reason of each choice of a request.
 
@@ -84,13 +110,12 @@ def plan_answers(request: Request, answer_length: Callable[[int], int] | None = 
     draw = _text_stream(request)
     answers: list[Answer] = []
     for natural in _natural_tokens(request, answer_length):
-        num_tokens = request.max_tokens if natural is None else min(natural, request.max_tokens)
         ends_itself = natural is not None and natural <= request.max_tokens
         first, stride, box = draw.randrange(len(_WORDS)), draw.randrange(1, len(_WORDS)), draw.randrange(1000)
         if request.sampling.is_greedy and answers:
             first, stride = answers[0].first, answers[0].stride
         answer = Answer(
-            num_tokens=num_tokens,
+            num_tokens=_cut_to(request.max_tokens, natural),
             finish_reason="stop" if ends_itself else "length",
             first=first,
             stride=stride,

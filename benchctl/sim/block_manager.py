@@ -1,6 +1,7 @@
-"""Paged key-value memory: blocks, their holders, and the prefixes that sequences share."""
+"""Paged key-value memory: how many blocks are in use, and the prefixes that sequences share."""
 
 from collections import OrderedDict
+from collections.abc import Hashable
 from typing import Final
 
 from benchctl.sim.sequence import Sequence
@@ -11,7 +12,9 @@ class BlockManager:
 
     Full blocks of a prompt are identified by the hash of everything up to their end. The samples of one request
     always share them; with ``enable_prefix_caching`` all requests do, and a block without
-    a holder keeps its content until it is needed, the longest unused first. Generated tokens are never shared.
+    a holder keeps its content until it is needed, the longest unused first. All other blocks are alike and counted,
+    not named, so that no work grows with the size of the memory. Generated tokens are shared only where a request
+    names their blocks (``Request.answer_hashes``), from its end on.
 
     Invariant: free blocks + blocks in use = ``num_blocks``; a block in use has a holder.
     """
@@ -19,107 +22,142 @@ class BlockManager:
     def __init__(self, num_blocks: int, block_size: int, *, enable_prefix_caching: bool) -> None:
         self.num_blocks: Final = num_blocks
         self.block_size: Final = block_size
+        self.num_used = 0
         self._shares_across_requests = enable_prefix_caching
-        self._num_fresh = 0
-        """Blocks below this number have been given out at least once."""
-        self._free: OrderedDict[int, None] = OrderedDict()
-        self._num_holders: dict[int, int] = {}
-        self._block_of: dict[tuple[str, bytes], int] = {}
-        self._key_of: dict[int, tuple[str, bytes]] = {}
+        self._num_fresh = num_blocks
+        """Blocks that have never been given out."""
+        self._free: OrderedDict[Hashable, int] = OrderedDict()
+        """Blocks given back, in that order: a key and 1 for one with content, a number and a count for others."""
+        self._num_runs = 0
+        self._num_holders: dict[Hashable, int] = {}
+        """Holders of each identified block in use."""
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
 
     @property
-    def num_used(self) -> int:
-        return len(self._num_holders)
-
-    @property
     def num_free(self) -> int:
-        return self.num_blocks - len(self._num_holders)
+        return self.num_blocks - self.num_used
 
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that ``num_tokens`` tokens occupy."""
         return -(-num_tokens // self.block_size)
 
-    def can_allocate(self, seq: Sequence) -> bool:
-        """True if all tokens of a waiting sequence fit; shared blocks that are in use need no room."""
-        shared = [block for block in self._cached_prefix(seq) if block in self._num_holders]
-        return self.blocks_for(seq.num_tokens) - len(shared) <= self.num_free
-
-    def allocate(self, seq: Sequence) -> None:
+    def allocate(self, seq: Sequence) -> bool:
         """Give a waiting sequence its blocks, and mark the tokens that a shared prefix spares it.
 
-        At least one token is always computed: its logits are needed.
+        False if they do not fit; shared blocks that are in use need no room. At least one token is always computed:
+        its logits are needed.
         """
+        num_tokens = seq.num_tokens
+        num_blocks = -(-num_tokens // self.block_size)
+        if not (self._shares_across_requests or seq.request.n > 1):
+            if num_blocks > self.num_blocks - self.num_used:
+                return False
+            self.num_used += num_blocks
+            seq.num_computed = seq.num_cached = 0
+            return True
         prefix = self._cached_prefix(seq)
-        for block in prefix:
-            self._hold(block)
-        seq.block_table = prefix + [self._take_free() for _ in range(self.blocks_for(seq.num_tokens) - len(prefix))]
+        num_in_use = sum(key in self._num_holders for key in prefix)
+        if num_blocks - num_in_use > self.num_free:
+            return False
+        for key in prefix:
+            self._hold(key)
+        self.take(num_blocks - len(prefix))
+        seq.block_keys = [*prefix]
         seq.num_computed = seq.num_cached = len(prefix) * self.block_size
         if self._shares_across_requests:
-            self.num_queried_tokens += seq.num_tokens
+            self.num_queried_tokens += num_tokens
             self.num_hit_tokens += seq.num_cached
+        return True
 
     def publish(self, seq: Sequence, num_computed: int) -> None:
         """Let others share the prompt blocks that are complete once ``num_computed`` tokens are computed."""
+        if not (self._shares_across_requests or seq.request.n > 1):
+            return
         hashes = seq.request.prompt.block_hashes
-        for index in range(seq.num_computed // self.block_size, min(num_computed // self.block_size, len(hashes))):
-            key, block = self._key(seq, hashes[index]), seq.block_table[index]
-            if key not in self._block_of and block not in self._key_of:
-                self._block_of[key] = block
-                self._key_of[block] = key
+        for index in range(len(seq.block_keys), min(num_computed // self.block_size, len(hashes))):
+            seq.block_keys.append(self._identify(self._key(seq, hashes[index])))
 
-    def can_append(self) -> bool:
-        """True if one more block can be given out."""
-        return self.num_free > 0
+    def take(self, count: int) -> None:
+        """Give out ``count`` blocks, the longest unused first; there must be as many."""
+        self.num_used += count
+        if not self._shares_across_requests:
+            return
+        fresh = min(count, self._num_fresh)
+        self._num_fresh -= fresh
+        count -= fresh
+        while count:
+            key, size = self._free.popitem(last=False)
+            if size > count:
+                self._free[key] = size - count
+                self._free.move_to_end(key, last=False)
+                return
+            count -= size
 
-    def append(self, seq: Sequence) -> None:
-        """Give a running sequence one more block."""
-        seq.block_table.append(self._take_free())
+    def deallocate(self, seq: Sequence, num_blocks: int) -> None:
+        """Take all blocks of a sequence back, ``num_blocks`` with those it shares.
 
-    def deallocate(self, seq: Sequence) -> None:
-        """Take all blocks of a sequence back; the last is the first to be given out again."""
-        for block in reversed(seq.block_table):
-            if self._num_holders[block] > 1:
-                self._num_holders[block] -= 1
-            else:
-                del self._num_holders[block]
-                self._free[block] = None
-                if not self._shares_across_requests:
-                    self._unpublish(block)
-        seq.block_table = []
+        The last is the first to be given out again.
+        """
+        keys = seq.block_keys
+        if not keys:
+            self._give_back(num_blocks)
+        else:
+            self._give_back(num_blocks - len(keys))
+            for key in reversed(keys):
+                self._release(key)
+            seq.block_keys = []
         seq.num_computed = 0
 
-    def _cached_prefix(self, seq: Sequence) -> list[int]:
-        blocks: list[int] = []
-        hashes = seq.request.prompt.block_hashes[: (seq.num_tokens - 1) // self.block_size]
-        for block_hash in hashes:
-            block = self._block_of.get(self._key(seq, block_hash))
-            if block is None:
+    def keep_answer(self, seq: Sequence) -> None:
+        """Identify the full blocks of a finished answer, which the next turn of its session may share."""
+        if not self._shares_across_requests or not seq.request.answer_hashes:
+            return
+        hashes = (*seq.request.prompt.block_hashes, *seq.request.answer_hashes)
+        for index in range(len(seq.block_keys), min((seq.num_tokens - 1) // self.block_size, len(hashes))):
+            seq.block_keys.append(self._identify(hashes[index]))
+
+    def _identify(self, key: Hashable) -> Hashable | None:
+        """Name a counted block that is in use; None if another block has this content already."""
+        if key in self._num_holders or key in self._free:
+            return None
+        self._num_holders[key] = 1
+        return key
+
+    def _cached_prefix(self, seq: Sequence) -> list[Hashable]:
+        keys: list[Hashable] = []
+        for block_hash in seq.request.prompt.block_hashes[: (seq.num_tokens - 1) // self.block_size]:
+            key = self._key(seq, block_hash)
+            if key not in self._num_holders and key not in self._free:
                 break
-            blocks.append(block)
-        return blocks
+            keys.append(key)
+        return keys
 
-    def _key(self, seq: Sequence, block_hash: bytes) -> tuple[str, bytes]:
-        return ("" if self._shares_across_requests else seq.request.request_id, block_hash)
+    def _key(self, seq: Sequence, block_hash: Hashable) -> Hashable:
+        return block_hash if self._shares_across_requests else (seq.request.request_id, block_hash)
 
-    def _hold(self, block: int) -> None:
-        if block in self._num_holders:
-            self._num_holders[block] += 1
+    def _hold(self, key: Hashable) -> None:
+        if key in self._num_holders:
+            self._num_holders[key] += 1
         else:
-            del self._free[block]
-            self._num_holders[block] = 1
+            del self._free[key]
+            self._num_holders[key] = 1
+            self.num_used += 1
 
-    def _take_free(self) -> int:
-        if self._num_fresh < self.num_blocks:
-            block = self._num_fresh
-            self._num_fresh += 1
+    def _release(self, key: Hashable | None) -> None:
+        if key is None:
+            self._give_back(1)
+        elif self._num_holders[key] > 1:
+            self._num_holders[key] -= 1
         else:
-            block, _ = self._free.popitem(last=False)
-            self._unpublish(block)
-        self._num_holders[block] = 1
-        return block
+            del self._num_holders[key]
+            self.num_used -= 1
+            if self._shares_across_requests:
+                self._free[key] = 1
 
-    def _unpublish(self, block: int) -> None:
-        if (key := self._key_of.pop(block, None)) is not None:
-            del self._block_of[key]
+    def _give_back(self, count: int) -> None:
+        """Free blocks without content."""
+        self.num_used -= count
+        if self._shares_across_requests and count:
+            self._num_runs += 1
+            self._free[self._num_runs] = count

@@ -1,6 +1,7 @@
 """Requests as the core sees them."""
 
 import hashlib
+from collections.abc import Hashable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
 
@@ -24,12 +25,12 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """A tokenized prompt. ``block_hashes`` chains over its full blocks: equal hashes mean equal prefixes."""
+    """A tokenized prompt. ``block_hashes`` stand for its full blocks: equal ones mean equal prefixes."""
 
     num_tokens: int
     digest: str
     asks_for_box: bool
-    block_hashes: tuple[bytes, ...]
+    block_hashes: Items[Hashable]
 
     @classmethod
     def of(cls, pieces: Items[str], block_size: int) -> "Prompt":
@@ -51,7 +52,9 @@ class Prompt:
 class Request:
     """One prompt, and ``n`` choices of at most ``max_tokens`` each.
 
-    With ``ignore_eos`` each choice has exactly ``max_tokens``. ``guidance`` is None for an unguided request.
+    With ``ignore_eos`` each choice has exactly ``max_tokens``. ``guidance`` is None for an unguided request. A
+    lower ``priority`` goes first where the scheduler asks for it. ``answer_hashes`` stand for the full blocks
+    after those of the prompt, up to the end of the answer: the next turn of a session begins with them.
     """
 
     request_id: str
@@ -63,3 +66,5 @@ class Request:
     stop: tuple[str, ...] = ()
     sampling: SamplingParams = SamplingParams()
     guidance: GuidanceParams | None = None
+    priority: int = 0
+    answer_hashes: Items[Hashable] = ()

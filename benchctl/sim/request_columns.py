@@ -15,6 +15,8 @@ class RequestColumns:
     """Index of the request within its load."""
     choice: Integers
     """Number of the choice within its request, from 0."""
+    entry: Integers
+    """Number of the choice in the order in which they entered the queue, from 1."""
     arrival_ns: Integers
     """The request entered the queue."""
     first_token_ns: Integers

@@ -1,42 +1,58 @@
-"""The rows of the next step: first come, first served, with chunked prefill and preemption."""
+"""The rows of the next step: by arrival or by priority, with chunked prefill and preemption."""
 
-from collections import deque
-from collections.abc import Callable
+import heapq
 from typing import Final, NamedTuple
 
 from benchctl.sim.block_manager import BlockManager
-from benchctl.sim.sequence import Sequence, SequenceStatus
+from benchctl.sim.sequence import Sequence, SequenceStatus, StepClock
 
 
 class ScheduledBatch(NamedTuple):
     """Rows of one step. ``prefills`` pairs a sequence with the tokens computed for it; ``decodes`` compute one."""
 
     prefills: list[tuple[Sequence, int]]
-    decodes: list[Sequence]
+    decodes: dict[Sequence, None]
     num_preempted: int
 
 
 class Scheduler:
     """Continuous batching within three limits: sequences, tokens of a step, blocks.
 
-    Decoding rows come first, then prompts begun, then the waiting queue in its order until one does not fit.
-    When blocks run out, the sequence that arrived last gives up its blocks and computes everything again later.
+    Decoding rows come first, then prompts begun, then the waiting queue by rank until one does not fit. The rank
+    is the arrival, or with ``by_priority`` the request's priority and then the arrival. When blocks run out, the
+    running sequence of the highest rank gives up its blocks and computes everything again later.
 
-    ``decode_context`` is the sum of ``num_tokens`` over the decoding sequences, ``num_sampled_decodes`` counts
-    those of them that are not greedy; both are updated with each event, never recounted.
+    Of the decoding rows only sums are kept, which change when a row joins or leaves: ``decode_context``, the sum of
+    their lengths, ``num_sampled_decodes``, those that are not greedy, and ``block_needs``: a row of L tokens at the
+    begin of a step takes a new block if L - 1 is a multiple of the block size, so ``block_needs[s]`` counts
+    the rows that do in every step whose number leaves remainder s.
     """
 
-    def __init__(self, max_num_seqs: int, max_num_batched_tokens: int, block_manager: BlockManager) -> None:
+    def __init__(
+        self,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        block_manager: BlockManager,
+        clock: StepClock,
+        *,
+        by_priority: bool = False,
+    ) -> None:
         self.max_num_seqs: Final = max_num_seqs
         self.max_num_batched_tokens: Final = max_num_batched_tokens
         self.block_manager: Final = block_manager
-        self.waiting: deque[Sequence] = deque()
         self.prefilling: list[Sequence] = []
-        self.decoding: list[Sequence] = []
+        self.decoding: dict[Sequence, None] = {}
+        """The decoding rows in the order in which they began to decode."""
+        self.guided: dict[Sequence, None] = {}
+        """Those of them that ask for guidance."""
+        self.num_waiting = 0
         self.decode_context = 0
         self.num_sampled_decodes = 0
+        self.block_needs: Final = [0] * block_manager.block_size
         self.num_preemptions = 0
-        self._needs_block: list[Sequence] = []
+        self._clock: Final = clock
+        self._by_priority: Final = by_priority
+        self._waiting: list[tuple[tuple[int, int], Sequence]] = []
 
     @property
     def num_running(self) -> int:
@@ -44,74 +60,113 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        return bool(self.decoding or self.prefilling or self.waiting)
+        return bool(self.decoding or self.prefilling or self.num_waiting)
 
     def add(self, seq: Sequence) -> None:
-        self.waiting.append(seq)
+        if self._by_priority:
+            seq.rank = (seq.request.priority, seq.seq_id)
+        self._wait(seq)
 
     def schedule(self) -> ScheduledBatch:
         """Choose the rows of the next step and give them their blocks."""
         preempted_before = self.num_preemptions
-        if self._needs_block:
-            self._append_blocks()
+        if num_needed := self.block_needs[self._clock.step % self.block_manager.block_size]:
+            if num_needed <= self.block_manager.num_free:
+                self.block_manager.take(num_needed)
+            else:
+                self._append_blocks()
         prefills: list[tuple[Sequence, int]] = []
-        if self.prefilling or self.waiting:
+        if self.prefilling or self.num_waiting:
             self._schedule_prefills(prefills, self.max_num_batched_tokens - len(self.decoding))
         return ScheduledBatch(prefills, self.decoding, self.num_preemptions - preempted_before)
 
     def finish_prefill(self, seq: Sequence) -> None:
         """Move a sequence from prefill to decoding, once its prompt is computed and its first token sampled."""
         self.prefilling.remove(seq)
-        self.decoding.append(seq)
+        self.decoding[seq] = None
+        if seq.guided is not None:
+            self.guided[seq] = None
+        seq.begin_decoding(self._clock)
         self.decode_context += seq.num_tokens
         self.num_sampled_decodes += not seq.is_greedy
-        self.expect_event(seq)
+        self.block_needs[self._needing_steps(seq)] += 1
 
-    def expect_event(self, seq: Sequence) -> None:
-        """Set the number of tokens at which a decoding sequence ends or needs a block."""
-        capacity = len(seq.block_table) * self.block_manager.block_size
-        if seq.num_tokens > capacity:
-            self._needs_block.append(seq)
-            capacity += self.block_manager.block_size
-        seq.next_event = min(capacity + 1, seq.end)
+    def advance(self, num_steps: int) -> None:
+        """Give each decoding row as many tokens."""
+        self._clock.step += num_steps
+        self.decode_context += num_steps * len(self.decoding)
 
-    def finish(self, seqs: list[Sequence]) -> None:
-        """Remove sequences for good, whatever their state."""
-        leaving = set(seqs)
-        self._remove(leaving.__contains__)
-        for seq in seqs:
-            seq.status = SequenceStatus.FINISHED
-            self.block_manager.deallocate(seq)
+    def finish(self, seq: Sequence) -> None:
+        """Remove a sequence for good, whatever its state."""
+        was_decoding = seq.is_decoding
+        num_blocks = self._leave(seq)
+        seq.status = SequenceStatus.FINISHED
+        if was_decoding:
+            self.block_manager.keep_answer(seq)
+        self.block_manager.deallocate(seq, num_blocks)
 
     def preempt(self, seq: Sequence) -> None:
-        """Put a running sequence back to the front of the queue, without its blocks."""
-        self._remove(lambda other: other is seq)
+        """Put a running sequence back into the queue, without its blocks."""
+        num_blocks = self._leave(seq)
         seq.status = SequenceStatus.WAITING
-        self.block_manager.deallocate(seq)
-        self.waiting.appendleft(seq)
         seq.num_preemptions += 1
         self.num_preemptions += 1
+        self.block_manager.deallocate(seq, num_blocks)
+        self._wait(seq)
+
+    def _wait(self, seq: Sequence) -> None:
+        heapq.heappush(self._waiting, (seq.rank, seq))
+        self.num_waiting += 1
+
+    def _needing_steps(self, seq: Sequence) -> int:
+        """Remainder of the steps in which a decoding row takes a block."""
+        return (1 - seq.lead) % self.block_manager.block_size
+
+    def _leave(self, seq: Sequence) -> int:
+        """Take a sequence out of its place; returns the number of its blocks."""
+        if seq.status is SequenceStatus.WAITING:
+            self.num_waiting -= 1
+            return 0
+        if not seq.is_decoding:
+            self.prefilling.remove(seq)
+            return self.block_manager.blocks_for(seq.num_tokens)
+        # All tokens but the newest had room in the last step.
+        num_blocks = self.block_manager.blocks_for(seq.num_tokens - 1)
+        del self.decoding[seq]
+        self.guided.pop(seq, None)
+        self.decode_context -= seq.num_tokens
+        self.num_sampled_decodes -= not seq.is_greedy
+        self.block_needs[self._needing_steps(seq)] -= 1
+        seq.end_decoding()
+        return num_blocks
 
     def _append_blocks(self) -> None:
-        needing = sorted(self._needs_block, key=lambda seq: seq.seq_id)
-        self._needs_block = []
-        for seq in needing:
-            while seq.status is SequenceStatus.RUNNING and not self.block_manager.can_append():
-                self.preempt(max(self.decoding + self.prefilling, key=lambda other: other.seq_id))
+        """Give one more block to each row that needs it, and preempt while there is none."""
+        remainder = self._clock.step % self.block_manager.block_size
+        needing = [seq for seq in self.decoding if self._needing_steps(seq) == remainder]
+        for seq in sorted(needing, key=lambda seq: seq.rank):
+            while seq.status is SequenceStatus.RUNNING and not self.block_manager.num_free:
+                self.preempt(self._last_in_rank())
             if seq.status is SequenceStatus.RUNNING:
-                self.block_manager.append(seq)
+                self.block_manager.take(1)
+
+    def _last_in_rank(self) -> Sequence:
+        if self._by_priority:
+            return max([*self.decoding, *self.prefilling], key=lambda seq: seq.rank)
+        return self.prefilling[-1] if self.prefilling else next(reversed(self.decoding))
 
     def _schedule_prefills(self, prefills: list[tuple[Sequence, int]], budget: int) -> None:
         for seq in self.prefilling:
             if budget <= 0:
                 return
             budget -= self._schedule_chunk(seq, budget, prefills)
-        while budget > 0 and self.waiting and self.num_running < self.max_num_seqs:
-            seq = self.waiting[0]
-            if not self.block_manager.can_allocate(seq):
+        while budget > 0 and self.num_waiting and self.num_running < self.max_num_seqs:
+            while (seq := self._waiting[0][1]).status is SequenceStatus.FINISHED:
+                heapq.heappop(self._waiting)
+            if not self.block_manager.allocate(seq):
                 return
-            self.waiting.popleft()
-            self.block_manager.allocate(seq)
+            heapq.heappop(self._waiting)
+            self.num_waiting -= 1
             seq.status = SequenceStatus.RUNNING
             self.prefilling.append(seq)
             budget -= self._schedule_chunk(seq, budget, prefills)
@@ -121,14 +176,3 @@ class Scheduler:
         self.block_manager.publish(seq, seq.num_computed + num_tokens)
         prefills.append((seq, num_tokens))
         return num_tokens
-
-    def _remove(self, leaves: Callable[[Sequence], bool]) -> None:
-        for seq in self.decoding:
-            if leaves(seq):
-                self.decode_context -= seq.num_tokens
-                self.num_sampled_decodes -= not seq.is_greedy
-        self.decoding = [seq for seq in self.decoding if not leaves(seq)]
-        self.prefilling = [seq for seq in self.prefilling if not leaves(seq)]
-        self._needs_block = [seq for seq in self._needs_block if not leaves(seq)]
-        if any(leaves(seq) for seq in self.waiting):
-            self.waiting = deque(seq for seq in self.waiting if not leaves(seq))

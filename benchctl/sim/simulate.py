@@ -1,94 +1,71 @@
 """A whole request list in virtual time: the server without HTTP and without waiting."""
 
+from array import array
+from collections.abc import Iterator
 from collections.abc import Sequence as Items
-from dataclasses import dataclass, fields
+from dataclasses import fields
 
 import numpy as np
 
-from benchctl.records.columns.step_columns import StepColumns, columns_from
-from benchctl.records.step import StepRecord
+from benchctl.sim.block_walk import walk_in_blocks
 from benchctl.sim.config import SimConfig
-from benchctl.sim.core import Core
-from benchctl.sim.costs.cost_model import cost_model_for
-from benchctl.sim.costs.noise import published_noise
-from benchctl.sim.engine import SimulatedEngine
-from benchctl.sim.phase import AnnouncedPhase, AnnouncedRequest
-from benchctl.sim.request import Request
+from benchctl.sim.engine import LeapOutput, SimulatedEngine
+from benchctl.sim.load import LoadPhase, SimLoad
 from benchctl.sim.request_columns import RequestColumns
 from benchctl.sim.sequence import Sequence
+from benchctl.sim.simulation import Simulation
+from benchctl.sim.start import engine_for_config
+from benchctl.sim.walk import NEVER_NS, Walk
+
+__all__ = ["SimLoad", "Simulation", "engine_for_config", "simulate"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SimLoad:
-    """One phase of load: requests, their offsets from its start, and a limit on concurrency."""
-
-    requests: tuple[Request, ...]
-    arrival_ns: tuple[int, ...] | None = None
-    """One offset for each request; None sends all at the start."""
-    max_concurrency: int | None = None
-    is_warmup: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Simulation:
-    """Steps and sequences of one server life."""
-
-    steps: tuple[StepRecord, ...]
-    sequences: tuple[Sequence, ...]
-    """Finished sequences in the order of their end."""
-
-    requests: RequestColumns
-    """The same sequences as columns."""
-
-    def step_columns(self, *, is_warmup: bool = False) -> StepColumns:
-        """The steps of the load, or those of the warm-up, as columns."""
-        return columns_from(self.steps, is_warmup=is_warmup)
-
-    def measured_steps(self) -> tuple[StepRecord, ...]:
-        return tuple(step for step in self.steps if not step.is_warmup)
-
-    def makespan_ns(self) -> int:
-        """From the first measured step's start to the last one's end."""
-        steps = self.measured_steps()
-        return steps[-1].start_ns + steps[-1].dur_ns - steps[0].start_ns if steps else 0
-
-
-def engine_for_config(config: SimConfig) -> SimulatedEngine:
-    """A fresh engine. Raises UsageError when the configuration names an unknown model or device."""
-    noise = None
-    if config.noise == "published":
-        noise = published_noise(config.noise_seed, has_value_model=config.value_model is not None)
-    return SimulatedEngine(config, cost_model_for(config), noise)
-
-
-def simulate(config: SimConfig, loads: Items[SimLoad]) -> Simulation:
+def simulate(config: SimConfig, loads: Items[SimLoad], walk: Walk = walk_in_blocks) -> Simulation:
     """Run phases of load on one fresh server.
 
-    The steps are those that the server logs when the same phases are announced and sent over HTTP.
+    The steps are those that the server logs when the same phases are announced and sent over HTTP. ``walk`` changes
+    the time that this takes and nothing else.
     """
-    core = Core(engine_for_config(config))
-    steps: list[StepRecord] = []
-    sequences: list[Sequence] = []
-    rows: list[tuple[int, ...]] = []
+    engine = engine_for_config(config, walk)
+    ended = array("q")
     for number, load in enumerate(loads):
-        index_of = {request.request_id: index for index, request in enumerate(load.requests)}
-        arrival_ns = load.arrival_ns or (0,) * len(load.requests)
-        request_ids = (request.request_id for request in load.requests)
-        arrivals = [AnnouncedRequest(*arrival) for arrival in zip(request_ids, arrival_ns, strict=True)]
-        core.announce(AnnouncedPhase(arrivals, max_concurrency=load.max_concurrency, is_warmup=load.is_warmup))
-        for request in load.requests:
-            core.submit(request)
-        while (output := core.next_step()) is not None:
-            steps.append(output.record)
-            sequences += output.finished
-            rows += (_row(number, index_of[seq.request.request_id], seq) for seq in output.finished)
-    columns = np.array(rows, dtype=np.int64).reshape(-1, len(fields(RequestColumns))).T
-    names = (field.name for field in fields(RequestColumns))
-    requests = RequestColumns(**dict(zip(names, columns, strict=True)))
-    return Simulation(steps=tuple(steps), sequences=tuple(sequences), requests=requests)
+        phase = LoadPhase(load)
+        for output in _leaps(engine, phase):
+            for seq in output.finished:
+                ended.extend(_ended(number, phase.index_of(seq.request.request_id), seq))
+            for request_id in output.finished_requests:
+                phase.end(request_id, engine.now_ns)
+    names = [field.name for field in fields(RequestColumns)]
+    columns = np.frombuffer(ended, dtype=np.int64).reshape(-1, len(names)).T
+    return Simulation(
+        config=config,
+        loads=tuple(loads),
+        log=engine.log,
+        requests=RequestColumns(**dict(zip(names, columns, strict=True))),
+        num_preemptions=engine.scheduler.num_preemptions,
+        num_queried_tokens=engine.block_manager.num_queried_tokens,
+        num_hit_tokens=engine.block_manager.num_hit_tokens,
+    )
 
 
-def _row(load: int, index: int, seq: Sequence) -> tuple[int, ...]:
-    first_ns, last_ns = seq.first_token_ns or 0, seq.last_token_ns or 0
-    times = (seq.arrival_ns, first_ns, last_ns)
-    return (load, index, seq.choice, *times, seq.prompt_tokens, seq.num_output, seq.num_cached, seq.num_preemptions)
+def _leaps(engine: SimulatedEngine, phase: LoadPhase) -> Iterator[LeapOutput]:
+    """Let requests in as they are due, jumping over idle time, and run the engine from one to the next."""
+    phase.start(engine.now_ns)
+    engine.is_warmup = phase.is_warmup
+    while True:
+        while (entry_ns := phase.next_entry_ns()) is not None:
+            if entry_ns > engine.now_ns:
+                if engine.has_work:
+                    break
+                engine.now_ns = entry_ns
+            engine.add_request(phase.take_next())
+        if not engine.has_work:
+            return
+        yield engine.leap(NEVER_NS if entry_ns is None else entry_ns)
+
+
+def _ended(load: int, index: int, seq: Sequence) -> tuple[int, ...]:
+    """The columns of one choice, in the order of RequestColumns."""
+    times = (seq.arrival_ns, seq.first_token_ns or 0, seq.last_token_ns or 0)
+    tokens = (seq.prompt_tokens, seq.num_output, seq.num_cached)
+    return (load, index, seq.choice, seq.seq_id, *times, *tokens, seq.num_preemptions)

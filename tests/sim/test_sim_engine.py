@@ -76,10 +76,18 @@ def test_every_load_ends_with_all_tokens_and_all_blocks_back(
     steps, finished = [], []
     while (output := core.next_step()) is not None:
         scheduler, blocks = engine.scheduler, engine.block_manager
-        running = scheduler.decoding + scheduler.prefilling
+        running = [*scheduler.decoding, *scheduler.prefilling]
         assert scheduler.decode_context == sum(seq.num_tokens for seq in scheduler.decoding)
-        assert {block for seq in running for block in seq.block_table} == set(blocks._num_holders)
-        assert blocks.num_used + blocks.num_free == config.num_kv_blocks
+        assert scheduler.num_sampled_decodes == sum(not seq.is_greedy for seq in scheduler.decoding)
+        assert sum(scheduler.block_needs) == len(scheduler.decoding)
+        lengths = [seq.num_tokens - seq.is_decoding for seq in running]
+        shared = [key for seq in running for key in seq.block_keys if key is not None]
+        assert Counter(shared) == blocks._num_holders
+        num_held = sum(map(blocks.blocks_for, lengths))
+        assert blocks.num_used == num_held - len(shared) + len(set(shared))
+        assert blocks.num_used + sum(blocks._free.values()) + blocks._num_fresh == config.num_kv_blocks or (
+            not config.enable_prefix_caching
+        )
         assert len(running) <= config.max_num_seqs
         record = output.record
         assert (record.num_prefill_tokens or 0) + (record.num_decode_tokens or 0) <= config.max_num_batched_tokens

@@ -1,11 +1,13 @@
 """Step time from measured layers: interpolation, the sum of a forward pass, and the reader of the tables."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchctl.costs.experts import MoeShape
 from benchctl.costs.shapes import ModelShape
 from benchctl.errors import UsageError
 from benchctl.interop.readers.layer_profile import read_layer_tables
@@ -161,3 +163,23 @@ def test_a_grid_of_one_chunk_and_one_history_is_too_small(tmp_path: Path) -> Non
     )
     with pytest.raises(UsageError, match="measure at least two values of each column"):
         read_layer_tables(folder)
+
+
+@pytest.mark.parametrize("column", ["", "ep,"])
+def test_blocks_of_experts_take_the_place_of_the_feed_forward_block(tmp_path: Path, column: str) -> None:
+    folder = write_tables(tmp_path / "tp1")
+    with (folder / "dense.csv").open("a", encoding="utf-8") as file:
+        file.write("gate_up_proj,1,100\n")
+    rows = [(tokens, experts, 10 + tokens + 5 * experts) for tokens in (1, 64) for experts in (2, 8)]
+    lines = [f"{'1,' if column else ''}{tokens},{experts},{time_us}" for tokens, experts, time_us in rows]
+    lines += [f"2,{tokens},{experts},0" for tokens, experts, _ in rows] if column else []
+    (folder / "moe.csv").write_text(
+        "\n".join([f"{column}tokens,activated_experts,time_us", *lines]) + "\n", encoding="utf-8"
+    )
+    moe = MoeShape(layers=3, experts=8, experts_per_token=2, expert_ffn=32)
+    profile = LayerProfile(read_layer_tables(folder), replace(SHAPE, moe=moe))
+    experts = 8 * (1 - (1 - 2 / 8) ** 16)
+    expected = step_us(4, 16, 1, 0) - (500 + 20 + 1.5 + 0.5) + 100 + 3 * (10 + 16 + 5 * experts)
+    assert profile.of_tokens_us(16) == pytest.approx(expected)
+    with pytest.raises(UsageError, match=r"without a moe\.csv"):
+        LayerProfile(read_layer_tables(write_tables(tmp_path / "dense")), replace(SHAPE, moe=moe))

@@ -5,14 +5,18 @@ A folder of one degree of tensor parallelism, ``tp<k>``, has three tables with t
 dense.csv         layer,tokens,time_us
 per_sequence.csv  layer,sequences,time_us
 attention.csv     prefill_chunk,kv_prefill,n_decode,kv_decode,time_us
+moe.csv           tokens,activated_experts,time_us    (a model with experts: a whole block of them)
 
 Newer profiles replace ``kv_prefill``, the tokens cached before a chunk, by ``prefill_key``, the mean number of
 positions that its tokens attend to: ``kv_prefill`` + ``prefill_chunk`` / 2. They may have columns ``layer`` and
 ``decode_q_len``, of which rows of the layer "attention" with one token per decoding row are taken.
 
+``moe.csv`` may have a column ``ep``, the degree of expert parallelism; the rows of the run's ``ep_size`` or else of
+the lowest degree are taken.
+
 Above it may lie the folder of a whole run, whose ``config.json`` states ``tp_size``, ``link_bw`` (GiB/s) and
-``link_latency`` (ns) and tells which of several tables to take. Tables of unlike kinds of the same profiler (skew,
-experts) are left alone.
+``link_latency`` (ns) and tells which of several tables to take. Other tables of the same profiler, such as those of
+skewed contexts, are left alone.
 """
 
 import csv
@@ -24,13 +28,14 @@ from typing import Any, Final
 
 from benchctl.errors import UsageError
 from benchctl.steptime.layers.attention import AttentionCell, AttentionTable
-from benchctl.steptime.layers.line import Line
+from benchctl.steptime.layers.line import Line, Surface
 from benchctl.steptime.layers.profile import LayerTables, Link
 from benchctl.units import GIB, NS_PER_US
 
 DENSE: Final = "dense.csv"
 PER_SEQUENCE: Final = "per_sequence.csv"
 ATTENTION: Final = "attention.csv"
+EXPERTS: Final = "moe.csv"
 _DEGREE: Final = re.compile(r"tp(\d+)")
 
 
@@ -46,6 +51,7 @@ def read_layer_tables(directory: Path) -> LayerTables:
         dense=_lines(folder / DENSE, "tokens"),
         per_sequence=_lines(folder / PER_SEQUENCE, "sequences"),
         attention=_attention(folder / ATTENTION),
+        experts=_experts(folder / EXPERTS, config.get("ep_size")),
         tensor_parallel=int(match.group(1)) if match else 1,
         link=_link(config),
     )
@@ -99,6 +105,20 @@ def _lines(path: Path, axis: str) -> dict[str, Line]:
         points.setdefault(row["layer"], []).append((x, time_us))
     try:
         return {layer: Line.through(of_layer) for layer, of_layer in points.items()}
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}") from error
+
+
+def _experts(path: Path, degree: object) -> Surface | None:
+    if not path.is_file():
+        return None
+    rows = list(_rows(path, ("tokens", "activated_experts", "time_us")))
+    degrees = sorted({int(row["ep"]) for row, _ in rows if row.get("ep", "").isdigit()})
+    if degrees:
+        chosen = degree if degree in degrees else degrees[0]
+        rows = [(row, point) for row, point in rows if row["ep"] == str(chosen)]
+    try:
+        return Surface.through((tokens, experts, time_us) for _, (tokens, experts, time_us) in rows)
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from error
 

@@ -69,6 +69,14 @@ class StepCost(msgspec.Struct, frozen=True, kw_only=True):
         parts = msgspec.structs.asdict(self).items()
         return StepCost(**{name: round(value * factor) for name, value in parts if value is not None})
 
+    def parts(self) -> list[int]:
+        """The times of the sections that exist."""
+        return [value for value in msgspec.structs.astuple(self) if value is not None]
+
+    def total_ns(self) -> int:
+        """Duration of the step."""
+        return sum(self.parts())
+
     def sections(self) -> dict[str, int]:
         """The nested sections of a step record; parents are the sums of their parts."""
         sections = {"schedule": self.schedule, "model_forward": self.model_forward}

@@ -89,7 +89,7 @@ class SimCollector:
         scheduler, blocks = engine.scheduler, engine.block_manager
         for name, text, value in (
             ("vllm:num_requests_running", "Sequences in the batch.", scheduler.num_running),
-            ("vllm:num_requests_waiting", "Sequences in the queue.", len(scheduler.waiting)),
+            ("vllm:num_requests_waiting", "Sequences in the queue.", scheduler.num_waiting),
             ("vllm:kv_cache_usage_perc", "Share of blocks in use, 0 to 1.", blocks.num_used / blocks.num_blocks),
             ("benchctl_sim:virtual_seconds", "Virtual time since the start.", engine.now_ns / NS_PER_S),
             ("benchctl_sim:lag_seconds", "Largest lag of wall time in this phase.", self.lag_s),

@@ -24,7 +24,7 @@ from benchctl.sim.http.driver import Driver
 from benchctl.sim.http.openai_api import ChatBody, CompletionBody, ScheduleBody, request_from
 from benchctl.sim.http.reply import Reply
 from benchctl.sim.phase import AnnouncedPhase, AnnouncedRequest
-from benchctl.sim.simulate import engine_for_config
+from benchctl.sim.start import engine_for_config
 from benchctl.units import NS_PER_S
 
 log = logging.getLogger("benchctl.sim")

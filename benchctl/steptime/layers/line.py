@@ -43,6 +43,33 @@ class Line:
         return low_y + share * (high_y - low_y)
 
 
+@dataclass(frozen=True, slots=True)
+class Surface:
+    """Lines over y, side by side at places on x; between two of them time is linear in x as well."""
+
+    lines: tuple[tuple[float, Line], ...]
+
+    @classmethod
+    def through(cls, points: Iterable[tuple[float, float, float]]) -> "Surface":
+        """The surface through points (x, y, time). Raises UsageError without a point, or with two of one place."""
+        of_x: dict[float, list[tuple[float, float]]] = {}
+        for x, y, time_us in points:
+            of_x.setdefault(x, []).append((y, time_us))
+        if not of_x:
+            Line.through(())
+        return cls(tuple((x, Line.through(of_x[x])) for x in sorted(of_x)))
+
+    def at(self, x: float, y: float) -> float:
+        """The value at ``x`` and ``y``."""
+        return Line.through((mark, line.at(y)) for mark, line in self._around(x)).at(x)
+
+    def _around(self, x: float) -> tuple[tuple[float, Line], ...]:
+        if len(self.lines) == 1:
+            return self.lines
+        low, high, _ = bracket(tuple(mark for mark, _ in self.lines), x)
+        return self.lines[low], self.lines[high]
+
+
 def bracket(xs: tuple[float, ...], x: float) -> tuple[int, int, float]:
     """Two neighbours of ``x`` among at least two places, and its share of the way between them.
 

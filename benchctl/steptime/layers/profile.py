@@ -1,6 +1,6 @@
 """A forward pass as the sum of its measured layers.
 
-    step = once(T) + sum over layers of (linear(T) + attention) + head(R) + collectives
+    step = once(T) + sum over layers of (linear(T) + attention + experts(T)) + head(R) + collectives
 
 T is the number of tokens that the device computes: those of the step, padded to the next captured graph size where
 the engine replays graphs. R is the number of rows, whose logits an engine computes even for a prompt that does not
@@ -20,13 +20,15 @@ from typing import Final
 from benchctl.costs.shapes import ModelShape
 from benchctl.errors import UsageError
 from benchctl.steptime.layers.attention import AttentionTable
-from benchctl.steptime.layers.line import Line
+from benchctl.steptime.layers.line import Line, Surface
 from benchctl.units import US_PER_S
 
 ONCE: Final = frozenset({"embedding", "final_layernorm"})
 """Layers that a forward pass runs once."""
 TWICE: Final = frozenset({"layernorm"})
 """Layers that run before attention and again before the feed-forward block; any other runs once in each layer."""
+MLP: Final = frozenset({"gate_up_proj", "act_fn", "down_proj"})
+"""Layers in whose place some layers of a model have a block of experts."""
 _BYTES: Final = 2
 """Bytes of an activation, bfloat16."""
 
@@ -46,12 +48,14 @@ class Link:
 class LayerTables:
     """Measured layers of one model on one kind of device, at one degree of tensor parallelism.
 
-    ``dense`` has lines over tokens, ``per_sequence`` over rows; times in microseconds.
+    ``dense`` has lines over tokens, ``per_sequence`` over rows, ``experts`` a surface over tokens and the distinct
+    experts that these choose; times in microseconds.
     """
 
     dense: Mapping[str, Line]
     per_sequence: Mapping[str, Line]
     attention: AttentionTable
+    experts: Surface | None = None
     tensor_parallel: int = 1
     link: Link | None = None
 
@@ -77,11 +81,16 @@ class LayerProfile:
     """The layers of a whole model. ``graph_sizes`` are the captured batch sizes in ascending order, or empty."""
 
     def __init__(self, tables: LayerTables, shape: ModelShape, graph_sizes: tuple[int, ...] = ()) -> None:
-        """Raises UsageError when several devices share the layers and nothing says how they are joined."""
+        """Raises UsageError when the link of several devices is unknown, or the time of a model's experts."""
         if tables.tensor_parallel > 1 and tables.link is None:
             raise UsageError(
                 f"layer profile at tensor parallelism {tables.tensor_parallel} has no link between the devices; "
                 "state link_bw and link_latency in its config.json"
+            )
+        if shape.moe is not None and tables.experts is None:
+            raise UsageError(
+                f"layer profile of {shape.name}, which has experts, without a moe.csv; measure their blocks, or "
+                "name another model"
             )
         self.tables: Final = tables
         self.shape: Final = shape
@@ -101,18 +110,15 @@ class LayerProfile:
         )
 
     def of_tokens_us(self, tokens: int) -> float:
-        """The part that depends on the number of tokens alone: projections, norms and all-reduces."""
+        """The part that depends on the number of tokens alone: projections, norms, experts, all-reduces."""
         index = bisect_left(self.graph_sizes, tokens)
         if index < len(self.graph_sizes):
             tokens = self.graph_sizes[index]
         time_us = self._of_tokens_us.get(tokens)
         if time_us is None:
-            layers, bytes_per_hop = (
-                self.shape.layers,
-                tokens * self.shape.hidden * _BYTES / self.tables.tensor_parallel,
-            )
-            time_us = sum(_times_run(name, layers) * line.at(tokens) for name, line in self.tables.dense.items())
-            time_us += (2 * layers + 1) * 2 * self._hops_us(bytes_per_hop)
+            bytes_per_hop = tokens * self.shape.hidden * _BYTES / self.tables.tensor_parallel
+            time_us = sum(self._times_run(name) * line.at(tokens) for name, line in self.tables.dense.items())
+            time_us += self._experts_us(tokens) + (2 * self.shape.layers + 1) * 2 * self._hops_us(bytes_per_hop)
             self._of_tokens_us[tokens] = time_us
         return time_us
 
@@ -125,17 +131,26 @@ class LayerProfile:
             self._of_rows_us[rows] = time_us
         return time_us
 
+    def _experts_us(self, tokens: int) -> float:
+        """All blocks of experts, with tokens that choose theirs uniformly."""
+        moe, table = self.shape.moe, self.tables.experts
+        if moe is None or table is None:
+            return 0.0
+        return moe.layers * table.at(tokens, moe.uniform_experts(float(tokens)))
+
+    def _times_run(self, name: str) -> int:
+        """Number of times that a forward pass runs a layer."""
+        if name in ONCE:
+            return 1
+        if name in TWICE:
+            return 2 * self.shape.layers
+        with_experts = self.shape.moe.layers if self.shape.moe is not None and name in MLP else 0
+        return self.shape.layers - with_experts
+
     def _hops_us(self, num_bytes: float) -> float:
         """Once around the ring: k - 1 hops of so many bytes; nothing on a single device."""
         link = self.tables.link
         return 0.0 if link is None else (self.tables.tensor_parallel - 1) * link.hop_us(num_bytes)
-
-
-def _times_run(name: str, layers: int) -> int:
-    """Number of times that a forward pass runs a layer."""
-    if name in ONCE:
-        return 1
-    return 2 * layers if name in TWICE else layers
 
 
 def captured_sizes(max_num_seqs: int) -> tuple[int, ...]:

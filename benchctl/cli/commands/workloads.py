@@ -1,0 +1,166 @@
+"""``benchctl workloads``: the calibration workloads, and a lint of anyone's load-generator configuration."""
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from benchctl.errors import UsageError
+from benchctl.units import MS_PER_S
+
+if TYPE_CHECKING:
+    from benchctl.steptime.source import StepTimeSource
+    from benchctl.workload.calibration import CalibrationWorkload
+    from benchctl.workload.lint.lint import LintResult
+
+app = typer.Typer(
+    no_args_is_help=True, help="Calibration workloads: list, show, export, and lint those of other tools."
+)
+
+_Names = Annotated[list[str] | None, typer.Argument(help="W1 to W5 and V1; by default all.", metavar="[NAME]...")]
+_Out = Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Directory of the files.")]
+_Url = Annotated[str, typer.Option("--base-url", metavar="URL", help="Address of the server in the files.")]
+_Files = Annotated[list[Path], typer.Argument(help="Configurations of inference-perf, as YAML.", metavar="FILE...")]
+_Model = Annotated[
+    str | None,
+    typer.Option("--model", help="Model whose load is predicted: a known name, or a directory with a config.json."),
+]
+_Hardware = Annotated[str | None, typer.Option("--hardware", metavar="NAME", help="Device of the server.")]
+_Devices = Annotated[int, typer.Option("--tensor-parallel", min=1, help="Devices that share each layer.")]
+_MaxSeqs = Annotated[int, typer.Option("--max-num-seqs", min=1, help="Sequences in one batch at most.")]
+_KvTokens = Annotated[
+    float | None,
+    typer.Option("--kv-tokens", min=1, help="Tokens in the server's KV cache; by default what the memory holds."),
+]
+
+
+@app.command("list")
+def list_workloads() -> None:
+    """List the calibration workloads with their profiles."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from benchctl.workload.calibration import WORKLOADS
+
+    table = Table(box=None, pad_edge=False)
+    for title in ("name", "profile", "requests", "determines"):
+        table.add_column(title, justify="right" if title == "requests" else "left", overflow="fold")
+    for workload in WORKLOADS.values():
+        num_requests = sum(stage.num_requests for stage in workload.stages)
+        table.add_row(workload.name, workload.profile, str(num_requests), workload.purpose)
+    Console(width=None if sys.stdout.isatty() else 200, highlight=False).print(table)
+
+
+@app.command("show")
+def show(name: Annotated[str, typer.Argument(help="W1 to W5 or V1.")]) -> None:
+    """Print the stages of one workload."""
+    from benchctl.workload.calibration import calibration_workload
+
+    workload = calibration_workload(name)
+    print(f"{workload.name}: {workload.purpose}{'; ' + workload.remark if workload.remark else ''}")
+    print(f"run it: benchctl run --profile {workload.profile}")
+    for stage in workload.stages:
+        print(
+            f"  prompts of {stage.prompt_tokens}, outputs of {stage.output_tokens}, {stage.concurrency} open, "
+            f"{stage.num_requests} requests"
+        )
+
+
+@app.command("export")
+def export(
+    out: _Out,
+    names: _Names = None,
+    base_url: _Url = "http://127.0.0.1:8000",
+    model_name: Annotated[
+        str | None, typer.Option("--model-name", help="Model that requests name; by default the server's own.")
+    ] = None,
+) -> None:
+    """Write workloads as configurations of inference-perf."""
+    from benchctl.interop.writers.inference_perf import write_inference_perf
+
+    for workload in _workloads(names):
+        for path in write_inference_perf(workload, out, base_url=base_url, model_name=model_name):
+            print(path)
+
+
+@app.command("lint")
+def lint(
+    files: _Files,
+    model: _Model = None,
+    hardware: _Hardware = None,
+    devices: _Devices = 1,
+    max_num_seqs: _MaxSeqs = 256,
+    kv_tokens: _KvTokens = None,
+    has_no_prefix_cache: Annotated[
+        bool, typer.Option("--no-prefix-caching", help="The server runs without a prefix cache.")
+    ] = False,
+    is_strict: Annotated[bool, typer.Option("--strict", help="Warnings count as errors.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print findings as JSON.")] = False,
+) -> None:
+    """Check configurations of inference-perf for loads that do not measure what the file says.
+
+    With a model and its hardware it also predicts concurrency by Little's law, and saturation.
+    Exit code: 1 with errors, 2 for a file that cannot be read, else 0.
+    """
+    from benchctl.workload.lint.lint import LintOptions, lint_config
+
+    source = _source(model, hardware, devices, max_num_seqs)
+    options = LintOptions(source=source, kv_tokens=kv_tokens, has_prefix_cache=not has_no_prefix_cache)
+    results = [lint_config(path, options) for path in files]
+    if as_json:
+        print(json.dumps([asdict(finding) for result in results for finding in result.findings], indent=2))
+    else:
+        for result in results:
+            _print_result(result)
+        if source is None:
+            print("concurrency and saturation are not predicted: name --model and --hardware")
+        else:
+            bound = ": a bound, real servers are slower" if source.is_bound else ""
+            print(f"predicted by the {source.words}{bound}")
+    if any(result.has_errors or (is_strict and result.findings) for result in results):
+        raise typer.Exit(1)
+
+
+def _print_result(result: "LintResult") -> None:
+    for finding in result.findings:
+        print(finding)
+    for each in result.predicted:
+        stage, load = each.stage, each.load
+        offered = f"{stage.rate:g} requests/s" if stage.rate is not None else f"{stage.concurrency} open requests"
+        print(
+            f"{result.path}: stage {stage.index}, {offered}: concurrency {load.concurrency:.3g}, "
+            f"{load.utilisation:.1%} of capacity, TTFT {load.ttft_s * MS_PER_S:.3g} ms, "
+            f"TPOT {load.tpot_s * MS_PER_S:.3g} ms, {load.output_tokens_per_s:.3g} output tokens/s"
+        )
+    if not result.findings:
+        print(f"ok {result.path}")
+
+
+def _source(model: str | None, hardware: str | None, devices: int, max_num_seqs: int) -> "StepTimeSource | None":
+    if model is None and hardware is None:
+        return None
+    if model is None or hardware is None:
+        absent = "--hardware" if hardware is None else "--model"
+        raise UsageError(f"{absent} is missing: a prediction of the load needs --model and --hardware")
+    from benchctl.costs.hardware import hardware_for
+    from benchctl.costs.shapes import shape_for
+    from benchctl.steptime.source import roofline_source
+    from benchctl.steptime.work import Deployment
+
+    deployment = Deployment(shape=shape_for(model), hardware=hardware_for(hardware), tensor_parallel=devices)
+    source = roofline_source(deployment, max_num_seqs=max_num_seqs)
+    if source.limits.kv_tokens == 0:
+        raise UsageError(
+            f"--model {model} does not fit on {devices} x {hardware}: its weights leave no memory for a KV cache; "
+            "raise --tensor-parallel, or name larger --hardware"
+        )
+    return source
+
+
+def _workloads(names: list[str] | None) -> "tuple[CalibrationWorkload, ...]":
+    from benchctl.workload.calibration import WORKLOADS, calibration_workload
+
+    return tuple(calibration_workload(name) for name in names) if names else tuple(WORKLOADS.values())

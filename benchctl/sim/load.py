@@ -1,0 +1,111 @@
+"""A phase of load whose requests are all at hand: when each enters the engine."""
+
+import heapq
+from array import array
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+from itertools import pairwise
+
+from benchctl.errors import UsageError
+from benchctl.sim.request import Request
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimLoad:
+    """One phase of load: requests, when they arrive, and a limit on concurrency.
+
+    ``requests`` may make each request when it is asked for: a load of a million needs no million objects.
+    """
+
+    requests: Items[Request]
+    arrival_ns: Items[int] | None = None
+    """One offset for each request; None sends all at the start."""
+    follows: Items[int] | None = None
+    """For each request the index of the one that it follows in a session, or -1. Its offset then counts from the
+    end of that request: the time that a user thinks before the next turn. None: no sessions."""
+    max_concurrency: int | None = None
+    is_warmup: bool = False
+
+    def __post_init__(self) -> None:
+        for name, items in (("arrival_ns", self.arrival_ns), ("follows", self.follows)):
+            if items is not None and len(items) != len(self.requests):
+                raise UsageError(
+                    f"{name} has {len(items)} entries for {len(self.requests)} requests; give one for each"
+                )
+        if self.follows is not None and any(before >= index for index, before in enumerate(self.follows)):
+            raise UsageError("follows names a later request, or the request itself; name an earlier turn")
+
+
+class LoadPhase:
+    """The progress of a load. Requests enter in the order in which they are due, then in that of the load.
+
+    With a limit C on concurrency a request enters when fewer than C are open.
+    """
+
+    def __init__(self, load: SimLoad) -> None:
+        self.is_warmup = load.is_warmup
+        self._load = load
+        self._offsets: Items[int] = load.arrival_ns if load.arrival_ns is not None else bytes(len(load.requests))
+        self._order = self._first_turns()
+        self._num_taken = 0
+        self._num_left = len(load.requests)
+        self._start_ns = 0
+        self._open: dict[str, int] = {}
+        self._ready: list[tuple[int, int]] = []
+        """Heap of the later turns whose predecessor has ended: when they are due, and their index."""
+        self._followers: dict[int, list[int]] = {}
+        for index, before in enumerate(load.follows or ()):
+            if before >= 0:
+                self._followers.setdefault(before, []).append(index)
+
+    @property
+    def is_over(self) -> bool:
+        return not self._num_left and not self._open
+
+    def start(self, now_ns: int) -> None:
+        self._start_ns = now_ns
+
+    def index_of(self, request_id: str) -> int:
+        """Index within the load of an open request."""
+        return self._open[request_id]
+
+    def next_entry_ns(self) -> int | None:
+        """Time at which the next request is due; None if it waits for an end, or if none is left."""
+        limit = self._load.max_concurrency
+        if limit is not None and len(self._open) >= limit:
+            return None
+        due_ns = self._ready[0][0] if self._ready else None
+        if self._num_taken < len(self._order):
+            first_ns = self._start_ns + self._offsets[self._order[self._num_taken]]
+            if due_ns is None or first_ns <= due_ns:
+                return first_ns
+        return due_ns
+
+    def take_next(self) -> Request:
+        """The request that is due next; there must be one."""
+        first_ns = None
+        if self._num_taken < len(self._order):
+            index = self._order[self._num_taken]
+            first_ns = self._start_ns + self._offsets[index]
+        if first_ns is None or (self._ready and self._ready[0][0] < first_ns):
+            _, index = heapq.heappop(self._ready)
+        else:
+            self._num_taken += 1
+        self._num_left -= 1
+        request = self._load.requests[index]
+        self._open[request.request_id] = index
+        return request
+
+    def end(self, request_id: str, now_ns: int) -> None:
+        """Note the end of a request, which releases the next turn of its session."""
+        for follower in self._followers.get(self._open.pop(request_id), ()):
+            heapq.heappush(self._ready, (now_ns + self._offsets[follower], follower))
+
+    def _first_turns(self) -> Items[int]:
+        follows, offsets = self._load.follows, self._offsets
+        first = array("q", range(len(offsets)))
+        if follows is not None:
+            first = array("q", [index for index in first if follows[index] < 0])
+        if any(offsets[a] > offsets[b] for a, b in pairwise(first)):
+            first = array("q", sorted(first, key=offsets.__getitem__))
+        return first

@@ -1,0 +1,15 @@
+"""A fresh engine for a configuration."""
+
+from benchctl.sim.config import SimConfig
+from benchctl.sim.costs.cost_model import cost_model_for
+from benchctl.sim.costs.noise import published_noise
+from benchctl.sim.engine import SimulatedEngine
+from benchctl.sim.walk import Walk, walk_steps
+
+
+def engine_for_config(config: SimConfig, walk: Walk = walk_steps) -> SimulatedEngine:
+    """A server life at its start. Raises UsageError when the configuration names an unknown model or device."""
+    noise = None
+    if config.noise == "published":
+        noise = published_noise(config.noise_seed, has_value_model=config.value_model is not None)
+    return SimulatedEngine(config, cost_model_for(config), noise, walk)

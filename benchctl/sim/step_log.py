@@ -1,0 +1,170 @@
+"""The steps of one server life, stored as stretches: a row for steps of one batch, a few numbers for each step."""
+
+from array import array
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+import msgspec
+
+from benchctl.records.step import StepPhase, StepRecord
+from benchctl.sim.costs.cost_model import StepCost
+from benchctl.sim.guidance import GuidedStep
+
+
+class Stretch(NamedTuple):
+    """Consecutive steps of one batch, of which only the context grows, by a token for each decoding row.
+
+    ``context`` and ``num_preempted`` are those of the first step; the latter is 0 in the others.
+    """
+
+    num_steps: int
+    start_ns: int
+    is_warmup: int
+    num_prefills: int
+    num_decodes: int
+    prefill_tokens: int
+    context: int
+    num_output: int
+    is_greedy: int
+    """1, 0, or -1 for steps that sample nothing."""
+    num_preempted: int
+
+
+WIDTH: Final = len(Stretch._fields)
+_NO: Final = -1
+"""Stands for None in a column of integers."""
+
+
+class StepLog:
+    """Columns of steps. They grow by stretches and are read as records, one after the other.
+
+    The forward is what is left of a step's duration after its other sections, which few steps differ in: ``rests``
+    holds each combination once. ``factors`` has the noise of each step, and the columns of guidance a value
+    for each step, on servers that have either.
+    """
+
+    def __init__(self, *, has_noise: bool = False, has_guidance: bool = False) -> None:
+        self.has_noise: Final = has_noise
+        self.has_guidance: Final = has_guidance
+        self.rests: Final[list[StepCost]] = []
+        self.num_cleared = 0
+        """Steps that were forgotten."""
+        self._rest_ids: Final[dict[StepCost, int]] = {}
+        self._begin()
+
+    def clear(self) -> None:
+        """Forget all steps; their numbers go on."""
+        self.num_cleared += len(self)
+        self._begin()
+
+    def _begin(self) -> None:
+        self.stretches = array("q")
+        self.rest_ids = array("i")
+        """One for each stretch."""
+        self.dur_ns = array("q")
+        self.kv_used = array("q")
+        self.factors = array("d")
+        self.guided = {name: array("q") for name in GUIDED_COLUMNS}
+
+    def __len__(self) -> int:
+        return len(self.dur_ns)
+
+    @property
+    def num_stretches(self) -> int:
+        return len(self.rest_ids)
+
+    def rest_id(self, rest: StepCost) -> int:
+        """The number of a combination of sections, whose model_forward and lvm_forward are 0."""
+        number = self._rest_ids.get(rest)
+        if number is None:
+            number = self._rest_ids[rest] = len(self.rests)
+            self.rests.append(rest)
+        return number
+
+    def add_guided(self, guided: GuidedStep, lvm_forward_ns: int | None) -> None:
+        """Append what guidance did in one step."""
+        fused = _NO if guided.fused is None else int(guided.fused)
+        forward_ns = _NO if lvm_forward_ns is None else lvm_forward_ns
+        counts = (guided.scored_rows, guided.candidates, guided.value_prefill_tokens, guided.value_extend_tokens)
+        for column, value in zip(self.guided.values(), (*counts, fused, forward_ns), strict=True):
+            column.append(value)
+
+    def add_unguided(self, num_steps: int) -> None:
+        """Append steps in which no row asked for guidance."""
+        for column, value in zip(self.guided.values(), _UNGUIDED, strict=True):
+            column.extend([value] * num_steps)
+
+    def stretch(self, index: int) -> Stretch:
+        return Stretch(*self.stretches[index * WIDTH : (index + 1) * WIDTH])
+
+    def records(self) -> Iterator[StepRecord]:
+        """Every step as a record."""
+        first = 0
+        for index in range(self.num_stretches):
+            yield from self.records_of(index, first)
+            first += self.stretches[index * WIDTH]
+
+    def record(self, index: int, first: int, offset: int) -> StepRecord:
+        """Step ``offset`` of the stretch ``index``, whose first step is at ``first`` of the columns."""
+        stretch = self.stretch(index)
+        elapsed_ns = sum(self.dur_ns[first : first + offset])
+        return self._record(stretch, self.rests[self.rest_ids[index]], first, offset, stretch.start_ns + elapsed_ns)
+
+    def records_of(self, index: int, first: int) -> Iterator[StepRecord]:
+        """The steps of the stretch ``index``, whose first step is at ``first`` of the columns."""
+        stretch, rest = self.stretch(index), self.rests[self.rest_ids[index]]
+        start_ns = stretch.start_ns
+        for offset in range(stretch.num_steps):
+            record = self._record(stretch, rest, first, offset, start_ns)
+            start_ns += record.dur_ns
+            yield record
+
+    def _record(self, stretch: Stretch, rest: StepCost, first: int, offset: int, start_ns: int) -> StepRecord:
+        at = first + offset
+        guided = [column[at] for column in self.guided.values()] if self.has_guidance else _UNGUIDED
+        return StepRecord(
+            step=self.num_cleared + at + 1,
+            start_ns=start_ns,
+            dur_ns=self.dur_ns[at],
+            clock="virtual",
+            phase=_phase(stretch),
+            is_warmup=bool(stretch.is_warmup),
+            num_seqs=stretch.num_prefills + stretch.num_decodes,
+            num_prefill_tokens=stretch.prefill_tokens,
+            num_decode_tokens=stretch.num_decodes,
+            context_tokens=stretch.context + offset * stretch.num_decodes,
+            output_tokens=stretch.num_output,
+            is_greedy=None if stretch.is_greedy == _NO else bool(stretch.is_greedy),
+            guided_rows=guided[0],
+            candidates=guided[1],
+            fused=None if guided[4] == _NO else bool(guided[4]),
+            preempted=0 if offset else stretch.num_preempted,
+            kv_used_blocks=self.kv_used[at],
+            value_prefill_tokens=guided[2],
+            value_extend_tokens=guided[3],
+            sections_ns=self._sections(rest, at, guided[5]),
+        )
+
+    def _sections(self, rest: StepCost, at: int, lvm_forward_ns: int) -> dict[str, int]:
+        if self.has_noise:
+            rest = rest.scaled(self.factors[at])
+        if lvm_forward_ns != _NO:
+            rest = msgspec.structs.replace(rest, lvm_forward=lvm_forward_ns)
+        return msgspec.structs.replace(rest, model_forward=self.dur_ns[at] - rest.total_ns()).sections()
+
+
+GUIDED_COLUMNS: Final = (
+    "guided_rows",
+    "candidates",
+    "value_prefill_tokens",
+    "value_extend_tokens",
+    "fused",
+    "lvm_forward",
+)
+_UNGUIDED: Final = [0, 0, 0, 0, _NO, _NO]
+
+
+def _phase(stretch: Stretch) -> StepPhase:
+    if not stretch.prefill_tokens:
+        return "decode"
+    return "mixed" if stretch.num_decodes else "prefill"

@@ -1,0 +1,176 @@
+"""Leaping over stretches of decode steps changes nothing: an engine that runs them singly has the same steps."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.servers.simulator import FILTERED, NEUTRAL, VALUE_MODEL, prompt_of, request_of, run
+
+from benchctl.records.columns.step_columns import columns_from
+from benchctl.records.jsonl import encode
+from benchctl.sim.block_walk import walk_in_blocks
+from benchctl.sim.config import SimConfig
+from benchctl.sim.core import Core
+from benchctl.sim.load import SimLoad
+from benchctl.sim.phase import AnnouncedPhase, AnnouncedRequest
+from benchctl.sim.request import Request, SamplingParams
+from benchctl.sim.simulate import simulate
+from benchctl.sim.start import engine_for_config
+from benchctl.sim.step_log import StepLog
+from benchctl.sim.walk import Course, Progress, walk_steps
+
+sizes_strategy = st.lists(
+    st.tuples(st.integers(1, 60), st.integers(1, 90), st.sampled_from([1, 1, 1, 3]), st.integers(0, 3000)),
+    min_size=1,
+    max_size=10,
+)
+config_strategy = st.fixed_dictionaries(
+    {
+        "cost_model": st.sampled_from(["lenvm-h100", "roofline", "llm-mock"]),
+        "max_num_seqs": st.integers(1, 8),
+        "max_num_batched_tokens": st.integers(8, 80),
+        "num_kv_blocks": st.integers(40, 90),
+        "block_size": st.sampled_from([1, 4, 16]),
+        "enable_prefix_caching": st.booleans(),
+        "scheduling": st.sampled_from(["fcfs", "priority"]),
+        "noise": st.sampled_from(["none", "none", "published"]),
+    }
+)
+
+
+def load_of(sizes: list[tuple[int, int, int, int]], config: SimConfig, limit: int | None = None) -> SimLoad:
+    requests = tuple(
+        request_of(
+            f"r{i}",
+            prompt=prompt_of(min(prompt, 20 if config.block_size == 1 else 60), f"p{i % 3}-", config.block_size),
+            max_tokens=min(output, 20 if config.block_size == 1 else 90),
+            n=n,
+            seed=i,
+            sampling=FILTERED if i % 4 else SamplingParams(temperature=0.0),
+            guidance=NEUTRAL if i % 2 and config.value_model else None,
+            priority=-i % 3,
+        )
+        for i, (prompt, output, n, _) in enumerate(sizes)
+    )
+    arrival_ns = tuple(at * 1_000_000 for *_, at in sizes)
+    return SimLoad(requests=requests, arrival_ns=arrival_ns, max_concurrency=limit)
+
+
+def walk_singly(course: Course, log: StepLog) -> Progress:
+    return walk_steps(course._replace(num_steps=1), log)
+
+
+def log_of(config: SimConfig, load: SimLoad, **options: Any) -> list[bytes]:
+    return [encode(step) for step in simulate(config, [load], **options).steps]
+
+
+def announced_log_of(config: SimConfig, load: SimLoad) -> list[bytes]:
+    """The steps of a server to which the load is announced, one at a time."""
+    core = Core(engine_for_config(config))
+    arrivals = [
+        AnnouncedRequest(request.request_id, at)
+        for request, at in zip(load.requests, load.arrival_ns or (), strict=True)
+    ]
+    core.announce(AnnouncedPhase(arrivals, max_concurrency=load.max_concurrency, is_warmup=load.is_warmup))
+    for request in load.requests:
+        core.submit(request)
+    return [encode(output.record) for output in iter(core.next_step, None)]
+
+
+@settings(max_examples=80, deadline=None)
+@given(sizes_strategy, config_strategy, st.none() | st.integers(1, 3), st.booleans())
+def test_a_simulation_has_the_steps_of_a_server_that_is_told_the_same_load(
+    sizes: list[tuple[int, int, int, int]], options: dict[str, Any], limit: int | None, is_guided: bool
+) -> None:
+    value_model = VALUE_MODEL if is_guided and options["cost_model"] != "llm-mock" else None
+    config = SimConfig(**options, value_model=value_model)
+    load = load_of(sizes, config, limit)
+    steps = log_of(config, load)
+    assert steps == announced_log_of(config, load)
+    assert steps == log_of(config, load, walk=walk_singly)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.integers(1, 40),
+    st.integers(100, 4000),
+    st.integers(0, 3 * 10**10),
+    st.sampled_from(["lenvm-h100", "roofline", "llm-mock"]),
+    st.integers(1, 16),
+)
+def test_arrays_and_the_loop_walk_the_same_steps(
+    rows: int, tokens: int, late_ns: int, cost_model: str, block_size: int
+) -> None:
+    requests = [request_of(f"r{i}", prompt_tokens=5 + i, max_tokens=tokens + i) for i in range(rows)]
+    load = SimLoad(requests=(*requests, request_of("late")), arrival_ns=(*([0] * rows), late_ns))
+    config = SimConfig(
+        cost_model=cost_model, block_size=block_size, num_kv_blocks=rows * (tokens + 100) // block_size
+    )
+    logs = [simulate(config, [load], walk=walk).log for walk in (walk_in_blocks, walk_steps)]
+    assert logs[0].dur_ns == logs[1].dur_ns
+    assert logs[0].kv_used == logs[1].kv_used
+
+
+@settings(max_examples=40, deadline=None)
+@given(sizes_strategy, config_strategy, st.booleans())
+def test_the_columns_of_a_simulation_are_those_of_its_records(
+    sizes: list[tuple[int, int, int, int]], options: dict[str, Any], is_guided: bool
+) -> None:
+    value_model = VALUE_MODEL if is_guided and options["cost_model"] != "llm-mock" else None
+    config = SimConfig(**options, value_model=value_model)
+    load = load_of(sizes, config)
+    warmup = SimLoad(requests=(request_of("w", max_tokens=3),), is_warmup=True)
+    simulation = simulate(config, [warmup, load])
+    for is_warmup in (True, False):
+        columns = simulation.step_columns(is_warmup=is_warmup)
+        expected = columns_from(simulation.steps, is_warmup=is_warmup)
+        for name in ("start_ns", "dur_ns", "num_seqs", "phase"):
+            assert np.array_equal(getattr(columns, name), getattr(expected, name)), name
+        assert columns.clocks == expected.clocks
+        for name in ("optionals", "section_ns", "has_section"):
+            ours, theirs = getattr(columns, name), getattr(expected, name)
+            assert list(ours) == list(theirs)
+            assert all(np.array_equal(ours[key], theirs[key], equal_nan=name == "optionals") for key in ours)
+
+
+def test_steps_are_found_by_their_index_and_by_slices() -> None:
+    simulation = run([request_of(f"r{i}", max_tokens=30 + i) for i in range(4)], arrival_ns=[0, 1, 10**8, 10**11])
+    every = list(simulation.steps)
+    assert [simulation.steps[i] for i in range(-len(every), len(every))] == every * 2
+    assert simulation.steps[3:20:4] == tuple(every[3:20:4])
+    assert len(simulation.steps) == len(every)
+    with pytest.raises(IndexError):
+        simulation.steps[len(every)]
+
+
+def test_a_closing_step_holds_room_for_the_last_token() -> None:
+    """Its row computes every token, so a last token that begins a block needs the block."""
+    steps = run([request_of("r", prompt_tokens=15, max_tokens=2)], cost_model="llm-mock").steps
+    assert [(step.context_tokens, step.kv_used_blocks) for step in steps] == [(15, 1), (16, 1), (17, 2)]
+
+
+def test_a_priority_of_a_lower_number_goes_first() -> None:
+    requests: list[Request] = [
+        request_of(f"r{i}", max_tokens=3, priority=priority) for i, priority in enumerate([5, 5, 1, 3])
+    ]
+    ended = {
+        scheduling: [
+            seq.request.request_id for seq in run(requests, max_num_seqs=1, scheduling=scheduling).sequences
+        ]
+        for scheduling in ("fcfs", "priority")
+    }
+    assert ended == {"fcfs": ["r0", "r1", "r2", "r3"], "priority": ["r2", "r3", "r0", "r1"]}
+
+
+def test_the_lowest_priority_loses_its_memory_first() -> None:
+    requests = [
+        request_of(f"r{i}", prompt_tokens=16, max_tokens=30, priority=priority)
+        for i, priority in enumerate([2, 0, 1])
+    ]
+    simulation = run(requests, num_kv_blocks=7, block_size=8, max_num_seqs=4, scheduling="priority")
+    preempted = {seq.request.request_id: seq.num_preemptions for seq in simulation.sequences}
+    assert preempted["r0"] > 0
+    assert preempted["r1"] == 0
+    assert next(seq.request.request_id for seq in simulation.sequences) == "r1"

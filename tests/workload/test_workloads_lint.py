@@ -1,0 +1,278 @@
+"""Lint of inference-perf configurations: each of the published ones that misleads, and only for its own reason."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from support.cli import benchctl
+
+from benchctl.costs.hardware import hardware_for
+from benchctl.costs.shapes import shape_for
+from benchctl.errors import UsageError
+from benchctl.interop.readers.inference_perf import read_config
+from benchctl.interop.writers.inference_perf import write_inference_perf
+from benchctl.profile.load import load_profile
+from benchctl.steptime.source import roofline_source
+from benchctl.steptime.work import Deployment
+from benchctl.workload.calibration import WORKLOADS
+from benchctl.workload.lint.lint import LintOptions, lint_config
+from benchctl.workload.lint.prompts import computed_tokens
+from benchctl.workload.prepare import prepare_requests
+
+REFERENCE = Path(__file__).parents[2].parent / "shared" / "reference" / "workloads"
+H100 = LintOptions(
+    source=roofline_source(Deployment(shape=shape_for("qwen2.5-7b"), hardware=hardware_for("h100-sxm")))
+)
+SOUND: dict[str, Any] = {
+    "api": {"type": "completion", "streaming": True},
+    "server": {"type": "vllm", "base_url": "http://127.0.0.1:8000", "ignore_eos": True},
+    "load": {
+        "type": "concurrent",
+        "base_seed": 42,
+        "stages": [{"num_requests": 60, "concurrency_level": 1}],
+    },
+    "data": {
+        "type": "shared_prefix",
+        "shared_prefix": {
+            "seed": 42,
+            "num_unique_system_prompts": 60,
+            "num_users_per_system_prompt": 1,
+            "system_prompt_len": 0,
+            "question_len": 1024,
+            "output_len": 512,
+        },
+    },
+}
+
+
+def changed(*changes: tuple[str, Any]) -> dict[str, Any]:
+    """The sound configuration with other values at dotted paths; None removes a key."""
+    document: dict[str, Any] = json.loads(json.dumps(SOUND))
+    for path, value in changes:
+        *above, key = path.split(".")
+        section = document
+        for name in above:
+            section = section[name]
+        section.pop(key, None)
+        if value is not None:
+            section[key] = value
+    return document
+
+
+def written(tmp_path: Path, document: Any) -> Path:
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(document, sort_keys=False))
+    return path
+
+
+def rates(kind: str, rate: float, duration: int = 120, **lengths: int) -> list[tuple[str, Any]]:
+    """Changes to a load at a rate, with a prompt of its own for every request."""
+    prompts = int(rate * duration)
+    return [
+        ("load.type", kind),
+        ("load.stages", [{"rate": rate, "duration": duration}]),
+        ("data.shared_prefix.num_unique_system_prompts", prompts),
+        *((f"data.shared_prefix.{name}", value) for name, value in lengths.items()),
+    ]
+
+
+MISLEADING = {
+    "repeated-prompt": [("data.shared_prefix.num_unique_system_prompts", 1)],
+    "constant-is-random": rates("constant", 8.0, question_len=256, output_len=16),
+    "overlapping-requests": rates("poisson", 0.5),
+    "no-token-times": [("api.streaming", None)],
+    "saturated": rates("poisson", 128.0, question_len=256, output_len=256),
+    "unseeded-prompts": [("data.shared_prefix.seed", None)],
+    "queue-in-server": [
+        ("load.stages", [{"num_requests": 600, "concurrency_level": 300}]),
+        ("data.shared_prefix.num_unique_system_prompts", 600),
+    ],
+}
+ERRORS = {"repeated-prompt", "overlapping-requests", "saturated"}
+KEYS = {
+    "repeated-prompt": "data.shared_prefix.num_unique_system_prompts",
+    "constant-is-random": "load.type",
+    "overlapping-requests": "load.stages[0].rate",
+    "no-token-times": "api.streaming",
+    "saturated": "load.stages[0].rate",
+    "unseeded-prompts": "data.shared_prefix",
+    "queue-in-server": "load.stages[0].concurrency_level",
+}
+
+
+def test_a_sound_configuration_has_no_finding(tmp_path: Path) -> None:
+    result = lint_config(written(tmp_path, SOUND), H100)
+    assert result.findings == ()
+    assert [each.load.concurrency for each in result.predicted] == [pytest.approx(1)]
+
+
+@pytest.mark.parametrize("code", sorted(MISLEADING))
+def test_each_misleading_form_gives_its_finding_and_only_it(code: str, tmp_path: Path) -> None:
+    path = written(tmp_path, changed(*MISLEADING[code]))
+    result = lint_config(path, H100)
+    assert [finding.code for finding in result.findings] == [code]
+    (finding,) = result.findings
+    assert finding.severity == ("error" if code in ERRORS else "warning")
+    assert result.has_errors == (code in ERRORS)
+    assert finding.key == KEYS[code]
+    last_word = KEYS[code].rpartition(".")[2]
+    line = path.read_text().splitlines()[finding.line - 1]
+    assert last_word in line or code == "no-token-times"
+    assert str(finding).startswith(f"{path}:{finding.line}: {finding.key}: {finding.severity}: ")
+    assert finding.remedy in str(finding)
+
+
+def test_the_published_w1_has_every_finding_that_is_known_of_it(tmp_path: Path) -> None:
+    """One prompt at a constant 0.5 requests per second, without streaming."""
+    published = changed(
+        *rates("constant", 0.5, question_len=128, output_len=1),
+        ("data.shared_prefix.num_unique_system_prompts", 1),
+        ("api.streaming", None),
+    )
+    codes = {finding.code for finding in lint_config(written(tmp_path, published), H100).findings}
+    assert codes == {"repeated-prompt", "constant-is-random", "no-token-times"}
+
+
+def test_a_server_without_prefix_cache_may_get_one_prompt_many_times(tmp_path: Path) -> None:
+    path = written(tmp_path, changed(*MISLEADING["repeated-prompt"]))
+    assert lint_config(path, LintOptions(has_prefix_cache=False)).findings == ()
+
+
+def test_prompts_that_come_again_far_apart_matter_where_the_cache_holds_them(tmp_path: Path) -> None:
+    stages = [{"num_requests": 5000, "concurrency_level": 64}]
+    many = changed(("load.stages", stages), ("data.shared_prefix.num_unique_system_prompts", 512))
+    path = written(tmp_path, many)
+    assert lint_config(path).findings == ()
+    (finding,) = lint_config(path, LintOptions(kv_tokens=1e6)).findings
+    assert (finding.code, finding.severity) == ("repeated-prompt", "warning")
+    assert lint_config(path, LintOptions(kv_tokens=5e5)).findings == ()
+
+
+@given(st.integers(1, 10_000))
+def test_a_cached_prompt_computes_one_to_sixteen_tokens(prompt_tokens: int) -> None:
+    computed = computed_tokens(prompt_tokens)
+    assert 1 <= computed <= 16
+    assert (prompt_tokens - computed) % 16 == 0
+
+
+def test_the_wrapper_of_the_first_configurations_is_refused(tmp_path: Path) -> None:
+    wrapped = {"version": "1", "seed": 42, "inference_perf": SOUND}
+    result = lint_config(written(tmp_path, wrapped))
+    assert {finding.code for finding in result.findings} == {"schema"}
+    assert {finding.key for finding in result.findings} == {"version", "seed", "inference_perf"}
+    assert result.has_errors
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (("load.type", "steady"), "constant"),
+        (("load.stages", [{"rate": 1.0, "duration": 60}]), "missing"),
+        (("api.stream", True), "did you mean 'streaming'"),
+        (("data.shared_prefix.prompt_len", 5), "unknown key"),
+        (("load.sweep", {"type": "linear"}), "sweep cannot be used"),
+        (("data.use_chat_template", True), "needs type random"),
+        (("data.shared_prefix", None), "needs the section"),
+        (("server.base_url", None), "missing"),
+    ],
+)
+def test_what_inference_perf_would_refuse_is_an_error_at_its_key(
+    change: tuple[str, Any], problem: str, tmp_path: Path
+) -> None:
+    result = lint_config(written(tmp_path, changed(change)))
+    assert {finding.code for finding in result.findings} == {"schema"}
+    assert any(problem in finding.problem for finding in result.findings)
+
+
+def test_both_names_of_a_key_are_read(tmp_path: Path) -> None:
+    document = changed(
+        ("data.shared_prefix.num_unique_system_prompts", None), ("data.shared_prefix.num_groups", 60)
+    )
+    assert lint_config(written(tmp_path, document), H100).findings == ()
+
+
+@pytest.mark.parametrize("text", ["load: [", "- a\n- b\n", "", "\x00"])
+def test_a_file_that_is_not_a_configuration_is_refused(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "broken.yaml"
+    path.write_text(text)
+    with pytest.raises(UsageError, match=r"broken\.yaml"):
+        read_config(path)
+
+
+@pytest.mark.parametrize("name", sorted(WORKLOADS))
+def test_exported_workloads_have_no_finding(name: str, tmp_path: Path) -> None:
+    paths = write_inference_perf(WORKLOADS[name], tmp_path)
+    assert len(paths) == len(tuple(WORKLOADS[name].by_size()))
+    for path in paths:
+        result = lint_config(path, H100)
+        assert result.findings == ()
+        open_requests = [stage.concurrency for stage in _stages_of(path, name)]
+        assert [round(each.load.concurrency) for each in result.predicted] == open_requests
+
+
+def _stages_of(path: Path, name: str) -> tuple[Any, ...]:
+    config = read_config(path).config
+    assert config is not None
+    assert config.data.shared_prefix is not None
+    size = (config.data.shared_prefix.question_len, config.data.shared_prefix.output_len)
+    return dict(WORKLOADS[name].by_size())[size]  # type: ignore[index]
+
+
+@pytest.mark.parametrize("name", sorted(WORKLOADS))
+def test_profiles_ask_for_the_same_sizes(name: str) -> None:
+    profile = load_profile(WORKLOADS[name].profile)
+    sizes = {(request.prompt_tokens, request.max_tokens) for request in prepare_requests(profile).requests}
+    assert sizes == {(stage.prompt_tokens, stage.output_tokens) for stage in WORKLOADS[name].stages}
+    batches = {profile.workload.arrival.max_concurrency, *profile.sweep.get("max_num_seqs", ())}
+    assert batches == {stage.concurrency for stage in WORKLOADS[name].stages}
+
+
+@pytest.mark.skipif(not REFERENCE.is_dir(), reason=f"{REFERENCE} is not on this machine")
+@pytest.mark.parametrize("name", ["w1", "w2", "w3", "w4"])
+def test_the_corrected_configurations_have_no_finding(name: str) -> None:
+    assert lint_config(REFERENCE / f"{name}_fixed.yaml").findings == ()
+    predicted = lint_config(REFERENCE / f"{name}_fixed.yaml", H100)
+    assert not predicted.has_errors
+    # 512 prompts for 5,000 requests: they come again while a cache of a million tokens holds them.
+    assert [finding.code for finding in predicted.findings] == (["repeated-prompt"] if name == "w3" else [])
+
+
+def test_the_command_exits_by_severity(tmp_path: Path) -> None:
+    assert benchctl("workloads", "export", "w1", "-o", "out", cwd=tmp_path).returncode == 0
+    sound = sorted((tmp_path / "out").iterdir())
+    assert len(sound) == 6
+    clean = benchctl("workloads", "lint", *sound, "--model", "qwen2.5-7b", "--hardware", "h100-sxm", cwd=tmp_path)
+    assert (clean.returncode, clean.stderr) == (0, "")
+    assert "concurrency 1, " in clean.stdout
+    warned = written(tmp_path, changed(*MISLEADING["no-token-times"]))
+    assert benchctl("workloads", "lint", warned, cwd=tmp_path).returncode == 0
+    assert benchctl("workloads", "lint", warned, "--strict", cwd=tmp_path).returncode == 1
+    wrong = written(tmp_path, changed(*MISLEADING["repeated-prompt"]))
+    result = benchctl("workloads", "lint", wrong, "--json", cwd=tmp_path)
+    assert result.returncode == 1
+    assert [finding["code"] for finding in json.loads(result.stdout)] == ["repeated-prompt"]
+    assert benchctl("workloads", "lint", "absent.yaml", cwd=tmp_path).returncode == 2
+
+
+def test_the_command_lists_and_shows_workloads_and_names_unknown_ones(tmp_path: Path) -> None:
+    assert "steptime-w3" in benchctl("workloads", "list", cwd=tmp_path).stdout
+    assert "outputs of 1024, 32 open" in benchctl("workloads", "show", "W4", cwd=tmp_path).stdout
+    unknown = benchctl("workloads", "show", "W9", cwd=tmp_path)
+    assert (unknown.returncode, "name one of W1" in unknown.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("options", "remedy"),
+    [
+        (["--model", "qwen2.5-7b"], "--hardware is missing"),
+        (["--model", "qwen2.5-72b", "--hardware", "l4"], "raise --tensor-parallel"),
+    ],
+)
+def test_predictions_that_cannot_be_made_are_refused(options: list[str], remedy: str, tmp_path: Path) -> None:
+    result = benchctl("workloads", "lint", written(tmp_path, SOUND), *options, cwd=tmp_path)
+    assert result.returncode == 2
+    assert remedy in result.stderr
