@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _ALWAYS: Final = ("ttft_ms", "tpot_ms", "output_throughput", "mean_batch_size")
 """Metrics of every table, behind those of the limits."""
-_PICTURED: Final = ("ttft_ms", "output_throughput")
+_OUTCOMES: Final = {True: "kept", False: "broken", None: "too short to tell"}
 _UNITS: Final = {"rate": "requests/s", "max-concurrency": "slots"}
 
 
@@ -27,7 +27,12 @@ def print_sweep(sweep: "Sweep", profile: "Profile") -> None:
 
     console = wide_console()
     names = _names(sweep, _ALWAYS)
-    heads = ["arm", *([_UNITS[sweep.kind]] if sweep.kind else []), *names, *(["limits"] if sweep.objectives else [])]
+    heads = [
+        "arm",
+        *([_UNITS[sweep.kind]] if sweep.kind else []),
+        *names,
+        *(["limits"] if sweep.objectives else []),
+    ]
     table = Table(box=None, pad_edge=False)
     for head in heads:
         table.add_column(head, justify="left" if head in {"arm", "limits"} else "right", no_wrap=True)
@@ -36,7 +41,7 @@ def print_sweep(sweep: "Sweep", profile: "Profile") -> None:
         if each.point.size is not None:
             cells.append(f"{each.point.size:.4g}")
         cells += ["-" if (value := each.metrics[name]) is None else short_number(value) for name in names]
-        table.add_row(*cells, *(["kept" if each.holds else "broken"] if sweep.objectives else []))
+        table.add_row(*cells, *([_OUTCOMES[each.holds]] if sweep.objectives else []))
     console.print(table)
     console.print()
     for line in _sentences(sweep):
@@ -107,8 +112,9 @@ def _picture(sweep: "Sweep", profile: "Profile") -> bytes:
             )
         )
     limits = {objective.metric: objective.limit for objective in sweep.objectives}
-    unit = _UNITS[sweep.kind or "rate"]
-    return draw_saturation(f"{profile.name}: load and latency, simulated", unit, lines, _names(sweep, _PICTURED), limits)
+    names = list(dict.fromkeys([*(limits or ("ttft_ms",)), "output_throughput"]))
+    title = f"{profile.name}: load and latency, simulated"
+    return draw_saturation(title, _UNITS[sweep.kind or "rate"], lines, names, limits)
 
 
 def _names(sweep: "Sweep", others: Sequence[str]) -> list[str]:
@@ -128,6 +134,11 @@ def _sentences(sweep: "Sweep") -> list[str]:
     limits = " and ".join(map(str, sweep.objectives))
     unit = _UNITS[sweep.kind or "rate"]
     lines = [f"{each.label}: {_in_words(each.largest, unit)}" for each in sweep.capacities]
+    if sweep.objectives and any(each.holds is None for each in sweep.points):
+        lines.append(
+            "too short to tell: the requests arrive within less than five latencies, or fill the slots less than "
+            "five times; raise workload.num_prompts"
+        )
     best = max(sweep.capacities, key=lambda each: each.largest.holds or 0.0, default=None)
     if best is not None and best.largest.holds is not None and len(sweep.capacities) > 1:
         lines.append(f"most under {limits}: {best.label} with {best.largest.holds:.4g} {unit}")
@@ -136,7 +147,9 @@ def _sentences(sweep: "Sweep") -> list[str]:
 
 def _in_words(largest: "Largest", unit: str) -> str:
     if largest.holds is None:
-        return f"no tried load keeps the limits; the smallest was {largest.breaks:.4g} {unit}"
+        return "no load keeps the limits" + (
+            "" if largest.breaks is None else f", not even {largest.breaks:.4g} {unit}"
+        )
     if largest.breaks is None:
-        return f"every tried load keeps the limits, up to {largest.holds:.4g} {unit}"
+        return f"no load breaks the limits up to {largest.holds:.4g} {unit}, the most that was tried"
     return f"{largest.holds:.4g} {unit} keep the limits, {largest.breaks:.4g} break them"

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import fsum
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from benchctl.analysis.metrics.run_metrics import run_metrics
 from benchctl.measure.run import noise_seed
@@ -18,11 +18,15 @@ from benchctl.records.record import Cell
 from benchctl.records.run import RunRecord
 from benchctl.records.schema import SCHEMA_VERSION
 from benchctl.sim.virtual_server import VirtualServer
+from benchctl.units import MS_PER_S
 from benchctl.workload.prepare import prepare_requests
 
 if TYPE_CHECKING:
     from benchctl.records.step import StepRecord
 
+_FEWEST_WAVES: Final = 5
+_IDLE_REQUESTS: Final = 0.1
+"""Mean requests in flight, by Little's law, below which a server counts as idle."""
 LoadKind: TypeAlias = Literal["rate", "max-concurrency"]
 """The size of a load: requests per second of an open loop, or slots of a closed one."""
 Metrics: TypeAlias = Mapping[str, float | None]
@@ -66,6 +70,29 @@ def simulate_point(point: LoadPoint) -> Metrics:
     runs = [run for run in plan_runs(profile).runs if (run.variant, run.cell) == (point.variant, point.cell)]
     blocks = [_metrics_of(profile, run) for run in runs]
     return {name: _mean([block[name] for block in blocks]) for name in blocks[0]}
+
+
+def is_long(point: LoadPoint, metrics: Metrics) -> bool:
+    """True if a queue has time to grow: the arrivals take five mean latencies, or the slots are filled five times.
+
+    A shorter load is a burst, which a server may absorb at a rate that it cannot sustain.
+    """
+    num_requests, e2el_ms = metrics["num_requests"], metrics["e2el_ms"]
+    if point.size is None:
+        return True
+    if num_requests is None or e2el_ms is None:
+        return False
+    if point.kind == "max-concurrency":
+        return num_requests >= _FEWEST_WAVES * point.size
+    return num_requests / point.size >= _FEWEST_WAVES * e2el_ms / MS_PER_S
+
+
+def is_idle(point: LoadPoint, metrics: Metrics) -> bool:
+    """True for a rate at which requests hardly meet: no smaller one gives better latencies."""
+    e2el_ms = metrics["e2el_ms"]
+    if point.kind != "rate" or point.size is None or e2el_ms is None:
+        return False
+    return point.size * e2el_ms / MS_PER_S < _IDLE_REQUESTS
 
 
 def _metrics_of(profile: Profile, planned: PlannedRun) -> Metrics:

@@ -10,7 +10,7 @@ from functools import partial
 from itertools import groupby, product
 
 from benchctl.measure.capacity.objective import Objective
-from benchctl.measure.capacity.point import LoadKind, LoadPoint, Metrics, simulate_point
+from benchctl.measure.capacity.point import LoadKind, LoadPoint, Metrics, is_idle, is_long, simulate_point
 from benchctl.measure.capacity.search import Largest, enclosed, find_largest
 from benchctl.profile.model import Profile
 from benchctl.profile.planning.plan import arms
@@ -18,11 +18,11 @@ from benchctl.profile.planning.plan import arms
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedPoint:
-    """A load with its metrics, and whether it holds all objectives."""
+    """A load with its metrics, and whether it holds all objectives; None where it is too short to tell."""
 
     point: LoadPoint
     metrics: Metrics
-    holds: bool
+    holds: bool | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,24 +78,29 @@ def run_sweep(points: Sequence[LoadPoint], objectives: Sequence[Objective], *, s
 
 def _simulated(point: LoadPoint, objectives: Sequence[Objective]) -> SimulatedPoint:
     metrics = simulate_point(point)
-    return SimulatedPoint(point=point, metrics=metrics, holds=all(each.holds(metrics) for each in objectives))
+    holds: bool | None = all(each.holds(metrics) for each in objectives)
+    if holds and not is_long(point, metrics):
+        holds = None
+    return SimulatedPoint(point=point, metrics=metrics, holds=holds)
 
 
 def _narrowed(group: list[SimulatedPoint], objectives: Sequence[Objective]) -> list[SimulatedPoint]:
     """The points of an arm, with those that a search for its largest load adds."""
-    points, first = list(group), group[0].point
+    first, by_size = group[0].point, {each.point.size: each for each in group}
 
-    def holds(size: float) -> bool:
-        points.append(_simulated(replace(first, size=size), objectives))
-        return points[-1].holds
+    def holds(size: float) -> bool | None:
+        if size not in by_size:
+            by_size[size] = _simulated(replace(first, size=size), objectives)
+        tried = by_size[size]
+        return None if is_idle(tried.point, tried.metrics) and not tried.holds else tried.holds
 
     find_largest(holds, _capacity(group).largest, is_whole=first.kind == "max-concurrency")
-    return points
+    return list(by_size.values())
 
 
 def _capacity(group: Sequence[SimulatedPoint]) -> ArmCapacity:
-    sizes = [each.point.size or 0.0 for each in group]
-    return ArmCapacity(label=group[0].point.label, largest=enclosed(sizes, [each.holds for each in group]))
+    outcomes = {each.point.size or 0.0: each.holds for each in group}
+    return ArmCapacity(label=group[0].point.label, largest=enclosed(outcomes))
 
 
 @contextmanager
