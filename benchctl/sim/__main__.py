@@ -35,7 +35,7 @@ def parser() -> argparse.ArgumentParser:
     flags.add_argument("--noise", choices=get_args(Noise), default=_DEFAULTS.noise)
     flags.add_argument("--noise-seed", type=int, default=_DEFAULTS.noise_seed)
     flags.add_argument("--revision", choices=get_args(Revision), default=_DEFAULTS.revision)
-    for name in ("overlap-schedule", "enable-prefix-caching"):
+    for name in ("overlap-schedule", "async-scheduling", "enable-prefix-caching"):
         default = getattr(_DEFAULTS, name.replace("-", "_"))
         flags.add_argument(f"--{name}", action=argparse.BooleanOptionalAction, default=default)
     for name in (

@@ -32,6 +32,8 @@ class SimConfig:
     noise_seed: int = 0
     revision: Revision = "V1"
     overlap_schedule: bool = True
+    async_scheduling: bool = False
+    """Each step is planned while the one before it runs, so that a request which arrives joins one step later."""
     max_num_seqs: int = 1024
     max_num_batched_tokens: int = 8192
     num_kv_blocks: int = 65536

@@ -7,9 +7,10 @@ t(N rows) to steps that decode N rows.
 Open load, lambda requests per second that arrive at random: their prompts take the share lambda p of all time, and
 a row shares its steps with N others on average, so that it advances by one token every
 
-    u = t(N + 1) / (1 - lambda p),        N = lambda (O - 1) u        (Little's law over the decoding requests),
+    u = t(N + 1) / (1 - lambda p),        N = lambda ((O - 1) u + lambda p^2)     (Little's law over the rows),
 
-of which the smallest solution N is the load. A prompt waits for half of a step, and for the prompts before it as in
+where lambda p prompts arrived while a row's own was computed and now delay it. The smallest solution N is the load.
+A prompt waits for half of a step, and for the prompts before it as in
 a queue with random arrivals and constant service: (lambda p) p / (2 (1 - lambda p)).
 
 Closed loop of C requests: of the steps that a request takes part in, O - 1 + k, each serves C requests, and k of
@@ -144,7 +145,7 @@ def load_at_rate(
         batch=batch,
         utilisation=rate_per_s / most,
         ttft_s=half_step_s + queue_s + prompt_s + server.decode_s(batch if batch >= 1 else 0.0),
-        tpot_s=decode_s / (1 - busy),
+        tpot_s=server.decoding_s(batch, rate_per_s) / size.decode_steps if size.decode_steps else 0.0,
     )
 
 
@@ -309,12 +310,18 @@ class _Server:
                 return prompt_s
             together = min(2 * together, most)
 
-    def needed_batch(self, batch: float, rate: float) -> float:
-        """Rows that decode at this rate while others see a batch of this size."""
-        free = 1 - rate * self.open_prefill_s(batch, rate)
+    def decoding_s(self, batch: float, rate: float) -> float:
+        """Time from the first to the last token of a request that shares its steps with ``batch`` others."""
+        rows = min(batch + 1, self.max_rows)
+        prompt_s = self.open_prefill_s(rows, rate)
+        free = 1 - rate * prompt_s
         if free <= 0:
             return math.inf
-        return rate * self.size.decode_steps * self.decode_s(min(batch + 1, self.max_rows)) / free
+        return self.size.decode_steps * self.decode_s(rows) / free + rate * prompt_s * prompt_s
+
+    def needed_batch(self, batch: float, rate: float) -> float:
+        """Rows that decode at this rate while others see a batch of this size."""
+        return rate * self.decoding_s(batch, rate)
 
     def batch_at(self, rate: float) -> float:
         """The smallest batch that needs no more rows than itself: bracketed on a grid, then bisected."""

@@ -3,10 +3,11 @@
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-Structure: TypeAlias = Literal["original", "overlap", "no-overlap", "roofline"]
+Structure: TypeAlias = Literal["original", "overlap", "scaling-book", "no-overlap", "roofline"]
 """``original`` is the published form with seven coefficients; ``overlap`` takes max(compute, kv + weights) with
-per-layer, per-request and all-reduce terms; ``no-overlap`` adds compute, key-value and weight time up;
-``roofline`` is the analytic bound, which nothing is fitted to."""
+per-layer, per-request and all-reduce terms; ``scaling-book`` takes kv + max(compute, weights) instead, as the JAX
+Scaling Book does; ``no-overlap`` adds compute, key-value and weight time up; ``roofline`` is the analytic bound,
+which nothing is fitted to."""
 
 ExpertsRead: TypeAlias = Literal["linear", "uniform", "measured"]
 """Number of experts whose weights a step reads: min(N, n k), N (1 - (1 - k / N)^n), or a table of the user's."""

@@ -72,6 +72,8 @@ class Deployment:
     weight_bytes_per_param: float | None = None
     kv_bytes_per_element: float = 2.0
     value_shape: ModelShape | None = None
+    measured_experts: tuple[tuple[float, float], ...] = ()
+    """Tokens of a step and experts that they read in one layer, in the order of tokens."""
 
     @property
     def param_bytes(self) -> float:

@@ -128,6 +128,7 @@ def read_run(folder, *, dataset=None, model=None):
 def config_of(folder, meta, model):
     """The server that ``meta.json`` describes, priced by the layer tables in the folder."""
     engine, cache = meta["engine_kwargs"], meta.get("kv_cache", {})
+    scheduler = meta.get("resolved_config", {}).get("scheduler_config", {})
     if not cache.get("num_gpu_blocks"):
         raise UsageError(
             f"{folder / 'meta.json'}: kv_cache.num_gpu_blocks is missing; the run did not note its blocks"
@@ -142,6 +143,7 @@ def config_of(folder, meta, model):
         num_kv_blocks=cache["num_gpu_blocks"],
         block_size=cache["block_size"],
         enable_prefix_caching=bool(cache.get("enable_prefix_caching")),
+        async_scheduling=bool(scheduler.get("async_scheduling")),
     )
 
 

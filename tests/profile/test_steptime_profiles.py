@@ -19,7 +19,7 @@ def steps_of(profile: str, cwd: Path, *options: str) -> dict[str, list[StepRecor
     cwd.mkdir(exist_ok=True)
     result = benchctl("run", "--profile", profile, *options, cwd=cwd)
     assert result.returncode == 0, result.stderr
-    logs = sorted(cwd.glob("results/*/*/runs/*/steps.jsonl*"))
+    logs = sorted(cwd.glob("results/*/*/runs/*/steps.jsonl"))
     return {log.parent.name: [step for step in read_jsonl(log, StepRecord) if not step.is_warmup] for log in logs}
 
 

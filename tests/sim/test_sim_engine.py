@@ -29,6 +29,7 @@ limits_strategy = st.fixed_dictionaries(
         "num_kv_blocks": st.integers(26, 80),
         "block_size": st.sampled_from([4, 8]),
         "enable_prefix_caching": st.booleans(),
+        "async_scheduling": st.booleans(),
     }
 )
 
@@ -231,3 +232,45 @@ def test_a_request_that_can_never_fit_is_refused(
 def test_a_configuration_that_cannot_work_is_refused(config: dict[str, object], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         SimConfig(**config)
+
+
+def test_a_step_that_was_planned_ahead_runs_without_the_request_that_came_meanwhile() -> None:
+    requests = [
+        request_of("early", prompt_tokens=4, max_tokens=9),
+        request_of("late", prompt_tokens=4, max_tokens=2),
+    ]
+
+    def phases(*, async_scheduling: bool) -> list[str]:
+        return [step.phase for step in run(requests, arrival_ns=[0, 1], async_scheduling=async_scheduling).steps]
+
+    assert phases(async_scheduling=False)[:3] == ["prefill", "mixed", "decode"]
+    assert phases(async_scheduling=True)[:3] == ["prefill", "decode", "mixed"]
+
+
+def test_requests_that_come_to_an_idle_server_join_at_once_and_together() -> None:
+    requests = [request_of(f"r{i}", prompt_tokens=4, max_tokens=3) for i in range(4)]
+    arrival_ns = [0, 0, 10**12, 10**12]
+    steps = run(requests, arrival_ns=arrival_ns, async_scheduling=True).steps
+    assert [step.num_seqs for step in steps] == [2, 2, 2] * 2
+
+
+def test_a_request_that_waits_to_join_can_be_aborted() -> None:
+    engine = engine_for_config(SimConfig(async_scheduling=True))
+    engine.add_request(request_of("early", prompt_tokens=4, max_tokens=2))
+    engine.step()
+    engine.add_request(request_of("late", prompt_tokens=4))
+    engine.abort("late")
+    while engine.has_work:
+        engine.step()
+    assert engine.block_manager.num_used == 0
+    assert engine.scheduler.num_waiting == 0
+
+
+def test_a_request_joins_although_all_others_are_aborted() -> None:
+    engine = engine_for_config(SimConfig(async_scheduling=True))
+    engine.add_request(request_of("early", prompt_tokens=4, max_tokens=5))
+    engine.step()
+    engine.add_request(request_of("late", prompt_tokens=4, max_tokens=1))
+    engine.abort("early")
+    assert engine.has_work
+    assert engine.step().finished_requests == ["late"]

@@ -35,6 +35,7 @@ config_strategy = st.fixed_dictionaries(
         "block_size": st.sampled_from([1, 4, 16]),
         "enable_prefix_caching": st.booleans(),
         "scheduling": st.sampled_from(["fcfs", "priority"]),
+        "async_scheduling": st.booleans(),
         "noise": st.sampled_from(["none", "none", "published"]),
     }
 )

@@ -25,6 +25,7 @@ from benchctl.records.jsonl import encode, read_jsonl
 from benchctl.records.record import ResultWarning
 from benchctl.records.request import PreparedRequest
 from benchctl.records.step import Clock, StepRecord
+from benchctl.workload.datasets.files import in_data_directory
 
 _LAG_FRAC: Final = 0.02
 """Share of the wall time that the simulator may fall behind before its client-side times are suspect."""
@@ -62,7 +63,7 @@ class SimEngine(OpenAiServer):
             if options.value_model is not None:
                 shape_for(options.value_model)
             if options.layer_profile is not None:
-                find_tables(Path(options.layer_profile))
+                find_tables(in_data_directory(options.layer_profile))
         except UsageError as error:
             raise EngineUnavailableError(f"engine 'sim', variant {settings.variant!r}: {error}") from error
 

@@ -18,7 +18,7 @@ class SimOptions(ServerOptions):
     """Cost of a step: calibrated to published LenVM timings, computed from hardware peaks, llm-mock's law, or the
     sum of measured layers."""
     layer_profile: str | None = None
-    """Folder of measured layer times, for the cost model ``layer-profile``."""
+    """Folder of measured layers for the cost model ``layer-profile``: a path, or one below the data directory."""
     hardware: str = "h100-sxm"
     """Device whose peaks the cost model computes with; a name of the hardware table."""
     time_scale: float = Field(default=1.0, ge=LEAST, le=MOST)
@@ -31,6 +31,8 @@ class SimOptions(ServerOptions):
     """Value model that the server loads for guidance; none on a stock server."""
     overlap_schedule: bool = True
     """Overlap the scheduler with the device."""
+    async_scheduling: bool = False
+    """Plan each step while the one before it runs: a request that arrives in the meantime joins one step later."""
     max_num_seqs: int = Field(default=1024, ge=1)
     """Sequences in one batch at most."""
     max_num_batched_tokens: int = Field(default=8192, ge=1)

@@ -6,7 +6,6 @@ batch is padded to the next one. Nothing is fitted to a run.
 """
 
 import math
-from pathlib import Path
 from typing import Final
 
 from benchctl.costs.shapes import shape_for
@@ -15,13 +14,14 @@ from benchctl.sim.config import SimConfig
 from benchctl.sim.costs.cost_model import CostModel, DecodeCost, StepBatch, StepCost
 from benchctl.steptime.layers.profile import Chunks, LayerProfile, captured_sizes
 from benchctl.units import NS_PER_US
+from benchctl.workload.datasets.files import in_data_directory
 
 _NOTHING: Final = StepCost(model_forward=0)
 
 
 def cost_model(config: SimConfig) -> CostModel:
     """The cost model of the configured tables. Raises UsageError when they or the model cannot be read."""
-    tables = read_layer_tables(Path(config.layer_profile or ""))
+    tables = read_layer_tables(in_data_directory(config.layer_profile or ""))
     profile = LayerProfile(tables, shape_for(config.model), captured_sizes(config.max_num_seqs))
 
     def price(batch: StepBatch) -> StepCost:

@@ -46,6 +46,12 @@ def data_directory() -> Path:
     return Path(directory).expanduser() if directory else Path(platformdirs.user_cache_dir("benchctl")) / "data"
 
 
+def in_data_directory(path: str) -> Path:
+    """A path as it is if it exists, else the one of that name below the data directory."""
+    direct = Path(path).expanduser()
+    return direct if direct.exists() else data_directory() / direct
+
+
 def sha256_of(path: Path) -> str:
     """Hex sha256 of a file's content. Raises DatasetError when it cannot be read."""
     try:

@@ -1,0 +1,107 @@
+"""Runs to add as a profile: valid, ready, and with every run that was asked for."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.cli import benchctl
+
+from benchctl.errors import UsageError
+from benchctl.profile.load import load_profile
+from benchctl.profile.planning.plan import arms, undeclared_differences, variant_settings
+from benchctl.records.jsonl import read_jsonl
+from benchctl.records.step import StepRecord
+from benchctl.steptime.run_to_add import RunToAdd
+from benchctl.workload.next_runs import profile_text_of_runs
+from benchctl.workload.prepare import prepare_requests
+
+runs_strategy = st.lists(
+    st.builds(
+        RunToAdd,
+        prompt_tokens=st.integers(1, 9000),
+        output_tokens=st.integers(1, 1000),
+        concurrency=st.sampled_from([1, 2, 8, 64, 200]),
+        reason=st.sampled_from(["few steps at this batch", "β2: colon # and 'quotes'"]),
+        coefficients=st.sampled_from([(), ("kv", "per_request")]),
+        model=st.sampled_from([None, "qwen2.5-1.5b", "qwen2.5-0.5b"]),
+        tensor_parallel=st.sampled_from([None, 1]),
+    ),
+    min_size=1,
+    max_size=5,
+)
+
+
+@given(runs=runs_strategy)
+@settings(max_examples=25, deadline=None)
+def test_the_profile_is_valid_and_measures_every_run(
+    runs: list[RunToAdd], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.mktemp("next") / "next.yaml"
+    path.write_text(profile_text_of_runs(runs))
+    profile = load_profile(str(path))
+    assert undeclared_differences(profile) == ()
+    sizes = {(request.prompt_tokens, request.max_tokens) for request in prepare_requests(profile).requests}
+    assert sizes == {(run.prompt_tokens, run.output_tokens) for run in runs}
+    largest = profile.workload.arrival.max_concurrency
+    assert largest is not None
+    assert profile.workload.num_prompts >= 2 * largest
+    served = set()
+    for variant, cell in arms(profile):
+        configured = variant_settings(profile, variant, cell)
+        limit = int(configured.server.model_dump()["max_num_seqs"])
+        served.add((configured.model, min(largest, limit)))
+    assert {(run.model, run.concurrency) for run in runs if run.model} <= served
+    assert {run.concurrency for run in runs} <= {concurrency for _, concurrency in served}
+
+
+def test_reasons_stand_in_the_file_and_no_runs_make_no_profile() -> None:
+    run = RunToAdd(
+        prompt_tokens=4096, output_tokens=64, concurrency=8, reason="no long contexts", coefficients=("kv",)
+    )
+    text = profile_text_of_runs([run], engine="vllm", model="qwen2.5-1.5b", seed=3)
+    assert "# * prompts of 4096, outputs of 64, 8 open: no long contexts (kv)" in text
+    document = yaml.safe_load(text)
+    assert (document["engine"], document["model"], document["seed"]) == ("vllm", "qwen2.5-1.5b", 3)
+    assert "sweep" not in document
+    with pytest.raises(UsageError, match="no runs to add"):
+        profile_text_of_runs([])
+
+
+@pytest.mark.parametrize("engine", ["sim", "vllm", "sglang", "llamacpp-cpu", "transformers-cpu"])
+def test_every_engine_can_run_it(engine: str, tmp_path: Path) -> None:
+    runs = [
+        RunToAdd(prompt_tokens=100, output_tokens=8, concurrency=concurrency, reason="few steps")
+        for concurrency in (1, 16)
+    ]
+    path = tmp_path / "next.yaml"
+    path.write_text(profile_text_of_runs(runs, engine=engine))
+    assert load_profile(str(path)).workload.num_prompts == 32
+
+
+def test_the_simulator_runs_it_at_the_concurrencies_that_were_asked_for(tmp_path: Path) -> None:
+    runs = [
+        RunToAdd(prompt_tokens=2048, output_tokens=16, concurrency=1, reason="few steps"),
+        RunToAdd(prompt_tokens=64, output_tokens=32, concurrency=6, reason="few steps"),
+    ]
+    (tmp_path / "next.yaml").write_text(profile_text_of_runs(runs))
+    result = benchctl("run", "--profile", "next.yaml", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    logs = tmp_path.glob("results/*/2*/runs/*/steps.jsonl")
+    largest = sorted(max(step.num_seqs for step in read_jsonl(log, StepRecord)) for log in logs)
+    assert largest == [1, 6]
+
+
+def test_devices_are_an_option_of_the_engine_or_a_sweep() -> None:
+    def on(*sizes: int) -> dict[str, object]:
+        runs = [
+            RunToAdd(prompt_tokens=9, output_tokens=9, concurrency=4, reason="few steps", tensor_parallel=size)
+            for size in sizes
+        ]
+        document: dict[str, object] = yaml.safe_load(profile_text_of_runs(runs, engine="vllm"))
+        return document
+
+    assert on(1)["engine"] == "vllm"
+    assert on(2)["engine"] == {"preset": "vllm", "options": {"tensor_parallel_size": 2}}
+    assert on(1, 4)["sweep"] == {"server.tensor_parallel_size": [1, 4]}
