@@ -45,9 +45,9 @@ def _walk_block(course: Course, num_steps: int, log: StepLog) -> Progress:
     forward_ns = np.max([intercept + slope * positions for intercept, slope in course.cost.lines], axis=0)
     dur_ns = np.rint(forward_ns).astype(np.int64) + (course.fixed_ns + course.cost.forward_ns)
     ends_ns = course.now_ns + np.cumsum(dur_ns)
-    taken = np.resize(np.roll(np.array(course.needs), -(course.step % len(course.needs))), num_steps)
-    taken[0] = 0  # the scheduler gave out the blocks of the first step
-    kv_used = course.kv_used + np.cumsum(taken)
+    new_blocks = np.resize(np.roll(np.array(course.needs), -(course.step % len(course.needs))), num_steps)
+    new_blocks[0] = 0  # the scheduler gave out the blocks of the first step
+    kv_used = course.kv_used + np.cumsum(new_blocks)
     in_time = int(np.searchsorted(ends_ns, course.until_ns)) + 1
     with_room = int(np.searchsorted(kv_used, course.num_blocks, side="right"))
     num_run = min(num_steps, in_time, with_room)

@@ -3,18 +3,17 @@
 import heapq
 from typing import Final, NamedTuple
 
-import msgspec
-
 from benchctl.errors import UsageError
 from benchctl.records.step import StepRecord
 from benchctl.sim.answer import PlannedAnswers
 from benchctl.sim.block_manager import BlockManager
 from benchctl.sim.config import SimConfig
-from benchctl.sim.costs.cost_model import CostModel, DecodeCost, StepBatch
+from benchctl.sim.costs.cost_model import CostModel
 from benchctl.sim.costs.noise import NoiseSource
-from benchctl.sim.guidance import REPEATS_FROM_TOKENS, UNGUIDED, GuidedRow, GuidedStep, score_rows
+from benchctl.sim.guidance import REPEATS_FROM_TOKENS, UNGUIDED, GuidedRow
+from benchctl.sim.pricing import Pricing
 from benchctl.sim.request import Request
-from benchctl.sim.scheduler import ScheduledBatch, Scheduler
+from benchctl.sim.scheduler import Prefills, Scheduler
 from benchctl.sim.sequence import Sequence, SequenceStatus, StepClock
 from benchctl.sim.step_log import StepLog
 from benchctl.sim.walk import NEVER_NS, Course, Walk, noisy_walk, walk_steps
@@ -39,12 +38,6 @@ class LeapOutput(NamedTuple):
     finished_requests: list[str]
 
 
-class _DecodePrice(NamedTuple):
-    cost: DecodeCost
-    rest_id: int
-    fixed_ns: int
-
-
 class SimulatedEngine:
     """One server life.
 
@@ -59,7 +52,10 @@ class SimulatedEngine:
         self, config: SimConfig, cost_model: CostModel, noise: NoiseSource | None = None, walk: Walk = walk_steps
     ) -> None:
         self.config: Final = config
-        self._cost_model: Final = cost_model
+        self._answer_length: Final = cost_model.answer_length
+        self._leaps: Final = cost_model.decode is not None
+        self._pads_batches: Final = cost_model.pads_batches
+        self._has_closing_step: Final = cost_model.has_closing_step
         self._noise: Final = noise
         self._walk: Final = walk if noise is None else noisy_walk(noise)
         self._has_value_model: Final = config.value_model is not None
@@ -77,12 +73,12 @@ class SimulatedEngine:
             by_priority=config.scheduling == "priority",
         )
         self.log: Final = StepLog(has_noise=noise is not None, has_guidance=self._has_value_model)
+        self._pricing: Final = Pricing(cost_model, self.scheduler, self._clock, self.log, config.revision)
         self.now_ns = 0
         self.is_warmup = False
         """Whether steps are marked as warm-up."""
         self._num_seqs = 0
         self._num_joins = 0
-        self._is_value_model_loaded = False
         self._is_planned = False
         """Whether the next step was planned while the last one ran."""
         self._joining: list[Sequence] = []
@@ -91,7 +87,6 @@ class SimulatedEngine:
         self._num_unfinished: dict[str, int] = {}
         self._ends: list[tuple[int, int, Sequence]] = []
         """Heap of the steps after which decoding rows are over; those that lost their memory stay in it."""
-        self._decode_prices: dict[tuple[int, bool], _DecodePrice] = {}
 
     @property
     def has_work(self) -> bool:
@@ -118,7 +113,7 @@ class SimulatedEngine:
 
         With asynchronous scheduling they wait beside the queue while a step runs that was planned without them.
         """
-        answers = PlannedAnswers(request, self._cost_model.answer_length)
+        answers = PlannedAnswers(request, self._answer_length)
         seqs = [
             Sequence(self._num_seqs + choice + 1, request, choice, answers, self.now_ns)
             for choice in range(request.n)
@@ -158,30 +153,30 @@ class SimulatedEngine:
         return self._advance(1 << 40, until_ns, None)
 
     def _advance(self, max_steps: int, until_ns: int, emitted: list[Sequence] | None) -> LeapOutput:
-        if self._joining and not self.scheduler.has_work:
+        scheduler = self.scheduler
+        if self._joining and not scheduler.has_work:
             self._join()
-        scheduled = self.scheduler.schedule()
+        prefills, num_preempted = scheduler.schedule()
         if self._joining:
             self._join()
             max_steps = 1
         if emitted is not None:
-            emitted += scheduled.decodes
-        if scheduled.prefills or self.scheduler.guided or self._cost_model.decode is None:
-            due = self._run_priced(scheduled)
+            emitted += scheduler.decoding
+        if prefills or scheduler.guided or not self._leaps:
+            finished = self._run_priced(prefills, num_preempted)
         else:
-            due = self._run_decodes(scheduled.num_preempted, max_steps, until_ns)
-        finished = list(due)
-        for seq, num_tokens in scheduled.prefills:
+            finished = self._run_decodes(num_preempted, max_steps, until_ns)
+        if emitted is not None and self._has_closing_step:
+            for seq in finished:
+                emitted.remove(seq)
+        for seq, num_tokens in prefills:
             seq.num_computed += num_tokens
             if seq.num_computed == seq.num_tokens:
                 self._begin_decoding(seq, finished)
                 if emitted is not None:
                     emitted.append(seq)
-        if emitted is not None and self._cost_model.has_closing_step:
-            for seq in due:
-                emitted.remove(seq)
-        finished_requests = self._close(finished)
-        self._is_planned = self.config.async_scheduling and self.scheduler.has_work
+        finished_requests = self._close(finished) if finished else []
+        self._is_planned = self.config.async_scheduling and scheduler.has_work
         return LeapOutput(finished, finished_requests)
 
     def _join(self) -> None:
@@ -191,138 +186,59 @@ class SimulatedEngine:
 
     def _run_decodes(self, num_preempted: int, max_steps: int, until_ns: int) -> list[Sequence]:
         """Run decode steps until one of the rows is over; returns the rows that are."""
-        scheduler, blocks, step = self.scheduler, self.block_manager, self._clock.step
-        num_rows, context = len(scheduler.decoding), scheduler.decode_context
-        price, position = self._decode_price(), context
-        if self._cost_model.pads_batches:
-            position = self._longest_decode()
-        slope = 1 if self._cost_model.pads_batches else num_rows
+        scheduler, blocks, step, start_ns = self.scheduler, self.block_manager, self._clock.step, self.now_ns
+        num_rows = slope = len(scheduler.decoding)
+        context = position = scheduler.decode_context
+        if self._pads_batches:
+            position, slope = self._pricing.longest_decode(), 1
+        cost, rest_id, fixed_ns = self._pricing.decode_price(position)
         num_steps = min(max_steps, self._next_end() - step)
-        if price.cost.until is not None:
-            num_steps = min(num_steps, -((position - price.cost.until) // slope))
-        if self._cost_model.has_closing_step and num_steps > 1:
+        if cost.until is not None:
+            num_steps = min(num_steps, -((position - cost.until) // slope))
+        if self._has_closing_step and num_steps > 1:
             num_steps -= 1  # the last step of a row yields no token and stands alone
+        kv_used, needs, num_blocks = blocks.num_used, scheduler.block_needs, blocks.num_blocks
         course = Course(
-            cost=price.cost,
-            fixed_ns=price.fixed_ns,
-            position=position,
-            slope=slope,
-            now_ns=self.now_ns,
-            until_ns=until_ns,
-            num_steps=num_steps,
-            step=step,
-            kv_used=blocks.num_used,
-            needs=scheduler.block_needs,
-            num_blocks=blocks.num_blocks,
+            cost, fixed_ns, position, slope, start_ns, until_ns, num_steps, step, kv_used, needs, num_blocks
         )
-        num_run, end_ns, kv_used = self._walk(course, self.log)
-        blocks.take(kv_used - blocks.num_used)
-        start_ns, self.now_ns = self.now_ns, end_ns
-        is_greedy = scheduler.num_sampled_decodes == 0
+        num_run, self.now_ns, kv_used_last = self._walk(course, self.log)
+        if kv_used_last > kv_used:
+            blocks.take(kv_used_last - kv_used)
+        is_greedy = not scheduler.num_sampled_decodes
         scheduler.advance(num_run)
         due = self._due()
-        num_output = num_rows - len(due) if self._cost_model.has_closing_step else num_rows
-        self.log.stretches.extend(
-            (num_run, start_ns, self.is_warmup, 0, num_rows, 0, context, num_output, is_greedy, num_preempted)
+        num_output = num_rows - len(due) if self._has_closing_step else num_rows
+        self.log.add_stretch(
+            rest_id,
+            (num_run, start_ns, self.is_warmup, 0, num_rows, 0, context, num_output, is_greedy, num_preempted),
         )
-        self.log.rest_ids.append(price.rest_id)
         if self._has_value_model:
             self.log.add_unguided(num_run)
         return due
 
-    def _decode_price(self) -> _DecodePrice:
-        """The price of the present batch of decoding rows."""
-        scheduler = self.scheduler
-        key = (len(scheduler.decoding), scheduler.num_sampled_decodes == 0)
-        price = self._decode_prices.get(key)
-        if price is not None and price.cost.until is None:
-            return price
-        batch = self._describe(ScheduledBatch([], scheduler.decoding, 0))
-        position = batch.longest_context if self._cost_model.pads_batches else batch.context_tokens
-        if price is None or not price.cost.since <= position < (price.cost.until or position):
-            if self._cost_model.decode is None:
-                raise TypeError("this cost model describes no decode stretches")
-            cost = self._cost_model.decode(batch)
-            price = _DecodePrice(cost, self.log.rest_id(cost.rest), cost.rest.total_ns())
-            self._decode_prices[key] = price
-        return price
-
-    def _run_priced(self, scheduled: ScheduledBatch) -> list[Sequence]:
+    def _run_priced(self, prefills: Prefills, num_preempted: int) -> list[Sequence]:
         """Run one step at the cost model's price; returns the decoding rows that are over."""
-        batch = self._describe(scheduled)
-        cost = self._cost_model.price(batch)
+        log, guided = self.log, self._pricing.score(prefills) if self._has_value_model else UNGUIDED
+        batch = self._pricing.describe(prefills, guided)
+        cost = self._pricing.cost_model.price(batch)
+        rest_id = log.rest_id(cost.without_forwards())
         if self._noise is not None:
             factor = self._noise()
-            self.log.factors.append(factor)
-            dur_ns = cost.scaled(factor).total_ns()
-        else:
-            factor, dur_ns = 1.0, cost.total_ns()
-        lvm_forward_ns = cost.lvm_forward
-        rest = msgspec.structs.replace(cost, model_forward=0, lvm_forward=None if lvm_forward_ns is None else 0)
-        if self._has_value_model:
-            self.log.add_guided(batch.guided, None if lvm_forward_ns is None else round(lvm_forward_ns * factor))
-        kv_used = self.block_manager.num_used
-        start_ns = self.now_ns
+            log.factors.append(factor)
+            cost = cost.scaled(factor)
+        dur_ns, start_ns = cost.total_ns(), self.now_ns
         self.now_ns = start_ns + dur_ns
+        log.dur_ns.append(dur_ns)
+        log.kv_used.append(self.block_manager.num_used)
         self.scheduler.advance(1)
         due = self._due()
-        num_output = batch.num_sampling - (len(due) if self._cost_model.has_closing_step else 0)
+        num_output = batch.num_sampling - (len(due) if self._has_closing_step else 0)
         is_greedy = -1 if batch.is_greedy is None else batch.is_greedy
-        prefills = (len(scheduled.prefills), batch.num_decode_tokens, batch.num_prefill_tokens)
-        self.log.stretches.extend(
-            (
-                1,
-                start_ns,
-                self.is_warmup,
-                *prefills,
-                batch.context_tokens,
-                num_output,
-                is_greedy,
-                scheduled.num_preempted,
-            )
-        )
-        self.log.rest_ids.append(self.log.rest_id(rest))
-        self.log.dur_ns.append(dur_ns)
-        self.log.kv_used.append(kv_used)
+        rows = (len(prefills), batch.num_decode_tokens, batch.num_prefill_tokens, batch.context_tokens)
+        log.add_stretch(rest_id, (1, start_ns, self.is_warmup, *rows, num_output, is_greedy, num_preempted))
+        if self._has_value_model:
+            log.add_guided(guided, cost.lvm_forward)
         return due
-
-    def _describe(self, scheduled: ScheduledBatch) -> StepBatch:
-        prefills, num_decodes = scheduled.prefills, len(scheduled.decodes)
-        num_prefill_tokens = 0
-        context = attended = self.scheduler.decode_context
-        num_sampling, num_sampled = num_decodes, self.scheduler.num_sampled_decodes
-        for seq, num_tokens in prefills:
-            num_prefill_tokens += num_tokens
-            context += seq.num_computed + num_tokens
-            attended += num_tokens * seq.num_computed + num_tokens * (num_tokens + 1) // 2
-            if seq.num_computed + num_tokens == seq.num_tokens:
-                num_sampling += 1
-                num_sampled += not seq.is_greedy
-        guided = self._score(scheduled) if self._has_value_model else UNGUIDED
-        loads = guided.scored_rows > 0 and not self._is_value_model_loaded
-        self._is_value_model_loaded |= loads
-        pads = self._cost_model.pads_batches
-        return StepBatch(
-            num_seqs=num_decodes + len(prefills),
-            num_prefill_tokens=num_prefill_tokens,
-            num_decode_tokens=num_decodes,
-            num_sampling=num_sampling,
-            context_tokens=context,
-            attended_positions=attended,
-            decode_context=self.scheduler.decode_context,
-            is_greedy=num_sampled == 0 if num_sampling else None,
-            guided=guided,
-            loads_value_model=loads,
-            longest_context=self._longest_context(prefills) if pads else 0,
-            most_new_tokens=max([1, *(num_tokens for _, num_tokens in prefills)]) if pads else 0,
-        )
-
-    def _longest_decode(self) -> int:
-        return self._clock.step + max([seq.lead for seq in self.scheduler.decoding])
-
-    def _longest_context(self, prefills: list[tuple[Sequence, int]]) -> int:
-        lengths = [seq.num_computed + num_tokens for seq, num_tokens in prefills]
-        return max([*lengths, self._longest_decode()] if self.scheduler.decoding else lengths)
 
     def _guided_row(self, seq: Sequence) -> GuidedRow | None:
         request, prompt_tokens = seq.request, seq.prompt_tokens
@@ -338,25 +254,17 @@ class SimulatedEngine:
             repeats_from=None if request.ignore_eos else prompt_tokens + REPEATS_FROM_TOKENS,
         )
 
-    def _score(self, scheduled: ScheduledBatch) -> GuidedStep:
-        rows = [(seq.guided, seq.num_tokens) for seq in self.scheduler.guided if seq.guided is not None]
-        for seq, num_tokens in scheduled.prefills:
-            if seq.guided is not None and seq.num_computed + num_tokens == seq.num_tokens:
-                rows.append((seq.guided, seq.num_tokens))
-        return score_rows(rows, self.config.revision) if rows else UNGUIDED
-
     def _begin_decoding(self, seq: Sequence, finished: list[Sequence]) -> None:
         """Let a row whose prompt is computed decode from the next step on, unless its first token is its last."""
         if seq.first_token_ns is None:
             seq.first_token_ns = self.now_ns
         self.scheduler.finish_prefill(seq)
-        has_closing_step = self._cost_model.has_closing_step
-        if seq.num_tokens == seq.end and not has_closing_step:
+        if seq.num_tokens == seq.end and not self._has_closing_step:
             finished.append(seq)
             return
         self._num_joins += 1
         seq.join = self._num_joins
-        heapq.heappush(self._ends, (seq.end + has_closing_step - seq.lead, seq.join, seq))
+        heapq.heappush(self._ends, (seq.end + self._has_closing_step - seq.lead, seq.join, seq))
 
     def _next_end(self) -> int:
         """The step after which the next decoding row is over; there must be a decoding row."""

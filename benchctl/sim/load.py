@@ -46,8 +46,12 @@ class LoadPhase:
         self.is_warmup = load.is_warmup
         self._load = load
         self._offsets: Items[int] = load.arrival_ns if load.arrival_ns is not None else bytes(len(load.requests))
-        self._order = self._first_turns()
+        self._first = self._first_turns()
+        """Index of each request that follows none, in the order in which they are due."""
+        self.next_entry_ns: int | None = None
+        """Time at which the next request is due; None if it waits for an end, or if none is left."""
         self._num_taken = 0
+        self._is_next_first = True
         self._num_left = len(load.requests)
         self._start_ns = 0
         self._open: dict[str, int] = {}
@@ -64,42 +68,42 @@ class LoadPhase:
 
     def start(self, now_ns: int) -> None:
         self._start_ns = now_ns
+        self._find_next()
 
     def index_of(self, request_id: str) -> int:
         """Index within the load of an open request."""
         return self._open[request_id]
 
-    def next_entry_ns(self) -> int | None:
-        """Time at which the next request is due; None if it waits for an end, or if none is left."""
-        limit = self._load.max_concurrency
-        if limit is not None and len(self._open) >= limit:
-            return None
-        due_ns = self._ready[0][0] if self._ready else None
-        if self._num_taken < len(self._order):
-            first_ns = self._start_ns + self._offsets[self._order[self._num_taken]]
-            if due_ns is None or first_ns <= due_ns:
-                return first_ns
-        return due_ns
-
     def take_next(self) -> Request:
         """The request that is due next; there must be one."""
-        first_ns = None
-        if self._num_taken < len(self._order):
-            index = self._order[self._num_taken]
-            first_ns = self._start_ns + self._offsets[index]
-        if first_ns is None or (self._ready and self._ready[0][0] < first_ns):
-            _, index = heapq.heappop(self._ready)
-        else:
+        if self._is_next_first:
+            index = self._first[self._num_taken]
             self._num_taken += 1
+        else:
+            index = heapq.heappop(self._ready)[1]
         self._num_left -= 1
         request = self._load.requests[index]
         self._open[request.request_id] = index
+        self._find_next()
         return request
 
     def end(self, request_id: str, now_ns: int) -> None:
         """Note the end of a request, which releases the next turn of its session."""
-        for follower in self._followers.get(self._open.pop(request_id), ()):
-            heapq.heappush(self._ready, (now_ns + self._offsets[follower], follower))
+        index = self._open.pop(request_id)
+        if self._followers:
+            for follower in self._followers.get(index, ()):
+                heapq.heappush(self._ready, (now_ns + self._offsets[follower], follower))
+        self._find_next()
+
+    def _find_next(self) -> None:
+        limit, self.next_entry_ns = self._load.max_concurrency, None
+        if limit is not None and len(self._open) >= limit:
+            return
+        self._is_next_first = self._num_taken < len(self._first)
+        if self._is_next_first:
+            self.next_entry_ns = self._start_ns + self._offsets[self._first[self._num_taken]]
+        if self._ready and (self.next_entry_ns is None or self._ready[0][0] < self.next_entry_ns):
+            self.next_entry_ns, self._is_next_first = self._ready[0][0], False
 
     def _first_turns(self) -> Items[int]:
         follows, offsets = self._load.follows, self._offsets

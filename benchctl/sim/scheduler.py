@@ -1,18 +1,24 @@
 """The rows of the next step: by arrival or by priority, with chunked prefill and preemption."""
 
 import heapq
-from typing import Final, NamedTuple
+from collections.abc import Sequence as Items
+from typing import Final, NamedTuple, TypeAlias
 
 from benchctl.sim.block_manager import BlockManager
 from benchctl.sim.sequence import Sequence, SequenceStatus, StepClock
 
+Prefills: TypeAlias = Items[tuple[Sequence, int]]
+"""Sequences in prefill, each with the tokens computed for it."""
+
 
 class ScheduledBatch(NamedTuple):
-    """Rows of one step. ``prefills`` pairs a sequence with the tokens computed for it; ``decodes`` compute one."""
+    """What a step has besides a token for each decoding row."""
 
-    prefills: list[tuple[Sequence, int]]
-    decodes: dict[Sequence, None]
+    prefills: Prefills
     num_preempted: int
+
+
+_DECODES_ONLY: Final = ScheduledBatch((), 0)
 
 
 class Scheduler:
@@ -75,10 +81,11 @@ class Scheduler:
                 self.block_manager.take(num_needed)
             else:
                 self._append_blocks()
+        if not self.prefilling and not self.num_waiting:
+            return _DECODES_ONLY
         prefills: list[tuple[Sequence, int]] = []
-        if self.prefilling or self.num_waiting:
-            self._schedule_prefills(prefills, self.max_num_batched_tokens - len(self.decoding))
-        return ScheduledBatch(prefills, self.decoding, self.num_preemptions - preempted_before)
+        self._schedule_prefills(prefills, self.max_num_batched_tokens - len(self.decoding))
+        return ScheduledBatch(prefills, self.num_preemptions - preempted_before)
 
     def finish_prefill(self, seq: Sequence) -> None:
         """Move a sequence from prefill to decoding, once its prompt is computed and its first token sampled."""

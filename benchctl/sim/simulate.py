@@ -53,7 +53,7 @@ def _leaps(engine: SimulatedEngine, phase: LoadPhase) -> Iterator[LeapOutput]:
     phase.start(engine.now_ns)
     engine.is_warmup = phase.is_warmup
     while True:
-        while (entry_ns := phase.next_entry_ns()) is not None:
+        while (entry_ns := phase.next_entry_ns) is not None:
             if entry_ns > engine.now_ns:
                 if engine.has_work:
                     break

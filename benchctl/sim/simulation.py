@@ -1,4 +1,4 @@
-"""The result of a simulation: steps and requests as columns, and as records for whoever asks for one."""
+"""The result of a simulation: steps and requests as columns, and as records where one is asked for."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields

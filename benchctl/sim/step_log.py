@@ -81,6 +81,11 @@ class StepLog:
             self.rests.append(rest)
         return number
 
+    def add_stretch(self, rest_id: int, stretch: tuple[int, ...]) -> None:
+        """Append the fields of a Stretch, whose steps the other columns have."""
+        self.stretches.extend(stretch)
+        self.rest_ids.append(rest_id)
+
     def add_guided(self, guided: GuidedStep, lvm_forward_ns: int | None) -> None:
         """Append what guidance did in one step."""
         fused = _NO if guided.fused is None else int(guided.fused)

@@ -34,8 +34,8 @@ config_strategy = st.fixed_dictionaries(
         "num_kv_blocks": st.integers(40, 90),
         "block_size": st.sampled_from([1, 4, 16]),
         "enable_prefix_caching": st.booleans(),
-        "async_scheduling": st.booleans(),
         "scheduling": st.sampled_from(["fcfs", "priority"]),
+        "async_scheduling": st.booleans(),
         "noise": st.sampled_from(["none", "none", "published"]),
     }
 )

@@ -69,6 +69,21 @@ class StepCost(msgspec.Struct, frozen=True, kw_only=True):
         parts = msgspec.structs.asdict(self).items()
         return StepCost(**{name: round(value * factor) for name, value in parts if value is not None})
 
+    def without_forwards(self) -> "StepCost":
+        """The same sections, with model_forward and lvm_forward of no time where they exist."""
+        return StepCost(
+            schedule=self.schedule,
+            model_forward=0,
+            sampler_rest=self.sampler_rest,
+            pre_lvm=self.pre_lvm,
+            sample=self.sample,
+            lvm_rest=self.lvm_rest,
+            lvm_build_pending=self.lvm_build_pending,
+            lvm_forward=None if self.lvm_forward is None else 0,
+            lvm_apply_guidance=self.lvm_apply_guidance,
+            value_model_load=self.value_model_load,
+        )
+
     def parts(self) -> list[int]:
         """The times of the sections that exist."""
         return [value for value in msgspec.structs.astuple(self) if value is not None]
@@ -117,6 +132,10 @@ class DecodeCost(msgspec.Struct, frozen=True, kw_only=True):
     forward_ns: int = 0
     since: int = 0
     until: int | None = None
+
+    def holds_at(self, position: int) -> bool:
+        """True if this is the price at x = ``position``."""
+        return self.since <= position and (self.until is None or position < self.until)
 
     def forward_at(self, position: int) -> int:
         """model_forward in whole nanoseconds at x = ``position``."""
