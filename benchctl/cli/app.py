@@ -22,6 +22,7 @@ from benchctl.cli.commands import (
     run,
     show,
     simulate,
+    simulate_sweep,
     steptime,
     verify,
     workloads,
@@ -63,6 +64,7 @@ app.command("export")(export.export)
 app.command("flops")(flops.flops)
 app.command("doctor")(doctor.doctor)
 app.command("reference")(reference.reference)
+simulate.app.command("sweep")(simulate_sweep.sweep)
 app.add_typer(simulate.app, name="simulate")
 app.add_typer(profiles.app, name="profiles")
 app.add_typer(workloads.app, name="workloads")

@@ -29,9 +29,11 @@ class Anchor:
 
 _OVERHEADS: Final[dict[str, Anchor]] = {
     "requests": Anchor(value=10.0, spread=20.0),
-    "value_model": Anchor(value=1.5, spread=0.5),
-    "guided_rows": Anchor(value=10.0, spread=20.0),
-    "candidates": Anchor(value=2.0, spread=5.0),
+    # The host's part of guidance differs by orders of magnitude between implementations: hardly a pull.
+    "value_model": Anchor(value=2.0, spread=2.0),
+    "guided_steps": Anchor(value=5000.0, spread=20000.0),
+    "guided_rows": Anchor(value=100.0, spread=1000.0),
+    "candidates": Anchor(value=20.0, spread=200.0),
 }
 _CORRECTED: Final[dict[str, Anchor]] = {
     "compute": Anchor(value=1.6, spread=0.4),

@@ -106,6 +106,8 @@ def parts_of(model: StepTimeModel, run: ObservedSteps) -> tuple[Floats, Floats, 
     num_steps = len(run.duration_us)
     parts = np.zeros((3, num_steps))
     for name, value in model.values.items():
+        if name not in base:
+            continue
         price = value * base[name]
         is_scaled = name not in UNSCALED
         compute = price * _responds(base[name], compute_bound[name]) * is_scaled

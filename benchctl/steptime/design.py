@@ -64,13 +64,18 @@ def group_label(run: ObservedSteps, by: str) -> str:
     return f"TP{run.deployment.tensor_parallel}"
 
 
-def fitted_design(observed: Sequence[ObservedSteps], structure: Structure, experts_read: ExpertsRead) -> Design:
-    """The design of a fit. Raises UsageError when no step counts."""
-    return design_of(observed, lambda work, deployment: features(work, deployment, structure, experts_read))
+def fitted_design(
+    observed: Sequence[ObservedSteps], structure: Structure, experts_read: ExpertsRead, names: Sequence[str] = ()
+) -> Design:
+    """The design of a fit, with at least the features ``names``. Raises UsageError when no step counts."""
+    return design_of(observed, lambda work, deployment: features(work, deployment, structure, experts_read), names)
 
 
-def design_of(observed: Sequence[ObservedSteps], columns_of: ColumnsOf) -> Design:
-    """The features of all steps that count. Raises UsageError when there are none."""
+def design_of(observed: Sequence[ObservedSteps], columns_of: ColumnsOf, names: Sequence[str] = ()) -> Design:
+    """The features of all steps that count; one that a run does not have is 0 in it.
+
+    The columns are ``names``, then any others in the order of their appearance. Raises UsageError without steps.
+    """
     runs = tuple(usable for run in observed if len((usable := usable_steps(run)).duration_us))
     if not runs:
         reasons = sorted({reason for run in observed for reason in run.left_out})
@@ -79,7 +84,7 @@ def design_of(observed: Sequence[ObservedSteps], columns_of: ColumnsOf) -> Desig
             f"({', '.join(reasons) or 'there are none'}); add a run below saturation"
         )
     columns = [columns_of(run.work, run.deployment) for run in runs]
-    names = tuple(dict.fromkeys(name for row in columns for name in row))
+    names = tuple(dict.fromkeys([*names, *(name for row in columns for name in row)]))
     return Design(
         names=names,
         matrix=np.vstack(

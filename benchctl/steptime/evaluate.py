@@ -11,7 +11,7 @@ from typing import Final, Literal, TypeAlias
 import numpy as np
 
 from benchctl.errors import UsageError
-from benchctl.steptime.design import group_label
+from benchctl.steptime.design import fitted_design, group_label
 from benchctl.steptime.fit import FitOptions, fit_model
 from benchctl.steptime.model import HeldOutError, StepTimeModel
 from benchctl.steptime.predictions import Accuracy, Predictions, accuracy_of, join_predictions, predict_runs
@@ -55,11 +55,12 @@ def hold_out(observed: Sequence[ObservedSteps], options: FitOptions, by: HoldOut
             f"only one {by} ({groups[0] if groups else 'none'}): leaving it out leaves nothing to fit to; "
             f"add steps of another {by}"
         )
+    names = fitted_design(observed, options.structure, options.experts_read).names
     parts = []
     for group in groups:
         others = [run for run, label in zip(observed, labels, strict=True) if label != group]
         these = [run for run, label in zip(observed, labels, strict=True) if label == group]
-        parts.append(predict_runs(fit_model(others, options), these))
+        parts.append(predict_runs(fit_model(others, options, names=names), these))
     return _judged(join_predictions(parts), options.structure, by)
 
 

@@ -59,14 +59,19 @@ class FitOptions:
 
 
 def fit_model(
-    observed: Sequence[ObservedSteps], options: FitOptions = FitOptions(), *, fitted_on: str | None = None
+    observed: Sequence[ObservedSteps],
+    options: FitOptions = FitOptions(),
+    *,
+    fitted_on: str | None = None,
+    names: Sequence[str] = (),
 ) -> StepTimeModel:
     """The model of all steps that count; ``fitted_on`` is the date that its provenance states.
 
+    A feature of ``names`` that no step has gets its typical coefficient.
     Raises UsageError when no step is left, when the runs are of several kinds of device, or when features that vary
     cannot be told apart.
     """
-    design = fitted_design(observed, options.structure, options.experts_read)
+    design = fitted_design(observed, options.structure, options.experts_read, names)
     hardware = one_hardware(design)
     if options.structure == "roofline":
         return _unfitted(design, options, hardware, fitted_on)

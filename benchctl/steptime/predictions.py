@@ -1,11 +1,12 @@
 """Measured steps with their predictions, and the errors of any part of them."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 
+from benchctl.errors import UsageError
 from benchctl.steptime.design import Design, Indices, design_of
 from benchctl.steptime.least_squares import Flags, Floats
 from benchctl.steptime.model import StepTimeModel
@@ -50,7 +51,7 @@ class Accuracy:
 
 def predict_runs(model: StepTimeModel, observed: Sequence[ObservedSteps]) -> Predictions:
     """Predictions of all steps that count, for whatever deployment."""
-    design = design_of(observed, model.columns)
+    design = _design(model, observed)
     is_new = np.array([run.deployment.shape.name not in model.provenance.models for run in design.runs])
     low, high = model.row_intervals_us(design.matrix, LEVEL, is_new_model=is_new[design.run_of])
     return Predictions(
@@ -61,6 +62,19 @@ def predict_runs(model: StepTimeModel, observed: Sequence[ObservedSteps]) -> Pre
         low_us=low,
         high_us=high,
     )
+
+
+def _design(model: StepTimeModel, observed: Sequence[ObservedSteps]) -> Design:
+    """The steps in the columns of the model. Raises UsageError for a feature that it has no coefficient of."""
+    design = design_of(observed, model.columns, [coefficient.name for coefficient in model.coefficients])
+    num_columns = len(model.coefficients)
+    for i, name in enumerate(design.names[num_columns:], num_columns):
+        if design.matrix[:, i].any():
+            raise UsageError(
+                f"the step-time model has no coefficient of {name}, which these steps have: it was fitted to steps "
+                "without; add a run that has it, and fit again"
+            )
+    return replace(design, names=design.names[:num_columns], matrix=design.matrix[:, :num_columns])
 
 
 def _predicted(model: StepTimeModel, design: Design) -> Floats:

@@ -115,7 +115,7 @@ def _candidates(model: StepTimeModel, design: Design, spreads: Floats) -> Iterat
 def _rows(model: StepTimeModel, design: Design, deployment: Deployment, steps: StepWork) -> Floats:
     """Features of these steps over their predicted times."""
     columns = model.columns(steps, deployment)
-    matrix = np.column_stack(np.broadcast_arrays(*(np.atleast_1d(columns[name]) for name in design.names)))
+    matrix = np.column_stack(np.broadcast_arrays(*(np.atleast_1d(columns.get(name, 0.0)) for name in design.names)))
     predicted_us = matrix @ np.array([model.values[name] for name in design.names])
     return np.asarray(matrix / np.maximum(predicted_us, 1.0)[:, None], dtype=np.float64)
 

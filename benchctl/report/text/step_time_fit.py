@@ -1,6 +1,7 @@
 """Tables of a step-time model: coefficients, errors on unseen runs, health, and the runs to add."""
 
 from collections.abc import Iterator, Sequence
+from typing import Final
 
 from rich.table import Table
 
@@ -12,6 +13,9 @@ from benchctl.steptime.features import COUNTS
 from benchctl.steptime.model import StepTimeModel
 from benchctl.steptime.predictions import Accuracy
 from benchctl.steptime.structure import Coefficient
+
+_MAX_GROUPS: Final = 8
+"""Groups of a hold-out that a table shows."""
 
 
 def coefficient_table(model: StepTimeModel) -> Table:
@@ -49,10 +53,12 @@ def _errors(accuracy: Accuracy) -> tuple[str, ...]:
 
 
 def evaluation_table(evaluations: Sequence[Evaluation]) -> Table:
-    """Each structure on all groups left out, then the groups of the first."""
+    """Each structure on all groups left out, then the groups of the first; of many only the worst."""
     judged = evaluations[0]
     rows: list[tuple[str, Accuracy]] = [(evaluation.structure, evaluation.whole) for evaluation in evaluations]
-    rows += [(f"  {judged.structure}, without {group.label}", group) for group in judged.groups]
+    worst = sorted(judged.groups, key=lambda group: -group.mape_frac)[:_MAX_GROUPS]
+    groups = judged.groups if len(judged.groups) <= _MAX_GROUPS else worst
+    rows += [(f"  {judged.structure}, without {group.label}", group) for group in groups]
     what = f"each {judged.by} predicted by a fit to the others"
     return accuracy_table(f"Errors on steps that the fit did not see: {what}", "structure", rows)
 
