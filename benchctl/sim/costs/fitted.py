@@ -116,9 +116,7 @@ def straight_piece(price_ns: Callable[[float], float], rows: int, context: int) 
     return DecodeCost(rest=_NOTHING, lines=((price_ns(since), 0.0),), since=since, until=since + 1)
 
 
-def _is_straight(
-    price_ns: Callable[[float], float], since: int, span: int, start_ns: float, end_ns: float
-) -> bool:
+def _is_straight(price_ns: Callable[[float], float], since: int, span: int, start_ns: float, end_ns: float) -> bool:
     bend_ns = _BEND_FRAC * max(start_ns, end_ns)
     return all(
         abs(price_ns(since + share * span) - start_ns - share * (end_ns - start_ns)) <= bend_ns
