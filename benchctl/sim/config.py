@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 from benchctl.errors import UsageError
-from benchctl.profile.choices import CostModelName, file_option_error, noise_error, value_model_error
+from benchctl.profile.choices import CostModelName, devices_error, file_option_error, noise_error, value_model_error
 
 Noise: TypeAlias = Literal["none", "published", "fitted"]
 Revision: TypeAlias = Literal["V1", "V2", "V4"]
@@ -27,8 +27,8 @@ class SimConfig:
     cost_model: CostModelName = "lenvm-h100"
     layer_profile: str | None = None
     step_time_model: str | None = None
-    tensor_parallel_size: int | None = None
-    """Devices that share each layer, for the cost model ``fitted``; None takes the one that it is fitted to."""
+    tensor_parallel_size: int = 1
+    """Devices that share each layer; more than one for cost models that were measured so."""
     hardware: str = "h100-sxm"
     time_scale: float = 1.0
     noise: Noise = "none"
@@ -71,6 +71,8 @@ class SimConfig:
             raise UsageError(f"--cost-model {reason}")
         if reason := noise_error(self.cost_model, self.noise):
             raise UsageError(f"--noise {reason}")
+        if reason := devices_error(self.cost_model, self.tensor_parallel_size):
+            raise UsageError(f"--tensor-parallel-size {reason}")
 
     def server_info(self) -> dict[str, str | int | float | bool | None]:
         """The settings that the server reports: those that two servers of one configuration share."""
