@@ -22,6 +22,8 @@ from benchctl.cli.commands import (
     run,
     show,
     simulate,
+    simulate_sweep,
+    steptime,
     verify,
     workloads,
 )
@@ -62,10 +64,12 @@ app.command("export")(export.export)
 app.command("flops")(flops.flops)
 app.command("doctor")(doctor.doctor)
 app.command("reference")(reference.reference)
+simulate.app.command("sweep")(simulate_sweep.sweep)
 app.add_typer(simulate.app, name="simulate")
 app.add_typer(profiles.app, name="profiles")
 app.add_typer(workloads.app, name="workloads")
 app.add_typer(data.app, name="data")
 app.add_typer(noise.app, name="noise")
 app.add_typer(models.app, name="models")
+app.add_typer(steptime.app, name="steptime")
 app.add_typer(import_results.app, name="import")

@@ -2,12 +2,12 @@
 
 from typing import TYPE_CHECKING
 
-from benchctl.formats import duration, percentage
+from benchctl.formats import percentage
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
-    from benchctl.measure.durations import DurationEstimate
     from benchctl.profile.model import Profile
     from benchctl.profile.planning.imbalance import Imbalance
     from benchctl.records.manifest import Look, StoppingRecord
@@ -15,17 +15,23 @@ if TYPE_CHECKING:
     from benchctl.records.request import PreparedRequest
 
 
-def print_plan(profile: "Profile", requests: "Sequence[PreparedRequest]", noise: "NoiseFloor | None") -> None:
-    """Print all runs in order, their estimated durations, and the power of the experiment."""
+def print_plan(
+    profile: "Profile",
+    requests: "Sequence[PreparedRequest]",
+    noise: "NoiseFloor | None",
+    step_time_model: "Path | None" = None,
+) -> None:
+    """Print all runs in order, their predicted durations and loads, and the power of the experiment."""
     from rich.table import Table
 
+    from benchctl.cli.prediction_view import duration_text, estimate_plan, print_prediction
     from benchctl.cli.screen import wide_console
     from benchctl.profile.planning.imbalance import imbalance_of
     from benchctl.profile.planning.plan import arms, plan_runs
     from benchctl.records.directory import arm_label, cell_name
 
-    estimate = _estimated(profile, requests)
-    durations_s = {} if estimate is None else estimate.run_s
+    estimate = estimate_plan(profile, requests, step_time_model)
+    durations_s = estimate.run_s
     table = Table(
         "run", "block", "position", "variant", "cell", *(["estimated s"] if durations_s else []), box=None
     )
@@ -39,7 +45,8 @@ def print_plan(profile: "Profile", requests: "Sequence[PreparedRequest]", noise:
     what = (
         f"{len(plan.runs)} runs in {profile.blocks} blocks of {len(arms(profile))}, {len(requests)} requests each"
     )
-    print(f"{what}; {_how_long(profile, estimate)}")
+    print(f"{what}; {duration_text(profile, estimate)}")
+    print_prediction(estimate)
     if len(arms(profile)) > 1:
         print(balance_text(imbalance_of(plan.runs, profile.baseline), len(arms(profile)), profile.blocks))
     print_power(profile, noise)
@@ -105,41 +112,7 @@ def look_text(look: "Look", rule: "StoppingRecord") -> str:
 
 def print_duration(profile: "Profile", requests: "Sequence[PreparedRequest]") -> None:
     """Print the estimated duration of an experiment on a real engine; a simulated one ends soon."""
-    if profile.engine.kind != "sim":
-        print(_how_long(profile, _estimated(profile, requests)), flush=True)
-
-
-def _how_long(profile: "Profile", estimate: "DurationEstimate | None") -> str:
-    from benchctl.profile.planning.plan import plan_runs
-    from benchctl.records.directory import arm_label
-
-    if estimate is None:
-        return (
-            f"duration unknown: no earlier run of {profile.engine.kind} with {profile.model} on this machine; the "
-            "first block will show it"
-        )
-    runs_s = sum(estimate.run_s[arm_label(run.variant, run.cell)] for run in plan_runs(profile).runs)
-    total_s = runs_s + estimate.around_s
-    at_most = " at most" if profile.stopping is not None else ""
-    earlier = "1 earlier run" if estimate.num_runs == 1 else f"{estimate.num_runs} earlier runs"
-    basis = f", from {earlier} on this machine" if estimate.num_runs else ""
-    in_words = f" ({duration(total_s)})" if total_s >= 100 else ""
-    return f"estimated duration {total_s:.0f} s{in_words}{at_most}{basis}"
-
-
-def _estimated(profile: "Profile", requests: "Sequence[PreparedRequest]") -> "DurationEstimate | None":
-    """Duration by arm, simulated or from earlier runs of a real engine; None if it is unknown."""
-    from benchctl.measure.durations import DurationEstimate, estimate_durations
-    from benchctl.measure.telemetry.gpu import gpu_inventory
-    from benchctl.profile.planning.plan import arms, variant_settings
-    from benchctl.records.directory import arm_label
-    from benchctl.sim.estimate import estimated_run_s
+    from benchctl.cli.prediction_view import duration_text, estimate_plan
 
     if profile.engine.kind != "sim":
-        return estimate_durations(profile, requests, [gpu.name for gpu in gpu_inventory()])
-    arrival = profile.workload.arrival
-    run_s = {
-        arm_label(variant, cell): estimated_run_s(variant_settings(profile, variant, cell), requests, arrival)
-        for variant, cell in arms(profile)
-    }
-    return DurationEstimate(run_s=run_s, num_runs=0)
+        print(duration_text(profile, estimate_plan(profile, requests)), flush=True)

@@ -102,6 +102,17 @@ def estimate_durations(
     return DurationEstimate(run_s=run_s, num_runs=len(used), around_s=AROUND_S)
 
 
+def earlier_overhead_s(profile: Profile, gpus: Sequence[str]) -> float | None:
+    """Median over earlier runs here of all but their loads: a server's start, warm-up and end; None without any."""
+    here = (platform.node(), tuple(gpus), profile.model)
+    overheads_s = [
+        duration.overhead_s
+        for duration in stored_durations(durations_directory(), profile.engine.kind)
+        if (duration.host, duration.gpus, duration.model) == here
+    ]
+    return median(overheads_s[-_NEWEST:]) if overheads_s else None
+
+
 def _most_alike(earlier: Sequence[RunDuration], settings: VariantSettings) -> list[RunDuration]:
     """Earlier runs of the same settings, or else of the same server, or else all of the model."""
     whole, server = _settings_sha256(settings), _sha256(settings.server.model_dump(mode="json"))

@@ -71,7 +71,7 @@ def create_results(
 def _new_directory(origin: Origin, name: str, stem: str) -> Iterator[tuple[Path, Callable[[], Path]]]:
     """Yields a new directory, and the function that gives it its final name and returns that."""
     if origin.directory is None:
-        with _renamed_when_complete(origin.output_root / name, stem) as unfinished:
+        with renamed_when_complete(origin.output_root / name, stem) as unfinished:
             yield unfinished
         return
     path = origin.directory
@@ -85,7 +85,7 @@ def _new_directory(origin: Origin, name: str, stem: str) -> Iterator[tuple[Path,
 
 
 @contextmanager
-def _renamed_when_complete(parent: Path, stem: str) -> Iterator[tuple[Path, Callable[[], Path]]]:
+def renamed_when_complete(parent: Path, stem: str) -> Iterator[tuple[Path, Callable[[], Path]]]:
     """A directory that gets its name when it is complete: an interrupt leaves none that cannot be resumed.
 
     Two results of one second get a number behind ``stem``.

@@ -5,7 +5,7 @@ that introduced the field. So
 
 * a new field whose default means "as before" leaves the identity of every older profile as it was;
 * a value that is written out and equals the default is the same as one that is left out;
-* descriptions do not count: other words do not make another experiment;
+* descriptions and the step-time model do not count: neither changes what is measured;
 * a default that changes later goes into ``FORMER_DEFAULTS`` with its first value. An older profile, which has that
   value, keeps its identity; one with the new default gets another.
 """
@@ -23,6 +23,9 @@ from benchctl.records.jsonl import encode
 FORMER_DEFAULTS: Final[Mapping[str, Any]] = {}
 """First default of every field whose default has changed since: by dotted path, with ``<name>`` for the name of a
 variant; an option of an engine as ``<kind>.<option>``."""
+
+
+_NOT_MEASURED: Final = frozenset({"description", "step_time_model"})
 
 
 def profile_sha256(profile: Profile, former_defaults: Mapping[str, Any] = FORMER_DEFAULTS) -> str:
@@ -58,7 +61,7 @@ def _not_default(section: Section, prefix: str, former_defaults: Mapping[str, An
     """The values of a section, and of those below it, that differ from their first defaults."""
     values = dict[str, Any]()
     for name, value in section:
-        if name == "description":
+        if name in _NOT_MEASURED:
             continue
         field, path = type(section).model_fields[name], f"{prefix}{name}"
         if isinstance(value, Section):

@@ -175,6 +175,9 @@ class Profile(Section):
     """Name in the built-in table of shapes, or a directory with a config.json."""
     hardware: str = "h100-sxm"
     """Hardware whose peak FLOP/s the achieved ones are compared with; a name of the hardware table."""
+    step_time_model: str | None = None
+    """File of a step-time model (``benchctl steptime fit``), which predicts the experiment and explains its
+    results."""
     workload: Workload
     """Request set and arrival schedule."""
     sampling: Sampling = Sampling()

@@ -25,9 +25,9 @@ def profile_text_of_runs(
 ) -> str:
     """The profile of ``runs`` as YAML, on top of ``steptime-w1``; each run with its reason as a comment.
 
-    ``engine`` and ``model`` replace those of ``steptime-w1``; a run that names a model or a number of devices
-    becomes a value of a sweep. ``seed`` makes the prompts differ from those measured before. Raises UsageError
-    without runs.
+    ``engine`` and ``model`` replace those of ``steptime-w1``. Runs of several models, or on several numbers of
+    devices, become values of a sweep. ``seed`` makes the prompts differ from those measured before. Raises
+    UsageError without runs.
     """
     if not runs:
         raise UsageError("no runs to add: the diagnosis asks for none, so there is no profile to write")
@@ -49,10 +49,13 @@ def _document(runs: Sequence[RunToAdd], engine: str | None, model: str | None, s
         "description": "Runs that make a step-time model better, by its diagnosis",
         "seed": seed,
     }
-    if engine is not None:
+    models, devices = _models(runs), _devices(runs)
+    if options := {"tensor_parallel_size": devices[0]} if devices not in ((), (1,)) and len(devices) == 1 else {}:
+        document["engine"] = {"options": options} if engine is None else {"preset": engine, "options": options}
+    elif engine is not None:
         document["engine"] = engine
-    if model is not None:
-        document["model"] = model
+    if model is not None or len(models) == 1:
+        document["model"] = models[0] if model is None else model
     document["workload"] = {
         "num_prompts": -(-num_prompts // len(sizes)) * len(sizes),
         "input_len": [prompt for prompt, _ in sizes],
@@ -78,21 +81,26 @@ _SETTINGS: Final = {
 }
 
 
+def _models(runs: Sequence[RunToAdd]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(run.model for run in runs if run.model is not None))
+
+
+def _devices(runs: Sequence[RunToAdd]) -> tuple[int, ...]:
+    return tuple(sorted({run.tensor_parallel for run in runs if run.tensor_parallel is not None}))
+
+
 def _factors(runs: Sequence[RunToAdd]) -> dict[str, list[Any]]:
     """Values of each factor that the baseline does not have.
 
     The baseline serves the largest concurrency without a limit, as the base profile's model on its devices. With
     several factors every combination is measured, so that the largest concurrency is listed as well.
     """
-    models = list(dict.fromkeys(run.model for run in runs if run.model is not None))
-    devices = sorted({run.tensor_parallel for run in runs if run.tensor_parallel is not None})
     concurrencies = sorted({run.concurrency for run in runs})
     factors: dict[str, list[Any]] = {}
-    if models:
-        factors["model"] = models
-    if devices:
-        factors["server.tensor_parallel_size"] = devices
-    limits = concurrencies if factors else concurrencies[:-1]
+    if len(_models(runs)) > 1:
+        factors["model"] = [*_models(runs)]
+    if len(_devices(runs)) > 1:
+        factors["server.tensor_parallel_size"] = [*_devices(runs)]
     if len(concurrencies) > 1:
-        factors["max_num_seqs"] = limits
+        factors["max_num_seqs"] = concurrencies if factors else concurrencies[:-1]
     return factors

@@ -114,3 +114,51 @@ def test_an_interrupt_ends_with_130_and_keeps_what_was_simulated(tmp_path: Path,
     states = {json.loads(path.read_text())["state"] for path in results.glob("runs/*/run.json")}
     assert states <= {"done", "failed"}
     assert benchctl("show", results, cwd=tmp_path).returncode == 0
+
+
+LOADS = ["--profile", "ci-smoke", "--engine", "sim-exact", "--set", "workload.num_prompts=40", "--jobs", "1"]
+
+
+def test_a_sweep_finds_the_largest_rate_under_a_limit_and_draws_the_curve(tmp_path: Path) -> None:
+    limit = ["--slo", "p90_ttft_ms=60", "--largest", "rate", "--set", "workload.output_len=8,16"]
+    done = benchctl("simulate", "sweep", *LOADS, "--rate", "1,4", *limit, "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    document = json.loads(done.stdout)
+    assert document["objectives"] == ["p90_ttft_ms <= 60 ms"]
+    arms = [each["arm"] for each in document["capacities"]]
+    assert arms == [
+        "baseline workload.output_len=8",
+        "guided top_k=5 workload.output_len=8",
+        "baseline workload.output_len=16",
+        "guided top_k=5 workload.output_len=16",
+    ]
+    assert {point["size"] for point in document["points"]} >= {1.0, 4.0}
+    assert all(set(point["metrics"]) >= {"p90_ttft_ms", "output_throughput"} for point in document["points"])
+    written, picture = (tmp_path / name for name in document["files"])
+    assert json.loads(written.read_text())["points"] == document["points"]
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_sweep_whose_every_load_breaks_a_limit_ends_with_1(tmp_path: Path) -> None:
+    done = benchctl("simulate", "sweep", *LOADS, "--max-concurrency", "2", "--slo", "ttft_ms=0.1", cwd=tmp_path)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "no load keeps the limits, not even 2 slots" in done.stdout
+    assert "all times are simulated, with cost model lenvm-h100 (qwen2.5-7b on h100-sxm)" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        pytest.param(["--rate", "1", "--max-concurrency", "2"], "give one of the two", id="two kinds of load"),
+        pytest.param(["--rate", "1,x"], "expected numbers separated by commas", id="no number"),
+        pytest.param(["--rate", "0"], "above 0", id="no load"),
+        pytest.param(["--largest", "rate"], "give --slo", id="no limit"),
+        pytest.param(["--rate", "1", "--slo", "ttft_p99_ms=1"], "did you mean 'p99_ttft_ms'?", id="metric"),
+        pytest.param(["--rate", "1", "--slo", "p99_ttft_ms=1"], "raise workload.num_prompts", id="few requests"),
+    ],
+)
+def test_a_sweep_that_cannot_be_made_is_an_error_of_usage(tmp_path: Path, args: list[str], says: str) -> None:
+    done = benchctl("simulate", "sweep", *LOADS, *args, cwd=tmp_path)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert says in done.stderr
+    assert not (tmp_path / "results").exists()

@@ -25,7 +25,8 @@ runs_strategy = st.lists(
         concurrency=st.sampled_from([1, 2, 8, 64, 200]),
         reason=st.sampled_from(["few steps at this batch", "β2: colon # and 'quotes'"]),
         coefficients=st.sampled_from([(), ("kv", "per_request")]),
-        model=st.sampled_from([None, "qwen2.5-1.5b"]),
+        model=st.sampled_from([None, "qwen2.5-1.5b", "qwen2.5-0.5b"]),
+        tensor_parallel=st.sampled_from([None, 1]),
     ),
     min_size=1,
     max_size=5,
@@ -51,7 +52,7 @@ def test_the_profile_is_valid_and_measures_every_run(
         configured = variant_settings(profile, variant, cell)
         limit = int(configured.server.model_dump()["max_num_seqs"])
         served.add((configured.model, min(largest, limit)))
-    assert {(run.model or "qwen2.5-7b", run.concurrency) for run in runs if run.model} <= served
+    assert {(run.model, run.concurrency) for run in runs if run.model} <= served
     assert {run.concurrency for run in runs} <= {concurrency for _, concurrency in served}
 
 
@@ -87,6 +88,20 @@ def test_the_simulator_runs_it_at_the_concurrencies_that_were_asked_for(tmp_path
     (tmp_path / "next.yaml").write_text(profile_text_of_runs(runs))
     result = benchctl("run", "--profile", "next.yaml", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
-    logs = tmp_path.glob("results/*/*/runs/*/steps.jsonl")
+    logs = tmp_path.glob("results/*/2*/runs/*/steps.jsonl")
     largest = sorted(max(step.num_seqs for step in read_jsonl(log, StepRecord)) for log in logs)
     assert largest == [1, 6]
+
+
+def test_devices_are_an_option_of_the_engine_or_a_sweep() -> None:
+    def on(*sizes: int) -> dict[str, object]:
+        runs = [
+            RunToAdd(prompt_tokens=9, output_tokens=9, concurrency=4, reason="few steps", tensor_parallel=size)
+            for size in sizes
+        ]
+        document: dict[str, object] = yaml.safe_load(profile_text_of_runs(runs, engine="vllm"))
+        return document
+
+    assert on(1)["engine"] == "vllm"
+    assert on(2)["engine"] == {"preset": "vllm", "options": {"tensor_parallel_size": 2}}
+    assert on(1, 4)["sweep"] == {"server.tensor_parallel_size": [1, 4]}

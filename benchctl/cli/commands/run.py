@@ -51,6 +51,14 @@ _Quick = Annotated[bool, typer.Option("--quick", help=f"Screening with {QUICK_BL
 _DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Print the ordered runs and an estimate; measure nothing.")
 ]
+_StepTimeModel = Annotated[
+    Path | None,
+    typer.Option(
+        "--step-time-model",
+        metavar="FILE",
+        help="With --dry-run: predict with this model of 'benchctl steptime fit' instead of the profile's.",
+    ),
+]
 _ResumeDir = Annotated[
     Path | None, typer.Option("--resume", metavar="DIR", help="Continue DIR: measure the runs that are not done.")
 ]
@@ -70,6 +78,7 @@ def run(  # the parameters are the command line
     output_dir: OutputDir = RESULTS,
     label: Label = None,
     dry_run: _DryRun = False,
+    step_time_model: _StepTimeModel = None,
     resume: _ResumeDir = None,
     no_store_noise: _NoStoreNoise = False,
     quiet: Quiet = False,
@@ -90,8 +99,10 @@ def run(  # the parameters are the command line
         raise UsageError("name a profile with --profile; 'benchctl profiles list' lists them")
     check_experiment(chosen)
     if dry_run:
-        _print_plan(chosen)
+        _print_plan(chosen, step_time_model)
         return
+    if step_time_model is not None:
+        raise UsageError("--step-time-model predicts a plan: add --dry-run; 'compare' has the same option")
     lengths_from = measure_lengths(chosen, output_dir, label, is_quiet=quiet)
     prepared = prepare_experiment(chosen, lengths_from)
     _measure_new(chosen, prepared, output_dir, label, is_quiet=quiet, stores_noise=not no_store_noise)
@@ -121,7 +132,7 @@ def _load(
     return load_profile(name, engine=engine, overrides=overrides, blocks=blocks, seed=seed)
 
 
-def _print_plan(profile: "Profile") -> None:
+def _print_plan(profile: "Profile", step_time_model: Path | None) -> None:
     """Print the ordered runs, with those that measure natural lengths first where needed."""
     from benchctl.cli.plan_view import print_plan
     from benchctl.measure.noise_on_file import noise_on_file
@@ -132,14 +143,14 @@ def _print_plan(profile: "Profile") -> None:
     for warning in on_file.warnings:
         warn(warning.message)
     if prepared is not None:
-        print_plan(profile, prepared.requests, on_file.noise)
+        print_plan(profile, prepared.requests, on_file.noise, step_time_model)
         return
     pilot = lengths_profile(profile)
     requests = prepare_experiment(pilot).requests
     print(f"first the natural lengths of {len(requests)} answers, in a result directory of {pilot.name!r}:")
-    print_plan(pilot, requests, None)
+    print_plan(pilot, requests, None, step_time_model)
     print(f"then {profile.name!r}, every answer forced to its natural length:")
-    print_plan(profile, requests, on_file.noise)
+    print_plan(profile, requests, on_file.noise, step_time_model)
 
 
 def _measure_new(

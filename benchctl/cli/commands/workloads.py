@@ -129,7 +129,7 @@ def _print_result(result: "LintResult") -> None:
         print(finding)
     for each in result.predicted:
         stage, load = each.stage, each.load
-        offered = f"{stage.rate:g} requests/s" if stage.rate is not None else f"{stage.concurrency} open requests"
+        offered = f"{stage.rate:g} requests/s" if stage.rate is not None else f"{stage.concurrency} open"
         print(
             f"{result.path}: stage {stage.index}, {offered}: concurrency {load.concurrency:.3g}, "
             f"{load.utilisation:.1%} of capacity, TTFT {load.ttft_s * MS_PER_S:.3g} ms, "

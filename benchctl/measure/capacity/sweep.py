@@ -1,0 +1,122 @@
+"""A sweep of loads over the arms of a profile, on several cores, and the largest load of each arm."""
+
+import multiprocessing
+import signal
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import groupby, product
+
+from benchctl.measure.capacity.objective import Objective
+from benchctl.measure.capacity.point import LoadKind, LoadPoint, Metrics, is_idle, is_long, simulate_point
+from benchctl.measure.capacity.search import Largest, enclosed, find_largest
+from benchctl.profile.model import Profile
+from benchctl.profile.planning.plan import arms
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedPoint:
+    """A load with its metrics, and whether it holds all objectives; None where it is too short to tell."""
+
+    point: LoadPoint
+    metrics: Metrics
+    holds: bool | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArmCapacity:
+    """The largest load of one arm under the objectives."""
+
+    label: str
+    largest: Largest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sweep:
+    """All points by arm and size, and the capacity of each arm where a load was swept."""
+
+    objectives: tuple[Objective, ...]
+    kind: LoadKind | None
+    points: tuple[SimulatedPoint, ...]
+    capacities: tuple[ArmCapacity, ...]
+
+
+def sweep_points(
+    profiles: Sequence[tuple[tuple[str, ...], Profile]], kind: LoadKind | None, sizes: Sequence[float]
+) -> tuple[LoadPoint, ...]:
+    """Every arm of every profile under every load; with no sizes, under its own."""
+    return tuple(
+        LoadPoint(profile=profile, settings=settings, variant=variant, cell=cell, kind=kind, size=size)
+        for settings, profile in profiles
+        for (variant, cell), size in product(arms(profile), sizes or (None,))
+    )
+
+
+def run_sweep(points: Sequence[LoadPoint], objectives: Sequence[Objective], *, searches: bool, jobs: int) -> Sweep:
+    """Simulate all points; with ``searches``, narrow the largest load of each arm down by further ones.
+
+    Raises UsageError where a setting cannot be simulated or an objective stays unknown.
+    """
+    objectives, kind = tuple(objectives), points[0].kind
+    with _workers(min(jobs, len(points))) as pool:
+        simulate = partial(_simulated, objectives=objectives)
+        done = list(map(simulate, points) if pool is None else pool.map(simulate, points))
+        groups = [list(group) for _, group in groupby(done, key=lambda each: each.point.label)]
+        narrow = partial(_narrowed, objectives=objectives)
+        if kind is not None and searches:
+            groups = list(map(narrow, groups) if pool is None else pool.map(narrow, groups))
+    capacities = () if kind is None or not objectives else tuple(map(_capacity, groups))
+    return Sweep(
+        objectives=objectives,
+        kind=kind,
+        points=tuple(each for group in groups for each in sorted(group, key=lambda each: each.point.size or 0)),
+        capacities=capacities,
+    )
+
+
+def _simulated(point: LoadPoint, objectives: Sequence[Objective]) -> SimulatedPoint:
+    metrics = simulate_point(point)
+    holds: bool | None = all(each.holds(metrics) for each in objectives)
+    if holds and not is_long(point, metrics):
+        holds = None
+    return SimulatedPoint(point=point, metrics=metrics, holds=holds)
+
+
+def _narrowed(group: list[SimulatedPoint], objectives: Sequence[Objective]) -> list[SimulatedPoint]:
+    """The points of an arm, with those that a search for its largest load adds."""
+    first, by_size = group[0].point, {each.point.size: each for each in group}
+
+    def holds(size: float) -> bool | None:
+        if size not in by_size:
+            by_size[size] = _simulated(replace(first, size=size), objectives)
+        tried = by_size[size]
+        return None if is_idle(tried.point, tried.metrics) and not tried.holds else tried.holds
+
+    find_largest(holds, _capacity(group).largest, is_whole=first.kind == "max-concurrency")
+    return list(by_size.values())
+
+
+def _capacity(group: Sequence[SimulatedPoint]) -> ArmCapacity:
+    outcomes = {each.point.size or 0.0: each.holds for each in group}
+    return ArmCapacity(label=group[0].point.label, largest=enclosed(outcomes))
+
+
+@contextmanager
+def _workers(jobs: int) -> Iterator[ProcessPoolExecutor | None]:
+    if jobs <= 1:
+        yield None
+        return
+    context = multiprocessing.get_context("spawn")
+    executor = ProcessPoolExecutor(
+        jobs, context, initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_IGN)
+    )
+    try:
+        yield executor
+    except BaseException:
+        for process in multiprocessing.active_children():
+            process.terminate()
+        raise
+    finally:
+        executor.shutdown(cancel_futures=True)

@@ -1,0 +1,233 @@
+"""A run of any engine predicted beforehand: its load simulated in virtual time, with step times from a model.
+
+    settings + requests ▸ SimConfig ▸ simulate ▸ duration of the load, batch, latencies, key-value memory
+                                    ▸ load_at_rate (open loads) ▸ offered rate against the largest that is served
+
+The simulator schedules as the engines do, with the limits that the profile sets and otherwise ``ServerLimits``. Its
+step times are those of the simulated engine itself, of a fitted step-time model, or of the roofline. Starting a
+server, warming it up and stopping it are no part of the load: ``measure/durations.py`` has them of earlier runs.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from benchctl.costs.hardware import hardware_for
+from benchctl.costs.shapes import shape_for
+from benchctl.profile.model import VariantSettings
+from benchctl.profile.workload import Arrival
+from benchctl.records.request import PreparedRequest
+from benchctl.sim.config import MAX_MODEL_LEN, SimConfig
+from benchctl.sim.costs.cost_model import StepBatch, cost_model_for
+from benchctl.sim.request import Prompt, Request, SamplingParams
+from benchctl.sim.settings import config_of, core_request
+from benchctl.sim.simulate import SimLoad, Simulation, simulate
+from benchctl.steptime.queueing import (
+    PredictedLoad,
+    RequestSize,
+    ServerLimits,
+    kv_capacity_tokens,
+    load_at_rate,
+)
+from benchctl.steptime.work import Deployment, StepWork
+from benchctl.units import NS_PER_S, s_from_ns
+
+_BLOCK_SIZE: Final = 16
+_UNLIMITED_BLOCKS: Final = 1 << 30
+_OPEN: Final = frozenset({"constant", "poisson", "gamma", "trace"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTimes:
+    """The origin of the step times of an engine that is not simulated.
+
+    ``step_time_model`` is the file of a fitted model; without one they are the roofline of ``hardware``.
+    """
+
+    hardware: str
+    step_time_model: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictedRun:
+    """The load of one run, without the start of its server. Times are on the engine's clock."""
+
+    load_s: float
+    """First request to last token."""
+    step_s: float
+    batch: float
+    """Rows of the batch, averaged over time."""
+    largest_batch: int
+    kv_frac: float | None
+    """Largest share of the key-value memory in use; None without a known limit."""
+    num_preempted: int
+    ttft_s: float
+    e2el_s: float
+    num_steps: int
+    in_server: float
+    """Sequences in the server on average, waiting ones included (Little's law)."""
+    offered: PredictedLoad | None
+    """Steady state at the offered rate; None for a load that is not offered at a rate."""
+    offered_rate: float | None
+    """Requests per second; None for a closed loop and a burst."""
+
+
+def predict_run(
+    settings: VariantSettings,
+    requests: Sequence[PreparedRequest],
+    arrival: Arrival,
+    times: StepTimes | None = None,
+) -> PredictedRun:
+    """The load of a run with these settings. ``times`` is None for the simulator with its own cost model.
+
+    Raises UsageError for a model whose shape is unknown, or a step-time model of another hardware.
+    """
+    if times is None:
+        config = dataclasses.replace(config_of(settings), noise="none")
+        core_requests = tuple(core_request(request, settings, config) for request in requests)
+    else:
+        config = emulated_config(settings, times)
+        core_requests = tuple(_emulated_request(request, settings) for request in requests)
+    load = SimLoad(
+        requests=core_requests,
+        arrival_ns=tuple(request.arrival_ns for request in requests),
+        max_concurrency=arrival.max_concurrency,
+    )
+    simulation = simulate(config, [load])
+    rate = _offered_rate(requests, arrival)
+    return _predicted_run(simulation, config, rate, _offered(simulation, config, rate))
+
+
+def emulated_config(settings: VariantSettings, times: StepTimes) -> SimConfig:
+    """A simulated server with the limits of a real one, and with its step times."""
+    options, limits = settings.server, ServerLimits()
+    rows = getattr(options, "max_num_seqs", None) or limits.max_num_seqs
+    budget = getattr(options, "max_num_batched_tokens", None) or limits.max_num_batched_tokens
+    blocks, block_size = _kv_blocks(settings, times)
+    return SimConfig(
+        model=settings.model,
+        cost_model="roofline" if times.step_time_model is None else "fitted",
+        hardware=times.hardware,
+        max_num_seqs=rows,
+        max_num_batched_tokens=max(budget, rows),
+        num_kv_blocks=blocks,
+        block_size=block_size,
+        max_model_len=getattr(options, "max_model_len", None) or MAX_MODEL_LEN,
+        enable_prefix_caching=getattr(options, "enable_prefix_caching", False),
+    )
+
+
+def _kv_blocks(settings: VariantSettings, times: StepTimes) -> tuple[int, int]:
+    """Blocks of the cache and tokens of a block: as the options say, else what the device's memory holds."""
+    options = settings.server
+    block_size = getattr(options, "block_size", None) or _BLOCK_SIZE
+    if (blocks := getattr(options, "num_kv_blocks", None)) is not None:
+        return blocks, block_size
+    hardware = hardware_for(times.hardware)
+    if hardware.memory_bytes is None:
+        return _UNLIMITED_BLOCKS, block_size
+    tensor_parallel: int = getattr(options, "tensor_parallel_size", 1)
+    deployment = Deployment(shape=shape_for(settings.model), hardware=hardware, tensor_parallel=tensor_parallel)
+    return max(1, int(kv_capacity_tokens(deployment)) // block_size), block_size
+
+
+def _emulated_request(request: PreparedRequest, settings: VariantSettings) -> Request:
+    """The request as a server sees it that counts the tokens of its prompt as the workload does."""
+    sampling = settings.sampling
+    return Request(
+        request_id=request.request_id,
+        prompt=Prompt(
+            num_tokens=request.prompt_tokens, digest=request.request_id, asks_for_box=False, block_hashes=()
+        ),
+        max_tokens=request.max_tokens,
+        n=request.n,
+        seed=request.seed,
+        ignore_eos=request.ignore_eos,
+        sampling=SamplingParams(
+            temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k, min_p=sampling.min_p
+        ),
+    )
+
+
+def _offered_rate(requests: Sequence[PreparedRequest], arrival: Arrival) -> float | None:
+    """Requests per second of a load that is sent whatever the server does."""
+    if arrival.kind not in _OPEN or len(requests) < 2:
+        return None
+    span_ns = max(request.arrival_ns for request in requests) - min(request.arrival_ns for request in requests)
+    return (len(requests) - 1) * NS_PER_S / span_ns if span_ns else None
+
+
+def _offered(simulation: Simulation, config: SimConfig, rate: float | None) -> PredictedLoad | None:
+    if rate is None:
+        return None
+    requests = simulation.requests
+    size = RequestSize(
+        prompt_tokens=float(requests.prompt_tokens.mean()),
+        output_tokens=float(requests.output_tokens.mean()),
+        cached_tokens=float(requests.cached_tokens.mean()),
+    )
+    kv_tokens = None if config.num_kv_blocks >= _UNLIMITED_BLOCKS else config.num_kv_blocks * config.block_size
+    limits = ServerLimits(
+        max_num_seqs=config.max_num_seqs, max_num_batched_tokens=config.max_num_batched_tokens, kv_tokens=kv_tokens
+    )
+    return load_at_rate(rate, size, _step_seconds(config), limits)
+
+
+def _step_seconds(config: SimConfig) -> Callable[[StepWork], float]:
+    """Seconds of a step by the cost model of a server, for rows of fractional number as well."""
+    price = cost_model_for(config).price
+
+    def at(rows: int, work: StepWork) -> float:
+        share = rows / num_decodes if (num_decodes := float(work.num_decodes)) else 0.0
+        batch = StepBatch(
+            num_seqs=rows + round(float(work.num_prefills)),
+            num_prefill_tokens=round(float(work.prefill_tokens)),
+            num_decode_tokens=rows,
+            num_sampling=rows + round(float(work.num_sampled) - num_decodes),
+            context_tokens=rows
+            + round(float(share * work.decode_context + work.prefill_context + work.prefill_tokens)),
+            attended_positions=round(float(work.prefill_positions + share * work.decode_positions)),
+            is_greedy=False,
+        )
+        return s_from_ns(sum(value for value in msgspec.structs.astuple(price(batch)) if value is not None))
+
+    def step_s(work: StepWork) -> float:
+        rows = math.floor(float(work.num_decodes))
+        part = float(work.num_decodes) - rows
+        below_s = at(rows, work) if part < 1 and (rows or work.num_prefills) else 0.0
+        return below_s if not part else (1 - part) * below_s + part * at(rows + 1, work)
+
+    return step_s
+
+
+def _predicted_run(
+    simulation: Simulation, config: SimConfig, rate: float | None, offered: PredictedLoad | None
+) -> PredictedRun:
+    steps, requests = simulation.step_columns(), simulation.requests
+    used = steps.optional("kv_used_blocks")
+    is_limited = used is not None and config.num_kv_blocks < _UNLIMITED_BLOCKS
+    return PredictedRun(
+        load_s=s_from_ns(simulation.makespan_ns()) / config.time_scale,
+        step_s=s_from_ns(float(steps.dur_ns.mean())),
+        batch=float(np.average(steps.num_seqs, weights=steps.dur_ns)),
+        largest_batch=int(steps.num_seqs.max()),
+        kv_frac=float(np.nanmax(used)) / config.num_kv_blocks if is_limited and used is not None else None,
+        num_preempted=int(requests.preemptions.sum()),
+        ttft_s=s_from_ns(fmean(requests.first_token_ns - requests.arrival_ns)),
+        e2el_s=s_from_ns(fmean(requests.last_token_ns - requests.arrival_ns)),
+        num_steps=len(steps),
+        in_server=_in_server(simulation),
+        offered=offered,
+        offered_rate=rate,
+    )
+
+
+def _in_server(simulation: Simulation) -> float:
+    requests = simulation.requests
+    return float((requests.last_token_ns - requests.arrival_ns).sum()) / max(simulation.makespan_ns(), 1)
