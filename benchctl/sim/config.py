@@ -8,6 +8,7 @@ from benchctl.profile.choices import CostModelName, devices_error, file_option_e
 
 Noise: TypeAlias = Literal["none", "published", "fitted"]
 Revision: TypeAlias = Literal["V1", "V2", "V4"]
+GuidedRowsMode: TypeAlias = Literal["exact", "aggregate"]
 Scheduling: TypeAlias = Literal["fcfs", "priority"]
 
 MAX_MODEL_LEN: Final = 32768
@@ -45,6 +46,8 @@ class SimConfig:
     enable_prefix_caching: bool = False
     scheduling: Scheduling = "fcfs"
     """Order of requests: by arrival, or by ``Request.priority`` and then by arrival."""
+    guided_rows: GuidedRowsMode = "exact"
+    """Draws of guided rows: each row from a stream of its own, or all together, with the same distribution."""
     tokens_per_chunk: int = 1
     start_delay_s: float = 0.0
     schedule_patience_s: float = 30.0
