@@ -18,6 +18,7 @@ from benchctl.cli.step_time_options import (
     ModelOption,
     OutputOption,
     PictureOption,
+    ProfileOutOption,
     RidgeOption,
     ShapesOption,
     SourcesArgument,
@@ -37,6 +38,7 @@ from benchctl.cli.step_time_output import (
 
 if TYPE_CHECKING:
     from benchctl.analysis.step_time.sources import StepSources
+    from benchctl.steptime.diagnose import Diagnosis
     from benchctl.steptime.evaluate import Evaluation
     from benchctl.steptime.fit import FitOptions
     from benchctl.steptime.model import StepTimeModel
@@ -223,6 +225,11 @@ def diagnose(
     hardware: HardwareOption = None,
     tp: TensorParallelOption = 1,
     shape: ShapesOption = None,
+    profile_out: ProfileOutOption = None,
+    engine: Annotated[
+        str | None,
+        typer.Option("--engine", help="Engine of that profile; by default the one that was measured."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Health of a fit to SOURCES: features, coefficients, errors by bucket, and the runs to add next."""
@@ -236,6 +243,8 @@ def diagnose(
     diagnosis = diagnose_model(
         fit_model(steps.observed, options), steps.observed, options, _held_out(steps, options, hold_out)
     )
+    if profile_out is not None and diagnosis.runs_to_add:
+        _write_profile(profile_out, sources, steps, diagnosis, engine)
     if as_json:
         print_json(diagnosis_document(diagnosis))
         return
@@ -247,6 +256,20 @@ def diagnose(
     if diagnosis.runs_to_add:
         console.print()
         console.print(run_table(diagnosis))
+        if profile_out is not None:
+            print(f"profile: {profile_out}")
+    elif profile_out is not None:
+        print(f"no profile is written to {profile_out}: no run would determine the coefficients much better")
+
+
+def _write_profile(
+    path: Path, sources: "Sequence[Path]", steps: "StepSources", diagnosis: "Diagnosis", engine: str | None
+) -> None:
+    from benchctl.workload.next_runs import measured_engine, named_as_measured, profile_text_of_runs
+
+    runs = named_as_measured(diagnosis.runs_to_add, steps.observed)
+    text = profile_text_of_runs(runs, engine=engine or measured_engine(sources), seed=len(steps.observed))
+    path.write_text(text, encoding="utf-8")
 
 
 def _load(path: Path) -> "StepTimeModel":
