@@ -37,6 +37,8 @@ from benchctl.cli.step_time_output import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from benchctl.analysis.step_time.sources import StepSources
     from benchctl.steptime.diagnose import Diagnosis
     from benchctl.steptime.evaluate import Evaluation
