@@ -78,3 +78,13 @@ def noise_error(cost_model: str, noise: str) -> str | None:
     if noise != "fitted" or COST_MODELS[cost_model].file_option == "step_time_model":
         return None
     return f"fitted is the uncertainty of a fitted model, which {cost_model} is not; take none or published"
+
+
+def devices_error(cost_model: str, tensor_parallel_size: int) -> str | None:
+    """The reason why the cost model cannot price so many devices; None where it can."""
+    if tensor_parallel_size < 1:
+        return f"is {tensor_parallel_size}; it must be at least 1"
+    if tensor_parallel_size == 1 or COST_MODELS[cost_model].file_option is not None:
+        return None
+    able = " or ".join(name for name, choice in COST_MODELS.items() if choice.file_option is not None)
+    return f"is {tensor_parallel_size}, and {cost_model} prices one device; leave it out, or take {able}"

@@ -4,10 +4,11 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 from benchctl.errors import UsageError
-from benchctl.profile.choices import CostModelName, file_option_error, noise_error, value_model_error
+from benchctl.profile.choices import CostModelName, devices_error, file_option_error, noise_error, value_model_error
 
 Noise: TypeAlias = Literal["none", "published", "fitted"]
 Revision: TypeAlias = Literal["V1", "V2", "V4"]
+GuidedRowsMode: TypeAlias = Literal["exact", "aggregate"]
 Scheduling: TypeAlias = Literal["fcfs", "priority"]
 
 MAX_MODEL_LEN: Final = 32768
@@ -27,8 +28,8 @@ class SimConfig:
     cost_model: CostModelName = "lenvm-h100"
     layer_profile: str | None = None
     step_time_model: str | None = None
-    tensor_parallel_size: int | None = None
-    """Devices that share each layer, for the cost model ``fitted``; None takes the one that it is fitted to."""
+    tensor_parallel_size: int = 1
+    """Devices that share each layer; more than one for cost models that were measured so."""
     hardware: str = "h100-sxm"
     time_scale: float = 1.0
     noise: Noise = "none"
@@ -45,6 +46,8 @@ class SimConfig:
     enable_prefix_caching: bool = False
     scheduling: Scheduling = "fcfs"
     """Order of requests: by arrival, or by ``Request.priority`` and then by arrival."""
+    guided_rows: GuidedRowsMode = "exact"
+    """Draws of guided rows: each row from a stream of its own, or all together, with the same distribution."""
     tokens_per_chunk: int = 1
     start_delay_s: float = 0.0
     schedule_patience_s: float = 30.0
@@ -71,6 +74,8 @@ class SimConfig:
             raise UsageError(f"--cost-model {reason}")
         if reason := noise_error(self.cost_model, self.noise):
             raise UsageError(f"--noise {reason}")
+        if reason := devices_error(self.cost_model, self.tensor_parallel_size):
+            raise UsageError(f"--tensor-parallel-size {reason}")
 
     def server_info(self) -> dict[str, str | int | float | bool | None]:
         """The settings that the server reports: those that two servers of one configuration share."""

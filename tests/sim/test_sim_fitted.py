@@ -8,6 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.servers.simulator import request_of
 
+from benchctl.costs.hardware import hardware_for
+from benchctl.costs.shapes import shape_for
 from benchctl.errors import UsageError
 from benchctl.sim.config import SimConfig
 from benchctl.sim.costs.cost_model import StepBatch, cost_model_for
@@ -18,8 +20,6 @@ from benchctl.steptime.model import StepTimeModel
 from benchctl.steptime.model_file import write_model
 from benchctl.steptime.structure import Coefficient
 from benchctl.steptime.work import Deployment, StepWork
-from benchctl.costs.hardware import hardware_for
-from benchctl.costs.shapes import shape_for
 
 MODEL = StepTimeModel(
     structure="overlap",
@@ -127,7 +127,9 @@ def test_pieces_of_a_price_with_bends_and_jumps_are_the_price(
 
 
 def test_steps_of_a_simulation_are_the_models_predictions(file: Path) -> None:
-    requests = tuple(request_of(f"r{i}", prompt_tokens=50 + 30 * i, max_tokens=60, ignore_eos=True) for i in range(9))
+    requests = tuple(
+        request_of(f"r{i}", prompt_tokens=50 + 30 * i, max_tokens=60, ignore_eos=True) for i in range(9)
+    )
     simulation = simulate(_config(file), [SimLoad(requests=requests)])
     decodes = [step for step in simulation.steps if step.phase == "decode"]
     assert len(decodes) > 50
@@ -149,7 +151,7 @@ def test_each_server_life_may_take_a_draw_of_the_coefficients(file: Path) -> Non
 def test_files_and_devices_that_do_not_fit_are_refused(file: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="steptime fit"):
         cost_model_for(_config(tmp_path / "absent.json"))
-    with pytest.raises(UsageError, match="h100-sxm.*a100-sxm"):
+    with pytest.raises(UsageError, match=r"h100-sxm.*a100-sxm"):
         cost_model_for(_config(file, hardware="a100-sxm"))
     with pytest.raises(UsageError, match="name them with step_time_model"):
         SimConfig(cost_model="fitted")
@@ -157,6 +159,10 @@ def test_files_and_devices_that_do_not_fit_are_refused(file: Path, tmp_path: Pat
         SimConfig(noise="fitted")
     several = tmp_path / "several.json"
     write_model(several, replace(MODEL, tensor_parallel=(1, 2)))
-    with pytest.raises(UsageError, match="choose one with tensor_parallel_size"):
-        cost_model_for(_config(several))
+    with pytest.raises(UsageError, match="tensor-parallel sizes 1, 2 and the deployment has 4"):
+        cost_model_for(_config(several, tensor_parallel_size=4))
     assert cost_model_for(_config(several, tensor_parallel_size=2)).decode is not None
+    with pytest.raises(
+        UsageError, match="roofline prices one device; leave it out, or take layer-profile or fitted"
+    ):
+        SimConfig(cost_model="roofline", tensor_parallel_size=2)

@@ -4,7 +4,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from benchctl.profile.choices import CostModelName, file_option_error, noise_error, value_model_error
+from benchctl.profile.choices import CostModelName, devices_error, file_option_error, noise_error, value_model_error
 from benchctl.profile.engine_options import ServerOptions
 from benchctl.profile.section import LEAST, MOST
 
@@ -21,8 +21,8 @@ class SimOptions(ServerOptions):
     """Folder of measured layers for the cost model ``layer-profile``: a path, or one below the data directory."""
     step_time_model: str | None = None
     """File of a step-time model for the cost model ``fitted``, as ``benchctl steptime fit`` writes it."""
-    tensor_parallel_size: int | None = Field(default=None, ge=1)
-    """Devices that share each layer, for the cost model ``fitted``; null: as it is fitted, if that is one number."""
+    tensor_parallel_size: int = Field(default=1, ge=1)
+    """Devices that share each layer; more than one for the cost models ``fitted`` and ``layer-profile``."""
     hardware: str = "h100-sxm"
     """Device whose peaks the cost model computes with; a name of the hardware table."""
     time_scale: float = Field(default=1.0, ge=LEAST, le=MOST)
@@ -69,6 +69,8 @@ class SimOptions(ServerOptions):
             raise ValueError(f"cost_model {reason}")
         if reason := noise_error(self.cost_model, self.noise):
             raise ValueError(f"noise {reason}")
+        if reason := devices_error(self.cost_model, self.tensor_parallel_size):
+            raise ValueError(f"tensor_parallel_size {reason}")
         return self
 
     @property

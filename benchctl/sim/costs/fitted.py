@@ -1,24 +1,22 @@
 """Step time of a fitted model, see ``benchctl/steptime/model.py``: coefficients times features of the step's work.
 
-The option ``step_time_model`` names its file. With noise ``fitted`` each server life takes one bootstrap draw of the
-coefficients, chosen by its noise seed: lives then differ as much as another set of measured runs would move the
+The option ``step_time_model`` names its file. With noise ``fitted`` each server life takes one bootstrap draw of
+the coefficients, chosen by its noise seed: lives then differ as much as another set of measured runs would move the
 prediction.
 
 A stretch of decode steps needs no call of the model, whatever its structure. Along a growing context the prediction
 is linear between bends, where one term overtakes another. Contexts are divided into spans of 1,024 tokens for each
 row; in a span without a bend the prediction is the line through its ends, and a span with one is halved until the
-context at hand lies on a straight piece. The pieces depend on the model and the rows alone, so that a step costs the
-same wherever its stretch began.
+context at hand lies on a straight piece. The pieces depend on the model and the rows alone, so that a step costs
+the same wherever its stretch began.
 """
 
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from benchctl.errors import UsageError
 from benchctl.sim.config import SimConfig
 from benchctl.sim.costs.cost_model import CostModel, DecodeCost, StepBatch, StepCost, served_models
-from benchctl.steptime.model import StepTimeModel
 from benchctl.steptime.model_file import read_model
 from benchctl.steptime.work import Deployment, StepWork
 from benchctl.units import NS_PER_US
@@ -34,7 +32,13 @@ def cost_model(config: SimConfig) -> CostModel:
     model = read_model(Path(config.step_time_model or "").expanduser())
     if config.noise == "fitted":
         model = model.with_draw(config.noise_seed)
-    deployment = _deployment(config, model)
+    models = served_models(config)
+    deployment = Deployment(
+        shape=models.shape,
+        hardware=models.hardware,
+        tensor_parallel=config.tensor_parallel_size,
+        value_shape=models.value_shape,
+    )
     model.check_deployment(deployment)
 
     def price_us(work: StepWork) -> float:
@@ -52,21 +56,6 @@ def cost_model(config: SimConfig) -> CostModel:
         )
 
     return CostModel(price=price, decode=decode)
-
-
-def _deployment(config: SimConfig, model: StepTimeModel) -> Deployment:
-    models = served_models(config)
-    devices = config.tensor_parallel_size
-    if devices is None:
-        if len(model.tensor_parallel) > 1:
-            raise UsageError(
-                f"{config.step_time_model} is fitted to several tensor-parallel sizes "
-                f"({', '.join(map(str, model.tensor_parallel))}); choose one with tensor_parallel_size"
-            )
-        devices = model.tensor_parallel[0]
-    return Deployment(
-        shape=models.shape, hardware=models.hardware, tensor_parallel=devices, value_shape=models.value_shape
-    )
 
 
 def work_of(batch: StepBatch) -> StepWork:
