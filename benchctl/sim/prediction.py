@@ -36,7 +36,7 @@ from benchctl.steptime.queueing import (
     load_at_rate,
 )
 from benchctl.steptime.work import Deployment, StepWork
-from benchctl.units import NS_PER_S, s_from_ns
+from benchctl.units import GIGA, NS_PER_S, TERA, s_from_ns
 
 _BLOCK_SIZE: Final = 16
 _UNLIMITED_BLOCKS: Final = 1 << 30
@@ -115,12 +115,13 @@ def emulated_config(settings: VariantSettings, times: StepTimes) -> SimConfig:
     rows = getattr(options, "max_num_seqs", None) or limits.max_num_seqs
     budget = getattr(options, "max_num_batched_tokens", None) or limits.max_num_batched_tokens
     blocks, block_size = _kv_blocks(settings, times)
+    devices: int = getattr(options, "tensor_parallel_size", 1)
     return SimConfig(
         model=settings.model,
         cost_model="roofline" if times.step_time_model is None else "fitted",
         step_time_model=times.step_time_model,
-        tensor_parallel_size=None if times.step_time_model is None else getattr(options, "tensor_parallel_size", 1),
-        hardware=times.hardware,
+        tensor_parallel_size=1 if times.step_time_model is None else devices,
+        hardware=_together(times.hardware, devices) if times.step_time_model is None else times.hardware,
         max_num_seqs=rows,
         max_num_batched_tokens=max(budget, rows),
         num_kv_blocks=blocks,
@@ -128,6 +129,15 @@ def emulated_config(settings: VariantSettings, times: StepTimes) -> SimConfig:
         max_model_len=getattr(options, "max_model_len", None) or MAX_MODEL_LEN,
         enable_prefix_caching=getattr(options, "enable_prefix_caching", False),
     )
+
+
+def _together(hardware: str, devices: int) -> str:
+    """Devices that share each layer as one with the sum of their peaks, as the roofline takes them."""
+    if devices == 1:
+        return hardware
+    one = hardware_for(hardware)
+    flops, rate = devices * one.peak_flops_per_s / TERA, devices * one.bandwidth_bytes_per_s / GIGA
+    return f"{devices} x {one.name}:{flops:g}:{rate:g}"
 
 
 def _kv_blocks(settings: VariantSettings, times: StepTimes) -> tuple[int, int]:
