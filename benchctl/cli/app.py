@@ -23,6 +23,7 @@ from benchctl.cli.commands import (
     show,
     simulate,
     simulate_sweep,
+    steptime,
     verify,
     workloads,
 )
@@ -70,4 +71,5 @@ app.add_typer(workloads.app, name="workloads")
 app.add_typer(data.app, name="data")
 app.add_typer(noise.app, name="noise")
 app.add_typer(models.app, name="models")
+app.add_typer(steptime.app, name="steptime")
 app.add_typer(import_results.app, name="import")

@@ -160,7 +160,10 @@ def hardware_for(name: str) -> Hardware:
 
 
 def _stated_peaks(text: str) -> Hardware:
-    """The device of ``name:tflops:gb_per_s[:gb]``: dense bfloat16 TFLOP/s, GB/s of memory, GB of memory."""
+    """The device of ``name:tflops:gb_per_s[:gb]``: dense bfloat16 TFLOP/s, GB/s of memory, GB of memory.
+
+    Its name is the whole text, so that a step-time model of it names the peaks that its features belong to.
+    """
     name, *parts = text.split(":")
     try:
         numbers = [float(part) for part in parts]
@@ -172,7 +175,7 @@ def _stated_peaks(text: str) -> Hardware:
             "such as cpu:1.5:80"
         )
     return Hardware(
-        name=name.strip(),
+        name=text.strip(),
         peak_flops_per_s=numbers[0] * TERA,
         bandwidth_bytes_per_s=numbers[1] * GIGA,
         memory_bytes=round(numbers[2] * GIGA) if len(numbers) > 2 else None,

@@ -4,6 +4,7 @@ from typing import Final
 
 import numpy as np
 
+from benchctl.records.columns.step_columns import Integers
 from benchctl.sim.step_log import StepLog
 from benchctl.sim.walk import Course, Progress, walk_steps
 
@@ -41,9 +42,20 @@ def walk_in_blocks(course: Course, log: StepLog) -> Progress:
 
 def _walk_block(course: Course, num_steps: int, log: StepLog) -> Progress:
     """Run up to ``num_steps``."""
+    return steps_in_bounds(course, course.fixed_ns + forwards_ns(course, num_steps), log)
+
+
+def forwards_ns(course: Course, num_steps: int) -> Integers:
+    """model_forward of each of the next steps."""
     positions = course.position + course.slope * np.arange(num_steps)
     forward_ns = np.max([intercept + slope * positions for intercept, slope in course.cost.lines], axis=0)
-    dur_ns = np.rint(forward_ns).astype(np.int64) + (course.fixed_ns + course.cost.forward_ns)
+    whole_ns: Integers = np.rint(forward_ns).astype(np.int64) + course.cost.forward_ns
+    return whole_ns
+
+
+def steps_in_bounds(course: Course, dur_ns: Integers, log: StepLog) -> Progress:
+    """Append the steps of these durations that are within the bounds of the course."""
+    num_steps = len(dur_ns)
     ends_ns = course.now_ns + np.cumsum(dur_ns)
     new_blocks = np.resize(np.roll(np.array(course.needs), -(course.step % len(course.needs))), num_steps)
     new_blocks[0] = 0  # the scheduler gave out the blocks of the first step

@@ -10,14 +10,14 @@ from benchctl.sim.block_manager import BlockManager
 from benchctl.sim.config import SimConfig
 from benchctl.sim.costs.cost_model import CostModel
 from benchctl.sim.costs.noise import NoiseSource
-from benchctl.sim.guidance import REPEATS_FROM_TOKENS, UNGUIDED, GuidedRow
+from benchctl.sim.guidance import UNGUIDED
+from benchctl.sim.guided_rows import GuidedRows
 from benchctl.sim.pricing import Pricing
 from benchctl.sim.request import Request
-from benchctl.sim.scheduler import Prefills, Scheduler
-from benchctl.sim.sequence import Sequence, SequenceStatus, StepClock
+from benchctl.sim.scheduler import Scheduler
+from benchctl.sim.sequence import Prefills, Sequence, SequenceStatus, StepClock
 from benchctl.sim.step_log import StepLog
-from benchctl.sim.walk import NEVER_NS, Course, Walk, noisy_walk, walk_steps
-from benchctl.workload.seeded import named_stream
+from benchctl.sim.walk import NEVER_NS, Course, Walk, noisy_walk
 
 _UNLIMITED: Final = 1 << 40
 
@@ -49,7 +49,12 @@ class SimulatedEngine:
     """
 
     def __init__(
-        self, config: SimConfig, cost_model: CostModel, noise: NoiseSource | None = None, walk: Walk = walk_steps
+        self,
+        config: SimConfig,
+        cost_model: CostModel,
+        noise: NoiseSource | None,
+        walk: Walk,
+        guided_rows: GuidedRows,
     ) -> None:
         self.config: Final = config
         self._answer_length: Final = cost_model.answer_length
@@ -71,9 +76,10 @@ class SimulatedEngine:
             self.block_manager,
             self._clock,
             by_priority=config.scheduling == "priority",
+            guided=guided_rows,
         )
         self.log: Final = StepLog(has_noise=noise is not None, has_guidance=self._has_value_model)
-        self._pricing: Final = Pricing(cost_model, self.scheduler, self._clock, self.log, config.revision)
+        self._pricing: Final = Pricing(cost_model, self.scheduler, self._clock, self.log)
         self.now_ns = 0
         self.is_warmup = False
         """Whether steps are marked as warm-up."""
@@ -123,7 +129,7 @@ class SimulatedEngine:
         self._num_unfinished[request.request_id] = request.n
         for seq in seqs:
             if request.guidance is not None and self._has_value_model:
-                seq.guided = self._guided_row(seq)
+                seq.guided = self.scheduler.guided.row_of(seq)
             if self._is_planned:
                 self._joining.append(seq)
             else:
@@ -162,7 +168,7 @@ class SimulatedEngine:
             max_steps = 1
         if emitted is not None:
             emitted += scheduler.decoding
-        if prefills or scheduler.guided or not self._leaps:
+        if prefills or not self._can_walk():
             finished = self._run_priced(prefills, num_preempted)
         else:
             finished = self._run_decodes(num_preempted, max_steps, until_ns)
@@ -179,6 +185,13 @@ class SimulatedEngine:
         self._is_planned = self.config.async_scheduling and scheduler.has_work
         return LeapOutput(finished, finished_requests)
 
+    def _can_walk(self) -> bool:
+        """True if a price of the present decoding rows holds for many steps."""
+        if not self.scheduler.guided:
+            return self._leaps
+        is_aggregate = self.config.guided_rows == "aggregate" and self._noise is None
+        return is_aggregate and self._pricing.leaps_guided
+
     def _join(self) -> None:
         for seq in self._joining:
             self.scheduler.add(seq)
@@ -191,7 +204,11 @@ class SimulatedEngine:
         context = position = scheduler.decode_context
         if self._pads_batches:
             position, slope = self._pricing.longest_decode(), 1
-        cost, rest_id, fixed_ns = self._pricing.decode_price(position)
+        guided_price = self._pricing.guided_price(len(scheduler.guided)) if scheduler.guided else None
+        if guided_price is None:
+            cost, rest_id, fixed_ns = self._pricing.decode_price(position)
+        else:
+            cost, rest_id, fixed_ns = guided_price.cost.decode, guided_price.rest_id, guided_price.fixed_ns
         num_steps = min(max_steps, self._next_end() - step)
         if cost.until is not None:
             num_steps = min(num_steps, -((position - cost.until) // slope))
@@ -201,7 +218,10 @@ class SimulatedEngine:
         course = Course(
             cost, fixed_ns, position, slope, start_ns, until_ns, num_steps, step, kv_used, needs, num_blocks
         )
-        num_run, self.now_ns, kv_used_last = self._walk(course, self.log)
+        if guided_price is None:
+            num_run, self.now_ns, kv_used_last = self._walk(course, self.log)
+        else:
+            num_run, self.now_ns, kv_used_last = scheduler.guided.walk(course, guided_price.cost, self.log)
         if kv_used_last > kv_used:
             blocks.take(kv_used_last - kv_used)
         is_greedy = not scheduler.num_sampled_decodes
@@ -212,13 +232,13 @@ class SimulatedEngine:
             rest_id,
             (num_run, start_ns, self.is_warmup, 0, num_rows, 0, context, num_output, is_greedy, num_preempted),
         )
-        if self._has_value_model:
+        if self._has_value_model and guided_price is None:
             self.log.add_unguided(num_run)
         return due
 
     def _run_priced(self, prefills: Prefills, num_preempted: int) -> list[Sequence]:
         """Run one step at the cost model's price; returns the decoding rows that are over."""
-        log, guided = self.log, self._pricing.score(prefills) if self._has_value_model else UNGUIDED
+        log, guided = self.log, self.scheduler.guided.score(prefills) if self._has_value_model else UNGUIDED
         batch = self._pricing.describe(prefills, guided)
         cost = self._pricing.cost_model.price(batch)
         rest_id = log.rest_id(cost.without_forwards())
@@ -239,20 +259,6 @@ class SimulatedEngine:
         if self._has_value_model:
             log.add_guided(guided, cost.lvm_forward)
         return due
-
-    def _guided_row(self, seq: Sequence) -> GuidedRow | None:
-        request, prompt_tokens = seq.request, seq.prompt_tokens
-        guidance = request.guidance
-        if guidance is None or seq.is_greedy or (guidance.is_neutral and self.config.revision == "V2"):
-            return None
-        return GuidedRow(
-            guidance,
-            request.sampling,
-            prompt_tokens=prompt_tokens,
-            draw=named_stream(request.seed, f"candidates:{request.prompt.digest}:{seq.choice}").random,
-            revision=self.config.revision,
-            repeats_from=None if request.ignore_eos else prompt_tokens + REPEATS_FROM_TOKENS,
-        )
 
     def _begin_decoding(self, seq: Sequence, finished: list[Sequence]) -> None:
         """Let a row whose prompt is computed decode from the next step on, unless its first token is its last."""

@@ -20,12 +20,12 @@ import msgspec
 from benchctl.guided.params import GuidanceParams
 from benchctl.sim.request import SamplingParams
 
-_GAP_SCALE: Final = 13.8
+GAP_SCALE: Final = 13.8
 """S, in nats, an assumption: with min_p 0.01 (bound 4.6 nats) three in four rows have one candidate."""
 REPEATS_FROM_TOKENS: Final = 1080
 """Calibrated to the 90.2 % of guided steps with a value forward."""
-_VOCAB: Final = 152_064
-_SMALLEST_GAP: Final = 1e-6
+VOCAB: Final = 152_064
+SMALLEST_GAP: Final = 1e-6
 
 
 class GuidedStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,39 +42,52 @@ class GuidedStep(msgspec.Struct, frozen=True, kw_only=True):
 UNGUIDED: Final = GuidedStep()
 
 
+class CandidateLaw(msgspec.Struct, frozen=True, kw_only=True):
+    """The number of candidates of a row and position as a function of one uniform number, with which it falls."""
+
+    bound: float
+    temperature: float
+    top_k: int
+    threshold: float | None
+    is_full_entropy: bool
+
+    @classmethod
+    def of(cls, guidance: GuidanceParams, sampling: SamplingParams, revision: str) -> "CandidateLaw":
+        return cls(
+            bound=candidate_bound(sampling),
+            temperature=sampling.temperature,
+            top_k=sampling.top_k if sampling.top_k > 0 else VOCAB,
+            threshold=guidance.value_entropy_threshold,
+            is_full_entropy=revision == "V4",
+        )
+
+    def count_at(self, u: float, at_least: int = 1) -> int:
+        """Candidates where the uniform number is ``u``; 1 where guidance is skipped."""
+        gap = max(GAP_SCALE * u / (1 - u) / self.temperature, SMALLEST_GAP)
+        count = min(max(int(min(self.bound / gap, VOCAB)) + 1, at_least), self.top_k)
+        if self.threshold is not None and count > 1:
+            num_ranks = VOCAB if self.is_full_entropy else count
+            if candidate_entropy(gap, num_ranks) <= self.threshold:
+                return 1
+        return count
+
+
 class GuidedRow:
     """Guidance of one sequence: its stream of gaps, and the tokens that the value model has followed."""
 
-    __slots__ = (
-        "_bound",
-        "_draw",
-        "_is_full_entropy",
-        "_is_opening",
-        "_temperature",
-        "_threshold",
-        "_top_k",
-        "num_followed",
-        "prompt_tokens",
-        "repeats_from",
-    )
+    __slots__ = ("_draw", "_is_opening", "law", "num_followed", "prompt_tokens", "repeats_from")
 
     def __init__(
         self,
-        guidance: GuidanceParams,
-        sampling: SamplingParams,
+        law: CandidateLaw,
         *,
         prompt_tokens: int,
         draw: Callable[[], float],
-        revision: str,
         repeats_from: int | None = None,
     ) -> None:
         self._draw = draw
-        self._bound = candidate_bound(sampling)
-        self._temperature = sampling.temperature
-        self._top_k = sampling.top_k if sampling.top_k > 0 else _VOCAB
-        self._threshold = guidance.value_entropy_threshold
-        self._is_full_entropy = revision == "V4"
         self._is_opening = True
+        self.law = law
         self.prompt_tokens = prompt_tokens
         self.repeats_from = repeats_from
         """Number of tokens from which there is a single candidate, or None."""
@@ -85,18 +98,9 @@ class GuidedRow:
         """Candidates for the token after ``num_tokens``; 1 where guidance is skipped. The first has a choice."""
         if self.repeats_from is not None and num_tokens >= self.repeats_from:
             return 1
-        u = self._draw()
-        gap = max(_GAP_SCALE * u / (1 - u) / self._temperature, _SMALLEST_GAP)
-        count = int(min(self._bound / gap, _VOCAB)) + 1
-        if self._is_opening:
-            self._is_opening = False
-            count = max(count, 2)
-        count = min(count, self._top_k)
-        if self._threshold is not None and count > 1:
-            num_ranks = _VOCAB if self._is_full_entropy else count
-            if candidate_entropy(gap, num_ranks) <= self._threshold:
-                return 1
-        return count
+        at_least = 2 if self._is_opening else 1
+        self._is_opening = False
+        return self.law.count_at(self._draw(), at_least)
 
 
 def candidate_bound(sampling: SamplingParams) -> float:

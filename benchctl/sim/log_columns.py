@@ -107,6 +107,9 @@ def _sections(log: StepLog, at: Integers, which: Integers) -> tuple[dict[str, In
     if log.has_guidance:
         lvm_forward = np.frombuffer(log.guided["lvm_forward"], dtype=np.int64)[at]
         parts["lvm_forward"] = np.maximum(lvm_forward, 0)
+        for name in ("lvm_forward", "lvm_apply_guidance"):  # steps of guided stretches that score no row
+            exists[name] &= lvm_forward >= 0
+            parts[name] = np.where(exists[name], parts[name], 0)
     parts["model_forward"] = np.frombuffer(log.dur_ns, dtype=np.int64)[at] - sum(parts.values())
     return _nested(parts, exists)
 

@@ -45,7 +45,7 @@ _OPEN: Final = frozenset({"constant", "poisson", "gamma", "trace"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTimes:
-    """Where the step times of an engine that is not simulated come from.
+    """The origin of the step times of an engine that is not simulated.
 
     ``step_time_model`` is the file of a fitted model; without one they are the roofline of ``hardware``.
     """

@@ -2,10 +2,10 @@
 
 from typing import Final, NamedTuple
 
-from benchctl.sim.costs.cost_model import CostModel, DecodeCost, StepBatch
-from benchctl.sim.guidance import UNGUIDED, GuidedStep, score_rows
-from benchctl.sim.scheduler import Prefills, Scheduler
-from benchctl.sim.sequence import StepClock
+from benchctl.sim.costs.cost_model import CostModel, DecodeCost, GuidedDecodeCost, StepBatch
+from benchctl.sim.guidance import UNGUIDED, GuidedStep
+from benchctl.sim.scheduler import Scheduler
+from benchctl.sim.sequence import Prefills, StepClock
 from benchctl.sim.step_log import StepLog
 
 
@@ -17,18 +17,24 @@ class DecodePrice(NamedTuple):
     fixed_ns: int
 
 
+class GuidedPrice(NamedTuple):
+    """The same for decode steps of a batch with guided rows."""
+
+    cost: GuidedDecodeCost
+    rest_id: int
+    fixed_ns: int
+
+
 class Pricing:
     """Describes batches to the cost model, and keeps the prices of decode steps that hold for many of them."""
 
-    def __init__(
-        self, cost_model: CostModel, scheduler: Scheduler, clock: StepClock, log: StepLog, revision: str
-    ) -> None:
+    def __init__(self, cost_model: CostModel, scheduler: Scheduler, clock: StepClock, log: StepLog) -> None:
         self.cost_model: Final = cost_model
         self._scheduler: Final = scheduler
         self._clock: Final = clock
         self._log: Final = log
-        self._revision: Final = revision
         self._is_value_model_loaded = False
+        self._guided_prices: dict[tuple[int, int], GuidedPrice] = {}
         self._decode_prices: dict[tuple[int, int], DecodePrice] = {}
 
     def decode_price(self, position: int) -> DecodePrice:
@@ -42,6 +48,23 @@ class Pricing:
             cost = self.cost_model.decode(self.describe((), UNGUIDED))
             price = DecodePrice(cost, self._log.rest_id(cost.rest), cost.rest.total_ns())
             self._decode_prices[key] = price
+        return price
+
+    @property
+    def leaps_guided(self) -> bool:
+        """True if decode steps of guided rows have a price that holds for many; the first scored step has not."""
+        return self.cost_model.guided_decode is not None and self._is_value_model_loaded
+
+    def guided_price(self, wanted_rows: int) -> GuidedPrice:
+        """The price of the decoding rows alone, of which ``wanted_rows`` ask for guidance."""
+        key = (len(self._scheduler.decoding), wanted_rows)
+        price = self._guided_prices.get(key)
+        if price is None:
+            if self.cost_model.guided_decode is None:
+                raise TypeError("this cost model describes no guided decode steps")
+            cost = self.cost_model.guided_decode(self.describe((), GuidedStep(wanted_rows=wanted_rows)))
+            price = GuidedPrice(cost, self._log.rest_id(cost.scored_rest), cost.decode.rest.total_ns())
+            self._guided_prices[key] = price
         return price
 
     def describe(self, prefills: Prefills, guided: GuidedStep) -> StepBatch:
@@ -79,14 +102,6 @@ class Pricing:
     def longest_decode(self) -> int:
         """Tokens of the longest decoding row; there must be one."""
         return self._clock.step + max([seq.lead for seq in self._scheduler.decoding])
-
-    def score(self, prefills: Prefills) -> GuidedStep:
-        """Advance the guidance of the rows that sample in this step."""
-        rows = [(seq.guided, seq.num_tokens) for seq in self._scheduler.guided if seq.guided is not None]
-        for seq, num_tokens in prefills:
-            if seq.guided is not None and seq.num_computed + num_tokens == seq.num_tokens:
-                rows.append((seq.guided, seq.num_tokens))
-        return score_rows(rows, self._revision) if rows else UNGUIDED
 
     def _longest_context(self, prefills: Prefills) -> int:
         lengths = [seq.num_computed + num_tokens for seq, num_tokens in prefills]

@@ -1,14 +1,11 @@
 """The rows of the next step: by arrival or by priority, with chunked prefill and preemption."""
 
 import heapq
-from collections.abc import Sequence as Items
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple
 
 from benchctl.sim.block_manager import BlockManager
-from benchctl.sim.sequence import Sequence, SequenceStatus, StepClock
-
-Prefills: TypeAlias = Items[tuple[Sequence, int]]
-"""Sequences in prefill, each with the tokens computed for it."""
+from benchctl.sim.guided_rows import GuidedRows
+from benchctl.sim.sequence import Prefills, Sequence, SequenceStatus, StepClock
 
 
 class ScheduledBatch(NamedTuple):
@@ -42,6 +39,7 @@ class Scheduler:
         clock: StepClock,
         *,
         by_priority: bool = False,
+        guided: GuidedRows,
     ) -> None:
         self.max_num_seqs: Final = max_num_seqs
         self.max_num_batched_tokens: Final = max_num_batched_tokens
@@ -49,7 +47,7 @@ class Scheduler:
         self.prefilling: list[Sequence] = []
         self.decoding: dict[Sequence, None] = {}
         """The decoding rows in the order in which they began to decode."""
-        self.guided: dict[Sequence, None] = {}
+        self.guided: Final = guided
         """Those of them that ask for guidance."""
         self.num_waiting = 0
         self.decode_context = 0
@@ -91,9 +89,9 @@ class Scheduler:
         """Move a sequence from prefill to decoding, once its prompt is computed and its first token sampled."""
         self.prefilling.remove(seq)
         self.decoding[seq] = None
-        if seq.guided is not None:
-            self.guided[seq] = None
         seq.begin_decoding(self._clock)
+        if seq.guided is not None:
+            self.guided.join(seq)
         self.decode_context += seq.num_tokens
         self.num_sampled_decodes += not seq.is_greedy
         self.block_needs[self._needing_steps(seq)] += 1
@@ -140,7 +138,8 @@ class Scheduler:
         # All tokens but the newest had room in the last step.
         num_blocks = self.block_manager.blocks_for(seq.num_tokens - 1)
         del self.decoding[seq]
-        self.guided.pop(seq, None)
+        if seq.guided is not None:
+            self.guided.leave(seq)
         self.decode_context -= seq.num_tokens
         self.num_sampled_decodes -= not seq.is_greedy
         self.block_needs[self._needing_steps(seq)] -= 1

@@ -1,7 +1,8 @@
 """One choice of one request on its way through the engine."""
 
 import enum
-from typing import TYPE_CHECKING
+from collections.abc import Sequence as Items
+from typing import TYPE_CHECKING, TypeAlias
 
 from benchctl.sim.answer import Answer, PlannedAnswers
 from benchctl.sim.request import Request
@@ -10,6 +11,10 @@ if TYPE_CHECKING:
     from collections.abc import Hashable
 
     from benchctl.sim.guidance import GuidedRow
+
+
+Prefills: TypeAlias = Items["tuple[Sequence, int]"]
+"""Sequences in prefill, each with the tokens computed for it in a step."""
 
 
 class SequenceStatus(enum.Enum):

@@ -153,6 +153,8 @@ class StepLog:
     def _sections(self, rest: StepCost, at: int, lvm_forward_ns: int) -> dict[str, int]:
         if self.has_noise:
             rest = rest.scaled(self.factors[at])
+        if rest.lvm_forward is not None and lvm_forward_ns == _NO:  # a step of a guided stretch that scores no row
+            rest = msgspec.structs.replace(rest, lvm_forward=None, lvm_apply_guidance=None)
         if lvm_forward_ns != _NO:
             rest = msgspec.structs.replace(rest, lvm_forward=lvm_forward_ns)
         return msgspec.structs.replace(rest, model_forward=self.dur_ns[at] - rest.total_ns()).sections()

@@ -1,8 +1,8 @@
 """Features of steps: the columns that a step-time model weighs with coefficients, in a fixed order.
 
-Times at the data sheet's peaks are in microseconds; counts (``layers``, ``requests``, ``steps``, ``guided_rows``,
-``candidates``) have coefficients in microseconds each. With C the FLOPs of a step at peak, K its key-value bytes
-and W its weights at peak bandwidth, C and W with the head:
+Times at the data sheet's peaks are in microseconds; counts (``layers``, ``requests``, ``steps``, ``guided_steps``,
+``guided_rows``, ``candidates``) have coefficients in microseconds each. With C the FLOPs of a step at peak, K its
+key-value bytes and W its weights at peak bandwidth, C and W with the head:
 
 overlap        compute C or memory K + W, whichever is larger, the other 0; all_reduce, layers, requests, steps
 scaling-book   compute C or weights W, whichever is larger, the other 0; kv K; all_reduce, layers, requests, steps
@@ -11,7 +11,7 @@ roofline       roofline max(C, K + W), whose coefficient is 1
 original       the seven published ones (``original.py``)
 
 A step without tokens has none of these but ``steps``; the published form reads weights even then. A deployment
-with a value model adds that model's forward pass at its roofline, the guided rows and their candidates.
+with a value model adds that model's forward pass at its roofline, 1 for a guided step, its rows and candidates.
 
 Two columns for one maximum let compute and memory have efficiencies of their own while the model stays linear.
 Every step of a model has the same layers and steps, so that their coefficients differ only over models.
@@ -51,8 +51,8 @@ _NAMES: Final[dict[Structure, tuple[str, ...]]] = {
     "no-overlap": ("compute", "kv", "weights", *_OVERHEADS),
     "roofline": ("roofline",),
 }
-_GUIDED_NAMES: Final = ("value_model", "guided_rows", "candidates")
-COUNTS: Final = frozenset({"layers", "requests", "steps", "guided_rows", "candidates"})
+GUIDED_NAMES: Final = ("value_model", "guided_steps", "guided_rows", "candidates")
+COUNTS: Final = frozenset({"layers", "requests", "steps", "guided_steps", "guided_rows", "candidates"})
 """Features that count; the others are times at peak, in microseconds."""
 COMPUTE_FEATURES: Final = frozenset({"compute"})
 """Features that scale with a device's FLOP/s, in the structures with overlap and without."""
@@ -62,7 +62,7 @@ MEMORY_FEATURES: Final = frozenset({"memory", "kv", "weights", "static_weights",
 
 def feature_names(structure: Structure, *, is_guided: bool = False) -> tuple[str, ...]:
     """Names of the columns in order; ``is_guided`` adds those of a value model."""
-    return _NAMES[structure] + (_GUIDED_NAMES if is_guided else ())
+    return _NAMES[structure] + (GUIDED_NAMES if is_guided else ())
 
 
 def features(
@@ -88,7 +88,13 @@ def step_features(
     value_us = value_model_us(deployment)
     if value_us is None:
         return price
-    return lambda work: (*price(work), value_us(work), work.guided_rows, work.candidates)
+    return lambda work: (
+        *price(work),
+        value_us(work),
+        is_above(work.guided_rows, 0.0),
+        work.guided_rows,
+        work.candidates,
+    )
 
 
 def _corrected(deployment: Deployment, structure: Structure, experts_read: ExpertsRead) -> "FeaturesOf":

@@ -1,11 +1,10 @@
 """Least squares on relative error: design rows divided by the measured time, target 1.
 
-    minimise  mean over steps of (x . c / y - 1)^2  +  ridge * sum over columns of ((c - prior) s)^2,
-    s = rms(x / y)
+    minimise  mean over steps of (x . c / y - 1)^2  +  ridge * sum over columns of ((c - anchor) / spread)^2
 
-Dividing by y makes every step count alike, whether it takes 1 ms or 1 s. Scaling the columns makes the ridge mean
-the same for a factor and for microseconds per layer. The published fit skipped both, so its ridge had no effect
-whatever its weight.
+Dividing by y makes every step count alike, whether it takes 1 ms or 1 s. Spreads make the ridge mean the same for a
+factor and for microseconds per layer. The published fit skipped both, so its ridge had no effect whatever its
+weight.
 
 Rows are first reduced to triangles (QR), one for each block of steps: bootstrap samples are then fits to a few
 hundred rows, and a fit to 100,000 steps with intervals takes seconds.
@@ -20,6 +19,7 @@ import numpy.typing as npt
 from scipy.optimize import nnls
 
 Floats: TypeAlias = npt.NDArray[np.float64]
+Flags: TypeAlias = npt.NDArray[np.bool_]
 Constraint: TypeAlias = Literal["non-negative", "none"]
 
 TIE_BREAK: Final = 1e-10
@@ -39,6 +39,8 @@ class Rows:
     triangles: Floats
     counts: Floats
     scale: Floats
+    relative: Floats
+    """Every row over its measured time, neither scaled nor reduced."""
 
     @property
     def num_blocks(self) -> int:
@@ -48,13 +50,15 @@ class Rows:
 def relative_rows(design: Floats, measured_us: Floats, blocks: Sequence[npt.NDArray[np.intp]]) -> Rows:
     """The rows of ``design`` (steps, columns) that ``blocks`` index, divided by the measured time."""
     relative = design / measured_us[:, None]
-    rms = np.sqrt(np.mean(relative[np.concatenate(blocks)] ** 2, axis=0))
+    chosen = relative[np.concatenate(blocks)]
+    rms = np.sqrt(np.mean(chosen**2, axis=0))
     scale = np.where(rms > 0, rms, 1.0)
     rows = np.column_stack([relative / scale, np.ones(len(design))])
     return Rows(
         triangles=np.stack([_triangle(rows[block]) for block in blocks]),
         counts=np.array([len(block) for block in blocks], dtype=np.float64),
         scale=scale,
+        relative=chosen,
     )
 
 
@@ -64,32 +68,36 @@ def _triangle(rows: Floats) -> Floats:
     return np.asarray(np.linalg.qr(padded, mode="r"), dtype=np.float64)
 
 
-def solve(
-    rows: Rows, prior: Floats, *, constraint: Constraint, ridge: float = 0.0, weights: Floats | None = None
-) -> Floats:
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Pull:
+    """The values that a ridge pulls to, one a column: ``strength`` times the squared distance in spreads."""
+
+    values: Floats
+    spreads: Floats
+    strength: float = 0.0
+
+
+def solve(rows: Rows, pull: Pull, *, constraint: Constraint, weights: Floats | None = None) -> Floats:
     """Coefficients of the unscaled columns; ``weights`` says how often each block counts, once by default."""
     weights = np.ones(rows.num_blocks) if weights is None else weights
     stacked = (rows.triangles * np.sqrt(weights)[:, None, None]).reshape(-1, rows.triangles.shape[2])
     stacked = _triangle(stacked) / np.sqrt(np.sum(weights * rows.counts))
     matrix, target = stacked[:, :-1], stacked[:, -1]
-    prior_scaled = prior * rows.scale
-    strength = np.sqrt(max(ridge, TIE_BREAK))
-    ridged = np.vstack([matrix, strength * np.eye(len(prior_scaled))])
-    ridged_target = np.concatenate([target, strength * prior_scaled])
+    pulls = np.sqrt(max(pull.strength, TIE_BREAK)) / (pull.spreads * rows.scale)
+    ridged = np.vstack([matrix, np.diag(pulls)])
+    ridged_target = np.concatenate([target, pulls * pull.values * rows.scale])
     if constraint == "none":
         scaled = np.linalg.lstsq(ridged, ridged_target, rcond=None)[0]
         free = np.ones(len(scaled), dtype=bool)
     else:
-        scaled = nnls(ridged, ridged_target, maxiter=100 * len(prior_scaled))[0]
+        scaled = nnls(ridged, ridged_target, maxiter=100 * len(pulls))[0]
         free = scaled > 0
-    if ridge <= TIE_BREAK:
+    if pull.strength <= TIE_BREAK:
         scaled = _without_tie_break(matrix, target, scaled, free, keeps_sign=constraint != "none")
     return np.asarray(scaled / rows.scale, dtype=np.float64)
 
 
-def _without_tie_break(
-    matrix: Floats, target: Floats, scaled: Floats, free: npt.NDArray[np.bool_], *, keeps_sign: bool
-) -> Floats:
+def _without_tie_break(matrix: Floats, target: Floats, scaled: Floats, free: Flags, *, keeps_sign: bool) -> Floats:
     """The exact minimum over the free columns that differs from ``scaled`` only where the data decide."""
     if not free.any():
         return scaled

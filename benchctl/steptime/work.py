@@ -58,6 +58,21 @@ class StepWork:
         return self.prefill_context + self.decode_context
 
 
+def one_step(*, num_decodes: float, context: float, prompt_tokens: float = 0.0) -> StepWork:
+    """A step of decoding rows with ``context`` tokens each in the cache, and at most one whole prompt."""
+    num_prefills = 1.0 if prompt_tokens else 0.0
+    return StepWork(
+        num_prefills=num_prefills,
+        prefill_tokens=prompt_tokens,
+        prefill_positions=prompt_tokens**2 / 2,
+        num_decodes=num_decodes,
+        decode_tokens=num_decodes,
+        decode_context=num_decodes * context,
+        decode_positions=num_decodes * (context + 0.5),
+        num_sampled=num_decodes + num_prefills,
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployment:
     """The model and the devices that run a step. ``tensor_parallel`` devices of one kind share each layer.

@@ -137,6 +137,7 @@ def config_of(folder, meta, model):
         model=model,
         cost_model="layer-profile",
         layer_profile=str(folder),
+        tensor_parallel_size=engine.get("tensor_parallel_size", 1),
         max_num_seqs=engine["max_num_seqs"],
         max_num_batched_tokens=engine["max_num_batched_tokens"],
         max_model_len=engine.get("max_model_len") or SimConfig().max_model_len,

@@ -67,7 +67,7 @@ def test_every_device_says_where_its_numbers_come_from() -> None:
 
 def test_peaks_that_the_user_states_are_a_device() -> None:
     device = hardware_for("my-cpu:1.5:80")
-    assert (device.name, device.peak_flops_per_s, device.bandwidth_bytes_per_s) == ("my-cpu", 1.5e12, 80e9)
+    assert (device.name, device.peak_flops_per_s, device.bandwidth_bytes_per_s) == ("my-cpu:1.5:80", 1.5e12, 80e9)
     assert device.memory_bytes is None
     assert hardware_for("my-cpu:1.5:80:64").memory_bytes == 64e9
     assert device.source == "stated by the user"

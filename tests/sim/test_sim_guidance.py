@@ -10,7 +10,7 @@ from support.servers.simulator import FILTERED, NEUTRAL, VALUE_MODEL, request_of
 
 from benchctl.errors import UsageError
 from benchctl.guided.params import GuidanceParams
-from benchctl.sim.guidance import GuidedRow, candidate_bound, candidate_entropy, score_rows
+from benchctl.sim.guidance import CandidateLaw, GuidedRow, candidate_bound, candidate_entropy, score_rows
 from benchctl.sim.http.openai_api import parse_custom_params
 from benchctl.sim.request import SamplingParams
 from benchctl.sim.simulate import Simulation
@@ -143,7 +143,8 @@ def test_a_stronger_filter_leaves_more_rows_without_a_choice() -> None:
     def share(min_p: float) -> float:
         stream = iter([(i + 0.5) / 1000 for i in range(1000)])
         sampling = SamplingParams(top_k=5, min_p=min_p)
-        row = GuidedRow(NEUTRAL, sampling, prompt_tokens=1, draw=lambda: next(stream), revision="V1")
+        law = CandidateLaw.of(NEUTRAL, sampling, "V1")
+        row = GuidedRow(law, prompt_tokens=1, draw=lambda: next(stream))
         return sum(row.num_candidates(5) == 1 for _ in range(1000)) / 1000
 
     assert share(0.01) == pytest.approx(0.75, abs=0.01)  # S / (S + ln 100), S = 13.8
@@ -151,7 +152,7 @@ def test_a_stronger_filter_leaves_more_rows_without_a_choice() -> None:
 
 
 def test_a_natural_answer_that_repeats_itself_leaves_no_choice() -> None:
-    row = GuidedRow(NEUTRAL, FILTERED, prompt_tokens=10, draw=lambda: 0.0, revision="V1", repeats_from=20)
+    row = GuidedRow(CandidateLaw.of(NEUTRAL, FILTERED, "V1"), prompt_tokens=10, draw=lambda: 0.0, repeats_from=20)
     assert row.num_candidates(19) == 5
     assert row.num_candidates(20) == 1
     assert score_rows([(row, 25)], "V1").scored_rows == 0

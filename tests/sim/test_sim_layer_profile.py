@@ -74,3 +74,9 @@ def test_measured_layers_need_a_folder_and_nothing_else_takes_one(tmp_path: Path
         SimConfig(cost_model="roofline", layer_profile=str(tmp_path))
     with pytest.raises(UsageError, match="layer-profile cannot price a value model"):
         SimConfig(cost_model="layer-profile", layer_profile=str(tmp_path), value_model="qwen2.5-1.5b")
+
+
+def test_tables_of_another_degree_of_parallelism_are_refused(folder: Path) -> None:
+    config = SimConfig(cost_model="layer-profile", layer_profile=str(folder), tensor_parallel_size=2)
+    with pytest.raises(UsageError, match="name the tables of the same degree"):
+        cost_model_for(config)

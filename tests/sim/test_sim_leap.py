@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.servers.simulator import FILTERED, NEUTRAL, VALUE_MODEL, prompt_of, request_of, run
+from support.servers.simulator import FILTERED, VALUE_MODEL, prompt_of, request_of, run
 
+from benchctl.guided.params import GuidanceParams
 from benchctl.records.columns.step_columns import columns_from
 from benchctl.records.jsonl import encode
 from benchctl.sim.block_walk import walk_in_blocks
@@ -21,6 +22,7 @@ from benchctl.sim.start import engine_for_config
 from benchctl.sim.step_log import StepLog
 from benchctl.sim.walk import Course, Progress, walk_steps
 
+TILTED = GuidanceParams(mode="centered_exp", value_scale=-10.0)
 sizes_strategy = st.lists(
     st.tuples(st.integers(1, 60), st.integers(1, 90), st.sampled_from([1, 1, 1, 3]), st.integers(0, 3000)),
     min_size=1,
@@ -35,6 +37,8 @@ config_strategy = st.fixed_dictionaries(
         "block_size": st.sampled_from([1, 4, 16]),
         "enable_prefix_caching": st.booleans(),
         "scheduling": st.sampled_from(["fcfs", "priority"]),
+        "guided_rows": st.sampled_from(["exact", "aggregate"]),
+        "revision": st.sampled_from(["V1", "V2", "V4"]),
         "async_scheduling": st.booleans(),
         "noise": st.sampled_from(["none", "none", "published"]),
     }
@@ -50,7 +54,7 @@ def load_of(sizes: list[tuple[int, int, int, int]], config: SimConfig, limit: in
             n=n,
             seed=i,
             sampling=FILTERED if i % 4 else SamplingParams(temperature=0.0),
-            guidance=NEUTRAL if i % 2 and config.value_model else None,
+            guidance=TILTED if i % 2 and config.value_model else None,
             priority=-i % 3,
         )
         for i, (prompt, output, n, _) in enumerate(sizes)

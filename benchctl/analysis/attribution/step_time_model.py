@@ -24,6 +24,7 @@ from benchctl.analysis.attribution.estimate import (
     estimate_contributions,
 )
 from benchctl.analysis.attribution.mean_work import FACTORS, MeanWork, works_between
+from benchctl.costs.hardware import Hardware
 from benchctl.steptime.work import Deployment, Quantity, StepWork
 from benchctl.units import US_PER_S
 
@@ -58,10 +59,11 @@ class ModelSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourcedModel:
-    """A step-time model and its origin."""
+    """A step-time model and its origin; ``hardware`` is the device whose peaks its features are computed with."""
 
     predict_us: PredictUs
     source: ModelSource
+    hardware: Hardware
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

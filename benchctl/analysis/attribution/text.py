@@ -103,8 +103,11 @@ def _section(decomposition: Decomposition) -> Iterator[str]:
 
 
 def _by_models(decomposition: Decomposition) -> Iterator[str]:
-    """What a step-time model explains, else what the roofline does."""
-    yield from _explained(decomposition) if decomposition.model is not None else _unexplained(decomposition)
+    """The part that a step-time model explains where that is worth a word, else the roofline's."""
+    split = decomposition.model
+    share = None if split is None else split.explained_frac
+    is_model = share is not None and not 0 <= share < _WORTH_A_WORD
+    yield from _explained(decomposition) if is_model else _unexplained(decomposition)
 
 
 def _unexplained(decomposition: Decomposition) -> Iterator[str]:

@@ -3,29 +3,38 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from benchctl.analysis.attribution.decomposition import decompose, steps_at_level
+from benchctl.analysis.attribution.decomposition import NO_MODEL, decompose, steps_at_level
 from benchctl.analysis.attribution.estimate import PairDesign
 from benchctl.analysis.attribution.factors import Ratios
 from benchctl.analysis.attribution.run_time import RunTimeBreakdown, TimeScales, at_middle_of_block
+from benchctl.analysis.attribution.step_time_model import SourcedModel
 from benchctl.analysis.attribution.steps import SectionSplit, split_sections
 from benchctl.analysis.compare.result import CellComparison
 from benchctl.analysis.experiment.experiment import Experiment
 from benchctl.analysis.experiment.paired_runs import PairedRuns
 from benchctl.analysis.statistics.block_ratio import Estimator
 from benchctl.analysis.statistics.side_ratio import SideRatio
+from benchctl.analysis.step_time.explain import modelled_run
 from benchctl.records.loaded import LoadedRun
 
 
 def with_decompositions(
-    cells: Sequence[CellComparison], pairs: Sequence[PairedRuns], confidence: float, estimator: Estimator
+    cells: Sequence[CellComparison],
+    pairs: Sequence[PairedRuns],
+    confidence: float,
+    estimator: Estimator,
+    model: SourcedModel | str,
 ) -> tuple[CellComparison, ...]:
-    """The cells with their decompositions; ``pairs`` are their runs, in the same order."""
+    """The cells with their decompositions; ``pairs`` are their runs, in the same order.
+
+    ``model`` explains their steps, or is the reason why none does.
+    """
     decomposed = []
     for cell, paired in zip(cells, pairs, strict=True):
-        a, b = _break_down_runs(paired, has_latencies=True)
+        a, b = _break_down_runs(paired, has_latencies=True, model=model)
         ratios = Ratios(*(_ratio(paired, name, confidence, estimator) for name in ("wall_s", "step_ms")))
         design, stop = _pair_design(paired, confidence), paired.a.results.manifest.stop
-        decomposed.append(replace(cell, decomposition=decompose(cell.label, a, b, design, stop, ratios)))
+        decomposed.append(replace(cell, decomposition=decompose(cell.label, a, b, design, stop, ratios, model)))
     return tuple(decomposed)
 
 
@@ -55,7 +64,7 @@ def _pair_design(paired: PairedRuns, confidence: float) -> PairDesign:
 
 
 def _break_down_runs(
-    paired: PairedRuns, *, has_latencies: bool
+    paired: PairedRuns, *, has_latencies: bool, model: SourcedModel | str = NO_MODEL
 ) -> tuple[list[RunTimeBreakdown], list[RunTimeBreakdown]]:
     """The runs of both sides at the middle of their blocks, with the latencies of their requests where needed.
 
@@ -66,6 +75,8 @@ def _break_down_runs(
         breakdown = side.run_time(run)
         if has_latencies:
             breakdown = replace(breakdown, latencies=side.latencies(run))
+        if isinstance(model, SourcedModel):
+            breakdown = replace(breakdown, modelled=modelled_run(side, run, model))
         if not paired.pair.is_ordered or not side.position_slopes:
             return breakdown
         scales = TimeScales(**{kind: side.position_scale(run, name) for kind, name in _SCALED.items()})

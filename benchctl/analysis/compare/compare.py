@@ -7,6 +7,7 @@ A pure function of the directories: no clock, no randomness, and the same number
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from benchctl.analysis.compare.answers import AnswerOptions, with_answers
 from benchctl.analysis.compare.attribution import with_decompositions
@@ -21,6 +22,7 @@ from benchctl.analysis.experiment.pairing import CellPair, Side, match_cells, pa
 from benchctl.analysis.experiment.stopping import num_looks_of
 from benchctl.analysis.metrics.table import METRICS
 from benchctl.analysis.statistics.block_ratio import Estimator
+from benchctl.analysis.step_time.explain import explaining_model
 from benchctl.analysis.validity.comparability import (
     Difference,
     configuration_differences,
@@ -66,6 +68,8 @@ class CompareOptions:
     """Name of the judge of answers, for requests with a gold answer."""
     quality_margin_points: float | None = None
     """Margin with which quality decides as well; None: quality is reported and decides nothing."""
+    step_time_model: Path | None = None
+    """Model that explains the change of the mean step; None: the profile's, else a fit to the baseline."""
 
     def __post_init__(self) -> None:
         margin, equivalence, confidence = self.margin_frac, self.equivalence_margin_frac, self.confidence
@@ -119,7 +123,8 @@ def compare_experiments(
     uncorrected = [compare_cell(cell, roles, rules, allow_failed=options.allow_failed) for cell in paired_runs]
     answers = AnswerOptions(judge=options.judge, margin_points=options.quality_margin_points, confidence=confidence)
     cells = with_answers(correct_for_multiple_tests(uncorrected, confidence), pairs, (a, b), answers)
-    cells = with_decompositions(cells, paired_runs, confidence, rules.estimator)
+    model = explaining_model((a, b), [run for pair in pairs for run in pair.a_runs], options.step_time_model)
+    cells = with_decompositions(cells, paired_runs, confidence, rules.estimator, model)
     checks = [(run, check) for cell in paired_runs for run, check in cell.checks()]
     names = side_names(a_side, b_side)
     suspects = suspect_warnings(pairs, names) if a.allow_suspect or b.allow_suspect else ()

@@ -97,6 +97,15 @@ _QualityMargin = Annotated[
         help="Acceptable loss of accuracy in percentage points; quality then counts for the verdict.",
     ),
 ]
+_StepTimeModel = Annotated[
+    Path | None,
+    typer.Option(
+        "--step-time-model",
+        metavar="FILE",
+        help="Model of 'benchctl steptime fit' that explains the change of the mean step; by default that of the "
+        "profile, else one fitted to the baseline's own steps.",
+    ),
+]
 _ShowAll = Annotated[bool, typer.Option("--all", help="Show all exploratory metrics.")]
 _Output = Annotated[
     list[Path] | None,
@@ -131,6 +140,7 @@ def compare(
     allow_altered: _AllowAltered = False,
     judge: _Judge = "numeric",
     quality_margin: _QualityMargin = None,
+    step_time_model: _StepTimeModel = None,
     show_all: _ShowAll = False,
     output: _Output = None,
     github_summary: _GithubSummary = False,
@@ -171,6 +181,7 @@ def compare(
         noise=_noise(noise_floor),
         judge=judge,
         quality_margin_points=quality_margin,
+        step_time_model=step_time_model,
     )
     comparison = _compare_or_write_refusal(a, b, options, outputs, summary, as_json=as_json)
     for path in outputs:

@@ -207,7 +207,7 @@ class _Table:
         return values.to_numpy()
 
     def _shape(self, model: str) -> ModelShape:
-        """The shape of a model by its name; Hugging Face's suffix for converted weights is no part of it."""
+        """The shape of a model by its name; Hugging Face's suffix for converted weights is left out."""
         try:
             return shape_for(self.defaults.shapes.get(model, model.removesuffix("-hf")))
         except UsageError as error:

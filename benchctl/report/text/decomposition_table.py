@@ -72,7 +72,7 @@ def _step_rows(decomposition: Decomposition, *, show_all: bool) -> Iterator[tupl
     if decomposition.model is not None:
         for part in (*decomposition.model.shown_factors, decomposition.model.rest):
             yield _part_row(part, decomposition.model.whole, of=" of the step (step-time model)")
-    elif decomposition.work is not None:
+    if decomposition.work is not None:
         for part in decomposition.work.parts:
             yield _part_row(part, decomposition.work.whole, of=" of the step (model)")
 

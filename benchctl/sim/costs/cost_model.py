@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
@@ -13,6 +13,9 @@ from benchctl.profile.choices import COST_MODELS
 from benchctl.sim.config import SimConfig
 from benchctl.sim.guidance import UNGUIDED, GuidedStep
 from benchctl.units import NS_PER_S
+
+if TYPE_CHECKING:
+    from benchctl.records.columns.step_columns import Floats, Integers
 
 _LOAD_BYTES_PER_S: Final = 1e9
 """3.1 s for the 1.5B value model, an assumption."""
@@ -146,6 +149,30 @@ class DecodeCost(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self.rest, model_forward=self.forward_at(position))
 
 
+class GuidedCounts(NamedTuple):
+    """What guidance counts in steps of a stretch, as in GuidedStep: one value a step, or one step."""
+
+    scored_rows: "Integers"
+    candidates: "Integers"
+    value_prefill_tokens: "Integers"
+    value_extend_tokens: "Integers"
+    is_fused: "Integers"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuidedDecodeCost:
+    """The price of decode steps of one batch with guided rows: a line as in DecodeCost, and the value forward.
+
+    ``decode`` is the price of steps that score no row. A step that scores has ``scored_ns`` and the value forward
+    besides, and its sections are those of ``scored_rest``, in which both forwards are 0.
+    """
+
+    decode: DecodeCost
+    scored_rest: StepCost
+    scored_ns: int
+    value_forward_ns: "Callable[[GuidedCounts], Floats]"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostModel:
     """The price of a step, and the ways in which the emulated server schedules unlike the simulator's own."""
@@ -154,6 +181,8 @@ class CostModel:
     decode: Callable[[StepBatch], DecodeCost] | None = None
     """The price of steps like this one, which has decoding rows only and none of them guided; it has to agree with
     ``price`` to the nanosecond. None where no lines describe it: ``price`` is then called for each step."""
+    guided_decode: Callable[[StepBatch], GuidedDecodeCost] | None = None
+    """The same for steps of decoding rows of which some are guided, once the value model is loaded."""
     max_num_seqs: int | None = None
     """Sequences in one batch at most, below the configured limit."""
     is_unlimited: bool = False

@@ -9,6 +9,7 @@ import math
 from typing import Final
 
 from benchctl.costs.shapes import shape_for
+from benchctl.errors import UsageError
 from benchctl.interop.readers.layer_profile import read_layer_tables
 from benchctl.sim.config import SimConfig
 from benchctl.sim.costs.cost_model import CostModel, DecodeCost, StepBatch, StepCost
@@ -22,6 +23,11 @@ _NOTHING: Final = StepCost(model_forward=0)
 def cost_model(config: SimConfig) -> CostModel:
     """The cost model of the configured tables. Raises UsageError when they or the model cannot be read."""
     tables = read_layer_tables(in_data_directory(config.layer_profile or ""))
+    if tables.tensor_parallel != config.tensor_parallel_size:
+        raise UsageError(
+            f"{config.layer_profile}: layers at tensor parallelism {tables.tensor_parallel}, and "
+            f"tensor_parallel_size is {config.tensor_parallel_size}; name the tables of the same degree"
+        )
     profile = LayerProfile(tables, shape_for(config.model), captured_sizes(config.max_num_seqs))
 
     def price(batch: StepBatch) -> StepCost:

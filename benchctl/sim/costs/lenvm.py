@@ -18,16 +18,19 @@ two passes, from its 80.02 s; where both passes fuse, the share of scoring in th
 18.07 ms, is left. V4 has no published times and is priced like V2.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
+
 from benchctl.costs.hardware import Hardware
+from benchctl.costs.roofline import Quantity
 from benchctl.costs.shapes import ModelShape, shape_for
 from benchctl.sim.config import SimConfig
 from benchctl.sim.costs.cost_model import (
     CostModel,
     DecodeCost,
+    GuidedDecodeCost,
     StepBatch,
     StepCost,
     served_models,
@@ -77,15 +80,15 @@ def cost_model(config: SimConfig) -> CostModel:
     """The cost model for the configured revision, schedule and models."""
     models = served_models(config)
     forward = _Forward.of(models.shape, models.hardware)
-    price_guided = None if models.value_shape is None else _guided(config, models.value_shape, models.hardware)
+    guided = None if models.value_shape is None else _Guided.of(config, models.value_shape, models.hardware)
     schedule_ns = _SCHEDULE_NS + (0 if config.overlap_schedule else _SCHEDULE_NOT_OVERLAPPED_NS)
 
     def price(batch: StepBatch) -> StepCost:
         if batch.is_plain_decode:
             return decode(batch).cost_at(batch.context_tokens)
         forward_ns = forward.time_ns(batch)
-        if batch.guided.wanted_rows and price_guided is not None and batch.is_greedy is False:
-            return price_guided(batch, schedule_ns, forward_ns)
+        if batch.guided.wanted_rows and guided is not None and batch.is_greedy is False:
+            return guided.cost(batch, schedule_ns, forward_ns)
         return unguided_rest(batch.is_greedy, forward_ns)
 
     def decode(batch: StepBatch) -> DecodeCost:
@@ -107,7 +110,20 @@ def cost_model(config: SimConfig) -> CostModel:
             sample=_SAMPLE_NS,
         )
 
-    return CostModel(price=price, decode=decode)
+    def guided_decode(batch: StepBatch) -> GuidedDecodeCost:
+        if guided is None:
+            raise TypeError("this server has no value model")
+        rest, scored = (guided.rest(batch, schedule_ns, 0, is_scored=is_scored) for is_scored in (False, True))
+        return GuidedDecodeCost(
+            decode=DecodeCost(rest=rest, forward_ns=forward.launch_ns, lines=forward.decode_lines(batch)),
+            scored_rest=scored,
+            scored_ns=scored.total_ns() - rest.total_ns(),
+            value_forward_ns=lambda counts: guided.value_ns(
+                counts.is_fused.astype(float), counts.value_prefill_tokens.astype(float)
+            ),
+        )
+
+    return CostModel(price=price, decode=decode, guided_decode=None if guided is None else guided_decode)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,34 +164,53 @@ class _Forward:
         return (self.weights_ns, self.kv_ns), (computed_ns, self.position_ns + self.kv_ns)
 
 
-def _guided(
-    config: SimConfig, value_shape: ModelShape, hardware: Hardware
-) -> Callable[[StepBatch, int, int], StepCost]:
-    """A step with guided rows, given its schedule and forward."""
-    times = _V1 if config.revision == "V1" else _V2
-    reference_bytes = shape_for("qwen2.5-1.5b").as_value_model().weight_bytes()
-    size = (value_shape.weight_bytes() / reference_bytes) ** _VALUE_SIZE_EXPONENT
-    flops = value_shape.linear_flops_per_token()
-    prefill_ns = flops / hardware.peak_flops_per_s / _VALUE_PREFILL_EFFICIENCY * NS_PER_S
-    load_ns = value_model_load_ns(value_shape)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Guided:
+    """What guided rows add to a step; see the module's formula."""
 
-    def price(batch: StepBatch, schedule_ns: int, forward_ns: int) -> StepCost:
-        guided = batch.guided
-        value_forward = None
-        if guided.scored_rows:
-            launch = times.fused_forward_ns if guided.fused else times.value_forward_ns
-            value_forward = round(launch * size + prefill_ns * guided.value_prefill_tokens)
+    times: _RevisionTimes
+    size: float
+    """Time of a value forward over that of the 1.5B value model."""
+    prefill_ns: float
+    load_ns: int
+
+    @classmethod
+    def of(cls, config: SimConfig, value_shape: ModelShape, hardware: Hardware) -> "_Guided":
+        reference_bytes = shape_for("qwen2.5-1.5b").as_value_model().weight_bytes()
+        flops = value_shape.linear_flops_per_token()
+        return cls(
+            times=_V1 if config.revision == "V1" else _V2,
+            size=(value_shape.weight_bytes() / reference_bytes) ** _VALUE_SIZE_EXPONENT,
+            prefill_ns=flops / hardware.peak_flops_per_s / _VALUE_PREFILL_EFFICIENCY * NS_PER_S,
+            load_ns=value_model_load_ns(value_shape),
+        )
+
+    def value_ns(self, is_fused: Quantity, prefill_tokens: Quantity) -> Quantity:
+        """lvm_forward of one step, or of many."""
+        times = self.times
+        launch = times.value_forward_ns + (times.fused_forward_ns - times.value_forward_ns) * is_fused
+        return launch * self.size + self.prefill_ns * prefill_tokens
+
+    def rest(self, batch: StepBatch, schedule_ns: int, forward_ns: int, *, is_scored: bool) -> StepCost:
+        """All but the value forward, which is 0 in a scored step."""
         return StepCost(
-            schedule=schedule_ns + _GUIDED_SCHEDULE_NS + _GUIDED_SCHEDULE_PER_ROW_NS * guided.wanted_rows,
+            schedule=schedule_ns + _GUIDED_SCHEDULE_NS + _GUIDED_SCHEDULE_PER_ROW_NS * batch.guided.wanted_rows,
             model_forward=forward_ns,
             sampler_rest=0,
             pre_lvm=_GUIDED_PRE_NS,
             lvm_rest=_APPLY_CHECK_NS,
-            lvm_build_pending=times.build_pending_ns,
-            lvm_forward=value_forward,
-            lvm_apply_guidance=_APPLY_GUIDANCE_NS if guided.scored_rows else None,
-            value_model_load=load_ns if batch.loads_value_model else None,
+            lvm_build_pending=self.times.build_pending_ns,
+            lvm_forward=0 if is_scored else None,
+            lvm_apply_guidance=_APPLY_GUIDANCE_NS if is_scored else None,
+            value_model_load=self.load_ns if batch.loads_value_model else None,
             sample=_GUIDED_SAMPLE_NS,
         )
 
-    return price
+    def cost(self, batch: StepBatch, schedule_ns: int, forward_ns: int) -> StepCost:
+        """A step with guided rows, given its schedule and forward."""
+        is_scored = batch.guided.scored_rows > 0
+        rest = self.rest(batch, schedule_ns, forward_ns, is_scored=is_scored)
+        if not is_scored:
+            return rest
+        value_ns = self.value_ns(int(batch.guided.fused or 0), batch.guided.value_prefill_tokens)
+        return msgspec.structs.replace(rest, lvm_forward=round(value_ns))

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchctl.interop.readers.inference_perf import COMMIT, ConfigFile, read_config
+from benchctl.interop.readers.inference_perf import ConfigFile, read_config
+from benchctl.interop.readers.inference_perf_schema import COMMIT
 from benchctl.steptime.source import StepTimeSource
 from benchctl.workload.lint.findings import Finding, Findings, finding
 from benchctl.workload.lint.offered import prompt_set, stages_of

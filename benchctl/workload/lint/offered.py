@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 
-from benchctl.interop.readers.inference_perf import (
+from benchctl.interop.readers.inference_perf import KeyPath
+from benchctl.interop.readers.inference_perf_schema import (
     ConcurrentStage,
     Config,
     Data,
     Distribution,
-    KeyPath,
     RateStage,
     SharedPrefix,
 )

@@ -2,7 +2,8 @@
 
 from typing import Final
 
-from benchctl.interop.readers.inference_perf import ConfigFile, Data, KeyPath
+from benchctl.interop.readers.inference_perf import ConfigFile, KeyPath
+from benchctl.interop.readers.inference_perf_schema import Data
 from benchctl.workload.lint.findings import Findings, finding
 from benchctl.workload.lint.offered import PromptSet, Stage
 

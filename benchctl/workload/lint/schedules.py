@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Final
 
-from benchctl.interop.readers.inference_perf import Config, ConfigFile
+from benchctl.interop.readers.inference_perf import ConfigFile
+from benchctl.interop.readers.inference_perf_schema import Config
 from benchctl.steptime.queueing import PredictedLoad, RequestSize, load_at_concurrency, load_at_rate
 from benchctl.steptime.source import StepTimeSource
 from benchctl.workload.lint.findings import Findings, finding

@@ -35,7 +35,7 @@ def planted_us(work, deployment):
     return (linear + np.maximum(3 * work.candidates, 0.2 * work.tokens)) * deployment.shape.layers / 24
 
 
-PLANTED = SourcedModel(predict_us=planted_us, source=SOURCE)
+PLANTED = SourcedModel(predict_us=planted_us, source=SOURCE, hardware=SMALL.hardware)
 
 
 def run_of(rows, context, *, prompts=0, prompt_tokens=64, candidates=0, rest_s=0.0, deployment=SMALL):
@@ -146,7 +146,7 @@ def test_steps_that_scatter_about_the_same_mean_differ_by_the_bend_of_the_model(
         replace(run_of(rows, 100), predicted_s=float(np.mean(np.maximum(10 * np.array(rows), 100.0))) / US_PER_S)
         for rows in ([10, 10], [5, 15])
     )
-    bent = SourcedModel(predict_us=bent_us, source=SOURCE)
+    bent = SourcedModel(predict_us=bent_us, source=SOURCE, hardware=SMALL.hardware)
     parts = split_by_model(bent, [steady], [scattered], PairDesign(is_paired=True)).factors
     by_name = {part.name: part.added_s * US_PER_S for part in parts}
     assert by_name.pop(SCATTER) == pytest.approx(25)

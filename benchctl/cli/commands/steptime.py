@@ -1,0 +1,296 @@
+"""``benchctl steptime``: fit, judge, use and carry over a model of step time."""
+
+import datetime as dt
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from benchctl.cli.screen import print_json, wide_console
+from benchctl.cli.step_time_options import (
+    ConstraintOption,
+    ExpertsOption,
+    FittedArgument,
+    HardwareOption,
+    HoldOutOption,
+    JsonOption,
+    ModelOption,
+    OutputOption,
+    PictureOption,
+    ProfileOutOption,
+    RidgeOption,
+    ShapesOption,
+    SourcesArgument,
+    StructureOption,
+    TensorParallelOption,
+    fit_options,
+    read_steps,
+)
+from benchctl.cli.step_time_output import (
+    draw_fitted,
+    picture_title,
+    print_files,
+    print_fit,
+    print_lines,
+    write_picture,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from benchctl.analysis.step_time.sources import StepSources
+    from benchctl.steptime.diagnose import Diagnosis
+    from benchctl.steptime.evaluate import Evaluation
+    from benchctl.steptime.fit import FitOptions
+    from benchctl.steptime.model import StepTimeModel
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Fit a model of step time to step logs, judge it on unseen runs, and predict with it.",
+)
+
+
+@app.command("fit")
+def fit(
+    sources: SourcesArgument,
+    output: OutputOption = None,
+    structure: StructureOption = "overlap",
+    experts: ExpertsOption = "uniform",
+    constraint: ConstraintOption = "non-negative",
+    ridge: RidgeOption = None,
+    hold_out: HoldOutOption = "run",
+    picture: PictureOption = None,
+    model: ModelOption = None,
+    hardware: HardwareOption = None,
+    tp: TensorParallelOption = 1,
+    shape: ShapesOption = None,
+    requests: Annotated[
+        Path | None,
+        typer.Option("--requests", metavar="FILE", help="Server's timestamps of requests: adds their overheads."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Fit a model to the steps of SOURCES, and judge it on each run or model left out."""
+    from benchctl.report.documents.step_time_fit import evaluations_document, model_document
+    from benchctl.steptime.fit import fit_model
+    from benchctl.steptime.model_file import write_model
+
+    steps = read_steps(sources, model, hardware, tp, shape)
+    options = fit_options(structure, experts, constraint, ridge)
+    fitted = fit_model(steps.observed, options, fitted_on=dt.datetime.now(dt.UTC).date().isoformat())
+    evaluation = _held_out(steps, options, hold_out)
+    if evaluation is not None:
+        fitted = replace(fitted, provenance=replace(fitted.provenance, held_out=(evaluation.summary(),)))
+    if requests is not None:
+        fitted = replace(fitted, overheads=_overheads(requests))
+    if output is not None:
+        write_model(output, fitted)
+    if picture is not None:
+        draw_fitted(picture, fitted, steps, evaluation)
+    if as_json:
+        print_json(
+            {"model": model_document(fitted), "held_out": evaluations_document([evaluation] if evaluation else [])}
+        )
+        return
+    print_fit(fitted, steps, evaluation, hold_out)
+    print_files(output, picture)
+
+
+@app.command("evaluate")
+def evaluate(
+    sources: SourcesArgument,
+    fitted: Annotated[
+        Path | None,
+        typer.Option("--fitted", metavar="MODEL", help="Judge this model instead of fits to the other groups."),
+    ] = None,
+    structure: StructureOption = "overlap",
+    experts: ExpertsOption = "uniform",
+    constraint: ConstraintOption = "non-negative",
+    ridge: RidgeOption = None,
+    hold_out: HoldOutOption = "run",
+    picture: PictureOption = None,
+    model: ModelOption = None,
+    hardware: HardwareOption = None,
+    tp: TensorParallelOption = 1,
+    shape: ShapesOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Errors on unseen runs or models, beside those of the published form and of the roofline."""
+    from benchctl.report.documents.step_time_fit import bucket_document, evaluations_document
+    from benchctl.report.text.step_time_fit import bucket_table, evaluation_table
+    from benchctl.steptime.buckets import buckets
+    from benchctl.steptime.evaluate import compare_structures, judge
+
+    steps = read_steps(sources, model, hardware, tp, shape)
+    if fitted is not None:
+        evaluations: tuple[Evaluation, ...] = (judge(_load(fitted), steps.observed, hold_out),)
+    else:
+        options = fit_options(structure, experts, constraint, ridge)
+        evaluations = compare_structures(steps.observed, options, hold_out)
+    by_bucket = buckets(evaluations[0].predictions)
+    if picture is not None:
+        write_picture(picture, evaluations[0].predictions, picture_title(evaluations[0]))
+    if as_json:
+        print_json({"evaluations": evaluations_document(evaluations), "buckets": bucket_document(by_bucket)})
+        return
+    console = wide_console()
+    print_lines(console, [f"not used: {line}" for line in steps.skipped])
+    console.print(evaluation_table(evaluations))
+    console.print()
+    console.print(bucket_table(by_bucket))
+    print_files(None, picture)
+
+
+@app.command("predict")
+def predict(
+    fitted: FittedArgument,
+    model: Annotated[str, typer.Option("--model", help="Model that is served: a built-in name or a directory.")],
+    batch: Annotated[int, typer.Option("--batch", min=0, help="Decoding rows.")] = 1,
+    context: Annotated[
+        int, typer.Option("--context", min=0, help="Tokens that each of them has in the cache.")
+    ] = 1024,
+    prefill: Annotated[
+        int, typer.Option("--prefill", min=0, help="New prompt tokens in the step, as one prompt.")
+    ] = 0,
+    tp: Annotated[int, typer.Option("--tp", min=1, help="Tensor-parallel size.")] = 1,
+    hardware: Annotated[str | None, typer.Option("--hardware", help="Device; that of MODEL by default.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Time of one step with its 90% interval."""
+    from benchctl.costs.hardware import hardware_for
+    from benchctl.costs.shapes import shape_for
+    from benchctl.formats import four_digits
+    from benchctl.steptime.work import Deployment, one_step
+
+    step_time = _load(fitted)
+    device = hardware_for(hardware or step_time.hardware)
+    deployment = Deployment(shape=shape_for(model), hardware=device, tensor_parallel=tp)
+    work = one_step(num_decodes=batch, context=context, prompt_tokens=prefill)
+    value_us = float(step_time.predict_us(work, deployment))
+    low_us, high_us = (float(bound) for bound in step_time.interval_us(work, deployment))
+    if as_json:
+        print_json({"step_us": value_us, "low_us": low_us, "high_us": high_us, "level": 0.9})
+        return
+    what = f"{batch} rows at context {context}" + (f" and a prompt of {prefill} tokens" if prefill else "")
+    bounds = f"{four_digits(low_us / 1e3)} to {four_digits(high_us / 1e3)}"
+    print(f"{deployment.shape.name}, TP{tp} on {device.name}, {what}: {four_digits(value_us / 1e3)} ms ({bounds})")
+
+
+@app.command("calibrate")
+def calibrate(
+    fitted: FittedArgument,
+    sources: SourcesArgument,
+    output: OutputOption = None,
+    model: ModelOption = None,
+    hardware: HardwareOption = None,
+    tp: TensorParallelOption = 1,
+    shape: ShapesOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Carry MODEL to other hardware with two scalars, from a few steps measured there."""
+    from dataclasses import asdict
+
+    from benchctl.report.documents.step_time_fit import model_document
+    from benchctl.report.text.step_time_fit import accuracy_table
+    from benchctl.steptime.calibrate import calibrate as calibrate_model
+    from benchctl.steptime.evaluate import judge
+    from benchctl.steptime.model_file import write_model
+
+    source = _load(fitted)
+    steps = read_steps(sources, model, hardware, tp, shape)
+    carried, scales = calibrate_model(source, steps.observed, fitted_on=dt.datetime.now(dt.UTC).date().isoformat())
+    whole = judge(carried, steps.observed, "run").whole
+    if output is not None:
+        write_model(output, carried)
+    if as_json:
+        print_json({"scales": asdict(scales), "in_sample": asdict(whole), "model": model_document(carried)})
+        return
+    console = wide_console()
+    console.print(
+        f"from {source.hardware} to {carried.hardware}: times bound by arithmetic times {scales.compute:.4g}, by "
+        f"memory times {scales.memory:.4g} (condition number {scales.condition:.3g})"
+    )
+    console.print(accuracy_table("Errors on the same steps", "steps", [("all", whole)]))
+    print_files(output, None)
+
+
+@app.command("diagnose")
+def diagnose(
+    sources: SourcesArgument,
+    structure: StructureOption = "overlap",
+    experts: ExpertsOption = "uniform",
+    constraint: ConstraintOption = "non-negative",
+    ridge: RidgeOption = None,
+    hold_out: HoldOutOption = "run",
+    model: ModelOption = None,
+    hardware: HardwareOption = None,
+    tp: TensorParallelOption = 1,
+    shape: ShapesOption = None,
+    profile_out: ProfileOutOption = None,
+    engine: Annotated[
+        str | None,
+        typer.Option("--engine", help="Engine of that profile; by default the one that was measured."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Health of a fit to SOURCES: features, coefficients, errors by bucket, and the runs to add next."""
+    from benchctl.report.documents.step_time_fit import diagnosis_document
+    from benchctl.report.text.step_time_fit import bucket_table, column_table, diagnosis_lines, run_table
+    from benchctl.steptime.diagnose import diagnose as diagnose_model
+    from benchctl.steptime.fit import fit_model
+
+    steps = read_steps(sources, model, hardware, tp, shape)
+    options = fit_options(structure, experts, constraint, ridge)
+    diagnosis = diagnose_model(
+        fit_model(steps.observed, options), steps.observed, options, _held_out(steps, options, hold_out)
+    )
+    if profile_out is not None and diagnosis.runs_to_add:
+        _write_profile(profile_out, sources, steps, diagnosis, engine)
+    if as_json:
+        print_json(diagnosis_document(diagnosis))
+        return
+    console = wide_console()
+    for table in (column_table(diagnosis), bucket_table(diagnosis.buckets)):
+        console.print(table)
+        console.print()
+    print_lines(console, diagnosis_lines(diagnosis))
+    if diagnosis.runs_to_add:
+        console.print()
+        console.print(run_table(diagnosis))
+        if profile_out is not None:
+            print(f"profile: {profile_out}")
+    elif profile_out is not None:
+        print(f"no profile is written to {profile_out}: no run would determine the coefficients much better")
+
+
+def _write_profile(
+    path: Path, sources: "Sequence[Path]", steps: "StepSources", diagnosis: "Diagnosis", engine: str | None
+) -> None:
+    from benchctl.workload.next_runs import measured_engine, named_as_measured, profile_text_of_runs
+
+    runs = named_as_measured(diagnosis.runs_to_add, steps.observed)
+    text = profile_text_of_runs(runs, engine=engine or measured_engine(sources), seed=len(steps.observed))
+    path.write_text(text, encoding="utf-8")
+
+
+def _load(path: Path) -> "StepTimeModel":
+    from benchctl.steptime.model_file import read_model
+
+    return read_model(path)
+
+
+def _held_out(steps: "StepSources", options: "FitOptions", by: Any) -> "Evaluation | None":
+    """Errors on groups left out; None where there is only one group."""
+    from benchctl.steptime.design import group_label
+    from benchctl.steptime.evaluate import hold_out
+
+    if len({group_label(run, by) for run in steps.observed}) < 2:
+        return None
+    return hold_out(steps.observed, options, by)
+
+
+def _overheads(path: Path) -> Any:
+    from benchctl.interop.readers.request_times import read_overheads
+
+    return read_overheads(path)

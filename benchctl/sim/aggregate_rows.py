@@ -1,0 +1,169 @@
+"""The decoding rows that ask for guidance, drawn together in chunks of steps.
+
+One stream serves all rows, which makes the draws of a row depend on the rows beside it, though no distribution. A
+chunk ends when a row joins, leaves or runs out of choices; the draws left over are dropped.
+"""
+
+import heapq
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from benchctl.sim.block_walk import forwards_ns, steps_in_bounds
+from benchctl.sim.config import SimConfig
+from benchctl.sim.costs.cost_model import GuidedCounts, GuidedDecodeCost
+from benchctl.sim.guidance import GuidedStep, score_rows
+from benchctl.sim.guided_draws import GuidedDraws, RowColumns, draw_steps, no_draws, scoring_threshold
+from benchctl.sim.guided_rows import GuidedRows, sampling_rows
+from benchctl.sim.sequence import Prefills, Sequence
+from benchctl.sim.step_log import StepLog
+from benchctl.sim.walk import Course, Progress
+from benchctl.workload.seeded import named_stream
+
+_FIRST_STEPS: Final = 16
+_MOST_STEPS: Final = 256
+_MOST_DRAWS: Final = 1 << 15
+"""Steps of the first chunk of a batch and of any chunk, and uniform numbers of one."""
+
+
+class _Chunk(NamedTuple):
+    begin: int
+    num_steps: int
+    draws: GuidedDraws
+
+
+class AggregateRows(GuidedRows):
+    """Arrays with one place for each row that may be scored; the last row takes the place of one that leaves."""
+
+    def __init__(self, config: SimConfig) -> None:
+        super().__init__(config)
+        seed = named_stream(config.noise_seed, "guided-rows").getrandbits(128)
+        self._random: Final = np.random.Generator(np.random.PCG64(seed))
+        self._active: list[Sequence] = []
+        self._place: dict[Sequence, int] = {}
+        self._counts = np.zeros((3, 64), dtype=np.int64)
+        """Lead, tokens followed, and tokens of the prompt."""
+        self._laws = np.zeros((4, 64))
+        """Threshold, bound, temperature and top_k."""
+        self._repeats: list[tuple[int, int, Sequence]] = []
+        """Heap of the steps from which a row has no choice; rows that left stay in it."""
+        self._chunk: _Chunk | None = None
+        self._num_next = _FIRST_STEPS
+
+    def join(self, seq: Sequence) -> None:
+        super().join(seq)
+        row, step = seq.guided, seq.num_tokens - seq.lead
+        if row is None or (row.repeats_from is not None and seq.num_tokens >= row.repeats_from):
+            return
+        self._settle(step)
+        place = len(self._active)
+        if place == self._laws.shape[1]:
+            self._counts = np.concatenate((self._counts, self._counts), axis=1)
+            self._laws = np.concatenate((self._laws, self._laws), axis=1)
+        self._active.append(seq)
+        self._place[seq] = place
+        self._counts[:, place] = seq.lead, row.num_followed, row.prompt_tokens
+        self._laws[:, place] = scoring_threshold(row.law), row.law.bound, row.law.temperature, row.law.top_k
+        if row.repeats_from is not None:
+            heapq.heappush(self._repeats, (row.repeats_from - seq.lead, seq.seq_id, seq))
+
+    def leave(self, seq: Sequence) -> None:
+        super().leave(seq)
+        if seq in self._place:
+            self._settle(seq.num_tokens - seq.lead)
+            self._vacate(seq)
+
+    def score(self, prefills: Prefills) -> GuidedStep:
+        new = score_rows(sampling_rows(prefills), self.config.revision)
+        wanted_rows = len(self) + new.wanted_rows
+        if not len(self):
+            return new
+        step = self._step()
+        chunk = self._chunk_at(step)
+        at = step - chunk.begin
+        old = GuidedCounts(*(column[at] for column in chunk.draws.counts))
+        scored_rows = int(old.scored_rows) + new.scored_rows
+        fused = None
+        if scored_rows and self.config.revision != "V1":
+            fused = bool(old.is_fused or not old.scored_rows) and new.fused is not False
+        return GuidedStep(
+            wanted_rows=wanted_rows,
+            scored_rows=scored_rows,
+            candidates=int(old.candidates) + new.candidates,
+            value_prefill_tokens=int(old.value_prefill_tokens) + new.value_prefill_tokens,
+            value_extend_tokens=int(old.value_extend_tokens) + new.value_extend_tokens,
+            fused=fused,
+        )
+
+    def walk(self, course: Course, cost: GuidedDecodeCost, log: StepLog) -> Progress:
+        """Run decode steps of the present batch, up to the end of a chunk, and append their columns."""
+        chunk = self._chunk_at(course.step)
+        at = course.step - chunk.begin
+        num_steps = min(course.num_steps, chunk.num_steps - at)
+        counts = GuidedCounts(*(column[at : at + num_steps] for column in chunk.draws.counts))
+        is_scored = counts.scored_rows > 0
+        value_ns = np.rint(cost.value_forward_ns(counts)).astype(np.int64)
+        dur_ns = (
+            course.fixed_ns + forwards_ns(course, num_steps) + np.where(is_scored, cost.scored_ns + value_ns, 0)
+        )
+        progress = steps_in_bounds(course, dur_ns, log)
+        fused = np.where(is_scored & (self.config.revision != "V1"), counts.is_fused, -1)
+        columns = (*counts[:4], fused, np.where(is_scored, value_ns, -1))
+        for column, values in zip(log.guided.values(), columns, strict=True):
+            column.frombytes(values[: progress.num_steps].tobytes())
+        return progress
+
+    def _draw_of(self, seq: Sequence) -> Callable[[], float]:  # noqa: ARG002 - one stream for all
+        return self._random.random
+
+    def _step(self) -> int:
+        seq = next(iter(self._rows))
+        return seq.num_tokens - seq.lead
+
+    def _chunk_at(self, step: int) -> _Chunk:
+        """The chunk that this step belongs to, drawn where the last one is over."""
+        chunk = self._chunk
+        if chunk is not None and step < chunk.begin + chunk.num_steps:
+            return chunk
+        num_next = min(2 * self._num_next, _MOST_STEPS) if chunk is not None else _FIRST_STEPS
+        self._settle(step)
+        while self._repeats and (self._repeats[0][0] <= step or self._repeats[0][2] not in self._place):
+            seq = heapq.heappop(self._repeats)[2]
+            row = seq.guided
+            if seq in self._place and row is not None and seq.num_tokens >= (row.repeats_from or 0):
+                self._vacate(seq)
+        num_active = len(self._active)
+        self._num_next = num_next
+        num_steps = max(1, min(num_next, _MOST_DRAWS // max(num_active, 1)))
+        if self._repeats:
+            num_steps = min(num_steps, self._repeats[0][0] - step)
+        if num_active:
+            lead, followed, prompt = self._counts[:, :num_active]
+            rows = RowColumns(lead + step, followed, prompt, *self._laws[:, :num_active])
+            draws = draw_steps(self._random, rows, num_steps, self.config.revision)
+        else:
+            draws = no_draws(num_steps)
+        self._chunk = _Chunk(step, num_steps, draws)
+        return self._chunk
+
+    def _settle(self, step: int) -> None:
+        """End the chunk before ``step``: what was scored until then has been followed."""
+        if self._chunk is None:
+            return
+        begin, _, (_, rows, steps) = self._chunk
+        is_past = steps < step - begin
+        past_rows = rows[is_past]
+        self._counts[1, past_rows] = self._counts[0, past_rows] + begin + steps[is_past]
+        self._chunk = None
+
+    def _vacate(self, seq: Sequence) -> None:
+        place, last = self._place.pop(seq), self._active.pop()
+        if seq.guided is not None:
+            seq.guided.num_followed = int(self._counts[1, place])
+        if last is not seq:
+            end = len(self._active)
+            self._active[place] = last
+            self._place[last] = place
+            self._counts[:, place] = self._counts[:, end]
+            self._laws[:, place] = self._laws[:, end]

@@ -1,0 +1,268 @@
+"""Health of a fitted step-time model, and the runs that would make it better.
+
+The checks are those of the published model's protocol, with its thresholds. Non-negative least squares never gives
+a coefficient below 0: such a one is reported as held at its bound, with the value that it would have without.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Literal
+
+import numpy as np
+
+from benchctl.steptime.buckets import bin_labels, buckets
+from benchctl.steptime.design import Design, fitted_design
+from benchctl.steptime.diagnostics import ColumnDiagnosis, condition_number, diagnose_columns
+from benchctl.steptime.evaluate import Evaluation
+from benchctl.steptime.fit import FitOptions, fit_to
+from benchctl.steptime.least_squares import Floats, relative_rows
+from benchctl.steptime.model import StepTimeModel
+from benchctl.steptime.predictions import Accuracy, predict_runs
+from benchctl.steptime.run_to_add import RunToAdd
+from benchctl.steptime.structure import Coefficient
+from benchctl.steptime.suggest import suggest_runs
+from benchctl.steptime.work import ObservedSteps
+
+MAX_FACTOR: Final = 5.0
+MIN_FACTOR: Final = 0.3
+MIN_EXPERTS: Final = 0.5
+MAX_RELATIVE_WIDTH: Final = 2.0
+MAX_BUCKET_MAPE: Final = 0.15
+MAX_MAPE: Final = 0.10
+MAX_CONDITION: Final = 1000.0
+MAX_CV: Final = 0.5
+ENOUGH_CV: Final = 0.3
+_MIN_BUCKET_STEPS: Final = 5
+_WIDTH_REMEDIES: Final = {
+    "static_weights": "add a model of another size",
+    "weights": "add a model of another size",
+    "all_reduce": "add runs at another tensor-parallel size",
+    "requests": "add long prompts at low concurrency",
+}
+_GAP_STEPS: Final = 0.01
+_GAP_LEVERAGE: Final = 0.1
+_REDUNDANT_STEPS: Final = 0.2
+_REDUNDANT_RATIO: Final = 0.2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HealthCheck:
+    """One condition that a model does not meet: where, what it shows, and what to do."""
+
+    code: str
+    where: str
+    message: str
+    remedy: str
+    kind: Literal["warning", "note"] = "warning"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Region:
+    """Steps of one range of batch and context, their part of all steps and of the leverage of the design."""
+
+    label: str
+    steps_frac: float
+    leverage_frac: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    """Health checks that did not pass, and the runs to add next.
+
+    ``is_finished`` says that nothing is left to do: every factor within bounds, errors on unseen groups and in
+    every bucket small enough, coefficients determined.
+    """
+
+    condition: float
+    columns: tuple[ColumnDiagnosis, ...]
+    checks: tuple[HealthCheck, ...]
+    buckets: dict[str, tuple[Accuracy, ...]]
+    gaps: tuple[Region, ...]
+    redundant: tuple[Region, ...]
+    runs_to_add: tuple[RunToAdd, ...]
+    is_finished: bool
+
+
+def diagnose(
+    model: StepTimeModel,
+    observed: Sequence[ObservedSteps],
+    options: FitOptions,
+    held_out: Evaluation | None = None,
+    *,
+    max_runs: int = 3,
+) -> Diagnosis:
+    """The health of ``model``, fitted to ``observed`` with ``options``; ``held_out`` judges it if known."""
+    design = fitted_design(observed, options.structure, options.experts_read)
+    rows = relative_rows(design.matrix, design.measured_us, [np.arange(design.num_steps)])
+    columns = diagnose_columns(design, rows)
+    by_bucket = buckets(predict_runs(model, observed) if held_out is None else held_out.predictions)
+    checks = (
+        *_coefficient_checks(model, columns),
+        *_bound_checks(model, design, options),
+        *_design_checks(condition_number(rows), held_out),
+        *_bucket_checks(by_bucket),
+    )
+    regions = _regions(design)
+    return Diagnosis(
+        condition=condition_number(rows),
+        columns=columns,
+        checks=checks,
+        buckets=by_bucket,
+        gaps=tuple(r for r in regions if r.steps_frac < _GAP_STEPS and r.leverage_frac > _GAP_LEVERAGE),
+        redundant=tuple(
+            r
+            for r in regions
+            if r.steps_frac > _REDUNDANT_STEPS and r.leverage_frac < _REDUNDANT_RATIO * r.steps_frac
+        ),
+        runs_to_add=suggest_runs(model, design, options, max_runs=max_runs),
+        is_finished=not any(check.kind == "warning" for check in checks),
+    )
+
+
+def coefficient_cv(model: StepTimeModel, index: int) -> float:
+    """Standard deviation over the bootstrap draws, as a fraction of the coefficient; infinite for one of 0."""
+    if len(model.draws) < 2:
+        return 0.0
+    value = abs(model.coefficients[index].value)
+    spread = float(np.std([draw[index] for draw in model.draws], ddof=1))
+    return spread / value if value > 0 else float("inf") if spread > 0 else 0.0
+
+
+def _coefficient_checks(model: StepTimeModel, columns: Sequence[ColumnDiagnosis]) -> Iterator[HealthCheck]:
+    for index, (coefficient, column) in enumerate(zip(model.coefficients, columns, strict=True)):
+        yield from _value_checks(coefficient)
+        if not coefficient.is_identified:
+            yield _unidentified(coefficient, column)
+            continue
+        yield from _spread_checks(coefficient, coefficient_cv(model, index))
+
+
+def _value_checks(coefficient: Coefficient) -> Iterator[HealthCheck]:
+    name, value, is_factor = coefficient.name, coefficient.value, not coefficient.unit
+    if value < 0:
+        yield HealthCheck(
+            code="negative",
+            where=name,
+            message=f"{value:.3g}: a part of a step cannot take less than no time",
+            remedy="the feature is collinear with another, or the data are wrong: see its VIF",
+        )
+    if is_factor and value > MAX_FACTOR:
+        yield HealthCheck(
+            code="far-above-peak",
+            where=name,
+            message=f"{value:.3g} times the time at peak; above {MAX_FACTOR:g} it does not describe the work",
+            remedy="take another structure, or correct the peaks and the shape",
+        )
+    if is_factor and name.endswith("weights") and 0 < value < MIN_FACTOR:
+        yield HealthCheck(
+            code="weights-hidden",
+            where=name,
+            message=f"{value:.3g}: the weights seem to be read while something else takes the time",
+            remedy="use the structure 'overlap', max(compute, kv + weights)",
+        )
+    if "expert" in name and 0 < value < MIN_EXPERTS:
+        yield HealthCheck(
+            code="experts-overcounted",
+            where=name,
+            message=f"{value:.3g}: fewer experts are read than the rule counts",
+            remedy="use --experts uniform, or a measured table; group-limited routing reads fewer still",
+        )
+
+
+def _unidentified(coefficient: Coefficient, column: ColumnDiagnosis) -> HealthCheck:
+    if column.share_frac == 0:
+        why, remedy = "no step has this feature", "predict only steps without it, or add a run that has it"
+    else:
+        why = "constant in these deployments, or a sum of other features"
+        remedy = "predict only these models and tensor-parallel sizes, or add others"
+    return HealthCheck(
+        code="not-identified",
+        where=coefficient.name,
+        message=f"{coefficient.value:.3g} is a typical value and not measured: {why}",
+        remedy=remedy,
+        kind="note",
+    )
+
+
+def _spread_checks(coefficient: Coefficient, cv: float) -> Iterator[HealthCheck]:
+    name, low, high = coefficient.name, coefficient.low, coefficient.high
+    if low is not None and high is not None and high - low > MAX_RELATIVE_WIDTH * abs(coefficient.value) > 0:
+        yield HealthCheck(
+            code="wide-interval",
+            where=name,
+            message=f"90 % interval {low:.3g} to {high:.3g} is wider than {MAX_RELATIVE_WIDTH:g} times its value",
+            remedy=_WIDTH_REMEDIES.get(name, "add the runs listed below"),
+        )
+    elif cv > MAX_CV and coefficient.value > 0:
+        yield HealthCheck(
+            code="unsteady",
+            where=name,
+            message=f"varies by {cv:.0%} between bootstrap draws; {MAX_CV:.0%} is too much, {ENOUGH_CV:.0%} enough",
+            remedy="add the runs listed below",
+        )
+
+
+def _bound_checks(model: StepTimeModel, design: Design, options: FitOptions) -> Iterator[HealthCheck]:
+    """Coefficients at 0 that would lie below it without the constraint."""
+    if options.constraint == "none" or options.structure == "roofline":
+        return
+    free = fit_to(design, np.arange(design.num_steps), replace(options, constraint="none"))
+    for coefficient, value in zip(model.coefficients, free, strict=True):
+        if coefficient.value == 0 and value < 0 and coefficient.is_identified:
+            yield HealthCheck(
+                code="held-at-zero",
+                where=coefficient.name,
+                message=f"held at 0; without the bound it is {value:.3g}",
+                remedy="its part of the time is with a collinear feature: see the VIFs",
+                kind="note",
+            )
+
+
+def _design_checks(condition: float, held_out: Evaluation | None) -> Iterator[HealthCheck]:
+    if np.isfinite(condition) and condition > MAX_CONDITION:
+        yield HealthCheck(
+            code="ill-conditioned",
+            where="design",
+            message=f"condition number {condition:.3g}, above {MAX_CONDITION:g}",
+            remedy="add the runs listed below",
+        )
+    if held_out is not None and held_out.whole.mape_frac > MAX_MAPE:
+        yield HealthCheck(
+            code="inaccurate",
+            where=f"unseen {held_out.by}",
+            message=f"mean error {held_out.whole.mape_frac:.1%}, above {MAX_MAPE:.0%}",
+            remedy="add runs like those that will be predicted",
+        )
+
+
+def _bucket_checks(by_bucket: dict[str, tuple[Accuracy, ...]]) -> Iterator[HealthCheck]:
+    for kind, accuracies in by_bucket.items():
+        for accuracy in accuracies:
+            if accuracy.mape_frac > MAX_BUCKET_MAPE and accuracy.num_steps >= _MIN_BUCKET_STEPS:
+                yield HealthCheck(
+                    code="bad-bucket",
+                    where=f"{kind} {accuracy.label}",
+                    message=f"mean error {accuracy.mape_frac:.1%} over {accuracy.num_steps} steps, above "
+                    f"{MAX_BUCKET_MAPE:.0%}",
+                    remedy="add steps like these, or look at them: their times may not be their own",
+                )
+
+
+def _regions(design: Design) -> tuple[Region, ...]:
+    """Leverage and number of steps by batch and context: h = a (A'A)^+ a', which adds up to the rank."""
+    scaled = design.matrix / design.measured_us[:, None]
+    left, values, _ = np.linalg.svd(scaled, full_matrices=False)
+    leverage: Floats = np.sum(left[:, values > 1e-9 * values[0]] ** 2, axis=1)
+    batch = np.concatenate([np.broadcast_to(run.work.num_seqs, len(run.duration_us)) for run in design.runs])
+    context = np.concatenate([np.broadcast_to(run.work.context, len(run.duration_us)) for run in design.runs])
+    rows = bin_labels(batch, (1, 8, 32, 128))
+    columns = bin_labels(context / np.maximum(batch, 1.0), (256, 1024, 4096, 16384))
+    labels = np.char.add(np.char.add(np.char.add("batch ", rows), ", context "), columns)
+    return tuple(
+        Region(
+            label=str(label),
+            steps_frac=float(np.mean(labels == label)),
+            leverage_frac=float(leverage[labels == label].sum() / leverage.sum()),
+        )
+        for label in np.unique(labels)
+    )

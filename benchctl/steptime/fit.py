@@ -1,0 +1,253 @@
+"""Fit of a step-time model to observed steps.
+
+The bootstrap draws whole runs where there are many. Few runs are cut into stretches of consecutive steps, and those
+are drawn: single steps would pretend that neighbours are independent. Residuals come from stretches that a fit to
+the others did not see.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from benchctl import __version__
+from benchctl.errors import UsageError
+from benchctl.steptime.anchors import anchor_of
+from benchctl.steptime.design import Design, Indices, fitted_design
+from benchctl.steptime.diagnostics import check_design, identified_columns
+from benchctl.steptime.features import COUNTS
+from benchctl.steptime.least_squares import (
+    Constraint,
+    Floats,
+    Pull,
+    Rows,
+    relative_rows,
+    solve,
+)
+from benchctl.steptime.model import RESIDUAL_LEVELS, DataFile, Provenance, StepTimeModel
+from benchctl.steptime.structure import Coefficient, ExpertsRead, Structure
+from benchctl.steptime.work import ObservedSteps
+
+_RUNS_TO_DRAW: Final = 10
+"""From so many runs on, the bootstrap draws runs."""
+_NUM_BLOCKS: Final = 60
+"""Stretches that fewer runs are cut into, all together."""
+_RUN_WEIGHT: Final = 10
+"""Independent observations that a run counts as when noise decides how far typical values pull: the steps of a run
+have nearly the same work for long, and what a model has wrong about one it has wrong about all."""
+_NUM_FOLDS: Final = 5
+"""Parts of each run whose residuals come from a fit to the other parts."""
+_INTERVAL: Final = 0.90
+"""Level of the intervals of coefficients."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FitOptions:
+    """The choices of a fit.
+
+    ``ridge`` is the strength of the pull to typical values. None takes what the noise asks for: its variance over
+    the number of independent observations, nothing without noise. 0 leaves only open directions to them.
+    """
+
+    structure: Structure = "overlap"
+    experts_read: ExpertsRead = "uniform"
+    constraint: Constraint = "non-negative"
+    ridge: float | None = None
+    num_draws: int = 200
+    seed: int = 0
+
+
+def fit_model(
+    observed: Sequence[ObservedSteps],
+    options: FitOptions = FitOptions(),
+    *,
+    fitted_on: str | None = None,
+    names: Sequence[str] = (),
+) -> StepTimeModel:
+    """The model of all steps that count; ``fitted_on`` is the date that its provenance states.
+
+    A feature of ``names`` that no step has gets its typical coefficient.
+    Raises UsageError when no step is left, when the runs are of several kinds of device, or when features that vary
+    cannot be told apart.
+    """
+    design = fitted_design(observed, options.structure, options.experts_read, names)
+    hardware = one_hardware(design)
+    if options.structure == "roofline":
+        return _unfitted(design, options, hardware, fitted_on)
+    rows = _rows_of(design, np.arange(design.num_steps))
+    if options.ridge is None or options.ridge <= 0:
+        check_design(design, rows)
+    values, pull = fit_values(design, rows, options, len(design.runs))
+    draws = _bootstrap(rows, pull, options)
+    identified = identified_columns(rows)
+    low, high = np.quantile(draws, ((1 - _INTERVAL) / 2, (1 + _INTERVAL) / 2), axis=0)
+    coefficients = tuple(
+        Coefficient(
+            name=name,
+            value=float(values[i]),
+            low=float(low[i]),
+            high=float(high[i]),
+            unit=unit_of(name),
+            is_identified=bool(identified[i]),
+        )
+        for i, name in enumerate(design.names)
+    )
+    return StepTimeModel(
+        structure=options.structure,
+        experts_read=options.experts_read,
+        coefficients=coefficients,
+        hardware=hardware,
+        tensor_parallel=_tensor_parallel(design),
+        draws=tuple(tuple(round(float(value), 9) for value in draw) for draw in draws),
+        residual_logs=residual_quantiles(held_out_residuals(design, options)),
+        provenance=provenance_of(design, observed, fitted_on),
+    )
+
+
+def fit_values(design: Design, rows: Rows, options: FitOptions, num_runs: int) -> tuple[Floats, Pull]:
+    """The coefficients of the features of ``rows``, and the pull that was applied."""
+    pull = pull_of(design.names, options.structure, options.ridge or 0.0)
+    values = solve(rows, pull, constraint=options.constraint)
+    if options.ridge is not None:
+        return values, pull
+    strength = noise_of(rows.relative @ values) ** 2 / (_RUN_WEIGHT * num_runs)
+    pull = replace(pull, strength=strength)
+    return solve(rows, pull, constraint=options.constraint), pull
+
+
+def noise_of(ratios: Floats) -> float:
+    """Standard deviation of predicted / measured by its median distance from 1, so that outliers do not count."""
+    return 1.4826 * float(np.median(np.abs(ratios - 1.0)))
+
+
+def pull_of(names: Sequence[str], structure: Structure, ridge: float) -> Pull:
+    """The anchors of these features as the values that a ridge pulls to."""
+    anchors = [anchor_of(name, structure) for name in names]
+    return Pull(
+        values=np.array([anchor.value for anchor in anchors]),
+        spreads=np.array([anchor.spread for anchor in anchors]),
+        strength=ridge,
+    )
+
+
+def fit_to(design: Design, steps: Indices, options: FitOptions) -> Floats:
+    """The coefficients of a fit to these steps alone; 1 for the roofline."""
+    if options.structure == "roofline":
+        return np.ones(len(design.names))
+    rows = relative_rows(design.matrix, design.measured_us, design.blocks_of(steps, _NUM_BLOCKS))
+    return fit_values(design, rows, options, len(np.unique(design.run_of[steps])))[0]
+
+
+def held_out_residuals(design: Design, options: FitOptions) -> Floats:
+    """log(measured / predicted) of each step, predicted by a fit that did not see its stretch of the run."""
+    folds = _folds(design)
+    logs = np.empty(design.num_steps)
+    for fold in range(_NUM_FOLDS):
+        others, these = np.flatnonzero(folds != fold), np.flatnonzero(folds == fold)
+        if len(these):
+            values = fit_to(design, others if len(others) else these, options)
+            logs[these] = log_residuals(design.matrix[these] @ values, design.measured_us[these])
+    return logs
+
+
+def log_residuals(predicted_us: Floats, measured_us: Floats) -> Floats:
+    """log(measured / predicted); a prediction of 0 counts as one of a nanosecond."""
+    return np.log(measured_us / np.maximum(predicted_us, 1e-3))
+
+
+def residual_quantiles(logs: Floats) -> tuple[float, ...]:
+    """The quantiles that a model keeps, to six digits."""
+    return tuple(round(float(value), 6) for value in np.quantile(logs, RESIDUAL_LEVELS))
+
+
+def one_hardware(design: Design) -> str:
+    """The device of all runs. Raises UsageError where they differ."""
+    names = sorted({run.deployment.hardware.name for run in design.runs})
+    if len(names) > 1:
+        raise UsageError(
+            f"the runs are of {' and '.join(names)}: a model is fitted to one kind of device; fit one of them, and "
+            "'benchctl steptime calibrate' carries it to another"
+        )
+    return names[0]
+
+
+def unit_of(name: str) -> str:
+    """Nothing for a factor on a time at peak, microseconds for each of what is counted."""
+    return "us" if name in COUNTS else ""
+
+
+def provenance_of(design: Design, observed: Sequence[ObservedSteps], fitted_on: str | None) -> Provenance:
+    """Files, runs and models behind a fit."""
+    origins = [run.origin for run in observed if run.origin is not None]
+    left_out: dict[str, int] = {}
+    for run in observed:
+        for reason, number in run.left_out.items():
+            left_out[reason] = left_out.get(reason, 0) + number
+    return Provenance(
+        data=tuple(dict.fromkeys(DataFile(path=origin.path, sha256=origin.sha256) for origin in origins)),
+        runs=tuple(run.run for run in design.runs),
+        models=tuple(dict.fromkeys(run.deployment.shape.name for run in design.runs)),
+        num_steps=design.num_steps,
+        steps_left_out=tuple(left_out.items()),
+        engine=_joined(origin.engine for origin in origins),
+        engine_version=_joined(origin.engine_version for origin in origins),
+        clock=_joined(origin.clock for origin in origins),
+        fitted_on=fitted_on,
+        benchctl_version=__version__,
+    )
+
+
+def _joined(values: Iterable[str | None]) -> str | None:
+    return " and ".join(dict.fromkeys(value for value in values if value is not None)) or None
+
+
+def _rows_of(design: Design, steps: Indices) -> Rows:
+    runs = list(design.groups_by("run").values())
+    blocks = runs if len(runs) >= _RUNS_TO_DRAW else design.blocks_of(steps, _NUM_BLOCKS)
+    return relative_rows(design.matrix, design.measured_us, blocks)
+
+
+def _bootstrap(rows: Rows, pull: Pull, options: FitOptions) -> Floats:
+    """Coefficients of each draw, shape (draws, columns).
+
+    Each draw also draws the values that it is pulled to. Directions that the data leave open then vary as far as
+    typical values do: the interval of a prediction for another model is as wide as what is not known about it.
+    """
+    stream = np.random.default_rng([options.seed, rows.num_blocks])
+    shares = np.full(rows.num_blocks, 1 / rows.num_blocks)
+    times = stream.multinomial(rows.num_blocks, shares, size=options.num_draws).astype(np.float64)
+    values = stream.normal(pull.values, pull.spreads, size=(options.num_draws, len(pull.values)))
+    return np.stack(
+        [
+            solve(rows, replace(pull, values=drawn), constraint=options.constraint, weights=weights)
+            for drawn, weights in zip(values, times, strict=True)
+        ]
+    )
+
+
+def _folds(design: Design) -> Indices:
+    """The number of the stretch of its run that each step belongs to."""
+    folds = np.empty(design.num_steps, dtype=np.intp)
+    for steps in design.groups_by("run").values():
+        for fold, part in enumerate(np.array_split(steps, _NUM_FOLDS)):
+            folds[part] = fold
+    return folds
+
+
+def _tensor_parallel(design: Design) -> tuple[int, ...]:
+    return tuple(sorted({run.deployment.tensor_parallel for run in design.runs}))
+
+
+def _unfitted(design: Design, options: FitOptions, hardware: str, fitted_on: str | None) -> StepTimeModel:
+    """The analytic bound: every coefficient 1, and residuals that say how far steps lie above it."""
+    logs = log_residuals(design.matrix.sum(axis=1), design.measured_us)
+    return StepTimeModel(
+        structure=options.structure,
+        experts_read=options.experts_read,
+        coefficients=tuple(Coefficient(name=name, value=1.0) for name in design.names),
+        hardware=hardware,
+        tensor_parallel=_tensor_parallel(design),
+        residual_logs=residual_quantiles(logs),
+        provenance=provenance_of(design, design.runs, fitted_on),
+    )
