@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from benchctl.cli.outcome import warn
+from benchctl.errors import EngineUnavailableError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,8 +23,11 @@ A_RUN_FAILED = 5
 A_RUN_IS_SUSPECT = 4
 
 
-def check_experiment(profile: "Profile") -> None:
-    """Raise UsageError for an experiment that cannot be measured here, before it begins."""
+def check_experiment(profile: "Profile", *, is_plan: bool = False) -> None:
+    """Raise UsageError for an experiment that cannot be measured here, before it begins.
+
+    A plan may be made on another machine than the one that measures: a missing engine is then a warning.
+    """
     from benchctl.cli.commands.profiles import check_names
     from benchctl.engines.engine import engine_for
     from benchctl.profile.planning.plan import arms, undeclared_differences, variant_settings
@@ -31,7 +35,13 @@ def check_experiment(profile: "Profile") -> None:
     check_names(profile)
     engine = engine_for(profile.engine.kind)
     for variant, cell in arms(profile):
-        engine.check_available(variant_settings(profile, variant, cell))
+        try:
+            engine.check_available(variant_settings(profile, variant, cell))
+        except EngineUnavailableError as error:
+            if not is_plan:
+                raise
+            warn(f"not to be measured on this machine: {error}")
+            break
     for path in undeclared_differences(profile):
         warn(f"variants differ in {path}, which allowed_differences does not list: compare will refuse them")
 

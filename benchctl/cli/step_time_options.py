@@ -53,6 +53,10 @@ PictureOption = Annotated[
     Path | None,
     typer.Option("--picture", metavar="FILE.png", help="Write predicted against measured.", show_default=False),
 ]
+ProfileOutOption = Annotated[
+    Path | None,
+    typer.Option("--profile-out", metavar="FILE", help="Write the runs to add as a profile.", show_default=False),
+]
 OutputOption = Annotated[
     Path | None, typer.Option("--output", "-o", metavar="MODEL", help="Write the model here.", show_default=False)
 ]

@@ -24,24 +24,24 @@ class CostModelChoice:
     """A cost model of the simulator: a module with a function ``cost_model``.
 
     ``uses_shapes`` is False where step times depend on neither the models' shapes nor the device. Such a cost model
-    serves models of any name, and cannot price a value model. ``file_option`` is the engine option that names the
-    measurements that it prices steps by; none of these measure a value model.
+    serves models of any name. ``file_option`` is the engine option that names the measurements that it prices steps
+    by.
     """
 
     module: str
     uses_shapes: bool = True
+    prices_value_model: bool = True
     file_option: str | None = None
-
-    @property
-    def prices_value_model(self) -> bool:
-        return self.uses_shapes and self.file_option is None
 
 
 COST_MODELS: Final = {
     "lenvm-h100": CostModelChoice("benchctl.sim.costs.lenvm"),
     "roofline": CostModelChoice("benchctl.sim.costs.roofline"),
-    "llm-mock": CostModelChoice("benchctl.sim.costs.llm_mock", uses_shapes=False),
-    "layer-profile": CostModelChoice("benchctl.sim.costs.layer_profile", file_option="layer_profile"),
+    "llm-mock": CostModelChoice("benchctl.sim.costs.llm_mock", uses_shapes=False, prices_value_model=False),
+    "layer-profile": CostModelChoice(
+        "benchctl.sim.costs.layer_profile", prices_value_model=False, file_option="layer_profile"
+    ),
+    "fitted": CostModelChoice("benchctl.sim.costs.fitted", file_option="step_time_model"),
 }
 """Values of the engine option ``cost_model``."""
 
@@ -71,3 +71,20 @@ def file_option_error(cost_model: str, files: Mapping[str, str | None]) -> str |
             owner = next(owner for owner, choice in COST_MODELS.items() if choice.file_option == name)
             return f"{cost_model} does not read {name}; drop it, or take {owner}"
     return None
+
+
+def noise_error(cost_model: str, noise: str) -> str | None:
+    """The reason why the cost model has no such noise; None where it has."""
+    if noise != "fitted" or COST_MODELS[cost_model].file_option == "step_time_model":
+        return None
+    return f"fitted is the uncertainty of a fitted model, which {cost_model} is not; take none or published"
+
+
+def devices_error(cost_model: str, tensor_parallel_size: int) -> str | None:
+    """The reason why the cost model cannot price so many devices; None where it can."""
+    if tensor_parallel_size < 1:
+        return f"is {tensor_parallel_size}; it must be at least 1"
+    if tensor_parallel_size == 1 or COST_MODELS[cost_model].file_option is not None:
+        return None
+    able = " or ".join(name for name, choice in COST_MODELS.items() if choice.file_option is not None)
+    return f"is {tensor_parallel_size}, and {cost_model} prices one device; leave it out, or take {able}"

@@ -30,6 +30,7 @@ def parser() -> argparse.ArgumentParser:
     flags.add_argument("--value-model", help="value model for guided decoding; a stock server without it")
     flags.add_argument("--cost-model", choices=tuple(COST_MODELS), default=_DEFAULTS.cost_model)
     flags.add_argument("--layer-profile", help="folder of measured layer times, for the cost model layer-profile")
+    flags.add_argument("--step-time-model", help="file of a step-time model, for the cost model fitted")
     flags.add_argument("--hardware", default=_DEFAULTS.hardware)
     flags.add_argument("--time-scale", type=float, default=_DEFAULTS.time_scale, help="virtual per wall seconds")
     flags.add_argument("--noise", choices=get_args(Noise), default=_DEFAULTS.noise)
@@ -44,6 +45,7 @@ def parser() -> argparse.ArgumentParser:
         "num-kv-blocks",
         "block-size",
         "max-model-len",
+        "tensor-parallel-size",
         "tokens-per-chunk",
     ):
         flags.add_argument(f"--{name}", type=int, default=getattr(_DEFAULTS, name.replace("-", "_")))

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
 from benchctl.errors import UsageError
-from benchctl.profile.choices import CostModelName, file_option_error, value_model_error
+from benchctl.profile.choices import CostModelName, devices_error, file_option_error, noise_error, value_model_error
 
-Noise: TypeAlias = Literal["none", "published"]
+Noise: TypeAlias = Literal["none", "published", "fitted"]
 Revision: TypeAlias = Literal["V1", "V2", "V4"]
 GuidedRowsMode: TypeAlias = Literal["exact", "aggregate"]
 Scheduling: TypeAlias = Literal["fcfs", "priority"]
@@ -27,6 +27,9 @@ class SimConfig:
     value_model: str | None = None
     cost_model: CostModelName = "lenvm-h100"
     layer_profile: str | None = None
+    step_time_model: str | None = None
+    tensor_parallel_size: int = 1
+    """Devices that share each layer; more than one for cost models that were measured so."""
     hardware: str = "h100-sxm"
     time_scale: float = 1.0
     noise: Noise = "none"
@@ -66,8 +69,13 @@ class SimConfig:
             raise UsageError(f"--start-delay-s is {self.start_delay_s}; it must not be negative")
         if reason := value_model_error(self.cost_model, self.value_model):
             raise UsageError(f"--cost-model {reason}")
-        if reason := file_option_error(self.cost_model, {"layer_profile": self.layer_profile}):
+        files = {"layer_profile": self.layer_profile, "step_time_model": self.step_time_model}
+        if reason := file_option_error(self.cost_model, files):
             raise UsageError(f"--cost-model {reason}")
+        if reason := noise_error(self.cost_model, self.noise):
+            raise UsageError(f"--noise {reason}")
+        if reason := devices_error(self.cost_model, self.tensor_parallel_size):
+            raise UsageError(f"--tensor-parallel-size {reason}")
 
     def server_info(self) -> dict[str, str | int | float | bool | None]:
         """The settings that the server reports: those that two servers of one configuration share."""

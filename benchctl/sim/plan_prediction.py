@@ -22,6 +22,7 @@ from benchctl.records.request import PreparedRequest
 from benchctl.sim.prediction import PredictedRun, StepTimes, predict_run
 from benchctl.steptime.model import StepTimeModel
 from benchctl.steptime.model_file import read_model
+from benchctl.workload.prompt_lengths import counted_prompts
 
 ROOFLINE_MAPE_FRAC: Final = 0.325
 """Mean error of the roofline on 1,967 steps of vLLM with Llama-2-7B and 70B on H100: real steps took longer."""
@@ -113,11 +114,12 @@ def _predict(
 ) -> PlanPrediction:
     runs: dict[str, PredictedRun] = {}
     by_settings: dict[bytes, PredictedRun] = {}
+    prompt_tokens = None if times is None else counted_prompts(requests, profile.model)
     for variant, cell in arms(profile):
         settings = variant_settings(profile, variant, cell)
         key = _key(settings)
         if key not in by_settings:
-            by_settings[key] = predict_run(settings, requests, profile.workload.arrival, times)
+            by_settings[key] = predict_run(settings, requests, profile.workload.arrival, times, prompt_tokens)
         runs[arm_label(variant, cell)] = by_settings[key]
     return PlanPrediction(runs=runs, basis=basis, overhead_s=_overhead_s(profile))
 

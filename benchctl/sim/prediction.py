@@ -36,7 +36,7 @@ from benchctl.steptime.queueing import (
     load_at_rate,
 )
 from benchctl.steptime.work import Deployment, StepWork
-from benchctl.units import NS_PER_S, s_from_ns
+from benchctl.units import GIGA, NS_PER_S, TERA, s_from_ns
 
 _BLOCK_SIZE: Final = 16
 _UNLIMITED_BLOCKS: Final = 1 << 30
@@ -83,8 +83,11 @@ def predict_run(
     requests: Sequence[PreparedRequest],
     arrival: Arrival,
     times: StepTimes | None = None,
+    prompt_tokens: Sequence[int] | None = None,
 ) -> PredictedRun:
     """The load of a run with these settings. ``times`` is None for the simulator with its own cost model.
+
+    ``prompt_tokens`` are the server's own counts, one for each request, where they are known beforehand.
 
     Raises UsageError for a model whose shape is unknown, or a step-time model of another hardware.
     """
@@ -93,7 +96,9 @@ def predict_run(
         core_requests = tuple(core_request(request, settings, config) for request in requests)
     else:
         config = emulated_config(settings, times)
-        core_requests = tuple(_emulated_request(request, settings) for request in requests)
+        counts = prompt_tokens or [request.prompt_tokens for request in requests]
+        pairs = zip(requests, counts, strict=True)
+        core_requests = tuple(_emulated_request(request, settings, count) for request, count in pairs)
     load = SimLoad(
         requests=core_requests,
         arrival_ns=tuple(request.arrival_ns for request in requests),
@@ -110,10 +115,13 @@ def emulated_config(settings: VariantSettings, times: StepTimes) -> SimConfig:
     rows = getattr(options, "max_num_seqs", None) or limits.max_num_seqs
     budget = getattr(options, "max_num_batched_tokens", None) or limits.max_num_batched_tokens
     blocks, block_size = _kv_blocks(settings, times)
+    devices: int = getattr(options, "tensor_parallel_size", 1)
     return SimConfig(
         model=settings.model,
         cost_model="roofline" if times.step_time_model is None else "fitted",
-        hardware=times.hardware,
+        step_time_model=times.step_time_model,
+        tensor_parallel_size=1 if times.step_time_model is None else devices,
+        hardware=_together(times.hardware, devices) if times.step_time_model is None else times.hardware,
         max_num_seqs=rows,
         max_num_batched_tokens=max(budget, rows),
         num_kv_blocks=blocks,
@@ -121,6 +129,15 @@ def emulated_config(settings: VariantSettings, times: StepTimes) -> SimConfig:
         max_model_len=getattr(options, "max_model_len", None) or MAX_MODEL_LEN,
         enable_prefix_caching=getattr(options, "enable_prefix_caching", False),
     )
+
+
+def _together(hardware: str, devices: int) -> str:
+    """Devices that share each layer as one with the sum of their peaks, as the roofline takes them."""
+    if devices == 1:
+        return hardware
+    one = hardware_for(hardware)
+    flops, rate = devices * one.peak_flops_per_s / TERA, devices * one.bandwidth_bytes_per_s / GIGA
+    return f"{devices} x {one.name}:{flops:g}:{rate:g}"
 
 
 def _kv_blocks(settings: VariantSettings, times: StepTimes) -> tuple[int, int]:
@@ -137,14 +154,12 @@ def _kv_blocks(settings: VariantSettings, times: StepTimes) -> tuple[int, int]:
     return max(1, int(kv_capacity_tokens(deployment)) // block_size), block_size
 
 
-def _emulated_request(request: PreparedRequest, settings: VariantSettings) -> Request:
-    """The request as a server sees it that counts the tokens of its prompt as the workload does."""
+def _emulated_request(request: PreparedRequest, settings: VariantSettings, prompt_tokens: int) -> Request:
+    """The request as a server sees it that counts so many tokens in its prompt, and shares none with another."""
     sampling = settings.sampling
     return Request(
         request_id=request.request_id,
-        prompt=Prompt(
-            num_tokens=request.prompt_tokens, digest=request.request_id, asks_for_box=False, block_hashes=()
-        ),
+        prompt=Prompt(num_tokens=prompt_tokens, digest=request.request_id, asks_for_box=False, block_hashes=()),
         max_tokens=request.max_tokens,
         n=request.n,
         seed=request.seed,

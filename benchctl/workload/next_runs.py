@@ -5,29 +5,59 @@ becomes a limit of the server's batch under a load that keeps the largest of the
 concurrency, which is more than was asked for and never less.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final
 
 from benchctl.errors import UsageError
+from benchctl.profile.engine_table import options_class
+from benchctl.profile.load import parse_profile
 from benchctl.profile.sources.yaml_text import dump_document
-from benchctl.steptime.run_to_add import RunToAdd
+from benchctl.steptime.run_to_add import RunToAdd, num_requests
+from benchctl.steptime.work import ObservedSteps
 
-_WAVES: Final = 2
-"""Times that each open request is replaced."""
-_FEWEST_OF_A_SIZE: Final = 4
 _BASE: Final = "steptime-w1"
 _UNLIMITED_ENGINES: Final = ("transformers", "attach")
 """Engines without a limit of the batch."""
 
 
+def measured_engine(sources: Sequence[Path]) -> dict[str, Any] | None:
+    """Kind and options of the engine of the first result directory; None among tables of steps.
+
+    Options that have their default, or that the runs to add set themselves, are left out.
+    """
+    for directory in sources:
+        if (path := directory / "profile.yaml").is_file():
+            engine = parse_profile(path.read_text(encoding="utf-8"), str(path)).engine
+            fields = options_class(engine.kind).model_fields
+            options = {
+                name: value
+                for name, value in engine.options.items()
+                if name != "max_num_seqs" and (name not in fields or fields[name].default != value)
+            }
+            return {"kind": engine.kind, **({"options": options} if options else {})}
+    return None
+
+
+def named_as_measured(runs: Sequence[RunToAdd], observed: Sequence[ObservedSteps]) -> tuple[RunToAdd, ...]:
+    """Runs whose models are called as those of the measured runs: by a directory, not its last name."""
+    names = {run.deployment.shape.name: run.model for run in observed}
+    return tuple(replace(run, model=None if run.model is None else names.get(run.model, run.model)) for run in runs)
+
+
 def profile_text_of_runs(
-    runs: Sequence[RunToAdd], *, engine: str | None = None, model: str | None = None, seed: int = 0
+    runs: Sequence[RunToAdd],
+    *,
+    engine: str | Mapping[str, Any] | None = None,
+    model: str | None = None,
+    seed: int = 0,
 ) -> str:
     """The profile of ``runs`` as YAML, on top of ``steptime-w1``; each run with its reason as a comment.
 
-    ``engine`` and ``model`` replace those of ``steptime-w1``. Runs of several models, or on several numbers of
-    devices, become values of a sweep. ``seed`` makes the prompts differ from those measured before. Raises
-    UsageError without runs.
+    ``engine``, a name or kind and options, and ``model`` replace those of ``steptime-w1``. Runs of several
+    models, or on several numbers of devices, become values of a sweep. ``seed`` makes the prompts differ from
+    those measured before. Raises UsageError without runs.
     """
     if not runs:
         raise UsageError("no runs to add: the diagnosis asks for none, so there is no profile to write")
@@ -39,10 +69,12 @@ def profile_text_of_runs(
     return "\n".join(lines) + "\n" + dump_document(_document(runs, engine, model, seed))
 
 
-def _document(runs: Sequence[RunToAdd], engine: str | None, model: str | None, seed: int) -> dict[str, Any]:
+def _document(
+    runs: Sequence[RunToAdd], engine: str | Mapping[str, Any] | None, model: str | None, seed: int
+) -> dict[str, Any]:
     sizes = list(dict.fromkeys((run.prompt_tokens, run.output_tokens) for run in runs))
     largest = max(run.concurrency for run in runs)
-    num_prompts = max(_WAVES * largest, _FEWEST_OF_A_SIZE * len(sizes))
+    num_prompts = max(num_requests(largest), num_requests(1) * len(sizes))
     factors = _factors(runs)
     document: dict[str, Any] = {
         "extends": _BASE,
@@ -50,10 +82,9 @@ def _document(runs: Sequence[RunToAdd], engine: str | None, model: str | None, s
         "seed": seed,
     }
     models, devices = _models(runs), _devices(runs)
-    if options := {"tensor_parallel_size": devices[0]} if devices not in ((), (1,)) and len(devices) == 1 else {}:
-        document["engine"] = {"options": options} if engine is None else {"preset": engine, "options": options}
-    elif engine is not None:
-        document["engine"] = engine
+    described = _engine(engine, devices[0] if len(devices) == 1 else 1)
+    if described:
+        document["engine"] = described
     if model is not None or len(models) == 1:
         document["model"] = models[0] if model is None else model
     document["workload"] = {
@@ -79,6 +110,13 @@ _SETTINGS: Final = {
     "model": "model",
     "server.tensor_parallel_size": "server.tensor_parallel_size",
 }
+
+
+def _engine(engine: str | Mapping[str, Any] | None, devices: int) -> dict[str, Any]:
+    named: dict[str, Any] = {"preset": engine} if isinstance(engine, str) else dict(engine or {})
+    spread = {"tensor_parallel_size": devices} if devices > 1 else {}
+    options = {**named.pop("options", {}), **spread}
+    return {**named, **({"options": options} if options else {})}
 
 
 def _models(runs: Sequence[RunToAdd]) -> tuple[str, ...]:

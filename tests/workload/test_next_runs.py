@@ -63,7 +63,7 @@ def test_reasons_stand_in_the_file_and_no_runs_make_no_profile() -> None:
     text = profile_text_of_runs([run], engine="vllm", model="qwen2.5-1.5b", seed=3)
     assert "# * prompts of 4096, outputs of 64, 8 open: no long contexts (kv)" in text
     document = yaml.safe_load(text)
-    assert (document["engine"], document["model"], document["seed"]) == ("vllm", "qwen2.5-1.5b", 3)
+    assert (document["engine"], document["model"], document["seed"]) == ({"preset": "vllm"}, "qwen2.5-1.5b", 3)
     assert "sweep" not in document
     with pytest.raises(UsageError, match="no runs to add"):
         profile_text_of_runs([])
@@ -102,6 +102,23 @@ def test_devices_are_an_option_of_the_engine_or_a_sweep() -> None:
         document: dict[str, object] = yaml.safe_load(profile_text_of_runs(runs, engine="vllm"))
         return document
 
-    assert on(1)["engine"] == "vllm"
+    assert on(1)["engine"] == {"preset": "vllm"}
     assert on(2)["engine"] == {"preset": "vllm", "options": {"tensor_parallel_size": 2}}
     assert on(1, 4)["sweep"] == {"server.tensor_parallel_size": [1, 4]}
+
+
+def test_diagnose_writes_the_profile_for_the_engine_that_was_measured(tmp_path: Path) -> None:
+    measured = ["simulate", "--profile", "steptime-w1", "--set", "workload.num_prompts=6", "--quiet"]
+    assert benchctl(*measured, cwd=tmp_path).returncode == 0
+    diagnosed = benchctl(
+        "steptime", "diagnose", "results/steptime-w1/latest", "--profile-out", "next.yaml", cwd=tmp_path
+    )
+    assert diagnosed.returncode == 0, diagnosed.stderr
+    assert "profile: next.yaml" in diagnosed.stdout
+    profile = load_profile(str(tmp_path / "next.yaml"))
+    assert profile.engine.kind == "sim"
+    assert (profile.engine.options["cost_model"], profile.engine.options["time_scale"]) == ("roofline", 4)
+    simulated = benchctl("simulate", "--profile", "next.yaml", "--quiet", cwd=tmp_path)
+    assert simulated.returncode == 0, simulated.stderr
+    both = ["results/steptime-w1/latest", "results/next/latest"]
+    assert benchctl("steptime", "fit", *both, "-o", "model.json", cwd=tmp_path).returncode == 0

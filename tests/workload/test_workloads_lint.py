@@ -269,6 +269,7 @@ def test_the_command_lists_and_shows_workloads_and_names_unknown_ones(tmp_path: 
     ("options", "remedy"),
     [
         (["--model", "qwen2.5-7b"], "--hardware is missing"),
+        (["--hardware", "l4"], "--model is missing"),
         (["--model", "qwen2.5-72b", "--hardware", "l4"], "raise --tensor-parallel"),
     ],
 )
@@ -276,3 +277,16 @@ def test_predictions_that_cannot_be_made_are_refused(options: list[str], remedy:
     result = benchctl("workloads", "lint", written(tmp_path, SOUND), *options, cwd=tmp_path)
     assert result.returncode == 2
     assert remedy in result.stderr
+
+
+def test_a_fitted_model_replaces_the_roofline(tmp_path: Path) -> None:
+    simulated = ["simulate", "--profile", "steptime-w1", "--set", "workload.num_prompts=6", "--quiet"]
+    assert benchctl(*simulated, cwd=tmp_path).returncode == 0
+    assert benchctl("steptime", "fit", "results/steptime-w1/latest", "-o", "m.json", cwd=tmp_path).returncode == 0
+    path = written(tmp_path, SOUND)
+    options = ["--model", "qwen2.5-7b", "--step-time-model", "m.json"]
+    result = benchctl("workloads", "lint", path, *options, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "predicted by the step-time model of qwen2.5-7b on h100-sxm\n" in result.stdout
+    other = benchctl("workloads", "lint", path, *options, "--hardware", "a100-sxm", cwd=tmp_path)
+    assert (other.returncode, "steptime calibrate" in other.stderr) == (2, True)

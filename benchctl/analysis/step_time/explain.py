@@ -91,7 +91,7 @@ def baseline_model(baseline: Experiment, runs: Sequence[LoadedRun]) -> SourcedMo
 
 
 def modelled_run(experiment: Experiment, run: LoadedRun, model: SourcedModel) -> ModelledRun | str:
-    """What the model predicts for the steps of a run, or the reason why it predicts nothing."""
+    """A run with its steps as the model predicts them, or the reason why it predicts nothing."""
     observed = observed_steps(experiment, run, model.hardware)
     if isinstance(observed, str):
         return observed

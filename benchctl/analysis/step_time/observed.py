@@ -42,7 +42,7 @@ def observed_steps(experiment: Experiment, run: LoadedRun, hardware: Hardware | 
     is_out, left_out = first_reasons(dict(_reasons(run)))
     settings = experiment.settings(run.record)
     return ObservedSteps(
-        run=f"{experiment.path.name}/{run.record.run_id}",
+        run=run_label(experiment, run),
         model=settings.model if settings is not None else deployment.shape.name,
         deployment=deployment,
         work=work,
@@ -51,6 +51,11 @@ def observed_steps(experiment: Experiment, run: LoadedRun, hardware: Hardware | 
         left_out=left_out,
         origin=_origin(experiment, run),
     )
+
+
+def run_label(experiment: Experiment, run: LoadedRun) -> str:
+    """Profile, directory and run: no two runs have the same, also where both were named by ``latest``."""
+    return f"{experiment.results.manifest.profile}/{experiment.path.resolve().name}/{run.record.run_id}"
 
 
 def deployment_of(experiment: Experiment, run: LoadedRun, hardware: Hardware | None = None) -> Deployment | str:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from benchctl.analysis.experiment.experiment import load_experiment
-from benchctl.analysis.step_time.observed import observed_steps
+from benchctl.analysis.step_time.observed import observed_steps, run_label
 from benchctl.costs.hardware import Hardware, hardware_for
 from benchctl.errors import UsageError
 from benchctl.interop.readers.files import MANIFEST
@@ -54,6 +54,6 @@ def _read_directory(
         usability = experiment.usability(run)
         steps = observed_steps(experiment, run, hardware) if usability.is_usable else f"{usability.excluded}"
         if isinstance(steps, str):
-            skipped.append(f"{path.name}/{run.record.run_id}: {steps}")
+            skipped.append(f"{run_label(experiment, run)}: {steps}")
         else:
             observed.append(steps)

@@ -97,7 +97,7 @@ def run(  # the parameters are the command line
         return
     if chosen is None:
         raise UsageError("name a profile with --profile; 'benchctl profiles list' lists them")
-    check_experiment(chosen)
+    check_experiment(chosen, is_plan=dry_run)
     if dry_run:
         _print_plan(chosen, step_time_model)
         return

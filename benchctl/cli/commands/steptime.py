@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from benchctl.cli.screen import print_json, wide_console
 from benchctl.cli.step_time_options import (
     ConstraintOption,
     ExpertsOption,
@@ -17,6 +18,7 @@ from benchctl.cli.step_time_options import (
     ModelOption,
     OutputOption,
     PictureOption,
+    ProfileOutOption,
     RidgeOption,
     ShapesOption,
     SourcesArgument,
@@ -25,17 +27,23 @@ from benchctl.cli.step_time_options import (
     fit_options,
     read_steps,
 )
+from benchctl.cli.step_time_output import (
+    draw_fitted,
+    picture_title,
+    print_files,
+    print_fit,
+    print_lines,
+    write_picture,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rich.console import Console
-
     from benchctl.analysis.step_time.sources import StepSources
+    from benchctl.steptime.diagnose import Diagnosis
     from benchctl.steptime.evaluate import Evaluation
     from benchctl.steptime.fit import FitOptions
     from benchctl.steptime.model import StepTimeModel
-    from benchctl.steptime.predictions import Predictions
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -64,6 +72,7 @@ def fit(
     as_json: JsonOption = False,
 ) -> None:
     """Fit a model to the steps of SOURCES, and judge it on each run or model left out."""
+    from benchctl.report.documents.step_time_fit import evaluations_document, model_document
     from benchctl.steptime.fit import fit_model
     from benchctl.steptime.model_file import write_model
 
@@ -78,14 +87,14 @@ def fit(
     if output is not None:
         write_model(output, fitted)
     if picture is not None:
-        _draw(picture, fitted, steps, evaluation)
+        draw_fitted(picture, fitted, steps, evaluation)
     if as_json:
-        _print_document(
-            {"model": _model_document(fitted), "held_out": _evaluations([evaluation] if evaluation else [])}
+        print_json(
+            {"model": model_document(fitted), "held_out": evaluations_document([evaluation] if evaluation else [])}
         )
         return
-    _print_fit(fitted, steps, evaluation, hold_out)
-    _print_files(output, picture)
+    print_fit(fitted, steps, evaluation, hold_out)
+    print_files(output, picture)
 
 
 @app.command("evaluate")
@@ -108,7 +117,7 @@ def evaluate(
     as_json: JsonOption = False,
 ) -> None:
     """Errors on unseen runs or models, beside those of the published form and of the roofline."""
-    from benchctl.report.documents.step_time_fit import bucket_document
+    from benchctl.report.documents.step_time_fit import bucket_document, evaluations_document
     from benchctl.report.text.step_time_fit import bucket_table, evaluation_table
     from benchctl.steptime.buckets import buckets
     from benchctl.steptime.evaluate import compare_structures, judge
@@ -121,16 +130,16 @@ def evaluate(
         evaluations = compare_structures(steps.observed, options, hold_out)
     by_bucket = buckets(evaluations[0].predictions)
     if picture is not None:
-        _write_picture(picture, evaluations[0].predictions, _title(evaluations[0]))
+        write_picture(picture, evaluations[0].predictions, picture_title(evaluations[0]))
     if as_json:
-        _print_document({"evaluations": _evaluations(evaluations), "buckets": bucket_document(by_bucket)})
+        print_json({"evaluations": evaluations_document(evaluations), "buckets": bucket_document(by_bucket)})
         return
-    console = _console()
-    _print_lines(console, [f"not used: {line}" for line in steps.skipped])
+    console = wide_console()
+    print_lines(console, [f"not used: {line}" for line in steps.skipped])
     console.print(evaluation_table(evaluations))
     console.print()
     console.print(bucket_table(by_bucket))
-    _print_files(None, picture)
+    print_files(None, picture)
 
 
 @app.command("predict")
@@ -161,7 +170,7 @@ def predict(
     value_us = float(step_time.predict_us(work, deployment))
     low_us, high_us = (float(bound) for bound in step_time.interval_us(work, deployment))
     if as_json:
-        _print_document({"step_us": value_us, "low_us": low_us, "high_us": high_us, "level": 0.9})
+        print_json({"step_us": value_us, "low_us": low_us, "high_us": high_us, "level": 0.9})
         return
     what = f"{batch} rows at context {context}" + (f" and a prompt of {prefill} tokens" if prefill else "")
     bounds = f"{four_digits(low_us / 1e3)} to {four_digits(high_us / 1e3)}"
@@ -182,6 +191,7 @@ def calibrate(
     """Carry MODEL to other hardware with two scalars, from a few steps measured there."""
     from dataclasses import asdict
 
+    from benchctl.report.documents.step_time_fit import model_document
     from benchctl.report.text.step_time_fit import accuracy_table
     from benchctl.steptime.calibrate import calibrate as calibrate_model
     from benchctl.steptime.evaluate import judge
@@ -194,15 +204,15 @@ def calibrate(
     if output is not None:
         write_model(output, carried)
     if as_json:
-        _print_document({"scales": asdict(scales), "in_sample": asdict(whole), "model": _model_document(carried)})
+        print_json({"scales": asdict(scales), "in_sample": asdict(whole), "model": model_document(carried)})
         return
-    console = _console()
+    console = wide_console()
     console.print(
         f"from {source.hardware} to {carried.hardware}: times bound by arithmetic times {scales.compute:.4g}, by "
         f"memory times {scales.memory:.4g} (condition number {scales.condition:.3g})"
     )
     console.print(accuracy_table("Errors on the same steps", "steps", [("all", whole)]))
-    _print_files(output, None)
+    print_files(output, None)
 
 
 @app.command("diagnose")
@@ -217,6 +227,11 @@ def diagnose(
     hardware: HardwareOption = None,
     tp: TensorParallelOption = 1,
     shape: ShapesOption = None,
+    profile_out: ProfileOutOption = None,
+    engine: Annotated[
+        str | None,
+        typer.Option("--engine", help="Engine of that profile; by default the one that was measured."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Health of a fit to SOURCES: features, coefficients, errors by bucket, and the runs to add next."""
@@ -230,17 +245,33 @@ def diagnose(
     diagnosis = diagnose_model(
         fit_model(steps.observed, options), steps.observed, options, _held_out(steps, options, hold_out)
     )
+    if profile_out is not None and diagnosis.runs_to_add:
+        _write_profile(profile_out, sources, steps, diagnosis, engine)
     if as_json:
-        _print_document(diagnosis_document(diagnosis))
+        print_json(diagnosis_document(diagnosis))
         return
-    console = _console()
+    console = wide_console()
     for table in (column_table(diagnosis), bucket_table(diagnosis.buckets)):
         console.print(table)
         console.print()
-    _print_lines(console, diagnosis_lines(diagnosis))
+    print_lines(console, diagnosis_lines(diagnosis))
     if diagnosis.runs_to_add:
         console.print()
         console.print(run_table(diagnosis))
+        if profile_out is not None:
+            print(f"profile: {profile_out}")
+    elif profile_out is not None:
+        print(f"no profile is written to {profile_out}: no run would determine the coefficients much better")
+
+
+def _write_profile(
+    path: Path, sources: "Sequence[Path]", steps: "StepSources", diagnosis: "Diagnosis", engine: str | None
+) -> None:
+    from benchctl.workload.next_runs import measured_engine, named_as_measured, profile_text_of_runs
+
+    runs = named_as_measured(diagnosis.runs_to_add, steps.observed)
+    text = profile_text_of_runs(runs, engine=engine or measured_engine(sources), seed=len(steps.observed))
+    path.write_text(text, encoding="utf-8")
 
 
 def _load(path: Path) -> "StepTimeModel":
@@ -263,79 +294,3 @@ def _overheads(path: Path) -> Any:
     from benchctl.interop.readers.request_times import read_overheads
 
     return read_overheads(path)
-
-
-def _draw(path: Path, fitted: "StepTimeModel", steps: "StepSources", evaluation: "Evaluation | None") -> None:
-    from benchctl.steptime.predictions import predict_runs
-
-    if evaluation is not None:
-        _write_picture(path, evaluation.predictions, _title(evaluation))
-    else:
-        title = f"Step time on {fitted.hardware}: {fitted.structure}, fitted to these steps"
-        _write_picture(path, predict_runs(fitted, steps.observed), title)
-
-
-def _title(evaluation: "Evaluation") -> str:
-    device = evaluation.predictions.runs[0].deployment.hardware.name
-    how = (
-        f"each {evaluation.by} predicted by a fit to the others" if evaluation.is_held_out else "one model for all"
-    )
-    return f"Step time on {device}: {evaluation.structure}, {how}"
-
-
-def _write_picture(path: Path, predictions: "Predictions", title: str) -> None:
-    from benchctl.report.plots.step_time_fit import draw_fit
-
-    path.write_bytes(draw_fit(predictions, title))
-
-
-def _print_fit(fitted: "StepTimeModel", steps: "StepSources", evaluation: "Evaluation | None", by: str) -> None:
-    from benchctl.report.text.step_time_fit import accuracy_table, coefficient_table, evaluation_table, source_lines
-    from benchctl.steptime.evaluate import judge
-
-    console = _console()
-    _print_lines(console, source_lines(fitted, steps.skipped))
-    console.print()
-    console.print(coefficient_table(fitted))
-    console.print()
-    if evaluation is not None:
-        console.print(evaluation_table([evaluation]))
-        return
-    whole = judge(fitted, steps.observed, "run").whole
-    console.print(accuracy_table("Errors on the steps of the fit itself", "steps", [("all", whole)]))
-    console.print(f"only one {by}: add another to know the errors on unseen ones")
-
-
-def _print_files(output: Path | None, picture: Path | None) -> None:
-    for name, path in (("model", output), ("picture", picture)):
-        if path is not None:
-            print(f"{name}: {path}")
-
-
-def _print_lines(console: "Console", lines: Any) -> None:
-    for line in lines:
-        console.print(line)
-
-
-def _print_document(document: dict[str, Any]) -> None:
-    from benchctl.cli.screen import print_json
-
-    print_json(document)
-
-
-def _model_document(fitted: "StepTimeModel") -> dict[str, Any]:
-    from benchctl.report.documents.step_time_fit import model_document
-
-    return model_document(fitted)
-
-
-def _evaluations(evaluations: "Sequence[Evaluation]") -> list[dict[str, Any]]:
-    from benchctl.report.documents.step_time_fit import evaluations_document
-
-    return evaluations_document(evaluations)
-
-
-def _console() -> "Console":
-    from benchctl.cli.screen import wide_console
-
-    return wide_console()

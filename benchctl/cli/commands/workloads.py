@@ -12,6 +12,7 @@ from benchctl.errors import UsageError
 from benchctl.units import MS_PER_S
 
 if TYPE_CHECKING:
+    from benchctl.steptime.model import StepTimeModel
     from benchctl.steptime.source import StepTimeSource
     from benchctl.workload.calibration import CalibrationWorkload
     from benchctl.workload.lint.lint import LintResult
@@ -30,6 +31,10 @@ _Model = Annotated[
 ]
 _Hardware = Annotated[str | None, typer.Option("--hardware", metavar="NAME", help="Device of the server.")]
 _Devices = Annotated[int, typer.Option("--tensor-parallel", min=1, help="Devices that share each layer.")]
+_StepTimeModel = Annotated[
+    Path | None,
+    typer.Option("--step-time-model", metavar="FILE", help="A fitted model, in place of the roofline."),
+]
 _MaxSeqs = Annotated[int, typer.Option("--max-num-seqs", min=1, help="Sequences in one batch at most.")]
 _KvTokens = Annotated[
     float | None,
@@ -92,6 +97,7 @@ def lint(
     model: _Model = None,
     hardware: _Hardware = None,
     devices: _Devices = 1,
+    step_time_model: _StepTimeModel = None,
     max_num_seqs: _MaxSeqs = 256,
     kv_tokens: _KvTokens = None,
     has_no_prefix_cache: Annotated[
@@ -107,7 +113,7 @@ def lint(
     """
     from benchctl.workload.lint.lint import LintOptions, lint_config
 
-    source = _source(model, hardware, devices, max_num_seqs)
+    source = _source(model, hardware, devices, step_time_model, max_num_seqs)
     options = LintOptions(source=source, kv_tokens=kv_tokens, has_prefix_cache=not has_no_prefix_cache)
     results = [lint_config(path, options) for path in files]
     if as_json:
@@ -139,25 +145,39 @@ def _print_result(result: "LintResult") -> None:
         print(f"ok {result.path}")
 
 
-def _source(model: str | None, hardware: str | None, devices: int, max_num_seqs: int) -> "StepTimeSource | None":
-    if model is None and hardware is None:
+def _source(
+    model: str | None, hardware: str | None, devices: int, fitted: Path | None, max_num_seqs: int
+) -> "StepTimeSource | None":
+    if model is None and hardware is None and fitted is None:
         return None
-    if model is None or hardware is None:
-        absent = "--hardware" if hardware is None else "--model"
-        raise UsageError(f"{absent} is missing: a prediction of the load needs --model and --hardware")
+    if model is None:
+        raise UsageError("--model is missing: a prediction of the load needs the model's shape")
     from benchctl.costs.hardware import hardware_for
     from benchctl.costs.shapes import shape_for
-    from benchctl.steptime.source import roofline_source
+    from benchctl.steptime.source import fitted_source, roofline_source
     from benchctl.steptime.work import Deployment
 
-    deployment = Deployment(shape=shape_for(model), hardware=hardware_for(hardware), tensor_parallel=devices)
-    source = roofline_source(deployment, max_num_seqs=max_num_seqs)
+    step_time = _step_time_model(fitted) if fitted is not None else None
+    if (device := hardware or (step_time.hardware if step_time else None)) is None:
+        raise UsageError("--hardware is missing: a prediction of the load needs it, or --step-time-model")
+    deployment = Deployment(shape=shape_for(model), hardware=hardware_for(device), tensor_parallel=devices)
+    source = (
+        roofline_source(deployment, max_num_seqs=max_num_seqs)
+        if step_time is None
+        else fitted_source(step_time, deployment, max_num_seqs=max_num_seqs)
+    )
     if source.limits.kv_tokens == 0:
         raise UsageError(
-            f"--model {model} does not fit on {devices} x {hardware}: its weights leave no memory for a KV cache; "
+            f"--model {model} does not fit on {devices} x {device}: its weights leave no memory for a KV cache; "
             "raise --tensor-parallel, or name larger --hardware"
         )
     return source
+
+
+def _step_time_model(path: Path) -> "StepTimeModel":
+    from benchctl.steptime.model_file import read_model
+
+    return read_model(path)
 
 
 def _workloads(names: list[str] | None) -> "tuple[CalibrationWorkload, ...]":

@@ -25,6 +25,7 @@ from benchctl.records.jsonl import encode, read_jsonl
 from benchctl.records.record import ResultWarning
 from benchctl.records.request import PreparedRequest
 from benchctl.records.step import Clock, StepRecord
+from benchctl.steptime.model_file import read_model
 from benchctl.workload.datasets.files import in_data_directory
 
 _LAG_FRAC: Final = 0.02
@@ -64,6 +65,8 @@ class SimEngine(OpenAiServer):
                 shape_for(options.value_model)
             if options.layer_profile is not None:
                 find_tables(in_data_directory(options.layer_profile))
+            if options.step_time_model is not None:
+                read_model(Path(options.step_time_model).expanduser())
         except UsageError as error:
             raise EngineUnavailableError(f"engine 'sim', variant {settings.variant!r}: {error}") from error
 

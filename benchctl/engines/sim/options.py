@@ -4,7 +4,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from benchctl.profile.choices import CostModelName, file_option_error, value_model_error
+from benchctl.profile.choices import CostModelName, devices_error, file_option_error, noise_error, value_model_error
 from benchctl.profile.engine_options import ServerOptions
 from benchctl.profile.section import LEAST, MOST
 
@@ -15,16 +15,21 @@ class SimOptions(ServerOptions):
     VALUE_MODEL_OPTIONS: ClassVar[frozenset[str]] = frozenset({"value_model"})
 
     cost_model: CostModelName = "lenvm-h100"
-    """Cost of a step: calibrated to published LenVM timings, computed from hardware peaks, llm-mock's law, or the
-    sum of measured layers."""
+    """Cost of a step: calibrated to published LenVM timings, computed from hardware peaks, llm-mock's law, the sum
+    of measured layers, or a fitted step-time model."""
     layer_profile: str | None = None
     """Folder of measured layers for the cost model ``layer-profile``: a path, or one below the data directory."""
+    step_time_model: str | None = None
+    """File of a step-time model for the cost model ``fitted``, as ``benchctl steptime fit`` writes it."""
+    tensor_parallel_size: int = Field(default=1, ge=1)
+    """Devices that share each layer; more than one for the cost models ``fitted`` and ``layer-profile``."""
     hardware: str = "h100-sxm"
     """Device whose peaks the cost model computes with; a name of the hardware table."""
     time_scale: float = Field(default=1.0, ge=LEAST, le=MOST)
     """Virtual seconds per wall second."""
-    noise: Literal["none", "published"] = "none"
-    """Seeded run-to-run variation of step times: none, or of the size that was published."""
+    noise: Literal["none", "published", "fitted"] = "none"
+    """Seeded run-to-run variation of step times: none, of the size that was published, or the uncertainty of the
+    fitted model's coefficients."""
     revision: Literal["V1", "V2", "V4"] = "V1"
     """Generation of the guided fork to emulate: V2 skips the value model at a neutral scale."""
     value_model: str | None = None
@@ -59,8 +64,13 @@ class SimOptions(ServerOptions):
             )
         if reason := value_model_error(self.cost_model, self.value_model):
             raise ValueError(f"cost_model {reason}")
-        if reason := file_option_error(self.cost_model, {"layer_profile": self.layer_profile}):
+        files = {"layer_profile": self.layer_profile, "step_time_model": self.step_time_model}
+        if reason := file_option_error(self.cost_model, files):
             raise ValueError(f"cost_model {reason}")
+        if reason := noise_error(self.cost_model, self.noise):
+            raise ValueError(f"noise {reason}")
+        if reason := devices_error(self.cost_model, self.tensor_parallel_size):
+            raise ValueError(f"tensor_parallel_size {reason}")
         return self
 
     @property

@@ -1,0 +1,195 @@
+"""A step-time model fitted to a real engine of this machine, and what it predicts of loads that it has not seen.
+
+    python -m benchmarks.steptime.real_engine [--engine vllm-cpu] [--directory DIR] [--prompts 8]
+
+Steps are measured at three concurrencies, and a model is fitted to them. It then predicts two other concurrencies
+and a second prompt length before they are measured: the time of each step, and by the same code as ``benchctl run
+--dry-run`` the wall time of the load. The model that is served has random weights; peaks of the CPU are nominal,
+because the fit absorbs how far they are off.
+
+Run it on a machine that does nothing else: whatever runs beside the engine is in its step times.
+"""
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import yaml
+
+from benchctl.analysis.step_time.sources import read_sources
+from benchctl.interop.readers.step_table import TableDefaults
+from benchctl.profile.load import load_profile
+from benchctl.records.loaded import load_results
+from benchctl.sim.plan_prediction import predict_plan
+from benchctl.steptime.evaluate import hold_out
+from benchctl.steptime.fit import FitOptions, fit_model
+from benchctl.steptime.model_file import write_model
+from benchctl.units import s_from_ns
+from benchctl.workload.prepare import prepare_requests
+from benchmarks.common.table import show
+
+STEP_GOAL, WALL_GOAL = 0.10, 0.10
+HARDWARE = "cpu:0.2:20"
+"""Nominal peaks of one core, TFLOP/s and GB/s."""
+SHAPE = (
+    "--hidden",
+    "768",
+    "--layers",
+    "12",
+    "--heads",
+    "12",
+    "--kv-heads",
+    "4",
+    "--ffn",
+    "2048",
+    "--vocab",
+    "4096",
+)
+FITTED_TO, PREDICTED = (1, 4, 12), (2, 8)
+WORDS, OTHER_WORDS = 48, 144
+
+
+@dataclass(frozen=True)
+class Load:
+    """One load: prompts of so many words on average, and the requests that are open at a time."""
+
+    concurrency: int
+    words: int
+    num_prompts: int
+    seed: int
+
+    @property
+    def name(self):
+        return f"c{self.concurrency}-w{self.words}"
+
+
+def main():
+    options = _options()
+    with tempfile.TemporaryDirectory() as temporary:
+        directory = options.directory or Path(temporary)
+        directory.mkdir(parents=True, exist_ok=True)
+        model = _served_model(directory)
+        loads = [Load(c, WORDS, options.prompts + 2 * c, seed) for seed, c in enumerate(FITTED_TO)]
+        measured = [_measure(load, model, options.engine, directory) for load in loads]
+        fitted = _fit([path for _, path in measured], directory / "model.json")
+        held_out = [Load(c, WORDS, options.prompts + 2 * c, 10 + c) for c in PREDICTED]
+        held_out.append(Load(FITTED_TO[1], OTHER_WORDS, options.prompts + 2 * FITTED_TO[1], 20))
+        rows = []
+        for load in held_out:
+            predicted = _predicted(load, model, options.engine, directory)
+            _, path = _measure(load, model, options.engine, directory)
+            rows.append(_row(load, fitted, predicted, path))
+        show(rows)
+        _print_verdict(rows)
+
+
+def _options():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--engine", default="vllm-cpu", help="preset of the engine (vllm-cpu, transformers-cpu)")
+    parser.add_argument("--directory", type=Path, help="keep model and results here; default: a temporary one")
+    parser.add_argument("--prompts", type=int, default=8, help="requests of a load, beside two for each open one")
+    return parser.parse_args()
+
+
+def _served_model(directory):
+    model = directory / "served"
+    if not model.is_dir():
+        _benchctl("models", "make-tiny", str(model), *SHAPE)
+    return model
+
+
+def _profile(load, model, engine, directory):
+    """The file of a load's profile: lengths vary, so that a fit can tell prompts, contexts and batches apart."""
+    path = directory / f"{load.name}.yaml"
+    document = {
+        "name": load.name,
+        "engine": engine,
+        "model": str(model),
+        "hardware": HARDWARE,
+        "seed": load.seed,
+        "blocks": 1,
+        "workload": {
+            "dataset": "synthetic",
+            "input_len": {"mean": load.words, "cv": 0.5, "min": 8},
+            "output_len": {"mean": 48, "cv": 0.5, "min": 8},
+            "num_prompts": load.num_prompts,
+            "arrival": {"kind": "closed-loop", "max_concurrency": load.concurrency},
+        },
+        "variants": {"baseline": {}},
+    }
+    path.write_text(yaml.safe_dump(document))
+    return path
+
+
+def _measure(load, model, engine, directory):
+    """Run a load; returns it with the directory of its results."""
+    results = directory / "results"
+    _benchctl("run", "--profile", str(_profile(load, model, engine, directory)), "-o", str(results), "-q")
+    return load, (results / load.name / "latest").resolve()
+
+
+def _benchctl(*words):
+    done = subprocess.run([sys.executable, "-m", "benchctl", *words], capture_output=True, text=True, check=False)
+    if done.returncode not in {0, 4}:  # 4: suspect, such as a client that was late on two cores
+        sys.exit(f"benchctl {' '.join(words)} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+
+
+def _fit(paths, path):
+    """The model of the steps in these results, written to a file with its error on each run left out."""
+    observed = _observed(paths)
+    model = fit_model(observed)
+    summary = hold_out(observed, FitOptions()).summary()
+    model = replace(model, provenance=replace(model.provenance, held_out=(summary,)))
+    write_model(path, model)
+    print(f"fitted to {model.provenance.num_steps} steps of {len(paths)} runs, {path}:")
+    for coefficient in model.coefficients:
+        low, high = coefficient.low, coefficient.high
+        print(f"  {coefficient.name:24s} {coefficient.value:12.4g} {coefficient.unit:2s} [{low:.4g}, {high:.4g}]")
+    print(f"  whole runs left out: {summary.mape_frac:.1%} off, {summary.bias_frac:+.1%} on average")
+    return model
+
+
+def _observed(paths):
+    return read_sources(paths, TableDefaults(hardware=HARDWARE), allow_suspect=True).observed
+
+
+def _predicted(load, model, engine, directory):
+    profile = load_profile(str(_profile(load, model, engine, directory)))
+    requests = prepare_requests(profile).requests
+    return predict_plan(profile, requests, [], directory / "model.json").runs["baseline"]
+
+
+def _row(load, model, predicted, path):
+    (observed,) = _observed([path])
+    kept = ~observed.is_saturated
+    step_us = model.extrapolate_us(observed.work, observed.deployment)
+    errors = (step_us / observed.duration_us - 1)[kept]
+    times = load_results(path).runs[0].record.times
+    wall_s = s_from_ns(times.last_token_ns - times.first_send_ns)
+    return {
+        "load": load.name,
+        "steps": int(kept.sum()),
+        "mean step ms": float(observed.duration_us.mean()) / 1e3,
+        "predicted": predicted.step_s * 1e3,
+        "step MAPE": f"{np.abs(errors).mean():.1%}",
+        "bias": f"{errors.mean():+.1%}",
+        "wall s": wall_s,
+        "predicted s": predicted.load_s,
+        "wall error": f"{predicted.load_s / wall_s - 1:+.1%}",
+        "_mape": float(np.abs(errors).mean()),
+        "_wall": abs(predicted.load_s / wall_s - 1),
+    }
+
+
+def _print_verdict(rows):
+    for what, key, goal in (("step time MAPE", "_mape", STEP_GOAL), ("wall time error", "_wall", WALL_GOAL)):
+        worst = max(row[key] for row in rows)
+        print(f"{what}: {worst:.1%} at worst, goal {goal:.0%}: {'holds' if worst <= goal else 'DOES NOT HOLD'}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,168 @@
+"""The simulator priced by a fitted step-time model."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.servers.simulator import request_of
+
+from benchctl.costs.hardware import hardware_for
+from benchctl.costs.shapes import shape_for
+from benchctl.errors import UsageError
+from benchctl.sim.config import SimConfig
+from benchctl.sim.costs.cost_model import StepBatch, cost_model_for
+from benchctl.sim.costs.fitted import decode_work, straight_piece
+from benchctl.sim.load import SimLoad
+from benchctl.sim.simulate import simulate
+from benchctl.steptime.model import StepTimeModel
+from benchctl.steptime.model_file import write_model
+from benchctl.steptime.structure import Coefficient
+from benchctl.steptime.work import Deployment, StepWork
+
+MODEL = StepTimeModel(
+    structure="overlap",
+    coefficients=(
+        Coefficient(name="compute", value=1.5),
+        Coefficient(name="memory", value=1.25),
+        Coefficient(name="all_reduce", value=1.0),
+        Coefficient(name="layers", value=30.0, unit="us"),
+        Coefficient(name="requests", value=20.0, unit="us"),
+        Coefficient(name="steps", value=150.0, unit="us"),
+    ),
+    hardware="h100-sxm",
+    tensor_parallel=(1,),
+    draws=((1.6, 1.25, 1.0, 30.0, 20.0, 150.0), (1.4, 1.3, 1.0, 29.0, 22.0, 160.0)),
+)
+DEPLOYMENT = Deployment(shape=shape_for("qwen2.5-7b"), hardware=hardware_for("h100-sxm"))
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("fitted") / "model.json"
+    write_model(path, MODEL)
+    return path
+
+
+def _config(file: Path, **options: object) -> SimConfig:
+    return SimConfig(cost_model="fitted", step_time_model=str(file), **options)
+
+
+def _decode_batch(rows: int, context: int) -> StepBatch:
+    return StepBatch(
+        num_seqs=rows,
+        num_prefill_tokens=0,
+        num_decode_tokens=rows,
+        num_sampling=rows,
+        context_tokens=context,
+        attended_positions=context,
+        decode_context=context,
+        is_greedy=False,
+    )
+
+
+def test_a_step_takes_what_the_model_predicts_for_its_work(file: Path) -> None:
+    batch = StepBatch(
+        num_seqs=7,
+        num_prefill_tokens=100,
+        num_decode_tokens=5,
+        num_sampling=6,
+        context_tokens=5 * 120 + 80 + 220,
+        attended_positions=5 * 120 + (60 * 20 + 60 * 61 // 2) + (40 * 180 + 40 * 41 // 2),
+        decode_context=5 * 120,
+        is_greedy=True,
+    )
+    work = StepWork(
+        num_prefills=2,
+        prefill_tokens=100,
+        prefill_context=20 + 180,
+        prefill_positions=60 * (20 + 30) + 40 * (180 + 20),
+        num_decodes=5,
+        decode_tokens=5,
+        decode_context=5 * 119,
+        decode_positions=5 * 119.5,
+        num_sampled=6,
+    )
+    expected_us = MODEL.predict_us(work, DEPLOYMENT)
+    assert cost_model_for(_config(file)).price(batch).sections() == {
+        "schedule": 0,
+        "model_forward": pytest.approx(expected_us * 1e3, abs=1),
+    }
+
+
+@given(rows=st.integers(1, 300), mean=st.integers(1, 9000), later=st.integers(0, 200_000))
+def test_a_stretch_of_decode_steps_costs_what_its_steps_cost(file: Path, rows: int, mean: int, later: int) -> None:
+    model = cost_model_for(_config(file))
+    assert model.decode is not None
+    context = rows * mean
+    stretch = model.decode(_decode_batch(rows, context))
+    assert stretch.until is not None
+    assert stretch.since <= context < stretch.until
+    if (x := context + later) < stretch.until:
+        assert stretch.cost_at(x) == model.price(_decode_batch(rows, x))
+        expected_us = MODEL.predict_us(decode_work(rows, x), DEPLOYMENT)
+        assert stretch.forward_at(x) == pytest.approx(expected_us * 1e3, rel=1e-8, abs=1)
+
+
+@given(
+    lines=st.lists(st.tuples(st.floats(0, 1e6), st.floats(0, 100)), min_size=1, max_size=3),
+    jump=st.tuples(st.integers(0, 5000), st.floats(0, 1e5)),
+    x=st.integers(0, 10_000),
+)
+def test_pieces_of_a_price_with_bends_and_jumps_are_the_price(
+    lines: list[tuple[float, float]], jump: tuple[int, float], x: int
+) -> None:
+    at, height = jump
+
+    def price_ns(context: float) -> float:
+        return max(start + slope * context for start, slope in lines) + (height if context >= at else 0.0)
+
+    piece = straight_piece(price_ns, 3, x)
+    assert piece.since <= x
+    assert piece.until is not None
+    for context in {x, piece.since, (piece.since + piece.until) // 2}:
+        if context != at:  # a line may end in the jump
+            assert piece.forward_at(context) == pytest.approx(price_ns(context), rel=1e-6, abs=2)
+
+
+def test_steps_of_a_simulation_are_the_models_predictions(file: Path) -> None:
+    requests = tuple(
+        request_of(f"r{i}", prompt_tokens=50 + 30 * i, max_tokens=60, ignore_eos=True) for i in range(9)
+    )
+    simulation = simulate(_config(file), [SimLoad(requests=requests)])
+    decodes = [step for step in simulation.steps if step.phase == "decode"]
+    assert len(decodes) > 50
+    for step in decodes:
+        expected_us = MODEL.predict_us(decode_work(step.num_seqs, step.context_tokens or 0), DEPLOYMENT)
+        assert step.dur_ns == pytest.approx(expected_us * 1e3, abs=1)
+
+
+def test_each_server_life_may_take_a_draw_of_the_coefficients(file: Path) -> None:
+    batch = _decode_batch(8, 8000)
+    costs = {
+        seed: cost_model_for(_config(file, noise="fitted", noise_seed=seed)).price(batch).model_forward
+        for seed in range(3)
+    }
+    assert costs[0] != costs[1]
+    assert costs[0] == costs[2]
+
+
+def test_files_and_devices_that_do_not_fit_are_refused(file: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="steptime fit"):
+        cost_model_for(_config(tmp_path / "absent.json"))
+    with pytest.raises(UsageError, match=r"h100-sxm.*a100-sxm"):
+        cost_model_for(_config(file, hardware="a100-sxm"))
+    with pytest.raises(UsageError, match="name them with step_time_model"):
+        SimConfig(cost_model="fitted")
+    with pytest.raises(UsageError, match="take none or published"):
+        SimConfig(noise="fitted")
+    several = tmp_path / "several.json"
+    write_model(several, replace(MODEL, tensor_parallel=(1, 2)))
+    with pytest.raises(UsageError, match="tensor-parallel sizes 1, 2 and the deployment has 4"):
+        cost_model_for(_config(several, tensor_parallel_size=4))
+    assert cost_model_for(_config(several, tensor_parallel_size=2)).decode is not None
+    with pytest.raises(
+        UsageError, match="roofline prices one device; leave it out, or take layer-profile or fitted"
+    ):
+        SimConfig(cost_model="roofline", tensor_parallel_size=2)
