@@ -66,7 +66,7 @@ class RealRun:
     requests: tuple[Request, ...]
     arrival_ns: tuple[int, ...]
     times: RequestTimes
-    curve: LoadCurve
+    curve: LoadCurve | None
     remarks: tuple[str, ...]
 
 
@@ -170,6 +170,9 @@ def _times(folder, rows):
 
 
 def _curve(path):
+    """The load curve, or None where the run noted none."""
+    if not path.is_file():
+        return None
     rows = list(csv.DictReader(_text(path).splitlines()))
     t_s, running, kv_pct = (
         np.array([float(row[name]) for row in rows]) for name in ("t", "running", "kv_cache_pct")
