@@ -1,8 +1,8 @@
 """Step time of llm-mock (dongmingli-Ben/llm-mock, commit f07dd39).
 
 t = b max(len_i) max(c_i) / 468,000 + 0.06 s, with b rows, len_i tokens of row i so far and c_i new ones: a mixed
-batch is padded to the longest row and the largest chunk. Its scheduler runs at most ten requests, has no limit on
-tokens or memory, and gives each request a last step that yields no token.
+batch is padded to the longest row and the largest chunk. Its scheduler runs at most ten requests unless
+``max_num_seqs`` is set, has no limit on tokens or memory, and gives each request a last step that yields no token.
 """
 
 from typing import Final
@@ -16,14 +16,15 @@ _PRODUCT_PER_S: Final = 468_000
 _FIXED_S: Final = 120 / 2000
 
 
-def cost_model(_: SimConfig) -> CostModel:
-    """The cost model, which no configuration changes."""
+def cost_model(config: SimConfig) -> CostModel:
+    """The cost model, of which a configuration changes only the size of the batch (``BATCH_SIZE``)."""
+    is_set = config.max_num_seqs != SimConfig.__dataclass_fields__["max_num_seqs"].default
     return CostModel(
         price=lambda batch: StepCost(  # all forward: llm-mock has no sampler of its own
             model_forward=mock_step_ns(batch.num_seqs, batch.longest_context, batch.most_new_tokens)
         ),
         decode=_decode,
-        max_num_seqs=_MAX_NUM_SEQS,
+        max_num_seqs=config.max_num_seqs if is_set else _MAX_NUM_SEQS,
         is_unlimited=True,
         pads_batches=True,
         has_closing_step=True,

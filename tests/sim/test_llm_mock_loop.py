@@ -1,0 +1,57 @@
+"""llm-mock restated for its published experiments: the times of the simulator, and the best cache of a size."""
+
+import itertools
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchctl.sim.config import SimConfig
+from benchctl.sim.request import Prompt, Request
+from benchctl.sim.simulate import SimLoad, simulate
+from benchmarks.measure.llm_mock_loop import cached_lengths, serve
+
+PROMPTS = st.lists(st.integers(1, 600), min_size=1, max_size=14)
+TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=4)
+
+
+def request_of(number, num_tokens):
+    prompt = Prompt.of([f"word{i}" for i in range(num_tokens)], 16)
+    return Request(request_id=f"r{number}", prompt=prompt, max_tokens=1000)
+
+
+@given(prompts=PROMPTS, batch_size=st.sampled_from([1, 3, 10, 20]))
+def test_the_loop_and_the_simulator_give_every_request_the_same_times(prompts, batch_size):
+    config = SimConfig(cost_model="llm-mock", max_num_seqs=batch_size)
+    requests = tuple(request_of(number, tokens) for number, tokens in enumerate(prompts))
+    columns = simulate(config, [SimLoad(requests=requests)]).requests
+    order = columns.index.argsort()
+    served = serve(prompts, batch_size=batch_size)
+    assert [one.output_tokens for one in served] == columns.output_tokens[order].tolist()
+    assert [one.first_token_ns for one in served] == columns.first_token_ns[order].tolist()
+    assert [one.end_ns for one in served] == columns.last_token_ns[order].tolist()
+
+
+def test_a_batch_of_ten_is_the_one_that_needs_no_setting():
+    requests = tuple(request_of(number, 30) for number in range(12))
+    simulation = simulate(SimConfig(cost_model="llm-mock"), [SimLoad(requests=requests)])
+    assert max(simulation.step_columns().num_seqs) == 10
+
+
+@given(sources=st.lists(TOKENS, min_size=1, max_size=5), size=st.integers(0, 5))
+def test_no_other_cache_of_that_size_holds_more_tokens_of_the_prompts_it_was_made_from(sources, size):
+    edges = sorted({tuple(row[: depth + 1]) for row in sources for depth in range(len(row))})
+    held = sum(cached_lengths(sources, sources, size))
+
+    def tokens_in(chosen):
+        closed = all(edge[:-1] in chosen or len(edge) == 1 for edge in chosen)
+        return sum(tuple(row[: d + 1]) in chosen for row in sources for d in range(len(row))) if closed else 0
+
+    best = max(tokens_in(set(chosen)) for chosen in itertools.combinations(edges, min(size, len(edges))))
+    assert held == best
+
+
+def test_a_cached_beginning_makes_only_the_first_step_of_a_request_shorter():
+    plain, cached = (serve([100], batch_size=1, cached_tokens=[tokens]) for tokens in (0, 40))
+    spared_ns = 100 * 40 / 468_000 * 1e9
+    assert abs(plain[0].first_token_ns - cached[0].first_token_ns - spared_ns) <= 1
+    assert plain[0].last_token_ns - plain[0].first_token_ns == cached[0].last_token_ns - cached[0].first_token_ns
