@@ -123,17 +123,17 @@ class LayerProfile:
         )
 
     def share_of_longest(self, chunk: int, decodes: DecodingRows) -> float:
-        """How far the time of attention lies from that of rows of the mean context to that of the longest."""
+        """Part of the way of attention from the time of rows of the mean context to that of the longest."""
         if self.tables.skew is None or decodes.longest <= decodes.shortest:
             return 0.0
         spread = (decodes.mean - decodes.shortest) / (decodes.longest - decodes.shortest)
         return self.tables.skew.share(chunk, decodes.number, spread)
 
     def _attention_us(self, chunks: Chunks, decodes: DecodingRows) -> float:
-        attention, place = self.tables.attention, (chunks.tokens, chunks.history, decodes.number)
-        time_us = attention.at(*place, decodes.mean)
+        attention, batch = self.tables.attention, (chunks.tokens, chunks.history, decodes.number)
+        time_us = attention.at(*batch, decodes.mean)
         if share := self.share_of_longest(chunks.tokens, decodes):
-            time_us += share * (attention.at(*place, decodes.longest) - time_us)
+            time_us += share * (attention.at(*batch, decodes.longest) - time_us)
         return time_us
 
     def of_tokens_us(self, tokens: int) -> float:
