@@ -44,6 +44,10 @@ class SimConfig:
     block_size: int = 16
     max_model_len: int = MAX_MODEL_LEN
     enable_prefix_caching: bool = False
+    cached_prompts: str | None = None
+    """JSON Lines of prompts whose most frequent beginnings are in a cache that never changes, as in llm-mock."""
+    cached_prompt_tokens: int = 500
+    """Tokens that this cache keeps."""
     scheduling: Scheduling = "fcfs"
     """Order of requests: by arrival, or by ``Request.priority`` and then by arrival."""
     guided_rows: GuidedRowsMode = "exact"
@@ -65,8 +69,9 @@ class SimConfig:
             )
         if not self.time_scale > 0:
             raise UsageError(f"--time-scale is {self.time_scale}; it must be above 0")
-        if self.start_delay_s < 0:
-            raise UsageError(f"--start-delay-s is {self.start_delay_s}; it must not be negative")
+        for name in ("start_delay_s", "cached_prompt_tokens"):
+            if getattr(self, name) < 0:
+                raise UsageError(f"--{name.replace('_', '-')} is {getattr(self, name)}; it must not be negative")
         if reason := value_model_error(self.cost_model, self.value_model):
             raise UsageError(f"--cost-model {reason}")
         files = {"layer_profile": self.layer_profile, "step_time_model": self.step_time_model}
