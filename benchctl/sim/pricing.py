@@ -42,7 +42,7 @@ class Pricing:
         scheduler = self._scheduler
         key = (len(scheduler.decoding), scheduler.num_sampled_decodes and 1)
         price = self._decode_prices.get(key)
-        if price is None or not price.cost.holds_at(position):
+        if price is None or self.cost_model.reads_contexts or not price.cost.holds_at(position):
             if self.cost_model.decode is None:
                 raise TypeError("this cost model describes no decode steps")
             cost = self.cost_model.decode(self.describe((), UNGUIDED))
@@ -84,6 +84,7 @@ class Pricing:
         loads = guided.scored_rows > 0 and not self._is_value_model_loaded
         self._is_value_model_loaded |= loads
         pads = self.cost_model.pads_batches
+        shortest, longest = self._decode_contexts() if self.cost_model.reads_contexts else (0, 0)
         return StepBatch(
             num_seqs=num_decodes + len(prefills),
             num_prefill_tokens=num_prefill_tokens,
@@ -97,7 +98,14 @@ class Pricing:
             longest_context=self._longest_context(prefills) if pads else 0,
             most_new_tokens=max([1, *(num_tokens for _, num_tokens in prefills)]) if pads else 0,
             decode_context=scheduler.decode_context,
+            shortest_decode=shortest,
+            longest_decode=longest,
         )
+
+    def _decode_contexts(self) -> tuple[int, int]:
+        """Tokens of the shortest and the longest decoding row, 0 without any."""
+        leads = [seq.lead for seq in self._scheduler.decoding]
+        return (self._clock.step + min(leads), self._clock.step + max(leads)) if leads else (0, 0)
 
     def longest_decode(self) -> int:
         """Tokens of the longest decoding row; there must be one."""

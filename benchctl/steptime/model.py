@@ -159,13 +159,22 @@ class StepTimeModel:
         return {name: columns[name] if name in UNSCALED else column for name, column in scaled.items()}
 
     def predict_us(self, work: StepWork, deployment: Deployment) -> Quantity:
-        """Step time in microseconds; raises UsageError as ``check_deployment`` does."""
+        """Step time in microseconds.
+
+        Raises UsageError as ``check_deployment`` does, and for steps with a feature that the model has no
+        coefficient of.
+        """
         self.check_deployment(deployment)
-        return self.extrapolate_us(work, deployment)
+        columns = self.columns(work, deployment)
+        check_features(columns, self.values)
+        return self._at_least_0(columns)
 
     def extrapolate_us(self, work: StepWork, deployment: Deployment) -> Quantity:
-        """As ``predict_us``, for any deployment: the judgement of a model on runs unlike those it was fitted to."""
-        total = sum_of_features(self.columns(work, deployment), self.values)
+        """As ``predict_us`` for whatever deployment and steps; a feature without a coefficient adds nothing."""
+        return self._at_least_0(self.columns(work, deployment))
+
+    def _at_least_0(self, columns: Mapping[str, Quantity]) -> Quantity:
+        total = sum_of_features(columns, self.values)
         return np.maximum(total, 0.0) if isinstance(total, np.ndarray) else max(total, 0.0)
 
     def interval_us(self, work: StepWork, deployment: Deployment, level: float = 0.9) -> tuple[Quantity, Quantity]:
@@ -198,18 +207,18 @@ class StepTimeModel:
         )
 
 
-def sum_of_features(columns: Mapping[str, Quantity], values: Mapping[str, float]) -> Quantity:
-    """Sum of coefficient times feature.
-
-    A feature without a coefficient has to be 0. Raises UsageError for one that is not, and for a coefficient of an
-    unknown feature.
-    """
+def check_features(columns: Mapping[str, Quantity], values: Mapping[str, float]) -> None:
+    """Raises UsageError for a feature without a coefficient that is not 0."""
     for name in columns.keys() - values.keys():
         if np.any(columns[name]):
             raise UsageError(
-                f"the step-time model has no coefficient of {name}, which this step has: it was fitted to steps "
+                f"the step-time model has no coefficient of {name}, which these steps have: it was fitted to steps "
                 "without; add a run that has it, and fit again"
             )
+
+
+def sum_of_features(columns: Mapping[str, Quantity], values: Mapping[str, float]) -> Quantity:
+    """Sum of coefficient times feature. Raises UsageError for a coefficient of an unknown feature."""
     unknown_names = [name for name in values if name not in columns and name not in GUIDED_NAMES]
     if unknown_names:
         raise UsageError(

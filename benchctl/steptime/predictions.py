@@ -6,10 +6,9 @@ from typing import Final
 
 import numpy as np
 
-from benchctl.errors import UsageError
 from benchctl.steptime.design import Design, Indices, design_of
 from benchctl.steptime.least_squares import Flags, Floats
-from benchctl.steptime.model import StepTimeModel
+from benchctl.steptime.model import StepTimeModel, check_features
 from benchctl.steptime.work import ObservedSteps
 
 LEVEL: Final = 0.90
@@ -68,12 +67,8 @@ def _design(model: StepTimeModel, observed: Sequence[ObservedSteps]) -> Design:
     """The steps in the columns of the model. Raises UsageError for a feature that it has no coefficient of."""
     design = design_of(observed, model.columns, [coefficient.name for coefficient in model.coefficients])
     num_columns = len(model.coefficients)
-    for i, name in enumerate(design.names[num_columns:], num_columns):
-        if design.matrix[:, i].any():
-            raise UsageError(
-                f"the step-time model has no coefficient of {name}, which these steps have: it was fitted to steps "
-                "without; add a run that has it, and fit again"
-            )
+    others = {name: design.matrix[:, i] for i, name in enumerate(design.names) if i >= num_columns}
+    check_features(others, {})
     return replace(design, names=design.names[:num_columns], matrix=design.matrix[:, :num_columns])
 
 

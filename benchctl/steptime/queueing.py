@@ -171,7 +171,7 @@ def _closed_load(server: "_Server", requests: float, *, utilisation: float) -> P
     return _predicted_load(
         server,
         rate=rate,
-        batch=requests - rate * ttft_s,
+        batch=max(0.0, requests - rate * ttft_s),
         utilisation=utilisation,
         ttft_s=ttft_s,
         tpot_s=(requests / rate - ttft_s) / decode_steps if decode_steps else 0.0,

@@ -1,6 +1,15 @@
 """A run that would make a step-time model better: the result of a diagnosis, and the input of a profile."""
 
 from dataclasses import dataclass
+from typing import Final
+
+_WAVES: Final = 2
+_FEWEST_REQUESTS: Final = 4
+
+
+def num_requests(concurrency: int) -> int:
+    """Requests of a run: twice as many as are open, and at least four."""
+    return max(_FEWEST_REQUESTS, _WAVES * concurrency)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,8 @@
 Each candidate run has requests of one shape at one concurrency, and so a known mix of steps. What it would add to
 the design is a sum of squares that needs no measurement, because it depends on the work alone; the expected gain is
 the fall in the sum of the coefficients' variances, each in units of its anchor's spread (A-optimal design with the
-anchors as prior). Runs are chosen one after another: the second counts what the first would have told.
+anchors as prior). The run with the largest gain in its predicted time is chosen. Runs are chosen one after another:
+the second counts what the first would have told.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,14 +18,17 @@ from benchctl.steptime.design import Design
 from benchctl.steptime.fit import FitOptions
 from benchctl.steptime.least_squares import Floats
 from benchctl.steptime.model import StepTimeModel
-from benchctl.steptime.run_to_add import RunToAdd
+from benchctl.steptime.run_to_add import RunToAdd, num_requests
 from benchctl.steptime.work import Deployment, StepWork
+from benchctl.units import US_PER_S
 
-_PROMPTS: Final = (128, 512, 2048, 8192)
-_OUTPUTS: Final = (1, 64, 256)
-_CONCURRENCY: Final = (1, 8, 32, 128)
+PROMPTS: Final = (128, 512, 2048, 8192)
+OUTPUTS: Final = (1, 64, 256)
+CONCURRENCY: Final = (1, 8, 32, 128)
 _STEPS_OF_RUN: Final = 200
-"""Steps that a candidate is credited with, whatever its length: about one independent block of them each ten."""
+"""Steps by which a candidate is described; it is credited with as many as it has."""
+_START_S: Final = 1.0
+"""Time of a run beside its steps, so that the shortest ones are not endlessly good."""
 _NOISE_FRAC: Final = 0.03
 """Error of a single step that is assumed where the data have less."""
 _MIN_GAIN: Final = 0.02
@@ -36,6 +40,7 @@ class _Candidate:
     run: RunToAdd
     information: Floats
     """Sum of outer products of scaled rows over the steps of the run."""
+    duration_s: float
 
 
 def suggest_runs(
@@ -53,10 +58,10 @@ def suggest_runs(
     while len(chosen) < max_runs and candidates:
         before = _inverse(information)
         after = [_inverse(information + each.information) for each in candidates]
-        best = int(np.argmin([np.trace(variance) for variance in after]))
-        gain = 1.0 - np.trace(after[best]) / np.trace(before)
-        if gain < _MIN_GAIN:
+        gains = 1.0 - np.array([np.trace(variance) for variance in after]) / np.trace(before)
+        if gains.max() < _MIN_GAIN:
             break
+        best = int(np.argmax(gains / (_START_S + np.array([each.duration_s for each in candidates]))))
         chosen.append(_explained(candidates[best].run, design.names, before, after[best]))
         information = information + candidates[best].information
         del candidates[best]
@@ -93,12 +98,14 @@ def _candidates(model: StepTimeModel, design: Design, spreads: Floats) -> Iterat
     }
     for (name, size), deployment in deployments.items():
         capacity = _cache_tokens(deployment)
-        for prompt in _PROMPTS:
-            for output in _OUTPUTS:
-                for concurrency in _CONCURRENCY:
+        for prompt in PROMPTS:
+            for output in OUTPUTS:
+                for concurrency in CONCURRENCY:
                     if concurrency * (prompt + output) > capacity:
                         continue
                     steps = _steps_of(prompt, output, concurrency)
+                    rows, step_us = _rows(model, design, deployment, steps)
+                    num_steps = _num_steps(output, concurrency)
                     yield _Candidate(
                         run=RunToAdd(
                             prompt_tokens=prompt,
@@ -108,16 +115,23 @@ def _candidates(model: StepTimeModel, design: Design, spreads: Floats) -> Iterat
                             model=name,
                             tensor_parallel=size,
                         ),
-                        information=_information(_rows(model, design, deployment, steps), spreads),
+                        information=_information(rows, spreads) * (num_steps / _STEPS_OF_RUN),
+                        duration_s=num_steps * step_us / US_PER_S,
                     )
 
 
-def _rows(model: StepTimeModel, design: Design, deployment: Deployment, steps: StepWork) -> Floats:
-    """Features of these steps over their predicted times."""
+def _num_steps(output: int, concurrency: int) -> float:
+    """Steps of the requests of a run: its outputs, as often as its batch is renewed."""
+    return num_requests(concurrency) / concurrency * output
+
+
+def _rows(model: StepTimeModel, design: Design, deployment: Deployment, steps: StepWork) -> tuple[Floats, float]:
+    """Features of these steps over their predicted times, and the mean of these times in microseconds."""
     columns = model.columns(steps, deployment)
     matrix = np.column_stack(np.broadcast_arrays(*(np.atleast_1d(columns.get(name, 0.0)) for name in design.names)))
     predicted_us = matrix @ np.array([model.values[name] for name in design.names])
-    return np.asarray(matrix / np.maximum(predicted_us, 1.0)[:, None], dtype=np.float64)
+    rows = np.asarray(matrix / np.maximum(predicted_us, 1.0)[:, None], dtype=np.float64)
+    return rows, float(np.mean(predicted_us))
 
 
 def _steps_of(prompt: int, output: int, concurrency: int) -> StepWork:

@@ -14,12 +14,9 @@ from benchctl.errors import UsageError
 from benchctl.profile.engine_table import options_class
 from benchctl.profile.load import parse_profile
 from benchctl.profile.sources.yaml_text import dump_document
-from benchctl.steptime.run_to_add import RunToAdd
+from benchctl.steptime.run_to_add import RunToAdd, num_requests
 from benchctl.steptime.work import ObservedSteps
 
-_WAVES: Final = 2
-"""Times that each open request is replaced."""
-_FEWEST_OF_A_SIZE: Final = 4
 _BASE: Final = "steptime-w1"
 _UNLIMITED_ENGINES: Final = ("transformers", "attach")
 """Engines without a limit of the batch."""
@@ -77,7 +74,7 @@ def _document(
 ) -> dict[str, Any]:
     sizes = list(dict.fromkeys((run.prompt_tokens, run.output_tokens) for run in runs))
     largest = max(run.concurrency for run in runs)
-    num_prompts = max(_WAVES * largest, _FEWEST_OF_A_SIZE * len(sizes))
+    num_prompts = max(num_requests(largest), num_requests(1) * len(sizes))
     factors = _factors(runs)
     document: dict[str, Any] = {
         "extends": _BASE,

@@ -113,7 +113,8 @@ def main() -> int:
         return error.exit_code
     rows = rows_of(run.times, predicted)
     show([{name: value for name, value in row.items() if name[0] != "_"} for row in rows], str(options.folder))
-    show(curve_rows(run.curve, curve))
+    if run.curve is not None:
+        show(curve_rows(run.curve, curve))
     requests = simulation.requests
     print(f"\npreemptions, predicted: {requests.preemptions.sum()} of {(requests.preemptions > 0).sum()} requests")
     print(f"simulated {len(requests)} requests, {len(simulation.step_columns())} steps in {text(spent_s)} CPU s")

@@ -8,13 +8,18 @@ from benchctl.report.plots.style import legend_beside, new_figure, png_bytes, ti
 SIDES = (("measured", BLUE, "o"), ("predicted", VERMILION, "."))
 
 
+def draw_curve(running, memory, curve, label, color):
+    running.step(curve.t_s, curve.running, where="post", label=label, color=color, linewidth=1.2)
+    memory.step(curve.t_s, 100 * curve.kv_frac, where="post", label=label, color=color, linewidth=1.2)
+
+
 def draw(name, measured, predicted):
     """PNG of running requests, key-value memory, TTFT and E2EL; each side is its times and its curve."""
     figure = new_figure(10.5, f"{name}: a real run and its prediction from measured layers")
     running, memory, waits, ends = figure.subplots(4, 1)
     for (label, color, dot), (times, curve) in zip(SIDES, (measured, predicted), strict=True):
-        running.step(curve.t_s, curve.running, where="post", label=label, color=color, linewidth=1.2)
-        memory.step(curve.t_s, 100 * curve.kv_frac, where="post", label=label, color=color, linewidth=1.2)
+        if curve is not None:
+            draw_curve(running, memory, curve, label, color)
         waits.plot(times.queued_s, times.ttft_ms() / 1e3, dot, label=label, color=color, markersize=4, mfc="none")
         e2el_s = np.sort(times.e2el_ms()) / 1e3
         ends.step(e2el_s, np.arange(1, len(e2el_s) + 1) / len(e2el_s), where="post", label=label, color=color)

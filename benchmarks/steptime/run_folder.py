@@ -15,11 +15,14 @@ from pathlib import Path
 
 import numpy as np
 
+from benchctl.costs.shapes import shape_for
 from benchctl.errors import UsageError
 from benchctl.sim.config import SimConfig
 from benchctl.sim.request import Prompt, Request
+from benchctl.units import GIB
 
 MS_PER_S = 1000
+STAMPS = ("queued", "first_token", "last_token")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,38 +66,16 @@ class RealRun:
     requests: tuple[Request, ...]
     arrival_ns: tuple[int, ...]
     times: RequestTimes
-    curve: LoadCurve
+    curve: LoadCurve | None
     remarks: tuple[str, ...]
 
 
 def read_run(folder, *, dataset=None, model=None):
-    """The run in a folder. Raises UsageError when a file is missing or the run is of several engines."""
+    """The run in a folder. Raises UsageError when a file is missing, or the run is of several engines."""
     meta = json.loads(_text(folder / "meta.json"))
     rows = [json.loads(line) for line in _text(folder / "requests.jsonl").splitlines()]
-    engine, remarks = meta["engine_kwargs"], []
-    if engine.get("data_parallel_size", 1) != 1:
-        raise UsageError(f"{folder}: a run of {engine['data_parallel_size']} engines; simulate them one by one")
-    if engine.get("enforce_eager"):
-        remarks.append("the engine ran without graphs: its launches are not in the tables, and were not padded")
-    config = config_of(folder, meta, model or meta["model"])
-    path = dataset or _beside(folder, meta.get("dataset_path"))
-    if path is None:
-        remarks.append("the data set is not beside the folder: prompts are taken to share no prefix")
-        prompts = [[f"{i}:{k}" for k in range(row["input_toks"])] for i, row in enumerate(rows)]
-        first_s = min(row["arrival_time"] for row in rows)
-        arrival_ns = [round((row["arrival_time"] - first_s) * 1e9) for row in rows]
-    else:
-        asked = [row for line in _text(path).splitlines() if "input_tok_ids" in (row := json.loads(line))][
-            : len(rows)
-        ]
-        if hashlib.sha256(path.read_bytes()).hexdigest() != meta.get("dataset_hash"):
-            remarks.append(f"{path.name} is not the file that was replayed: its sha256 differs")
-        if [row["output_toks"] for row in asked] != [row["output_toks"] for row in rows]:
-            raise UsageError(
-                f"{path}: its output_toks are not those of {folder / 'requests.jsonl'}; name another file"
-            )
-        prompts = [list(map(str, row["input_tok_ids"])) for row in asked]
-        arrival_ns = [row["arrival_time_ns"] for row in asked]
+    config, remarks = config_of(folder, meta, model or meta["model"])
+    prompts, arrival_ns, more = _replayed(folder, meta, rows, dataset or _beside(folder, meta.get("dataset_path")))
     requests = tuple(
         Request(
             request_id=row["request_id"],
@@ -104,51 +85,94 @@ def read_run(folder, *, dataset=None, model=None):
         )
         for row, prompt in zip(rows, prompts, strict=True)
     )
-    start_s = min(row["queued_ts"] for row in rows)
-    columns = (
-        np.array([row[f"{name}_ts"] for row in rows]) - start_s for name in ("queued", "first_token", "last_token")
-    )
-    queued_s, first_s, last_s = columns
-    times = RequestTimes(
-        queued_s=queued_s,
-        first_token_s=first_s,
-        last_token_s=last_s,
-        output_tokens=np.array([row["output_toks"] for row in rows]),
-    )
     return RealRun(
         config=config,
         requests=requests,
         arrival_ns=tuple(arrival_ns),
-        times=times,
+        times=_times(folder, rows),
         curve=_curve(folder / "timeseries.csv"),
-        remarks=tuple(remarks),
+        remarks=(*remarks, *more),
     )
 
 
 def config_of(folder, meta, model):
-    """The server that ``meta.json`` describes, priced by the layer tables in the folder."""
-    engine, cache = meta["engine_kwargs"], meta.get("kv_cache", {})
-    scheduler = meta.get("resolved_config", {}).get("scheduler_config", {})
-    if not cache.get("num_gpu_blocks"):
-        raise UsageError(
-            f"{folder / 'meta.json'}: kv_cache.num_gpu_blocks is missing; the run did not note its blocks"
-        )
-    return SimConfig(
+    """The server that ``meta.json`` describes, priced by the layer tables in the folder; and what was assumed."""
+    engine, cache = meta["engine_kwargs"], meta.get("kv_cache") or {}
+    scheduler = (meta.get("resolved_config") or {}).get("scheduler_config", {})
+    remarks = []
+    if engine.get("data_parallel_size", 1) != 1:
+        raise UsageError(f"{folder}: a run of {engine['data_parallel_size']} engines; simulate them one by one")
+    if engine.get("enforce_eager"):
+        remarks.append("the engine ran without graphs: its launches are not in the tables, and were not padded")
+    devices, block_size = engine.get("tensor_parallel_size", 1), cache.get("block_size", 16)
+    blocks = cache.get("num_gpu_blocks")
+    if not blocks:
+        blocks = _blocks_of(folder / "config.json", shape_for(model), devices, block_size)
+        remarks.append(f"meta.json has no kv_cache.num_gpu_blocks: {blocks} blocks from the memory in config.json")
+    if "async_scheduling" not in scheduler:
+        remarks.append("meta.json has no async_scheduling: taken as on, vLLM's default")
+    config = SimConfig(
         model=model,
         cost_model="layer-profile",
         layer_profile=str(folder),
-        tensor_parallel_size=engine.get("tensor_parallel_size", 1),
+        tensor_parallel_size=devices,
         max_num_seqs=engine["max_num_seqs"],
         max_num_batched_tokens=engine["max_num_batched_tokens"],
         max_model_len=engine.get("max_model_len") or SimConfig().max_model_len,
-        num_kv_blocks=cache["num_gpu_blocks"],
-        block_size=cache["block_size"],
-        enable_prefix_caching=bool(cache.get("enable_prefix_caching")),
-        async_scheduling=bool(scheduler.get("async_scheduling")),
+        num_kv_blocks=blocks,
+        block_size=block_size,
+        enable_prefix_caching=bool(cache.get("enable_prefix_caching", True)),
+        async_scheduling=bool(scheduler.get("async_scheduling", True)),
+    )
+    return config, remarks
+
+
+def _blocks_of(path, shape, devices, block_size):
+    """Blocks that a share of each device's memory holds beside the weights."""
+    try:
+        memory = json.loads(_text(path))["nodes"][0]["instances"][0]["npu_mem"]
+        usable_bytes = memory["mem_size"] * GIB * memory.get("mem_util", 0.9) * devices - shape.weight_bytes()
+    except (ValueError, KeyError, IndexError, TypeError) as error:
+        raise UsageError(
+            f"{path}: no npu_mem.mem_size of an instance ({error!r}), and meta.json no blocks"
+        ) from error
+    return int(usable_bytes / shape.kv_bytes_per_token() / block_size)
+
+
+def _replayed(folder, meta, rows, path):
+    """Tokens and arrival of each request, and what has to be said about them."""
+    if path is None:
+        prompts = [[f"{i}:{k}" for k in range(row["input_toks"])] for i, row in enumerate(rows)]
+        first_s = min(row["arrival_time"] for row in rows)
+        arrival_ns = [round((row["arrival_time"] - first_s) * 1e9) for row in rows]
+        return prompts, arrival_ns, ["the data set is not beside the folder: prompts are taken to share no prefix"]
+    asked = [row for line in _text(path).splitlines() if "input_tok_ids" in (row := json.loads(line))][: len(rows)]
+    if [row["output_toks"] for row in asked] != [row["output_toks"] for row in rows]:
+        raise UsageError(f"{path}: its output_toks are not those of {folder / 'requests.jsonl'}; name another file")
+    remarks = []
+    if hashlib.sha256(path.read_bytes()).hexdigest() != meta.get("dataset_hash"):
+        remarks.append(f"{path.name} is not the file that was replayed: its sha256 differs")
+    prompts = [list(map(str, row["input_tok_ids"])) for row in asked]
+    return prompts, [row["arrival_time_ns"] for row in asked], remarks
+
+
+def _times(folder, rows):
+    unfinished = [row["request_id"] for row in rows if row["last_token_ts"] is None]
+    if unfinished:
+        raise UsageError(
+            f"{folder / 'requests.jsonl'}: {unfinished[0]} has no last_token_ts; leave it out of the run"
+        )
+    start_s = min(row["queued_ts"] for row in rows)
+    return RequestTimes(
+        **{f"{name}_s": np.array([row[f"{name}_ts"] - start_s for row in rows]) for name in STAMPS},
+        output_tokens=np.array([row["output_toks"] for row in rows]),
     )
 
 
 def _curve(path):
+    """The load curve, or None where the run noted none."""
+    if not path.is_file():
+        return None
     rows = list(csv.DictReader(_text(path).splitlines()))
     t_s, running, kv_pct = (
         np.array([float(row[name]) for row in rows]) for name in ("t", "running", "kv_cache_pct")

@@ -5,10 +5,14 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.servers.simulator import request_of
 
 from benchctl.errors import UsageError
 from benchctl.sim.config import SimConfig
 from benchctl.sim.costs.cost_model import StepBatch, cost_model_for
+from benchctl.sim.load import SimLoad
+from benchctl.sim.simulate import simulate
+from benchctl.sim.start import engine_for_config
 from tests.support.layer_tables import attention_us, step_us, write_tables
 
 LAYERS = 28
@@ -80,3 +84,58 @@ def test_tables_of_another_degree_of_parallelism_are_refused(folder: Path) -> No
     config = SimConfig(cost_model="layer-profile", layer_profile=str(folder), tensor_parallel_size=2)
     with pytest.raises(UsageError, match="name the tables of the same degree"):
         cost_model_for(config)
+
+
+@pytest.fixture(scope="module")
+def skewed_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = write_tables(tmp_path_factory.mktemp("skewed") / "tp1")
+    mean_us, longest_us = (attention_us(0, 0, 8, context) for context in (88, 256))
+    batch = (8, 0, 64, 256, 88, mean_us, longest_us, 0.75 * mean_us + 0.25 * longest_us)
+    lines = ["n,pc,kvs,kv_big,kv_mean,t_mean_us,t_max_us,t_skew_us", ",".join(map(str, batch))]
+    (folder / "skew.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return folder
+
+
+@given(
+    contexts=st.lists(st.integers(1, 5000), min_size=2, max_size=40),
+    later=st.integers(0, 3000),
+)
+def test_a_stretch_of_unequal_rows_costs_what_its_steps_cost(
+    skewed_folder: Path, contexts: list[int], later: int
+) -> None:
+    model, rows = cost_model_for(_config(skewed_folder)), len(contexts)
+    assert model.reads_contexts
+    assert model.decode is not None
+
+    def batch(steps: int) -> StepBatch:
+        context = sum(contexts) + rows * steps
+        return StepBatch(
+            num_seqs=rows,
+            num_prefill_tokens=0,
+            num_decode_tokens=rows,
+            num_sampling=rows,
+            context_tokens=context,
+            attended_positions=context,
+            decode_context=context,
+            shortest_decode=min(contexts) + steps,
+            longest_decode=max(contexts) + steps,
+            is_greedy=False,
+        )
+
+    stretch = model.decode(batch(0))
+    assert stretch.since <= sum(contexts)
+    if stretch.until is None or batch(later).context_tokens < stretch.until:
+        assert stretch.cost_at(batch(later).context_tokens) == model.price(batch(later))
+
+
+def test_a_simulation_of_unequal_rows_is_the_same_in_leaps_and_in_steps(skewed_folder: Path) -> None:
+    config = _config(skewed_folder)
+    requests = tuple(request_of(f"r{i}", prompt_tokens=40 * i + 5, max_tokens=300 - 20 * i) for i in range(9))
+    leaps = simulate(config, [SimLoad(requests=requests)])
+    engine = engine_for_config(config)
+    for request in requests:
+        engine.add_request(request)
+    steps = []
+    while engine.has_work:
+        steps.append(engine.step().record)
+    assert [step.dur_ns for step in leaps.steps] == [step.dur_ns for step in steps]

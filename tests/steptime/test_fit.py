@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from support.step_time import MODELS, names_of, planted_run, planted_runs
 
+from benchctl.costs.shapes import shape_for
 from benchctl.errors import UsageError
 from benchctl.steptime.anchors import anchor_of
 from benchctl.steptime.fit import FitOptions, fit_model
@@ -140,3 +141,14 @@ def test_free_fits_may_be_negative_and_bounded_ones_are_not() -> None:
     free = fit_model(runs, FitOptions(constraint="none")).values[name]
     assert free < 0
     assert fit_model(runs).values[name] == 0
+
+
+def test_guided_steps_need_a_coefficient_that_unguided_ones_cannot_give() -> None:
+    run = planted_run("qwen2.5-7b", 1, planted_for("overlap"))
+    model = fit_model([run], FitOptions(num_draws=5))
+    guided = replace(run.deployment, value_shape=shape_for("qwen2.5-1.5b"))
+    rows = replace(run.work, guided_rows=np.full(300, 4.0), candidates=np.full(300, 12.0))
+    with pytest.raises(UsageError, match=r"no coefficient of .*add a run that has it, and fit again"):
+        model.predict_us(rows, guided)
+    np.testing.assert_allclose(model.extrapolate_us(rows, guided), model.predict_us(run.work, run.deployment))
+    np.testing.assert_allclose(model.predict_us(run.work, guided), model.predict_us(run.work, run.deployment))

@@ -13,7 +13,8 @@ from benchctl.errors import UsageError
 from benchctl.interop.readers.layer_profile import read_layer_tables
 from benchctl.steptime.layers.attention import AttentionCell, AttentionTable
 from benchctl.steptime.layers.line import Line
-from benchctl.steptime.layers.profile import Chunks, LayerProfile, LayerTables, Link, captured_sizes
+from benchctl.steptime.layers.profile import Chunks, DecodingRows, LayerProfile, LayerTables, Link, captured_sizes
+from benchctl.steptime.layers.skew import SkewedBatch, SkewTable
 from tests.support.layer_tables import attention_us, step_us, write_tables
 
 SHAPE = ModelShape(name="small", layers=4, hidden=64, q_heads=4, kv_heads=2, head_dim=16, ffn=128, vocab=1000)
@@ -47,13 +48,15 @@ def test_a_line_needs_one_value_for_each_place() -> None:
 def test_a_step_of_prompts_and_decoding_rows_is_the_sum_of_its_layers(profile: LayerProfile) -> None:
     chunks = Chunks(number=1, tokens=100, positions=100 * (200 + 50))
     expected = step_us(4, 105, 6, attention_us(100, 200, 5, 120))
-    assert profile.step_us(chunks, 5, 5 * 120) == pytest.approx(expected)
+    assert profile.step_us(chunks, DecodingRows(number=5, context=5 * 120)) == pytest.approx(expected)
 
 
 def test_a_prompt_alone_and_rows_alone_are_priced(profile: LayerProfile) -> None:
     prompt = Chunks(number=1, tokens=256, positions=256 * 128)
-    assert profile.step_us(prompt, 0, 0) == pytest.approx(step_us(4, 256, 1, attention_us(256, 0, 0, 0)))
-    assert profile.step_us(Chunks(), 8, 8 * 512) == pytest.approx(step_us(4, 8, 8, attention_us(0, 0, 8, 512)))
+    assert profile.step_us(prompt, DecodingRows()) == pytest.approx(step_us(4, 256, 1, attention_us(256, 0, 0, 0)))
+    assert profile.step_us(Chunks(), DecodingRows(number=8, context=8 * 512)) == pytest.approx(
+        step_us(4, 8, 8, attention_us(0, 0, 8, 512))
+    )
 
 
 def test_cells_that_did_not_fit_lie_on_the_line_of_those_that_did(profile: LayerProfile) -> None:
@@ -183,3 +186,45 @@ def test_blocks_of_experts_take_the_place_of_the_feed_forward_block(tmp_path: Pa
     assert profile.of_tokens_us(16) == pytest.approx(expected)
     with pytest.raises(UsageError, match=r"without a moe\.csv"):
         LayerProfile(read_layer_tables(write_tables(tmp_path / "dense")), replace(SHAPE, moe=moe))
+
+
+def skewed_batch(rows: int, chunk: int, long_rows: int, share: float, *, slower: float = 1.0) -> SkewedBatch:
+    """Rows of 64 tokens but ``long_rows`` of 256, with the controls of the small tables."""
+    mean = 64 + (256 - 64) * long_rows / rows
+    mean_us, longest_us = (slower * attention_us(chunk, 0, rows, context) for context in (mean, 256))
+    return SkewedBatch(rows, chunk, 64, 256, mean, mean_us, longest_us, mean_us + share * (longest_us - mean_us))
+
+
+def test_unequal_contexts_take_the_measured_share_of_the_way_to_the_longest() -> None:
+    table = SkewTable([skewed_batch(8, 0, 1, 0.3), skewed_batch(8, 0, 4, 0.1), skewed_batch(8, 256, 1, 0.7)])
+    assert table.share(0, 8, 1 / 8) == pytest.approx(0.3)
+    assert table.share(0, 7, 0.5) == pytest.approx(0.1)
+    assert table.share(200, 8, 1 / 8) == pytest.approx(0.7)
+    assert table.share(0, 8, 0.95) == 0  # nothing like it was measured
+    assert table.share(0, 1, 1 / 8) == 0
+
+
+def test_a_share_lies_between_none_and_all() -> None:
+    table = SkewTable([skewed_batch(8, 0, 1, 1.4), skewed_batch(8, 64, 1, -0.2)])
+    assert (table.share(0, 8, 1 / 8), table.share(64, 8, 1 / 8)) == (1, 0)
+
+
+@pytest.mark.parametrize(("slower", "is_used"), [(1.0, True), (1.2, True), (3.0, False)])
+def test_skew_is_used_if_its_controls_are_of_the_same_kernel(tmp_path: Path, slower: float, is_used: bool) -> None:
+    folder = write_tables(tmp_path / "tp1")
+    batches = [skewed_batch(8, 0, long_rows, 0.25, slower=slower) for long_rows in (1, 2, 4)]
+    lines = ["n,pc,kvs,kv_big,kv_mean,t_mean_us,t_max_us,t_skew_us", "8,0,64,4096,128,,,"]
+    lines += [",".join(map(str, batch)) for batch in batches]
+    (folder / "skew.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    tables = read_layer_tables(folder)
+    assert (tables.skew is not None) is is_used
+    decodes = DecodingRows(number=8, context=8 * 88, shortest=64, longest=256)
+    share = 0.25 if is_used else 0.0
+    attention = attention_us(0, 0, 8, 88) * (1 - share) + share * attention_us(0, 0, 8, 256)
+    assert LayerProfile(tables, SHAPE).step_us(Chunks(), decodes) == pytest.approx(step_us(4, 8, 8, attention))
+
+
+def test_skew_in_another_layout_is_left_alone(tmp_path: Path) -> None:
+    folder = write_tables(tmp_path / "tp1")
+    (folder / "skew.csv").write_text('layer,requests_json\nattention,"[]"\n', encoding="utf-8")
+    assert read_layer_tables(folder).skew is None

@@ -14,9 +14,13 @@ positions that its tokens attend to: ``kv_prefill`` + ``prefill_chunk`` / 2. The
 ``moe.csv`` may have a column ``ep``, the degree of expert parallelism; the rows of the run's ``ep_size`` or else of
 the lowest degree are taken.
 
+``skew.csv`` has batches of unequal contexts with their controls: n, pc, kvs, kv_big and kv_mean are rows, chunk,
+shortest, longest and mean context; t_mean_us, t_max_us and t_skew_us the times of all rows at the mean, all at the
+longest, and of the batch itself. It is used if its controls agree with the grid of attention; a table of other
+columns is left alone.
+
 Above it may lie the folder of a whole run, whose ``config.json`` states ``tp_size``, ``link_bw`` (GiB/s) and
-``link_latency`` (ns) and tells which of several tables to take. Other tables of the same profiler, such as those of
-skewed contexts, are left alone.
+``link_latency`` (ns) and tells which of several tables to take.
 """
 
 import csv
@@ -30,12 +34,15 @@ from benchctl.errors import UsageError
 from benchctl.steptime.layers.attention import AttentionCell, AttentionTable
 from benchctl.steptime.layers.line import Line, Surface
 from benchctl.steptime.layers.profile import LayerTables, Link
+from benchctl.steptime.layers.skew import SkewedBatch, SkewTable, fits
 from benchctl.units import GIB, NS_PER_US
 
 DENSE: Final = "dense.csv"
 PER_SEQUENCE: Final = "per_sequence.csv"
 ATTENTION: Final = "attention.csv"
 EXPERTS: Final = "moe.csv"
+SKEW: Final = "skew.csv"
+_SKEW_COLUMNS: Final = ("n", "pc", "kvs", "kv_big", "kv_mean", "t_mean_us", "t_max_us", "t_skew_us")
 _DEGREE: Final = re.compile(r"tp(\d+)")
 
 
@@ -47,11 +54,13 @@ def read_layer_tables(directory: Path) -> LayerTables:
     config = _config(directory)
     folder = find_tables(directory)
     match = _DEGREE.fullmatch(folder.name)
+    attention = _attention(folder / ATTENTION)
     return LayerTables(
         dense=_lines(folder / DENSE, "tokens"),
         per_sequence=_lines(folder / PER_SEQUENCE, "sequences"),
-        attention=_attention(folder / ATTENTION),
+        attention=attention,
         experts=_experts(folder / EXPERTS, config.get("ep_size")),
+        skew=_skew(folder / SKEW, attention),
         tensor_parallel=int(match.group(1)) if match else 1,
         link=_link(config),
     )
@@ -121,6 +130,18 @@ def _experts(path: Path, degree: object) -> Surface | None:
         return Surface.through((tokens, experts, time_us) for _, (tokens, experts, time_us) in rows)
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from error
+
+
+def _skew(path: Path, attention: AttentionTable) -> SkewTable | None:
+    if not path.is_file() or not set(_SKEW_COLUMNS) <= set(_header(path)):
+        return None
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = [[row[name] for name in _SKEW_COLUMNS] for row in csv.DictReader(file)]
+    try:  # a batch that could not be measured has empty times
+        batches = [SkewedBatch(*map(float, row)) for row in rows if all(row)]
+    except ValueError as error:
+        raise UsageError(f"{path}: {error}; columns {', '.join(_SKEW_COLUMNS)} hold numbers") from error
+    return SkewTable(batches) if fits(batches, attention) else None
 
 
 def _attention(path: Path) -> AttentionTable:

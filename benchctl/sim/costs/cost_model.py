@@ -42,6 +42,9 @@ class StepBatch(msgspec.Struct, frozen=True, kw_only=True):
     most_new_tokens: int = 0
     decode_context: int = 0
     """The part of ``context_tokens`` that belongs to decoding rows."""
+    shortest_decode: int = 0
+    longest_decode: int = 0
+    """Contexts of the shortest and the longest decoding row, unless 0 because the cost model does not ask."""
 
     @property
     def is_plain_decode(self) -> bool:
@@ -189,6 +192,8 @@ class CostModel:
     """Whether tokens in one step and key-value memory have no limit."""
     pads_batches: bool = False
     """Whether ``price`` needs the longest row and the largest chunk of a batch, which take time to find."""
+    reads_contexts: bool = False
+    """Whether ``price`` and ``decode`` need the shortest and the longest context of the decoding rows."""
     has_closing_step: bool = False
     """Whether a sequence stays for one more step after its last token."""
     answer_length: Callable[[int], int] | None = None

@@ -13,7 +13,7 @@ from benchctl.errors import UsageError
 from benchctl.interop.readers.layer_profile import read_layer_tables
 from benchctl.sim.config import SimConfig
 from benchctl.sim.costs.cost_model import CostModel, DecodeCost, StepBatch, StepCost
-from benchctl.steptime.layers.profile import Chunks, LayerProfile, captured_sizes
+from benchctl.steptime.layers.profile import Chunks, DecodingRows, LayerProfile, captured_sizes
 from benchctl.units import NS_PER_US
 from benchctl.workload.datasets.files import in_data_directory
 
@@ -33,13 +33,13 @@ def cost_model(config: SimConfig) -> CostModel:
     def price(batch: StepBatch) -> StepCost:
         if batch.is_plain_decode:
             return decode(batch).cost_at(batch.context_tokens)
-        time_us = profile.step_us(chunks_of(batch), batch.num_decode_tokens, batch.decode_context)
+        time_us = profile.step_us(chunks_of(batch), decodes_of(batch))
         return StepCost(model_forward=round(time_us * NS_PER_US))
 
     def decode(batch: StepBatch) -> DecodeCost:
-        return decode_cost(profile, batch.num_decode_tokens, batch.context_tokens)
+        return decode_cost(profile, decodes_of(batch))
 
-    return CostModel(price=price, decode=decode)
+    return CostModel(price=price, decode=decode, reads_contexts=tables.skew is not None)
 
 
 def chunks_of(batch: StepBatch) -> Chunks:
@@ -49,14 +49,34 @@ def chunks_of(batch: StepBatch) -> Chunks:
     return Chunks(number=batch.num_seqs - batch.num_decode_tokens, tokens=tokens, positions=positions)
 
 
-def decode_cost(profile: LayerProfile, rows: int, context: int) -> DecodeCost:
-    """The price of steps of decoding rows alone, around a sum of their contexts."""
-    line = profile.tables.attention.decode_line(rows, context / rows)
-    layers = profile.shape.layers
-    fixed_us = profile.of_tokens_us(rows) + profile.of_rows_us(rows) + layers * line.intercept_us
+def decodes_of(batch: StepBatch) -> DecodingRows:
+    """The decoding rows of a step."""
+    return DecodingRows(
+        number=batch.num_decode_tokens,
+        context=batch.decode_context,
+        shortest=batch.shortest_decode,
+        longest=batch.longest_decode,
+    )
+
+
+def decode_cost(profile: LayerProfile, decodes: DecodingRows) -> DecodeCost:
+    """The price of steps of decoding rows alone: every context grows by one token a step.
+
+    With x the sum of n contexts, the mean is x / n and the longest (x + d) / n, of which d never changes.
+    """
+    rows, layers = decodes.number, profile.shape.layers
+    share = profile.share_of_longest(0, decodes)
+    lines = [(1 - share, 0, profile.tables.attention.decode_line(rows, decodes.mean))]
+    if share:
+        ahead = decodes.longest * rows - decodes.context
+        lines.append((share, ahead, profile.tables.attention.decode_line(rows, decodes.longest)))
+    fixed_us = profile.of_tokens_us(rows) + profile.of_rows_us(rows)
+    fixed_us += layers * sum(part * (line.intercept_us + line.slope_us * d / rows) for part, d, line in lines)
+    slope_us = layers * sum(part * line.slope_us for part, _, line in lines) / rows
+    ends = [math.ceil(line.until * rows) - d for _, d, line in lines if line.until is not None]
     return DecodeCost(
         rest=_NOTHING,
-        lines=((fixed_us * NS_PER_US, layers * line.slope_us / rows * NS_PER_US),),
-        since=math.ceil(line.since * rows),
-        until=None if line.until is None else math.ceil(line.until * rows),
+        lines=((fixed_us * NS_PER_US, slope_us * NS_PER_US),),
+        since=max(0, *(math.ceil(line.since * rows) - d for _, d, line in lines)),
+        until=min(ends, default=None),
     )

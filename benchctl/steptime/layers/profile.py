@@ -21,6 +21,7 @@ from benchctl.costs.shapes import ModelShape
 from benchctl.errors import UsageError
 from benchctl.steptime.layers.attention import AttentionTable
 from benchctl.steptime.layers.line import Line, Surface
+from benchctl.steptime.layers.skew import SkewTable
 from benchctl.units import US_PER_S
 
 ONCE: Final = frozenset({"embedding", "final_layernorm"})
@@ -56,6 +57,7 @@ class LayerTables:
     per_sequence: Mapping[str, Line]
     attention: AttentionTable
     experts: Surface | None = None
+    skew: SkewTable | None = None
     tensor_parallel: int = 1
     link: Link | None = None
 
@@ -75,6 +77,20 @@ class Chunks:
     def history(self) -> float:
         """Cached tokens before a single chunk that attends to as many positions."""
         return self.positions / self.tokens - self.tokens / 2 if self.tokens else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodingRows:
+    """The decoding rows of one step: their number, the sum of their contexts, and the least and the greatest."""
+
+    number: int = 0
+    context: int = 0
+    shortest: int = 0
+    longest: int = 0
+
+    @property
+    def mean(self) -> float:
+        return self.context / self.number if self.number else 0.0
 
 
 class LayerProfile:
@@ -98,16 +114,27 @@ class LayerProfile:
         self._of_tokens_us: Final[dict[int, float]] = {}
         self._of_rows_us: Final[dict[int, float]] = {}
 
-    def step_us(self, chunks: Chunks, decode_rows: int, decode_context: float) -> float:
-        """Time of one step; ``decode_context`` is the sum of the decoding rows' contexts."""
-        attention_us = self.tables.attention.at(
-            chunks.tokens, chunks.history, decode_rows, decode_context / decode_rows if decode_rows else 0.0
-        )
+    def step_us(self, chunks: Chunks, decodes: DecodingRows) -> float:
+        """Time of one step."""
         return (
-            self.of_tokens_us(chunks.tokens + decode_rows)
-            + self.of_rows_us(chunks.number + decode_rows)
-            + self.shape.layers * attention_us
+            self.of_tokens_us(chunks.tokens + decodes.number)
+            + self.of_rows_us(chunks.number + decodes.number)
+            + self.shape.layers * self._attention_us(chunks, decodes)
         )
+
+    def share_of_longest(self, chunk: int, decodes: DecodingRows) -> float:
+        """Part of the way of attention from the time of rows of the mean context to that of the longest."""
+        if self.tables.skew is None or decodes.longest <= decodes.shortest:
+            return 0.0
+        spread = (decodes.mean - decodes.shortest) / (decodes.longest - decodes.shortest)
+        return self.tables.skew.share(chunk, decodes.number, spread)
+
+    def _attention_us(self, chunks: Chunks, decodes: DecodingRows) -> float:
+        attention, batch = self.tables.attention, (chunks.tokens, chunks.history, decodes.number)
+        time_us = attention.at(*batch, decodes.mean)
+        if share := self.share_of_longest(chunks.tokens, decodes):
+            time_us += share * (attention.at(*batch, decodes.longest) - time_us)
+        return time_us
 
     def of_tokens_us(self, tokens: int) -> float:
         """The part that depends on the number of tokens alone: projections, norms, experts, all-reduces."""
