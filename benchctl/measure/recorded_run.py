@@ -24,7 +24,7 @@ from benchctl.records.manifest import PlannedRun
 from benchctl.records.request import PreparedRequest
 from benchctl.sim.request import Prompt, Request
 from benchctl.sim.settings import config_of, core_request
-from benchctl.sim.simulate import SimLoad, simulate
+from benchctl.sim.simulate import SimLoad, engine_for_config, simulate
 from benchctl.units import s_from_ns
 from benchctl.workload.datasets.recorded_load import RecordedLoad
 
@@ -72,9 +72,11 @@ def simulate_recorded(profile: Profile, planned: PlannedRun, load: RecordedLoad)
         request_id="example", index=0, arrival_ns=0, prompt="a", prompt_tokens=1, max_tokens=1, seed=0, source=""
     )
     requests = RecordedRequests(load, core_request(example, settings, config))
-    _check_context(load, config.max_model_len)
+    longest = int((np.asarray(load.prompt_tokens) + np.asarray(load.output_tokens)).argmax())
+    engine_for_config(config).check_servable(requests[longest])
     limit = profile.workload.arrival.max_concurrency
-    simulation = simulate(config, [SimLoad(requests=requests, arrival_ns=load.arrival_ns, max_concurrency=limit)])
+    sim_load = SimLoad(requests=requests, arrival_ns=load.arrival_ns, max_concurrency=limit)
+    simulation = simulate(config, [sim_load], keeps_steps=False)
     ended = simulation.requests
     sent_ns = _sent_ns(np.asarray(load.arrival_ns), np.sort(ended.last_token_ns), limit)[ended.index]
     several = ended.output_tokens > 1
@@ -98,7 +100,7 @@ def simulate_recorded(profile: Profile, planned: PlannedRun, load: RecordedLoad)
         "output_tokens": output_tokens,
         "output_throughput": quotient(output_tokens, wall_s),
         "request_throughput": quotient(len(ended), wall_s),
-        "num_steps": len(simulation.steps),
+        "num_steps": simulation.log.num_cleared + len(simulation.log),
         "preemptions": simulation.num_preemptions,
     }
     return {name: metrics.get(name) for name in METRICS}
@@ -109,12 +111,3 @@ def _sent_ns(planned_ns: Integers, ends_ns: Integers, limit: int | None) -> Inte
     if limit is None or limit >= len(planned_ns):
         return planned_ns
     return np.maximum(planned_ns, np.concatenate((planned_ns[:limit], ends_ns[: len(planned_ns) - limit])))
-
-
-def _check_context(load: RecordedLoad, max_model_len: int) -> None:
-    longest = int((np.asarray(load.prompt_tokens) + np.asarray(load.output_tokens)).max())
-    if longest > max_model_len:
-        raise UsageError(
-            f"a request of the trace has {longest} tokens, and the server's context is {max_model_len}; take "
-            "another trace, or keep the requests, of which those fail"
-        )
