@@ -15,6 +15,8 @@ _LONGEST: Final = 8192
 
 def walk_in_blocks(course: Course, log: StepLog) -> Progress:
     """Run short courses step by step and long ones in arrays; both give the same integers."""
+    if course.num_steps < _SHORTEST or course.until_ns - course.now_ns < _SHORTEST * course.fixed_ns:
+        return walk_steps(course, log)
     total = 0
     while True:
         first_ns = course.fixed_ns + course.cost.forward_at(course.position)

@@ -96,7 +96,7 @@ class StepCost(msgspec.Struct, frozen=True, kw_only=True):
 
     def total_ns(self) -> int:
         """Duration of the step."""
-        return sum(self.parts())
+        return sum(filter(None, msgspec.structs.astuple(self)))
 
     def sections(self) -> dict[str, int]:
         """The nested sections of a step record; parents are the sums of their parts."""
