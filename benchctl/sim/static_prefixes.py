@@ -2,9 +2,9 @@
 
 It is the cache of llm-mock: a trie of prompts that counts how many pass through each node. The nodes of the
 largest counts are kept, from the root on; since counts never grow with depth, no other choice of so many nodes has
-more of the prompts' tokens. Ties go to the smaller token. How much of a prompt it has is looked up once, on arrival;
-a prompt that it has as a whole computes nothing before its first token, where a real engine computes one token at
-least.
+more of the prompts' tokens. Ties go to the smaller token. How much of a prompt it has is looked up once, on
+arrival; a prompt that it has as a whole computes nothing before its first token, where a real engine computes one
+token at least.
 """
 
 import heapq
@@ -68,7 +68,7 @@ class StaticPrefixes:
 
 @cache
 def static_prefixes(path: str, num_tokens: int) -> StaticPrefixes:
-    """The cache of the prompts of a file. Raises UsageError where it is no JSON Lines of prompts."""
+    """The cache of the prompts of a file. Raises UsageError where that is not JSON Lines of prompts."""
     return StaticPrefixes(_prompts(Path(path).expanduser()), num_tokens)
 
 
@@ -84,8 +84,8 @@ def _prompts(path: Path) -> Iterator[list[str]]:
             yield _tokens(json.loads(line))
         except (ValueError, TypeError, KeyError) as error:
             raise UsageError(
-                f"{path}:{number}: not a prompt ({error}); each line is an object with 'prompt', a text or a list of "
-                "token ids, or with 'input_tok_ids'"
+                f"{path}:{number}: not a prompt ({error}); each line is an object with 'prompt', a text or a list "
+                "of token ids, or with 'input_tok_ids'"
             ) from error
 
 
