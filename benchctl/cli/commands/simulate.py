@@ -28,6 +28,7 @@ from benchctl.cli.experiment_options import (
     Seed,
 )
 from benchctl.cli.outcome import print_outcome
+from benchctl.cli.recorded_output import simulate_summary
 from benchctl.errors import UsageError
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ app = typer.Typer(help="Simulate an experiment in virtual time, without servers 
 class Kept(StrEnum):
     """The records that each run keeps."""
 
+    SUMMARY = "summary"
     REQUESTS = "requests"
     ALL = "all"
 
@@ -53,7 +55,11 @@ Jobs = Annotated[
     typer.Option("--jobs", "-j", min=1, help="Runs at a time; by default one for each core if that pays."),
 ]
 _Keep = Annotated[
-    Kept, typer.Option("--keep", help="Records of each run: those of its requests, or its steps as well.")
+    Kept,
+    typer.Option(
+        "--keep",
+        help="Records of each run: requests and steps, requests alone, or, of a trace of any length, only metrics.",
+    ),
 ]
 
 
@@ -77,6 +83,9 @@ def simulate(  # the parameters are the command line
         return
     chosen = simulated_profile(profile, engine, overrides or [], blocks, seed)
     check_experiment(chosen)
+    if keep is Kept.SUMMARY:
+        simulate_summary(chosen, output_dir, as_json=as_json)
+        return
     is_quiet = quiet or as_json
     from benchctl.measure.simulated_run import simulate_run
 
@@ -126,7 +135,9 @@ def _simulate(
     from benchctl.measure.simulated_runs import simulated_runs
 
     next_step = f"See them with: {shlex.join(['benchctl', 'show', str(results.path)])}"
-    with simulated_runs(results, profile, requests, jobs=jobs, keep=keep.value) as simulate_run:
+    with simulated_runs(
+        results, profile, requests, jobs=jobs, keep="all" if keep is Kept.ALL else "requests"
+    ) as simulate_run:
         return measure(results, profile, requests, next_step, is_quiet=is_quiet, simulate=simulate_run)
 
 
