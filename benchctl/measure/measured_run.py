@@ -18,7 +18,6 @@ import msgspec
 from benchctl.analysis.metrics.bounds import Bounds
 from benchctl.analysis.validity.bunching import bunching_warnings
 from benchctl.analysis.validity.client_guard import client_suspect_warnings, client_warnings
-from benchctl.analysis.validity.reconcile import failed_checks
 from benchctl.engines.engine import Engine, LaunchSite
 from benchctl.errors import RunError
 from benchctl.load.demand import LoadSize
@@ -203,6 +202,8 @@ class MeasuredRun:
 
     def judge_records(self, loaded: LoadedRun, requests: Sequence[PreparedRequest]) -> None:
         """Check the records of the run against each other, as they are on disk now."""
+        from benchctl.analysis.validity.reconcile import failed_checks  # noqa: PLC0415 - numpy, after the load
+
         for check in failed_checks(loaded, self.profile, requests):
             self.journal.suspect(check.code, check.message)
 

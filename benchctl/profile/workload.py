@@ -78,6 +78,8 @@ class Workload(Section):
     """Prompts taken from the dataset."""
     selection: Literal["first", "sample"] = "first"
     """The first prompts in file order, or a seeded sample."""
+    repeat: bool = False
+    """Begin the dataset again when it has fewer rows than num_prompts; recorded arrivals go on behind the last."""
     samples_per_prompt: int = Field(default=1, ge=1, le=MAX_OUTPUTS)
     """Answers per prompt."""
     samples_as: Literal["one-request", "requests"] = "one-request"

@@ -23,7 +23,7 @@ class BlockManager:
         self.num_blocks: Final = num_blocks
         self.block_size: Final = block_size
         self.num_used = 0
-        self._shares_across_requests = enable_prefix_caching
+        self._shares_across_requests: Final = enable_prefix_caching
         self._num_fresh = num_blocks
         """Blocks that have never been given out."""
         self._free: OrderedDict[Hashable, int] = OrderedDict()
@@ -54,7 +54,7 @@ class BlockManager:
             if num_blocks > self.num_blocks - self.num_used:
                 return False
             self.num_used += num_blocks
-            seq.num_computed = seq.num_cached = 0
+            seq.num_computed = seq.num_cached = seq.request.static_tokens
             return True
         prefix = self._cached_prefix(seq)
         num_in_use = sum(key in self._num_holders for key in prefix)
@@ -64,7 +64,7 @@ class BlockManager:
             self._hold(key)
         self.take(num_blocks - len(prefix))
         seq.block_keys = [*prefix]
-        seq.num_computed = seq.num_cached = len(prefix) * self.block_size
+        seq.num_computed = seq.num_cached = max(len(prefix) * self.block_size, seq.request.static_tokens)
         if self._shares_across_requests:
             self.num_queried_tokens += num_tokens
             self.num_hit_tokens += seq.num_cached
@@ -100,8 +100,8 @@ class BlockManager:
         The last is the first to be given out again.
         """
         keys = seq.block_keys
-        if not keys:
-            self._give_back(num_blocks)
+        if not self._shares_across_requests and not keys:
+            self.num_used -= num_blocks
         else:
             self._give_back(num_blocks - len(keys))
             for key in reversed(keys):
@@ -111,7 +111,7 @@ class BlockManager:
 
     def keep_answer(self, seq: Sequence) -> None:
         """Identify the full blocks of a finished answer, which the next turn of its session may share."""
-        if not self._shares_across_requests or not seq.request.answer_hashes:
+        if not self._shares_across_requests:
             return
         hashes = (*seq.request.prompt.block_hashes, *seq.request.answer_hashes)
         for index in range(len(seq.block_keys), min((seq.num_tokens - 1) // self.block_size, len(hashes))):

@@ -15,6 +15,8 @@ _LONGEST: Final = 8192
 
 def walk_in_blocks(course: Course, log: StepLog) -> Progress:
     """Run short courses step by step and long ones in arrays; both give the same integers."""
+    if course.num_steps < _SHORTEST or course.until_ns - course.now_ns < _SHORTEST * course.fixed_ns:
+        return walk_steps(course, log)
     total = 0
     while True:
         first_ns = course.fixed_ns + course.cost.forward_at(course.position)
@@ -64,5 +66,5 @@ def steps_in_bounds(course: Course, dur_ns: Integers, log: StepLog) -> Progress:
     with_room = int(np.searchsorted(kv_used, course.num_blocks, side="right"))
     num_run = min(num_steps, in_time, with_room)
     log.dur_ns.frombytes(dur_ns[:num_run].tobytes())
-    log.kv_used.frombytes(kv_used[:num_run].tobytes())
+    log.kv_used.frombytes(kv_used[:num_run].astype(np.int32).tobytes())
     return Progress(num_run, int(ends_ns[num_run - 1]), int(kv_used[num_run - 1]))

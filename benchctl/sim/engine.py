@@ -85,6 +85,7 @@ class SimulatedEngine:
         """Whether steps are marked as warm-up."""
         self._num_seqs = 0
         self._num_joins = 0
+        self._plans_ahead: Final = config.async_scheduling
         self._is_planned = False
         """Whether the next step was planned while the last one ran."""
         self._joining: list[Sequence] = []
@@ -96,7 +97,7 @@ class SimulatedEngine:
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work or bool(self._joining)
+        return bool(self._num_unfinished)
 
     def check_servable(self, request: Request) -> None:
         """Raises UsageError when a request could never fit the context or the key-value memory."""
@@ -182,7 +183,7 @@ class SimulatedEngine:
                 if emitted is not None:
                     emitted.append(seq)
         finished_requests = self._close(finished) if finished else []
-        self._is_planned = self.config.async_scheduling and scheduler.has_work
+        self._is_planned = self._plans_ahead and scheduler.has_work
         return LeapOutput(finished, finished_requests)
 
     def _can_walk(self) -> bool:

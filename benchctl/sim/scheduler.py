@@ -9,7 +9,7 @@ from benchctl.sim.sequence import Prefills, Sequence, SequenceStatus, StepClock
 
 
 class ScheduledBatch(NamedTuple):
-    """What a step has besides a token for each decoding row."""
+    """The part of a step besides a token for each decoding row."""
 
     prefills: Prefills
     num_preempted: int
@@ -94,7 +94,7 @@ class Scheduler:
             self.guided.join(seq)
         self.decode_context += seq.num_tokens
         self.num_sampled_decodes += not seq.is_greedy
-        self.block_needs[self._needing_steps(seq)] += 1
+        self.block_needs[(1 - seq.lead) % self.block_manager.block_size] += 1
 
     def advance(self, num_steps: int) -> None:
         """Give each decoding row as many tokens."""
@@ -106,7 +106,7 @@ class Scheduler:
         was_decoding = seq.is_decoding
         num_blocks = self._leave(seq)
         seq.status = SequenceStatus.FINISHED
-        if was_decoding:
+        if was_decoding and seq.request.answer_hashes:
             self.block_manager.keep_answer(seq)
         self.block_manager.deallocate(seq, num_blocks)
 
@@ -135,16 +135,15 @@ class Scheduler:
         if not seq.is_decoding:
             self.prefilling.remove(seq)
             return self.block_manager.blocks_for(seq.num_tokens)
-        # All tokens but the newest had room in the last step.
-        num_blocks = self.block_manager.blocks_for(seq.num_tokens - 1)
         del self.decoding[seq]
         if seq.guided is not None:
             self.guided.leave(seq)
-        self.decode_context -= seq.num_tokens
+        num_tokens, block_size = seq.num_tokens, self.block_manager.block_size
+        self.decode_context -= num_tokens
         self.num_sampled_decodes -= not seq.is_greedy
-        self.block_needs[self._needing_steps(seq)] -= 1
+        self.block_needs[(1 - seq.lead) % block_size] -= 1
         seq.end_decoding()
-        return num_blocks
+        return -((1 - num_tokens) // block_size)  # all tokens but the newest had room in the last step
 
     def _append_blocks(self) -> None:
         """Give one more block to each row that needs it, and preempt while there is none."""

@@ -4,6 +4,7 @@ from array import array
 from collections.abc import Iterator
 from collections.abc import Sequence as Items
 from dataclasses import fields
+from typing import Final
 
 import numpy as np
 
@@ -20,11 +21,17 @@ from benchctl.sim.walk import NEVER_NS, Walk
 __all__ = ["SimLoad", "Simulation", "engine_for_config", "simulate"]
 
 
-def simulate(config: SimConfig, loads: Items[SimLoad], walk: Walk = walk_in_blocks) -> Simulation:
+_MANY_STEPS: Final = 1 << 20
+
+
+def simulate(
+    config: SimConfig, loads: Items[SimLoad], walk: Walk = walk_in_blocks, *, keeps_steps: bool = True
+) -> Simulation:
     """Run phases of load on one fresh server.
 
     The steps are those that the server logs when the same phases are announced and sent over HTTP. ``walk`` changes
-    the time that this takes and nothing else.
+    the time that this takes and nothing else. Without ``keeps_steps`` all but the last are forgotten on the way
+    (``log.num_cleared``).
     """
     engine = engine_for_config(config, walk)
     ended = array("q")
@@ -35,6 +42,8 @@ def simulate(config: SimConfig, loads: Items[SimLoad], walk: Walk = walk_in_bloc
                 ended.extend(_ended(number, phase.index_of(seq.request.request_id), seq))
             for request_id in output.finished_requests:
                 phase.end(request_id, engine.now_ns)
+            if not keeps_steps and len(engine.log) > _MANY_STEPS:
+                engine.log.clear()
     names = [field.name for field in fields(RequestColumns)]
     columns = np.frombuffer(ended, dtype=np.int64).reshape(-1, len(names)).T
     return Simulation(

@@ -51,7 +51,7 @@ def walk_steps(course: Course, log: StepLog) -> Progress:
     cost, fixed_ns, x, slope, now_ns, until_ns, num_steps, step, kv_used, needs, num_blocks = course
     (intercept, per_token), (other, per_token_other) = (*cost.lines, cost.lines[0])[:2]
     if len(cost.lines) > 2:
-        return _walk_lines(course, log)
+        return _walk_with(course, log, lambda at: course.fixed_ns + cost.forward_at(at))
     fixed_ns += cost.forward_ns
     append_ns, append_blocks = log.dur_ns.append, log.kv_used.append
     size = len(needs)
@@ -80,22 +80,20 @@ def walk_steps(course: Course, log: StepLog) -> Progress:
     return Progress(count, now_ns, kv_used)
 
 
-def _walk_lines(course: Course, log: StepLog) -> Progress:
-    """The same for any number of lines."""
-    return _walk_with(course, log, lambda x: course.fixed_ns + course.cost.forward_at(x))
-
-
 def noisy_walk(noise: NoiseSource) -> Walk:
     """A walk whose steps have a factor each: every section is rounded by itself, as ``StepCost.scaled`` does."""
 
     def walk(course: Course, log: StepLog) -> Progress:
-        parts = course.cost.rest.parts()
-        forward_at, append_factor = course.cost.forward_at, log.factors.append
+        parts = [part for part in course.cost.rest.parts() if part]
+        forward_at, append = course.cost.forward_at, log.factors.append
 
-        def duration_ns(x: int) -> int:
+        def duration_ns(position: int) -> int:
             factor = noise()
-            append_factor(factor)
-            return sum([round(part * factor) for part in parts]) + round(forward_at(x) * factor)
+            append(factor)
+            dur_ns = round(forward_at(position) * factor)
+            for part in parts:
+                dur_ns += round(part * factor)
+            return dur_ns
 
         return _walk_with(course, log, duration_ns)
 
@@ -103,12 +101,13 @@ def noisy_walk(noise: NoiseSource) -> Walk:
 
 
 def _walk_with(course: Course, log: StepLog, duration_ns: Callable[[int], int]) -> Progress:
+    """The same for any price, and where blocks may run out."""
     x, now_ns, kv_used = course.position, course.now_ns, course.kv_used
-    size = len(course.needs)
+    append, append_blocks, size = log.dur_ns.append, log.kv_used.append, len(course.needs)
     for count in range(1, course.num_steps + 1):
         dur_ns = duration_ns(x)
-        log.dur_ns.append(dur_ns)
-        log.kv_used.append(kv_used)
+        append(dur_ns)
+        append_blocks(kv_used)
         now_ns += dur_ns
         x += course.slope
         needed = course.needs[(course.step + count) % size]

@@ -16,7 +16,7 @@ import numpy as np
 
 from benchctl.errors import UsageError
 from benchctl.steptime.features import COUNTS, GUIDED_NAMES, features
-from benchctl.steptime.least_squares import Flags, Floats
+from benchctl.steptime.least_squares import Floats
 from benchctl.steptime.structure import Coefficient, ExpertsRead, Structure
 from benchctl.steptime.work import Deployment, Quantity, StepWork
 
@@ -25,10 +25,6 @@ RESIDUAL_LEVELS: Final = tuple(i / 100 for i in range(1, 100))
 _NO_RESIDUALS: Final = (0.0,) * len(RESIDUAL_LEVELS)
 UNSCALED: Final = frozenset({"all_reduce"}) | COUNTS
 """Features that another device's arithmetic and memory leave as they are."""
-NEW_MODEL_LOG_SD: Final = 0.03
-"""Error that all steps of a model share which the fit did not see, as a logarithm, beyond what typical coefficients
-leave open. One H100 run of Llama-2-70B predicts one of CodeLlama-34B, and the reverse, to +4.9 and -4.5 %; with
-this, 92 % of those steps lie inside their 90 % intervals."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,20 +179,17 @@ class StepTimeModel:
         columns = self.columns(work, deployment)
         names = [coefficient.name for coefficient in self.coefficients]
         rows = np.column_stack(np.broadcast_arrays(*(np.atleast_1d(columns.get(name, 0.0)) for name in names)))
-        is_new = deployment.shape.name not in self.provenance.models
-        low, high = self.row_intervals_us(rows, level, is_new_model=is_new)
+        low, high = self.row_intervals_us(rows, level)
         is_array = any(isinstance(column, np.ndarray) for column in columns.values())
         return (low, high) if is_array else (float(low[0]), float(high[0]))
 
-    def row_intervals_us(
-        self, rows: Floats, level: float = 0.9, *, is_new_model: bool | Flags = False
-    ) -> tuple[Floats, Floats]:
-        """Bounds for rows of features of shape (steps, coefficients); ``is_new_model`` for all or for each."""
+    def row_intervals_us(self, rows: Floats, level: float = 0.9) -> tuple[Floats, Floats]:
+        """Bounds for rows of features of shape (steps, coefficients)."""
         centre = np.maximum(rows @ np.array([each.value for each in self.coefficients]), 0.0)
-        variance = np.where(is_new_model, NEW_MODEL_LOG_SD**2, 0.0) * np.ones(len(rows))
+        variance = np.zeros(len(rows))
         if len(self.draws) > 1:
             covariance = np.atleast_2d(np.cov(np.array(self.draws), rowvar=False))
-            variance += np.einsum("ij,jk,ik->i", rows, covariance, rows) / np.maximum(centre, 1e-9) ** 2
+            variance = np.einsum("ij,jk,ik->i", rows, covariance, rows) / np.maximum(centre, 1e-9) ** 2
         bound = NormalDist().inv_cdf((1 + level) / 2) * np.sqrt(np.maximum(variance, 0.0))
         low, high = np.interp(
             [(1 - level) / 2, (1 + level) / 2], RESIDUAL_LEVELS, self.residual_logs or _NO_RESIDUALS

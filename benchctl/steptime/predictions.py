@@ -51,8 +51,7 @@ class Accuracy:
 def predict_runs(model: StepTimeModel, observed: Sequence[ObservedSteps]) -> Predictions:
     """Predictions of all steps that count, for whatever deployment."""
     design = _design(model, observed)
-    is_new = np.array([run.deployment.shape.name not in model.provenance.models for run in design.runs])
-    low, high = model.row_intervals_us(design.matrix, LEVEL, is_new_model=is_new[design.run_of])
+    low, high = model.row_intervals_us(design.matrix, LEVEL)
     return Predictions(
         runs=design.runs,
         run_of=design.run_of,

@@ -100,7 +100,9 @@ def _choose_prompts(profile: Profile, directory: Path) -> _Chosen:
     source = find_source(dataset.file, workload.path, directory)
     if source is None:
         return _substitute(workload, dataset, seed, directory)
-    selection = Selection(num_prompts=workload.num_prompts, method=workload.selection, seed=seed)
+    selection = Selection(
+        num_prompts=workload.num_prompts, method=workload.selection, seed=seed, repeats=workload.repeat
+    )
     return source.dataset, dataset.read(source, selection), ()
 
 

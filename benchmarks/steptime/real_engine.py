@@ -11,6 +11,7 @@ Run it on a machine that does nothing else: whatever runs beside the engine is i
 """
 
 import argparse
+import os
 import subprocess
 import sys
 import tempfile
@@ -35,6 +36,8 @@ from benchmarks.common.table import show
 STEP_GOAL, WALL_GOAL = 0.10, 0.10
 HARDWARE = "cpu:0.2:20"
 """Nominal peaks of one core, TFLOP/s and GB/s."""
+FIT = FitOptions(structure="no-overlap", ridge=0.0)
+"""Times of a core add up, and typical coefficients are those of GPUs."""
 SHAPE = (
     "--hidden",
     "768",
@@ -69,6 +72,8 @@ class Load:
 
 def main():
     options = _options()
+    busy = os.getloadavg()[0]
+    print(f"{options.engine} on {os.cpu_count()} cores, load average {busy:.2f} before the first run", flush=True)
     with tempfile.TemporaryDirectory() as temporary:
         directory = options.directory or Path(temporary)
         directory.mkdir(parents=True, exist_ok=True)
@@ -141,8 +146,8 @@ def _benchctl(*words):
 def _fit(paths, path):
     """The model of the steps in these results, written to a file with its error on each run left out."""
     observed = _observed(paths)
-    model = fit_model(observed)
-    summary = hold_out(observed, FitOptions()).summary()
+    model = fit_model(observed, FIT)
+    summary = hold_out(observed, FIT).summary()
     model = replace(model, provenance=replace(model.provenance, held_out=(summary,)))
     write_model(path, model)
     print(f"fitted to {model.provenance.num_steps} steps of {len(paths)} runs, {path}:")

@@ -1,6 +1,6 @@
 """A real vLLM run, predicted from measured layer tables and the engine's settings, beside what happened.
 
-    python -m benchmarks.steptime.real_run DIR [--dataset FILE] [--model NAME] [--picture PNG]
+    python -m benchmarks.steptime.real_run DIR [--dataset FILE] [--model NAME] [--layer-profile DIR] [--picture PNG]
 
 DIR holds meta.json, requests.jsonl and timeseries.csv of the run, and a layer profile of the same model and
 device; ``benchmarks/steptime/run_folder.py`` describes the files. Nothing is fitted to the run: its times are read
@@ -101,10 +101,15 @@ def main() -> int:
     parser.add_argument("folder", type=Path, metavar="DIR")
     parser.add_argument("--dataset", type=Path, help="the replayed requests; looked for beside DIR without it")
     parser.add_argument("--model", help="built-in shape, or a directory with the model's config.json")
+    parser.add_argument(
+        "--layer-profile", type=Path, metavar="DIR", help="folder of tables; looked for in DIR without it"
+    )
     parser.add_argument("--picture", type=Path, help="write measured and predicted curves to this PNG")
     options = parser.parse_args()
     try:
-        run = read_run(options.folder, dataset=options.dataset, model=options.model)
+        run = read_run(
+            options.folder, dataset=options.dataset, model=options.model, layer_profile=options.layer_profile
+        )
         start = time.process_time()
         simulation, predicted, curve = predict(run)
         spent_s = time.process_time() - start

@@ -19,6 +19,7 @@ from benchctl.costs.shapes import shape_for
 from benchctl.errors import UsageError
 from benchctl.sim.config import SimConfig
 from benchctl.sim.request import Prompt, Request
+from benchctl.steptime.layers.profile import captured_sizes
 from benchctl.units import GIB
 
 MS_PER_S = 1000
@@ -70,11 +71,11 @@ class RealRun:
     remarks: tuple[str, ...]
 
 
-def read_run(folder, *, dataset=None, model=None):
+def read_run(folder, *, dataset=None, model=None, layer_profile=None):
     """The run in a folder. Raises UsageError when a file is missing, or the run is of several engines."""
     meta = json.loads(_text(folder / "meta.json"))
     rows = [json.loads(line) for line in _text(folder / "requests.jsonl").splitlines()]
-    config, remarks = config_of(folder, meta, model or meta["model"])
+    config, remarks = config_of(folder, meta, model or meta["model"], layer_profile or folder)
     prompts, arrival_ns, more = _replayed(folder, meta, rows, dataset or _beside(folder, meta.get("dataset_path")))
     requests = tuple(
         Request(
@@ -95,10 +96,11 @@ def read_run(folder, *, dataset=None, model=None):
     )
 
 
-def config_of(folder, meta, model):
-    """The server that ``meta.json`` describes, priced by the layer tables in the folder; and what was assumed."""
+def config_of(folder, meta, model, layer_profile):
+    """The server that ``meta.json`` describes, priced by the layer tables; and what was assumed."""
     engine, cache = meta["engine_kwargs"], meta.get("kv_cache") or {}
-    scheduler = (meta.get("resolved_config") or {}).get("scheduler_config", {})
+    resolved = meta.get("resolved_config") or {}
+    scheduler = resolved.get("scheduler_config", {})
     remarks = []
     if engine.get("data_parallel_size", 1) != 1:
         raise UsageError(f"{folder}: a run of {engine['data_parallel_size']} engines; simulate them one by one")
@@ -111,10 +113,17 @@ def config_of(folder, meta, model):
         remarks.append(f"meta.json has no kv_cache.num_gpu_blocks: {blocks} blocks from the memory in config.json")
     if "async_scheduling" not in scheduler:
         remarks.append("meta.json has no async_scheduling: taken as on, vLLM's default")
+    if resolved.get("speculative_config"):
+        remarks.append("the engine decoded speculatively, which is not simulated")
+    sizes = resolved.get("compilation_config", {}).get("cudagraph_capture_sizes")
+    if sizes is not None and tuple(sizes) != captured_sizes(engine["max_num_seqs"]):
+        remarks.append(
+            "the engine captured graphs of other sizes than vLLM's default, to which batches were padded"
+        )
     config = SimConfig(
         model=model,
         cost_model="layer-profile",
-        layer_profile=str(folder),
+        layer_profile=str(layer_profile),
         tensor_parallel_size=devices,
         max_num_seqs=engine["max_num_seqs"],
         max_num_batched_tokens=engine["max_num_batched_tokens"],

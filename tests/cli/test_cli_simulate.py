@@ -162,3 +162,30 @@ def test_a_sweep_that_cannot_be_made_is_an_error_of_usage(tmp_path: Path, args: 
     assert done.returncode == 2, done.stdout + done.stderr
     assert says in done.stderr
     assert not (tmp_path / "results").exists()
+
+
+def test_a_trace_may_be_kept_as_a_summary_alone(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.csv"
+    rows = "".join(f"2023-11-16 18:00:{i:02d}.0000000,{100 + i},{10 + i}\n" for i in range(20))
+    trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + rows)
+    scale = [
+        "--set",
+        f"workload.path={trace}",
+        "--set",
+        "workload.num_prompts=500",
+        "--set",
+        "workload.repeat=true",
+    ]
+    command = ["simulate", "--profile", "azure-replay", "--keep", "summary", *scale]
+    done = benchctl(*command, "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    document = json.loads(done.stdout)
+    (run,) = document["runs"]
+    assert run["metrics"]["num_completed"] == 500
+    assert run["costs"] == "cost model roofline (llama-3.1-8b on h100-sxm)"
+    directory = tmp_path / document["directory"]
+    assert sorted(path.name for path in directory.iterdir()) == ["metrics.json", "profile.yaml"]
+    assert json.loads((directory / "metrics.json").read_text())["runs"] == [run]
+    other = benchctl("simulate", "--profile", "ci-smoke", "--keep", "summary", cwd=tmp_path)
+    assert other.returncode == 2
+    assert "keep the requests" in other.stderr

@@ -314,6 +314,11 @@ def test_small_facts_of_the_engine() -> None:
     ("options", "message"),
     [
         ({"value_model": "tiny"}, "variant 'v': unknown model 'tiny'"),
+        (
+            {"cost_model": "layer-profile", "layer_profile": "absent"},
+            "absent: tables of one layer profile expected",
+        ),
+        ({"cost_model": "fitted", "step_time_model": "absent.json"}, "absent.json: cannot be read"),
         ({"hardware": "abacus"}, "variant 'v': unknown hardware 'abacus'"),
     ],
 )

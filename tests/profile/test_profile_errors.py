@@ -77,7 +77,7 @@ def test_all_errors_of_a_profile_are_reported_at_once():
         "p.yaml:5: workload.num_promts: unknown key; did you mean 'num_prompts'?",
         "p.yaml:6: workload.num_prompts: expected a whole number, found '5'; remove the quotes",
         "p.yaml:7: workload.output_len.mean: missing; add mean: Mean length before cutting",
-        "p.yaml:8: workload.input_len: expected a whole number or a mapping, found 'x'",
+        "p.yaml:8: workload.input_len: expected a whole number or a mapping or a list, found 'x'",
         "p.yaml:9: workload.arrival.max_concurrency: is 0; it must be at least 1",
         "p.yaml:10: workload.top_k: unknown key here; it belongs to sampling",
         "p.yaml:12: variants.baseline: expected a mapping, found nothing (null); write {} where nothing is to be set",

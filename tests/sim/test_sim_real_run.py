@@ -1,8 +1,11 @@
 """A real vLLM run, simulated from measured layers and its settings alone, meets its times."""
 
+import json
+
 import numpy as np
 import pytest
 
+from benchctl.errors import UsageError
 from benchmarks.steptime.real_run import GOALS, curve_rows, predict, rows_of
 from benchmarks.steptime.run_folder import read_run
 from tests.support.datasets import DATA
@@ -39,3 +42,27 @@ def test_every_request_gets_the_tokens_that_it_got_in_reality(run, prediction):
     assert np.array_equal(times.output_tokens, run.times.output_tokens)
     assert (simulation.requests.preemptions > 0).any()
     assert not run.remarks
+
+
+def test_a_run_that_noted_little_is_predicted_with_what_is_known(tmp_path, run):
+    folder = tmp_path / "bare"
+    folder.mkdir()
+    for name in ("config.json", "requests.jsonl"):
+        (folder / name).write_bytes((RUN / name).read_bytes())
+    meta = json.loads((RUN / "meta.json").read_text())
+    noted = {key: meta[key] for key in ("model", "engine_kwargs")}
+    (folder / "meta.json").write_text(json.dumps(noted))
+    bare = read_run(folder, layer_profile=RUN)
+    assert bare.config.num_kv_blocks == run.config.num_kv_blocks  # from the memory beside the weights
+    assert bare.curve is None
+    assert len(bare.remarks) == 3
+    assert np.allclose(np.diff(bare.arrival_ns), np.diff(run.arrival_ns), atol=1e8)
+
+
+def test_a_run_of_several_engines_is_refused(tmp_path):
+    meta = json.loads((RUN / "meta.json").read_text())
+    meta["engine_kwargs"]["data_parallel_size"] = 2
+    (tmp_path / "meta.json").write_text(json.dumps(meta))
+    (tmp_path / "requests.jsonl").write_bytes((RUN / "requests.jsonl").read_bytes())
+    with pytest.raises(UsageError, match="a run of 2 engines"):
+        read_run(tmp_path)

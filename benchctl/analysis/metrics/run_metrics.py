@@ -5,7 +5,7 @@ tokens and latencies are those of completed requests. Unknown is None.
 """
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import fsum
 
 import numpy as np
@@ -39,7 +39,7 @@ def run_metrics(run: LoadedRun, arrival: Arrival | None = None) -> dict[str, flo
         **_load_metrics(run.record, requests, completed, span),
         **client_metrics(requests, run.client),
         **load_metrics(requests, arrival),
-        **_latency_metrics(completed, run.record.clock_factor),
+        **latency_metrics(latencies_ns(completed), len(completed), run.record.clock_factor),
         **_step_metrics(run.columns, covers_steps=run.record.times_whole_steps),
         **gpu_metrics(run.gpu, span),
         **host_metrics(run.host, span),
@@ -105,15 +105,17 @@ def _load_metrics(
     }
 
 
-def _latency_metrics(completed: Sequence[RequestRecord], factor: float) -> dict[str, float | None]:
-    values = latencies_ns(completed)
+def latency_metrics(
+    values: Mapping[str, Sequence[float]], num_completed: int, factor: float = 1.0
+) -> dict[str, float | None]:
+    """Mean and percentiles of durations in ns, pooled by latency, of this many completed requests."""
     metrics: dict[str, float | None] = {}
     for latency in LATENCIES:
         durations = values[latency]
         # an array has as many durations as tokens and is summed as integers
         sum_ns = int(np.asarray(durations).sum()) if isinstance(durations, array) else fsum(durations)
         metrics[f"{latency}_ms"] = ms_from_ns(sum_ns / len(durations) * factor) if durations else None
-        for percent, value in percentiles(durations, len(completed)).items():
+        for percent, value in percentiles(durations, num_completed).items():
             metrics[f"p{percent}_{latency}_ms"] = ms_or_none(value, factor)
     return metrics
 

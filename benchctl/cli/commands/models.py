@@ -165,7 +165,7 @@ def _shape(name: str | None, dimensions: dict[str, int], arch: "Architecture") -
         if dimensions:
             options = ", ".join(f"--{option}" for option in dimensions)
             raise UsageError(f"--shape sets all dimensions and excludes {options}; leave out one or the other")
-        return replace(shape_for(name), qkv_bias=arch == "qwen2")
+        return replace(shape_for(name), qkv_bias=arch == "qwen2", qk_norm=arch == "qwen3")
     dims = _DEFAULTS | dimensions
     hidden, heads = dims["hidden"], dims["heads"]
     if hidden % heads:
@@ -181,4 +181,5 @@ def _shape(name: str | None, dimensions: dict[str, int], arch: "Architecture") -
         vocab=dims["vocab"],
         tied_embeddings=True,
         qkv_bias=arch == "qwen2",
+        qk_norm=arch == "qwen3",
     )

@@ -3,7 +3,7 @@
 import shlex
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -28,6 +28,8 @@ from benchctl.cli.experiment_options import (
     Seed,
 )
 from benchctl.cli.outcome import print_outcome
+from benchctl.cli.prediction_output import print_predictions, write_predictions
+from benchctl.cli.recorded_output import simulate_summary
 from benchctl.errors import UsageError
 
 if TYPE_CHECKING:
@@ -44,6 +46,7 @@ app = typer.Typer(help="Simulate an experiment in virtual time, without servers 
 class Kept(StrEnum):
     """The records that each run keeps."""
 
+    SUMMARY = "summary"
     REQUESTS = "requests"
     ALL = "all"
 
@@ -53,7 +56,21 @@ Jobs = Annotated[
     typer.Option("--jobs", "-j", min=1, help="Runs at a time; by default one for each core if that pays."),
 ]
 _Keep = Annotated[
-    Kept, typer.Option("--keep", help="Records of each run: those of its requests, or its steps as well.")
+    Kept,
+    typer.Option(
+        "--keep",
+        help="Records of each run: requests and steps, requests alone, or, of a trace of any length, only metrics.",
+    ),
+]
+
+
+_Draws = Annotated[
+    int | None,
+    typer.Option(
+        "--draws",
+        min=2,
+        help="Repeat each arm with so many draws of a fitted cost model, for prediction intervals.",
+    ),
 ]
 
 
@@ -69,6 +86,7 @@ def simulate(  # the parameters are the command line
     label: Label = None,
     keep: _Keep = Kept.ALL,
     jobs: Jobs = None,
+    draws: _Draws = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
@@ -77,19 +95,29 @@ def simulate(  # the parameters are the command line
         return
     chosen = simulated_profile(profile, engine, overrides or [], blocks, seed)
     check_experiment(chosen)
+    if keep is Kept.SUMMARY:
+        simulate_summary(chosen, output_dir, as_json=as_json)
+        return
     is_quiet = quiet or as_json
     from benchctl.measure.simulated_run import simulate_run
 
     lengths_from = measure_lengths(chosen, output_dir, label, is_quiet=is_quiet, simulate=simulate_run)
     prepared = prepare_experiment(chosen, lengths_from)
+    predictions = None
+    if draws is not None:  # first, because a model without draws is an error of usage
+        from benchctl.measure.capacity.prediction import predict_intervals
+
+        predictions = predict_intervals(chosen, prepared.requests, draws)
     results = create(chosen, prepared, output_dir, label, is_simulated=True)
     if not as_json:
         print(f"results in {results.path}; nothing is measured, all times are those of a cost model", flush=True)
     outcome = _simulate(results, chosen, prepared.requests, keep, jobs, is_quiet=is_quiet)
+    predicted = [] if predictions is None else write_predictions(results.path, predictions)
     if as_json:
-        _print_document(results.path)
+        _print_document(results.path, predicted)
     else:
         print_outcome(results.path, outcome)
+        print_predictions(predictions or ())
     if outcome.num_failed:
         raise typer.Exit(A_RUN_FAILED)
     if outcome.num_suspect:
@@ -126,11 +154,13 @@ def _simulate(
     from benchctl.measure.simulated_runs import simulated_runs
 
     next_step = f"See them with: {shlex.join(['benchctl', 'show', str(results.path)])}"
-    with simulated_runs(results, profile, requests, jobs=jobs, keep=keep.value) as simulate_run:
+    with simulated_runs(
+        results, profile, requests, jobs=jobs, keep="all" if keep is Kept.ALL else "requests"
+    ) as simulate_run:
         return measure(results, profile, requests, next_step, is_quiet=is_quiet, simulate=simulate_run)
 
 
-def _print_document(path: Path) -> None:
+def _print_document(path: Path, predicted: "list[Any]") -> None:
     """Print what ``show --json`` prints, with the directory; everything derived is written as well."""
     from benchctl.analysis.analyzed import analyze_directory
     from benchctl.cli.screen import print_json
@@ -139,4 +169,5 @@ def _print_document(path: Path) -> None:
 
     analysis = analyze_directory(path)
     write_derived(analysis)
-    print_json({"directory": str(path), **show_document(analysis)})
+    intervals = {"predictions": predicted} if predicted else {}
+    print_json({"directory": str(path), **show_document(analysis), **intervals})

@@ -26,6 +26,7 @@ from benchctl.records.record import ResultWarning
 from benchctl.records.request import PreparedRequest
 from benchctl.records.step import Clock, StepRecord
 from benchctl.steptime.model_file import read_model
+from benchctl.steptime.work import Deployment
 from benchctl.workload.datasets.files import in_data_directory
 
 _LAG_FRAC: Final = 0.02
@@ -66,7 +67,12 @@ class SimEngine(OpenAiServer):
             if options.layer_profile is not None:
                 find_tables(in_data_directory(options.layer_profile))
             if options.step_time_model is not None:
-                read_model(Path(options.step_time_model).expanduser())
+                deployment = Deployment(
+                    shape=shape_for(settings.model),
+                    hardware=hardware_for(options.hardware),
+                    tensor_parallel=options.tensor_parallel_size,
+                )
+                read_model(Path(options.step_time_model).expanduser()).check_deployment(deployment)
         except UsageError as error:
             raise EngineUnavailableError(f"engine 'sim', variant {settings.variant!r}: {error}") from error
 

@@ -39,6 +39,11 @@ class Recipe:
             raise UsageError(f"context is {self.context}; give the longest sequence in tokens, 1 or more")
         if shape.head != "lm_head":
             raise UsageError(f"shape {shape.name!r} has a value head; name the backbone that it was made from")
+        if shape.moe is not None or shape.latent is not None:
+            raise UsageError(
+                f"shape {shape.name!r} has experts or a latent attention, which no architecture here has; name a "
+                "dense model"
+            )
         if shape.head_dim % 2:
             raise UsageError(
                 f"shape {shape.name!r}: {shape.head_dim} dimensions per head cannot be rotated in pairs; choose "

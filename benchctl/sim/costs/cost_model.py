@@ -96,7 +96,7 @@ class StepCost(msgspec.Struct, frozen=True, kw_only=True):
 
     def total_ns(self) -> int:
         """Duration of the step."""
-        return sum(self.parts())
+        return sum(filter(None, msgspec.structs.astuple(self)))
 
     def sections(self) -> dict[str, int]:
         """The nested sections of a step record; parents are the sums of their parts."""
@@ -153,7 +153,7 @@ class DecodeCost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GuidedCounts(NamedTuple):
-    """What guidance counts in steps of a stretch, as in GuidedStep: one value a step, or one step."""
+    """Counts of guidance in steps of a stretch, as in GuidedStep: one value a step, or one step."""
 
     scored_rows: "Integers"
     candidates: "Integers"

@@ -10,6 +10,8 @@ host, no launches) but loading the value model once. Real servers are slower; th
 bound is the point of the comparison.
 """
 
+from collections.abc import Callable
+from functools import cache, lru_cache, partial
 from typing import Final
 
 from benchctl.costs.hardware import Hardware
@@ -36,20 +38,25 @@ def cost_model(config: SimConfig) -> CostModel:
     models = served_models(config)
     shape, value_shape, hardware = models.shape, models.value_shape, models.hardware
     row_bytes = shape.vocab * _BYTES_PER_PROBABILITY
+    forward_ns = _forward(shape, hardware)
 
     def price(batch: StepBatch) -> StepCost:
         if batch.is_plain_decode:
             return decode(batch).cost_at(batch.context_tokens)
-        return with_sampler(batch, _forward_ns(batch, shape, hardware))
+        return with_sampler(batch, forward_ns(batch))
 
     def decode(batch: StepBatch) -> DecodeCost:
         return DecodeCost(rest=with_sampler(batch, 0), lines=_decode_lines(batch, shape, hardware))
 
+    @cache  # one for each number of rows
+    def passes_ns(num_rows: int) -> tuple[int, int]:
+        pre, sample = (passes * row_bytes * num_rows for passes in (_PRE_PASSES, _SAMPLE_PASSES))
+        return roofline_ns(0, pre, hardware), roofline_ns(0, sample, hardware)
+
     def with_sampler(batch: StepBatch, forward: int) -> StepCost:
         if batch.is_greedy is None:
             return StepCost(model_forward=forward)
-        pre = roofline_ns(0, _PRE_PASSES * row_bytes * batch.num_sampling, hardware)
-        sample = roofline_ns(0, _SAMPLE_PASSES * row_bytes * batch.num_sampling, hardware)
+        pre, sample = passes_ns(batch.num_sampling)
         if batch.is_greedy:
             return StepCost(model_forward=forward, sampler_rest=pre // _PRE_PASSES)
         scored = value_shape if batch.guided.scored_rows else None
@@ -68,15 +75,24 @@ def cost_model(config: SimConfig) -> CostModel:
     return CostModel(price=price, decode=decode)
 
 
-def _forward_ns(batch: StepBatch, shape: ModelShape, hardware: Hardware) -> int:
-    tokens = batch.num_prefill_tokens + batch.num_decode_tokens
-    # The batch has one count of positions: those of a step with a prompt are taken as the prompt's.
-    positions = batch.attended_positions if batch.num_prefill_tokens else 0
-    flops = forward_flops(
-        shape, tokens, positions, batch.num_sampling, decode_positions=batch.attended_positions - positions
+def _forward(shape: ModelShape, hardware: Hardware) -> Callable[[StepBatch], int]:
+    """model_forward of a batch, with what does not depend on it computed once."""
+    token, position, head, decode_position = (
+        forward_flops(shape, *counts, decode_positions=decodes)
+        for *counts, decodes in ((1, 0, 0, 0), (0, 1, 0, 0), (0, 0, 1, 0), (0, 0, 0, 1))
     )
-    num_bytes = forward_bytes(shape, batch.context_tokens + tokens, tokens)
-    return roofline_ns(flops, num_bytes, hardware, shape.precision)
+    kv_bytes = shape.kv_bytes_per_token()
+    weight_bytes = lru_cache(maxsize=1 << 14)(partial(forward_bytes, shape, 0))
+
+    def forward_ns(batch: StepBatch) -> int:
+        tokens = batch.num_prefill_tokens + batch.num_decode_tokens
+        # The batch has one count of positions: those of a step with a prompt are taken as the prompt's.
+        of_position = position if batch.num_prefill_tokens else decode_position
+        flops = tokens * token + batch.attended_positions * of_position + batch.num_sampling * head
+        num_bytes = (batch.context_tokens + tokens) * kv_bytes + weight_bytes(tokens)
+        return roofline_ns(flops, num_bytes, hardware, shape.precision)
+
+    return forward_ns
 
 
 def _decode_lines(batch: StepBatch, shape: ModelShape, hardware: Hardware) -> tuple[tuple[float, float], ...]:

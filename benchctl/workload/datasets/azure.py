@@ -6,6 +6,7 @@ The trace holds no text; prompts are synthetic words of the recorded length.
 
 import csv
 import re
+from array import array
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from io import StringIO
@@ -16,6 +17,7 @@ from benchctl.units import NS_PER_S
 from benchctl.workload.datasets.dataset import FileDataset
 from benchctl.workload.datasets.files import DatasetFile
 from benchctl.workload.datasets.prompt import Prompt, Selection, SourceFile
+from benchctl.workload.datasets.recorded_load import RecordedLoad
 from benchctl.workload.datasets.rows import damaged_row, read_bytes
 from benchctl.workload.datasets.synthetic import text_of_length
 
@@ -45,6 +47,16 @@ def azure_prompts(file: SourceFile, selection: Selection) -> tuple[Prompt, ...]:
         for i in selection.row_order(len(rows))
     )
     return selection.take(prompts, file)
+
+
+def azure_lengths(file: SourceFile) -> RecordedLoad:
+    """Arrivals from the first row, and lengths, of all rows."""
+    rows = _read(file)
+    return RecordedLoad(
+        arrival_ns=array("q", (row.arrival_ns - rows[0].arrival_ns for row in rows)),
+        prompt_tokens=array("q", (row.context_tokens for row in rows)),
+        output_tokens=array("q", (row.generated_tokens for row in rows)),
+    )
 
 
 def timestamp_ns(text: str) -> int:
@@ -98,6 +110,7 @@ DATASET: Final = FileDataset(
         source_page="https://github.com/Azure/AzurePublicDataset",
     ),
     read=azure_prompts,
+    read_lengths=azure_lengths,
     has_output_lengths=True,
     has_arrivals=True,
 )

@@ -14,6 +14,7 @@ from benchctl.profile.choices import DATASETS
 from benchctl.profile.workload import Workload
 from benchctl.workload.datasets.files import DatasetFile
 from benchctl.workload.datasets.prompt import Prompt, Selection, SourceFile
+from benchctl.workload.datasets.recorded_load import RecordedLoad
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +27,8 @@ class FileDataset:
     """Whether each prompt has the length of its output."""
     has_arrivals: bool = False
     """Whether each prompt has a recorded arrival, as ``arrival.kind: trace`` needs."""
+    read_lengths: Callable[[SourceFile], RecordedLoad] | None = None
+    """Reads arrivals and lengths alone, for loads that are too large for prompts."""
     is_replaceable: bool = False
     """Whether generated prompts may replace a missing file; a recorded trace has no equal."""
 

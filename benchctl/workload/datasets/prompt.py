@@ -3,8 +3,9 @@
 Each dataset module turns rows into prompts; ``prepare`` turns prompts into requests.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import count, islice
 from pathlib import Path
 from typing import Literal
 
@@ -51,6 +52,8 @@ class Selection:
     num_prompts: int
     method: Literal["first", "sample"]
     seed: int
+    repeats: bool = False
+    """Begin again where there are fewer rows."""
 
     def row_order(self, num_rows: int) -> Sequence[int]:
         """Rows in the order in which they are considered."""
@@ -70,8 +73,26 @@ class Selection:
             selected.append(prompt)
             if len(selected) == self.num_prompts:
                 return tuple(selected)
+        if self.repeats and selected:
+            return tuple(islice(_laps(selected), self.num_prompts))
         raise DatasetError(
             f"{file.path}: {self.num_prompts} prompts are asked for, but {file.kind} has only {len(selected)} "
-            f"usable rows; set workload.num_prompts to at most {len(selected)}, or take several samples of each "
-            "prompt with workload.samples_per_prompt"
+            f"usable rows; set workload.num_prompts to at most {len(selected)}, begin again with workload.repeat, "
+            "or take several samples of each prompt with workload.samples_per_prompt"
         )
+
+
+def lap_ns(first_ns: int, last_ns: int, num_arrivals: int) -> int:
+    """Time after which a recording begins again: its length and one mean gap."""
+    return last_ns - first_ns + (last_ns - first_ns) // max(num_arrivals - 1, 1)
+
+
+def _laps(prompts: Sequence[Prompt]) -> Iterator[Prompt]:
+    """The prompts again and again; those of later laps have names of their own and later arrivals."""
+    yield from prompts
+    arrivals = [prompt.arrival_ns for prompt in prompts if prompt.arrival_ns is not None]
+    period_ns = lap_ns(min(arrivals), max(arrivals), len(arrivals)) if arrivals else 0
+    for lap in count(1):
+        for prompt in prompts:
+            arrival_ns = None if prompt.arrival_ns is None else prompt.arrival_ns + lap * period_ns
+            yield replace(prompt, prompt_id=f"{prompt.prompt_id}-lap{lap:02d}", arrival_ns=arrival_ns)

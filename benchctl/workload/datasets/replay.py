@@ -4,6 +4,7 @@ Rows hold ``input_toks``, ``output_toks``, ``arrival_time_ns`` and usually ``inp
 be restored without the tokenizer, so each id becomes a word of its own: prompts that shared a prefix still do.
 """
 
+from array import array
 from typing import Final
 
 import msgspec
@@ -11,6 +12,7 @@ import msgspec
 from benchctl.workload.datasets.dataset import FileDataset
 from benchctl.workload.datasets.files import DatasetFile
 from benchctl.workload.datasets.prompt import Prompt, Selection, SourceFile
+from benchctl.workload.datasets.recorded_load import RecordedLoad
 from benchctl.workload.datasets.rows import damaged_row, read_jsonl_rows
 from benchctl.workload.datasets.synthetic import text_from_numbers, text_of_length
 
@@ -26,12 +28,7 @@ class ReplayRow(msgspec.Struct, frozen=True):
 
 def replay_prompts(file: SourceFile, selection: Selection) -> tuple[Prompt, ...]:
     """The selected requests. Arrivals count from the beginning of the recording, whichever rows are taken."""
-    rows: list[ReplayRow] = []
-    for number, row in read_jsonl_rows(file.path, ReplayRow):
-        problem = _problem(row)
-        if problem is not None:
-            raise damaged_row(file.path, number, problem)
-        rows.append(row)
+    rows = _checked_rows(file)
     prompts = (
         Prompt(
             prompt_id=f"sharegpt-replay-{i:05d}",
@@ -44,6 +41,26 @@ def replay_prompts(file: SourceFile, selection: Selection) -> tuple[Prompt, ...]
         for i in selection.row_order(len(rows))
     )
     return selection.take(prompts, file)
+
+
+def replay_lengths(file: SourceFile) -> RecordedLoad:
+    """Arrivals from the beginning of the recording, and lengths, of all requests."""
+    rows = sorted(_checked_rows(file), key=lambda row: row.arrival_time_ns)
+    return RecordedLoad(
+        arrival_ns=array("q", (row.arrival_time_ns for row in rows)),
+        prompt_tokens=array("q", (row.input_toks for row in rows)),
+        output_tokens=array("q", (row.output_toks for row in rows)),
+    )
+
+
+def _checked_rows(file: SourceFile) -> list[ReplayRow]:
+    rows: list[ReplayRow] = []
+    for number, row in read_jsonl_rows(file.path, ReplayRow):
+        problem = _problem(row)
+        if problem is not None:
+            raise damaged_row(file.path, number, problem)
+        rows.append(row)
+    return rows
 
 
 def _text(row: ReplayRow, index: int, seed: int) -> str:
@@ -76,6 +93,7 @@ DATASET: Final = FileDataset(
         source_page="https://github.com/casys-kaist/LLMServingSim",
     ),
     read=replay_prompts,
+    read_lengths=replay_lengths,
     has_output_lengths=True,
     has_arrivals=True,
 )

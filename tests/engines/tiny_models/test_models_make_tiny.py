@@ -43,6 +43,7 @@ def recipe(arch="qwen2", *, dtype="bfloat16", seed=0, tied=True, vocab=400):
         vocab=vocab,
         tied_embeddings=tied,
         qkv_bias=arch == "qwen2",
+        qk_norm=arch == "qwen3",
     )
     return Recipe(arch=arch, shape=shape, context=256, dtype=dtype, seed=seed)
 
@@ -78,9 +79,7 @@ def test_a_model_has_the_shape_and_the_parameters_that_benchctl_reads_from_it(tm
     make_model(tmp_path / "tiny", made)
     shape = shape_for(str(tmp_path / "tiny"))
     assert shape == made.shape
-    # Qwen3 has norms of queries and keys, which shapes leave out.
-    head_norms = 2 * shape.layers * shape.head_dim if arch == "qwen3" else 0
-    assert sum(spec.size for spec in tensor_specs(made)) == shape.num_params() + head_norms
+    assert sum(spec.size for spec in tensor_specs(made)) == shape.num_params()
 
 
 @pytest.mark.parametrize("name", ["qwen2.5-1.5b", "qwen2.5-7b"])
@@ -274,6 +273,7 @@ def test_a_place_where_nothing_can_be_written_is_named(tmp_path):
         ),
         (["--shape", "qwen2.5-0.6b"], "did you mean qwen2.5-0.5b"),
         (["--shape", "lvm-a-b-qwen2.5-0.5b"], "has a value head"),
+        (["--shape", "mixtral-8x7b", "--arch", "llama"], "has experts or a latent attention"),
         (["--arch", "gpt2"], "'gpt2' is not one of"),
         (["--value-layers", "1"], "--value-layers: only for a value model; add --value-model"),
         (["--value-model", "--gguf"], "--gguf and --value-model contradict"),

@@ -5,7 +5,7 @@ a step by a step-time model.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -18,8 +18,10 @@ from benchctl.report.page.parts.shapes import svg_length
 from benchctl.units import MS_PER_S
 
 _THINNEST_BAR: Final = 0.002
+_NO_WIDTH: Final = 1e-6
+"""An interval narrower than this share of its ends is rounding."""
 _WORTH_A_BAR_FRAC: Final = 0.01
-"""Sections that add less than this share of the largest are shown together."""
+"""Parts that add less than this share of the largest are shown together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,19 +84,12 @@ def from_sections(cell: CellComparison) -> Waterfall | None:
     split = None if cell.decomposition is None else cell.decomposition.sections
     if split is None or split.whole.a_s is None or len(split.sections) < 2:
         return None
-    worth = _WORTH_A_BAR_FRAC * max(abs(section.added_s) for section in split.sections)
-    falls = [_section(section) for section in split.sections if abs(section.added_s) >= worth]
-    small = [section for section in split.sections if abs(section.added_s) < worth]
-    if small:
-        names = ", ".join(section.name for section in small)
-        added = sum(section.added_s for section in small) * MS_PER_S
-        falls.append(Fall(label="all others", added=added, meaning=f"together: {names}", is_clear=False))
     return Waterfall(
         title=f"{cell.label}: mean step",
         unit="ms",
         start_label=cell.a_label,
         start=split.whole.a_s * MS_PER_S,
-        falls=tuple(falls),
+        falls=_parts_of_step(split.sections, "time per step in"),
         end_label=cell.b_label,
         end=(split.whole.a_s + split.whole.added_s) * MS_PER_S,
         sentence=f"Sections of a step: {split.clock_note}.",
@@ -111,27 +106,32 @@ def from_model(cell: CellComparison) -> Waterfall | None:
         unit="ms",
         start_label=cell.a_label,
         start=split.whole.a_s * MS_PER_S,
-        falls=tuple(
-            _part(part, f"mean step by {part.name}: mean over blocks of b - a, with its 95% interval")
-            for part in (*split.shown_factors, split.rest)
-        ),
+        falls=_parts_of_step((*split.shown_factors, split.rest), "time per step by"),
         end_label=cell.b_label,
         end=(split.whole.a_s + split.whole.added_s) * MS_PER_S,
         sentence=f"By the {source_text(split.source)}.",
     )
 
 
-def _section(section: Contribution) -> Fall:
-    return _part(section, f"time per step in {section.name}: mean over blocks of b - a, with its 95% interval")
+def _parts_of_step(parts: Sequence[Contribution], what: str) -> tuple[Fall, ...]:
+    """A fall for each part of the mean step, the smallest as one."""
+    worth = _WORTH_A_BAR_FRAC * max(abs(part.added_s) for part in parts)
+    falls = [_part(part, what) for part in parts if abs(part.added_s) >= worth]
+    if small := [part for part in parts if abs(part.added_s) < worth]:
+        names = ", ".join(part.name for part in small)
+        added = sum(part.added_s for part in small) * MS_PER_S
+        falls.append(Fall(label="all others", added=added, meaning=f"together: {names}", is_clear=False))
+    return tuple(falls)
 
 
-def _part(part: Contribution, meaning: str) -> Fall:
+def _part(part: Contribution, what: str) -> Fall:
     low, high = part.ci_low_s, part.ci_high_s
+    has_width = low is not None and high is not None and not math.isclose(low, high, rel_tol=_NO_WIDTH)
     return Fall(
         label=part.name,
         added=part.added_s * MS_PER_S,
-        half_width=None if low is None or high is None else (high - low) / 2 * MS_PER_S,
-        meaning=meaning,
+        half_width=(high - low) / 2 * MS_PER_S if has_width and low is not None and high is not None else None,
+        meaning=f"{what} {part.name}: mean over blocks of b - a, with its 95% interval",
         is_clear=part.is_significant,
     )
 

@@ -1,0 +1,68 @@
+"""``benchctl simulate --keep summary``: a trace of any length, of which only metrics are printed and written."""
+
+from typing import TYPE_CHECKING, Any, Final
+
+from benchctl.cli.screen import print_json, wide_console
+from benchctl.formats import short_number
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from benchctl.profile.model import Profile
+
+_COLUMNS: Final = (
+    "num_requests",
+    "wall_s",
+    "output_throughput",
+    "ttft_ms",
+    "p99_ttft_ms",
+    "tpot_ms",
+    "e2el_ms",
+    "p99_e2el_ms",
+    "num_steps",
+)
+
+
+def simulate_summary(profile: "Profile", output_root: "Path", *, as_json: bool) -> None:
+    """Simulate every run of the profile on its trace, one after the other; write ``metrics.json`` and print it."""
+    import datetime as dt
+
+    from benchctl.measure.recorded_run import simulate_recorded
+    from benchctl.measure.result_directory import renamed_when_complete
+    from benchctl.profile.load import dump_profile
+    from benchctl.profile.planning.plan import plan_runs, variant_settings
+    from benchctl.records.directory import arm_label
+    from benchctl.records.jsonl import write_bytes_atomic, write_json_atomic
+    from benchctl.sim.settings import costs_in_words
+    from benchctl.workload.recorded import recorded_load
+
+    load = recorded_load(profile)
+    runs: list[dict[str, Any]] = []
+    for planned in plan_runs(profile).runs:
+        metrics = simulate_recorded(profile, planned, load)
+        costs = costs_in_words(variant_settings(profile, planned.variant, planned.cell))
+        arm = {"run_id": planned.run_id, "arm": arm_label(planned.variant, planned.cell), "costs": costs}
+        runs.append({**arm, "metrics": {name: value for name, value in metrics.items() if value is not None}})
+    document = {"schema_version": 1, "profile": profile.name, "seed": profile.seed, "runs": runs}
+    stem = f"{dt.datetime.now(dt.UTC):%Y%m%dT%H%M%SZ}-summary"
+    with renamed_when_complete(output_root / profile.name, stem) as (unfinished, finish):
+        write_json_atomic(unfinished / "metrics.json", document)
+        write_bytes_atomic(unfinished / "profile.yaml", dump_profile(profile).encode())
+        directory = finish()
+    if as_json:
+        print_json({"directory": str(directory), **document})
+        return
+    _print_table(runs)
+    print(f"all times are simulated; every metric is in {directory / 'metrics.json'}")
+
+
+def _print_table(runs: list[dict[str, Any]]) -> None:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for head in ("run", *_COLUMNS):
+        table.add_column(head, justify="left" if head == "run" else "right", no_wrap=True)
+    for run in runs:
+        values = [run["metrics"].get(name) for name in _COLUMNS]
+        table.add_row(run["run_id"], *("-" if value is None else short_number(value) for value in values))
+    wide_console().print(table)

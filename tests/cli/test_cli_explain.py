@@ -1,0 +1,114 @@
+"""``benchctl compare`` explains the change of the mean step by a step-time model."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.cli import benchctl
+
+from benchctl.analysis.compare.compare import CompareOptions, Side, compare_sides
+from benchctl.report.page.parts.waterfall import from_model
+from benchctl.steptime.model import HeldOutError, Provenance, StepTimeModel
+from benchctl.steptime.model_file import write_model
+from benchctl.steptime.structure import Coefficient
+
+MODEL = StepTimeModel(
+    structure="roofline",
+    coefficients=(Coefficient(name="roofline", value=1.0),),
+    hardware="h100-sxm",
+    tensor_parallel=(1,),
+    provenance=Provenance(
+        runs=("a",),
+        num_steps=100,
+        held_out=(HeldOutError(by="run", num_groups=3, num_steps=100, mape_frac=0.034, bias_frac=-0.012),),
+    ),
+)
+PROFILE = """
+engine: {{kind: sim, options: {{cost_model: roofline}}}}
+model: qwen2.5-7b
+{more}
+blocks: 2
+workload:
+  dataset: synthetic
+  input_len: {{mean: 200, cv: 0.5, min: 16}}
+  output_len: {{mean: 30, cv: 0.5}}
+  num_prompts: 40
+  arrival: {{kind: closed-loop, max_concurrency: 16}}
+allowed_differences: [server.max_num_seqs]
+variants: {{baseline: {{}}, small: {{server: {{max_num_seqs: 4}}}}}}
+"""
+
+
+def simulated(directory: Path, more: str = "") -> Path:
+    """Two variants that differ in the largest batch, simulated at the roofline."""
+    (directory / "batches.yaml").write_text(PROFILE.format(more=more))
+    done = benchctl("simulate", "--profile", "batches.yaml", "-q", cwd=directory)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return directory / "results" / "batches" / "latest"
+
+
+@pytest.fixture(name="results", scope="module")
+def _results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return simulated(tmp_path_factory.mktemp("explain"))
+
+
+def compared(results: Path, *options: object) -> dict:
+    """The decomposition of the only cell, as JSON."""
+    done = benchctl("compare", f"{results}:baseline", f"{results}:small", "--json", *options)
+    assert done.returncode in {0, 1, 3}, done.stderr
+    return json.loads(done.stdout)["cells"][0]["decomposition"]
+
+
+def test_without_a_model_one_is_fitted_to_the_baseline_and_explains_smaller_batches(results):
+    model = compared(results)["model"]
+    added_s = {part["name"]: part["added_s"] for part in model["parts"]}
+    assert model["source"] == "fitted to the baseline's own steps"
+    assert sum(added_s.values()) == pytest.approx(model["whole"]["added_s"])
+    assert added_s["batch"] < 0
+    assert model["explained_frac"] == pytest.approx(1, abs=0.1)
+
+
+def test_the_model_by_which_the_steps_were_made_explains_all_of_their_change(results, tmp_path):
+    path = tmp_path / "planted.json"
+    write_model(path, MODEL)
+    decomposition = compared(results, "--step-time-model", path)
+    model = decomposition["model"]
+    assert (model["source"], model["held_out_mape_frac"]) == (str(path), 0.034)
+    # The simulator also prices sampling, which is no work of the model.
+    assert abs(model["parts"][-1]["added_s"]) < 0.05 * abs(model["whole"]["added_s"])
+    line = decomposition["lines"][-1]
+    assert line.startswith("step -")
+    assert "3.4% off on steps left out of its fit" in line
+
+
+def test_all_rows_and_the_sentence_name_what_the_work_explains(results):
+    done = benchctl("compare", f"{results}:baseline", f"{results}:small", "--all")
+    rows = [line for line in done.stdout.splitlines() if "of the step (step-time model)" in line]
+    assert any("prompts" in row for row in rows)
+    assert any("not explained by the work" in row for row in rows)
+    assert "a step-time model explains" in done.stdout
+
+
+def test_the_page_has_a_waterfall_of_the_step_by_its_work_that_adds_up(results):
+    comparison = compare_sides(Side(results, "baseline"), Side(results, "small"), CompareOptions())
+    fall = from_model(comparison.cells[0])
+    assert fall is not None
+    assert fall.start + sum(part.added for part in fall.falls) == pytest.approx(fall.end, rel=1e-6)
+    assert {"batch", "prompts"} & {part.label for part in fall.falls}
+
+
+def test_a_model_of_another_hardware_is_refused_with_the_remedy(results, tmp_path):
+    path = tmp_path / "a100.json"
+    write_model(path, replace(MODEL, hardware="a100-sxm"))
+    done = benchctl("compare", f"{results}:baseline", f"{results}:small", "--step-time-model", path)
+    assert done.returncode == 2
+    assert f"{path}: a step-time model of a100-sxm" in done.stderr
+    assert "benchctl steptime calibrate" in done.stderr
+
+
+def test_a_model_of_the_profile_that_is_gone_is_named_and_stops_nothing(tmp_path):
+    results = simulated(tmp_path, more="step_time_model: gone.json")
+    decomposition = compared(results)
+    assert decomposition["model"] is None
+    assert "the step-time model of the profile cannot be used: gone.json" in decomposition["model_missing"]

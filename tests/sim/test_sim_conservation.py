@@ -1,0 +1,171 @@
+"""What goes into a simulation comes out of it: tokens, blocks and requests, whatever the load and the limits."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.servers.simulator import prompt_of, request_of
+
+from benchctl.errors import UsageError
+from benchctl.sim.config import SimConfig
+from benchctl.sim.counted_requests import CountedRequests
+from benchctl.sim.load import SimLoad
+from benchctl.sim.simulate import Simulation, simulate
+
+MS = 1_000_000
+loads_strategy = st.lists(
+    st.tuples(st.integers(1, 120), st.integers(1, 200), st.integers(0, 2000)), min_size=1, max_size=25
+)
+config_strategy = st.fixed_dictionaries(
+    {
+        "cost_model": st.sampled_from(["lenvm-h100", "roofline"]),
+        "max_num_seqs": st.integers(1, 30),
+        "max_num_batched_tokens": st.integers(30, 300),
+        "num_kv_blocks": st.integers(25, 120),
+        "enable_prefix_caching": st.booleans(),
+        "scheduling": st.sampled_from(["fcfs", "priority"]),
+        "noise": st.sampled_from(["none", "published"]),
+    }
+)
+
+
+def load_of(sizes: list[tuple[int, int, int]], limit: int | None = None) -> SimLoad:
+    requests = tuple(
+        request_of(f"r{i}", prompt=prompt_of(prompt, f"p{i % 4}-"), max_tokens=output, priority=i % 3)
+        for i, (prompt, output, _) in enumerate(sizes)
+    )
+    return SimLoad(requests=requests, arrival_ns=tuple(at * MS for *_, at in sizes), max_concurrency=limit)
+
+
+def optional(simulation: Simulation, name: str) -> np.ndarray:
+    values = simulation.step_columns().optional(name)
+    assert values is not None
+    return values.astype(int)
+
+
+@settings(max_examples=100, deadline=None)
+@given(loads_strategy, config_strategy, st.none() | st.integers(1, 5))
+def test_tokens_requests_and_time_are_conserved(
+    sizes: list[tuple[int, int, int]], options: dict[str, Any], limit: int | None
+) -> None:
+    simulation = simulate(SimConfig(**options), [load_of(sizes, limit)])
+    steps, requests = simulation.step_columns(), simulation.requests
+    assert sorted(requests.index) == list(range(len(sizes)))
+    assert list(requests.output_tokens[np.argsort(requests.index)]) == [output for _, output, _ in sizes]
+    assert optional(simulation, "output_tokens").sum() == sum(output for _, output, _ in sizes)
+    assert requests.preemptions.sum() == simulation.num_preemptions == optional(simulation, "preempted").sum()
+    ends_ns = steps.start_ns + steps.dur_ns
+    assert (steps.start_ns[1:] >= ends_ns[:-1]).all()
+    assert (requests.arrival_ns <= requests.first_token_ns).all()
+    assert (requests.first_token_ns <= requests.last_token_ns).all()
+    assert (np.diff(requests.last_token_ns) >= 0).all()
+    assert np.isin(requests.last_token_ns, ends_ns).all()
+    computed = optional(simulation, "num_prefill_tokens").sum()
+    if not simulation.num_preemptions:
+        assert computed + requests.cached_tokens.sum() == sum(prompt for prompt, _, _ in sizes)
+    used = optional(simulation, "kv_used_blocks")
+    assert used.min() >= 1
+    assert used.max() <= options["num_kv_blocks"]
+    assert steps.num_seqs.max() <= options["max_num_seqs"]
+
+
+@settings(max_examples=60, deadline=None)
+@given(loads_strategy, config_strategy)
+def test_little_s_law_holds(sizes: list[tuple[int, int, int]], options: dict[str, Any]) -> None:
+    """Rows in a batch, summed over time, are the times that requests spend in batches, summed over requests."""
+    config = SimConfig(**{**options, "num_kv_blocks": 1000, "max_num_seqs": 30, "max_num_batched_tokens": 5000})
+    simulation = simulate(config, [load_of(sizes)])
+    steps, requests = simulation.step_columns(), simulation.requests
+    # With room for all, a request is in a batch from the first step that begins after its arrival.
+    begin_ns = steps.start_ns[np.searchsorted(steps.start_ns, requests.arrival_ns)]
+    assert (steps.num_seqs * steps.dur_ns).sum() <= (requests.last_token_ns - begin_ns).sum()
+    idle_ns = [
+        (steps.start_ns[1:] - steps.start_ns[:-1] - steps.dur_ns[:-1])[
+            (steps.start_ns[1:] > begin) & (steps.start_ns[1:] <= end)
+        ].sum()
+        for begin, end in zip(begin_ns, requests.last_token_ns, strict=True)
+    ]
+    assert (steps.num_seqs * steps.dur_ns).sum() == (requests.last_token_ns - begin_ns).sum() - sum(idle_ns)
+
+
+@settings(max_examples=60, deadline=None)
+@given(loads_strategy, st.integers(1, 40))
+def test_blocks_in_use_are_those_of_the_contexts(sizes: list[tuple[int, int, int]], block_size: int) -> None:
+    """Without shared prefixes each row of a step holds whole blocks for its context and no others."""
+    load = SimLoad(requests=CountedRequests([p for p, *_ in sizes], [o for _, o, _ in sizes]))
+    simulation = simulate(SimConfig(block_size=block_size, num_kv_blocks=10_000), [load])
+    for step in simulation.steps:
+        assert step.context_tokens is not None
+        assert step.kv_used_blocks is not None
+        assert step.context_tokens <= step.kv_used_blocks * block_size
+        assert step.kv_used_blocks * block_size < step.context_tokens + step.num_seqs * block_size
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 100), st.integers(1, 60), st.integers(0, 500)), min_size=2, max_size=12),
+    st.integers(1, 3),
+    st.none() | st.integers(1, 3),
+)
+def test_a_turn_is_released_when_the_one_before_it_has_ended_and_its_user_has_thought(
+    turns: list[tuple[int, int, int]], num_sessions: int, limit: int | None
+) -> None:
+    follows = [index - num_sessions if index >= num_sessions else -1 for index in range(len(turns))]
+    load = SimLoad(
+        requests=CountedRequests([p for p, *_ in turns], [o for _, o, _ in turns]),
+        arrival_ns=[think * MS for *_, think in turns],
+        follows=follows,
+        max_concurrency=limit,
+    )
+    requests = simulate(SimConfig(), [load]).requests
+    order = np.argsort(requests.index)
+    arrival_ns, end_ns = requests.arrival_ns[order], requests.last_token_ns[order]
+    for index, before in enumerate(follows):
+        due_ns = turns[index][2] * MS + (end_ns[before] if before >= 0 else 0)
+        assert arrival_ns[index] >= due_ns
+        if limit is None:
+            # it enters at the end of the step in which it is due
+            assert arrival_ns[index] - due_ns <= 10**9
+    assert len(requests) == len(turns)
+
+
+def test_the_next_turn_of_a_session_finds_its_prompt_and_its_answer_in_the_cache() -> None:
+    def blocks(count: int) -> tuple[tuple[str, int], ...]:
+        return tuple(("session", index) for index in range(count))
+
+    first, second = prompt_of(40, "a"), prompt_of(120, "a")
+    first = first.__class__(num_tokens=40, digest="1", asks_for_box=False, block_hashes=blocks(2))
+    second = second.__class__(num_tokens=120, digest="2", asks_for_box=False, block_hashes=blocks(7))
+    load = SimLoad(
+        requests=(
+            request_of("turn-1", prompt=first, max_tokens=50, answer_hashes=blocks(5)[2:]),
+            request_of("turn-2", prompt=second, max_tokens=5),
+        ),
+        arrival_ns=(0, 5 * MS),
+        follows=(-1, 0),
+    )
+    simulation = simulate(SimConfig(enable_prefix_caching=True), [load])
+    # 40 + 50 tokens, of which the last was never computed: five full blocks of 16
+    assert list(simulation.requests.cached_tokens) == [0, 80]
+    assert simulation.requests.arrival_ns[1] == simulation.requests.last_token_ns[0] + 5 * MS
+    assert list(simulate(SimConfig(), [load]).requests.cached_tokens) == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"arrival_ns": (0,)}, "arrival_ns has 1 entries for 2 requests; give one for each"),
+        ({"follows": (-1, 1)}, "follows names a later request, or the request itself; name an earlier turn"),
+    ],
+)
+def test_a_load_that_cannot_be_is_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        SimLoad(requests=CountedRequests([1, 2], [3, 4]), **fields)
+
+
+def test_lengths_come_in_pairs() -> None:
+    with pytest.raises(UsageError, match="2 prompt lengths for 1 output lengths"):
+        CountedRequests([1, 2], [3])
+    assert [request.max_tokens for request in CountedRequests([1, 2, 3], [3, 4, 5])[1:]] == [4, 5]
