@@ -6,7 +6,7 @@ import pytest
 from support.cli import benchctl
 
 from benchctl.profile.load import load_profile
-from benchctl.profile.planning.plan import plan_runs, undeclared_differences, variant_settings
+from benchctl.profile.planning.plan import arms, plan_runs, undeclared_differences, variant_settings
 from benchctl.records.jsonl import read_jsonl
 from benchctl.records.step import StepRecord
 from benchctl.workload.prepare import prepare_requests
@@ -70,3 +70,10 @@ def test_w4_mixes_both_phases_in_one_step(tmp_path: Path) -> None:
     mixed = [step for step in steps if step.phase == "mixed"]
     assert len(mixed) >= 10
     assert max(step.num_prefill_tokens or 0 for step in mixed) >= 1024
+
+
+def test_w5_runs_on_the_simulator_with_a_model_of_several_devices() -> None:
+    fitted = ["engine.options.cost_model=fitted", "engine.options.step_time_model=model.json"]
+    profile = load_profile("steptime-w5", engine="sim", overrides=fitted)
+    sizes = {variant_settings(profile, *arm).server.model_dump()["tensor_parallel_size"] for arm in arms(profile)}
+    assert sizes == {1, 2, 4}
