@@ -12,7 +12,7 @@ import uvloop
 
 from benchctl.errors import UsageError
 from benchctl.profile.choices import COST_MODELS
-from benchctl.sim.config import Noise, Revision, SimConfig
+from benchctl.sim.config import GuidedRowsMode, Noise, Revision, Scheduling, SimConfig
 from benchctl.sim.http.server import Server, open_step_log
 
 log = logging.getLogger("benchctl.sim")
@@ -36,6 +36,9 @@ def parser() -> argparse.ArgumentParser:
     flags.add_argument("--noise", choices=get_args(Noise), default=_DEFAULTS.noise)
     flags.add_argument("--noise-seed", type=int, default=_DEFAULTS.noise_seed)
     flags.add_argument("--revision", choices=get_args(Revision), default=_DEFAULTS.revision)
+    flags.add_argument("--scheduling", choices=get_args(Scheduling), default=_DEFAULTS.scheduling)
+    flags.add_argument("--guided-rows", choices=get_args(GuidedRowsMode), default=_DEFAULTS.guided_rows)
+    flags.add_argument("--cached-prompts", help="JSON Lines of prompts, for a prefix cache that never changes")
     for name in ("overlap-schedule", "async-scheduling", "enable-prefix-caching"):
         default = getattr(_DEFAULTS, name.replace("-", "_"))
         flags.add_argument(f"--{name}", action=argparse.BooleanOptionalAction, default=default)
@@ -47,6 +50,7 @@ def parser() -> argparse.ArgumentParser:
         "max-model-len",
         "tensor-parallel-size",
         "tokens-per-chunk",
+        "cached-prompt-tokens",
     ):
         flags.add_argument(f"--{name}", type=int, default=getattr(_DEFAULTS, name.replace("-", "_")))
     flags.add_argument("--start-delay-s", type=float, default=_DEFAULTS.start_delay_s, help="time until ready")

@@ -34,14 +34,14 @@ class _Chunk(NamedTuple):
 
 
 class AggregateRows(GuidedRows):
-    """Arrays with one place for each row that may be scored; the last row takes the place of one that leaves."""
+    """Arrays with one slot for each row that may be scored; the last row moves into the slot of one that leaves."""
 
     def __init__(self, config: SimConfig) -> None:
         super().__init__(config)
         seed = named_stream(config.noise_seed, "guided-rows").getrandbits(128)
         self._random: Final = np.random.Generator(np.random.PCG64(seed))
         self._active: list[Sequence] = []
-        self._place: dict[Sequence, int] = {}
+        self._slots: dict[Sequence, int] = {}
         self._counts = np.zeros((3, 64), dtype=np.int64)
         """Lead, tokens followed, and tokens of the prompt."""
         self._laws = np.zeros((4, 64))
@@ -57,20 +57,20 @@ class AggregateRows(GuidedRows):
         if row is None or (row.repeats_from is not None and seq.num_tokens >= row.repeats_from):
             return
         self._settle(step)
-        place = len(self._active)
-        if place == self._laws.shape[1]:
+        slot = len(self._active)
+        if slot == self._laws.shape[1]:
             self._counts = np.concatenate((self._counts, self._counts), axis=1)
             self._laws = np.concatenate((self._laws, self._laws), axis=1)
         self._active.append(seq)
-        self._place[seq] = place
-        self._counts[:, place] = seq.lead, row.num_followed, row.prompt_tokens
-        self._laws[:, place] = scoring_threshold(row.law), row.law.bound, row.law.temperature, row.law.top_k
+        self._slots[seq] = slot
+        self._counts[:, slot] = seq.lead, row.num_followed, row.prompt_tokens
+        self._laws[:, slot] = scoring_threshold(row.law), row.law.bound, row.law.temperature, row.law.top_k
         if row.repeats_from is not None:
             heapq.heappush(self._repeats, (row.repeats_from - seq.lead, seq.seq_id, seq))
 
     def leave(self, seq: Sequence) -> None:
         super().leave(seq)
-        if seq in self._place:
+        if seq in self._slots:
             self._settle(seq.num_tokens - seq.lead)
             self._vacate(seq)
 
@@ -128,10 +128,10 @@ class AggregateRows(GuidedRows):
             return chunk
         num_next = min(2 * self._num_next, _MOST_STEPS) if chunk is not None else _FIRST_STEPS
         self._settle(step)
-        while self._repeats and (self._repeats[0][0] <= step or self._repeats[0][2] not in self._place):
+        while self._repeats and (self._repeats[0][0] <= step or self._repeats[0][2] not in self._slots):
             seq = heapq.heappop(self._repeats)[2]
             row = seq.guided
-            if seq in self._place and row is not None and seq.num_tokens >= (row.repeats_from or 0):
+            if seq in self._slots and row is not None and seq.num_tokens >= (row.repeats_from or 0):
                 self._vacate(seq)
         num_active = len(self._active)
         self._num_next = num_next
@@ -158,12 +158,12 @@ class AggregateRows(GuidedRows):
         self._chunk = None
 
     def _vacate(self, seq: Sequence) -> None:
-        place, last = self._place.pop(seq), self._active.pop()
+        slot, last = self._slots.pop(seq), self._active.pop()
         if seq.guided is not None:
-            seq.guided.num_followed = int(self._counts[1, place])
+            seq.guided.num_followed = int(self._counts[1, slot])
         if last is not seq:
             end = len(self._active)
-            self._active[place] = last
-            self._place[last] = place
-            self._counts[:, place] = self._counts[:, end]
-            self._laws[:, place] = self._laws[:, end]
+            self._active[slot] = last
+            self._slots[last] = slot
+            self._counts[:, slot] = self._counts[:, end]
+            self._laws[:, slot] = self._laws[:, end]

@@ -54,7 +54,7 @@ class BlockManager:
             if num_blocks > self.num_blocks - self.num_used:
                 return False
             self.num_used += num_blocks
-            seq.num_computed = seq.num_cached = 0
+            seq.num_computed = seq.num_cached = seq.request.static_tokens
             return True
         prefix = self._cached_prefix(seq)
         num_in_use = sum(key in self._num_holders for key in prefix)
@@ -64,7 +64,7 @@ class BlockManager:
             self._hold(key)
         self.take(num_blocks - len(prefix))
         seq.block_keys = [*prefix]
-        seq.num_computed = seq.num_cached = len(prefix) * self.block_size
+        seq.num_computed = seq.num_cached = max(len(prefix) * self.block_size, seq.request.static_tokens)
         if self._shares_across_requests:
             self.num_queried_tokens += num_tokens
             self.num_hit_tokens += seq.num_cached

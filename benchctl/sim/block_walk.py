@@ -66,5 +66,5 @@ def steps_in_bounds(course: Course, dur_ns: Integers, log: StepLog) -> Progress:
     with_room = int(np.searchsorted(kv_used, course.num_blocks, side="right"))
     num_run = min(num_steps, in_time, with_room)
     log.dur_ns.frombytes(dur_ns[:num_run].tobytes())
-    log.kv_used.frombytes(kv_used[:num_run].tobytes())
+    log.kv_used.frombytes(kv_used[:num_run].astype(np.int32).tobytes())
     return Progress(num_run, int(ends_ns[num_run - 1]), int(kv_used[num_run - 1]))

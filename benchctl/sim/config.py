@@ -44,6 +44,10 @@ class SimConfig:
     block_size: int = 16
     max_model_len: int = MAX_MODEL_LEN
     enable_prefix_caching: bool = False
+    cached_prompts: str | None = None
+    """JSON Lines of prompts whose most frequent beginnings are in a cache that never changes, as in llm-mock."""
+    cached_prompt_tokens: int = 500
+    """Tokens that this cache keeps."""
     scheduling: Scheduling = "fcfs"
     """Order of requests: by arrival, or by ``Request.priority`` and then by arrival."""
     guided_rows: GuidedRowsMode = "exact"
@@ -54,19 +58,13 @@ class SimConfig:
     """Time that the core waits for an announced request before it gives up the schedule."""
 
     def __post_init__(self) -> None:
-        for name in ("max_num_seqs", "max_num_batched_tokens", "num_kv_blocks", "block_size", "tokens_per_chunk"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"--{name.replace('_', '-')} is {getattr(self, name)}; it must be at least 1")
+        self._check_numbers()
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise UsageError(
                 f"--max-num-batched-tokens is {self.max_num_batched_tokens}, below --max-num-seqs "
                 f"{self.max_num_seqs}: a step must have room for one token of each sequence; raise the former or "
                 "lower the latter"
             )
-        if not self.time_scale > 0:
-            raise UsageError(f"--time-scale is {self.time_scale}; it must be above 0")
-        if self.start_delay_s < 0:
-            raise UsageError(f"--start-delay-s is {self.start_delay_s}; it must not be negative")
         if reason := value_model_error(self.cost_model, self.value_model):
             raise UsageError(f"--cost-model {reason}")
         files = {"layer_profile": self.layer_profile, "step_time_model": self.step_time_model}
@@ -76,6 +74,16 @@ class SimConfig:
             raise UsageError(f"--noise {reason}")
         if reason := devices_error(self.cost_model, self.tensor_parallel_size):
             raise UsageError(f"--tensor-parallel-size {reason}")
+
+    def _check_numbers(self) -> None:
+        for name in ("max_num_seqs", "max_num_batched_tokens", "num_kv_blocks", "block_size", "tokens_per_chunk"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"--{name.replace('_', '-')} is {getattr(self, name)}; it must be at least 1")
+        if not self.time_scale > 0:
+            raise UsageError(f"--time-scale is {self.time_scale}; it must be above 0")
+        for name in ("start_delay_s", "cached_prompt_tokens"):
+            if getattr(self, name) < 0:
+                raise UsageError(f"--{name.replace('_', '-')} is {getattr(self, name)}; it must not be negative")
 
     def server_info(self) -> dict[str, str | int | float | bool | None]:
         """The settings that the server reports: those that two servers of one configuration share."""

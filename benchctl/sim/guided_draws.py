@@ -1,4 +1,4 @@
-"""What guidance counts in a chunk of steps: many rows and steps in one call of the random source."""
+"""Counts of guidance in a chunk of steps: many rows and steps in one call of the random source."""
 
 from functools import lru_cache
 from typing import Final, NamedTuple

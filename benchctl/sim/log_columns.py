@@ -82,7 +82,7 @@ def _optionals(log: StepLog, at: Integers, offset: Integers, rows: _Rows) -> dic
         "candidates": num_guided["candidates"],
         "fused": _nullable(fused),
         "preempted": np.where(offset == 0, rows.num_preempted, 0),
-        "kv_used_blocks": np.frombuffer(log.kv_used, dtype=np.int64)[at],
+        "kv_used_blocks": np.frombuffer(log.kv_used, dtype=np.int32)[at],
         "value_prefill_tokens": num_guided["value_prefill_tokens"],
         "value_extend_tokens": num_guided["value_extend_tokens"],
     }

@@ -96,7 +96,7 @@ class Pricing:
             guided=guided,
             loads_value_model=loads,
             longest_context=self._longest_context(prefills) if pads else 0,
-            most_new_tokens=max([1, *(num_tokens for _, num_tokens in prefills)]) if pads else 0,
+            most_new_tokens=max([min(num_decodes, 1), *(num for _, num in prefills)]) if pads else 0,
             decode_context=scheduler.decode_context,
             shortest_decode=shortest,
             longest_decode=longest,

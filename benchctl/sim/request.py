@@ -53,7 +53,8 @@ class Request:
     """One prompt, and ``n`` choices of at most ``max_tokens`` each.
 
     With ``ignore_eos`` each choice has exactly ``max_tokens``. ``guidance`` is None for an unguided request. A
-    lower ``priority`` goes first where the scheduler asks for it. ``answer_hashes`` stand for the full blocks
+    lower ``priority`` goes first where the scheduler asks for it. ``static_tokens`` of the prompt are in a cache
+    that never changes. ``answer_hashes`` stand for the full blocks
     after those of the prompt, up to the end of the answer: the next turn of a session begins with them.
     """
 
@@ -67,4 +68,5 @@ class Request:
     sampling: SamplingParams = SamplingParams()
     guidance: GuidanceParams | None = None
     priority: int = 0
+    static_tokens: int = 0
     answer_hashes: Items[Hashable] = ()

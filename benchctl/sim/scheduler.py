@@ -9,7 +9,7 @@ from benchctl.sim.sequence import Prefills, Sequence, SequenceStatus, StepClock
 
 
 class ScheduledBatch(NamedTuple):
-    """What a step has besides a token for each decoding row."""
+    """The part of a step besides a token for each decoding row."""
 
     prefills: Prefills
     num_preempted: int

@@ -62,7 +62,7 @@ class StepLog:
         self.rest_ids = array("i")
         """One for each stretch."""
         self.dur_ns = array("q")
-        self.kv_used = array("q")
+        self.kv_used = array("i")
         self.factors = array("d")
         self.guided = {name: array("q") for name in GUIDED_COLUMNS}
 

@@ -48,6 +48,15 @@ class SimOptions(ServerOptions):
     """Tokens in one KV block."""
     enable_prefix_caching: bool = False
     """Share KV blocks between prompts with a common beginning."""
+    cached_prompts: str | None = None
+    """JSON Lines of prompts, whose most frequent beginnings fill a prefix cache that never changes (llm-mock's)."""
+    cached_prompt_tokens: int = Field(default=500, ge=0)
+    """Tokens that this cache keeps."""
+    scheduling: Literal["fcfs", "priority"] = "fcfs"
+    """Order of requests: by arrival, or by priority and then by arrival."""
+    guided_rows: Literal["exact", "aggregate"] = "exact"
+    """Draws of guided rows: each row from a stream of its own, or all rows together, which is fast and has the same
+    distribution."""
     tokens_per_chunk: int = Field(default=1, ge=1)
     """Tokens in one streamed event."""
     port: int | None = Field(default=None, ge=1, le=65535)

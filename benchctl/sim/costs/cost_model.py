@@ -153,7 +153,7 @@ class DecodeCost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GuidedCounts(NamedTuple):
-    """What guidance counts in steps of a stretch, as in GuidedStep: one value a step, or one step."""
+    """Counts of guidance in steps of a stretch, as in GuidedStep: one value a step, or one step."""
 
     scored_rows: "Integers"
     candidates: "Integers"

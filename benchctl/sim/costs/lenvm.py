@@ -166,7 +166,7 @@ class _Forward:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Guided:
-    """What guided rows add to a step; see the module's formula."""
+    """The sections that guided rows add to a step; see the module's formula."""
 
     times: _RevisionTimes
     size: float

@@ -13,6 +13,7 @@ from benchctl.guided.params import TOKEN_TEMPERATURE_KEYS, GuidanceParams, parse
 from benchctl.records.request import Message
 from benchctl.sim.config import SimConfig
 from benchctl.sim.request import Prompt, Request, SamplingParams
+from benchctl.sim.static_prefixes import static_prefixes
 from benchctl.workload.datasets.tokens import tokenize, tokenize_chat
 
 _COMPLETION_MAX_TOKENS: Final = 16
@@ -96,6 +97,7 @@ def request_from(body: CompletionBody | ChatBody, request_id: str, config: SimCo
         stop=_stop(body),
         sampling=sampling,
         guidance=_guidance(body, sampling, config),
+        static_tokens=_static_tokens(pieces, config),
     )
 
 
@@ -113,6 +115,14 @@ def _pieces(body: CompletionBody | ChatBody) -> Items[str]:
     if not pieces:
         raise UsageError("prompt is empty; send at least one token")
     return pieces
+
+
+def _static_tokens(pieces: Items[str], config: SimConfig) -> int:
+    if config.cached_prompts is None:
+        return 0
+    num_tokens = static_prefixes(config.cached_prompts, config.cached_prompt_tokens).match(pieces)
+    # Only llm-mock computes nothing for a prompt that its cache has: the last token's logits are needed.
+    return num_tokens if config.cost_model == "llm-mock" else min(num_tokens, len(pieces) - 1)
 
 
 def _content(message: ChatMessage) -> str:

@@ -1,0 +1,94 @@
+"""A prefix cache that is filled once and never learns: the most frequent beginnings of a set of prompts.
+
+It is the cache of llm-mock: a trie of prompts that counts how many pass through each node. The nodes of the
+largest counts are kept, from the root on; since counts never grow with depth, no other choice of so many nodes has
+more of the prompts' tokens. Ties go to the smaller token. How much of a prompt it has is looked up once, on
+arrival; a prompt that it has as a whole computes nothing before its first token, where a real engine computes one
+token at least.
+"""
+
+import heapq
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+from benchctl.errors import UsageError
+from benchctl.workload.datasets.tokens import tokenize
+
+
+class _Node:
+    __slots__ = ("children", "count")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.children: dict[str, _Node] = {}
+
+
+class StaticPrefixes:
+    """The ``num_tokens`` most frequent tokens in a trie of prompts, each reached through the ones before it."""
+
+    def __init__(self, prompts: Iterable[Sequence[str]], num_tokens: int) -> None:
+        self._root: Final = _Node()
+        for prompt in prompts:
+            node = self._root
+            for token in prompt:
+                node = node.children.setdefault(token, _Node())
+                node.count += 1
+        self.num_tokens: Final = self._prune(num_tokens)
+        """Tokens that are kept."""
+
+    def match(self, prompt: Sequence[str]) -> int:
+        """Tokens at the begin of ``prompt`` that the cache has."""
+        node = self._root
+        for position, token in enumerate(prompt):
+            if token not in node.children:
+                return position
+            node = node.children[token]
+        return len(prompt)
+
+    def _prune(self, num_tokens: int) -> int:
+        """Leave only the nodes of the largest counts; returns how many those are."""
+        edges: list[tuple[int, str, int, _Node, _Node]] = []
+        newest, num_kept, order = self._root, 0, 0
+        while num_kept < num_tokens:
+            for token, child in newest.children.items():
+                order += 1
+                heapq.heappush(edges, (-child.count, token, order, newest, child))
+            newest.children = {}
+            if not edges:
+                break
+            _, token, _, parent, newest = heapq.heappop(edges)
+            parent.children[token] = newest
+            num_kept += 1
+        newest.children = {}
+        return num_kept
+
+
+@cache
+def static_prefixes(path: str, num_tokens: int) -> StaticPrefixes:
+    """The cache of the prompts of a file. Raises UsageError where that is not JSON Lines of prompts."""
+    return StaticPrefixes(_prompts(Path(path).expanduser()), num_tokens)
+
+
+def _prompts(path: Path) -> Iterator[list[str]]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(
+            f"cached_prompts: cannot read {path}: {error}; name a JSON Lines file of prompts"
+        ) from error
+    for number, line in enumerate(lines, start=1):
+        try:
+            yield _tokens(json.loads(line))
+        except (ValueError, TypeError, KeyError) as error:
+            raise UsageError(
+                f"{path}:{number}: not a prompt ({error}); each line is an object with 'prompt', a text or a list "
+                "of token ids, or with 'input_tok_ids'"
+            ) from error
+
+
+def _tokens(row: dict[str, Any]) -> list[str]:
+    prompt = row["input_tok_ids"] if "input_tok_ids" in row else row["prompt"]
+    return list(tokenize(prompt)) if isinstance(prompt, str) else [f"<{int(token_id)}>" for token_id in prompt]
