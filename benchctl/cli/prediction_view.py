@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from benchctl.sim.prediction import PredictedRun
 
 _WORDS_FROM_S: Final = 100
+_TIMES_FROM: Final = 10
 _CROWDED_FRAC: Final = 0.95
 _WAITING_FROM: Final = 1.05
 """Requests for each row of the batch from which some wait."""
@@ -131,8 +132,10 @@ def _saturation_text(run: "PredictedRun") -> str:
     offered, rate = run.offered, run.offered_rate
     if offered is None or rate is None:
         return ""
-    share = f"{four_digits(rate)} requests/s offered, {percentage(offered.utilisation, 2)} of the "
-    share += f"{four_digits(offered.max_requests_per_s)} that the server completes at most"
+    part = offered.utilisation
+    times = f"{percentage(part)} of" if part < _TIMES_FROM else f"{part:.0f} times"
+    most = f"the {four_digits(offered.max_requests_per_s)} that the server completes at most"
+    share = f"{four_digits(rate)} requests/s offered, {times} {most}"
     if offered.is_saturated:
         return f"saturated: {share}, so the queue grows while the load lasts"
     return f"{share}, {four_digits(offered.concurrency)} in the server on average"

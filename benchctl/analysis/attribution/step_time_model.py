@@ -133,11 +133,21 @@ def shapley_s(predict_us: PredictUs, a: ModelledRun, b: ModelledRun) -> tuple[fl
 def _mean_steps_us(predict_us: PredictUs, a: ModelledRun, b: ModelledRun) -> npt.NDArray[np.float64]:
     """The predicted mean step of every row of ``_ORDERS``."""
     is_b, total_us = _ORDERS[:, -1], np.zeros(len(_ORDERS))
+    deployed_a, deployed_b = _deployments(a, b)
     for share, work in works_between(a.work, b.work, _ORDERS[:, :-1]):
-        of_a = predict_us(work, a.deployment)
-        of_b = of_a if a.deployment == b.deployment else predict_us(work, b.deployment)
+        of_a = predict_us(work, deployed_a)
+        of_b = of_a if deployed_a == deployed_b else predict_us(work, deployed_b)
         total_us += np.where(share > 0, share * np.where(is_b, of_b, of_a), 0.0)
     return total_us
+
+
+def _deployments(a: ModelledRun, b: ModelledRun) -> tuple[Deployment, Deployment]:
+    """Both deployments; a value model that only one side has counts by its candidates, not as another model."""
+    value_a, value_b = a.deployment.value_shape, b.deployment.value_shape
+    return (
+        replace(a.deployment, value_shape=value_a or value_b),
+        replace(b.deployment, value_shape=value_b or value_a),
+    )
 
 
 def _with_levels(part: Contribution, values_a: Sequence[float]) -> Contribution:

@@ -3,7 +3,7 @@
 import shlex
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -28,6 +28,7 @@ from benchctl.cli.experiment_options import (
     Seed,
 )
 from benchctl.cli.outcome import print_outcome
+from benchctl.cli.prediction_output import print_predictions, write_predictions
 from benchctl.cli.recorded_output import simulate_summary
 from benchctl.errors import UsageError
 
@@ -63,6 +64,16 @@ _Keep = Annotated[
 ]
 
 
+_Draws = Annotated[
+    int | None,
+    typer.Option(
+        "--draws",
+        min=2,
+        help="Repeat each arm with so many draws of a fitted cost model, for prediction intervals.",
+    ),
+]
+
+
 @app.callback(invoke_without_command=True)
 def simulate(  # the parameters are the command line
     context: typer.Context,
@@ -75,6 +86,7 @@ def simulate(  # the parameters are the command line
     label: Label = None,
     keep: _Keep = Kept.ALL,
     jobs: Jobs = None,
+    draws: _Draws = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
@@ -91,14 +103,21 @@ def simulate(  # the parameters are the command line
 
     lengths_from = measure_lengths(chosen, output_dir, label, is_quiet=is_quiet, simulate=simulate_run)
     prepared = prepare_experiment(chosen, lengths_from)
+    predictions = None
+    if draws is not None:  # first, because a model without draws is an error of usage
+        from benchctl.measure.capacity.prediction import predict_intervals
+
+        predictions = predict_intervals(chosen, prepared.requests, draws)
     results = create(chosen, prepared, output_dir, label, is_simulated=True)
     if not as_json:
         print(f"results in {results.path}; nothing is measured, all times are those of a cost model", flush=True)
     outcome = _simulate(results, chosen, prepared.requests, keep, jobs, is_quiet=is_quiet)
+    predicted = [] if predictions is None else write_predictions(results.path, predictions)
     if as_json:
-        _print_document(results.path)
+        _print_document(results.path, predicted)
     else:
         print_outcome(results.path, outcome)
+        print_predictions(predictions or ())
     if outcome.num_failed:
         raise typer.Exit(A_RUN_FAILED)
     if outcome.num_suspect:
@@ -141,7 +160,7 @@ def _simulate(
         return measure(results, profile, requests, next_step, is_quiet=is_quiet, simulate=simulate_run)
 
 
-def _print_document(path: Path) -> None:
+def _print_document(path: Path, predicted: "list[Any]") -> None:
     """Print what ``show --json`` prints, with the directory; everything derived is written as well."""
     from benchctl.analysis.analyzed import analyze_directory
     from benchctl.cli.screen import print_json
@@ -150,4 +169,5 @@ def _print_document(path: Path) -> None:
 
     analysis = analyze_directory(path)
     write_derived(analysis)
-    print_json({"directory": str(path), **show_document(analysis)})
+    intervals = {"predictions": predicted} if predicted else {}
+    print_json({"directory": str(path), **show_document(analysis), **intervals})

@@ -1,6 +1,6 @@
 """One load on one arm of a profile, simulated in memory: its metrics, by the definitions of measured runs."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import fsum
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 from benchctl.analysis.metrics.run_metrics import run_metrics
 from benchctl.measure.run import noise_seed
 from benchctl.measure.warmup import warmup_bursts
-from benchctl.profile.model import Profile
+from benchctl.profile.model import Profile, VariantSettings
 from benchctl.profile.planning.plan import plan_runs, variant_settings
 from benchctl.profile.workload import Arrival
 from benchctl.records.directory import arm_label
 from benchctl.records.loaded import LoadedRun
 from benchctl.records.manifest import PlannedRun
 from benchctl.records.record import Cell
+from benchctl.records.request import PreparedRequest
 from benchctl.records.run import RunRecord
 from benchctl.records.schema import SCHEMA_VERSION
 from benchctl.sim.virtual_server import VirtualServer
@@ -98,19 +99,25 @@ def is_idle(point: LoadPoint, metrics: Metrics) -> bool:
 def _metrics_of(profile: Profile, planned: PlannedRun) -> Metrics:
     settings = variant_settings(profile, planned.variant, planned.cell)
     requests = prepare_requests(profile).requests
+    return metrics_of_life(profile, settings, requests, noise_seed(profile, planned))
+
+
+def metrics_of_life(
+    profile: Profile, settings: VariantSettings, requests: Sequence[PreparedRequest], seed: int
+) -> Metrics:
+    """The metrics of one server life with the warm-up and the load of a profile; ``seed`` is that of its noise."""
     steps: list[StepRecord] = []
-    server = VirtualServer(settings, noise_seed=noise_seed(profile, planned), on_step=steps.append)
+    server = VirtualServer(settings, noise_seed=seed, on_step=steps.append)
     for burst in warmup_bursts(requests, profile, settings):
         list(server.send_burst(burst))
     records = tuple(server.send_load(requests, profile.workload.arrival))
     record = RunRecord(
         schema_version=SCHEMA_VERSION,
-        run_id=planned.run_id,
-        index=planned.index,
-        block=planned.block,
-        position=planned.position,
-        variant=planned.variant,
-        cell=planned.cell,
+        run_id=settings.variant,
+        index=0,
+        block=0,
+        position=0,
+        variant=settings.variant,
         clock="virtual",
     )
     run = LoadedRun(record, records, tuple(steps), (), (), (), ())

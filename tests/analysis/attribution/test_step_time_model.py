@@ -125,6 +125,13 @@ def test_one_factor_that_differs_gets_the_whole_difference():
         assert all(abs(part) < 1e-6 for part in parts.values()), (name, parts)
 
 
+def test_a_value_model_that_one_side_has_counts_by_its_candidates():
+    guiding = replace(SMALL, value_shape=shape_for("qwen2.5-0.5b").as_value_model())
+    parts = added_us(run_of([8, 8], 1000), run_of([8, 8], 1000, candidates=5, deployment=guiding))
+    assert parts.pop("candidates") > 0
+    assert all(abs(part) < 1e-6 for part in parts.values())
+
+
 def test_two_factors_that_multiply_share_what_they_add_together():
     parts = added_us(run_of([10], 100), run_of([20], 200))
     alone_batch, alone_context, together = 0.01 * 10 * 100 + 7.2 * 10, 0.01 * 10 * 100, 0.01 * 10 * 100
