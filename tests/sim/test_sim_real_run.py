@@ -6,6 +6,13 @@ import numpy as np
 import pytest
 
 from benchctl.errors import UsageError
+from benchctl.profile.load import load_profile
+from benchctl.profile.planning.plan import variant_settings
+from benchctl.sim.load import SimLoad
+from benchctl.sim.settings import config_of, core_request
+from benchctl.sim.simulate import simulate
+from benchctl.workload.datasets.files import DATA_DIRECTORY_VARIABLE
+from benchctl.workload.prepare import prepare_requests
 from benchmarks.steptime.real_run import GOALS, curve_rows, predict, rows_of
 from benchmarks.steptime.run_folder import read_run
 from tests.support.datasets import DATA
@@ -66,3 +73,18 @@ def test_a_run_of_several_engines_is_refused(tmp_path):
     (tmp_path / "requests.jsonl").write_bytes((RUN / "requests.jsonl").read_bytes())
     with pytest.raises(UsageError, match="a run of 2 engines"):
         read_run(tmp_path)
+
+
+def test_the_profile_of_the_run_has_the_steps_of_the_run(prediction, monkeypatch):
+    monkeypatch.setenv(DATA_DIRECTORY_VARIABLE, str(DATA))
+    profile = load_profile("rtx4090-replay")
+    prepared = prepare_requests(profile, DATA)
+    settings = variant_settings(profile, "baseline", {})
+    config = config_of(settings)
+    load = SimLoad(
+        requests=tuple(core_request(request, settings, config) for request in prepared.requests),
+        arrival_ns=tuple(request.arrival_ns for request in prepared.requests),
+    )
+    replayed, direct = simulate(config, [load]).step_columns(), prediction[0].step_columns()
+    assert np.array_equal(replayed.dur_ns, direct.dur_ns)
+    assert np.array_equal(replayed.num_seqs, direct.num_seqs)

@@ -5,12 +5,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from benchctl.analysis.experiment.experiment import load_experiment
+from benchctl.analysis.experiment.experiment import Experiment, load_experiment
 from benchctl.analysis.step_time.observed import observed_steps, run_label
+from benchctl.analysis.step_time.saturation import saturation
 from benchctl.costs.hardware import Hardware, hardware_for
 from benchctl.errors import UsageError
 from benchctl.interop.readers.files import MANIFEST
 from benchctl.interop.readers.step_table import TableDefaults, is_step_table, read_step_table
+from benchctl.records.loaded import LoadedRun
 from benchctl.steptime.work import ObservedSteps
 
 NO_DEFAULTS: Final = TableDefaults()
@@ -51,9 +53,16 @@ def _read_directory(
     hardware: Hardware | None = None if defaults.hardware is None else hardware_for(defaults.hardware)
     experiment = load_experiment(path, allow_suspect=allow_suspect)
     for run in experiment.results.runs:
-        usability = experiment.usability(run)
-        steps = observed_steps(experiment, run, hardware) if usability.is_usable else f"{usability.excluded}"
+        steps = _steps_of(experiment, run, hardware)
         if isinstance(steps, str):
             skipped.append(f"{run_label(experiment, run)}: {steps}")
         else:
             observed.append(steps)
+
+
+def _steps_of(experiment: Experiment, run: LoadedRun, hardware: Hardware | None) -> ObservedSteps | str:
+    """The steps of a run that counts and is not saturated, or the reason why a model cannot use them."""
+    usability = experiment.usability(run)
+    if not usability.is_usable:
+        return f"{usability.excluded}"
+    return saturation(run) or observed_steps(experiment, run, hardware)
