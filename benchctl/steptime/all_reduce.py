@@ -70,25 +70,38 @@ def all_reduce_us(num_bytes: "Quantity", hardware: Hardware, devices: int) -> "Q
     if devices == 1:
         return 0.0 * num_bytes
     kernels = KERNELS.get(hardware.name, _H100)
-    two_shot_from = next((size for most, size in _TWO_SHOT_FROM if devices <= most), 0)
     if isinstance(num_bytes, float | int):
-        small = kernels.one_shot if num_bytes < two_shot_from else kernels.two_shot
-        kernel = small if num_bytes < _RING_FROM else kernels.ring
-        return _kernel_us(num_bytes, kernel, hardware, devices, is_one_shot=kernel is kernels.one_shot)
-    one_shot = _kernel_us(num_bytes, kernels.one_shot, hardware, devices, is_one_shot=True)
-    two_shot = _kernel_us(num_bytes, kernels.two_shot, hardware, devices)
-    ring = _kernel_us(num_bytes, kernels.ring, hardware, devices)
-    is_large, is_ring = is_above(num_bytes, two_shot_from - 1), is_above(num_bytes, _RING_FROM - 1)
+        return _kernel_us(num_bytes, kernels, kernel_name(num_bytes, devices), hardware, devices)
+    one_shot, two_shot, ring = (
+        _kernel_us(num_bytes, kernels, name, hardware, devices) for name in ("one_shot", "two_shot", "ring")
+    )
+    is_large, is_ring = is_above(num_bytes, _two_shot_from(devices) - 1), is_above(num_bytes, _RING_FROM - 1)
     return (1.0 - is_ring) * ((1.0 - is_large) * one_shot + is_large * two_shot) + is_ring * ring
 
 
-def _kernel_us(
-    num_bytes: "Quantity", kernel: Kernel, hardware: Hardware, devices: int, *, is_one_shot: bool = False
-) -> "Quantity":
+def kernel_name(num_bytes: float, devices: int) -> str:
+    """The kernel that an engine chooses: ``one_shot``, ``two_shot`` or ``ring``."""
+    if num_bytes >= _RING_FROM:
+        return "ring"
+    return "one_shot" if num_bytes < _two_shot_from(devices) else "two_shot"
+
+
+def moved_bytes(num_bytes: "Quantity", kernel: str, devices: int) -> "Quantity":
+    """Bytes that a device reads from its peers."""
     peers = devices - 1
-    moved = num_bytes * (peers if is_one_shot else 2 * peers / devices)
-    link_us = moved * (US_PER_S / hardware.link_bytes_per_s)
-    return kernel.floor_us + kernel.peer_us * peers + kernel.link_factor * link_us
+    return num_bytes * (peers if kernel == "one_shot" else 2 * peers / devices)
+
+
+def _two_shot_from(devices: int) -> int:
+    return next((size for most, size in _TWO_SHOT_FROM if devices <= most), 0)
+
+
+def _kernel_us(
+    num_bytes: "Quantity", kernels: AllReduceKernels, name: str, hardware: Hardware, devices: int
+) -> "Quantity":
+    kernel: Kernel = getattr(kernels, name)
+    link_us = moved_bytes(num_bytes, name, devices) * (US_PER_S / hardware.link_bytes_per_s)
+    return kernel.floor_us + kernel.peer_us * (devices - 1) + kernel.link_factor * link_us
 
 
 def step_all_reduces(deployment: Deployment) -> "PricedTokens | None":
