@@ -8,6 +8,7 @@ and of steps, but for their number, stay unknown.
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import overload
 
 import numpy as np
@@ -46,17 +47,21 @@ class RecordedRequests(Sequence[Request]):
     def __getitem__(self, index: int | slice) -> Request | tuple[Request, ...]:
         if isinstance(index, slice):
             return tuple(map(self.__getitem__, range(len(self))[index]))
-        name = str(index)
-        prompt = Prompt(num_tokens=self.load.prompt_tokens[index], digest=name, asks_for_box=False, block_hashes=())
         return Request(
-            request_id=name,
-            prompt=prompt,
+            request_id=str(index),
+            prompt=_prompt(self.load.prompt_tokens[index]),
             max_tokens=self.load.output_tokens[index],
             seed=index,
             ignore_eos=True,
             sampling=self.template.sampling,
             guidance=self.template.guidance,
         )
+
+
+@cache
+def _prompt(num_tokens: int) -> Prompt:
+    """A prompt without text: all of a length are the same."""
+    return Prompt(num_tokens=num_tokens, digest=str(num_tokens), asks_for_box=False, block_hashes=())
 
 
 def simulate_recorded(profile: Profile, planned: PlannedRun, load: RecordedLoad) -> dict[str, float | None]:
