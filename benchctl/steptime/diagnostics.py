@@ -32,7 +32,7 @@ class ColumnDiagnosis:
 
 
 def condition_number(rows: Rows) -> float:
-    """Largest over smallest singular value of the scaled design, without the directions that the data leave open."""
+    """Largest over smallest singular value of the scaled design, without directions that the data leave open."""
     values, _ = singular_values(rows)
     return float(values[0] / values[len(values) - len(open_directions(rows)) - 1])
 
