@@ -79,7 +79,7 @@ def stated_hardware(profile: Profile, gpus: Sequence[str]) -> str | None:
     for name in () if profile.engine.kind == "attach" else gpus:
         if (device := hardware_or_none(name)) is not None:
             return device.name
-    return profile.hardware if "hardware" in profile.model_fields_set else None
+    return hardware_for(profile.hardware).name if "hardware" in profile.model_fields_set else None
 
 
 def model_basis(model: StepTimeModel, name: str) -> str:
