@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any, Final
 
-from benchctl.cli.screen import print_json, wide_console
+from benchctl.cli.screen import print_json, uncollected, wide_console
 from benchctl.formats import short_number
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ _COLUMNS: Final = (
 )
 
 
+@uncollected()
 def simulate_summary(profile: "Profile", output_root: "Path", *, as_json: bool) -> None:
     """Simulate every run of the profile on its trace, one after the other; write ``metrics.json`` and print it."""
     import datetime as dt

@@ -8,6 +8,7 @@ and of steps, but for their number, stay unknown.
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import overload
 
 import numpy as np
@@ -24,7 +25,7 @@ from benchctl.records.manifest import PlannedRun
 from benchctl.records.request import PreparedRequest
 from benchctl.sim.request import Prompt, Request
 from benchctl.sim.settings import config_of, core_request
-from benchctl.sim.simulate import SimLoad, engine_for_config, simulate
+from benchctl.sim.simulate import SimLoad, Simulation, engine_for_config, simulate
 from benchctl.units import s_from_ns
 from benchctl.workload.datasets.recorded_load import RecordedLoad
 
@@ -46,17 +47,21 @@ class RecordedRequests(Sequence[Request]):
     def __getitem__(self, index: int | slice) -> Request | tuple[Request, ...]:
         if isinstance(index, slice):
             return tuple(map(self.__getitem__, range(len(self))[index]))
-        name = str(index)
-        prompt = Prompt(num_tokens=self.load.prompt_tokens[index], digest=name, asks_for_box=False, block_hashes=())
         return Request(
-            request_id=name,
-            prompt=prompt,
+            request_id=str(index),
+            prompt=_prompt(self.load.prompt_tokens[index]),
             max_tokens=self.load.output_tokens[index],
             seed=index,
             ignore_eos=True,
             sampling=self.template.sampling,
             guidance=self.template.guidance,
         )
+
+
+@cache
+def _prompt(num_tokens: int) -> Prompt:
+    """A prompt without text: all of a length are the same."""
+    return Prompt(num_tokens=num_tokens, digest=str(num_tokens), asks_for_box=False, block_hashes=())
 
 
 def simulate_recorded(profile: Profile, planned: PlannedRun, load: RecordedLoad) -> dict[str, float | None]:
@@ -76,7 +81,10 @@ def simulate_recorded(profile: Profile, planned: PlannedRun, load: RecordedLoad)
     engine_for_config(config).check_servable(requests[longest])
     limit = profile.workload.arrival.max_concurrency
     sim_load = SimLoad(requests=requests, arrival_ns=load.arrival_ns, max_concurrency=limit)
-    simulation = simulate(config, [sim_load], keeps_steps=False)
+    return _metrics_of(simulate(config, [sim_load], keeps_steps=False), load, limit)
+
+
+def _metrics_of(simulation: Simulation, load: RecordedLoad, limit: int | None) -> dict[str, float | None]:
     ended = simulation.requests
     sent_ns = _sent_ns(np.asarray(load.arrival_ns), np.sort(ended.last_token_ns), limit)[ended.index]
     several = ended.output_tokens > 1

@@ -11,13 +11,13 @@ from benchctl.sim.config import SimConfig
 from benchctl.sim.costs.cost_model import CostModel
 from benchctl.sim.costs.noise import NoiseSource
 from benchctl.sim.guidance import UNGUIDED
-from benchctl.sim.guided_rows import GuidedRows
+from benchctl.sim.guided.rows import GuidedRows
 from benchctl.sim.pricing import Pricing
 from benchctl.sim.request import Request
 from benchctl.sim.scheduler import Scheduler
 from benchctl.sim.sequence import Prefills, Sequence, SequenceStatus, StepClock
-from benchctl.sim.step_log import StepLog
-from benchctl.sim.walk import NEVER_NS, Course, Walk, noisy_walk
+from benchctl.sim.steps.log import StepLog
+from benchctl.sim.steps.walk import NEVER_NS, Course, Walk, noisy_walk
 
 _UNLIMITED: Final = 1 << 40
 
@@ -188,7 +188,7 @@ class SimulatedEngine:
 
     def _can_walk(self) -> bool:
         """True if a price of the present decoding rows holds for many steps."""
-        if not self.scheduler.guided:
+        if not self._has_value_model or not self.scheduler.guided:
             return self._leaps
         is_aggregate = self.config.guided_rows == "aggregate" and self._noise is None
         return is_aggregate and self._pricing.leaps_guided
@@ -205,7 +205,8 @@ class SimulatedEngine:
         context = position = scheduler.decode_context
         if self._pads_batches:
             position, slope = self._pricing.longest_decode(), 1
-        guided_price = self._pricing.guided_price(len(scheduler.guided)) if scheduler.guided else None
+        num_guided = len(scheduler.guided) if self._has_value_model else 0
+        guided_price = self._pricing.guided_price(num_guided) if num_guided else None
         if guided_price is None:
             cost, rest_id, fixed_ns = self._pricing.decode_price(position)
         else:
@@ -281,9 +282,10 @@ class SimulatedEngine:
 
     def _due(self) -> list[Sequence]:
         """The decoding rows that are over now, in the order in which they began to decode."""
-        due = []
-        while self._ends and self._ends[0][0] <= self._clock.step:
-            end = heapq.heappop(self._ends)
+        due: list[Sequence] = []
+        ends, step = self._ends, self._clock.step
+        while ends and ends[0][0] <= step:
+            end = heapq.heappop(ends)
             if self._is_current(end):
                 due.append(end[2])
         return due

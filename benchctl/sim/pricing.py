@@ -6,7 +6,7 @@ from benchctl.sim.costs.cost_model import CostModel, DecodeCost, GuidedDecodeCos
 from benchctl.sim.guidance import UNGUIDED, GuidedStep
 from benchctl.sim.scheduler import Scheduler
 from benchctl.sim.sequence import Prefills, StepClock
-from benchctl.sim.step_log import StepLog
+from benchctl.sim.steps.log import StepLog
 
 
 class DecodePrice(NamedTuple):

@@ -4,7 +4,7 @@ import heapq
 from typing import Final, NamedTuple
 
 from benchctl.sim.block_manager import BlockManager
-from benchctl.sim.guided_rows import GuidedRows
+from benchctl.sim.guided.rows import GuidedRows
 from benchctl.sim.sequence import Prefills, Sequence, SequenceStatus, StepClock
 
 
@@ -75,8 +75,9 @@ class Scheduler:
         """Choose the rows of the next step and give them their blocks."""
         preempted_before = self.num_preemptions
         if num_needed := self.block_needs[self._clock.step % self.block_manager.block_size]:
-            if num_needed <= self.block_manager.num_free:
-                self.block_manager.take(num_needed)
+            blocks = self.block_manager
+            if num_needed <= blocks.num_blocks - blocks.num_used:
+                blocks.take(num_needed)
             else:
                 self._append_blocks()
         if not self.prefilling and not self.num_waiting:
@@ -178,6 +179,7 @@ class Scheduler:
 
     def _schedule_chunk(self, seq: Sequence, budget: int, prefills: list[tuple[Sequence, int]]) -> int:
         num_tokens = min(seq.num_tokens - seq.num_computed, budget)
-        self.block_manager.publish(seq, seq.num_computed + num_tokens)
+        if seq.request.prompt.block_hashes:
+            self.block_manager.publish(seq, seq.num_computed + num_tokens)
         prefills.append((seq, num_tokens))
         return num_tokens

@@ -8,7 +8,6 @@ from typing import Final
 
 import numpy as np
 
-from benchctl.sim.block_walk import walk_in_blocks
 from benchctl.sim.config import SimConfig
 from benchctl.sim.engine import LeapOutput, SimulatedEngine
 from benchctl.sim.load import LoadPhase, SimLoad
@@ -16,7 +15,8 @@ from benchctl.sim.request_columns import RequestColumns
 from benchctl.sim.sequence import Sequence
 from benchctl.sim.simulation import Simulation
 from benchctl.sim.start import engine_for_config
-from benchctl.sim.walk import NEVER_NS, Walk
+from benchctl.sim.steps.block_walk import walk_in_blocks
+from benchctl.sim.steps.walk import NEVER_NS, Walk
 
 __all__ = ["SimLoad", "Simulation", "engine_for_config", "simulate"]
 

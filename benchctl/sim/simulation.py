@@ -10,10 +10,10 @@ from benchctl.sim.answer import Answer, PlannedAnswers
 from benchctl.sim.config import SimConfig
 from benchctl.sim.costs.cost_model import cost_model_for
 from benchctl.sim.load import SimLoad
-from benchctl.sim.log_columns import columns_of, first_steps
 from benchctl.sim.request import Request
 from benchctl.sim.request_columns import RequestColumns
-from benchctl.sim.step_log import StepLog
+from benchctl.sim.steps.columns import columns_of, first_steps
+from benchctl.sim.steps.log import StepLog
 
 
 @dataclass(frozen=True, slots=True)

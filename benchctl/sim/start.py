@@ -6,8 +6,8 @@ from benchctl.sim.config import SimConfig
 from benchctl.sim.costs.cost_model import cost_model_for
 from benchctl.sim.costs.noise import published_noise
 from benchctl.sim.engine import SimulatedEngine
-from benchctl.sim.guided_rows import GuidedRows
-from benchctl.sim.walk import Walk, walk_steps
+from benchctl.sim.guided.rows import GuidedRows
+from benchctl.sim.steps.walk import Walk, walk_steps
 
 
 def engine_for_config(config: SimConfig, walk: Walk = walk_steps) -> SimulatedEngine:
@@ -22,5 +22,5 @@ def guided_rows_for(config: SimConfig) -> GuidedRows:
     """The rows that a value model scores, by the configured way of drawing. Only the aggregate one needs arrays."""
     if config.guided_rows == "exact" or config.value_model is None:
         return GuidedRows(config)
-    rows: GuidedRows = import_module("benchctl.sim.aggregate_rows").AggregateRows(config)
+    rows: GuidedRows = import_module("benchctl.sim.guided.aggregate").AggregateRows(config)
     return rows

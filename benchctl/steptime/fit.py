@@ -1,8 +1,8 @@
 """Fit of a step-time model to observed steps.
 
 The bootstrap draws whole runs where there are many. Few runs are cut into stretches of consecutive steps, and those
-are drawn: single steps would pretend that neighbours are independent. Residuals come from stretches that a fit to
-the others did not see.
+are drawn: single steps would pretend that neighbours are independent. Residuals come from runs, or stretches of an
+only run, that a fit to the others did not see.
 """
 
 from collections.abc import Iterable, Sequence
@@ -37,7 +37,7 @@ _RUN_WEIGHT: Final = 10
 """Independent observations that a run counts as when noise decides how far typical values pull: the steps of a run
 have nearly the same work for long, and what a model has wrong about one it has wrong about all."""
 _NUM_FOLDS: Final = 5
-"""Parts of each run whose residuals come from a fit to the other parts."""
+"""Parts of the steps whose residuals come from a fit to the other parts."""
 _INTERVAL: Final = 0.90
 """Level of the intervals of coefficients."""
 
@@ -140,7 +140,7 @@ def fit_to(design: Design, steps: Indices, options: FitOptions) -> Floats:
 
 
 def held_out_residuals(design: Design, options: FitOptions) -> Floats:
-    """log(measured / predicted) of each step, predicted by a fit that did not see its stretch of the run."""
+    """log(measured / predicted) of each step, predicted by a fit that did not see its run, or its part of it."""
     folds = _folds(design)
     logs = np.empty(design.num_steps)
     for fold in range(_NUM_FOLDS):
@@ -227,11 +227,22 @@ def _bootstrap(rows: Rows, pull: Pull, options: FitOptions) -> Floats:
 
 
 def _folds(design: Design) -> Indices:
-    """The number of the stretch of its run that each step belongs to."""
+    """The fold of each step: whole runs where a deployment has several, else stretches of its only run.
+
+    Whole runs also show how runs of the same work differ, such as two starts of one server.
+    """
     folds = np.empty(design.num_steps, dtype=np.intp)
-    for steps in design.groups_by("run").values():
-        for fold, part in enumerate(np.array_split(steps, _NUM_FOLDS)):
-            folds[part] = fold
+    ranks: dict[tuple[str, int], list[int]] = {}
+    for index, run in enumerate(design.runs):
+        ranks.setdefault((run.deployment.shape.name, run.deployment.tensor_parallel), []).append(index)
+    for runs in ranks.values():
+        for rank, run_index in enumerate(runs):
+            steps = np.flatnonzero(design.run_of == run_index)
+            if len(runs) > 1:
+                folds[steps] = rank % _NUM_FOLDS
+                continue
+            for fold, part in enumerate(np.array_split(steps, _NUM_FOLDS)):
+                folds[part] = fold
     return folds
 
 

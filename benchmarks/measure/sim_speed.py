@@ -186,6 +186,10 @@ def main() -> None:
         for batch in (8, 64, 256)
     }
     print(f"  batch 8 / batch 256: {closed[8] / closed[256]:.2f} (goal: at most 2)")
+    for batch in (8, 256):
+        config = SimConfig(cost_model="roofline", num_kv_blocks=1 << 20)
+        load = constant_batch(batch, 50_000, is_guided=False)
+        speed(f"constant batch {batch}", config, load, 500_000 if batch == 256 else None)
     for mode, batch, goal in (("aggregate", 64, 200_000), ("aggregate", 256, 200_000), ("exact", 64, None)):
         config = SimConfig(value_model="qwen2.5-1.5b", num_kv_blocks=1 << 20, guided_rows=mode)
         speed(f"guided {mode}, batch {batch}", config, constant_batch(batch, 10_000, is_guided=True), goal)

@@ -86,6 +86,7 @@ def test_several_processes_give_the_same_records_as_one(simulated: Path, tmp_pat
         ),
         pytest.param(["--profile", "ci-smoke", "--set", "model=no-such"], "no-such", id="unknown model"),
         pytest.param(["--profile", "ci-smoke", "--jobs", "0"], "--jobs", id="no jobs"),
+        pytest.param(["--profile", "ci-smoke", "sweep"], "options of sweep follow that word", id="options first"),
     ],
 )
 def test_bad_input_gets_one_clear_message_and_exit_code_2(tmp_path: Path, args: list[str], says: str) -> None:
@@ -189,3 +190,22 @@ def test_a_trace_may_be_kept_as_a_summary_alone(tmp_path: Path) -> None:
     other = benchctl("simulate", "--profile", "ci-smoke", "--keep", "summary", cwd=tmp_path)
     assert other.returncode == 2
     assert "keep the requests" in other.stderr
+
+
+def test_natural_lengths_are_simulated_first_where_a_profile_replays_them(tmp_path: Path) -> None:
+    replay = [
+        "--set",
+        "stop=replay-natural",
+        "--set",
+        "workload.samples_as=requests",
+        "--set",
+        "workload.output_len=null",
+    ]
+    done = benchctl("simulate", "--profile", "ci-smoke", "--blocks", 1, *replay, "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert [run["state"] for run in document["runs"]] == ["done"] * 2
+    assert "natural lengths first" in done.stderr
+    assert (
+        len([path for path in (tmp_path / "results").glob("*/*/manifest.json") if "latest" not in path.parts]) == 2
+    )

@@ -13,7 +13,7 @@ from support.servers.simulator import FILTERED, NEUTRAL, VALUE_MODEL, question_r
 
 from benchctl.guided.params import GuidanceParams
 from benchctl.sim.guidance import CandidateLaw
-from benchctl.sim.guided_draws import scoring_threshold
+from benchctl.sim.guided.draws import scoring_threshold
 from benchctl.sim.request import SamplingParams
 from benchctl.sim.simulate import Simulation
 from benchctl.workload.datasets.generated import problems

@@ -126,3 +126,11 @@ def test_the_published_runs_predict_each_other_within_the_errors_that_the_manual
     assert original.whole.mape_frac < roofline.whole.mape_frac
     fitted = judge(fit_model(runs), runs).whole
     assert fitted.mape_frac < 0.025
+
+
+def test_many_runs_are_left_out_a_twentieth_at_a_time_and_all_are_judged() -> None:
+    runs = [planted_run("qwen2.5-7b", 1, PLANTED, noise=0.02, seed=i, num_steps=40) for i in range(45)]
+    evaluation = hold_out(runs, FitOptions(num_draws=5))
+    assert len(evaluation.groups) == 45
+    assert evaluation.whole.num_steps == 45 * 40
+    assert evaluation.whole.mape_frac < 0.03

@@ -29,24 +29,25 @@ def observed_steps(experiment: Experiment, run: LoadedRun, hardware: Hardware | 
 
     ``hardware`` stands for the device of the manifest and the profile, for machines that neither names.
     """
-    if not len(run.columns):
+    columns = run.columns  # once: those of a long log are made on each access
+    if not len(columns):
         return "there is no step log"
     if not run.record.times_whole_steps:
         return "the step log times the sampler alone"
     deployment = deployment_of(experiment, run, hardware)
     if isinstance(deployment, str):
         return deployment
-    work = work_of(run.columns)
+    work = work_of(columns)
     if isinstance(work, str):
         return work
-    is_out, left_out = first_reasons(dict(_reasons(run)))
+    is_out, left_out = first_reasons(dict(_reasons(run, columns)))
     settings = experiment.settings(run.record)
     return ObservedSteps(
         run=run_label(experiment, run),
         model=settings.model if settings is not None else deployment.shape.name,
         deployment=deployment,
         work=work,
-        duration_us=run.columns.dur_ns / NS_PER_US,
+        duration_us=columns.dur_ns / NS_PER_US,
         is_saturated=is_out,
         left_out=left_out,
         origin=_origin(experiment, run),
@@ -112,8 +113,7 @@ def _or_zero(columns: StepColumns, name: str) -> Floats:
     return np.zeros(len(columns)) if values is None else np.nan_to_num(values)
 
 
-def _reasons(run: LoadedRun) -> Iterator[tuple[str, Flags]]:
-    columns = run.columns
+def _reasons(run: LoadedRun, columns: StepColumns) -> Iterator[tuple[str, Flags]]:
     yield "empty batch", columns.num_seqs <= 0
     yield "time not positive", columns.dur_ns <= 0
     yield "preemption", _or_zero(columns, "preempted") > 0

@@ -1,6 +1,8 @@
 """``benchctl simulate``: an experiment in virtual time, without servers and HTTP."""
 
 import shlex
+import sys
+from contextlib import nullcontext, redirect_stdout
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -92,6 +94,8 @@ def simulate(  # the parameters are the command line
 ) -> None:
     """Simulate an experiment in virtual time, without servers and HTTP: the same runs, requests and steps."""
     if context.invoked_subcommand is not None:
+        if profile is not None or overrides:
+            raise UsageError(f"the options of {context.invoked_subcommand} follow that word")
         return
     chosen = simulated_profile(profile, engine, overrides or [], blocks, seed)
     check_experiment(chosen)
@@ -101,7 +105,8 @@ def simulate(  # the parameters are the command line
     is_quiet = quiet or as_json
     from benchctl.measure.simulated_run import simulate_run
 
-    lengths_from = measure_lengths(chosen, output_dir, label, is_quiet=is_quiet, simulate=simulate_run)
+    with redirect_stdout(sys.stderr) if as_json else nullcontext():
+        lengths_from = measure_lengths(chosen, output_dir, label, is_quiet=is_quiet, simulate=simulate_run)
     prepared = prepare_experiment(chosen, lengths_from)
     predictions = None
     if draws is not None:  # first, because a model without draws is an error of usage

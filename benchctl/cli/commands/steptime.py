@@ -267,10 +267,20 @@ def diagnose(
 def _write_profile(
     path: Path, sources: "Sequence[Path]", steps: "StepSources", diagnosis: "Diagnosis", engine: str | None
 ) -> None:
-    from benchctl.workload.next_runs import measured_engine, named_as_measured, profile_text_of_runs
+    from benchctl.workload.next_runs import (
+        measured_engine,
+        named_as_measured,
+        profile_text_of_runs,
+        tokens_per_word,
+    )
 
     runs = named_as_measured(diagnosis.runs_to_add, steps.observed)
-    text = profile_text_of_runs(runs, engine=engine or measured_engine(sources), seed=len(steps.observed))
+    text = profile_text_of_runs(
+        runs,
+        engine=engine or measured_engine(sources),
+        seed=len(steps.observed),
+        tokens_a_word=tokens_per_word(sources),
+    )
     path.write_text(text, encoding="utf-8")
 
 

@@ -5,8 +5,8 @@ from typing import Final
 import numpy as np
 
 from benchctl.records.columns.step_columns import Integers
-from benchctl.sim.step_log import StepLog
-from benchctl.sim.walk import Course, Progress, walk_steps
+from benchctl.sim.steps.log import StepLog
+from benchctl.sim.steps.walk import Course, Progress, walk_steps
 
 _SHORTEST: Final = 96
 """Steps from which arrays are faster than a loop; measured, and of no influence on results."""

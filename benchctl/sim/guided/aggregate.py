@@ -10,15 +10,15 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from benchctl.sim.block_walk import forwards_ns, steps_in_bounds
 from benchctl.sim.config import SimConfig
 from benchctl.sim.costs.cost_model import GuidedCounts, GuidedDecodeCost
 from benchctl.sim.guidance import GuidedStep, score_rows
-from benchctl.sim.guided_draws import GuidedDraws, RowColumns, draw_steps, no_draws, scoring_threshold
-from benchctl.sim.guided_rows import GuidedRows, sampling_rows
+from benchctl.sim.guided.draws import GuidedDraws, RowColumns, draw_steps, no_draws, scoring_threshold
+from benchctl.sim.guided.rows import GuidedRows, sampling_rows
 from benchctl.sim.sequence import Prefills, Sequence
-from benchctl.sim.step_log import StepLog
-from benchctl.sim.walk import Course, Progress
+from benchctl.sim.steps.block_walk import forwards_ns, steps_in_bounds
+from benchctl.sim.steps.log import StepLog
+from benchctl.sim.steps.walk import Course, Progress
 from benchctl.workload.seeded import named_stream
 
 _FIRST_STEPS: Final = 16

@@ -5,7 +5,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from benchctl.sim.costs.cost_model import DecodeCost
 from benchctl.sim.costs.noise import NoiseSource
-from benchctl.sim.step_log import StepLog
+from benchctl.sim.steps.log import StepLog
 
 NEVER_NS: Final = 1 << 62
 """Later than any virtual time."""

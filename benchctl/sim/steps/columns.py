@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from benchctl.records.columns.step_columns import PHASES, Flags, Floats, Integers, StepColumns
 from benchctl.sim.costs.cost_model import StepCost
-from benchctl.sim.step_log import WIDTH, StepLog, Stretch
+from benchctl.sim.steps.log import WIDTH, StepLog, Stretch
 
 _PARTS: Final = tuple(field.name for field in msgspec.structs.fields(StepCost))
 

@@ -7,8 +7,8 @@ from benchctl.sim.config import SimConfig
 from benchctl.sim.costs.cost_model import GuidedDecodeCost
 from benchctl.sim.guidance import REPEATS_FROM_TOKENS, UNGUIDED, CandidateLaw, GuidedRow, GuidedStep, score_rows
 from benchctl.sim.sequence import Prefills, Sequence
-from benchctl.sim.step_log import StepLog
-from benchctl.sim.walk import Course, Progress
+from benchctl.sim.steps.log import StepLog
+from benchctl.sim.steps.walk import Course, Progress
 from benchctl.workload.seeded import named_stream
 
 

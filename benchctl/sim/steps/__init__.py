@@ -1,0 +1,1 @@
+"""Stretches of decode steps, and the columns in which the steps of a server life are kept."""
