@@ -36,8 +36,6 @@ class Hardware:
     fp4_flops_per_s: float | None = None
     link_bytes_per_s: float = 32 * GIGA
     """That of PCI Express 4 with 16 lanes, where nothing faster is known."""
-    all_reduce_floor_s: float = 4.5e-6
-    """Time of the smallest all-reduce; 4.5 us is that of vLLM's own on four H100."""
 
     def peak_of(self, precision: Precision) -> float:
         """FLOP/s of products in this arithmetic; those of bfloat16 if the device has no faster ones.
