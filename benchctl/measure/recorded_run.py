@@ -25,7 +25,7 @@ from benchctl.records.manifest import PlannedRun
 from benchctl.records.request import PreparedRequest
 from benchctl.sim.request import Prompt, Request
 from benchctl.sim.settings import config_of, core_request
-from benchctl.sim.simulate import SimLoad, engine_for_config, simulate
+from benchctl.sim.simulate import SimLoad, Simulation, engine_for_config, simulate
 from benchctl.units import s_from_ns
 from benchctl.workload.datasets.recorded_load import RecordedLoad
 
@@ -81,7 +81,10 @@ def simulate_recorded(profile: Profile, planned: PlannedRun, load: RecordedLoad)
     engine_for_config(config).check_servable(requests[longest])
     limit = profile.workload.arrival.max_concurrency
     sim_load = SimLoad(requests=requests, arrival_ns=load.arrival_ns, max_concurrency=limit)
-    simulation = simulate(config, [sim_load], keeps_steps=False)
+    return _metrics_of(simulate(config, [sim_load], keeps_steps=False), load, limit)
+
+
+def _metrics_of(simulation: Simulation, load: RecordedLoad, limit: int | None) -> dict[str, float | None]:
     ended = simulation.requests
     sent_ns = _sent_ns(np.asarray(load.arrival_ns), np.sort(ended.last_token_ns), limit)[ended.index]
     several = ended.output_tokens > 1

@@ -79,7 +79,7 @@ def stated_hardware(profile: Profile, gpus: Sequence[str]) -> str | None:
     for name in () if profile.engine.kind == "attach" else gpus:
         if (device := hardware_or_none(name)) is not None:
             return device.name
-    return profile.hardware if "hardware" in profile.model_fields_set else None
+    return hardware_for(profile.hardware).name if "hardware" in profile.model_fields_set else None
 
 
 def model_basis(model: StepTimeModel, name: str) -> str:
@@ -121,6 +121,8 @@ def _predict(
         if key not in by_settings:
             by_settings[key] = predict_run(settings, requests, profile.workload.arrival, times, prompt_tokens)
         runs[arm_label(variant, cell)] = by_settings[key]
+    if times is not None and any(variant.guidance is not None for variant in profile.variants.values()):
+        basis += "; the value model of guided arms is not in them"
     return PlanPrediction(runs=runs, basis=basis, overhead_s=_overhead_s(profile))
 
 

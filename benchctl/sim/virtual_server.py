@@ -15,6 +15,7 @@ from benchctl.sim.request_records import record_of, refusal_record
 from benchctl.sim.service import serve
 from benchctl.sim.settings import config_of, core_request
 from benchctl.sim.simulate import SimLoad, engine_for_config
+from benchctl.sim.static_prefixes import static_prefixes
 
 _BURST: Final = Arrival(kind="burst")
 
@@ -29,6 +30,8 @@ class VirtualServer:
         self, settings: VariantSettings, *, noise_seed: int = 0, on_step: Callable[[StepRecord], None]
     ) -> None:
         self.config: Final = config_of(settings, noise_seed=noise_seed)
+        if self.config.cached_prompts is not None:  # a file that cannot be read is no refusal of requests
+            static_prefixes(self.config.cached_prompts, self.config.cached_prompt_tokens)
         self._settings: Final = settings
         self._core: Final = Core(engine_for_config(self.config))
         self._on_step: Final = on_step

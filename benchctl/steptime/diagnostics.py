@@ -32,9 +32,9 @@ class ColumnDiagnosis:
 
 
 def condition_number(rows: Rows) -> float:
-    """Largest over smallest singular value of the scaled design."""
+    """Largest over smallest singular value of the scaled design, without directions that the data leave open."""
     values, _ = singular_values(rows)
-    return float(values[0] / values[-1]) if values[-1] > 0 else float("inf")
+    return float(values[0] / values[len(values) - len(open_directions(rows)) - 1])
 
 
 def diagnose_columns(design: Design, rows: Rows) -> tuple[ColumnDiagnosis, ...]:

@@ -49,18 +49,18 @@ def tokens_per_word(sources: Sequence[Path]) -> float:
 
     A prompt is as long as asked under the simulator's count, of a token a word; a real tokenizer divides words.
     """
-    asked = counted = 0
+    planned_tokens = prompt_tokens = 0
     for directory in sources:
         if not (directory / "profile.yaml").is_file():
             continue
         results = load_results(directory)
-        asked_of = {request.request_id: request.prompt_tokens for request in results.requests}
+        planned = {request.request_id: request.prompt_tokens for request in results.requests}
         for run in results.runs:
             for record in run.requests:
-                if record.prompt_tokens and not record.is_warmup and asked_of.get(record.request_id):
-                    asked += asked_of[record.request_id] or 0
-                    counted += record.prompt_tokens
-    return counted / asked if asked else 1.0
+                if record.prompt_tokens and not record.is_warmup and planned.get(record.request_id):
+                    planned_tokens += planned[record.request_id] or 0
+                    prompt_tokens += record.prompt_tokens
+    return prompt_tokens / planned_tokens if planned_tokens else 1.0
 
 
 def named_as_measured(runs: Sequence[RunToAdd], observed: Sequence[ObservedSteps]) -> tuple[RunToAdd, ...]:

@@ -1,13 +1,12 @@
-"""llm-mock's engine, restated: its scheduler and its static prefix cache.
+"""llm-mock's engine, restated: its scheduler, with benchctl's static prefix cache.
 
 Sources: dongmingli-Ben/llm-mock at f07dd39. The formula of a step is benchctl's (``mock_step_ns``).
 """
 
-import heapq
-from collections import defaultdict
 from dataclasses import dataclass
 
 from benchctl.sim.costs.llm_mock import mock_length, mock_step_ns
+from benchctl.sim.static_prefixes import StaticPrefixes
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,34 +49,11 @@ def serve(prompt_tokens, *, batch_size, cached_tokens=None, first_batch=None):
 
 
 def cached_lengths(prompts, sources, size):
-    """Tokens of each prompt on the ``size`` edges of the trie of ``sources`` that most of them pass.
-
-    Greedy from the root, by count and then by the smaller token. Counts never grow with depth, so this is the best.
-    """
-    kept = defaultdict(dict)
-    heap = [(-count, token, (token,), rows) for token, count, rows in _children(sources, 0)]
-    heapq.heapify(heap)
-    for _ in range(size):
-        if not heap:
-            break
-        _, token, path, rows = heapq.heappop(heap)
-        kept[path[:-1]][token] = path
-        for child in _children(rows, len(path)):
-            heapq.heappush(heap, (-child[1], child[0], (*path, child[0]), child[2]))
-    return [_match(prompt, kept) for prompt in prompts]
+    """Tokens of each prompt that a static cache of ``size`` tokens has, made from ``sources``; all as token ids."""
+    cache = StaticPrefixes(map(_words, sources), size)
+    return [cache.match(_words(prompt)) for prompt in prompts]
 
 
-def _children(rows, depth):
-    """The tokens at ``depth`` of these prompts, with how many have each, and which."""
-    by_token = defaultdict(list)
-    for row in rows:
-        if len(row) > depth:
-            by_token[row[depth]].append(row)
-    return [(token, len(group), group) for token, group in by_token.items()]
-
-
-def _match(prompt, kept):
-    path = ()
-    while len(path) < len(prompt) and prompt[len(path)] in kept.get(path, {}):
-        path = kept[path][prompt[len(path)]]
-    return len(path)
+def _words(token_ids):
+    """Token ids as words of the same order."""
+    return [f"{token_id:06d}" for token_id in token_ids]

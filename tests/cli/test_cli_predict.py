@@ -83,6 +83,11 @@ def test_the_profile_names_a_model_as_well(tmp_path, model):
     assert f"step times are those of {model}" in said
 
 
+def test_a_device_may_be_stated_by_its_driver_s_name(tmp_path, model):
+    said = planned(tmp_path, "--step-time-model", model, more="hardware: NVIDIA H100 80GB HBM3")
+    assert f"step times are those of {model}" in said
+
+
 def test_without_a_model_the_roofline_of_the_stated_hardware_predicts_and_is_shorter(tmp_path, model):
     said = planned(tmp_path, more="hardware: h100-sxm")
     assert "step times are the roofline of h100-sxm, below which no step can be" in said

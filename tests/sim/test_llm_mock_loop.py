@@ -1,11 +1,13 @@
 """llm-mock restated for its published experiments: the times of the simulator, and the best cache of a size."""
 
 import itertools
+import json
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from benchctl.sim.config import SimConfig
+from benchctl.sim.http.openai_api import CompletionBody, request_from
 from benchctl.sim.request import Prompt, Request
 from benchctl.sim.simulate import SimLoad, simulate
 from benchmarks.measure.llm_mock_loop import cached_lengths, serve
@@ -55,3 +57,17 @@ def test_a_cached_beginning_makes_only_the_first_step_of_a_request_shorter():
     spared_ns = 100 * 40 / 468_000 * 1e9
     assert abs(plain[0].first_token_ns - cached[0].first_token_ns - spared_ns) <= 1
     assert plain[0].last_token_ns - plain[0].first_token_ns == cached[0].last_token_ns - cached[0].first_token_ns
+
+
+@given(prompts=st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=40), min_size=2, max_size=8))
+def test_a_static_cache_in_the_simulator_spares_what_it_spares_in_the_loop(prompts, tmp_path_factory):
+    file = tmp_path_factory.mktemp("cache") / "prompts.jsonl"
+    file.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts))
+    cached = cached_lengths(prompts, prompts, 12)
+    config = SimConfig(cost_model="llm-mock", cached_prompts=str(file), cached_prompt_tokens=12)
+    bodies = [CompletionBody(prompt=prompt, max_tokens=1000) for prompt in prompts]
+    requests = tuple(request_from(body, f"r{number}", config) for number, body in enumerate(bodies))
+    columns = simulate(config, [SimLoad(requests=requests)]).requests
+    order = columns.index.argsort()
+    served = serve([len(prompt) for prompt in prompts], batch_size=10, cached_tokens=cached)
+    assert [one.first_token_ns for one in served] == columns.first_token_ns[order].tolist()

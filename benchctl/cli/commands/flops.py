@@ -42,7 +42,7 @@ class _Answer:
 
 
 _Base = Annotated[
-    str, typer.Option("--base", metavar="MODEL", help="A Qwen2.5 name, or a directory with a config.json.")
+    str, typer.Option("--base", metavar="MODEL", help="A built-in model, or a directory with a config.json.")
 ]
 _ValueModel = Annotated[
     str, typer.Option("--value-model", metavar="MODEL", help=f"Value model, named likewise; '{NO_MODEL}' for none.")

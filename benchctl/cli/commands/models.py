@@ -34,7 +34,7 @@ _Shape = Annotated[
         "--shape",
         "--like",
         metavar="MODEL",
-        help="Take all dimensions from a Qwen2.5 name or a directory's config.json.",
+        help="Take all dimensions from a built-in name or a directory's config.json.",
     ),
 ]
 _Hidden = Annotated[int | None, _dimension("hidden", "Width.")]

@@ -62,9 +62,9 @@ def predict_intervals(
         draws = [metrics_of_life(profile, drawn, requests, seed) for seed in range(count)]
         metrics = {}
         for name, centre in value.items():
-            known = [number for draw in draws if (number := draw[name]) is not None]
-            if centre is not None and len(known) == count:
-                low, high = np.quantile(known, ((1 - level) / 2, (1 + level) / 2))
+            numbers = [number for draw in draws if (number := draw[name]) is not None]
+            if centre is not None and len(numbers) == count:
+                low, high = np.quantile(numbers, ((1 - level) / 2, (1 + level) / 2))
                 metrics[name] = Predicted(value=centre, low=float(low), high=float(high))
         predictions.append(ArmPrediction(arm=arm.label, num_draws=count, level=level, metrics=metrics))
     return tuple(predictions)

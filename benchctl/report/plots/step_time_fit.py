@@ -109,7 +109,7 @@ def _draw_histogram(axes: Axes, predictions: Predictions, labels: Words, names: 
         loc="left",
         fontsize=10,
     )
-    axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    axes.xaxis.set_major_formatter(PercentFormatter(1.0))
     axes.set_xlabel("predicted / measured - 1")
     axes.set_ylabel("steps")
     tidy(axes, grid="y")
@@ -131,7 +131,7 @@ def _draw_residuals(
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     reach = max(0.05, float(np.quantile(np.abs(residuals), 0.99)) * 1.1)
     axes.set_ylim(-reach, reach)
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     axes.set_xlabel(x_label)
     axes.set_ylabel("error")
     tidy(axes, grid="y")
@@ -168,7 +168,7 @@ def _draw_boxes(axes: Axes, residuals: Floats, labels: Words, phase: Words, name
         range(1, len(boxes) + 1), labels=[f"{word}, {len(values):,} steps" for _, word, values in boxes], fontsize=9
     )
     axes.axvline(0.0, color=SLATE, linewidth=1.0)
-    axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    axes.xaxis.set_major_formatter(PercentFormatter(1.0))
     axes.set_xlabel("error: box 25 to 75%, whiskers 5 to 95%")
     axes.tick_params(axis="y", length=0)
     tidy(axes, grid="x")
