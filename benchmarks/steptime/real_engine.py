@@ -88,7 +88,7 @@ def main():
             predicted = _predicted(load, model, options.engine, directory)
             _, path = _measure(load, model, options.engine, directory)
             rows.append(_row(load, fitted, predicted, path))
-        show(rows)
+        show([{name: value for name, value in row.items() if not name.startswith("_")} for row in rows])
         _print_verdict(rows)
 
 
