@@ -1,6 +1,5 @@
 """The engine: schedule, price, advance. Pure and in virtual time: no clock, no network, no waiting."""
 
-import heapq
 from typing import Final, NamedTuple
 
 from benchctl.errors import UsageError
@@ -16,6 +15,7 @@ from benchctl.sim.pricing import Pricing
 from benchctl.sim.request import Request
 from benchctl.sim.scheduler import Scheduler
 from benchctl.sim.sequence import Prefills, Sequence, SequenceStatus, StepClock
+from benchctl.sim.steps.ends import RowEnds
 from benchctl.sim.steps.log import StepLog
 from benchctl.sim.steps.walk import NEVER_NS, Course, Walk, noisy_walk
 
@@ -84,7 +84,6 @@ class SimulatedEngine:
         self.is_warmup = False
         """Whether steps are marked as warm-up."""
         self._num_seqs = 0
-        self._num_joins = 0
         self._plans_ahead: Final = config.async_scheduling
         self._is_planned = False
         """Whether the next step was planned while the last one ran."""
@@ -92,8 +91,7 @@ class SimulatedEngine:
         """Sequences that came too late for the next step."""
         self._open: dict[str, list[Sequence]] = {}
         self._num_unfinished: dict[str, int] = {}
-        self._ends: list[tuple[int, int, Sequence]] = []
-        """Heap of the steps after which decoding rows are over; those that lost their memory stay in it."""
+        self._ends: Final = RowEnds()
 
     @property
     def has_work(self) -> bool:
@@ -211,7 +209,7 @@ class SimulatedEngine:
             cost, rest_id, fixed_ns = self._pricing.decode_price(position)
         else:
             cost, rest_id, fixed_ns = guided_price.cost.decode, guided_price.rest_id, guided_price.fixed_ns
-        num_steps = min(max_steps, self._next_end() - step)
+        num_steps = min(max_steps, self._ends.next_step() - step)
         if cost.until is not None:
             num_steps = min(num_steps, -((position - cost.until) // slope))
         if self._has_closing_step and num_steps > 1:
@@ -228,7 +226,7 @@ class SimulatedEngine:
             blocks.take(kv_used_last - kv_used)
         is_greedy = not scheduler.num_sampled_decodes
         scheduler.advance(num_run)
-        due = self._due()
+        due = self._ends.pop_until(self._clock.step)
         num_output = num_rows - len(due) if self._has_closing_step else num_rows
         self.log.add_stretch(
             rest_id,
@@ -253,7 +251,7 @@ class SimulatedEngine:
         log.dur_ns.append(dur_ns)
         log.kv_used.append(self.block_manager.num_used)
         self.scheduler.advance(1)
-        due = self._due()
+        due = self._ends.pop_until(self._clock.step)
         num_output = batch.num_sampling - (len(due) if self._has_closing_step else 0)
         is_greedy = -1 if batch.is_greedy is None else batch.is_greedy
         rows = (len(prefills), batch.num_decode_tokens, batch.num_prefill_tokens, batch.context_tokens)
@@ -270,28 +268,7 @@ class SimulatedEngine:
         if seq.num_tokens == seq.end and not self._has_closing_step:
             finished.append(seq)
             return
-        self._num_joins += 1
-        seq.join = self._num_joins
-        heapq.heappush(self._ends, (seq.end + self._has_closing_step - seq.lead, seq.join, seq))
-
-    def _next_end(self) -> int:
-        """The step after which the next decoding row is over; there must be a decoding row."""
-        while not self._is_current(self._ends[0]):
-            heapq.heappop(self._ends)
-        return self._ends[0][0]
-
-    def _due(self) -> list[Sequence]:
-        """The decoding rows that are over now, in the order in which they began to decode."""
-        due: list[Sequence] = []
-        ends, step = self._ends, self._clock.step
-        while ends and ends[0][0] <= step:
-            end = heapq.heappop(ends)
-            if self._is_current(end):
-                due.append(end[2])
-        return due
-
-    def _is_current(self, end: tuple[int, int, Sequence]) -> bool:
-        return end[2].is_decoding and end[2].join == end[1]
+        self._ends.add(seq, seq.end + self._has_closing_step - seq.lead)
 
     def _close(self, finished: list[Sequence]) -> list[str]:
         """Remove finished sequences; returns the requests that have none left."""
