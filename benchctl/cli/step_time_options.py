@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from benchctl.analysis.step_time.sources import StepSources
-    from benchctl.steptime.fit import FitOptions
+    from benchctl.steptime.fitting.fit import FitOptions
 
 SourcesArgument = Annotated[
     list[Path],
@@ -94,6 +94,6 @@ def read_steps(
 
 
 def fit_options(structure: Any, experts: Any, constraint: Any, ridge: float | None) -> "FitOptions":
-    from benchctl.steptime.fit import FitOptions
+    from benchctl.steptime.fitting.fit import FitOptions
 
     return FitOptions(structure=structure, experts_read=experts, constraint=constraint, ridge=ridge)

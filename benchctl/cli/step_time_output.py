@@ -10,13 +10,13 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from benchctl.analysis.step_time.sources import StepSources
-    from benchctl.steptime.evaluate import Evaluation
+    from benchctl.steptime.diagnosis.evaluate import Evaluation
+    from benchctl.steptime.diagnosis.predictions import Predictions
     from benchctl.steptime.model import StepTimeModel
-    from benchctl.steptime.predictions import Predictions
 
 
 def draw_fitted(path: Path, fitted: "StepTimeModel", steps: "StepSources", evaluation: "Evaluation | None") -> None:
-    from benchctl.steptime.predictions import predict_runs
+    from benchctl.steptime.diagnosis.predictions import predict_runs
 
     if evaluation is not None:
         write_picture(path, evaluation.predictions, picture_title(evaluation))
@@ -41,7 +41,7 @@ def write_picture(path: Path, predictions: "Predictions", title: str) -> None:
 
 def print_fit(fitted: "StepTimeModel", steps: "StepSources", evaluation: "Evaluation | None", by: str) -> None:
     from benchctl.report.text.step_time_fit import accuracy_table, coefficient_table, evaluation_table, source_lines
-    from benchctl.steptime.evaluate import judge
+    from benchctl.steptime.diagnosis.evaluate import judge
 
     console = wide_console()
     print_lines(console, source_lines(fitted, steps.skipped))

@@ -19,13 +19,13 @@ Every step of a model has the same layers and steps, so that their coefficients 
 
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from benchctl.steptime.all_reduce import step_all_reduces
-from benchctl.steptime.elementwise import greater, is_above
-from benchctl.steptime.experts import experts_read_by
-from benchctl.steptime.guided_work import value_model_us
-from benchctl.steptime.original import original_times
-from benchctl.steptime.peak_times import peak_times
 from benchctl.steptime.structure import ExpertsRead, Structure
+from benchctl.steptime.terms.all_reduce import step_all_reduces
+from benchctl.steptime.terms.elementwise import greater, is_above
+from benchctl.steptime.terms.experts import experts_read_by
+from benchctl.steptime.terms.guided_work import value_model_us
+from benchctl.steptime.terms.original import original_times
+from benchctl.steptime.terms.peak_times import peak_times
 from benchctl.steptime.work import Deployment, StepWork
 
 if TYPE_CHECKING:

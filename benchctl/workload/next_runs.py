@@ -15,7 +15,7 @@ from benchctl.profile.engine_table import options_class
 from benchctl.profile.load import parse_profile
 from benchctl.profile.sources.yaml_text import dump_document
 from benchctl.records.loaded import load_results
-from benchctl.steptime.run_to_add import RunToAdd, num_requests
+from benchctl.steptime.diagnosis.run_to_add import RunToAdd, num_requests
 from benchctl.steptime.work import ObservedSteps
 
 _BASE: Final = "steptime-w1"

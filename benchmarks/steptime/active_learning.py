@@ -23,13 +23,13 @@ from benchctl.costs.shapes import shape_for
 from benchctl.sim.config import SimConfig
 from benchctl.sim.request import Prompt, Request, SamplingParams
 from benchctl.sim.simulate import SimLoad, simulate
-from benchctl.steptime.diagnose import diagnose
-from benchctl.steptime.fit import FitOptions, fit_model
+from benchctl.steptime.diagnosis.diagnose import diagnose
+from benchctl.steptime.diagnosis.run_to_add import RunToAdd, num_requests
+from benchctl.steptime.diagnosis.suggest import CONCURRENCY, OUTPUTS, PROMPTS
+from benchctl.steptime.fitting.fit import FitOptions, fit_model
 from benchctl.steptime.model import StepTimeModel
 from benchctl.steptime.model_file import write_model
-from benchctl.steptime.run_to_add import RunToAdd, num_requests
 from benchctl.steptime.structure import Coefficient
-from benchctl.steptime.suggest import CONCURRENCY, OUTPUTS, PROMPTS
 from benchctl.steptime.work import Deployment, ObservedSteps
 from benchctl.units import NS_PER_US, s_from_ns
 from benchmarks.common.table import show

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from benchctl.analysis.step_time.sources import read_sources
 from benchctl.interop.readers.step_table import TableDefaults
-from benchctl.steptime.design import group_label
-from benchctl.steptime.evaluate import Evaluation, HoldOut, compare_structures, hold_out
-from benchctl.steptime.fit import FitOptions, fit_model
+from benchctl.steptime.diagnosis.evaluate import Evaluation, HoldOut, compare_structures, hold_out
+from benchctl.steptime.fitting.design import group_label
+from benchctl.steptime.fitting.fit import FitOptions, fit_model
 from benchctl.steptime.structure import Structure
 from benchctl.steptime.work import ObservedSteps
 

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from benchctl.costs.hardware import hardware_for
 from benchctl.costs.shapes import ModelShape, shape_for
 from benchctl.errors import UsageError
-from benchctl.steptime.all_reduce import all_reduce_us
 from benchctl.steptime.features import COUNTS, feature_names, features, step_features
-from benchctl.steptime.peak_times import kv_elements, peak_times
 from benchctl.steptime.structure import Structure
+from benchctl.steptime.terms.all_reduce import all_reduce_us
+from benchctl.steptime.terms.peak_times import kv_elements, peak_times
 from benchctl.steptime.work import Deployment, StepWork
 
 H100 = hardware_for("h100-sxm")

@@ -14,7 +14,7 @@ from benchctl.profile.load import load_profile
 from benchctl.profile.planning.plan import arms, undeclared_differences, variant_settings
 from benchctl.records.jsonl import read_jsonl
 from benchctl.records.step import StepRecord
-from benchctl.steptime.run_to_add import RunToAdd
+from benchctl.steptime.diagnosis.run_to_add import RunToAdd
 from benchctl.workload.next_runs import profile_text_of_runs, tokens_per_word
 from benchctl.workload.prepare import prepare_requests
 

@@ -17,7 +17,7 @@ from benchctl.analysis.step_time.observed import observed_steps
 from benchctl.costs.hardware import hardware_for, hardware_or_none
 from benchctl.errors import UsageError
 from benchctl.records.loaded import LoadedRun
-from benchctl.steptime.fit import FitOptions, fit_model
+from benchctl.steptime.fitting.fit import FitOptions, fit_model
 from benchctl.steptime.model import StepTimeModel
 from benchctl.steptime.model_file import read_model
 from benchctl.units import US_PER_S

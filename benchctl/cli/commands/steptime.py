@@ -40,9 +40,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from benchctl.analysis.step_time.sources import StepSources
-    from benchctl.steptime.diagnose import Diagnosis
-    from benchctl.steptime.evaluate import Evaluation
-    from benchctl.steptime.fit import FitOptions
+    from benchctl.steptime.diagnosis.diagnose import Diagnosis
+    from benchctl.steptime.diagnosis.evaluate import Evaluation
+    from benchctl.steptime.fitting.fit import FitOptions
     from benchctl.steptime.model import StepTimeModel
 
 app = typer.Typer(
@@ -73,7 +73,7 @@ def fit(
 ) -> None:
     """Fit a model to the steps of SOURCES, and judge it on each run or model left out."""
     from benchctl.report.documents.step_time_fit import evaluations_document, model_document
-    from benchctl.steptime.fit import fit_model
+    from benchctl.steptime.fitting.fit import fit_model
     from benchctl.steptime.model_file import write_model
 
     steps = read_steps(sources, model, hardware, tp, shape)
@@ -119,8 +119,8 @@ def evaluate(
     """Errors on unseen runs or models, beside those of the published form and of the roofline."""
     from benchctl.report.documents.step_time_fit import bucket_document, evaluations_document
     from benchctl.report.text.step_time_fit import bucket_table, evaluation_table
-    from benchctl.steptime.buckets import buckets
-    from benchctl.steptime.evaluate import compare_structures, judge
+    from benchctl.steptime.diagnosis.buckets import buckets
+    from benchctl.steptime.diagnosis.evaluate import compare_structures, judge
 
     steps = read_steps(sources, model, hardware, tp, shape)
     if fitted is not None:
@@ -193,8 +193,8 @@ def calibrate(
 
     from benchctl.report.documents.step_time_fit import model_document
     from benchctl.report.text.step_time_fit import accuracy_table
-    from benchctl.steptime.calibrate import calibrate as calibrate_model
-    from benchctl.steptime.evaluate import judge
+    from benchctl.steptime.diagnosis.evaluate import judge
+    from benchctl.steptime.fitting.calibrate import calibrate as calibrate_model
     from benchctl.steptime.model_file import write_model
 
     source = _load(fitted)
@@ -237,8 +237,8 @@ def diagnose(
     """Health of a fit to SOURCES: features, coefficients, errors by bucket, and the runs to add next."""
     from benchctl.report.documents.step_time_fit import diagnosis_document
     from benchctl.report.text.step_time_fit import bucket_table, column_table, diagnosis_lines, run_table
-    from benchctl.steptime.diagnose import diagnose as diagnose_model
-    from benchctl.steptime.fit import fit_model
+    from benchctl.steptime.diagnosis.diagnose import diagnose as diagnose_model
+    from benchctl.steptime.fitting.fit import fit_model
 
     steps = read_steps(sources, model, hardware, tp, shape)
     options = fit_options(structure, experts, constraint, ridge)
@@ -292,8 +292,8 @@ def _load(path: Path) -> "StepTimeModel":
 
 def _held_out(steps: "StepSources", options: "FitOptions", by: Any) -> "Evaluation | None":
     """Errors on groups left out; None where there is only one group."""
-    from benchctl.steptime.design import group_label
-    from benchctl.steptime.evaluate import hold_out
+    from benchctl.steptime.diagnosis.evaluate import hold_out
+    from benchctl.steptime.fitting.design import group_label
 
     if len({group_label(run, by) for run in steps.observed}) < 2:
         return None

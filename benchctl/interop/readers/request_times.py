@@ -12,8 +12,8 @@ from typing import Any, Final
 import numpy as np
 
 from benchctl.errors import UsageError
+from benchctl.steptime.fitting.overheads import fit_overheads
 from benchctl.steptime.model import RequestOverheads
-from benchctl.steptime.overheads import fit_overheads
 
 _EVENTS: Final = ("arrived", "queued", "finished", "departed")
 _UNITS: Final = {"_us": 1.0, "_ts": 1e6, "_at": 1e6}

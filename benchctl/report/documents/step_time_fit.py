@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from benchctl.steptime.diagnose import Diagnosis
-from benchctl.steptime.evaluate import Evaluation
+from benchctl.steptime.diagnosis.diagnose import Diagnosis
+from benchctl.steptime.diagnosis.evaluate import Evaluation
+from benchctl.steptime.diagnosis.predictions import Accuracy
 from benchctl.steptime.model import StepTimeModel
-from benchctl.steptime.predictions import Accuracy
 
 
 def model_document(model: StepTimeModel) -> dict[str, Any]:

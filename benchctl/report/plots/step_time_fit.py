@@ -9,9 +9,9 @@ from matplotlib.ticker import FuncFormatter, PercentFormatter
 
 from benchctl.report.charts.palette import GREY, SLATE, series_color
 from benchctl.report.plots.style import new_figure, png_bytes, tidy
-from benchctl.steptime.buckets import Words, phases_of
-from benchctl.steptime.least_squares import Floats
-from benchctl.steptime.predictions import Predictions
+from benchctl.steptime.diagnosis.buckets import Words, phases_of
+from benchctl.steptime.diagnosis.predictions import Predictions
+from benchctl.steptime.fitting.least_squares import Floats
 
 _MAX_POINTS: Final = 4000
 """Points of a cloud; more make it no clearer and the file large."""

@@ -7,11 +7,11 @@ from rich.table import Table
 
 from benchctl.formats import UNKNOWN, count_of, four_digits
 from benchctl.report.text.plain_table import plain_table
-from benchctl.steptime.diagnose import Diagnosis
-from benchctl.steptime.evaluate import Evaluation
+from benchctl.steptime.diagnosis.diagnose import Diagnosis
+from benchctl.steptime.diagnosis.evaluate import Evaluation
+from benchctl.steptime.diagnosis.predictions import Accuracy
 from benchctl.steptime.features import COUNTS
 from benchctl.steptime.model import StepTimeModel
-from benchctl.steptime.predictions import Accuracy
 from benchctl.steptime.structure import Coefficient
 
 _MAX_GROUPS: Final = 8

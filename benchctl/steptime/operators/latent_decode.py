@@ -17,8 +17,8 @@ import numpy as np
 
 from benchctl.costs.hardware import Hardware
 from benchctl.costs.latent import LatentShape
-from benchctl.steptime.least_squares import Floats
-from benchctl.steptime.peak_times import US_PER_S
+from benchctl.steptime.fitting.least_squares import Floats
+from benchctl.steptime.terms.peak_times import US_PER_S
 
 COLUMNS: Final = ("kernels", "cache", "compute", "io", "context")
 _TILE_HEADS: Final = 16

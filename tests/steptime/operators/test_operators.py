@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from benchctl.costs.hardware import hardware_for
 from benchctl.costs.shapes import shape_for
 from benchctl.errors import UsageError
-from benchctl.steptime.all_reduce import all_reduce_us, kernel_name
 from benchctl.steptime.operators.expert_block import COLUMNS, ExpertBlock, expert_block_columns
 from benchctl.steptime.operators.gemm import Gemm, gemm_columns
 from benchctl.steptime.operators.latent_decode import LatentDecode, latent_decode_columns
 from benchctl.steptime.operators.operator_fit import OperatorTime, fit_operator, halves, mape_frac
 from benchctl.steptime.operators.routing import power_law_load
+from benchctl.steptime.terms.all_reduce import all_reduce_us, kernel_name
 from benchmarks.steptime.operators import results
 
 H100 = hardware_for("h100-sxm")

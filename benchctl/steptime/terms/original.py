@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from benchctl.costs.latent import LatentShape
 from benchctl.costs.model_shape import ModelShape
-from benchctl.steptime.peak_times import US_PER_S
+from benchctl.steptime.terms.peak_times import US_PER_S
 from benchctl.steptime.work import Deployment
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from typing import Final
 import numpy as np
 
 from benchctl.errors import UsageError
-from benchctl.steptime.design import Design
-from benchctl.steptime.least_squares import Flags, Floats, Rows, open_directions, singular_values
+from benchctl.steptime.fitting.design import Design
+from benchctl.steptime.fitting.least_squares import Flags, Floats, Rows, open_directions, singular_values
 
 _SHARE: Final = 0.05
 """A column belongs to an open direction if it has this share of the largest entry of it."""

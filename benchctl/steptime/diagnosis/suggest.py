@@ -13,12 +13,12 @@ from typing import Final
 
 import numpy as np
 
-from benchctl.steptime.anchors import anchor_of
-from benchctl.steptime.design import Design
-from benchctl.steptime.fit import FitOptions
-from benchctl.steptime.least_squares import Floats
+from benchctl.steptime.diagnosis.run_to_add import RunToAdd, num_requests
+from benchctl.steptime.fitting.anchors import anchor_of
+from benchctl.steptime.fitting.design import Design
+from benchctl.steptime.fitting.fit import FitOptions
+from benchctl.steptime.fitting.least_squares import Floats
 from benchctl.steptime.model import StepTimeModel
-from benchctl.steptime.run_to_add import RunToAdd, num_requests
 from benchctl.steptime.work import Deployment, StepWork
 from benchctl.units import US_PER_S
 

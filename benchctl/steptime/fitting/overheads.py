@@ -11,7 +11,7 @@ import numpy as np
 from scipy.optimize import nnls
 
 from benchctl.errors import UsageError
-from benchctl.steptime.least_squares import Floats
+from benchctl.steptime.fitting.least_squares import Floats
 from benchctl.steptime.model import RequestOverheads
 
 

@@ -8,8 +8,8 @@ the mean row's. It runs on one device.
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
-from benchctl.steptime.elementwise import greater, is_above
-from benchctl.steptime.peak_times import peak_times
+from benchctl.steptime.terms.elementwise import greater, is_above
+from benchctl.steptime.terms.peak_times import peak_times
 from benchctl.steptime.work import Deployment, StepWork
 
 if TYPE_CHECKING:

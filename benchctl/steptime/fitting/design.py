@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from benchctl.errors import UsageError
 from benchctl.steptime.features import features
-from benchctl.steptime.least_squares import Floats
+from benchctl.steptime.fitting.least_squares import Floats
 from benchctl.steptime.structure import ExpertsRead, Structure
 from benchctl.steptime.work import Deployment, ObservedSteps, Quantity, StepWork
 

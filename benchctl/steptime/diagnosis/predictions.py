@@ -6,8 +6,8 @@ from typing import Final
 
 import numpy as np
 
-from benchctl.steptime.design import Design, Indices, design_of
-from benchctl.steptime.least_squares import Flags, Floats
+from benchctl.steptime.fitting.design import Design, Indices, design_of
+from benchctl.steptime.fitting.least_squares import Flags, Floats
 from benchctl.steptime.model import StepTimeModel, check_features
 from benchctl.steptime.work import ObservedSteps
 

@@ -10,17 +10,17 @@ from typing import Final, Literal
 
 import numpy as np
 
-from benchctl.steptime.buckets import bin_labels, buckets
-from benchctl.steptime.design import Design, fitted_design
-from benchctl.steptime.diagnostics import ColumnDiagnosis, condition_number, diagnose_columns
-from benchctl.steptime.evaluate import Evaluation
-from benchctl.steptime.fit import FitOptions, fit_to
-from benchctl.steptime.least_squares import Floats, relative_rows
+from benchctl.steptime.diagnosis.buckets import bin_labels, buckets
+from benchctl.steptime.diagnosis.evaluate import Evaluation
+from benchctl.steptime.diagnosis.predictions import Accuracy, predict_runs
+from benchctl.steptime.diagnosis.run_to_add import RunToAdd
+from benchctl.steptime.diagnosis.suggest import suggest_runs
+from benchctl.steptime.fitting.design import Design, fitted_design
+from benchctl.steptime.fitting.diagnostics import ColumnDiagnosis, condition_number, diagnose_columns
+from benchctl.steptime.fitting.fit import FitOptions, fit_to
+from benchctl.steptime.fitting.least_squares import Floats, relative_rows
 from benchctl.steptime.model import StepTimeModel
-from benchctl.steptime.predictions import Accuracy, predict_runs
-from benchctl.steptime.run_to_add import RunToAdd
 from benchctl.steptime.structure import Coefficient
-from benchctl.steptime.suggest import suggest_runs
 from benchctl.steptime.work import ObservedSteps
 
 MAX_FACTOR: Final = 5.0

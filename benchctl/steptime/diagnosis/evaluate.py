@@ -11,10 +11,16 @@ from typing import Final, Literal, TypeAlias
 import numpy as np
 
 from benchctl.errors import UsageError
-from benchctl.steptime.design import fitted_design, group_label
-from benchctl.steptime.fit import FitOptions, fit_model
+from benchctl.steptime.diagnosis.predictions import (
+    Accuracy,
+    Predictions,
+    accuracy_of,
+    join_predictions,
+    predict_runs,
+)
+from benchctl.steptime.fitting.design import fitted_design, group_label
+from benchctl.steptime.fitting.fit import FitOptions, fit_model
 from benchctl.steptime.model import HeldOutError, StepTimeModel
-from benchctl.steptime.predictions import Accuracy, Predictions, accuracy_of, join_predictions, predict_runs
 from benchctl.steptime.structure import Structure
 from benchctl.steptime.work import ObservedSteps
 

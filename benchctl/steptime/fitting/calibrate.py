@@ -19,9 +19,9 @@ from typing import Final
 import numpy as np
 
 from benchctl.errors import UsageError
-from benchctl.steptime.design import design_of, usable_steps
-from benchctl.steptime.fit import one_hardware, provenance_of
-from benchctl.steptime.least_squares import Floats
+from benchctl.steptime.fitting.design import design_of, usable_steps
+from benchctl.steptime.fitting.fit import one_hardware, provenance_of
+from benchctl.steptime.fitting.least_squares import Floats
 from benchctl.steptime.model import UNSCALED, StepTimeModel
 from benchctl.steptime.work import Deployment, ObservedSteps
 

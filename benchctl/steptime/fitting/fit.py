@@ -13,11 +13,11 @@ import numpy as np
 
 from benchctl import __version__
 from benchctl.errors import UsageError
-from benchctl.steptime.anchors import anchor_of
-from benchctl.steptime.design import Design, Indices, fitted_design
-from benchctl.steptime.diagnostics import check_design, identified_columns
 from benchctl.steptime.features import COUNTS
-from benchctl.steptime.least_squares import (
+from benchctl.steptime.fitting.anchors import anchor_of
+from benchctl.steptime.fitting.design import Design, Indices, fitted_design
+from benchctl.steptime.fitting.diagnostics import check_design, identified_columns
+from benchctl.steptime.fitting.least_squares import (
     Constraint,
     Floats,
     Pull,

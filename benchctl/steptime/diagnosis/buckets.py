@@ -7,8 +7,8 @@ from typing import Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from benchctl.steptime.least_squares import Floats
-from benchctl.steptime.predictions import Accuracy, Predictions, accuracy_of
+from benchctl.steptime.diagnosis.predictions import Accuracy, Predictions, accuracy_of
+from benchctl.steptime.fitting.least_squares import Floats
 from benchctl.steptime.work import ObservedSteps, Quantity
 
 Words: TypeAlias = npt.NDArray[np.str_]

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from benchctl.costs.hardware import Hardware
-from benchctl.steptime.elementwise import is_above
-from benchctl.steptime.peak_times import US_PER_S
+from benchctl.steptime.terms.elementwise import is_above
+from benchctl.steptime.terms.peak_times import US_PER_S
 from benchctl.steptime.work import Deployment
 from benchctl.units import MIB
 

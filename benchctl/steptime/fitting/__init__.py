@@ -1,0 +1,1 @@
+"""From observed steps to coefficients: design, least squares, fit, diagnostics and calibration."""
