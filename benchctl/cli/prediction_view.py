@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 
     from benchctl.profile.model import Profile
     from benchctl.records.request import PreparedRequest
-    from benchctl.sim.plan_prediction import PlanPrediction
-    from benchctl.sim.prediction import PredictedRun
+    from benchctl.sim.prediction.plan_prediction import PlanPrediction
+    from benchctl.sim.prediction.prediction import PredictedRun
 
 _WORDS_FROM_S: Final = 100
 _TIMES_FROM: Final = 10
@@ -44,7 +44,7 @@ def estimate_plan(
     """
     from benchctl.measure.durations import AROUND_S, earlier_overhead_s, estimate_durations
     from benchctl.measure.telemetry.gpu import gpu_inventory
-    from benchctl.sim.plan_prediction import predict_plan
+    from benchctl.sim.prediction.plan_prediction import predict_plan
 
     gpus = [gpu.name for gpu in gpu_inventory()]
     predicted = predict_plan(profile, requests, gpus, model)

@@ -23,7 +23,7 @@ from benchctl.profile.planning.plan import variant_settings
 from benchctl.records.columns.step_columns import Integers
 from benchctl.records.manifest import PlannedRun
 from benchctl.records.request import PreparedRequest
-from benchctl.sim.request import Prompt, Request
+from benchctl.sim.requests.request import Prompt, Request
 from benchctl.sim.settings import config_of, core_request
 from benchctl.sim.simulate import SimLoad, Simulation, engine_for_config, simulate
 from benchctl.units import s_from_ns

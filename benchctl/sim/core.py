@@ -5,7 +5,7 @@ from typing import Final
 
 from benchctl.sim.engine import SimulatedEngine, StepOutput
 from benchctl.sim.phase import AnnouncedPhase
-from benchctl.sim.request import Request
+from benchctl.sim.requests.request import Request
 
 
 class Core:

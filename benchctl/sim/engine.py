@@ -4,17 +4,17 @@ from typing import Final, NamedTuple
 
 from benchctl.errors import UsageError
 from benchctl.records.step import StepRecord
-from benchctl.sim.answer import PlannedAnswers
-from benchctl.sim.block_manager import BlockManager
 from benchctl.sim.config import SimConfig
 from benchctl.sim.costs.cost_model import CostModel
 from benchctl.sim.costs.noise import NoiseSource
-from benchctl.sim.guidance import UNGUIDED
+from benchctl.sim.guided.guidance import UNGUIDED
 from benchctl.sim.guided.rows import GuidedRows
 from benchctl.sim.pricing import Pricing
-from benchctl.sim.request import Request
-from benchctl.sim.scheduler import Scheduler
-from benchctl.sim.sequence import Prefills, Sequence, SequenceStatus, StepClock
+from benchctl.sim.requests.answer import PlannedAnswers
+from benchctl.sim.requests.request import Request
+from benchctl.sim.scheduling.block_manager import BlockManager
+from benchctl.sim.scheduling.scheduler import Scheduler
+from benchctl.sim.scheduling.sequence import Prefills, Sequence, SequenceStatus, StepClock
 from benchctl.sim.steps.ends import RowEnds
 from benchctl.sim.steps.log import StepLog
 from benchctl.sim.steps.walk import NEVER_NS, Course, Walk, noisy_walk

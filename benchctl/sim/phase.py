@@ -7,7 +7,7 @@ whatever the network does, and the same load gives the same steps, byte for byte
 from collections.abc import Sequence as Items
 from typing import Final, NamedTuple
 
-from benchctl.sim.request import Request
+from benchctl.sim.requests.request import Request
 
 
 class AnnouncedRequest(NamedTuple):

@@ -3,9 +3,9 @@
 from typing import Final, NamedTuple
 
 from benchctl.sim.costs.cost_model import CostModel, DecodeCost, GuidedDecodeCost, StepBatch
-from benchctl.sim.guidance import UNGUIDED, GuidedStep
-from benchctl.sim.scheduler import Scheduler
-from benchctl.sim.sequence import Prefills, StepClock
+from benchctl.sim.guided.guidance import UNGUIDED, GuidedStep
+from benchctl.sim.scheduling.scheduler import Scheduler
+from benchctl.sim.scheduling.sequence import Prefills, StepClock
 from benchctl.sim.steps.log import StepLog
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from benchctl.records.step import StepRecord
 from benchctl.sim.core import Core
 from benchctl.sim.phase import AnnouncedPhase, AnnouncedRequest
-from benchctl.sim.sequence import Sequence
+from benchctl.sim.scheduling.sequence import Sequence
 from benchctl.sim.simulate import SimLoad
 
 

@@ -11,7 +11,7 @@ from benchctl.profile.model import VariantSettings
 from benchctl.records.request import PreparedRequest
 from benchctl.sim.config import SimConfig
 from benchctl.sim.http.openai_api import ChatBody, CompletionBody, request_from
-from benchctl.sim.request import Request
+from benchctl.sim.requests.request import Request
 
 
 def config_of(settings: VariantSettings, *, noise_seed: int = 0) -> SimConfig:

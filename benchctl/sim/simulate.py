@@ -10,9 +10,9 @@ import numpy as np
 
 from benchctl.sim.config import SimConfig
 from benchctl.sim.engine import LeapOutput, SimulatedEngine
-from benchctl.sim.load import LoadPhase, SimLoad
-from benchctl.sim.request_columns import RequestColumns
-from benchctl.sim.sequence import Sequence
+from benchctl.sim.requests.load import LoadPhase, SimLoad
+from benchctl.sim.requests.request_columns import RequestColumns
+from benchctl.sim.scheduling.sequence import Sequence
 from benchctl.sim.simulation import Simulation
 from benchctl.sim.start import engine_for_config
 from benchctl.sim.steps.block_walk import walk_in_blocks

@@ -6,12 +6,12 @@ from typing import overload
 
 from benchctl.records.columns.step_columns import StepColumns
 from benchctl.records.step import StepRecord
-from benchctl.sim.answer import Answer, PlannedAnswers
 from benchctl.sim.config import SimConfig
 from benchctl.sim.costs.cost_model import cost_model_for
-from benchctl.sim.load import SimLoad
-from benchctl.sim.request import Request
-from benchctl.sim.request_columns import RequestColumns
+from benchctl.sim.requests.answer import Answer, PlannedAnswers
+from benchctl.sim.requests.load import SimLoad
+from benchctl.sim.requests.request import Request
+from benchctl.sim.requests.request_columns import RequestColumns
 from benchctl.sim.steps.columns import columns_of, first_steps
 from benchctl.sim.steps.log import StepLog
 

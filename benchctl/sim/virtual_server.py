@@ -10,12 +10,12 @@ from benchctl.profile.workload import Arrival
 from benchctl.records.request import PreparedRequest, RequestRecord
 from benchctl.records.step import StepRecord
 from benchctl.sim.core import Core
-from benchctl.sim.request import Request
-from benchctl.sim.request_records import record_of, refusal_record
+from benchctl.sim.requests.request import Request
+from benchctl.sim.requests.request_records import record_of, refusal_record
+from benchctl.sim.requests.static_prefixes import static_prefixes
 from benchctl.sim.service import serve
 from benchctl.sim.settings import config_of, core_request
 from benchctl.sim.simulate import SimLoad, engine_for_config
-from benchctl.sim.static_prefixes import static_prefixes
 
 _BURST: Final = Arrival(kind="burst")
 

@@ -20,9 +20,9 @@ from pathlib import Path
 from benchctl.guided.params import GuidanceParams
 from benchctl.records.jsonl import encode
 from benchctl.sim.config import SimConfig
-from benchctl.sim.counted_requests import CountedRequests
-from benchctl.sim.load import SimLoad
-from benchctl.sim.request import Prompt, Request, SamplingParams
+from benchctl.sim.requests.counted_requests import CountedRequests
+from benchctl.sim.requests.load import SimLoad
+from benchctl.sim.requests.request import Prompt, Request, SamplingParams
 from benchctl.sim.simulate import Simulation, simulate
 from benchctl.workload.datasets.azure import timestamp_ns
 

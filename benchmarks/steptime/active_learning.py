@@ -21,7 +21,7 @@ from benchctl.analysis.step_time.observed import work_of
 from benchctl.costs.hardware import hardware_for
 from benchctl.costs.shapes import shape_for
 from benchctl.sim.config import SimConfig
-from benchctl.sim.request import Prompt, Request, SamplingParams
+from benchctl.sim.requests.request import Prompt, Request, SamplingParams
 from benchctl.sim.simulate import SimLoad, simulate
 from benchctl.steptime.diagnosis.diagnose import diagnose
 from benchctl.steptime.diagnosis.run_to_add import RunToAdd, num_requests

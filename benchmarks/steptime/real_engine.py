@@ -25,7 +25,7 @@ from benchctl.analysis.step_time.sources import read_sources
 from benchctl.interop.readers.step_table import TableDefaults
 from benchctl.profile.load import load_profile
 from benchctl.records.loaded import load_results
-from benchctl.sim.plan_prediction import predict_plan
+from benchctl.sim.prediction.plan_prediction import predict_plan
 from benchctl.steptime.diagnosis.evaluate import hold_out
 from benchctl.steptime.fitting.fit import FitOptions, fit_model
 from benchctl.steptime.model_file import write_model

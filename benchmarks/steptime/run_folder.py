@@ -18,7 +18,7 @@ import numpy as np
 from benchctl.costs.shapes import shape_for
 from benchctl.errors import UsageError
 from benchctl.sim.config import SimConfig
-from benchctl.sim.request import Prompt, Request
+from benchctl.sim.requests.request import Prompt, Request
 from benchctl.steptime.layers.profile import captured_sizes
 from benchctl.units import GIB
 

@@ -8,7 +8,7 @@ from benchctl.measure.capacity.sweep import sweep_points
 from benchctl.measure.recorded_run import RecordedRequests, simulate_recorded
 from benchctl.profile.load import parse_profile
 from benchctl.profile.planning.plan import plan_runs
-from benchctl.sim.request import Prompt, Request, SamplingParams
+from benchctl.sim.requests.request import Prompt, Request, SamplingParams
 from benchctl.workload.prepare import prepare_requests
 from benchctl.workload.recorded import recorded_load
 

@@ -14,7 +14,7 @@ from benchctl.records.step import SECTION_PARENT, StepRecord
 from benchctl.sim.config import SimConfig
 from benchctl.sim.core import Core
 from benchctl.sim.phase import AnnouncedPhase, AnnouncedRequest
-from benchctl.sim.request import Request, SamplingParams
+from benchctl.sim.requests.request import Request, SamplingParams
 from benchctl.sim.simulate import engine_for_config
 
 requests_strategy = st.lists(

@@ -14,7 +14,7 @@ from benchctl.errors import UsageError
 from benchctl.sim.config import SimConfig
 from benchctl.sim.costs.cost_model import StepBatch, cost_model_for
 from benchctl.sim.costs.fitted import decode_work, straight_piece
-from benchctl.sim.load import SimLoad
+from benchctl.sim.requests.load import SimLoad
 from benchctl.sim.simulate import simulate
 from benchctl.steptime.model import StepTimeModel
 from benchctl.steptime.model_file import write_model

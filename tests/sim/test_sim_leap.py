@@ -13,9 +13,9 @@ from benchctl.records.columns.step_columns import columns_from
 from benchctl.records.jsonl import encode
 from benchctl.sim.config import SimConfig
 from benchctl.sim.core import Core
-from benchctl.sim.load import SimLoad
 from benchctl.sim.phase import AnnouncedPhase, AnnouncedRequest
-from benchctl.sim.request import Request, SamplingParams
+from benchctl.sim.requests.load import SimLoad
+from benchctl.sim.requests.request import Request, SamplingParams
 from benchctl.sim.simulate import simulate
 from benchctl.sim.start import engine_for_config
 from benchctl.sim.steps.block_walk import walk_in_blocks

@@ -13,7 +13,7 @@ from benchctl.costs.roofline import forward_bytes, forward_flops
 from benchctl.costs.shapes import shape_for
 from benchctl.errors import UsageError
 from benchctl.sim.config import SimConfig
-from benchctl.sim.request import SamplingParams
+from benchctl.sim.requests.request import SamplingParams
 from benchctl.sim.simulate import SimLoad, Simulation, simulate
 from benchctl.steptime.queueing import (
     RequestSize,

@@ -11,7 +11,7 @@ from benchctl.costs.hardware import Hardware, hardware_for
 from benchctl.costs.shapes import ModelShape, shape_for
 from benchctl.profile.choices import COST_MODELS
 from benchctl.sim.config import SimConfig
-from benchctl.sim.guidance import UNGUIDED, GuidedStep
+from benchctl.sim.guided.guidance import UNGUIDED, GuidedStep
 from benchctl.units import NS_PER_S
 
 if TYPE_CHECKING:

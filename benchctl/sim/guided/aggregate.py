@@ -12,10 +12,10 @@ import numpy as np
 
 from benchctl.sim.config import SimConfig
 from benchctl.sim.costs.cost_model import GuidedCounts, GuidedDecodeCost
-from benchctl.sim.guidance import GuidedStep, score_rows
 from benchctl.sim.guided.draws import GuidedDraws, RowColumns, draw_steps, no_draws, scoring_threshold
+from benchctl.sim.guided.guidance import GuidedStep, score_rows
 from benchctl.sim.guided.rows import GuidedRows, sampling_rows
-from benchctl.sim.sequence import Prefills, Sequence
+from benchctl.sim.scheduling.sequence import Prefills, Sequence
 from benchctl.sim.steps.block_walk import forwards_ns, steps_in_bounds
 from benchctl.sim.steps.log import StepLog
 from benchctl.sim.steps.walk import Course, Progress

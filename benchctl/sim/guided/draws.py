@@ -7,7 +7,7 @@ import numpy as np
 
 from benchctl.records.columns.step_columns import Floats, Integers
 from benchctl.sim.costs.cost_model import GuidedCounts
-from benchctl.sim.guidance import GAP_SCALE, SMALLEST_GAP, VOCAB, CandidateLaw
+from benchctl.sim.guided.guidance import GAP_SCALE, SMALLEST_GAP, VOCAB, CandidateLaw
 
 _BISECTIONS: Final = 60
 """Halvings of the unit interval: past the last bit of a uniform number."""

@@ -5,8 +5,15 @@ from typing import Final
 
 from benchctl.sim.config import SimConfig
 from benchctl.sim.costs.cost_model import GuidedDecodeCost
-from benchctl.sim.guidance import REPEATS_FROM_TOKENS, UNGUIDED, CandidateLaw, GuidedRow, GuidedStep, score_rows
-from benchctl.sim.sequence import Prefills, Sequence
+from benchctl.sim.guided.guidance import (
+    REPEATS_FROM_TOKENS,
+    UNGUIDED,
+    CandidateLaw,
+    GuidedRow,
+    GuidedStep,
+    score_rows,
+)
+from benchctl.sim.scheduling.sequence import Prefills, Sequence
 from benchctl.sim.steps.log import StepLog
 from benchctl.sim.steps.walk import Course, Progress
 from benchctl.workload.seeded import named_stream

@@ -11,7 +11,7 @@ from benchctl.sim.engine import StepOutput
 from benchctl.sim.http.counters import Counters
 from benchctl.sim.http.reply import Reply
 from benchctl.sim.phase import AnnouncedPhase
-from benchctl.sim.request import Request
+from benchctl.sim.requests.request import Request
 from benchctl.units import NS_PER_S
 
 log = logging.getLogger("benchctl.sim")

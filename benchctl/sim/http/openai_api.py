@@ -12,8 +12,8 @@ from benchctl.guided.parameter_table import EXPONENTIAL_MODES
 from benchctl.guided.params import TOKEN_TEMPERATURE_KEYS, GuidanceParams, parse_params
 from benchctl.records.request import Message
 from benchctl.sim.config import SimConfig
-from benchctl.sim.request import Prompt, Request, SamplingParams
-from benchctl.sim.static_prefixes import static_prefixes
+from benchctl.sim.requests.request import Prompt, Request, SamplingParams
+from benchctl.sim.requests.static_prefixes import static_prefixes
 from benchctl.workload.datasets.tokens import tokenize, tokenize_chat
 
 _COMPLETION_MAX_TOKENS: Final = 16

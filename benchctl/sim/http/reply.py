@@ -6,8 +6,8 @@ from typing import Any, Final
 import msgspec
 
 from benchctl.sim.http.openai_api import ChatBody, CompletionBody, StreamOptions
-from benchctl.sim.request import Request
-from benchctl.sim.sequence import Sequence, SequenceStatus
+from benchctl.sim.requests.request import Request
+from benchctl.sim.scheduling.sequence import Sequence, SequenceStatus
 
 _encode = msgspec.json.encode
 _NO_OPTIONS: Final = StreamOptions()

@@ -2,7 +2,7 @@
 
 import heapq
 
-from benchctl.sim.sequence import Sequence
+from benchctl.sim.scheduling.sequence import Sequence
 
 
 class RowEnds:

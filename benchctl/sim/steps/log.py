@@ -8,7 +8,7 @@ import msgspec
 
 from benchctl.records.step import StepPhase, StepRecord
 from benchctl.sim.costs.cost_model import StepCost
-from benchctl.sim.guidance import GuidedStep
+from benchctl.sim.guided.guidance import GuidedStep
 
 
 class Stretch(NamedTuple):

@@ -18,7 +18,7 @@ from benchctl.records.jsonl import read_jsonl
 from benchctl.records.request import Message
 from benchctl.records.step import StepRecord
 from benchctl.sim.config import SimConfig
-from benchctl.sim.request import Prompt, Request, SamplingParams
+from benchctl.sim.requests.request import Prompt, Request, SamplingParams
 from benchctl.sim.simulate import SimLoad, Simulation, simulate
 from benchctl.workload.datasets.tokens import tokenize_chat
 

@@ -25,7 +25,7 @@ from benchctl.profile.workload import Arrival
 from benchctl.records.request import PreparedRequest
 from benchctl.sim.config import MAX_MODEL_LEN, SimConfig
 from benchctl.sim.costs.cost_model import StepBatch, cost_model_for
-from benchctl.sim.request import Prompt, Request, SamplingParams
+from benchctl.sim.requests.request import Prompt, Request, SamplingParams
 from benchctl.sim.settings import config_of, core_request
 from benchctl.sim.simulate import SimLoad, Simulation, simulate
 from benchctl.steptime.queueing import (

@@ -4,13 +4,13 @@ import enum
 from collections.abc import Sequence as Items
 from typing import TYPE_CHECKING, TypeAlias
 
-from benchctl.sim.answer import Answer, PlannedAnswers
-from benchctl.sim.request import Request
+from benchctl.sim.requests.answer import Answer, PlannedAnswers
+from benchctl.sim.requests.request import Request
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
-    from benchctl.sim.guidance import GuidedRow
+    from benchctl.sim.guided.guidance import GuidedRow
 
 
 Prefills: TypeAlias = Items["tuple[Sequence, int]"]

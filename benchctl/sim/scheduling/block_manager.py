@@ -4,7 +4,7 @@ from collections import OrderedDict
 from collections.abc import Hashable
 from typing import Final
 
-from benchctl.sim.sequence import Sequence
+from benchctl.sim.scheduling.sequence import Sequence
 
 
 class BlockManager:

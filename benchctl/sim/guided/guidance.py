@@ -18,7 +18,7 @@ from typing import Final
 import msgspec
 
 from benchctl.guided.params import GuidanceParams
-from benchctl.sim.request import SamplingParams
+from benchctl.sim.requests.request import SamplingParams
 
 GAP_SCALE: Final = 13.8
 """S, in nats, an assumption: with min_p 0.01 (bound 4.6 nats) three in four rows have one candidate."""

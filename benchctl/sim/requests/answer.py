@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 
 from benchctl.guided.params import GuidanceParams
-from benchctl.sim.request import Request
+from benchctl.sim.requests.request import Request
 from benchctl.workload.seeded import named_stream
 
 _QUANTILES: Final = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.97, 0.99, 1.0)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from benchctl.errors import UsageError
-from benchctl.sim.request import Request
+from benchctl.sim.requests.request import Request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ from benchctl.profile.model import Profile, VariantSettings
 from benchctl.profile.planning.plan import arms, variant_settings
 from benchctl.records.directory import arm_label
 from benchctl.records.request import PreparedRequest
-from benchctl.sim.prediction import PredictedRun, StepTimes, predict_run
+from benchctl.sim.prediction.prediction import PredictedRun, StepTimes, predict_run
 from benchctl.steptime.model import StepTimeModel
 from benchctl.steptime.model_file import read_model
 from benchctl.workload.prompt_lengths import counted_prompts

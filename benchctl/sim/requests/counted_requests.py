@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final, overload
 
 from benchctl.errors import UsageError
-from benchctl.sim.request import Prompt, Request, SamplingParams
+from benchctl.sim.requests.request import Prompt, Request, SamplingParams
 
 _SAMPLING: Final = SamplingParams()
 

@@ -3,9 +3,9 @@
 import heapq
 from typing import Final, NamedTuple
 
-from benchctl.sim.block_manager import BlockManager
 from benchctl.sim.guided.rows import GuidedRows
-from benchctl.sim.sequence import Prefills, Sequence, SequenceStatus, StepClock
+from benchctl.sim.scheduling.block_manager import BlockManager
+from benchctl.sim.scheduling.sequence import Prefills, Sequence, SequenceStatus, StepClock
 
 
 class ScheduledBatch(NamedTuple):

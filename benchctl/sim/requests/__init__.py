@@ -1,0 +1,1 @@
+"""Requests as the core sees them: prompts, planned answers, phases of load, and what became of each."""

@@ -1,0 +1,1 @@
+"""Rows of a batch and blocks of key-value memory."""
