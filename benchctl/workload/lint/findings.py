@@ -11,7 +11,7 @@ Severity: TypeAlias = Literal["error", "warning"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class LintFinding:
     """One finding; ``problem`` states the value and its effect."""
 
     code: str
@@ -27,13 +27,15 @@ class Finding:
         return f"{location}{self.severity}: {self.problem}; {self.remedy} [{self.code}]"
 
 
-Findings: TypeAlias = Iterator[Finding]
+LintFindings: TypeAlias = Iterator[LintFinding]
 
 
-def finding(file: ConfigFile, key: KeyPath, code: str, severity: Severity, *, problem: str, remedy: str) -> Finding:
+def finding(
+    file: ConfigFile, key: KeyPath, code: str, severity: Severity, *, problem: str, remedy: str
+) -> LintFinding:
     """A finding at a key of ``file``."""
     dotted = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in key).removeprefix(".")
-    return Finding(
+    return LintFinding(
         code=code,
         severity=severity,
         path=file.path,

@@ -6,7 +6,7 @@ from pathlib import Path
 from benchctl.interop.readers.inference_perf import ConfigFile, read_config
 from benchctl.interop.readers.inference_perf_schema import COMMIT
 from benchctl.steptime.source import StepTimeSource
-from benchctl.workload.lint.findings import Finding, Findings, finding
+from benchctl.workload.lint.findings import LintFinding, LintFindings, finding
 from benchctl.workload.lint.offered import prompt_set, stages_of
 from benchctl.workload.lint.prompts import missing_prompts, repeated_prompts, unseeded_prompts
 from benchctl.workload.lint.schedules import (
@@ -33,7 +33,7 @@ class LintResult:
     """Findings in the order of their lines, and the predicted load of each stage where a source was named."""
 
     path: str
-    findings: tuple[Finding, ...]
+    findings: tuple[LintFinding, ...]
     predicted: tuple[PredictedStage, ...] = ()
 
     @property
@@ -51,11 +51,11 @@ def lint_config(path: Path, options: LintOptions | None = None) -> LintResult:
     return LintResult(path=file.path, findings=_in_order(_findings(file, options, predicted)), predicted=predicted)
 
 
-def _in_order(findings: Findings) -> tuple[Finding, ...]:
+def _in_order(findings: LintFindings) -> tuple[LintFinding, ...]:
     return tuple(sorted(findings, key=lambda each: each.line))
 
 
-def _schema_findings(file: ConfigFile) -> Findings:
+def _schema_findings(file: ConfigFile) -> LintFindings:
     for error in file.errors:
         remedy = f"correct it by the schema of inference-perf ({COMMIT})"
         yield finding(file, error.path, "schema", "error", problem=error.problem, remedy=remedy)
@@ -70,7 +70,7 @@ def _predicted(file: ConfigFile, options: LintOptions) -> tuple[PredictedStage, 
     )
 
 
-def _findings(file: ConfigFile, options: LintOptions, predicted: tuple[PredictedStage, ...]) -> Findings:
+def _findings(file: ConfigFile, options: LintOptions, predicted: tuple[PredictedStage, ...]) -> LintFindings:
     config = file.config
     assert config is not None  # noqa: S101 - lint_config ends before without one
     prompts, stages = prompt_set(config.data), stages_of(config)

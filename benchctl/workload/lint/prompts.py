@@ -4,7 +4,7 @@ from typing import Final
 
 from benchctl.interop.readers.inference_perf import ConfigFile, KeyPath
 from benchctl.interop.readers.inference_perf_schema import Data
-from benchctl.workload.lint.findings import Findings, finding
+from benchctl.workload.lint.findings import LintFindings, finding
 from benchctl.workload.lint.offered import PromptSet, Stage
 
 BLOCK_TOKENS: Final = 16
@@ -20,7 +20,7 @@ def computed_tokens(prompt_tokens: int) -> int:
 
 def repeated_prompts(
     file: ConfigFile, prompts: PromptSet, stages: tuple[Stage, ...], kv_tokens: float | None
-) -> Findings:
+) -> LintFindings:
     """Prompts that come again while a prefix cache still holds them: their prefill costs almost nothing.
 
     An error where any server's cache holds all of them; a warning where that of ``kv_tokens`` tokens does, for the
@@ -54,7 +54,7 @@ def _count(num_prompts: int) -> str:
     return "the same prompt" if num_prompts == 1 else f"{num_prompts} different prompts"
 
 
-def missing_prompts(file: ConfigFile, prompts: PromptSet, stages: tuple[Stage, ...]) -> Findings:
+def missing_prompts(file: ConfigFile, prompts: PromptSet, stages: tuple[Stage, ...]) -> LintFindings:
     """Fewer prompts than requests where the generator does not start over."""
     num_requests = sum(stage.num_requests for stage in stages)
     if prompts.is_exhaustible and num_requests > prompts.num_distinct:
@@ -68,7 +68,7 @@ def missing_prompts(file: ConfigFile, prompts: PromptSet, stages: tuple[Stage, .
         )
 
 
-def unseeded_prompts(file: ConfigFile, data: Data, base_seed: int | None) -> Findings:
+def unseeded_prompts(file: ConfigFile, data: Data, base_seed: int | None) -> LintFindings:
     """Prompts that differ between two runs of the same file."""
     if data.type == "shared_prefix" and data.shared_prefix is not None and data.shared_prefix.seed is None:
         key: KeyPath = ("data", "shared_prefix")

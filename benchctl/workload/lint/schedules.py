@@ -7,7 +7,7 @@ from benchctl.interop.readers.inference_perf import ConfigFile
 from benchctl.interop.readers.inference_perf_schema import Config
 from benchctl.steptime.queueing import PredictedLoad, RequestSize, load_at_concurrency, load_at_rate
 from benchctl.steptime.source import StepTimeSource
-from benchctl.workload.lint.findings import Findings, finding
+from benchctl.workload.lint.findings import LintFindings, finding
 from benchctl.workload.lint.offered import PromptSet, Stage
 
 LOW_RATE_PER_S: Final = 1.0
@@ -48,7 +48,7 @@ def _predicted(stage: Stage, size: RequestSize, source: StepTimeSource) -> Predi
     return PredictedStage(stage=stage, load=load, is_saturated=load.utilisation >= share)
 
 
-def random_constant(file: ConfigFile, config: Config) -> Findings:
+def random_constant(file: ConfigFile, config: Config) -> LintFindings:
     """``constant`` draws exponential gaps, scaled to the duration, from a generator without a seed."""
     if config.load.type == "constant" and (config.load.stages or config.load.sweep):
         yield finding(
@@ -64,7 +64,7 @@ def random_constant(file: ConfigFile, config: Config) -> Findings:
         )
 
 
-def overlapping_requests(file: ConfigFile, predicted: tuple[PredictedStage, ...], words: str) -> Findings:
+def overlapping_requests(file: ConfigFile, predicted: tuple[PredictedStage, ...], words: str) -> LintFindings:
     """A low rate whose requests still overlap, by Little's law N = rate x latency."""
     for each in predicted:
         stage, load = each.stage, each.load
@@ -85,7 +85,7 @@ def overlapping_requests(file: ConfigFile, predicted: tuple[PredictedStage, ...]
         )
 
 
-def saturating_stages(file: ConfigFile, predicted: tuple[PredictedStage, ...], words: str) -> Findings:
+def saturating_stages(file: ConfigFile, predicted: tuple[PredictedStage, ...], words: str) -> LintFindings:
     """Rates that a server cannot complete, and more open requests than it runs together."""
     for each in predicted:
         stage, load = each.stage, each.load
@@ -118,7 +118,7 @@ def saturating_stages(file: ConfigFile, predicted: tuple[PredictedStage, ...], w
         )
 
 
-def no_token_times(file: ConfigFile, config: Config) -> Findings:
+def no_token_times(file: ConfigFile, config: Config) -> LintFindings:
     """Without streaming, the report has no times of tokens."""
     if not config.api.streaming:
         yield finding(
