@@ -26,68 +26,16 @@ simulator refines.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final
 
 from benchctl.errors import UsageError
-from benchctl.steptime.work import Deployment, StepWork
-
-StepSeconds: TypeAlias = Callable[[StepWork], float]
-"""Duration of a step in seconds, from its work."""
+from benchctl.steptime.serving_times import RequestSize, ServerLimits, ServingTimes, StepSeconds
+from benchctl.steptime.work import Deployment
 
 MEMORY_SHARE: Final = 0.9
 """Share of a device's memory that weights and key-value cache take, as vLLM and SGLang have it by default."""
-_GRID_POINTS: Final = 48
-_GRID_SPREAD: Final = 7.0
-"""The grid of batches is geometric: its last interval is about e^7 times its first."""
-_BISECTIONS: Final = 40
 _MOST_BUSY: Final = 0.999
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestSize:
-    """Mean tokens of a request's prompt and of its output; ``cached_tokens`` of the prompt are not computed."""
-
-    prompt_tokens: float
-    output_tokens: float
-    cached_tokens: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not (self.prompt_tokens >= 1 and self.output_tokens >= 1):
-            raise UsageError(
-                f"a request of {self.prompt_tokens:g} prompt and {self.output_tokens:g} output tokens has no load; "
-                "both must be at least 1"
-            )
-
-    @property
-    def decode_steps(self) -> float:
-        """Steps after the one that ends the prompt, which gives the first token."""
-        return self.output_tokens - 1
-
-    @property
-    def mean_context(self) -> float:
-        """Tokens in the cache of a decoding row, on average over its steps."""
-        return self.prompt_tokens + self.output_tokens / 2
-
-    @property
-    def peak_context(self) -> float:
-        """Tokens in the cache of a row before its last step."""
-        return self.prompt_tokens + self.output_tokens - 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerLimits:
-    """Limits of a server; ``kv_tokens`` is the capacity of its cache, None for one without limit."""
-
-    max_num_seqs: int = 256
-    max_num_batched_tokens: int = 8192
-    kv_tokens: float | None = None
-
-    def rows(self, size: RequestSize) -> float:
-        """Requests of this size that run together: the batch limit, or what fits into the cache."""
-        fitting = math.inf if self.kv_tokens is None else self.kv_tokens / size.mean_context
-        return max(1.0, min(float(self.max_num_seqs), fitting))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +77,7 @@ def load_at_rate(
     """
     if not (rate_per_s > 0 and math.isfinite(rate_per_s)):
         raise UsageError(f"a rate of {rate_per_s:g} requests per second has no load; it must be above 0")
-    server = _Server(size, step_s, limits or ServerLimits())
+    server = ServingTimes(size, step_s, limits or ServerLimits())
     most = server.closed_rate(server.max_rows)
     if rate_per_s >= most:
         return _closed_load(server, server.max_rows, utilisation=rate_per_s / most)
@@ -159,11 +107,11 @@ def load_at_concurrency(
     """
     if not (concurrency >= 1 and math.isfinite(concurrency)):
         raise UsageError(f"a concurrency of {concurrency:g} has no load; it must be at least 1")
-    server = _Server(size, step_s, limits or ServerLimits())
+    server = ServingTimes(size, step_s, limits or ServerLimits())
     return _closed_load(server, min(concurrency, server.max_rows), utilisation=concurrency / server.max_rows)
 
 
-def _closed_load(server: "_Server", requests: float, *, utilisation: float) -> PredictedLoad:
+def _closed_load(server: ServingTimes, requests: float, *, utilisation: float) -> PredictedLoad:
     rate, decode_steps = server.closed_rate(requests), server.size.decode_steps
     rows = max(0.0, requests - 1)
     ttft_s = server.prefill_s(rows) + server.chunks(rows) * server.decode_s(rows)
@@ -179,7 +127,7 @@ def _closed_load(server: "_Server", requests: float, *, utilisation: float) -> P
 
 
 def _predicted_load(
-    server: "_Server", *, rate: float, batch: float, utilisation: float, ttft_s: float, tpot_s: float
+    server: ServingTimes, *, rate: float, batch: float, utilisation: float, ttft_s: float, tpot_s: float
 ) -> PredictedLoad:
     size = server.size
     e2el_s = ttft_s + size.decode_steps * tpot_s
@@ -213,128 +161,3 @@ def kv_capacity_tokens(deployment: Deployment, memory_share: float = MEMORY_SHAR
     memory = memory_share * hardware.memory_bytes * deployment.tensor_parallel
     free = memory - deployment.shape.weight_bytes(deployment.weight_bytes_per_param)
     return max(0.0, free / deployment.shape.kv_bytes_per_token(deployment.kv_bytes_per_element))
-
-
-def decode_work(batch: float, context: float) -> StepWork:
-    """A step that decodes ``batch`` rows of ``context`` tokens each."""
-    return StepWork(
-        num_decodes=batch,
-        decode_tokens=batch,
-        decode_context=batch * context,
-        decode_positions=batch * (context + 0.5),
-        num_sampled=batch,
-    )
-
-
-def mixed_work(batch: float, context: float, *, prompts: float, chunk: float, chunk_context: float) -> StepWork:
-    """A step that decodes ``batch`` rows and computes a chunk of each of ``prompts`` prompts.
-
-    Each chunk follows ``chunk_context`` tokens of its prompt and samples one token.
-    """
-    return StepWork(
-        num_prefills=prompts,
-        prefill_tokens=prompts * chunk,
-        prefill_context=prompts * chunk_context,
-        prefill_positions=prompts * chunk * (chunk_context + chunk / 2),
-        num_decodes=batch,
-        decode_tokens=batch,
-        decode_context=batch * context,
-        decode_positions=batch * (context + 0.5),
-        num_sampled=batch + prompts,
-    )
-
-
-class _Server:
-    """Times of one request size on one server, as functions of the batch."""
-
-    def __init__(self, size: RequestSize, step_s: StepSeconds, limits: ServerLimits) -> None:
-        self.size = size
-        self.max_rows = limits.rows(size)
-        self._step_s = step_s
-        self._budget = limits.max_num_batched_tokens
-        self._new_tokens = max(1.0, size.prompt_tokens - size.cached_tokens)
-
-    def decode_s(self, rows: float) -> float:
-        """A step that only decodes; 0 for none."""
-        return float(self._step_s(decode_work(rows, self.size.mean_context))) if rows > 0 else 0.0
-
-    def prefill_s(self, rows: float, together: float = 1.0) -> float:
-        """Time that one prompt adds to steps with ``rows`` rows, where ``together`` prompts share a step.
-
-        Below one row it is weighted between none and one: ``rows`` is the share of prompts that meet one.
-        """
-        if rows >= 1 or rows <= 0:
-            return self._added_s(max(rows, 0.0), together)
-        return (1 - rows) * self._added_s(0, together) + rows * self._added_s(1, together)
-
-    def chunks(self, rows: float) -> float:
-        """Steps that carry a part of one prompt."""
-        return float(math.ceil(self._new_tokens / self._room(rows)))
-
-    def most_together(self, rows: float) -> float:
-        """Prompts that fit into one step."""
-        return max(1.0, self._room(rows) / self._new_tokens)
-
-    def _room(self, rows: float) -> float:
-        return max(1.0, self._budget - rows)
-
-    def _added_s(self, rows: float, together: float) -> float:
-        context, alone, added_s = self.size.mean_context, self.decode_s(rows), 0.0
-        start = self.size.prompt_tokens - self._new_tokens
-        while start < self.size.prompt_tokens:
-            chunk = min(self._room(rows), self.size.prompt_tokens - start)
-            work = mixed_work(rows, context, prompts=together, chunk=chunk, chunk_context=start)
-            added_s += max(0.0, float(self._step_s(work)) - alone)
-            start += chunk
-        return added_s / together
-
-    def closed_rate(self, requests: float) -> float:
-        """Requests per second of a loop that keeps so many open, all of which are in the batch."""
-        rows, chunks = max(0.0, requests - 1), self.chunks(requests - 1)
-        steps = self.size.decode_steps + chunks
-        together = min(max(1.0, requests * chunks / steps), self.most_together(rows))
-        rows = min(rows, self.size.decode_steps * together / chunks)
-        shared = chunks / together
-        pure = max(0.0, steps / requests - shared)
-        return 1 / (self.prefill_s(rows, together) + shared * self.decode_s(rows) + pure * self.decode_s(requests))
-
-    def open_prefill_s(self, batch: float, rate: float) -> float:
-        """As ``prefill_s`` for prompts that arrive at this rate, of which more share a step the longer it takes."""
-        most, together = self.most_together(batch), 1.0
-        decode_s = self.decode_s(batch) if self.size.decode_steps else 0.0
-        while True:
-            prompt_s = self.prefill_s(batch, together)
-            free = 1 - rate * prompt_s
-            arrivals = rate * decode_s / free if free > 0 else math.inf
-            if arrivals <= together or together >= most:
-                return prompt_s
-            together = min(2 * together, most)
-
-    def decoding_s(self, batch: float, rate: float) -> float:
-        """Time from the first to the last token of a request that shares its steps with ``batch`` others."""
-        rows = min(batch + 1, self.max_rows)
-        prompt_s = self.open_prefill_s(rows, rate)
-        free = 1 - rate * prompt_s
-        if free <= 0:
-            return math.inf
-        return self.size.decode_steps * self.decode_s(rows) / free + rate * prompt_s * prompt_s
-
-    def needed_batch(self, batch: float, rate: float) -> float:
-        """Rows that decode at this rate while others see a batch of this size."""
-        return rate * self.decoding_s(batch, rate)
-
-    def batch_at(self, rate: float) -> float:
-        """The smallest batch that needs no more rows than itself: bracketed on a grid, then bisected."""
-        if not self.size.decode_steps:
-            return 0.0
-        low, high = 0.0, self.max_rows
-        for i in range(1, _GRID_POINTS + 1):
-            candidate = self.max_rows * math.expm1(_GRID_SPREAD * i / _GRID_POINTS) / math.expm1(_GRID_SPREAD)
-            if self.needed_batch(candidate, rate) <= candidate:
-                high = candidate
-                break
-            low = candidate
-        for _ in range(_BISECTIONS):
-            middle = (low + high) / 2
-            low, high = (low, middle) if self.needed_batch(middle, rate) <= middle else (middle, high)
-        return high

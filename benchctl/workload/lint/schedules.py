@@ -5,7 +5,8 @@ from typing import Final
 
 from benchctl.interop.readers.inference_perf import ConfigFile
 from benchctl.interop.readers.inference_perf_schema import Config
-from benchctl.steptime.queueing import PredictedLoad, RequestSize, load_at_concurrency, load_at_rate
+from benchctl.steptime.queueing import PredictedLoad, load_at_concurrency, load_at_rate
+from benchctl.steptime.serving_times import RequestSize
 from benchctl.steptime.source import StepTimeSource
 from benchctl.workload.lint.findings import LintFindings, finding
 from benchctl.workload.lint.offered import PromptSet, Stage
