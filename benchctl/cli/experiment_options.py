@@ -5,6 +5,9 @@ from typing import Annotated
 
 import typer
 
+RESULTS = Path("results")
+"""Parent of result directories where nothing else is named."""
+
 ProfileName = Annotated[
     str | None,
     typer.Option("--profile", "-p", metavar="NAME|PATH", help="Profile of the experiment (not a torch profile)."),

@@ -6,10 +6,7 @@ and of steps, but for their number, stay unknown.
 """
 
 from array import array
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cache
-from typing import overload
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,45 +20,14 @@ from benchctl.profile.planning.plan import variant_settings
 from benchctl.records.columns.step_columns import Integers
 from benchctl.records.manifest import PlannedRun
 from benchctl.records.request import PreparedRequest
-from benchctl.sim.requests.request import Prompt, Request
+from benchctl.sim.requests.counted_requests import CountedRequests
 from benchctl.sim.settings import config_of, core_request
 from benchctl.sim.simulate import SimLoad, Simulation, engine_for_config, simulate
 from benchctl.units import s_from_ns
 from benchctl.workload.datasets.recorded_load import RecordedLoad
 
-
-@dataclass(frozen=True, slots=True)
-class RecordedRequests(Sequence[Request]):
-    """The requests of a recorded load, each made when it is asked for, in the words of ``template``."""
-
-    load: RecordedLoad
-    template: Request
-
-    def __len__(self) -> int:
-        return len(self.load)
-
-    @overload
-    def __getitem__(self, index: int) -> Request: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[Request, ...]: ...
-    def __getitem__(self, index: int | slice) -> Request | tuple[Request, ...]:
-        if isinstance(index, slice):
-            return tuple(map(self.__getitem__, range(len(self))[index]))
-        return Request(
-            request_id=str(index),
-            prompt=_prompt(self.load.prompt_tokens[index]),
-            max_tokens=self.load.output_tokens[index],
-            seed=index,
-            ignore_eos=True,
-            sampling=self.template.sampling,
-            guidance=self.template.guidance,
-        )
-
-
-@cache
-def _prompt(num_tokens: int) -> Prompt:
-    """A prompt without text: all of a length are the same."""
-    return Prompt(num_tokens=num_tokens, digest=str(num_tokens), asks_for_box=False, block_hashes=())
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 def simulate_recorded(profile: Profile, planned: PlannedRun, load: RecordedLoad) -> dict[str, float | None]:
@@ -76,7 +42,8 @@ def simulate_recorded(profile: Profile, planned: PlannedRun, load: RecordedLoad)
     example = PreparedRequest(
         request_id="example", index=0, arrival_ns=0, prompt="a", prompt_tokens=1, max_tokens=1, seed=0, source=""
     )
-    requests = RecordedRequests(load, core_request(example, settings, config))
+    template = core_request(example, settings, config)
+    requests = CountedRequests(load.prompt_tokens, load.output_tokens, prefix="", template=template)
     longest = int((np.asarray(load.prompt_tokens) + np.asarray(load.output_tokens)).argmax())
     engine_for_config(config).check_servable(requests[longest])
     limit = profile.workload.arrival.max_concurrency

@@ -3,7 +3,7 @@
 import multiprocessing
 import os
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -39,17 +39,32 @@ def simulated_runs(
         yield partial(simulate_run, keep=keep)
         return
     context = RunContext(profile=profile, requests=tuple(requests))
+    with simulating_processes(jobs, partial(_begin, context, keep)) as executor:
+        yield _Ahead(executor, pending, is_sequential=profile.stopping is not None).measure
+
+
+@contextmanager
+def simulating_processes(
+    jobs: int, initializer: Callable[[], object] | None = None
+) -> Iterator[ProcessPoolExecutor]:
+    """Yields a pool of fresh processes, which leave interrupts to this one and end with it."""
     executor = ProcessPoolExecutor(
-        jobs, multiprocessing.get_context("spawn"), initializer=_begin, initargs=(context, keep)
+        jobs, multiprocessing.get_context("spawn"), initializer=_ignore_interrupts, initargs=(initializer,)
     )
     try:
-        yield _Ahead(executor, pending, is_sequential=profile.stopping is not None).measure
+        yield executor
     except BaseException:
         for process in multiprocessing.active_children():
             process.terminate()
         raise
     finally:
         executor.shutdown(cancel_futures=True)
+
+
+def _ignore_interrupts(then: Callable[[], object] | None) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to all; the parent ends its children
+    if then is not None:
+        then()
 
 
 class _Ahead:
@@ -77,7 +92,6 @@ _shared: list[tuple[RunContext, Kept]] = []
 
 
 def _begin(context: RunContext, keep: Kept) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to all; the parent ends its children
     _shared.append((context, keep))
 
 

@@ -10,12 +10,15 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from benchctl.errors import UsageError
-from benchctl.steptime.work import StepWork
+from benchctl.steptime.work import StepWork, one_step
 
 StepSeconds: TypeAlias = Callable[[StepWork], float]
 """Duration of a step in seconds, from its work."""
 
 
+DEFAULT_MAX_NUM_SEQS: Final = 256
+DEFAULT_MAX_NUM_BATCHED_TOKENS: Final = 8192
+"""Limits of a step where nothing states them; those of vLLM."""
 _GRID_POINTS: Final = 48
 _GRID_SPREAD: Final = 7.0
 """The grid of batches is geometric: its last interval is about e^7 times its first."""
@@ -57,43 +60,14 @@ class RequestSize:
 class ServerLimits:
     """Limits of a server; ``kv_tokens`` is the capacity of its cache, None for one without limit."""
 
-    max_num_seqs: int = 256
-    max_num_batched_tokens: int = 8192
+    max_num_seqs: int = DEFAULT_MAX_NUM_SEQS
+    max_num_batched_tokens: int = DEFAULT_MAX_NUM_BATCHED_TOKENS
     kv_tokens: float | None = None
 
     def rows(self, size: RequestSize) -> float:
         """Requests of this size that run together: the batch limit, or what fits into the cache."""
         fitting = math.inf if self.kv_tokens is None else self.kv_tokens / size.mean_context
         return max(1.0, min(float(self.max_num_seqs), fitting))
-
-
-def decode_work(batch: float, context: float) -> StepWork:
-    """A step that decodes ``batch`` rows of ``context`` tokens each."""
-    return StepWork(
-        num_decodes=batch,
-        decode_tokens=batch,
-        decode_context=batch * context,
-        decode_positions=batch * (context + 0.5),
-        num_sampled=batch,
-    )
-
-
-def mixed_work(batch: float, context: float, *, prompts: float, chunk: float, chunk_context: float) -> StepWork:
-    """A step that decodes ``batch`` rows and computes a chunk of each of ``prompts`` prompts.
-
-    Each chunk follows ``chunk_context`` tokens of its prompt and samples one token.
-    """
-    return StepWork(
-        num_prefills=prompts,
-        prefill_tokens=prompts * chunk,
-        prefill_context=prompts * chunk_context,
-        prefill_positions=prompts * chunk * (chunk_context + chunk / 2),
-        num_decodes=batch,
-        decode_tokens=batch,
-        decode_context=batch * context,
-        decode_positions=batch * (context + 0.5),
-        num_sampled=batch + prompts,
-    )
 
 
 class ServingTimes:
@@ -108,7 +82,7 @@ class ServingTimes:
 
     def decode_s(self, rows: float) -> float:
         """A step that only decodes; 0 for none."""
-        return float(self._step_s(decode_work(rows, self.size.mean_context))) if rows > 0 else 0.0
+        return float(self._step_s(one_step(num_decodes=rows, context=self.size.mean_context))) if rows > 0 else 0.0
 
     def prefill_s(self, rows: float, together: float = 1.0) -> float:
         """Time that one prompt adds to steps with ``rows`` rows, where ``together`` prompts share a step.
@@ -135,7 +109,9 @@ class ServingTimes:
         start = self.size.prompt_tokens - self._new_tokens
         while start < self.size.prompt_tokens:
             chunk = min(self._room(rows), self.size.prompt_tokens - start)
-            work = mixed_work(rows, context, prompts=together, chunk=chunk, chunk_context=start)
+            work = one_step(
+                num_decodes=rows, context=context, num_prefills=together, prompt_tokens=chunk, prompt_context=start
+            )
             added_s += max(0.0, float(self._step_s(work)) - alone)
             start += chunk
         return added_s / together

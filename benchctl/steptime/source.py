@@ -1,11 +1,16 @@
 """Sources of step times for a prediction before any measurement."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from benchctl.costs.roofline import forward_bytes, forward_flops, roofline_ns
 from benchctl.steptime.queueing import kv_capacity_tokens
-from benchctl.steptime.serving_times import ServerLimits, StepSeconds
+from benchctl.steptime.serving_times import (
+    DEFAULT_MAX_NUM_BATCHED_TOKENS,
+    DEFAULT_MAX_NUM_SEQS,
+    ServerLimits,
+    StepSeconds,
+)
 from benchctl.steptime.work import Deployment, StepWork
 from benchctl.units import NS_PER_S, US_PER_S
 
@@ -21,10 +26,6 @@ class StepTimeSource:
     words: str
     limits: ServerLimits
     is_bound: bool = False
-
-
-DEFAULT_MAX_NUM_SEQS: Final = 256
-DEFAULT_MAX_NUM_BATCHED_TOKENS: Final = 8192
 
 
 def roofline_source(

@@ -58,13 +58,23 @@ class StepWork:
         return self.prefill_context + self.decode_context
 
 
-def one_step(*, num_decodes: float, context: float, prompt_tokens: float = 0.0) -> StepWork:
-    """A step of decoding rows with ``context`` tokens each in the cache, and at most one whole prompt."""
-    num_prefills = 1.0 if prompt_tokens else 0.0
+def one_step(
+    *,
+    num_decodes: float,
+    context: float,
+    num_prefills: float = 0.0,
+    prompt_tokens: float = 0.0,
+    prompt_context: float = 0.0,
+) -> StepWork:
+    """A step of decoding rows with ``context`` tokens each in the cache, and of so many prompts.
+
+    Each prompt has ``prompt_tokens`` new tokens behind ``prompt_context`` in the cache, and ends in this step.
+    """
     return StepWork(
         num_prefills=num_prefills,
-        prefill_tokens=prompt_tokens,
-        prefill_positions=prompt_tokens**2 / 2,
+        prefill_tokens=num_prefills * prompt_tokens,
+        prefill_context=num_prefills * prompt_context,
+        prefill_positions=num_prefills * prompt_tokens * (prompt_context + prompt_tokens / 2),
         num_decodes=num_decodes,
         decode_tokens=num_decodes,
         decode_context=num_decodes * context,

@@ -5,9 +5,10 @@ import pytest
 from benchctl.errors import DatasetError, ProfileError, UsageError
 from benchctl.measure.capacity.point import simulate_point
 from benchctl.measure.capacity.sweep import sweep_points
-from benchctl.measure.recorded_run import RecordedRequests, simulate_recorded
+from benchctl.measure.recorded_run import simulate_recorded
 from benchctl.profile.load import parse_profile
 from benchctl.profile.planning.plan import plan_runs
+from benchctl.sim.requests.counted_requests import CountedRequests
 from benchctl.sim.requests.request import Prompt, Request, SamplingParams
 from benchctl.workload.prepare import prepare_requests
 from benchctl.workload.recorded import recorded_load
@@ -63,7 +64,7 @@ def test_a_request_of_a_trace_has_the_lengths_of_its_row_and_the_sampling_of_the
     template = Request(
         request_id="example", prompt=Prompt.of(["a"], 16), max_tokens=1, sampling=SamplingParams(top_k=4)
     )
-    requests = RecordedRequests(load, template)
+    requests = CountedRequests(load.prompt_tokens, load.output_tokens, prefix="", template=template)
     assert len(requests) == 40
     assert (requests[3].prompt.num_tokens, requests[3].max_tokens) == (40 + 13 * 3, 1 + 7 * 3)
     assert {request.request_id for request in requests[10:13]} == {"10", "11", "12"}

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.servers.simulator import FILTERED, NEUTRAL, VALUE_MODEL, request_of, run
+from support.servers.simulator import FILTERED, NEUTRAL, VALUE_MODEL, decode_batch, request_of, run
 
 from benchctl.costs.hardware import hardware_for
 from benchctl.costs.roofline import roofline_ns, weight_read_bytes
@@ -209,17 +209,7 @@ def test_the_lines_of_a_decode_stretch_are_the_price_of_its_steps(
 ) -> None:
     model = cost_model_for(SimConfig(cost_model=name))
     context = rows * mean
-    batch = StepBatch(
-        num_seqs=rows,
-        num_prefill_tokens=0,
-        num_decode_tokens=rows,
-        num_sampling=rows,
-        context_tokens=context,
-        attended_positions=context,
-        is_greedy=greedy,
-        longest_context=mean,
-        most_new_tokens=1,
-    )
+    batch = decode_batch(rows, context, decode_context=0, is_greedy=greedy, longest_context=mean, most_new_tokens=1)
     assert model.decode is not None
     first = msgspec.structs.replace(batch, context_tokens=rows, longest_context=1)
     assert model.decode(first).cost_at(mean if model.pads_batches else context) == model.price(batch)

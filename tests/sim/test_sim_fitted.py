@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.servers.simulator import request_of
+from support.servers.simulator import MIXED_BATCH, decode_batch, request_of
 
 from benchctl.costs.hardware import hardware_for
 from benchctl.costs.shapes import shape_for
 from benchctl.errors import UsageError
 from benchctl.sim.config import SimConfig
-from benchctl.sim.costs.cost_model import StepBatch, cost_model_for
+from benchctl.sim.costs.cost_model import cost_model_for
 from benchctl.sim.costs.fitted import decode_work, straight_piece
 from benchctl.sim.requests.load import SimLoad
 from benchctl.sim.simulate import simulate
@@ -49,30 +49,7 @@ def _config(file: Path, **options: object) -> SimConfig:
     return SimConfig(cost_model="fitted", step_time_model=str(file), **options)
 
 
-def _decode_batch(rows: int, context: int) -> StepBatch:
-    return StepBatch(
-        num_seqs=rows,
-        num_prefill_tokens=0,
-        num_decode_tokens=rows,
-        num_sampling=rows,
-        context_tokens=context,
-        attended_positions=context,
-        decode_context=context,
-        is_greedy=False,
-    )
-
-
 def test_a_step_takes_what_the_model_predicts_for_its_work(file: Path) -> None:
-    batch = StepBatch(
-        num_seqs=7,
-        num_prefill_tokens=100,
-        num_decode_tokens=5,
-        num_sampling=6,
-        context_tokens=5 * 120 + 80 + 220,
-        attended_positions=5 * 120 + (60 * 20 + 60 * 61 // 2) + (40 * 180 + 40 * 41 // 2),
-        decode_context=5 * 120,
-        is_greedy=True,
-    )
     work = StepWork(
         num_prefills=2,
         prefill_tokens=100,
@@ -85,7 +62,7 @@ def test_a_step_takes_what_the_model_predicts_for_its_work(file: Path) -> None:
         num_sampled=6,
     )
     expected_us = MODEL.predict_us(work, DEPLOYMENT)
-    assert cost_model_for(_config(file)).price(batch).sections() == {
+    assert cost_model_for(_config(file)).price(MIXED_BATCH).sections() == {
         "schedule": 0,
         "model_forward": pytest.approx(expected_us * 1e3, abs=1),
     }
@@ -96,11 +73,11 @@ def test_a_stretch_of_decode_steps_costs_what_its_steps_cost(file: Path, rows: i
     model = cost_model_for(_config(file))
     assert model.decode is not None
     context = rows * mean
-    stretch = model.decode(_decode_batch(rows, context))
+    stretch = model.decode(decode_batch(rows, context))
     assert stretch.until is not None
     assert stretch.since <= context < stretch.until
     if (x := context + later) < stretch.until:
-        assert stretch.cost_at(x) == model.price(_decode_batch(rows, x))
+        assert stretch.cost_at(x) == model.price(decode_batch(rows, x))
         expected_us = MODEL.predict_us(decode_work(rows, x), DEPLOYMENT)
         assert stretch.forward_at(x) == pytest.approx(expected_us * 1e3, rel=1e-8, abs=1)
 
@@ -139,7 +116,7 @@ def test_steps_of_a_simulation_are_the_models_predictions(file: Path) -> None:
 
 
 def test_each_server_life_may_take_a_draw_of_the_coefficients(file: Path) -> None:
-    batch = _decode_batch(8, 8000)
+    batch = decode_batch(8, 8000)
     costs = {
         seed: cost_model_for(_config(file, noise="fitted", noise_seed=seed)).price(batch).model_forward
         for seed in range(3)

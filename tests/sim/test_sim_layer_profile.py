@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.servers.simulator import request_of
+from support.servers.simulator import MIXED_BATCH, decode_batch, request_of
 
 from benchctl.errors import UsageError
 from benchctl.sim.config import SimConfig
@@ -24,19 +24,9 @@ def _config(folder: Path) -> SimConfig:
 
 
 def test_a_mixed_step_takes_the_time_of_its_measured_layers(tmp_path: Path) -> None:
-    batch = StepBatch(
-        num_seqs=7,
-        num_prefill_tokens=100,
-        num_decode_tokens=5,
-        num_sampling=6,
-        context_tokens=5 * 120 + 80 + 220,
-        attended_positions=5 * 120 + (60 * 20 + 60 * 61 // 2) + (40 * 180 + 40 * 41 // 2),
-        decode_context=5 * 120,
-        is_greedy=True,
-    )
     history = (60 * (20 + 30) + 40 * (180 + 20)) / 100 - 50
     expected = step_us(LAYERS, 112, 7, attention_us(100, history, 5, 120))  # padded to a graph of 112 tokens
-    cost = cost_model_for(_config(write_tables(tmp_path / "tp1"))).price(batch)
+    cost = cost_model_for(_config(write_tables(tmp_path / "tp1"))).price(MIXED_BATCH)
     assert cost.sections() == {"schedule": 0, "model_forward": pytest.approx(expected * 1e3, abs=1)}
 
 
@@ -51,24 +41,12 @@ def test_a_stretch_of_decode_steps_costs_what_its_steps_cost(
 ) -> None:
     model = cost_model_for(_config(folder))
 
-    def batch(context: int) -> StepBatch:
-        return StepBatch(
-            num_seqs=rows,
-            num_prefill_tokens=0,
-            num_decode_tokens=rows,
-            num_sampling=rows,
-            context_tokens=context,
-            attended_positions=context,
-            decode_context=context,
-            is_greedy=False,
-        )
-
     assert model.decode is not None
-    stretch = model.decode(batch(rows * mean))
+    stretch = model.decode(decode_batch(rows, rows * mean))
     assert stretch.since <= rows * mean
     context = rows * mean + later
     if stretch.until is None or context < stretch.until:
-        assert stretch.cost_at(context) == model.price(batch(context))
+        assert stretch.cost_at(context) == model.price(decode_batch(rows, context))
 
 
 def test_measured_layers_need_a_folder_and_nothing_else_takes_one(tmp_path: Path) -> None:
@@ -109,17 +87,8 @@ def test_a_stretch_of_unequal_rows_costs_what_its_steps_cost(
 
     def batch(steps: int) -> StepBatch:
         context = sum(contexts) + rows * steps
-        return StepBatch(
-            num_seqs=rows,
-            num_prefill_tokens=0,
-            num_decode_tokens=rows,
-            num_sampling=rows,
-            context_tokens=context,
-            attended_positions=context,
-            decode_context=context,
-            shortest_decode=min(contexts) + steps,
-            longest_decode=max(contexts) + steps,
-            is_greedy=False,
+        return decode_batch(
+            rows, context, shortest_decode=min(contexts) + steps, longest_decode=max(contexts) + steps
         )
 
     stretch = model.decode(batch(0))

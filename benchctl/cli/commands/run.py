@@ -16,6 +16,7 @@ from benchctl.cli.experiment import (
     prepare_experiment,
 )
 from benchctl.cli.experiment_options import (
+    RESULTS,
     Blocks,
     EnginePreset,
     Label,
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from benchctl.workload.prepare import PreparedSet
 
 QUICK_BLOCKS = 2
-RESULTS = Path("results")
 
 
 _UntilPrecision = Annotated[

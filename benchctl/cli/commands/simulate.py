@@ -19,6 +19,7 @@ from benchctl.cli.experiment import (
     prepare_experiment,
 )
 from benchctl.cli.experiment_options import (
+    RESULTS,
     AsJson,
     Blocks,
     EnginePreset,
@@ -39,8 +40,6 @@ if TYPE_CHECKING:
     from benchctl.profile.model import Profile
     from benchctl.records.directory import ResultDirectory
     from benchctl.records.request import PreparedRequest
-
-RESULTS = Path("results")
 
 app = typer.Typer(help="Simulate an experiment in virtual time, without servers and HTTP.")
 

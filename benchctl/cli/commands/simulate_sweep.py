@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from benchctl.cli.commands.simulate import RESULTS, Jobs, simulated_profile
-from benchctl.cli.experiment_options import AsJson, EnginePreset, OutputDir, ProfileName, Seed
+from benchctl.cli.commands.simulate import Jobs, simulated_profile
+from benchctl.cli.experiment_options import RESULTS, AsJson, EnginePreset, OutputDir, ProfileName, Seed
 from benchctl.cli.outcome import warn
 from benchctl.errors import UsageError
 

@@ -166,7 +166,7 @@ def predict(
     step_time = _load(fitted)
     device = hardware_for(hardware or step_time.hardware)
     deployment = Deployment(shape=shape_for(model), hardware=device, tensor_parallel=tp)
-    work = one_step(num_decodes=batch, context=context, prompt_tokens=prefill)
+    work = one_step(num_decodes=batch, context=context, num_prefills=1.0 if prefill else 0.0, prompt_tokens=prefill)
     value_us = float(step_time.predict_us(work, deployment))
     low_us, high_us = (float(bound) for bound in step_time.interval_us(work, deployment))
     if as_json:

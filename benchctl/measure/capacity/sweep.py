@@ -1,10 +1,7 @@
 """A sweep of loads over the arms of a profile, on several cores, and the largest load of each arm."""
 
-import multiprocessing
-import signal
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby, product
@@ -12,6 +9,7 @@ from itertools import groupby, product
 from benchctl.measure.capacity.objective import Objective
 from benchctl.measure.capacity.point import LoadKind, LoadPoint, Metrics, is_idle, is_long, simulate_point
 from benchctl.measure.capacity.search import Largest, enclosed, find_largest
+from benchctl.measure.simulated_runs import simulating_processes
 from benchctl.profile.model import Profile
 from benchctl.profile.planning.plan import arms
 
@@ -60,7 +58,8 @@ def run_sweep(points: Sequence[LoadPoint], objectives: Sequence[Objective], *, s
     Raises UsageError where a setting cannot be simulated or an objective stays unknown.
     """
     objectives, kind = tuple(objectives), points[0].kind
-    with _workers(min(jobs, len(points))) as pool:
+    jobs = min(jobs, len(points))
+    with simulating_processes(jobs) if jobs > 1 else nullcontext() as pool:
         simulate = partial(_simulated, objectives=objectives)
         done = list(map(simulate, points) if pool is None else pool.map(simulate, points))
         groups = [list(group) for _, group in groupby(done, key=lambda each: each.point.label)]
@@ -101,22 +100,3 @@ def _narrowed(group: list[SimulatedPoint], objectives: Sequence[Objective]) -> l
 def _capacity(group: Sequence[SimulatedPoint]) -> ArmCapacity:
     outcomes = {each.point.size or 0.0: each.holds for each in group}
     return ArmCapacity(label=group[0].point.label, largest=enclosed(outcomes))
-
-
-@contextmanager
-def _workers(jobs: int) -> Iterator[ProcessPoolExecutor | None]:
-    if jobs <= 1:
-        yield None
-        return
-    context = multiprocessing.get_context("spawn")
-    executor = ProcessPoolExecutor(
-        jobs, context, initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_IGN)
-    )
-    try:
-        yield executor
-    except BaseException:
-        for process in multiprocessing.active_children():
-            process.terminate()
-        raise
-    finally:
-        executor.shutdown(cancel_futures=True)

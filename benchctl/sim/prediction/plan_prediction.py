@@ -25,7 +25,8 @@ from benchctl.steptime.model_file import read_model
 from benchctl.workload.prompt_lengths import counted_prompts
 
 ROOFLINE_MAPE_FRAC: Final = 0.325
-"""Mean error of the roofline on 1,967 steps of vLLM with Llama-2-7B and 70B on H100: real steps took longer."""
+"""Published mean error of a roofline on 1,967 steps of vLLM with Llama-2-70B and CodeLlama-34B on H100: real steps
+took longer. Its terms add up; see ``docs/measurements/step-time.md`` for the larger of both."""
 _SIM_OVERHEAD_S: Final = 0.6
 """Starting, warming up and stopping one simulated server, beyond its configured delay."""
 NO_STEP_TIMES: Final = (

@@ -35,7 +35,6 @@ from benchctl.units import GIGA, NS_PER_S, TERA, s_from_ns
 
 _BLOCK_SIZE: Final = 16
 _UNLIMITED_BLOCKS: Final = 1 << 30
-_OPEN: Final = frozenset({"constant", "poisson", "gamma", "trace"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,7 +166,7 @@ def _emulated_request(request: PreparedRequest, settings: VariantSettings, promp
 
 def _offered_rate(requests: Sequence[PreparedRequest], arrival: Arrival) -> float | None:
     """Requests per second of a load that is sent whatever the server does."""
-    if arrival.kind not in _OPEN or len(requests) < 2:
+    if not arrival.is_open_loop or len(requests) < 2:
         return None
     span_ns = max(request.arrival_ns for request in requests) - min(request.arrival_ns for request in requests)
     return (len(requests) - 1) * NS_PER_S / span_ns if span_ns else None

@@ -18,6 +18,7 @@ from benchctl.records.jsonl import read_jsonl
 from benchctl.records.request import Message
 from benchctl.records.step import StepRecord
 from benchctl.sim.config import SimConfig
+from benchctl.sim.costs.cost_model import StepBatch
 from benchctl.sim.requests.request import Prompt, Request, SamplingParams
 from benchctl.sim.simulate import SimLoad, Simulation, simulate
 from benchctl.workload.datasets.tokens import tokenize_chat
@@ -25,6 +26,32 @@ from benchctl.workload.datasets.tokens import tokenize_chat
 FILTERED = SamplingParams(top_k=5, min_p=0.01)
 NEUTRAL = GuidanceParams(mode="centered_exp", value_scale=0.0)
 VALUE_MODEL = "qwen2.5-1.5b"
+
+
+def decode_batch(rows: int, context: int, **fields: Any) -> StepBatch:
+    """Decoding rows alone whose contexts add up to ``context`` after the step."""
+    defaults = {"attended_positions": context, "decode_context": context, "is_greedy": False}
+    return StepBatch(
+        num_seqs=rows,
+        num_prefill_tokens=0,
+        num_decode_tokens=rows,
+        num_sampling=rows,
+        context_tokens=context,
+        **{**defaults, **fields},
+    )
+
+
+MIXED_BATCH = StepBatch(
+    num_seqs=7,
+    num_prefill_tokens=100,
+    num_decode_tokens=5,
+    num_sampling=6,
+    context_tokens=5 * 120 + 80 + 220,
+    attended_positions=5 * 120 + (60 * 20 + 60 * 61 // 2) + (40 * 180 + 40 * 41 // 2),
+    decode_context=5 * 120,
+    is_greedy=True,
+)
+"""Five rows of 120 tokens, 60 tokens of a prompt behind 20, and the last 40 of another behind 180."""
 
 
 def prompt_of(num_tokens: int, name: str = "p", block_size: int = 16) -> Prompt:
