@@ -35,6 +35,8 @@ FACTOR_SETTINGS: Final = {
     "value_model": "server.value_model",
     "value_scale": "guidance.value_scale",
     "max_num_seqs": "server.max_num_seqs",
+    "num_speculative_tokens": "server.num_speculative_tokens",
+    "bonus_token": "server.bonus_token",
 }
 """Factors with a short name, and the setting that each stands for. Any other factor is itself a dotted path."""
 

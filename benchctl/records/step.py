@@ -42,6 +42,8 @@ class StepRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
     """Candidates scored, summed over the guided rows."""
     fused: bool | None = None
     """Whether the value model extended its prefixes and scored in one pass."""
+    drafts: Int64 | None = None
+    """Sequences for which tokens were drafted."""
     draft_tokens: Int64 | None = None
     """Tokens proposed by speculative decoding."""
     accepted_tokens: Int64 | None = None

