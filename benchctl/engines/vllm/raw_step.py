@@ -28,8 +28,10 @@ class Scheduler(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SpecDecoding(msgspec.Struct, frozen=True, kw_only=True):
+    num_drafts: int | None = None
     num_draft_tokens: int | None = None
     num_accepted_tokens: int | None = None
+    num_accepted_tokens_per_pos: tuple[int, ...] | None = None
 
 
 class PrefixCache(msgspec.Struct, frozen=True, kw_only=True):

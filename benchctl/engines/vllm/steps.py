@@ -78,8 +78,10 @@ def _normalised(
         num_decode_tokens=details.num_generation_tokens if details is not None else None,
         context_tokens=context_tokens,
         output_tokens=outputs.num_generation_tokens if outputs is not None else 0,
+        drafts=spec.num_drafts,
         draft_tokens=spec.num_draft_tokens,
         accepted_tokens=spec.num_accepted_tokens,
+        accepted_by_position=spec.num_accepted_tokens_per_pos,
         preempted=outputs.num_preempted_reqs if outputs is not None else 0,
         kv_used_blocks=round(usage * blocks) if usage is not None and blocks is not None else None,
     )

@@ -43,7 +43,7 @@ def is_in_use() -> bool:
     return is_asked_for() and platforms.current_platform.is_cpu() and not triton.HAS_TRITON
 
 
-def spread(output, input_val, cu_num_tokens, replace_from, replace_to, MAX_NUM_TOKENS=None):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN201, N803, ARG001
+def spread(output, input_val, cu_num_tokens, replace_from, replace_to, MAX_NUM_TOKENS=None):  # type: ignore[no-untyped-def] # noqa: N803, ARG001
     """Write the value of each request to its rows of ``output``; ``cu_num_tokens`` are the ends of the rows.
 
     A value of ``replace_from`` is written as ``replace_to``. Names are those of vLLM, which passes them by name.
