@@ -114,8 +114,8 @@ class DecodedSteps(StepsOfFile):
 
 
 def by_position(columns: Sequence[Floats]) -> Floats | None:
-    """Steps × positions from one column for each position, NaN beyond the last position that a step names; None
-    without columns.
+    """A row for each step from a column for each position, which has NaN where a step names none; None without
+    columns.
     """
     if not columns:
         return None

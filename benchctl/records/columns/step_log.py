@@ -272,9 +272,9 @@ def read_table(step_log: Path) -> pl.DataFrame | None:
         if version not in (_VERSION, _WITHOUT_POSITIONS) or metadata.get("log_sha256") != _sha256_of_file(step_log):
             return None
         table = pl.read_parquet(path)
-        return table if version == _VERSION or "draft_tokens" not in table.columns else None
     except (OSError, pl.exceptions.PolarsError):  # a copy that cannot be read: the log can
         return None
+    return table if version == _VERSION or "draft_tokens" not in table.columns else None
 
 
 def _sha256_of_file(path: Path) -> str:
