@@ -205,8 +205,8 @@ def _positions_of(read: pl.DataFrame) -> list[pl.Series] | None:
     accepted = read[ACCEPTED_BY_POSITION]
     if not accepted.count():
         return []
-    lengths = accepted.list.len()
-    positions = [accepted.list.get(index, null_on_oob=True) for index in range(lengths.max() or 0)]  # type: ignore[call-overload]
+    lengths = accepted.drop_nulls().list.len().to_numpy()
+    positions = [accepted.list.get(index, null_on_oob=True) for index in range(int(lengths.max()))]
     if sum(column.count() for column in positions) != lengths.sum():
         return None
     return [column.alias(f"{_POSITION_PREFIX}{index}") for index, column in enumerate(positions, 1)]
