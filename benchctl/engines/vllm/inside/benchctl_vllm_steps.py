@@ -146,6 +146,8 @@ class StepLog(StatLoggerBase):  # type: ignore[misc]
             parts["outputs"]["num_requests"] = sum(len(getattr(iteration, name, ())) for name in _LATENCIES)
         if iteration is not None:
             parts["outputs"] |= _finished(iteration)
+            if parts["spec_decoding"]:
+                parts["outputs"]["num_first_tokens"] = len(getattr(iteration, _LATENCIES[0], ()))
         line = {"engine": self._engine, **self._times(), **{name: part for name, part in parts.items() if part}}
         if scheduler is not None:
             self._was_idle = not any(parts["scheduler"].get(name) for name in _UNFINISHED)
