@@ -108,7 +108,7 @@ def test_run_results_use_the_names_and_units_of_vllm(tmp_path):
         "itls": [[pytest.approx(0.01)] * 3] * 2,
         "start_times": [0.0, 0.0],
         "errors": ["", ""],
-        "schema_version": 2,
+        "schema_version": 3,
         "variant": "baseline",
     }
     assert {key: result[key] for key in expected} == expected
