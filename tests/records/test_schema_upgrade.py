@@ -1,4 +1,4 @@
-"""Documents of older schemas open as documents of the present one, and the example of schema 1 keeps its verdict."""
+"""Documents of older schemas open as present ones, and the example of schema 1 keeps its verdict."""
 
 import json
 import shutil

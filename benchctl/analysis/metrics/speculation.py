@@ -39,7 +39,7 @@ class PositionAcceptance:
 
 
 def draft_counts(steps: StepColumns) -> DraftCounts:
-    """What was drafted and accepted in these steps."""
+    """Tokens drafted and accepted in these steps."""
     return DraftCounts(
         drafts=_known_total(steps, "drafts"),
         draft_tokens=_known_total(steps, "draft_tokens"),

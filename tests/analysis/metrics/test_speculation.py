@@ -57,7 +57,5 @@ def test_nothing_is_known_of_steps_that_count_no_drafts_and_no_rate_of_drafts_wi
     assert counts == DraftCounts()
     assert set(speculation_metrics(counts).values()) == {None}
     assert acceptance_by_position(counts) == ()
-    metrics = speculation_metrics(
-        draft_counts(columns_from([step(0, drafts=0, draft_tokens=0, accepted_tokens=0)]))
-    )
+    metrics = speculation_metrics(DraftCounts(drafts=0, draft_tokens=0, accepted_tokens=0))
     assert (metrics["drafts"], metrics["acceptance_rate"], metrics["acceptance_length"]) == (0, None, None)
