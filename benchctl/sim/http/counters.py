@@ -42,16 +42,22 @@ class Counters:
         self.num_generation_tokens = 0
         self.num_aborted = 0
         self.num_finished = {"stop": 0, "length": 0}
+        self.num_drafts = 0
+        self.num_draft_tokens = 0
+        self.num_accepted: list[int] = []
+        """Accepted drafts of each position."""
         self.time_to_first_token: Final = Histogram(_SHORT_S)
         self.inter_token: Final = Histogram(_SHORT_S)
         self.end_to_end: Final = Histogram(_LONG_S)
 
     def count(self, output: StepOutput) -> None:
         record = output.record
-        self.num_generation_tokens += len(output.emitted)
+        self.num_generation_tokens += record.output_tokens or 0
         duration_s = record.dur_ns / NS_PER_S
-        if record.num_decode_tokens:
-            self.inter_token.add(duration_s, record.num_decode_tokens)
+        if num_decodes := (record.num_decode_tokens or 0) - (record.draft_tokens or 0):
+            self.inter_token.add(duration_s, num_decodes)
+        if record.drafts is not None:
+            self._count_drafts(record)
         if record.num_prefill_tokens:
             end_ns = record.start_ns + record.dur_ns
             for seq in output.emitted:
@@ -61,6 +67,12 @@ class Counters:
         for seq in output.finished:
             self.num_finished[seq.answer.finish_reason] += 1
             self.end_to_end.add(((seq.last_token_ns or 0) - seq.arrival_ns) / NS_PER_S)
+
+    def _count_drafts(self, record: StepRecord) -> None:
+        self.num_drafts += record.drafts or 0
+        self.num_draft_tokens += record.draft_tokens or 0
+        accepted = record.accepted_by_position or ()
+        self.num_accepted = [sum(counts) for counts in zip_longest(self.num_accepted, accepted, fillvalue=0)]
 
 
 class SimCollector:
