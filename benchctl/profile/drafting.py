@@ -1,11 +1,8 @@
 """Options of speculative decoding that the simulator has in profiles and as flags, and what they exclude."""
 
-from typing import Literal, Protocol, TypeAlias
+from typing import Protocol
 
 from benchctl.profile.choices import COST_MODELS, CostModelChoice
-
-Backfill: TypeAlias = Literal["none", "expansion", "prefill"]
-"""The way in which the draft model gets the token before a bonus token, which it has not computed."""
 
 
 class DraftOptions(Protocol):

@@ -12,9 +12,9 @@ import uvloop
 
 from benchctl.errors import UsageError
 from benchctl.profile.choices import COST_MODELS
-from benchctl.profile.drafting import Backfill
 from benchctl.sim.config import GuidedRowsMode, Noise, Revision, Scheduling, SimConfig
 from benchctl.sim.http.server import Server, open_step_log
+from benchctl.steptime.speculation.server_steps import Backfill
 
 log = logging.getLogger("benchctl.sim")
 

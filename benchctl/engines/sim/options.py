@@ -5,9 +5,10 @@ from typing import ClassVar, Literal
 from pydantic import Field, model_validator
 
 from benchctl.profile.choices import CostModelName, devices_error, file_option_error, noise_error, value_model_error
-from benchctl.profile.drafting import Backfill, drafting_error
+from benchctl.profile.drafting import drafting_error
 from benchctl.profile.engine_options import ServerOptions
 from benchctl.profile.section import LEAST, MOST
+from benchctl.steptime.speculation.server_steps import Backfill
 
 
 class SimOptions(ServerOptions):

@@ -2,12 +2,13 @@
 
 from bisect import bisect_left
 from collections.abc import Iterator
-from itertools import accumulate
+from itertools import accumulate, zip_longest
 from typing import Final
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
+from benchctl.records.step import StepRecord
 from benchctl.sim.engine import SimulatedEngine, StepOutput
 from benchctl.units import NS_PER_S
 
@@ -122,12 +123,33 @@ class SimCollector:
             yield self._labelled(
                 CounterMetricFamily(name, f"{name} since the start.", labels=["model_name"]), value
             )
+        if engine.config.num_speculative_tokens:
+            yield from self._drafts()
         success = CounterMetricFamily(
             "vllm:request_success", "Finished sequences.", labels=["model_name", "finished_reason"]
         )
         for reason, count in (*counters.num_finished.items(), ("abort", counters.num_aborted)):
             success.add_metric([engine.config.model, reason], count)
         yield success
+
+    def _drafts(self) -> Iterator[Metric]:
+        counters, model = self._counters, self._engine.config.model
+        for name, value in (
+            ("vllm:spec_decode_num_drafts", counters.num_drafts),
+            ("vllm:spec_decode_num_draft_tokens", counters.num_draft_tokens),
+            ("vllm:spec_decode_num_accepted_tokens", sum(counters.num_accepted)),
+        ):
+            yield self._labelled(
+                CounterMetricFamily(name, f"{name} since the start.", labels=["model_name"]), value
+            )
+        by_position = CounterMetricFamily(
+            "vllm:spec_decode_num_accepted_tokens_per_pos",
+            "Accepted draft tokens of each position.",
+            labels=["model_name", "position"],
+        )
+        for position, value in enumerate(counters.num_accepted):
+            by_position.add_metric([model, str(position)], value)
+        yield by_position
 
     def _labelled(self, family: GaugeMetricFamily | CounterMetricFamily, value: float) -> Metric:
         family.add_metric([self._engine.config.model], value)

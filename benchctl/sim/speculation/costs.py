@@ -5,7 +5,7 @@
                prefill:   a pass of its own over these tokens
     verify   = model_forward and sampler of the model, with 1 + K new tokens in each decoding row
 
-A pass is a step of the draft model without its schedule. With ``draft_cost`` c it is c times such a step of the
+A pass of a draft model is a step of it without its schedule. With ``draft_cost`` c it is c times a step of the
 model itself, so that a step of decoding rows takes K c + 1 + backfill / step times one that verifies nothing, as
 far as verifying takes no longer than decoding.
 """
@@ -47,6 +47,7 @@ class DraftCosts:
         else:
             draft = dataclasses.replace(config, model=config.draft_model, num_speculative_tokens=0)
             self._model, self._share = cost_model_for(draft), 1.0
+        self._is_own_model: Final = config.draft_model is not None
         self._backfill: Final = config.backfill
 
     def drafts_ns(self, batch: StepBatch, drafted: DraftedRows) -> float:
@@ -70,7 +71,7 @@ class DraftCosts:
         if not self._share:
             return 0.0
         cost = self._model.price(batch)
-        return self._share * (cost.total_ns() - cost.schedule)
+        return self._share * (cost.total_ns() - (cost.schedule if self._is_own_model else 0))
 
 
 def _decodes(batch: StepBatch, rows: int, context: int) -> StepBatch:

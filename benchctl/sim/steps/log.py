@@ -189,6 +189,7 @@ class StepLog:
             drafts=drafts,
             draft_tokens=draft_tokens,
             accepted_tokens=sum(accepted),
+            accepted_by_position=tuple(accepted),
             sections_ns=sections,
         )
 
