@@ -1,6 +1,6 @@
 """Options of speculative decoding that the simulator has in profiles and as flags, and what they exclude."""
 
-from typing import Protocol
+from typing import Any, Protocol
 
 from benchctl.profile.choices import COST_MODELS, CostModelChoice
 
@@ -29,6 +29,11 @@ def acceptance_by_position(acceptance: float | tuple[float, ...] | None) -> tupl
     if acceptance is None:
         return ()
     return acceptance if isinstance(acceptance, tuple) else (acceptance,)
+
+
+def option_text(value: Any) -> Any:
+    """The value of an option as a flag takes it and a server tells it: a list as text, with commas."""
+    return ",".join(map(str, value)) if isinstance(value, tuple) else value
 
 
 def drafting_error(options: DraftOptions) -> tuple[str, str] | None:

@@ -67,7 +67,7 @@ def parser() -> argparse.ArgumentParser:
 
 def _add_speculation(flags: argparse.ArgumentParser) -> None:
     flags.add_argument("--num-speculative-tokens", type=int, default=0, help="tokens drafted for each row; 0: none")
-    flags.add_argument("--acceptance", type=_numbers, default=(), help="one probability, or one for each position")
+    flags.add_argument("--acceptance", type=_numbers, help="one probability, or one for each position")
     flags.add_argument("--acceptance-spread", type=float, default=0.0, help="how much requests differ, 0 to 1")
     flags.add_argument("--draft-model", help="model whose passes are drafts")
     flags.add_argument("--draft-cost", type=float, help="time of a drafting pass over that of a decode step")
@@ -75,8 +75,8 @@ def _add_speculation(flags: argparse.ArgumentParser) -> None:
     flags.add_argument("--backfill", choices=get_args(Backfill), default=_DEFAULTS.backfill)
 
 
-def _numbers(text: str) -> tuple[float, ...]:
-    return tuple(map(float, text.split(",")))
+def _numbers(text: str) -> float | tuple[float, ...]:
+    return tuple(map(float, text.split(","))) if "," in text else float(text)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -5,7 +5,7 @@ from typing import Final, Literal, TypeAlias
 
 from benchctl.errors import UsageError
 from benchctl.profile.choices import CostModelName, devices_error, file_option_error, noise_error, value_model_error
-from benchctl.profile.drafting import drafting_error
+from benchctl.profile.drafting import drafting_error, option_text
 from benchctl.steptime.speculation.server_steps import Backfill
 
 Noise: TypeAlias = Literal["none", "published", "fitted"]
@@ -56,7 +56,7 @@ class SimConfig:
     """Draws of guided rows: each row from a stream of its own, or all together, with the same distribution."""
     num_speculative_tokens: int = 0
     """Tokens that are drafted for each decoding row and verified in its step; 0 without speculation."""
-    acceptance: tuple[float, ...] = ()
+    acceptance: float | tuple[float, ...] | None = None
     """Probability that a draft is accepted when all before it are: of each position, or one for all."""
     acceptance_spread: float = 0.0
     """Each request draws its acceptance evenly from a +- spread min(a, 1 - a), at all positions alike."""
@@ -104,10 +104,10 @@ class SimConfig:
             if getattr(self, name) < 0:
                 raise UsageError(f"--{name.replace('_', '-')} is {getattr(self, name)}; it must not be negative")
 
-    def server_info(self) -> dict[str, str | int | float | bool | tuple[float, ...] | None]:
+    def server_info(self) -> dict[str, str | int | float | bool | None]:
         """The settings that the server reports: those that two servers of one configuration share."""
-        names = [name for name in self.__slots__ if name not in _PRIVATE]
-        return {"clock": "virtual", **{name: getattr(self, name) for name in names}}
+        settings = {name: getattr(self, name) for name in self.__slots__ if name not in _PRIVATE}
+        return {"clock": "virtual", **{name: option_text(value) for name, value in settings.items()}}
 
 
 _PRIVATE: Final = frozenset({"noise_seed", "start_delay_s", "schedule_patience_s"})

@@ -7,7 +7,6 @@ from benchctl.engines.sim.engine import SimEngine
 from benchctl.engines.sim.options import SimOptions
 from benchctl.errors import UsageError
 from benchctl.profile.choices import COST_MODELS
-from benchctl.profile.drafting import acceptance_by_position
 from benchctl.profile.model import VariantSettings
 from benchctl.records.request import PreparedRequest
 from benchctl.sim.config import SimConfig
@@ -18,7 +17,6 @@ from benchctl.sim.requests.request import Request
 def config_of(settings: VariantSettings, *, noise_seed: int = 0) -> SimConfig:
     """The configuration of the server that these settings start."""
     options = own_options(settings, SimOptions).model_dump(exclude={"port"})
-    options["acceptance"] = acceptance_by_position(options["acceptance"])
     return SimConfig(model=settings.model, noise_seed=noise_seed, **options)
 
 

@@ -4,6 +4,7 @@ from bisect import bisect_left
 from collections.abc import Callable
 from typing import Final
 
+from benchctl.profile.drafting import acceptance_by_position
 from benchctl.sim.config import SimConfig
 from benchctl.sim.scheduling.sequence import Sequence, StepClock
 from benchctl.steptime.speculation.law import survival
@@ -51,7 +52,7 @@ class Drafting:
 
     def __init__(self, config: SimConfig) -> None:
         """Raises UsageError for an acceptance outside of 0 to 1."""
-        num_drafts, acceptance = config.num_speculative_tokens, config.acceptance
+        num_drafts, acceptance = config.num_speculative_tokens, acceptance_by_position(config.acceptance)
         self._acceptance: Final = (acceptance * num_drafts if len(acceptance) == 1 else acceptance)[:num_drafts]
         self._spread: Final = config.acceptance_spread
         self._noise_seed: Final = config.noise_seed
