@@ -15,7 +15,7 @@ from benchctl.records.peaks import (
     product_flops_per_s,
 )
 from benchctl.records.record import ResultWarning
-from benchctl.units import GIGA, MIB, TERA
+from benchctl.units import GIGA, MIB, TERA, US_PER_S
 
 ABOVE_SHEET_FRAC: Final = 0.03
 """A measured peak may be so much above the data sheet's, which rounds clocks."""
@@ -114,4 +114,6 @@ def _name(quantity: str, dtype: str | None) -> str:
 
 def unit_of(series: PeakSeries) -> tuple[str, float]:
     """The unit that people read a value in, and its size."""
-    return {"FLOP/s": ("TFLOP/s", TERA), "B/s": ("GB/s", GIGA), "s": ("us", 1e-6)}[QUANTITIES[series.quantity]]
+    if series.quantity == "matmul":
+        return ("TFLOP/s", TERA) if series.median >= TERA else ("GFLOP/s", GIGA)
+    return ("us", 1 / US_PER_S) if QUANTITIES[series.quantity] == "s" else ("GB/s", GIGA)

@@ -9,6 +9,7 @@ import msgspec
 import psutil
 
 from benchctl.errors import UsageError
+from benchctl.measure.telemetry.gpu import gpu_inventory
 from benchctl.micro.peak_checks import peak_warnings
 from benchctl.micro.worker import WorkerInfo, WorkerSettings, find_torch_python, started_worker
 from benchctl.records.peaks import MeasuredPeaks, PeakSeries
@@ -36,16 +37,12 @@ class RooflineSettings:
     all_reduce_ranks: int | None = None
 
 
-def measure_roofline(settings: RooflineSettings, gpus: tuple[str, ...] = ()) -> MeasuredPeaks:
-    """Measure one device; ``gpus`` are the names of those that this machine has.
+def measure_roofline(settings: RooflineSettings) -> MeasuredPeaks:
+    """Measure one device of this machine.
 
     Raises UsageError and EngineUnavailableError as ``started_worker`` does.
     """
-    device = settings.device or ("cuda:0" if gpus else "cpu")
-    if device == "cpu" and settings.all_reduce_ranks is None:
-        all_reduce_ranks: int | None = 1
-    else:
-        all_reduce_ranks = settings.all_reduce_ranks
+    device = settings.device or ("cuda:0" if gpu_inventory() else "cpu")
     busy_frac = psutil.cpu_percent(_BUSY_S) / 100
     worker_settings = WorkerSettings(
         python=find_torch_python(settings.python), device=device, threads=settings.threads
@@ -58,7 +55,7 @@ def measure_roofline(settings: RooflineSettings, gpus: tuple[str, ...] = ()) -> 
             buffer_bytes=settings.buffer_bytes,
             rounds=settings.rounds,
             least_s=settings.least_s,
-            all_reduce_ranks=all_reduce_ranks,
+            all_reduce_ranks=settings.all_reduce_ranks,
         )
         return judged_peaks(worker.info, answer, busy_frac=busy_frac)
 
