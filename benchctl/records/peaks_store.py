@@ -89,10 +89,12 @@ def newest_of_each(entries: Iterable[StoredPeaks]) -> tuple[MeasuredPeaks, ...]:
 
 
 def machine_peaks(store: Path, gpus: Sequence[str], host: str | None = None) -> MeasuredPeaks | None:
-    """The newest peaks of the first of these GPUs on this machine, or of its CPU if there are none.
+    """The newest peaks of these GPUs, if they are of one kind, or of the CPU of a machine without any.
 
-    Of one device with several numbers of threads, the newest measurement counts.
+    Of a CPU with several numbers of threads, the newest measurement counts.
     """
+    if len(set(gpus)) > 1:
+        return None
     machine = platform.node() if host is None else host
     newest = [
         peaks
