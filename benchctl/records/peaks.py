@@ -145,15 +145,16 @@ def bandwidth_bytes_per_s(peaks: MeasuredPeaks) -> float:
 def hardware_of(peaks: MeasuredPeaks) -> Hardware:
     """The device with its measured peaks in place of the data sheet's.
 
-    Peak FLOP/s are those of bfloat16, or of the first arithmetic that was measured where that was not. Its name
-    states the peaks, to five digits, and looking it up gives the same device again, on any machine.
+    Peak FLOP/s are those of bfloat16, or of the first arithmetic that was measured where that was not; arithmetic
+    that is no faster is left out. Its name states the peaks, to five digits, and looking it up gives the same
+    device again, on any machine.
     """
     rates = {dtype: product_flops_per_s(peaks, dtype) for dtype in (*_ARITHMETIC, *_FASTER)}
     flops_per_s = next(rate for dtype in _ARITHMETIC if (rate := rates[dtype]) is not None)
     numbers = [flops_per_s / TERA, bandwidth_bytes_per_s(peaks) / GIGA]
     numbers += [] if peaks.memory_bytes is None else [peaks.memory_bytes / GIGA]
     parts = [device_word(peaks), *(f"{number:.5g}" for number in numbers)]
-    parts += [f"{dtype}={rate / TERA:.5g}" for dtype in _FASTER if (rate := rates[dtype]) is not None]
+    parts += [f"{dtype}={rate / TERA:.5g}" for dtype in _FASTER if (rate := rates[dtype] or 0.0) > flops_per_s]
     if (link := best_series(peaks, "all-reduce")) is not None:
         parts.append(f"link={link.median / GIGA:.5g}")
     when = re.sub(r"[^0-9TZ]", "", peaks.measured_at)

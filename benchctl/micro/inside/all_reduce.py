@@ -22,12 +22,14 @@ _LIMIT_S = 300.0
 
 
 def all_reduce_series(
-    device: str, ranks: int, *, rounds: int, calls: int = 20, large_bytes: tuple[int, ...] = _LARGE_BYTES
+    device: str, ranks: int, *, rounds: int, most_bytes: int, calls: int = 10
 ) -> list[dict[str, Any]]:
     """Values of every round: bytes/s of large buffers, seconds of a small one. ``device`` is cpu or cuda.
 
+    Large buffers are of the usual sizes, or of ``most_bytes`` where these are smaller.
     Raises RuntimeError with the last words of a rank that fails.
     """
+    large_bytes = sorted({min(size, most_bytes) for size in _LARGE_BYTES})
     with tempfile.TemporaryDirectory(prefix="benchctl-all-reduce-") as directory:
         settings = {
             "device": device,

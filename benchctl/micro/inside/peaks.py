@@ -260,8 +260,9 @@ def _all_reduce(settings: PeakSettings, unmeasured: dict[str, str]) -> list[dict
         return []
     if settings.device != "cpu":
         torch.cuda.empty_cache()
+    kind, most_bytes = settings.device.partition(":")[0], settings.buffer_bytes or 0
     try:
-        return all_reduce_series(settings.device.partition(":")[0], ranks, rounds=settings.rounds)
+        return all_reduce_series(kind, ranks, rounds=settings.rounds, most_bytes=most_bytes)
     except (RuntimeError, OSError, subprocess.SubprocessError) as error:
         unmeasured["all-reduce"] = first_line(error)
         return []
