@@ -71,7 +71,7 @@ class PeakSeries(Record, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class MeasuredPeaks(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """What one device of a machine was measured to reach."""
+    """The rates that one device of a machine was measured to reach."""
 
     schema_version: int
     """Version of the result format."""
@@ -145,8 +145,8 @@ def bandwidth_bytes_per_s(peaks: MeasuredPeaks) -> float:
 def hardware_of(peaks: MeasuredPeaks) -> Hardware:
     """The device with its measured peaks in place of the data sheet's.
 
-    Peak FLOP/s are those of bfloat16, or of the first arithmetic that was measured where that was not; arithmetic
-    that is no faster is left out. Its name states the peaks, to five digits, and looking it up gives the same
+    Peak FLOP/s are those of bfloat16, or of the first arithmetic that was measured where that was not; slower
+    arithmetic is left out. Its name states the peaks, to five digits, and looking it up gives the same
     device again, on any machine.
     """
     rates = {dtype: product_flops_per_s(peaks, dtype) for dtype in (*_ARITHMETIC, *_FASTER)}
