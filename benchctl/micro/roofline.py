@@ -76,6 +76,7 @@ def judged_peaks(info: WorkerInfo, answer: dict[str, object], *, busy_frac: floa
         memory_bytes=info.total_bytes,
         torch_version=info.torch_version,
         cuda_version=info.cuda_version,
+        float32_precision=info.float32_precision,
         busy_frac=busy_frac,
         series=msgspec.convert(answer["series"], tuple[PeakSeries, ...]),
         **{name: answer[name] for name in ("num_devices", "cache_bytes", "buffer_bytes", "unmeasured")},  # type: ignore[arg-type]

@@ -97,6 +97,8 @@ class MeasuredPeaks(Record, frozen=True, kw_only=True, omit_defaults=True):
     """Version of torch whose kernels ran."""
     cuda_version: str | None = None
     """Version of CUDA that this torch was built for."""
+    float32_precision: str | None = None
+    """Torch's precision of float32 products: ``highest`` computes in 32 bits, others in fewer on some GPUs."""
     busy_frac: float | None = None
     """Share of the machine's cores that other programs used at the start."""
     series: tuple[PeakSeries, ...]

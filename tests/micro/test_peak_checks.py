@@ -74,6 +74,7 @@ INFO = WorkerInfo(
     device="cpu",
     device_name="AMD EPYC",
     num_threads=2,
+    float32_precision="highest",
     free_bytes=1,
     total_bytes=25_000_000_000,
 )

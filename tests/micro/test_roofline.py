@@ -5,20 +5,10 @@ import json
 import pytest
 from support.cli import benchctl
 
-from benchctl.errors import EngineUnavailableError
-from benchctl.micro.interpreter import find_torch_python
 from benchctl.micro.roofline import RooflineSettings, measure_roofline
 from benchctl.records.peaks import best_series, hardware_of
 
 SHORT = ("--device", "cpu", "--rounds", "3", "--size", "64,128", "--buffer-mb", "8", "--value-ms", "2")
-
-
-@pytest.fixture(scope="module")
-def torch_python():
-    try:
-        return find_torch_python(None)
-    except EngineUnavailableError as error:
-        pytest.skip(str(error))
 
 
 @pytest.fixture(scope="module")
