@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from math import prod
 from typing import Any, Final
 
-from benchctl.profile.engine_table import ENGINES
+from benchctl.profile.choices import NO_REQUESTS
+from benchctl.profile.engine_table import ENGINES, engine_spec
 from benchctl.profile.model import Profile
 from benchctl.profile.settings import Values, cells_of, factor_problem, factors_of, is_same, resolve, setting_of
 from benchctl.profile.sources.files import did_you_mean
@@ -28,6 +29,7 @@ def profile_errors(profile: LocatedDict) -> Iterator[LocatedError]:
         return
     sweep_errors = tuple(_sweep_errors(profile, kind))
     yield from sweep_errors
+    yield from _requests_errors(profile, kind)
     yield from _settings_errors(profile, kind, None if sweep_errors else _sweep(profile))
 
 
@@ -79,6 +81,18 @@ def _stopping_errors(profile: LocatedDict) -> Iterator[LocatedError]:
         yield profile.error(problem, "stopping")
 
 
+def _requests_errors(profile: LocatedDict, kind: str) -> Iterator[LocatedError]:
+    """Requests for an engine that serves none, and none for one that does."""
+    workload = profile.mapping("workload")
+    dataset, serves = workload.get("dataset"), engine_spec(kind).serves_requests
+    if serves and dataset == NO_REQUESTS:
+        problem = f"is none, and engine {kind!r} serves requests; choose a dataset, such as synthetic"
+        yield workload.error(problem, "dataset")
+    if not serves and dataset != NO_REQUESTS:
+        problem = f"is {value_text(dataset)}, and engine {kind!r} serves no requests; set dataset: none"
+        yield workload.error(problem, "dataset") if "dataset" in workload else profile.error(problem, "workload")
+
+
 def _baseline_errors(profile: LocatedDict) -> Iterator[LocatedError]:
     name, variants = baseline_name(profile), profile.mapping("variants")
     if not variants or name in variants:
@@ -89,9 +103,9 @@ def _baseline_errors(profile: LocatedDict) -> Iterator[LocatedError]:
 
 
 def _swept_variants(profile: LocatedDict) -> dict[str, Any]:
-    baseline = baseline_name(profile)
+    unswept = None if profile.get("sweep_baseline") is True else baseline_name(profile)
     variants = profile.mapping("variants")
-    return {name: variant for name, variant in variants.items() if name != baseline and swept_factors(variant)}
+    return {name: variant for name, variant in variants.items() if name != unswept and swept_factors(variant)}
 
 
 def _sweep(profile: LocatedDict) -> dict[str, Values] | None:
@@ -109,7 +123,10 @@ def _sweep_errors(profile: LocatedDict, kind: str) -> Iterator[LocatedError]:
     if not sweep:
         return
     if not _swept_variants(profile):
-        problem = "applies to no variant; add a variant beside the baseline without 'swept: false', or remove sweep"
+        problem = (
+            "applies to no variant; add a variant beside the baseline without 'swept: false', set sweep_baseline, or "
+            "remove sweep"
+        )
         yield profile.error(problem, "sweep")
     yield from _listed_factor_errors(profile, sweep)
     writers: dict[tuple[str, ...], str] = {}

@@ -37,6 +37,10 @@ FACTOR_SETTINGS: Final = {
     "max_num_seqs": "server.max_num_seqs",
     "num_speculative_tokens": "server.num_speculative_tokens",
     "bonus_token": "server.bonus_token",
+    "phase": "server.phase",
+    "batch_size": "server.batch_size",
+    "length": "server.length",
+    "new_tokens": "server.new_tokens",
 }
 """Factors with a short name, and the setting that each stands for. Any other factor is itself a dotted path."""
 

@@ -1,6 +1,7 @@
 """From a profile to ordered runs: cells, blocks, the order within each, and the settings of each run.
 
-What runs in a block are its *arms*: the baseline once, and every other variant in every cell.
+What runs in a block are its *arms*: the baseline once, or in every cell with ``sweep_baseline``, and every other
+variant in every cell.
 """
 
 import random
@@ -26,13 +27,14 @@ Arm: TypeAlias = tuple[str, Cell]
 
 def arms(profile: Profile) -> tuple[Arm, ...]:
     """The arms of one block: the baseline first, then every other variant in its cells, as they are written."""
-    others = [
-        (name, cell)
-        for name, variant in profile.variants.items()
-        if name != profile.baseline
-        for cell in cells_of(factors_of(variant.swept, profile.sweep))
-    ]
-    return ((profile.baseline, {}), *others)
+    names = sorted(profile.variants, key=lambda name: name != profile.baseline)
+    return tuple((name, cell) for name in names for cell in _cells_of_variant(profile, name))
+
+
+def _cells_of_variant(profile: Profile, name: str) -> tuple[Cell, ...]:
+    if name == profile.baseline and not profile.sweep_baseline:
+        return ({},)
+    return cells_of(factors_of(profile.variants[name].swept, profile.sweep))
 
 
 def variant_settings(profile: Profile, variant: str, cell: Cell) -> VariantSettings:
