@@ -39,7 +39,7 @@ class StepWork:
     decode_context: Quantity = 0.0
     decode_positions: Quantity = 0.0
     num_sampled: Quantity = 0.0
-    """Rows whose logits are computed: decoding rows, and prompts that end in this step."""
+    """Tokens whose logits are computed: those of decoding rows, and the last of prompts that end in this step."""
     guided_rows: Quantity = 0.0
     candidates: Quantity = 0.0
     value_prefill_tokens: Quantity = 0.0
@@ -65,10 +65,12 @@ def one_step(
     num_prefills: float = 0.0,
     prompt_tokens: float = 0.0,
     prompt_context: float = 0.0,
+    row_tokens: float = 1.0,
 ) -> StepWork:
     """A step of decoding rows with ``context`` tokens each in the cache, and of so many prompts.
 
-    Each prompt has ``prompt_tokens`` new tokens behind ``prompt_context`` in the cache, and ends in this step.
+    Each prompt has ``prompt_tokens`` new tokens behind ``prompt_context`` in the cache, and ends in this step. A
+    row that verifies K drafts has ``row_tokens`` = K + 1 new tokens, and logits for each of them.
     """
     return StepWork(
         num_prefills=num_prefills,
@@ -76,10 +78,10 @@ def one_step(
         prefill_context=num_prefills * prompt_context,
         prefill_positions=num_prefills * prompt_tokens * (prompt_context + prompt_tokens / 2),
         num_decodes=num_decodes,
-        decode_tokens=num_decodes,
+        decode_tokens=num_decodes * row_tokens,
         decode_context=num_decodes * context,
-        decode_positions=num_decodes * (context + 0.5),
-        num_sampled=num_decodes + num_prefills,
+        decode_positions=num_decodes * row_tokens * (context + row_tokens / 2),
+        num_sampled=num_decodes * row_tokens + num_prefills,
     )
 
 

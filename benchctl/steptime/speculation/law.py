@@ -1,4 +1,4 @@
-"""Tokens per step of speculative decoding, from the acceptance of each drafted position.
+"""Tokens per step and speed-up of speculative decoding, from the acceptance of each drafted position.
 
 A step verifies K drafted tokens of a sequence. It yields those before the first rejection, and one more: the token
 that replaces the rejected one or, if all are accepted, the bonus token, which the verification computes anyway.
@@ -10,14 +10,52 @@ With P(i) the probability that the first i drafts are accepted:
     E0 = sum of P(i) for i = 0..K-1      without
 
 For one acceptance a at every position these are (1 - a^(K+1)) / (1 - a) and (1 - a^K) / (1 - a) (Leviathan et al.,
-arXiv 2211.17192, equation 1).
+arXiv 2211.17192, equation 1). A step costs 1 + K c + d times a step without speculation, where c is the cost of one
+draft pass and d that of computing the draft's keys and values of bonus tokens, both as shares of such a step. A
+server without bonus tokens has nothing to backfill, so d counts with them alone.
+
+``survival`` and ``tokens_per_step`` take probabilities; the other formulas hold for numbers and arrays of draws.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
+from typing import TYPE_CHECKING, TypeVar
 
 from benchctl.errors import UsageError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+Quantity = TypeVar("Quantity", float, "NDArray[np.float64]")
+"""One number, or one for each of many draws."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftCost:
+    """Times beside the verification, as shares of a step of the target model without speculation.
+
+    ``draft`` is that of one draft pass (c), ``backfill`` what a step adds to compute the draft's keys and values of
+    bonus tokens (d). Raises UsageError for a share that is negative or not a number.
+    """
+
+    draft: float
+    backfill: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, share in (("draft", self.draft), ("backfill", self.backfill)):
+            if not 0 <= share < float("inf"):
+                raise UsageError(
+                    f"{name} cost {share:g}: it is a share of a step without speculation, 0 or more, such as 0.05"
+                )
+
+    def step(self, num_draft_tokens: int, *, bonus: bool) -> float:
+        """Duration of a step with so many drafts over that of one without speculation: 1 + K c + d."""
+        if not num_draft_tokens:
+            return 1.0
+        return 1.0 + num_draft_tokens * self.draft + (self.backfill if bonus else 0.0)
 
 
 def survival(acceptance: Sequence[float]) -> tuple[float, ...]:
@@ -34,5 +72,36 @@ def survival(acceptance: Sequence[float]) -> tuple[float, ...]:
 
 def tokens_per_step(acceptance: Sequence[float], *, bonus: bool) -> float:
     """Expected tokens that one sequence gains in one step with ``len(acceptance)`` drafts; 1 without any."""
-    probabilities = survival(acceptance)
-    return sum(probabilities) if bonus or not acceptance else sum(probabilities[:-1])
+    return tokens_by_drafts(survival(acceptance), bonus=bonus)[-1]
+
+
+def tokens_by_drafts(survival: Sequence[Quantity], *, bonus: bool) -> tuple[Quantity, ...]:
+    """Expected tokens of one sequence in one step with K drafts, for K = 0..N, from P(0), ..., P(N).
+
+    Without a bonus token K drafts yield what K - 1 yield with it: E0(K) = E(K - 1).
+    """
+    with_bonus: tuple[Quantity, ...] = tuple(accumulate(survival))
+    return with_bonus if bonus else with_bonus[:1] + with_bonus[:-1]
+
+
+def acceptance_rate(tokens: Quantity, num_draft_tokens: int) -> Quantity:
+    """Accepted tokens over draft tokens, (E - 1) / K, from the tokens per step with bonus."""
+    return (tokens - 1.0) / num_draft_tokens
+
+
+def system_efficiency(tokens: Quantity, num_draft_tokens: int) -> Quantity:
+    """Tokens of a step over the most that it can yield, E / (K + 1), as version 0 of vLLM logged it."""
+    return tokens / (num_draft_tokens + 1.0)
+
+
+def speed_up(tokens: Quantity, num_draft_tokens: int, cost: DraftCost, *, bonus: bool) -> Quantity:
+    """Tokens per second over those without speculation, if a verification takes as long as a step without.
+
+    That holds while the batch is so small that weights and caches bound the step; ``batch_load`` has the rest.
+    """
+    return tokens / cost.step(num_draft_tokens, bonus=bonus)
+
+
+def backfill_limit(tokens: Quantity, tokens_without: Quantity, num_draft_tokens: int, cost: DraftCost) -> Quantity:
+    """Cost of the backfill at which bonus tokens gain nothing: (1 + K c) (E / E0 - 1), as a share of a step."""
+    return cost.step(num_draft_tokens, bonus=False) * (tokens / tokens_without - 1.0)

@@ -1,0 +1,163 @@
+"""Which way of backfill is cheaper, on passes whose true times are planted."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from benchctl.errors import UsageError
+from benchctl.micro.bonus import published
+from benchctl.micro.bonus.design import BonusDesign, backfill_point, batch_sizes_within, decode_point
+from benchctl.micro.bonus.verdict import cheaper_from, judge_backfill
+from benchmarks.verdict.planted_passes import LAUNCH_NS, ROW_NS, Planted, events_of, true_ns, verdicts
+from benchmarks.verdict.shares import COVERS_AT_LEAST, SELDOM, row
+
+BOTH = ("eager", "graph")
+CONTEXT = 256
+
+
+def design(*batch_sizes, modes=("eager",), **more):
+    return BonusDesign(batch_sizes=batch_sizes, context_tokens=CONTEXT, modes=modes, **more)
+
+
+def planted_times(case, *, num_blocks=8, scatter=0.01):
+    return Planted(design=case, num_blocks=num_blocks, scatter=scatter).times(np.random.default_rng(4212))
+
+
+def exact_times(case, num_blocks=8):
+    return {
+        (p, mode): dict.fromkeys(range(num_blocks), true_ns(p, mode)) for p in case.points for mode in case.modes
+    }
+
+
+def test_a_design_measures_each_pass_once_and_can_be_recognised_in_its_points():
+    points = design(5, 10).points
+    assert len(points) == len(set(points))
+    assert [p.batch_size for p in points if p.phase == "decode"] == [5, 6, 7, 9, 10, 11, 12, 14, 18, 20]
+    assert [p.batch_size for p in points if p.phase == "prefill"] == [1, 2, 4, 5, 8, 10]
+    assert batch_sizes_within(points, CONTEXT) == (5, 10)
+    assert batch_sizes_within(points, 17) == ()
+
+
+def test_every_count_of_bonus_tokens_can_be_asked_for():
+    assert design(5, is_every_count=True).bonus_counts(5) == (1, 2, 3, 4, 5)
+    assert design(1).bonus_counts(1) == (1,)
+    assert design(8).bonus_counts(8) == (1, 2, 4, 8)
+
+
+@pytest.mark.parametrize(("sizes", "context"), [((), 8), ((0, 5), 8), ((5,), 0)])
+def test_an_impossible_design_is_refused(sizes, context):
+    with pytest.raises(UsageError, match=r"give at least one|1 or more"):
+        BonusDesign(batch_sizes=sizes, context_tokens=context)
+
+
+def test_without_noise_every_cost_is_the_planted_one():
+    case = design(5, 10, modes=BOTH)
+    verdict = judge_backfill(exact_times(case), case)
+    for each in verdict.comparisons:
+        assert each.decode.centre_ns == pytest.approx(
+            true_ns(decode_point(each.batch_size, CONTEXT), each.decode_mode)
+        )
+        assert each.expansion.centre_ns == pytest.approx(ROW_NS * each.bonus_tokens)
+        assert each.difference.centre_ns == pytest.approx(Planted(design=case).true_difference_ns(each))
+        assert each.cheaper == "expansion"
+
+
+def test_with_graphs_of_decode_expansion_is_cheaper_than_a_prefill_without_graphs_at_every_batch():
+    case = design(5, 10, 64, modes=BOTH)
+    verdict = judge_backfill(planted_times(case), case)
+    answer = cheaper_from(verdict.rows("graph", "eager"))
+    assert (answer.way, answer.batch_size, answer.up_to) == ("expansion", 5, 64)
+
+
+def test_the_batch_from_which_a_prefill_pass_is_cheaper_is_found():
+    case = design(2, 8, 32, 128)
+    times = planted_times(case, scatter=0.002)
+    for (point, _), by_block in times.items():
+        if point.phase == "decode":  # attention over a long cache: rows of a decode are dear
+            for block in by_block:
+                by_block[block] += 50_000 * point.batch_size
+    verdict = judge_backfill(times, case)
+    rows = verdict.rows("eager", "eager", only_all=True)
+    assert [row.cheaper for row in rows] == ["expansion", "expansion", "prefill", "prefill"]
+    answer = cheaper_from(rows)
+    assert (answer.way, answer.batch_size, answer.up_to) == ("prefill", 32, 128)
+    assert cheaper_from(verdict.rows("eager", "eager")) is None, "with one bonus token expansion stays cheaper"
+
+
+def test_the_largest_batch_without_a_verdict_leaves_no_statement():
+    case = design(4, 8)
+    times = exact_times(case)
+    key = (decode_point(16, CONTEXT), "eager")
+    equal_ns = true_ns(backfill_point(8, CONTEXT), "eager") + true_ns(decode_point(8, CONTEXT), "eager")
+    times[key] = {block: equal_ns + (-1) ** block * 50_000 for block in times[key]}
+    verdict = judge_backfill(times, case)
+    assert verdict.rows("eager", "eager", only_all=True)[-1].cheaper is None
+    assert cheaper_from(verdict.rows("eager", "eager", only_all=True)) is None
+
+
+def test_five_blocks_give_costs_but_no_verdict():
+    case = design(5)
+    verdict = judge_backfill(planted_times(case, num_blocks=5), case)
+    assert {row.cheaper for row in verdict.comparisons} == {None}
+    assert all(row.difference.high_ns < 0 for row in verdict.comparisons)
+
+
+def test_one_block_has_costs_without_intervals():
+    case = design(5)
+    (*_, row) = judge_backfill(planted_times(case, num_blocks=1), case).comparisons
+    assert (row.difference.low_ns, row.cheaper, row.num_blocks) == (None, None, 1)
+
+
+def test_blocks_that_lack_a_pass_are_left_out_of_its_rows_alone():
+    case = design(5, 10)
+    times = planted_times(case)
+    del times[decode_point(20, CONTEXT), "eager"][3]
+    verdict = judge_backfill(times, case)
+    assert {row.num_blocks for row in verdict.comparisons if row.bonus_tokens != 10} == {8}
+    assert {row.num_blocks for row in verdict.comparisons if row.bonus_tokens == 10} == {7}
+
+
+def test_a_design_that_was_not_measured_is_refused_by_the_names_of_its_passes():
+    times = planted_times(design(5))
+    with pytest.raises(UsageError, match=r"decode of 10 sequences .*prefill of 1 sequences"):
+        judge_backfill({key: value for key, value in times.items() if key[0].batch_size != 6}, design(10))
+
+
+def test_more_rows_widen_the_interval_of_each_and_share_one_level():
+    times = planted_times(design(2, 5, 10, 20))
+    alone, among = design(5), design(2, 5, 10, 20)
+    (*_, narrow) = judge_backfill(times, alone).comparisons
+    verdict = judge_backfill(times, among)
+    wide = next(r for r in verdict.comparisons if (r.batch_size, r.bonus_tokens) == (5, 5))
+    assert wide.difference.centre_ns == narrow.difference.centre_ns
+    assert wide.difference.high_ns >= narrow.difference.high_ns
+    assert 0.95 <= verdict.row_confidence <= 1 - 0.05 / len(verdict.comparisons)
+
+
+@pytest.mark.parametrize(("scatter", "outlier_share"), [(0.01, 0.0), (0.05, 0.0), (0.02, 0.1)])
+def test_all_intervals_of_an_experiment_hold_the_truth_together(scatter, outlier_share):
+    """A small version of ``benchmarks/verdict/bonus_truth.py``: 14 rows of three batch sizes share one level."""
+    case = Planted(design=design(2, 10, 64), num_blocks=6, scatter=scatter, outlier_share=outlier_share)
+    shares = row({}, [events_of(case, verdict) for verdict in verdicts(case, 150)]).shares
+    assert COVERS_AT_LEAST.is_met(shares["all rows cover"])
+    assert SELDOM.is_met(shares["any wrong way"])
+
+
+def test_near_the_crossing_a_wrong_way_is_seldom_named_and_far_from_it_the_right_one_always():
+    case = Planted(design=design(4, 16), num_blocks=6, scatter=0.02, excess_ns=0.0)
+    equal = row({}, [events_of(case, verdict) for verdict in verdicts(case, 150)]).shares
+    assert SELDOM.is_met(equal["any wrong way"])
+    for excess_ns in (-400_000.0, 400_000.0):
+        apart = replace(case, excess_ns=excess_ns)
+        shares = row({}, [events_of(apart, verdict) for verdict in verdicts(apart, 30)]).shares
+        assert shares["all ways named"].hits == 30
+        assert shares["any wrong way"].hits == 0
+
+
+def test_what_was_published_is_less_certain_than_its_digits():
+    noise = published.least_noise_ms()
+    assert noise == pytest.approx((0.06, 0.02, 0.04))
+    assert published.published_expansion_ms() == pytest.approx(-0.01)
+    assert max(noise) > abs(published.published_expansion_ms())
+    assert LAUNCH_NS["decode", "graph"] < published.GUESSED_EXPANSION_MS * 1e6
