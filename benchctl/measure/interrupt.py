@@ -62,7 +62,7 @@ def run_interruptible(main: Coroutine[Any, Any, T]) -> T:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Inside, SIGTERM and a closed terminal raise KeyboardInterrupt as Ctrl-C does, for code that is no coroutine."""
+    """Inside, SIGTERM and a closed terminal raise KeyboardInterrupt as Ctrl-C does: for code without a loop."""
 
     def handle(_number: int, _frame: object) -> None:
         raise KeyboardInterrupt

@@ -2,16 +2,16 @@
 
     first worker ▸ peaks ▸ directory ▸ blocks: worker ▸ runs ▸ verdict
 
-Any profile of the engine ``micro`` can be measured, whatever its variants are. The first worker starts before there is
-a directory: a machine without torch, or without the device, leaves nothing behind.
+Any profile of the engine ``micro`` can be measured, whatever its variants are. The first worker starts before there
+is a directory: a machine without torch, or without the device, leaves nothing behind.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 
@@ -29,6 +29,7 @@ from benchctl.measure.telemetry.gpu import open_gpu
 from benchctl.micro.floor import Peaks
 from benchctl.micro.peaks_of_device import peaks_of_device
 from benchctl.micro.run import BELOW_FLOOR, MeasuredPasses
+from benchctl.micro.worker import Worker, WorkerInfo, WorkerSettings, find_torch_python, started_worker
 from benchctl.micro.workers_of_blocks import PassWorker, WorkersOfBlocks, visible_devices
 from benchctl.profile.model import Profile
 from benchctl.profile.planning.plan import arms, variant_settings
@@ -40,6 +41,27 @@ from benchctl.workload.prepare import prepare_requests
 
 StartWorker: TypeAlias = Callable[[Profile], AbstractContextManager[PassWorker]]
 """Starts a worker for the passes of a profile, which ends with the context."""
+
+
+def worker_for(profile: Profile) -> AbstractContextManager[Worker]:
+    """A worker for the passes of a profile. Raises UsageError where its settings cannot be met here."""
+    options = shared_options(profile)
+    return started_worker(
+        WorkerSettings(
+            python=find_torch_python(None if options.python is None else Path(options.python)),
+            shape=shape_for(profile.model),
+            device=options.device,
+            dtype=options.dtype,
+            kv_layout=options.kv_layout,
+            seed=profile.seed,
+        )
+    )
+
+
+def shared_options(profile: Profile) -> MicroOptions:
+    """The options of all runs, such as the device; those that differ are those of the first run."""
+    (variant, cell), *_ = arms(profile)
+    return own_options(variant_settings(profile, variant, cell), MicroOptions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,10 +78,10 @@ def measure_forward(
     profile: Profile,
     origin: Origin,
     listener: Listener,
-    start: StartWorker,
+    start: StartWorker = worker_for,
     on_results: Callable[[ResultDirectory], object] = ignore,
 ) -> MicroOutcome:
-    """Measure an experiment of the engine ``micro`` in a new directory, which ``on_results`` gets before the first run.
+    """Measure an experiment of the engine ``micro`` in a new directory; ``on_results`` gets it before the first run.
 
     Raises UsageError where a pass cannot be computed here, and KeyboardInterrupt on SIGINT or SIGTERM; what was
     measured until then is kept.
@@ -72,7 +94,9 @@ def measure_forward(
         return _measure(results, profile, workers, peaks, listener)
 
 
-def resume_forward(reopened: ReopenedExperiment, listener: Listener, start: StartWorker) -> MicroOutcome:
+def resume_forward(
+    reopened: ReopenedExperiment, listener: Listener, start: StartWorker = worker_for
+) -> MicroOutcome:
     """Measure the runs of an earlier experiment that are not done. Raises as ``measure_forward``."""
     profile = reopened.profile
     if profile.engine.kind != "micro":
@@ -85,23 +109,17 @@ def resume_forward(reopened: ReopenedExperiment, listener: Listener, start: Star
         return _measure(reopened.results, profile, workers, peaks, listener)
 
 
-def device_of(profile: Profile) -> MicroOptions:
-    """The options that all runs of a profile share, with those of its first run for the others."""
-    (variant, cell), *_ = arms(profile)
-    return own_options(variant_settings(profile, variant, cell), MicroOptions)
-
-
-def _create(profile: Profile, info: Mapping[str, Any], peaks: Peaks | None, origin: Origin) -> ResultDirectory:
+def _create(profile: Profile, info: WorkerInfo, peaks: Peaks | None, origin: Origin) -> ResultDirectory:
     """Write everything that is known before the first run."""
     shape_for(profile.model)
     prepared = prepare_requests(profile)
     manifest = new_manifest(profile, prepared, origin.argv)
-    versions = {**manifest.versions, "torch": str(info["torch_version"])}
+    versions = {**manifest.versions, "torch": info.torch_version}
     notes = () if peaks is not None else (_floor_unknown(info),)
     manifest = msgspec.structs.replace(
         manifest,
         label=origin.label,
-        gpus=_gpus(device_of(profile).device),
+        gpus=_gpus(shared_options(profile).device),
         versions=dict(sorted(versions.items())),
         warnings=(*manifest.warnings, *notes),
     )
@@ -116,10 +134,10 @@ def _gpus(device: str) -> tuple[GpuInfo, ...]:
         return reader.inventory() if reader else ()
 
 
-def _floor_unknown(info: Mapping[str, Any]) -> ResultWarning:
+def _floor_unknown(info: WorkerInfo) -> ResultWarning:
     message = (
-        f"no peaks of {info['device_name']} are known, so that no result is held against the least time of its FLOPs and "
-        "bytes; 'benchctl micro roofline' measures them"
+        f"no peaks of {info.device_name} are known, so that no result is held against the least time of its FLOPs "
+        "and bytes; 'benchctl micro roofline' measures them"
     )
     return ResultWarning(code="floor-unknown", message=message)
 

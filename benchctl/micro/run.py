@@ -6,10 +6,10 @@ A run below its floor is a failed one, whatever else is asked for: it measured s
 """
 
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -23,8 +23,9 @@ from benchctl.measure.telemetry.gpu import SAMPLER_MISSING, open_gpu
 from benchctl.measure.telemetry.telemetry import SampledServer, sampling
 from benchctl.micro.floor import Peaks
 from benchctl.micro.point import ForwardPoint, ForwardTimes
+from benchctl.micro.worker import WorkerInfo
 from benchctl.micro.workers_of_blocks import WorkersOfBlocks, visible_devices
-from benchctl.profile.model import Profile, VariantSettings
+from benchctl.profile.model import Profile
 from benchctl.profile.planning.plan import variant_settings
 from benchctl.records.directory import RunDirectory
 from benchctl.records.loaded import load_run, write_step_table
@@ -136,14 +137,15 @@ class _Run:
         self._journal.warn(*sampler_warnings)
         return times
 
-    def _note_configuration(self, reported: Mapping[str, Any]) -> None:
+    def _note_configuration(self, info: WorkerInfo) -> None:
         """Record what is computed, and what the worker says of where it computes."""
         options = self._options.model_dump(mode="json", exclude=_NOT_OF_THE_POINT)
+        reported = msgspec.structs.asdict(info)
         where = {key: value for key, value in reported.items() if key not in _OF_THE_MOMENT and value is not None}
         config = {f"server.{key}": value for key, value in {**where, **options}.items()}
         self._journal.update(
             effective_config={"model": self._settings.model, **config},
-            engine_version=reported.get("torch_version"),
+            engine_version=info.torch_version,
         )
 
     def _write_steps(self, times: ForwardTimes) -> None:
@@ -171,9 +173,9 @@ class _Run:
         if median_ns >= floor_ns:
             return None
         return (
-            f"the median of {len(times.duration_ns)} replays is {us_from_ns(median_ns):.1f} µs, and no such pass takes "
-            f"less than {us_from_ns(floor_ns):.1f} µs by its FLOPs and bytes on {peaks.hardware.name}: something else "
-            "was timed, and the run counts nowhere"
+            f"the median of {len(times.duration_ns)} replays is {us_from_ns(median_ns):.1f} µs, and no such pass "
+            f"takes less than {us_from_ns(floor_ns):.1f} µs by its FLOPs and bytes on {peaks.hardware.name}: "
+            "something else was timed, and the run counts nowhere"
         )
 
 

@@ -4,11 +4,12 @@ What differs from process to process, such as where its memory lies, is thus in 
 """
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
-from typing import Any, Protocol, Self
+from typing import Protocol, Self
 
 from benchctl.micro.point import ForwardPoint, ForwardTimes, Mode
+from benchctl.micro.worker import WorkerInfo
 
 
 class PassWorker(Protocol):
@@ -18,8 +19,8 @@ class PassWorker(Protocol):
     def pid(self) -> int: ...
 
     @property
-    def info(self) -> Mapping[str, Any]:
-        """Its device and software, flat."""
+    def info(self) -> WorkerInfo:
+        """Its device and software."""
 
     def measure(self, point: ForwardPoint, mode: Mode, *, warmups: int, replays: int) -> ForwardTimes:
         """The times of these replays.
@@ -30,7 +31,7 @@ class PassWorker(Protocol):
 
 
 class WorkersOfBlocks:
-    """Inside the context, the worker of one block after the other; the first is started before its block is known."""
+    """Inside the context, the worker of one block after the other; the first starts before its block is known."""
 
     def __init__(self, start: Callable[[], AbstractContextManager[PassWorker]]) -> None:
         self._start = start

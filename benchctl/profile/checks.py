@@ -10,7 +10,7 @@ from typing import Any, Final
 from benchctl.profile.choices import NO_REQUESTS
 from benchctl.profile.engine_table import ENGINES, engine_spec
 from benchctl.profile.model import Profile
-from benchctl.profile.settings import Values, cells_of, factor_problem, factors_of, is_same, resolve, setting_of
+from benchctl.profile.settings import Values, factor_problem, factors_of, is_same, resolve, setting_of, swept_cells
 from benchctl.profile.sources.files import did_you_mean
 from benchctl.profile.sources.located import LocatedDict, LocatedError, value_text
 
@@ -30,7 +30,9 @@ def profile_errors(profile: LocatedDict) -> Iterator[LocatedError]:
     sweep_errors = tuple(_sweep_errors(profile, kind))
     yield from sweep_errors
     yield from _requests_errors(profile, kind)
-    yield from _settings_errors(profile, kind, None if sweep_errors else _sweep(profile))
+    cell_errors = tuple(_cell_errors(profile))
+    yield from cell_errors
+    yield from _settings_errors(profile, kind, None if sweep_errors or cell_errors else _sweep(profile))
 
 
 def baseline_name(profile: LocatedDict) -> str:
@@ -137,10 +139,26 @@ def _sweep_errors(profile: LocatedDict, kind: str) -> Iterator[LocatedError]:
         if refusal:
             yield sweep.error(refusal, factor)
         yield from _unguided_errors(profile, factor)
-    num_cells = prod(len(values) for values in (_sweep(profile) or {}).values())
+    num_cells = len(profile.get("cells") or ()) or prod(len(values) for values in (_sweep(profile) or {}).values())
     if num_cells > MAX_CELLS:
         problem = f"has {num_cells} cells, more than {MAX_CELLS}; sweep fewer values, or split the profile"
         yield profile.error(problem, "sweep")
+
+
+def _cell_errors(profile: LocatedDict) -> Iterator[LocatedError]:
+    """Listed cells that are not combinations of the sweep's values."""
+    sweep, cells = _sweep(profile), profile.get("cells", ())
+    if sweep is None or not isinstance(cells, list):
+        return
+    for cell in cells:
+        if not isinstance(cell, dict) or cell.keys() != sweep.keys():
+            problem = f"lists {value_text(cell)}; a cell has a value of every factor of sweep: {', '.join(sweep)}"
+            yield profile.error(problem, "cells")
+            continue
+        for factor, value in cell.items():
+            if not any(is_same(value, listed) for listed in sweep[factor]):
+                problem = f"lists {factor}: {value_text(value)}, which sweep.{factor} does not have; add it there"
+                yield profile.error(problem, "cells")
 
 
 def _listed_factor_errors(profile: LocatedDict, sweep: LocatedDict) -> Iterator[LocatedError]:
@@ -180,10 +198,10 @@ def _unguided_errors(profile: LocatedDict, factor: str) -> Iterator[LocatedError
 
 def _settings_errors(profile: LocatedDict, kind: str, sweep: dict[str, Values] | None) -> Iterator[LocatedError]:
     """Errors in the settings of every run; swept variants are left out where the sweep itself is faulty."""
-    swept = _swept_variants(profile)
+    swept, listed = _swept_variants(profile), profile.get("cells") or ()
     for variant in profile.mapping("variants"):
         if variant in swept and sweep is None:
             continue
-        factors = factors_of(swept_factors(swept[variant]), sweep or {}) if variant in swept else {}
-        for cell in cells_of(factors):
+        cells = swept_cells(swept_factors(swept[variant]), sweep or {}, listed) if variant in swept else ({},)
+        for cell in cells:
             yield from resolve(profile, kind, variant, cell)[1]

@@ -57,6 +57,19 @@ def cells_of(sweep: Mapping[str, Values]) -> tuple[Cell, ...]:
     return tuple(dict(zip(sweep, values, strict=True)) for values in product(*sweep.values()))
 
 
+def swept_cells(swept: bool | Sequence[str], sweep: Mapping[str, Values], cells: Sequence[Cell] = ()) -> tuple[Cell, ...]:
+    """The cells of a variant whose ``swept`` says this: every combination, or those of ``cells`` alone."""
+    factors = factors_of(swept, sweep)
+    if not cells or not factors:
+        return cells_of(factors)
+    distinct: list[Cell] = []
+    for cell in cells:
+        of_variant = {factor: cell[factor] for factor in factors}
+        if of_variant not in distinct:
+            distinct.append(of_variant)
+    return tuple(distinct)
+
+
 def factors_of(swept: bool | Sequence[str], sweep: Mapping[str, V]) -> dict[str, V]:
     """The factors of a sweep that apply to a variant whose ``swept`` says this."""
     if isinstance(swept, bool):

@@ -13,7 +13,7 @@ from benchctl.errors import ProfileError
 from benchctl.profile.errors import profile_error
 from benchctl.profile.model import Profile, VariantSettings
 from benchctl.profile.planning.balance import balanced_orders
-from benchctl.profile.settings import cells_of, factor_problem, factors_of, resolve
+from benchctl.profile.settings import factor_problem, resolve, swept_cells
 from benchctl.profile.sources.files import did_you_mean
 from benchctl.profile.sources.located import Location, located
 from benchctl.records.directory import run_directory_name
@@ -34,7 +34,7 @@ def arms(profile: Profile) -> tuple[Arm, ...]:
 def _cells_of_variant(profile: Profile, name: str) -> tuple[Cell, ...]:
     if name == profile.baseline and not profile.sweep_baseline:
         return ({},)
-    return cells_of(factors_of(profile.variants[name].swept, profile.sweep))
+    return swept_cells(profile.variants[name].swept, profile.sweep, profile.cells)
 
 
 def variant_settings(profile: Profile, variant: str, cell: Cell) -> VariantSettings:
