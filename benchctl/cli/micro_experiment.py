@@ -124,9 +124,7 @@ def measure_micro(profile: "Profile", output_dir: Path, label: str | None, *, is
     origin = Origin(output_root=output_dir, label=label, argv=("benchctl", *sys.argv[1:]))
     paths: list[Path] = []
     with _progress(len(plan_runs(profile).runs), profile, is_quiet=is_quiet) as listener, _advice(paths):
-        return measure_forward(
-            profile, origin, listener, on_results=lambda results: _announce(results.path, paths)
-        )
+        return measure_forward(profile, origin, listener, on_results=lambda results: _announce(results.path, paths))
 
 
 def resume_micro(path: Path, *, is_quiet: bool) -> "MicroOutcome":

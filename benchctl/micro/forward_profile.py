@@ -12,7 +12,7 @@ from benchctl.profile.load import profile_from_plain
 from benchctl.profile.model import Profile
 from benchctl.records.record import Cell
 
-DEFAULT_BLOCKS: Final = 8
+DEFAULT_BLOCKS: Final = 6
 DEFAULT_REPLAYS: Final = 200
 PRIMARY_METRICS: Final = ("p50_step_ms",)
 """The median of a block's replays: a pass that the host interrupts moves a mean and not a median."""

@@ -57,7 +57,9 @@ def cells_of(sweep: Mapping[str, Values]) -> tuple[Cell, ...]:
     return tuple(dict(zip(sweep, values, strict=True)) for values in product(*sweep.values()))
 
 
-def swept_cells(swept: bool | Sequence[str], sweep: Mapping[str, Values], cells: Sequence[Cell] = ()) -> tuple[Cell, ...]:
+def swept_cells(
+    swept: bool | Sequence[str], sweep: Mapping[str, Values], cells: Sequence[Cell] = ()
+) -> tuple[Cell, ...]:
     """The cells of a variant whose ``swept`` says this: every combination, or those of ``cells`` alone."""
     factors = factors_of(swept, sweep)
     if not cells or not factors:

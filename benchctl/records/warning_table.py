@@ -104,8 +104,8 @@ WARNING_TABLE: Final[dict[str, dict[str, WarningCode]]] = {
             "Read their errors in requests.jsonl and the server's log, then measure again.",
         ),
         "below-floor": _suspect(
-            "A forward pass took less time than its FLOPs and bytes allow on this device: something else was timed. "
-            "The run is a failed one and counts nowhere.",
+            "A forward pass took less time than its FLOPs and bytes allow: something else was timed. The run is a "
+            "failed one and counts nowhere.",
             "Read the message; name the device's own hardware, and measure again.",
         ),
         "warmup-failed": _suspect(
