@@ -21,7 +21,7 @@ _POINT_SETTINGS: Final = ("mode", "phase", "batch_size", "length", "new_tokens")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassSettings:
-    """What all points of an experiment share, and how often each is measured."""
+    """Settings that all points of an experiment share, and how often each is measured."""
 
     model: str
     device: str
