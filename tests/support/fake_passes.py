@@ -23,6 +23,7 @@ def info_of(device_name: str) -> WorkerInfo:
         device="cpu",
         device_name=device_name,
         num_threads=1,
+        float32_precision="highest",
         free_bytes=1 << 34,
         total_bytes=1 << 35,
     )
