@@ -263,6 +263,27 @@ WARNING_TABLE: Final[dict[str, dict[str, WarningCode]]] = {
             "The GPU is not in the table of devices; FLOP/s are compared with the peaks of the profile's hardware.",
             "Check that the hardware named in the profile is equivalent.",
         ),
+        "peaks-unreadable": _warning(
+            "The measured peaks of the result directory cannot be read; the data sheet's stand for them.",
+            "Restore or remove the file that the message names.",
+        ),
+        "peak-above-data-sheet": _warning(
+            "A measured peak is above the data sheet's by more than 3 %, which the device cannot reach.",
+            "Check the name of the device, its clocks, and the version of torch; do not use these peaks.",
+        ),
+        "peak-of-cache": _warning(
+            "The buffers of copies and reads are less than 4 times the last-level cache, so that its bandwidth is "
+            "part of what was measured.",
+            "Measure with larger buffers (--buffer-mb).",
+        ),
+        "peak-unsteady": _warning(
+            "The rounds of a peak differ by more than 10 % in their middle half.",
+            "End other programs, and measure again; on a GPU look for throttling.",
+        ),
+        "peak-on-busy-machine": _warning(
+            "Other programs used more than a tenth of the cores when peaks were measured.",
+            "End other programs, and measure again.",
+        ),
     },
     "The noise floor": {
         "noise-of-another-workload": _warning(
