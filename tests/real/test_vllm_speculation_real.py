@@ -34,7 +34,7 @@ variants:
     server: {{draft_model: MODEL, num_speculative_tokens: {NUM_DRAFTED}}}
   repeated:
     description: drafts are what followed the last tokens before
-    server: {{speculative_method: ngram, prompt_lookup_max: 3, num_speculative_tokens: {NUM_DRAFTED}}}
+    server: {{speculative_method: ngram, prompt_lookup_max: 1, num_speculative_tokens: {NUM_DRAFTED}}}
 sweep:
   num_speculative_tokens: null
 """
