@@ -79,10 +79,10 @@ def _chosen(served: ServedSpeculation) -> list[int]:
 
 def _draw_gain_by_batch(axes: Axes, served: ServedSpeculation) -> None:
     rows = [batch.rows for batch in served.batches]
-    for place, index in enumerate(_chosen(served)):
+    for color, index in enumerate(_chosen(served)):
         points = [batch.points[index] for batch in served.batches]
         gains = [point.speed_up.value for point in points]
-        axes.plot(rows, gains, marker=".", color=series_color(place), label=f"K = {points[0].num_draft_tokens}")
+        axes.plot(rows, gains, marker=".", color=series_color(color), label=f"K = {points[0].num_draft_tokens}")
     axes.plot(rows, [batch.best.speed_up.value for batch in served.batches], color="black", linewidth=4, alpha=0.2)
     axes.axhline(1.0, color=SLATE, linewidth=1.0, linestyle="--")
     if 0 < served.largest_paying < max(rows):
@@ -109,14 +109,14 @@ def _draw_gain_by_batch(axes: Axes, served: ServedSpeculation) -> None:
 
 def _draw_latency(axes: Axes, served: ServedSpeculation) -> None:
     """Time per token over throughput: each line goes from the smallest batch at its left to the largest."""
-    for place, index in enumerate([0, *_chosen(served)]):
+    for color, index in enumerate([0, *_chosen(served)]):
         points = [batch.points[index] for batch in served.batches]
         num = points[0].num_draft_tokens
         axes.plot(
             [point.goodput_per_s.value for point in points],
             [point.tpot_s.value * MS_PER_S for point in points],
             marker=".",
-            color=series_color(place - 1) if num else "black",
+            color=series_color(color - 1) if num else "black",
             linestyle="-" if num else "--",
             label=f"K = {num}" if num else "without speculation",
         )
