@@ -6,11 +6,11 @@ one copy for each query head. A prompt needs the causal mask that is aligned to 
 """
 
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from typing import Protocol
 
 import torch
 from torch.nn import functional
-from torch.nn.attention.bias import causal_lower_right
 
 from benchctl.micro.inside.dimensions import PassPoint
 from benchctl.micro.inside.kv_cache import KvCache
@@ -90,7 +90,8 @@ def _mask_after_context(point: PassPoint, queries: torch.Tensor) -> torch.Tensor
     """
     new, total = point.new_tokens, point.total_tokens
     if queries.is_cuda and queries.dtype in _HALVES:
-        return causal_lower_right(new, total)
+        # Imported here alone: it brings torch's compiler with it, seconds of the start of every worker.
+        return import_module("torch.nn.attention.bias").causal_lower_right(new, total)
     return torch.ones(new, total, dtype=torch.bool, device=queries.device).tril(point.context_tokens)
 
 
