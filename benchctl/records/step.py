@@ -64,6 +64,8 @@ class StepRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
 
 SECTION_PARENT: dict[str, str | None] = {
     "schedule": None,
+    "draft": None,
+    "backfill": None,
     "model_forward": None,
     "sampler_total": None,
     "pre_lvm": "sampler_total",
