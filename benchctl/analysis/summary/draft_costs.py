@@ -17,8 +17,8 @@ def fit_costs(
 ) -> tuple[Estimate | None, Estimate | None]:
     """c and d of step ratio = 1 + K c + d, by least squares in each block; d where arms differ in bonus tokens.
 
-    ``drafts`` has the draft tokens of each arm and whether it has bonus tokens, ``ratios`` its step time over that of
-    the baseline. Both are None without a block that all of these arms share.
+    ``drafts`` has the draft tokens of each arm and whether it has bonus tokens, ``ratios`` its step time over that
+    of the baseline. Both are None without a block that all of these arms share.
     """
     labels = [label for label in drafts if label in ratios]
     if not labels:
@@ -45,3 +45,17 @@ def mean_over_blocks(values: Sequence[float | None]) -> Estimate | None:
         return Estimate(mean)
     half = t_quantile((1 + LEVEL) / 2, len(known_values) - 1) * stdev(known_values) / math.sqrt(len(known_values))
     return Estimate(mean, mean - half, mean + half)
+
+
+def step_of(num_draft_tokens: int, draft: Estimate, backfill: Estimate | None) -> Estimate:
+    """1 + K c + d; ``backfill`` is None for a server without bonus tokens, or where it is unknown."""
+    parts = [draft.times(num_draft_tokens), *([] if backfill is None else [backfill])]
+    value = 1 + sum(part.value for part in parts)
+    half = math.hypot(
+        *((part.high - part.low) / 2 for part in parts if part.high is not None and part.low is not None)
+    )
+    return (
+        Estimate(value, value - half, value + half)
+        if all(part.low is not None for part in parts)
+        else Estimate(value)
+    )
