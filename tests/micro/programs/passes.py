@@ -141,7 +141,7 @@ def graph_difference(*, model, is_stale, replays):
 
 def count_params(*, model):
     """Parameters of the tensors themselves."""
-    return {"num_params": weights_of(model).num_params()}
+    return {"num_params": weights_of(model, "bfloat16").num_params()}
 
 
 if __name__ == "__main__":
