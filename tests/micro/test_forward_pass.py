@@ -120,6 +120,17 @@ def test_a_graph_of_the_same_pass_has_the_eager_outputs(ask_passes):
     assert len(answer["graph"]["duration_ns"]) == len(answer["eager"]["duration_ns"]) == 4
 
 
+@pytest.mark.parametrize(
+    ("name", "layout", "in_a_layer"),
+    [("Llama", "contiguous", 14), ("Llama", "paged", 16), ("Qwen3", "contiguous", 16)],
+)
+def test_the_operators_of_a_pass_are_counted(ask_passes, name, layout, in_a_layer):
+    """Beside those of the layers: the embedding, the last norm and the head."""
+    model = FAMILIES[name]
+    operators = ask_passes("num_operators", model=model, layout=layout)["num_operators"]
+    assert operators == 3 + in_a_layer * model["layers"]
+
+
 def test_a_graph_with_other_outputs_than_the_eager_pass_is_refused(ask_passes):
     failure = ask_passes("graph_difference", is_failing=True, model=TINY, is_stale=True, replays=4)
     assert failure["kind"] == "outputs"
