@@ -23,6 +23,7 @@ from benchctl.cli.commands import (
     show,
     simulate,
     simulate_sweep,
+    speculation,
     steptime,
     verify,
     workloads,
@@ -62,6 +63,7 @@ app.command("verify")(verify.verify)
 app.command("report")(report.report)
 app.command("export")(export.export)
 app.command("flops")(flops.flops)
+app.command("speculation")(speculation.speculation)
 app.command("doctor")(doctor.doctor)
 app.command("reference")(reference.reference)
 simulate.app.command("sweep")(simulate_sweep.sweep)

@@ -45,3 +45,9 @@ class ForwardTimes(msgspec.Struct, frozen=True, kw_only=True):
     """Duration of each replay on ``clock``."""
     wall_ns: int
     """Time of all replays together on the host's monotonic clock, up to the last synchronisation."""
+    num_allocations: int = 0
+    """Pieces of memory that the device handed out during the replays; 0 where buffers hold everything."""
+    output_difference: float | None = None
+    """Largest difference between the outputs of ``graph`` and ``eager``, in units of the largest; None for
+    ``eager``.
+    """

@@ -24,22 +24,30 @@ class CostModelChoice:
     """A cost model of the simulator: a module with a function ``cost_model``.
 
     ``uses_shapes`` is False where step times depend on neither the models' shapes nor the device. Such a cost model
-    serves models of any name. ``file_option`` is the engine option that names the measurements that it prices steps
-    by.
+    serves models of any name. ``verifies_drafts`` is True where steps with several new tokens of a decoding row
+    have a price, ``prices_other_models`` where a draft model has one beside the model. ``file_option`` is the
+    engine option that names the measurements that it prices steps by.
     """
 
     module: str
     uses_shapes: bool = True
     prices_value_model: bool = True
+    verifies_drafts: bool = True
+    prices_other_models: bool = True
     file_option: str | None = None
 
 
 COST_MODELS: Final = {
     "lenvm-h100": CostModelChoice("benchctl.sim.costs.lenvm"),
     "roofline": CostModelChoice("benchctl.sim.costs.roofline"),
-    "llm-mock": CostModelChoice("benchctl.sim.costs.llm_mock", uses_shapes=False, prices_value_model=False),
+    "llm-mock": CostModelChoice(
+        "benchctl.sim.costs.llm_mock", uses_shapes=False, prices_value_model=False, verifies_drafts=False
+    ),
     "layer-profile": CostModelChoice(
-        "benchctl.sim.costs.layer_profile", prices_value_model=False, file_option="layer_profile"
+        "benchctl.sim.costs.layer_profile",
+        prices_value_model=False,
+        prices_other_models=False,
+        file_option="layer_profile",
     ),
     "fitted": CostModelChoice("benchctl.sim.costs.fitted", file_option="step_time_model"),
 }

@@ -3,6 +3,7 @@
 History
 1  first version
 2  warning codes, metrics and a stop mode renamed (``RENAMED_CODES``, ``RENAMED_METRICS``, ``RENAMED_STOP_MODES``)
+3  a metric renamed (``RENAMED_METRICS``)
 
 Files are upgraded in memory as they are opened and never rewritten, so the digests of a directory stay valid.
 """
@@ -22,6 +23,7 @@ RENAMED_CODES: Final = {
 }
 """Warning codes of schema 1 that schema 2 renamed."""
 RENAMED_METRICS: Final = {
+    "acceptance_frac": "acceptance_rate",
     "after_eos_frac": "past_eos_frac",
     "bound_stamp_frac": "coalesced_chunk_frac",
     "load_cpu_cores": "client_cpu_cores",
@@ -31,7 +33,9 @@ RENAMED_METRICS: Final = {
     "mean_ttft_ms": "ttft_ms",
     "p99_read_late_ms": "p99_read_delay_ms",
 }
-"""Metrics of schema 1 that schema 2 renamed, or merged with another of the same definition."""
+"""Metrics of older schemas that were renamed, or merged with another of the same definition. No name was given
+to another metric, so one table serves every version.
+"""
 RENAMED_STOP_MODES: Final = {"forced-natural": "replay-natural"}
 """Stop modes of schema 1 that schema 2 renamed."""
 
@@ -42,12 +46,18 @@ def current_metric_name(name: str) -> str:
 
 
 def _to_version_2(document: dict[str, Any]) -> dict[str, Any]:
-    """Rename warning codes, metrics of noise and metrics of looks; what has another shape is left to validation."""
+    """Rename warning codes, stop mode and metrics; what has another shape is left to validation."""
     upgraded = dict(document)
     if isinstance(warnings := document.get("warnings"), list):
         upgraded["warnings"] = [_renamed(warning, "code", RENAMED_CODES) for warning in warnings]
     if isinstance(stop := document.get("stop"), str):
         upgraded["stop"] = RENAMED_STOP_MODES.get(stop, stop)
+    return _with_metrics_renamed(upgraded)
+
+
+def _with_metrics_renamed(document: dict[str, Any]) -> dict[str, Any]:
+    """Rename the metrics of a noise floor, and those at the looks of a stopping rule."""
+    upgraded = dict(document)
     if isinstance(metrics := document.get("metrics"), dict):
         upgraded["metrics"] = {current_metric_name(name): noise for name, noise in metrics.items()}
     if isinstance(stopping := document.get("stopping"), dict) and isinstance(stopping.get("looks"), list):
@@ -68,7 +78,7 @@ def _renamed(entry: Any, key: str, names: dict[str, str]) -> Any:
     return entry | {key: names.get(entry[key], entry[key])}
 
 
-UPGRADES: Final[Mapping[int, Upgrade]] = {1: _to_version_2}
+UPGRADES: Final[Mapping[int, Upgrade]] = {1: _to_version_2, 2: _with_metrics_renamed}
 """``UPGRADES[n]`` turns a document of version n into one of version n + 1."""
 SCHEMA_VERSION: Final = max(UPGRADES) + 1
 

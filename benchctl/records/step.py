@@ -48,6 +48,8 @@ class StepRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
     """Tokens proposed by speculative decoding."""
     accepted_tokens: Int64 | None = None
     """Proposed tokens that were accepted."""
+    accepted_by_position: tuple[Int64, ...] | None = None
+    """Sequences whose first, second, … draft token was accepted; their sum is ``accepted_tokens``."""
     preempted: Int64 | None = None
     """Sequences that lost their key-value memory and start again."""
     kv_used_blocks: Int64 | None = None
@@ -62,6 +64,8 @@ class StepRecord(Record, frozen=True, kw_only=True, omit_defaults=True):
 
 SECTION_PARENT: dict[str, str | None] = {
     "schedule": None,
+    "draft": None,
+    "backfill": None,
     "model_forward": None,
     "sampler_total": None,
     "pre_lvm": "sampler_total",

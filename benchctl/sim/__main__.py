@@ -14,6 +14,7 @@ from benchctl.errors import UsageError
 from benchctl.profile.choices import COST_MODELS
 from benchctl.sim.config import GuidedRowsMode, Noise, Revision, Scheduling, SimConfig
 from benchctl.sim.http.server import Server, open_step_log
+from benchctl.steptime.speculation.server_steps import Backfill
 
 log = logging.getLogger("benchctl.sim")
 
@@ -38,6 +39,7 @@ def parser() -> argparse.ArgumentParser:
     flags.add_argument("--revision", choices=get_args(Revision), default=_DEFAULTS.revision)
     flags.add_argument("--scheduling", choices=get_args(Scheduling), default=_DEFAULTS.scheduling)
     flags.add_argument("--guided-rows", choices=get_args(GuidedRowsMode), default=_DEFAULTS.guided_rows)
+    _add_speculation(flags)
     flags.add_argument("--cached-prompts", help="JSON Lines of prompts, for a prefix cache that never changes")
     for name in ("overlap-schedule", "async-scheduling", "enable-prefix-caching"):
         default = getattr(_DEFAULTS, name.replace("-", "_"))
@@ -61,6 +63,20 @@ def parser() -> argparse.ArgumentParser:
         help="how long an announced request is waited for",
     )
     return flags
+
+
+def _add_speculation(flags: argparse.ArgumentParser) -> None:
+    flags.add_argument("--num-speculative-tokens", type=int, default=0, help="tokens drafted for each row; 0: none")
+    flags.add_argument("--acceptance", type=_numbers, help="one probability, or one for each position")
+    flags.add_argument("--acceptance-spread", type=float, default=0.0, help="how much requests differ, 0 to 1")
+    flags.add_argument("--draft-model", help="model whose passes are drafts")
+    flags.add_argument("--draft-cost", type=float, help="time of a drafting pass over that of a decode step")
+    flags.add_argument("--bonus-token", action=argparse.BooleanOptionalAction, default=_DEFAULTS.bonus_token)
+    flags.add_argument("--backfill", choices=get_args(Backfill), default=_DEFAULTS.backfill)
+
+
+def _numbers(text: str) -> float | tuple[float, ...]:
+    return tuple(map(float, text.split(","))) if "," in text else float(text)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

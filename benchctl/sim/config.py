@@ -5,6 +5,8 @@ from typing import Final, Literal, TypeAlias
 
 from benchctl.errors import UsageError
 from benchctl.profile.choices import CostModelName, devices_error, file_option_error, noise_error, value_model_error
+from benchctl.profile.drafting import drafting_error, option_text
+from benchctl.steptime.speculation.server_steps import Backfill
 
 Noise: TypeAlias = Literal["none", "published", "fitted"]
 Revision: TypeAlias = Literal["V1", "V2", "V4"]
@@ -52,6 +54,21 @@ class SimConfig:
     """Order of requests: by arrival, or by ``Request.priority`` and then by arrival."""
     guided_rows: GuidedRowsMode = "exact"
     """Draws of guided rows: each row from a stream of its own, or all together, with the same distribution."""
+    num_speculative_tokens: int = 0
+    """Tokens that are drafted for each decoding row and verified in its step; 0 without speculation."""
+    acceptance: float | tuple[float, ...] | None = None
+    """Probability that a draft is accepted when all before it are: of each position, or one for all."""
+    acceptance_spread: float = 0.0
+    """Each request draws its acceptance evenly from a +- spread min(a, 1 - a), at all positions alike."""
+    draft_model: str | None = None
+    """Model whose passes are drafts, with a price of their own."""
+    draft_cost: float | None = None
+    """Time of a drafting pass as a share of the model's own decode step, in place of a draft model."""
+    bonus_token: bool = True
+    """A step whose drafts are all accepted yields one token more, which the verification has computed anyway."""
+    backfill: Backfill = "none"
+    """The draft model's pass over the token before a bonus token: free, as more rows of the next pass, or as a
+    prefill of its own."""
     tokens_per_chunk: int = 1
     start_delay_s: float = 0.0
     schedule_patience_s: float = 30.0
@@ -74,6 +91,8 @@ class SimConfig:
             raise UsageError(f"--noise {reason}")
         if reason := devices_error(self.cost_model, self.tensor_parallel_size):
             raise UsageError(f"--tensor-parallel-size {reason}")
+        if problem := drafting_error(self):
+            raise UsageError(f"--{problem[0].replace('_', '-')} {problem[1]}")
 
     def _check_numbers(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "num_kv_blocks", "block_size", "tokens_per_chunk"):
@@ -87,8 +106,8 @@ class SimConfig:
 
     def server_info(self) -> dict[str, str | int | float | bool | None]:
         """The settings that the server reports: those that two servers of one configuration share."""
-        names = [name for name in self.__slots__ if name not in _PRIVATE]
-        return {"clock": "virtual", **{name: getattr(self, name) for name in names}}
+        settings = {name: getattr(self, name) for name in self.__slots__ if name not in _PRIVATE}
+        return {"clock": "virtual", **{name: option_text(value) for name, value in settings.items()}}
 
 
 _PRIVATE: Final = frozenset({"noise_seed", "start_delay_s", "schedule_patience_s"})

@@ -70,16 +70,17 @@ class SimulatedEngine:
             config.block_size,
             enable_prefix_caching=config.enable_prefix_caching,
         )
-        self.scheduler: Final = Scheduler(
+        self.scheduler: Final = self._make_scheduler(
             min(config.max_num_seqs, cost_model.max_num_seqs or config.max_num_seqs),
             _UNLIMITED if cost_model.is_unlimited else config.max_num_batched_tokens,
-            self.block_manager,
-            self._clock,
-            by_priority=config.scheduling == "priority",
-            guided=guided_rows,
+            guided_rows,
         )
-        self.log: Final = StepLog(has_noise=noise is not None, has_guidance=self._has_value_model)
-        self._pricing: Final = Pricing(cost_model, self.scheduler, self._clock, self.log)
+        self.log: Final = StepLog(
+            has_noise=noise is not None,
+            has_guidance=self._has_value_model,
+            num_drafts=config.num_speculative_tokens,
+        )
+        self._pricing: Final = self._make_pricing(cost_model)
         self.now_ns = 0
         self.is_warmup = False
         """Whether steps are marked as warm-up."""
@@ -92,6 +93,19 @@ class SimulatedEngine:
         self._open: dict[str, list[Sequence]] = {}
         self._num_unfinished: dict[str, int] = {}
         self._ends: Final = RowEnds()
+
+    def _make_scheduler(self, max_num_seqs: int, max_num_batched_tokens: int, guided: GuidedRows) -> Scheduler:
+        return Scheduler(
+            max_num_seqs,
+            max_num_batched_tokens,
+            self.block_manager,
+            self._clock,
+            by_priority=self.config.scheduling == "priority",
+            guided=guided,
+        )
+
+    def _make_pricing(self, cost_model: CostModel) -> Pricing:
+        return Pricing(cost_model, self.scheduler, self._clock, self.log)
 
     @property
     def has_work(self) -> bool:

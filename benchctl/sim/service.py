@@ -81,7 +81,8 @@ def serve(core: Core, load: SimLoad, on_step: Callable[[StepRecord], None]) -> I
         on_step(output.record)
         now_ns = core.engine.now_ns
         for seq in output.emitted:
-            token_ns[seq.seq_id].append(now_ns)
+            times_ns = token_ns[seq.seq_id]
+            times_ns += [now_ns] * (seq.num_output - len(times_ns))
         for seq in output.finished:
             ended[seq.request.request_id].append(ServedChoice(seq, token_ns.pop(seq.seq_id), now_ns))
         for request_id in output.finished_requests:

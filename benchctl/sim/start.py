@@ -15,7 +15,10 @@ def engine_for_config(config: SimConfig, walk: Walk = walk_steps) -> SimulatedEn
     noise = None
     if config.noise == "published":
         noise = published_noise(config.noise_seed, has_value_model=config.value_model is not None)
-    return SimulatedEngine(config, cost_model_for(config), noise, walk, guided_rows_for(config))
+    kind = SimulatedEngine
+    if config.num_speculative_tokens:
+        kind = import_module("benchctl.sim.speculation.engine").SpeculativeEngine
+    return kind(config, cost_model_for(config), noise, walk, guided_rows_for(config))
 
 
 def guided_rows_for(config: SimConfig) -> GuidedRows:

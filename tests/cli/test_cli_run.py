@@ -325,7 +325,7 @@ def test_damaged_and_foreign_directories_are_refused_by_compare_and_shown_as_far
     assert "requests.jsonl:" in shown.stderr
     damaged.write_bytes(whole)
     manifest = results / "manifest.json"
-    manifest.write_text(manifest.read_text().replace('"schema_version": 2', '"schema_version": 77'))
+    manifest.write_text(manifest.read_text().replace('"schema_version": 3', '"schema_version": 77'))
     newer = benchctl("compare", *sides, cwd=tmp_path)
     assert newer.returncode == 4
     assert "77" in newer.stdout + newer.stderr

@@ -120,6 +120,7 @@ def shape_of(tmp_path: Path, config: dict[str, Any], **changes: object) -> Model
         ("deepseek-ai/DeepSeek-V2-Lite", 15_706_484_224),
         ("deepseek-ai/DeepSeek-V3-0324", 671_026_419_200),
         ("JackFram/llama-68m", 68_030_208),
+        ("JackFram/llama-160m", 162_417_408),
     ],
 )
 def test_parameters_are_those_of_the_published_checkpoints(name: str, num_params: int) -> None:

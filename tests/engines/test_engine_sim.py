@@ -101,6 +101,14 @@ async def load(
             "tokens_per_chunk": 4,
             "start_delay_s": 0.5,
         },
+        {"num_speculative_tokens": 2, "acceptance": 0.8, "draft_model": "qwen2.5-0.5b", "bonus_token": False},
+        {
+            "num_speculative_tokens": 3,
+            "acceptance": (0.9, 0.7, 0.5),
+            "acceptance_spread": 0.5,
+            "draft_cost": 0.1,
+            "backfill": "expansion",
+        },
     ],
 )
 def test_the_server_understands_every_option_of_its_command_line(options: dict[str, Any]) -> None:

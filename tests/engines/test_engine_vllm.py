@@ -162,7 +162,7 @@ def test_the_server_finds_the_plugin_first_and_stays_offline_for_a_model_on_disk
 def test_a_choice_of_plugins_is_kept_and_ours_added(python, model, tmp_path):
     env = {"VLLM_PLUGINS": "theirs", "PYTHONPATH": "/theirs"}
     made = ENGINE.env(settings_of(model, env=env), LaunchSite(port=1, directory=tmp_path))
-    assert made["VLLM_PLUGINS"] == "benchctl-steps,theirs"
+    assert made["VLLM_PLUGINS"] == "benchctl-steps,benchctl-cpu,theirs"
     assert made["PYTHONPATH"].endswith(f"{os.pathsep}/theirs")
 
 

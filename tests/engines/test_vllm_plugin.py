@@ -80,13 +80,15 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
 
 def test_each_step_is_one_line_in_the_words_of_vllm(vllm_like, tmp_path):
     speculation = {"num_drafts": 2, "num_draft_tokens": 8, "num_accepted_tokens": 5}
+    speculation["num_accepted_tokens_per_pos"] = [2, 1, 1, 1]
     cache = {"requests": 1, "queries": 5, "hits": 0}
     scheduler = BUSY | {"spec_decoding_stats": speculation, "prefix_cache_stats": cache}
     done = served(vllm_like, [STEP | {"scheduler": scheduler}], BENCHCTL_STEP_LOG=tmp_path / "steps")
     (line,) = lines_of(tmp_path / "steps")
     assert line["details"] == DETAILS
     assert line["scheduler"] == {key: value for key, value in BUSY.items() if key != "iteration_details"}
-    assert (line["spec_decoding"], line["prefix_cache"], line["outputs"]) == (speculation, cache, TOKENS)
+    assert (line["spec_decoding"], line["prefix_cache"]) == (speculation, cache)
+    assert line["outputs"] == TOKENS | {"num_first_tokens": 0}
     assert done.stderr == ""
 
 

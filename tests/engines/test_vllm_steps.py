@@ -93,9 +93,11 @@ def test_a_part_of_a_long_prompt_gives_no_token(tmp_path):
 
 def test_drafts_and_their_acceptance_are_kept_and_unknown_without(tmp_path):
     spec = {"num_drafts": 2, "num_draft_tokens": 8, "num_accepted_tokens": 5}
+    spec["num_accepted_tokens_per_pos"] = [2, 1, 1, 1]
     with_drafts, without = read(tmp_path, line(100, output=7, spec_decoding=spec), line(103))
     assert (with_drafts.draft_tokens, with_drafts.accepted_tokens, with_drafts.output_tokens) == (8, 5, 7)
-    assert without.draft_tokens is without.accepted_tokens is None
+    assert (with_drafts.drafts, with_drafts.accepted_by_position) == (2, (2, 1, 1, 1))
+    assert without.drafts is without.draft_tokens is without.accepted_tokens is without.accepted_by_position is None
 
 
 def test_the_context_is_counted_from_tokens_computed_and_requests_that_ended(tmp_path):
@@ -106,6 +108,17 @@ def test_the_context_is_counted_from_tokens_computed_and_requests_that_ended(tmp
     last = line(112, num_generation_tokens=2, running=0, outputs=outputs(2, finished=47))
     steps = read(tmp_path, prompt, one_ends, hit, drafts, last, prompt)
     assert [step.context_tokens for step in steps] == [30, 32, 42, 45, 47, 30]
+
+
+def test_drafts_accepted_beyond_the_end_of_a_request_were_in_its_context(tmp_path):
+    prompt = line(100, num_ctx_requests=2, num_ctx_tokens=30, num_generation_tokens=0, outputs=outputs(2))
+    spec = {"num_drafts": 2, "num_draft_tokens": 8, "num_accepted_tokens": 6}
+    drafted = {"num_generation_requests": 2, "num_generation_tokens": 10, "spec_decoding": spec}
+    # Of the five tokens that the first request sampled two are beyond its end; the other sampled three.
+    one_ends = line(103, **drafted, outputs=outputs(6, finished=23))
+    last = line(106, running=0, num_generation_tokens=1, outputs=outputs(1, finished=14))
+    steps = read(tmp_path, prompt, one_ends, last, prompt)
+    assert [step.context_tokens for step in steps] == [30, 38, 14, 30]
 
 
 def test_the_context_is_unknown_from_a_preemption_until_the_server_is_idle(tmp_path):

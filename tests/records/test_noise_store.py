@@ -42,7 +42,7 @@ LAW = 10 / 15.5
 
 def floor(**changes: Any) -> NoiseFloor:
     fields: dict[str, Any] = {
-        "schema_version": 2,
+        "schema_version": 3,
         "measured_at": "2026-11-01T12:00:00Z",
         "source": "/measured/aa",
         "host": "box",

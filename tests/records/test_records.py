@@ -134,7 +134,7 @@ def test_a_newer_schema_is_refused_by_name(tmp_path: Path) -> None:
     write_results(tmp_path / "r")
     manifest = tmp_path / "r" / "manifest.json"
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"schema_version": 99}))
-    with pytest.raises(SchemaVersionError, match=r"manifest\.json: schema_version 99 is newer than 2"):
+    with pytest.raises(SchemaVersionError, match=r"manifest\.json: schema_version 99 is newer than 3"):
         open_results(tmp_path / "r")
 
 

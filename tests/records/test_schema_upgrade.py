@@ -1,4 +1,4 @@
-"""Documents of schema 1 open as documents of schema 2, and the example of schema 1 keeps its verdict."""
+"""Documents of older schemas open as present ones, and the example of schema 1 keeps its verdict."""
 
 import json
 import shutil
@@ -13,7 +13,7 @@ import pytest
 from benchctl.records.directory import open_results
 from benchctl.records.integrity.digests import manifest_sha256
 from benchctl.records.noise import read_noise
-from benchctl.records.schema import RENAMED_CODES, RENAMED_METRICS, current_metric_name, upgrade
+from benchctl.records.schema import RENAMED_CODES, RENAMED_METRICS, SCHEMA_VERSION, current_metric_name, upgrade
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 RECORDED = json.loads((FIXTURES / "example-schema-1-verdict.json").read_text())
@@ -36,7 +36,7 @@ def test_a_warning_code_of_schema_1_gets_its_new_name(old: str, new: str) -> Non
     document = {"schema_version": 1, "warnings": [{"code": old, "message": "m"}, {"code": "client-cpu"}]}
     upgraded = upgrade(document, HERE)
     assert upgraded["warnings"] == [{"code": new, "message": "m"}, {"code": "client-cpu"}]
-    assert upgraded["schema_version"] == 2
+    assert upgraded["schema_version"] == SCHEMA_VERSION
     assert document["warnings"][0]["code"] == old
 
 
@@ -53,13 +53,19 @@ def test_metrics_of_the_looks_of_a_stopping_rule_get_their_new_names() -> None:
     assert upgraded["stopping"]["precision_frac"] == 0.1
 
 
+def test_the_acceptance_of_schema_2_gets_its_new_name() -> None:
+    document = {"schema_version": 2, "metrics": {"acceptance_frac": 1, "step_ms": 2}}
+    assert upgrade(document, HERE)["metrics"] == {"acceptance_rate": 1, "step_ms": 2}
+    assert current_metric_name("acceptance_frac") == "acceptance_rate"
+
+
 @pytest.mark.parametrize(
     "part",
     [{"warnings": None}, {"warnings": ["a"]}, {"warnings": [{"code": 1}]}, {"metrics": 1}, {"stopping": []}]
     + [{"stopping": {"looks": looks}} for looks in (1, [1], [{"half_widths": 1}], [{"half_widths": [{}]}])],
 )
 def test_what_has_another_shape_is_left_to_validation(part: dict[str, Any]) -> None:
-    assert upgrade({"schema_version": 1} | part, HERE) == {"schema_version": 2} | part
+    assert upgrade({"schema_version": 1} | part, HERE) == {"schema_version": SCHEMA_VERSION} | part
 
 
 def test_noise_that_was_stored_without_a_version_is_of_schema_1(tmp_path: Path) -> None:
@@ -70,7 +76,7 @@ def test_noise_that_was_stored_without_a_version_is_of_schema_1(tmp_path: Path) 
     metrics = dict.fromkeys((*RENAMED_METRICS, "step_ms"), known)
     (tmp_path / "noise.json").write_text(json.dumps(texts | {"metrics": metrics}))
     noise = read_noise(tmp_path / "noise.json")
-    assert noise.schema_version == 2
+    assert noise.schema_version == SCHEMA_VERSION
     assert set(noise.metrics) == {*RENAMED_METRICS.values(), "step_ms"}
 
 
@@ -78,7 +84,7 @@ def test_a_manifest_that_is_written_again_at_a_newer_schema_is_not_altered(examp
     before = manifest_sha256(example)
     results = open_results(example)
     results.write_manifest(msgspec.structs.replace(results.manifest(), state="running"))
-    assert json.loads((example / "manifest.json").read_bytes())["schema_version"] == 2
+    assert json.loads((example / "manifest.json").read_bytes())["schema_version"] == SCHEMA_VERSION
     assert manifest_sha256(example) == before
 
 

@@ -35,6 +35,7 @@ def fields(*, optional=counts):
         "phase": st.sampled_from(PHASES),
         "is_warmup": st.booleans(),
         "sections_ns": st.dictionaries(words, int64, max_size=4),
+        "accepted_by_position": st.none() | st.lists(counts, max_size=4).map(tuple),
         **{name: st.none() | flags.get(name, optional) for name in OPTIONAL},
     }
 
@@ -69,6 +70,9 @@ def require_same(columns, expected):
         mine, theirs = getattr(columns, name), getattr(expected, name)
         assert list(mine) == list(theirs)
         pairs += [(mine[key], theirs[key]) for key in theirs]
+    assert (columns.accepted_by_position is None) == (expected.accepted_by_position is None)
+    if expected.accepted_by_position is not None:
+        pairs.append((columns.accepted_by_position, expected.accepted_by_position))
     for mine, theirs in pairs:
         assert mine.dtype == theirs.dtype
         np.testing.assert_array_equal(mine, theirs)
@@ -91,6 +95,7 @@ def test_a_log_whose_every_block_is_read_by_polars_has_the_columns_of_its_record
             is_greedy=i % 3 == 0,
             candidates=None if i % 4 else i,
             sections_ns={"sample": i, "own": 2**40} if i else {},
+            accepted_by_position=tuple(range(i % 12)) if i % 5 else None,
         )
         for i in range(100)
     ]
@@ -121,6 +126,9 @@ GOOD = encode(step())
         GOOD.replace(b'"dur_ns":7', b'"dur_ns":7,"dur_ns":9'),
         GOOD.replace(b'"dur_ns":7', b'"dur_ns":7,"guided_rows":null'),
         GOOD.replace(b'"dur_ns":7', b'"dur_ns":7,"sections_ns":{}'),
+        GOOD.replace(b'"dur_ns":7', b'"dur_ns":7,"accepted_by_position":[]'),
+        GOOD.replace(b'"dur_ns":7', b'"dur_ns":7,"accepted_by_position":null'),
+        GOOD.replace(b'"dur_ns":7', b'"dur_ns":7,"accepted_by_position":[1],"accepted_by_position":[2,3]'),
         GOOD.replace(b'"dur_ns":7', b'"dur_ns":7,"sections_ns":{"a":1,"a":2}'),
         GOOD.replace(b'"dur_ns":7', b'"dur_ns":7,"sections_ns":{"\\u0061":1,"a:b":2}'),
         GOOD.replace(b'"dur_ns"', b'"dur\\u005fns"'),
@@ -140,10 +148,33 @@ def test_a_line_that_nobody_here_wrote_means_to_columns_what_it_means_to_records
 
 
 @pytest.mark.parametrize(
-    "field", ["dur_ns", "sections_ns", "guided_rows", "clock", "is_greedy", "is_warmup", "num_seqs"]
+    "field",
+    [
+        "dur_ns",
+        "sections_ns",
+        "guided_rows",
+        "clock",
+        "is_greedy",
+        "is_warmup",
+        "num_seqs",
+        "accepted_by_position",
+    ],
 )
 @pytest.mark.parametrize(
-    "value", [b"null", b"1.0", b'"1"', b"true", b"1", b"[1]", b'{"a":null}', b"9223372036854775808", b"NaN"]
+    "value",
+    [
+        b"null",
+        b"1.0",
+        b'"1"',
+        b"true",
+        b"1",
+        b"[1]",
+        b"[1,null]",
+        b"[1.0]",
+        b'{"a":null}',
+        b"9223372036854775808",
+        b"NaN",
+    ],
 )
 def test_a_value_of_another_kind_is_damage_to_columns_if_and_only_if_it_is_to_records(tmp_path, field, value):
     plain = msgspec.to_builtins(step(sections_ns={"a": 1})) | {field: msgspec.Raw(value)}
@@ -250,6 +281,27 @@ def test_a_column_that_no_step_could_have_is_refused_by_name():
         ValueError, match="'outputs' is not an optional field of a step; those are num_prefill_tokens"
     ):
         columns_from([step()]).optional("outputs")
+
+
+def test_acceptance_by_position_counts_no_draft_beyond_the_end_of_a_short_one():
+    steps = [step(0, accepted_by_position=(3, 1)), step(1), step(2, accepted_by_position=(2,))]
+    accepted = columns_from(steps).accepted_by_position
+    np.testing.assert_array_equal(accepted, [[3, 1], [np.nan, np.nan], [2, 0]])
+    assert columns_from(steps[1:2]).accepted_by_position is None
+
+
+@pytest.mark.parametrize(
+    ("draft_tokens", "is_read"), [(None, True), (4, False)], ids=["without drafts", "with drafts"]
+)
+def test_a_table_from_before_acceptance_by_position_is_read_where_nothing_was_drafted(
+    tmp_path, monkeypatch, draft_tokens, is_read
+):
+    path = written(tmp_path / "steps.jsonl", [step(i, draft_tokens=draft_tokens) for i in range(5)])
+    with monkeypatch.context() as before:
+        before.setattr(step_log, "_VERSION", "1")
+        read_log(path)[0].write_table(from_bytes=0)
+    assert (step_log.read_table(path) is not None) == is_read
+    require_same(read_log(path)[0].columns(), columns_from(list(read_log(path)[0])))
 
 
 def test_the_phases_of_steps_are_told_apart():

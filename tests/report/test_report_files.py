@@ -108,7 +108,7 @@ def test_run_results_use_the_names_and_units_of_vllm(tmp_path):
         "itls": [[pytest.approx(0.01)] * 3] * 2,
         "start_times": [0.0, 0.0],
         "errors": ["", ""],
-        "schema_version": 2,
+        "schema_version": 3,
         "variant": "baseline",
     }
     assert {key: result[key] for key in expected} == expected
@@ -240,8 +240,8 @@ def test_a_directory_that_is_no_result_directory_is_refused(tmp_path):
 def test_a_newer_directory_is_refused(tmp_path):
     builders.write_results(tmp_path)
     manifest = json.loads((tmp_path / "manifest.json").read_bytes())
-    (tmp_path / "manifest.json").write_text(json.dumps(manifest | {"schema_version": 3}))
-    with pytest.raises(SchemaVersionError, match="schema_version 3 is newer than 2"):
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest | {"schema_version": 4}))
+    with pytest.raises(SchemaVersionError, match="schema_version 4 is newer than 3"):
         write_report(tmp_path)
 
 

@@ -59,6 +59,39 @@ def test_a_stream_says_the_same_as_a_whole_answer(server: SimServer) -> None:
         assert [c["finish_reason"] for c in own] == [None] * 11 + ["length"]
 
 
+def test_a_stream_with_speculation_has_the_tokens_of_a_step_in_one_chunk(tmp_path: Path) -> None:
+    flags = ("--num-speculative-tokens", "3", "--acceptance", "0.9,0.6,0.3", "--draft-cost", "0.1")
+    with sim_server(tmp_path, *flags) as server:
+        fields = {"n": 3, "max_tokens": 40, "return_token_ids": True}
+        whole = complete(server, **fields).json()["choices"]
+        chunks = events(complete(server, **fields, stream=True, stream_options={"include_usage": True}).text)
+        steps = server.steps()
+        usage = chunks.pop()["usage"]
+        assert usage == {"prompt_tokens": 4, "completion_tokens": 120, "total_tokens": 124}
+        sizes = set()
+        for choice in whole:
+            own = [c for chunk in chunks for c in chunk["choices"] if c["index"] == choice["index"]]
+            assert "".join(c["text"] for c in own) == choice["text"]
+            assert [token for c in own for token in c["token_ids"]] == choice["token_ids"]
+            sizes |= {len(c["token_ids"]) for c in own}
+        assert sizes == {1, 2, 3, 4}
+        assert (
+            sum(step.output_tokens or 0 for step in steps)
+            == 2 * 120
+            == server.metric("vllm:generation_tokens_total")
+        )
+        for name in ("drafts", "draft_tokens", "accepted_tokens"):
+            total = sum(getattr(step, name) for step in steps)
+            assert server.metric(f"vllm:spec_decode_num_{name}_total") == total > 0
+        page = server.client.get("/metrics").text
+        for position in range(3):
+            accepted = sum((step.accepted_by_position or ())[position] for step in steps)
+            assert (
+                f'accepted_tokens_per_pos_total{{model_name="qwen2.5-7b",position="{position}"}} {accepted}.0'
+                in page
+            )
+
+
 def test_each_choice_of_a_chat_stream_opens_with_its_role(server: SimServer) -> None:
     chunks = events(chat(server, n=2, stream=True, ignore_eos=True).text)
     for index in (0, 1):

@@ -37,11 +37,13 @@ CAPPED = "{kind: poisson, request_rate: 40, max_concurrency: 3}"
 PREEMPTING = ", num_kv_blocks: 20, enable_prefix_caching: true"
 CHUNKED = ", tokens_per_chunk: 5, max_num_seqs: 16, max_num_batched_tokens: 32"
 MOCK = ", cost_model: llm-mock"
+DRAFTING = ", num_speculative_tokens: 3, acceptance: [0.9, 0.7, 0.5], draft_cost: 0.1, backfill: prefill"
+"""Neither of these two goes with a value model."""
 
 
 def profile_of(arrival: str = CLOSED, options: str = ""):
     text = PROFILE.format(arrival=arrival, options=options)
-    return parse_profile(text if MOCK in options else text + GUIDED, "test")
+    return parse_profile(text if MOCK in options or DRAFTING in options else text + GUIDED, "test")
 
 
 def run(path, profile, variant="baseline", *, by=simulate_run):
@@ -76,6 +78,9 @@ def what_was_said(requests):
         pytest.param("{kind: burst}", PREEMPTING, "baseline", id="preemption and prefix cache"),
         pytest.param(CLOSED, CHUNKED, "baseline", id="several tokens in a chunk"),
         pytest.param(CLOSED, MOCK, "baseline", id="closing step"),
+        pytest.param(CAPPED, DRAFTING, "baseline", id="speculation"),
+        pytest.param("{kind: burst}", DRAFTING + PREEMPTING, "baseline", id="speculation that preempts"),
+        pytest.param(CLOSED, DRAFTING + ", tokens_per_chunk: 5", "baseline", id="speculation in larger chunks"),
     ],
 )
 def test_a_simulated_run_has_the_steps_and_the_tokens_of_the_same_run_over_http(

@@ -34,6 +34,7 @@ _SCALED = " (* time_scale on a virtual clock)"
 _ARRIVALS = "completed requests with arrival times"
 _STEPS = "a step log"
 _CLIENT = "samples of the client"
+_DRAFTS = "steps that count drafts"
 _GPU = "GPU samples taken during the load"
 
 _LATENCIES: Final = {
@@ -166,7 +167,24 @@ _STEP_METRICS: Final = [
         "lower",
         needs="steps that count candidates and output tokens",
     ),
-    Metric("acceptance_frac", "1", "Σ accepted tokens / Σ draft tokens", "higher", needs="steps with draft tokens"),
+    Metric("drafts", "drafts", "Σ sequences for which a step verified a draft", needs=_DRAFTS),
+    Metric("draft_tokens", "tokens", "Σ draft tokens verified", needs=_DRAFTS),
+    Metric("accepted_tokens", "tokens", "Σ draft tokens accepted", needs=_DRAFTS),
+    Metric(
+        "acceptance_rate",
+        "1",
+        "accepted_tokens / draft_tokens",
+        "higher",
+        needs="steps that verify draft tokens",
+    ),
+    Metric(
+        "acceptance_length",
+        "tokens",
+        "1 + accepted_tokens / drafts, as vLLM defines it: it counts a bonus token even where a server computes "
+        "none; tokens_per_step counts what sequences got",
+        "higher",
+        needs="steps that verify drafts",
+    ),
     Metric("preemptions", "sequences", "Σ sequences preempted", "lower", needs="steps that count preemptions"),
     Metric("peak_kv_blocks", "blocks", "max of KV blocks in use", "lower", needs="steps that count KV blocks"),
 ]

@@ -81,6 +81,33 @@ _ConstantValue = Annotated[
         show_default="random values",
     ),
 ]
+_Draft = Annotated[
+    bool,
+    typer.Option(
+        "--draft",
+        help="Write a pair for speculative decoding whose acceptance is known: DIR/base, and its draft DIR/draft.",
+    ),
+]
+_DraftLayers = Annotated[
+    int | None,
+    typer.Option("--draft-layers", min=1, metavar="N", help="Layers of the draft.", show_default="--layers"),
+]
+_DraftAcceptance = Annotated[
+    float | None,
+    typer.Option(
+        "--draft-acceptance",
+        metavar="A",
+        help="Probability at temperature 1 that a token that the draft draws is accepted.",
+        show_default="0.7",
+    ),
+]
+_DEFAULT_ACCEPTANCE = 0.7
+_ModelDirectory = Annotated[Path, typer.Argument(metavar="BASE", help="Directory of the served model.")]
+_DraftDirectory = Annotated[Path, typer.Argument(metavar="DRAFT", help="Directory of the model that drafts.")]
+_DraftTokens = Annotated[
+    int, typer.Option("--draft-tokens", min=1, max=32, metavar="K", help="Drafted tokens of a step.")
+]
+_AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @app.command("make-tiny")
@@ -104,12 +131,17 @@ def make_tiny(
     value_layers: _ValueLayers = None,
     value_shape: _ValueShape = None,
     constant_value: _ConstantValue = None,
+    draft: _Draft = False,
+    draft_layers: _DraftLayers = None,
+    draft_acceptance: _DraftAcceptance = None,
 ) -> None:
     """Write a causal language model with random weights that vLLM, transformers and llama.cpp can load.
 
-    With --value-model, write two: the model, and a value model that guides it. The network is not used. The same
-    options give the same bytes.
+    With --value-model, write two: the model, and a value model that guides it. With --draft, a model and a draft
+    for it, whose next tokens follow a law that is known, and the acceptance that follows from the stored weights.
+    The network is not used. The same options give the same bytes.
     """
+    from benchctl.engines.tiny_models.draft_pair import make_draft_pair
     from benchctl.engines.tiny_models.make import make_model
     from benchctl.engines.tiny_models.recipe import Recipe
     from benchctl.engines.tiny_models.value_pair import make_value_pair
@@ -122,6 +154,9 @@ def make_tiny(
         "--constant-value": constant_value,
     }
     _refuse_value_options(value_model=value_model, value_options=value_options, gguf=gguf)
+    draft_options = {"--draft-layers": draft_layers, "--draft-acceptance": draft_acceptance}
+    others = {"--value-model": value_model, "--gguf": gguf, "--no-weights": no_weights}
+    _refuse_draft_options(draft=draft, draft_options=draft_options, others=others)
     sizes = {"hidden": hidden, "layers": layers, "heads": heads, "kv-heads": kv_heads, "ffn": ffn, "vocab": vocab}
     dimensions = {option: value for option, value in sizes.items() if value is not None}
     recipe = Recipe(arch=arch, shape=_shape(shape, dimensions, arch), context=context, dtype=dtype, seed=seed)
@@ -132,12 +167,57 @@ def make_tiny(
             directory, recipe, value, constant=constant_value, weights=not no_weights, replace=force
         )
         millions += f" + {value.shape.as_value_model().num_params() / 1e6:,.2f}"
+    elif draft:
+        drafting = replace(recipe, shape=replace(recipe.shape, layers=draft_layers or recipe.shape.layers))
+        share = _DEFAULT_ACCEPTANCE if draft_acceptance is None else draft_acceptance
+        files = make_draft_pair(directory, recipe, drafting, acceptance=share, replace=force)
+        params = (replace(each.shape, tied_embeddings=False).num_params() for each in (recipe, drafting))
+        millions = " + ".join(f"{number / 1e6:,.2f}" for number in params)
     else:
         files = make_model(directory, recipe, weights=not no_weights, gguf=gguf, replace=force)
     num_bytes = sum(path.stat().st_size for path in files)
     weights = f"in {dtype}, seed {seed}" if not no_weights else "(not written)"
     content = f"{arch} with {millions} M random weights {weights}"
     print(f"{directory}: {content}; {len(files)} files, {megabytes(num_bytes)}")
+
+
+@app.command("acceptance")
+def acceptance(
+    base: _ModelDirectory, draft: _DraftDirectory, draft_tokens: _DraftTokens = 4, as_json: _AsJson = False
+) -> None:
+    """Compute from the stored weights which drafts are accepted, for a pair that make-tiny --draft wrote.
+
+    A token drawn from the draft's distribution q is accepted with probability sum of min(p, q), p being that of the
+    served model; all probabilities are float64, at temperature 1 without top_k and top_p, and at temperature 0.
+    """
+    from benchctl.engines.tiny_models.draft_law import draft_law
+    from benchctl.records.jsonl import encode
+
+    law = draft_law(base, draft, draft_tokens)
+    if as_json:
+        print(encode(law).decode())
+        return
+    print("probability that the first drafts are all accepted, after any token: mean (lowest to highest)")
+    print(f"{'drafts':>6}  {'draft drawn':30}{'likeliest drafted':30}temperature 0")
+    for number, laws in enumerate(zip(law.sampled, law.greedy_draft, law.temperature_0, strict=True), start=1):
+        cells = (f"{each.survival:.5f} ({each.lowest:.5f} to {each.highest:.5f})" for each in laws)
+        print(f"{number:>6}  " + "  ".join(cells))
+    means = (1 + sum(each.survival for each in laws) for laws in (law.sampled, law.greedy_draft, law.temperature_0))
+    print(f"tokens  {'':2}".rstrip() + "  " + "".join(f"{mean:<30.4f}" for mean in means).rstrip())
+
+
+def _refuse_draft_options(
+    *, draft: bool, draft_options: dict[str, int | float | None], others: dict[str, bool]
+) -> None:
+    """Raise UsageError for options that have no effect without --draft, or with it."""
+    options = [option for option, value in draft_options.items() if value is not None]
+    if options and not draft:
+        raise UsageError(f"{', '.join(options)}: only for a draft; add --draft to make one")
+    excluded = [option for option, is_set in others.items() if is_set]
+    if draft and excluded:
+        raise UsageError(
+            f"--draft and {excluded[0]} exclude each other: the law of a pair is that of its weights; leave one out"
+        )
 
 
 def _refuse_value_options(*, value_model: bool, value_options: dict[str, object], gguf: bool) -> None:

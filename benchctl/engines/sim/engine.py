@@ -19,6 +19,7 @@ from benchctl.engines.sim.options import SimOptions
 from benchctl.errors import EngineUnavailableError, UsageError
 from benchctl.interop.readers.layer_profile import find_tables
 from benchctl.profile.choices import COST_MODELS
+from benchctl.profile.drafting import option_text
 from benchctl.profile.engine_options import Flag
 from benchctl.profile.model import VariantSettings
 from benchctl.records.jsonl import encode, read_jsonl
@@ -83,8 +84,8 @@ class SimEngine(OpenAiServer):
         argv = [sys.executable, "-m", "benchctl.sim", "--host", LOOPBACK, "--port", str(site.port)]
         argv += ["--step-log", str(site.step_log), "--model", settings.model, "--noise-seed", str(site.noise_seed)]
         options = own_options(settings, SimOptions)
-        flags = (Flag().words(name, getattr(options, name)) for name in SimOptions.model_fields if name != "port")
-        return (*argv, *chain.from_iterable(flags))
+        values = {name: option_text(getattr(options, name)) for name in SimOptions.model_fields if name != "port"}
+        return (*argv, *chain.from_iterable(Flag().words(*option) for option in values.items()))
 
     def time_scale(self, settings: VariantSettings) -> float:
         return own_options(settings, SimOptions).time_scale

@@ -5,8 +5,10 @@ from typing import ClassVar, Literal
 from pydantic import Field, model_validator
 
 from benchctl.profile.choices import CostModelName, devices_error, file_option_error, noise_error, value_model_error
+from benchctl.profile.drafting import drafting_error
 from benchctl.profile.engine_options import ServerOptions
 from benchctl.profile.section import LEAST, MOST
+from benchctl.steptime.speculation.server_steps import Backfill
 
 
 class SimOptions(ServerOptions):
@@ -57,6 +59,23 @@ class SimOptions(ServerOptions):
     guided_rows: Literal["exact", "aggregate"] = "exact"
     """Draws of guided rows: each row from a stream of its own, or all rows together, which is fast and has the same
     distribution."""
+    num_speculative_tokens: int = Field(default=0, ge=0)
+    """Tokens that are drafted for each decoding row and verified in its step; 0 without speculation."""
+    acceptance: float | tuple[float, ...] | None = None
+    """Probability that a draft token is accepted when all before it are: one number, or a list with one for each
+    position."""
+    acceptance_spread: float = Field(default=0.0, ge=0, le=1)
+    """Each request draws its acceptance evenly from a ± spread · min(a, 1 - a), at all positions alike; 0: all
+    requests have the same."""
+    draft_model: str | None = None
+    """Model that drafts: a built-in shape or a directory, whose passes the cost model prices."""
+    draft_cost: float | None = Field(default=None, ge=0, le=MOST)
+    """Time of one drafting pass as a share of the model's own decode step, in place of ``draft_model``."""
+    bonus_token: bool = True
+    """A step whose drafts are all accepted yields one token more, which its verification has computed anyway."""
+    backfill: Backfill = "none"
+    """The draft model's pass over the token before a bonus token: free, as more rows of its next pass, or as a
+    prefill pass of its own."""
     tokens_per_chunk: int = Field(default=1, ge=1)
     """Tokens in one streamed event."""
     port: int | None = Field(default=None, ge=1, le=65535)
@@ -80,6 +99,8 @@ class SimOptions(ServerOptions):
             raise ValueError(f"noise {reason}")
         if reason := devices_error(self.cost_model, self.tensor_parallel_size):
             raise ValueError(f"tensor_parallel_size {reason}")
+        if problem := drafting_error(self):
+            raise ValueError(" ".join(problem))
         return self
 
     @property

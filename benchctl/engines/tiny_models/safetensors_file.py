@@ -4,13 +4,19 @@ The library of that name wants all tensors in memory at once and has no bfloat16
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
 
 from benchctl.engines.tiny_models.recipe import BYTES_PER_WEIGHT, Recipe, TensorSpec, tensor_specs
 from benchctl.engines.tiny_models.weights import draw_blocks, stored
 from benchctl.records.columns.tensor_file import TensorEntry, header_bytes
+
+Draw: TypeAlias = Callable[[TensorSpec, int], Iterator[npt.NDArray[np.float32]]]
+"""Draws the values of a tensor from a seed, flat and in blocks."""
 
 SHARD_BYTES: Final = 4_000_000_000
 """Largest file of weights, unless a single tensor is larger."""
@@ -47,7 +53,7 @@ def _shards(recipe: Recipe, shard_bytes: int) -> list[list[TensorSpec]]:
     return shards
 
 
-def write_tensors(path: Path, recipe: Recipe, specs: Sequence[TensorSpec]) -> None:
+def write_tensors(path: Path, recipe: Recipe, specs: Sequence[TensorSpec], draw: Draw = draw_blocks) -> None:
     """Write one file of these tensors, in the type and from the seed of the recipe."""
     dtype = _TYPE_NAMES[recipe.dtype]
     entries = [TensorEntry(spec.name, dtype, spec.dims, _num_bytes(spec, recipe)) for spec in specs]
@@ -55,7 +61,7 @@ def write_tensors(path: Path, recipe: Recipe, specs: Sequence[TensorSpec]) -> No
         # Some loaders refuse a file that does not name the framework of its layout.
         file.write(header_bytes(entries, {"format": "pt"}))
         for spec in specs:
-            for block in draw_blocks(spec, recipe.seed):
+            for block in draw(spec, recipe.seed):
                 file.write(stored(block, recipe.dtype).data)
 
 

@@ -19,10 +19,15 @@ BLOCK_VALUES: Final = 1 << 22
 """Values drawn at a time: 16 MiB of float32."""
 
 
+def stream_of(seed: int, name: str) -> np.random.Generator:
+    """The stream of random numbers of this name and seed."""
+    digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
+    return np.random.default_rng(int.from_bytes(digest, "little"))
+
+
 def draw_blocks(spec: TensorSpec, seed: int) -> Iterator[npt.NDArray[np.float32]]:
     """The values of one tensor in row-major order, flat, at most BLOCK_VALUES at a time."""
-    digest = hashlib.sha256(f"{seed}:{spec.name}".encode()).digest()
-    stream = np.random.default_rng(int.from_bytes(digest, "little"))
+    stream = stream_of(seed, spec.name)
     for start in range(0, spec.size, BLOCK_VALUES):
         block = stream.standard_normal(min(BLOCK_VALUES, spec.size - start), dtype=np.float32)
         yield block * np.float32(spec.scale) + np.float32(spec.center)

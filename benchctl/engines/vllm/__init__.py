@@ -16,6 +16,16 @@ SPEC: Final = EngineSpec(
         prefix_hits=("vllm:prefix_cache_hits_total", "vllm:external_prefix_cache_hits_total"),
         open_requests=("vllm:num_requests_running", "vllm:num_requests_waiting"),
     ),
-    coded_options={"--enable-logging-iteration-details": ("step_log",)},
+    coded_options={
+        "--enable-logging-iteration-details": ("step_log",),
+        "--speculative-config": (
+            "num_speculative_tokens",
+            "speculative_method",
+            "draft_model",
+            "draft_sampling",
+            "prompt_lookup_max",
+        ),
+        "BENCHCTL_CORRECTS_CPU_SAMPLING": ("num_speculative_tokens", "speculative_config", "correct_cpu_sampling"),
+    },
     installed_by="scripts/engines/install_vllm.sh",
 )

@@ -3,10 +3,10 @@
     context after a step = context before it + tokens computed + tokens from the prefix cache - rejected drafts
     context before the next = context after it - tokens of the requests that ended
 
-A request of P prompt and O output tokens ends with P + O - 1 tokens in the cache. When the server is idle nothing
-is left, which proves the count of the steps since it was idle last. A preemption drops an unknown part, and an
-aborted request ends without a report: the contexts of such a stretch are unknown from the first preemption, or as a
-whole. So are those of several replicas, whose lines alternate.
+A request of P prompt and O output tokens ends with P + O - 1 tokens in the cache, and the drafts that were accepted
+beyond its end. When the server is idle nothing is left, which proves the count of the steps since it was idle last.
+A preemption drops an unknown part, and an aborted request ends without a report: the contexts of such a stretch are
+unknown from the first preemption, or as a whole. So are those of several replicas, whose lines alternate.
 """
 
 from collections.abc import Iterable, Iterator

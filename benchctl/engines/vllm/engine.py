@@ -11,6 +11,9 @@
 * **Seeds** of requests are honoured; each seeded row has a random generator of its own, in baseline and variant
   alike. On a CPU vLLM 0.32 dies when the prompt of a seeded request is computed in parts: it rewinds the generator,
   which only CUDA's can do. The preset ``vllm-cpu`` therefore computes prompts whole.
+* **Speculation.** ``num_speculative_tokens`` and its companions write ``--speculative-config``; 0 leaves it out, so
+  that a sweep has its baseline. On a CPU vLLM 0.32 verifies drafts wrongly at any temperature but 0; ``inside``
+  corrects that, and the configuration of the run says so (``server.speculative.cpu_sampling``).
 * **Prefix caching** is off unless the profile asks for it, and so are telemetry and, for a model on disk, the hub.
 """
 
@@ -29,12 +32,13 @@ from benchctl.engines.vllm.description import effective
 from benchctl.engines.vllm.options import VllmOptions
 from benchctl.engines.vllm.signatures import SIGNATURES
 from benchctl.engines.vllm.steps import read_vllm_steps
+from benchctl.errors import EngineUnavailableError
 from benchctl.profile.model import VariantSettings
 from benchctl.records.request import PreparedRequest
 from benchctl.records.step import StepRecord
 
 _INSIDE: Final = Path(__file__).parent / "inside"
-_PLUGIN: Final = "benchctl-steps"
+_PLUGINS: Final = "benchctl-steps,benchctl-cpu"
 
 
 class VllmEngine(PythonServer):
@@ -44,6 +48,17 @@ class VllmEngine(PythonServer):
     distributions = ("vllm", "vllm-cpu")
     essential_processes = ("VLLM::EngineCore", "VLLM::Worker")
     signatures = SIGNATURES
+
+    def check_available(self, settings: VariantSettings) -> None:
+        """Raises EngineUnavailableError when no such server can be started here, or its draft model is missing."""
+        super().check_available(settings)
+        draft = own_options(settings, VllmOptions).draft_model
+        if draft is not None and draft.startswith(("models/", "/", "~", ".")) and not is_local(draft):
+            raise EngineUnavailableError(
+                f"engine {self.kind!r}: the draft model {draft!r} is not a directory; name one with the tokenizer "
+                "of the served model in engine.options.draft_model, or make a pair to try it with: benchctl models "
+                f"make-tiny --draft {Path(draft).parent}"
+            )
 
     def check_requests(self, requests: Sequence[PreparedRequest], settings: VariantSettings) -> None:
         """Raises UnsupportedError for guidance, and for lengths beyond the server's context."""
@@ -56,6 +71,8 @@ class VllmEngine(PythonServer):
         argv += ["--model", checkpoint_for(settings.model, self.kind), "--served-model-name", settings.model]
         argv += ["--host", LOOPBACK, "--port", str(site.port), "--generation-config", "vllm"]
         argv += options.flag_words()
+        draft = options.draft_model
+        argv += options.speculative_words(None if draft is None else checkpoint_for(draft, self.kind))
         if options.step_log:
             argv.append("--enable-logging-iteration-details")
         return (*argv, *options.extra_args)
@@ -64,13 +81,17 @@ class VllmEngine(PythonServer):
         """The path of our plugin, no telemetry, and the variables of the profile."""
         own = {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
         own["VLLM_HOST_IP"] = LOOPBACK  # its processes would meet at the address by which the host is known outside
-        if is_local(settings.model):
+        options = own_options(settings, VllmOptions)
+        models = (settings.model, options.draft_model)
+        if all(is_local(model) for model in models if model is not None):
             own["HF_HUB_OFFLINE"] = "1"
         own |= super().env(settings, site)
         own["BENCHCTL_SERVER_DESCRIPTION"] = str(site.description)
-        if own_options(settings, VllmOptions).step_log:
+        if options.step_log:
             own["BENCHCTL_STEP_LOG"] = str(site.step_log)
-        return plugged_in(own, _INSIDE, _PLUGIN, allowed_in="VLLM_PLUGINS")
+        if options.speculates and options.correct_cpu_sampling:
+            own["BENCHCTL_CORRECTS_CPU_SAMPLING"] = "1"
+        return plugged_in(own, _INSIDE, _PLUGINS, allowed_in="VLLM_PLUGINS")
 
     def request_call(self, request: PreparedRequest, settings: VariantSettings) -> RequestCall:
         return streamed(request, plain_body(request, settings) | {"return_token_ids": True})

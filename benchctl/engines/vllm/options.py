@@ -1,10 +1,13 @@
 """Options of the engine ``vllm``."""
 
-from typing import Annotated, Any
+import json
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from benchctl.profile.engine_options import Flag, PythonOptions
+
+_METHODS_WITH_DRAFT: Final = frozenset({"draft_model", "eagle", "eagle3", "medusa"})
 
 
 class VllmOptions(PythonOptions):
@@ -36,7 +39,66 @@ class VllmOptions(PythonOptions):
     """Source of the weights; ``dummy`` draws random ones and needs none on disk."""
     quantization: Annotated[str | None, Flag()] = None
     """Method by which weights are quantised."""
+    num_speculative_tokens: int | None = Field(default=None, ge=0)
+    """Tokens that are drafted for each sequence in each step; 0 or null: nothing is speculated."""
+    speculative_method: Literal["draft_model", "ngram", "suffix", "eagle", "eagle3", "medusa", "mtp"] | None = None
+    """Source of the drafts; null: ``draft_model`` where one is named. ``ngram`` looks for the last tokens in the
+    text before and needs text that repeats."""
+    draft_model: str | None = None
+    """Directory, built-in name or repository of the model that drafts, with the tokenizer of the served one."""
+    draft_sampling: Literal["greedy", "probabilistic"] | None = None
+    """The draft's choice of a token: its likeliest one, vLLM's default, or a draw from its distribution, which at a
+    temperature above 0 is accepted more often."""
+    prompt_lookup_max: int | None = Field(default=None, ge=1)
+    """Most tokens that ``ngram`` compares; vLLM's default is 5."""
     speculative_config: Annotated[dict[str, Any] | None, Flag()] = None
-    """Speculative decoding, as vLLM takes it."""
+    """Speculative decoding as vLLM takes it, where the options above do not reach; excludes them."""
+    correct_cpu_sampling: bool = True
+    """Put right what vLLM 0.32 on a CPU does to drafts at a temperature above 0; no effect on other servers."""
     step_log: bool = True
     """Record steps, by a statistics plugin inside the server's front end."""
+
+    @property
+    def speculates(self) -> bool:
+        """True for a server that drafts tokens."""
+        return bool(self.num_speculative_tokens) or self.speculative_config is not None
+
+    @model_validator(mode="after")
+    def _says_once_what_is_speculated(self) -> "VllmOptions":
+        own = {
+            name: value
+            for name in ("num_speculative_tokens", "speculative_method", "draft_model", "draft_sampling")
+            if (value := getattr(self, name))
+        }
+        if self.speculative_config is not None and own:
+            raise ValueError(
+                f"speculative_config excludes {', '.join(own)}, which write it; leave one of the two out"
+            )
+        if not self.num_speculative_tokens:
+            return self
+        method = self.speculative_method or ("draft_model" if self.draft_model else None)
+        if method is None:
+            raise ValueError(
+                f"num_speculative_tokens is {self.num_speculative_tokens}, and nothing drafts them; name a "
+                "draft_model, or set speculative_method to ngram"
+            )
+        if (method in _METHODS_WITH_DRAFT) != (self.draft_model is not None):
+            problem = (
+                "needs a draft_model; name its directory" if self.draft_model is None else "has no draft_model"
+            )
+            raise ValueError(f"speculative_method {method} {problem}; or choose another method")
+        return self
+
+    def speculative_words(self, draft: str | None) -> tuple[str, ...]:
+        """The flag that turns speculation on, with the checkpoint ``draft``; none where it is off."""
+        if not self.num_speculative_tokens:
+            return ()
+        document = {
+            "method": self.speculative_method or "draft_model",
+            "model": draft,
+            "num_speculative_tokens": self.num_speculative_tokens,
+            "draft_sample_method": self.draft_sampling,
+            "prompt_lookup_max": self.prompt_lookup_max,
+        }
+        given = {key: value for key, value in document.items() if value is not None}
+        return "--speculative-config", json.dumps(given, separators=(",", ":"))

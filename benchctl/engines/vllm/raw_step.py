@@ -28,8 +28,10 @@ class Scheduler(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SpecDecoding(msgspec.Struct, frozen=True, kw_only=True):
+    num_drafts: int | None = None
     num_draft_tokens: int | None = None
     num_accepted_tokens: int | None = None
+    num_accepted_tokens_per_pos: tuple[int, ...] | None = None
 
 
 class PrefixCache(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,6 +45,8 @@ class Outputs(msgspec.Struct, frozen=True, kw_only=True):
     num_requests: int | None = None
     finished_tokens: int | None = None
     """Tokens in the cache of the requests that ended with this step; a plugin of before does not report them."""
+    num_first_tokens: int | None = None
+    """Requests that got their first token from a step with drafts; not reported for other steps."""
 
 
 class RawStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,7 +70,16 @@ class RawStep(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def finished_tokens(self) -> int:
         """Tokens in the cache of the requests that ended with it; 0 where that is unknown."""
-        return 0 if self.outputs is None else self.outputs.finished_tokens or 0
+        ended = 0 if self.outputs is None else self.outputs.finished_tokens or 0
+        return ended + (self.cut_tokens if ended else 0)
+
+    @property
+    def cut_tokens(self) -> int:
+        """Accepted tokens beyond the end of their request: computed and counted, but given to nobody."""
+        if self.spec_decoding is None or self.details is None or self.outputs is None:
+            return 0
+        sampled = self.details.num_generation_requests + (self.outputs.num_first_tokens or 0)
+        return sampled + (self.spec_decoding.num_accepted_tokens or 0) - self.outputs.num_generation_tokens
 
     @property
     def leaves_work(self) -> bool:

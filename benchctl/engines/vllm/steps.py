@@ -11,7 +11,8 @@ over before this one's answer; the time between two answers is still what a toke
 **Tokens.** ``num_prefill_tokens`` and ``num_decode_tokens`` are the tokens computed, of requests without and with
 output so far; a draft counts among the latter, and so does everything that a preempted request computes again.
 ``output_tokens`` are those that requests got: their sum is the usage, also with several choices, preemption,
-prompts in chunks and drafts. (A text that a stop string cuts in the middle of a draft would be the exception;
+prompts in chunks and drafts. ``accepted_tokens`` may be more than that: those beyond the end of a request are
+accepted and given to nobody. (A text that a stop string cuts in the middle of a draft would be the exception;
 benchctl never requests one.) ``preempted`` are preemptions that became known with this step's outputs;
 ``kv_used_blocks`` what was in use after it; ``context_tokens`` are counted in ``contexts.py``.
 """
@@ -78,8 +79,10 @@ def _normalised(
         num_decode_tokens=details.num_generation_tokens if details is not None else None,
         context_tokens=context_tokens,
         output_tokens=outputs.num_generation_tokens if outputs is not None else 0,
+        drafts=spec.num_drafts,
         draft_tokens=spec.num_draft_tokens,
         accepted_tokens=spec.num_accepted_tokens,
+        accepted_by_position=spec.num_accepted_tokens_per_pos,
         preempted=outputs.num_preempted_reqs if outputs is not None else 0,
         kv_used_blocks=round(usage * blocks) if usage is not None and blocks is not None else None,
     )

@@ -53,10 +53,11 @@ class VllmLenvmOptions(VllmOptions):
                 f"tensor_parallel_size is {self.tensor_parallel_size} with a value model, which guides servers of "
                 "one device; set it to 1, or drop value_model"
             )
-        if self.speculative_config is not None:
+        if self.speculates:
+            option = "num_speculative_tokens" if self.num_speculative_tokens else "speculative_config"
             raise ValueError(
-                "speculative_config and value_model exclude each other: vLLM cannot guide drafted "
-                "tokens; drop one of the two"
+                f"{option} and value_model exclude each other: vLLM cannot guide drafted tokens; drop one of "
+                "the two"
             )
         return self
 

@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import IO, Final, TypeAlias
 
 import psutil
 
@@ -40,15 +40,27 @@ def start(argv: Sequence[str], env: Mapping[str, str], log: Path, cores: frozens
     It may use only ``cores``, or with None all that we may use.
     """
     with log.open("ab") as output, thread_on(cores):
-        started = subprocess.Popen(
-            argv,
-            env=dict(env),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            preexec_fn=_die_with_parent_hook(),  # noqa: PLW1509 - a single system call, looked up before the fork
-        )
+        return _started(argv, env, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
+
+
+def start_piped(argv: Sequence[str], env: Mapping[str, str], log: Path) -> Started:
+    """As ``start``, with pipes to its input and from its output; its standard error is appended to ``log``."""
+    with log.open("ab") as errors:
+        return _started(argv, env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors)
+
+
+def _started(
+    argv: Sequence[str], env: Mapping[str, str], *, stdin: int, stdout: int | IO[bytes], stderr: int | IO[bytes]
+) -> Started:
+    started = subprocess.Popen(
+        argv,
+        env=dict(env),
+        stdin=stdin,
+        stdout=stdout,
+        stderr=stderr,
+        start_new_session=True,
+        preexec_fn=_die_with_parent_hook(),  # noqa: PLW1509 - a single system call, looked up before the fork
+    )
     _OURS.add(started.pid)
     return started
 

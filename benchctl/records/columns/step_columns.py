@@ -20,7 +20,12 @@ Floats: TypeAlias = npt.NDArray[np.float64]
 Flags: TypeAlias = npt.NDArray[np.bool_]
 
 PHASES: Final[tuple[StepPhase, ...]] = ("prefill", "decode", "mixed")
-OPTIONAL: Final = tuple(field.name for field in msgspec.structs.fields(StepRecord) if field.default is None)
+ACCEPTED_BY_POSITION: Final = "accepted_by_position"
+OPTIONAL: Final = tuple(
+    field.name
+    for field in msgspec.structs.fields(StepRecord)
+    if field.default is None and field.name != ACCEPTED_BY_POSITION
+)
 """The counts and flags of a step that an engine may leave out."""
 
 
@@ -42,6 +47,9 @@ class StepColumns:
     section_ns: Mapping[str, Integers]
     """Time of each section that any step has, by name in sorted order; 0 in steps without it."""
     has_section: Mapping[str, Flags]
+    accepted_by_position: Floats | None = None
+    """Accepted drafts, a row for each step and a column for each position of a draft; a row of NaN where the step
+    does not tell, None when no step does."""
 
     def __len__(self) -> int:
         return len(self.dur_ns)
@@ -105,6 +113,17 @@ class DecodedSteps(StepsOfFile):
         """Leave a short log alone: it is decoded as fast as a table of it would be read."""
 
 
+def by_position(columns: Sequence[Floats]) -> Floats | None:
+    """A row for each step from a column for each position, which has NaN where a step names none; None without
+    columns.
+    """
+    if not columns:
+        return None
+    accepted = np.stack(columns, axis=1)
+    accepted[np.isnan(accepted) & ~np.isnan(accepted[:, :1])] = 0  # shorter drafts have none accepted there
+    return accepted
+
+
 def exact_sum(values: Integers, weights: Integers | None = None) -> int:
     """Sum of ``values``, or of their products with ``weights``, however large it is."""
     factors = [array for array in (values, weights) if array is not None]
@@ -133,7 +152,14 @@ def columns_from(records: Iterable[StepRecord], *, is_warmup: bool = False) -> S
         ),
         section_ns=MappingProxyType({n: _integers([times.get(n, 0) for times in sections]) for n in names}),
         has_section=MappingProxyType({n: np.array([n in times for times in sections], dtype=bool) for n in names}),
+        accepted_by_position=_by_position(fields.get(ACCEPTED_BY_POSITION, ())),
     )
+
+
+def _by_position(accepted: Sequence[tuple[int, ...] | None]) -> Floats | None:
+    num_positions = max((len(counts or ()) for counts in accepted), default=0)
+    padded = [(*(counts or ()), *[None] * (num_positions - len(counts or ()))) for counts in accepted]
+    return by_position([np.array(column, dtype=np.float64) for column in zip(*padded, strict=True)])
 
 
 def _integers(values: Sequence[int]) -> Integers:

@@ -23,7 +23,17 @@ import numpy.typing as npt
 import polars as pl
 
 from benchctl.errors import RecordError
-from benchctl.records.columns.step_columns import OPTIONAL, PHASES, Flags, Integers, StepColumns, StepsOfFile
+from benchctl.records.columns.step_columns import (
+    ACCEPTED_BY_POSITION,
+    OPTIONAL,
+    PHASES,
+    Flags,
+    Floats,
+    Integers,
+    StepColumns,
+    StepsOfFile,
+    by_position,
+)
 from benchctl.records.jsonl import decode_lines, write_bytes_atomic
 from benchctl.records.step import Clock, StepRecord
 
@@ -31,14 +41,17 @@ A = TypeVar("A", bound=npt.NDArray[Any])
 
 TABLE_FROM_BYTES: Final = 1 << 20
 """Shorter logs are read nearly as fast as their tables."""
-_VERSION: Final = "1"
+_VERSION: Final = "2"
 """Version of the table; those of another one are not read."""
+_WITHOUT_POSITIONS: Final = "1"
+"""Version without acceptance by position: read where nothing was drafted."""
 _CLOCKS: Final[tuple[Clock, ...]] = get_args(Clock)
 _WORDS: Final = {"clock": pl.Enum(_CLOCKS), "phase": pl.Enum(PHASES)}
 _REQUIRED: Final = ("step", "start_ns", "dur_ns", "clock", "phase", "num_seqs")
 _ALWAYS: Final = (*_REQUIRED, "is_warmup")
 _SECTIONS: Final = "sections_ns"
 _SECTION_PREFIX: Final = f"{_SECTIONS}."
+_POSITION_PREFIX: Final = f"{ACCEPTED_BY_POSITION}."
 _SECTIONS_OF_LINE: Final = re.compile(rb'"sections_ns"\s*:\s*(\{[^{}]*\})')
 
 
@@ -76,6 +89,7 @@ class StepLog(StepsOfFile):
             ),
             section_ns=_Widened(sections, lambda name: _integers(steps[_SECTION_PREFIX + name])),
             has_section=_Widened(sections, lambda name: _is_known(steps[_SECTION_PREFIX + name])),
+            accepted_by_position=by_position([_floats(steps[name]) for name in _position_names(present)]),
         )
 
 
@@ -149,11 +163,11 @@ def _section_names(lines: bytes) -> set[str]:
 def _parse(lines: bytes, names: Iterable[str]) -> pl.DataFrame | None:
     try:
         read = pl.read_ndjson(lines, schema=_schema(names))
-        table = read.drop(_SECTIONS).hstack(_sections_of(read))
-        if any(table[name].null_count() for name in _REQUIRED):
+        sections, positions = _sections_of(read), _positions_of(read)
+        if any(read[name].null_count() for name in _REQUIRED) or positions is None:
             return None
-        num_values = sum(column.count() for column in table.iter_columns()) + read[_SECTIONS].count()
-        return _compact(table) if num_values == _num_colons(lines) else None
+        num_values = sum(column.count() for column in (*read.iter_columns(), *sections))
+        return _compact(read, sections, positions) if num_values == _num_colons(lines) else None
     except pl.exceptions.PolarsError:  # also for a clock or a phase that does not exist
         return None
 
@@ -165,7 +179,7 @@ def _num_colons(lines: bytes) -> int:
 def _table_of_records(records: Sequence[StepRecord]) -> pl.DataFrame:
     names = sorted({name for record in records for name in record.sections_ns})
     read = pl.DataFrame([msgspec.structs.asdict(record) for record in records], schema=_schema(names))
-    return _compact(read.drop(_SECTIONS).hstack(_sections_of(read)))
+    return _compact(read, _sections_of(read), _positions_of(read) or [])
 
 
 def _schema(names: Iterable[str]) -> dict[str, pl.DataType]:
@@ -177,6 +191,7 @@ def _schema(names: Iterable[str]) -> dict[str, pl.DataType]:
         "clock": pl.String(),
         "phase": pl.String(),
         _SECTIONS: pl.Struct(dict.fromkeys(sorted(names), pl.Int64())),
+        ACCEPTED_BY_POSITION: pl.List(pl.Int64()),
     }
 
 
@@ -185,8 +200,26 @@ def _sections_of(read: pl.DataFrame) -> list[pl.Series]:
     return [column.alias(_SECTION_PREFIX + column.name) for column in sections.iter_columns()]
 
 
-def _compact(table: pl.DataFrame) -> pl.DataFrame:
+def _positions_of(read: pl.DataFrame) -> list[pl.Series] | None:
+    """A column for each position of a draft; None when a list has a null."""
+    accepted = read[ACCEPTED_BY_POSITION]
+    if not accepted.count():
+        return []
+    lengths = accepted.drop_nulls().list.len().to_numpy()
+    positions = [accepted.list.get(index, null_on_oob=True) for index in range(int(lengths.max()))]
+    if sum(column.count() for column in positions) != lengths.sum():
+        return None
+    return [column.alias(f"{_POSITION_PREFIX}{index}") for index, column in enumerate(positions, 1)]
+
+
+def _position_names(names: Iterable[str]) -> list[str]:
+    positions = [name for name in names if name.startswith(_POSITION_PREFIX)]
+    return sorted(positions, key=lambda name: int(name.removeprefix(_POSITION_PREFIX)))
+
+
+def _compact(read: pl.DataFrame, sections: list[pl.Series], positions: list[pl.Series]) -> pl.DataFrame:
     """The table that columns are made from, each number in as few bytes as the largest of its column needs."""
+    table = read.drop(_SECTIONS, ACCEPTED_BY_POSITION).hstack([*sections, *positions])
     words = table.with_columns(pl.col("is_warmup").fill_null(value=False)).cast(_WORDS).drop("step")  # type: ignore[arg-type]
     columns = [column for column in words.iter_columns() if column.name in _ALWAYS or column.count()]
     return pl.DataFrame([c.shrink_dtype() if c.dtype == pl.Int64 else c for c in columns])
@@ -206,6 +239,10 @@ def _read_as_records(
 
 def _integers(column: pl.Series) -> Integers:
     return (column.fill_null(0) if column.null_count() else column).cast(pl.Int64).to_numpy()
+
+
+def _floats(column: pl.Series) -> Floats:
+    return column.cast(pl.Float64).fill_null(np.nan).to_numpy()
 
 
 def _is_known(column: pl.Series) -> Flags:
@@ -231,11 +268,13 @@ def read_table(step_log: Path) -> pl.DataFrame | None:
         return None
     try:
         metadata = pl.read_parquet_metadata(path)
-        if metadata.get("version") != _VERSION or metadata.get("log_sha256") != _sha256_of_file(step_log):
+        version = metadata.get("version")
+        if version not in (_VERSION, _WITHOUT_POSITIONS) or metadata.get("log_sha256") != _sha256_of_file(step_log):
             return None
-        return pl.read_parquet(path)
+        table = pl.read_parquet(path)
     except (OSError, pl.exceptions.PolarsError):  # a copy that cannot be read: the log can
         return None
+    return table if version == _VERSION or "draft_tokens" not in table.columns else None
 
 
 def _sha256_of_file(path: Path) -> str:

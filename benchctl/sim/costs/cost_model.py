@@ -45,11 +45,25 @@ class StepBatch(msgspec.Struct, frozen=True, kw_only=True):
     shortest_decode: int = 0
     longest_decode: int = 0
     """Contexts of the shortest and the longest decoding row, unless 0 because the cost model does not ask."""
+    draft_tokens: int = 0
+    """The part of ``num_decode_tokens`` that are drafts to be verified, and are in the contexts."""
+    draft_positions: int = 0
+    """The part of ``attended_positions`` that drafts see."""
 
     @property
     def is_plain_decode(self) -> bool:
-        """True if all rows decode and none of them asks for guidance."""
-        return not self.num_prefill_tokens and not self.guided.wanted_rows
+        """True if all rows decode one token each and none of them asks for guidance."""
+        return not self.num_prefill_tokens and not self.guided.wanted_rows and not self.draft_tokens
+
+    @property
+    def num_decodes(self) -> int:
+        """The decoding rows."""
+        return self.num_decode_tokens - self.draft_tokens
+
+    @property
+    def decode_positions(self) -> int:
+        """The part of ``attended_positions`` that decoding rows see: the newest token of each its whole context."""
+        return self.decode_context - self.draft_tokens + self.draft_positions
 
 
 class StepCost(msgspec.Struct, frozen=True, kw_only=True):

@@ -60,17 +60,17 @@ def cost_model(config: SimConfig) -> CostModel:
 
 def work_of(batch: StepBatch) -> StepWork:
     """The work of any step. A row's newest token is not in the cache before the step."""
-    rows, tokens = batch.num_decode_tokens, batch.num_prefill_tokens
-    guided = batch.guided
+    rows, tokens = batch.num_decodes, batch.num_prefill_tokens
+    verified, guided = batch.num_decode_tokens, batch.guided
     return StepWork(
         num_prefills=float(batch.num_seqs - rows),
         prefill_tokens=float(tokens),
         prefill_context=float(batch.context_tokens - batch.decode_context - tokens),
-        prefill_positions=batch.attended_positions - batch.decode_context - tokens / 2,
+        prefill_positions=batch.attended_positions - batch.decode_positions - tokens / 2,
         num_decodes=float(rows),
-        decode_tokens=float(rows),
-        decode_context=float(batch.decode_context - rows),
-        decode_positions=batch.decode_context - rows / 2,
+        decode_tokens=float(verified),
+        decode_context=float(batch.decode_context - verified),
+        decode_positions=batch.decode_positions - verified / 2,
         num_sampled=float(batch.num_sampling),
         guided_rows=float(guided.scored_rows),
         candidates=float(guided.candidates),

@@ -33,7 +33,7 @@ def cost_model(config: SimConfig) -> CostModel:
     def price(batch: StepBatch) -> StepCost:
         if batch.is_plain_decode:
             return decode(batch).cost_at(batch.context_tokens)
-        time_us = profile.step_us(chunks_of(batch), decodes_of(batch))
+        time_us = profile.step_us(chunks_of(batch), decodes_of(batch), batch.draft_tokens)
         return StepCost(model_forward=round(time_us * NS_PER_US))
 
     def decode(batch: StepBatch) -> DecodeCost:
@@ -45,14 +45,14 @@ def cost_model(config: SimConfig) -> CostModel:
 def chunks_of(batch: StepBatch) -> Chunks:
     """The prompts of a step. With half a token for the last position, c (c + 1) / 2 becomes c c / 2."""
     tokens = batch.num_prefill_tokens
-    positions = batch.attended_positions - batch.decode_context - tokens / 2
-    return Chunks(number=batch.num_seqs - batch.num_decode_tokens, tokens=tokens, positions=positions)
+    positions = batch.attended_positions - batch.decode_positions - tokens / 2
+    return Chunks(number=batch.num_seqs - batch.num_decodes, tokens=tokens, positions=positions)
 
 
 def decodes_of(batch: StepBatch) -> DecodingRows:
     """The decoding rows of a step."""
     return DecodingRows(
-        number=batch.num_decode_tokens,
+        number=batch.num_decodes,
         context=batch.decode_context,
         shortest=batch.shortest_decode,
         longest=batch.longest_decode,

@@ -2,12 +2,13 @@
 
 from bisect import bisect_left
 from collections.abc import Iterator
-from itertools import accumulate
+from itertools import accumulate, zip_longest
 from typing import Final
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
+from benchctl.records.step import StepRecord
 from benchctl.sim.engine import SimulatedEngine, StepOutput
 from benchctl.units import NS_PER_S
 
@@ -42,16 +43,22 @@ class Counters:
         self.num_generation_tokens = 0
         self.num_aborted = 0
         self.num_finished = {"stop": 0, "length": 0}
+        self.num_drafts = 0
+        self.num_draft_tokens = 0
+        self.num_accepted: list[int] = []
+        """Accepted drafts of each position."""
         self.time_to_first_token: Final = Histogram(_SHORT_S)
         self.inter_token: Final = Histogram(_SHORT_S)
         self.end_to_end: Final = Histogram(_LONG_S)
 
     def count(self, output: StepOutput) -> None:
         record = output.record
-        self.num_generation_tokens += len(output.emitted)
+        self.num_generation_tokens += record.output_tokens or 0
         duration_s = record.dur_ns / NS_PER_S
-        if record.num_decode_tokens:
-            self.inter_token.add(duration_s, record.num_decode_tokens)
+        if num_decodes := (record.num_decode_tokens or 0) - (record.draft_tokens or 0):
+            self.inter_token.add(duration_s, num_decodes)
+        if record.drafts is not None:
+            self._count_drafts(record)
         if record.num_prefill_tokens:
             end_ns = record.start_ns + record.dur_ns
             for seq in output.emitted:
@@ -61,6 +68,12 @@ class Counters:
         for seq in output.finished:
             self.num_finished[seq.answer.finish_reason] += 1
             self.end_to_end.add(((seq.last_token_ns or 0) - seq.arrival_ns) / NS_PER_S)
+
+    def _count_drafts(self, record: StepRecord) -> None:
+        self.num_drafts += record.drafts or 0
+        self.num_draft_tokens += record.draft_tokens or 0
+        accepted = record.accepted_by_position or ()
+        self.num_accepted = [sum(counts) for counts in zip_longest(self.num_accepted, accepted, fillvalue=0)]
 
 
 class SimCollector:
@@ -110,12 +123,33 @@ class SimCollector:
             yield self._labelled(
                 CounterMetricFamily(name, f"{name} since the start.", labels=["model_name"]), value
             )
+        if engine.config.num_speculative_tokens:
+            yield from self._drafts()
         success = CounterMetricFamily(
             "vllm:request_success", "Finished sequences.", labels=["model_name", "finished_reason"]
         )
         for reason, count in (*counters.num_finished.items(), ("abort", counters.num_aborted)):
             success.add_metric([engine.config.model, reason], count)
         yield success
+
+    def _drafts(self) -> Iterator[Metric]:
+        counters, model = self._counters, self._engine.config.model
+        for name, value in (
+            ("vllm:spec_decode_num_drafts", counters.num_drafts),
+            ("vllm:spec_decode_num_draft_tokens", counters.num_draft_tokens),
+            ("vllm:spec_decode_num_accepted_tokens", sum(counters.num_accepted)),
+        ):
+            yield self._labelled(
+                CounterMetricFamily(name, f"{name} since the start.", labels=["model_name"]), value
+            )
+        by_position = CounterMetricFamily(
+            "vllm:spec_decode_num_accepted_tokens_per_pos",
+            "Accepted draft tokens of each position.",
+            labels=["model_name", "position"],
+        )
+        for position, value in enumerate(counters.num_accepted):
+            by_position.add_metric([model, str(position)], value)
+        yield by_position
 
     def _labelled(self, family: GaugeMetricFamily | CounterMetricFamily, value: float) -> Metric:
         family.add_metric([self._engine.config.model], value)

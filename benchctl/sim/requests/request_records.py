@@ -1,5 +1,7 @@
 """Records of simulated requests, as a client without network, queue or delay of its own would write them."""
 
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Final
 
 from benchctl.errors import UsageError
@@ -15,7 +17,7 @@ def record_of(
     served: ServedRequest, prepared: PreparedRequest, config: SimConfig, *, is_warmup: bool, is_open_loop: bool
 ) -> RequestRecord:
     """The record of a request that was served; only an open loop plans a send for a time without a slot."""
-    choices = tuple(_choice_record(choice, config.tokens_per_chunk) for choice in served.choices)
+    choices = tuple(_choice_record(choice, config) for choice in served.choices)
     first = served.choices[0].sequence
     return RequestRecord(
         request_id=prepared.request_id,
@@ -51,17 +53,21 @@ def refusal_record(
     )
 
 
-def _choice_record(choice: ServedChoice, tokens_per_chunk: int) -> ChoiceRecord:
-    """A chunk for every ``tokens_per_chunk`` tokens; the rest comes with the event that ends the choice."""
+def _choice_record(choice: ServedChoice, config: SimConfig) -> ChoiceRecord:
+    """A chunk for every ``tokens_per_chunk`` tokens, with all that one step has given.
+
+    The rest comes with the event that ends the choice.
+    """
     answer, token_ns = choice.sequence.answer, choice.token_ns
     texts = [answer.token_text(position) for position in range(len(token_ns))]
     sizes, chars, chunk_ns = [1] * len(texts), [len(text) for text in texts], token_ns
-    if tokens_per_chunk > 1:
-        chunks = [texts[start : start + tokens_per_chunk] for start in range(0, len(texts), tokens_per_chunk)]
+    if config.tokens_per_chunk > 1 or config.num_speculative_tokens:
+        ends = chunk_ends(token_ns, config.tokens_per_chunk)
+        chunks = [texts[start:end] for start, end in pairwise((0, *ends))]
         sizes, chars = [len(chunk) for chunk in chunks], [sum(map(len, chunk)) for chunk in chunks]
-        chunk_ns = token_ns[tokens_per_chunk - 1 :: tokens_per_chunk]
-        if len(chunk_ns) < len(chunks):
-            chunk_ns.append(choice.end_ns)
+        chunk_ns = [token_ns[end - 1] for end in ends]
+        if sizes[-1] < config.tokens_per_chunk:
+            chunk_ns[-1] = choice.end_ns
     return ChoiceRecord(
         index=choice.sequence.choice,
         chunk_ns=tuple(chunk_ns),
@@ -71,3 +77,17 @@ def _choice_record(choice: ServedChoice, tokens_per_chunk: int) -> ChoiceRecord:
         finish_reason=answer.finish_reason,
         text="".join(texts),
     )
+
+
+def chunk_ends(token_ns: Sequence[int], tokens_per_chunk: int) -> list[int]:
+    """Tokens of an answer until the end of each chunk: a step sends all if that many wait, or if it is the last.
+
+    Tokens of one step have one time.
+    """
+    ends = [end for end, (time_ns, next_ns) in enumerate(pairwise((*token_ns, -1)), start=1) if next_ns != time_ns]
+    sent, chunks = 0, []
+    for end in ends:
+        if end - sent >= tokens_per_chunk or end == len(token_ns):
+            chunks.append(end)
+            sent = end
+    return chunks

@@ -7,10 +7,11 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from benchctl.records.columns.step_columns import PHASES, Flags, Floats, Integers, StepColumns
+from benchctl.records.columns.step_columns import OPTIONAL, PHASES, Flags, Floats, Integers, StepColumns
 from benchctl.sim.costs.cost_model import StepCost
 from benchctl.sim.steps.log import WIDTH, StepLog, Stretch
 
+_DRAFTED: Final = ("drafts", "draft_tokens")
 _PARTS: Final = tuple(field.name for field in msgspec.structs.fields(StepCost))
 
 
@@ -59,6 +60,7 @@ def columns_of(log: StepLog, *, is_warmup: bool = False) -> StepColumns:
         optionals=MappingProxyType(_optionals(log, at, offset, rows)),
         section_ns=MappingProxyType(section_ns),
         has_section=MappingProxyType(has_section),
+        accepted_by_position=_accepted(log)[at].astype(np.float64) if log.num_drafts and len(at) else None,
     )
 
 
@@ -86,8 +88,19 @@ def _optionals(log: StepLog, at: Integers, offset: Integers, rows: _Rows) -> dic
         "value_prefill_tokens": num_guided["value_prefill_tokens"],
         "value_extend_tokens": num_guided["value_extend_tokens"],
     }
+    if log.num_drafts:
+        drafted = {name: np.frombuffer(log.drafted[name], dtype=np.int64)[at] for name in _DRAFTED}
+        columns["num_decode_tokens"] = rows.num_decodes + drafted["draft_tokens"]
+        columns["accepted_tokens"] = _accepted(log)[at].sum(axis=1)
+        columns |= drafted
     floats = {name: np.asarray(column, dtype=np.float64) for name, column in columns.items()}
-    return {name: column for name, column in floats.items() if len(at) and not np.isnan(column).all()}
+    present = {name: column for name, column in floats.items() if len(at) and not np.isnan(column).all()}
+    return {name: present[name] for name in OPTIONAL if name in present}
+
+
+def _accepted(log: StepLog) -> Integers:
+    """Accepted drafts, a row for each step and a column for each position."""
+    return np.frombuffer(log.accepted, dtype=np.int64).reshape(-1, log.num_drafts)
 
 
 def _nullable(column: Integers) -> Floats:
@@ -110,6 +123,10 @@ def _sections(log: StepLog, at: Integers, which: Integers) -> tuple[dict[str, In
         for name in ("lvm_forward", "lvm_apply_guidance"):  # steps of guided stretches that score no row
             exists[name] &= lvm_forward >= 0
             parts[name] = np.where(exists[name], parts[name], 0)
+    if log.num_drafts:
+        for name, column in (("draft", "draft_ns"), ("backfill", "backfill_ns")):
+            part = np.frombuffer(log.drafted[column], dtype=np.int64)[at]
+            exists[name], parts[name] = part >= 0, np.maximum(part, 0)
     parts["model_forward"] = np.frombuffer(log.dur_ns, dtype=np.int64)[at] - sum(parts.values())
     return _nested(parts, exists)
 
@@ -129,6 +146,7 @@ def _nested(parts: dict[str, Integers], exists: dict[str, Flags]) -> tuple[dict[
         "sample": (parts["sample"], samples & exists["sample"]),
         "sampler_total": (total, samples),
     }
+    sections |= {name: (parts[name], exists[name]) for name in ("draft", "backfill") if name in parts}
     present = sorted(name for name, (_, has) in sections.items() if has.any())
     times = {name: np.where(sections[name][1], sections[name][0], 0) for name in present}
     return times, {name: sections[name][1] for name in present}

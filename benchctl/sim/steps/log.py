@@ -1,7 +1,7 @@
 """The steps of one server life, stored as stretches: a row for steps of one batch, a few numbers for each step."""
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
@@ -35,17 +35,29 @@ _NO: Final = -1
 """Stands for None in a column of integers."""
 
 
+class DraftedStep(NamedTuple):
+    """Drafts of one step, and the times of drafting and of the backfill in ns; -1 for a part that is not there."""
+
+    drafts: int
+    draft_tokens: int
+    draft_ns: int
+    backfill_ns: int
+    accepted_by_position: Sequence[int]
+
+
 class StepLog:
     """Columns of steps. They grow by stretches and are read as records, one after the other.
 
     The forward is what is left of a step's duration after its other sections, which few steps differ in: ``rests``
-    holds each combination once. ``factors`` has the noise of each step, and the columns of guidance a value
-    for each step, on servers that have either.
+    holds each combination once. ``factors`` has the noise of each step, and the columns of guidance and of drafts a
+    value for each step, on servers that have them. Accepted drafts have ``num_drafts`` values for each step.
     """
 
-    def __init__(self, *, has_noise: bool = False, has_guidance: bool = False) -> None:
+    def __init__(self, *, has_noise: bool = False, has_guidance: bool = False, num_drafts: int = 0) -> None:
         self.has_noise: Final = has_noise
         self.has_guidance: Final = has_guidance
+        self.num_drafts: Final = num_drafts
+        """Positions of drafts; 0 on servers without speculation."""
         self.rests: Final[list[StepCost]] = []
         self.num_cleared = 0
         """Steps that were forgotten."""
@@ -65,6 +77,8 @@ class StepLog:
         self.kv_used = array("i")
         self.factors = array("d")
         self.guided = {name: array("q") for name in GUIDED_COLUMNS}
+        self.drafted = {name: array("q") for name in DRAFTED_COLUMNS}
+        self.accepted = array("q")
 
     def __len__(self) -> int:
         return len(self.dur_ns)
@@ -99,6 +113,16 @@ class StepLog:
         for column, value in zip(self.guided.values(), _UNGUIDED, strict=True):
             column.extend([value] * num_steps)
 
+    def add_drafted(self, drafted: DraftedStep) -> None:
+        """Append what was drafted in one step."""
+        for column, value in zip(self.drafted.values(), drafted[:-1], strict=True):
+            column.append(value)
+        self.accepted.extend(drafted.accepted_by_position)
+
+    def accepted_at(self, at: int) -> list[int]:
+        """Accepted drafts of step ``at``, of each position."""
+        return self.accepted[at * self.num_drafts : (at + 1) * self.num_drafts].tolist()
+
     def stretch(self, index: int) -> Stretch:
         return Stretch(*self.stretches[index * WIDTH : (index + 1) * WIDTH])
 
@@ -127,7 +151,7 @@ class StepLog:
     def _record(self, stretch: Stretch, rest: StepCost, first: int, offset: int, start_ns: int) -> StepRecord:
         at = first + offset
         guided = [column[at] for column in self.guided.values()] if self.has_guidance else _UNGUIDED
-        return StepRecord(
+        record = StepRecord(
             step=self.num_cleared + at + 1,
             start_ns=start_ns,
             dur_ns=self.dur_ns[at],
@@ -149,6 +173,25 @@ class StepLog:
             value_extend_tokens=guided[3],
             sections_ns=self._sections(rest, at, guided[5]),
         )
+        return self._with_drafts(record, at) if self.num_drafts else record
+
+    def _with_drafts(self, record: StepRecord, at: int) -> StepRecord:
+        drafts, draft_tokens, draft_ns, backfill_ns = (column[at] for column in self.drafted.values())
+        sections = dict(record.sections_ns)
+        for name, part_ns in (("draft", draft_ns), ("backfill", backfill_ns)):
+            if part_ns != _NO:
+                sections["model_forward"] -= part_ns
+                sections[name] = part_ns
+        accepted = self.accepted_at(at)
+        return msgspec.structs.replace(
+            record,
+            num_decode_tokens=(record.num_decode_tokens or 0) + draft_tokens,
+            drafts=drafts,
+            draft_tokens=draft_tokens,
+            accepted_tokens=sum(accepted),
+            accepted_by_position=tuple(accepted),
+            sections_ns=sections,
+        )
 
     def _sections(self, rest: StepCost, at: int, lvm_forward_ns: int) -> dict[str, int]:
         if self.has_noise:
@@ -168,6 +211,7 @@ GUIDED_COLUMNS: Final = (
     "fused",
     "lvm_forward",
 )
+DRAFTED_COLUMNS: Final = DraftedStep._fields[:-1]
 _UNGUIDED: Final = [0, 0, 0, 0, _NO, _NO]
 
 

@@ -114,11 +114,15 @@ class LayerProfile:
         self._of_tokens_us: Final[dict[int, float]] = {}
         self._of_rows_us: Final[dict[int, float]] = {}
 
-    def step_us(self, chunks: Chunks, decodes: DecodingRows) -> float:
-        """Time of one step."""
+    def step_us(self, chunks: Chunks, decodes: DecodingRows, draft_tokens: int = 0) -> float:
+        """Time of one step, in which the decoding rows have so many drafted tokens besides their newest.
+
+        Each of these has logits. All tokens of a row read its keys and values in one pass, so that attention costs
+        what it does for one token at the end of its context.
+        """
         return (
-            self.of_tokens_us(chunks.tokens + decodes.number)
-            + self.of_rows_us(chunks.number + decodes.number)
+            self.of_tokens_us(chunks.tokens + decodes.number + draft_tokens)
+            + self.of_rows_us(chunks.number + decodes.number + draft_tokens)
             + self.shape.layers * self._attention_us(chunks, decodes)
         )
 

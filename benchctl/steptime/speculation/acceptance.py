@@ -70,7 +70,7 @@ class Acceptance:
         return tuple(self.values[min(i, len(self.values) - 1)] for i in range(num_draft_tokens))
 
     def is_extrapolated(self, num_draft_tokens: int) -> bool:
-        """Whether the last of so many positions has the acceptance of an earlier one for want of its own."""
+        """True if the last of so many positions has the acceptance of an earlier one for want of its own."""
         return num_draft_tokens > len(self.values) and not self.is_constant
 
     def draws(self, num_draft_tokens: int, seed: int = 0) -> tuple[Draws, ...]:

@@ -9,7 +9,8 @@ that are rejected take time from other sequences, and fewer drafts are better, u
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 from typing import Final
 
 from benchctl.errors import UsageError
@@ -72,6 +73,12 @@ class Speculation:
         self._tokens = tokens_by_drafts(self._survival, bonus=bonus)
         survival_draws = acceptance.survival_draws(longest, seed)
         self._draws = tokens_by_drafts(survival_draws, bonus=bonus) if survival_draws else ()
+
+    def at_context(self, context: float) -> "Speculation":
+        """The same with so many tokens in the cache of each row."""
+        moved = copy(self)
+        moved.steps = replace(self.steps, context=context)
+        return moved
 
     def tokens(self, num_draft_tokens: int) -> float:
         """Expected tokens per step and sequence."""

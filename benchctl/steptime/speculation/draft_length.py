@@ -194,7 +194,7 @@ def _break_even_length(curves: _Curves, *, bonus: bool) -> WholeEstimate:
 
 
 def _last_above_1(gains: Draws) -> Lengths:
-    """Index of the last row above 1 in each column; 0 without any, as row 0 is no speculation."""
+    """Index of the last row above 1 in each column; 0 without any. Row 0 is a step without drafts."""
     pays = gains > 1
     last: Lengths = len(gains) - 1 - np.argmax(pays[::-1], axis=0)
     return np.where(pays.any(axis=0), last, 0)

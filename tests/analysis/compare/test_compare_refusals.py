@@ -258,8 +258,8 @@ def test_a_cut_off_line_in_a_run_marked_done_is_refused_with_file_and_line(resul
 
 def test_a_newer_schema_is_refused(results):
     path = results.path / "manifest.json"
-    path.write_text(path.read_text().replace('"schema_version": 2', '"schema_version": 3'))
-    with pytest.raises(SchemaVersionError, match="schema_version 3 is newer than 2"):
+    path.write_text(path.read_text().replace('"schema_version": 3', '"schema_version": 4'))
+    with pytest.raises(SchemaVersionError, match="schema_version 4 is newer than 3"):
         within(results)
 
 

@@ -24,7 +24,7 @@ def metrics_of(results, index=0):
 
 
 def run_with(**changes):
-    record = RunRecord(schema_version=2, index=0, run_id="r", block=0, position=0, variant="v")
+    record = RunRecord(schema_version=3, index=0, run_id="r", block=0, position=0, variant="v")
     fields = {"requests": (), "steps": (), "gpu": (), "host": (), "prometheus": (), "warnings": ()} | changes
     return LoadedRun(**({"record": record} | fields))
 
@@ -143,12 +143,12 @@ def test_speculation_shows_in_tokens_per_step_and_acceptance(results):
     )
     found = metrics_of(results)
     assert found["tokens_per_step"] == 2
-    assert found["acceptance_frac"] == 0.25
+    assert found["acceptance_rate"] == 0.25
     assert found["peak_kv_blocks"] == 8
 
 
 TIMES = RunTimes(first_send_ns=NS_PER_S, last_token_ns=3 * NS_PER_S)
-TIMED = RunRecord(schema_version=2, index=0, run_id="r", block=0, position=0, variant="v", times=TIMES)
+TIMED = RunRecord(schema_version=3, index=0, run_id="r", block=0, position=0, variant="v", times=TIMES)
 
 
 def gpu(t_s, index, **fields):

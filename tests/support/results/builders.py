@@ -178,7 +178,7 @@ def write_results(
     content = b"".join(encode(request) + b"\n" for request in requests)
     results.write_manifest(
         Manifest(
-            schema_version=2,
+            schema_version=3,
             state=state,
             profile="built",
             profile_sha256="1" * 64,
@@ -214,7 +214,7 @@ def write_results(
             _write_run(
                 results, planned[-1], requests, factors[variant], loads=loads_in_warmup and variant == "guided"
             )
-    results.write_plan(Plan(schema_version=2, runs=tuple(planned)))
+    results.write_plan(Plan(schema_version=3, runs=tuple(planned)))
     return results
 
 
@@ -253,7 +253,7 @@ def _write_run(
     last = max(record.done_ns or 0 for record in records)
     directory.write(
         RunRecord(
-            schema_version=2,
+            schema_version=3,
             index=planned.index,
             run_id=planned.run_id,
             block=planned.block,

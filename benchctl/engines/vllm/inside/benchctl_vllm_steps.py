@@ -33,6 +33,7 @@ import sys
 import time
 from collections.abc import Callable
 
+import benchctl_vllm_cpu
 from vllm.v1.metrics.loggers import StatLoggerBase
 
 _log = logging.getLogger("vllm.benchctl_step_log")
@@ -44,6 +45,7 @@ _DETAILS = (
 _SCHEDULER = ("num_running_reqs", "num_waiting_reqs", "num_skipped_waiting_reqs", "kv_cache_usage")
 _PREFIX_CACHE = ("requests", "queries", "hits", "preempted_requests", "preempted_queries", "preempted_hits")
 _SPEC_DECODING = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
+_ACCEPTED_BY_POSITION = "num_accepted_tokens_per_pos"
 _OUTPUTS = ("num_generation_tokens", "num_prompt_tokens", "num_preempted_reqs")
 _LATENCIES = ("time_to_first_tokens_iter", "inter_token_latencies_iter")
 """One entry for each request that got its first, or a further, token."""
@@ -137,13 +139,15 @@ class StepLog(StatLoggerBase):  # type: ignore[misc]
             "details": _numbers(getattr(scheduler, "iteration_details", None), _DETAILS),
             "scheduler": _numbers(scheduler, _SCHEDULER),
             "prefix_cache": _numbers(getattr(scheduler, "prefix_cache_stats", None), _PREFIX_CACHE),
-            "spec_decoding": _numbers(getattr(scheduler, "spec_decoding_stats", None), _SPEC_DECODING),
+            "spec_decoding": _spec_decoding(getattr(scheduler, "spec_decoding_stats", None)),
             "outputs": _numbers(iteration, _OUTPUTS),
         }
         if iteration is not None and not parts["details"]:  # a version of vLLM that has none
             parts["outputs"]["num_requests"] = sum(len(getattr(iteration, name, ())) for name in _LATENCIES)
         if iteration is not None:
             parts["outputs"] |= _finished(iteration)
+            if parts["spec_decoding"]:
+                parts["outputs"]["num_first_tokens"] = len(getattr(iteration, _LATENCIES[0], ()))
         line = {"engine": self._engine, **self._times(), **{name: part for name, part in parts.items() if part}}
         if scheduler is not None:
             self._was_idle = not any(parts["scheduler"].get(name) for name in _UNFINISHED)
@@ -175,6 +179,8 @@ class StepLog(StatLoggerBase):  # type: ignore[misc]
         if path is None:
             return
         sections = {name: _plain_fields(getattr(self._config, name, None)) for name in _SECTIONS}
+        if sections["speculative_config"] and benchctl_vllm_cpu.is_in_use():
+            sections["speculative_config"]["cpu_sampling"] = "corrected by benchctl"
         described = {"versions": _versions(), **{name: fields for name, fields in sections.items() if fields}}
         with open(f"{path}.partial", "w", encoding="utf-8") as file:  # noqa: PTH123
             json.dump(described, file, indent=1, sort_keys=True)
@@ -196,6 +202,15 @@ def _numbers(source: object, names: tuple[str, ...]) -> dict[str, int | float | 
         if isinstance(value, int) or (isinstance(value, float) and math.isfinite(value)):
             numbers[name] = value
     return numbers
+
+
+def _spec_decoding(stats: object) -> dict[str, object]:
+    """Drafts of a step: their numbers, and accepted ones by position, the first drafted token first."""
+    part: dict[str, object] = dict(_numbers(stats, _SPEC_DECODING))
+    accepted = getattr(stats, _ACCEPTED_BY_POSITION, None)
+    if isinstance(accepted, list) and all(isinstance(count, int) for count in accepted):
+        part[_ACCEPTED_BY_POSITION] = accepted
+    return part
 
 
 def _finished(iteration: object) -> dict[str, int]:

@@ -1,0 +1,89 @@
+"""The server that ``benchctl speculation`` computes with, from the command line."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from benchctl.errors import UsageError
+
+if TYPE_CHECKING:
+    from benchctl.steptime.source import StepTimeSource
+    from benchctl.steptime.speculation.server_steps import Backfill, ServerSteps
+    from benchctl.steptime.work import Deployment
+
+DEFAULT_DRAFT_COST: Final = 0.05
+"""One draft pass as a share of a step, where nothing states it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerOptions:
+    """The models, the device and the step times that the command line names."""
+
+    model: str
+    draft_model: str | None
+    hardware: str | None
+    tensor_parallel: int
+    fitted: Path | None
+
+    def deployment(self, model: str) -> "Deployment":
+        """A model on the devices of the server. Raises UsageError without a device."""
+        from benchctl.costs.hardware import hardware_for
+        from benchctl.costs.shapes import shape_for
+        from benchctl.steptime.model_file import read_model
+        from benchctl.steptime.work import Deployment
+
+        hardware = self.hardware
+        if hardware is None and self.fitted is not None:
+            hardware = read_model(self.fitted).hardware
+        if hardware is None:
+            raise UsageError("--model needs a device: name it with --hardware, such as h100-sxm or cpu:1.5:80")
+        return Deployment(
+            shape=shape_for(model), hardware=hardware_for(hardware), tensor_parallel=self.tensor_parallel
+        )
+
+    def source(self, deployment: "Deployment") -> "StepTimeSource":
+        """Step times of a deployment, from the fitted model or the roofline."""
+        from benchctl.steptime.model_file import read_model
+        from benchctl.steptime.source import fitted_source, roofline_source
+
+        if self.fitted is not None:
+            return fitted_source(read_model(self.fitted), deployment)
+        return roofline_source(deployment)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Server:
+    """Step times of target and draft, and their origin in words."""
+
+    steps: "ServerSteps"
+    origin: str
+    draft_cost: float
+    """One draft pass of a single sequence as a share of the target's step."""
+    memory_rows: int | None
+
+
+def build_server(options: ServerOptions, draft_cost: float | None, context: float, backfill: "Backfill") -> Server:
+    """The server of the options; a draft without a model costs a share of the target's step."""
+    from benchctl.steptime.speculation.law import DraftCost
+    from benchctl.steptime.speculation.served import rows_that_fit
+    from benchctl.steptime.speculation.server_steps import ServerSteps, as_share
+    from benchctl.steptime.work import one_step
+
+    target = options.deployment(options.model)
+    source = options.source(target)
+    if options.draft_model is None:
+        cost = DraftCost(draft=DEFAULT_DRAFT_COST if draft_cost is None else draft_cost).draft
+        draft, draft_s = None, as_share(source.step_s, cost)
+        origin = f"{source.words}, a draft pass at {cost:.4g} of a step"
+    else:
+        draft = options.deployment(options.draft_model)
+        draft_s = options.source(draft).step_s
+        origin = f"{source.words}, drafts by {draft.shape.name}"
+        single = one_step(num_decodes=1, context=context)
+        cost = draft_s(single) / source.step_s(single)
+    return Server(
+        steps=ServerSteps(target_s=source.step_s, draft_s=draft_s, context=context, backfill=backfill),
+        origin=f"{origin}, {context:.0f} tokens in the cache of each sequence",
+        draft_cost=cost,
+        memory_rows=rows_that_fit(target, draft, context),
+    )

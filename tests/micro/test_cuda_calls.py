@@ -1,0 +1,118 @@
+"""Calls to CUDA, in order, by a torch that notes them: what can be held without a device."""
+
+import importlib
+import sys
+
+import pytest
+from fake_torch import FakeTorch
+
+from benchctl.micro.inside.failures import WorkerError
+from benchctl.micro.inside.replays import captured, timed_replays
+
+DEVICES = "benchctl.micro.inside.devices"
+
+
+@pytest.fixture
+def fake_devices(monkeypatch):
+    """Makes the module of devices over a torch of the given sort."""
+
+    def make(**options):
+        torch = FakeTorch(**options)
+        monkeypatch.setitem(sys.modules, "torch", torch)
+        monkeypatch.delitem(sys.modules, DEVICES, raising=False)
+        return importlib.import_module(DEVICES), torch
+
+    yield make
+    sys.modules.pop(DEVICES, None)
+
+
+def test_replays_are_event_record_launch_event_record_and_one_synchronisation(fake_devices):
+    devices, torch = fake_devices()
+    device = devices.open_device("cuda:0")
+    torch.calls.clear()
+    times = timed_replays(device, lambda: torch.note("launch"), 2)
+    made = ["record"] * 5 + ["synchronize"]  # events exist on the device from their first record
+    replay = ["record", "launch", "record"]
+    assert torch.calls == [*made, "synchronize", "record", *replay, *replay, "synchronize"]
+    assert times.clock == "device"
+    assert times.num_allocations == 0
+    assert len(times.duration_ns) == 2
+
+
+def test_the_stream_of_the_warm_up_is_the_one_of_the_capture_and_waits_for_the_ordinary_one(fake_devices):
+    devices, torch = fake_devices()
+    device = devices.open_device("cuda")
+    torch.calls.clear()
+    launch = captured(device, lambda: torch.note("work"), 3)
+    assert torch.calls == [
+        "side waits for ordinary",
+        *["work on side"] * 3,
+        "ordinary waits for side",
+        "synchronize",
+        "synchronize",
+        "empty cache",
+        "capture begins on side",
+        "work on side",
+        "capture ends on side",
+        "synchronize",
+    ]
+    torch.calls.clear()
+    launch()
+    assert torch.calls == ["launch"], "the graph is launched on the ordinary stream"
+
+
+@pytest.mark.parametrize("call", ["capture begins", "work", "capture ends"])
+def test_after_a_capture_that_fails_the_ordinary_stream_is_the_current_one(fake_devices, call):
+    devices, torch = fake_devices(fails={call: "operation not permitted"})
+    device = devices.open_device("cuda:0")
+    with pytest.raises(RuntimeError, match="operation not permitted"):
+        device.capture(lambda: torch.note("work"))
+    assert torch.current == "ordinary"
+    begun = torch.calls.count("capture begins on side")
+    assert torch.calls.count("capture ends on side") == (begun if call != "capture begins" else 0)
+
+
+def test_work_that_fails_in_a_capture_is_the_error_although_its_end_fails_too(fake_devices):
+    devices, torch = fake_devices(fails={"work": "first", "capture ends": "second"})
+    device = devices.open_device("cuda:0")
+    with pytest.raises(RuntimeError, match="first"):
+        device.capture(lambda: torch.note("work"))
+
+
+def test_free_memory_is_what_the_driver_has_and_what_torch_holds_unused(fake_devices):
+    devices, _ = fake_devices()
+    device = devices.open_device("cuda:0")
+    assert device.free_bytes() == 1_000 + 500 - 200
+    described = device.describe()
+    assert described["device_uuid"] == "GPU-0-1-2"
+    assert described["compute_capability"] == "9.0"
+
+
+@pytest.mark.parametrize(
+    ("num_devices", "name", "message"),
+    [
+        (0, "cuda:0", r"device cuda:0: torch 2\.99\.0\+fake sees no CUDA device; name another with --device"),
+        (2, "cuda:2", "sees 2 CUDA devices"),
+        (1, "cuda:x", "it must be cpu, cuda or cuda:N"),
+        (1, "tpu", "it must be cpu, cuda or cuda:N"),
+    ],
+)
+def test_a_device_that_is_not_there_is_refused_by_name(fake_devices, num_devices, name, message):
+    devices, _ = fake_devices(num_devices=num_devices)
+    with pytest.raises(WorkerError, match=message) as caught:
+        devices.open_device(name)
+    assert caught.value.kind in {"device", "settings"}
+
+
+def test_the_cpu_has_no_graphs_and_the_clock_of_the_host(fake_devices):
+    devices, torch = fake_devices()
+    device = devices.open_device("cpu")
+    times = timed_replays(device, lambda: None, 5)
+    assert times.clock == "host"
+    assert all(duration >= 0 for duration in times.duration_ns)
+    ends = [start + duration for start, duration in zip(times.start_ns, times.duration_ns, strict=True)]
+    assert all(end <= start for end, start in zip(ends, times.start_ns[1:], strict=False))
+    assert torch.calls == []
+    assert device.free_bytes() > 0
+    with pytest.raises(WorkerError, match="mode graph needs a CUDA device"):
+        captured(device, lambda: None, 3)

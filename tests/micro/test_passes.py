@@ -1,0 +1,178 @@
+"""The passes of a worker: prepared once, captured once, and refused before they take memory that is not there."""
+
+import math
+
+import pytest
+from fake_device import FakeDevice
+
+from benchctl.micro.inside.dimensions import PassPoint
+from benchctl.micro.inside.failures import WorkerError
+from benchctl.micro.inside.passes import GIB, MemoryNeed, PassStore
+
+
+class FakePass:
+    """Its output is one number, which graphs of another value change."""
+
+    tolerance = 1e-3
+
+    def __init__(self, device, output=1.0):
+        self.output, self.run = output, device.work("eager")
+
+    def outputs(self):
+        return self.output
+
+    def difference(self, outputs):
+        return abs(self.output - outputs) / abs(self.output)
+
+
+class FakeMaker:
+    """Each sequence of a pass needs a GiB."""
+
+    name = "tiny in float32 on fake:0"
+
+    def __init__(self, device, *, total=10, failure=None, output=1.0):
+        self.device, self.total, self.failure, self.output = device, total * GIB, failure, output
+        self.points, self.store = [], None
+
+    def need(self, point):
+        return MemoryNeed(point.batch_size * GIB, 0)
+
+    def make(self, point):
+        if self.failure is not None:
+            raise self.failure
+        self.points.append(point)
+        return FakePass(self.device, self.output)
+
+    def free_bytes(self):
+        return self.total - sum(point.batch_size * GIB for point in self.store._entries)
+
+
+def store_of(device, **options):
+    maker = FakeMaker(device, **options)
+    maker.store = PassStore(device, maker)
+    return maker.store, maker
+
+
+def decode(batch_size):
+    return PassPoint(phase="decode", batch_size=batch_size, context_tokens=8)
+
+
+COUNTS = {"warmups": 2, "replays": 3}
+
+
+def test_a_pass_is_prepared_once_and_serves_both_modes():
+    device = FakeDevice()
+    store, maker = store_of(device)
+    modes = ("eager", "graph", "eager", "graph")
+    answers = [store.measure(decode(1), mode, **COUNTS) for mode in modes]
+    assert maker.points == [decode(1)]
+    assert device.calls.count("capture begins") == 1
+    assert [answer["output_difference"] for answer in answers] == [None, 0.0, None, 0.0]
+    assert all(len(answer["duration_ns"]) == len(answer["start_ns"]) == 3 for answer in answers)
+
+
+def test_every_measurement_warms_up_in_its_own_mode_before_its_first_mark():
+    device = FakeDevice()
+    store, _ = store_of(device)
+    store.measure(decode(1), "graph", **COUNTS)
+    device.calls.clear()
+    store.measure(decode(1), "eager", **COUNTS)
+    assert device.calls[: device.calls.index("record anchor")] == ["eager", "eager", "synchronize", "synchronize"]
+    device.calls.clear()
+    store.measure(decode(1), "graph", **COUNTS)
+    assert device.calls[: device.calls.index("record anchor")] == ["launch", "launch", "synchronize", "synchronize"]
+    assert "eager" not in device.calls
+
+
+def test_a_capture_that_fails_is_one_message_and_the_next_measurement_succeeds():
+    device = FakeDevice(fails_to_capture=RuntimeError("operation not permitted when stream is capturing\nmore"))
+    store, _ = store_of(device)
+    with pytest.raises(WorkerError, match="measure mode eager alone") as caught:
+        store.measure(decode(2), "graph", **COUNTS)
+    assert caught.value.kind == "capture"
+    assert "decode of 2 sequences" in str(caught.value)
+    assert "operation not permitted when stream is capturing" in str(caught.value)
+    assert "more" not in str(caught.value)
+    assert store.measure(decode(2), "eager", **COUNTS)["output_difference"] is None
+
+
+def test_outputs_of_a_graph_that_differ_from_the_eager_ones_are_refused():
+    device = FakeDevice()
+    store, maker = store_of(device)
+    prepared = FakePass(device)
+    maker.make = lambda point: prepared
+
+    def capture(work):
+        work()
+        return lambda: setattr(prepared, "output", 1.01)
+
+    device.capture = capture
+    with pytest.raises(WorkerError, match=r"differ by 0\.0099 of the largest") as caught:
+        store.measure(decode(1), "graph", **COUNTS)
+    assert caught.value.kind == "outputs"
+
+
+def test_outputs_that_are_not_finite_are_refused_in_either_mode():
+    for mode in ("eager", "graph"):
+        store, _ = store_of(FakeDevice(), output=math.nan)
+        with pytest.raises(WorkerError) as caught:
+            store.measure(decode(1), mode, **COUNTS)
+        assert caught.value.kind == "outputs"
+
+
+def test_a_pass_that_does_not_fit_is_refused_before_anything_is_allocated():
+    store, maker = store_of(FakeDevice())
+    with pytest.raises(WorkerError, match=r"need 11\.00 GiB .* 10\.00 GiB are free.*smaller batch size") as caught:
+        store.measure(decode(11), "eager", **COUNTS)
+    assert caught.value.kind == "memory"
+    assert maker.points == []
+
+
+def test_the_pass_that_was_not_used_for_longest_makes_room():
+    store, maker = store_of(FakeDevice())
+    for batch_size in (4, 5, 4, 3):  # 3 does not fit beside 4 and 5, and 5 was used before 4
+        store.measure(decode(batch_size), "eager", **COUNTS)
+    assert [point.batch_size for point in store._entries] == [4, 3]
+    assert [point.batch_size for point in maker.points] == [4, 5, 3]
+
+
+class OutOfMemoryError(RuntimeError):
+    """As torch calls it."""
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore"),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes."),
+        MemoryError(),
+    ],
+    ids=["cuda", "cpu", "system"],
+)
+def test_memory_that_runs_out_nevertheless_is_one_message_and_the_next_measurement_succeeds(error):
+    store, maker = store_of(FakeDevice(), failure=error)
+    with pytest.raises(WorkerError, match=r"memory ran out .*; choose a smaller batch size") as caught:
+        store.measure(decode(1), "eager", **COUNTS)
+    assert caught.value.kind == "memory"
+    maker.failure = None
+    assert store.measure(decode(1), "eager", **COUNTS)["clock"] == "device"
+
+
+def test_memory_that_runs_out_in_a_capture_is_no_failure_of_the_capture():
+    store, _ = store_of(FakeDevice(fails_to_capture=OutOfMemoryError("CUDA out of memory.")))
+    with pytest.raises(WorkerError) as caught:
+        store.measure(decode(1), "graph", **COUNTS)
+    assert caught.value.kind == "memory"
+    assert not store._entries, "what it held is given back"
+
+
+def test_another_error_stays_what_it_is():
+    store, _ = store_of(FakeDevice(), failure=RuntimeError("CUDA error: an illegal memory access"))
+    with pytest.raises(RuntimeError, match="illegal"):
+        store.measure(decode(1), "eager", **COUNTS)
+
+
+def test_an_unknown_mode_is_refused():
+    store, _ = store_of(FakeDevice())
+    with pytest.raises(WorkerError, match="it must be eager or graph"):
+        store.measure(decode(1), "compiled", **COUNTS)

@@ -1,0 +1,374 @@
+"""Speculative decoding in the simulator: what it yields, what it costs, and what it conserves."""
+
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from support.servers.simulator import prompt_of, request_of
+
+from benchctl.errors import UsageError
+from benchctl.records.columns.step_columns import columns_from
+from benchctl.records.jsonl import encode
+from benchctl.records.step import StepRecord
+from benchctl.sim.config import SimConfig
+from benchctl.sim.core import Core
+from benchctl.sim.costs.cost_model import StepBatch, cost_model_for
+from benchctl.sim.costs.fitted import work_of
+from benchctl.sim.phase import AnnouncedPhase, AnnouncedRequest
+from benchctl.sim.requests.counted_requests import CountedRequests
+from benchctl.sim.requests.load import SimLoad
+from benchctl.sim.requests.request import SamplingParams
+from benchctl.sim.requests.request_records import chunk_ends
+from benchctl.sim.simulate import simulate
+from benchctl.sim.speculation.costs import verified
+from benchctl.sim.speculation.scheduler import DraftedRows
+from benchctl.sim.start import engine_for_config
+from benchctl.steptime.speculation.law import DraftCost, speed_up, tokens_per_step
+
+GREEDY = SamplingParams(temperature=0.0)
+DRAFTING: dict[str, Any] = {"num_speculative_tokens": 3, "acceptance": (0.8,), "draft_cost": 0.05}
+sizes_strategy = st.lists(
+    st.tuples(st.integers(1, 60), st.integers(1, 90), st.sampled_from([1, 1, 3]), st.integers(0, 3000)),
+    min_size=1,
+    max_size=10,
+)
+config_strategy = st.fixed_dictionaries(
+    {
+        "cost_model": st.sampled_from(["lenvm-h100", "roofline"]),
+        "num_speculative_tokens": st.integers(1, 6),
+        "acceptance": st.sampled_from([(0.0,), (0.7,), (1.0,), (0.9, 0.8, 0.5, 0.5, 0.2, 0.1)]),
+        "acceptance_spread": st.sampled_from([0.0, 1.0]),
+        "draft_cost": st.sampled_from([0.0, 0.1]),
+        "bonus_token": st.booleans(),
+        "backfill": st.sampled_from(["none", "expansion", "prefill"]),
+        "max_num_seqs": st.integers(1, 8),
+        "max_num_batched_tokens": st.integers(8, 80),
+        "num_kv_blocks": st.integers(40, 90),
+        "block_size": st.sampled_from([4, 16]),
+        "max_model_len": st.sampled_from([152, 32768]),
+        "enable_prefix_caching": st.booleans(),
+        "scheduling": st.sampled_from(["fcfs", "priority"]),
+        "async_scheduling": st.booleans(),
+        "noise": st.sampled_from(["none", "none", "published"]),
+    }
+)
+
+
+def load_of(sizes: list[tuple[int, int, int, int]], config: SimConfig, limit: int | None = None) -> SimLoad:
+    requests = tuple(
+        request_of(
+            f"r{i}",
+            prompt=prompt_of(prompt, f"p{i % 3}-", config.block_size),
+            max_tokens=output,
+            n=n,
+            seed=i,
+            sampling=SamplingParams() if i % 3 else GREEDY,
+            priority=-i % 3,
+        )
+        for i, (prompt, output, n, _) in enumerate(sizes)
+    )
+    return SimLoad(requests=requests, arrival_ns=tuple(at * 1_000_000 for *_, at in sizes), max_concurrency=limit)
+
+
+def announced_log_of(config: SimConfig, load: SimLoad) -> list[bytes]:
+    """The steps of a server to which the load is announced, one at a time."""
+    core = Core(engine_for_config(config))
+    arrivals = [
+        AnnouncedRequest(request.request_id, at)
+        for request, at in zip(load.requests, load.arrival_ns or (), strict=True)
+    ]
+    core.announce(AnnouncedPhase(arrivals, max_concurrency=load.max_concurrency, is_warmup=False))
+    for request in load.requests:
+        core.submit(request)
+    return [encode(output.record) for output in iter(core.next_step, None)]
+
+
+def count(value: int | None) -> int:
+    assert value is not None
+    return value
+
+
+@settings(max_examples=80, deadline=None)
+@given(sizes_strategy, config_strategy, st.none() | st.integers(1, 3))
+def test_tokens_and_blocks_are_conserved_whatever_is_drafted(
+    sizes: list[tuple[int, int, int, int]], options: dict[str, Any], limit: int | None
+) -> None:
+    config = SimConfig(**options)
+    simulation = simulate(config, [load_of(sizes, config, limit)])
+    ended = {(seq.request.request_id, seq.choice): seq.num_output for seq in simulation.sequences}
+    assert ended == {(f"r{i}", c): output for i, (_, output, n, _) in enumerate(sizes) for c in range(n)}
+    steps = list(simulation.steps)
+    assert sum(count(step.output_tokens) for step in steps) == sum(output * n for _, output, n, _ in sizes)
+    for step in steps:
+        check_counts(step, config)
+    preempted = sum(count(step.preempted) for step in steps)
+    assert preempted == simulation.num_preemptions == simulation.requests.preemptions.sum()
+
+
+def check_counts(step: StepRecord, config: SimConfig) -> None:
+    drafts, draft_tokens, accepted = count(step.drafts), count(step.draft_tokens), step.accepted_by_position
+    assert accepted is not None
+    assert len(accepted) == config.num_speculative_tokens
+    assert list(accepted) == sorted(accepted, reverse=True)
+    assert sum(accepted) == count(step.accepted_tokens) <= draft_tokens
+    assert max(accepted) <= drafts <= draft_tokens <= drafts * config.num_speculative_tokens
+    tokens = count(step.num_prefill_tokens) + count(step.num_decode_tokens)
+    assert tokens <= config.max_num_batched_tokens
+    assert count(step.kv_used_blocks) <= config.num_kv_blocks
+    assert count(step.output_tokens) <= count(step.num_decode_tokens) + step.num_seqs
+    parts = [time_ns for name, time_ns in step.sections_ns.items() if name in PARTS]
+    assert sum(parts) == step.dur_ns
+    assert ("backfill" in step.sections_ns) == (config.backfill != "none")
+
+
+PARTS = {"schedule", "draft", "backfill", "model_forward", "sampler_total"}
+
+
+@settings(max_examples=60, deadline=None)
+@given(sizes_strategy, config_strategy, st.none() | st.integers(1, 3))
+def test_a_simulation_has_the_steps_of_a_server_and_the_columns_of_its_records(
+    sizes: list[tuple[int, int, int, int]], options: dict[str, Any], limit: int | None
+) -> None:
+    config = SimConfig(**options)
+    load = load_of(sizes, config, limit)
+    simulation = simulate(config, [load])
+    assert [encode(step) for step in simulation.steps] == announced_log_of(config, load)
+    columns, expected = simulation.step_columns(), columns_from(simulation.steps)
+    for name in ("start_ns", "dur_ns", "num_seqs", "phase"):
+        assert np.array_equal(getattr(columns, name), getattr(expected, name)), name
+    assert np.array_equal(np.asarray(columns.accepted_by_position), np.asarray(expected.accepted_by_position))
+    for name in ("optionals", "section_ns", "has_section"):
+        ours, theirs = getattr(columns, name), getattr(expected, name)
+        assert list(ours) == list(theirs)
+        assert all(np.array_equal(ours[key], theirs[key], equal_nan=name == "optionals") for key in ours)
+
+
+def test_a_rerun_repeats_every_draft_and_another_server_life_does_not() -> None:
+    load = SimLoad(requests=CountedRequests([20] * 4, [300] * 4))
+    logs = [
+        [encode(step) for step in simulate(SimConfig(**DRAFTING, noise_seed=seed), [load]).steps]
+        for seed in (1, 1, 2)
+    ]
+    assert logs[0] == logs[1] != logs[2]
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SamplingParams()])
+def test_the_drafts_of_a_request_do_not_depend_on_the_rows_beside_it(sampling: SamplingParams) -> None:
+    own = request_of("own", prompt_tokens=30, max_tokens=200, seed=7, sampling=sampling)
+    others = [request_of(f"r{i}", prompt_tokens=9 * i + 1, max_tokens=80, seed=i) for i in range(20)]
+    num_steps = []
+    for requests in ([own], [own, *others], [*others, own]):
+        core = Core(engine_for_config(SimConfig(**DRAFTING)))
+        for request in requests:
+            core.submit(request)
+        outputs = iter(core.next_step, None)
+        num_steps.append(sum(any(seq.request is own for seq in output.emitted) for output in outputs))
+    assert num_steps[0] == num_steps[1] == num_steps[2]
+
+
+def full_batch_steps(rows: int, num_tokens: int, **options: Any) -> list[StepRecord]:
+    """Decode steps of a batch of so many rows before the first of them ends."""
+    load = SimLoad(requests=CountedRequests([32] * rows, [num_tokens] * rows))
+    steps = [step for step in simulate(SimConfig(**options), [load]).steps if step.phase == "decode"]
+    first_end = next((i for i, step in enumerate(steps) if step.num_seqs < rows), len(steps))
+    return steps[: first_end - 1]
+
+
+def plain_ns(step: StepRecord, config: SimConfig) -> int:
+    """The time of a step without drafts at the contexts that a step began with."""
+    rows, context = step.num_seqs, count(step.context_tokens) - count(step.draft_tokens)
+    batch = StepBatch(
+        num_seqs=rows,
+        num_prefill_tokens=0,
+        num_decode_tokens=rows,
+        num_sampling=rows,
+        context_tokens=context,
+        attended_positions=context,
+        is_greedy=step.is_greedy,
+        decode_context=context,
+    )
+    return cost_model_for(config).price(batch).total_ns()
+
+
+@pytest.mark.parametrize("num_drafts", range(1, 9))
+@pytest.mark.parametrize(
+    ("bonus", "backfill"), [(True, "none"), (True, "expansion"), (True, "prefill"), (False, "none")]
+)
+@pytest.mark.parametrize("rows", [1, 8])
+def test_the_speed_up_is_that_of_the_closed_form(num_drafts: int, bonus: bool, backfill: str, rows: int) -> None:
+    """Verifying takes as long as decoding here: weights bound a step of lenvm-h100 up to hundreds of tokens."""
+    acceptance, draft_cost = 0.8, 0.05
+    options = {**DRAFTING, "num_speculative_tokens": num_drafts, "bonus_token": bonus, "backfill": backfill}
+    steps = full_batch_steps(rows, 8000 // rows, **options)
+    tokens = np.array([count(step.output_tokens) / rows for step in steps])
+    margin = stats.t.ppf(0.9995, len(steps) - 1) * tokens.std(ddof=1) / len(steps) ** 0.5
+    expected = tokens_per_step([acceptance] * num_drafts, bonus=bonus)
+    assert tokens.mean() == pytest.approx(expected, abs=max(margin, 1e-12))
+
+    step_ns = fmean(step.dur_ns for step in steps)
+    decode_ns = fmean(plain_ns(step, SimConfig()) for step in steps)
+    backfill_share = fmean(step.sections_ns.get("backfill", 0) for step in steps) / decode_ns
+    cost = DraftCost(draft=draft_cost, backfill=backfill_share)
+    measured = tokens.mean() * decode_ns / step_ns
+    law = speed_up(expected, num_drafts, cost, bonus=bonus)
+    assert measured == pytest.approx(law, abs=margin * measured / expected + 1e-3 * law)
+    if num_drafts == 1 and not bonus:
+        assert measured < 1
+        assert measured == pytest.approx(1 / (1 + draft_cost), rel=1e-3)
+
+
+@pytest.mark.parametrize("backfill", ["expansion", "prefill"])
+def test_the_backfill_is_paid_in_the_steps_after_a_bonus_token(backfill: str) -> None:
+    steps = full_batch_steps(1, 2000, **{**DRAFTING, "backfill": backfill})
+    whole = [count(step.accepted_tokens) == 3 for step in steps]
+    pays = [step.sections_ns["backfill"] > 0 for step in steps[1:]]
+    assert pays == whole[:-1]
+    decode_ns = plain_ns(steps[0], SimConfig())
+    costs = {step.sections_ns["backfill"] / decode_ns for step in steps[1:] if step.sections_ns["backfill"]}
+    if backfill == "prefill":  # a pass of its own, nearly as long as any other
+        assert all(0.045 < cost <= 0.05 for cost in costs)
+    else:
+        assert all(cost < 0.001 for cost in costs)
+
+
+def test_acceptance_by_position_is_that_of_the_option() -> None:
+    acceptance = (0.9, 0.6, 0.3)
+    steps = full_batch_steps(8, 3000, **{**DRAFTING, "acceptance": acceptance})
+    accepted = np.sum([step.accepted_by_position or () for step in steps], axis=0)
+    judged = [sum(count(step.drafts) for step in steps), *accepted[:-1]]
+    for probability, kept, number in zip(acceptance, accepted, judged, strict=True):
+        assert stats.binomtest(int(kept), int(number), probability).pvalue > 1e-4
+
+
+def test_requests_differ_by_the_spread_of_acceptance_and_keep_its_mean() -> None:
+    def accepted_shares(spread: float) -> np.ndarray:
+        options = {**DRAFTING, "num_speculative_tokens": 1, "acceptance": (0.7,), "acceptance_spread": spread}
+        core = Core(engine_for_config(SimConfig(**options)))
+        for i in range(400):
+            core.submit(request_of(f"r{i}", max_tokens=101, seed=i))
+        num_steps: dict[str, int] = {}
+        for output in iter(core.next_step, None):
+            for seq in output.emitted:
+                num_steps[seq.request.request_id] = num_steps.get(seq.request.request_id, -1) + 1
+        return np.array([100 / steps - 1 for steps in num_steps.values()])
+
+    same, spread = accepted_shares(0.0), accepted_shares(1.0)
+    assert spread.std() > 2.5 * same.std()
+    # Evenly from 0.4 to 1: standard deviation 0.6 / sqrt(12).
+    assert spread.std() == pytest.approx(0.173, abs=0.03)
+    assert spread.mean() == pytest.approx(0.7, abs=4 * spread.std() / 20)
+
+
+def test_an_answer_ends_in_the_middle_of_an_accepted_run() -> None:
+    config = SimConfig(**{**DRAFTING, "acceptance": (1.0,)})
+    simulation = simulate(config, [SimLoad(requests=(request_of("r", max_tokens=7),))])
+    steps = list(simulation.steps)
+    assert [step.output_tokens for step in steps] == [1, 4, 2]
+    assert [step.accepted_tokens for step in steps] == [0, 3, 3]
+    assert [step.num_decode_tokens for step in steps] == [0, 4, 4]
+
+
+def test_drafts_end_where_the_budget_of_tokens_does() -> None:
+    requests = [request_of(f"r{i}", prompt_tokens=2, max_tokens=40, seed=i) for i in range(4)]
+    config = SimConfig(**DRAFTING, max_num_seqs=4, max_num_batched_tokens=9)
+    steps = list(simulate(config, [SimLoad(requests=tuple(requests))]).steps)
+    full = [step for step in steps if step.num_seqs == 4 and step.phase == "decode"]
+    assert {(step.drafts, step.draft_tokens) for step in full} == {(2, 5)}
+
+
+def test_a_preempted_row_keeps_its_stream_and_computes_its_tokens_again() -> None:
+    requests = [request_of(f"r{i}", prompt_tokens=16, max_tokens=60, seed=i) for i in range(3)]
+    roomy, tight = (
+        simulate(SimConfig(**DRAFTING, num_kv_blocks=blocks, block_size=8), [SimLoad(requests=tuple(requests))])
+        for blocks in (200, 14)
+    )
+    assert tight.num_preemptions > 0 == roomy.num_preemptions
+    assert sum(tight.requests.output_tokens) == 180
+
+
+def test_a_verification_sees_every_draft_behind_its_row() -> None:
+    """Three rows of 10, 20 and 30 tokens with 2, 0 and 3 drafts, counted one by one."""
+    base = StepBatch(
+        num_seqs=3,
+        num_prefill_tokens=0,
+        num_decode_tokens=3,
+        num_sampling=3,
+        context_tokens=60,
+        attended_positions=60,
+        is_greedy=False,
+        decode_context=60,
+    )
+    batch = verified(base, DraftedRows([1, 0, 1, 1], [20, 0, 10, 30]))
+    assert (batch.num_decodes, batch.num_decode_tokens, batch.num_sampling) == (3, 8, 8)
+    assert batch.context_tokens == 12 + 20 + 33
+    assert batch.attended_positions == batch.decode_positions == (10 + 11 + 12) + 20 + (30 + 31 + 32 + 33)
+    assert not batch.is_plain_decode
+    work = work_of(batch)
+    lengths = ((9, 3), (19, 1), (29, 4))  # tokens in the cache before the step, and new ones
+    assert (work.num_decodes, work.decode_tokens) == (3, 8)
+    assert work.decode_context == sum(cached for cached, _ in lengths)
+    assert work.decode_positions == sum(new * (cached + new / 2) for cached, new in lengths)
+    assert work.prefill_positions == work.prefill_context == 0
+
+
+def test_a_draft_model_costs_what_its_own_steps_take() -> None:
+    options = {**DRAFTING, "cost_model": "roofline", "draft_cost": None, "draft_model": "qwen2.5-0.5b"}
+    (step, *_) = full_batch_steps(4, 200, **options)
+    draft = SimConfig(cost_model="roofline", model="qwen2.5-0.5b")
+    expected = sum(
+        plain_ns(
+            StepRecord(
+                step=1, start_ns=0, dur_ns=0, clock="virtual", phase="decode", num_seqs=4, draft_tokens=0,
+                is_greedy=False, context_tokens=count(step.context_tokens) - 12 + 4 * i,
+            ),
+            draft,
+        )
+        for i in range(3)
+    )  # fmt: skip
+    assert step.sections_ns["draft"] == pytest.approx(expected, abs=2)
+    assert step.sections_ns["draft"] < 0.5 * step.sections_ns["model_forward"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"value_model": "qwen2.5-1.5b"}, "value_model is qwen2.5-1.5b: a value model guides one token at a time"),
+        ({"cost_model": "llm-mock"}, "llm-mock cannot price the verification of drafts"),
+        ({"acceptance": ()}, "state with acceptance how many drafts are accepted"),
+        ({"acceptance": (0.8, 0.7)}, "has 2 positions for 3 draft tokens"),
+        ({"acceptance": (1.2,)}, "--acceptance has 1.2; it is a probability"),
+        ({"acceptance_spread": 2.0}, "--acceptance-spread is 2"),
+        ({"draft_cost": -1.0}, "--draft-cost is -1"),
+        ({"draft_cost": None}, "name either draft_model"),
+        ({"draft_model": "qwen2.5-0.5b"}, "name either draft_model"),
+        ({"num_speculative_tokens": -1}, "--num-speculative-tokens is -1"),
+        (
+            {"draft_cost": None, "draft_model": "x", "cost_model": "layer-profile", "layer_profile": "x"},
+            "layer-profile has the times of one model",
+        ),
+    ],
+)
+def test_options_that_exclude_each_other_are_refused_by_name(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        SimConfig(**{**DRAFTING, **options})
+
+
+def test_a_request_whose_last_drafts_never_fit_is_refused() -> None:
+    engine = engine_for_config(SimConfig(**DRAFTING, num_kv_blocks=2, block_size=16))
+    engine.check_servable(request_of("fits", prompt_tokens=20, max_tokens=10))
+    with pytest.raises(UsageError, match="need 3 blocks of key-value memory with 3 draft tokens"):
+        engine.check_servable(request_of("does-not", prompt_tokens=20, max_tokens=12))
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=20), st.integers(1, 7))
+def test_chunks_hold_whole_steps_and_at_least_the_tokens_asked_for(sizes: list[int], tokens_per_chunk: int) -> None:
+    token_ns = [step for step, size in enumerate(sizes) for _ in range(size)]
+    ends = chunk_ends(token_ns, tokens_per_chunk)
+    assert ends[-1] == len(token_ns)
+    starts = [0, *ends[:-1]]
+    assert all(end - start >= tokens_per_chunk for start, end in zip(starts[:-1], ends[:-1], strict=True))
+    assert set(ends) <= set(np.cumsum(sizes).tolist())
