@@ -14,6 +14,8 @@ from benchctl.cli.commands import (
     import_results,
     list_results,
     load,
+    micro,
+    micro_forward,
     models,
     noise,
     profiles,
@@ -73,5 +75,7 @@ app.add_typer(workloads.app, name="workloads")
 app.add_typer(data.app, name="data")
 app.add_typer(noise.app, name="noise")
 app.add_typer(models.app, name="models")
+micro.app.command("forward")(micro_forward.forward)
+app.add_typer(micro.app, name="micro")
 app.add_typer(steptime.app, name="steptime")
 app.add_typer(import_results.app, name="import")

@@ -103,6 +103,11 @@ WARNING_TABLE: Final[dict[str, dict[str, WarningCode]]] = {
             "Some requests failed; they stay in every denominator and make a comparison incomplete.",
             "Read their errors in requests.jsonl and the server's log, then measure again.",
         ),
+        "below-floor": _suspect(
+            "A forward pass took less time than its FLOPs and bytes allow on this device: something else was timed. "
+            "The run is a failed one and counts nowhere.",
+            "Read the message; name the device's own hardware, and measure again.",
+        ),
         "warmup-failed": _suspect(
             "Requests of the warm-up failed, so the load may have met a cold server.",
             "Read the server's log, then measure again.",
@@ -245,6 +250,10 @@ WARNING_TABLE: Final[dict[str, dict[str, WarningCode]]] = {
         "model-shape-unknown": _warning(
             "The shape of a model is unknown, so FLOPs cannot be computed.",
             "Name a model of the built-in table, or a directory with a config.json.",
+        ),
+        "floor-unknown": _note(
+            "No peaks of the device are known, so forward passes are not held against a least time.",
+            "Measure the peaks with 'benchctl micro roofline'.",
         ),
         "hardware-differs": _warning(
             "The profile names other hardware than the machine has, so FLOP/s are compared with no peak.",

@@ -240,11 +240,14 @@ class _Cells:
         return _geometric_spread(adjusted_level(values, offsets, slope, self.experiment.estimator), values)
 
     def _ratio(self, label: str, column: str) -> SideRatio | None:
-        """The ratio to the baseline as in a comparison; for the baseline itself, that of the only other arm."""
+        """The ratio to the baseline as in a comparison; for the baseline itself, that of the only arm compared with
+        it.
+        """
         paired = self.pairs.get(label)
-        if paired is None and len(self.pairs) == 1:
-            (paired,) = self.pairs.values()
-        if paired is None or label not in {paired.pair.a.label, paired.pair.b.label}:
+        with_baseline = [pair for pair in self.pairs.values() if pair.pair.a.label == label]
+        if paired is None and len(with_baseline) == 1:
+            (paired,) = with_baseline
+        if paired is None:
             return None
         return paired.ratio_of(partial(_counted, self.summaries, column), is_time=column in _TIME_COLUMNS)
 
