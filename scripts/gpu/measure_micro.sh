@@ -66,7 +66,7 @@ for model in $models; do
 done
 measure bonus benchctl micro bonus --model "$draft" --batch-size "$bonus_batches" "${how[@]}"
 [ -z "$results" ] || section micro.md benchctl show "$results"
-section micro.md benchctl speculation --acceptance 0.8 --draft-tokens 1,2,3,4,5,6,7,8 --draft-cost 0.05
+section micro.md benchctl speculation --acceptance 0.8 --draft-tokens 1..8 --draft-cost 0.05
 measure simulated benchctl simulate --profile bonus-tokens
 python=${BENCHCTL_ENGINES_DIR:-${XDG_CACHE_HOME:-$HOME/.cache}/benchctl/engines}/vllm/bin/python
 if [ -x "$python" ]; then
