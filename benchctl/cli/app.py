@@ -17,6 +17,7 @@ from benchctl.cli.commands import (
     micro,
     micro_bonus,
     micro_forward,
+    micro_roofline,
     models,
     noise,
     profiles,
@@ -78,6 +79,7 @@ app.add_typer(noise.app, name="noise")
 app.add_typer(models.app, name="models")
 micro.app.command("forward")(micro_forward.forward)
 micro.app.command("bonus")(micro_bonus.bonus)
+micro.app.command("roofline")(micro_roofline.roofline)
 app.add_typer(micro.app, name="micro")
 app.add_typer(steptime.app, name="steptime")
 app.add_typer(import_results.app, name="import")

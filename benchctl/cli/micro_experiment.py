@@ -27,13 +27,13 @@ A_RUN_IS_BELOW_FLOOR: Final = 4
 A_RUN_FAILED: Final = 5
 
 
-def words_of(text: str, known: Sequence[WordT], option: str) -> tuple[WordT, ...]:
-    """Words of a list with commas, each once. Raises UsageError for one that is not in ``known``."""
+def words_of(text: str, choices: Sequence[WordT], option: str) -> tuple[WordT, ...]:
+    """Words of a list with commas, each once. Raises UsageError for one that is not in ``choices``."""
     chosen: dict[WordT, None] = {}
     for part in text.split(","):
-        word = next((word for word in known if word == part.strip()), None)
+        word = next((word for word in choices if word == part.strip()), None)
         if word is None:
-            raise UsageError(f"{option} is {text!r}; choose of {', '.join(known)}, separated by commas")
+            raise UsageError(f"{option} is {text!r}; choose of {', '.join(choices)}, separated by commas")
         chosen[word] = None
     return tuple(chosen)
 
@@ -58,7 +58,7 @@ def pass_settings(
     blocks: int,
     seed: int,
 ) -> "PassSettings":
-    """What the passes of an experiment share; what is not named depends on the device.
+    """The settings that all passes of an experiment share; those that are not named depend on the device.
 
     Raises UsageError for unknown names, and for graphs without a GPU.
     """

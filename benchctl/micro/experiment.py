@@ -81,7 +81,7 @@ def measure_forward(
     start: StartWorker = worker_for,
     on_results: Callable[[ResultDirectory], object] = ignore,
 ) -> MicroOutcome:
-    """Measure an experiment of the engine ``micro`` in a new directory; ``on_results`` gets it before the first run.
+    """Measure an experiment of the engine ``micro`` in a new directory, given to ``on_results`` when it is there.
 
     Raises UsageError where a pass cannot be computed here, and KeyboardInterrupt on SIGINT or SIGTERM; what was
     measured until then is kept.

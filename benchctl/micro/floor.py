@@ -1,10 +1,10 @@
 """The least time of a forward pass by its FLOPs and bytes: a shorter one was not that pass.
 
-Bytes are those of the weights, read once, and of the key-value cache that the pass reads and writes. They count only
-where they do not fit into the device's last cache: replays of a smaller model find it there.
+Bytes are those of the weights, read once, and of the key-value cache that the pass reads and writes. They count
+only where they do not fit into the device's last cache: replays of a smaller model find it there.
 
-Data sheets state peaks that no pass exceeds. Measured peaks are what some kernels reached at some time, which another
-kernel may beat by a little; of their floor ``MEASURED_SHARE`` counts.
+Data sheets state peaks that no pass exceeds. Measured peaks are what some kernels reached at some time, which
+another kernel may beat by a little; of their floor ``MEASURED_SHARE`` counts.
 """
 
 from dataclasses import dataclass

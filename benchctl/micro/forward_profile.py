@@ -12,7 +12,7 @@ from benchctl.profile.load import profile_from_plain
 from benchctl.profile.model import Profile
 from benchctl.records.record import Cell
 
-DEFAULT_BLOCKS: Final = 8
+DEFAULT_BLOCKS: Final = 6
 DEFAULT_REPLAYS: Final = 200
 PRIMARY_METRICS: Final = ("p50_step_ms",)
 """The median of a block's replays: a pass that the host interrupts moves a mean and not a median."""
@@ -21,7 +21,7 @@ _POINT_SETTINGS: Final = ("mode", "phase", "batch_size", "length", "new_tokens")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassSettings:
-    """What all points of an experiment share, and how often each is measured."""
+    """Settings that all points of an experiment share, and how often each is measured."""
 
     model: str
     device: str

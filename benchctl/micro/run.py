@@ -54,7 +54,7 @@ def point_of(options: MicroOptions) -> ForwardPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredPasses:
-    """What all runs of one experiment share: its workers, and the peaks of its device if they are known."""
+    """Measures the runs of one experiment, with its workers and the peaks of its device, if they are known."""
 
     workers: WorkersOfBlocks
     peaks: Peaks | None

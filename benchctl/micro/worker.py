@@ -66,6 +66,8 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     """``cpu`` or ``cuda:N``."""
     device_name: str
     num_threads: int
+    float32_precision: str
+    """Arithmetic of float32 products on a GPU: ``highest`` is float32 itself, ``high`` TF32."""
     free_bytes: int
     """Free memory of the device beside the weights."""
     total_bytes: int
@@ -77,7 +79,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     num_processors: int | None = None
     """Streaming multiprocessors of a GPU."""
     cache_bytes: int | None = None
-    """Last cache of a GPU before its memory."""
+    """Last cache before the device's memory; on a CPU that of all cores which may be used."""
     cuda_version: str | None = None
     """The CUDA that torch was built for."""
     cpu_capability: str | None = None

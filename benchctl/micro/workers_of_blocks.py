@@ -29,7 +29,6 @@ class PassWorker(Protocol):
         """
 
 
-
 class WorkersOfBlocks:
     """Inside the context, the worker of one block after the other; the first starts before its block is known."""
 

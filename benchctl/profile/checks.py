@@ -126,8 +126,8 @@ def _sweep_errors(profile: LocatedDict, kind: str) -> Iterator[LocatedError]:
         return
     if not _swept_variants(profile):
         problem = (
-            "applies to no variant; add a variant beside the baseline without 'swept: false', set sweep_baseline, or "
-            "remove sweep"
+            "applies to no variant; add a variant beside the baseline without 'swept: false', set sweep_baseline, "
+            "or remove sweep"
         )
         yield profile.error(problem, "sweep")
     yield from _listed_factor_errors(profile, sweep)

@@ -37,6 +37,8 @@ FACTOR_SETTINGS: Final = {
     "max_num_seqs": "server.max_num_seqs",
     "num_speculative_tokens": "server.num_speculative_tokens",
     "bonus_token": "server.bonus_token",
+    "draft_model": "server.draft_model",
+    "speculative_method": "server.speculative_method",
     "phase": "server.phase",
     "batch_size": "server.batch_size",
     "length": "server.length",
@@ -57,7 +59,9 @@ def cells_of(sweep: Mapping[str, Values]) -> tuple[Cell, ...]:
     return tuple(dict(zip(sweep, values, strict=True)) for values in product(*sweep.values()))
 
 
-def swept_cells(swept: bool | Sequence[str], sweep: Mapping[str, Values], cells: Sequence[Cell] = ()) -> tuple[Cell, ...]:
+def swept_cells(
+    swept: bool | Sequence[str], sweep: Mapping[str, Values], cells: Sequence[Cell] = ()
+) -> tuple[Cell, ...]:
     """The cells of a variant whose ``swept`` says this: every combination, or those of ``cells`` alone."""
     factors = factors_of(swept, sweep)
     if not cells or not factors:

@@ -104,8 +104,8 @@ WARNING_TABLE: Final[dict[str, dict[str, WarningCode]]] = {
             "Read their errors in requests.jsonl and the server's log, then measure again.",
         ),
         "below-floor": _suspect(
-            "A forward pass took less time than its FLOPs and bytes allow on this device: something else was timed. "
-            "The run is a failed one and counts nowhere.",
+            "A forward pass took less time than its FLOPs and bytes allow: something else was timed. The run is a "
+            "failed one and counts nowhere.",
             "Read the message; name the device's own hardware, and measure again.",
         ),
         "warmup-failed": _suspect(
@@ -263,6 +263,27 @@ WARNING_TABLE: Final[dict[str, dict[str, WarningCode]]] = {
             "The GPU is not in the table of devices; FLOP/s are compared with the peaks of the profile's hardware.",
             "Check that the hardware named in the profile is equivalent.",
         ),
+        "peaks-unreadable": _warning(
+            "The measured peaks of the result directory cannot be read; the data sheet's stand for them.",
+            "Restore or remove the file that the message names.",
+        ),
+        "peak-above-data-sheet": _warning(
+            "A measured peak is above the data sheet's by more than 3 %, which the device cannot reach.",
+            "Check the name of the device, its clocks, and the version of torch; do not use these peaks.",
+        ),
+        "peak-of-cache": _warning(
+            "The buffers of copies and reads are less than 4 times the last-level cache, so that its bandwidth is "
+            "part of what was measured.",
+            "Measure with larger buffers (--buffer-mb).",
+        ),
+        "peak-unsteady": _warning(
+            "The rounds of a peak differ by more than 10 % in their middle half.",
+            "End other programs, and measure again; on a GPU look for throttling.",
+        ),
+        "peak-on-busy-machine": _warning(
+            "Other programs used more than a tenth of the cores when peaks were measured.",
+            "End other programs, and measure again.",
+        ),
     },
     "The noise floor": {
         "noise-of-another-workload": _warning(
@@ -414,6 +435,9 @@ CHECKS: Final[dict[str, str]] = {
     "step-tokens": "The output tokens of all steps equal usage.",
     "counters": "The growth of the server's token counter equals usage.",
     "prefix-cache": "No prompt token came from a prefix cache, unless the profile allows it.",
+    "draft-counters": "The growth of the server's counters of drafts equals the sums over steps, also by position.",
+    "accepted-drafts": "No more draft tokens were accepted than drafted, nor at a position than at the one before.",
+    "speculation": "Tokens were drafted where the options of the server say so, and nowhere else.",
     "step-time": "The steps took no longer than the wall time.",
     "guided": "Steps were guided where the profile declares guidance, and nowhere else.",
     "greedy-share": "Steps were greedy where that is declared, and nowhere else.",

@@ -16,9 +16,12 @@ from benchctl.cli.micro_experiment import (
 )
 
 Model = Annotated[
-    str, typer.Option("--model", "-m", help="Built-in shape, or a directory with a config.json; weights are random.")
+    str,
+    typer.Option("--model", "-m", help="Built-in shape, or a directory with a config.json; weights are random."),
 ]
-BatchSizes = Annotated[str, typer.Option("--batch-size", metavar="N,N", help="Sequences of a pass, one or several.")]
+BatchSizes = Annotated[
+    str, typer.Option("--batch-size", metavar="N,N", help="Sequences of a pass, one or several.")
+]
 Contexts = Annotated[
     str, typer.Option("--context", metavar="N,N", help="Tokens of each sequence in the cache before a decode.")
 ]
@@ -54,7 +57,7 @@ ResumeDir = Annotated[
 
 def forward(
     model: Model = "llama-68m",
-    batch_size: BatchSizes = "1,8,64",
+    batch_size: BatchSizes = "5,10",
     context: Contexts = "128",
     prompt: Prompts = "8",
     phase: Phases = "decode,prefill",
@@ -64,7 +67,7 @@ def forward(
     kv_layout: KvLayoutName = "contiguous",
     python: Python = None,
     replays: Replays = 200,
-    blocks: MicroBlocks = 8,
+    blocks: MicroBlocks = 6,
     seed: MicroSeed = 0,
     output_dir: OutputDir = RESULTS,
     label: Label = None,

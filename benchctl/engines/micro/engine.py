@@ -19,7 +19,7 @@ _REMEDY = (
 
 
 class MicroEngine(OpenAiServer):
-    """Forward passes in a process of their own, which is no server."""
+    """Forward passes in a process of their own."""
 
     kind = "micro"
     is_launched = False
