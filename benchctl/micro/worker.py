@@ -66,6 +66,8 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     """``cpu`` or ``cuda:N``."""
     device_name: str
     num_threads: int
+    float32_precision: str
+    """Arithmetic of float32 products on a GPU: ``highest`` is float32 itself, ``high`` TF32."""
     free_bytes: int
     """Free memory of the device beside the weights."""
     total_bytes: int

@@ -71,6 +71,12 @@ class ServerOptions(Section):
         return None
 
     @property
+    def speculates(self) -> bool | None:
+        """True for a server that drafts tokens; None where its options do not say."""
+        has_option = "num_speculative_tokens" in type(self).model_fields
+        return bool(getattr(self, "num_speculative_tokens")) if has_option else None  # noqa: B009
+
+    @property
     def request_model(self) -> str | None:
         """Name of the model in requests; None for the profile's."""
         return None

@@ -35,6 +35,14 @@ class ServerCounters:
     """Counters of output tokens."""
     prefix_hits: tuple[str, ...] = ()
     """Counters of prompt tokens that were found in a cache instead of being computed."""
+    drafts: tuple[str, ...] = ()
+    """Counters of drafts that were verified, one for each sequence and step."""
+    draft_tokens: tuple[str, ...] = ()
+    """Counters of the tokens of these drafts."""
+    accepted_tokens: tuple[str, ...] = ()
+    """Counters of the draft tokens that were accepted."""
+    accepted_by_position: tuple[str, ...] = ()
+    """Counters of the same with a label ``position``, from 0."""
     open_requests: tuple[str, ...] = ()
     """Gauges that are 0 while the server is idle."""
 

@@ -25,14 +25,14 @@ def ask_passes(torch_python):
     argv = [torch_python, program]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
 
-        def ask(op, **arguments):
+        def ask(op, *, is_failing=False, **arguments):
             process.stdin.write(json.dumps({"op": op, "arguments": arguments}) + "\n")
             process.stdin.flush()
             answer = json.loads(process.stdout.readline())
             if "No module named 'transformers'" in str(answer.get("failure")):
                 pytest.skip(f"{torch_python} has torch and not transformers")
-            assert "failure" not in answer, answer["failure"]
-            return answer["result"]
+            assert "failure" not in answer or is_failing, answer["failure"]
+            return answer["failure" if is_failing else "result"]
 
         yield ask
         process.stdin.close()

@@ -11,6 +11,8 @@ from typing import Final
 
 from benchctl.analysis.metrics.request_timing import e2el_ns, is_completed, measured
 from benchctl.analysis.metrics.run_metrics import load_window_ns
+from benchctl.analysis.metrics.speculation import draft_counts
+from benchctl.analysis.validity.draft_checks import check_accepted, check_draft_counters, check_speculation
 from benchctl.analysis.validity.token_checks import (
     Check,
     abbreviate_names,
@@ -52,6 +54,8 @@ class Expectation:
     """Limit of a closed loop; None for any other arrival."""
     is_cached: bool = False
     """Prompts may be found in a prefix cache."""
+    is_speculative: bool | None = None
+    """The server drafts tokens; None where its options do not say."""
 
 
 def expected(profile: Profile, prepared: Sequence[PreparedRequest], record: RunRecord) -> Expectation:
@@ -75,6 +79,7 @@ def expected_of(
         is_skipped=params is not None and is_noop(params),
         max_concurrency=arrival.max_concurrency if arrival.kind == "closed-loop" else None,
         is_cached=profile.workload.allow_prefix_cache_hits,
+        is_speculative=settings.server.speculates,
     )
 
 
@@ -83,12 +88,16 @@ def reconcile(run: LoadedRun, expectation: Expectation) -> tuple[Check, ...]:
     requests = measured(run.requests)
     completed = [request for request in requests if is_completed(request)]
     steps = run.columns
+    drafts = draft_counts(steps)
     return (
         _check_requests(run.record, requests, expectation.prepared),
         check_client_tokens(completed),
         check_step_tokens(steps, requests, completed),
         check_counters(run.prometheus, requests, completed),
         check_prefix_cache(run.prometheus, requests, steps, is_allowed=expectation.is_cached),
+        check_draft_counters(run.prometheus, drafts),
+        check_accepted(drafts),
+        check_speculation(run.prometheus, drafts, is_speculative=expectation.is_speculative),
         _check_step_time(run, steps),
         _check_guided(steps, expectation),
         _check_greedy(steps, expectation),

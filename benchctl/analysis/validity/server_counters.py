@@ -4,18 +4,29 @@ A counter is summed over its series, one for each model, replica or source. The 
 last reading of a run belongs to its load alone, because both are taken while the server is idle.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections import Counter
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from benchctl.profile.engine_table import engine_specs
 from benchctl.records.samples import PrometheusSample
 
+_POSITION: Final = re.compile(r'[{,]position="([0-9]+)"')
 _COUNTERS: Final = tuple(spec.counters for spec in engine_specs())
 GENERATED_TOKENS: Final = tuple(name for counters in _COUNTERS for name in counters.generated_tokens)
 """Output tokens."""
 PREFIX_HITS: Final = tuple(name for counters in _COUNTERS for name in counters.prefix_hits)
 """Prompt tokens that were found in a cache instead of being computed."""
+DRAFTS: Final = tuple(name for counters in _COUNTERS for name in counters.drafts)
+"""Drafts that were verified."""
+DRAFT_TOKENS: Final = tuple(name for counters in _COUNTERS for name in counters.draft_tokens)
+"""Tokens of these drafts."""
+ACCEPTED_TOKENS: Final = tuple(name for counters in _COUNTERS for name in counters.accepted_tokens)
+"""Draft tokens that were accepted."""
+ACCEPTED_BY_POSITION: Final = tuple(name for counters in _COUNTERS for name in counters.accepted_by_position)
+"""Draft tokens that were accepted, by their position in the draft."""
 OPEN_REQUESTS: Final = tuple(name for counters in _COUNTERS for name in counters.open_requests)
 """Gauges that are 0 while a server is idle."""
 
@@ -42,6 +53,24 @@ def measure_growth(samples: Sequence[PrometheusSample], names: Iterable[str]) ->
     return Growth(tuple(growths), round(sum(growths.values()))) if growths else None
 
 
+def measure_growth_by_position(samples: Sequence[PrometheusSample], names: Iterable[str]) -> tuple[int, ...]:
+    """Growth of the counters called ``names`` at each position from 0; empty without two readings of any."""
+    readings = [_by_position(sample.values, frozenset(names)) for sample in samples]
+    known = [reading for reading in readings if reading]
+    if len(known) < 2:
+        return ()
+    return tuple(round(known[-1][position] - known[0][position]) for position in range(max(known[-1]) + 1))
+
+
+def _by_position(values: Mapping[str, float], names: Container[str]) -> Counter[int]:
+    """Counters summed over all series of a position."""
+    counts: Counter[int] = Counter()
+    for key, value in values.items():
+        if key.partition("{")[0] in names and (position := _POSITION.search(key)) is not None:
+            counts[int(position[1])] += value  # type: ignore[assignment]  # a page has floats
+    return counts
+
+
 def total(values: Mapping[str, float], name: str) -> float | None:
     """A counter or gauge summed over its series; None if the page has none of them."""
     series = [value for key, value in values.items() if key.partition("{")[0] == name]
@@ -55,4 +84,5 @@ def is_idle(values: Mapping[str, float]) -> bool:
 
 def token_counts(values: Mapping[str, float]) -> dict[str, float]:
     """The counters that checks compare; two equal readings mean that the server has caught up."""
-    return {name: count for name in (*GENERATED_TOKENS, *PREFIX_HITS) if (count := total(values, name)) is not None}
+    names = (*GENERATED_TOKENS, *PREFIX_HITS, *DRAFTS, *DRAFT_TOKENS, *ACCEPTED_TOKENS)
+    return {name: count for name in names if (count := total(values, name)) is not None}

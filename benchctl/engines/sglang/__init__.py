@@ -13,6 +13,7 @@ SPEC: Final = EngineSpec(
     counters=ServerCounters(
         generated_tokens=("sglang:generation_tokens_total",),
         prefix_hits=("sglang:cached_tokens_total",),
+        drafts=("sglang:spec_verify_calls_total",),  # its lengths and rates are gauges over a few last steps
         open_requests=("sglang:num_running_reqs", "sglang:num_queue_reqs"),
     ),
     installed_by="scripts/engines/install_sglang.sh",

@@ -14,6 +14,10 @@ SPEC: Final = EngineSpec(
         generated_tokens=("vllm:generation_tokens_total",),
         # Without those of a request that was preempted and resumed; each of ``n`` choices counts.
         prefix_hits=("vllm:prefix_cache_hits_total", "vllm:external_prefix_cache_hits_total"),
+        drafts=("vllm:spec_decode_num_drafts_total",),
+        draft_tokens=("vllm:spec_decode_num_draft_tokens_total",),
+        accepted_tokens=("vllm:spec_decode_num_accepted_tokens_total",),
+        accepted_by_position=("vllm:spec_decode_num_accepted_tokens_per_pos_total",),
         open_requests=("vllm:num_requests_running", "vllm:num_requests_waiting"),
     ),
     coded_options={

@@ -118,6 +118,7 @@ def pass_bytes(dimensions: Dimensions, point: PassPoint, plan: KvPlan, dtype: st
     widths = 4 * dimensions.hidden + dimensions.head_dim * (dimensions.qkv_heads * 2 + dimensions.q_heads)
     per_token = widths + 4 * dimensions.ffn
     gathered = cache // dimensions.layers if plan.is_paged else 0
-    mask = point.new_tokens * point.total_tokens * (1 + element) if point.new_tokens > 1 else 0
+    is_masked = point.new_tokens > 1 and point.context_tokens > 0
+    mask = point.new_tokens * point.total_tokens * (1 + element) if is_masked else 0
     logits = point.batch_size * dimensions.vocab * 2
     return cache, (point.total_new_tokens * per_token + logits) * element + gathered + mask

@@ -8,6 +8,7 @@ import sys
 
 sys.path = [entry for entry in sys.path if entry != __file__.rpartition("/")[0]]  # its names would hide others
 
+import json  # noqa: E402
 from pathlib import Path  # noqa: E402
 from types import ModuleType  # noqa: E402
 
@@ -22,6 +23,10 @@ def stand_in_for_packages() -> None:
 
 
 if __name__ == "__main__":
+    if sys.version_info < (3, 10):  # noqa: UP036 - the interpreter of an engine is not benchctl's
+        message = f"{sys.executable} is Python {sys.version.split()[0]}; name one of 3.10 or later with --python"
+        print(json.dumps({"failure": {"kind": "torch", "message": message}}))  # noqa: T201 - the answer
+        sys.exit()
     stand_in_for_packages()
     from benchctl.micro.inside.worker import main
 

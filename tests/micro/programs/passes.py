@@ -12,10 +12,13 @@ runpy.run_path(str(ROOT / "benchctl" / "micro" / "inside" / "launch.py"))["stand
 
 import torch  # noqa: E402
 
-from benchctl.micro.inside.dimensions import Dimensions, PassPoint, kv_plan  # noqa: E402
+from benchctl.micro.inside.devices import CpuDevice  # noqa: E402
+from benchctl.micro.inside.dimensions import Dimensions, PassPoint, kv_plan, pass_bytes  # noqa: E402
 from benchctl.micro.inside.forward import ForwardPass  # noqa: E402
 from benchctl.micro.inside.kv_cache import KvCache  # noqa: E402
+from benchctl.micro.inside.llama import DenseModel, ModelSettings  # noqa: E402
 from benchctl.micro.inside.model import random_weights  # noqa: E402
+from benchctl.micro.inside.passes import PassStore  # noqa: E402
 from benchctl.micro.inside.worker import serve  # noqa: E402
 
 CPU = torch.device("cpu")
@@ -100,6 +103,42 @@ def checkpoint_of(weights):
     return state
 
 
+def held_bytes(*, model, point, layout):
+    """Bytes of the storages of a pass and its cache, and those counted beforehand."""
+    weights, point = weights_of(model), PassPoint(**point)
+    plan = kv_plan(layout, point.batch_size, point.total_tokens, 4)
+    cache = KvCache(weights.dimensions, plan, dtype=torch.float32, device=CPU, seed=0)
+    forward = ForwardPass(weights, cache, point, tokens_of(model, point.batch_size, point.new_tokens))
+    storages = {}
+    gathered = getattr(forward._attention._prepare, "__self__", None)
+    for holder in (cache, forward, forward._attention, *([gathered] if gathered is not None else [])):
+        for value in vars(holder).values():
+            if isinstance(value, torch.Tensor) and value.is_floating_point():
+                storages[value.untyped_storage().data_ptr()] = value.untyped_storage().nbytes()
+    return {"held": sum(storages.values()), "counted": sum(pass_bytes(weights.dimensions, point, plan, "float32"))}
+
+
+class CapturingCpu(CpuDevice):
+    """A CPU whose graphs are the work itself, or the work over a model that has changed since."""
+
+    def __init__(self, *, is_stale):
+        self.is_stale, self.model = is_stale, None
+
+    def capture(self, work):
+        if self.is_stale:
+            self.model.weights.head.mul_(1.5)
+        return work
+
+
+def graph_difference(*, model, is_stale, replays):
+    """Times of eager and of such a graph, by the store of passes that a worker has."""
+    device = CapturingCpu(is_stale=is_stale)
+    settings = ModelSettings("tiny", Dimensions.of(model), "float32", "paged", 4, seed=3)
+    device.model = DenseModel(settings, device)
+    store, point = PassStore(device, device.model), PassPoint("decode", 3, 1, 9)
+    return {mode: store.measure(point, mode, warmups=2, replays=replays) for mode in ("eager", "graph")}
+
+
 def count_params(*, model):
     """Parameters of the tensors themselves."""
     return {"num_params": weights_of(model).num_params()}
@@ -108,5 +147,5 @@ def count_params(*, model):
 if __name__ == "__main__":
     torch.set_num_threads(1)
     with torch.inference_mode():
-        operations = {f.__name__: f for f in (logits, reference, count_params)}
+        operations = {f.__name__: f for f in (logits, reference, count_params, held_bytes, graph_difference)}
         serve(operations, sys.stdin, sys.stdout)
