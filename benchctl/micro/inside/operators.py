@@ -32,5 +32,5 @@ class _Counter(TorchDispatchMode):
 
 def _is_view(operator: torch._ops.OpOverload) -> bool:
     """True where a result shares memory with an argument and nothing is written."""
-    results = operator._schema.returns
+    results = operator._schema.returns  # noqa: SLF001 - it has no public name
     return any(result.alias_info is not None and not result.alias_info.is_write for result in results)
