@@ -23,6 +23,11 @@ HZ_PER_MHZ: Final = 1_000_000
 MILLI_PER_UNIT: Final = 1_000
 
 
+def us_from_ns(duration_ns: float) -> float:
+    """Nanoseconds to microseconds."""
+    return duration_ns / NS_PER_US
+
+
 def ms_from_ns(duration_ns: float) -> float:
     """Nanoseconds to milliseconds."""
     return duration_ns / NS_PER_MS

@@ -14,6 +14,10 @@ from benchctl.cli.commands import (
     import_results,
     list_results,
     load,
+    micro,
+    micro_bonus,
+    micro_forward,
+    micro_roofline,
     models,
     noise,
     profiles,
@@ -73,5 +77,9 @@ app.add_typer(workloads.app, name="workloads")
 app.add_typer(data.app, name="data")
 app.add_typer(noise.app, name="noise")
 app.add_typer(models.app, name="models")
+micro.app.command("forward")(micro_forward.forward)
+micro.app.command("bonus")(micro_bonus.bonus)
+micro.app.command("roofline")(micro_roofline.roofline)
+app.add_typer(micro.app, name="micro")
 app.add_typer(steptime.app, name="steptime")
 app.add_typer(import_results.app, name="import")

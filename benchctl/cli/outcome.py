@@ -33,22 +33,28 @@ def print_outcome(path: "Path", outcome: "Outcome") -> None:
         warn(line)
 
 
-def _print_results(path: "Path") -> "AnalyzedExperiment":
-    from benchctl.analysis.analyzed import analyze_directory
+def print_tables(analysis: "AnalyzedExperiment") -> None:
+    """Print cells, their comparison with the baseline, findings and notes."""
     from benchctl.cli.screen import print_notes, wide_console
-    from benchctl.report.export import write_derived
     from benchctl.report.text.ladder_table import ladder_table
     from benchctl.report.text.tables import cells_table, sweep_table
 
-    analysis = analyze_directory(path)
-    files = write_derived(analysis)
     console = wide_console()
     for table in (cells_table(analysis), sweep_table(analysis), ladder_table(analysis)):
         if table is not None:
             console.print()
             console.print(table)
     print_notes(console, analysis)
-    console.print()
+
+
+def _print_results(path: "Path") -> "AnalyzedExperiment":
+    from benchctl.analysis.analyzed import analyze_directory
+    from benchctl.report.export import write_derived
+
+    analysis = analyze_directory(path)
+    files = write_derived(analysis)
+    print_tables(analysis)
+    print()
     for reason in files.skipped:
         print(f"not drawn: {reason}")
     for picture in files.written:

@@ -65,7 +65,9 @@ ModelOption = Annotated[
 ]
 HardwareOption = Annotated[
     str | None,
-    typer.Option("--hardware", help="Device, where neither table nor result names it.", show_default=False),
+    typer.Option(
+        "--hardware", help="Device, where neither table nor result names it, or 'measured'.", show_default=False
+    ),
 ]
 TensorParallelOption = Annotated[
     int, typer.Option("--tp", min=1, help="Tensor-parallel size of a table without that column.")
@@ -82,13 +84,15 @@ def read_steps(
 ) -> "StepSources":
     from benchctl.analysis.step_time.sources import read_sources
     from benchctl.interop.readers.step_table import TableDefaults
+    from benchctl.records.peaks_store import resolved_hardware
 
+    device = None if hardware is None else resolved_hardware(hardware)
     pairs = [text.partition("=") for text in shapes or ()]
     for text, (name, sign, path) in zip(shapes or (), pairs, strict=True):
         if not (name and sign and path):
             raise UsageError(f"--shape is {text!r}; write NAME=DIR, with the directory of a config.json")
     defaults = TableDefaults(
-        model=model, hardware=hardware, tensor_parallel=tp, shapes={name: path for name, _, path in pairs}
+        model=model, hardware=device, tensor_parallel=tp, shapes={name: path for name, _, path in pairs}
     )
     return read_sources(sources, defaults)
 

@@ -1,14 +1,17 @@
-"""Peaks of accelerators, as their data sheets state them.
+"""Peaks of accelerators, as their data sheets state them or as they were measured.
 
 FLOP/s are those of dense bfloat16 matrix products with 32-bit accumulation: if a data sheet only states the
 number with structured sparsity, half of it is used. Bandwidth is that of the device memory. An unknown device
 is an error or None, never a guess: a utilisation of an assumed peak would look like a measurement. Peaks that the
-user measured or knows are written ``name:tflops:gb_per_s`` (``cpu:1.5:80``), with the GB of memory as a fourth
-part where they matter: the way to describe a CPU, whose data sheet states no peaks.
+user knows are written ``name:tflops:gb_per_s`` (``cpu:1.5:80``), with the GB of memory as a fourth part where they
+matter: the way to describe a CPU, whose data sheet states no peaks. Peaks that ``benchctl micro roofline`` measured
+are written in the same way, with their time as the last part (``...:measured=20260131T120000Z``): a name that
+states all of them needs no file to mean something, in a profile or in a step-time model.
 """
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -36,6 +39,22 @@ class Hardware:
     fp4_flops_per_s: float | None = None
     link_bytes_per_s: float = 32 * GIGA
     """That of PCI Express 4 with 16 lanes, where nothing faster is known."""
+    measured_at: str | None = None
+    """Time of the measurement, as ``20260131T120000Z``; None for peaks that are not measured."""
+
+    @property
+    def device(self) -> str:
+        """The kind of device: the name without its peaks where these were measured, else all of the name."""
+        return self.name.partition(":")[0] if self.measured_at else self.name
+
+    @property
+    def title(self) -> str:
+        """The device and the origin of its peaks: a data sheet's need no word, and a user's own are in the name."""
+        if self.measured_at is None:
+            return self.name
+        day, time = self.measured_at[:8], self.measured_at[9:13]
+        when = f"{day[:4]}-{day[4:6]}-{day[6:]} {time[:2]}:{time[2:]} UTC"
+        return f"{self.device} (peaks measured {when})"
 
     def peak_of(self, precision: Precision) -> float:
         """FLOP/s of products in this arithmetic; those of bfloat16 if the device has no faster ones.
@@ -68,16 +87,29 @@ def _device(
     name: str, tflops_per_s: float, gb_per_s: float, memory_gb: int, source: str, **more: float
 ) -> Hardware:
     """Further TFLOP/s by the name of their arithmetic; ``link`` in GB/s."""
-    rates = {f"{precision}_flops_per_s": rate * TERA for precision, rate in more.items() if precision != "link"}
-    if "link" in more:
-        rates["link_bytes_per_s"] = more["link"] * GIGA
-    return Hardware(
+    device = Hardware(
         name=name,
         peak_flops_per_s=tflops_per_s * TERA,
         bandwidth_bytes_per_s=gb_per_s * GIGA,
         memory_bytes=round(memory_gb * GIGA),
         source=source,
-        **rates,
+    )
+    return _with_further_peaks(device, more)
+
+
+def _with_further_peaks(device: Hardware, peaks: Mapping[str, float]) -> Hardware:
+    """The device with TFLOP/s by the name of their arithmetic, and ``link`` in GB/s."""
+    unit_of = {"link": GIGA}
+
+    def rate(name: str) -> float | None:
+        return peaks[name] * unit_of.get(name, TERA) if name in peaks else None
+
+    return replace(
+        device,
+        fp8_flops_per_s=rate("fp8"),
+        int8_flops_per_s=rate("int8"),
+        fp4_flops_per_s=rate("fp4"),
+        link_bytes_per_s=rate("link") or device.link_bytes_per_s,
     )
 
 
@@ -131,14 +163,21 @@ _DEVICE_NAMES: Final = tuple(
 """Drivers' names of devices. Whole names, specific before general: a slice of a device (MIG), a laptop part or a
 relative (GH200, L40) has other peaks and must not match."""
 
+_FURTHER_PEAKS: Final = frozenset({"fp8", "int8", "fp4", "link"})
+"""Parts of stated peaks that have a name."""
+_TIME: Final = re.compile(r"\d{8}T\d{6}Z")
+
 
 def hardware_or_none(name: str) -> Hardware | None:
     """The device of a table name, a driver's name or stated peaks; None for an unknown one.
 
     Raises UsageError for peaks (``name:tflops:gb_per_s``) that are not positive numbers.
     """
-    if name.count(":") >= 2:
-        return _stated_peaks(name)
+    return _stated_peaks(name) if name.count(":") >= 2 else device_or_none(name)
+
+
+def device_or_none(name: str) -> Hardware | None:
+    """The device of a table name or a driver's name; None for an unknown one."""
     short = name.strip().lower()
     while (cut := _VENDOR.sub("", short)) != short:
         short = cut
@@ -152,30 +191,40 @@ def hardware_for(name: str) -> Hardware:
     if (device := hardware_or_none(name)) is None:
         raise UsageError(
             f"unknown hardware {name!r}: name one of {', '.join(HARDWARE)}, or a whole device by its "
-            "driver's name, such as 'NVIDIA H200'; any other with its peaks, as name:TFLOP/s:GB/s"
+            "driver's name, such as 'NVIDIA H200'; any other with its peaks, as name:TFLOP/s:GB/s, or as "
+            "'measured' once 'benchctl micro roofline' has measured them"
         )
     return device
 
 
 def _stated_peaks(text: str) -> Hardware:
-    """The device of ``name:tflops:gb_per_s[:gb]``: dense bfloat16 TFLOP/s, GB/s of memory, GB of memory.
+    """The device of ``name:tflops:gb_per_s[:gb][:fp8=tflops][:int8=tflops][:fp4=tflops][:link=gb_per_s]``.
 
-    Its name is the whole text, so that a step-time model of it names the peaks that its features belong to.
+    Dense bfloat16 TFLOP/s, GB/s of memory, GB of memory, TFLOP/s of other arithmetic and GB/s to peers; a last part
+    ``measured=20260131T120000Z`` says when they were measured. Its name is the whole text, so that a step-time
+    model of it names the peaks that its features belong to.
     """
-    name, *parts = text.split(":")
+    name, *parts = text.strip().split(":")
+    further = dict(part.split("=", 1) for part in parts if "=" in part)
+    measured_at = further.pop("measured", None)
     try:
-        numbers = [float(part) for part in parts]
+        numbers = [float(part) for part in parts if "=" not in part]
+        more = {key: float(value) for key, value in further.items()}
     except ValueError:
-        numbers = []
-    if not (name.strip() and len(numbers) in {2, 3} and all(0 < number < math.inf for number in numbers)):
+        numbers, more = [], {}
+    is_positive = all(0 < number < math.inf for number in (*numbers, *more.values()))
+    is_known = more.keys() <= _FURTHER_PEAKS and (measured_at is None or _TIME.fullmatch(measured_at))
+    if not (name.strip() and len(numbers) in {2, 3} and is_positive and is_known):
         raise UsageError(
             f"hardware {text!r}: give a name and two positive numbers, TFLOP/s of bfloat16 and GB/s of memory, "
             "such as cpu:1.5:80"
         )
-    return Hardware(
+    device = Hardware(
         name=text.strip(),
         peak_flops_per_s=numbers[0] * TERA,
         bandwidth_bytes_per_s=numbers[1] * GIGA,
         memory_bytes=round(numbers[2] * GIGA) if len(numbers) > 2 else None,
-        source="stated by the user",
+        source="stated by the user" if measured_at is None else f"measured at {measured_at}",
+        measured_at=measured_at,
     )
+    return _with_further_peaks(device, more)

@@ -22,6 +22,7 @@ from benchctl.errors import RecordError
 from benchctl.measure.durations import remember_duration
 from benchctl.measure.measured_run import ignore
 from benchctl.measure.noise_on_file import noise_on_file
+from benchctl.measure.peaks_on_file import peaks_on_file
 from benchctl.measure.provenance import new_manifest
 from benchctl.measure.result_directory import Origin, create_results, set_state, sole_writer
 from benchctl.measure.run import RunContext, decline_run, measure_run
@@ -108,7 +109,8 @@ class Looks:
 def create_experiment(profile: Profile, prepared: PreparedSet, origin: Origin) -> ResultDirectory:
     """Write everything that is known before the first run; returns the new directory.
 
-    The noise on file for this machine and server goes along, with the warnings about it.
+    The noise on file for this machine and server goes along, with the warnings about it, and the measured peaks of
+    its device.
     """
     manifest = msgspec.structs.replace(
         new_manifest(profile, prepared, origin.argv), label=origin.label, gpus=gpu_inventory()
@@ -117,7 +119,8 @@ def create_experiment(profile: Profile, prepared: PreparedSet, origin: Origin) -
         profile, manifest.gpus, request_set_sha256=manifest.request_set_sha256, begins_at=manifest.created_at
     )
     manifest = msgspec.structs.replace(manifest, warnings=(*manifest.warnings, *on_file.warnings))
-    return create_results(profile, prepared, origin, manifest, on_file.noise)
+    peaks = peaks_on_file(profile, [gpu.name for gpu in manifest.gpus])
+    return create_results(profile, prepared, origin, manifest, on_file.noise, peaks)
 
 
 def create_simulation(profile: Profile, prepared: PreparedSet, origin: Origin) -> ResultDirectory:
@@ -133,7 +136,7 @@ def create_simulation(profile: Profile, prepared: PreparedSet, origin: Origin) -
     note = ResultWarning(code="simulated", message=message)
     manifest = new_manifest(profile, prepared, origin.argv)
     manifest = msgspec.structs.replace(manifest, label=origin.label, warnings=(*manifest.warnings, note))
-    return create_results(profile, prepared, origin, manifest)
+    return create_results(profile, prepared, origin, manifest, peaks=peaks_on_file(profile, ()))
 
 
 def pending_runs(results: ResultDirectory) -> tuple[PlannedRun, ...]:

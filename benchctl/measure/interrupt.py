@@ -61,6 +61,17 @@ def run_interruptible(main: Coroutine[Any, Any, T]) -> T:
 
 
 @contextmanager
+def interruptible() -> Iterator[None]:
+    """Inside, SIGTERM and a closed terminal raise KeyboardInterrupt as Ctrl-C does: for code without a loop."""
+
+    def handle(_number: int, _frame: object) -> None:
+        raise KeyboardInterrupt
+
+    with _handled_by(handle):
+        yield
+
+
+@contextmanager
 def _handled_by(handler: Callable[[int, object], None]) -> Iterator[None]:
     """Install a handler for the signals that end us, except those that are ignored (nohup, background jobs).
 

@@ -22,6 +22,7 @@ from benchctl.records.directory import ResultDirectory, open_results
 from benchctl.records.integrity.digests import begin_digests, digest_of, read_digests
 from benchctl.records.manifest import Manifest
 from benchctl.records.noise import NOISE_FILE, NoiseFloor, write_noise
+from benchctl.records.peaks import PEAKS_FILE, MeasuredPeaks, write_peaks
 from benchctl.records.record import RunState
 from benchctl.records.request import PreparedRequest
 from benchctl.workload.prepare import PreparedSet
@@ -45,7 +46,12 @@ class Origin:
 
 
 def create_results(
-    profile: Profile, prepared: PreparedSet, origin: Origin, manifest: Manifest, noise: NoiseFloor | None = None
+    profile: Profile,
+    prepared: PreparedSet,
+    origin: Origin,
+    manifest: Manifest,
+    noise: NoiseFloor | None = None,
+    peaks: MeasuredPeaks | None = None,
 ) -> ResultDirectory:
     """Write everything that is known before the first run; returns the new directory.
 
@@ -59,6 +65,8 @@ def create_results(
         results.write_plan(plan_runs(profile))
         if noise is not None:
             write_noise(path / NOISE_FILE, noise)
+        if peaks is not None:
+            write_peaks(path / PEAKS_FILE, peaks)
         results.write_manifest(manifest)  # late, because it makes the directory one of results
         begin_digests(results)
         finished = finish()

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from math import prod
 from typing import Any, Final
 
-from benchctl.profile.engine_table import ENGINES
+from benchctl.profile.choices import NO_REQUESTS
+from benchctl.profile.engine_table import ENGINES, engine_spec
 from benchctl.profile.model import Profile
-from benchctl.profile.settings import Values, cells_of, factor_problem, factors_of, is_same, resolve, setting_of
+from benchctl.profile.settings import Values, factor_problem, factors_of, is_same, resolve, setting_of, swept_cells
 from benchctl.profile.sources.files import did_you_mean
 from benchctl.profile.sources.located import LocatedDict, LocatedError, value_text
 
@@ -28,7 +29,10 @@ def profile_errors(profile: LocatedDict) -> Iterator[LocatedError]:
         return
     sweep_errors = tuple(_sweep_errors(profile, kind))
     yield from sweep_errors
-    yield from _settings_errors(profile, kind, None if sweep_errors else _sweep(profile))
+    yield from _requests_errors(profile, kind)
+    cell_errors = tuple(_cell_errors(profile))
+    yield from cell_errors
+    yield from _settings_errors(profile, kind, None if sweep_errors or cell_errors else _sweep(profile))
 
 
 def baseline_name(profile: LocatedDict) -> str:
@@ -79,6 +83,18 @@ def _stopping_errors(profile: LocatedDict) -> Iterator[LocatedError]:
         yield profile.error(problem, "stopping")
 
 
+def _requests_errors(profile: LocatedDict, kind: str) -> Iterator[LocatedError]:
+    """Requests for an engine that serves none, and none for one that does."""
+    workload = profile.mapping("workload")
+    dataset, serves = workload.get("dataset"), engine_spec(kind).serves_requests
+    if serves and dataset == NO_REQUESTS:
+        problem = f"is none, and engine {kind!r} serves requests; choose a dataset, such as synthetic"
+        yield workload.error(problem, "dataset")
+    if not serves and dataset != NO_REQUESTS:
+        problem = f"is {value_text(dataset)}, and engine {kind!r} serves no requests; set dataset: none"
+        yield workload.error(problem, "dataset") if "dataset" in workload else profile.error(problem, "workload")
+
+
 def _baseline_errors(profile: LocatedDict) -> Iterator[LocatedError]:
     name, variants = baseline_name(profile), profile.mapping("variants")
     if not variants or name in variants:
@@ -89,9 +105,9 @@ def _baseline_errors(profile: LocatedDict) -> Iterator[LocatedError]:
 
 
 def _swept_variants(profile: LocatedDict) -> dict[str, Any]:
-    baseline = baseline_name(profile)
+    unswept = None if profile.get("sweep_baseline") is True else baseline_name(profile)
     variants = profile.mapping("variants")
-    return {name: variant for name, variant in variants.items() if name != baseline and swept_factors(variant)}
+    return {name: variant for name, variant in variants.items() if name != unswept and swept_factors(variant)}
 
 
 def _sweep(profile: LocatedDict) -> dict[str, Values] | None:
@@ -109,7 +125,10 @@ def _sweep_errors(profile: LocatedDict, kind: str) -> Iterator[LocatedError]:
     if not sweep:
         return
     if not _swept_variants(profile):
-        problem = "applies to no variant; add a variant beside the baseline without 'swept: false', or remove sweep"
+        problem = (
+            "applies to no variant; add a variant beside the baseline without 'swept: false', set sweep_baseline, "
+            "or remove sweep"
+        )
         yield profile.error(problem, "sweep")
     yield from _listed_factor_errors(profile, sweep)
     writers: dict[tuple[str, ...], str] = {}
@@ -120,10 +139,26 @@ def _sweep_errors(profile: LocatedDict, kind: str) -> Iterator[LocatedError]:
         if refusal:
             yield sweep.error(refusal, factor)
         yield from _unguided_errors(profile, factor)
-    num_cells = prod(len(values) for values in (_sweep(profile) or {}).values())
+    num_cells = len(profile.get("cells") or ()) or prod(len(values) for values in (_sweep(profile) or {}).values())
     if num_cells > MAX_CELLS:
         problem = f"has {num_cells} cells, more than {MAX_CELLS}; sweep fewer values, or split the profile"
         yield profile.error(problem, "sweep")
+
+
+def _cell_errors(profile: LocatedDict) -> Iterator[LocatedError]:
+    """Listed cells that are not combinations of the sweep's values."""
+    sweep, cells = _sweep(profile), profile.get("cells", ())
+    if sweep is None or not isinstance(cells, list):
+        return
+    for cell in cells:
+        if not isinstance(cell, dict) or cell.keys() != sweep.keys():
+            problem = f"lists {value_text(cell)}; a cell has a value of every factor of sweep: {', '.join(sweep)}"
+            yield profile.error(problem, "cells")
+            continue
+        for factor, value in cell.items():
+            if not any(is_same(value, listed) for listed in sweep[factor]):
+                problem = f"lists {factor}: {value_text(value)}, which sweep.{factor} does not have; add it there"
+                yield profile.error(problem, "cells")
 
 
 def _listed_factor_errors(profile: LocatedDict, sweep: LocatedDict) -> Iterator[LocatedError]:
@@ -163,10 +198,10 @@ def _unguided_errors(profile: LocatedDict, factor: str) -> Iterator[LocatedError
 
 def _settings_errors(profile: LocatedDict, kind: str, sweep: dict[str, Values] | None) -> Iterator[LocatedError]:
     """Errors in the settings of every run; swept variants are left out where the sweep itself is faulty."""
-    swept = _swept_variants(profile)
+    swept, listed = _swept_variants(profile), profile.get("cells") or ()
     for variant in profile.mapping("variants"):
         if variant in swept and sweep is None:
             continue
-        factors = factors_of(swept_factors(swept[variant]), sweep or {}) if variant in swept else {}
-        for cell in cells_of(factors):
+        cells = swept_cells(swept_factors(swept[variant]), sweep or {}, listed) if variant in swept else ({},)
+        for cell in cells:
             yield from resolve(profile, kind, variant, cell)[1]

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
+NO_REQUESTS: Final = "none"
+"""Name of the dataset without prompts."""
 DATASETS: Final = {
     "gsm8k": "benchctl.workload.datasets.gsm8k",
     "sharegpt": "benchctl.workload.datasets.sharegpt",
@@ -15,6 +17,7 @@ DATASETS: Final = {
     "azure-trace": "benchctl.workload.datasets.azure",
     "synthetic": "benchctl.workload.datasets.synthetic",
     "generated": "benchctl.workload.datasets.generated",
+    NO_REQUESTS: "benchctl.workload.datasets.none",
 }
 """Values of ``workload.dataset``, and modules with a ``DATASET``."""
 

@@ -21,6 +21,7 @@ ENGINES: Final[dict[str, str]] = {
     "llamacpp": "benchctl.engines.llamacpp",
     "transformers": "benchctl.engines.transformers",
     "attach": "benchctl.engines.attach",
+    "micro": "benchctl.engines.micro",
 }
 """Module with the ``SPEC`` of each kind of engine."""
 PLAIN_DIALECT: Final = "openai"
@@ -74,6 +75,8 @@ class EngineSpec:
     """Command that installs it; None where nothing has to be installed."""
     needs_gpu: bool = False
     """True if it can only be installed on a machine with an NVIDIA GPU."""
+    serves_requests: bool = True
+    """False if it computes forward passes without any request, for a workload with ``dataset: none``."""
     is_optional_check: bool = False
     """True if ``benchctl doctor`` looks for it only when it is named."""
 

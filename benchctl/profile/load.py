@@ -8,9 +8,9 @@ import warnings
 from collections.abc import Mapping, Sequence
 from functools import reduce
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from benchctl.errors import DeprecatedWordWarning
+from benchctl.errors import DeprecatedWordWarning, ProfileError, UsageError
 from benchctl.profile.checks import profile_errors
 from benchctl.profile.controls import with_controls
 from benchctl.profile.engine_table import ENGINES, options_class
@@ -20,6 +20,9 @@ from benchctl.profile.sources.files import profile_file
 from benchctl.profile.sources.layers import Layers, over
 from benchctl.profile.sources.located import LocatedDict, Location, located
 from benchctl.profile.sources.yaml_text import dump_document
+from benchctl.records.peaks_store import MEASURED, resolved_hardware
+
+_HARDWARE: Final = "hardware"
 
 
 def load_profile(
@@ -46,7 +49,7 @@ def load_profile(
         tree = _layered(layers, path, above, kind=kind)
     for deprecation in dict.fromkeys(layers.deprecations):
         warnings.warn(str(deprecation), DeprecatedWordWarning, stacklevel=2)
-    return _profile(layers, tree)
+    return _with_measured_peaks(_profile(layers, tree), path)
 
 
 def _layered(layers: Layers, path: Path, above: Sequence[LocatedDict], *, kind: str | None) -> LocatedDict:
@@ -89,6 +92,39 @@ def _profile(layers: Layers, tree: LocatedDict) -> Profile:
     if profile is None or errors:
         raise profile_error(errors)
     return profile.model_copy(update={"engine": _complete_engine(profile.engine)})
+
+
+def _with_measured_peaks(profile: Profile, path: Path) -> Profile:
+    """The profile with the peaks on file where it says ``measured``, stated in full: it means the same anywhere.
+
+    Raises ProfileError when there are none on file.
+    """
+
+    def resolved(options: Mapping[str, Any]) -> dict[str, Any]:
+        hardware = options.get(_HARDWARE)
+        return {**options, _HARDWARE: resolved_hardware(hardware)} if isinstance(hardware, str) else dict(options)
+
+    if not any(hardware.startswith(MEASURED) for hardware in hardware_names(profile)):
+        return profile
+    try:
+        return profile.model_copy(
+            update={
+                _HARDWARE: resolved_hardware(profile.hardware),
+                "engine": profile.engine.model_copy(update={"options": resolved(profile.engine.options)}),
+                "variants": {
+                    name: variant.model_copy(update={"server": resolved(variant.server)})
+                    for name, variant in profile.variants.items()
+                },
+            }
+        )
+    except UsageError as error:
+        raise ProfileError(f"profile {profile.name} ({path}): hardware: {error}") from error
+
+
+def hardware_names(profile: Profile) -> list[str]:
+    """The names of hardware in a profile: that of FLOP/s, of the engine's options, and of variants' own."""
+    options = [profile.engine.options, *(variant.server for variant in profile.variants.values())]
+    return [profile.hardware, *(each[_HARDWARE] for each in options if isinstance(each.get(_HARDWARE), str))]
 
 
 def _complete_engine(engine: EngineSettings) -> EngineSettings:

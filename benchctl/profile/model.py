@@ -70,7 +70,8 @@ class Variant(Section):
     guidance: Guidance | None = None
     """Guidance of its requests by the value model; a variant with this section is guided."""
     swept: bool | tuple[str, ...] = True
-    """True: all factors of ``sweep`` apply; a list: those; false: none. The baseline is never swept."""
+    """True: all factors of ``sweep`` apply; a list: those; false: none. The baseline is swept only with
+    ``sweep_baseline``."""
     controls: bool = False
     """Also measures the steps from the baseline to this variant, as variants of their own: ``<name>-flags`` (its
     server options without a value model), ``<name>-idle`` (its server with the baseline's requests) and
@@ -188,6 +189,11 @@ class Profile(Section):
     """The variant that the others are compared with."""
     sweep: dict[str, Annotated[tuple[FactorValue, ...], Field(min_length=1)]] = {}
     """Values of each factor; each combination is a cell of every swept variant."""
+    cells: tuple[dict[str, FactorValue], ...] = ()
+    """Cells to run, each with a value of every factor of ``sweep``; empty: all combinations."""
+    sweep_baseline: bool = False
+    """Runs the baseline in every cell as well, and compares each cell of a variant with the same cell of the
+    baseline."""
     allowed_differences: tuple[str, ...] = ()
     """Settings in which variants may differ, as dotted paths; ``guidance.*`` covers all below ``guidance``."""
     primary_metrics: tuple[str, ...] = ("step_ms", "tpot_ms", "wall_s")

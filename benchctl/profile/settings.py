@@ -37,6 +37,12 @@ FACTOR_SETTINGS: Final = {
     "max_num_seqs": "server.max_num_seqs",
     "num_speculative_tokens": "server.num_speculative_tokens",
     "bonus_token": "server.bonus_token",
+    "draft_model": "server.draft_model",
+    "speculative_method": "server.speculative_method",
+    "phase": "server.phase",
+    "batch_size": "server.batch_size",
+    "length": "server.length",
+    "new_tokens": "server.new_tokens",
 }
 """Factors with a short name, and the setting that each stands for. Any other factor is itself a dotted path."""
 
@@ -51,6 +57,21 @@ def setting_of(factor: str) -> tuple[str, ...]:
 def cells_of(sweep: Mapping[str, Values]) -> tuple[Cell, ...]:
     """Every combination of the factors' values, the last factor changing fastest; one empty cell without any."""
     return tuple(dict(zip(sweep, values, strict=True)) for values in product(*sweep.values()))
+
+
+def swept_cells(
+    swept: bool | Sequence[str], sweep: Mapping[str, Values], cells: Sequence[Cell] = ()
+) -> tuple[Cell, ...]:
+    """The cells of a variant whose ``swept`` says this: every combination, or those of ``cells`` alone."""
+    factors = factors_of(swept, sweep)
+    if not cells or not factors:
+        return cells_of(factors)
+    distinct: list[Cell] = []
+    for cell in cells:
+        of_variant = {factor: cell[factor] for factor in factors}
+        if of_variant not in distinct:
+            distinct.append(of_variant)
+    return tuple(distinct)
 
 
 def factors_of(swept: bool | Sequence[str], sweep: Mapping[str, V]) -> dict[str, V]:

@@ -13,6 +13,7 @@ from benchctl.docstrings import attribute_docstrings
 from benchctl.records.integrity.digests import DirectoryDigests
 from benchctl.records.manifest import Manifest, Plan
 from benchctl.records.noise import NoiseFloor
+from benchctl.records.peaks import MeasuredPeaks
 from benchctl.records.record import Record
 from benchctl.records.request import PreparedRequest, RequestRecord
 from benchctl.records.run import RunRecord
@@ -38,6 +39,11 @@ _EXPERIMENT_FILES: Final = (
         "requests.jsonl", "The prepared request set, byte-identical for the same profile and seed.", PreparedRequest
     ),
     _File("noise.json", "The noise floor on file for this machine, server and model at the start.", NoiseFloor),
+    _File(
+        "peaks.json",
+        "The measured peaks of its device on file at the start, in place of its data sheet.",
+        MeasuredPeaks,
+    ),
     _File("digests.json", "SHA-256 of the files of the experiment.", DirectoryDigests),
     _File("runs/<run_id>/", "One directory for each run that was begun, see below."),
     _File("summary.csv, summary.json", "Every metric of every run; written by reports."),

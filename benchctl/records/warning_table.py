@@ -103,6 +103,11 @@ WARNING_TABLE: Final[dict[str, dict[str, WarningCode]]] = {
             "Some requests failed; they stay in every denominator and make a comparison incomplete.",
             "Read their errors in requests.jsonl and the server's log, then measure again.",
         ),
+        "below-floor": _suspect(
+            "A forward pass took less time than its FLOPs and bytes allow: something else was timed. The run is a "
+            "failed one and counts nowhere.",
+            "Read the message; name the device's own hardware, and measure again.",
+        ),
         "warmup-failed": _suspect(
             "Requests of the warm-up failed, so the load may have met a cold server.",
             "Read the server's log, then measure again.",
@@ -246,6 +251,10 @@ WARNING_TABLE: Final[dict[str, dict[str, WarningCode]]] = {
             "The shape of a model is unknown, so FLOPs cannot be computed.",
             "Name a model of the built-in table, or a directory with a config.json.",
         ),
+        "floor-unknown": _note(
+            "No peaks of the device are known, so forward passes are not held against a least time.",
+            "Measure the peaks with 'benchctl micro roofline'.",
+        ),
         "hardware-differs": _warning(
             "The profile names other hardware than the machine has, so FLOP/s are compared with no peak.",
             "Set hardware in the profile to the machine's own GPU.",
@@ -253,6 +262,27 @@ WARNING_TABLE: Final[dict[str, dict[str, WarningCode]]] = {
         "hardware-unknown": _warning(
             "The GPU is not in the table of devices; FLOP/s are compared with the peaks of the profile's hardware.",
             "Check that the hardware named in the profile is equivalent.",
+        ),
+        "peaks-unreadable": _warning(
+            "The measured peaks of the result directory cannot be read; the data sheet's stand for them.",
+            "Restore or remove the file that the message names.",
+        ),
+        "peak-above-data-sheet": _warning(
+            "A measured peak is above the data sheet's by more than 3 %, which the device cannot reach.",
+            "Check the name of the device, its clocks, and the version of torch; do not use these peaks.",
+        ),
+        "peak-of-cache": _warning(
+            "The buffers of copies and reads are less than 4 times the last-level cache, so that its bandwidth is "
+            "part of what was measured.",
+            "Measure with larger buffers (--buffer-mb).",
+        ),
+        "peak-unsteady": _warning(
+            "The rounds of a peak differ by more than 10 % in their middle half.",
+            "End other programs, and measure again; on a GPU look for throttling.",
+        ),
+        "peak-on-busy-machine": _warning(
+            "Other programs used more than a tenth of the cores when peaks were measured.",
+            "End other programs, and measure again.",
         ),
     },
     "The noise floor": {
@@ -423,6 +453,8 @@ FINDINGS: Final[dict[str, str]] = {
     "unexplained-by-flops": "More FLOPs explain only a part of a slowdown.",
     "largest-added-section": "The section of a step that adds the most time over the baseline.",
     "noisy-baseline": "The baseline scatters more than the other cells, so a ratio to a single run misleads.",
+    "speculation-slower": "A server that speculates takes longer for its work than the baseline without it.",
+    "speculation-faster": "A server that speculates takes less time for its work than the baseline without it.",
     "lazy-load-in-warmup": "The value model was loaded during the warm-up.",
     "lazy-load-measured": "The value model was loaded during the measured load, whose times include it.",
 }

@@ -95,6 +95,7 @@ def test_the_json_keys_are_stable_and_carry_units() -> None:
         "wall_s",
         "hardware",
         "peak_flops_per_s",
+        "peak_source",
         "convention",
         "account",
         "observed",

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from benchctl.errors import ProfileError
-from benchctl.profile.engine_table import ENGINES, guiding_kinds
+from benchctl.profile.engine_table import ENGINES, engine_spec, guiding_kinds
 from benchctl.profile.load import dump_profile, load_profile, parse_profile
 from benchctl.profile.planning.plan import arms, undeclared_differences, variant_settings
 
-UNGUIDING = sorted(ENGINES.keys() - guiding_kinds())
+UNGUIDING = sorted(kind for kind in ENGINES.keys() - guiding_kinds() if engine_spec(kind).serves_requests)
 URL = ("engine.options.url=http://127.0.0.1:1",)
 
 
@@ -32,6 +32,16 @@ def test_the_top_k_sweep_measures_the_sampler_alone_where_nothing_guides(kind):
     top_k = [variant_settings(profile, *arm).sampling.top_k for arm in arms(profile)]
     assert top_k == [-1, 1, 2, 3, 4, 5]
     assert undeclared_differences(profile) == ()
+
+
+def test_an_experiment_of_requests_refuses_an_engine_that_serves_none():
+    with pytest.raises(ProfileError, match="is 'gsm8k', and engine 'micro' serves no requests; set dataset: none"):
+        load("topk-sweep", "micro")
+
+
+def test_an_engine_that_serves_requests_refuses_a_profile_without_any():
+    with pytest.raises(ProfileError, match="is none, and engine 'sim' serves requests; choose a dataset"):
+        load_profile("topk-sweep", overrides=["workload.dataset=none"])
 
 
 def test_the_simulator_still_guides():

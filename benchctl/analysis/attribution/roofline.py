@@ -24,6 +24,7 @@ from benchctl.errors import UsageError
 from benchctl.profile.model import Profile, VariantSettings
 from benchctl.records.columns.step_columns import Floats, StepColumns
 from benchctl.records.manifest import Manifest
+from benchctl.records.peaks import MeasuredPeaks, hardware_of
 from benchctl.records.record import ResultWarning
 
 NO_PEAKS: Final = "the peaks of the device are unknown"
@@ -59,7 +60,7 @@ class Floor:
 class WorkSplit:
     """Mean time of a step: ``base`` and ``value`` model at their floors and the ``rest`` add up to ``whole``.
 
-    ``hardware`` names the device whose data sheet the model uses.
+    ``hardware`` names the device whose peaks the model uses, and says when they were measured if they were.
     """
 
     whole: Contribution
@@ -85,15 +86,21 @@ class WorkSplit:
         return self.rest.share_of(self.whole)
 
 
-def peaks_of(profile: Profile, manifest: Manifest) -> tuple[Hardware | None, tuple[ResultWarning, ...]]:
+def peaks_of(
+    profile: Profile, manifest: Manifest, measured: MeasuredPeaks | None = None
+) -> tuple[Hardware | None, tuple[ResultWarning, ...]]:
     """The device that FLOP/s are compared with, and warnings about it.
 
     A simulated server has the device of the profile. Any other ran on the machine's own GPU: without one, or with
     another than the profile's, nothing is compared. A GPU that is not in the table counts as the profile's.
+    ``measured`` are the peaks in the result directory, which stand for its device's data sheet; a profile that
+    names measured peaks itself is taken at its word.
     """
     named = hardware_or_none(profile.hardware)
-    if manifest.engine == "sim":
+    if manifest.engine == "sim" or (named is not None and named.measured_at is not None):
         return named, ()
+    if measured is not None:
+        return hardware_of(measured), ()
     devices = {gpu.name: hardware_or_none(gpu.name) for gpu in manifest.gpus}
     if not devices or named is None:
         return None, ()
@@ -149,7 +156,7 @@ def floor_of(columns: StepColumns, work: WorkModel) -> Floor | str:
         value_s, value_compute_s = value_floor
     n, whole = len(columns), base_s + value_s
     compute = (base_compute_s + value_compute_s) / whole if whole else 0.0
-    return Floor(base_s=base_s / n, value_s=value_s / n, compute_frac=compute, hardware=work.hardware.name)
+    return Floor(base_s=base_s / n, value_s=value_s / n, compute_frac=compute, hardware=work.hardware.title)
 
 
 def _counted(columns: StepColumns, names: Sequence[str], idle: Floats | None) -> list[Floats] | str:

@@ -32,6 +32,7 @@ from benchctl.profile.model import Profile, VariantSettings
 from benchctl.profile.planning.plan import variant_settings
 from benchctl.records.directory import arm_label
 from benchctl.records.loaded import LoadedResults, LoadedRun, load_results
+from benchctl.records.peaks import PEAKS_FILE, MeasuredPeaks, load_peaks
 from benchctl.records.record import ResultWarning
 from benchctl.records.run import RunRecord
 
@@ -257,7 +258,20 @@ def experiment_of(results: LoadedResults, *, allow_suspect: bool = False) -> Exp
             warnings=(unreadable,),
             allow_suspect=allow_suspect,
         )
-    hardware, warnings = peaks_of(profile, results.manifest)
+    measured, peak_warnings = _measured_peaks(results.path)
+    hardware, warnings = peaks_of(profile, results.manifest, measured)
     return Experiment(
-        results=results, profile_or_none=profile, hardware=hardware, warnings=warnings, allow_suspect=allow_suspect
+        results=results,
+        profile_or_none=profile,
+        hardware=hardware,
+        warnings=(*peak_warnings, *warnings),
+        allow_suspect=allow_suspect,
     )
+
+
+def _measured_peaks(path: Path) -> tuple[MeasuredPeaks | None, tuple[ResultWarning, ...]]:
+    """The peaks in a result directory; damaged ones are a warning, and the data sheet's stand for them."""
+    try:
+        return load_peaks(path), ()
+    except RecordError as error:
+        return None, (ResultWarning(code="peaks-unreadable", message=str(error), where=PEAKS_FILE),)

@@ -78,7 +78,7 @@ def _ladder(
 ) -> Ladder | None:
     by_label = {arm.label: arm for arm in experiment.arms}
     labels = [
-        arm_label(step, {} if step == profile.baseline else factors_of(profile.variants[step].swept, cell))
+        arm_label(step, {} if _is_unswept(profile, step) else factors_of(profile.variants[step].swept, cell))
         for step in steps
     ]
     of_steps = [by_label[label] for label in labels if label in by_label]
@@ -92,6 +92,10 @@ def _ladder(
     )
     whole = _price(experiment, ladder_arms, levels, (0, len(ladder_arms) - 1), confidence, what="all of it")
     return Ladder(label=labels[-1], num_blocks=len(blocks), prices=prices, whole=whole)
+
+
+def _is_unswept(profile: Profile, step: str) -> bool:
+    return step == profile.baseline and not profile.sweep_baseline
 
 
 def _levels(experiment: Experiment, steps: Sequence[Arm], name: str, confidence: float) -> tuple[float | None, ...]:

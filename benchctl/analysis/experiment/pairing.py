@@ -120,14 +120,19 @@ def match_cells(a: Experiment, a_side: Side, b: Experiment, b_side: Side) -> tup
 
 
 def baseline_pairs(experiment: Experiment) -> tuple[CellPair, ...]:
-    """Every other arm against the baseline, as far as an unfinished or damaged directory has them."""
-    baseline, *others = experiment.arms or (None,)
-    if baseline is None or baseline.variant != experiment.results.manifest.baseline:
-        return ()
+    """Every other arm against the baseline, as far as an unfinished or damaged directory has them.
+
+    A baseline that was swept itself is compared in the same cell, one that was not with every cell.
+    """
+    name = experiment.results.manifest.baseline
+    baselines = [arm for arm in experiment.arms if arm.variant == name]
     return tuple(
         CellPair(label=arm.label, a=baseline, b=arm, pairing="interleaved")
-        for arm in others
-        if arm.runs.keys() & baseline.runs.keys()
+        for arm in experiment.arms
+        if arm.variant != name
+        for baseline in baselines
+        if (cell_key(baseline.cell) == cell_key(arm.cell) or not baseline.cell)
+        and arm.runs.keys() & baseline.runs.keys()
     )
 
 

@@ -50,17 +50,18 @@ def explaining_model(
 def named_model(experiments: Sequence[Experiment], path: Path) -> SourcedModel:
     """The model of a file. Raises UsageError for one of other hardware than that of the experiments.
 
-    A machine without a GPU is what the model says it is.
+    A machine without a GPU is what the model says it is. Features have the peaks that the model was fitted with,
+    whatever those of the directory.
     """
     model = read_model(path)
+    source, hardware = source_of(model, str(path)), hardware_for(model.hardware)
     for experiment in experiments:
         device = experiment.hardware
-        if device is not None and device.name != model.hardware:
+        if device is not None and device.device != hardware.device:
             raise UsageError(
-                f"{path}: a step-time model of {model.hardware}, and {experiment.path} is of {device.name}; name a "
-                f"model of {device.name}, or carry this one over with 'benchctl steptime calibrate'"
+                f"{path}: a step-time model of {model.hardware}, and {experiment.path} is of {device.device}; name "
+                f"a model of {device.device}, or carry this one over with 'benchctl steptime calibrate'"
             )
-    source, hardware = source_of(model, str(path)), hardware_for(model.hardware)
     return SourcedModel(predict_us=model.extrapolate_us, source=source, hardware=hardware)
 
 

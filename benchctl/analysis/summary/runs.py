@@ -16,6 +16,7 @@ from benchctl.analysis.metrics.table import CLIENT_TIMED, METRICS, POSITION_ADJU
 from benchctl.analysis.statistics.block_ratio import PooledSlope
 from benchctl.analysis.statistics.position_effect import adjusted_level
 from benchctl.analysis.statistics.side_ratio import SideRatio
+from benchctl.analysis.summary.arm_drafts import ArmDrafts, arm_drafts
 from benchctl.analysis.summary.columns import (
     CLIENT_COLUMNS,
     LABEL_COLUMNS,
@@ -134,6 +135,10 @@ class CellSummary:
         spread = self.spreads.get(column)
         return None if spread is None else spread.mean
 
+    def drafts(self) -> ArmDrafts | None:
+        """Its speculative decoding; None where no token was drafted."""
+        return arm_drafts([run.run for run in self.runs])
+
     def breakdown(self) -> Breakdown | None:
         """The sections of a step: shares of the mean step, at the middle of the block, times ``step_ms``.
 
@@ -240,11 +245,14 @@ class _Cells:
         return _geometric_spread(adjusted_level(values, offsets, slope, self.experiment.estimator), values)
 
     def _ratio(self, label: str, column: str) -> SideRatio | None:
-        """The ratio to the baseline as in a comparison; for the baseline itself, that of the only other arm."""
+        """The ratio to the baseline as in a comparison; for the baseline itself, that of the only arm compared with
+        it.
+        """
         paired = self.pairs.get(label)
-        if paired is None and len(self.pairs) == 1:
-            (paired,) = self.pairs.values()
-        if paired is None or label not in {paired.pair.a.label, paired.pair.b.label}:
+        with_baseline = [pair for pair in self.pairs.values() if pair.pair.a.label == label]
+        if paired is None and len(with_baseline) == 1:
+            (paired,) = with_baseline
+        if paired is None:
             return None
         return paired.ratio_of(partial(_counted, self.summaries, column), is_time=column in _TIME_COLUMNS)
 

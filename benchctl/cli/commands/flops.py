@@ -58,7 +58,10 @@ _Wall = Annotated[
     float | None, typer.Option("--wall", metavar="SECONDS", help="Time the run took; gives achieved FLOP/s.")
 ]
 _HardwareName = Annotated[
-    str, typer.Option("--hardware", metavar="NAME", help="Device whose peak achieved FLOP/s are compared with.")
+    str,
+    typer.Option(
+        "--hardware", metavar="NAME", help="Device whose peak achieved FLOP/s are compared with, or 'measured'."
+    ),
 ]
 _CandidateCost = Annotated[
     float, typer.Option("--candidate-cost", help="Cost of a candidate, as a multiple of a decoded token.")
@@ -97,6 +100,7 @@ def flops(
     from benchctl.costs.hardware import hardware_for
     from benchctl.costs.shapes import shape_for
     from benchctl.costs.work import RunTotals
+    from benchctl.records.peaks_store import resolved_hardware
 
     if wall is not None and not (math.isfinite(wall) and wall > 0):
         raise UsageError(f"--wall is {wall}; give the seconds that the run took, more than 0")
@@ -113,7 +117,7 @@ def flops(
         candidate_cost=candidate_cost,
         convention=convention,
         wall_s=wall,
-        hardware=hardware_for(hardware),
+        hardware=hardware_for(resolved_hardware(hardware)),
     )
     answer = _account(request, observed_candidates)
     if as_json:
@@ -171,7 +175,8 @@ def _print_tables(request: _FlopsRequest, answer: _Answer) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from benchctl.units import PETA
+    from benchctl.formats import four_digits
+    from benchctl.units import PETA, TERA
 
     accounts = [answer.account] + ([answer.observed] if answer.observed is not None else [])
     headings: list[str] = [request.convention, "observed"][: len(accounts)]
@@ -189,6 +194,10 @@ def _print_tables(request: _FlopsRequest, answer: _Answer) -> None:
         f"{totals.output_tokens} output tokens"
     )
     console.print(table)
+    if request.wall_s is not None:
+        console.print(
+            f"peak: {four_digits(request.hardware.peak_flops_per_s / TERA)} TFLOP/s, {_origin(request.hardware)}"
+        )
     if answer.corrections:
         corrections = Table("correction", "PFLOP", "because")
         corrections.columns[1].justify = "right"
@@ -199,6 +208,11 @@ def _print_tables(request: _FlopsRequest, answer: _Answer) -> None:
             "model, but once for each sample by the value model:"
         )
         console.print(corrections)
+
+
+def _origin(hardware: "Hardware") -> str:
+    """The origin of peaks in words."""
+    return hardware.title if hardware.measured_at else f"{hardware.source}"
 
 
 def _readable(account: "FlopsAccount", request: _FlopsRequest) -> dict[str, str]:
@@ -235,7 +249,7 @@ def _numbers(account: "FlopsAccount", request: _FlopsRequest) -> list[tuple[str,
         ("ratio", "total / base", 1, account.ratio),
         ("flops_per_output_token", "GFLOP per output token", GIGA, account.flops_per_output_token),
         ("achieved_flops_per_s", "achieved TFLOP/s", TERA, achieved),
-        ("utilization_frac", f"% of {request.hardware.name}'s peak", 0.01, utilization),
+        ("utilization_frac", f"% of {request.hardware.device}'s peak", 0.01, utilization),
     ]
 
 
@@ -255,6 +269,7 @@ def _print_json(request: _FlopsRequest, answer: _Answer, observed_candidates: fl
         "wall_s": request.wall_s,
         "hardware": request.hardware.name,
         "peak_flops_per_s": request.hardware.peak_flops_per_s,
+        "peak_source": request.hardware.source,
         "convention": request.convention,
         "account": _document(answer.account, request),
         "observed": _document(answer.observed, request) if answer.observed is not None else None,

@@ -161,10 +161,11 @@ def predict(
     from benchctl.costs.hardware import hardware_for
     from benchctl.costs.shapes import shape_for
     from benchctl.formats import four_digits
+    from benchctl.records.peaks_store import resolved_hardware
     from benchctl.steptime.work import Deployment, one_step
 
     step_time = _load(fitted)
-    device = hardware_for(hardware or step_time.hardware)
+    device = hardware_for(resolved_hardware(hardware) if hardware else step_time.hardware)
     deployment = Deployment(shape=shape_for(model), hardware=device, tensor_parallel=tp)
     work = one_step(num_decodes=batch, context=context, num_prefills=1.0 if prefill else 0.0, prompt_tokens=prefill)
     value_us = float(step_time.predict_us(work, deployment))
@@ -174,7 +175,7 @@ def predict(
         return
     what = f"{batch} rows at context {context}" + (f" and a prompt of {prefill} tokens" if prefill else "")
     bounds = f"{four_digits(low_us / 1e3)} to {four_digits(high_us / 1e3)}"
-    print(f"{deployment.shape.name}, TP{tp} on {device.name}, {what}: {four_digits(value_us / 1e3)} ms ({bounds})")
+    print(f"{deployment.shape.name}, TP{tp} on {device.title}, {what}: {four_digits(value_us / 1e3)} ms ({bounds})")
 
 
 @app.command("calibrate")

@@ -154,13 +154,16 @@ def _source(
         raise UsageError("--model is missing: a prediction of the load needs the model's shape")
     from benchctl.costs.hardware import hardware_for
     from benchctl.costs.shapes import shape_for
+    from benchctl.records.peaks_store import resolved_hardware
     from benchctl.steptime.source import fitted_source, roofline_source
     from benchctl.steptime.work import Deployment
 
     step_time = _step_time_model(fitted) if fitted is not None else None
     if (device := hardware or (step_time.hardware if step_time else None)) is None:
         raise UsageError("--hardware is missing: a prediction of the load needs it, or --step-time-model")
-    deployment = Deployment(shape=shape_for(model), hardware=hardware_for(device), tensor_parallel=devices)
+    deployment = Deployment(
+        shape=shape_for(model), hardware=hardware_for(resolved_hardware(device)), tensor_parallel=devices
+    )
     source = (
         roofline_source(deployment, max_num_seqs=max_num_seqs)
         if step_time is None

@@ -16,6 +16,7 @@ from benchctl.micro.inside.dimensions import Dimensions, PassPoint
 from benchctl.micro.inside.failures import WorkerError
 from benchctl.micro.inside.llama import DenseModel, ModelSettings
 from benchctl.micro.inside.passes import PassStore
+from benchctl.micro.inside.peaks import PeakSettings, measure_peaks
 
 Arguments = Mapping[str, Any]
 
@@ -69,7 +70,14 @@ def measure(state: WorkerState, *, point: Arguments, mode: str, warmups: int, re
     return state.passes.measure(PassPoint(**point), mode, warmups=warmups, replays=replays)
 
 
+def peaks(state: WorkerState, **arguments: Any) -> dict[str, Any]:
+    """Rates that kernels reach on the device; see ``PeakSettings`` for the arguments."""
+    lists = {name: tuple(value) for name, value in arguments.items() if isinstance(value, list)}
+    return measure_peaks(PeakSettings(device=str(state.device.torch_device), **(arguments | lists)))
+
+
 OPERATIONS: dict[str, Callable[..., dict[str, Any]]] = {
     "describe": describe,
     "measure": measure,
+    "peaks": peaks,
 }

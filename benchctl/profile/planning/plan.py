@@ -1,6 +1,7 @@
 """From a profile to ordered runs: cells, blocks, the order within each, and the settings of each run.
 
-What runs in a block are its *arms*: the baseline once, and every other variant in every cell.
+What runs in a block are its *arms*: the baseline once, or in every cell with ``sweep_baseline``, and every other
+variant in every cell.
 """
 
 import random
@@ -12,7 +13,7 @@ from benchctl.errors import ProfileError
 from benchctl.profile.errors import profile_error
 from benchctl.profile.model import Profile, VariantSettings
 from benchctl.profile.planning.balance import balanced_orders
-from benchctl.profile.settings import cells_of, factor_problem, factors_of, resolve
+from benchctl.profile.settings import factor_problem, resolve, swept_cells
 from benchctl.profile.sources.files import did_you_mean
 from benchctl.profile.sources.located import Location, located
 from benchctl.records.directory import run_directory_name
@@ -26,13 +27,14 @@ Arm: TypeAlias = tuple[str, Cell]
 
 def arms(profile: Profile) -> tuple[Arm, ...]:
     """The arms of one block: the baseline first, then every other variant in its cells, as they are written."""
-    others = [
-        (name, cell)
-        for name, variant in profile.variants.items()
-        if name != profile.baseline
-        for cell in cells_of(factors_of(variant.swept, profile.sweep))
-    ]
-    return ((profile.baseline, {}), *others)
+    names = sorted(profile.variants, key=lambda name: name != profile.baseline)
+    return tuple((name, cell) for name in names for cell in _cells_of_variant(profile, name))
+
+
+def _cells_of_variant(profile: Profile, name: str) -> tuple[Cell, ...]:
+    if name == profile.baseline and not profile.sweep_baseline:
+        return ({},)
+    return swept_cells(profile.variants[name].swept, profile.sweep, profile.cells)
 
 
 def variant_settings(profile: Profile, variant: str, cell: Cell) -> VariantSettings:

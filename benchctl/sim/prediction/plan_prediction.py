@@ -76,11 +76,15 @@ def stated_hardware(profile: Profile, gpus: Sequence[str]) -> str | None:
     """The GPU of this machine as the hardware table has it, else the device that the profile states, else None.
 
     The default of ``hardware`` states nothing, and the GPUs of this machine nothing about a server elsewhere.
+    Measured peaks, which a profile only has where it asks for them, come before the data sheet of the GPU.
     """
+    stated = hardware_for(profile.hardware)
+    if stated.measured_at is not None:
+        return stated.name
     for name in () if profile.engine.kind == "attach" else gpus:
         if (device := hardware_or_none(name)) is not None:
             return device.name
-    return hardware_for(profile.hardware).name if "hardware" in profile.model_fields_set else None
+    return stated.name if "hardware" in profile.model_fields_set else None
 
 
 def model_basis(model: StepTimeModel, name: str) -> str:
@@ -103,7 +107,7 @@ def _check_hardware(profile: Profile, gpus: Sequence[str], model: StepTimeModel,
         device: str | None = hardware_for(own_options(baseline, SimOptions).hardware).name
     else:
         device = stated_hardware(profile, gpus)
-    if device is not None and device != model.hardware:
+    if device is not None and hardware_for(device).device != hardware_for(model.hardware).device:
         raise UsageError(
             f"{name}: a step-time model of {model.hardware}, and this experiment runs on {device}; name a model of "
             f"{device}, or carry this one over with 'benchctl steptime calibrate'"

@@ -131,7 +131,7 @@ def _together(hardware: str, devices: int) -> str:
         return hardware
     one = hardware_for(hardware)
     flops, rate = devices * one.peak_flops_per_s / TERA, devices * one.bandwidth_bytes_per_s / GIGA
-    return f"{devices} x {one.name}:{flops:g}:{rate:g}"
+    return f"{devices} x {one.name.partition(':')[0]}:{flops:g}:{rate:g}"
 
 
 def _kv_blocks(settings: VariantSettings, times: StepTimes) -> tuple[int, int]:

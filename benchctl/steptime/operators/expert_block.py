@@ -80,6 +80,6 @@ def _loads(block: ExpertBlock) -> list[ExpertLoad]:
 
 
 def _is_tuned(block: ExpertBlock, width: Floats, hardware: Hardware) -> npt.NDArray[np.bool_]:
-    tuned = TUNED.get(hardware.name, frozenset())
+    tuned = TUNED.get(hardware.device, frozenset())
     experts = block.experts // block.expert_parallel
     return np.array([call in tuned for call in zip(experts.tolist(), width.tolist(), strict=True)])

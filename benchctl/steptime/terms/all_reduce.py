@@ -69,7 +69,7 @@ def all_reduce_us(num_bytes: "Quantity", hardware: Hardware, devices: int) -> "Q
     """One all-reduce of a message of so many bytes, in microseconds; 0 for a single device."""
     if devices == 1:
         return 0.0 * num_bytes
-    kernels = KERNELS.get(hardware.name, _H100)
+    kernels = KERNELS.get(hardware.device, _H100)
     if isinstance(num_bytes, float | int):
         return _kernel_us(num_bytes, kernels, kernel_name(num_bytes, devices), hardware, devices)
     one_shot, two_shot, ring = (

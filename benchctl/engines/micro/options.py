@@ -1,0 +1,54 @@
+"""Options of the engine ``micro``: the device, the model's numbers, and the forward pass."""
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from benchctl.profile.engine_options import ServerOptions
+from benchctl.profile.workload import MAX_TOKENS
+
+
+class MicroOptions(ServerOptions):
+    """Options of the engine ``micro``, whose experiments ``benchctl micro`` writes and measures."""
+
+    python: str | None = None
+    """Interpreter of an environment that has torch; searched for where it is not given."""
+    device: str = Field(default="cpu", pattern=r"^(cpu|cuda:\d+)$")
+    """Device as torch names it: ``cpu`` or ``cuda:0``."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
+    """Type of weights, activations and key-value cache."""
+    kv_layout: Literal["contiguous", "paged"] = "contiguous"
+    """Layout of the key-value cache: one stretch for each sequence, or blocks in an order of their own."""
+    mode: Literal["eager", "graph"] = "eager"
+    """``eager`` launches every kernel from the host; ``graph`` replays a captured CUDA graph."""
+    phase: Literal["decode", "prefill"] = "decode"
+    """``decode`` computes one new token of each sequence, ``prefill`` several."""
+    batch_size: int = Field(default=1, ge=1, le=65_536)
+    """Sequences of a pass."""
+    length: int = Field(default=128, ge=0, le=MAX_TOKENS)
+    """Tokens of each sequence: those in the cache before a decode, and those of the prompt of a prefill."""
+    new_tokens: int | None = Field(default=None, ge=1, le=MAX_TOKENS)
+    """Tokens of each sequence that a prefill computes behind ``length`` tokens in the cache; null: the ``length``
+    tokens themselves, behind an empty cache."""
+    warmups: int = Field(default=3, ge=1, le=10_000)
+    """Passes before those that count."""
+    replays: int = Field(default=25, ge=1, le=1_000_000)
+    """Passes of one run that count."""
+
+    @model_validator(mode="after")
+    def _has_new_tokens(self) -> "MicroOptions":
+        if self.phase == "prefill" and self.new_tokens is None and self.length == 0:
+            raise ValueError("length is 0, and a prefill has at least one token; give a length, or new_tokens")
+        return self
+
+    @property
+    def computed_tokens(self) -> int:
+        """Tokens of each sequence that a pass computes."""
+        if self.phase == "decode":
+            return 1
+        return self.length if self.new_tokens is None else self.new_tokens
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens of each sequence whose keys and values are in the cache before a pass."""
+        return 0 if self.phase == "prefill" and self.new_tokens is None else self.length

@@ -1,0 +1,162 @@
+"""A micro-benchmark as an experiment: a result directory like any other, whose runs are replays of forward passes.
+
+    first worker ▸ peaks ▸ directory ▸ blocks: worker ▸ runs ▸ verdict
+
+Any profile of the engine ``micro`` can be measured, whatever its variants are. The first worker starts before there
+is a directory: a machine without torch, or without the device, leaves nothing behind.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TypeAlias
+
+import msgspec
+
+from benchctl.costs.shapes import shape_for
+from benchctl.engines.micro.options import MicroOptions
+from benchctl.engines.openai_server import own_options
+from benchctl.errors import UsageError
+from benchctl.measure.experiment import Listener, Outcome, run_experiment
+from benchctl.measure.interrupt import interruptible
+from benchctl.measure.measured_run import ignore
+from benchctl.measure.provenance import new_manifest
+from benchctl.measure.result_directory import Origin, ReopenedExperiment, create_results
+from benchctl.measure.run import RunContext
+from benchctl.measure.telemetry.gpu import open_gpu
+from benchctl.micro.floor import Peaks
+from benchctl.micro.peaks_of_device import peaks_of_device
+from benchctl.micro.run import BELOW_FLOOR, MeasuredPasses
+from benchctl.micro.worker import Worker, WorkerInfo, WorkerSettings, find_torch_python, started_worker
+from benchctl.micro.workers_of_blocks import PassWorker, WorkersOfBlocks, visible_devices
+from benchctl.profile.model import Profile
+from benchctl.profile.planning.plan import arms, variant_settings
+from benchctl.records.directory import ResultDirectory, RunDirectory
+from benchctl.records.manifest import GpuInfo, PlannedRun
+from benchctl.records.record import ResultWarning
+from benchctl.records.run import RunRecord
+from benchctl.workload.prepare import prepare_requests
+
+StartWorker: TypeAlias = Callable[[Profile], AbstractContextManager[PassWorker]]
+"""Starts a worker for the passes of a profile, which ends with the context."""
+
+
+def worker_for(profile: Profile) -> AbstractContextManager[Worker]:
+    """A worker for the passes of a profile. Raises UsageError where its settings cannot be met here."""
+    options = shared_options(profile)
+    return started_worker(
+        WorkerSettings(
+            python=find_torch_python(None if options.python is None else Path(options.python)),
+            shape=shape_for(profile.model),
+            device=options.device,
+            dtype=options.dtype,
+            kv_layout=options.kv_layout,
+            seed=profile.seed,
+        )
+    )
+
+
+def shared_options(profile: Profile) -> MicroOptions:
+    """The options of all runs, such as the device; those that differ are those of the first run."""
+    (variant, cell), *_ = arms(profile)
+    return own_options(variant_settings(profile, variant, cell), MicroOptions)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicroOutcome:
+    """The directory of an experiment, and how its runs of this call ended."""
+
+    path: Path
+    outcome: Outcome
+    below_floor: tuple[str, ...]
+    """Runs that were faster than their device can be; they count nowhere."""
+
+
+def measure_forward(
+    profile: Profile,
+    origin: Origin,
+    listener: Listener,
+    start: StartWorker = worker_for,
+    on_results: Callable[[ResultDirectory], object] = ignore,
+) -> MicroOutcome:
+    """Measure an experiment of the engine ``micro`` in a new directory, given to ``on_results`` when it is there.
+
+    Raises UsageError where a pass cannot be computed here, and KeyboardInterrupt on SIGINT or SIGTERM; what was
+    measured until then is kept.
+    """
+    with interruptible(), WorkersOfBlocks(partial(start, profile)) as workers:
+        info = workers.first().info
+        peaks = peaks_of_device(info)
+        results = _create(profile, info, peaks, origin)
+        on_results(results)
+        return _measure(results, profile, workers, peaks, listener)
+
+
+def resume_forward(
+    reopened: ReopenedExperiment, listener: Listener, start: StartWorker = worker_for
+) -> MicroOutcome:
+    """Measure the runs of an earlier experiment that are not done. Raises as ``measure_forward``."""
+    profile = reopened.profile
+    if profile.engine.kind != "micro":
+        raise UsageError(
+            f"{reopened.results.path} holds requests to engine {profile.engine.kind!r}; continue it with "
+            f"'benchctl run --resume {reopened.results.path}'"
+        )
+    with interruptible(), WorkersOfBlocks(partial(start, profile)) as workers:
+        peaks = peaks_of_device(workers.first().info)
+        return _measure(reopened.results, profile, workers, peaks, listener)
+
+
+def _create(profile: Profile, info: WorkerInfo, peaks: Peaks | None, origin: Origin) -> ResultDirectory:
+    """Write everything that is known before the first run."""
+    shape_for(profile.model)
+    prepared = prepare_requests(profile)
+    manifest = new_manifest(profile, prepared, origin.argv)
+    versions = {**manifest.versions, "torch": info.torch_version}
+    notes = () if peaks is not None else (_floor_unknown(info),)
+    manifest = msgspec.structs.replace(
+        manifest,
+        label=origin.label,
+        gpus=_gpus(shared_options(profile).device),
+        versions=dict(sorted(versions.items())),
+        warnings=(*manifest.warnings, *notes),
+    )
+    return create_results(profile, prepared, origin, manifest)
+
+
+def _gpus(device: str) -> tuple[GpuInfo, ...]:
+    """The device of the worker; none where it computes on the CPU."""
+    if device == "cpu":
+        return ()
+    with open_gpu(visible_devices(device)) as reader:
+        return reader.inventory() if reader else ()
+
+
+def _floor_unknown(info: WorkerInfo) -> ResultWarning:
+    message = (
+        f"no peaks of {info.device_name} are known, so that no result is held against the least time of its FLOPs "
+        "and bytes; 'benchctl micro roofline' measures them"
+    )
+    return ResultWarning(code="floor-unknown", message=message)
+
+
+def _measure(
+    results: ResultDirectory,
+    profile: Profile,
+    workers: WorkersOfBlocks,
+    peaks: Peaks | None,
+    listener: Listener,
+) -> MicroOutcome:
+    passes = MeasuredPasses(workers=workers, peaks=peaks)
+    below_floor: list[str] = []
+
+    def measure(_context: RunContext, planned: PlannedRun, directory: RunDirectory) -> RunRecord:
+        record = passes.measure(profile, planned, directory)
+        if record.failure is not None and record.failure.cause == BELOW_FLOOR:
+            below_floor.append(record.run_id)
+        return record
+
+    outcome = run_experiment(results, profile, (), listener, measure)
+    return MicroOutcome(path=results.path, outcome=outcome, below_floor=tuple(below_floor))

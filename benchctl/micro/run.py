@@ -1,0 +1,196 @@
+"""One run of a micro-benchmark: the replays of one point in one mode, in the worker of its block.
+
+    begin ▸ configuration ▸ warm-up and replays ∥ samplers ▸ steps ▸ floor ▸ verdict
+
+A run below its floor is a failed one, whatever else is asked for: it measured something else than its pass.
+"""
+
+import platform
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from benchctl.costs.shapes import shape_for
+from benchctl.engines.micro.options import MicroOptions
+from benchctl.engines.openai_server import own_options
+from benchctl.errors import RunError
+from benchctl.measure.journal import Journal, begin_attempt, utc_now
+from benchctl.measure.telemetry.gpu import SAMPLER_MISSING, open_gpu
+from benchctl.measure.telemetry.telemetry import SampledServer, sampling
+from benchctl.micro.floor import Peaks
+from benchctl.micro.point import ForwardPoint, ForwardTimes
+from benchctl.micro.worker import WorkerInfo
+from benchctl.micro.workers_of_blocks import WorkersOfBlocks, visible_devices
+from benchctl.profile.model import Profile
+from benchctl.profile.planning.plan import variant_settings
+from benchctl.records.directory import RunDirectory
+from benchctl.records.loaded import load_run, write_step_table
+from benchctl.records.manifest import PlannedRun
+from benchctl.records.run import RunFailure, RunRecord
+from benchctl.records.schema import SCHEMA_VERSION
+from benchctl.records.step import StepRecord
+from benchctl.units import us_from_ns
+
+BELOW_FLOOR: Final = "below-floor"
+"""Cause of the failure of a run that is faster than its device."""
+_NOT_OF_THE_POINT: Final = {"python", "replays", "warmups"}
+_OF_THE_MOMENT: Final = {"python", "free_bytes", "device_uuid"}
+"""Values of a worker's description that do not change what it computes."""
+
+
+def point_of(options: MicroOptions) -> ForwardPoint:
+    """The pass that the options of a run describe."""
+    return ForwardPoint(
+        phase=options.phase,
+        batch_size=options.batch_size,
+        new_tokens=options.computed_tokens,
+        context_tokens=options.cached_tokens,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredPasses:
+    """Measures the runs of one experiment, with its workers and the peaks of its device, if they are known."""
+
+    workers: WorkersOfBlocks
+    peaks: Peaks | None
+
+    def measure(self, profile: Profile, planned: PlannedRun, directory: RunDirectory) -> RunRecord:
+        """Measure one run; returns its final record, which is also on disk.
+
+        A failed run is a record with state ``failed``. Raises UsageError where no such run can succeed here, and
+        KeyboardInterrupt; in both cases the record says so.
+        """
+        run = _Run(self, profile, planned, directory)
+        return run.measure()
+
+
+class _Run:
+    """A run on its way."""
+
+    def __init__(
+        self, shared: MeasuredPasses, profile: Profile, planned: PlannedRun, directory: RunDirectory
+    ) -> None:
+        self._shared = shared
+        self._profile = profile
+        self._planned = planned
+        self._directory = directory
+        self._settings = variant_settings(profile, planned.variant, planned.cell)
+        self._options = own_options(self._settings, MicroOptions)
+        self._point = point_of(self._options)
+        record = RunRecord(
+            schema_version=SCHEMA_VERSION,
+            **msgspec.structs.asdict(planned),
+            state="running",
+            engine=profile.engine.kind,
+            host=platform.node(),
+            started_at=utc_now(),
+        )
+        self._journal = Journal(directory, record)
+
+    def measure(self) -> RunRecord:
+        self._journal.update(attempt=begin_attempt(self._directory))
+        with self._recorded_failures():
+            times = self._replays()
+            self._write_steps(times)
+            return self._conclude(times)
+        return self._journal.record
+
+    @contextmanager
+    def _recorded_failures(self) -> Iterator[None]:
+        """Record how the run failed; a RunError, after which the next run may succeed, goes no further."""
+        try:
+            yield
+        except RunError as error:
+            self._shared.workers.end()
+            self._fail(error.cause, str(error), error.log_tail)
+        except KeyboardInterrupt:
+            self._fail("interrupted", "the run was interrupted by a signal")
+            raise
+        except OSError as error:
+            with suppress(OSError):  # the disk may be full for this, too
+                self._fail("disk", str(error))
+            remedy = "free space or correct the permissions, then continue with --resume"
+            raise RunError(f"{self._directory.path}: {error}; {remedy}", cause="disk") from error
+        except BaseException as error:
+            self._fail(type(error).__name__, str(error))
+            raise
+
+    def _fail(self, cause: str, message: str, log_tail: str = "") -> None:
+        self._journal.close("failed", RunFailure(cause=cause, message=message, log_tail=log_tail))
+
+    def _replays(self) -> ForwardTimes:
+        worker = self._shared.workers.of(self._planned.block)
+        self._note_configuration(worker.info)
+        with open_gpu(visible_devices(self._options.device)) as gpu:
+            if gpu is None and self._options.device != "cpu" and self._profile.telemetry.gpu_hz:
+                self._journal.warn(SAMPLER_MISSING)
+            sampled = SampledServer(server_pid=worker.pid, gpu=gpu, metrics_url=None)
+            with sampling(self._directory.path, self._profile.telemetry, sampled) as sampler_warnings:
+                times = worker.measure(
+                    self._point, self._options.mode, warmups=self._options.warmups, replays=self._options.replays
+                )
+        self._journal.warn(*sampler_warnings)
+        return times
+
+    def _note_configuration(self, info: WorkerInfo) -> None:
+        """Record what is computed, and what the worker says of where it computes."""
+        options = self._options.model_dump(mode="json", exclude=_NOT_OF_THE_POINT)
+        reported = msgspec.structs.asdict(info)
+        where = {key: value for key, value in reported.items() if key not in _OF_THE_MOMENT and value is not None}
+        config = {f"server.{key}": value for key, value in {**where, **options}.items()}
+        self._journal.update(
+            effective_config={"model": self._settings.model, **config},
+            engine_version=info.torch_version,
+        )
+
+    def _write_steps(self, times: ForwardTimes) -> None:
+        with self._directory.append("steps") as writer:
+            for step in steps_of(self._point, times):
+                writer.write(step)
+        self._journal.update(clock=times.clock)
+        self._journal.time(first_send_ns=times.start_ns[0], last_token_ns=times.start_ns[0] + times.wall_ns)
+
+    def _conclude(self, times: ForwardTimes) -> RunRecord:
+        write_step_table(load_run(self._directory))
+        problem = self._problem(times)
+        if problem is None:
+            return self._journal.close("done")
+        self._journal.suspect("below-floor", problem)
+        return self._journal.close("failed", RunFailure(cause=BELOW_FLOOR, message=problem))
+
+    def _problem(self, times: ForwardTimes) -> str | None:
+        """The sentence on a median below the floor of the pass; None where it is above, or no floor is known."""
+        peaks = self._shared.peaks
+        if peaks is None:
+            return None
+        floor_ns = peaks.floor_ns(shape_for(self._settings.model), self._point, self._options.dtype)
+        median_ns = float(np.median(times.duration_ns))
+        if median_ns >= floor_ns:
+            return None
+        return (
+            f"the median of {len(times.duration_ns)} replays is {us_from_ns(median_ns):.1f} µs, and no such pass "
+            f"takes less than {us_from_ns(floor_ns):.1f} µs by its FLOPs and bytes on {peaks.hardware.name}: "
+            "something else was timed, and the run counts nowhere"
+        )
+
+
+def steps_of(point: ForwardPoint, times: ForwardTimes) -> Iterator[StepRecord]:
+    """One step for each replay."""
+    new, is_decode = point.total_new_tokens, point.phase == "decode"
+    for number, (start_ns, dur_ns) in enumerate(zip(times.start_ns, times.duration_ns, strict=True)):
+        yield StepRecord(
+            step=number,
+            start_ns=start_ns,
+            dur_ns=dur_ns,
+            clock=times.clock,
+            phase=point.phase,
+            num_seqs=point.batch_size,
+            num_prefill_tokens=0 if is_decode else new,
+            num_decode_tokens=new if is_decode else 0,
+            context_tokens=point.batch_size * (point.context_tokens + point.new_tokens),
+        )

@@ -1,0 +1,199 @@
+"""``peaks.json``: the rates that kernels reached on a device, in place of those of its data sheet.
+
+``benchctl micro roofline`` measures them. ``benchctl run`` copies those on file for the device of an experiment
+into the result directory, so that what is compared with peaks is a pure function of that directory.
+
+A peak is the best median: of the sizes of one kernel, the one whose rounds have the largest median rate.
+"""
+
+import re
+from pathlib import Path
+from statistics import median
+from typing import Any, Final, Literal, TypeAlias
+
+import msgspec
+
+from benchctl.costs.hardware import Hardware, device_or_none, hardware_for
+from benchctl.errors import RecordError
+from benchctl.records.jsonl import write_json_atomic
+from benchctl.records.record import Record, ResultWarning
+from benchctl.records.schema import upgrade
+from benchctl.units import GIGA, TERA
+
+PEAKS_FILE: Final = "peaks.json"
+PeakQuantity: TypeAlias = Literal["matmul", "copy", "read", "launch", "all-reduce", "all-reduce-time"]
+QUANTITIES: Final[dict[PeakQuantity, str]] = {
+    "matmul": "FLOP/s",
+    "copy": "B/s",
+    "read": "B/s",
+    "launch": "s",
+    "all-reduce": "B/s",
+    "all-reduce-time": "s",
+}
+"""Units of the values of each quantity."""
+_ARITHMETIC: Final = ("bfloat16", "float16", "float32")
+"""Arithmetic whose peak counts as that of the device, the first that was measured."""
+_FASTER: Final = ("fp8", "int8")
+
+
+class PeakSeries(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """One kernel at one size."""
+
+    quantity: PeakQuantity
+    """``matmul``: FLOP/s of square products. ``copy`` and ``read``: bytes/s of the device's memory, of a copy both
+    those read and those written. ``launch``: seconds for the smallest kernel. ``all-reduce``: bytes/s that each
+    device sends in one direction; ``all-reduce-time``: seconds of a small one."""
+    dtype: str | None = None
+    """Arithmetic of a product."""
+    setting: str
+    """Side of the matrices, bytes of a buffer, or the way of launching."""
+    values: tuple[float, ...]
+    """One for each round, in their order."""
+
+    @property
+    def median(self) -> float:
+        return median(self.values)
+
+    @property
+    def low(self) -> float:
+        return min(self.values)
+
+    @property
+    def high(self) -> float:
+        return max(self.values)
+
+    @property
+    def spread_frac(self) -> float:
+        """The range of the middle half of the rounds over their median."""
+        ordered = sorted(self.values)
+        quarter = len(ordered) // 4
+        return (ordered[-1 - quarter] - ordered[quarter]) / self.median
+
+
+class MeasuredPeaks(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """The rates that one device of a machine was measured to reach."""
+
+    schema_version: int
+    """Version of the result format."""
+    measured_at: str
+    """UTC, ISO 8601."""
+    host: str
+    """Name of the machine."""
+    kind: Literal["cpu", "cuda"]
+    """Kind of the device."""
+    device: str
+    """Name of the device, as its driver or the kernel has it."""
+    num_devices: int = 1
+    """Devices of this name in the machine."""
+    threads: int | None = None
+    """Threads that computed on a CPU."""
+    memory_bytes: int | None = None
+    """Memory of the device."""
+    cache_bytes: int | None = None
+    """Last-level cache of the device."""
+    buffer_bytes: int
+    """Size of the buffer that was read, and of each of the two of a copy."""
+    torch_version: str
+    """Version of torch whose kernels ran."""
+    cuda_version: str | None = None
+    """Version of CUDA that this torch was built for."""
+    float32_precision: str | None = None
+    """Torch's precision of float32 products: ``highest`` computes in 32 bits, others in fewer on some GPUs."""
+    busy_frac: float | None = None
+    """Share of the machine's cores that other programs used at the start."""
+    series: tuple[PeakSeries, ...]
+    """Every value that was measured."""
+    unmeasured: dict[str, str] = {}
+    """Arithmetic that was left out, and the reason."""
+    warnings: tuple[ResultWarning, ...] = ()
+    """Limits on the use of these peaks."""
+
+    @property
+    def incomplete(self) -> str | None:
+        """The reason why these peaks describe no device, if so."""
+        if not all(each.values and min(each.values) > 0 for each in self.series):
+            return "a kernel has no values, or one that is not positive"
+        if all(best_series(self, "matmul", dtype) is None for dtype in _ARITHMETIC):
+            return f"no product of {', '.join(_ARITHMETIC)} was measured"
+        if best_series(self, "copy") is None and best_series(self, "read") is None:
+            return "neither a copy nor a read was measured"
+        return None
+
+
+def best_series(peaks: MeasuredPeaks, quantity: PeakQuantity, dtype: str | None = None) -> PeakSeries | None:
+    """The size with the best median, which is the least where a quantity is a time; None where it was not measured.
+
+    Ways of launching are no sizes: of those, the first that was measured.
+    """
+    series = [each for each in peaks.series if each.quantity == quantity and each.dtype == dtype]
+    if quantity == "launch":
+        return series[0] if series else None
+    is_time = QUANTITIES[quantity] == "s"
+    return max(series, key=lambda each: -each.median if is_time else each.median, default=None)
+
+
+def product_flops_per_s(peaks: MeasuredPeaks, dtype: str) -> float | None:
+    """Peak FLOP/s of products in one arithmetic; None where it was not measured."""
+    series = best_series(peaks, "matmul", dtype)
+    return None if series is None else series.median
+
+
+def bandwidth_bytes_per_s(peaks: MeasuredPeaks) -> float:
+    """Bytes/s of the device's memory: of a copy and of a read, the faster one."""
+    series = [best_series(peaks, "copy"), best_series(peaks, "read")]
+    return max(each.median for each in series if each is not None)
+
+
+def hardware_of(peaks: MeasuredPeaks) -> Hardware:
+    """The device with its measured peaks in place of the data sheet's.
+
+    Peak FLOP/s are those of bfloat16, or of the first arithmetic that was measured where that was not; slower
+    arithmetic is left out. Its name states the peaks, to five digits, and looking it up gives the same
+    device again, on any machine.
+    """
+    rates = {dtype: product_flops_per_s(peaks, dtype) for dtype in (*_ARITHMETIC, *_FASTER)}
+    flops_per_s = next(rate for dtype in _ARITHMETIC if (rate := rates[dtype]) is not None)
+    numbers = [flops_per_s / TERA, bandwidth_bytes_per_s(peaks) / GIGA]
+    numbers += [] if peaks.memory_bytes is None else [peaks.memory_bytes / GIGA]
+    parts = [device_word(peaks), *(f"{number:.5g}" for number in numbers)]
+    parts += [f"{dtype}={rate / TERA:.5g}" for dtype in _FASTER if (rate := rates[dtype] or 0.0) > flops_per_s]
+    if (link := best_series(peaks, "all-reduce")) is not None:
+        parts.append(f"link={link.median / GIGA:.5g}")
+    when = re.sub(r"[^0-9TZ]", "", peaks.measured_at)
+    return hardware_for(":".join((*parts, f"measured={when}")))
+
+
+def device_word(peaks: MeasuredPeaks) -> str:
+    """A device's name in the hardware table, or else its own in one word; a CPU's with the number of threads."""
+    sheet = data_sheet(peaks)
+    if sheet is not None:
+        return sheet.name
+    word = re.sub(r"[^a-z0-9.]+", "-", peaks.device.lower()).strip("-") or peaks.kind
+    return word if peaks.threads is None else f"{word}-{peaks.threads}-threads"
+
+
+def data_sheet(peaks: MeasuredPeaks) -> Hardware | None:
+    """The device as its data sheet has it; None for one that the hardware table does not have."""
+    return None if peaks.kind == "cpu" else device_or_none(peaks.device)
+
+
+def load_peaks(results_path: Path) -> MeasuredPeaks | None:
+    """The peaks in a result directory; None without any. Raises RecordError when they are damaged."""
+    path = results_path / PEAKS_FILE
+    return read_peaks(path) if path.is_file() else None
+
+
+def read_peaks(path: Path) -> MeasuredPeaks:
+    """Read one file of peaks. Raises RecordError when it is damaged, SchemaVersionError when it is newer."""
+    try:
+        document = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        peaks = msgspec.convert(upgrade(document, path), MeasuredPeaks)
+    except (msgspec.DecodeError, OSError) as error:
+        raise RecordError(f"{path}: {error}; remove the file, or measure with 'benchctl micro roofline'") from error
+    if reason := peaks.incomplete:
+        raise RecordError(f"{path}: {reason}; remove the file, or measure with 'benchctl micro roofline'")
+    return peaks
+
+
+def write_peaks(path: Path, peaks: MeasuredPeaks) -> None:
+    write_json_atomic(path, peaks)

@@ -1,0 +1,7 @@
+"""No prompts, for engines that compute without requests."""
+
+from typing import Final
+
+from benchctl.workload.datasets.dataset import MadeDataset
+
+DATASET: Final = MadeDataset(make=lambda _workload, _seed: ())
