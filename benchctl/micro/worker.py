@@ -79,7 +79,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     num_processors: int | None = None
     """Streaming multiprocessors of a GPU."""
     cache_bytes: int | None = None
-    """Last cache of a GPU before its memory."""
+    """Last cache before the device's memory; on a CPU that of all cores which may be used."""
     cuda_version: str | None = None
     """The CUDA that torch was built for."""
     cpu_capability: str | None = None
