@@ -457,10 +457,11 @@ FINDINGS: Final[dict[str, str]] = {
     "not-flat": "The overhead of a variant grows or shrinks with the swept factor.",
     "speculation-never-drafted": "A server that is configured to draft tokens never did.",
     "speculation-cannot-win": "A sequence gains no more than one token per step from its drafts.",
-    "speculation-loses": "Drafts cost more time than the tokens that they gain save.",
     "unexplained-by-flops": "More FLOPs explain only a part of a slowdown.",
     "largest-added-section": "The section of a step that adds the most time over the baseline.",
     "noisy-baseline": "The baseline scatters more than the other cells, so a ratio to a single run misleads.",
+    "speculation-slower": "A server that speculates takes longer for its work than the baseline without it.",
+    "speculation-faster": "A server that speculates takes less time for its work than the baseline without it.",
     "lazy-load-in-warmup": "The value model was loaded during the warm-up.",
     "lazy-load-measured": "The value model was loaded during the measured load, whose times include it.",
 }

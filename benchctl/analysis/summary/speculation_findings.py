@@ -1,88 +1,61 @@
-"""Findings on speculative decoding: never drafted, cannot win, loses against the baseline."""
+"""Findings on speculative decoding: the cells that it makes slower than none, and those that it makes faster.
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby
-from typing import Final
+A cell is judged where its server speculates, that of the baseline does not, and the whole interval of the ratio of
+wall times is on one side of 1. For equal work that ratio is the time of a step over the tokens that it yields.
+"""
 
-from benchctl.analysis.summary.arm_drafts import ArmDrafts, arm_drafts
+from collections.abc import Sequence
+
 from benchctl.analysis.summary.finding import Finding
-from benchctl.analysis.summary.runs import CellSummary, RunSummary
+from benchctl.analysis.summary.findings import cells_in_words
+from benchctl.analysis.summary.runs import CellSummary
 from benchctl.analysis.summary.sweep import SweepRow
-from benchctl.formats import count_of
-
-_ONE_TOKEN: Final = 1 + 1e-9
 
 
 def speculation_findings(
-    runs: Sequence[RunSummary], cells: Sequence[CellSummary], rows: Sequence[SweepRow]
-) -> Iterator[Finding]:
-    """All findings on speculative decoding. ``runs`` includes suspect ones, which ``cells`` may leave out."""
-    by_label = {cell.label: cell for cell in cells}
-    slower = {row.label: row for row in rows if (row.number("wall_ratio_ci_low") or 0) > 1}
-    for label, group in groupby(sorted(runs, key=lambda run: run.label), key=lambda run: run.label):
-        of_arm = list(group)
-        cell, drafts = by_label.get(label), arm_drafts([run.run for run in of_arm])
-        if drafts is None:
-            yield from _never_drafted(label, of_arm)
-        elif cell is not None and (tokens := cell.mean("tokens_per_step")) is not None:
-            yield from _cannot_win(cell, tokens, drafts)
-            if label in slower:
-                yield _loses(slower[label], tokens, drafts)
+    cells: Sequence[CellSummary], rows: Sequence[SweepRow], baseline: str
+) -> tuple[Finding, ...]:
+    """At most one finding of each kind for each variant."""
+    if any(_speculates(cell) is not False for cell in cells if cell.variant == baseline):
+        return ()
+    speculating = {cell.label: cell for cell in cells if _speculates(cell)}
+    own = [row for row in rows if row.label in speculating and row.number("wall_ratio") is not None]
+    findings: list[Finding] = []
+    for variant in dict.fromkeys(row.variant for row in own):
+        slower = [row for row in own if row.variant == variant and (row.number("wall_ratio_ci_low") or 0.0) > 1]
+        faster = [row for row in own if row.variant == variant and (row.number("wall_ratio_ci_high") or 2.0) < 1]
+        if slower:
+            sentence, numbers = _conclusion("slower", slower, max(slower, key=_wall_ratio), speculating)
+            findings.append(Finding(code="speculation-slower", sentence=sentence, numbers=numbers))
+        if faster:
+            sentence, numbers = _conclusion("faster", faster, min(faster, key=_wall_ratio), speculating)
+            findings.append(Finding(code="speculation-faster", sentence=sentence, numbers=numbers))
+    return tuple(findings)
 
 
-def _never_drafted(label: str, runs: Sequence[RunSummary]) -> Iterator[Finding]:
-    """An arm whose options ask for drafts and whose finished runs verified none, as far as they count them."""
-    finished = [run for run in runs if len(run.run.columns) and run.number("drafts") in {None, 0}]
-    if not finished or not all(run.settings is not None and run.settings.server.speculates for run in finished):
-        return
-    steps = sum(run.number("num_steps") or 0 for run in finished)
-    yield Finding(
-        code="speculation-never-drafted",
-        sentence=(
-            f"{label} never drafted a token in {steps:.0f} steps of its {count_of(len(finished), 'run')}, although "
-            "its server is configured to: it measures the path without speculative decoding."
-        ),
-        numbers={"num_steps": steps, "num_runs": float(len(finished))},
-    )
+def _speculates(cell: CellSummary) -> bool | None:
+    """True where the servers of a cell draft, None where their options do not say."""
+    settings = next((run.settings for run in cell.runs if run.settings is not None), None)
+    return None if settings is None else settings.server.speculates
 
 
-def _cannot_win(cell: CellSummary, tokens_per_step: float, drafts: ArmDrafts) -> Iterator[Finding]:
-    """A sequence that gains one token in each step, as without drafts, and pays for them."""
-    if tokens_per_step > _ONE_TOKEN:
-        return
-    server = next((run.settings.server for run in cell.runs if run.settings is not None), None)
-    options = (getattr(server, "num_speculative_tokens", None), getattr(server, "bonus_token", None))
-    reason = ""
-    if options == (1, False):
-        reason = ": of one draft token and no bonus token one token comes, the accepted one or its replacement"
-    yield Finding(
-        code="speculation-cannot-win",
-        sentence=(
-            f"{cell.label} cannot win by its drafts: a sequence gains {tokens_per_step:.3g} tokens per step, no "
-            f"more than without them, and every draft costs time{reason}."
-        ),
-        numbers={"tokens_per_step": tokens_per_step, **_rates(drafts)},
-    )
+def _wall_ratio(row: SweepRow) -> float:
+    return row.number("wall_ratio") or 1.0
 
 
-def _loses(row: SweepRow, tokens_per_step: float, drafts: ArmDrafts) -> Finding:
-    """A slower arm: the tokens that a step gains do not pay for its time."""
-    wall, low, high = (row.number(f"wall_ratio{end}") or math.nan for end in ("", "_ci_low", "_ci_high"))
-    step = row.number("step_ms_ratio")
+def _conclusion(
+    verdict: str, rows: Sequence[SweepRow], most: SweepRow, speculating: dict[str, CellSummary]
+) -> tuple[str, dict[str, float]]:
+    """The sentence, and the numbers of the cell that deviates the most."""
+    ratio, low, high = (most.number(f"wall_ratio{end}") for end in ("", "_ci_low", "_ci_high"))
+    tokens, step_ratio = speculating[most.label].mean("tokens_per_step"), most.number("step_ms_ratio")
+    numbers = {"wall_ratio": ratio, "wall_ratio_ci_low": low, "wall_ratio_ci_high": high}
+    subject = f", the most at {most.label}" if len(rows) > 1 else ""
     sentence = (
-        f"{row.label} loses by its drafts: {wall:.3f} [{low:.3f}, {high:.3f}] times the wall time of the baseline; "
-        f"a sequence gains {tokens_per_step:.3g} tokens per step"
+        f"{cells_in_words(rows)}: speculation is {verdict} than none{subject}: {ratio:.3g} [{low:.3g}, {high:.3g}] "
+        "times the wall time"
     )
-    numbers = {"wall_ratio": wall, "tokens_per_step": tokens_per_step, **_rates(drafts)}
-    if step is not None:
-        sentence += f", and a step takes {step:.3g} times as long as the baseline's"
-        numbers["step_ms_ratio"] = step
-    if drafts.acceptance_rate is not None:
-        sentence += f"; {drafts.acceptance_rate:.0%} of the draft tokens were accepted"
-    return Finding(code="speculation-loses", sentence=f"{sentence}.", numbers=numbers)
-
-
-def _rates(drafts: ArmDrafts) -> Mapping[str, float]:
-    rates = {"acceptance_rate": drafts.acceptance_rate, "acceptance_length": drafts.acceptance_length}
-    return {name: rate for name, rate in rates.items() if rate is not None}
+    if tokens is not None and step_ratio is not None:
+        sentence += f", as a step takes {step_ratio:.3g} times as long and yields {tokens:.2f} tokens of a row"
+        numbers |= {"step_ms_ratio": step_ratio, "tokens_per_step": tokens}
+    return f"{sentence}.", {name: value for name, value in numbers.items() if value is not None}
