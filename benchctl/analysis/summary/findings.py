@@ -7,7 +7,6 @@ counts) there is no finding. A finding carries its numbers.
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from statistics import fmean
 from typing import Final
 
@@ -15,6 +14,7 @@ import numpy as np
 
 from benchctl.analysis.attribution.steps import SectionSplit
 from benchctl.analysis.statistics.block_ratio import estimate_paired
+from benchctl.analysis.summary.finding import Finding
 from benchctl.analysis.summary.runs import CellSummary, RunSummary
 from benchctl.analysis.summary.sweep import SweepRow
 from benchctl.formats import count_of
@@ -32,15 +32,6 @@ MIN_BLOCKS_FOR_SCATTER: Final = 3
 _LAZY_LOAD: Final = "value_model_load"
 ADDED_STEP_FRAC: Final = 0.02
 """Added step time is analyzed from two percent of the baseline's step."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """A sentence that the data support. ``code`` is stable; ``numbers`` are those of the sentence."""
-
-    code: str
-    sentence: str
-    numbers: Mapping[str, float]
 
 
 def collect_findings(

@@ -6,7 +6,8 @@ wall times is on one side of 1. For equal work that ratio is the time of a step 
 
 from collections.abc import Sequence
 
-from benchctl.analysis.summary.findings import Finding, cells_in_words
+from benchctl.analysis.summary.finding import Finding
+from benchctl.analysis.summary.findings import cells_in_words
 from benchctl.analysis.summary.runs import CellSummary
 from benchctl.analysis.summary.sweep import SweepRow
 
