@@ -120,7 +120,14 @@ class Worker:
         return self._answer(self._settings.answer_limit_s)
 
     def _answer(self, limit_s: float) -> dict[str, Any]:
-        message = json.loads(self._line(limit_s))
+        line = self._line(limit_s)
+        try:
+            message = msgspec.json.decode(line, type=dict[str, Any])
+        except msgspec.MsgspecError as error:
+            raise EngineUnavailableError(
+                f"--python {self._settings.python} answers {line[:60]!r}, which no worker says; name a Python "
+                "interpreter that has torch"
+            ) from error
         if "failure" in message:
             raise _error_of(**message["failure"], log_tail=self._log.tail())
         result: dict[str, Any] = message["result"]

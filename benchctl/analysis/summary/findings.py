@@ -7,7 +7,6 @@ counts) there is no finding. A finding carries its numbers.
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from statistics import fmean
 from typing import Final
 
@@ -15,6 +14,7 @@ import numpy as np
 
 from benchctl.analysis.attribution.steps import SectionSplit
 from benchctl.analysis.statistics.block_ratio import estimate_paired
+from benchctl.analysis.summary.finding import Finding
 from benchctl.analysis.summary.runs import CellSummary, RunSummary
 from benchctl.analysis.summary.sweep import SweepRow
 from benchctl.formats import count_of
@@ -34,15 +34,6 @@ ADDED_STEP_FRAC: Final = 0.02
 """Added step time is analyzed from two percent of the baseline's step."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """A sentence that the data support. ``code`` is stable; ``numbers`` are those of the sentence."""
-
-    code: str
-    sentence: str
-    numbers: Mapping[str, float]
-
-
 def collect_findings(
     cells: Sequence[CellSummary], rows: Sequence[SweepRow], baseline: str, sections: Mapping[str, SectionSplit]
 ) -> tuple[Finding, ...]:
@@ -51,10 +42,11 @@ def collect_findings(
     greedy_labels = {cell.label for cell in greedy}
     active = [row for row in rows if row.label not in greedy_labels]
     by_variant = [list(group) for _, group in itertools.groupby(active, key=lambda row: row.variant)]
+    drafting = {cell.label for cell in cells if cell.speculates}  # the FLOPs of drafts are not charged
     findings = [
         *(_greedy_path(cell) for cell in greedy),
         *(_factor_effect(group) for group in by_variant),
-        *(_unexplained(group) for group in by_variant),
+        *(_unexplained([row for row in group if row.label not in drafting]) for group in by_variant),
         *_added_time(active, sections),
         _baseline_noise(cells, baseline, greedy_labels),
         *_lazy_loads([run for cell in cells for run in cell.runs]),
@@ -160,9 +152,9 @@ def _unexplained(rows: Sequence[SweepRow]) -> Finding | None:
     walls = [row.number("wall_ratio") or math.nan for row in slow]
     flops = [row.number(f"flops_ratio{suffix}") or math.nan for row in slow]
     sentence = (
-        f"{_cells(slow)}: {_range(walls, '.2f')} times the wall time for {_range(flops, '.2f')} times the {kind} "
-        f"FLOPs, so {_range([100 * share for share in shares], '.0f')}% of the slowdown (in logarithms) is not "
-        "arithmetic."
+        f"{cells_in_words(slow)}: {_range(walls, '.2f')} times the wall time for {_range(flops, '.2f')} times the "
+        f"{kind} FLOPs, so {_range([100 * share for share in shares], '.0f')}% of the slowdown (in logarithms) is "
+        "not arithmetic."
     )
     numbers = {"wall_ratio": fmean(walls), f"flops_ratio{suffix}": fmean(flops), "unexplained_frac": fmean(shares)}
     return Finding(code="unexplained-by-flops", sentence=sentence, numbers=numbers)
@@ -193,8 +185,8 @@ def _largest_section(section: str, group: Sequence[tuple[SweepRow, float, float]
     largest_ms = [largest_s * MS_PER_S for _, _, largest_s in group]
     shares = [100 * part / whole for part, whole in zip(largest_ms, added_ms, strict=True)]
     sentence = (
-        f"{_cells([row for row, _, _ in group])}: a step takes {_range(added_ms, '.3g')} ms longer than the "
-        f"baseline's, and the largest part of that is {section} with {_range(largest_ms, '.3g')} ms "
+        f"{cells_in_words([row for row, _, _ in group])}: a step takes {_range(added_ms, '.3g')} ms longer than "
+        f"the baseline's, and the largest part of that is {section} with {_range(largest_ms, '.3g')} ms "
         f"({_range(shares, '.0f')}%); {note}."
     )
     means = {"added_step_ms": fmean(added_ms), "largest_ms": fmean(largest_ms), "largest_frac": fmean(shares) / 100}
@@ -248,7 +240,7 @@ def _load_ns(run: RunSummary, *, is_warmup: bool) -> int:
     return 0 if loads is None else exact_sum(loads)
 
 
-def _cells(rows: Sequence[SweepRow]) -> str:
+def cells_in_words(rows: Sequence[SweepRow]) -> str:
     """Rows of one variant: ``guided top_k=2, 3, 4``, or every cell in full if several factors vary."""
     factors = {tuple(row.cell) for row in rows}
     if len(rows) > 1 and len(factors) == 1 and len(rows[0].cell) == 1:

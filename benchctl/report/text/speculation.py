@@ -75,8 +75,8 @@ def acceptance_words(acceptance: Acceptance) -> str:
 
 
 def _cost_words(law: SpeculationLaw) -> str:
-    backfill = f" + {law.cost.backfill:.4g} with bonus" if law.cost.backfill else ""
-    return f"a step with K drafts costs 1 + {law.cost.draft:.4g} K{backfill} steps without"
+    backfill = f", with bonus tokens {law.cost.backfill:.4g} more" if law.cost.backfill else ""
+    return f"a step with K drafts costs 1 + {law.cost.draft:.4g} K steps without{backfill}"
 
 
 def law_lines(law: SpeculationLaw) -> Iterator[str]:
@@ -93,7 +93,7 @@ def law_lines(law: SpeculationLaw) -> Iterator[str]:
         )
     for length in law.lengths:
         slower = length.gain(bonus=law.bonus)
-        if slower.value < 1:
+        if slower.value < 1 and (slower.high is None or slower.high < 1):
             share = percentage(1 - slower.value)
             yield f"{server}, a step with {_tokens(length)} yields {share} less per second than one without drafts"
     first = law.lengths[0]
@@ -115,7 +115,7 @@ def _tokens(length: DraftLength) -> str:
 def _drafts(estimate: WholeEstimate) -> str:
     at_least = "at least " if estimate.value >= LONGEST else ""
     words = f"{at_least}{count_of(estimate.value, 'draft token')}"
-    if estimate.low is None or estimate.high is None:
+    if estimate.low is None or estimate.high is None or estimate.low == estimate.high:
         return words
     return f"{words} [{estimate.low}, {estimate.high}]"
 
