@@ -71,8 +71,8 @@ def test_each_cell_of_a_graph_is_compared_with_the_same_cell_eager(tmp_path):
 
 def test_two_repeats_are_equivalent_and_a_slower_device_is_a_regression(tmp_path):
     first = measured(tmp_path / "a", FakeWorkers(launch_bound))
-    second = measured(tmp_path / "b", FakeWorkers(launch_bound))
-    slower = measured(tmp_path / "c", FakeWorkers(lambda point, mode: 1.1 * launch_bound(point, mode)))
+    second = measured(tmp_path / "b", FakeWorkers(launch_bound, seed=1))
+    slower = measured(tmp_path / "c", FakeWorkers(lambda point, mode: 1.1 * launch_bound(point, mode), seed=2))
     options = CompareOptions(margin_frac=0.02, noise={})
     assert compare_paths(str(first.path), str(second.path), options).verdict == "equivalent"
     assert compare_paths(str(first.path), str(slower.path), options).verdict == "regression"
