@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import chain
-from typing import Final
+from typing import Any, Final
 
 from rich.table import Table
 
@@ -70,10 +70,20 @@ def headline(analysis: AnalyzedExperiment) -> str:
 
 def passes_text(analysis: AnalyzedExperiment) -> str:
     """``forward passes of llama-68m in float32 on AMD EPYC, torch 2.9.0``, as far as a run says it."""
-    config = next((run.record.effective_config for run in analysis.runs if run.record.effective_config), {})
+    config = _config_of_passes(analysis)
     model, dtype = config.get("model", "an unknown model"), config.get("server.dtype", "unknown numbers")
-    device, torch = config.get("server.device_name", "an unknown device"), config.get("server.torch_version")
+    torch = config.get("server.torch_version")
+    device = device_of_passes(analysis) or "an unknown device"
     return f"forward passes of {model} in {dtype} on {device}" + (f", torch {torch}" if torch else "")
+
+
+def device_of_passes(analysis: AnalyzedExperiment) -> str | None:
+    """The device that computed forward passes; None where no run says it, and for an experiment of requests."""
+    return None if analysis.passes is None else _config_of_passes(analysis).get("server.device_name")
+
+
+def _config_of_passes(analysis: AnalyzedExperiment) -> Mapping[str, Any]:
+    return next((run.record.effective_config for run in analysis.runs if run.record.effective_config), {})
 
 
 def blocks_text(manifest: Manifest) -> str:
