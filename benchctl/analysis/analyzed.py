@@ -19,6 +19,7 @@ from benchctl.analysis.summary.columns import Value
 from benchctl.analysis.summary.findings import Finding, collect_findings
 from benchctl.analysis.summary.passes import Passes, has_requests, summarise_passes
 from benchctl.analysis.summary.runs import CellSummary, RunSummary, summarise_cells, summarise_runs
+from benchctl.analysis.summary.speculation_findings import speculation_findings
 from benchctl.analysis.summary.sweep import SweepRow, infeasible_values, sweep_rows
 from benchctl.analysis.validity.integrity import integrity_warnings
 from benchctl.errors import RecordError
@@ -123,7 +124,10 @@ def analyze_directory(path: Path, *, allow_suspect: bool = False) -> AnalyzedExp
         sweep=rows,
         ladders=divide_ladders(experiment, confidence),
         passes=None if has_requests(manifest) else summarise_passes(cells, pairs, confidence),
-        findings=collect_findings(cells, rows, manifest.baseline, sections),
+        findings=(
+            *collect_findings(cells, rows, manifest.baseline, sections),
+            *speculation_findings(cells, rows, manifest.baseline),
+        ),
         warnings=(*integrity_warnings(path), *manifest.warnings, *experiment.warnings),
         damage=tuple(damage),
     )

@@ -15,6 +15,7 @@ from benchctl.cli.commands import (
     list_results,
     load,
     micro,
+    micro_bonus,
     micro_forward,
     micro_roofline,
     models,
@@ -77,6 +78,7 @@ app.add_typer(data.app, name="data")
 app.add_typer(noise.app, name="noise")
 app.add_typer(models.app, name="models")
 micro.app.command("forward")(micro_forward.forward)
+micro.app.command("bonus")(micro_bonus.bonus)
 micro.app.command("roofline")(micro_roofline.roofline)
 app.add_typer(micro.app, name="micro")
 app.add_typer(steptime.app, name="steptime")

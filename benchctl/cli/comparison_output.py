@@ -17,6 +17,7 @@ from benchctl.analysis.experiment.pairing import parse_side
 from benchctl.errors import InvalidDataError, UsageError
 from benchctl.records.jsonl import write_bytes_atomic
 from benchctl.report.documents.comparison import document_of, refusal_document
+from benchctl.report.text.acceptance_table import TITLE, acceptance_headings, acceptance_rows, compared_drafts
 from benchctl.report.text.comparison_markdown import markdown_of
 from benchctl.report.text.comparison_table import footnotes_of, headings_of, rows_of
 from benchctl.report.text.decomposition_table import decomposition_headings, decomposition_rows
@@ -114,6 +115,10 @@ def print_comparison(comparison: Comparison, *, show_all: bool = False) -> None:
     parts = list(decomposition_rows(comparison, show_all=show_all))
     if parts:
         console.print(_table(decomposition_headings(comparison), parts))
+        console.print()
+    if arms := compared_drafts(comparison):
+        console.print(TITLE, markup=False, soft_wrap=True)
+        console.print(_table(acceptance_headings(arms), acceptance_rows(arms)))
         console.print()
     for line in footnotes_of(comparison):
         console.print(line, markup=False, soft_wrap=True)

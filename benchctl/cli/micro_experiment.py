@@ -145,19 +145,25 @@ def print_micro(outcome: "MicroOutcome") -> None:
     from benchctl.analysis.analyzed import analyze_directory
     from benchctl.report.export import write_derived
 
-    counts, path = outcome.outcome, shlex.quote(str(outcome.path))
+    path = shlex.quote(str(outcome.path))
     analysis = analyze_directory(outcome.path)
     write_derived(analysis)
     print_tables(analysis)
     print(f"\ndetails: benchctl show {path}; page: {outcome.path / 'report.html'}")
+    if code := warn_of_failures(outcome):
+        raise typer.Exit(code)
+
+
+def warn_of_failures(outcome: "MicroOutcome") -> int:
+    """Warn of runs that count nowhere; returns the exit code that they mean, 0 without any."""
+    counts, path = outcome.outcome, shlex.quote(str(outcome.path))
     if outcome.below_floor:
         warn(f"{len(outcome.below_floor)} runs took less time than their FLOPs and bytes allow, and count nowhere")
     if counts.num_failed > len(outcome.below_floor):
         warn(f"{counts.num_failed} runs failed; repeat them with: benchctl micro forward --resume {path}")
     if outcome.below_floor:
-        raise typer.Exit(A_RUN_IS_BELOW_FLOOR)
-    if counts.num_failed:
-        raise typer.Exit(A_RUN_FAILED)
+        return A_RUN_IS_BELOW_FLOOR
+    return A_RUN_FAILED if counts.num_failed else 0
 
 
 @contextmanager

@@ -14,6 +14,12 @@ if TYPE_CHECKING:
 
 Number = TypeVar("Number", int, float)
 
+ResultsArgument = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="[DIR]", help="Result directory with arms that draft: the law against it.", show_default=False
+    ),
+]
 AcceptanceOption = Annotated[
     str | None,
     typer.Option(

@@ -1,28 +1,57 @@
-"""Tables and sentences of ``benchctl speculation``."""
+"""Tables, sentences and picture of ``benchctl speculation``."""
 
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchctl.cli.screen import wide_console
 
 if TYPE_CHECKING:
+    from benchctl.analysis.summary.speculation import MeasuredSpeculation
     from benchctl.steptime.speculation.draft_length import SpeculationLaw
     from benchctl.steptime.speculation.served import ServedSpeculation
 
 
-def print_speculation(law: "SpeculationLaw", served: "ServedSpeculation | None") -> None:
-    """Print the law and, of a server, its goodput by batch and its latency by rate."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculationAnswer:
+    """The law, with the load of a server and the measurement where they were asked for."""
+
+    law: "SpeculationLaw"
+    served: "ServedSpeculation | None"
+    measured: "MeasuredSpeculation | None"
+
+
+def print_answer(answer: SpeculationAnswer) -> None:
+    """Print the measurement, the law and, of a server, its goodput by batch and its latency by rate."""
+    from benchctl.report.text.measured_speculation import measured_lines, measured_table
     from benchctl.report.text.speculation import batch_lines, batch_table, law_lines, law_table, rate_table
 
     console = wide_console()
-    console.print(law_table(law))
-    for line in law_lines(law):
+    if answer.measured is not None:
+        console.print(measured_table(answer.measured))
+        for line in measured_lines(answer.measured):
+            console.print(line)
+        console.print()
+    console.print(law_table(answer.law))
+    for line in law_lines(answer.law):
         console.print(line)
-    if served is None:
+    if answer.served is None:
         return
     console.print()
-    console.print(batch_table(served))
-    for line in batch_lines(served):
+    console.print(batch_table(answer.served))
+    for line in batch_lines(answer.served):
         console.print(line)
-    if served.rates:
+    if answer.served.rates:
         console.print()
-        console.print(rate_table(served))
+        console.print(rate_table(answer.served))
+
+
+def draw_answer(path: Path, answer: SpeculationAnswer) -> None:
+    """Write the picture, whose title names the acceptance and the origin of step times."""
+    from benchctl.formats import capitalized
+    from benchctl.report.plots.speculation import draw_speculation
+    from benchctl.report.text.speculation import acceptance_words
+
+    words = capitalized(acceptance_words(answer.law.acceptance))
+    title = words if answer.served is None else f"{words}; {answer.served.origin}"
+    path.write_bytes(draw_speculation(title, answer.law, answer.served, answer.measured))

@@ -8,6 +8,7 @@ from benchctl.errors import UsageError
 
 if TYPE_CHECKING:
     from benchctl.steptime.source import StepTimeSource
+    from benchctl.steptime.speculation.law import DraftCost
     from benchctl.steptime.speculation.server_steps import Backfill, ServerSteps
     from benchctl.steptime.work import Deployment
 
@@ -57,8 +58,8 @@ class Server:
 
     steps: "ServerSteps"
     origin: str
-    draft_cost: float
-    """One draft pass of a single sequence as a share of the target's step."""
+    cost: "DraftCost"
+    """One draft pass of a single sequence as a share of the target's step, without backfill."""
     memory_rows: int | None
 
 
@@ -84,6 +85,6 @@ def build_server(options: ServerOptions, draft_cost: float | None, context: floa
     return Server(
         steps=ServerSteps(target_s=source.step_s, draft_s=draft_s, context=context, backfill=backfill),
         origin=f"{origin}, {context:.0f} tokens in the cache of each sequence",
-        draft_cost=cost,
+        cost=DraftCost(draft=cost),
         memory_rows=rows_that_fit(target, draft, context),
     )

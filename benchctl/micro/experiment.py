@@ -22,6 +22,7 @@ from benchctl.errors import UsageError
 from benchctl.measure.experiment import Listener, Outcome, run_experiment
 from benchctl.measure.interrupt import interruptible
 from benchctl.measure.measured_run import ignore
+from benchctl.measure.peaks_on_file import peaks_on_file
 from benchctl.measure.provenance import new_manifest
 from benchctl.measure.result_directory import Origin, ReopenedExperiment, create_results
 from benchctl.measure.run import RunContext
@@ -35,6 +36,7 @@ from benchctl.profile.model import Profile
 from benchctl.profile.planning.plan import arms, variant_settings
 from benchctl.records.directory import ResultDirectory, RunDirectory
 from benchctl.records.manifest import GpuInfo, PlannedRun
+from benchctl.records.peaks import MeasuredPeaks, load_peaks
 from benchctl.records.record import ResultWarning
 from benchctl.records.run import RunRecord
 from benchctl.workload.prepare import prepare_requests
@@ -88,8 +90,10 @@ def measure_forward(
     """
     with interruptible(), WorkersOfBlocks(partial(start, profile)) as workers:
         info = workers.first().info
-        peaks = peaks_of_device(info)
-        results = _create(profile, info, peaks, origin)
+        gpus = _gpus(shared_options(profile).device)
+        measured = peaks_on_file(profile, [gpu.name for gpu in gpus])
+        peaks = peaks_of_device(info, measured)
+        results = _create(profile, info, gpus, peaks, measured, origin)
         on_results(results)
         return _measure(results, profile, workers, peaks, listener)
 
@@ -105,25 +109,32 @@ def resume_forward(
             f"'benchctl run --resume {reopened.results.path}'"
         )
     with interruptible(), WorkersOfBlocks(partial(start, profile)) as workers:
-        peaks = peaks_of_device(workers.first().info)
+        peaks = peaks_of_device(workers.first().info, load_peaks(reopened.results.path))
         return _measure(reopened.results, profile, workers, peaks, listener)
 
 
-def _create(profile: Profile, info: WorkerInfo, peaks: Peaks | None, origin: Origin) -> ResultDirectory:
+def _create(
+    profile: Profile,
+    info: WorkerInfo,
+    gpus: tuple[GpuInfo, ...],
+    peaks: Peaks | None,
+    measured: MeasuredPeaks | None,
+    origin: Origin,
+) -> ResultDirectory:
     """Write everything that is known before the first run."""
     shape_for(profile.model)
     prepared = prepare_requests(profile)
     manifest = new_manifest(profile, prepared, origin.argv)
     versions = {**manifest.versions, "torch": info.torch_version}
-    notes = () if peaks is not None else (_floor_unknown(info),)
+    notes = () if peaks is not None else (_floor_unknown(info, measured),)
     manifest = msgspec.structs.replace(
         manifest,
         label=origin.label,
-        gpus=_gpus(shared_options(profile).device),
+        gpus=gpus,
         versions=dict(sorted(versions.items())),
         warnings=(*manifest.warnings, *notes),
     )
-    return create_results(profile, prepared, origin, manifest)
+    return create_results(profile, prepared, origin, manifest, peaks=measured)
 
 
 def _gpus(device: str) -> tuple[GpuInfo, ...]:
@@ -134,9 +145,10 @@ def _gpus(device: str) -> tuple[GpuInfo, ...]:
         return reader.inventory() if reader else ()
 
 
-def _floor_unknown(info: WorkerInfo) -> ResultWarning:
+def _floor_unknown(info: WorkerInfo, measured: MeasuredPeaks | None) -> ResultWarning:
+    lacking = "are known" if measured is None else "were measured while the machine was quiet"
     message = (
-        f"no peaks of {info.device_name} are known, so that no result is held against the least time of its FLOPs "
+        f"no peaks of {info.device_name} {lacking}, so that no result is held against the least time of its FLOPs "
         "and bytes; 'benchctl micro roofline' measures them"
     )
     return ResultWarning(code="floor-unknown", message=message)

@@ -1,11 +1,27 @@
-"""The peaks that the passes of a device are held against: those of its data sheet."""
+"""The peaks that the passes of a device are held against: its data sheet's, or else those on file."""
+
+from dataclasses import replace
 
 from benchctl.costs.hardware import hardware_or_none
 from benchctl.micro.floor import Peaks
 from benchctl.micro.worker import WorkerInfo
+from benchctl.records.peaks import ON_BUSY_MACHINE, MeasuredPeaks, hardware_of
 
 
-def peaks_of_device(info: WorkerInfo) -> Peaks | None:
-    """The peaks of the device that a worker describes; None where nobody knows them."""
+def peaks_of_device(info: WorkerInfo, measured: MeasuredPeaks | None) -> Peaks | None:
+    """The peaks of the device that a worker describes; None where no bound is known.
+
+    A data sheet is a bound, and comes first. Of ``measured`` peaks the fastest round counts, in whatever arithmetic
+    it was; those of a busy machine bound nothing.
+    """
     hardware = hardware_or_none(info.device_name)
-    return None if hardware is None else Peaks(hardware=hardware, cache_bytes=info.cache_bytes or 0)
+    if hardware is not None:
+        return Peaks(hardware=hardware, cache_bytes=info.cache_bytes or 0)
+    if measured is None or any(warning.code == ON_BUSY_MACHINE for warning in measured.warnings):
+        return None
+    fastest = replace(
+        hardware_of(measured),
+        peak_flops_per_s=max(each.high for each in measured.series if each.quantity == "matmul"),
+        bandwidth_bytes_per_s=max(each.high for each in measured.series if each.quantity in {"copy", "read"}),
+    )
+    return Peaks(hardware=fastest, cache_bytes=measured.cache_bytes or info.cache_bytes or 0, is_measured=True)

@@ -47,6 +47,8 @@ class ForwardTimes(msgspec.Struct, frozen=True, kw_only=True):
     """Time of all replays together on the host's monotonic clock, up to the last synchronisation."""
     num_allocations: int = 0
     """Pieces of memory that the device handed out during the replays; 0 where buffers hold everything."""
+    num_operators: int | None = None
+    """Operators that one pass calls: in mode ``eager`` about as many launches."""
     output_difference: float | None = None
     """Largest difference between the outputs of ``graph`` and ``eager``, in units of the largest; None for
     ``eager``.

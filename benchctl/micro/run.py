@@ -176,7 +176,7 @@ class _Run:
         return (
             f"the median of {len(times.duration_ns)} replays is {us_from_ns(median_ns):.1f} µs, and no such pass "
             f"takes less than {us_from_ns(floor_ns):.1f} µs by its FLOPs and bytes on "
-            f"{self._shared.peaks.hardware.name}: something else was timed, and the run counts nowhere"
+            f"{self._shared.peaks.hardware.title}: something else was timed, and the run counts nowhere"
         )
 
 

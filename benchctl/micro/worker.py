@@ -79,7 +79,7 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
     num_processors: int | None = None
     """Streaming multiprocessors of a GPU."""
     cache_bytes: int | None = None
-    """Last cache of a GPU before its memory."""
+    """Last cache before the device's memory; on a CPU that of all cores which may be used."""
     cuda_version: str | None = None
     """The CUDA that torch was built for."""
     cpu_capability: str | None = None
@@ -120,7 +120,14 @@ class Worker:
         return self._answer(self._settings.answer_limit_s)
 
     def _answer(self, limit_s: float) -> dict[str, Any]:
-        message = json.loads(self._line(limit_s))
+        line = self._line(limit_s)
+        try:
+            message = msgspec.json.decode(line, type=dict[str, Any])
+        except msgspec.MsgspecError as error:
+            raise EngineUnavailableError(
+                f"--python {self._settings.python} answers {line[:60]!r}, which no worker says; name a Python "
+                "interpreter that has torch"
+            ) from error
         if "failure" in message:
             raise _error_of(**message["failure"], log_tail=self._log.tail())
         result: dict[str, Any] = message["result"]

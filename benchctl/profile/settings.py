@@ -37,6 +37,8 @@ FACTOR_SETTINGS: Final = {
     "max_num_seqs": "server.max_num_seqs",
     "num_speculative_tokens": "server.num_speculative_tokens",
     "bonus_token": "server.bonus_token",
+    "draft_model": "server.draft_model",
+    "speculative_method": "server.speculative_method",
     "phase": "server.phase",
     "batch_size": "server.batch_size",
     "length": "server.length",

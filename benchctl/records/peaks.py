@@ -31,6 +31,8 @@ QUANTITIES: Final[dict[PeakQuantity, str]] = {
     "all-reduce-time": "s",
 }
 """Units of the values of each quantity."""
+ON_BUSY_MACHINE: Final = "peak-on-busy-machine"
+"""Code of the warning that other programs used the cores while peaks were measured."""
 _ARITHMETIC: Final = ("bfloat16", "float16", "float32")
 """Arithmetic whose peak counts as that of the device, the first that was measured."""
 _FASTER: Final = ("fp8", "int8")

@@ -453,6 +453,8 @@ FINDINGS: Final[dict[str, str]] = {
     "unexplained-by-flops": "More FLOPs explain only a part of a slowdown.",
     "largest-added-section": "The section of a step that adds the most time over the baseline.",
     "noisy-baseline": "The baseline scatters more than the other cells, so a ratio to a single run misleads.",
+    "speculation-slower": "A server that speculates takes longer for its work than the baseline without it.",
+    "speculation-faster": "A server that speculates takes less time for its work than the baseline without it.",
     "lazy-load-in-warmup": "The value model was loaded during the warm-up.",
     "lazy-load-measured": "The value model was loaded during the measured load, whose times include it.",
 }

@@ -9,12 +9,12 @@ import argparse
 import sys
 from collections.abc import Iterator
 
-from benchctl.micro.bonus.design import BonusDesign
+from benchctl.micro.bonus.design import bonus_design
 from benchmarks.common.table import show
 from benchmarks.verdict.planted_passes import Planted, events_of, verdicts
 from benchmarks.verdict.shares import COVERS_AT_LEAST, SELDOM, Row, row
 
-DESIGN = BonusDesign(batch_sizes=(2, 10, 64), context_tokens=256)
+DESIGN = bonus_design((2, 10, 64), 256, ("eager",))
 DEMANDS = {"all rows cover": COVERS_AT_LEAST, "any wrong way": SELDOM}
 
 

@@ -67,8 +67,8 @@ class Planted:
         truth = {(point, mode): true_ns(point, mode) for point in design.points for mode in design.modes}
         if self.excess_ns is not None:
             for mode in design.modes:
-                for size in design.batch_sizes:
-                    for count in design.bonus_counts(size):
+                for size, counts in design.counts.items():
+                    for count in counts:
                         before_ns = true_ns(decode_point(size, context), mode)
                         prefill_ns = true_ns(backfill_point(count, context), "eager")
                         truth[decode_point(size + count, context), mode] = before_ns + prefill_ns + self.excess_ns

@@ -79,6 +79,67 @@ def test_a_fitted_model_prices_target_and_draft(tmp_path: Path) -> None:
     assert load["batches"][0]["best_num_draft_tokens"] < roofline["load"]["batches"][0]["best_num_draft_tokens"]
 
 
+SWEEP = """
+engine: {kind: sim, options: {cost_model: roofline, max_num_seqs: 16, acceptance: [0.85, 0.8, 0.75, 0.7],
+  draft_model: qwen2.5-0.5b, backfill: prefill}}
+model: qwen2.5-7b
+hardware: h100-sxm
+blocks: 3
+workload:
+  dataset: synthetic
+  input_len: 100
+  output_len: 120
+  num_prompts: 16
+  arrival: {kind: closed-loop, max_concurrency: 8}
+variants:
+  baseline: {}
+  drafts: {server: {num_speculative_tokens: 1}}
+sweep:
+  num_speculative_tokens: [1, 2, 4]
+  bonus_token: [true, false]
+allowed_differences: [server.num_speculative_tokens, server.bonus_token]
+"""
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("sweep")
+    (directory / "sweep.yaml").write_text(SWEEP, encoding="utf-8")
+    simulated = benchctl("simulate", "--profile", "sweep.yaml", "--quiet", cwd=directory)
+    assert simulated.returncode == 0, simulated.stderr
+    return directory / "results" / "sweep" / "latest"
+
+
+def test_a_simulated_sweep_agrees_with_the_law_at_every_length_with_and_without_bonus(results: Path) -> None:
+    measured = document(results)["measured"]
+    arms = {(arm["num_draft_tokens"], arm["bonus"]): arm for arm in measured["arms"]}
+    assert set(arms) == {(num, bonus) for num in (1, 2, 4) for bonus in (True, False)}
+    assert all(arm["tokens_agree"] for arm in arms.values())
+    assert all(arm["speed_up_agrees"] for arm in arms.values())
+    assert arms[1, False]["measured_speed_up"]["high"] < 1 < arms[1, True]["measured_speed_up"]["low"]
+    assert arms[2, True]["expected_tokens"]["value"] < arms[2, True]["endless_tokens"]["value"]
+
+
+def test_the_planted_acceptance_and_costs_are_found_again(results: Path) -> None:
+    law = document(results)
+    for planted, length in zip((0.85, 0.8, 0.75, 0.7), law["lengths"], strict=False):
+        assert length["acceptance"]["low"] - 0.01 <= planted <= length["acceptance"]["high"] + 0.01
+    assert law["draft_cost"] == pytest.approx(0.072, abs=0.005)
+    assert law["measured"]["backfill_cost"]["low"] > 0.02
+    assert law["lengths"][4]["is_extrapolated"]
+    printed = benchctl("speculation", results, "--draft-tokens", "1..4", "--plot", results / "law.png")
+    assert "speed-up: law and measurement agree within their intervals, or 0.5%, in 6 of 6 arms" in printed.stdout
+    assert (results / "law.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_measured_acceptance_is_carried_to_another_server(results: Path) -> None:
+    load = document(results, *SERVER, "--draft-model", "qwen2.5-0.5b", "--batch-size", "1,512")["load"]
+    assert load["batches"][0]["points"][1]["speed_up"]["low"] is not None
+    refused = benchctl("speculation", results, "--acceptance", "0.8")
+    assert refused.returncode == 2
+    assert "DIR has the acceptance that was measured" in refused.stderr
+
+
 @pytest.mark.parametrize("server", [(), SERVER], ids=["law", "load"])
 def test_the_picture_is_a_png(server: tuple[str, ...], tmp_path: Path) -> None:
     printed = benchctl("speculation", "--acceptance", "0.8", *server, "--plot", tmp_path / "s.png")

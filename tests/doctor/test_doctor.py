@@ -2,13 +2,17 @@
 
 import json
 import os
+import platform
 import resource
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
 import pytest
+from support.peaks import H100, cpu_peaks, gpu_peaks
 
 from benchctl.engines.environment import installed_versions
 from benchctl.engines.llamacpp.options import LlamaCppOptions
@@ -27,11 +31,14 @@ from benchctl.measure.doctor.host import (
     results_check,
     shared_memory_check,
 )
+from benchctl.measure.doctor.peaks import peak_checks
 from benchctl.measure.server.cores import CoreSplit
 from benchctl.measure.telemetry.nvml import GpuState
+from benchctl.micro.peak_checks import peak_warnings
+from benchctl.records.peaks_store import store_peaks
 from benchctl.units import GIB
 
-TOPICS = ["software", "machine", "gpu", "engine", "data"]
+TOPICS = ["software", "machine", "gpu", "peaks", "engine", "data"]
 
 
 def doctor(cwd: Path, *arguments: str, **env: str):
@@ -389,3 +396,24 @@ def test_looking_at_the_client_changes_nothing():
     checks = client_checks(Path("/sys/devices/system"))
     assert [check.name for check in checks] == ["priority", "own core"]
     assert scheduling() == before
+
+
+def test_peaks_on_file_are_reported_with_their_time_and_limits_and_absent_ones_with_the_command(tmp_path) -> None:
+    (none,) = peak_checks(tmp_path, [])
+    assert (none.name, none.state, none.remedy) == ("cpu", "missing", "benchctl micro roofline")
+    assert not none.is_obstacle
+    now = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+    store_peaks(tmp_path, gpu_peaks(host=platform.node(), measured_at=now))
+    known, unknown = peak_checks(tmp_path, [H100, H100, "NVIDIA L4"])
+    assert (known.name, known.state, known.facts["measured_at"]) == (H100, "ok", now)
+    assert "h100-sxm (peaks measured " in known.finding
+    assert (unknown.name, unknown.state) == ("NVIDIA L4", "missing")
+
+
+def test_peaks_of_a_busy_machine_and_old_ones_are_warnings(tmp_path) -> None:
+    busy = cpu_peaks(host=platform.node(), busy_frac=0.5, measured_at="2020-01-01T00:00:00Z")
+    store_peaks(tmp_path, msgspec.structs.replace(busy, warnings=peak_warnings(busy)))
+    (check,) = peak_checks(tmp_path, [])
+    assert check.state == "warning"
+    assert "peak-on-busy-machine" in check.finding
+    assert "days old" in check.finding

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from benchctl.errors import UsageError
-from benchctl.micro.bonus import published
-from benchctl.micro.bonus.design import BonusDesign, backfill_point, batch_sizes_within, decode_point
+from benchctl.micro.bonus.design import backfill_point, bonus_design, decode_point, measured_designs
 from benchctl.micro.bonus.verdict import cheaper_from, judge_backfill
-from benchmarks.verdict.planted_passes import LAUNCH_NS, ROW_NS, Planted, events_of, true_ns, verdicts
+from benchmarks.verdict.planted_passes import ROW_NS, Planted, events_of, true_ns, verdicts
 from benchmarks.verdict.shares import COVERS_AT_LEAST, SELDOM, row
 
 BOTH = ("eager", "graph")
@@ -17,7 +16,7 @@ CONTEXT = 256
 
 
 def design(*batch_sizes, modes=("eager",), **more):
-    return BonusDesign(batch_sizes=batch_sizes, context_tokens=CONTEXT, modes=modes, **more)
+    return bonus_design(batch_sizes, CONTEXT, modes, **more)
 
 
 def planted_times(case, *, num_blocks=8, scatter=0.01):
@@ -35,20 +34,22 @@ def test_a_design_measures_each_pass_once_and_can_be_recognised_in_its_points():
     assert len(points) == len(set(points))
     assert [p.batch_size for p in points if p.phase == "decode"] == [5, 6, 7, 9, 10, 11, 12, 14, 18, 20]
     assert [p.batch_size for p in points if p.phase == "prefill"] == [1, 2, 4, 5, 8, 10]
-    assert batch_sizes_within(points, CONTEXT) == (5, 10)
-    assert batch_sizes_within(points, 17) == ()
+    passes = [(point, mode) for point in points for mode in BOTH]
+    assert measured_designs(passes) == (design(5, 10, modes=BOTH),)
+    assert [each.batch_sizes for each in measured_designs(passes[:-1])] == [(5,)], "10 tokens lack a mode"
+    assert measured_designs([]) == ()
 
 
 def test_every_count_of_bonus_tokens_can_be_asked_for():
-    assert design(5, is_every_count=True).bonus_counts(5) == (1, 2, 3, 4, 5)
-    assert design(1).bonus_counts(1) == (1,)
-    assert design(8).bonus_counts(8) == (1, 2, 4, 8)
+    assert design(5, every_count=True).counts[5] == (1, 2, 3, 4, 5)
+    assert design(1).counts[1] == (1,)
+    assert design(8).counts[8] == (1, 2, 4, 8)
 
 
 @pytest.mark.parametrize(("sizes", "context"), [((), 8), ((0, 5), 8), ((5,), 0)])
 def test_an_impossible_design_is_refused(sizes, context):
     with pytest.raises(UsageError, match=r"give at least one|1 or more"):
-        BonusDesign(batch_sizes=sizes, context_tokens=context)
+        bonus_design(sizes, context, ("eager",))
 
 
 def test_without_noise_every_cost_is_the_planted_one():
@@ -153,11 +154,3 @@ def test_near_the_crossing_a_wrong_way_is_seldom_named_and_far_from_it_the_right
         shares = row({}, [events_of(apart, verdict) for verdict in verdicts(apart, 30)]).shares
         assert shares["all ways named"].hits == 30
         assert shares["any wrong way"].hits == 0
-
-
-def test_what_was_published_is_less_certain_than_its_digits():
-    noise = published.least_noise_ms()
-    assert noise == pytest.approx((0.06, 0.02, 0.04))
-    assert published.published_expansion_ms() == pytest.approx(-0.01)
-    assert max(noise) > abs(published.published_expansion_ms())
-    assert LAUNCH_NS["decode", "graph"] < published.GUESSED_EXPANSION_MS * 1e6

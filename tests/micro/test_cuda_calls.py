@@ -104,6 +104,21 @@ def test_a_device_that_is_not_there_is_refused_by_name(fake_devices, num_devices
     assert caught.value.kind in {"device", "settings"}
 
 
+def test_a_cache_that_cores_share_counts_once(fake_devices, tmp_path):
+    devices, _ = fake_devices()
+    for core, shared in enumerate(["0-1", "0-1", "2-3", "2-3"]):
+        for level, size in enumerate(["32K", "1024K", "32768K"], 1):
+            cache = tmp_path / f"cpu{core}" / "cache" / f"index{level}"
+            cache.mkdir(parents=True)
+            (cache / "shared_cpu_list").write_text(f"{shared}\n")
+            (cache / "size").write_text(f"{size}\n")
+    assert devices.cpu_cache_bytes([0, 1], tmp_path) == 32 << 20
+    assert devices.cpu_cache_bytes([0, 1, 3], tmp_path) == 64 << 20
+    assert devices.cpu_cache_bytes([7], tmp_path) is None
+    (tmp_path / "cpu0" / "cache" / "index3" / "size").unlink()
+    assert devices.cpu_cache_bytes([0], tmp_path) is None
+
+
 def test_the_cpu_has_no_graphs_and_the_clock_of_the_host(fake_devices):
     devices, torch = fake_devices()
     device = devices.open_device("cpu")

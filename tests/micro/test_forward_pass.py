@@ -1,9 +1,14 @@
 """The forward pass: logits of transformers with the same weights, and the same ones however a prompt is divided."""
 
+from dataclasses import replace
+
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from benchctl.costs.shapes import shape_for
 
 TINY = {
     "layers": 2, "hidden": 48, "q_heads": 4, "kv_heads": 4, "head_dim": 12, "ffn": 80, "vocab": 97,
@@ -42,6 +47,15 @@ def test_the_tensors_have_as_many_parameters_as_the_model_of_transformers(ask_pa
     model, family = FAMILIES[name], name.partition("-")[0]
     theirs = ask_passes("reference", model=model, family=family, batch_size=1, length=2)
     assert ask_passes("count_params", model=model)["num_params"] == theirs["num_params"]
+
+
+@pytest.mark.parametrize("name", ["llama-68m", "llama-160m", "qwen3-0.6b"])
+def test_the_tensors_have_as_many_parameters_as_the_shape(ask_passes, name):
+    shape = shape_for(name)
+    model = msgspec.to_builtins(replace(shape, layers=2))
+    of_two_layers = ask_passes("count_params", model=model)["num_params"]
+    one_layer = shape.num_params() - replace(shape, layers=shape.layers - 1).num_params()
+    assert of_two_layers + (shape.layers - 2) * one_layer == shape.num_params()
 
 
 def passes_of(lengths):
@@ -104,6 +118,17 @@ def test_a_graph_of_the_same_pass_has_the_eager_outputs(ask_passes):
     answer = ask_passes("graph_difference", model=TINY, is_stale=False, replays=4)
     assert answer["graph"]["output_difference"] == 0.0
     assert len(answer["graph"]["duration_ns"]) == len(answer["eager"]["duration_ns"]) == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "layout", "in_a_layer"),
+    [("Llama", "contiguous", 14), ("Llama", "paged", 16), ("Qwen3", "contiguous", 16)],
+)
+def test_the_operators_of_a_pass_are_counted(ask_passes, name, layout, in_a_layer):
+    """Beside those of the layers: the embedding, the last norm and the head."""
+    model = FAMILIES[name]
+    operators = ask_passes("num_operators", model=model, layout=layout)["num_operators"]
+    assert operators == 3 + in_a_layer * model["layers"]
 
 
 def test_a_graph_with_other_outputs_than_the_eager_pass_is_refused(ask_passes):

@@ -14,6 +14,7 @@ class FakePass:
     """Its output is one number, which graphs of another value change."""
 
     tolerance = 1e-3
+    num_operators = 31
 
     def __init__(self, device, output=1.0):
         self.output, self.run = output, device.work("eager")
@@ -67,6 +68,7 @@ def test_a_pass_is_prepared_once_and_serves_both_modes():
     answers = [store.measure(decode(1), mode, **COUNTS) for mode in modes]
     assert maker.points == [decode(1)]
     assert device.calls.count("capture begins") == 1
+    assert {answer["num_operators"] for answer in answers} == {31}
     assert [answer["output_difference"] for answer in answers] == [None, 0.0, None, 0.0]
     assert all(len(answer["duration_ns"]) == len(answer["start_ns"]) == 3 for answer in answers)
 

@@ -165,6 +165,15 @@ def test_a_program_that_ends_at_once_is_an_error_with_the_end_of_its_log(tmp_pat
         pass
 
 
+def test_a_program_that_is_no_interpreter_is_named_with_what_it_says(tmp_path):
+    python = program(tmp_path, "echo hello")
+    with (
+        pytest.raises(EngineUnavailableError, match=r"answers b'hello', which no worker says; name a Python"),
+        started_worker(WorkerSettings(python=python)),
+    ):
+        pass
+
+
 def test_a_program_that_does_not_answer_is_an_error_and_is_ended(tmp_path):
     python = program(tmp_path, f"echo $$ > {tmp_path / 'pid'}; exec sleep 600")
     with (

@@ -98,6 +98,7 @@ def test_every_console_block_of_the_manual_does_what_it_shows(name: str, tmp_pat
         "PATH": os.pathsep.join([str(preloaded_directory()), str(Path(sys.executable).parent), os.environ["PATH"]]),
         "BENCHCTL_DATA_DIR": str(tmp_path / "data"),
         "BENCHCTL_NOISE_DIR": str(tmp_path / "noise"),
+        "BENCHCTL_PEAKS_DIR": str(tmp_path / "peaks"),
         "COLUMNS": "118",
         "CI": "true",
         "PYTHONUNBUFFERED": "1",

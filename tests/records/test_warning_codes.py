@@ -129,7 +129,7 @@ def test_what_makes_a_run_suspect_has_that_severity() -> None:
 
 
 def test_findings_are_those_of_the_code() -> None:
-    findings = (PACKAGE / "analysis" / "summary" / "findings.py").read_text()
+    findings = "".join(path.read_text() for path in (PACKAGE / "analysis" / "summary").glob("*findings.py"))
     assert {code.replace("\\", "") for code in emitted("Finding")} <= set(FINDINGS)
     assert all(f'"{code}"' in findings for code in FINDINGS)
 

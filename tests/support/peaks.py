@@ -1,6 +1,7 @@
 """Measured peaks that were planted, not measured."""
 
 from benchctl.records.peaks import MeasuredPeaks, PeakSeries
+from benchctl.records.schema import SCHEMA_VERSION
 
 CPU = "AMD EPYC"
 H100 = "NVIDIA H100 80GB HBM3"
@@ -13,7 +14,7 @@ def series(quantity, *values, dtype=None, setting="1024"):
 def cpu_peaks(**changes):
     """A CPU of two threads: 800 and 200 GFLOP/s, 48 GB/s to read and 43 to copy, 2 us for one call."""
     fields = {
-        "schema_version": 2,
+        "schema_version": SCHEMA_VERSION,
         "measured_at": "2026-11-22T19:05:01Z",
         "host": "box",
         "kind": "cpu",

@@ -15,6 +15,7 @@ from benchctl.analysis.experiment.paired_runs import PairedRuns
 from benchctl.analysis.experiment.pairing import CellPair
 from benchctl.analysis.metrics.request_timing import is_completed, measured
 from benchctl.analysis.metrics.table import CLIENT_TIMED
+from benchctl.analysis.summary.arm_drafts import arm_drafts
 from benchctl.analysis.validity.bunching import CLIENT_BUNCHING
 from benchctl.records.loaded import LoadedRun
 
@@ -47,6 +48,8 @@ def compare_cell(
         metrics=metrics,
         errors=tuple(errors),
         failures=failures,
+        a_drafts=arm_drafts(pair.a_runs),
+        b_drafts=arm_drafts(pair.b_runs),
         design=cell.design,
     )
 

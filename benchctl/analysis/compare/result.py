@@ -10,6 +10,7 @@ from benchctl.analysis.experiment.pairing import Pairing
 from benchctl.analysis.quality.accuracy import QualityComparison
 from benchctl.analysis.quality.divergence import DivergenceComparison
 from benchctl.analysis.statistics.side_ratio import UNORDERED, BlockDesign
+from benchctl.analysis.summary.arm_drafts import ArmDrafts
 from benchctl.analysis.validity.comparability import Difference
 from benchctl.records.noise import MetricNoise
 from benchctl.records.record import ResultWarning
@@ -56,6 +57,9 @@ class CellComparison:
     divergence: DivergenceComparison | None = None
     decomposition: Decomposition | None = None
     """Parts of the difference of the wall times; None where no block has a wall time on both sides."""
+    a_drafts: ArmDrafts | None = None
+    """Speculative decoding of A; None where no token was drafted."""
+    b_drafts: ArmDrafts | None = None
     design: BlockDesign = UNORDERED
     """Blocks and positions of the values of each side."""
 

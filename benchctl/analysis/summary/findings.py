@@ -160,9 +160,9 @@ def _unexplained(rows: Sequence[SweepRow]) -> Finding | None:
     walls = [row.number("wall_ratio") or math.nan for row in slow]
     flops = [row.number(f"flops_ratio{suffix}") or math.nan for row in slow]
     sentence = (
-        f"{_cells(slow)}: {_range(walls, '.2f')} times the wall time for {_range(flops, '.2f')} times the {kind} "
-        f"FLOPs, so {_range([100 * share for share in shares], '.0f')}% of the slowdown (in logarithms) is not "
-        "arithmetic."
+        f"{cells_in_words(slow)}: {_range(walls, '.2f')} times the wall time for {_range(flops, '.2f')} times the "
+        f"{kind} FLOPs, so {_range([100 * share for share in shares], '.0f')}% of the slowdown (in logarithms) is "
+        "not arithmetic."
     )
     numbers = {"wall_ratio": fmean(walls), f"flops_ratio{suffix}": fmean(flops), "unexplained_frac": fmean(shares)}
     return Finding(code="unexplained-by-flops", sentence=sentence, numbers=numbers)
@@ -193,8 +193,8 @@ def _largest_section(section: str, group: Sequence[tuple[SweepRow, float, float]
     largest_ms = [largest_s * MS_PER_S for _, _, largest_s in group]
     shares = [100 * part / whole for part, whole in zip(largest_ms, added_ms, strict=True)]
     sentence = (
-        f"{_cells([row for row, _, _ in group])}: a step takes {_range(added_ms, '.3g')} ms longer than the "
-        f"baseline's, and the largest part of that is {section} with {_range(largest_ms, '.3g')} ms "
+        f"{cells_in_words([row for row, _, _ in group])}: a step takes {_range(added_ms, '.3g')} ms longer than "
+        f"the baseline's, and the largest part of that is {section} with {_range(largest_ms, '.3g')} ms "
         f"({_range(shares, '.0f')}%); {note}."
     )
     means = {"added_step_ms": fmean(added_ms), "largest_ms": fmean(largest_ms), "largest_frac": fmean(shares) / 100}
@@ -248,7 +248,7 @@ def _load_ns(run: RunSummary, *, is_warmup: bool) -> int:
     return 0 if loads is None else exact_sum(loads)
 
 
-def _cells(rows: Sequence[SweepRow]) -> str:
+def cells_in_words(rows: Sequence[SweepRow]) -> str:
     """Rows of one variant: ``guided top_k=2, 3, 4``, or every cell in full if several factors vary."""
     factors = {tuple(row.cell) for row in rows}
     if len(rows) > 1 and len(factors) == 1 and len(rows[0].cell) == 1:

@@ -16,6 +16,7 @@ from benchctl.analysis.metrics.table import CLIENT_TIMED, METRICS, POSITION_ADJU
 from benchctl.analysis.statistics.block_ratio import PooledSlope
 from benchctl.analysis.statistics.position_effect import adjusted_level
 from benchctl.analysis.statistics.side_ratio import SideRatio
+from benchctl.analysis.summary.arm_drafts import ArmDrafts, arm_drafts
 from benchctl.analysis.summary.columns import (
     CLIENT_COLUMNS,
     LABEL_COLUMNS,
@@ -133,6 +134,10 @@ class CellSummary:
     def mean(self, column: str) -> float | None:
         spread = self.spreads.get(column)
         return None if spread is None else spread.mean
+
+    def drafts(self) -> ArmDrafts | None:
+        """Its speculative decoding; None where no token was drafted."""
+        return arm_drafts([run.run for run in self.runs])
 
     def breakdown(self) -> Breakdown | None:
         """The sections of a step: shares of the mean step, at the middle of the block, times ``step_ms``.

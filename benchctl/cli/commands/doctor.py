@@ -32,7 +32,7 @@ def doctor(
     ] = Path("results"),
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of the table.")] = False,
 ) -> None:
-    """Check this machine: processor, clock, disk space, GPUs, engines, datasets.
+    """Check this machine: processor, clock, disk space, GPUs, measured peaks, engines, datasets.
 
     Each problem is followed by the command that fixes it. Exit code: 0 if everything that is needed is available
     (without options, what the simulator needs), 2 if something needed is missing. Warnings do not change it.

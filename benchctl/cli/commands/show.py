@@ -39,6 +39,7 @@ def show(
 
 def _print_tables(analysis: "AnalyzedExperiment") -> None:
     from benchctl.cli.screen import in_one_row, print_notes, wide_console
+    from benchctl.report.text.acceptance_table import acceptance_table
     from benchctl.report.text.client_table import client_table
     from benchctl.report.text.ladder_table import ladder_table
     from benchctl.report.text.passes_table import launch_table, passes_table
@@ -54,8 +55,16 @@ def _print_tables(analysis: "AnalyzedExperiment") -> None:
     console = wide_console()
     console.print(headline(analysis))
     tables = (
-        *(runs_table, cells_table, passes_table, launch_table),
-        *(breakdown_table, flops_table, sweep_table, ladder_table, client_table),
+        runs_table,
+        cells_table,
+        passes_table,
+        launch_table,
+        acceptance_table,
+        breakdown_table,
+        flops_table,
+        sweep_table,
+        ladder_table,
+        client_table,
     )
     for table in (draw(analysis) for draw in tables):
         if table is not None:

@@ -1,9 +1,8 @@
 """``benchctl speculation``: what drafts gain, by the law and on a server with step times."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchctl.cli.screen import print_json
+from benchctl.cli.screen import print_json, uncollected
 from benchctl.cli.speculation_options import (
     AcceptanceOption,
     AcceptedOption,
@@ -24,6 +23,7 @@ from benchctl.cli.speculation_options import (
     OutputLengthOption,
     PlotOption,
     RatesOption,
+    ResultsArgument,
     SeedOption,
     TargetOption,
     TpOption,
@@ -32,17 +32,21 @@ from benchctl.cli.speculation_options import (
     read_batch_sizes,
     read_draft_tokens,
 )
-from benchctl.cli.speculation_output import print_speculation
+from benchctl.cli.speculation_output import SpeculationAnswer, draw_answer, print_answer
 from benchctl.cli.speculation_server import DEFAULT_DRAFT_COST, ServerOptions, build_server
 from benchctl.errors import UsageError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from benchctl.analysis.summary.speculation import MeasuredSpeculation
     from benchctl.steptime.speculation.acceptance import Acceptance
-    from benchctl.steptime.speculation.draft_length import SpeculationLaw
-    from benchctl.steptime.speculation.served import ServedSpeculation
+    from benchctl.steptime.speculation.law import DraftCost
 
 
+@uncollected()
 def speculation(
+    results: ResultsArgument = None,
     acceptance: AcceptanceOption = None,
     drafts: DraftsOption = None,
     accepted: AcceptedOption = None,
@@ -69,38 +73,81 @@ def speculation(
     """Tokens per step and speed-up of speculative decoding, and its goodput under load.
 
     A step costs 1 + K C + D of one without drafts, C being --draft-cost and D --backfill-cost. With --model, step
-    times of both models take the place of these.
+    times of both models take the place of these; with DIR, acceptance and costs are those that were measured, and
+    the law is held against the measurement.
     """
     from benchctl.steptime.serving_times import RequestSize, ServerLimits
     from benchctl.steptime.speculation.batch_load import Speculation
+    from benchctl.steptime.speculation.draft_length import law_at
     from benchctl.steptime.speculation.served import serve
 
-    stated = read_acceptance(acceptance, drafts, accepted)
-    lengths, bonus = read_draft_tokens(draft_tokens), not no_bonus
+    measured, of_drafts = _source(results, acceptance, drafts, accepted)
+    lengths = read_draft_tokens(draft_tokens)
+    bonus = not (no_bonus or (measured is not None and not any(arm.bonus for arm in measured.arms)))
     if draft_cost is not None and draft_model is not None:
         raise UsageError("--draft-cost and --draft-model both state the cost of a draft; give one of them")
+    served = None
     if model is None:
         _check_no_server(draft_model, step_time_model, batch_size, rate, backfill)
-        law = _law(stated, lengths, draft_cost, backfill_cost, bonus=bonus, seed=seed)
-        _show(law, None, plot, as_json=as_json)
+        cost = _constant_cost(draft_cost, backfill_cost, measured)
+    else:
+        if backfill_cost:
+            raise UsageError("--backfill-cost is a constant; with --model, --backfill prices it by step times")
+        options = ServerOptions(
+            model=model, draft_model=draft_model, hardware=hardware, tensor_parallel=tp, fitted=step_time_model
+        )
+        server = build_server(options, draft_cost, float(context), backfill)
+        cost = server.cost
+        served = serve(
+            Speculation(server.steps, of_drafts, lengths, bonus=bonus, seed=seed),
+            server.origin,
+            read_batch_sizes(batch_size, server.memory_rows),
+            memory_rows=server.memory_rows,
+            rates=[] if rate is None else numbers(rate, "--rate", float),
+            size=RequestSize(prompt_tokens=input_len, output_tokens=output_len),
+            limits=ServerLimits(max_num_seqs=max_num_seqs),
+        )
+    answer = SpeculationAnswer(
+        law=law_at(of_drafts, cost, lengths, bonus=bonus, seed=seed), served=served, measured=measured
+    )
+    if plot is not None:
+        draw_answer(plot, answer)
+    if as_json:
+        from benchctl.report.documents.speculation import speculation_document
+
+        print_json(speculation_document(answer.law, served, measured))
         return
-    if backfill_cost:
-        raise UsageError("--backfill-cost is a constant; with --model, --backfill prices it by step times")
-    options = ServerOptions(
-        model=model, draft_model=draft_model, hardware=hardware, tensor_parallel=tp, fitted=step_time_model
-    )
-    server = build_server(options, draft_cost, float(context), backfill)
-    law = _law(stated, lengths, server.draft_cost, 0.0, bonus=bonus, seed=seed)
-    served = serve(
-        Speculation(server.steps, stated, lengths, bonus=bonus, seed=seed),
-        server.origin,
-        read_batch_sizes(batch_size, server.memory_rows),
-        memory_rows=server.memory_rows,
-        rates=[] if rate is None else numbers(rate, "--rate", float),
-        size=RequestSize(prompt_tokens=input_len, output_tokens=output_len),
-        limits=ServerLimits(max_num_seqs=max_num_seqs),
-    )
-    _show(law, served, plot, as_json=as_json)
+    print_answer(answer)
+    if plot is not None:
+        print(f"picture: {plot}")
+
+
+def _source(
+    results: "Path | None", acceptance: str | None, drafts: int | None, accepted: str | None
+) -> "tuple[MeasuredSpeculation | None, Acceptance]":
+    """What a result directory measured, if one is named, and the acceptance of drafts."""
+    if results is None:
+        return None, read_acceptance(acceptance, drafts, accepted)
+    if (acceptance, drafts, accepted) != (None, None, None):
+        raise UsageError(
+            "DIR has the acceptance that was measured; leave out --acceptance, --drafts and --accepted"
+        )
+    from benchctl.analysis.experiment.experiment import load_experiment
+    from benchctl.analysis.summary.speculation import measured_speculation
+
+    measured = measured_speculation(load_experiment(results))
+    return measured, measured.acceptance
+
+
+def _constant_cost(
+    draft_cost: float | None, backfill_cost: float, measured: "MeasuredSpeculation | None"
+) -> "DraftCost":
+    """The stated costs, or where none is stated the measured ones."""
+    from benchctl.steptime.speculation.law import DraftCost
+
+    if draft_cost is None and not backfill_cost and measured is not None and measured.cost is not None:
+        return measured.cost
+    return DraftCost(draft=DEFAULT_DRAFT_COST if draft_cost is None else draft_cost, backfill=backfill_cost)
 
 
 def _check_no_server(*server_options: object) -> None:
@@ -109,36 +156,3 @@ def _check_no_server(*server_options: object) -> None:
     for name, value in zip(names, server_options, strict=True):
         if value is not None and value != "none":
             raise UsageError(f"{name} needs step times: name the model that is served with --model")
-
-
-def _law(
-    acceptance: "Acceptance", lengths: list[int], draft: float | None, backfill: float, *, bonus: bool, seed: int
-) -> "SpeculationLaw":
-    from benchctl.steptime.speculation.draft_length import law_at
-    from benchctl.steptime.speculation.law import DraftCost
-
-    cost = DraftCost(draft=DEFAULT_DRAFT_COST if draft is None else draft, backfill=backfill)
-    return law_at(acceptance, cost, lengths, bonus=bonus, seed=seed)
-
-
-def _show(law: "SpeculationLaw", served: "ServedSpeculation | None", plot: Path | None, *, as_json: bool) -> None:
-    if plot is not None:
-        _draw(plot, law, served)
-    if as_json:
-        from benchctl.report.documents.speculation import speculation_document
-
-        print_json(speculation_document(law, served))
-        return
-    print_speculation(law, served)
-    if plot is not None:
-        print(f"picture: {plot}")
-
-
-def _draw(path: Path, law: "SpeculationLaw", served: "ServedSpeculation | None") -> None:
-    from benchctl.formats import capitalized
-    from benchctl.report.plots.speculation import draw_speculation
-    from benchctl.report.text.speculation import acceptance_words
-
-    words = capitalized(acceptance_words(law.acceptance))
-    title = words if served is None else f"{words}; {served.origin}"
-    path.write_bytes(draw_speculation(title, law, served))

@@ -29,6 +29,7 @@ SPEC: Final = EngineSpec(
             "draft_sampling",
             "prompt_lookup_max",
         ),
+        "HF_HUB_OFFLINE": ("draft_model",),
         "BENCHCTL_CORRECTS_CPU_SAMPLING": ("num_speculative_tokens", "speculative_config", "correct_cpu_sampling"),
     },
     installed_by="scripts/engines/install_vllm.sh",

@@ -1,6 +1,6 @@
 """Inspection of this machine before measuring on it.
 
-    software ▸ machine ▸ GPUs ▸ engines ▸ datasets: one ``Check`` for each part
+    software ▸ machine ▸ GPUs ▸ peaks ▸ engines ▸ datasets: one ``Check`` for each part
 
 Nothing is changed or downloaded, and programs are started only to read their version.
 """
@@ -19,7 +19,10 @@ from benchctl.measure.doctor.check import Check
 from benchctl.measure.doctor.engines import NeededEngine, engine_checks
 from benchctl.measure.doctor.gpu import gpu_checks
 from benchctl.measure.doctor.host import host_checks
+from benchctl.measure.doctor.peaks import peak_checks
 from benchctl.measure.provenance import git_state
+from benchctl.measure.telemetry.gpu import gpu_inventory
+from benchctl.records.peaks_store import peaks_directory
 from benchctl.workload.datasets.dataset import dataset_files
 from benchctl.workload.datasets.files import data_directory, file_state
 
@@ -46,6 +49,7 @@ def inspect_machine(needs: Needs) -> tuple[Check, ...]:
         *_software(),
         *host_checks(needs.results),
         *gpus,
+        *peak_checks(peaks_directory(), [gpu.name for gpu in gpu_inventory()]),
         *engine_checks(needs.engines, has_gpu=has_gpu),
         *(_data_set(name, data_directory()) for name in dataset_files()),
     )

@@ -1,50 +1,35 @@
 """The forward passes that tell the two ways of backfill apart."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Literal, TypeAlias
 
 from benchctl.errors import UsageError
-from benchctl.micro.point import ForwardPoint, Mode
+from benchctl.micro.point import MODES, ForwardPoint, Mode
 
 Backfill: TypeAlias = Literal["expansion", "prefill"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BonusDesign:
-    """Batch sizes at which both ways are compared, and the modes in which their passes run.
+    """Batch sizes at which both ways are compared, and the modes in which their passes run."""
 
-    Each batch size is compared at several numbers of bonus tokens: 1, the powers of two below the batch size, and
-    the batch size itself, where every sequence lacks one. With ``is_every_count`` these are all numbers from 1
-    on.
-    """
-
-    batch_sizes: tuple[int, ...]
+    counts: Mapping[int, tuple[int, ...]]
+    """Numbers of sequences that lack a bonus token at which each batch size is compared, in ascending order."""
     context_tokens: int
     modes: tuple[Mode, ...] = ("eager",)
-    is_every_count: bool = False
 
-    def __post_init__(self) -> None:
-        if not self.batch_sizes or min(self.batch_sizes) < 1:
-            raise UsageError(f"batch sizes {list(self.batch_sizes)}: give at least one, each 1 or more")
-        if self.context_tokens < 1:
-            raise UsageError(f"context of {self.context_tokens} tokens: a sequence in decode has 1 or more")
-
-    def bonus_counts(self, batch_size: int) -> tuple[int, ...]:
-        """Numbers of bonus tokens at which this batch size is compared, in ascending order."""
-        if self.is_every_count:
-            return tuple(range(1, batch_size + 1))
-        powers = (2**exponent for exponent in range(batch_size.bit_length()))
-        return tuple(sorted({*powers, batch_size}))
+    @property
+    def batch_sizes(self) -> tuple[int, ...]:
+        return tuple(sorted(self.counts))
 
     @property
     def points(self) -> tuple[ForwardPoint, ...]:
         """Every pass of the comparison once: decodes, then prefills, each in ascending order of sequences."""
         decodes: set[int] = set(self.batch_sizes)
         prefills: set[int] = set()
-        for batch_size in self.batch_sizes:
-            counts = self.bonus_counts(batch_size)
+        for batch_size, counts in self.counts.items():
             decodes.update(batch_size + count for count in counts)
             prefills.update(counts)
         return (
@@ -72,14 +57,63 @@ def backfill_point(num_tokens: int, context_tokens: int) -> ForwardPoint:
     return ForwardPoint(phase="prefill", batch_size=num_tokens, new_tokens=1, context_tokens=context_tokens)
 
 
-def batch_sizes_within(points: Iterable[ForwardPoint], context_tokens: int) -> tuple[int, ...]:
-    """Batch sizes B that can be compared with these passes: decodes at B and 2B, and a prefill of B tokens."""
-    measured = frozenset(points)
-    sizes = sorted(
-        point.batch_size
-        for point in measured
-        if point == decode_point(point.batch_size, context_tokens)
-        and decode_point(2 * point.batch_size, context_tokens) in measured
-        and backfill_point(point.batch_size, context_tokens) in measured
+def bonus_design(
+    batch_sizes: Sequence[int], context_tokens: int, modes: Sequence[Mode], *, every_count: bool = False
+) -> BonusDesign:
+    """The design with 1, the powers of two below the batch size, and the batch size itself as numbers of tokens.
+
+    The last is the case in which every sequence lacks a token. With ``every_count`` these are all numbers from 1
+    on. Raises UsageError for sizes that no batch has.
+    """
+    if not batch_sizes or min(batch_sizes) < 1:
+        raise UsageError(f"batch sizes {list(batch_sizes)}: give at least one, each 1 or more")
+    if context_tokens < 1:
+        raise UsageError(f"context of {context_tokens} tokens: a sequence in decode has 1 or more")
+    return BonusDesign(
+        counts={
+            size: tuple(range(1, size + 1)) if every_count else _powers_and_itself(size)
+            for size in sorted(set(batch_sizes))
+        },
+        context_tokens=context_tokens,
+        modes=tuple(modes),
     )
-    return tuple(sizes)
+
+
+def measured_designs(passes: Iterable[tuple[ForwardPoint, Mode]]) -> tuple[BonusDesign, ...]:
+    """The largest design that these passes hold at each context, in ascending order of contexts.
+
+    A batch size counts if decodes at B and 2B and a prefill of B tokens are there in every mode of that context.
+    """
+    modes_of: dict[ForwardPoint, set[Mode]] = {}
+    for point, mode in passes:
+        modes_of.setdefault(point, set()).add(mode)
+    designs = []
+    for context in sorted({point.context_tokens for point in modes_of}):
+        modes = {
+            mode for point, of_point in modes_of.items() if point.context_tokens == context for mode in of_point
+        }
+        points = {point for point, of_point in modes_of.items() if of_point == modes}
+        counts = {
+            size: _counts_within(points, size, context)
+            for size in sorted({point.batch_size for point in points})
+            if size in _counts_within(points, size, context)
+        }
+        if counts:
+            ordered = tuple(mode for mode in MODES if mode in modes)
+            designs.append(BonusDesign(counts=counts, context_tokens=context, modes=ordered))
+    return tuple(designs)
+
+
+def _counts_within(points: Collection[ForwardPoint], batch_size: int, context_tokens: int) -> tuple[int, ...]:
+    if decode_point(batch_size, context_tokens) not in points:
+        return ()
+    return tuple(
+        count
+        for count in range(1, batch_size + 1)
+        if decode_point(batch_size + count, context_tokens) in points
+        and backfill_point(count, context_tokens) in points
+    )
+
+
+def _powers_and_itself(batch_size: int) -> tuple[int, ...]:
+    return tuple(sorted({*(2**exponent for exponent in range(batch_size.bit_length())), batch_size}))

@@ -103,8 +103,8 @@ def judge_backfill(times: PassTimes, design: BonusDesign, confidence: float = 0.
     estimated = [
         _comparison(times, design.context_tokens, batch_size, count, modes, confidence)
         for modes in design.mode_pairs
-        for batch_size in sorted(design.batch_sizes)
-        for count in design.bonus_counts(batch_size)
+        for batch_size in design.batch_sizes
+        for count in design.counts[batch_size]
     ]
     scores = [_scores(blocks, estimate) for _, estimate, blocks in estimated if estimate.block_weights]
     level = joint_level(scores, 1 - confidence) if scores else 1 - confidence
@@ -136,6 +136,11 @@ def cheaper_from(rows: Iterable[Comparison]) -> CheaperFrom | None:
     return CheaperFrom(way=way, batch_size=least, up_to=sizes[0])
 
 
+def cost_over_blocks(values_ns: Sequence[float], confidence: float = 0.95) -> Cost:
+    """The centre of one value for each block, with its own interval."""
+    return _cost(_estimate(values_ns, confidence), confidence)
+
+
 def _comparison(
     times: PassTimes, context_tokens: int, batch_size: int, count: int, modes: tuple[Mode, Mode], confidence: float
 ) -> tuple[Comparison, RatioEstimate, tuple[int, ...]]:
@@ -156,9 +161,9 @@ def _comparison(
         decode_mode=decode_mode,
         prefill_mode=prefill_mode,
         num_blocks=len(blocks),
-        decode=_cost(_estimate(decode, confidence), confidence),
-        expansion=_cost(_estimate(expansion, confidence), confidence),
-        prefill=_cost(_estimate(prefill, confidence), confidence),
+        decode=cost_over_blocks(decode, confidence),
+        expansion=cost_over_blocks(expansion, confidence),
+        prefill=cost_over_blocks(prefill, confidence),
         difference=_cost(difference, confidence),
     )
     return row, difference, blocks

@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from time import monotonic_ns
 from typing import Any, Literal
@@ -62,6 +62,7 @@ class CpuDevice:
         return {
             "device_name": _cpu_name(),
             "total_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+            "cache_bytes": cpu_cache_bytes(os.sched_getaffinity(0)),
             "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         }
 
@@ -160,6 +161,21 @@ def _cuda_device(name: str) -> torch.device:
             "there), or an interpreter whose torch was built for CUDA with --python",
         )
     return torch.device("cuda", int(number))
+
+
+def cpu_cache_bytes(cores: Iterable[int], directory: Path = Path("/sys/devices/system/cpu")) -> int | None:
+    """The last cache of these cores, one that several share counted once; None where the system does not say."""
+    sizes: dict[str, int] = {}
+    for core in cores:
+        last = max((directory / f"cpu{core}" / "cache").glob("index[0-9]"), default=None)
+        if last is None:
+            return None
+        try:
+            shared, size = ((last / name).read_text().strip() for name in ("shared_cpu_list", "size"))
+            sizes[shared] = int(size.removesuffix("K")) * 1024
+        except (OSError, ValueError):
+            return None
+    return sum(sizes.values())
 
 
 def _cpu_name() -> str:

@@ -9,10 +9,10 @@ inputs lie in buffers that do not move, so that the same pass can be captured in
 copies between host and device. These are what an engine's step adds to its forward pass.
 
 **Unlike engines.** Torch has no kernel that joins a norm with a residual addition, that rotates queries and keys
-at once, or that writes keys and values at once: a layer is some 15 kernels here where an engine has some 10, two
-more with norms of queries and keys. Attention over pages gathers them into one buffer first, which reads and writes
-the cached context one time more: the paged layout is an upper bound for an engine's kernel, the contiguous one a
-lower bound.
+at once, or that writes keys and values at once: a layer is 14 operators here (16 with norms of queries and keys)
+where an engine has some 10. Attention over pages gathers them into one buffer first, two operators more that read
+and write the cached context one time more: the paged layout is an upper bound for an engine's kernel, the
+contiguous one a lower bound.
 
 **Buffers.** Whatever can be written into a buffer is. Norms, the activation and attention allocate their results
 from the allocator's cache, which the warm-up fills; ``replays`` counts what still reaches the device.

@@ -19,6 +19,7 @@ from benchctl.micro.inside.failures import WorkerError
 from benchctl.micro.inside.forward import ForwardPass
 from benchctl.micro.inside.kv_cache import KvCache
 from benchctl.micro.inside.model import random_weights
+from benchctl.micro.inside.operators import count_operators
 from benchctl.micro.inside.passes import GIB, MemoryNeed
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -47,6 +48,7 @@ class DensePass:
     def __init__(self, forward: ForwardPass) -> None:
         self._forward = forward
         self.run = forward.run
+        self.num_operators = count_operators(forward.run)
         self.tolerance = _ROUNDINGS * torch.finfo(forward.logits.dtype).eps
 
     def outputs(self) -> torch.Tensor:

@@ -22,6 +22,8 @@ class PreparedPass(Protocol):
 
     tolerance: float
     """The largest difference of two outputs that rounding explains."""
+    num_operators: int
+    """Operators that one run calls."""
 
     def run(self) -> None: ...
 
@@ -93,7 +95,11 @@ class PassStore:
             warm_up(self._device, replay, max(warmups, 1))
             self._check_finite(point, entry.prepared)
             times = timed_replays(self._device, replay, replays)
-        return {**asdict(times), "output_difference": entry.difference if mode == "graph" else None}
+        return {
+            **asdict(times),
+            "num_operators": entry.prepared.num_operators,
+            "output_difference": entry.difference if mode == "graph" else None,
+        }
 
     def _entry(self, point: PassPoint) -> _Entry:
         if point not in self._entries:

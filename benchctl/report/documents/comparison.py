@@ -12,6 +12,7 @@ from benchctl.analysis.compare.text import reasons_of, verdict_sentence
 from benchctl.analysis.quality.divergence import Divergence
 from benchctl.analysis.quality.text import divergence_sentence, quality_lines
 from benchctl.analysis.statistics.block_order import OrderEffects, Slope
+from benchctl.analysis.summary.arm_drafts import ArmDrafts
 from benchctl.errors import InvalidDataError, NotComparableError
 from benchctl.report.documents.decomposition import decomposition_document, ratio_document
 
@@ -73,8 +74,30 @@ def _cell_document(cell: CellComparison) -> dict[str, Any]:
         "verdict": cell.verdict,
         "errors": list(cell.errors),
         "decomposition": decomposition_document(cell.decomposition),
+        "drafts": {"a": drafts_document(cell.a_drafts), "b": drafts_document(cell.b_drafts)},
         "quality": quality_document(cell),
         "divergence": divergence_document(cell),
+    }
+
+
+def drafts_document(drafts: ArmDrafts | None) -> dict[str, Any] | None:
+    """Counts and acceptance of an arm's draft tokens; None where none were drafted."""
+    if drafts is None:
+        return None
+    return {
+        "drafts": drafts.counts.drafts,
+        "draft_tokens": drafts.counts.draft_tokens,
+        "accepted_tokens": drafts.counts.accepted_tokens,
+        "acceptance_rate": drafts.acceptance_rate,
+        "acceptance_length": drafts.acceptance_length,
+        "positions": [
+            {
+                **asdict(position.pooled),
+                "survival_interval": position.survival_interval,
+                "conditional_interval": position.conditional_interval,
+            }
+            for position in drafts.positions
+        ],
     }
 
 

@@ -12,6 +12,7 @@ from benchctl.analysis.summary.runs import CellSummary
 from benchctl.analysis.summary.sweep import SweepRow
 from benchctl.interop.writers.vllm import bounds_document
 from benchctl.records.schema import SCHEMA_VERSION
+from benchctl.report.documents.comparison import drafts_document
 from benchctl.report.documents.decomposition import ratio_document
 
 
@@ -73,6 +74,7 @@ def _cell(cell: CellSummary) -> dict[str, Any]:
             column: {"mean": spread.mean, "sd": spread.sd, "cv_frac": spread.cv_frac, "n": spread.n}
             for column, spread in cell.spreads.items()
         },
+        "drafts": drafts_document(cell.drafts()),
         "flops_bridge": None if (bridge := flops_bridge(cell)) is None else msgspec.to_builtins(bridge),
     }
 

@@ -3,6 +3,7 @@
 from dataclasses import asdict
 from typing import Any
 
+from benchctl.analysis.summary.speculation import MeasuredSpeculation
 from benchctl.steptime.speculation.acceptance import LEVEL
 from benchctl.steptime.speculation.batch_load import BatchLoad, LoadPoint
 from benchctl.steptime.speculation.draft_length import LONGEST, SpeculationLaw, WholeEstimate
@@ -10,7 +11,9 @@ from benchctl.steptime.speculation.rate_load import RateLoad
 from benchctl.steptime.speculation.served import ServedSpeculation
 
 
-def speculation_document(law: SpeculationLaw, served: ServedSpeculation | None) -> dict[str, Any]:
+def speculation_document(
+    law: SpeculationLaw, served: ServedSpeculation | None, measured: MeasuredSpeculation | None = None
+) -> dict[str, Any]:
     """Every number of the tables; intervals have null bounds where the acceptance was stated, not counted."""
     acceptance = law.acceptance
     return {
@@ -27,6 +30,25 @@ def speculation_document(law: SpeculationLaw, served: ServedSpeculation | None) 
         "break_even": _whole_document(law.break_even),
         "longest": LONGEST,
         "load": None if served is None else _served_document(served),
+        "measured": None if measured is None else _measured_document(measured),
+    }
+
+
+def _measured_document(measured: MeasuredSpeculation) -> dict[str, Any]:
+    return {
+        "baseline": measured.baseline,
+        "same_everywhere_p": measured.same_everywhere_p,
+        "draft_cost": None if measured.draft_cost is None else asdict(measured.draft_cost),
+        "backfill_cost": None if measured.backfill_cost is None else asdict(measured.backfill_cost),
+        "arms": [
+            {
+                "num_draft_tokens": arm.num_draft_tokens,
+                **asdict(arm),
+                "tokens_agree": measured.tokens_agree(arm),
+                "speed_up_agrees": measured.speed_up_agrees(arm),
+            }
+            for arm in measured.arms
+        ],
     }
 
 

@@ -7,6 +7,7 @@ from typing import Final
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
+from benchctl.analysis.summary.speculation import MeasuredSpeculation, SpeculativeArm
 from benchctl.report.charts.palette import BLUE, GREY, SLATE, VERMILION, series_color
 from benchctl.report.plots.style import new_figure, png_bytes, tidy
 from benchctl.steptime.speculation.draft_length import SpeculationLaw
@@ -20,12 +21,25 @@ _PANEL_IN: Final = 4.1
 _TITLE_CHARACTERS: Final = 100
 
 
-def draw_speculation(title: str, law: SpeculationLaw, served: ServedSpeculation | None = None) -> bytes:
-    """PNG bytes: two panels of the law and, with a server's step times, two of its load below."""
+def draw_speculation(
+    title: str,
+    law: SpeculationLaw,
+    served: ServedSpeculation | None = None,
+    measured: MeasuredSpeculation | None = None,
+) -> bytes:
+    """PNG bytes: two panels of the law, with the arms of a result directory as points.
+
+    With a server's step times, two panels of its load are below.
+    """
     figure = new_figure(_PANEL_IN * (1 if served is None else 2), textwrap.fill(title, _TITLE_CHARACTERS))
     panels = figure.subplots(1 if served is None else 2, 2, squeeze=False)
     _draw_tokens(panels[0, 0], law)
     _draw_speed_ups(panels[0, 1], law)
+    if measured is not None:
+        _draw_points(panels[0, 0], [(arm, arm.measured_tokens) for arm in measured.arms])
+        _draw_points(panels[0, 1], [(arm, arm.measured_speed_up) for arm in measured.arms])
+    for axes in panels[0]:
+        _finish(axes)
     if served is not None:
         _draw_gain_by_batch(panels[1, 0], served)
         _draw_latency(panels[1, 1], served)
@@ -37,8 +51,6 @@ def _draw_tokens(axes: Axes, law: SpeculationLaw) -> None:
     _line(axes, numbers, [length.tokens for length in law.lengths], BLUE, "with bonus token")
     _line(axes, numbers, [length.tokens_without_bonus for length in law.lengths], VERMILION, "without")
     axes.set_ylabel("tokens per step and sequence")
-    axes.set_ylim(bottom=0)
-    _finish(axes)
 
 
 def _draw_speed_ups(axes: Axes, law: SpeculationLaw) -> None:
@@ -49,8 +61,25 @@ def _draw_speed_ups(axes: Axes, law: SpeculationLaw) -> None:
     if law.best.value in numbers:
         axes.plot([law.best.value], [law.best_speed_up.value], "*", color="black", markersize=12, label="best")
     axes.set_ylabel("speed-up while memory bounds the step")
-    axes.set_ylim(bottom=0)
-    _finish(axes)
+
+
+def _draw_points(axes: Axes, points: Sequence[tuple[SpeculativeArm, Estimate | None]]) -> None:
+    """Measured arms with their intervals over blocks."""
+    for bonus, color, label in ((True, BLUE, "measured with"), (False, VERMILION, "measured without")):
+        known_points = [
+            (arm.num_draft_tokens, each) for arm, each in points if each is not None and arm.bonus == bonus
+        ]
+        if not known_points:
+            continue
+        values = [each.value for _, each in known_points]
+        lows = [each.value if each.low is None else each.low for _, each in known_points]
+        highs = [each.value if each.high is None else each.high for _, each in known_points]
+        reach = (
+            [value - low for value, low in zip(values, lows, strict=True)],
+            [high - value for value, high in zip(values, highs, strict=True)],
+        )
+        numbers = [num for num, _ in known_points]
+        axes.errorbar(numbers, values, reach, fmt="D", color=color, mfc="white", ms=7, capsize=4, label=label)
 
 
 def _line(axes: Axes, numbers: Sequence[int], estimates: Sequence[Estimate], color: str, label: str) -> None:
@@ -64,6 +93,7 @@ def _line(axes: Axes, numbers: Sequence[int], estimates: Sequence[Estimate], col
 
 
 def _finish(axes: Axes) -> None:
+    axes.set_ylim(bottom=0)
     axes.set_xlabel("draft tokens K")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.legend(frameon=False, fontsize=9)
@@ -79,10 +109,10 @@ def _chosen(served: ServedSpeculation) -> list[int]:
 
 def _draw_gain_by_batch(axes: Axes, served: ServedSpeculation) -> None:
     rows = [batch.rows for batch in served.batches]
-    for place, index in enumerate(_chosen(served)):
+    for color, index in enumerate(_chosen(served)):
         points = [batch.points[index] for batch in served.batches]
         gains = [point.speed_up.value for point in points]
-        axes.plot(rows, gains, marker=".", color=series_color(place), label=f"K = {points[0].num_draft_tokens}")
+        axes.plot(rows, gains, marker=".", color=series_color(color), label=f"K = {points[0].num_draft_tokens}")
     axes.plot(rows, [batch.best.speed_up.value for batch in served.batches], color="black", linewidth=4, alpha=0.2)
     axes.axhline(1.0, color=SLATE, linewidth=1.0, linestyle="--")
     if 0 < served.largest_paying < max(rows):
@@ -109,14 +139,14 @@ def _draw_gain_by_batch(axes: Axes, served: ServedSpeculation) -> None:
 
 def _draw_latency(axes: Axes, served: ServedSpeculation) -> None:
     """Time per token over throughput: each line goes from the smallest batch at its left to the largest."""
-    for place, index in enumerate([0, *_chosen(served)]):
+    for color, index in enumerate([0, *_chosen(served)]):
         points = [batch.points[index] for batch in served.batches]
         num = points[0].num_draft_tokens
         axes.plot(
             [point.goodput_per_s.value for point in points],
             [point.tpot_s.value * MS_PER_S for point in points],
             marker=".",
-            color=series_color(place - 1) if num else "black",
+            color=series_color(color - 1) if num else "black",
             linestyle="-" if num else "--",
             label=f"K = {num}" if num else "without speculation",
         )

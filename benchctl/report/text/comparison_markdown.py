@@ -1,9 +1,10 @@
 """A comparison as Markdown, for the summary of a CI job or a comment on a change."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from benchctl.analysis.compare.result import Comparison
 from benchctl.analysis.compare.text import verdict_sentence
+from benchctl.report.text.acceptance_table import TITLE, acceptance_headings, acceptance_rows, compared_drafts
 from benchctl.report.text.comparison_table import footnotes_of, headings_of, rows_of
 from benchctl.report.text.decomposition_table import decomposition_headings, decomposition_rows
 
@@ -21,6 +22,8 @@ def markdown_of(comparison: Comparison, *, show_all: bool = False) -> str:
     ]
     lines += [_row([_escaped(field) for field in row]) for row in rows_of(comparison, show_all=show_all)]
     lines += _decomposition(comparison, show_all=show_all)
+    if arms := compared_drafts(comparison):
+        lines += ["", f"{TITLE}:", "", *_table(acceptance_headings(arms), acceptance_rows(arms))]
     lines += ["", *(f"- {_escaped(line)}" for line in footnotes_of(comparison))]
     return "\n".join(lines)
 
@@ -30,9 +33,12 @@ def _decomposition(comparison: Comparison, *, show_all: bool) -> list[str]:
     rows = list(decomposition_rows(comparison, show_all=show_all))
     if not rows:
         return []
-    headings = decomposition_headings(comparison)
+    return ["", *_table(decomposition_headings(comparison), rows)]
+
+
+def _table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     table = [_row([_escaped(heading) for heading in headings]), _row(["---"] * len(headings))]
-    return ["", *table, *(_row([_escaped(field).replace("  ", "&nbsp;&nbsp;") for field in row]) for row in rows)]
+    return [*table, *(_row([_escaped(field).replace("  ", "&nbsp;&nbsp;") for field in row]) for row in rows)]
 
 
 def _row(fields: Sequence[str]) -> str:

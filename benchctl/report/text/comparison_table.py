@@ -17,6 +17,9 @@ SHOWN_EXPLORATORY: Final = frozenset(
 )
 """Exploratory metrics of the short table, in the terminal and on the page; the document has them all."""
 
+SHOWN_WHERE_KNOWN: Final = frozenset({"acceptance_rate", "acceptance_length"})
+"""Exploratory metrics of the short table that have a row where either side has a value."""
+
 _ORDER_P: Final = 0.05
 """Effects of order are significant below this p, corrected for all of them."""
 
@@ -41,6 +44,8 @@ def is_shown(metric: MetricComparison, *, show_all: bool) -> bool:
         return True
     if metric.role == "exact":
         return metric.verdict == "different"
+    if metric.metric.name in SHOWN_WHERE_KNOWN:
+        return metric.a is not None or metric.b is not None
     return metric.metric.name in SHOWN_EXPLORATORY
 
 

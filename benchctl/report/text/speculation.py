@@ -115,7 +115,7 @@ def _tokens(length: DraftLength) -> str:
 def _drafts(estimate: WholeEstimate) -> str:
     at_least = "at least " if estimate.value >= LONGEST else ""
     words = f"{at_least}{count_of(estimate.value, 'draft token')}"
-    if estimate.low is None or estimate.high is None:
+    if estimate.low is None or estimate.high is None or estimate.low == estimate.high:
         return words
     return f"{words} [{estimate.low}, {estimate.high}]"
 

@@ -84,6 +84,28 @@ def tokens_by_drafts(survival: Sequence[Quantity], *, bonus: bool) -> tuple[Quan
     return with_bonus if bonus else with_bonus[:1] + with_bonus[:-1]
 
 
+def steps_by_length(longest: int, acceptance: Sequence[float], *, bonus: bool) -> tuple[float, ...]:
+    """Expected steps that yield n tokens to one sequence, for n = 0..``longest``; the last may yield more.
+
+    S(n) = 1 + sum of p(j) S(n - j), with p(j) the probability that a step yields j tokens and S = 0 up to n = 0.
+    n / S(n) is below the tokens per step of an endless sequence by the tokens that are cut off.
+    """
+    gains = token_probabilities(acceptance, bonus=bonus)
+    steps = [0.0]
+    for tokens in range(1, longest + 1):
+        after = (gains[gain] * steps[tokens - gain] for gain in range(1, min(len(gains) - 1, tokens) + 1))
+        steps.append(1.0 + sum(after))
+    return tuple(steps)
+
+
+def token_probabilities(acceptance: Sequence[float], *, bonus: bool) -> tuple[float, ...]:
+    """Probability that a step yields j tokens, for j = 0, 1, ..., K + 1, or K without bonus token."""
+    reached = survival(acceptance)
+    if not bonus and acceptance:
+        reached = reached[:-1]
+    return (0.0, *(here - following for here, following in zip(reached, (*reached[1:], 0.0), strict=True)))
+
+
 def acceptance_rate(tokens: Quantity, num_draft_tokens: int) -> Quantity:
     """Accepted tokens over draft tokens, (E - 1) / K, from the tokens per step with bonus."""
     return (tokens - 1.0) / num_draft_tokens

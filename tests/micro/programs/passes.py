@@ -139,13 +139,21 @@ def graph_difference(*, model, is_stale, replays):
     return {mode: store.measure(point, mode, warmups=2, replays=replays) for mode in ("eager", "graph")}
 
 
+def num_operators(*, model, layout):
+    """Operators of a decode."""
+    settings = ModelSettings("tiny", Dimensions.of(model), "float32", layout, 4, seed=3)
+    return {"num_operators": DenseModel(settings, CpuDevice()).make(PassPoint("decode", 3, 1, 9)).num_operators}
+
+
 def count_params(*, model):
     """Parameters of the tensors themselves."""
-    return {"num_params": weights_of(model).num_params()}
+    return {"num_params": weights_of(model, "bfloat16").num_params()}
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
     with torch.inference_mode():
-        operations = {f.__name__: f for f in (logits, reference, count_params, held_bytes, graph_difference)}
+        operations = {
+            f.__name__: f for f in (logits, reference, count_params, held_bytes, graph_difference, num_operators)
+        }
         serve(operations, sys.stdin, sys.stdout)

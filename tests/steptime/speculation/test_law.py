@@ -16,8 +16,10 @@ from benchctl.steptime.speculation.law import (
     acceptance_rate,
     backfill_limit,
     speed_up,
+    steps_by_length,
     survival,
     system_efficiency,
+    token_probabilities,
     tokens_per_step,
 )
 
@@ -163,3 +165,26 @@ def test_an_acceptance_that_is_not_a_probability_is_refused(acceptance: list[flo
 def test_a_cost_that_is_not_a_share_is_refused(share: float) -> None:
     with pytest.raises(UsageError, match="draft cost"):
         DraftCost(draft=share)
+
+
+@given(LISTS, st.booleans())
+def test_the_tokens_of_a_step_have_probabilities_with_the_expected_mean(
+    acceptance: list[float], bonus: bool
+) -> None:
+    gains = token_probabilities(acceptance, bonus=bonus)
+    assert math.fsum(gains) == pytest.approx(1)
+    assert math.fsum(i * p for i, p in enumerate(gains)) == pytest.approx(tokens_per_step(acceptance, bonus=bonus))
+
+
+@given(st.lists(st.floats(0.05, 0.95), min_size=1, max_size=6), st.booleans())
+def test_a_long_sequence_loses_nothing_to_its_last_step(acceptance: list[float], bonus: bool) -> None:
+    expected, steps = tokens_per_step(acceptance, bonus=bonus), steps_by_length(400, acceptance, bonus=bonus)
+    assert 400 / steps[400] == pytest.approx(expected, rel=0.02)
+    assert 400 / steps[400] <= expected + 1e-9
+    assert steps[1] == pytest.approx(1)
+    assert steps[0] == 0
+
+
+def test_two_tokens_need_a_second_step_unless_the_first_draft_is_accepted() -> None:
+    assert steps_by_length(2, [0.8, 0.5], bonus=True)[2] == pytest.approx(1.2)
+    assert steps_by_length(2, [0.8], bonus=False)[2] == 2

@@ -185,6 +185,27 @@ def band(x: Sequence[Any], low: Sequence[Any], high: Sequence[Any], hex_color: s
     }
 
 
+def error_bars(
+    values: Sequence[float | None], low: Sequence[float | None], high: Sequence[float | None], hex_color: str
+) -> Trace:
+    """Bars from ``low`` to ``high``, as Plotly takes them: distances from the values."""
+    return {
+        "type": "data",
+        "symmetric": False,
+        "array": [
+            None if value is None or h is None else max(0.0, h - value)
+            for value, h in zip(values, high, strict=True)
+        ],
+        "arrayminus": [
+            None if value is None or lo is None else max(0.0, value - lo)
+            for value, lo in zip(values, low, strict=True)
+        ],
+        "color": hex_color,
+        "thickness": 1.5,
+        "width": 4,
+    }
+
+
 def drawn(
     chart_id: str, title: str, data: Sequence[Trace], layout: Mapping[str, Any], *, caption: str, definition: str
 ) -> Chart:

@@ -104,7 +104,7 @@ def _traces(line: SweepLine, points: Sequence[SweepPoint], panel: int, *, has_ba
         "hovertemplate": "%{x}, block %{customdata}: %{y:.4~g}",
     }
     if not has_bands:
-        return [{**mean, "error_y": _bars(ratios, low, high, line.color)}, single]
+        return [{**mean, "error_y": figure.error_bars(ratios, low, high, line.color)}, single]
     return [
         figure.band(x, low, high, line.color, legendgroup=line.label, yaxis=figure.panel_axis(panel)),
         mean,
@@ -126,23 +126,6 @@ def _x_axis(rows: Sequence[SweepRow], factor: str | None) -> figure.Trace:
     is_log = values[0] > 0 and values[-1] / values[0] >= _LOG_FROM
     few = {"tickvals": values, "ticktext": [f"{value:g}" for value in values]} if len(values) <= _MAX_TICKS else {}
     return figure.axis(factor, type="log" if is_log else "linear", **few)
-
-
-def _bars(
-    ratio: Sequence[float | None], low: Sequence[float | None], high: Sequence[float | None], hex_color: str
-) -> figure.Trace:
-    """Distances of the bounds from the ratio."""
-    return {
-        "type": "data",
-        "symmetric": False,
-        "array": [None if r is None or h is None else max(0.0, h - r) for r, h in zip(ratio, high, strict=True)],
-        "arrayminus": [
-            None if r is None or lo is None else max(0.0, r - lo) for r, lo in zip(ratio, low, strict=True)
-        ],
-        "color": hex_color,
-        "thickness": 1.5,
-        "width": 4,
-    }
 
 
 def _one(panel: int) -> figure.Trace:

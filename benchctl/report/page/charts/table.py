@@ -9,6 +9,7 @@ from typing import Final
 from benchctl.analysis.analyzed import AnalyzedExperiment
 from benchctl.analysis.compare.result import CellComparison
 from benchctl.records.noise import MetricNoise
+from benchctl.report.page.charts.acceptance import draw_acceptance
 from benchctl.report.page.charts.batch_size import draw_batch_size
 from benchctl.report.page.charts.blocks import draw_block_values
 from benchctl.report.page.charts.devices import draw_gpu, draw_host
@@ -18,9 +19,10 @@ from benchctl.report.page.charts.sections import draw_sections
 from benchctl.report.page.charts.step_time import draw_step_time
 from benchctl.report.page.charts.sweep import draw_sweep
 
-CHARTS: Final[tuple[Callable[[ChartSource], Chart], ...]] = (
+CHARTS: Final[tuple[Callable[[ChartSource], Chart | None], ...]] = (
     draw_block_values,
     draw_sweep,
+    draw_acceptance,
     draw_sections,
     draw_step_time,
     draw_batch_size,
@@ -36,6 +38,9 @@ def draw_charts(
     cells: Sequence[CellComparison] = (),
     noise: Mapping[str, MetricNoise] | None = None,
 ) -> tuple[Chart, ...]:
-    """Every chart of a result directory, drawn or with the reason why not; see ``ChartSource``."""
+    """Every chart of a result directory, drawn or with the reason why not; see ``ChartSource``.
+
+    A chart of something that no run did, such as drafting tokens, is left out.
+    """
     source = ChartSource(analysis=analysis, cells=cells, noise=noise or {})
-    return tuple(draw(source) for draw in CHARTS)
+    return tuple(chart for draw in CHARTS if (chart := draw(source)) is not None)

@@ -1,0 +1,138 @@
+"""Measured speculation beside the law: counts by position, fitted costs, agreement, and what cannot be known."""
+
+import math
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.results.builders import edit_steps, write_results
+
+from benchctl.analysis.experiment.experiment import load_experiment
+from benchctl.analysis.statistics.side_ratio import UNORDERED, SideRatio, side_ratio
+from benchctl.analysis.summary.draft_acceptance import ArmDrafts, count_drafts, pooled, same_everywhere_p
+from benchctl.analysis.summary.draft_costs import fit_costs, step_of
+from benchctl.analysis.summary.speculation import agrees, measured_speculation
+from benchctl.errors import UsageError
+from benchctl.records.columns.step_columns import columns_from
+from benchctl.records.step import StepRecord
+from benchctl.steptime.speculation.acceptance import PositionCounts
+from benchctl.steptime.speculation.estimate import Estimate
+
+
+def step(number: int, **counts: object) -> StepRecord:
+    return StepRecord(
+        step=number, start_ns=10 * number, dur_ns=7, clock="virtual", phase="decode", num_seqs=4, **counts
+    )
+
+
+def ratio_of(blocks: list[float]) -> SideRatio:
+    ratio = side_ratio([1.0] * len(blocks), blocks, UNORDERED, None)
+    assert ratio is not None
+    return ratio
+
+
+def test_steps_with_shorter_drafts_are_left_out_where_most_are_whole() -> None:
+    steps = [
+        step(0, drafts=4, draft_tokens=8, accepted_tokens=5, accepted_by_position=(3, 2)),
+        step(1, drafts=4, draft_tokens=8, accepted_tokens=4, accepted_by_position=(3, 1)),
+        step(2, drafts=2, draft_tokens=3, accepted_tokens=3, accepted_by_position=(2, 1)),
+        step(3),
+    ]
+    counts = count_drafts([columns_from(steps)])
+    assert counts == ArmDrafts(drafts=8, accepted=(6, 3), whole_frac=0.8)
+    assert counts.is_exact
+
+
+def test_drafts_of_changing_length_all_count_and_say_so() -> None:
+    steps = [step(i, drafts=1, draft_tokens=i % 3 + 1, accepted_by_position=(1, 0, 0)) for i in range(9)]
+    counts = count_drafts([columns_from(steps)])
+    assert counts.drafts == 9
+    assert not counts.is_exact
+
+
+def test_counts_of_arms_are_pooled_by_position() -> None:
+    arms = [
+        ArmDrafts(drafts=100, accepted=(80,), whole_frac=1.0),
+        ArmDrafts(drafts=50, accepted=(40, 20, 0), whole_frac=1.0),
+        ArmDrafts(drafts=10, accepted=(0, 0, 0, 0), whole_frac=1.0),
+    ]
+    counts = [(each.accepted, each.judged) for each in pooled(arms)]
+    assert counts == [(120, 160), (20, 40), (0, 20)]
+
+
+def test_one_acceptance_for_all_positions_is_rejected_where_it_falls() -> None:
+    same = [PositionCounts(accepted=800, judged=1000), PositionCounts(accepted=640, judged=800)]
+    falling = [PositionCounts(accepted=800, judged=1000), PositionCounts(accepted=400, judged=800)]
+    assert same_everywhere_p(same) == pytest.approx(1)
+    assert (same_everywhere_p(falling) or 0) < 1e-6
+    assert same_everywhere_p(same[:1]) is None
+    assert same_everywhere_p([PositionCounts(accepted=9, judged=9)] * 2) == 1
+
+
+def test_one_test_in_twenty_of_equal_positions_is_below_5_percent() -> None:
+    stream = np.random.default_rng(5)
+    below = 0
+    for _ in range(400):
+        counts = [PositionCounts(accepted=int(stream.binomial(200, 0.7)), judged=200) for _ in range(4)]
+        below += (same_everywhere_p(counts) or 0) < 0.05
+    assert 8 <= below <= 34
+
+
+def test_costs_are_found_again_and_hold_in_every_block() -> None:
+    noise = random.Random(1)
+    arms = {f"{num} {bonus}": (num, bonus) for num in (1, 2, 4, 8) for bonus in (True, False)}
+    ratios = {
+        label: ratio_of([1 + 0.06 * num + 0.03 * bonus + noise.gauss(0, 0.002) for _ in range(8)])
+        for label, (num, bonus) in arms.items()
+    }
+    draft, backfill = fit_costs(arms, ratios)
+    assert draft is not None
+    assert backfill is not None
+    assert draft.low <= 0.06 <= draft.high
+    assert backfill.low <= 0.03 <= backfill.high
+    expected = step_of(4, draft, backfill)
+    assert expected.value == pytest.approx(1.27, abs=0.005)
+    assert expected.low < expected.value < expected.high
+
+
+def test_without_both_kinds_of_server_the_backfill_is_unknown() -> None:
+    draft, backfill = fit_costs({"a": (2, True)}, {"a": ratio_of([1.1, 1.1, 1.1])})
+    assert draft is not None
+    assert draft.value == pytest.approx(0.05)
+    assert backfill is None
+    assert fit_costs({"a": (2, True)}, {}) == (None, None)
+
+
+def test_agreement_needs_both_intervals_and_widens_with_the_number_of_comparisons() -> None:
+    low, high = Estimate(2.0, 1.98, 2.02), Estimate(2.035, 2.015, 2.055)
+    assert agrees(low, high) is False
+    assert agrees(low, high, comparisons=10) is True
+    assert agrees(low, Estimate(2.02, 2.0, 2.04)) is True
+    assert agrees(low, Estimate(2.0)) is None
+    assert agrees(None, low) is None
+    assert agrees(Estimate(1.0, 1.0, 1.0), Estimate(math.nextafter(1, 2), 1.0, 1.0)) is True
+
+
+def test_a_directory_without_drafts_is_refused_with_a_remedy(tmp_path: Path) -> None:
+    write_results(tmp_path / "r")
+    with pytest.raises(
+        UsageError, match="no usable run counts accepted drafts by position; measure with speculation"
+    ):
+        measured_speculation(load_experiment(tmp_path / "r"))
+
+
+def test_drafts_of_every_arm_leave_times_without_a_baseline(tmp_path: Path) -> None:
+    results = write_results(tmp_path / "r")
+
+    def drafting(record: StepRecord) -> StepRecord:
+        return step(record.step, drafts=4, draft_tokens=8, accepted_tokens=5, accepted_by_position=(3, 2))
+
+    for planned in results.plan().runs:
+        edit_steps(results, planned.run_id, drafting)
+    measured = measured_speculation(load_experiment(tmp_path / "r"))
+    assert len(measured.arms) == 2
+    assert measured.baseline is None
+    assert measured.cost is None
+    assert {(arm.num_draft_tokens, arm.bonus, arm.expected_step) for arm in measured.arms} == {(2, True, None)}
+    assert measured.acceptance.values == (0.75, pytest.approx(2 / 3))

@@ -1,0 +1,93 @@
+"""The profile bonus-tokens: its simulated sweep agrees with the law of speculative decoding."""
+
+import numpy as np
+import pytest
+from scipy import stats
+from support.cli import benchctl, only_result
+
+from benchctl.analysis.analyzed import AnalyzedExperiment, analyze_directory
+from benchctl.analysis.summary.runs import CellSummary
+from benchctl.steptime.speculation.law import DraftCost, speed_up, tokens_per_step
+
+ACCEPTANCE, DRAFT_COST, DRAFTS = 0.8, 0.05, range(1, 9)
+CELLS = [(num_drafts, bonus) for num_drafts in DRAFTS for bonus in (True, False)]
+
+
+@pytest.fixture(name="sweep", scope="module")
+def _sweep(tmp_path_factory: pytest.TempPathFactory) -> AnalyzedExperiment:
+    path = tmp_path_factory.mktemp("bonus-tokens")
+    simulated = benchctl(
+        *("simulate", "--profile", "bonus-tokens", "--set", "workload.num_prompts=8", "--quiet"),
+        cwd=path,
+    )
+    assert simulated.returncode == 0, simulated.stderr
+    return analyze_directory(only_result(path))
+
+
+def cell_of(sweep: AnalyzedExperiment, num_drafts: int, bonus: bool) -> CellSummary:
+    variant = "with-bonus" if bonus else "without-bonus"
+    (cell,) = (
+        cell
+        for cell in sweep.cells
+        if cell.variant == variant and cell.cell["num_speculative_tokens"] == num_drafts
+    )
+    return cell
+
+
+def interval(values: list[float]) -> tuple[float, float]:
+    """A t interval of the mean that holds for all cells together at 95 %, and is as wide as ends of answers are."""
+    half = stats.t.ppf(1 - 0.025 / len(CELLS), len(values) - 1) * np.std(values, ddof=1) / len(values) ** 0.5
+    half += 0.003 * np.mean(values)  # the last step of an answer is cut: half a step in a thousand tokens
+    return float(np.mean(values) - half), float(np.mean(values) + half)
+
+
+def columns(cell: CellSummary, name: str) -> list[float]:
+    return [value for run in cell.runs if (value := run.number(name)) is not None]
+
+
+@pytest.mark.parametrize(("num_drafts", "bonus"), CELLS)
+def test_each_cell_agrees_with_the_closed_form_within_its_interval(
+    sweep: AnalyzedExperiment, num_drafts: int, bonus: bool
+) -> None:
+    cell = cell_of(sweep, num_drafts, bonus)
+    expected = tokens_per_step([ACCEPTANCE] * num_drafts, bonus=bonus)
+    low, high = interval(columns(cell, "tokens_per_step"))
+    assert low <= expected <= high
+    (baseline,) = (cell for cell in sweep.cells if cell.variant == "baseline")
+    plain_ms = np.mean(columns(baseline, "tpot_ms"))
+    low, high = interval([float(plain_ms / tpot_ms) for tpot_ms in columns(cell, "tpot_ms")])
+    assert low <= speed_up(expected, num_drafts, DraftCost(draft=DRAFT_COST), bonus=bonus) <= high
+
+
+@pytest.mark.parametrize("num_drafts", DRAFTS)
+def test_a_step_takes_as_much_longer_as_its_drafts(sweep: AnalyzedExperiment, num_drafts: int) -> None:
+    for variant in ("with-bonus", "without-bonus"):
+        (row,) = (
+            row
+            for row in sweep.sweep
+            if row.variant == variant and row.cell["num_speculative_tokens"] == num_drafts
+        )
+        assert row.number("step_ms_ratio") == pytest.approx(1 + num_drafts * DRAFT_COST, rel=2e-3)
+
+
+def test_one_draft_without_the_bonus_token_is_found_slower_than_no_speculation(sweep: AnalyzedExperiment) -> None:
+    found = [finding for finding in sweep.findings if finding.code.startswith("speculation")]
+    by_code = {(finding.code, finding.sentence.partition(" ")[0]): finding for finding in found}
+    assert set(by_code) == {
+        ("speculation-slower", "without-bonus"),
+        ("speculation-faster", "with-bonus"),
+        ("speculation-faster", "without-bonus"),
+    }
+    slower = by_code["speculation-slower", "without-bonus"]
+    assert slower.sentence == (
+        "without-bonus num_speculative_tokens=1: speculation is slower than none: 1.05 [1.05, 1.05] times the wall "
+        "time, as a step takes 1.05 times as long and yields 1.00 tokens of a row."
+    )
+    assert slower.numbers["wall_ratio"] == pytest.approx(1 + DRAFT_COST, rel=2e-3)
+
+
+def test_every_run_passes_its_checks_and_its_steps_have_drafts(sweep: AnalyzedExperiment) -> None:
+    assert {run.record.state for run in sweep.runs} == {"done"}
+    for run in sweep.runs:
+        drafted = run.number("draft_tokens") or 0
+        assert (drafted > 0) == (run.record.variant != "baseline")

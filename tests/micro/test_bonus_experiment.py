@@ -1,0 +1,132 @@
+"""Bonus tokens as an experiment: what is measured, what the directory says, and what the command prints."""
+
+import json
+from pathlib import Path
+
+import pytest
+from support.cli import benchctl
+from support.fake_passes import FakeWorkers
+
+from benchctl.errors import UsageError
+from benchctl.measure.experiment import Listener
+from benchctl.measure.measured_run import ignore
+from benchctl.measure.result_directory import Origin
+from benchctl.micro.bonus.design import backfill_point, bonus_design
+from benchctl.micro.bonus.results import measured_bonus
+from benchctl.micro.experiment import measure_forward
+from benchctl.micro.forward_profile import PassSettings, forward_profile
+
+LISTENER = Listener(on_run_start=ignore, on_request_end=ignore, on_run_end=ignore, on_log_line=ignore)
+BOTH = ("eager", "graph")
+LAUNCHES_US = {"decode": {"eager": 870.0, "graph": 220.0}, "prefill": {"eager": 1000.0, "graph": 300.0}}
+ROW_US = 5.0
+
+
+def launch_bound(point, mode):
+    return LAUNCHES_US[point.phase][mode] + ROW_US * point.total_new_tokens
+
+
+def measured(path: Path, batch_sizes=(5, 10), modes=BOTH, contexts=(256,), workers=None, **changes) -> Path:
+    designs = [bonus_design(batch_sizes, context, modes) for context in contexts]
+    points = tuple(point for design in designs for point in design.points)
+    values = {"model": "llama-68m", "device": "cpu", "dtype": "float16", "modes": modes, "blocks": 6, "replays": 60}
+    profile = forward_profile(PassSettings(**(values | changes)), points, "bonus")
+    origin = Origin(output_root=path, argv=("benchctl", "micro", "bonus"))
+    return measure_forward(profile, origin, LISTENER, (workers or FakeWorkers(launch_bound)).start).path
+
+
+@pytest.fixture(name="both_modes", scope="module")
+def _both_modes(tmp_path_factory) -> Path:
+    """Batches of 5 and 10, eager and as graphs."""
+    return measured(tmp_path_factory.mktemp("bonus"))
+
+
+def test_the_directory_of_both_ways_gives_back_the_design_and_the_planted_costs(both_modes):
+    bonus = measured_bonus(both_modes)
+    ((design, verdict),) = bonus.verdicts
+    assert design == bonus_design((5, 10), 256, BOTH)
+    assert len(verdict.comparisons) == 4 * (4 + 5)
+    for row in verdict.comparisons:
+        assert row.num_blocks == 6
+        assert row.expansion.centre_ns == pytest.approx(1000 * ROW_US * row.bonus_tokens, abs=10_000)
+        truth_us = LAUNCHES_US["prefill"][row.prefill_mode] + ROW_US * row.bonus_tokens
+        assert row.prefill.centre_ns == pytest.approx(1000 * truth_us, rel=0.01)
+        assert row.cheaper == "expansion"
+    assert bonus.is_decided
+    assert bonus.where.startswith("llama-68m, float16, on ")
+
+
+def test_each_context_has_a_verdict_of_its_own(tmp_path):
+    bonus = measured_bonus(measured(tmp_path, batch_sizes=(4,), modes=("eager",), contexts=(64, 2048)))
+    assert [design.context_tokens for design, _ in bonus.verdicts] == [64, 2048]
+
+
+def test_the_published_passes_stand_beside_the_same_passes_here(both_modes):
+    bonus = measured_bonus(both_modes)
+    here = {(each.phase, each.mode, each.batch_size): each.cost for each in bonus.published}
+    assert here["decode", "graph", 5].centre_ns == pytest.approx(1000 * (220 + 5 * ROW_US), rel=0.01)
+    assert here["decode", "eager", 10].centre_ns == pytest.approx(1000 * (870 + 10 * ROW_US), rel=0.01)
+    assert here["prefill", "eager", 5].centre_ns == pytest.approx(1000 * (1000 + 5 * ROW_US), rel=0.01)
+    assert {each.published_ms for each in bonus.published} >= {1.16, 0.22}
+
+
+def test_passes_that_failed_take_their_rows_with_them_and_leave_the_others(tmp_path):
+    def too_fast(point, mode):
+        return 0.001 if point == backfill_point(10, 256) else launch_bound(point, mode)
+
+    workers = FakeWorkers(too_fast, device_name="NVIDIA A100-SXM4-80GB")
+    ((design, _),) = measured_bonus(measured(tmp_path, workers=workers)).verdicts
+    assert design.batch_sizes == (5,)
+
+
+def test_a_directory_of_requests_is_refused_by_the_name_of_its_engine():
+    with pytest.raises(UsageError, match=r"holds requests to engine 'sim'.*micro bonus"):
+        measured_bonus(Path("results/example"))
+
+
+def test_a_directory_of_other_passes_is_refused_with_what_lacks(tmp_path):
+    profile = forward_profile(
+        PassSettings(model="llama-68m", device="cpu", dtype="float32", modes=("eager",), blocks=1, replays=4),
+        [backfill_point(3, 64)],
+    )
+    origin = Origin(output_root=tmp_path, argv=())
+    outcome = measure_forward(profile, origin, LISTENER, FakeWorkers(launch_bound).start)
+    with pytest.raises(UsageError, match="no batch size B with decodes at B and 2B"):
+        measured_bonus(outcome.path)
+
+
+def test_the_command_judges_a_directory_again_and_prints_the_published_numbers_beside_it(both_modes):
+    done = benchctl("micro", "bonus", both_modes)
+    assert done.returncode == 0, done.stderr
+    assert "decode with graphs, prefill without graphs: batch expansion is cheaper from batch 5 on" in done.stdout
+    assert "What the published numbers could not show:" in done.stdout
+    assert "decode graph" in done.stdout
+    document = json.loads(benchctl("micro", "bonus", both_modes, "--json").stdout)
+    row = document["verdicts"][0]["comparisons"][0]
+    assert row["cheaper"] == "expansion"
+    assert row["difference_ns"]["low"] < row["difference_ns"]["centre"] < row["difference_ns"]["high"] < 0
+    assert len(document["published"]["passes"]) == 8
+
+
+def test_rows_without_a_verdict_end_the_command_with_3(tmp_path):
+    path = measured(tmp_path, batch_sizes=(4,), modes=("eager",), blocks=2)
+    done = benchctl("micro", "bonus", path)
+    assert done.returncode == 3
+    (*_, published) = measured_bonus(path).published
+    assert published.cost is None, "batch 10 was not measured"
+    assert "no verdict from 2 blocks; 6 are the least that give one (--blocks)" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--batch-size", "0", "--batch-size is '0'"),
+        ("--context", "x", "--context is 'x'"),
+        ("--mode", "graph", "graph"),
+    ],
+)
+def test_an_option_that_makes_no_design_is_refused_before_anything_starts(tmp_path, option, value, message):
+    done = benchctl("micro", "bonus", option, value, "--device", "cpu", "-o", str(tmp_path / "out"))
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert not (tmp_path / "out").exists()
