@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from benchctl.report.charts.arms import arm_styles
-from benchctl.report.charts.sections import NO_SECTIONS, NO_STEPS, SectionPart, section_bars
+from benchctl.report.charts.sections import NO_STEPS, SectionPart, section_bars
 from benchctl.report.page.charts import figure
 
 _LABEL_CHARACTERS: Final = 16
@@ -16,10 +16,13 @@ _REST_PX: Final = 80
 _ID: Final = "sections"
 
 
-def draw_sections(source: figure.ChartSource) -> figure.Chart:
-    """Stacked bars, the baseline on top; every bar is as long as the mean step of its arm, or its sampler."""
+def draw_sections(source: figure.ChartSource) -> figure.Chart | None:
+    """Stacked bars, the baseline on top; every bar is as long as the mean step of its arm, or its sampler.
+
+    None for forward passes, which have one section.
+    """
     if source.analysis.passes is not None:
-        return figure.no_chart(_ID, "Time per step by section", NO_SECTIONS)
+        return None
     bars = section_bars([arm.cell for arm in arm_styles(source.analysis)])
     if bars is None:
         return figure.no_chart(_ID, "Time per step by section", NO_STEPS)
