@@ -52,7 +52,7 @@ def _facts(analysis: AnalyzedExperiment) -> dict[str, str | list[str] | None]:
 
 
 def _work(analysis: AnalyzedExperiment) -> dict[str, str]:
-    """What was computed: requests, or forward passes."""
+    """The work that was computed: requests, or forward passes."""
     if analysis.passes is not None:
         return {"passes": passes_text(analysis)}
     manifest = analysis.results.manifest
