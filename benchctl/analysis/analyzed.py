@@ -16,7 +16,9 @@ from benchctl.analysis.experiment.paired_runs import PairedRuns
 from benchctl.analysis.experiment.pairing import baseline_pairs
 from benchctl.analysis.experiment.stopping import num_looks_of
 from benchctl.analysis.summary.columns import Value
-from benchctl.analysis.summary.findings import Finding, collect_findings
+from benchctl.analysis.summary.draft_findings import draft_findings
+from benchctl.analysis.summary.finding import Finding
+from benchctl.analysis.summary.findings import collect_findings
 from benchctl.analysis.summary.passes import Passes, has_requests, summarise_passes
 from benchctl.analysis.summary.runs import CellSummary, RunSummary, summarise_cells, summarise_runs
 from benchctl.analysis.summary.speculation_findings import speculation_findings
@@ -126,6 +128,7 @@ def analyze_directory(path: Path, *, allow_suspect: bool = False) -> AnalyzedExp
         passes=None if has_requests(manifest) else summarise_passes(cells, pairs, confidence),
         findings=(
             *collect_findings(cells, rows, manifest.baseline, sections),
+            *draft_findings(runs, cells),
             *speculation_findings(cells, rows, manifest.baseline),
         ),
         warnings=(*integrity_warnings(path), *manifest.warnings, *experiment.warnings),

@@ -12,6 +12,7 @@ from benchctl.analysis.compare.warnings import WarningKind, warning_kind
 from benchctl.analysis.metrics.bounds import marked
 from benchctl.analysis.summary.flops_bridge import flops_bridge
 from benchctl.analysis.summary.runs import CellSummary, Spread
+from benchctl.costs.hardware import Hardware
 from benchctl.formats import UNKNOWN, first_of, four_digits, percentage, signed_four_digits, three_digits, whole
 from benchctl.records.manifest import Manifest
 from benchctl.records.record import ResultWarning
@@ -224,7 +225,17 @@ def flops_table(analysis: AnalyzedExperiment) -> Table | None:
             f"  {code}", *("" if flops is None else signed_four_digits(flops / TERA) for flops in prices), meaning
         )
     table.add_row("observed", *(four_digits(bridge.observed_flops / TERA) for bridge in bridges))
+    hardware, shares = analysis.experiment.hardware, [bridge.utilization_frac for bridge in bridges]
+    if hardware is not None and any(share is not None for share in shares):
+        percentages = ("" if share is None else percentage(share) for share in shares)
+        table.add_row("  of the peak", *percentages, _peak_text(hardware))
     return table
+
+
+def _peak_text(hardware: Hardware) -> str:
+    """The peak that FLOP/s are compared with, and its origin."""
+    origin = "" if hardware.measured_at else f", {hardware.source}"
+    return f"{four_digits(hardware.peak_flops_per_s / TERA)} TFLOP/s of {hardware.title}{origin}"
 
 
 def _section_names(cells: Mapping[str, Breakdown]) -> list[tuple[int, str]]:
