@@ -146,7 +146,12 @@ class _Run:
         self._journal.update(
             effective_config={"model": self._settings.model, **config},
             engine_version=info.torch_version,
+            floor_ns=self._floor_ns(),
         )
+
+    def _floor_ns(self) -> int | None:
+        peaks, shape = self._shared.peaks, shape_for(self._settings.model)
+        return None if peaks is None else peaks.floor_ns(shape, self._point, self._options.dtype)
 
     def _write_steps(self, times: ForwardTimes) -> None:
         with self._directory.append("steps") as writer:
@@ -165,17 +170,13 @@ class _Run:
 
     def _problem(self, times: ForwardTimes) -> str | None:
         """The sentence on a median below the floor of the pass; None where it is above, or no floor is known."""
-        peaks = self._shared.peaks
-        if peaks is None:
-            return None
-        floor_ns = peaks.floor_ns(shape_for(self._settings.model), self._point, self._options.dtype)
-        median_ns = float(np.median(times.duration_ns))
-        if median_ns >= floor_ns:
+        floor_ns, median_ns = self._journal.record.floor_ns, float(np.median(times.duration_ns))
+        if floor_ns is None or self._shared.peaks is None or median_ns >= floor_ns:
             return None
         return (
             f"the median of {len(times.duration_ns)} replays is {us_from_ns(median_ns):.1f} µs, and no such pass "
-            f"takes less than {us_from_ns(floor_ns):.1f} µs by its FLOPs and bytes on {peaks.hardware.name}: "
-            "something else was timed, and the run counts nowhere"
+            f"takes less than {us_from_ns(floor_ns):.1f} µs by its FLOPs and bytes on "
+            f"{self._shared.peaks.hardware.title}: something else was timed, and the run counts nowhere"
         )
 
 

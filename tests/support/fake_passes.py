@@ -35,6 +35,8 @@ class FakeWorkers:
 
     time_us: Callable[[ForwardPoint, Mode], float]
     device_name: str = CPU
+    seed: int = 0
+    """Of the scatter."""
     error: BenchctlError | BaseException | None = None
     """Raised by the pass number ``fails_at``, counted over all workers."""
     fails_at: int = 0
@@ -66,7 +68,7 @@ class FakeWorker:
         workers.measured.append((self._number, point, mode))
         if workers.error is not None and index == workers.fails_at:
             raise workers.error
-        stream = named_stream(index, "planted")
+        stream = named_stream(workers.seed, f"planted-{index}")
         mean_ns = workers.time_us(point, mode) * 1000
         durations = tuple(round(mean_ns * stream.gauss(1.0, 0.01)) for _ in range(replays))
         start_ns = next(_starts)
