@@ -30,6 +30,7 @@ from benchctl.profile.planning.plan import variant_settings
 from benchctl.records.directory import RunDirectory
 from benchctl.records.loaded import load_run, write_step_table
 from benchctl.records.manifest import PlannedRun
+from benchctl.records.record import ResultWarning
 from benchctl.records.run import RunFailure, RunRecord
 from benchctl.records.schema import SCHEMA_VERSION
 from benchctl.records.step import StepRecord
@@ -135,6 +136,7 @@ class _Run:
                     self._point, self._options.mode, warmups=self._options.warmups, replays=self._options.replays
                 )
         self._journal.warn(*sampler_warnings)
+        self._note_replays(times)
         return times
 
     def _note_configuration(self, info: WorkerInfo) -> None:
@@ -148,6 +150,18 @@ class _Run:
             engine_version=info.torch_version,
             floor_ns=self._floor_ns(),
         )
+
+    def _note_replays(self, times: ForwardTimes) -> None:
+        """Record the operators of a pass, and memory that should not have been asked for while it was timed."""
+        if times.num_operators is not None:
+            config = self._journal.record.effective_config
+            self._journal.update(effective_config={**config, "server.operators": times.num_operators})
+        if times.num_allocations:
+            message = (
+                f"the device handed out {times.num_allocations} pieces of memory during "
+                f"{len(times.duration_ns)} replays, which wait for it"
+            )
+            self._journal.warn(ResultWarning(code="replays-allocate", message=message))
 
     def _floor_ns(self) -> int | None:
         peaks, shape = self._shared.peaks, shape_for(self._settings.model)

@@ -101,6 +101,14 @@ def test_a_device_without_known_peaks_has_no_floor_and_says_so(tmp_path):
     assert "floor-unknown" in {warning.code for warning in manifest.warnings}
 
 
+def test_memory_that_the_device_hands_out_during_replays_is_a_warning_of_the_run(tmp_path):
+    outcome = measured(tmp_path, FakeWorkers(launch_bound, num_allocations=4), modes=("eager",))
+    record = ResultDirectory(outcome.path).runs()[0].read()
+    assert record.state == "done"
+    assert record.effective_config["server.operators"] == 31
+    assert [warning.code for warning in record.warnings if "4 pieces" in warning.message] == ["replays-allocate"]
+
+
 def test_a_machine_without_torch_leaves_nothing_behind(tmp_path):
     def start(_profile):
         raise UsageError("torch is not installed")
