@@ -108,6 +108,10 @@ WARNING_TABLE: Final[dict[str, dict[str, WarningCode]]] = {
             "failed one and counts nowhere.",
             "Read the message; name the device's own hardware, and measure again.",
         ),
+        "replays-allocate": _warning(
+            "A device handed out memory while forward passes were timed: some of them waited for it.",
+            "Measure with more warm-up passes (engine.options.warmups), or a smaller pass.",
+        ),
         "warmup-failed": _suspect(
             "Requests of the warm-up failed, so the load may have met a cold server.",
             "Read the server's log, then measure again.",

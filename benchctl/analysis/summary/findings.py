@@ -42,10 +42,11 @@ def collect_findings(
     greedy_labels = {cell.label for cell in greedy}
     active = [row for row in rows if row.label not in greedy_labels]
     by_variant = [list(group) for _, group in itertools.groupby(active, key=lambda row: row.variant)]
+    drafting = {cell.label for cell in cells if cell.speculates}  # the FLOPs of drafts are not charged
     findings = [
         *(_greedy_path(cell) for cell in greedy),
         *(_factor_effect(group) for group in by_variant),
-        *(_unexplained(group) for group in by_variant),
+        *(_unexplained([row for row in group if row.label not in drafting]) for group in by_variant),
         *_added_time(active, sections),
         _baseline_noise(cells, baseline, greedy_labels),
         *_lazy_loads([run for cell in cells for run in cell.runs]),
