@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from benchctl.analysis.metrics.unknown import quotient
-from benchctl.analysis.validity.server_counters import (
+from benchctl.analysis.metrics.server_counters import (
     ACCEPTED_BY_POSITION,
     ACCEPTED_TOKENS,
     DRAFT_TOKENS,
@@ -19,6 +18,7 @@ from benchctl.analysis.validity.server_counters import (
     measure_growth,
     measure_growth_by_position,
 )
+from benchctl.analysis.metrics.unknown import quotient
 from benchctl.records.columns.step_columns import StepColumns
 from benchctl.records.loaded import LoadedRun
 from benchctl.records.samples import PrometheusSample
